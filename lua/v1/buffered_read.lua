@@ -1,0 +1,64 @@
+-- buffered_read, revision 1
+-- Reads what ids have pending, together with the id of the batch, for an exact read against the database.
+--
+-- KEYS
+--   1 buffer        hash      id -> pending delta
+--   2 batch         hash      id -> delta
+--   3 meta          hash      incarnation, seq
+-- ARGV
+--   1 id            id        1 to 255 bytes; then the next one, up to 1000
+-- REPLIES
+--   {"OK", incarnation, seq, in_flight, batch_delta, buffer_delta, ...}  "" and "0" where nothing was ever cut;
+--                             in_flight is 1 while the batch (incarnation, seq) is there; then two strings an id
+-- ERRORS
+--   BADARG                    an argument is missing or wrong
+--   BADKEY                    a key is misspelt or holds another type
+-- REPEAT  safe: it only reads
+-- SINCE   0.1.0
+
+local function bad_key(...)
+  if #KEYS ~= select('#', ...) then
+    return redis.error_reply('BADKEY ' .. #KEYS .. ' keys, expected ' .. select('#', ...))
+  end
+  local tag, namespace, family = KEYS[1]:match('^(cf1:{([a-z0-9_.%-]+)/([a-z0-9_.%-]+)/%d+}:)')
+  for i, kind in ipairs({ ... }) do
+    if not tag or tag:find('/0%d+}:$') or #namespace > 64 or #family > 64 or KEYS[i] ~= tag .. kind then
+      return redis.error_reply('BADKEY ' .. i .. ' of ' .. #KEYS .. ' is ' .. KEYS[i] .. ', expected '
+        .. 'cf1:{NAMESPACE/FAMILY/PARTITION}:' .. kind .. ' with names of [a-z0-9_.-]{1,64}')
+    end
+  end
+end
+
+local function ask(command, key, ...)
+  local reply = redis.pcall(command, key, ...)
+  if type(reply) == 'table' and reply.err then
+    return nil, redis.error_reply('BADKEY ' .. key .. ' cannot be read: ' .. reply.err)
+  end
+  return reply
+end
+
+local wrong = bad_key('buffer', 'batch', 'meta')
+if wrong then return wrong end
+-- unpack() below has room for some thousands
+if #ARGV < 1 or #ARGV > 1000 then
+  return redis.error_reply('BADARG ' .. #ARGV .. ' ids, expected 1 to 1000')
+end
+for i, id in ipairs(ARGV) do
+  if id == '' or #id > 255 then
+    return redis.error_reply('BADARG id ' .. i .. ' has ' .. #id .. ' bytes, expected 1 to 255')
+  end
+end
+
+local state, cut, waiting
+state, wrong = ask('HMGET', KEYS[3], 'incarnation', 'seq')
+if wrong then return wrong end
+cut, wrong = ask('HMGET', KEYS[2], unpack(ARGV))
+if wrong then return wrong end
+waiting, wrong = ask('HMGET', KEYS[1], unpack(ARGV))
+if wrong then return wrong end
+local reply = { 'OK', state[1] or '', state[2] or '0', redis.call('EXISTS', KEYS[2]) }
+for i = 1, #ARGV do
+  reply[#reply + 1] = cut[i] or '0'
+  reply[#reply + 1] = waiting[i] or '0'
+end
+return reply

@@ -1,0 +1,38 @@
+//! Switches that take one guard of the protocol out, so that tests can show that each is needed. Without the feature
+//! `test-hooks` no guard is ever out. With it a switch holds for the calling thread, so that tests can run side by side.
+
+/// A guard of PROTOCOL section 3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guard {
+    /// The database adds a batch without asking the ledger.
+    Ledger,
+    /// Increments carry no producer.
+    ProducerFence,
+    /// A batch is handed out before its rotation is durable.
+    Settle,
+    /// Every batch carries the same incarnation.
+    Incarnation,
+    /// A reader does not compare its batch with the ledger.
+    Comparison,
+}
+
+#[cfg(feature = "test-hooks")]
+thread_local! {
+    static OUT: std::cell::Cell<Option<Guard>> = const { std::cell::Cell::new(None) };
+}
+
+/// Takes the guard out for this thread; `None` puts it back.
+#[cfg(feature = "test-hooks")]
+pub fn take_out(guard: Option<Guard>) {
+    OUT.set(guard);
+}
+
+#[cfg(feature = "test-hooks")]
+pub(crate) fn is_out(guard: Guard) -> bool {
+    OUT.get() == Some(guard)
+}
+
+#[cfg(not(feature = "test-hooks"))]
+pub(crate) const fn is_out(_: Guard) -> bool {
+    false
+}

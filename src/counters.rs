@@ -1,0 +1,252 @@
+//! A family in use: counting and reading.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use futures_util::future::try_join_all;
+use redis::aio::ConnectionLike;
+
+use crate::buffered::{Added, Partition, Pending, random};
+use crate::counterfoil::{Announced, Opened, Shared};
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::Family;
+use crate::metrics;
+use crate::read::{Verdict, beyond, judge, lacks_incarnation};
+use crate::store::{Incarnation, ReadFrom, Store};
+
+/// The counters of one open family. Cloning is cheap.
+#[derive(Debug)]
+pub struct Counters<C, S> {
+    shared: Arc<Shared<C, S>>,
+    opened: Arc<Opened>,
+}
+
+impl<C, S> Clone for Counters<C, S> {
+    fn clone(&self) -> Self {
+        Counters { shared: self.shared.clone(), opened: self.opened.clone() }
+    }
+}
+
+/// The ids, by their places in the question, that one call to one partition reads.
+struct Group {
+    partition: u32,
+    places: Vec<usize>,
+}
+
+impl<C, S> Counters<C, S>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+    S: Store,
+{
+    pub(crate) fn new(shared: Arc<Shared<C, S>>, opened: Arc<Opened>) -> Self {
+        Counters { shared, opened }
+    }
+
+    /// The configuration.
+    pub fn family(&self) -> &Family {
+        &self.opened.registered.family
+    }
+
+    /// Counts `delta` for `id` in one EVALSHA, and answers when Redis has done it. The value is in the database after
+    /// the next sync, exactly once, whatever dies in between.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput): the id is not allowed. [`Redis`](ErrorKind::Redis): not counted; may
+    /// be called again. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost
+    /// and could not be asked for again within the [write timeout](crate::Counterfoil::write_timeout).
+    pub async fn add(&self, id: &str, delta: i64) -> Result<Added> {
+        let family = self.family();
+        family.check_id(id)?;
+        let number = self.opened.partition_for(id);
+        let partition = self.partition(number);
+        let lanes = self.opened.lanes(number);
+        let (added, due) = lanes.add(&partition, family, &[(id, delta)], self.shared.patience).await?;
+        if due {
+            self.shared.work.announce(Announced::Due(self.opened.registered.number, number));
+        }
+        let [added] = added[..] else {
+            return Err(Error::corrupt(format!("{family}: {} answers for one hit", added.len())));
+        };
+        let (name, reason) = match added {
+            Added::Counted { .. } => (metrics::HITS, ""),
+            Added::OutOfRange => (metrics::REFUSED, "range"),
+            Added::Full => (metrics::REFUSED, "full"),
+        };
+        match reason {
+            "" => ::metrics::counter!(name, "family" => family.name.clone()).increment(1),
+            _ => ::metrics::counter!(name, "family" => family.name.clone(), "reason" => reason).increment(1),
+        }
+        Ok(added)
+    }
+
+    /// The exact value: every increment acknowledged before the call, none twice, also while a batch is on its way.
+    /// 0 for an id that was never counted.
+    ///
+    /// # Errors
+    /// [`Redis`](ErrorKind::Redis) or [`Store`](ErrorKind::Store) where one of the two cannot be asked;
+    /// [`Range`](ErrorKind::Range) where the sum leaves the signed 64-bit range.
+    pub async fn get(&self, id: &str) -> Result<i64> {
+        Ok(self.get_many(&[id]).await?[0])
+    }
+
+    /// The exact values of many ids, in their order, in one call per partition concerned and one query.
+    ///
+    /// # Errors
+    /// As for [`get`](Self::get).
+    pub async fn get_many(&self, ids: &[impl AsRef<str>]) -> Result<Vec<i64>> {
+        let ids = self.checked(ids)?;
+        for _ in 0..100 {
+            if let Some(values) = self.try_get(&ids).await? {
+                return Ok(values);
+            }
+        }
+        let family = self.family();
+        Err(Error::corrupt(format!("{family}: Redis and the ledger do not come to agree; was the database set back?")))
+    }
+
+    /// What the database holds of each id, `None` where there is no row. It may lag behind by a sync, or by a read
+    /// replica's lag.
+    ///
+    /// # Errors
+    /// [`Store`](ErrorKind::Store) where the database cannot be asked.
+    pub async fn stored(&self, ids: &[impl AsRef<str>]) -> Result<Vec<Option<i64>>> {
+        let ids = self.checked(ids)?;
+        let read = self.shared.store.read(&self.opened.registered, &ids, &[], ReadFrom::Nearest);
+        Ok(read.await?.values)
+    }
+
+    /// What Redis holds of each id, for which no database is needed. While a batch is on its way its part may be in the
+    /// database already, so this is not to be added to [`stored`](Self::stored): [`get_many`](Self::get_many) does that.
+    ///
+    /// # Errors
+    /// [`Redis`](ErrorKind::Redis) where it cannot be asked; [`Range`](ErrorKind::Range).
+    pub async fn pending(&self, ids: &[impl AsRef<str>]) -> Result<Vec<i64>> {
+        let ids = self.checked(ids)?;
+        let groups = self.groups(&ids);
+        let pending = self.read_groups(&groups, &ids).await?;
+        let mut sums = vec![0i128; ids.len()];
+        for (group, pending) in groups.iter().zip(&pending) {
+            for (&place, &deltas) in group.places.iter().zip(&pending.deltas) {
+                sums[place] += beyond(deltas, Verdict::AddBatch);
+            }
+        }
+        self.in_range(&ids, sums)
+    }
+
+    /// Up to `limit` ids that begin with `prefix` and come after `after` in byte order, ascending, each with its exact
+    /// value; pass the last one as `after` for the next page. Ids that are only in Redis so far are among them. It
+    /// looks through all that is pending in the family, page by page.
+    ///
+    /// # Errors
+    /// As for [`get`](Self::get).
+    pub async fn list(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<(String, i64)>> {
+        let partitions: Vec<_> = (0..self.family().partitions()).map(|number| self.partition(number)).collect();
+        let pending = try_join_all(partitions.iter().map(|partition| partition.pending_ids(prefix))).await?;
+        // after Redis: what left it meanwhile is in the database by now
+        let stored = self.shared.store.list(&self.opened.registered, prefix, after, limit).await?;
+        let is_after = |id: &String| after.is_none_or(|after| id.as_bytes() > after.as_bytes());
+        let ids: BTreeSet<_> = pending.into_iter().flatten().filter(is_after).collect();
+        let ids: BTreeSet<_> = ids.into_iter().chain(stored.into_iter().map(|(id, _)| id)).collect();
+        let page: Vec<_> = ids.into_iter().take(limit).collect();
+        let values = self.get_many(&page).await?;
+        Ok(page.into_iter().zip(values).collect())
+    }
+
+    /// One round of an exact read; `None` if it has to be started again, mostly because a batch landed in between.
+    async fn try_get(&self, ids: &[&str]) -> Result<Option<Vec<i64>>> {
+        let groups = self.groups(ids);
+        let pending = self.read_groups(&groups, ids).await?;
+        if self.begin(&groups, &pending).await? {
+            return Ok(None);
+        }
+        let mark = |(group, pending): (&Group, &Pending)| Some((group.partition, pending.incarnation?));
+        let marks: BTreeSet<_> = groups.iter().zip(&pending).filter_map(mark).collect();
+        let marks: Vec<_> = marks.into_iter().collect();
+        // without an incarnation a replica's lag would go unseen
+        let told = pending.iter().all(|pending| pending.incarnation.is_some());
+        let copies: &[_] = if told { &[ReadFrom::Nearest, ReadFrom::Primary] } else { &[ReadFrom::Primary] };
+        for &copy in copies {
+            let snapshot = self.shared.store.read(&self.opened.registered, ids, &marks, copy).await?;
+            let verdict = |group: &Group, pending: &Pending| {
+                let mark = |incarnation| marks.binary_search(&(group.partition, incarnation)).ok();
+                let ledger = pending.incarnation.and_then(mark).and_then(|at| snapshot.ledger.get(at).copied());
+                judge(pending, ledger.unwrap_or(0))
+            };
+            let verdicts: Vec<_> =
+                groups.iter().zip(&pending).map(|(group, pending)| verdict(group, pending)).collect();
+            if verdicts.contains(&Verdict::Again) {
+                return Ok(None);
+            }
+            if verdicts.contains(&Verdict::Behind) {
+                continue;
+            }
+            let mut sums: Vec<_> = snapshot.values.iter().map(|value| i128::from(value.unwrap_or(0))).collect();
+            for ((group, pending), verdict) in groups.iter().zip(&pending).zip(verdicts) {
+                for (&place, &deltas) in group.places.iter().zip(&pending.deltas) {
+                    sums[place] += beyond(deltas, verdict);
+                }
+            }
+            return self.in_range(ids, sums).map(Some);
+        }
+        Ok(None)
+    }
+
+    /// Gives an incarnation to the partitions that need one; answers whether there were any.
+    async fn begin(&self, groups: &[Group], pending: &[Pending]) -> Result<bool> {
+        let lacking = groups.iter().zip(pending).filter(|(_, pending)| lacks_incarnation(pending));
+        let begins = lacking
+            .map(|(group, _)| async move { self.partition(group.partition).begin(Incarnation(random()?)).await });
+        Ok(!try_join_all(begins).await?.is_empty())
+    }
+
+    async fn read_groups(&self, groups: &[Group], ids: &[&str]) -> Result<Vec<Pending>> {
+        let reads = groups.iter().map(|group| async move {
+            let members: Vec<_> = group.places.iter().map(|&place| ids[place]).collect();
+            self.partition(group.partition).read(&members).await
+        });
+        // a reading call may be executed any number of times
+        try_join_all(reads).await.map_err(|error| match error.kind() {
+            ErrorKind::OutcomeUnknown => {
+                Error::new(ErrorKind::Redis, "the pending amounts could not be read").with_source(error)
+            }
+            _ => error,
+        })
+    }
+
+    /// Which partitions have to be asked about which ids: the id's own, or all of a wide family.
+    fn groups(&self, ids: &[&str]) -> Vec<Group> {
+        let family = self.family();
+        let mut places: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for (place, id) in ids.iter().enumerate() {
+            let partitions = if family.is_wide() {
+                0..family.partitions()
+            } else {
+                let own = family.partition_of(id);
+                own..own + 1
+            };
+            partitions.for_each(|partition| places.entry(partition).or_default().push(place));
+        }
+        let group = |(partition, places): (u32, Vec<usize>)| {
+            let chunks: Vec<_> = places.chunks(Partition::<C>::READ_IDS).map(<[usize]>::to_vec).collect();
+            chunks.into_iter().map(move |places| Group { partition, places })
+        };
+        places.into_iter().flat_map(group).collect()
+    }
+
+    fn partition(&self, number: u32) -> Partition<C> {
+        self.shared.partition(self.family(), number)
+    }
+
+    fn checked<'id>(&self, ids: &'id [impl AsRef<str>]) -> Result<Vec<&'id str>> {
+        ids.iter().map(|id| self.family().check_id(id.as_ref()).map(|()| id.as_ref())).collect()
+    }
+
+    fn in_range(&self, ids: &[&str], sums: Vec<i128>) -> Result<Vec<i64>> {
+        let narrow = |(sum, id): (i128, &&str)| {
+            i64::try_from(sum).map_err(|_| {
+                Error::new(ErrorKind::Range, format!("{}: the value of {id:?}, {sum}, is not an i64", self.family()))
+            })
+        };
+        sums.into_iter().zip(ids).map(narrow).collect()
+    }
+}

@@ -1,0 +1,279 @@
+//! A family: a named group of counters with one configuration, checked once, when it is built.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::table::Table;
+
+/// A named group of counters of one kind with one configuration, in one namespace (PROTOCOL section 2).
+///
+/// ```
+/// use std::time::Duration;
+/// use counterfoil::Family;
+/// # fn main() -> counterfoil::Result<()> {
+/// let views = Family::buffered("shop-12345", "product_views")
+///     .partitions(4)
+///     .sync_after(50, Duration::from_secs(60))
+///     .build()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Family {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) partitions: u32,
+    pub(crate) wide: bool,
+    pub(crate) durability: Durability,
+    pub(crate) table: Option<Table>,
+    pub(crate) sync_hits: u64,
+    pub(crate) sync_time: Duration,
+    pub(crate) max_pending: u64,
+}
+
+/// When a rotation counts as durable: the database never runs ahead of what Redis would still know after a crash
+/// (PROTOCOL section 6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Durability {
+    /// This long after it, by the Redis server's clock. For `appendfsync everysec` (2.5 s is enough: Redis itself
+    /// stops writing when an fsync takes longer than 2 s), and for replicas whose lag stays below it.
+    Settle(Duration),
+    /// At once. For `appendfsync always`, and for a Redis without any persistence, which forgets everything in a
+    /// crash and so cannot go back to an older state.
+    Immediate,
+}
+
+impl Durability {
+    pub(crate) fn settle(self) -> Duration {
+        match self {
+            Durability::Settle(time) => time,
+            Durability::Immediate => Duration::ZERO,
+        }
+    }
+}
+
+impl Default for Durability {
+    /// 2.5 s.
+    fn default() -> Self {
+        Durability::Settle(Duration::from_millis(2500))
+    }
+}
+
+impl fmt::Display for Durability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Durability::Settle(time) => write!(f, "settle {} ms", time.as_millis()),
+            Durability::Immediate => f.write_str("immediate"),
+        }
+    }
+}
+
+impl Family {
+    /// The largest number of partitions of a family.
+    pub const MAX_PARTITIONS: u32 = 4096;
+
+    /// Starts the configuration of a family of buffered counters: deltas are summed in Redis and reach the database
+    /// in batches. Namespace and name are of `[a-z0-9_.-]{1,64}`.
+    pub fn buffered(namespace: impl Into<String>, name: impl Into<String>) -> FamilyBuilder {
+        FamilyBuilder(Family {
+            namespace: namespace.into(),
+            name: name.into(),
+            partitions: 8,
+            wide: false,
+            durability: Durability::default(),
+            table: None,
+            sync_hits: 50,
+            sync_time: Duration::from_secs(60),
+            max_pending: 1_000_000,
+        })
+    }
+
+    /// The application or tenant that the family belongs to.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The family's name within its namespace.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The number of partitions, fixed for the life of the family.
+    pub fn partitions(&self) -> u32 {
+        self.partitions
+    }
+
+    /// Whether an increment may go to any partition.
+    pub fn is_wide(&self) -> bool {
+        self.wide
+    }
+
+    /// When a rotation counts as durable.
+    pub fn durability(&self) -> Durability {
+        self.durability
+    }
+
+    /// The application's table that holds the values; `None` for counterfoil's own.
+    pub fn table(&self) -> Option<&Table> {
+        self.table.as_ref()
+    }
+
+    /// What every process must agree on, as (what, value) pairs in the words in which it is kept in the database and
+    /// named in an error. When to sync and how much may be pending is not part of it: those may change with a deploy.
+    pub fn identity(&self) -> [(&'static str, String); 5] {
+        [
+            ("kind", "buffered".to_owned()),
+            ("partitions", self.partitions.to_string()),
+            ("wide", self.wide.to_string()),
+            ("durability", self.durability.to_string()),
+            ("table", self.table.as_ref().map_or("own".to_owned(), Table::describe)),
+        ]
+    }
+
+    /// Refuses an id that the family cannot count: empty, over 255 bytes, or not a row of its table.
+    pub fn check_id(&self, id: &str) -> Result<()> {
+        if id.is_empty() || id.len() > 255 {
+            return Err(Error::invalid(format!("{self}: id {id:?} has {} bytes, allowed are 1 to 255", id.len())));
+        }
+        match &self.table {
+            Some(table) => table.split(id).map(drop).map_err(|wrong| Error::invalid(format!("{self}: {wrong}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// The partition that the id belongs to (PROTOCOL section 2: IEEE CRC-32 of its bytes, modulo the partitions).
+    pub fn partition_of(&self, id: &str) -> u32 {
+        crc32fast::hash(id.as_bytes()) % self.partitions
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// A [`Family`] being configured; [`build`](Self::build) checks it.
+#[derive(Clone, Debug)]
+#[must_use = "a family is made by build()"]
+pub struct FamilyBuilder(Family);
+
+impl FamilyBuilder {
+    /// Into how many partitions the family is cut: 1 to [`Family::MAX_PARTITIONS`], 8 unless said otherwise. Fixed for
+    /// the life of the family. More partitions spread a busy family over more Redis Cluster nodes; each one that was
+    /// ever counted into keeps a hash of about 150 bytes in Redis.
+    pub fn partitions(mut self, partitions: u32) -> Self {
+        self.0.partitions = partitions;
+        self
+    }
+
+    /// Lets increments go to any partition, which spreads one hot counter over all of them; a read sums over all.
+    pub fn wide(mut self, wide: bool) -> Self {
+        self.0.wide = wide;
+        self
+    }
+
+    /// A partition is brought to the database at its first hit, then after so many hits or this time, whichever
+    /// comes first. 50 hits and 60 s unless said otherwise.
+    pub fn sync_after(mut self, hits: u64, time: Duration) -> Self {
+        (self.0.sync_hits, self.0.sync_time) = (hits, time);
+        self
+    }
+
+    /// When a rotation counts as durable; [`Durability::Settle`] with 2.5 s unless said otherwise.
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.0.durability = durability;
+        self
+    }
+
+    /// How many distinct ids may wait in one partition's buffer; beyond it a hit on a further id is answered
+    /// [`Added::Full`](crate::Added::Full). 1,000,000 unless said otherwise.
+    pub fn max_pending(mut self, ids: u64) -> Self {
+        self.0.max_pending = ids;
+        self
+    }
+
+    /// Keeps the values in a table of the application instead of counterfoil's own.
+    pub fn table(mut self, table: Table) -> Self {
+        self.0.table = Some(table);
+        self
+    }
+
+    /// Checks the configuration.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the setting.
+    pub fn build(self) -> Result<Family> {
+        let family = self.0;
+        for (what, name) in [("namespace", &family.namespace), ("family", &family.name)] {
+            if !is_name(name) {
+                return Err(Error::invalid(format!("{what} {name:?} is not of [a-z0-9_.-]{{1,64}}")));
+            }
+        }
+        let refuse = |setting: &str, wrong: String| Err(Error::invalid(format!("{family}: {setting} {wrong}")));
+        if !(1..=Family::MAX_PARTITIONS).contains(&family.partitions) {
+            return refuse("partitions", format!("{} is not 1 to {}", family.partitions, Family::MAX_PARTITIONS));
+        }
+        if family.sync_hits == 0 {
+            return refuse("sync_after", "0 hits: at least 1".into());
+        }
+        let day = Duration::from_secs(86_400);
+        if family.sync_time < Duration::from_millis(1) || family.sync_time > day {
+            return refuse("sync_after", format!("{:?} is not 1 ms to a day", family.sync_time));
+        }
+        if let Durability::Settle(settle) = family.durability
+            && (settle < Duration::from_millis(1) || settle > day)
+        {
+            return refuse("settle", format!("{settle:?} is not 1 ms to a day"));
+        }
+        if family.max_pending == 0 {
+            return refuse("max_pending", "0: at least 1".into());
+        }
+        if let Some(table) = &family.table {
+            table.check()?;
+        }
+        Ok(family)
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_.-".contains(&byte);
+    (1..=64).contains(&name.len()) && name.bytes().all(allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partition_is_the_ieee_crc32() {
+        // the check value of CRC-32/ISO-HDLC
+        assert_eq!(crc32fast::hash(b"123456789"), 0xcbf4_3926);
+        let family = Family::buffered("shop", "views").partitions(16).build().expect("valid");
+        assert_eq!(family.partition_of("123456789"), 0xcbf4_3926 % 16);
+    }
+
+    #[test]
+    fn a_wrong_setting_is_named() {
+        let wrong = |builder: FamilyBuilder| builder.build().expect_err("refused").to_string();
+        let ok = || Family::buffered("shop", "views");
+        assert!(wrong(Family::buffered("Shop", "views")).contains("namespace \"Shop\""));
+        assert!(wrong(Family::buffered("shop", "v/iews")).contains("family \"v/iews\""));
+        assert!(wrong(Family::buffered("", "views")).contains("namespace"));
+        assert!(wrong(Family::buffered("s".repeat(65), "views")).contains("namespace"));
+        assert!(wrong(ok().partitions(0)).contains("partitions 0"));
+        assert!(wrong(ok().sync_after(0, Duration::from_secs(1))).contains("sync_after"));
+        assert!(wrong(ok().sync_after(1, Duration::ZERO)).contains("sync_after"));
+        assert!(wrong(ok().durability(Durability::Settle(Duration::ZERO))).contains("settle"));
+        assert!(wrong(ok().max_pending(0)).contains("max_pending"));
+    }
+
+    #[test]
+    fn an_id_has_1_to_255_bytes() {
+        let family = Family::buffered("shop", "views").build().expect("valid");
+        assert!(family.check_id("").is_err());
+        assert!(family.check_id(&"é".repeat(128)).is_err());
+        assert!(family.check_id(&"e".repeat(255)).is_ok());
+    }
+}

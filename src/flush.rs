@@ -1,0 +1,376 @@
+//! Bringing batches from Redis to the database: cut, wait until durable, fetch, apply, release. The only place where
+//! both are spoken to.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use redis::aio::ConnectionLike;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+use tracing::Instrument;
+
+use crate::buffered::{Cut, CutBatch, FetchReply, Lease, Partition, RotateReply, random};
+use crate::counterfoil::{Opened, Shared};
+use crate::error::{Error, ErrorKind, Result};
+use crate::metrics;
+use crate::store::{Applied, Batch, Incarnation, Store};
+use crate::writer::Backoff;
+
+/// A partition, by its family's number and its own.
+pub type PartitionId = (u64, u32);
+
+/// About how many ids a page of a fetch has: small enough for a script to stay far below a millisecond.
+const PAGE: usize = 500;
+/// How many calls to Redis are under way at a time.
+const CALLS: usize = 64;
+
+/// The steps from Redis to the database.
+#[derive(Debug)]
+pub struct Flusher<C, S> {
+    shared: Arc<Shared<C, S>>,
+    redis: C,
+    lease: Option<(String, Duration)>,
+}
+
+/// A batch that this process knows of, and that waits to be durable.
+#[derive(Debug)]
+pub struct Held {
+    pub id: PartitionId,
+    opened: Arc<Opened>,
+    pub cut: CutBatch,
+    known_since: Instant,
+}
+
+/// What a rotation found.
+#[derive(Debug)]
+pub enum Rotated {
+    Held(Held),
+    /// Look again after this time.
+    Later(Duration),
+    Nothing,
+}
+
+/// How a held batch ended.
+#[derive(Debug)]
+pub enum Flushed {
+    /// It is in the database, and gone from Redis.
+    Done,
+    /// It was not there any more: somebody else did it.
+    Stale,
+    /// It is still in Redis.
+    Failed(Error),
+}
+
+impl Held {
+    /// When it may be fetched, by this process's clock; the server has the last word.
+    pub fn ready_at(&self) -> Instant {
+        let settle = self.opened.registered.family.durability().settle();
+        self.known_since + settle.saturating_sub(self.cut.settled)
+    }
+
+    /// When it is flushed: where it has to wait anyway a little later, so that those cut with it come along.
+    pub fn flush_at(&self) -> Instant {
+        let settle = self.opened.registered.family.durability().settle();
+        self.ready_at() + settle.min(Duration::from_secs(1)) / 50
+    }
+}
+
+impl<C, S> Flusher<C, S>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+    S: Store,
+{
+    /// Without leases, over the pair's own connection.
+    pub fn new(shared: Arc<Shared<C, S>>) -> Self {
+        let redis = shared.redis.clone();
+        Flusher { shared, redis, lease: None }
+    }
+
+    pub fn over(mut self, redis: C) -> Self {
+        self.redis = redis;
+        self
+    }
+
+    pub fn leasing(mut self, time: Duration) -> Result<Self> {
+        self.lease = Some((format!("{:016x}", random()?), time));
+        Ok(self)
+    }
+
+    /// The partitions of the family that have anything pending.
+    pub async fn pending_partitions(&self, opened: &Arc<Opened>) -> Result<Vec<PartitionId>> {
+        let family = &opened.registered.family;
+        let all: Vec<_> = (0..family.partitions()).collect();
+        let mut found = Vec::new();
+        for some in all.chunks(CALLS) {
+            let looks = some.iter().map(|&number| async move {
+                let partition = Partition::new(self.redis.clone(), family, number);
+                partition.has_pending().await.map(|pending| pending.then_some((opened.registered.number, number)))
+            });
+            for look in join_all(looks).await {
+                found.extend(look?);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Cuts a batch off each partition, or takes the one that is there. With `due`, only where a sync is due and nobody
+    /// else has the lease.
+    pub async fn rotate(&self, partitions: &[PartitionId], due: bool) -> Vec<(PartitionId, Result<Rotated>)> {
+        let mut all = Vec::with_capacity(partitions.len());
+        for some in partitions.chunks(CALLS) {
+            let rotations = some.iter().map(|&id| async move { (id, self.rotate_one(id, due).await) });
+            all.extend(join_all(rotations).await);
+        }
+        all
+    }
+
+    async fn rotate_one(&self, id: PartitionId, due: bool) -> Result<Rotated> {
+        let Some(opened) = self.shared.family(id.0) else { return Ok(Rotated::Nothing) };
+        let family = &opened.registered.family;
+        let lease = self.lease.as_ref().filter(|_| due).map(|(owner, time)| Lease { owner, time: *time });
+        let cut = if due { Cut::WhenDue(family) } else { Cut::Now };
+        let partition = Partition::new(self.redis.clone(), family, id.1);
+        Ok(match partition.rotate(Incarnation(random()?), lease, cut).await? {
+            RotateReply::Batch(cut) => Rotated::Held(Held { id, opened, cut, known_since: Instant::now() }),
+            RotateReply::Leased(time) | RotateReply::Early(time) => Rotated::Later(time),
+            RotateReply::Empty => Rotated::Nothing,
+        })
+    }
+
+    /// Brings the batches to the database in one transaction and drops them from Redis. While the database is away it
+    /// waits, unless it is told to stop.
+    pub async fn flush(&self, held: Vec<Held>, stop: &watch::Receiver<bool>) -> Vec<(PartitionId, Flushed)> {
+        let span = tracing::info_span!("flush", batches = held.len(), rows = tracing::field::Empty);
+        self.flush_in_span(held, stop).instrument(span).await
+    }
+
+    async fn flush_in_span(&self, held: Vec<Held>, stop: &watch::Receiver<bool>) -> Vec<(PartitionId, Flushed)> {
+        let started = Instant::now();
+        let mut ends = Vec::with_capacity(held.len());
+        let (mut fetched, mut batches) = (Vec::new(), Vec::new());
+        for some in chunks(held, CALLS) {
+            let pages = join_all(some.iter().map(|held| self.fetch(held))).await;
+            for (held, deltas) in some.into_iter().zip(pages) {
+                match deltas {
+                    Ok(Some(deltas)) => {
+                        batches.push(held.batch(deltas));
+                        fetched.push(held);
+                    }
+                    Ok(None) => ends.push((held.id, Flushed::Stale)),
+                    Err(error) => ends.push((held.id, Flushed::Failed(retried("fetch", error)))),
+                }
+            }
+        }
+        let ids: usize = batches.iter().map(|batch| batch.deltas.len()).sum();
+        tracing::Span::current().record("rows", ids);
+        for (held, refused) in fetched.iter().zip(self.apply(&batches, stop).await) {
+            ends.push((held.id, refused.map_or(Flushed::Done, Flushed::Failed)));
+        }
+        // what is applied but not released is found again, and skipped by the ledger
+        let done: Vec<_> = fetched
+            .iter()
+            .filter(|held| ends.iter().any(|(id, end)| *id == held.id && matches!(end, Flushed::Done)))
+            .collect();
+        for some in done.chunks(CALLS) {
+            join_all(some.iter().map(|held| self.release(held))).await;
+        }
+        ::metrics::histogram!(metrics::FLUSH_SECONDS).record(started.elapsed());
+        ends
+    }
+
+    /// The batch's content; `None` if it is not there any more.
+    async fn fetch(&self, held: &Held) -> Result<Option<Vec<(String, i64)>>> {
+        let settle = held.opened.registered.family.durability().settle();
+        let partition = held.partition(&self.redis);
+        loop {
+            match partition.fetch(&held.cut, settle, PAGE).await? {
+                FetchReply::Deltas(deltas) => {
+                    ::metrics::gauge!(metrics::PENDING_IDS, "family" => held.opened.registered.family.name.clone())
+                        .increment(deltas.len() as f64);
+                    return Ok(Some(deltas));
+                }
+                FetchReply::Wait(time) => sleep(time).await,
+                FetchReply::Stale => return Ok(None),
+            }
+        }
+    }
+
+    /// Applies the batches, all together, or family by family where one of them cannot be written at all. Answers for
+    /// each batch why it was not applied.
+    async fn apply(&self, batches: &[Batch], stop: &watch::Receiver<bool>) -> Vec<Option<Error>> {
+        if batches.is_empty() {
+            return Vec::new();
+        }
+        let error = match self.apply_patiently(batches, stop).await {
+            Ok(()) => return batches.iter().map(|_| None).collect(),
+            Err(error) => error,
+        };
+        let mut families: BTreeMap<u64, Vec<Batch>> = BTreeMap::new();
+        for batch in batches {
+            families.entry(batch.family.number).or_default().push(batch.clone());
+        }
+        if families.len() == 1 || error.kind() == ErrorKind::Store {
+            let again = || Error::new(error.kind(), error.to_string());
+            return batches.iter().map(|_| Some(again())).collect();
+        }
+        let mut failed = BTreeMap::new();
+        for (number, batches) in families {
+            if let Err(error) = self.apply_patiently(&batches, stop).await {
+                failed.insert(number, error);
+            }
+        }
+        let of =
+            |batch: &Batch| failed.get(&batch.family.number).map(|error| Error::new(error.kind(), error.to_string()));
+        batches.iter().map(of).collect()
+    }
+
+    /// Tries again as long as the database is away, and nobody says stop.
+    async fn apply_patiently(&self, batches: &[Batch], stop: &watch::Receiver<bool>) -> Result<()> {
+        let mut pause = Backoff::default();
+        loop {
+            match self.shared.store.apply(batches).await {
+                Ok(applied) => {
+                    record(batches, applied);
+                    return Ok(());
+                }
+                Err(error) if error.is_retryable() && !*stop.borrow() => {
+                    let error = retried("apply", error);
+                    tracing::warn!(%error, batches = batches.len(), "the database did not take the batches, trying again");
+                    sleep(pause.next()).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn release(&self, held: &Held) {
+        let family = &held.opened.registered.family;
+        let lag = held.cut.oldest + held.known_since.elapsed();
+        ::metrics::histogram!(metrics::LAG_SECONDS, "family" => family.name.clone()).record(lag);
+        if let Err(error) = held.partition(&self.redis).release(&held.cut).await {
+            tracing::warn!(%family, error = %retried("release", error), "a batch was applied but not yet released");
+        }
+    }
+
+    /// Brings everything to the database that is in Redis now.
+    pub async fn drain(&self) -> Result<()> {
+        let (_running, stop) = watch::channel(false);
+        for opened in self.shared.opened() {
+            let mut pause = Backoff::default();
+            let mut left = loop {
+                match self.pending_partitions(&opened).await {
+                    Ok(found) => break found,
+                    Err(error) => wait_out(error, &mut pause).await?,
+                }
+            };
+            while !left.is_empty() {
+                left = self.drain_once(left, &stop, &mut pause).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes one batch off each partition. Answers the partitions that may still hold a hit from before the drain: a
+    /// batch that somebody else cut says nothing about the buffer.
+    async fn drain_once(
+        &self,
+        partitions: Vec<PartitionId>,
+        stop: &watch::Receiver<bool>,
+        pause: &mut Backoff,
+    ) -> Result<Vec<PartitionId>> {
+        let (mut held, mut left) = (Vec::new(), Vec::new());
+        for (id, rotated) in self.rotate(&partitions, false).await {
+            match rotated {
+                Ok(Rotated::Held(batch)) => {
+                    if !batch.cut.fresh {
+                        left.push(id);
+                    }
+                    held.push(batch);
+                }
+                Ok(Rotated::Nothing) => {}
+                Ok(Rotated::Later(time)) => {
+                    sleep(time).await;
+                    left.push(id);
+                }
+                Err(error) => {
+                    wait_out(error, pause).await?;
+                    left.push(id);
+                }
+            }
+        }
+        if let Some(ready) = held.iter().map(Held::ready_at).max() {
+            tokio::time::sleep_until(ready).await;
+        }
+        for (id, end) in self.flush(held, stop).await {
+            if let Flushed::Failed(error) = end {
+                wait_out(error, pause).await?;
+                left.push(id);
+            }
+        }
+        left.sort_unstable();
+        left.dedup();
+        Ok(left)
+    }
+
+    /// Forgets producers that were idle for a day.
+    pub async fn trim(&self, id: PartitionId) -> Result<u64> {
+        let Some(opened) = self.shared.family(id.0) else { return Ok(0) };
+        let partition = Partition::new(self.redis.clone(), &opened.registered.family, id.1);
+        partition.trim(Duration::from_secs(86_400)).await
+    }
+}
+
+impl Held {
+    fn partition<C: ConnectionLike + Clone>(&self, redis: &C) -> Partition<C> {
+        Partition::new(redis.clone(), &self.opened.registered.family, self.id.1)
+    }
+
+    fn batch(&self, deltas: Vec<(String, i64)>) -> Batch {
+        Batch {
+            family: self.opened.registered.clone(),
+            partition: self.id.1,
+            incarnation: self.cut.incarnation,
+            seq: self.cut.seq,
+            deltas,
+        }
+    }
+}
+
+/// Pauses after an error that waiting may mend, and hands on any other. Where only steps are concerned that may be
+/// repeated, an unknown outcome is one that waiting mends.
+async fn wait_out(error: Error, pause: &mut Backoff) -> Result<()> {
+    if !error.is_retryable() && !error.outcome_unknown() {
+        return Err(error);
+    }
+    tracing::warn!(%error, "waiting");
+    sleep(pause.next()).await;
+    Ok(())
+}
+
+fn retried(what: &'static str, error: Error) -> Error {
+    ::metrics::counter!(metrics::RETRIES, "what" => what).increment(1);
+    error
+}
+
+fn record(batches: &[Batch], applied: Applied) {
+    for batch in batches {
+        let family = batch.family.family.name.clone();
+        ::metrics::counter!(metrics::BATCHES, "family" => family.clone()).increment(1);
+        ::metrics::gauge!(metrics::PENDING_IDS, "family" => family).decrement(batch.deltas.len() as f64);
+    }
+    ::metrics::counter!(metrics::ROWS).increment(applied.rows);
+    ::metrics::counter!(metrics::REJECTS).increment(applied.rejected);
+    if applied.rejected > 0 {
+        tracing::warn!(rejected = applied.rejected, "the database refused rows: see counterfoil_rejects");
+    }
+}
+
+fn chunks<T>(all: Vec<T>, size: usize) -> impl Iterator<Item = Vec<T>> {
+    let mut all = all.into_iter();
+    std::iter::from_fn(move || {
+        let some: Vec<_> = all.by_ref().take(size).collect();
+        (!some.is_empty()).then_some(some)
+    })
+}

@@ -1,0 +1,39 @@
+//! Counters that stay exact across Redis and MySQL.
+
+mod ablation;
+mod buffered;
+mod check;
+mod connect;
+mod counterfoil;
+mod counters;
+mod error;
+mod family;
+mod flush;
+mod keys;
+pub mod metrics;
+mod mysql;
+mod read;
+mod reconciler;
+mod script;
+mod store;
+mod table;
+mod writer;
+
+pub use buffered::Added;
+pub use check::{Finding, Severity};
+pub use counterfoil::Counterfoil;
+pub use counters::Counters;
+pub use error::{Error, ErrorKind, Result};
+pub use family::{Durability, Family, FamilyBuilder};
+pub use mysql::MysqlStore;
+pub use reconciler::{Reconciler, ReconcilerBuilder};
+pub use script::Script;
+pub use store::{Applied, Batch, Incarnation, ReadFrom, Registered, Snapshot, Store};
+pub use table::{KeyType, Table};
+
+/// Opened for the project's own tests: nothing here is part of the crate's interface.
+#[cfg(feature = "test-hooks")]
+pub mod test_hooks {
+    pub use crate::ablation::{Guard, take_out};
+    pub use crate::buffered::{AddReply, Cut, CutBatch, Fence, FetchReply, Lease, Partition, Pending, RotateReply};
+}

@@ -1,0 +1,38 @@
+//! The names of everything that is measured, for the recorder that the application installs.
+//!
+//! Counters and histograms of a family carry the label `family`, and not its namespace: an application with ten
+//! thousand tenants would else have ten thousand times as many series.
+
+use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+
+/// Hits acknowledged by Redis, by `family`.
+pub const HITS: &str = "counterfoil_hits_total";
+/// Hits refused, by `family` and `reason` (`range`, `full`).
+pub const REFUSED: &str = "counterfoil_refused_total";
+/// Distinct ids in the batches that this reconciler holds, by `family`.
+pub const PENDING_IDS: &str = "counterfoil_pending_ids";
+/// Batches that reached the database, by `family`.
+pub const BATCHES: &str = "counterfoil_batches_total";
+/// Rows changed in the database.
+pub const ROWS: &str = "counterfoil_rows_total";
+/// Deltas that the database refused.
+pub const REJECTS: &str = "counterfoil_rejects_total";
+/// Seconds from fetching batches to their release, a transaction.
+pub const FLUSH_SECONDS: &str = "counterfoil_flush_seconds";
+/// Age in seconds of a batch's oldest hit when it reached the database, by `family`.
+pub const LAG_SECONDS: &str = "counterfoil_lag_seconds";
+/// Calls made again after a failure, by `what` (`add`, `rotate`, `fetch`, `apply`, `release`, `sweep`).
+pub const RETRIES: &str = "counterfoil_retries_total";
+
+/// Tells the installed recorder what each metric means. Call it once, after installing the recorder.
+pub fn describe() {
+    describe_counter!(HITS, "hits acknowledged by Redis");
+    describe_counter!(REFUSED, "hits refused");
+    describe_gauge!(PENDING_IDS, "distinct ids in the batches that this reconciler holds");
+    describe_counter!(BATCHES, "batches that reached the database");
+    describe_counter!(ROWS, "rows changed in the database");
+    describe_counter!(REJECTS, "deltas that the database refused");
+    describe_histogram!(FLUSH_SECONDS, Unit::Seconds, "from fetching batches to their release");
+    describe_histogram!(LAG_SECONDS, Unit::Seconds, "age of a batch's oldest hit when it reached the database");
+    describe_counter!(RETRIES, "calls made again after a failure");
+}

@@ -1,0 +1,59 @@
+//! What an error of the database means for the transaction that it came up in.
+
+use sqlx::mysql::MySqlDatabaseError;
+
+use crate::error::{Error, ErrorKind};
+
+/// Wraps an error of the database, saying what it was that failed.
+pub(super) fn store(what: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
+    move |source| Error::new(ErrorKind::Store, what).with_source(source)
+}
+
+/// Whether a bulk statement failed because of the data of one of its rows, so that the others would go through: then
+/// InnoDB has undone the statement and kept the transaction, and the rows can be tried in smaller groups.
+///
+/// By SQLSTATE class: 22 (out of range, too long, not a date), 23 (foreign key, unique key, NOT NULL, and MariaDB's
+/// CHECK), 44 (CHECK OPTION of a view), 45 (SIGNAL of a trigger), 01 (a warning that strict mode made an error). MySQL
+/// files some others of this sort under HY000, told apart by number. Everything else, such as a missing table or
+/// privilege, a lock, a full disk or a lost connection, is no row's fault and fails the transaction. So does a column
+/// without a default (1364): no row would go through, and holding the batches back until it is mended loses none.
+pub(super) fn blames_row(error: &sqlx::Error) -> bool {
+    const BY_NUMBER: [u16; 9] = [
+        1300, // invalid character string
+        1366, // incorrect value for column
+        1411, // incorrect value for function
+        1525, // incorrect value of a type
+        1526, // no partition of the table for the value
+        1643, 1644, // SIGNAL with a SQLSTATE of the trigger author's own
+        1748, // row outside the given partitions
+        3819, // CHECK constraint (MySQL)
+    ];
+    let class =
+        error.as_database_error().and_then(|error| error.code()).map(|state| state.chars().take(2).collect::<String>());
+    match (class.as_deref(), number(error)) {
+        (Some("01" | "22" | "23" | "44" | "45"), _) => true,
+        (_, Some(number)) => BY_NUMBER.contains(&number),
+        _ => false,
+    }
+}
+
+/// Whether the transaction met another one, and may go through when it is tried again from its start: 1213 (deadlock,
+/// also a failed certification of a cluster; already rolled back by the server), 1205 (lock wait timeout; still open),
+/// 1020 (MariaDB with `innodb_snapshot_isolation`).
+pub(super) fn is_conflict(error: &sqlx::Error) -> bool {
+    matches!(number(error), Some(1020 | 1205 | 1213))
+}
+
+/// Whether a privilege is missing: 1142 (table), 1143 (column), 1044 (schema), 1227 (global).
+pub(super) fn is_denied(error: &sqlx::Error) -> bool {
+    matches!(number(error), Some(1044 | 1142 | 1143 | 1227))
+}
+
+/// The server's own words.
+pub(super) fn message(error: &sqlx::Error) -> String {
+    error.as_database_error().map_or_else(|| error.to_string(), |error| error.message().to_owned())
+}
+
+fn number(error: &sqlx::Error) -> Option<u16> {
+    Some(error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?.number())
+}

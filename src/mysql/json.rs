@@ -1,0 +1,81 @@
+//! Rows on their way into a statement: one JSON text for any number of them, unfolded by `JSON_TABLE`.
+//!
+//! The statement's own text stays the same for any number of rows, so it stays prepared. Text travels as hexadecimal
+//! digits: the JSON is plain ASCII, and no character set of a connection, a database or a JSON parser can change a byte.
+
+use std::fmt::{Display, Write};
+
+/// What every column of a `JSON_TABLE` says: a value that does not fit fails the statement. The default is NULL, which
+/// would lose it silently.
+pub(super) const OR_ERROR: &str = "ERROR ON EMPTY ERROR ON ERROR";
+
+/// The definition of the column of a `JSON_TABLE` that stands at `index` in its row.
+pub(super) fn column(name: &str, kind: &str, index: usize) -> String {
+    format!("{name} {kind} PATH '$[{index}]' {OR_ERROR}")
+}
+
+/// An array of arrays being written.
+#[derive(Default)]
+pub(super) struct JsonRows(String);
+
+impl JsonRows {
+    /// Starts the next row.
+    pub(super) fn row(&mut self) -> &mut Self {
+        self.0.push_str(if self.0.is_empty() { "[[" } else { "],[" });
+        self
+    }
+
+    /// An integer.
+    pub(super) fn number(&mut self, number: impl Display) -> &mut Self {
+        self.cell();
+        // writing to a String does not fail
+        let _ = write!(self.0, "{number}");
+        self
+    }
+
+    /// ASCII without quotes and backslashes, as it is.
+    pub(super) fn plain(&mut self, text: &str) -> &mut Self {
+        self.cell();
+        let _ = write!(self.0, "\"{text}\"");
+        self
+    }
+
+    /// Any bytes, as hexadecimal digits; the statement takes them through `UNHEX`.
+    pub(super) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+        self.cell();
+        self.0.push('"');
+        for byte in bytes {
+            self.0.push(DIGITS[usize::from(byte >> 4)].into());
+            self.0.push(DIGITS[usize::from(byte & 15)].into());
+        }
+        self.0.push('"');
+        self
+    }
+
+    /// The JSON text.
+    pub(super) fn finish(mut self) -> String {
+        self.0.push_str(if self.0.is_empty() { "[]" } else { "]]" });
+        self.0
+    }
+
+    fn cell(&mut self) {
+        if !self.0.ends_with('[') {
+            self.0.push(',');
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_arrays_of_cells() {
+        assert_eq!(JsonRows::default().finish(), "[]");
+        let mut rows = JsonRows::default();
+        rows.row().number(u64::MAX).bytes("a\0é".as_bytes());
+        rows.row().number(i64::MIN).plain("2014-09-20").bytes(b"");
+        assert_eq!(rows.finish(), r#"[[18446744073709551615,"6100C3A9"],[-9223372036854775808,"2014-09-20",""]]"#);
+    }
+}

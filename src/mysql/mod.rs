@@ -1,0 +1,207 @@
+//! MySQL and MariaDB: all SQL of the crate.
+
+mod add;
+mod answer;
+mod apply;
+mod check;
+mod families;
+mod fault;
+mod json;
+mod ledger;
+mod list;
+mod read;
+mod rejects;
+mod session;
+mod shape;
+mod target;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use sqlx::MySqlPool;
+
+use self::fault::store;
+use self::read::Read;
+pub use self::rejects::Reject;
+use self::session::Meter;
+use self::shape::Shape;
+use self::target::Target;
+use crate::ablation::{self, Guard};
+use crate::check::Finding;
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::Family;
+use crate::store::{Applied, Batch, Incarnation, ReadFrom, Registered, Snapshot, Store};
+use crate::table::Table;
+
+/// A [`Store`] in MySQL (8.0.4 or later) or MariaDB (10.6 or later). A clone is the same store.
+///
+/// It works on the application's own pool and leaves a connection's session as it found it: the isolation level, the
+/// `sql_mode` and the safe updates that a transaction needs hold for that transaction only. Every statement runs in a
+/// task of its own, so a caller's future may be dropped at any moment: a transaction is never cut off half-way, and
+/// sqlx's connections survive.
+///
+/// What it finds out about a table of the application's is kept for the life of the store: after an `ALTER TABLE` that
+/// changes a key or the value column, start anew.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let pool = sqlx::MySqlPool::connect("mysql://shop@localhost/shop").await?;
+/// let store = counterfoil::MysqlStore::new(pool);
+/// store.create_tables().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct MysqlStore {
+    primary: MySqlPool,
+    replica: Option<MySqlPool>,
+    meter: Meter,
+    /// By description; `None` is counterfoil's own table.
+    targets: Arc<RwLock<HashMap<Option<Table>, Arc<Target>>>>,
+}
+
+impl MysqlStore {
+    /// A store in the database that the pool's connections are in. It must be the one that is written.
+    pub fn new(pool: MySqlPool) -> Self {
+        MysqlStore { primary: pool, replica: None, meter: Meter::default(), targets: Arc::default() }
+    }
+
+    /// Answers reads [from the nearest](ReadFrom::Nearest) with this pool, which may be behind the first one.
+    #[must_use]
+    pub fn with_replica(mut self, pool: MySqlPool) -> Self {
+        self.replica = Some(pool);
+        self
+    }
+
+    /// The statements, separated by `;`, that create counterfoil's tables where they are not there yet; for those who
+    /// create tables by migrations.
+    pub const fn schema() -> &'static str {
+        include_str!("schema.sql")
+    }
+
+    /// Creates counterfoil's tables where they are not there yet.
+    ///
+    /// # Errors
+    /// [`Store`](ErrorKind::Store). Tables created before it stay: the database commits each at once.
+    pub async fn create_tables(&self) -> Result<()> {
+        let mysql = self.clone();
+        detached(async move {
+            for statement in Self::schema().split_terminator(';').filter(|statement| !statement.trim().is_empty()) {
+                mysql.meter.sent(1);
+                sqlx::raw_sql(statement).execute(&mysql.primary).await.map_err(store("tables were not created"))?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Up to `limit` rejects with numbers above `after` (0 for the first page), ascending.
+    ///
+    /// A number is given before its transaction is committed: one who follows the rejects may find a lower number a
+    /// moment after a higher one.
+    ///
+    /// # Errors
+    /// [`Store`](ErrorKind::Store) where the database cannot be reached.
+    pub async fn rejects(&self, after: u64, limit: u64) -> Result<Vec<Reject>> {
+        let mysql = self.clone();
+        detached(async move {
+            mysql.meter.sent(1);
+            rejects::read(&mysql.primary, after, limit).await.map_err(store("rejects were not read"))
+        })
+        .await
+    }
+
+    /// How many statements this store and its clones have sent, as the server counts them.
+    pub fn statements(&self) -> u64 {
+        self.meter.total()
+    }
+
+    /// The table that the family's values go to, found out about once.
+    async fn target(&self, family: &Family) -> Result<Arc<Target>> {
+        let known = self.targets.read().unwrap_or_else(PoisonError::into_inner).get(&family.table).cloned();
+        if let Some(target) = known {
+            return Ok(target);
+        }
+        let target = Arc::new(match &family.table {
+            Some(table) => Target::new(table, &Shape::learn(&self.primary, &self.meter, table).await?),
+            None => Target::new(&target::own_table(), &Shape::own()),
+        });
+        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
+        targets.insert(family.table.clone(), Arc::clone(&target));
+        Ok(target)
+    }
+}
+
+impl fmt::Debug for MysqlStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MysqlStore").field("replica", &self.replica.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl Store for MysqlStore {
+    async fn register(&self, family: &Family) -> Result<u64> {
+        let (mysql, family) = (self.clone(), family.clone());
+        detached(async move {
+            mysql.target(&family).await?;
+            families::register(&mysql.primary, &mysql.meter, &family).await
+        })
+        .await
+    }
+
+    async fn apply(&self, batches: &[Batch]) -> Result<Applied> {
+        // the switch holds for this thread, the task may run on another
+        let trusting = ablation::is_out(Guard::Ledger);
+        let (mysql, batches) = (self.clone(), batches.to_vec());
+        detached(async move { apply::apply(&mysql, &batches, trusting).await }).await
+    }
+
+    async fn read(
+        &self,
+        family: &Registered,
+        ids: &[&str],
+        ledger: &[(u32, Incarnation)],
+        from: ReadFrom,
+    ) -> Result<Snapshot> {
+        let mysql = self.clone();
+        let (family, ledger) = (family.clone(), ledger.to_vec());
+        let ids: Vec<_> = ids.iter().map(|&id| id.to_owned()).collect();
+        detached(async move {
+            let read = Read::new(mysql.target(&family.family).await?, family, ids, &ledger);
+            let pool = match from {
+                ReadFrom::Nearest => mysql.replica.as_ref().unwrap_or(&mysql.primary),
+                ReadFrom::Primary => &mysql.primary,
+            };
+            read.send(pool, &mysql.meter).await
+        })
+        .await
+    }
+
+    async fn list(
+        &self,
+        family: &Registered,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<(String, i64)>> {
+        let (mysql, family) = (self.clone(), family.clone());
+        let (prefix, after) = (prefix.to_owned(), after.map(str::to_owned));
+        detached(async move {
+            let target = mysql.target(&family.family).await?;
+            list::list(&mysql.primary, &mysql.meter, &target, &family, &prefix, after.as_deref(), limit).await
+        })
+        .await
+    }
+
+    async fn check(&self, families: &[Family]) -> Vec<Finding> {
+        let (mysql, families) = (self.clone(), families.to_vec());
+        let found = detached(async move { Ok(mysql.look(&families).await) }).await;
+        found.unwrap_or_else(|error| vec![check::unreachable(&error)])
+    }
+}
+
+/// Runs it in a task of its own: a query that is dropped half-way breaks its connection.
+async fn detached<T: Send + 'static>(work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+    let lost = |error| Error::new(ErrorKind::Store, "the task of a database call ended early").with_source(error);
+    tokio::spawn(work).await.map_err(lost)?
+}

@@ -1,0 +1,90 @@
+//! Values and ledger as of one moment (PROTOCOL section 3, exact read).
+
+use std::sync::Arc;
+
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlPool, Row};
+
+use super::answer;
+use super::fault::store;
+use super::json::JsonRows;
+use super::session::Meter;
+use super::target::{self, Target};
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::{Incarnation, Registered, Snapshot};
+
+/// A read that is ready to be sent.
+pub(super) struct Read {
+    target: Arc<Target>,
+    family: Registered,
+    ids: Vec<String>,
+    /// For each row that is asked for, the index of its id. An id that is no row's has none.
+    asked: Vec<usize>,
+    keys: String,
+    ledger_rows: usize,
+    ledger: String,
+}
+
+impl Read {
+    pub(super) fn new(
+        target: Arc<Target>,
+        family: Registered,
+        ids: Vec<String>,
+        ledger: &[(u32, Incarnation)],
+    ) -> Self {
+        let (mut asked, mut keys, mut rows) = (Vec::new(), JsonRows::default(), JsonRows::default());
+        for (index, id) in ids.iter().enumerate() {
+            if let Ok(segments) = target::segments(&family, id) {
+                asked.push(index);
+                let row = keys.row();
+                segments.iter().for_each(|segment| segment.write(row));
+            }
+        }
+        for (partition, incarnation) in ledger {
+            rows.row().number(partition).number(incarnation.0);
+        }
+        Read { target, family, ids, asked, keys: keys.finish(), ledger_rows: ledger.len(), ledger: rows.finish() }
+    }
+
+    /// One statement, so one snapshot of InnoDB, in any isolation level but READ UNCOMMITTED.
+    pub(super) async fn send(self, pool: &MySqlPool, meter: &Meter) -> Result<Snapshot> {
+        meter.sent(1);
+        let query = self.target.read.query().bind(&self.keys).bind(&self.ledger).bind(self.family.number);
+        let rows = query.fetch_all(pool).await.map_err(store("values were not read"))?;
+        if rows.len() != self.asked.len() + self.ledger_rows {
+            return Err(store("values were not read")(answer::unexpected(
+                self.asked.len() + self.ledger_rows,
+                rows.len(),
+            )));
+        }
+        let mut snapshot = Snapshot { values: vec![None; self.ids.len()], ledger: vec![0; self.ledger_rows] };
+        for row in &rows {
+            self.take(row, &mut snapshot)?;
+        }
+        Ok(snapshot)
+    }
+
+    /// A row is (0 for a value or 1 for the ledger, position from 1, digits or NULL).
+    fn take(&self, row: &MySqlRow, snapshot: &mut Snapshot) -> Result<()> {
+        let read = || Ok((row.try_get::<i64, _>(0)?, row.try_get::<u64, _>(1)?, row.try_get::<Option<String>, _>(2)?));
+        let (part, position, digits) = read().map_err(store("values were not read"))?;
+        let (Some(digits), Some(index)) = (digits, usize::try_from(position).ok().and_then(|at| at.checked_sub(1)))
+        else {
+            return Ok(());
+        };
+        if part == 1 {
+            let seq =
+                digits.parse().map_err(|_| Error::corrupt(format!("ledger of {}: {digits:?}", self.family.family)))?;
+            snapshot.ledger.get_mut(index).into_iter().for_each(|slot| *slot = seq);
+        } else if let Some(&index) = self.asked.get(index) {
+            snapshot.values[index] = Some(value(&self.family, &self.ids[index], &digits)?);
+        }
+        Ok(())
+    }
+}
+
+/// A value from its digits; only an unsigned column can hold one that does not fit.
+pub(super) fn value(family: &Registered, id: &str, digits: &str) -> Result<i64> {
+    let outside = |_| Error::new(ErrorKind::Range, format!("{}: the value of {id:?} is {digits}", family.family));
+    digits.parse().map_err(outside)
+}

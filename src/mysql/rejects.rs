@@ -1,0 +1,101 @@
+//! Deltas that the database refused: kept with their batch and the reason, so that nothing holds the others back
+//! (PROTOCOL section 1, promise 5).
+
+use std::time::{Duration, SystemTime};
+
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlPool, Row};
+
+use super::json::JsonRows;
+use super::session::Transaction;
+use crate::store::{Batch, Incarnation};
+
+/// A delta that the database refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Reject {
+    /// Counts up; not without gaps.
+    pub number: u64,
+    /// The family's namespace.
+    pub namespace: String,
+    /// The family's name.
+    pub family: String,
+    /// The counter. What does not fit into 255 bytes was cut off, and the reason says so.
+    pub id: String,
+    /// What was not added.
+    pub delta: i64,
+    /// The partition that the batch came from.
+    pub partition: u32,
+    /// The batch's incarnation.
+    pub incarnation: Incarnation,
+    /// The batch's number.
+    pub seq: u64,
+    /// Why it was refused: mostly the server's own words. At most 1024 characters.
+    pub reason: String,
+    /// When, by the database's clock.
+    pub at: SystemTime,
+}
+
+/// A delta about to become a [`Reject`].
+pub(super) struct Rejected<'b> {
+    pub(super) batch: &'b Batch,
+    pub(super) id: &'b str,
+    pub(super) delta: i64,
+    pub(super) reason: String,
+}
+
+/// Most rows of a statement: a reason may have some thousand bytes.
+const CHUNK: usize = 500;
+
+const ID_BYTES: usize = 255;
+const REASON_CHARS: usize = 1024;
+
+pub(super) async fn write(transaction: &mut Transaction, rejected: &[Rejected<'_>]) -> Result<(), sqlx::Error> {
+    const WRITE: &str = "INSERT INTO counterfoil_rejects (family, partition_no, incarnation, seq, id, delta, reason) \
+         SELECT j.family, j.partition_no, j.incarnation, j.seq, UNHEX(j.id), j.delta, \
+         CONVERT(UNHEX(j.reason) USING utf8mb4) FROM JSON_TABLE(?, '$[*]' COLUMNS(\
+         family INT UNSIGNED PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR, \
+         partition_no INT UNSIGNED PATH '$[1]' ERROR ON EMPTY ERROR ON ERROR, \
+         incarnation BIGINT UNSIGNED PATH '$[2]' ERROR ON EMPTY ERROR ON ERROR, \
+         seq BIGINT UNSIGNED PATH '$[3]' ERROR ON EMPTY ERROR ON ERROR, \
+         id VARCHAR(510) PATH '$[4]' ERROR ON EMPTY ERROR ON ERROR, \
+         delta BIGINT PATH '$[5]' ERROR ON EMPTY ERROR ON ERROR, \
+         reason VARCHAR(8192) PATH '$[6]' ERROR ON EMPTY ERROR ON ERROR)) AS j";
+    for chunk in rejected.chunks(CHUNK) {
+        let mut rows = JsonRows::default();
+        for Rejected { batch, id, delta, reason } in chunk {
+            let row = rows.row();
+            row.number(batch.family.number).number(batch.partition).number(batch.incarnation.0).number(batch.seq);
+            row.bytes(&id.as_bytes()[..id.floor_char_boundary(ID_BYTES)]);
+            row.number(delta);
+            row.bytes(reason.chars().take(REASON_CHARS).collect::<String>().as_bytes());
+        }
+        transaction.execute(sqlx::query(WRITE).bind(rows.finish())).await?;
+    }
+    Ok(())
+}
+
+/// Up to `limit` rejects with numbers above `after`, ascending.
+pub(super) async fn read(pool: &MySqlPool, after: u64, limit: u64) -> Result<Vec<Reject>, sqlx::Error> {
+    const READ: &str = "SELECT r.number, f.namespace, f.name, r.id, r.delta, r.partition_no, r.incarnation, r.seq, \
+         r.reason, CAST(UNIX_TIMESTAMP(r.rejected_at) * 1000 AS UNSIGNED) \
+         FROM counterfoil_rejects AS r JOIN counterfoil_families AS f ON f.number = r.family \
+         WHERE r.number > ? ORDER BY r.number LIMIT ?";
+    sqlx::query(READ).bind(after).bind(limit).fetch_all(pool).await?.iter().map(reject).collect()
+}
+
+fn reject(row: &MySqlRow) -> Result<Reject, sqlx::Error> {
+    let text = |index| row.try_get::<Vec<u8>, usize>(index).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    Ok(Reject {
+        number: row.try_get(0)?,
+        namespace: text(1)?,
+        family: text(2)?,
+        id: text(3)?,
+        delta: row.try_get(4)?,
+        partition: row.try_get(5)?,
+        incarnation: Incarnation(row.try_get(6)?),
+        seq: row.try_get(7)?,
+        reason: row.try_get(8)?,
+        at: SystemTime::UNIX_EPOCH + Duration::from_millis(row.try_get(9)?),
+    })
+}

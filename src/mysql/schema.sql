@@ -1,0 +1,51 @@
+-- counterfoil's own tables (PROTOCOL sections 2 and 3). Every statement may be run again.
+-- Names and ids are VARBINARY: compared byte by byte, so that no collation folds `a` into `A` or drops a trailing space.
+-- InnoDB is said outright: what makes the counters exact is that ledger and values move in one transaction.
+
+-- The families, each with the settings that every process must agree on.
+CREATE TABLE IF NOT EXISTS counterfoil_families (
+  number INT UNSIGNED NOT NULL AUTO_INCREMENT,
+  namespace VARBINARY(64) NOT NULL,
+  name VARBINARY(64) NOT NULL,
+  kind VARCHAR(32) NOT NULL,
+  partitions INT UNSIGNED NOT NULL,
+  wide VARCHAR(5) NOT NULL,
+  durability VARCHAR(64) NOT NULL,
+  target TEXT NOT NULL,
+  created_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,
+  PRIMARY KEY (number),
+  UNIQUE KEY family (namespace, name)
+) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- The value of each counter whose family has no table of the application's.
+CREATE TABLE IF NOT EXISTS counterfoil_values (
+  family INT UNSIGNED NOT NULL,
+  id VARBINARY(255) NOT NULL,
+  value BIGINT NOT NULL,
+  PRIMARY KEY (family, id)
+) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- The last batch applied of each partition and incarnation, and the token of the transaction that applied it.
+CREATE TABLE IF NOT EXISTS counterfoil_ledger (
+  family INT UNSIGNED NOT NULL,
+  partition_no INT UNSIGNED NOT NULL,
+  incarnation BIGINT UNSIGNED NOT NULL,
+  seq BIGINT UNSIGNED NOT NULL,
+  token BIGINT UNSIGNED NOT NULL,
+  applied_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,
+  PRIMARY KEY (family, partition_no, incarnation)
+) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Deltas that the database refused, with the batch they came in and the reason.
+CREATE TABLE IF NOT EXISTS counterfoil_rejects (
+  number BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,
+  family INT UNSIGNED NOT NULL,
+  partition_no INT UNSIGNED NOT NULL,
+  incarnation BIGINT UNSIGNED NOT NULL,
+  seq BIGINT UNSIGNED NOT NULL,
+  id VARBINARY(255) NOT NULL,
+  delta BIGINT NOT NULL,
+  reason VARCHAR(1024) NOT NULL,
+  rejected_at TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3),
+  PRIMARY KEY (number)
+) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;

@@ -1,0 +1,100 @@
+//! A transaction on a connection that belongs to the application's pool, whatever state its session is in.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sqlx::mysql::{MySqlArguments, MySqlQueryResult, MySqlRow};
+use sqlx::pool::PoolConnection;
+use sqlx::query::Query;
+use sqlx::{MySql, MySqlPool};
+
+/// Counts the statements sent.
+#[derive(Clone, Default)]
+pub(super) struct Meter(Arc<AtomicU64>);
+
+impl Meter {
+    pub(super) fn sent(&self, statements: u64) {
+        self.0.fetch_add(statements, Ordering::Relaxed);
+    }
+
+    pub(super) fn total(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// In one packet, so in one round trip:
+///
+/// - The session's own mode is put by for [`END`]. In ours an out-of-range value is an error (without a strict mode
+///   MySQL clips it: lost counts), 0 in an AUTO_INCREMENT column means 0, and nothing that the session may have set
+///   (ANSI_QUOTES, MariaDB's ORACLE ...) changes what our statements mean.
+/// - Safe updates would refuse an UPDATE whose rows come from a join.
+/// - READ COMMITTED holds for the next transaction only. It takes no gap locks, so batches of disjoint rows never wait
+///   for each other. The statement is the same on MySQL and MariaDB; the variable's name is not.
+const BEGIN: &str = "SET @counterfoil_sql_mode = @@SESSION.sql_mode, \
+     @counterfoil_safe_updates = @@SESSION.sql_safe_updates, \
+     SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION', \
+     SESSION sql_safe_updates = 0; \
+     SET TRANSACTION ISOLATION LEVEL READ COMMITTED; \
+     START TRANSACTION";
+
+const COMMIT: &str = "COMMIT; \
+     SET SESSION sql_mode = @counterfoil_sql_mode, SESSION sql_safe_updates = @counterfoil_safe_updates";
+
+const ROLLBACK: &str = "ROLLBACK; \
+     SET SESSION sql_mode = @counterfoil_sql_mode, SESSION sql_safe_updates = @counterfoil_safe_updates";
+
+/// An open transaction. Dropped without [`commit`](Self::commit) or [`rollback`](Self::rollback), or after either
+/// failed, it takes its connection with it: the server rolls back, and no half-way session returns to the pool.
+pub(super) struct Transaction {
+    connection: PoolConnection<MySql>,
+    meter: Meter,
+    ended: bool,
+}
+
+impl Transaction {
+    pub(super) async fn begin(pool: &MySqlPool, meter: &Meter) -> Result<Self, sqlx::Error> {
+        let connection = pool.acquire().await?;
+        let mut transaction = Transaction { connection, meter: meter.clone(), ended: false };
+        transaction.packet(BEGIN, 3).await?;
+        Ok(transaction)
+    }
+
+    /// How many rows it concerned, unchanged ones too: sqlx asks the server for rows found.
+    pub(super) async fn execute(&mut self, query: Query<'_, MySql, MySqlArguments>) -> Result<u64, sqlx::Error> {
+        self.meter.sent(1);
+        query.execute(&mut *self.connection).await.map(|result: MySqlQueryResult| result.rows_affected())
+    }
+
+    pub(super) async fn fetch(
+        &mut self,
+        query: Query<'_, MySql, MySqlArguments>,
+    ) -> Result<Vec<MySqlRow>, sqlx::Error> {
+        self.meter.sent(1);
+        query.fetch_all(&mut *self.connection).await
+    }
+
+    /// After an error it is unknown whether the transaction was committed.
+    pub(super) async fn commit(mut self) -> Result<(), sqlx::Error> {
+        self.packet(COMMIT, 2).await?;
+        self.ended = true;
+        Ok(())
+    }
+
+    /// Where this fails the connection is closed, which rolls back as well.
+    pub(super) async fn rollback(mut self) {
+        self.ended = self.packet(ROLLBACK, 2).await.is_ok();
+    }
+
+    async fn packet(&mut self, text: &'static str, statements: u64) -> Result<(), sqlx::Error> {
+        self.meter.sent(statements);
+        sqlx::raw_sql(text).execute(&mut *self.connection).await.map(drop)
+    }
+}
+
+impl Drop for Transaction {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.connection.close_on_drop();
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! A table that values go to, counterfoil's own or the application's, and the statements on it.
+//!
+//! Each statement takes its rows as one JSON text, with the key columns first, and has one text for any number of rows
+//! so that it stays prepared. `JSON_TABLE` always drives and the table is looked up by its unique key, row by row.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use sqlx::AssertSqlSafe;
+use sqlx::mysql::MySqlArguments;
+use sqlx::query::Query;
+
+use super::json::{self, JsonRows};
+use super::shape::{Shape, Storage};
+use crate::store::Registered;
+use crate::table::{KeyType, Missing, Table};
+
+/// The name under which a statement knows its JSON rows. No table of the application is called like this.
+const INPUT: &str = "counterfoil_input";
+
+/// A table with everything that was learnt about it.
+pub(super) struct Target {
+    /// The same for the same table: [`Table::describe`].
+    pub(super) label: String,
+    /// Whether a delta without a row inserts one.
+    pub(super) inserts: bool,
+    /// Whether the value column takes no number below 0.
+    pub(super) unsigned: bool,
+    /// The value column, for messages.
+    pub(super) value: String,
+    pub(super) upsert: Text,
+    pub(super) lock: Text,
+    pub(super) update: Text,
+    pub(super) read: Text,
+    /// The table's name, quoted.
+    pub(super) name: String,
+    /// The value as decimal digits.
+    pub(super) digits: String,
+    pub(super) keys: Vec<Key>,
+}
+
+/// A key column.
+pub(super) struct Key {
+    /// Quoted.
+    column: String,
+    pub(super) kind: KeyType,
+    storage: Storage,
+}
+
+/// The text of a statement, made once and shared.
+#[derive(Clone)]
+pub(super) struct Text(Arc<str>);
+
+impl Text {
+    pub(super) fn query(&self) -> Query<'static, sqlx::MySql, MySqlArguments> {
+        sqlx::query(AssertSqlSafe(Arc::clone(&self.0)))
+    }
+}
+
+/// An id's part for one key column. Ordered as the column is, so that rows are locked in one order by everybody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Segment<'id> {
+    Number(i128),
+    Date(&'id str),
+    Text(&'id str),
+}
+
+/// Counterfoil's own table, described like one of the application's.
+pub(super) fn own_table() -> Table {
+    Table::upsert("counterfoil_values").key("family", KeyType::Unsigned).key("id", KeyType::Text).value("value")
+}
+
+/// The id's segments for the key columns of the family's table, or what is wrong with it.
+pub(super) fn segments<'id>(family: &Registered, id: &'id str) -> Result<Vec<Segment<'id>>, String> {
+    family.family.check_id(id).map_err(|wrong| wrong.to_string())?;
+    let Some(table) = &family.family.table else {
+        return Ok(vec![Segment::Number(family.number.into()), Segment::Text(id)]);
+    };
+    let typed = |(part, key): (&'id str, &crate::table::KeyColumn)| Segment::new(key.kind, part);
+    Ok(table.split(id)?.into_iter().zip(&table.keys).map(typed).collect())
+}
+
+impl<'id> Segment<'id> {
+    fn new(kind: KeyType, text: &'id str) -> Self {
+        match kind {
+            // split() lets nothing pass that is no number
+            KeyType::Unsigned | KeyType::Signed => text.parse().map_or(Segment::Text(text), Segment::Number),
+            KeyType::Date => Segment::Date(text),
+            KeyType::Text => Segment::Text(text),
+        }
+    }
+
+    pub(super) fn write(&self, row: &mut JsonRows) {
+        match self {
+            Segment::Number(number) => row.number(number),
+            Segment::Date(date) => row.plain(date),
+            Segment::Text(text) => row.bytes(text.as_bytes()),
+        };
+    }
+}
+
+impl Target {
+    pub(super) fn new(table: &Table, shape: &Shape) -> Self {
+        let name = table.name.split('.').map(quoted).collect::<Vec<_>>().join(".");
+        let storage = shape.keys.iter().copied();
+        let keys: Vec<_> = table
+            .keys
+            .iter()
+            .zip(storage)
+            .map(|(key, storage)| Key { column: quoted(&key.name), kind: key.kind, storage })
+            .collect();
+        let value = quoted(&table.value);
+        // NULL plus a delta would be NULL: the delta lost
+        let current = |table: &str| match shape.nullable {
+            true => format!("COALESCE({table}.{value}, 0)"),
+            false => format!("{table}.{value}"),
+        };
+
+        let columns = join(&keys, ", ", |_, key| key.column.clone());
+        let given = join(&keys, ", ", |index, key| key.given(index));
+        let matches = join(&keys, " AND ", |index, key| format!("t.{} = {}", key.column, key.given(index)));
+        let any_key = keys.first().map_or_else(String::new, |key| format!("t.{}", key.column));
+        let ids = source(&keys, None);
+        let deltas = source(&keys, Some("delta BIGINT"));
+
+        Target {
+            label: table.describe(),
+            inserts: table.missing == Missing::Insert,
+            unsigned: shape.unsigned,
+            value: table.value.clone(),
+            upsert: text(format!(
+                "INSERT INTO {name} ({columns}, {value}) SELECT {given}, {INPUT}.delta FROM {deltas} \
+                 ON DUPLICATE KEY UPDATE {name}.{value} = {} + {INPUT}.delta",
+                current(&name)
+            )),
+            // the derived table is for MySQL, which refuses to lock a JSON_TABLE (error 3569)
+            lock: text(format!(
+                "SELECT CAST({INPUT}.pos AS UNSIGNED), {any_key} IS NOT NULL FROM (SELECT * FROM {ids}) AS {INPUT} \
+                 LEFT JOIN {name} AS t ON {matches} FOR UPDATE"
+            )),
+            update: text(format!(
+                "UPDATE {deltas} STRAIGHT_JOIN {name} AS t ON {matches} SET t.{value} = {} + {INPUT}.delta",
+                current("t")
+            )),
+            // as digits, since BIGINT UNSIGNED does not decode into i64
+            read: text(format!(
+                "SELECT 0, CAST({INPUT}.pos AS UNSIGNED), CAST(t.{value} AS CHAR) \
+                 FROM {ids} LEFT JOIN {name} AS t ON {matches} \
+                 UNION ALL SELECT 1, CAST({INPUT}.pos AS UNSIGNED), CAST(l.seq AS CHAR) \
+                 FROM JSON_TABLE(?, '$[*]' COLUMNS(pos FOR ORDINALITY, {}, {})) AS {INPUT} \
+                 LEFT JOIN counterfoil_ledger AS l \
+                 ON l.family = ? AND l.partition_no = {INPUT}.partition_no AND l.incarnation = {INPUT}.incarnation",
+                json::column("partition_no", "INT UNSIGNED", 0),
+                json::column("incarnation", "BIGINT UNSIGNED", 1),
+            )),
+            digits: format!("CAST({} AS CHAR)", current("t")),
+            name,
+            keys,
+        }
+    }
+}
+
+impl Target {
+    /// The key columns and the value column, quoted.
+    pub(super) fn columns(&self) -> impl Iterator<Item = String> {
+        self.keys.iter().map(|key| key.column.clone()).chain([quoted(&self.value)])
+    }
+}
+
+impl Key {
+    /// The type of its column in `JSON_TABLE`.
+    fn json_type(&self) -> &'static str {
+        match self.kind {
+            KeyType::Unsigned => "BIGINT UNSIGNED",
+            KeyType::Signed => "BIGINT",
+            KeyType::Date => "DATE",
+            // 255 bytes as hexadecimal digits
+            KeyType::Text => "VARCHAR(510)",
+        }
+    }
+
+    /// The value given in the JSON, as the column takes it.
+    fn given(&self, index: usize) -> String {
+        let json = format!("{INPUT}.k{index}");
+        match self.storage {
+            Storage::Plain => json,
+            Storage::Bytes => format!("UNHEX({json})"),
+            Storage::Characters => format!("CONVERT(UNHEX({json}) USING utf8mb4)"),
+        }
+    }
+
+    /// The condition that the column has the value given as a parameter, spelt as in an id.
+    pub(super) fn equals_parameter(&self) -> String {
+        let parameter = match (self.kind, self.storage) {
+            (KeyType::Unsigned, _) => "CAST(? AS UNSIGNED)",
+            (KeyType::Signed, _) => "CAST(? AS SIGNED)",
+            (KeyType::Date, _) => "CAST(? AS DATE)",
+            (KeyType::Text, Storage::Characters) => "CONVERT(? USING utf8mb4)",
+            (KeyType::Text, _) => "?",
+        };
+        format!("t.{} = {parameter}", self.column)
+    }
+
+    /// The column as it is spelt in an id, in bytes.
+    pub(super) fn bytes(&self) -> String {
+        let column = format!("t.{}", self.column);
+        match (self.kind, self.storage) {
+            // + 0 takes off the zeros of a ZEROFILL column
+            (KeyType::Unsigned | KeyType::Signed, _) => format!("CAST(CAST({column} + 0 AS CHAR) AS BINARY)"),
+            (KeyType::Date, _) => format!("CAST(CAST({column} AS CHAR) AS BINARY)"),
+            // bare, so that a range of it is a range of the index
+            (KeyType::Text, Storage::Bytes) => column,
+            (KeyType::Text, _) => format!("CAST({column} AS BINARY)"),
+        }
+    }
+}
+
+/// The rows that a statement is given, named [`INPUT`]: `pos` from 1, the keys `k0`, `k1` ..., and what comes after.
+fn source(keys: &[Key], after: Option<&str>) -> String {
+    let mut columns = String::from("pos FOR ORDINALITY");
+    let kinds = keys.iter().enumerate().map(|(index, key)| (format!("k{index}"), key.json_type()));
+    for (index, (name, kind)) in kinds.enumerate() {
+        // writing to a String does not fail
+        let _ = write!(columns, ", {}", json::column(&name, kind, index));
+    }
+    if let Some((name, kind)) = after.and_then(|after| after.split_once(' ')) {
+        let _ = write!(columns, ", {}", json::column(name, kind, keys.len()));
+    }
+    format!("JSON_TABLE(?, '$[*]' COLUMNS({columns})) AS {INPUT}")
+}
+
+/// A name as SQL takes it. [`Table`] has refused those with a backtick.
+fn quoted(name: &str) -> String {
+    format!("`{name}`")
+}
+
+fn text(text: String) -> Text {
+    Text(text.into())
+}
+
+fn join(keys: &[Key], between: &str, each: impl Fn(usize, &Key) -> String) -> String {
+    keys.iter().enumerate().map(|(index, key)| each(index, key)).collect::<Vec<_>>().join(between)
+}

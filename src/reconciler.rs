@@ -1,0 +1,375 @@
+//! The reconciler: when which partition is brought to the database.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::ConnectionLike;
+use tokio::sync::watch;
+use tokio::task::{Id, JoinHandle, JoinSet};
+use tokio::time::{Instant, sleep_until};
+
+use crate::check;
+use crate::counterfoil::{Announced, Shared};
+use crate::error::{Error, ErrorKind, Result};
+use crate::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
+use crate::store::Store;
+use crate::writer::Backoff;
+
+/// How many partitions one task rotates.
+const ROTATE: usize = 256;
+/// How often an active partition's idle producers are looked for.
+const TRIM: Duration = Duration::from_secs(3600);
+/// After something that no waiting mends, such as a table that is gone.
+const MEND: Duration = Duration::from_secs(30);
+
+/// Configures a [`Reconciler`]; made by [`Counterfoil::reconciler`](crate::Counterfoil::reconciler).
+#[derive(Debug)]
+#[must_use = "a reconciler runs after start()"]
+pub struct ReconcilerBuilder<C, S> {
+    shared: Arc<Shared<C, S>>,
+    redis: Option<C>,
+    lease: Option<Duration>,
+    max_rows: usize,
+    allow_evicting: bool,
+}
+
+/// A running reconciler. Any number of them may run, in one process or many, beside the writers or alone: which of
+/// them brings a batch to the database makes no difference, and neither does their death at any moment.
+///
+/// Dropping it lets what it holds be finished in the background; [`shutdown`](Self::shutdown) waits for that.
+#[derive(Debug)]
+pub struct Reconciler {
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl<C, S> ReconcilerBuilder<C, S>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+    S: Store,
+{
+    pub(crate) fn new(shared: Arc<Shared<C, S>>) -> Self {
+        let lease = Some(Duration::from_secs(10));
+        ReconcilerBuilder { shared, redis: None, lease, max_rows: 50_000, allow_evicting: false }
+    }
+
+    /// A connection of its own, so that large fetches do not keep hits waiting.
+    pub fn redis(mut self, redis: C) -> Self {
+        self.redis = Some(redis);
+        self
+    }
+
+    /// How long beyond the settle time other reconcilers leave a batch to this one: up to a minute, 10 s unless said
+    /// otherwise, `None` for not at all. It saves work, and nothing depends on it.
+    pub fn lease(mut self, lease: Option<Duration>) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// About how many ids one transaction takes, and so how much memory a flush needs; 50,000 unless said otherwise. A
+    /// batch is never split.
+    pub fn max_rows(mut self, rows: usize) -> Self {
+        self.max_rows = rows.max(1);
+        self
+    }
+
+    /// Starts also on a Redis that throws counts away when its memory is full.
+    pub fn allow_evicting(mut self, allow: bool) -> Self {
+        self.allow_evicting = allow;
+        self
+    }
+
+    /// Starts it on the current tokio runtime. It takes up what earlier reconcilers left at once, and families as they
+    /// are opened.
+    ///
+    /// # Errors
+    /// [`Unsafe`](ErrorKind::Unsafe) on a Redis with an evicting `maxmemory-policy`; [`Redis`](ErrorKind::Redis) where
+    /// it cannot be asked.
+    pub async fn start(self) -> Result<Reconciler> {
+        let redis = self.redis.unwrap_or_else(|| self.shared.redis.clone());
+        if let Some(policy) = check::evicting_policy(&redis).await?
+            && !self.allow_evicting
+        {
+            return Err(Error::new(
+                ErrorKind::Unsafe,
+                format!(
+                    "Redis has maxmemory-policy {policy}, which throws counts away: set noeviction, or allow_evicting"
+                ),
+            ));
+        }
+        let mut flusher = Flusher::new(self.shared.clone()).over(redis);
+        if let Some(lease) = self.lease {
+            flusher = flusher.leasing(lease)?;
+        }
+        let (stop, stopping) = watch::channel(false);
+        let scheduler = Scheduler {
+            flusher: Arc::new(flusher),
+            shared: self.shared,
+            max_rows: self.max_rows,
+            stopping,
+            times: BTreeSet::new(),
+            busy: HashSet::new(),
+            again: HashSet::new(),
+            held: Vec::new(),
+            tasks: JoinSet::new(),
+            rotating: HashMap::new(),
+            flushing: HashMap::new(),
+            failures: HashMap::new(),
+            trimmed: HashMap::new(),
+        };
+        Ok(Reconciler { stop, task: tokio::spawn(scheduler.run()) })
+    }
+}
+
+impl Reconciler {
+    /// Starts nothing new, finishes what it holds, and returns. Where the database is away it does not wait for it:
+    /// what stays in Redis is for the next reconciler.
+    ///
+    /// # Errors
+    /// [`Closed`](ErrorKind::Closed) if it had ended before, by a panic.
+    pub async fn shutdown(self) -> Result<()> {
+        self.stop.send_replace(true);
+        self.task.await.map_err(|error| Error::new(ErrorKind::Closed, "the reconciler had ended").with_source(error))
+    }
+}
+
+/// What a task of the scheduler ends with.
+enum Done {
+    Swept(u64, Result<Vec<PartitionId>>),
+    Rotated(Vec<(PartitionId, Result<Rotated>)>),
+    Flushed(Vec<(PartitionId, Flushed)>),
+    Trimmed,
+}
+
+struct Scheduler<C, S> {
+    flusher: Arc<Flusher<C, S>>,
+    shared: Arc<Shared<C, S>>,
+    max_rows: usize,
+    stopping: watch::Receiver<bool>,
+    /// When to look at what.
+    times: BTreeSet<(Instant, Announced)>,
+    /// Partitions that are being rotated, held or flushed.
+    busy: HashSet<PartitionId>,
+    /// Those of them that became due meanwhile.
+    again: HashSet<PartitionId>,
+    /// Batches that wait to be durable.
+    held: Vec<Held>,
+    tasks: JoinSet<Done>,
+    rotating: HashMap<Id, Vec<PartitionId>>,
+    flushing: HashMap<Id, Vec<PartitionId>>,
+    failures: HashMap<Announced, Backoff>,
+    trimmed: HashMap<PartitionId, Instant>,
+}
+
+impl<C, S> Scheduler<C, S>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+    S: Store,
+{
+    async fn run(mut self) {
+        let shared = self.shared.clone();
+        let mut stopping = self.stopping.clone();
+        for opened in shared.opened() {
+            self.look_at(Announced::Family(opened.registered.number), Duration::ZERO);
+        }
+        loop {
+            self.start_what_is_due();
+            self.start_flushes();
+            let next = self.next_time();
+            tokio::select! {
+                announced = shared.work.take() => {
+                    announced.into_iter().for_each(|what| self.look_at(what, Duration::ZERO));
+                }
+                Some(done) = self.tasks.join_next_with_id() => self.finished(done),
+                () = sleep_until(next) => {}
+                // an error means that the handle was dropped
+                _ = stopping.wait_for(|&stop| stop) => break,
+            }
+        }
+        tracing::debug!(held = self.held.len(), "finishing what is held");
+        loop {
+            self.start_flushes();
+            let next = self.next_time();
+            if self.tasks.is_empty() && self.held.is_empty() {
+                return;
+            }
+            tokio::select! {
+                Some(done) = self.tasks.join_next_with_id() => self.finished(done),
+                () = sleep_until(next) => {}
+            }
+        }
+    }
+
+    fn look_at(&mut self, what: Announced, after: Duration) {
+        self.times.insert((Instant::now() + after, what));
+    }
+
+    fn next_time(&self) -> Instant {
+        let far = Instant::now() + Duration::from_secs(3600);
+        let timed = if *self.stopping.borrow() { None } else { self.times.first().map(|(time, _)| *time) };
+        let gathered = if self.flushing.len() < FLUSHES { self.held.iter().map(Held::flush_at).min() } else { None };
+        timed.into_iter().chain(gathered).min().unwrap_or(far)
+    }
+
+    fn start_what_is_due(&mut self) {
+        let now = Instant::now();
+        let mut due = Vec::new();
+        while let Some(&(time, what)) = self.times.first().filter(|(time, _)| *time <= now) {
+            self.times.remove(&(time, what));
+            match what {
+                Announced::Family(number) => self.start_sweep(number),
+                Announced::Due(number, partition) if self.busy.insert((number, partition)) => {
+                    due.push((number, partition));
+                }
+                Announced::Due(number, partition) => {
+                    self.again.insert((number, partition));
+                }
+            }
+        }
+        for some in due.chunks(ROTATE) {
+            let (flusher, some) = (self.flusher.clone(), some.to_vec());
+            let partitions = some.clone();
+            let task = self.tasks.spawn(async move { Done::Rotated(flusher.rotate(&partitions, true).await) });
+            self.rotating.insert(task.id(), some);
+        }
+    }
+
+    /// Looks for what writers elsewhere left in the family.
+    fn start_sweep(&mut self, number: u64) {
+        let (flusher, opened) = (self.flusher.clone(), self.shared.family(number));
+        self.tasks.spawn(async move {
+            let found = match &opened {
+                Some(opened) => flusher.pending_partitions(opened).await,
+                None => Ok(Vec::new()),
+            };
+            Done::Swept(number, found)
+        });
+    }
+
+    /// Flushes all batches that are durable by now together, up to the number of rows that one transaction takes.
+    fn start_flushes(&mut self) {
+        let now = Instant::now();
+        while self.flushing.len() < FLUSHES && self.held.iter().any(|held| held.flush_at() <= now) {
+            let (mut taken, mut rows) = (Vec::new(), 0);
+            let mut kept = Vec::new();
+            for held in self.held.drain(..) {
+                let fits = taken.is_empty() || rows + held.cut.ids <= self.max_rows as u64;
+                if fits && held.ready_at() <= now {
+                    rows += held.cut.ids;
+                    taken.push(held);
+                } else {
+                    kept.push(held);
+                }
+            }
+            self.held = kept;
+            let ids = taken.iter().map(|held| held.id).collect();
+            let (flusher, stop) = (self.flusher.clone(), self.stopping.clone());
+            let task = self.tasks.spawn(async move { Done::Flushed(flusher.flush(taken, &stop).await) });
+            self.flushing.insert(task.id(), ids);
+        }
+    }
+
+    fn finished(&mut self, done: Result<(Id, Done), tokio::task::JoinError>) {
+        let id = match &done {
+            Ok((id, _)) => *id,
+            Err(error) => error.id(),
+        };
+        let concerned = self.rotating.remove(&id).or_else(|| self.flushing.remove(&id));
+        match done.map(|(_, done)| done) {
+            Ok(Done::Swept(number, found)) => self.swept(number, found),
+            Ok(Done::Rotated(all)) => all.into_iter().for_each(|(id, rotated)| self.rotated(id, rotated)),
+            Ok(Done::Flushed(all)) => all.into_iter().for_each(|(id, end)| self.flushed(id, end)),
+            Ok(Done::Trimmed) => {}
+            Err(error) => {
+                tracing::error!(%error, "a step of the reconciler ended, and is tried again");
+                concerned.into_iter().flatten().for_each(|id| self.free(id, Some(MEND)));
+            }
+        }
+    }
+
+    fn swept(&mut self, number: u64, found: Result<Vec<PartitionId>>) {
+        let what = Announced::Family(number);
+        match found {
+            Ok(found) => {
+                self.failures.remove(&what);
+                found.into_iter().for_each(|(number, partition)| {
+                    self.look_at(Announced::Due(number, partition), Duration::ZERO);
+                });
+                if let Some(opened) = self.shared.family(number) {
+                    self.look_at(what, opened.registered.family.sync_time);
+                }
+            }
+            Err(error) => {
+                let pause = self.pause(what, &error);
+                self.look_at(what, pause);
+            }
+        }
+    }
+
+    fn rotated(&mut self, id: PartitionId, rotated: Result<Rotated>) {
+        match rotated {
+            Ok(Rotated::Held(held)) => self.held.push(held),
+            Ok(Rotated::Later(time)) => self.free(id, Some(time)),
+            Ok(Rotated::Nothing) => self.free(id, None),
+            Err(error) => {
+                let pause = self.pause(Announced::Due(id.0, id.1), &error);
+                self.free(id, Some(pause));
+            }
+        }
+    }
+
+    fn flushed(&mut self, id: PartitionId, end: Flushed) {
+        let what = Announced::Due(id.0, id.1);
+        match end {
+            Flushed::Done | Flushed::Stale => {
+                self.failures.remove(&what);
+                self.free(id, None);
+                self.trim_now_and_then(id);
+            }
+            Flushed::Failed(error) => {
+                let pause = self.pause(what, &error);
+                self.free(id, Some(pause));
+            }
+        }
+    }
+
+    /// Lets the partition be rotated again: after a time, at once if it became due meanwhile, or when it is due next.
+    fn free(&mut self, id: PartitionId, after: Option<Duration>) {
+        self.busy.remove(&id);
+        let again = self.again.remove(&id).then_some(Duration::ZERO);
+        if let Some(after) = after.or(again) {
+            self.look_at(Announced::Due(id.0, id.1), after);
+        }
+    }
+
+    fn trim_now_and_then(&mut self, id: PartitionId) {
+        let now = Instant::now();
+        if *self.stopping.borrow() || self.trimmed.get(&id).is_some_and(|last| now - *last < TRIM) {
+            return;
+        }
+        self.trimmed.insert(id, now);
+        let flusher = self.flusher.clone();
+        self.tasks.spawn(async move {
+            if let Err(error) = flusher.trim(id).await {
+                tracing::debug!(%error, "idle producers were not trimmed");
+            }
+            Done::Trimmed
+        });
+    }
+
+    /// How long to wait after this failure.
+    fn pause(&mut self, what: Announced, error: &Error) -> Duration {
+        if !error.is_retryable() && !error.outcome_unknown() {
+            tracing::error!(?what, %error, "this will not mend by itself");
+            return MEND;
+        }
+        let pause = self.failures.entry(what).or_default().next();
+        tracing::warn!(?what, %error, ?pause, "waiting");
+        ::metrics::counter!(crate::metrics::RETRIES, "what" => "reconcile").increment(1);
+        pause
+    }
+}
+
+/// How many flushes run at a time: one fetches while the other one is in the database.
+const FLUSHES: usize = 2;

@@ -1,0 +1,230 @@
+//! Where a family's numbers go in the database, and how an id becomes the columns of a row.
+
+use crate::error::{Error, Result};
+
+/// The application's table and column that hold a family's values, in place of counterfoil's own table.
+///
+/// An id is split at the separator into one segment per key column. Every segment must be spelt the one canonical way
+/// (`7`, never `07`), so that two ids can never mean one row.
+///
+/// ```
+/// use counterfoil::{KeyType, Table};
+/// // ids like 12345/2014-09-20 into visitors(store_id, day, count)
+/// let visitors = Table::upsert("visitors")
+///     .key("store_id", KeyType::Unsigned)
+///     .key("day", KeyType::Date)
+///     .value("count");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Table {
+    pub(crate) name: String,
+    pub(crate) keys: Vec<KeyColumn>,
+    pub(crate) value: String,
+    pub(crate) separator: char,
+    pub(crate) missing: Missing,
+}
+
+/// What happens to a delta whose row does not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Missing {
+    /// The row is inserted.
+    Insert,
+    /// The delta goes to the rejects: the rows are the application's to make.
+    Reject,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct KeyColumn {
+    pub(crate) name: String,
+    pub(crate) kind: KeyType,
+}
+
+/// The type of a key column of an application's table, and of the id's segment that it comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum KeyType {
+    /// `0` to `18446744073709551615`, without leading zeros; any integer column.
+    Unsigned,
+    /// `-9223372036854775808` to `9223372036854775807`, without leading zeros or `+`; any signed integer column.
+    Signed,
+    /// `YYYY-MM-DD`, a day that exists, years 1000 to 9999; a `DATE` column.
+    Date,
+    /// The bytes as they are; a `VARBINARY` column, or text with a binary collation that does not pad.
+    Text,
+}
+
+impl Table {
+    /// A table whose rows are inserted where they do not exist yet. The name may carry its schema: `shop.visitors`.
+    pub fn upsert(name: impl Into<String>) -> Self {
+        Table::new(name, Missing::Insert)
+    }
+
+    /// A table whose rows are the application's to make: a delta without a row goes to the rejects.
+    pub fn update(name: impl Into<String>) -> Self {
+        Table::new(name, Missing::Reject)
+    }
+
+    fn new(name: impl Into<String>, missing: Missing) -> Self {
+        Table { name: name.into(), keys: Vec::new(), value: String::new(), separator: '/', missing }
+    }
+
+    /// Adds a key column, in the order of the id's segments. All key columns together are a unique key of the table.
+    #[must_use]
+    pub fn key(mut self, column: impl Into<String>, kind: KeyType) -> Self {
+        self.keys.push(KeyColumn { name: column.into(), kind });
+        self
+    }
+
+    /// The integer column that is counted up.
+    #[must_use]
+    pub fn value(mut self, column: impl Into<String>) -> Self {
+        self.value = column.into();
+        self
+    }
+
+    /// The character between an id's segments; `/` unless said otherwise. Only the last segment may contain it.
+    #[must_use]
+    pub fn separator(mut self, separator: char) -> Self {
+        self.separator = separator;
+        self
+    }
+
+    /// Refuses a table without key or value column, and a name that no table or column can have.
+    pub(crate) fn check(&self) -> Result<()> {
+        let refuse = |what: String| Err(Error::invalid(format!("table {:?}: {what}", self.name)));
+        let ok = |name: &str| (1..=64).contains(&name.chars().count()) && !name.contains(['`', '\0', '.']);
+        if self.name.split('.').count() > 2 || !self.name.split('.').all(ok) {
+            return refuse("not a name MySQL takes".into());
+        }
+        if self.keys.is_empty() {
+            return refuse("no key column is named".into());
+        }
+        if self.value.is_empty() {
+            return refuse("no value column is named".into());
+        }
+        let mut columns: Vec<_> = self.keys.iter().map(|key| &key.name).chain([&self.value]).collect();
+        if let Some(column) = columns.iter().find(|column| !ok(column)) {
+            return refuse(format!("column {column:?} is not a name MySQL takes"));
+        }
+        columns.sort();
+        if let Some(twice) = columns.windows(2).find(|pair| pair[0] == pair[1]) {
+            return refuse(format!("column {:?} is named twice", twice[0]));
+        }
+        if self.keys.len() > 1 && (self.separator.is_ascii_digit() || self.separator == '-') {
+            return refuse(format!("{:?} cannot separate segments: numbers and dates contain it", self.separator));
+        }
+        Ok(())
+    }
+
+    /// One line that says where the numbers go, the same for the same table: kept in the database beside the family.
+    pub(crate) fn describe(&self) -> String {
+        let verb = match self.missing {
+            Missing::Insert => "upsert",
+            Missing::Reject => "update",
+        };
+        let keys: Vec<_> = self.keys.iter().map(|key| format!("{}:{:?}", key.name, key.kind)).collect();
+        format!("{verb} {}({}){}{}", self.name, keys.join(","), self.separator, self.value)
+    }
+
+    /// The id's segments, one a key column, each checked against its column's type; the error says what is wrong.
+    pub(crate) fn split<'id>(&self, id: &'id str) -> Result<Vec<&'id str>, String> {
+        let segments: Vec<_> = id.splitn(self.keys.len(), self.separator).collect();
+        if segments.len() < self.keys.len() {
+            return Err(format!(
+                "id {id:?} has {} of the {} segments of {}, separated by {:?}",
+                segments.len(),
+                self.keys.len(),
+                self.name,
+                self.separator
+            ));
+        }
+        for (segment, key) in segments.iter().zip(&self.keys) {
+            if !key.kind.is_canonical(segment) {
+                return Err(format!(
+                    "id {id:?}: {segment:?} is not {} for column {}",
+                    key.kind.expectation(),
+                    key.name
+                ));
+            }
+        }
+        Ok(segments)
+    }
+}
+
+impl KeyType {
+    /// Whether the segment is the one spelling of a value of this type.
+    pub(crate) fn is_canonical(self, segment: &str) -> bool {
+        match self {
+            KeyType::Unsigned => segment.parse::<u64>().is_ok_and(|number| number.to_string() == segment),
+            KeyType::Signed => segment.parse::<i64>().is_ok_and(|number| number.to_string() == segment),
+            KeyType::Date => is_date(segment),
+            KeyType::Text => true,
+        }
+    }
+
+    fn expectation(self) -> &'static str {
+        match self {
+            KeyType::Unsigned => "an unsigned number without leading zeros",
+            KeyType::Signed => "a signed number without leading zeros",
+            KeyType::Date => "a day YYYY-MM-DD",
+            KeyType::Text => "text",
+        }
+    }
+}
+
+/// A day of the proleptic Gregorian calendar as MySQL's DATE takes it: 1000-01-01 to 9999-12-31.
+fn is_date(text: &str) -> bool {
+    let shape = |(index, byte): (usize, u8)| if matches!(index, 4 | 7) { byte == b'-' } else { byte.is_ascii_digit() };
+    if text.len() != 10 || !text.bytes().enumerate().all(shape) {
+        return false;
+    }
+    let number = |range| text.get(range).and_then(|part: &str| part.parse::<u32>().ok()).unwrap_or(0);
+    let (year, month, day) = (number(0..4), number(5..7), number(8..10));
+    let leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let days = match month {
+        2 if leap => 29,
+        2 => 28,
+        4 | 6 | 9 | 11 => 30,
+        1..=12 => 31,
+        _ => 0,
+    };
+    year >= 1000 && (1..=days).contains(&day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn visitors() -> Table {
+        Table::upsert("visitors").key("store_id", KeyType::Unsigned).key("day", KeyType::Date).value("count")
+    }
+
+    fn split(id: &str) -> Result<Vec<String>, String> {
+        visitors().split(id).map(|parts| parts.into_iter().map(String::from).collect())
+    }
+
+    #[test]
+    fn an_id_becomes_typed_columns() {
+        assert_eq!(split("12345/2014-09-20"), Ok(vec!["12345".into(), "2014-09-20".into()]));
+        assert_eq!(split("0/2000-02-29"), Ok(vec!["0".into(), "2000-02-29".into()]));
+    }
+
+    #[test]
+    fn two_spellings_of_one_row_are_refused() {
+        for id in ["07/2014-09-20", "+7/2014-09-20", "7/2014-9-20", "7/2014-02-30", "7/1900-02-29", "7", "/2014-09-20"]
+        {
+            assert!(split(id).is_err(), "{id}");
+        }
+        assert!(split("07/2014-09-20").unwrap_err().contains("store_id"));
+    }
+
+    #[test]
+    fn a_table_must_be_complete() {
+        assert!(visitors().check().is_ok());
+        assert!(Table::upsert("visitors").value("count").check().is_err());
+        assert!(Table::upsert("visitors").key("id", KeyType::Text).check().is_err());
+        assert!(Table::update("a`b").key("id", KeyType::Text).value("n").check().is_err());
+        assert!(Table::update("t").key("n", KeyType::Text).value("n").check().is_err());
+        assert!(visitors().separator('-').check().is_err());
+    }
+}

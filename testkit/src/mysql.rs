@@ -1,0 +1,184 @@
+//! MySQL or MariaDB.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use sqlx::mysql::{MySqlConnection, MySqlPool, MySqlPoolOptions};
+use sqlx::{AssertSqlSafe, Connection};
+
+use crate::process::{self, Process};
+
+/// A private MySQL or MariaDB server with a `root` without password. It ends, and its directory goes, with this handle.
+pub struct MysqlServer {
+    process: Process,
+    socket: PathBuf,
+    args: Vec<String>,
+    databases: AtomicU32,
+}
+
+impl MysqlServer {
+    /// Makes a data directory, starts a server over it and returns when it answers.
+    ///
+    /// # Panics
+    ///
+    /// Where no server is found or it does not start.
+    pub async fn start() -> Self {
+        let process = Process::new();
+        let socket = process.dir().join("mysql.sock");
+        let data = process.dir().join("data");
+        initialise(&process, &data).await;
+
+        // First of all, or it is not obeyed: nothing of this machine's own configuration.
+        let mut args = vec!["--no-defaults".to_owned()];
+        args.extend(as_user());
+        args.push(format!("--datadir={}", data.display()));
+        args.push(format!("--socket={}", socket.display()));
+        args.push(format!("--pid-file={}", process.dir().join("pid").display()));
+        args.push(format!("--tmpdir={}", process.dir().display()));
+        args.extend(
+            [
+                "--skip-networking",
+                "--loose-mysqlx=OFF",
+                "--skip-log-bin",
+                "--performance-schema=OFF",
+                "--innodb-buffer-pool-size=128M",
+                "--max-connections=500",
+                // A commit reaches the file system, so that killing the process loses none; only the disk is not
+                // waited for, since nobody pulls the plug in a test.
+                "--innodb-flush-log-at-trx-commit=2",
+            ]
+            .map(str::to_owned),
+        );
+        let server = Self { process, socket, args, databases: AtomicU32::new(0) };
+        server.start_again().await;
+        server
+    }
+
+    /// The socket that it listens on.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The address of a database for sqlx, `mysql://root@localhost/...?socket=...`; of none for an empty name.
+    pub fn url(&self, database: &str) -> String {
+        format!("mysql://root@localhost/{database}?socket={}", self.socket.display())
+    }
+
+    /// Creates a database, named after `prefix` and unlike any other of this server, and gives its name and a pool.
+    ///
+    /// # Panics
+    ///
+    /// Where the server does not do it, for instance because `prefix` is more than letters, digits and underscores.
+    pub async fn database(&self, prefix: &str) -> (String, MySqlPool) {
+        let name = format!("{prefix}_{}", self.databases.fetch_add(1, Ordering::Relaxed));
+        let created = async {
+            let mut connection = MySqlConnection::connect(&self.url("")).await?;
+            sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut connection).await?;
+            connection.close().await?;
+            let options = MySqlPoolOptions::new().max_connections(16).acquire_timeout(Duration::from_secs(10));
+            options.connect(&self.url(&name)).await
+        };
+        match created.await {
+            Ok(pool) => (name, pool),
+            Err(e) => self.process.fail(&format!("cannot create the database {name}: {e}")),
+        }
+    }
+
+    /// SIGKILL; returns when the server is gone. Nothing happens where none runs.
+    pub fn kill(&self) {
+        self.process.kill();
+    }
+
+    /// Starts it over the data that is there, killing the running one first, and returns when it has recovered.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not start.
+    pub async fn start_again(&self) {
+        self.process.kill();
+        // MySQL leaves its process number beside the socket and refuses to start where that number is alive again.
+        let _ = fs::remove_file(self.socket.with_extension("sock.lock"));
+        self.process.start(binary(), &self.args, || greets(&self.socket)).await;
+    }
+
+    /// SIGSTOP: connections stay open and nothing is answered. Returns when the server stands still.
+    pub fn pause(&self) {
+        self.process.pause();
+    }
+
+    /// Ends a [`pause`](Self::pause).
+    pub fn resume(&self) {
+        self.process.resume();
+    }
+}
+
+/// Makes a data directory with a `root` that needs no password. Three ways lead there.
+async fn initialise(process: &Process, data: &Path) {
+    let at = format!("--datadir={}", data.display());
+    let own = binary().with_file_name("mariadbd-init");
+    if !version().contains("MariaDB") {
+        let args = ["--no-defaults".to_owned(), "--initialize-insecure".to_owned(), at].into_iter().chain(as_user());
+        process.run(binary(), &args.collect::<Vec<_>>()).await;
+    } else if own.is_file() {
+        process.run(&own, &[data.display().to_string()]).await;
+    } else {
+        // Beside the server first: with Homebrew there may be several.
+        let dir = binary().parent().unwrap_or(Path::new("/"));
+        let beside = [dir.to_owned(), dir.join("../bin"), dir.join("../scripts")];
+        let names = ["mariadb-install-db", "mysql_install_db"];
+        let script = beside.iter().flat_map(|dir| names.map(|name| dir.join(name))).find(|path| path.is_file());
+        let script = script.or_else(|| process::find(None, &names, &[]));
+        let script = script.expect("no mariadb-install-db found for the MariaDB server");
+        let args = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"].map(str::to_owned);
+        process.run(&script, &args.into_iter().chain([at]).chain(as_user()).collect::<Vec<_>>()).await;
+    }
+}
+
+/// Servers refuse to run as root unless told so.
+fn as_user() -> Option<String> {
+    rustix::process::geteuid().is_root().then(|| "--user=root".to_owned())
+}
+
+/// What the binary says of its version.
+pub(crate) fn version() -> &'static str {
+    static VERSION: OnceLock<String> = OnceLock::new();
+    VERSION.get_or_init(|| process::version(binary()))
+}
+
+fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| {
+        let places = [
+            "/usr/sbin",
+            "/usr/local/sbin",
+            "/usr/local/bin",
+            "/opt/homebrew/bin",
+            "/opt/homebrew/opt/mariadb/bin",
+            "/usr/local/opt/mariadb/bin",
+            "/opt/homebrew/opt/mysql/bin",
+            "/usr/local/opt/mysql/bin",
+        ]
+        .map(Path::new);
+        process::find(Some("COUNTERFOIL_MYSQLD"), &["mariadbd", "mysqld"], &places)
+            .expect("no mysqld and no mariadbd found: install one, or name one in COUNTERFOIL_MYSQLD")
+    })
+}
+
+/// Whether the server sends its greeting, a packet that starts with the protocol's version: ten. It does so only after
+/// recovery.
+fn greets(socket: &Path) -> bool {
+    let ask = || -> std::io::Result<bool> {
+        let mut stream = UnixStream::connect(socket)?;
+        // The socket may be there before anybody looks at it.
+        stream.set_read_timeout(Some(Duration::from_millis(50)))?;
+        let mut start = [0; 5];
+        stream.read_exact(&mut start)?;
+        Ok(start[4] == 10)
+    };
+    ask().unwrap_or(false)
+}

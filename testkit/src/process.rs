@@ -1,0 +1,258 @@
+//! A server process, its directory, and the guard that survives the process that started them.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+
+/// Holds the directory and reads the process group of the running server, an empty line where none runs, from a pipe
+/// whose only lasting writer is us. Its end means that we are done or dead, in whichever way.
+const GUARD: &str = r#"
+    trap '' HUP INT TERM
+    dir=$1 keep=$2 group=
+    while read -r line; do
+        case $line in keep) keep=1 ;; *) group=$line ;; esac
+    done
+    tries=0
+    # Again until nobody is left, for a second at most: a server that is still dying could write into the directory.
+    while [ -n "$group" ] && kill -s KILL -- "-$group" 2>/dev/null && [ $tries -lt 20 ]; do
+        tries=$((tries + 1))
+        sleep 0.05
+    done
+    [ "$keep" = 1 ] || rm -rf -- "$dir"
+"#;
+
+/// Reports itself to the guard (its standard output) before it turns into the server, and by that closes the pipe:
+/// there is no moment at which a server runs that the guard does not know.
+const SERVER: &str = r#"echo $$ && exec "$@" >&2"#;
+
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// Short, because the tests of interleavings restart Redis thousands of times.
+const POLL: Duration = Duration::from_millis(1);
+const LOG_TAIL: usize = 30;
+/// What macOS allows for a socket's path, with its closing zero.
+const SOCKET_PATH_LIMIT: usize = 104;
+
+/// A directory and at most one server process over it, which can be killed and started again.
+pub(crate) struct Process {
+    dir: PathBuf,
+    guard: Child,
+    server: Mutex<Option<Child>>,
+}
+
+impl Process {
+    /// A fresh directory with its guard, and no server yet.
+    pub fn new() -> Self {
+        let dir = short_directory();
+        let keep = std::env::var_os("COUNTERFOIL_KEEP").is_some_and(|v| v == "1");
+        if keep {
+            eprintln!("testkit: {} will be kept", dir.display());
+        }
+        let guard = {
+            // Where a pipe cannot be made close-on-exec in one step (macOS), another thread's child that is started
+            // at this moment would inherit the pipe and keep it open.
+            static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+            let _one = lock(&ONE_AT_A_TIME);
+            Command::new("/bin/sh")
+                .args(["-c", GUARD, "guard"])
+                .arg(&dir)
+                .arg(if keep { "1" } else { "0" })
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .current_dir("/")
+                .process_group(0) // out of reach of Ctrl-C
+                .spawn()
+                .unwrap_or_else(|e| panic!("cannot start the guard of {}: {e}", dir.display()))
+        };
+        Self { dir, guard, server: Mutex::new(None) }
+    }
+
+    /// The directory of sockets, data and log.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Starts a server, ending the one that runs, and returns when `ready` says so.
+    pub async fn start(&self, program: &Path, args: &[String], ready: impl Fn() -> bool) {
+        self.spawn(program, args);
+        let deadline = Instant::now() + START_LIMIT;
+        while !ready() {
+            if let Some(status) = self.ended() {
+                self.fail(&format!("{} ended while starting: {status}", program.display()));
+            }
+            if Instant::now() > deadline {
+                self.fail(&format!("{} did not answer within {START_LIMIT:?}", program.display()));
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// Runs a program to its end, which must be a success.
+    pub async fn run(&self, program: &Path, args: &[String]) {
+        self.spawn(program, args);
+        let status = loop {
+            match self.ended() {
+                Some(status) => break status,
+                None => tokio::time::sleep(POLL).await,
+            }
+        };
+        if !status.success() {
+            self.fail(&format!("{} failed: {status}", program.display()));
+        }
+    }
+
+    /// SIGKILL; returns when the process is gone. Nothing happens where none runs.
+    pub fn kill(&self) {
+        if let Some(mut server) = lock(&self.server).take() {
+            // An error means that it ended by itself; there is nothing left to kill then.
+            let _ = kill_process_group(id(&server), Signal::KILL);
+            server.wait().unwrap_or_else(|e| panic!("cannot wait for a killed server: {e}"));
+            self.tell("");
+        }
+    }
+
+    /// SIGSTOP; returns when the process stands still.
+    pub fn pause(&self) {
+        let pid = self.signal(Signal::STOP);
+        // NOWAIT leaves an exit status where the standard library will look for it.
+        waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
+            .unwrap_or_else(|e| panic!("cannot wait for the server to stand still: {e}"));
+    }
+
+    /// SIGCONT.
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// Whether a server was started and neither killed nor seen ending.
+    pub fn is_up(&self) -> bool {
+        self.ended().is_none() && lock(&self.server).is_some()
+    }
+
+    /// Panics with `what` and the end of the log.
+    pub fn fail(&self, what: &str) -> ! {
+        let log = fs::read(self.log()).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = log.lines().collect();
+        let tail = lines[lines.len().saturating_sub(LOG_TAIL)..].join("\n    ");
+        panic!("{what}\n  end of {}:\n    {tail}", self.log().display());
+    }
+
+    fn spawn(&self, program: &Path, args: &[String]) {
+        self.kill();
+        let log = File::options().create(true).append(true).open(self.log());
+        let log = log.unwrap_or_else(|e| panic!("cannot write {}: {e}", self.log().display()));
+        let pipe = self.guard.stdin.as_ref().expect("the guard was started with a pipe");
+        let pipe = pipe.as_fd().try_clone_to_owned().expect("duplicate the guard's pipe");
+        let server = Command::new("/bin/sh")
+            .args(["-c", SERVER, "server"])
+            .arg(program)
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(pipe)
+            .stderr(log)
+            .current_dir(&self.dir)
+            .env("LC_ALL", "C") // Redis refuses to start with a locale that is not installed
+            .process_group(0) // out of reach of Ctrl-C, and children are killed with it
+            .spawn()
+            .unwrap_or_else(|e| panic!("cannot start {}: {e}", program.display()));
+        *lock(&self.server) = Some(server);
+    }
+
+    /// How the server ended, if it ended by itself since it was started.
+    fn ended(&self) -> Option<ExitStatus> {
+        let mut server = lock(&self.server);
+        let status = server.as_mut()?.try_wait().expect("ask whether the server still runs")?;
+        *server = None;
+        self.tell("");
+        Some(status)
+    }
+
+    fn signal(&self, signal: Signal) -> Pid {
+        match lock(&self.server).as_ref() {
+            None => self.fail("no server is running"),
+            Some(server) => {
+                kill_process_group(id(server), signal).unwrap_or_else(|e| panic!("cannot signal the server: {e}"));
+                id(server)
+            }
+        }
+    }
+
+    /// The number of a process that is gone may be given to another one, so the guard must hear of every end.
+    fn tell(&self, line: &str) {
+        if let Some(mut pipe) = self.guard.stdin.as_ref() {
+            match writeln!(pipe, "{line}") {
+                // Somebody killed the guard. What it would have done is done by Drop, so the test may go on.
+                Err(e) if e.kind() == ErrorKind::BrokenPipe => {}
+                result => result.expect("write to the guard"),
+            }
+        }
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.join("log")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+        if std::thread::panicking() {
+            self.tell("keep");
+            eprintln!("testkit: {} is kept", self.dir.display());
+        }
+        // Closes the pipe first. Afterwards the directory is gone.
+        let _ = self.guard.wait();
+    }
+}
+
+/// Finds a program: named by an environment variable, or one of `names` on `PATH` or in `places`.
+pub(crate) fn find(variable: Option<&str>, names: &[&str], places: &[&Path]) -> Option<PathBuf> {
+    let named = variable.and_then(std::env::var_os);
+    if let Some(named) = named.filter(|name| !name.is_empty()) {
+        // Absolute, since servers run in their own directory; but links stay, since Debian's redis-server is a link
+        // to a program that goes by the name under which it is called.
+        let path = std::path::absolute(&named).unwrap_or_else(|_| named.into());
+        assert!(path.is_file(), "{} names {}, which is no file", variable.unwrap_or_default(), path.display());
+        return Some(path);
+    }
+    let on_path = std::env::var_os("PATH").unwrap_or_default();
+    let dirs: Vec<PathBuf> = std::env::split_paths(&on_path).chain(places.iter().map(PathBuf::from)).collect();
+    let candidates = names.iter().flat_map(|name| dirs.iter().map(move |dir| dir.join(name)));
+    candidates.into_iter().find(|path| path.is_absolute() && path.is_file())
+}
+
+/// The first line that a program prints when asked for its version.
+pub(crate) fn version(program: &Path) -> String {
+    let output = Command::new(program).arg("--version").output();
+    let output = output.unwrap_or_else(|e| panic!("cannot run {} --version: {e}", program.display()));
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().next().unwrap_or("no version").trim().to_owned()
+}
+
+/// A path short enough for sockets, that means the same in a URL and in a careless shell script (mariadb-install-db).
+fn short_directory() -> PathBuf {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._/".contains(byte);
+    let base = std::path::absolute(std::env::temp_dir()).expect("the current directory is known");
+    let longest = base.join("cf-XXXXXX").join("redis.sock").into_os_string();
+    let suits = longest.len() < SOCKET_PATH_LIMIT && longest.as_encoded_bytes().iter().all(plain);
+    let base = if suits { base } else { "/tmp".into() };
+    let dir = tempfile::Builder::new().prefix("cf-").rand_bytes(6).tempdir_in(&base);
+    dir.unwrap_or_else(|e| panic!("cannot create a directory in {}: {e}", base.display())).keep()
+}
+
+fn id(server: &Child) -> Pid {
+    Pid::from_child(server)
+}
+
+/// A panic elsewhere does not make a process handle any worse.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

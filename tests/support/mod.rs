@@ -1,0 +1,67 @@
+//! What several test programs share.
+#![allow(dead_code, missing_docs)]
+
+pub mod reference;
+
+use std::time::Duration;
+
+use counterfoil::{Counterfoil, Durability, Family, FamilyBuilder, MysqlStore};
+use redis::aio::ConnectionManager;
+use sqlx::MySqlPool;
+use testkit::{MysqlServer, RedisOptions, RedisServer};
+use tokio::sync::OnceCell;
+
+static MYSQL: OnceCell<MysqlServer> = OnceCell::const_new();
+
+/// A Redis of its own and a database of its own, on the test program's one MySQL.
+pub struct Pair {
+    pub redis: RedisServer,
+    pub pool: MySqlPool,
+    pub counterfoil: Counterfoil<ConnectionManager, MysqlStore>,
+}
+
+impl Pair {
+    pub async fn new() -> Self {
+        Pair::with(RedisOptions::volatile()).await
+    }
+
+    pub async fn with(options: RedisOptions) -> Self {
+        Pair::on(options, MYSQL.get_or_init(MysqlServer::start).await).await
+    }
+
+    pub async fn on(options: RedisOptions, mysql: &MysqlServer) -> Self {
+        let redis = RedisServer::start(options).await;
+        let (_, pool) = mysql.database("test").await;
+        let store = MysqlStore::new(pool.clone());
+        store.create_tables().await.expect("counterfoil's tables");
+        let counterfoil = Counterfoil::new(redis.manager().await, store);
+        Pair { redis, pool, counterfoil }
+    }
+
+    /// Runs SQL that answers nothing.
+    pub async fn sql(&self, sql: &'static str) {
+        sqlx::raw_sql(sql).execute(&self.pool).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+    }
+
+    /// The one number that the query answers; 0 for none.
+    pub async fn number(&self, sql: &'static str) -> i64 {
+        sqlx::query_scalar(sql).fetch_optional(&self.pool).await.expect(sql).unwrap_or(0)
+    }
+}
+
+/// A family that is durable at once and due at every hit, unless the test says otherwise.
+pub fn family(name: &str) -> FamilyBuilder {
+    Family::buffered("test", name)
+        .partitions(4)
+        .durability(Durability::Immediate)
+        .sync_after(1, Duration::from_millis(50))
+}
+
+/// Waits for something that happens soon.
+pub async fn eventually<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
+    let started = std::time::Instant::now();
+    while !is_so().await {
+        assert!(started.elapsed() < Duration::from_secs(20), "waited for: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

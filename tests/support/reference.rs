@@ -1,0 +1,83 @@
+//! A store in plain Rust: what a store has to do, and nothing else.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+
+use counterfoil::{
+    Applied, Batch, Error, ErrorKind, Family, Incarnation, ReadFrom, Registered, Result, Snapshot, Store,
+};
+
+#[derive(Clone, Debug, Default)]
+pub struct Reference(Arc<Mutex<Tables>>);
+
+#[derive(Debug, Default)]
+struct Tables {
+    families: Vec<Family>,
+    values: BTreeMap<(u64, String), i64>,
+    ledger: HashMap<(u64, u32, Incarnation), u64>,
+}
+
+impl Store for Reference {
+    async fn register(&self, family: &Family) -> Result<u64> {
+        let mut tables = self.0.lock().unwrap();
+        let same_name = |known: &Family| known.to_string() == family.to_string();
+        if let Some(number) = tables.families.iter().position(same_name) {
+            let known = tables.families[number].identity();
+            return match known.iter().zip(family.identity()).find(|(known, new)| **known != *new) {
+                Some((known, new)) => {
+                    Err(Error::new(ErrorKind::Mismatch, format!("{family}: {} is {}, not {}", new.0, known.1, new.1)))
+                }
+                None => Ok(number as u64),
+            };
+        }
+        tables.families.push(family.clone());
+        Ok(tables.families.len() as u64 - 1)
+    }
+
+    async fn apply(&self, batches: &[Batch]) -> Result<Applied> {
+        let mut tables = self.0.lock().unwrap();
+        let mut applied = Applied::default();
+        for batch in batches {
+            let stands = tables.ledger.entry((batch.family.number, batch.partition, batch.incarnation)).or_default();
+            if *stands >= batch.seq {
+                applied.repeated += 1;
+                continue;
+            }
+            *stands = batch.seq;
+            applied.batches += 1;
+            for (id, delta) in &batch.deltas {
+                *tables.values.entry((batch.family.number, id.clone())).or_default() += delta;
+                applied.rows += 1;
+            }
+        }
+        Ok(applied)
+    }
+
+    async fn read(
+        &self,
+        family: &Registered,
+        ids: &[&str],
+        ledger: &[(u32, Incarnation)],
+        _: ReadFrom,
+    ) -> Result<Snapshot> {
+        let tables = self.0.lock().unwrap();
+        let value = |id: &&str| tables.values.get(&(family.number, (*id).to_owned())).copied();
+        let stands = |&(partition, incarnation): &(u32, Incarnation)| {
+            tables.ledger.get(&(family.number, partition, incarnation)).copied().unwrap_or(0)
+        };
+        Ok(Snapshot { values: ids.iter().map(value).collect(), ledger: ledger.iter().map(stands).collect() })
+    }
+
+    async fn list(
+        &self,
+        family: &Registered,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<(String, i64)>> {
+        let tables = self.0.lock().unwrap();
+        let wanted = |id: &str| id.starts_with(prefix) && after.is_none_or(|after| id > after);
+        let all = tables.values.iter().filter(|((number, id), _)| *number == family.number && wanted(id));
+        Ok(all.take(limit).map(|((_, id), value)| (id.clone(), *value)).collect())
+    }
+}
