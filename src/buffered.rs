@@ -323,9 +323,7 @@ impl<C: ConnectionLike + Clone> Partition<C> {
 
     /// Whether anything waits in the partition, for one cheap command.
     pub async fn has_pending(&self) -> Result<bool> {
-        let mut command = redis::cmd("EXISTS");
-        command.arg(self.keys.buffer()).arg(self.keys.batch());
-        script::query::<_, u8>(&self.redis, &command).await.map(|existing| existing > 0)
+        anything_pending(&self.redis, std::slice::from_ref(self)).await
     }
 
     /// The ids with that prefix that have anything pending, each at least once. An id that was counted before the call
@@ -348,6 +346,16 @@ impl<C: ConnectionLike + Clone> Partition<C> {
         }
         Ok(found)
     }
+}
+
+/// Whether anything waits in any of the partitions, which where they lie on several nodes of a cluster may have to be
+/// asked one by one.
+pub async fn anything_pending<C: ConnectionLike + Clone>(redis: &C, partitions: &[Partition<C>]) -> Result<bool> {
+    let mut command = redis::cmd("EXISTS");
+    for partition in partitions {
+        command.arg(partition.keys.buffer()).arg(partition.keys.batch());
+    }
+    script::query::<_, u64>(redis, &command).await.map(|existing| existing > 0)
 }
 
 /// The glob pattern of Redis for everything that begins with the prefix.

@@ -1,21 +1,21 @@
 //! Bringing batches from Redis to the database: cut, wait until durable, fetch, apply, release. The only place where
 //! both are spoken to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 use redis::aio::ConnectionLike;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::Instrument;
 
-use crate::buffered::{Cut, CutBatch, FetchReply, Lease, Partition, RotateReply, random};
+use crate::buffered::{Cut, CutBatch, FetchReply, Lease, Partition, RotateReply, anything_pending, random};
 use crate::counterfoil::{Opened, Shared};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
-use crate::store::{Applied, Batch, Incarnation, Store};
+use crate::store::{Applied, Batch, Incarnation, Registered, Store};
 use crate::writer::Backoff;
 
 /// A partition, by its family's number and its own.
@@ -32,6 +32,7 @@ pub struct Flusher<C, S> {
     shared: Arc<Shared<C, S>>,
     redis: C,
     lease: Option<(String, Duration)>,
+    max_rows: u64,
 }
 
 /// A batch that this process knows of, and that waits to be durable.
@@ -85,11 +86,16 @@ where
     /// Without leases, over the pair's own connection.
     pub fn new(shared: Arc<Shared<C, S>>) -> Self {
         let redis = shared.redis.clone();
-        Flusher { shared, redis, lease: None }
+        Flusher { shared, redis, lease: None, max_rows: 50_000 }
     }
 
     pub fn over(mut self, redis: C) -> Self {
         self.redis = redis;
+        self
+    }
+
+    pub fn max_rows(mut self, rows: u64) -> Self {
+        self.max_rows = rows;
         self
     }
 
@@ -98,21 +104,35 @@ where
         Ok(self)
     }
 
-    /// The partitions of the family that have anything pending.
-    pub async fn pending_partitions(&self, opened: &Arc<Opened>) -> Result<Vec<PartitionId>> {
-        let family = &opened.registered.family;
-        let all: Vec<_> = (0..family.partitions()).collect();
+    /// The partitions of each family that have anything pending.
+    pub async fn sweep(&self, families: Vec<Arc<Opened>>) -> Vec<(u64, Result<Vec<PartitionId>>)> {
+        let mut found = Vec::with_capacity(families.len());
+        for some in families.chunks(CALLS) {
+            let looks = some
+                .iter()
+                .map(|opened| async move { (opened.registered.number, self.pending_partitions(opened).await) });
+            found.extend(join_all(looks).await);
+        }
+        found
+    }
+
+    /// The partitions of the family that have anything pending: one command where it is idle.
+    async fn pending_partitions(&self, opened: &Opened) -> Result<Vec<PartitionId>> {
+        let Registered { family, number } = &*opened.registered;
+        let all: Vec<_> =
+            (0..family.partitions()).map(|partition| Partition::new(self.redis.clone(), family, partition)).collect();
+        // a cluster that does not take keys of several slots in one command says so, and is asked one by one
+        let asked = anything_pending(&self.redis, &all).await;
+        if let Ok(false) = asked {
+            return Ok(Vec::new());
+        }
         let mut found = Vec::new();
         for some in all.chunks(CALLS) {
-            let looks = some.iter().map(|&number| async move {
-                let partition = Partition::new(self.redis.clone(), family, number);
-                partition.has_pending().await.map(|pending| pending.then_some((opened.registered.number, number)))
-            });
-            for look in join_all(looks).await {
-                found.extend(look?);
-            }
+            found.extend(try_join_all(some.iter().map(Partition::has_pending)).await?);
         }
-        Ok(found)
+        let found =
+            found.into_iter().zip(0..).filter_map(|(pending, partition)| pending.then_some((*number, partition)));
+        Ok(found.collect())
     }
 
     /// Cuts a batch off each partition, or takes the one that is there. With `due`, only where a sync is due and nobody
@@ -165,7 +185,10 @@ where
         }
         let ids: usize = batches.iter().map(|batch| batch.deltas.len()).sum();
         tracing::Span::current().record("rows", ids);
-        for (held, refused) in fetched.iter().zip(self.apply(&batches, stop).await) {
+        batches.iter().for_each(|batch| pending_ids(batch).increment(batch.deltas.len() as f64));
+        let refusals = self.apply(&batches, stop).await;
+        batches.iter().for_each(|batch| pending_ids(batch).decrement(batch.deltas.len() as f64));
+        for (held, refused) in fetched.iter().zip(refusals) {
             ends.push((held.id, refused.map_or(Flushed::Done, Flushed::Failed)));
         }
         // what is applied but not released is found again, and skipped by the ledger
@@ -186,11 +209,7 @@ where
         let partition = held.partition(&self.redis);
         loop {
             match partition.fetch(&held.cut, settle, PAGE).await? {
-                FetchReply::Deltas(deltas) => {
-                    ::metrics::gauge!(metrics::PENDING_IDS, "family" => held.opened.registered.family.name.clone())
-                        .increment(deltas.len() as f64);
-                    return Ok(Some(deltas));
-                }
+                FetchReply::Deltas(deltas) => return Ok(Some(deltas)),
                 FetchReply::Wait(time) => sleep(time).await,
                 FetchReply::Stale => return Ok(None),
             }
@@ -254,22 +273,41 @@ where
         }
     }
 
-    /// Brings everything to the database that is in Redis now.
+    /// Takes from the batches what one transaction brings to the database: those that are durable by now, up to the
+    /// number of rows, but at least one.
+    pub fn next_transaction(&self, held: &mut Vec<Held>) -> Vec<Held> {
+        let now = Instant::now();
+        let mut rows = 0;
+        let taken = held.extract_if(.., |held| {
+            let fits = rows == 0 || rows + held.cut.ids <= self.max_rows;
+            let takes = fits && held.ready_at() <= now;
+            rows += if takes { held.cut.ids } else { 0 };
+            takes
+        });
+        taken.collect()
+    }
+
+    /// Brings everything to the database that is in Redis now. What cannot be brought there holds nothing else back.
     pub async fn drain(&self) -> Result<()> {
-        let (_running, stop) = watch::channel(false);
-        for opened in self.shared.opened() {
-            let mut pause = Backoff::default();
-            let mut left = loop {
-                match self.pending_partitions(&opened).await {
-                    Ok(found) => break found,
-                    Err(error) => wait_out(error, &mut pause).await?,
+        let mut pause = Backoff::default();
+        let mut left: Vec<PartitionId> = Vec::new();
+        let mut families = self.shared.opened();
+        while !families.is_empty() {
+            for (number, found) in self.sweep(std::mem::take(&mut families)).await {
+                match found {
+                    Ok(found) => left.extend(found),
+                    Err(error) => {
+                        wait_out(error, &mut pause).await?;
+                        families.extend(self.shared.family(number));
+                    }
                 }
-            };
-            while !left.is_empty() {
-                left = self.drain_once(left, &stop, &mut pause).await?;
             }
         }
-        Ok(())
+        let mut stuck = None;
+        while !left.is_empty() {
+            left = self.drain_once(left, &mut pause, &mut stuck).await;
+        }
+        stuck.map_or(Ok(()), Err)
     }
 
     /// Takes one batch off each partition. Answers the partitions that may still hold a hit from before the drain: a
@@ -277,41 +315,41 @@ where
     async fn drain_once(
         &self,
         partitions: Vec<PartitionId>,
-        stop: &watch::Receiver<bool>,
         pause: &mut Backoff,
-    ) -> Result<Vec<PartitionId>> {
-        let (mut held, mut left) = (Vec::new(), Vec::new());
+        stuck: &mut Option<Error>,
+    ) -> Vec<PartitionId> {
+        let (_running, stop) = watch::channel(false);
+        let (mut held, mut left, mut failed) = (Vec::new(), BTreeSet::new(), Vec::new());
         for (id, rotated) in self.rotate(&partitions, false).await {
             match rotated {
                 Ok(Rotated::Held(batch)) => {
                     if !batch.cut.fresh {
-                        left.push(id);
+                        left.insert(id);
                     }
                     held.push(batch);
                 }
-                Ok(Rotated::Nothing) => {}
-                Ok(Rotated::Later(time)) => {
-                    sleep(time).await;
-                    left.push(id);
-                }
-                Err(error) => {
-                    wait_out(error, pause).await?;
-                    left.push(id);
-                }
+                Ok(Rotated::Nothing | Rotated::Later(_)) => {}
+                Err(error) => failed.push((id, error)),
             }
         }
-        if let Some(ready) = held.iter().map(Held::ready_at).max() {
+        while let Some(ready) = held.iter().map(Held::ready_at).max() {
             tokio::time::sleep_until(ready).await;
-        }
-        for (id, end) in self.flush(held, stop).await {
-            if let Flushed::Failed(error) = end {
-                wait_out(error, pause).await?;
-                left.push(id);
+            for (id, end) in self.flush(self.next_transaction(&mut held), &stop).await {
+                if let Flushed::Failed(error) = end {
+                    failed.push((id, error));
+                }
             }
         }
-        left.sort_unstable();
-        left.dedup();
-        Ok(left)
+        for (id, error) in failed {
+            match wait_out(error, pause).await {
+                Ok(()) => left.insert(id),
+                Err(error) => {
+                    *stuck = Some(error);
+                    left.remove(&id)
+                }
+            };
+        }
+        left.into_iter().collect()
     }
 
     /// Forgets producers that were idle for a day.
@@ -354,11 +392,13 @@ fn retried(what: &'static str, error: Error) -> Error {
     error
 }
 
+fn pending_ids(batch: &Batch) -> ::metrics::Gauge {
+    ::metrics::gauge!(metrics::PENDING_IDS, "family" => batch.family.family.name.clone())
+}
+
 fn record(batches: &[Batch], applied: Applied) {
     for batch in batches {
-        let family = batch.family.family.name.clone();
-        ::metrics::counter!(metrics::BATCHES, "family" => family.clone()).increment(1);
-        ::metrics::gauge!(metrics::PENDING_IDS, "family" => family).decrement(batch.deltas.len() as f64);
+        ::metrics::counter!(metrics::BATCHES, "family" => batch.family.family.name.clone()).increment(1);
     }
     ::metrics::counter!(metrics::ROWS).increment(applied.rows);
     ::metrics::counter!(metrics::REJECTS).increment(applied.rejected);

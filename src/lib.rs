@@ -1,5 +1,7 @@
 //! Counters that stay exact across Redis and MySQL.
 
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
 mod ablation;
 mod buffered;
 mod check;
@@ -25,7 +27,7 @@ pub use counterfoil::Counterfoil;
 pub use counters::Counters;
 pub use error::{Error, ErrorKind, Result};
 pub use family::{Durability, Family, FamilyBuilder};
-pub use mysql::MysqlStore;
+pub use mysql::{MysqlStore, Reject};
 pub use reconciler::{Reconciler, ReconcilerBuilder};
 pub use script::Script;
 pub use store::{Applied, Batch, Incarnation, ReadFrom, Registered, Snapshot, Store};

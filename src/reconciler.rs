@@ -30,7 +30,7 @@ pub struct ReconcilerBuilder<C, S> {
     shared: Arc<Shared<C, S>>,
     redis: Option<C>,
     lease: Option<Duration>,
-    max_rows: usize,
+    max_rows: u64,
     allow_evicting: bool,
 }
 
@@ -69,8 +69,8 @@ where
 
     /// About how many ids one transaction takes, and so how much memory a flush needs; 50,000 unless said otherwise. A
     /// batch is never split.
-    pub fn max_rows(mut self, rows: usize) -> Self {
-        self.max_rows = rows.max(1);
+    pub fn max_rows(mut self, rows: u64) -> Self {
+        self.max_rows = rows;
         self
     }
 
@@ -98,7 +98,7 @@ where
                 ),
             ));
         }
-        let mut flusher = Flusher::new(self.shared.clone()).over(redis);
+        let mut flusher = Flusher::new(self.shared.clone()).over(redis).max_rows(self.max_rows);
         if let Some(lease) = self.lease {
             flusher = flusher.leasing(lease)?;
         }
@@ -106,9 +106,9 @@ where
         let scheduler = Scheduler {
             flusher: Arc::new(flusher),
             shared: self.shared,
-            max_rows: self.max_rows,
             stopping,
             times: BTreeSet::new(),
+            planned: HashMap::new(),
             busy: HashSet::new(),
             again: HashSet::new(),
             held: Vec::new(),
@@ -136,7 +136,7 @@ impl Reconciler {
 
 /// What a task of the scheduler ends with.
 enum Done {
-    Swept(u64, Result<Vec<PartitionId>>),
+    Swept(Vec<(u64, Result<Vec<PartitionId>>)>),
     Rotated(Vec<(PartitionId, Result<Rotated>)>),
     Flushed(Vec<(PartitionId, Flushed)>),
     Trimmed,
@@ -145,10 +145,11 @@ enum Done {
 struct Scheduler<C, S> {
     flusher: Arc<Flusher<C, S>>,
     shared: Arc<Shared<C, S>>,
-    max_rows: usize,
     stopping: watch::Receiver<bool>,
     /// When to look at what.
     times: BTreeSet<(Instant, Announced)>,
+    /// The same the other way round.
+    planned: HashMap<Announced, Instant>,
     /// Partitions that are being rotated, held or flushed.
     busy: HashSet<PartitionId>,
     /// Those of them that became due meanwhile.
@@ -201,8 +202,18 @@ where
         }
     }
 
+    /// Plans a look, unless an earlier one is planned.
     fn look_at(&mut self, what: Announced, after: Duration) {
-        self.times.insert((Instant::now() + after, what));
+        let time = Instant::now() + after;
+        match self.planned.insert(what, time) {
+            Some(earlier) if earlier <= time => {
+                self.planned.insert(what, earlier);
+                return;
+            }
+            Some(later) => self.times.remove(&(later, what)),
+            None => false,
+        };
+        self.times.insert((time, what));
     }
 
     fn next_time(&self) -> Instant {
@@ -214,11 +225,12 @@ where
 
     fn start_what_is_due(&mut self) {
         let now = Instant::now();
-        let mut due = Vec::new();
+        let (mut families, mut due) = (Vec::new(), Vec::new());
         while let Some(&(time, what)) = self.times.first().filter(|(time, _)| *time <= now) {
             self.times.remove(&(time, what));
+            self.planned.remove(&what);
             match what {
-                Announced::Family(number) => self.start_sweep(number),
+                Announced::Family(number) => families.push(number),
                 Announced::Due(number, partition) if self.busy.insert((number, partition)) => {
                     due.push((number, partition));
                 }
@@ -226,6 +238,9 @@ where
                     self.again.insert((number, partition));
                 }
             }
+        }
+        if !families.is_empty() {
+            self.start_sweep(families);
         }
         for some in due.chunks(ROTATE) {
             let (flusher, some) = (self.flusher.clone(), some.to_vec());
@@ -235,34 +250,18 @@ where
         }
     }
 
-    /// Looks for what writers elsewhere left in the family.
-    fn start_sweep(&mut self, number: u64) {
-        let (flusher, opened) = (self.flusher.clone(), self.shared.family(number));
-        self.tasks.spawn(async move {
-            let found = match &opened {
-                Some(opened) => flusher.pending_partitions(opened).await,
-                None => Ok(Vec::new()),
-            };
-            Done::Swept(number, found)
-        });
+    /// Looks for what writers elsewhere left in the families.
+    fn start_sweep(&mut self, numbers: Vec<u64>) {
+        let families = numbers.into_iter().filter_map(|number| self.shared.family(number)).collect();
+        let flusher = self.flusher.clone();
+        self.tasks.spawn(async move { Done::Swept(flusher.sweep(families).await) });
     }
 
     /// Flushes all batches that are durable by now together, up to the number of rows that one transaction takes.
     fn start_flushes(&mut self) {
         let now = Instant::now();
         while self.flushing.len() < FLUSHES && self.held.iter().any(|held| held.flush_at() <= now) {
-            let (mut taken, mut rows) = (Vec::new(), 0);
-            let mut kept = Vec::new();
-            for held in self.held.drain(..) {
-                let fits = taken.is_empty() || rows + held.cut.ids <= self.max_rows as u64;
-                if fits && held.ready_at() <= now {
-                    rows += held.cut.ids;
-                    taken.push(held);
-                } else {
-                    kept.push(held);
-                }
-            }
-            self.held = kept;
+            let taken = self.flusher.next_transaction(&mut self.held);
             let ids = taken.iter().map(|held| held.id).collect();
             let (flusher, stop) = (self.flusher.clone(), self.stopping.clone());
             let task = self.tasks.spawn(async move { Done::Flushed(flusher.flush(taken, &stop).await) });
@@ -277,7 +276,7 @@ where
         };
         let concerned = self.rotating.remove(&id).or_else(|| self.flushing.remove(&id));
         match done.map(|(_, done)| done) {
-            Ok(Done::Swept(number, found)) => self.swept(number, found),
+            Ok(Done::Swept(all)) => all.into_iter().for_each(|(number, found)| self.swept(number, found)),
             Ok(Done::Rotated(all)) => all.into_iter().for_each(|(id, rotated)| self.rotated(id, rotated)),
             Ok(Done::Flushed(all)) => all.into_iter().for_each(|(id, end)| self.flushed(id, end)),
             Ok(Done::Trimmed) => {}

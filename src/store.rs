@@ -93,7 +93,8 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store): nothing was kept, or it is unknown whether the transaction was committed;
-    /// in both cases the same batches are handed in again.
+    /// in both cases the same batches are handed in again. [`Mismatch`](crate::ErrorKind::Mismatch): nothing was kept,
+    /// and waiting does not mend it: a table, column or privilege is missing.
     fn apply(&self, batches: &[Batch]) -> impl Future<Output = Result<Applied>> + Send;
 
     /// Reads values and ledger as of one moment.

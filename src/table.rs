@@ -49,7 +49,7 @@ pub enum KeyType {
     Signed,
     /// `YYYY-MM-DD`, a day that exists, years 1000 to 9999; a `DATE` column.
     Date,
-    /// The bytes as they are; a `VARBINARY` column, or text with a binary collation that does not pad.
+    /// The bytes as they are; a `VARBINARY` column, or a `VARCHAR` one with a binary collation that does not pad.
     Text,
 }
 

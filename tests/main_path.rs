@@ -24,7 +24,7 @@ async fn a_hit_is_seen_at_once_and_stored_soon() {
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     eventually("the row", || async { views.stored(&["product/1"]).await.unwrap() == [Some(3)] }).await;
     assert_eq!(views.get("product/1").await.unwrap(), 3);
-    views.add("product/1", 4).await.unwrap();
+    let _ = views.add("product/1", 4).await.unwrap();
     eventually("the next sync", || async { views.stored(&["product/1"]).await.unwrap() == [Some(7)] }).await;
     assert_eq!(views.get_many(&["product/1", "never"]).await.unwrap(), [7, 0]);
     reconciler.shutdown().await.unwrap();

@@ -129,12 +129,12 @@ fn plan<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Step<'d, 'b>> {
 }
 
 /// A statement for each delta, the first one last.
-fn one_by_one<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> impl Iterator<Item = Step<'d, 'b>> {
-    let single = |deltas: &'d [Delta<'b>]| {
-        let sum = deltas.iter().map(|delta| delta.delta).sum();
-        Step { way: Way::of(target, sum), rows: vec![Row { deltas, sum }] }
+fn one_by_one<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Step<'d, 'b>> {
+    let single = |delta: &'d Delta<'b>| {
+        let row = Row { deltas: std::slice::from_ref(delta), sum: delta.delta };
+        Step { way: Way::of(target, row.sum), rows: vec![row] }
     };
-    deltas.chunks(1).rev().map(single).collect::<Vec<_>>().into_iter()
+    deltas.iter().rev().map(single).collect()
 }
 
 impl<'d, 'b> Step<'d, 'b> {

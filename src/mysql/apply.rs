@@ -1,5 +1,6 @@
 //! Batches into the database: one transaction for ledger, values and rejects (PROTOCOL section 3, step 5).
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,9 +25,9 @@ type Targets = HashMap<u64, Arc<Target>>;
 /// there for.
 pub(super) async fn apply(mysql: &MysqlStore, batches: &[Batch], trusting: bool) -> Result<Applied> {
     let mut targets = Targets::new();
-    for batch in batches {
-        if !targets.contains_key(&batch.family.number) {
-            targets.insert(batch.family.number, mysql.target(&batch.family.family).await?);
+    for family in batches.iter().map(|batch| &batch.family) {
+        if let Entry::Vacant(vacant) = targets.entry(family.number) {
+            vacant.insert(mysql.target(&family.family).await?);
         }
     }
     let mut attempt = 1;

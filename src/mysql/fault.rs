@@ -6,7 +6,20 @@ use crate::error::{Error, ErrorKind};
 
 /// Wraps an error of the database, saying what it was that failed.
 pub(super) fn store(what: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
-    move |source| Error::new(ErrorKind::Store, what).with_source(source)
+    move |source| {
+        let kind = if blames_table(&source) { ErrorKind::Mismatch } else { ErrorKind::Store };
+        Error::new(kind, what).with_source(source)
+    }
+}
+
+/// Whether no row of a table would go through until somebody mends it: SQLSTATE class 42 (a table, column or privilege
+/// is missing), an invalid view (1356), a column without a default (1364), a definer who is gone (1449).
+fn blames_table(error: &sqlx::Error) -> bool {
+    class(error).as_deref() == Some("42") || matches!(number(error), Some(1356 | 1364 | 1449))
+}
+
+fn class(error: &sqlx::Error) -> Option<String> {
+    Some(error.as_database_error()?.code()?.chars().take(2).collect())
 }
 
 /// Whether a bulk statement failed because of the data of one of its rows, so that the others would go through: then
@@ -28,9 +41,7 @@ pub(super) fn blames_row(error: &sqlx::Error) -> bool {
         1748, // row outside the given partitions
         3819, // CHECK constraint (MySQL)
     ];
-    let class =
-        error.as_database_error().and_then(|error| error.code()).map(|state| state.chars().take(2).collect::<String>());
-    match (class.as_deref(), number(error)) {
+    match (class(error).as_deref(), number(error)) {
         (Some("01" | "22" | "23" | "44" | "45"), _) => true,
         (_, Some(number)) => BY_NUMBER.contains(&number),
         _ => false,

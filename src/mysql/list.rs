@@ -10,15 +10,15 @@ use crate::error::Result;
 use crate::store::Registered;
 use crate::table::KeyType;
 
-/// Which ids are asked for: those from `from` on and before `to`, in byte order, that begin with `lead`.
-///
-/// `lead` is the part of the prefix that gives whole segments, and so the value of whole key columns; only what comes
-/// after it is compared as text. All three are of the part after `lead`.
+/// Which ids are asked for.
 struct Range {
-    /// One for each leading key column, as it is spelt in an id.
+    /// The values of the leading key columns that the prefix gives in full, as they are spelt in an id.
     fixed: Vec<String>,
+    /// The part of every id that spells them, with the separators. What follows it is compared as text.
     lead: String,
+    /// Where that text begins, in byte order ...
     from: Vec<u8>,
+    /// ... and what it stays below.
     to: Vec<u8>,
 }
 

@@ -28,8 +28,8 @@ impl Meter {
 ///   MySQL clips it: lost counts), 0 in an AUTO_INCREMENT column means 0, and nothing that the session may have set
 ///   (ANSI_QUOTES, MariaDB's ORACLE ...) changes what our statements mean.
 /// - Safe updates would refuse an UPDATE whose rows come from a join.
-/// - READ COMMITTED holds for the next transaction only. It takes no gap locks, so batches of disjoint rows never wait
-///   for each other. The statement is the same on MySQL and MariaDB; the variable's name is not.
+/// - READ COMMITTED holds for the next transaction only. It locks hardly anything between rows, so batches of
+///   different rows do not wait for each other. The statement is the same on MySQL and MariaDB; the variable's name is not.
 const BEGIN: &str = "SET @counterfoil_sql_mode = @@SESSION.sql_mode, \
      @counterfoil_safe_updates = @@SESSION.sql_safe_updates, \
      SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION', \

@@ -3,7 +3,6 @@
 //! Each statement takes its rows as one JSON text, with the key columns first, and has one text for any number of rows
 //! so that it stays prepared. `JSON_TABLE` always drives and the table is looked up by its unique key, row by row.
 
-use std::fmt::Write;
 use std::sync::Arc;
 
 use sqlx::AssertSqlSafe;
@@ -76,8 +75,8 @@ pub(super) fn segments<'id>(family: &Registered, id: &'id str) -> Result<Vec<Seg
     let Some(table) = &family.family.table else {
         return Ok(vec![Segment::Number(family.number.into()), Segment::Text(id)]);
     };
-    let typed = |(part, key): (&'id str, &crate::table::KeyColumn)| Segment::new(key.kind, part);
-    Ok(table.split(id)?.into_iter().zip(&table.keys).map(typed).collect())
+    let parts = table.split(id)?.into_iter().zip(&table.keys);
+    Ok(parts.map(|(part, key)| Segment::new(key.kind, part)).collect())
 }
 
 impl<'id> Segment<'id> {
@@ -120,8 +119,8 @@ impl Target {
         let given = join(&keys, ", ", |index, key| key.given(index));
         let matches = join(&keys, " AND ", |index, key| format!("t.{} = {}", key.column, key.given(index)));
         let any_key = keys.first().map_or_else(String::new, |key| format!("t.{}", key.column));
-        let ids = source(&keys, None);
-        let deltas = source(&keys, Some("delta BIGINT"));
+        let ids = source(&keys, false);
+        let deltas = source(&keys, true);
 
         Target {
             label: table.describe(),
@@ -158,9 +157,7 @@ impl Target {
             keys,
         }
     }
-}
 
-impl Target {
     /// The key columns and the value column, quoted.
     pub(super) fn columns(&self) -> impl Iterator<Item = String> {
         self.keys.iter().map(|key| key.column.clone()).chain([quoted(&self.value)])
@@ -215,18 +212,13 @@ impl Key {
     }
 }
 
-/// The rows that a statement is given, named [`INPUT`]: `pos` from 1, the keys `k0`, `k1` ..., and what comes after.
-fn source(keys: &[Key], after: Option<&str>) -> String {
-    let mut columns = String::from("pos FOR ORDINALITY");
-    let kinds = keys.iter().enumerate().map(|(index, key)| (format!("k{index}"), key.json_type()));
-    for (index, (name, kind)) in kinds.enumerate() {
-        // writing to a String does not fail
-        let _ = write!(columns, ", {}", json::column(&name, kind, index));
-    }
-    if let Some((name, kind)) = after.and_then(|after| after.split_once(' ')) {
-        let _ = write!(columns, ", {}", json::column(name, kind, keys.len()));
-    }
-    format!("JSON_TABLE(?, '$[*]' COLUMNS({columns})) AS {INPUT}")
+/// The rows that a statement is given, named [`INPUT`]: `pos` from 1, the keys `k0`, `k1` ..., and the delta if asked for.
+fn source(keys: &[Key], with_delta: bool) -> String {
+    let mut columns = vec!["pos FOR ORDINALITY".to_owned()];
+    columns
+        .extend(keys.iter().enumerate().map(|(index, key)| json::column(&format!("k{index}"), key.json_type(), index)));
+    columns.extend(with_delta.then(|| json::column("delta", "BIGINT", keys.len())));
+    format!("JSON_TABLE(?, '$[*]' COLUMNS({})) AS {INPUT}", columns.join(", "))
 }
 
 /// A name as SQL takes it. [`Table`] has refused those with a backtick.
