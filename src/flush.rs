@@ -71,6 +71,11 @@ impl Held {
         self.known_since + settle.saturating_sub(self.cut.settled)
     }
 
+    /// When the oldest hit in it was counted, by this process's clock.
+    pub fn oldest_hit(&self) -> Instant {
+        self.known_since.checked_sub(self.cut.oldest).unwrap_or(self.known_since)
+    }
+
     /// When it is flushed: where it has to wait anyway a little later, so that those cut with it come along.
     pub fn flush_at(&self) -> Instant {
         let settle = self.opened.registered.family.durability().settle();
@@ -266,8 +271,8 @@ where
 
     async fn release(&self, held: &Held) {
         let family = &held.opened.registered.family;
-        let lag = held.cut.oldest + held.known_since.elapsed();
-        ::metrics::histogram!(metrics::LAG_SECONDS, "family" => family.name.clone()).record(lag);
+        ::metrics::histogram!(metrics::LAG_SECONDS, "family" => family.name.clone())
+            .record(held.oldest_hit().elapsed());
         if let Err(error) = held.partition(&self.redis).release(&held.cut).await {
             tracing::warn!(%family, error = %retried("release", error), "a batch was applied but not yet released");
         }

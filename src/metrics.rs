@@ -21,7 +21,10 @@ pub const REJECTS: &str = "counterfoil_rejects_total";
 pub const FLUSH_SECONDS: &str = "counterfoil_flush_seconds";
 /// Age in seconds of a batch's oldest hit when it reached the database, by `family`.
 pub const LAG_SECONDS: &str = "counterfoil_lag_seconds";
-/// Calls made again after a failure, by `what` (`add`, `rotate`, `fetch`, `apply`, `release`, `sweep`).
+/// Age in seconds of the oldest hit in the batches that this reconciler holds, 0 if it holds none. It grows while the
+/// database is away. Hits that wait for their sync, for the family's sync time at most, are not in it.
+pub const WAITING_SECONDS: &str = "counterfoil_waiting_seconds";
+/// Calls made again after a failure, by `what` (`add`, `reconcile`, `fetch`, `apply`, `release`).
 pub const RETRIES: &str = "counterfoil_retries_total";
 
 /// Tells the installed recorder what each metric means. Call it once, after installing the recorder.
@@ -34,5 +37,6 @@ pub fn describe() {
     describe_counter!(REJECTS, "deltas that the database refused");
     describe_histogram!(FLUSH_SECONDS, Unit::Seconds, "from fetching batches to their release");
     describe_histogram!(LAG_SECONDS, Unit::Seconds, "age of a batch's oldest hit when it reached the database");
+    describe_gauge!(WAITING_SECONDS, Unit::Seconds, "age of the oldest hit in the batches that this reconciler holds");
     describe_counter!(RETRIES, "calls made again after a failure");
 }

@@ -13,9 +13,12 @@ use crate::check;
 use crate::counterfoil::{Announced, Shared};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
+use crate::metrics;
 use crate::store::Store;
 use crate::writer::Backoff;
 
+/// How often the age of what is on its way is measured, at least.
+const MEASURE: Duration = Duration::from_secs(1);
 /// How many partitions one task rotates.
 const ROTATE: usize = 256;
 /// How often an active partition's idle producers are looked for.
@@ -107,6 +110,7 @@ where
             flusher: Arc::new(flusher),
             shared: self.shared,
             stopping,
+            finishing: false,
             times: BTreeSet::new(),
             planned: HashMap::new(),
             busy: HashSet::new(),
@@ -146,6 +150,7 @@ struct Scheduler<C, S> {
     flusher: Arc<Flusher<C, S>>,
     shared: Arc<Shared<C, S>>,
     stopping: watch::Receiver<bool>,
+    finishing: bool,
     /// When to look at what.
     times: BTreeSet<(Instant, Announced)>,
     /// The same the other way round.
@@ -158,7 +163,8 @@ struct Scheduler<C, S> {
     held: Vec<Held>,
     tasks: JoinSet<Done>,
     rotating: HashMap<Id, Vec<PartitionId>>,
-    flushing: HashMap<Id, Vec<PartitionId>>,
+    /// With the time of the oldest hit in it.
+    flushing: HashMap<Id, (Vec<PartitionId>, Instant)>,
     failures: HashMap<Announced, Backoff>,
     trimmed: HashMap<PartitionId, Instant>,
 }
@@ -177,6 +183,7 @@ where
         loop {
             self.start_what_is_due();
             self.start_flushes();
+            self.measure_waiting();
             let next = self.next_time();
             tokio::select! {
                 announced = shared.work.take() => {
@@ -189,8 +196,10 @@ where
             }
         }
         tracing::debug!(held = self.held.len(), "finishing what is held");
+        self.finishing = true;
         loop {
             self.start_flushes();
+            self.measure_waiting();
             let next = self.next_time();
             if self.tasks.is_empty() && self.held.is_empty() {
                 return;
@@ -218,9 +227,17 @@ where
 
     fn next_time(&self) -> Instant {
         let far = Instant::now() + Duration::from_secs(3600);
-        let timed = if *self.stopping.borrow() { None } else { self.times.first().map(|(time, _)| *time) };
+        let timed = if self.finishing { None } else { self.times.first().map(|(time, _)| *time) };
         let gathered = if self.flushing.len() < FLUSHES { self.held.iter().map(Held::flush_at).min() } else { None };
-        timed.into_iter().chain(gathered).min().unwrap_or(far)
+        let measured = (!self.held.is_empty() || !self.flushing.is_empty()).then(|| Instant::now() + MEASURE);
+        timed.into_iter().chain(gathered).chain(measured).min().unwrap_or(far)
+    }
+
+    /// Says how old the oldest hit on its way is, which grows for as long as the database is away.
+    fn measure_waiting(&self) {
+        let flushing = self.flushing.values().map(|(_, oldest)| *oldest);
+        let oldest = self.held.iter().map(Held::oldest_hit).chain(flushing).min();
+        ::metrics::gauge!(metrics::WAITING_SECONDS).set(oldest.map_or(0.0, |oldest| oldest.elapsed().as_secs_f64()));
     }
 
     fn start_what_is_due(&mut self) {
@@ -263,9 +280,10 @@ where
         while self.flushing.len() < FLUSHES && self.held.iter().any(|held| held.flush_at() <= now) {
             let taken = self.flusher.next_transaction(&mut self.held);
             let ids = taken.iter().map(|held| held.id).collect();
+            let oldest = taken.iter().map(Held::oldest_hit).min().unwrap_or(now);
             let (flusher, stop) = (self.flusher.clone(), self.stopping.clone());
             let task = self.tasks.spawn(async move { Done::Flushed(flusher.flush(taken, &stop).await) });
-            self.flushing.insert(task.id(), ids);
+            self.flushing.insert(task.id(), (ids, oldest));
         }
     }
 
@@ -274,7 +292,7 @@ where
             Ok((id, _)) => *id,
             Err(error) => error.id(),
         };
-        let concerned = self.rotating.remove(&id).or_else(|| self.flushing.remove(&id));
+        let concerned = self.rotating.remove(&id).or_else(|| self.flushing.remove(&id).map(|(ids, _)| ids));
         match done.map(|(_, done)| done) {
             Ok(Done::Swept(all)) => all.into_iter().for_each(|(number, found)| self.swept(number, found)),
             Ok(Done::Rotated(all)) => all.into_iter().for_each(|(id, rotated)| self.rotated(id, rotated)),
@@ -344,7 +362,7 @@ where
 
     fn trim_now_and_then(&mut self, id: PartitionId) {
         let now = Instant::now();
-        if *self.stopping.borrow() || self.trimmed.get(&id).is_some_and(|last| now - *last < TRIM) {
+        if self.finishing || self.trimmed.get(&id).is_some_and(|last| now - *last < TRIM) {
             return;
         }
         self.trimmed.insert(id, now);
@@ -365,7 +383,7 @@ where
         }
         let pause = self.failures.entry(what).or_default().next();
         tracing::warn!(?what, %error, ?pause, "waiting");
-        ::metrics::counter!(crate::metrics::RETRIES, "what" => "reconcile").increment(1);
+        ::metrics::counter!(metrics::RETRIES, "what" => "reconcile").increment(1);
         pause
     }
 }
