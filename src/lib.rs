@@ -1,5 +1,4 @@
-//! Counters that stay exact across Redis and MySQL.
-
+#![doc = include_str!("../README.md")]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod ablation;
