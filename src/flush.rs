@@ -174,11 +174,35 @@ where
     async fn flush_in_span(&self, held: Vec<Held>, stop: &watch::Receiver<bool>) -> Vec<(PartitionId, Flushed)> {
         let started = Instant::now();
         let mut ends = Vec::with_capacity(held.len());
-        let (mut fetched, mut batches) = (Vec::new(), Vec::new());
+        let (fetched, batches) = self.fetch_all(held, &mut ends).await;
+        let ids: usize = batches.iter().map(|batch| batch.deltas.len()).sum();
+        tracing::Span::current().record("rows", ids);
+        batches.iter().for_each(|batch| pending_ids(batch).increment(batch.deltas.len() as f64));
+        let refusals = self.apply(&batches, stop).await;
+        batches.iter().for_each(|batch| pending_ids(batch).decrement(batch.deltas.len() as f64));
+        let mut applied = Vec::with_capacity(fetched.len());
+        for (held, refused) in fetched.into_iter().zip(refusals) {
+            match refused {
+                None => applied.push(held),
+                Some(error) => ends.push((held.id, Flushed::Failed(error))),
+            }
+        }
+        // what is applied but not released is found again, and skipped by the ledger
+        for some in applied.chunks(CALLS) {
+            join_all(some.iter().map(|held| self.release(held))).await;
+        }
+        ends.extend(applied.iter().map(|held| (held.id, Flushed::Done)));
+        ::metrics::histogram!(metrics::FLUSH_SECONDS).record(started.elapsed());
+        ends
+    }
+
+    /// The batches that are there, with their content.
+    async fn fetch_all(&self, held: Vec<Held>, ends: &mut Vec<(PartitionId, Flushed)>) -> (Vec<Held>, Vec<Batch>) {
+        let (mut fetched, mut batches) = (Vec::with_capacity(held.len()), Vec::with_capacity(held.len()));
         for some in chunks(held, CALLS) {
-            let pages = join_all(some.iter().map(|held| self.fetch(held))).await;
-            for (held, deltas) in some.into_iter().zip(pages) {
-                match deltas {
+            let contents = join_all(some.iter().map(|held| self.fetch(held))).await;
+            for (held, content) in some.into_iter().zip(contents) {
+                match content {
                     Ok(Some(deltas)) => {
                         batches.push(held.batch(deltas));
                         fetched.push(held);
@@ -188,24 +212,7 @@ where
                 }
             }
         }
-        let ids: usize = batches.iter().map(|batch| batch.deltas.len()).sum();
-        tracing::Span::current().record("rows", ids);
-        batches.iter().for_each(|batch| pending_ids(batch).increment(batch.deltas.len() as f64));
-        let refusals = self.apply(&batches, stop).await;
-        batches.iter().for_each(|batch| pending_ids(batch).decrement(batch.deltas.len() as f64));
-        for (held, refused) in fetched.iter().zip(refusals) {
-            ends.push((held.id, refused.map_or(Flushed::Done, Flushed::Failed)));
-        }
-        // what is applied but not released is found again, and skipped by the ledger
-        let done: Vec<_> = fetched
-            .iter()
-            .filter(|held| ends.iter().any(|(id, end)| *id == held.id && matches!(end, Flushed::Done)))
-            .collect();
-        for some in done.chunks(CALLS) {
-            join_all(some.iter().map(|held| self.release(held))).await;
-        }
-        ::metrics::histogram!(metrics::FLUSH_SECONDS).record(started.elapsed());
-        ends
+        (fetched, batches)
     }
 
     /// The batch's content; `None` if it is not there any more.
