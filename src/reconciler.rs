@@ -21,6 +21,8 @@ use crate::writer::Backoff;
 const MEASURE: Duration = Duration::from_secs(1);
 /// How many partitions one task rotates.
 const ROTATE: usize = 256;
+/// How often within a family's sync time it is looked at for what other processes counted: they cannot wake this one.
+const LOOKS: u32 = 4;
 /// How often an active partition's idle producers are looked for.
 const TRIM: Duration = Duration::from_secs(3600);
 /// After something that no waiting mends, such as a table that is gone.
@@ -314,7 +316,7 @@ where
                     self.look_at(Announced::Due(number, partition), Duration::ZERO);
                 });
                 if let Some(opened) = self.shared.family(number) {
-                    self.look_at(what, opened.registered.family.sync_time);
+                    self.look_at(what, opened.registered.family.sync_time / LOOKS);
                 }
             }
             Err(error) => {
@@ -327,7 +329,10 @@ where
     fn rotated(&mut self, id: PartitionId, rotated: Result<Rotated>) {
         match rotated {
             Ok(Rotated::Held(held)) => self.held.push(held),
-            Ok(Rotated::Later(time)) => self.free(id, Some(time)),
+            Ok(Rotated::Later(time)) => {
+                let sync_time = self.shared.family(id.0).map_or(time, |opened| opened.registered.family.sync_time);
+                self.free(id, Some(time.min(sync_time / LOOKS)));
+            }
             Ok(Rotated::Nothing) => self.free(id, None),
             Err(error) => {
                 let pause = self.pause(Announced::Due(id.0, id.1), &error);

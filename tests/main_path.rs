@@ -5,7 +5,10 @@ mod support;
 
 use std::time::Duration;
 
-use counterfoil::{Added, Counterfoil, Durability, Error, ErrorKind, Family, KeyType, MysqlStore, Severity, Table};
+use counterfoil::test_hooks::{Cut, Partition, RotateReply};
+use counterfoil::{
+    Added, Counterfoil, Durability, Error, ErrorKind, Family, Incarnation, KeyType, MysqlStore, Severity, Table,
+};
 use support::{Pair, eventually, family};
 use testkit::RedisOptions;
 
@@ -138,6 +141,28 @@ async fn a_wide_family_sums_over_its_partitions() {
     pair.counterfoil.drain().await.unwrap();
     assert_eq!(hot.stored(&["front"]).await.unwrap(), [Some(40)]);
     assert_eq!(hot.get("front").await.unwrap(), 40);
+}
+
+#[tokio::test]
+async fn an_exact_read_does_not_believe_a_replica_that_is_behind() {
+    let (pair, behind) = (Pair::new().await, Pair::new().await);
+    // a copy that knows the family, and none of its batches
+    behind.counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap();
+    let store = MysqlStore::new(pair.pool.clone()).with_replica(behind.pool.clone());
+    let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
+    let views = counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap();
+    for batches in 1..=3 {
+        let _ = views.add("page", 1).await.unwrap();
+        assert_eq!(views.get("page").await.unwrap(), batches);
+        counterfoil.drain().await.unwrap();
+        assert_eq!(views.get("page").await.unwrap(), batches);
+        assert_eq!(views.stored(&["page"]).await.unwrap(), [None], "a plain read asks the nearest copy");
+    }
+    // one batch in flight, and the copy lacks those before it as well
+    let _ = views.add("page", 1).await.unwrap();
+    let partition = Partition::new(pair.redis.manager().await, views.family(), 0);
+    assert!(matches!(partition.rotate(Incarnation(1), None, Cut::Now).await.unwrap(), RotateReply::Batch(_)));
+    assert_eq!(views.get("page").await.unwrap(), 4);
 }
 
 #[tokio::test]
@@ -288,6 +313,21 @@ async fn families_are_served_as_they_are_opened() {
     }
     eventually("20 shops", || async { pair.number(OWN).await == 20 }).await;
     reconciler.shutdown().await.unwrap();
+}
+
+#[tokio::test]
+async fn one_process_serves_several_pairs() {
+    let pairs = [Pair::new().await, Pair::new().await];
+    let mut reconcilers = Vec::new();
+    for (number, pair) in pairs.iter().enumerate() {
+        reconcilers.push(pair.counterfoil.reconciler().start().await.unwrap());
+        let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+        let _ = views.add("page", number as i64 + 1).await.unwrap();
+    }
+    eventually("both", || async { pairs[0].number(OWN).await == 1 && pairs[1].number(OWN).await == 2 }).await;
+    for reconciler in reconcilers {
+        reconciler.shutdown().await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -28,6 +28,9 @@
 -- REPEAT  safe with a producer and the same seq, attempt "repeat"; counts again without a producer
 -- SINCE   0.1.0
 
+-- what an error quotes is short and ASCII: some clients end the connection over other bytes
+local function shown(text) return (text:sub(1, 200):gsub('[^ -~]', '?')) end
+
 local function bad_key(...)
   if #KEYS ~= select('#', ...) then
     return redis.error_reply('BADKEY ' .. #KEYS .. ' keys, expected ' .. select('#', ...))
@@ -35,7 +38,7 @@ local function bad_key(...)
   local tag, namespace, family = KEYS[1]:match('^(cf1:{([a-z0-9_.%-]+)/([a-z0-9_.%-]+)/%d+}:)')
   for i, kind in ipairs({ ... }) do
     if not tag or tag:find('/0%d+}:$') or #namespace > 64 or #family > 64 or KEYS[i] ~= tag .. kind then
-      return redis.error_reply('BADKEY ' .. i .. ' of ' .. #KEYS .. ' is ' .. KEYS[i] .. ', expected '
+      return redis.error_reply('BADKEY ' .. i .. ' of ' .. #KEYS .. ' is ' .. shown(KEYS[i]) .. ', expected '
         .. 'cf1:{NAMESPACE/FAMILY/PARTITION}:' .. kind .. ' with names of [a-z0-9_.-]{1,64}')
     end
   end
@@ -43,7 +46,7 @@ end
 
 local function bad_count(name, text)
   if (text ~= '0' and not text:find('^[1-9]%d*$')) or #text > 15 then
-    return redis.error_reply('BADARG ' .. name .. ' is ' .. text .. ', expected an integer of up to 15 digits')
+    return redis.error_reply('BADARG ' .. name .. ' is ' .. shown(text) .. ', expected an integer of up to 15 digits')
   end
 end
 
@@ -72,7 +75,7 @@ local function bad_pair(id, delta)
   local sign, digits = delta:match('^(%-?)([1-9]%d*)$')
   local limit = sign == '-' and '9223372036854775808' or '9223372036854775807'
   if delta ~= '0' and not (digits and (#digits < 19 or (#digits == 19 and digits <= limit))) then
-    return 'delta is ' .. delta .. ', expected an i64'
+    return 'delta is ' .. shown(delta) .. ', expected an i64'
   end
 end
 
@@ -84,10 +87,10 @@ end
 local buffer, meta, producers = KEYS[1], KEYS[2], KEYS[3]
 local producer, attempt = ARGV[1], ARGV[3]
 if #producer > 64 or producer:find('[^0-9A-Za-z_-]') then
-  return redis.error_reply('BADARG producer is ' .. producer .. ', expected "" or [0-9A-Za-z_-]{1,64}')
+  return redis.error_reply('BADARG producer is ' .. shown(producer) .. ', expected "" or [0-9A-Za-z_-]{1,64}')
 end
 if attempt ~= 'first' and attempt ~= 'repeat' then
-  return redis.error_reply('BADARG attempt is ' .. attempt .. ', expected first or repeat')
+  return redis.error_reply('BADARG attempt is ' .. shown(attempt) .. ', expected first or repeat')
 end
 wrong = bad_count('seq', ARGV[2]) or bad_count('hits', ARGV[4]) or bad_count('sync_hits', ARGV[5])
   or bad_count('sync_ms', ARGV[6]) or bad_count('max_pending', ARGV[7])
@@ -95,7 +98,7 @@ wrong = bad_count('seq', ARGV[2]) or bad_count('hits', ARGV[4]) or bad_count('sy
 if wrong then return wrong end
 local seq, hits, max_pending = tonumber(ARGV[2]), tonumber(ARGV[4]), tonumber(ARGV[7])
 if (seq > 0) ~= (producer ~= '') then
-  return redis.error_reply('BADARG seq is ' .. ARGV[2] .. ', expected 1 or more with a producer, 0 without')
+  return redis.error_reply('BADARG seq is ' .. shown(ARGV[2]) .. ', expected 1 or more with a producer, 0 without')
 end
 for i = 9, #ARGV, 2 do
   local bad = bad_pair(ARGV[i], ARGV[i + 1])
@@ -123,7 +126,9 @@ local due = (not since or since < 0 or since >= tonumber(ARGV[6]) or total >= to
 if done then
   local reply = { 'DUP', due }
   for i = 9, #ARGV, 2 do reply[#reply + 1] = redis.call('HGET', buffer, ARGV[i]) or '0' end
-  for index, word in (seq == last_seq and last or ''):gmatch('(%d+):(%u+)') do reply[2 + tonumber(index)] = word end
+  for index, word in (seq == last_seq and last or ''):gmatch('(%d+):(%u+)') do
+    if ARGV[7 + 2 * index] then reply[2 + index] = word end
+  end
   return reply
 end
 

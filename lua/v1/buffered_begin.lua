@@ -13,6 +13,9 @@
 -- REPEAT  safe
 -- SINCE   0.1.0
 
+-- what an error quotes is short and ASCII: some clients end the connection over other bytes
+local function shown(text) return (text:sub(1, 200):gsub('[^ -~]', '?')) end
+
 local function bad_key(...)
   if #KEYS ~= select('#', ...) then
     return redis.error_reply('BADKEY ' .. #KEYS .. ' keys, expected ' .. select('#', ...))
@@ -20,7 +23,7 @@ local function bad_key(...)
   local tag, namespace, family = KEYS[1]:match('^(cf1:{([a-z0-9_.%-]+)/([a-z0-9_.%-]+)/%d+}:)')
   for i, kind in ipairs({ ... }) do
     if not tag or tag:find('/0%d+}:$') or #namespace > 64 or #family > 64 or KEYS[i] ~= tag .. kind then
-      return redis.error_reply('BADKEY ' .. i .. ' of ' .. #KEYS .. ' is ' .. KEYS[i] .. ', expected '
+      return redis.error_reply('BADKEY ' .. i .. ' of ' .. #KEYS .. ' is ' .. shown(KEYS[i]) .. ', expected '
         .. 'cf1:{NAMESPACE/FAMILY/PARTITION}:' .. kind .. ' with names of [a-z0-9_.-]{1,64}')
     end
   end
@@ -39,7 +42,7 @@ if wrong then return wrong end
 if #ARGV ~= 1 then return redis.error_reply('BADARG ' .. #ARGV .. ' arguments, expected 1') end
 local meta, incarnation = KEYS[1], ARGV[1]
 if #incarnation ~= 16 or incarnation:find('[^0-9a-f]') then
-  return redis.error_reply('BADARG incarnation is ' .. incarnation .. ', expected 16 hexadecimal digits')
+  return redis.error_reply('BADARG incarnation is ' .. shown(incarnation) .. ', expected 16 hexadecimal digits')
 end
 
 local state

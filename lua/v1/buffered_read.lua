@@ -16,6 +16,9 @@
 -- REPEAT  safe: it only reads
 -- SINCE   0.1.0
 
+-- what an error quotes is short and ASCII: some clients end the connection over other bytes
+local function shown(text) return (text:sub(1, 200):gsub('[^ -~]', '?')) end
+
 local function bad_key(...)
   if #KEYS ~= select('#', ...) then
     return redis.error_reply('BADKEY ' .. #KEYS .. ' keys, expected ' .. select('#', ...))
@@ -23,7 +26,7 @@ local function bad_key(...)
   local tag, namespace, family = KEYS[1]:match('^(cf1:{([a-z0-9_.%-]+)/([a-z0-9_.%-]+)/%d+}:)')
   for i, kind in ipairs({ ... }) do
     if not tag or tag:find('/0%d+}:$') or #namespace > 64 or #family > 64 or KEYS[i] ~= tag .. kind then
-      return redis.error_reply('BADKEY ' .. i .. ' of ' .. #KEYS .. ' is ' .. KEYS[i] .. ', expected '
+      return redis.error_reply('BADKEY ' .. i .. ' of ' .. #KEYS .. ' is ' .. shown(KEYS[i]) .. ', expected '
         .. 'cf1:{NAMESPACE/FAMILY/PARTITION}:' .. kind .. ' with names of [a-z0-9_.-]{1,64}')
     end
   end

@@ -14,6 +14,9 @@
 -- REPEAT  safe
 -- SINCE   0.1.0
 
+-- what an error quotes is short and ASCII: some clients end the connection over other bytes
+local function shown(text) return (text:sub(1, 200):gsub('[^ -~]', '?')) end
+
 local function bad_key(...)
   if #KEYS ~= select('#', ...) then
     return redis.error_reply('BADKEY ' .. #KEYS .. ' keys, expected ' .. select('#', ...))
@@ -21,7 +24,7 @@ local function bad_key(...)
   local tag, namespace, family = KEYS[1]:match('^(cf1:{([a-z0-9_.%-]+)/([a-z0-9_.%-]+)/%d+}:)')
   for i, kind in ipairs({ ... }) do
     if not tag or tag:find('/0%d+}:$') or #namespace > 64 or #family > 64 or KEYS[i] ~= tag .. kind then
-      return redis.error_reply('BADKEY ' .. i .. ' of ' .. #KEYS .. ' is ' .. KEYS[i] .. ', expected '
+      return redis.error_reply('BADKEY ' .. i .. ' of ' .. #KEYS .. ' is ' .. shown(KEYS[i]) .. ', expected '
         .. 'cf1:{NAMESPACE/FAMILY/PARTITION}:' .. kind .. ' with names of [a-z0-9_.-]{1,64}')
     end
   end
@@ -29,7 +32,7 @@ end
 
 local function bad_count(name, text)
   if (text ~= '0' and not text:find('^[1-9]%d*$')) or #text > 15 then
-    return redis.error_reply('BADARG ' .. name .. ' is ' .. text .. ', expected an integer of up to 15 digits')
+    return redis.error_reply('BADARG ' .. name .. ' is ' .. shown(text) .. ', expected an integer of up to 15 digits')
   end
 end
 
@@ -46,7 +49,7 @@ if wrong then return wrong end
 if #ARGV ~= 2 then return redis.error_reply('BADARG ' .. #ARGV .. ' arguments, expected 2') end
 local producers, producer = KEYS[1], ARGV[1]
 if producer == '' or #producer > 64 or producer:find('[^0-9A-Za-z_-]') then
-  return redis.error_reply('BADARG producer is ' .. producer .. ', expected [0-9A-Za-z_-]{1,64}')
+  return redis.error_reply('BADARG producer is ' .. shown(producer) .. ', expected [0-9A-Za-z_-]{1,64}')
 end
 wrong = ARGV[2] ~= '' and bad_count('now_ms', ARGV[2])
 if wrong then return wrong end

@@ -6,7 +6,7 @@
 --   2 meta          hash      incarnation, seq, batch_first_at, lease_owner, lease_until
 -- ARGV
 --   1 incarnation   hex16     with seq, the batch's id as buffered_rotate answered it
---   2 seq           integer
+--   2 seq           integer   counts up from 1 within the incarnation
 -- REPLIES
 --   {"OK"}                    gone
 --   {"STALE"}                 that batch is not there (any more)
@@ -16,6 +16,9 @@
 -- REPEAT  safe
 -- SINCE   0.1.0
 
+-- what an error quotes is short and ASCII: some clients end the connection over other bytes
+local function shown(text) return (text:sub(1, 200):gsub('[^ -~]', '?')) end
+
 local function bad_key(...)
   if #KEYS ~= select('#', ...) then
     return redis.error_reply('BADKEY ' .. #KEYS .. ' keys, expected ' .. select('#', ...))
@@ -23,7 +26,7 @@ local function bad_key(...)
   local tag, namespace, family = KEYS[1]:match('^(cf1:{([a-z0-9_.%-]+)/([a-z0-9_.%-]+)/%d+}:)')
   for i, kind in ipairs({ ... }) do
     if not tag or tag:find('/0%d+}:$') or #namespace > 64 or #family > 64 or KEYS[i] ~= tag .. kind then
-      return redis.error_reply('BADKEY ' .. i .. ' of ' .. #KEYS .. ' is ' .. KEYS[i] .. ', expected '
+      return redis.error_reply('BADKEY ' .. i .. ' of ' .. #KEYS .. ' is ' .. shown(KEYS[i]) .. ', expected '
         .. 'cf1:{NAMESPACE/FAMILY/PARTITION}:' .. kind .. ' with names of [a-z0-9_.-]{1,64}')
     end
   end
@@ -31,7 +34,7 @@ end
 
 local function bad_count(name, text)
   if (text ~= '0' and not text:find('^[1-9]%d*$')) or #text > 15 then
-    return redis.error_reply('BADARG ' .. name .. ' is ' .. text .. ', expected an integer of up to 15 digits')
+    return redis.error_reply('BADARG ' .. name .. ' is ' .. shown(text) .. ', expected an integer of up to 15 digits')
   end
 end
 
@@ -48,7 +51,7 @@ if wrong then return wrong end
 if #ARGV ~= 2 then return redis.error_reply('BADARG ' .. #ARGV .. ' arguments, expected 2') end
 local batch, meta = KEYS[1], KEYS[2]
 if #ARGV[1] ~= 16 or ARGV[1]:find('[^0-9a-f]') then
-  return redis.error_reply('BADARG incarnation is ' .. ARGV[1] .. ', expected 16 hexadecimal digits')
+  return redis.error_reply('BADARG incarnation is ' .. shown(ARGV[1]) .. ', expected 16 hexadecimal digits')
 end
 wrong = bad_count('seq', ARGV[2])
 if wrong then return wrong end

@@ -27,6 +27,9 @@
 -- REPEAT  safe: the second call answers HELD
 -- SINCE   0.1.0
 
+-- what an error quotes is short and ASCII: some clients end the connection over other bytes
+local function shown(text) return (text:sub(1, 200):gsub('[^ -~]', '?')) end
+
 local function bad_key(...)
   if #KEYS ~= select('#', ...) then
     return redis.error_reply('BADKEY ' .. #KEYS .. ' keys, expected ' .. select('#', ...))
@@ -34,7 +37,7 @@ local function bad_key(...)
   local tag, namespace, family = KEYS[1]:match('^(cf1:{([a-z0-9_.%-]+)/([a-z0-9_.%-]+)/%d+}:)')
   for i, kind in ipairs({ ... }) do
     if not tag or tag:find('/0%d+}:$') or #namespace > 64 or #family > 64 or KEYS[i] ~= tag .. kind then
-      return redis.error_reply('BADKEY ' .. i .. ' of ' .. #KEYS .. ' is ' .. KEYS[i] .. ', expected '
+      return redis.error_reply('BADKEY ' .. i .. ' of ' .. #KEYS .. ' is ' .. shown(KEYS[i]) .. ', expected '
         .. 'cf1:{NAMESPACE/FAMILY/PARTITION}:' .. kind .. ' with names of [a-z0-9_.-]{1,64}')
     end
   end
@@ -42,7 +45,7 @@ end
 
 local function bad_count(name, text)
   if (text ~= '0' and not text:find('^[1-9]%d*$')) or #text > 15 then
-    return redis.error_reply('BADARG ' .. name .. ' is ' .. text .. ', expected an integer of up to 15 digits')
+    return redis.error_reply('BADARG ' .. name .. ' is ' .. shown(text) .. ', expected an integer of up to 15 digits')
   end
 end
 
@@ -59,10 +62,10 @@ if wrong then return wrong end
 if #ARGV ~= 6 then return redis.error_reply('BADARG ' .. #ARGV .. ' arguments, expected 6') end
 local buffer, batch, meta, owner = KEYS[1], KEYS[2], KEYS[3], ARGV[2]
 if #ARGV[1] ~= 16 or ARGV[1]:find('[^0-9a-f]') then
-  return redis.error_reply('BADARG incarnation is ' .. ARGV[1] .. ', expected 16 hexadecimal digits')
+  return redis.error_reply('BADARG incarnation is ' .. shown(ARGV[1]) .. ', expected 16 hexadecimal digits')
 end
 if #owner > 64 or owner:find('[^0-9A-Za-z_-]') then
-  return redis.error_reply('BADARG owner is ' .. owner .. ', expected "" or [0-9A-Za-z_-]{1,64}')
+  return redis.error_reply('BADARG owner is ' .. shown(owner) .. ', expected "" or [0-9A-Za-z_-]{1,64}')
 end
 wrong = bad_count('lease_ms', ARGV[3]) or bad_count('sync_hits', ARGV[4]) or bad_count('sync_ms', ARGV[5])
   or (ARGV[6] ~= '' and bad_count('now_ms', ARGV[6]))
@@ -101,14 +104,17 @@ else
   end
   status, ids, oldest = 'OK', waiting, state[6]
   incarnation, seq, rotated_at = incarnation or ARGV[1], seq + 1, now
+end
+
+-- deletes nothing: where memory is full a script may go on once it has written, and draining must work there
+redis.call('HDEL', meta, '')
+if status == 'OK' then
   -- the id before the batch: half a transaction, as a torn append-only file can leave it, must not name a batch wrongly
   redis.call('HSET', meta, 'incarnation', incarnation, 'seq', string.format('%.0f', seq), 'rotated_at',
     string.format('%.0f', now), 'batch_first_at', oldest or string.format('%.0f', now), 'hits', '0')
   redis.call('RENAME', buffer, batch)
 end
 if owner ~= '' then
-  -- a script that has written already may go on where memory is full, and draining must work there
-  redis.call('HDEL', meta, 'lease_owner', 'lease_until')
   redis.call('HSET', meta, 'lease_owner', owner, 'lease_until', string.format('%.0f', now + lease_ms))
 end
 return { status, incarnation, string.format('%.0f', seq), ids, age(rotated_at), age(oldest) }

@@ -16,6 +16,9 @@
 -- REPEAT  safe
 -- SINCE   0.1.0
 
+-- what an error quotes is short and ASCII: some clients end the connection over other bytes
+local function shown(text) return (text:sub(1, 200):gsub('[^ -~]', '?')) end
+
 local function bad_key(...)
   if #KEYS ~= select('#', ...) then
     return redis.error_reply('BADKEY ' .. #KEYS .. ' keys, expected ' .. select('#', ...))
@@ -23,7 +26,7 @@ local function bad_key(...)
   local tag, namespace, family = KEYS[1]:match('^(cf1:{([a-z0-9_.%-]+)/([a-z0-9_.%-]+)/%d+}:)')
   for i, kind in ipairs({ ... }) do
     if not tag or tag:find('/0%d+}:$') or #namespace > 64 or #family > 64 or KEYS[i] ~= tag .. kind then
-      return redis.error_reply('BADKEY ' .. i .. ' of ' .. #KEYS .. ' is ' .. KEYS[i] .. ', expected '
+      return redis.error_reply('BADKEY ' .. i .. ' of ' .. #KEYS .. ' is ' .. shown(KEYS[i]) .. ', expected '
         .. 'cf1:{NAMESPACE/FAMILY/PARTITION}:' .. kind .. ' with names of [a-z0-9_.-]{1,64}')
     end
   end
@@ -31,13 +34,13 @@ end
 
 local function bad_count(name, text)
   if (text ~= '0' and not text:find('^[1-9]%d*$')) or #text > 15 then
-    return redis.error_reply('BADARG ' .. name .. ' is ' .. text .. ', expected an integer of up to 15 digits')
+    return redis.error_reply('BADARG ' .. name .. ' is ' .. shown(text) .. ', expected an integer of up to 15 digits')
   end
 end
 
 local function bad_cursor(text)
   if not text:find('^%d+$') or #text > 20 or (#text == 20 and text > '18446744073709551615') then
-    return redis.error_reply('BADARG cursor is ' .. text .. ', expected a cursor')
+    return redis.error_reply('BADARG cursor is ' .. shown(text) .. ', expected a cursor')
   end
 end
 
@@ -57,7 +60,7 @@ wrong = bad_count('idle_ms', ARGV[1]) or bad_cursor(ARGV[2]) or bad_count('count
 if wrong then return wrong end
 local count = tonumber(ARGV[3])
 if count < 1 or count > 10000 then
-  return redis.error_reply('BADARG count is ' .. ARGV[3] .. ', expected 1 to 10000')
+  return redis.error_reply('BADARG count is ' .. shown(ARGV[3]) .. ', expected 1 to 10000')
 end
 
 local clock = redis.call('TIME')

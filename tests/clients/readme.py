@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""Runs the Python of lua/README.md and of examples/python on a private Redis server, and then takes replies away from it.
+
+    readme.py SOCKET ROOT
+"""
+import contextlib
+import importlib.util
+import io
+import os
+import random
+import re
+import sys
+import threading
+from pathlib import Path
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+IDS = ["a", "b", "c", "é/2014-09-20"]
+
+
+class Unreliable(redis.Redis):
+    """A client whose calls get lost on their way there, or on their way back, and whose scripts get forgotten."""
+
+    chance = 0.0
+    on_loss = staticmethod(lambda: None)
+
+    def script_load(self, script):
+        if random.random() < self.chance:
+            raise redis.ConnectionError("lost on the way there")
+        return super().script_load(script)
+
+    def evalsha(self, *args):
+        if random.random() < self.chance:
+            raise redis.ConnectionError("lost on the way there")
+        if random.random() < self.chance:
+            self.script_flush()
+        reply = super().evalsha(*args)
+        if random.random() < self.chance:
+            self.on_loss()
+            raise redis.TimeoutError("lost on the way back")
+        return reply
+
+
+def pending(client):
+    """What is pending, and how many hits were counted."""
+    sums = {}
+    for key in client.keys("cf1:{*}:buffer"):
+        for id, delta in client.hgetall(key).items():
+            sums[id.decode()] = sums.get(id.decode(), 0) + int(delta)
+    return sums, sum(int(client.hget(key, "hits")) for key in client.keys("cf1:{*}:meta"))
+
+
+def expect(what, got, expected):
+    if got != expected:
+        sys.exit(f"{what}: expected {expected!r}, got {got!r}")
+
+
+def exact_in_spite_of_losses(what, client, hit):
+    """Four threads count; every third call loses something."""
+    client.flushall()
+    client.chance = 0.12
+    failures = []
+
+    def work():
+        try:
+            for i in range(60):
+                hit(IDS[i % len(IDS)])
+        except Exception as error:  # pylint: disable=broad-except
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    client.chance = 0.0
+    expect(f"{what}: failures", failures, [])
+    expect(f"{what}: counts", pending(client), ({id: 60 for id in IDS}, 240))
+
+
+def tells_when_redis_forgot(what, client, hit, unknown):
+    """The reply of a hit is lost, and with it the memory of Redis."""
+    hit("a")
+    losses = iter([True])
+
+    def forget():
+        client.chance = 0.0
+        client.flushall()
+
+    evalsha = client.evalsha
+
+    def lose(*args):
+        reply = redis.Redis.evalsha(client, *args)
+        if next(losses, None):
+            forget()
+            raise redis.TimeoutError("lost on the way back")
+        return reply
+
+    client.evalsha = lose
+    try:
+        hit("a")
+        sys.exit(f"{what}: a hit of which nothing is known was called counted")
+    except unknown:
+        pass
+    finally:
+        client.evalsha = evalsha
+    expect(f"{what}: nothing was done", pending(client), ({}, 0))
+    hit("a")
+    expect(f"{what}: and it goes on", pending(client), ({"a": 1}, 1))
+
+
+def main(socket, root):
+    os.chdir(root)
+    client = Unreliable(unix_socket_path=socket, retry=Retry(NoBackoff(), 0))
+
+    source = re.search(r"^```python\n(.*?)^```$", Path("lua/README.md").read_text(encoding="utf-8"), re.S | re.M)[1]
+    expect("lines of the snippet, 50 at most", len(source.splitlines()) <= 50, True)
+    sys.argv = ["snippet", socket]
+    readme, printed = {"__name__": "readme"}, io.StringIO()
+    client.flushall()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(source, "lua/README.md", "exec"), readme)  # pylint: disable=exec-used
+    expect("what the snippet prints", printed.getvalue(), "1\n")
+    expect("what the snippet counts", pending(client), ({"product-1": 1}, 1))
+    counter = readme["Counter"](client, "lua/v1", "shop-12345", "product_views", 8)
+    exact_in_spite_of_losses("snippet", client, counter.hit)
+    tells_when_redis_forgot("snippet", client, counter.hit, readme["OutcomeUnknown"])
+    counter.hit("max", 2**63 - 1)
+    try:
+        counter.hit("max")
+        sys.exit("snippet: a refused hit was called counted")
+    except readme["NotCounted"]:
+        pass
+
+    spec = importlib.util.spec_from_file_location("count_hits", "examples/python/count_hits.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    counter = example.Counter(client, "shop-12345", "product_views", 8)
+    exact_in_spite_of_losses("example", client, lambda id: counter.add({id: 1}))
+    tells_when_redis_forgot("example", client, lambda id: counter.add({id: 1}), example.OutcomeUnknown)
+    client.flushall()
+    expect("example: what it answers", counter.add({"a": 2**63 - 1, "b": -2}), {"a": 2**63 - 1, "b": -2})
+    expect("example: what it answers", counter.add({"a": 1, "b": -2}), {"a": "RANGE", "b": -4})
+    client.flushall()
+    with contextlib.redirect_stdout(printed):
+        example.main([f"unix://{socket}", "--namespace", "shop", "--family", "views", "--hits", "1000"])
+    expect("example: hits", sum(pending(client)[0].values()), 1000)
+    print("passed")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Runs lua/vectors against a Redis server, which must be a private one: every case empties it.
+
+    vectors.py SOCKET LUA_DIR
+"""
+import json
+import sys
+from pathlib import Path
+
+import redis
+
+
+def expanded(items):
+    """The array with its shorthands written out."""
+    for item in items:
+        if isinstance(item, dict) and "ids" in item:
+            yield from (f"{item['ids']['prefix']}{i}" for i in range(1, item["ids"]["count"] + 1))
+        elif isinstance(item, dict) and "times" in item:
+            yield from item["of"] * item["times"]
+        else:
+            yield item
+
+
+def raw(value):
+    """As Redis takes and answers it: bytes, integers, arrays."""
+    if isinstance(value, list):
+        return [raw(item) for item in expanded(value)]
+    if isinstance(value, dict):
+        return bytes.fromhex(value["hex"])
+    return value.encode() if isinstance(value, str) else value
+
+
+def hash_of(fields):
+    """The content of a hash, which may be given as a fill."""
+    if isinstance(fields.get("fill"), dict):
+        fill = fields["fill"]
+        return {f"{fill['prefix']}{i}".encode(): fill["value"].encode() for i in range(1, fill["count"] + 1)}
+    return {raw(field): raw(value) for field, value in fields.items()}
+
+
+class Run:
+    def __init__(self, client, lua_dir):
+        self.redis = client
+        self.hashes = {path.stem: client.script_load(path.read_bytes()) for path in (lua_dir / "v1").glob("*.lua")}
+
+    def contents(self):
+        """Every key of the database."""
+        read = {b"hash": "HGETALL", b"string": "GET"}
+        kinds = {key: self.redis.type(key) for key in self.redis.keys()}
+        return {key: self.redis.execute_command(read[kind], key) if kind in read else self.redis.lrange(key, 0, -1)
+                for key, kind in kinds.items()}
+
+    def send(self, script, keys, args):
+        try:
+            return self.redis.evalsha(self.hashes[script], len(keys), *keys, *args)
+        except redis.ResponseError as error:
+            return error
+
+    def call(self, vectors, call):
+        """What is wrong with the answer, or None."""
+        script = call.get("script", vectors["script"])
+        keys, args = raw(call.get("keys", vectors["keys"])), raw(call["args"])
+        if "pages" in call:
+            return self.pages(script, keys, args, call["pages"])
+        expected, before = call["reply"], self.contents()
+        got = self.send(script, keys, args)
+        if isinstance(expected, dict):
+            word, _, text = expected["error"].partition(" ")
+            if not isinstance(got, redis.ResponseError):
+                return f"expected the error {expected['error']}, got {got}"
+            if str(got).split(" ")[0] != word or text not in str(got):
+                return f"expected the error {expected['error']}, got {got}"
+            return None if self.contents() == before else f"{got}, but keys were changed"
+        return None if same(got, raw(expected)) else f"expected {raw(expected)}, got {got!r}"
+
+    def pages(self, script, keys, args, pages):
+        cursor, calls, found = pages["cursor"] - 1, 0, []
+        while calls == 0 or args[cursor] != b"0":
+            reply = self.send(script, keys, args)
+            if not isinstance(reply, list) or reply[0] != b"OK" or calls > 100000:
+                return f"page {calls + 1}: {reply!r}"
+            args[cursor] = reply[1]
+            found.append(reply[2])
+            calls += 1
+        if isinstance(pages["collected"], int):
+            got, expected = sum(found), pages["collected"]
+        else:
+            flat = [item for page in found for item in page]
+            got, expected = dict(zip(flat[::2], flat[1::2])), hash_of(pages["collected"])
+        if calls <= pages["more_than"]:
+            return f"expected more than {pages['more_than']} pages, got {calls}"
+        return None if got == expected else f"expected {expected}, got {got} on {calls} pages"
+
+    def case(self, vectors, case):
+        self.redis.flushdb()
+        setup = case.get("setup", [])
+        for step in vectors["setups"][setup] if isinstance(setup, str) else setup:
+            if isinstance(step, dict):
+                self.redis.hset(step["fill"]["key"], mapping=hash_of(step))
+            else:
+                self.redis.execute_command(*raw(step))
+        for number, call in enumerate(case["calls"], 1):
+            wrong = self.call(vectors, call)
+            if wrong:
+                return f"call {number}: {wrong}"
+        if "after" in case:
+            expected = {key.encode(): hash_of(fields) for key, fields in case["after"].items() if fields is not None}
+            if self.contents() != expected:
+                return f"afterwards: expected {expected}, got {self.contents()}"
+        return None
+
+
+def same(got, expected):
+    """Equal, and of the same kind: 1 is neither "1" nor True."""
+    if isinstance(expected, list):
+        return isinstance(got, list) and len(got) == len(expected) and all(map(same, got, expected))
+    return type(got) is type(expected) and got == expected
+
+
+def main(socket, lua_dir):
+    run = Run(redis.Redis(unix_socket_path=socket), Path(lua_dir))
+    passed = failed = 0
+    for path in sorted((Path(lua_dir) / "vectors").glob("*.json")):
+        vectors = json.loads(path.read_text(encoding="utf-8"))
+        for case in vectors["cases"]:
+            wrong = run.case(vectors, case)
+            if wrong:
+                failed += 1
+                print(f"{case['id']}: {wrong}")
+            else:
+                passed += 1
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
