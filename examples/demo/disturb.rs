@@ -1,0 +1,111 @@
+//! What happens to the writers and reconcilers while they work.
+
+use std::fmt;
+use std::time::Duration;
+
+use redis::aio::ConnectionManager;
+use sqlx::{AssertSqlSafe, MySqlPool};
+use tokio::time::{Instant, sleep};
+
+use crate::Result;
+use crate::reconcilers::Reconcilers;
+use crate::servers::Servers;
+
+/// How long to wait for a statement to be cut.
+const WATCH: Duration = Duration::from_millis(150);
+
+/// Strikes, each time in another way.
+pub struct Disturber {
+    redis: ConnectionManager,
+    mysql: MySqlPool,
+    pub reconcilers: Reconcilers,
+    pub done: Disturbances,
+}
+
+/// What was done so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Disturbances {
+    /// Reconcilers killed by SIGKILL.
+    pub kills: u64,
+    /// SCRIPT FLUSH.
+    pub flushes: u64,
+    /// All connections to Redis closed by the server.
+    pub redis_cuts: u64,
+    /// All connections to MySQL closed by the server.
+    pub mysql_cuts: u64,
+    /// The commands to Redis that all of it took.
+    pub commands: u64,
+    /// The statements to MySQL that all of it took.
+    pub statements: u64,
+}
+
+impl Disturbances {
+    fn strikes(&self) -> u64 {
+        self.kills + self.flushes + self.redis_cuts + self.mysql_cuts
+    }
+}
+
+impl fmt::Display for Disturbances {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Disturbances { kills, flushes, redis_cuts, mysql_cuts, .. } = self;
+        write!(f, "kills {kills}, script flushes {flushes}, Redis cuts {redis_cuts}, MySQL cuts {mysql_cuts}")
+    }
+}
+
+impl Disturber {
+    pub fn new(servers: &Servers, reconcilers: Reconcilers) -> Self {
+        let (redis, mysql) = (servers.redis.clone(), servers.mysql.clone());
+        Disturber { redis, mysql, reconcilers, done: Disturbances::default() }
+    }
+
+    pub async fn strike(&mut self) -> Result<()> {
+        match self.done.strikes() % 4 {
+            0 => self.kill_a_reconciler().await,
+            1 => self.flush_scripts().await,
+            2 => self.cut_redis().await,
+            _ => self.cut_mysql().await,
+        }
+    }
+
+    async fn kill_a_reconciler(&mut self) -> Result<()> {
+        self.done.kills += 1;
+        self.reconcilers.kill_one().await
+    }
+
+    async fn flush_scripts(&mut self) -> Result<()> {
+        self.done.flushes += 1;
+        self.done.commands += 1;
+        Ok(redis::cmd("SCRIPT").arg("FLUSH").exec_async(&mut self.redis).await?)
+    }
+
+    /// Of all clients but this one.
+    async fn cut_redis(&mut self) -> Result<()> {
+        self.done.redis_cuts += 1;
+        self.done.commands += 1;
+        Ok(redis::cmd("CLIENT").arg(&["KILL", "TYPE", "normal"]).exec_async(&mut self.redis).await?)
+    }
+
+    /// Of all clients but this one, and at a moment when one of them is being served, if such a moment comes.
+    async fn cut_mysql(&mut self) -> Result<()> {
+        self.done.mysql_cuts += 1;
+        let deadline = Instant::now() + WATCH;
+        while self.connections("COMMAND <> 'Sleep'").await?.is_empty() && Instant::now() < deadline {
+            sleep(Duration::from_millis(1)).await;
+        }
+        for connection in self.connections("TRUE").await? {
+            self.done.statements += 1;
+            // an error means that it has gone by itself
+            let _ = sqlx::raw_sql(AssertSqlSafe(format!("KILL {connection}"))).execute(&self.mysql).await;
+        }
+        Ok(())
+    }
+
+    async fn connections(&mut self, which: &str) -> Result<Vec<String>> {
+        self.done.statements += 1;
+        let select = format!(
+            "SELECT CAST(ID AS CHAR) FROM information_schema.PROCESSLIST \
+             WHERE DB = DATABASE() AND ID <> CONNECTION_ID() AND {which}"
+        );
+        Ok(sqlx::query_scalar(AssertSqlSafe(select)).fetch_all(&self.mysql).await?)
+    }
+}

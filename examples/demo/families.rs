@@ -1,0 +1,94 @@
+//! The demo's three families: one in counterfoil's own table and two in tables of the application.
+
+use std::time::Duration;
+
+use counterfoil::{Counterfoil, Counters, Durability, Family, KeyType, MysqlStore, Table};
+use redis::aio::ConnectionManager;
+use sqlx::{AssertSqlSafe, MySqlPool};
+use tokio::time::sleep;
+
+use crate::Result;
+use crate::log::Hit;
+
+pub const NAMESPACE: &str = "demo";
+pub const PAGE_VIEWS: &str = "page_views";
+pub const DAILY_HITS: &str = "daily_hits";
+pub const STATUS_CODES: &str = "status_codes";
+
+/// How long a batch waits before it goes to MySQL. With an append-only file that is synced every second the default of
+/// 2.5 s is the right one. Here nobody cuts the power, only processes are killed, and what a killed process wrote stays
+/// written: so a short time is as safe, and lets many more batches meet the disturbances.
+pub const SETTLE: Duration = Duration::from_millis(300);
+
+/// The servers where the counters are kept.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Place {
+    #[arg(long)]
+    pub redis: String,
+    #[arg(long)]
+    pub mysql: String,
+}
+
+pub type Pair = Counterfoil<ConnectionManager, MysqlStore>;
+
+/// The families in use by this process.
+pub struct Opened {
+    pub pair: Pair,
+    page_views: Counters<ConnectionManager, MysqlStore>,
+    daily_hits: Counters<ConnectionManager, MysqlStore>,
+    status_codes: Counters<ConnectionManager, MysqlStore>,
+}
+
+impl Opened {
+    /// Each family with the id that the hit counts there.
+    pub fn ids<'a>(&'a self, hit: &'a Hit) -> [(&'a Counters<ConnectionManager, MysqlStore>, &'a str); 3] {
+        [(&self.page_views, &hit.path), (&self.daily_hits, &hit.day), (&self.status_codes, &hit.status)]
+    }
+}
+
+/// Connects and opens the families.
+pub async fn open(place: &Place) -> counterfoil::Result<Opened> {
+    let pair = Counterfoil::connect(&place.redis, &place.mysql).await?;
+    let family = |name: &str| {
+        Family::buffered(NAMESPACE, name)
+            .sync_after(1_000, Duration::from_millis(500))
+            .durability(Durability::Settle(SETTLE))
+    };
+    // rows that do not exist yet are inserted ...
+    let days = Table::upsert(DAILY_HITS).key("day", KeyType::Date).value("hits");
+    // ... or are the application's to make
+    let codes = Table::update(STATUS_CODES).key("status", KeyType::Unsigned).value("hits");
+    Ok(Opened {
+        page_views: pair.open(family(PAGE_VIEWS).build()?).await?,
+        daily_hits: pair.open(family(DAILY_HITS).table(days).build()?).await?,
+        status_codes: pair.open(family(STATUS_CODES).table(codes).build()?).await?,
+        pair,
+    })
+}
+
+/// Creates counterfoil's tables and the application's, with a row for each of the status codes.
+pub async fn create_tables(mysql: &MySqlPool, status_codes: impl Iterator<Item = &str>) -> Result<()> {
+    MysqlStore::new(mysql.clone()).create_tables().await?;
+    sqlx::raw_sql(
+        "CREATE TABLE daily_hits (day DATE PRIMARY KEY, hits BIGINT NOT NULL);
+         CREATE TABLE status_codes (status INT UNSIGNED PRIMARY KEY, hits BIGINT NOT NULL DEFAULT 0)",
+    )
+    .execute(mysql)
+    .await?;
+    let rows: Vec<_> = status_codes.map(|status| format!("({status})")).collect();
+    let insert = format!("INSERT INTO status_codes (status) VALUES {}", rows.join(", "));
+    sqlx::raw_sql(AssertSqlSafe(insert)).execute(mysql).await?;
+    Ok(())
+}
+
+/// Starts something again whose connection was cut while it started.
+pub async fn patiently<T>(attempt: impl AsyncFn() -> counterfoil::Result<T>) -> counterfoil::Result<T> {
+    let mut left = 50;
+    loop {
+        match attempt().await {
+            Err(error) if error.is_retryable() && left > 0 => left -= 1,
+            ended => return ended,
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}

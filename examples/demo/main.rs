@@ -1,0 +1,93 @@
+//! The demo: a web access log is replayed into counters by several processes while everything around them is being
+//! killed, cut and flushed; then MySQL is compared with a plain count of the file.
+//!
+//! This process supervises. It starts private servers, and itself again as writers and reconcilers.
+
+mod child;
+mod count;
+mod disturb;
+mod families;
+mod generate;
+mod log;
+mod measured;
+mod meter;
+mod progress;
+mod reconciler;
+mod reconcilers;
+mod replay;
+mod servers;
+mod summary;
+mod writer;
+mod writers;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Whatever goes wrong in a demo ends it with a sentence.
+type Result<T> = std::result::Result<T, BoxError>;
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Replays a web access log into counters while processes are killed, scripts flushed and connections cut; then
+/// compares MySQL with a plain count of the file. Exit status: 0 if they agree, 1 if not, 2 if it could not be found out.
+#[derive(Parser)]
+#[command(name = "demo", disable_help_subcommand = true, args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(subcommand)]
+    role: Option<Role>,
+    #[command(flatten)]
+    demo: Demo,
+}
+
+/// What a user may ask for.
+#[derive(clap::Args)]
+struct Demo {
+    /// The log, in the common or combined log format. Without one, a log is made up: Zipf-distributed pages, several days
+    log: Option<PathBuf>,
+    /// Write what MySQL holds in the end to FILE: family TAB id TAB value, sorted by bytes
+    #[arg(long, value_name = "FILE")]
+    dump: Option<PathBuf>,
+    /// How many lines to make up
+    #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..))]
+    lines: u64,
+    /// Which lines to make up: the same number gives the same log
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+}
+
+/// What the supervisor starts this program as.
+#[derive(Subcommand)]
+enum Role {
+    #[command(hide = true)]
+    WriterProcess(writer::Args),
+    #[command(hide = true)]
+    ReconcilerProcess(reconciler::Args),
+}
+
+// One thread a process: there are more processes than most machines have cores.
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let ended = match cli.role {
+        Some(Role::WriterProcess(args)) => writer::run(args).await.map(|()| true),
+        Some(Role::ReconcilerProcess(args)) => reconciler::run(args).await.map(|()| true),
+        None => until_interrupted(replay::run(cli.demo)).await,
+    };
+    match ended {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("demo: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Ctrl-C drops the work, and with it every process that it started.
+async fn until_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::select! {
+        ended = work => ended,
+        _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
+    }
+}

@@ -1,0 +1,35 @@
+//! The demo's private servers.
+
+use std::path::Path;
+
+use redis::aio::ConnectionManager;
+use sqlx::MySqlPool;
+use testkit::{MysqlServer, RedisOptions, RedisServer};
+
+use crate::families::Place;
+
+/// A Redis with an append-only file and a MySQL, which end with this.
+pub struct Servers {
+    pub place: Place,
+    /// The supervisor's own connections.
+    pub redis: ConnectionManager,
+    pub mysql: MySqlPool,
+    redis_server: RedisServer,
+    _mysql_server: MysqlServer,
+}
+
+impl Servers {
+    pub async fn start() -> Self {
+        let redis_server = RedisServer::start(RedisOptions::aof("everysec")).await;
+        let mysql_server = MysqlServer::start().await;
+        let (database, mysql) = mysql_server.database("demo").await;
+        let place = Place { redis: redis_server.url(), mysql: mysql_server.url(&database) };
+        let redis = redis_server.manager().await;
+        Servers { place, redis, mysql, redis_server, _mysql_server: mysql_server }
+    }
+
+    /// A directory that goes with the servers, also where the demo is killed.
+    pub fn directory(&self) -> &Path {
+        self.redis_server.socket().parent().unwrap_or(Path::new("/tmp"))
+    }
+}

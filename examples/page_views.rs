@@ -1,0 +1,52 @@
+//! A web server that counts how often each article was seen, and shows it: http://localhost:3000/articles/7
+//!
+//! `REDIS_URL` and `DATABASE_URL` say where to count. Any number of these servers may run side by side.
+
+use std::env;
+
+use axum::extract::{Path, State};
+use axum::response::Html;
+use axum::{Router, http::StatusCode, routing::get};
+use counterfoil::{Added, Counterfoil, Counters, Family, MysqlStore};
+use redis::aio::ConnectionManager;
+use sqlx::MySqlPool;
+
+type Views = Counters<ConnectionManager, MysqlStore>;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let redis = env::var("REDIS_URL").unwrap_or("redis://localhost".into());
+    let mysql = env::var("DATABASE_URL").unwrap_or("mysql://root@localhost/test".into());
+
+    // Creates counterfoil's own tables where they are missing. With migrations, MysqlStore::schema() goes into one.
+    MysqlStore::new(MySqlPool::connect(&mysql).await?).create_tables().await?;
+    let pair = Counterfoil::connect(&redis, &mysql).await?;
+    let views = pair.open(Family::buffered("example", "article_views").build()?).await?;
+    let reconciler = pair.reconciler().start().await?;
+
+    let app = Router::new().route("/articles/{number}", get(article)).with_state(views);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+    println!("http://{}/articles/7", listener.local_addr()?);
+    axum::serve(listener, app).with_graceful_shutdown(interrupted()).await?;
+
+    // What is on its way to MySQL gets there; what else is pending is safe in Redis until the next start.
+    Ok(reconciler.shutdown().await?)
+}
+
+async fn article(State(views): State<Views>, Path(number): Path<u32>) -> Result<Html<String>, StatusCode> {
+    let id = number.to_string();
+    match views.add(&id, 1).await {
+        Ok(Added::Counted { .. }) => {}
+        // A page is worth more than its count.
+        not_counted => eprintln!("article {id}: {not_counted:?}"),
+    }
+    let seen = views.get(&id).await.map_err(|error| {
+        eprintln!("article {id}: {error}");
+        StatusCode::SERVICE_UNAVAILABLE
+    })?;
+    Ok(Html(format!("<h1>Article {id}</h1><p>Seen {seen} times.</p>")))
+}
+
+async fn interrupted() {
+    let _ = tokio::signal::ctrl_c().await;
+}
