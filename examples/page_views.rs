@@ -7,20 +7,16 @@ use std::env;
 use axum::extract::{Path, State};
 use axum::response::Html;
 use axum::{Router, http::StatusCode, routing::get};
-use counterfoil::{Added, Counterfoil, Counters, Family, MysqlStore};
-use redis::aio::ConnectionManager;
-use sqlx::MySqlPool;
-
-type Views = Counters<ConnectionManager, MysqlStore>;
+use counterfoil::{Added, Counterfoil, Counters, Family};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let redis = env::var("REDIS_URL").unwrap_or("redis://localhost".into());
     let mysql = env::var("DATABASE_URL").unwrap_or("mysql://root@localhost/test".into());
 
-    // Creates counterfoil's own tables where they are missing. With migrations, MysqlStore::schema() goes into one.
-    MysqlStore::new(MySqlPool::connect(&mysql).await?).create_tables().await?;
     let pair = Counterfoil::connect(&redis, &mysql).await?;
+    // Creates counterfoil's own tables where they are missing. With migrations, MysqlStore::schema() goes into one.
+    pair.store().create_tables().await?;
     let views = pair.open(Family::buffered("example", "article_views").build()?).await?;
     let reconciler = pair.reconciler().start().await?;
 
@@ -33,7 +29,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(reconciler.shutdown().await?)
 }
 
-async fn article(State(views): State<Views>, Path(number): Path<u32>) -> Result<Html<String>, StatusCode> {
+async fn article(State(views): State<Counters>, Path(number): Path<u32>) -> Result<Html<String>, StatusCode> {
     let id = number.to_string();
     match views.add(&id, 1).await {
         Ok(Added::Counted { .. }) => {}

@@ -5,8 +5,7 @@
 use std::env;
 
 use clap::Parser;
-use counterfoil::{Counterfoil, Family, MysqlStore};
-use sqlx::MySqlPool;
+use counterfoil::{Counterfoil, Family};
 use tokio::signal::{ctrl_c, unix};
 
 /// Brings a family's pending hits from Redis to MySQL until it is told to stop by Ctrl-C or SIGTERM.
@@ -34,8 +33,8 @@ fn variable(name: &str, default: &str) -> String {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args = Args::parse();
-    MysqlStore::new(MySqlPool::connect(&args.mysql).await?).create_tables().await?;
     let pair = Counterfoil::connect(&args.redis, &args.mysql).await?;
+    pair.store().create_tables().await?;
     let family = Family::buffered(args.namespace, args.family).partitions(args.partitions).build()?;
     let counters = pair.open(family).await?;
     for finding in pair.check().await {

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::time::Duration;
 
 use redis::Value;
 use redis::aio::ConnectionLike;
 
 use crate::error::Result;
-use crate::family::{Durability, Family};
+use crate::family::Family;
 use crate::script;
 
 /// How bad a finding is.
@@ -126,16 +127,19 @@ fn role(role: &str) -> Option<Finding> {
 /// The durability table of PROTOCOL section 6.
 fn persistence(aof: bool, fsync: Option<&str>, snapshots: bool, families: &[Family]) -> Option<Finding> {
     let subject = "redis persistence";
-    let immediate = families.iter().find(|family| family.durability() == Durability::Immediate);
+    // Redis itself holds writes back when an fsync takes longer than 2 s
+    let hasty = families.iter().find(|family| family.durability().settle() < Duration::from_secs(2));
     match (aof, fsync) {
         (true, Some("always")) => None,
         (true, fsync) => {
-            if let Some(family) = immediate {
+            if let Some(family) = hasty {
                 let message = format!(
-                    "appendfsync is {}, and the durability of family {family} is immediate: a crash can double counts",
-                    fsync.unwrap_or("not to be seen")
+                    "appendfsync is {}, and the durability of family {family} is {}: a crash of the machine can double \
+                     counts",
+                    fsync.unwrap_or("not to be seen"),
+                    family.durability()
                 );
-                let advice = "Give the family Durability::Settle, or set appendfsync always.";
+                let advice = "Give the family Durability::Settle with 2.5 s, or set appendfsync always.";
                 return Some(Finding::new(Severity::Error, subject, message, advice));
             }
             match fsync {

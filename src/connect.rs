@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
+use sqlx::{Connection, MySqlConnection};
 
 use crate::counterfoil::Counterfoil;
 use crate::error::{Error, ErrorKind, Result};
@@ -24,11 +25,12 @@ impl Counterfoil<ConnectionManager, MysqlStore> {
             Some(socket) => socket.display().to_string(),
             None => format!("{}:{}", options.get_host(), options.get_port()),
         };
-        let pool = MySqlPoolOptions::new().max_connections(10).acquire_timeout(Duration::from_secs(5));
-        let pool = pool
-            .connect_with(options)
-            .await
+        // by itself first: a pool that cannot connect says only that it timed out
+        let connection = MySqlConnection::connect_with(&options).await;
+        connection
             .map_err(|error| Error::new(ErrorKind::Store, format!("no database at {place}")).with_source(error))?;
+        let pool = MySqlPoolOptions::new().max_connections(10).acquire_timeout(Duration::from_secs(5));
+        let pool = pool.connect_lazy_with(options);
         Ok(Counterfoil::new(redis, MysqlStore::new(pool)))
     }
 }

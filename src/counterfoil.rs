@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
+use metrics::SharedString;
+use redis::aio::{ConnectionLike, ConnectionManager};
 use tokio::sync::Notify;
 
 use crate::buffered::Partition;
@@ -14,6 +15,7 @@ use crate::counters::Counters;
 use crate::error::Result;
 use crate::family::Family;
 use crate::flush::Flusher;
+use crate::mysql::MysqlStore;
 use crate::reconciler::ReconcilerBuilder;
 use crate::store::{Registered, Store};
 use crate::writer::Lanes;
@@ -25,8 +27,10 @@ use crate::writer::Lanes;
 ///
 /// An application with several pairs makes one of these for each; families are opened, also by the thousand, while it
 /// runs. Cloning is cheap and gives the same pair.
+///
+/// The types are those that [`connect`](Counterfoil::connect) makes, where they are not named.
 #[derive(Debug)]
-pub struct Counterfoil<C, S> {
+pub struct Counterfoil<C = ConnectionManager, S = MysqlStore> {
     shared: Arc<Shared<C, S>>,
 }
 
@@ -59,6 +63,11 @@ where
         self
     }
 
+    /// The database.
+    pub fn store(&self) -> &S {
+        &self.shared.store
+    }
+
     /// Opens a family: registers it with the database, or compares it with what the database knows of it.
     ///
     /// # Errors
@@ -71,8 +80,9 @@ where
             Some(opened) if opened.registered.family == family => opened.clone(),
             _ => {
                 let lanes = (0..family.partitions()).map(|_| Lanes::default()).collect();
+                let label = Arc::<str>::from(family.name()).into();
                 let registered = Arc::new(Registered { family, number });
-                let opened = Arc::new(Opened { registered, lanes, turn: AtomicU32::new(0) });
+                let opened = Arc::new(Opened { registered, label, lanes, turn: AtomicU32::new(0) });
                 families.insert(number, opened.clone());
                 self.shared.work.announce(Announced::Family(number));
                 opened
@@ -119,6 +129,8 @@ pub struct Shared<C, S> {
 #[derive(Debug)]
 pub struct Opened {
     pub registered: Arc<Registered>,
+    /// The family's name as metrics take it, cheap to clone.
+    pub label: SharedString,
     lanes: Vec<Lanes>,
     /// Whose turn the next increment of a wide family is.
     turn: AtomicU32,

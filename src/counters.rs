@@ -3,20 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use ::metrics::SharedString;
 use futures_util::future::try_join_all;
-use redis::aio::ConnectionLike;
+use redis::aio::{ConnectionLike, ConnectionManager};
 
 use crate::buffered::{Added, Partition, Pending, random};
 use crate::counterfoil::{Announced, Opened, Shared};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
+use crate::mysql::MysqlStore;
 use crate::read::{Verdict, beyond, judge, lacks_incarnation};
 use crate::store::{Incarnation, ReadFrom, Store};
 
 /// The counters of one open family. Cloning is cheap.
 #[derive(Debug)]
-pub struct Counters<C, S> {
+pub struct Counters<C = ConnectionManager, S = MysqlStore> {
     shared: Arc<Shared<C, S>>,
     opened: Arc<Opened>,
 }
@@ -67,14 +69,11 @@ where
         let [added] = added[..] else {
             return Err(Error::corrupt(format!("{family}: {} answers for one hit", added.len())));
         };
-        let (name, reason) = match added {
-            Added::Counted { .. } => (metrics::HITS, ""),
-            Added::OutOfRange => (metrics::REFUSED, "range"),
-            Added::Full => (metrics::REFUSED, "full"),
-        };
-        match reason {
-            "" => ::metrics::counter!(name, "family" => family.name.clone()).increment(1),
-            _ => ::metrics::counter!(name, "family" => family.name.clone(), "reason" => reason).increment(1),
+        let label = self.opened.label.clone();
+        match added {
+            Added::Counted { .. } => ::metrics::counter!(metrics::HITS, "family" => label).increment(1),
+            Added::OutOfRange => refused(label, "range"),
+            Added::Full => refused(label, "full"),
         }
         Ok(added)
     }
@@ -249,4 +248,8 @@ where
         };
         sums.into_iter().zip(ids).map(narrow).collect()
     }
+}
+
+fn refused(label: SharedString, reason: &'static str) {
+    ::metrics::counter!(metrics::REFUSED, "family" => label, "reason" => reason).increment(1);
 }

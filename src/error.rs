@@ -32,7 +32,6 @@ pub enum ErrorKind {
 }
 
 /// An error of counterfoil: opaque, with questions on it.
-#[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
     message: Cow<'static, str>,
@@ -84,6 +83,13 @@ impl fmt::Display for Error {
             Some(source) => write!(f, ": {source}"),
             None => Ok(()),
         }
+    }
+}
+
+/// For the `main` of a program that answers it: the kind, then what [`Display`](fmt::Display) says.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {self}", self.kind)
     }
 }
 

@@ -36,7 +36,8 @@ pub struct Family {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durability {
-    /// This long after it, by the Redis server's clock. For `appendfsync everysec` (2.5 s is enough: Redis itself
+    /// This long after it, by the Redis server's clock; a busy partition's hits are in the database after about twice
+    /// this time, since one batch waits at a time. For `appendfsync everysec` (2.5 s is enough: Redis itself
     /// stops writing when an fsync takes longer than 2 s), and for replicas whose lag stays below it.
     Settle(Duration),
     /// At once. For `appendfsync always`, and for a Redis without any persistence, which forgets everything in a
@@ -175,7 +176,8 @@ impl FamilyBuilder {
     }
 
     /// A partition is brought to the database at its first hit, then after so many hits or this time, whichever
-    /// comes first. 50 hits and 60 s unless said otherwise.
+    /// comes first: 50 hits and 60 s unless said otherwise. Add the [settle time](Durability::Settle). A reconciler in
+    /// another process than the writer notices it within a quarter of this time.
     pub fn sync_after(mut self, hits: u64, time: Duration) -> Self {
         (self.0.sync_hits, self.0.sync_time) = (hits, time);
         self

@@ -154,7 +154,9 @@ where
     async fn rotate_one(&self, id: PartitionId, due: bool) -> Result<Rotated> {
         let Some(opened) = self.shared.family(id.0) else { return Ok(Rotated::Nothing) };
         let family = &opened.registered.family;
-        let lease = self.lease.as_ref().filter(|_| due).map(|(owner, time)| Lease { owner, time: *time });
+        let settle = family.durability().settle();
+        let lease = self.lease.as_ref().filter(|_| due);
+        let lease = lease.map(|(owner, beyond)| Lease { owner, time: settle + *beyond });
         let cut = if due { Cut::WhenDue(family) } else { Cut::Now };
         let partition = Partition::new(self.redis.clone(), family, id.1);
         Ok(match partition.rotate(Incarnation(random()?), lease, cut).await? {
@@ -263,7 +265,7 @@ where
         loop {
             match self.shared.store.apply(batches).await {
                 Ok(applied) => {
-                    record(batches, applied);
+                    record(applied);
                     return Ok(());
                 }
                 Err(error) if error.is_retryable() && !*stop.borrow() => {
@@ -278,7 +280,7 @@ where
 
     async fn release(&self, held: &Held) {
         let family = &held.opened.registered.family;
-        ::metrics::histogram!(metrics::LAG_SECONDS, "family" => family.name.clone())
+        ::metrics::histogram!(metrics::LAG_SECONDS, "family" => held.opened.label.clone())
             .record(held.oldest_hit().elapsed());
         if let Err(error) = held.partition(&self.redis).release(&held.cut).await {
             tracing::warn!(%family, error = %retried("release", error), "a batch was applied but not yet released");
@@ -408,10 +410,8 @@ fn pending_ids(batch: &Batch) -> ::metrics::Gauge {
     ::metrics::gauge!(metrics::PENDING_IDS, "family" => batch.family.family.name.clone())
 }
 
-fn record(batches: &[Batch], applied: Applied) {
-    for batch in batches {
-        ::metrics::counter!(metrics::BATCHES, "family" => batch.family.family.name.clone()).increment(1);
-    }
+fn record(applied: Applied) {
+    ::metrics::counter!(metrics::BATCHES).increment(applied.batches);
     ::metrics::counter!(metrics::ROWS).increment(applied.rows);
     ::metrics::counter!(metrics::REJECTS).increment(applied.rejected);
     if applied.rejected > 0 {

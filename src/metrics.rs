@@ -11,7 +11,7 @@ pub const HITS: &str = "counterfoil_hits_total";
 pub const REFUSED: &str = "counterfoil_refused_total";
 /// Distinct ids in the batches that this reconciler holds, by `family`.
 pub const PENDING_IDS: &str = "counterfoil_pending_ids";
-/// Batches that reached the database, by `family`.
+/// Batches that reached the database.
 pub const BATCHES: &str = "counterfoil_batches_total";
 /// Rows changed in the database.
 pub const ROWS: &str = "counterfoil_rows_total";

@@ -55,7 +55,7 @@ where
     S: Store,
 {
     pub(crate) fn new(shared: Arc<Shared<C, S>>) -> Self {
-        let lease = Some(Duration::from_secs(10));
+        let lease = Some(Duration::from_secs(2));
         ReconcilerBuilder { shared, redis: None, lease, max_rows: 50_000, allow_evicting: false }
     }
 
@@ -65,8 +65,9 @@ where
         self
     }
 
-    /// How long beyond the settle time other reconcilers leave a batch to this one: up to a minute, 10 s unless said
-    /// otherwise, `None` for not at all. It saves work, and nothing depends on it.
+    /// How long beyond the settle time other reconcilers leave a batch to this one: 2 s unless said otherwise, up to a
+    /// minute; `None` for not at all. It saves work, and no count depends on it; what a reconciler held that was killed
+    /// waits for so long until another one takes it over.
     pub fn lease(mut self, lease: Option<Duration>) -> Self {
         self.lease = lease;
         self

@@ -14,7 +14,8 @@ use crate::family::Family;
 const LANE_LIFE: Duration = Duration::from_secs(12 * 3600);
 
 /// The producers of one partition. A producer has one call in flight, so concurrent calls take one each, and give it
-/// back when they know what became of their call. A call that is dropped half-way takes its producer with it.
+/// back when they know what became of their call: there are as many as there ever were calls at a time. A call that is
+/// dropped half-way takes its producer with it.
 #[derive(Debug, Default)]
 pub struct Lanes(Mutex<Vec<Lane>>);
 

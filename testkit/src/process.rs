@@ -233,6 +233,8 @@ pub(crate) fn find(variable: Option<&str>, names: &[&str], places: &[&Path]) -> 
 pub(crate) fn version(program: &Path) -> String {
     let output = Command::new(program).arg("--version").output();
     let output = output.unwrap_or_else(|e| panic!("cannot run {} --version: {e}", program.display()));
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{} --version: {complaint}", program.display());
     let text = String::from_utf8_lossy(&output.stdout);
     text.lines().next().unwrap_or("no version").trim().to_owned()
 }
