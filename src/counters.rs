@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
 use crate::mysql::MysqlStore;
-use crate::read::{Verdict, beyond, judge, lacks_incarnation};
+use crate::read::{Verdict, beyond, judge, lacks_incarnation, may_be_forgotten};
 use crate::store::{Incarnation, ReadFrom, Store};
 
 /// The counters of one open family. Cloning is cheap.
@@ -166,18 +166,22 @@ where
         let copies: &[_] = if told { &[ReadFrom::Nearest, ReadFrom::Primary] } else { &[ReadFrom::Primary] };
         for &copy in copies {
             let snapshot = self.shared.store.read(&self.opened.registered, ids, &marks, copy).await?;
-            let verdict = |group: &Group, pending: &Pending| {
+            let stands = |(group, pending): (&Group, &Pending)| {
                 let mark = |incarnation| marks.binary_search(&(group.partition, incarnation)).ok();
-                let ledger = pending.incarnation.and_then(mark).and_then(|at| snapshot.ledger.get(at).copied());
-                judge(pending, ledger.unwrap_or(0))
+                let at = pending.incarnation.and_then(mark);
+                at.and_then(|at| snapshot.ledger.get(at).copied()).unwrap_or(0)
             };
+            let ledger: Vec<u64> = groups.iter().zip(&pending).map(stands).collect();
             let verdicts: Vec<_> =
-                groups.iter().zip(&pending).map(|(group, pending)| verdict(group, pending)).collect();
+                pending.iter().zip(&ledger).map(|(pending, &ledger)| judge(pending, ledger)).collect();
             if verdicts.contains(&Verdict::Again) {
                 return Ok(None);
             }
             if verdicts.contains(&Verdict::Behind) {
                 continue;
+            }
+            if self.was_forgotten(&groups, &pending, &ledger, ids).await? {
+                return Ok(None);
             }
             let mut sums: Vec<_> = snapshot.values.iter().map(|value| i128::from(value.unwrap_or(0))).collect();
             for ((group, pending), verdict) in groups.iter().zip(&pending).zip(verdicts) {
@@ -196,6 +200,17 @@ where
         let begins = lacking
             .map(|(group, _)| async move { self.partition(group.partition).begin(Incarnation(random()?)).await });
         Ok(!try_join_all(begins).await?.is_empty())
+    }
+
+    /// Whether an incarnation that no ledger row vouches for is not there any more.
+    async fn was_forgotten(&self, groups: &[Group], pending: &[Pending], ledger: &[u64], ids: &[&str]) -> Result<bool> {
+        let doubtful =
+            groups.iter().zip(pending).zip(ledger).filter(|((_, pending), ledger)| may_be_forgotten(pending, **ledger));
+        let looks = doubtful.map(|((group, pending), _)| async move {
+            let now = self.partition(group.partition).read(&[ids[group.places[0]]]).await?;
+            Ok::<_, Error>(now.incarnation != pending.incarnation)
+        });
+        Ok(try_join_all(looks).await?.contains(&true))
     }
 
     async fn read_groups(&self, groups: &[Group], ids: &[&str]) -> Result<Vec<Pending>> {

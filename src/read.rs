@@ -40,10 +40,21 @@ pub fn beyond(deltas: (i64, i64), verdict: Verdict) -> i128 {
     i128::from(buffer) + if verdict == Verdict::AddBatch { i128::from(batch) } else { 0 }
 }
 
+/// Whether the incarnation may have been forgotten since Redis spoke of it. A batch reaches the ledger only after its
+/// rotation is durable, and with it the incarnation; before the first one a crash can take the incarnation back, and
+/// what is pending can reach the database under another one, unseen by [`judge`].
+pub fn may_be_forgotten(pending: &Pending, ledger: u64) -> bool {
+    ledger == 0 && pending.incarnation.is_some() && has_anything(pending)
+}
+
 /// Whether there is something pending and no incarnation to compare with the ledger: a batch cut since would go unseen,
 /// also where Redis is emptied after that and has no incarnation again. The partition must be given one first.
 pub fn lacks_incarnation(pending: &Pending) -> bool {
-    pending.incarnation.is_none() && pending.deltas.iter().any(|&(batch, buffer)| batch != 0 || buffer != 0)
+    pending.incarnation.is_none() && has_anything(pending)
+}
+
+fn has_anything(pending: &Pending) -> bool {
+    pending.deltas.iter().any(|&(batch, buffer)| batch != 0 || buffer != 0)
 }
 
 #[cfg(test)]
