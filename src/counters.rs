@@ -2,18 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ::metrics::SharedString;
 use futures_util::future::try_join_all;
 use redis::aio::{ConnectionLike, ConnectionManager};
 
 use crate::buffered::{Added, Partition, Pending, random};
-use crate::counterfoil::{Announced, Opened, Shared};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
 use crate::mysql::MysqlStore;
 use crate::read::{Verdict, beyond, judge, lacks_incarnation, may_be_forgotten};
+use crate::shared::{Announced, Opened, Shared};
 use crate::store::{Incarnation, ReadFrom, Store};
 
 /// The counters of one open family. Cloning is cheap.
@@ -21,11 +22,12 @@ use crate::store::{Incarnation, ReadFrom, Store};
 pub struct Counters<C = ConnectionManager, S = MysqlStore> {
     shared: Arc<Shared<C, S>>,
     opened: Arc<Opened>,
+    patience: Duration,
 }
 
 impl<C, S> Clone for Counters<C, S> {
     fn clone(&self) -> Self {
-        Counters { shared: self.shared.clone(), opened: self.opened.clone() }
+        Counters { shared: self.shared.clone(), opened: self.opened.clone(), patience: self.patience }
     }
 }
 
@@ -41,7 +43,15 @@ where
     S: Store,
 {
     pub(crate) fn new(shared: Arc<Shared<C, S>>, opened: Arc<Opened>) -> Self {
-        Counters { shared, opened }
+        Counters { shared, opened, patience: Duration::from_secs(5) }
+    }
+
+    /// How long an [`add`](Self::add) of this handle and its clones repeats a call that fails before it gives up; 5 s
+    /// unless said otherwise.
+    #[must_use]
+    pub fn write_timeout(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
     }
 
     /// The configuration.
@@ -55,14 +65,14 @@ where
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput): the id is not allowed. [`Redis`](ErrorKind::Redis): not counted; may
     /// be called again. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost
-    /// and could not be asked for again within the [write timeout](crate::Counterfoil::write_timeout).
+    /// and could not be asked for again within the [write timeout](Self::write_timeout).
     pub async fn add(&self, id: &str, delta: i64) -> Result<Added> {
         let family = self.family();
         family.check_id(id)?;
         let number = self.opened.partition_for(id);
         let partition = self.partition(number);
         let lanes = self.opened.lanes(number);
-        let (added, due) = lanes.add(&partition, family, &[(id, delta)], self.shared.patience).await?;
+        let (added, due) = lanes.add(&partition, family, &[(id, delta)], self.patience).await?;
         if due {
             self.shared.work.announce(Announced::Due(self.opened.registered.number, number));
         }

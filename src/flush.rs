@@ -12,9 +12,9 @@ use tokio::time::{Instant, sleep};
 use tracing::Instrument;
 
 use crate::buffered::{Cut, CutBatch, FetchReply, Lease, Partition, RotateReply, anything_pending, random};
-use crate::counterfoil::{Opened, Shared};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
+use crate::shared::{Opened, Shared};
 use crate::store::{Applied, Batch, Incarnation, Registered, Store};
 use crate::writer::Backoff;
 

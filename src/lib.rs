@@ -16,6 +16,7 @@ mod mysql;
 mod read;
 mod reconciler;
 mod script;
+mod shared;
 mod store;
 mod table;
 mod writer;

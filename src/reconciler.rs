@@ -10,10 +10,10 @@ use tokio::task::{Id, JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use crate::check;
-use crate::counterfoil::{Announced, Shared};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
 use crate::metrics;
+use crate::shared::{Announced, Shared};
 use crate::store::Store;
 use crate::writer::Backoff;
 
