@@ -66,6 +66,7 @@ where
     /// [`InvalidInput`](ErrorKind::InvalidInput): the id is not allowed. [`Redis`](ErrorKind::Redis): not counted; may
     /// be called again. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost
     /// and could not be asked for again within the [write timeout](Self::write_timeout).
+    #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family(), id, delta))]
     pub async fn add(&self, id: &str, delta: i64) -> Result<Added> {
         let family = self.family();
         family.check_id(id)?;
@@ -102,6 +103,7 @@ where
     ///
     /// # Errors
     /// As for [`get`](Self::get).
+    #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family(), ids = ids.len()))]
     pub async fn get_many(&self, ids: &[impl AsRef<str>]) -> Result<Vec<i64>> {
         let ids = self.checked(ids)?;
         for _ in 0..100 {
@@ -148,6 +150,7 @@ where
     ///
     /// # Errors
     /// As for [`get`](Self::get).
+    #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family(), prefix, limit))]
     pub async fn list(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<(String, i64)>> {
         let partitions: Vec<_> = (0..self.family().partitions()).map(|number| self.partition(number)).collect();
         let pending = try_join_all(partitions.iter().map(|partition| partition.pending_ids(prefix))).await?;

@@ -9,7 +9,6 @@ use futures_util::future::{join_all, try_join_all};
 use redis::aio::ConnectionLike;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
-use tracing::Instrument;
 
 use crate::buffered::{Cut, CutBatch, FetchReply, Lease, Partition, RotateReply, anything_pending, random};
 use crate::error::{Error, ErrorKind, Result};
@@ -110,6 +109,7 @@ where
     }
 
     /// The partitions of each family that have anything pending.
+    #[tracing::instrument(level = "debug", skip_all, fields(families = families.len()))]
     pub async fn sweep(&self, families: Vec<Arc<Opened>>) -> Vec<(u64, Result<Vec<PartitionId>>)> {
         let mut found = Vec::with_capacity(families.len());
         for some in families.chunks(CALLS) {
@@ -142,6 +142,7 @@ where
 
     /// Cuts a batch off each partition, or takes the one that is there. With `due`, only where a sync is due and nobody
     /// else has the lease.
+    #[tracing::instrument(level = "debug", skip_all, fields(partitions = partitions.len()))]
     pub async fn rotate(&self, partitions: &[PartitionId], due: bool) -> Vec<(PartitionId, Result<Rotated>)> {
         let mut all = Vec::with_capacity(partitions.len());
         for some in partitions.chunks(CALLS) {
@@ -168,12 +169,8 @@ where
 
     /// Brings the batches to the database in one transaction and drops them from Redis. While the database is away it
     /// waits, unless it is told to stop.
+    #[tracing::instrument(skip_all, fields(batches = held.len(), rows = tracing::field::Empty))]
     pub async fn flush(&self, held: Vec<Held>, stop: &watch::Receiver<bool>) -> Vec<(PartitionId, Flushed)> {
-        let span = tracing::info_span!("flush", batches = held.len(), rows = tracing::field::Empty);
-        self.flush_in_span(held, stop).instrument(span).await
-    }
-
-    async fn flush_in_span(&self, held: Vec<Held>, stop: &watch::Receiver<bool>) -> Vec<(PartitionId, Flushed)> {
         let started = Instant::now();
         let mut ends = Vec::with_capacity(held.len());
         let (fetched, batches) = self.fetch_all(held, &mut ends).await;
@@ -302,6 +299,7 @@ where
     }
 
     /// Brings everything to the database that is in Redis now. What cannot be brought there holds nothing else back.
+    #[tracing::instrument(skip_all)]
     pub async fn drain(&self) -> Result<()> {
         let mut pause = Backoff::default();
         let mut left: Vec<PartitionId> = Vec::new();

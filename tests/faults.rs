@@ -4,9 +4,10 @@
 
 mod support;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use counterfoil::{Counterfoil, Counters, Durability, ErrorKind, Family, MysqlStore, Store};
 use redis::aio::{ConnectionLike, ConnectionManager};
@@ -152,6 +153,90 @@ async fn redis_is_killed_and_comes_back_with_its_file() {
     pair.counterfoil.drain().await.unwrap();
     assert_eq!(pair.number(OWN).await, acknowledged);
     reconciler.shutdown().await.unwrap();
+}
+
+/// What crashes of the machine did to a load.
+#[derive(Debug)]
+struct Losses {
+    acknowledged: usize,
+    doubled: i64,
+    /// Lost, and counted within what a crash took back.
+    forgotten: usize,
+    /// Lost although they were durable.
+    wronged: usize,
+}
+
+/// What each crash takes back.
+const TAKEN: Duration = Duration::from_millis(250);
+
+/// Counts under crashes that take back the last part of Redis's file. Every hit has an id of its own, so that a value says
+/// how often it was counted.
+async fn crashes_that_take_back(durability: Durability) -> Losses {
+    let pair = Pair::with(RedisOptions::aof("no")).await;
+    let settling = family("views").durability(durability).build().unwrap();
+    let views = pair.counterfoil.open(settling).await.unwrap();
+    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    let (next, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let mut writers = JoinSet::new();
+    for _ in 0..8 {
+        let (views, next, stop) = (views.clone(), next.clone(), stop.clone());
+        writers.spawn(async move {
+            let mut acknowledged = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                let hit = next.fetch_add(1, Ordering::Relaxed);
+                let asked = Instant::now();
+                // whatever an error leaves open, no hit is counted again by the caller
+                if views.add(&format!("hit/{hit}"), 1).await.is_ok() {
+                    acknowledged.push((hit, asked, Instant::now()));
+                }
+            }
+            acknowledged
+        });
+    }
+    let mut crashes = Vec::new();
+    for _ in 0..8 {
+        let started = Instant::now();
+        let mut lengths = Vec::new();
+        while started.elapsed() < Duration::from_millis(900) {
+            lengths.push((Instant::now(), pair.redis.aof_len()));
+            pause(5).await;
+        }
+        let now = Instant::now();
+        let kept = lengths.iter().rev().find(|(time, _)| now - *time >= TAKEN).unwrap();
+        pair.redis.kill();
+        crashes.push((kept.0, Instant::now()));
+        pair.redis.cut_aof(kept.1);
+        pair.redis.start_again().await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    let acknowledged: Vec<_> = writers.join_all().await.into_iter().flatten().collect();
+    pair.counterfoil.drain().await.unwrap();
+    reconciler.shutdown().await.unwrap();
+
+    let doubled = pair.number("SELECT COUNT(*) FROM counterfoil_values WHERE value > 1").await;
+    let stored: Vec<String> =
+        sqlx::query_scalar("SELECT CAST(id AS CHAR) FROM counterfoil_values").fetch_all(&pair.pool).await.unwrap();
+    let stored: HashSet<_> = stored.into_iter().collect();
+    let taken_back =
+        |asked: Instant, told: Instant| crashes.iter().any(|(kept, killed)| told >= *kept && asked <= *killed);
+    let lost: Vec<_> = acknowledged.iter().filter(|(hit, ..)| !stored.contains(&format!("hit/{hit}"))).collect();
+    let forgotten = lost.iter().filter(|(_, asked, told)| taken_back(*asked, *told)).count();
+    let losses = Losses { acknowledged: acknowledged.len(), doubled, forgotten, wronged: lost.len() - forgotten };
+    println!("{losses:?}");
+    losses
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_takes_back_what_was_not_durable_and_nothing_else() {
+    let losses = crashes_that_take_back(Durability::Settle(TAKEN + Duration::from_millis(150))).await;
+    assert_eq!((losses.doubled, losses.wronged), (0, 0), "{losses:?}");
+    assert!(losses.forgotten > 0 && losses.acknowledged > 1000, "nothing was tried: {losses:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_that_takes_back_more_than_was_said_does_harm() {
+    let losses = crashes_that_take_back(Durability::Immediate).await;
+    assert!(losses.doubled > 0 || losses.wronged > 0, "{losses:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
