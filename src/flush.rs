@@ -47,8 +47,10 @@ pub struct Held {
 #[derive(Debug)]
 pub enum Rotated {
     Held(Held),
-    /// Look again after this time.
-    Later(Duration),
+    /// No sync is due for so long, unless further hits make it due.
+    Early(Duration),
+    /// Somebody else has the lease for so long.
+    Leased(Duration),
     Nothing,
 }
 
@@ -162,7 +164,8 @@ where
         let partition = Partition::new(self.redis.clone(), family, id.1);
         Ok(match partition.rotate(Incarnation(random()?), lease, cut).await? {
             RotateReply::Batch(cut) => Rotated::Held(Held { id, opened, cut, known_since: Instant::now() }),
-            RotateReply::Leased(time) | RotateReply::Early(time) => Rotated::Later(time),
+            RotateReply::Early(time) => Rotated::Early(time),
+            RotateReply::Leased(time) => Rotated::Leased(time),
             RotateReply::Empty => Rotated::Nothing,
         })
     }
@@ -340,7 +343,8 @@ where
                     }
                     held.push(batch);
                 }
-                Ok(Rotated::Nothing | Rotated::Later(_)) => {}
+                // a drain heeds neither the time nor a lease
+                Ok(Rotated::Nothing | Rotated::Early(_) | Rotated::Leased(_)) => {}
                 Err(error) => failed.push((id, error)),
             }
         }

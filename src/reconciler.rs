@@ -25,6 +25,8 @@ const ROTATE: usize = 256;
 const LOOKS: u32 = 4;
 /// How often an active partition's idle producers are looked for.
 const TRIM: Duration = Duration::from_secs(3600);
+/// Longer than any time to wait: a partition that is looked at again when it is due, or with its family.
+const NEVER: Duration = Duration::MAX;
 /// After something that no waiting mends, such as a table that is gone.
 const MEND: Duration = Duration::from_secs(30);
 
@@ -116,6 +118,7 @@ where
             finishing: false,
             times: BTreeSet::new(),
             planned: HashMap::new(),
+            resting: HashMap::new(),
             busy: HashSet::new(),
             again: HashSet::new(),
             held: Vec::new(),
@@ -158,6 +161,8 @@ struct Scheduler<C, S> {
     times: BTreeSet<(Instant, Announced)>,
     /// The same the other way round.
     planned: HashMap<Announced, Instant>,
+    /// What is not to be looked at before.
+    resting: HashMap<Announced, Instant>,
     /// Partitions that are being rotated, held or flushed.
     busy: HashSet<PartitionId>,
     /// Those of them that became due meanwhile.
@@ -216,7 +221,10 @@ where
 
     /// Plans a look, unless an earlier one is planned.
     fn look_at(&mut self, what: Announced, after: Duration) {
-        let time = Instant::now() + after;
+        let mut time = Instant::now() + after;
+        if let Some(rested) = self.resting.get(&what) {
+            time = time.max(*rested);
+        }
         match self.planned.insert(what, time) {
             Some(earlier) if earlier <= time => {
                 self.planned.insert(what, earlier);
@@ -249,6 +257,7 @@ where
         while let Some(&(time, what)) = self.times.first().filter(|(time, _)| *time <= now) {
             self.times.remove(&(time, what));
             self.planned.remove(&what);
+            self.resting.remove(&what);
             match what {
                 Announced::Family(number) => families.push(number),
                 Announced::Due(number, partition) if self.busy.insert((number, partition)) => {
@@ -303,7 +312,7 @@ where
             Ok(Done::Trimmed) => {}
             Err(error) => {
                 tracing::error!(%error, "a step of the reconciler ended, and is tried again");
-                concerned.into_iter().flatten().for_each(|id| self.free(id, Some(MEND)));
+                concerned.into_iter().flatten().for_each(|id| self.rest(id, MEND));
             }
         }
     }
@@ -330,14 +339,15 @@ where
     fn rotated(&mut self, id: PartitionId, rotated: Result<Rotated>) {
         match rotated {
             Ok(Rotated::Held(held)) => self.held.push(held),
-            Ok(Rotated::Later(time)) => {
+            Ok(Rotated::Early(time)) => {
                 let sync_time = self.shared.family(id.0).map_or(time, |opened| opened.registered.family.sync_time);
-                self.free(id, Some(time.min(sync_time / LOOKS)));
+                self.free(id, time.min(sync_time / LOOKS));
             }
-            Ok(Rotated::Nothing) => self.free(id, None),
+            Ok(Rotated::Leased(time)) => self.rest(id, time),
+            Ok(Rotated::Nothing) => self.free(id, NEVER),
             Err(error) => {
                 let pause = self.pause(Announced::Due(id.0, id.1), &error);
-                self.free(id, Some(pause));
+                self.rest(id, pause);
             }
         }
     }
@@ -347,23 +357,33 @@ where
         match end {
             Flushed::Done | Flushed::Stale => {
                 self.failures.remove(&what);
-                self.free(id, None);
+                self.free(id, NEVER);
                 self.trim_now_and_then(id);
             }
             Flushed::Failed(error) => {
                 let pause = self.pause(what, &error);
-                self.free(id, Some(pause));
+                self.rest(id, pause);
             }
         }
     }
 
-    /// Lets the partition be rotated again: after a time, at once if it became due meanwhile, or when it is due next.
-    fn free(&mut self, id: PartitionId, after: Option<Duration>) {
+    /// Lets the partition be rotated again: at once if it became due meanwhile, else after this time at the latest.
+    fn free(&mut self, id: PartitionId, after: Duration) {
         self.busy.remove(&id);
-        let again = self.again.remove(&id).then_some(Duration::ZERO);
-        if let Some(after) = after.or(again) {
-            self.look_at(Announced::Due(id.0, id.1), after);
+        match self.again.remove(&id) {
+            true => self.look_at(Announced::Due(id.0, id.1), Duration::ZERO),
+            false if after < NEVER => self.look_at(Announced::Due(id.0, id.1), after),
+            false => {}
         }
+    }
+
+    /// Lets the partition be rotated again after this time, and not before, whatever becomes due.
+    fn rest(&mut self, id: PartitionId, time: Duration) {
+        self.busy.remove(&id);
+        self.again.remove(&id);
+        let what = Announced::Due(id.0, id.1);
+        self.resting.insert(what, Instant::now() + time);
+        self.look_at(what, time);
     }
 
     fn trim_now_and_then(&mut self, id: PartitionId) {

@@ -5,7 +5,7 @@ mod support;
 
 use std::time::Duration;
 
-use counterfoil::test_hooks::{Cut, Partition, RotateReply};
+use counterfoil::test_hooks::{Cut, Lease, Partition, RotateReply};
 use counterfoil::{
     Added, Counterfoil, Durability, Error, ErrorKind, Family, Incarnation, KeyType, MysqlStore, Severity, Table,
 };
@@ -312,6 +312,32 @@ async fn families_are_served_as_they_are_opened() {
         let _ = views.add("page", 1).await.unwrap();
     }
     eventually("20 shops", || async { pair.number(OWN).await == 20 }).await;
+    reconciler.shutdown().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_leased_partition_is_left_alone_however_many_hits_are_due() {
+    let pair = Pair::new().await;
+    let views = pair.counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap();
+    let _ = views.add("page", 1).await.unwrap();
+    let partition = Partition::new(pair.redis.manager().await, views.family(), 0);
+    let elsewhere = Lease { owner: "elsewhere", time: Duration::from_secs(1) };
+    partition.rotate(Incarnation(1), Some(elsewhere), Cut::Now).await.unwrap();
+    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    let calls = async || {
+        let info: String =
+            redis::cmd("INFO").arg("commandstats").query_async(&mut pair.redis.manager().await).await.unwrap();
+        let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")?.split(',').next());
+        calls.unwrap().parse::<i64>().unwrap()
+    };
+    let (before, started, mut hits) = (calls().await, std::time::Instant::now(), 0);
+    while started.elapsed() < Duration::from_millis(700) {
+        let _ = views.add("page", 1).await.unwrap();
+        hits += 1;
+    }
+    let others = calls().await - before - hits;
+    assert!((0..20).contains(&others), "{others} calls beside {hits} hits");
+    eventually("the batch of the one who died", || async { pair.number(OWN).await == hits + 1 }).await;
     reconciler.shutdown().await.unwrap();
 }
 
