@@ -12,7 +12,9 @@
 
 mod support;
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -584,7 +586,8 @@ fn hunt<S: Store + Clone>(
     take_out(guard);
     let options =
         if crashes == Crashes::BackToTheLastFsync { RedisOptions::aof("no") } else { RedisOptions::volatile() };
-    let server = runtime.block_on(RedisServer::start(options));
+    let start = || Rc::new(runtime.block_on(RedisServer::start(options.clone())));
+    let server = RefCell::new(start());
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
     // without a guard the failure has to come every time
     let mut runner = match guard {
@@ -594,7 +597,11 @@ fn hunt<S: Store + Clone>(
     let case = AtomicUsize::new(0);
     let steps = proptest::collection::vec(step(crashes), 10..70);
     let outcome = runner.run(&steps, |steps| {
-        case.fetch_add(1, Ordering::Relaxed);
+        // a crash loads the file of all cases so far, so now and then it begins anew
+        if case.fetch_add(1, Ordering::Relaxed) % 200 == 199 {
+            server.replace(start());
+        }
+        let server = server.borrow().clone();
         let name = format!("case-{}", CASE.fetch_add(1, Ordering::Relaxed));
         runtime.block_on(async {
             let mut world = World::new((&server, mysql), store.clone(), name, crashes).await;
