@@ -4,6 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::buffered::{AddReply, Added, Fence, Partition, random};
@@ -13,11 +14,23 @@ use crate::family::Family;
 /// A producer is forgotten by Redis after a day of idleness; long before that it is not used any more.
 const LANE_LIFE: Duration = Duration::from_secs(12 * 3600);
 
+/// How many calls to one partition are under way at a time. Each needs a producer, which Redis remembers for a day.
+const LANES: usize = 8;
+
 /// The producers of one partition. A producer has one call in flight, so concurrent calls take one each, and give it
-/// back when they know what became of their call: there are as many as there ever were calls at a time. A call that is
-/// dropped half-way takes its producer with it.
-#[derive(Debug, Default)]
-pub struct Lanes(Mutex<Vec<Lane>>);
+/// back when they know what became of their call; further calls wait for one. A call that is dropped half-way takes its
+/// producer with it.
+#[derive(Debug)]
+pub struct Lanes {
+    free: Mutex<Vec<Lane>>,
+    permits: Semaphore,
+}
+
+impl Default for Lanes {
+    fn default() -> Self {
+        Lanes { free: Mutex::default(), permits: Semaphore::new(LANES) }
+    }
+}
 
 #[derive(Debug)]
 struct Lane {
@@ -45,6 +58,9 @@ impl Lanes {
         C: ConnectionLike + Clone,
     {
         let deadline = Instant::now() + patience;
+        let Ok(_permit) = timeout_at(deadline, self.permits.acquire()).await else {
+            return Err(Error::new(ErrorKind::Redis, format!("{family}: the calls before it took {patience:?}")));
+        };
         let mut lane = match self.take() {
             Some(lane) => lane,
             None => Lane::register(partition, deadline).await?,
@@ -97,13 +113,13 @@ impl Lanes {
     }
 
     fn take(&self) -> Option<Lane> {
-        let lane = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let lane = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         lane.filter(|lane| lane.used.elapsed() < LANE_LIFE)
     }
 
     fn give_back(&self, mut lane: Lane) {
         lane.used = Instant::now();
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(lane);
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(lane);
     }
 }
 

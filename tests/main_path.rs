@@ -129,6 +129,20 @@ async fn scripts_may_be_flushed_at_any_moment() {
 }
 
 #[tokio::test]
+async fn however_many_callers_a_partition_has_few_producers() {
+    let pair = Pair::new().await;
+    let views = pair.counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap();
+    let callers = (0..200).map(|_| views.add("page", 1));
+    for added in futures_util::future::join_all(callers).await {
+        assert!(matches!(added.unwrap(), Added::Counted { .. }));
+    }
+    assert_eq!(views.get("page").await.unwrap(), 200);
+    let mut redis = pair.redis.manager().await;
+    let producers: u64 = redis::cmd("HLEN").arg("cf1:{test/views/0}:producers").query_async(&mut redis).await.unwrap();
+    assert!((1..=8).contains(&producers), "{producers}");
+}
+
+#[tokio::test]
 async fn a_wide_family_sums_over_its_partitions() {
     let pair = Pair::new().await;
     let hot = pair.counterfoil.open(family("hot").wide(true).build().unwrap()).await.unwrap();
