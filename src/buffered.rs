@@ -150,7 +150,8 @@ impl<C: ConnectionLike + Clone> Partition<C> {
     /// Makes the producer known.
     pub async fn register(&self, producer: &str) -> Result<()> {
         let reply =
-            script::call(&self.redis, "buffered_register", &[self.keys.producers()], &[producer, &self.now_ms]).await?;
+            script::repeat_safe(&self.redis, "buffered_register", &[self.keys.producers()], &[producer, &self.now_ms])
+                .await?;
         expect_ok(&reply)
     }
 
@@ -205,7 +206,7 @@ impl<C: ConnectionLike + Clone> Partition<C> {
             self.now_ms.clone(),
         ];
         let keys = [self.keys.buffer(), self.keys.batch(), self.keys.meta()];
-        let reply = script::call(&self.redis, "buffered_rotate", &keys, &args).await?;
+        let reply = script::repeat_safe(&self.redis, "buffered_rotate", &keys, &args).await?;
         match reply.status() {
             "OK" | "HELD" => Ok(RotateReply::Batch(CutBatch {
                 incarnation: incarnation_of(&reply.string(0)?).ok_or_else(|| reply.misshapen())?,
@@ -238,7 +239,7 @@ impl<C: ConnectionLike + Clone> Partition<C> {
                 page.to_string(),
                 self.now_ms.clone(),
             ];
-            let mut reply = script::call(&self.redis, "buffered_fetch", &keys, &args).await?;
+            let mut reply = script::repeat_safe(&self.redis, "buffered_fetch", &keys, &args).await?;
             match reply.status() {
                 "OK" => {}
                 "WAIT" => return Ok(FetchReply::Wait(Duration::from_millis(reply.number(0)?))),
@@ -263,7 +264,7 @@ impl<C: ConnectionLike + Clone> Partition<C> {
     pub async fn release(&self, batch: &CutBatch) -> Result<bool> {
         let args = [batch.incarnation.to_string(), batch.seq.to_string()];
         let keys = [self.keys.batch(), self.keys.meta()];
-        let reply = script::call(&self.redis, "buffered_release", &keys, &args).await?;
+        let reply = script::repeat_safe(&self.redis, "buffered_release", &keys, &args).await?;
         match reply.status() {
             "OK" => Ok(true),
             "STALE" => Ok(false),
@@ -277,7 +278,7 @@ impl<C: ConnectionLike + Clone> Partition<C> {
     /// What the ids have pending, with the batch's id, as of one moment.
     pub async fn read(&self, ids: &[&str]) -> Result<Pending> {
         let keys = [self.keys.buffer(), self.keys.batch(), self.keys.meta()];
-        let mut reply = script::call(&self.redis, "buffered_read", &keys, ids).await?;
+        let mut reply = script::repeat_safe(&self.redis, "buffered_read", &keys, ids).await?;
         expect_ok(&reply)?;
         let incarnation = reply.string(0)?;
         let mut pending = Pending {
@@ -302,7 +303,7 @@ impl<C: ConnectionLike + Clone> Partition<C> {
     /// Gives the partition an incarnation if it has none.
     pub async fn begin(&self, incarnation: Incarnation) -> Result<()> {
         let args = [incarnation.to_string()];
-        let reply = script::call(&self.redis, "buffered_begin", &[self.keys.meta()], &args).await?;
+        let reply = script::repeat_safe(&self.redis, "buffered_begin", &[self.keys.meta()], &args).await?;
         expect_ok(&reply)
     }
 
@@ -311,7 +312,7 @@ impl<C: ConnectionLike + Clone> Partition<C> {
         let (mut cursor, mut trimmed) = ("0".to_owned(), 0);
         loop {
             let args = [millis(idle), cursor, "100".to_owned(), self.now_ms.clone()];
-            let reply = script::call(&self.redis, "buffered_trim", &[self.keys.producers()], &args).await?;
+            let reply = script::repeat_safe(&self.redis, "buffered_trim", &[self.keys.producers()], &args).await?;
             expect_ok(&reply)?;
             cursor = reply.string(0)?;
             trimmed += reply.number::<u64>(1)?;

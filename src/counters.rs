@@ -37,6 +37,15 @@ struct Group {
     places: Vec<usize>,
 }
 
+impl Group {
+    /// Adds what its ids have pending to the sums at their places.
+    fn add_to(&self, sums: &mut [i128], pending: &Pending, verdict: Verdict) {
+        for (&place, &deltas) in self.places.iter().zip(&pending.deltas) {
+            sums[place] += beyond(deltas, verdict);
+        }
+    }
+}
+
 impl<C, S> Counters<C, S>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -137,9 +146,7 @@ where
         let pending = self.read_groups(&groups, &ids).await?;
         let mut sums = vec![0i128; ids.len()];
         for (group, pending) in groups.iter().zip(&pending) {
-            for (&place, &deltas) in group.places.iter().zip(&pending.deltas) {
-                sums[place] += beyond(deltas, Verdict::AddBatch);
-            }
+            group.add_to(&mut sums, pending, Verdict::AddBatch);
         }
         self.in_range(&ids, sums)
     }
@@ -157,8 +164,8 @@ where
         // after Redis: what left it meanwhile is in the database by now
         let stored = self.shared.store.list(&self.opened.registered, prefix, after, limit).await?;
         let is_after = |id: &String| after.is_none_or(|after| id.as_bytes() > after.as_bytes());
-        let ids: BTreeSet<_> = pending.into_iter().flatten().filter(is_after).collect();
-        let ids: BTreeSet<_> = ids.into_iter().chain(stored.into_iter().map(|(id, _)| id)).collect();
+        let pending = pending.into_iter().flatten().filter(is_after);
+        let ids: BTreeSet<_> = pending.chain(stored.into_iter().map(|(id, _)| id)).collect();
         let page: Vec<_> = ids.into_iter().take(limit).collect();
         let values = self.get_many(&page).await?;
         Ok(page.into_iter().zip(values).collect())
@@ -198,9 +205,7 @@ where
             }
             let mut sums: Vec<_> = snapshot.values.iter().map(|value| i128::from(value.unwrap_or(0))).collect();
             for ((group, pending), verdict) in groups.iter().zip(&pending).zip(verdicts) {
-                for (&place, &deltas) in group.places.iter().zip(&pending.deltas) {
-                    sums[place] += beyond(deltas, verdict);
-                }
+                group.add_to(&mut sums, pending, verdict);
             }
             return self.in_range(ids, sums).map(Some);
         }
@@ -231,13 +236,7 @@ where
             let members: Vec<_> = group.places.iter().map(|&place| ids[place]).collect();
             self.partition(group.partition).read(&members).await
         });
-        // a reading call may be executed any number of times
-        try_join_all(reads).await.map_err(|error| match error.kind() {
-            ErrorKind::OutcomeUnknown => {
-                Error::new(ErrorKind::Redis, "the pending amounts could not be read").with_source(error)
-            }
-            _ => error,
-        })
+        try_join_all(reads).await
     }
 
     /// Which partitions have to be asked about which ids: the id's own, or all of a wide family.

@@ -17,7 +17,7 @@ pub enum ErrorKind {
     Mismatch,
     /// A server is set up in a way under which counts would be lost, and starting was not forced.
     Unsafe,
-    /// Redis could not be reached or refused the call; the call was **not** executed.
+    /// Redis could not be reached or refused the call; it was **not** executed, or may be executed again without harm.
     Redis,
     /// The database could not be reached or refused the transaction; nothing of it was kept.
     Store,

@@ -392,10 +392,9 @@ impl Held {
     }
 }
 
-/// Pauses after an error that waiting may mend, and hands on any other. Where only steps are concerned that may be
-/// repeated, an unknown outcome is one that waiting mends.
+/// Pauses after an error that waiting may mend, and hands on any other.
 async fn wait_out(error: Error, pause: &mut Backoff) -> Result<()> {
-    if !error.is_retryable() && !error.outcome_unknown() {
+    if !error.is_retryable() {
         return Err(error);
     }
     tracing::warn!(%error, "waiting");

@@ -403,7 +403,7 @@ where
 
     /// How long to wait after this failure.
     fn pause(&mut self, what: Announced, error: &Error) -> Duration {
-        if !error.is_retryable() && !error.outcome_unknown() {
+        if !error.is_retryable() {
             tracing::error!(?what, %error, "this will not mend by itself");
             return MEND;
         }

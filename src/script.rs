@@ -76,6 +76,20 @@ where
     Err(Error::new(ErrorKind::Redis, format!("{name}: Redis keeps forgetting the script")))
 }
 
+/// Calls a script whose header says that a repeat is safe, so that a lost reply is no more than a reason to call again:
+/// [`Redis`](ErrorKind::Redis), like a call that was surely not executed.
+pub async fn repeat_safe<C>(redis: &C, name: &'static str, keys: &[String], args: &[impl AsRef<[u8]>]) -> Result<Reply>
+where
+    C: ConnectionLike + Clone,
+{
+    call(redis, name, keys, args).await.map_err(|error| match error.kind() {
+        ErrorKind::OutcomeUnknown => {
+            Error::new(ErrorKind::Redis, "Redis did not answer a call that may be repeated").with_source(error)
+        }
+        _ => error,
+    })
+}
+
 fn not_executed(error: RedisError) -> Error {
     Error::new(ErrorKind::Redis, "Redis did not execute the call").with_source(error)
 }

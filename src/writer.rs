@@ -136,10 +136,7 @@ impl Lane {
             };
             let wait = pause.next();
             match error.kind() {
-                ErrorKind::Redis | ErrorKind::OutcomeUnknown if Instant::now() + wait < deadline => sleep(wait).await,
-                ErrorKind::OutcomeUnknown => {
-                    return Err(Error::new(ErrorKind::Redis, "nothing was counted").with_source(error));
-                }
+                ErrorKind::Redis if Instant::now() + wait < deadline => sleep(wait).await,
                 _ => return Err(error),
             }
         }
