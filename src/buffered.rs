@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use redis::Value;
 use redis::aio::ConnectionLike;
 
 use crate::ablation::{self, Guard};
@@ -57,6 +58,8 @@ pub enum AddReply {
         due: bool,
         /// What became of each pair.
         added: Vec<Added>,
+        /// It was executed before: what is pending may contain later hits, or lack those that are on their way.
+        repeated: bool,
     },
     /// Redis lost its memory of the producer.
     Unknown,
@@ -155,28 +158,32 @@ impl<C: ConnectionLike + Clone> Partition<C> {
         expect_ok(&reply)
     }
 
-    /// Adds each delta to its id's pending sum.
-    pub async fn add(&self, family: &Family, fence: Option<Fence<'_>>, pairs: &[(&str, i64)]) -> Result<AddReply> {
+    /// Adds each delta to its id's pending sum, for so many hits in all.
+    pub async fn add<'p>(
+        &self,
+        family: &Family,
+        fence: Option<Fence<'_>>,
+        hits: u64,
+        pairs: impl IntoIterator<Item = (&'p str, i64)>,
+    ) -> Result<AddReply> {
         let fence = fence.filter(|_| !ablation::is_out(Guard::ProducerFence));
-        let mut args = vec![
-            fence.map_or(String::new(), |fence| fence.producer.to_owned()),
-            fence.map_or(0, |fence| fence.seq).to_string(),
-            if fence.is_some_and(|fence| fence.repeat) { "repeat" } else { "first" }.to_owned(),
-            pairs.len().to_string(),
-            family.sync_hits.to_string(),
-            millis(family.sync_time),
-            family.max_pending.to_string(),
-            self.now_ms.clone(),
-        ];
-        args.extend(pairs.iter().flat_map(|(id, delta)| [(*id).to_owned(), delta.to_string()]));
+        let mut pairs: Vec<_> = pairs.into_iter().map(|(id, delta)| (id, delta, itoa::Buffer::new())).collect();
+        let count = pairs.len();
+        let numbers = [fence.map_or(0, |fence| fence.seq), hits, family.sync_hits].map(|number| number.to_string());
+        let (sync_ms, max_pending) = (millis(family.sync_time), family.max_pending.to_string());
+        let attempt = if fence.is_some_and(|fence| fence.repeat) { "repeat" } else { "first" };
+        let mut args = Vec::with_capacity(8 + 2 * count);
+        args.extend([fence.map_or("", |fence| fence.producer), &numbers[0], attempt, &numbers[1], &numbers[2]]);
+        args.extend([&*sync_ms, &max_pending, &self.now_ms]);
+        args.extend(pairs.iter_mut().flat_map(|(id, delta, digits)| [*id, digits.format(*delta)]));
         let keys = [self.keys.buffer(), self.keys.meta(), self.keys.producers()];
-        let mut reply = script::call(&self.redis, "buffered_add", &keys, &args).await?;
+        let reply = script::call(&self.redis, "buffered_add", &keys, &args).await?;
         match reply.status() {
             "OK" | "DUP" => {
-                let due = reply.number::<u8>(0)? == 1;
-                let added: Option<Vec<_>> = reply.strings(1)?.iter().map(|word| outcome(word)).collect();
+                let (due, repeated) = (reply.number::<u8>(0)? == 1, reply.status() == "DUP");
+                let added: Option<Vec<_>> = reply.rest(1)?.iter().map(outcome).collect();
                 match added {
-                    Some(added) if added.len() == pairs.len() => Ok(AddReply::Counted { due, added }),
+                    Some(added) if added.len() == count => Ok(AddReply::Counted { due, added, repeated }),
                     _ => Err(reply.misshapen()),
                 }
             }
@@ -372,11 +379,15 @@ fn starts_with(prefix: &str) -> String {
     pattern
 }
 
-fn outcome(word: &str) -> Option<Added> {
+fn outcome(word: &Value) -> Option<Added> {
     match word {
-        "RANGE" => Some(Added::OutOfRange),
-        "FULL" => Some(Added::Full),
-        number => number.parse().ok().map(|pending| Added::Counted { pending }),
+        Value::Int(pending) => Some(Added::Counted { pending: *pending }),
+        Value::BulkString(word) => match &**word {
+            b"RANGE" => Some(Added::OutOfRange),
+            b"FULL" => Some(Added::Full),
+            digits => std::str::from_utf8(digits).ok()?.parse().ok().map(|pending| Added::Counted { pending }),
+        },
+        _ => None,
     }
 }
 

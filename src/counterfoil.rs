@@ -56,8 +56,7 @@ where
     /// its table lacks; [`Store`](crate::ErrorKind::Store) where the database cannot be asked.
     pub async fn open(&self, family: Family) -> Result<Counters<C, S>> {
         let number = self.shared.store.register(&family).await?;
-        let opened = self.shared.open(Registered { family, number });
-        Ok(Counters::new(self.shared.clone(), opened))
+        Ok(Counters::new(self.shared.clone(), Registered { family, number }))
     }
 
     /// Looks at the servers and answers what should be known or changed, the worst first. An empty answer is a good one.

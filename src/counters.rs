@@ -4,30 +4,31 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::metrics::SharedString;
 use futures_util::future::try_join_all;
 use redis::aio::{ConnectionLike, ConnectionManager};
 
 use crate::buffered::{Added, Partition, Pending, random};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::metrics;
 use crate::mysql::MysqlStore;
 use crate::read::{Verdict, beyond, judge, lacks_incarnation, may_be_forgotten};
-use crate::shared::{Announced, Opened, Shared};
-use crate::store::{Incarnation, ReadFrom, Store};
+use crate::shared::{Opened, Shared};
+use crate::store::{Incarnation, ReadFrom, Registered, Store};
+use crate::writer::Writer;
 
 /// The counters of one open family. Cloning is cheap.
 #[derive(Debug)]
 pub struct Counters<C = ConnectionManager, S = MysqlStore> {
     shared: Arc<Shared<C, S>>,
     opened: Arc<Opened>,
+    writer: Arc<Writer<C>>,
     patience: Duration,
 }
 
 impl<C, S> Clone for Counters<C, S> {
     fn clone(&self) -> Self {
-        Counters { shared: self.shared.clone(), opened: self.opened.clone(), patience: self.patience }
+        let (shared, opened, writer) = (self.shared.clone(), self.opened.clone(), self.writer.clone());
+        Counters { shared, opened, writer, patience: self.patience }
     }
 }
 
@@ -51,8 +52,9 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
     S: Store,
 {
-    pub(crate) fn new(shared: Arc<Shared<C, S>>, opened: Arc<Opened>) -> Self {
-        Counters { shared, opened, patience: Duration::from_secs(5) }
+    pub(crate) fn new(shared: Arc<Shared<C, S>>, registered: Registered) -> Self {
+        let (opened, writer) = shared.open(registered);
+        Counters { shared, opened, writer, patience: Duration::from_secs(5) }
     }
 
     /// How long an [`add`](Self::add) of this handle and its clones repeats a call that fails before it gives up; 5 s
@@ -68,34 +70,64 @@ where
         &self.opened.registered.family
     }
 
-    /// Counts `delta` for `id` in one EVALSHA, and answers when Redis has done it. The value is in the database after
-    /// the next sync, exactly once, whatever dies in between.
+    /// Counts `delta` for `id`, and answers when Redis has done it: with the pending value as after exactly this
+    /// increment. The value is in the database after the next sync, exactly once, whatever dies in between.
+    ///
+    /// Callers that come while a call to the id's partition is under way go together into the next one, equal ids
+    /// summed; a lone caller's hit goes out at once. Where this process already keeps many hits waiting for Redis, it
+    /// waits for room.
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput): the id is not allowed. [`Redis`](ErrorKind::Redis): not counted; may
     /// be called again. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost
     /// and could not be asked for again within the [write timeout](Self::write_timeout).
-    #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family(), id, delta))]
     pub async fn add(&self, id: &str, delta: i64) -> Result<Added> {
-        let family = self.family();
-        family.check_id(id)?;
-        let number = self.opened.partition_for(id);
-        let partition = self.partition(number);
-        let lanes = self.opened.lanes(number);
-        let (added, due) = lanes.add(&partition, family, &[(id, delta)], self.patience).await?;
-        if due {
-            self.shared.work.announce(Announced::Due(self.opened.registered.number, number));
-        }
-        let [added] = added[..] else {
-            return Err(Error::corrupt(format!("{family}: {} answers for one hit", added.len())));
-        };
-        let label = self.opened.label.clone();
-        match added {
-            Added::Counted { .. } => ::metrics::counter!(metrics::HITS, "family" => label).increment(1),
-            Added::OutOfRange => refused(label, "range"),
-            Added::Full => refused(label, "full"),
-        }
-        Ok(added)
+        self.family().check_id(id)?;
+        self.writer.add(id, delta, self.patience, true).await
+    }
+
+    /// The same, but where it would have to wait for room it is an error at once.
+    ///
+    /// # Errors
+    /// As for [`add`](Self::add), and [`Busy`](ErrorKind::Busy): not counted, since many others wait.
+    pub async fn try_add(&self, id: &str, delta: i64) -> Result<Added> {
+        self.family().check_id(id)?;
+        self.writer.add(id, delta, self.patience, false).await
+    }
+
+    /// Counts many hits at once, and answers what became of each, in their order. Partitions are called side by side,
+    /// and fail by themselves.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if one of the ids is not allowed: none was counted then. For each hit
+    /// as for [`add`](Self::add).
+    pub async fn add_many(&self, hits: &[(impl AsRef<str>, i64)]) -> Result<Vec<Result<Added>>> {
+        let checked = |id| self.family().check_id(id).map(|()| id);
+        let hits = hits.iter().map(|(id, delta)| Ok((checked(id.as_ref())?, *delta))).collect::<Result<Vec<_>>>()?;
+        Ok(self.writer.add_many(&hits, self.patience).await)
+    }
+
+    /// Counts `delta` for `id` without waiting for Redis: summed in this process, and sent within a few milliseconds, as
+    /// exactly as an [`add`](Self::add). What was not sent yet is lost when the process is killed or its tokio runtime
+    /// ends; [`flush`](Self::flush) before. Dropping the last handle sends it in the background.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput): the id is not allowed. [`Busy`](ErrorKind::Busy): not counted, since
+    /// many ids wait to be sent, mostly because Redis is away. [`Range`](ErrorKind::Range): not counted, since the sum
+    /// in this process would leave i64.
+    pub fn record(&self, id: &str, delta: i64) -> Result<()> {
+        self.family().check_id(id)?;
+        self.writer.record(id, delta)
+    }
+
+    /// Returns when Redis has counted everything that was recorded before the call.
+    ///
+    /// # Errors
+    /// What went wrong with recorded hits since the last flush: [`Redis`](ErrorKind::Redis) if some are not yet sent,
+    /// which are kept and tried again; [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) if some may be lost;
+    /// [`Range`](ErrorKind::Range) if some were refused as [`Added`] says it.
+    pub async fn flush(&self) -> Result<()> {
+        self.writer.flush().await
     }
 
     /// The exact value: every increment acknowledged before the call, none twice, also while a batch is on its way.
@@ -275,8 +307,4 @@ where
         };
         sums.into_iter().zip(ids).map(narrow).collect()
     }
-}
-
-fn refused(label: SharedString, reason: &'static str) {
-    ::metrics::counter!(metrics::REFUSED, "family" => label, "reason" => reason).increment(1);
 }

@@ -27,6 +27,8 @@ pub enum ErrorKind {
     Range,
     /// A key in Redis, or a reply, is not of the shape that the bundle writes.
     Corrupt,
+    /// More hits wait for Redis than this process keeps; this one was not counted, and may be tried again later.
+    Busy,
     /// The reconciler has been shut down.
     Closed,
 }
@@ -59,12 +61,17 @@ impl Error {
     /// Whether the same call may succeed later without anything being changed. An error whose
     /// [outcome is unknown](Self::outcome_unknown) is not retryable: a second call could count twice.
     pub fn is_retryable(&self) -> bool {
-        matches!(self.kind, ErrorKind::Redis | ErrorKind::Store)
+        matches!(self.kind, ErrorKind::Redis | ErrorKind::Store | ErrorKind::Busy)
     }
 
     /// Whether the call may have been executed although it failed (PROTOCOL section 3, producer fence).
     pub fn outcome_unknown(&self) -> bool {
         self.kind == ErrorKind::OutcomeUnknown
+    }
+
+    /// The same error for somebody else whom it concerns.
+    pub(crate) fn again(&self) -> Self {
+        Error::new(self.kind, self.to_string())
     }
 
     pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Self {

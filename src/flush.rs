@@ -10,12 +10,12 @@ use redis::aio::ConnectionLike;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
+use crate::backoff::Backoff;
 use crate::buffered::{Cut, CutBatch, FetchReply, Lease, Partition, RotateReply, anything_pending, random};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::shared::{Opened, Shared};
 use crate::store::{Applied, Batch, Incarnation, Registered, Store};
-use crate::writer::Backoff;
 
 /// A partition, by its family's number and its own.
 pub type PartitionId = (u64, u32);
@@ -245,8 +245,7 @@ where
             families.entry(batch.family.number).or_default().push(batch.clone());
         }
         if families.len() == 1 || error.kind() == ErrorKind::Store {
-            let again = || Error::new(error.kind(), error.to_string());
-            return batches.iter().map(|_| Some(again())).collect();
+            return batches.iter().map(|_| Some(error.again())).collect();
         }
         let mut failed = BTreeMap::new();
         for (number, batches) in families {
@@ -254,8 +253,7 @@ where
                 failed.insert(number, error);
             }
         }
-        let of =
-            |batch: &Batch| failed.get(&batch.family.number).map(|error| Error::new(error.kind(), error.to_string()));
+        let of = |batch: &Batch| failed.get(&batch.family.number).map(Error::again);
         batches.iter().map(of).collect()
     }
 

@@ -2,6 +2,7 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod ablation;
+mod backoff;
 mod buffered;
 mod check;
 mod connect;

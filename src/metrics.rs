@@ -9,6 +9,10 @@ use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 pub const HITS: &str = "counterfoil_hits_total";
 /// Hits refused, by `family` and `reason` (`range`, `full`).
 pub const REFUSED: &str = "counterfoil_refused_total";
+/// Hits that were recorded and are being sent, by `family`: about what a kill of this process would lose.
+pub const RECORDED: &str = "counterfoil_recorded_hits";
+/// Hits whose outcome could not be learnt, by `family`: counted once or not at all.
+pub const UNKNOWN: &str = "counterfoil_unknown_total";
 /// Distinct ids in the batches that this reconciler holds, by `family`.
 pub const PENDING_IDS: &str = "counterfoil_pending_ids";
 /// Batches that reached the database.
@@ -31,6 +35,8 @@ pub const RETRIES: &str = "counterfoil_retries_total";
 pub fn describe() {
     describe_counter!(HITS, "hits acknowledged by Redis");
     describe_counter!(REFUSED, "hits refused");
+    describe_gauge!(RECORDED, "recorded hits that are being sent");
+    describe_counter!(UNKNOWN, "hits whose outcome could not be learnt");
     describe_gauge!(PENDING_IDS, "distinct ids in the batches that this reconciler holds");
     describe_counter!(BATCHES, "batches that reached the database");
     describe_counter!(ROWS, "rows changed in the database");
@@ -39,4 +45,9 @@ pub fn describe() {
     describe_histogram!(LAG_SECONDS, Unit::Seconds, "age of a batch's oldest hit when it reached the database");
     describe_gauge!(WAITING_SECONDS, Unit::Seconds, "age of the oldest hit in the batches that this reconciler holds");
     describe_counter!(RETRIES, "calls made again after a failure");
+}
+
+/// A failed call is made again.
+pub(crate) fn retried(what: &'static str) {
+    metrics::counter!(RETRIES, "what" => what).increment(1);
 }

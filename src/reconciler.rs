@@ -9,13 +9,13 @@ use tokio::sync::watch;
 use tokio::task::{Id, JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
+use crate::backoff::Backoff;
 use crate::check;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
 use crate::metrics;
 use crate::shared::{Announced, Shared};
 use crate::store::Store;
-use crate::writer::Backoff;
 
 /// How often the age of what is on its way is measured, at least.
 const MEASURE: Duration = Duration::from_secs(1);

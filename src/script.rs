@@ -145,6 +145,11 @@ impl Reply {
         Error::corrupt(format!("{} answered {:?} {:?}", self.script, self.status, self.rest))
     }
 
+    /// What comes from the given place on, which must be there.
+    pub fn rest(&self, from: usize) -> Result<&[Value]> {
+        self.rest.get(from..).ok_or_else(|| self.misshapen())
+    }
+
     /// The strings from the given place on, which must be there.
     pub fn strings(&mut self, from: usize) -> Result<Vec<String>> {
         if from > self.rest.len() {

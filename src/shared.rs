@@ -1,7 +1,6 @@
 //! What the handles of one pair share: the connections, the families in use, and what there is to do for a reconciler.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use metrics::SharedString;
@@ -11,16 +10,19 @@ use tokio::sync::Notify;
 use crate::buffered::Partition;
 use crate::family::Family;
 use crate::store::Registered;
-use crate::writer::Lanes;
+use crate::writer::{Dispatch, Writer};
 
 /// What the handles of one pair share.
 #[derive(Debug)]
 pub struct Shared<C, S> {
     pub redis: C,
     pub store: S,
-    families: RwLock<BTreeMap<u64, Arc<Opened>>>,
-    pub work: Work,
+    families: RwLock<BTreeMap<u64, InUse<C>>>,
+    dispatch: Arc<Dispatch<C>>,
+    pub work: Arc<Work>,
 }
+
+type InUse<C> = (Arc<Opened>, Arc<Writer<C>>);
 
 /// A family in use by this process.
 #[derive(Debug)]
@@ -28,35 +30,42 @@ pub struct Opened {
     pub registered: Arc<Registered>,
     /// The family's name as metrics take it, cheap to clone.
     pub label: SharedString,
-    lanes: Vec<Lanes>,
-    /// Whose turn the next increment of a wide family is.
-    turn: AtomicU32,
 }
 
-impl<C: Clone + ConnectionLike, S> Shared<C, S> {
+impl<C, S> Shared<C, S>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
     pub fn new(redis: C, store: S) -> Self {
-        Shared { redis, store, families: RwLock::default(), work: Work::default() }
+        Shared { redis, store, families: RwLock::default(), dispatch: Arc::default(), work: Arc::default() }
     }
 
-    /// The family, in use from now on; the same one as before if it is configured as before.
-    pub fn open(&self, registered: Registered) -> Arc<Opened> {
+    /// The family, in use from now on, with its writer; the same ones as before if it is configured as before.
+    pub fn open(&self, registered: Registered) -> InUse<C> {
         let mut families = self.families.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(opened) = families.get(&registered.number).filter(|opened| *opened.registered == registered) {
-            return opened.clone();
+        if let Some(same) = families.get(&registered.number).filter(|(opened, _)| *opened.registered == registered) {
+            return same.clone();
         }
         let number = registered.number;
         let opened = Arc::new(Opened::new(registered));
-        families.insert(number, opened.clone());
+        let writer = Writer::new(self.redis.clone(), opened.clone(), self.dispatch.clone(), self.work.clone());
+        let both = (opened, Arc::new(writer));
+        families.insert(number, both.clone());
         self.work.announce(Announced::Family(number));
-        opened
+        both
     }
 
     pub fn opened(&self) -> Vec<Arc<Opened>> {
-        self.families.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        self.families
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+            .map(|(opened, _)| opened.clone())
+            .collect()
     }
 
     pub fn family(&self, number: u64) -> Option<Arc<Opened>> {
-        self.families.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
+        self.families.read().unwrap_or_else(PoisonError::into_inner).get(&number).map(|(opened, _)| opened.clone())
     }
 
     pub fn partition(&self, family: &Family, partition: u32) -> Partition<C> {
@@ -66,25 +75,8 @@ impl<C: Clone + ConnectionLike, S> Shared<C, S> {
 
 impl Opened {
     fn new(registered: Registered) -> Self {
-        Opened {
-            label: Arc::<str>::from(registered.family.name()).into(),
-            lanes: (0..registered.family.partitions()).map(|_| Lanes::default()).collect(),
-            turn: AtomicU32::new(0),
-            registered: Arc::new(registered),
-        }
-    }
-
-    /// The partition that takes an increment of this id.
-    pub fn partition_for(&self, id: &str) -> u32 {
-        let family = &self.registered.family;
-        match family.is_wide() {
-            true => self.turn.fetch_add(1, Ordering::Relaxed) % family.partitions(),
-            false => family.partition_of(id),
-        }
-    }
-
-    pub fn lanes(&self, partition: u32) -> &Lanes {
-        &self.lanes[partition as usize]
+        let label = Arc::<str>::from(registered.family.name()).into();
+        Opened { label, registered: Arc::new(registered) }
     }
 }
 

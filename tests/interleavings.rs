@@ -336,7 +336,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         }
         let fence = Fence { producer: &writer.producer, seq: writer.seq, repeat: call.repeat };
         let pair = (IDS[call.id], 4i64.pow(u32::try_from(call.token).expect("few tokens")));
-        let reply = partition.add(&self.family.family, Some(fence), &[pair]).await.map_err(failed)?;
+        let reply = partition.add(&self.family.family, Some(fence), 1, [pair]).await.map_err(failed)?;
         let at = self.note_length();
         let writer = &mut self.writers[number];
         match (reply, fate) {

@@ -325,7 +325,7 @@ async fn a_script_that_lost_a_guard_fails() {
             "text = text:gsub(sequence, '')",
             "buffered_add/id-joining-fragments",
         ),
-        ("buffered_add", "sum = exact and", "sum = true and", "buffered_add/beyond-2-to-the-53"),
+        ("buffered_add", "if not is_exact(sum)", "if false", "buffered_add/beyond-2-to-the-53"),
         ("buffered_rotate", "if cut > 0 then", "if false then", "buffered_rotate/held"),
         ("buffered_rotate", "incarnation or ARGV[1]", "ARGV[1]", "buffered_rotate/next-cut"),
         ("buffered_fetch", "if settled < settle_ms then", "if false then", "buffered_fetch/wait"),

@@ -16,9 +16,10 @@
 --   8 now_ms        integer   "" for the server's clock; anything else is for tests
 --   9 id, delta     pairs     id: 1 to 255 bytes of UTF-8; delta: an i64 in canonical decimal; one pair or more
 -- REPLIES
---   {"OK", due, pending...}   counted; due is 1 when a sync is due; for each pair what its id has pending now, a
---                             string; or RANGE where the sum would leave i64, or FULL where the buffer holds
---                             max_pending other ids: that pair was not counted, the others were
+--   {"OK", due, pending...}   counted; due is 1 when a sync is due; for each pair what its id has pending now, an
+--                             integer, or a string where it is beyond 2^53; or RANGE where the sum would leave i64,
+--                             or FULL where the buffer holds max_pending other ids: that pair was not counted, the
+--                             others were
 --   {"DUP", due, pending...}  this call was executed before, nothing done now; same shape, with RANGE and FULL as
 --                             they were answered if no later call of the producer came in between
 --   {"UNKNOWN"}               a repeat from a producer that is not known: Redis lost its memory; nothing done
@@ -35,9 +36,11 @@ local function bad_key(...)
   if #KEYS ~= select('#', ...) then
     return redis.error_reply('BADKEY ' .. #KEYS .. ' keys, expected ' .. select('#', ...))
   end
-  local tag, namespace, family = KEYS[1]:match('^(cf1:{([a-z0-9_.%-]+)/([a-z0-9_.%-]+)/%d+}:)')
-  for i, kind in ipairs({ ... }) do
-    if not tag or tag:find('/0%d+}:$') or #namespace > 64 or #family > 64 or KEYS[i] ~= tag .. kind then
+  local tag, namespace, family, number = KEYS[1]:match('^(cf1:{([a-z0-9_.%-]+)/([a-z0-9_.%-]+)/(%d+)}:)')
+  local good = tag and #namespace <= 64 and #family <= 64 and (number == '0' or number:byte() ~= 48)
+  for i = 1, #KEYS do
+    local kind = select(i, ...)
+    if not good or KEYS[i] ~= tag .. kind then
       return redis.error_reply('BADKEY ' .. i .. ' of ' .. #KEYS .. ' is ' .. shown(KEYS[i]) .. ', expected '
         .. 'cf1:{NAMESPACE/FAMILY/PARTITION}:' .. kind .. ' with names of [a-z0-9_.-]{1,64}')
     end
@@ -60,7 +63,6 @@ end
 
 -- every well-formed sequence becomes one ASCII letter, so that its neighbours cannot join to a new one
 local function is_utf8(text)
-  if not text:find('[\128-\255]') then return true end
   for _, sequence in ipairs({ '[\194-\223][\128-\191]', '\224[\160-\191][\128-\191]',
     '[\225-\236\238\239][\128-\191][\128-\191]', '\237[\128-\159][\128-\191]', '\240[\144-\191][\128-\191][\128-\191]',
     '[\241-\243][\128-\191][\128-\191][\128-\191]', '\244[\128-\143][\128-\191][\128-\191]' }) do
@@ -71,13 +73,16 @@ end
 
 local function bad_pair(id, delta)
   if id == '' or #id > 255 then return 'id has ' .. #id .. ' bytes, expected 1 to 255' end
-  if not is_utf8(id) then return 'id is not UTF-8' end
+  if id:find('[\128-\255]') and not is_utf8(id) then return 'id is not UTF-8' end
   local sign, digits = delta:match('^(%-?)([1-9]%d*)$')
   local limit = sign == '-' and '9223372036854775808' or '9223372036854775807'
   if delta ~= '0' and not (digits and (#digits < 19 or (#digits == 19 and digits <= limit))) then
     return 'delta is ' .. shown(delta) .. ', expected an i64'
   end
 end
+
+-- Lua's numbers are exact below 2^53 only
+local function is_exact(sum) return sum > -9007199254740992 and sum < 9007199254740992 end
 
 local wrong = bad_key('buffer', 'meta', 'producers')
 if wrong then return wrong end
@@ -100,9 +105,15 @@ local seq, hits, max_pending = tonumber(ARGV[2]), tonumber(ARGV[4]), tonumber(AR
 if (seq > 0) ~= (producer ~= '') then
   return redis.error_reply('BADARG seq is ' .. shown(ARGV[2]) .. ', expected 1 or more with a producer, 0 without')
 end
+-- a call has many pairs, few different deltas, and mostly ASCII: the usual pair is let through quickly
+local good_deltas = { ['1'] = true }
 for i = 9, #ARGV, 2 do
-  local bad = bad_pair(ARGV[i], ARGV[i + 1])
-  if bad then return redis.error_reply('BADARG pair ' .. (i - 7) / 2 .. ': ' .. bad) end
+  local id, delta = ARGV[i], ARGV[i + 1]
+  if not (good_deltas[delta] and id ~= '' and #id <= 255 and id:find('^[^\128-\255]*$')) then
+    local bad = bad_pair(id, delta)
+    if bad then return redis.error_reply('BADARG pair ' .. (i - 7) / 2 .. ': ' .. bad) end
+    good_deltas[delta] = true
+  end
 end
 
 local clock = redis.call('TIME')
@@ -125,7 +136,10 @@ local since = state[2] and now - tonumber(state[2])
 local due = (not since or since < 0 or since >= tonumber(ARGV[6]) or total >= tonumber(ARGV[5])) and 1 or 0
 if done then
   local reply = { 'DUP', due }
-  for i = 9, #ARGV, 2 do reply[#reply + 1] = redis.call('HGET', buffer, ARGV[i]) or '0' end
+  for i = 9, #ARGV, 2 do
+    local sum = redis.call('HGET', buffer, ARGV[i]) or '0'
+    reply[#reply + 1] = is_exact(tonumber(sum)) and tonumber(sum) or sum
+  end
   for index, word in (seq == last_seq and last or ''):gmatch('(%d+):(%u+)') do
     if ARGV[7 + 2 * index] then reply[2 + index] = word end
   end
@@ -139,23 +153,22 @@ local last_call = { ARGV[2], string.format('%.0f', now) }
 if producer ~= '' then redis.call('HSET', producers, producer, table.concat(last_call, ' ')) end
 if waiting == 0 then redis.call('HSET', meta, 'first_at', last_call[2]) end
 local crowded = held + (#ARGV - 8) / 2 > max_pending
-local reply = { 'OK', due }
+local reply, at = { 'OK', due }, 2
 for i = 9, #ARGV, 2 do
   local is_new = crowded and redis.call('HEXISTS', buffer, ARGV[i]) == 0
-  local sum = 'FULL'
-  if not (is_new and held >= max_pending) then
+  local sum, refused = nil, is_new and held >= max_pending and 'FULL'
+  if not refused then
     sum = redis.pcall('HINCRBY', buffer, ARGV[i], ARGV[i + 1])
     if type(sum) == 'table' then
-      sum = 'RANGE'
+      refused = 'RANGE'
     else
       if is_new then held = held + 1 end
-      -- Lua's numbers are exact below 2^53 only
-      local exact = sum > -9007199254740992 and sum < 9007199254740992
-      sum = exact and string.format('%.0f', sum) or redis.call('HGET', buffer, ARGV[i])
+      if not is_exact(sum) then sum = redis.call('HGET', buffer, ARGV[i]) end
     end
   end
-  reply[#reply + 1] = sum
-  if sum == 'FULL' or sum == 'RANGE' then last_call[#last_call + 1] = (i - 7) / 2 .. ':' .. sum end
+  at = at + 1
+  reply[at] = refused or sum
+  if refused then last_call[#last_call + 1] = (i - 7) / 2 .. ':' .. refused end
 end
 if producer ~= '' and #last_call > 2 then
   redis.call('HSET', producers, producer, table.concat(last_call, ' '))

@@ -1,0 +1,118 @@
+//! A call to one partition as those see it who wait for it.
+
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::buffered::Added;
+use crate::error::{Error, ErrorKind, Result};
+use crate::writer::group::{Group, Seat};
+
+/// One call, from its first hit to its answer.
+#[derive(Debug)]
+pub struct Call {
+    /// When its first hit came, or soon after the first one could have.
+    born: Instant,
+    /// What it carries, from the moment it is made.
+    group: OnceLock<Group>,
+    outcome: OnceLock<Outcome>,
+    waiting: Mutex<Vec<Waker>>,
+}
+
+/// How a call ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// It was executed; what became of each pair, or, after a repeat, how it stood by then.
+    Counted { added: Vec<Added>, repeated: bool },
+    /// Surely not executed; its hits may join another call.
+    NotExecuted(Error),
+    /// This error is the answer to all.
+    Failed(Error),
+}
+
+impl Call {
+    pub fn new() -> Self {
+        Call { born: Instant::now(), group: OnceLock::new(), outcome: OnceLock::new(), waiting: Mutex::default() }
+    }
+
+    /// When a caller of this call with that much patience leaves.
+    pub fn deadline(&self, patience: Duration) -> Instant {
+        self.born + patience
+    }
+
+    /// What the call carries; nothing as long as hits are gathered for it.
+    pub fn group(&self) -> Option<&Group> {
+        self.group.get()
+    }
+
+    pub fn carry(&self, group: Group) {
+        let _ = self.group.set(group);
+    }
+
+    pub fn outcome(&self) -> Option<&Outcome> {
+        self.outcome.get()
+    }
+
+    /// Tells everybody how it ended. The first to say it is right.
+    pub fn end(&self, outcome: Outcome) {
+        let _ = self.outcome.set(outcome);
+        let waiting = std::mem::take(&mut *self.waiting());
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// Lets everybody look at the time.
+    pub fn remind(&self) {
+        self.waiting().iter().for_each(Waker::wake_by_ref);
+    }
+
+    pub fn is_awaited(&self) -> bool {
+        !self.waiting().is_empty()
+    }
+
+    /// Wakes the caller when it ends. Answers the caller's place.
+    pub fn wake(&self, waker: &Waker) -> usize {
+        let mut waiting = self.waiting();
+        waiting.push(waker.clone());
+        waiting.len() - 1
+    }
+
+    /// Waits for the end, at most until the deadline, of which the caller is reminded; `place` is that of the
+    /// caller's waker.
+    pub fn poll_end(&self, cx: &Context<'_>, place: &mut Option<usize>, deadline: Instant) -> Poll<Result<()>> {
+        if self.outcome().is_some() {
+            return Poll::Ready(Ok(()));
+        }
+        // as long as it is not made, whoever is late is sent away by its lane, which knows that nothing was executed
+        if self.group().is_some() && Instant::now() >= deadline {
+            return Poll::Ready(Err(Error::new(ErrorKind::OutcomeUnknown, "Redis did not answer in time")));
+        }
+        let mut waiting = self.waiting();
+        // who ends the call says so first, and wakes the waiting then
+        if self.outcome().is_some() {
+            return Poll::Ready(Ok(()));
+        }
+        match place.and_then(|place| waiting.get_mut(place)) {
+            Some(waker) => waker.clone_from(cx.waker()),
+            None => {
+                *place = Some(waiting.len());
+                waiting.push(cx.waker().clone());
+            }
+        }
+        Poll::Pending
+    }
+
+    /// What became of a hit; `None` if it has to be tried alone.
+    pub fn own(&self, seat: Seat) -> Result<Option<Added>> {
+        match (self.outcome(), self.group()) {
+            (Some(Outcome::Counted { added, repeated }), Some(group)) => Ok(group.own(seat, added, *repeated)),
+            (Some(Outcome::NotExecuted(error) | Outcome::Failed(error)), _) => Err(error.again()),
+            _ => Err(Error::corrupt("a call has no outcome")),
+        }
+    }
+
+    fn waiting(&self) -> std::sync::MutexGuard<'_, Vec<Waker>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

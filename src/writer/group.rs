@@ -1,0 +1,142 @@
+//! What is gathered for one call: pairs of id and delta, with equal ids summed.
+
+use std::time::Duration;
+
+use indexmap::IndexMap;
+
+use crate::buffered::Added;
+
+/// How many pairs a call has: few enough for the script to stay below a millisecond.
+pub const PAIRS: usize = 400;
+/// How many hits may wait for one call.
+const HITS: u64 = 100_000;
+
+/// The hits for one call to one partition.
+///
+/// Deltas of one sign are summed by id. So each value in between lies between the one before and the one after, and
+/// every caller can be told its own; a sum of both signs could leave the range on its way and yet end within it.
+#[derive(Debug, Default)]
+pub struct Group {
+    ups: IndexMap<Box<str>, Pair>,
+    downs: IndexMap<Box<str>, Pair>,
+    /// Not to be summed with any other.
+    alone: Vec<(Box<str>, Pair)>,
+    hits: u64,
+    patience: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Pair {
+    sum: i64,
+    hits: u64,
+    callers: u32,
+}
+
+/// A hit's place in its group.
+#[derive(Clone, Copy, Debug)]
+pub struct Seat {
+    list: List,
+    index: usize,
+    /// The sum of its pair up to this hit.
+    so_far: i64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum List {
+    Ups,
+    Downs,
+    Alone,
+}
+
+impl Group {
+    pub fn with_capacity(pairs: usize) -> Self {
+        Group { ups: IndexMap::with_capacity(pairs), ..Group::default() }
+    }
+
+    /// Whether it takes so many more pairs.
+    pub fn has_room_for(&self, pairs: usize) -> bool {
+        self.is_empty() || (self.len() + pairs <= PAIRS && self.hits < HITS)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The number of pairs.
+    pub fn len(&self) -> usize {
+        self.ups.len() + self.downs.len() + self.alone.len()
+    }
+
+    pub fn hits(&self) -> u64 {
+        self.hits
+    }
+
+    /// How long the most patient caller waits.
+    pub fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    pub fn be_patient(&mut self, patience: Duration) {
+        self.patience = self.patience.max(patience);
+    }
+
+    /// Adds a delta that stands for so many hits.
+    pub fn push(&mut self, id: &str, delta: i64, hits: u64) -> Seat {
+        let (list, pairs) = if delta < 0 { (List::Downs, &mut self.downs) } else { (List::Ups, &mut self.ups) };
+        let Some((index, _, pair)) = pairs.get_full_mut(id) else {
+            self.hits += hits;
+            let (index, _) = pairs.insert_full(id.into(), Pair { sum: delta, hits, callers: 1 });
+            return Seat { list, index, so_far: delta };
+        };
+        let Some(so_far) = pair.sum.checked_add(delta) else { return self.push_alone(id, delta, hits) };
+        *pair = Pair { sum: so_far, hits: pair.hits + hits, callers: pair.callers + 1 };
+        self.hits += hits;
+        Seat { list, index, so_far }
+    }
+
+    /// Adds a delta that is not summed with others.
+    pub fn push_alone(&mut self, id: &str, delta: i64, hits: u64) -> Seat {
+        self.hits += hits;
+        self.alone.push((id.into(), Pair { sum: delta, hits, callers: 1 }));
+        Seat { list: List::Alone, index: self.alone.len() - 1, so_far: delta }
+    }
+
+    /// The ids and deltas in the order in which a call carries them.
+    pub fn pairs(&self) -> impl Iterator<Item = (&str, i64)> {
+        self.all().map(|(id, pair)| (&**id, pair.sum))
+    }
+
+    /// For each pair how many hits it stands for, unless its callers were many and its sum was refused: they come again.
+    pub fn settled_hits<'a>(&'a self, added: &'a [Added]) -> impl Iterator<Item = (u64, Added)> + 'a {
+        let settled = |((_, pair), added): ((_, &Pair), &Added)| (pair.hits, *added, pair.comes_again(*added));
+        self.all().zip(added).map(settled).filter(|(.., again)| !again).map(|(hits, added, _)| (hits, added))
+    }
+
+    /// What became of a hit, given what became of the pairs; `None` if it was refused in a sum and must be tried alone.
+    pub fn own(&self, seat: Seat, added: &[Added], repeated: bool) -> Option<Added> {
+        let (place, pair) = match seat.list {
+            List::Ups => (seat.index, &self.ups[seat.index]),
+            List::Downs => (self.ups.len() + seat.index, &self.downs[seat.index]),
+            List::Alone => (self.ups.len() + self.downs.len() + seat.index, &self.alone[seat.index].1),
+        };
+        match added[place] {
+            // a repeat is answered what is pending by then, whoever else has counted meanwhile
+            Added::Counted { pending } if !repeated => {
+                Some(Added::Counted { pending: pending.wrapping_sub(pair.sum).wrapping_add(seat.so_far) })
+            }
+            refused if pair.comes_again(refused) => None,
+            same => Some(same),
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = (&Box<str>, &Pair)> {
+        self.ups.iter().chain(&self.downs).chain(self.alone.iter().map(|(id, pair)| (id, pair)))
+    }
+}
+
+impl Pair {
+    /// One of many may fit where the sum does not.
+    fn comes_again(self, added: Added) -> bool {
+        self.callers > 1 && added == Added::OutOfRange
+    }
+}

@@ -1,0 +1,178 @@
+//! Making a call: whoever leads it repeats it until its outcome is known or its time is over.
+
+use std::sync::Arc;
+
+use redis::aio::ConnectionLike;
+use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::backoff::Backoff;
+use crate::buffered::{AddReply, Fence};
+use crate::error::{Error, ErrorKind, Result};
+use crate::metrics;
+use crate::writer::call::{Call, Outcome};
+use crate::writer::dispatch::{Permit, Turn, start};
+use crate::writer::lane::Lane;
+use crate::writer::producer::Producer;
+
+/// The one who makes a call. A caller may lead its own, and may be dropped at any moment: then somebody else takes over
+/// if others wait for it, behind the producer fence.
+#[derive(Debug)]
+pub struct Lead<C: ConnectionLike + Clone + Send + Sync + 'static> {
+    lane: Arc<Lane<C>>,
+    call: Arc<Call>,
+    term: u64,
+    /// `None` until it is registered: nothing was executed as long as it is not.
+    producer: Option<Producer>,
+    /// Whether the call may have been executed.
+    repeat: bool,
+    permit: Option<Permit<C>>,
+    /// Nobody takes over once more: its runtime has ended.
+    last: bool,
+    over: bool,
+}
+
+impl<C> Lead<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    pub fn new(lane: Arc<Lane<C>>, call: Arc<Call>, term: u64, producer: Option<Producer>, permit: Permit<C>) -> Self {
+        Lead { lane, call, term, producer, repeat: false, permit: Some(permit), last: false, over: false }
+    }
+
+    /// Of a call that somebody else began.
+    pub fn take_over(lane: Arc<Lane<C>>, call: Arc<Call>, term: u64, producer: Option<Producer>) -> Self {
+        Lead { lane, call, term, producer, repeat: true, permit: None, last: true, over: false }
+    }
+
+    pub fn call(&self) -> &Arc<Call> {
+        &self.call
+    }
+
+    /// Makes the call, tells everybody how it ended, and starts whose turn it is then.
+    pub async fn run(self) {
+        if let Some(turn) = self.make().await {
+            start(turn);
+        }
+    }
+
+    /// The same, but answers whose turn it is.
+    pub async fn make(mut self) -> Option<Turn<C>> {
+        if let Some(outcome) = self.outcome().await {
+            let refused = matches!(outcome, Outcome::NotExecuted(_));
+            if let (Outcome::Failed(error), Some(group)) = (&outcome, self.call.group())
+                && error.outcome_unknown()
+            {
+                self.lane.lost_sight_of(group);
+            }
+            self.call.end(outcome);
+            if refused {
+                // others need not wait until this one tries again
+                self.permit = None;
+                sleep(self.lane.refused()).await;
+            }
+        }
+        self.land()
+    }
+
+    fn land(&mut self) -> Option<Turn<C>> {
+        self.over = true;
+        let again = self.call.outcome().and_then(|outcome| self.lane.land(self.term, self.producer.take(), outcome));
+        match self.permit.take() {
+            Some(permit) => permit.next(again),
+            None => again.and_then(|lane| self.lane.dispatch().turn(0, Some(lane))),
+        }
+    }
+
+    /// How the call ended; `None` if somebody else leads it by now.
+    async fn outcome(&mut self) -> Option<Outcome> {
+        let call = self.call.clone();
+        let group = call.group()?;
+        let deadline = call.deadline(group.patience());
+        let mut pause = Backoff::default();
+        loop {
+            let error = match timeout_at(deadline, self.attempt(&call)).await {
+                Ok(Ok(Some(AddReply::Counted { due, added, repeated }))) => {
+                    self.lane.record(group, &added, due);
+                    return Some(Outcome::Counted { added, repeated });
+                }
+                Ok(Ok(Some(AddReply::Unknown))) => {
+                    self.producer = None;
+                    return Some(Outcome::Failed(self.unknown("Redis lost its memory while the reply was missing")));
+                }
+                Ok(Ok(None)) => return None,
+                Ok(Err(error)) => error,
+                Err(_) => self.unknown("no reply in time"),
+            };
+            match error.kind() {
+                ErrorKind::Redis => {}
+                ErrorKind::OutcomeUnknown => self.repeat = true,
+                _ => return Some(Outcome::Failed(error)),
+            }
+            if self.producer.is_none() || !self.repeat {
+                let not_counted = Error::new(ErrorKind::Redis, format!("{}: not counted", self.lane.family()));
+                return Some(Outcome::NotExecuted(not_counted.with_source(error)));
+            }
+            let wait = pause.next();
+            if Instant::now() + wait >= deadline {
+                self.producer = None;
+                return Some(Outcome::Failed(self.unknown("a reply was lost").with_source(error)));
+            }
+            tracing::debug!(family = %self.lane.family(), %error, "a reply was lost, asking again");
+            metrics::retried("add");
+            sleep(wait).await;
+        }
+    }
+
+    /// One send of the call; `None` if somebody else leads it by now.
+    async fn attempt(&mut self, call: &Call) -> Result<Option<AddReply>> {
+        let Some(group) = call.group() else { return Ok(None) };
+        if self.producer.is_none() {
+            let producer = Producer::register(self.lane.partition()).await?;
+            if !self.lane.adopt(self.term, &producer) {
+                return Ok(None);
+            }
+            self.producer = Some(producer);
+        } else if !self.lane.is_led(self.term) {
+            return Ok(None);
+        }
+        let fence = self.producer.as_ref().map(|producer| Fence {
+            producer: &producer.name,
+            seq: producer.seq,
+            repeat: self.repeat,
+        });
+        self.lane.partition().add(self.lane.family(), fence, group.hits(), group.pairs()).await.map(Some)
+    }
+
+    fn unknown(&self, what: &'static str) -> Error {
+        Error::new(ErrorKind::OutcomeUnknown, format!("{}: {what}", self.lane.family()))
+    }
+}
+
+/// The leader stops in the middle: its task was cancelled.
+impl<C> Drop for Lead<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    fn drop(&mut self) {
+        if self.over || !self.lane.is_led(self.term) {
+            return;
+        }
+        let awaited = self.call.outcome().is_none() && self.call.is_awaited();
+        if awaited
+            && !self.last
+            && let Ok(runtime) = Handle::try_current()
+            && let Some(term) = self.lane.succeed(self.term)
+        {
+            let mut lead = Lead::take_over(self.lane.clone(), self.call.clone(), term, self.producer.take());
+            lead.permit = self.permit.take();
+            runtime.spawn(lead.run());
+            return;
+        }
+        self.call.end(Outcome::Failed(self.unknown("the call was given up")));
+        self.producer = None;
+        if let Some(turn) = self.land() {
+            start(turn);
+        }
+    }
+}
