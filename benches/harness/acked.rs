@@ -68,7 +68,7 @@ pub async fn measure(bench: &mut Bench) {
         if !bench.wants(if has_cpu { &names } else { &names[..1] }) {
             continue;
         }
-        let rounds = compare(bench, &(comparison.ids)(), comparison.tasks).await;
+        let rounds = compare(bench, &(comparison.ids)(), comparison.tasks, bench.rounds()).await;
         bench.figure(comparison.figure, rounds.ratio(Load::per_second));
         let name = comparison.name;
         bench.absolute(format!("{name}_per_second"), median(rounds.ours.iter().map(Load::per_second)));
@@ -83,7 +83,7 @@ pub async fn measure(bench: &mut Bench) {
 }
 
 /// Both sides on one Redis, each over a connection of its own, each round on an empty Redis.
-pub async fn compare(bench: &Bench, ids: &Ids, tasks: usize) -> Rounds<Load> {
+pub async fn compare(bench: &Bench, ids: &Ids, tasks: usize, rounds: usize) -> Rounds<Load> {
     let stage = Stage::set(bench).await;
     let (time, mut family) = (bench.time(), 0);
     let ours = async || {
@@ -92,7 +92,7 @@ pub async fn compare(bench: &Bench, ids: &Ids, tasks: usize) -> Rounds<Load> {
         load::run(&side, ids, tasks, time, &mut stage.emptied().await).await
     };
     let theirs = async || load::run(&stage.plain(), ids, tasks, time, &mut stage.emptied().await).await;
-    alternate(bench.rounds(), ours, theirs).await
+    alternate(rounds, ours, theirs).await
 }
 
 /// A Redis with a connection for each side and one to look on.

@@ -28,7 +28,8 @@ impl Load {
     }
 }
 
-/// Lets so many tasks hit one id after the other for so long, each waiting for its last hit before the next one.
+/// Lets so many tasks hit one id after the other for so long, each waiting for its last hit before the next one, and
+/// then whoever counts finish.
 pub async fn run<S: Side>(
     side: &S,
     ids: &Ids,
@@ -59,6 +60,7 @@ pub async fn run<S: Side>(
     for task in hitting {
         hits += task.await.unwrap();
     }
+    side.clone().finish().await;
     let seconds = started.elapsed().as_secs_f64();
     Load { hits: hits as f64, seconds, redis_cpu: redis_cpu(probe).await - cpu }
 }

@@ -5,14 +5,26 @@
 mod acked;
 mod alternate;
 mod bench;
+mod by_tasks;
+mod curve;
+mod exact_read;
 mod figure;
+mod flush;
+mod growth;
+mod hand_written;
 mod idle;
 mod ids;
 mod load;
+mod memory;
 mod one_task;
+mod pending;
+// To be measured once `Counters::record` and `Counters::flush` are there.
+// mod recorded;
 mod report;
+mod scripts;
 mod servers;
 mod sides;
+mod through_mysql;
 
 use std::path::PathBuf;
 
@@ -44,7 +56,14 @@ async fn main() {
     // first, while the process holds no memory that it could use again
     idle::measure(&mut bench).await;
     acked::measure(&mut bench).await;
+    by_tasks::measure(&mut bench).await;
     one_task::measure(&mut bench).await;
+    // recorded::measure(&mut bench).await;
+    through_mysql::measure(&mut bench).await;
+    flush::measure(&mut bench).await;
+    exact_read::measure(&mut bench).await;
+    memory::measure(&mut bench).await;
+    growth::measure(&mut bench).await;
     report::print(bench.found());
     if let Some(path) = args.json {
         report::write_json(bench.found(), &path);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use counterfoil::{Counterfoil, MysqlStore};
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
+use sqlx::{Connection, MySqlConnection, MySqlPool};
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::sync::OnceCell;
 
@@ -25,16 +26,31 @@ impl Servers {
     }
 
     pub async fn mysql(&self) -> &MysqlServer {
-        self.mysql.get_or_init(MysqlServer::start).await
+        self.mysql.get_or_init(start_mysql).await
     }
 
     /// That Redis and a new database, in which counterfoil's tables are.
     pub async fn pair(&self, redis: &RedisServer) -> Pair {
-        let (_, pool) = self.mysql().await.database("bench").await;
-        let store = MysqlStore::new(pool);
-        store.create_tables().await.unwrap();
-        Counterfoil::new(connect(redis).await, store)
+        self.pair_with_pool(redis).await.0
     }
+
+    /// The same with a pool of the database, for the other side.
+    pub async fn pair_with_pool(&self, redis: &RedisServer) -> (Pair, MySqlPool) {
+        let (_, pool) = self.mysql().await.database("bench").await;
+        let store = MysqlStore::new(pool.clone());
+        store.create_tables().await.unwrap();
+        (Counterfoil::new(connect(redis).await, store), pool)
+    }
+}
+
+/// As a database in use is set up: with room for all the rows that are written, and with each commit on the disk, which
+/// is the server's default and not the testkit's.
+async fn start_mysql() -> MysqlServer {
+    let mysql = MysqlServer::start().await;
+    let mut connection = MySqlConnection::connect(&mysql.url("")).await.unwrap();
+    const SET: &str = "SET GLOBAL innodb_buffer_pool_size = 1073741824, GLOBAL innodb_flush_log_at_trx_commit = 1";
+    sqlx::raw_sql(SET).execute(&mut connection).await.unwrap();
+    mysql
 }
 
 /// A multiplexed connection; patient, since a noisy machine must not end a measurement.

@@ -8,6 +8,11 @@ use crate::servers::Counters;
 pub trait Side: Clone + Send + 'static {
     /// Counts 1 for the id, and returns when that is acknowledged.
     fn hit(&mut self, id: &str) -> impl Future<Output = ()> + Send;
+
+    /// Does what is left to do after the last hit; its time counts.
+    fn finish(self) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
 }
 
 /// `add().await`.
