@@ -1,0 +1,74 @@
+//! What the crate costs, measured beside what it is compared with, in one run:
+//! `./dev bench [--quick] [--json FILE] [NAME...]`.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod acked;
+mod alternate;
+mod bench;
+mod by_tasks;
+mod curve;
+mod exact_read;
+mod figure;
+mod flush;
+mod growth;
+mod hand_written;
+mod idle;
+mod ids;
+mod load;
+mod memory;
+mod one_task;
+mod pending;
+// To be measured once `Counters::record` and `Counters::flush` are there.
+// mod recorded;
+mod report;
+mod scripts;
+mod servers;
+mod sides;
+mod through_mysql;
+
+use std::path::PathBuf;
+
+use bench::Bench;
+use clap::Parser;
+
+#[derive(Parser)]
+#[command(name = "./dev bench")]
+struct Args {
+    /// About a fifth of the work: enough to see whether something broke, not to quote.
+    #[arg(long)]
+    quick: bool,
+    /// Where to write the figures: one flat object, name: number.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// The figures to measure, by name or part of a name; all of them where none is given.
+    names: Vec<String>,
+    /// What cargo passes to every benchmark.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// Two workers, also where there are more cores: figures of different machines are about the same thing.
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() {
+    let args = Args::parse();
+    println!("{}", testkit::versions());
+    let mut bench = Bench::new(args.quick, args.names);
+    // first, while the process holds no memory that it could use again
+    idle::measure(&mut bench).await;
+    acked::measure(&mut bench).await;
+    by_tasks::measure(&mut bench).await;
+    one_task::measure(&mut bench).await;
+    // recorded::measure(&mut bench).await;
+    through_mysql::measure(&mut bench).await;
+    flush::measure(&mut bench).await;
+    exact_read::measure(&mut bench).await;
+    memory::measure(&mut bench).await;
+    growth::measure(&mut bench).await;
+    report::print(bench.found());
+    if args.quick {
+        println!("quick: shorter, with fewer rounds, and at most 1 M ids pending where a figure says 5 M");
+    }
+    if let Some(path) = args.json {
+        report::write_json(bench.found(), &path);
+    }
+}

@@ -1,0 +1,81 @@
+//! The servers under measurement: private ones, the same kind of process for both sides.
+
+use std::time::Duration;
+
+use counterfoil::{Counterfoil, MysqlStore};
+use redis::AsyncConnectionConfig;
+use redis::aio::MultiplexedConnection;
+use sqlx::{Connection, MySqlConnection, MySqlPool};
+use testkit::{MysqlServer, RedisOptions, RedisServer};
+use tokio::sync::OnceCell;
+
+/// The pair as it is measured, on the same kind of connection as the other side's.
+pub type Pair = Counterfoil<MultiplexedConnection>;
+pub type Counters = counterfoil::Counters<MultiplexedConnection>;
+
+/// Servers that start when they are first needed, and end with the run.
+#[derive(Default)]
+pub struct Servers {
+    mysql: OnceCell<MysqlServer>,
+}
+
+impl Servers {
+    /// A Redis of the measurement's own, which keeps nothing on disk.
+    pub async fn redis(&self) -> RedisServer {
+        RedisServer::start(RedisOptions::volatile()).await
+    }
+
+    pub async fn mysql(&self) -> &MysqlServer {
+        self.mysql.get_or_init(start_mysql).await
+    }
+
+    /// That Redis and a new database, in which counterfoil's tables are.
+    pub async fn pair(&self, redis: &RedisServer) -> Pair {
+        self.pair_with_pool(redis).await.0
+    }
+
+    /// The same with a pool of the database, for the other side.
+    pub async fn pair_with_pool(&self, redis: &RedisServer) -> (Pair, MySqlPool) {
+        let (_, pool) = self.mysql().await.database("bench").await;
+        let store = MysqlStore::new(pool.clone());
+        store.create_tables().await.unwrap();
+        (Counterfoil::new(connect(redis).await, store), pool)
+    }
+}
+
+/// As a database in use is set up: with room for all the rows that are written, and with each commit on the disk, which
+/// is the server's default and not the testkit's.
+async fn start_mysql() -> MysqlServer {
+    let mysql = MysqlServer::start().await;
+    let mut connection = MySqlConnection::connect(&mysql.url("")).await.unwrap();
+    const SET: &str = "SET GLOBAL innodb_buffer_pool_size = 1073741824, GLOBAL innodb_flush_log_at_trx_commit = 1";
+    sqlx::raw_sql(SET).execute(&mut connection).await.unwrap();
+    mysql
+}
+
+/// A multiplexed connection; patient, since a noisy machine must not end a measurement.
+pub async fn connect(redis: &RedisServer) -> MultiplexedConnection {
+    let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(30)));
+    redis.client().get_multiplexed_async_connection_with_config(&config).await.unwrap()
+}
+
+pub async fn flush_all(redis: &mut MultiplexedConnection) {
+    redis::cmd("FLUSHALL").arg("SYNC").exec_async(redis).await.unwrap();
+}
+
+/// Seconds of CPU that Redis has used.
+pub async fn redis_cpu(redis: &mut MultiplexedConnection) -> f64 {
+    let info = info(redis, "cpu").await;
+    ["used_cpu_user:", "used_cpu_sys:"].iter().map(|name| number_after(&info, name)).sum()
+}
+
+pub async fn info(redis: &mut MultiplexedConnection, section: &str) -> String {
+    redis::cmd("INFO").arg(section).query_async(redis).await.unwrap()
+}
+
+/// The number that stands behind that name in Redis's INFO; where there is none, not a number.
+pub fn number_after(info: &str, name: &str) -> f64 {
+    let text = info.lines().find_map(|line| line.strip_prefix(name));
+    let digits = text.and_then(|text| text.split([',', '\r']).next());
+    digits.and_then(|digits| digits.parse().ok()).unwrap_or(f64::NAN)
+}
