@@ -18,8 +18,7 @@ mod load;
 mod memory;
 mod one_task;
 mod pending;
-// To be measured once `Counters::record` and `Counters::flush` are there.
-// mod recorded;
+mod recorded;
 mod report;
 mod scripts;
 mod servers;
@@ -58,7 +57,7 @@ async fn main() {
     acked::measure(&mut bench).await;
     by_tasks::measure(&mut bench).await;
     one_task::measure(&mut bench).await;
-    // recorded::measure(&mut bench).await;
+    recorded::measure(&mut bench).await;
     through_mysql::measure(&mut bench).await;
     flush::measure(&mut bench).await;
     exact_read::measure(&mut bench).await;

@@ -62,7 +62,7 @@ impl Stage {
     async fn add(&self, partition: u32, ids: Vec<String>) {
         let pairs: Vec<_> = ids.iter().map(|id| (id.as_str(), 1)).collect();
         let partition = self.partition(partition);
-        let _ = partition.add(self.counters.family(), None, &pairs).await.unwrap();
+        let _ = partition.add(self.counters.family(), None, pairs.len() as u64, pairs).await.unwrap();
     }
 
     pub fn partitions(&self) -> impl Iterator<Item = Partition<MultiplexedConnection>> {

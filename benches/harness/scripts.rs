@@ -40,7 +40,7 @@ pub async fn batch_through(partition: &Partition<MultiplexedConnection>, family:
         while !fetched.load(Ordering::Relaxed) {
             let ids: Vec<_> = (0..IDS_OF_CALL).map(|_| format!("page/{}", random.random_range(0..ids))).collect();
             let pairs: Vec<_> = ids.iter().map(|id| (id.as_str(), 1)).collect();
-            let _ = partition.add(family, None, &pairs).await.unwrap();
+            let _ = partition.add(family, None, pairs.len() as u64, pairs.iter().copied()).await.unwrap();
             partition.read(&pairs.iter().map(|(id, _)| *id).collect::<Vec<_>>()).await.unwrap();
         }
     };

@@ -152,7 +152,14 @@ redis.call('HINCRBY', meta, 'hits', ARGV[4])
 local last_call = { ARGV[2], string.format('%.0f', now) }
 if producer ~= '' then redis.call('HSET', producers, producer, table.concat(last_call, ' ')) end
 if waiting == 0 then redis.call('HSET', meta, 'first_at', last_call[2]) end
-local crowded = held + (#ARGV - 8) / 2 > max_pending
+local at_most = held + (#ARGV - 8) / 2
+local crowded = at_most > max_pending
+-- Redis keeps up to 512 ids as a list, and looks for each from the start; a field longer than any id makes it a table
+if held < 64 and at_most >= 64 then
+  local longer = string.rep(' ', 256)
+  redis.call('HSET', buffer, longer, '0')
+  redis.call('HDEL', buffer, longer)
+end
 local reply, at = { 'OK', due }, 2
 for i = 9, #ARGV, 2 do
   local is_new = crowded and redis.call('HEXISTS', buffer, ARGV[i]) == 0

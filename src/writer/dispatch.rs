@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use crate::writer::lane::Lane;
 
 /// How many calls are under way at a time. Few, so that under load hits gather and calls carry many of them.
-const CALLS: usize = 3;
+const CALLS: usize = 4;
 
 /// A call that takes longer does not count any more: whatever it waits for, another partition may lie elsewhere.
 pub const SLOW: Duration = Duration::from_millis(50);
