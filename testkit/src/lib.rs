@@ -22,6 +22,9 @@
 //! # }
 //! ```
 //!
+//! A [`Proxy`] is the network in front of a server: it cuts connections after any byte of a request or a reply, lets
+//! everything vanish for a while, and delays replies.
+//!
 //! A server lives as long as its handle and never longer than the process that owns the handle, however that process
 //! ends: a SIGKILL, Ctrl-C, or a `static` that is never dropped leave neither a server nor a directory behind.
 //!
@@ -39,11 +42,14 @@
 //! Without the first two, the servers are looked up on `PATH` and in the usual places of Debian and Homebrew. After a
 //! panic the directory is kept as if `COUNTERFOIL_KEEP` were set.
 
+mod client;
 mod mysql;
 mod process;
+mod proxy;
 mod redis;
 
 pub use self::mysql::MysqlServer;
+pub use self::proxy::{Held, Proxy};
 pub use self::redis::{RedisOptions, RedisServer};
 
 /// Which servers are under test: one line for Redis, one for MySQL, each as the binary itself says it.

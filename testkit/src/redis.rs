@@ -8,8 +8,9 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use redis::Client;
-use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+use redis::aio::ConnectionManager;
 
+use crate::client;
 use crate::process::{self, Process};
 
 /// How a [`RedisServer`] is configured.
@@ -83,24 +84,18 @@ impl RedisServer {
 
     /// The address for the redis crate, `redis+unix:///...`.
     pub fn url(&self) -> String {
-        format!("redis+unix://{}", self.socket.display())
+        client::unix_url(&self.socket)
     }
 
     /// A client for this server.
     pub fn client(&self) -> Client {
-        Client::open(self.url()).expect("the redis crate accepts the address of a Unix socket")
+        client::client(&self.url())
     }
 
     /// A connection that comes back after the server was started again: the first command afterwards still fails, as
     /// the connection manager does not send it a second time.
     pub async fn manager(&self) -> ConnectionManager {
-        let config = ConnectionManagerConfig::new()
-            .set_connection_timeout(Some(Duration::from_secs(1)))
-            .set_response_timeout(Some(Duration::from_secs(2)))
-            .set_number_of_retries(4)
-            .set_min_delay(Duration::from_millis(2))
-            .set_max_delay(Duration::from_millis(50));
-        match ConnectionManager::new_with_config(self.client(), config).await {
+        match client::manager(self.client()).await {
             Ok(manager) => manager,
             Err(e) => self.process.fail(&format!("cannot connect to Redis: {e}")),
         }
