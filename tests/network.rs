@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{Counterfoil, MysqlStore};
-use redis::RedisResult;
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use support::hits::{Hits, Outcome, Reckoning};
 use support::{Pair, eventually, family};
@@ -101,8 +100,6 @@ async fn without_the_producer_fence_late_replies_do_harm() {
 struct Refusal {
     pair: Pair,
     load: Hits,
-    /// For what is done to Redis.
-    redis: ConnectionManager,
 }
 
 impl Refusal {
@@ -111,16 +108,7 @@ impl Refusal {
         let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
         let load = Hits::on(&views.write_timeout(Duration::from_millis(300)));
         pause(300).await;
-        let redis = pair.redis.manager().await;
-        Refusal { pair, load, redis }
-    }
-
-    async fn run<T: redis::FromRedisValue>(&self, command: &str) -> RedisResult<T> {
-        let mut cmd = redis::Cmd::new();
-        for word in command.split(' ') {
-            cmd.arg(word);
-        }
-        cmd.query_async(&mut self.redis.clone()).await
+        Refusal { pair, load }
     }
 
     /// After it is over: all that was acknowledged is in the database, and refused was what Redis refused with `code`.
@@ -150,11 +138,11 @@ async fn redis_is_busy_with_a_script() {
     // what "busy-reply-threshold" was called before Redis 7, which knows both
     let refusal = Refusal::new(RedisOptions::volatile().arg("lua-time-limit", "20")).await;
     let mut busy = refusal.pair.redis.manager().await;
-    let endless = tokio::spawn(async move {
-        redis::cmd("EVAL").arg("while true do end").arg(0).query_async::<()>(&mut busy).await.unwrap_err()
-    });
+    let mut endless = redis::cmd("EVAL");
+    endless.arg("while true do end").arg(0);
+    let endless = tokio::spawn(async move { endless.query_async::<()>(&mut busy).await.unwrap_err() });
     pause(1000).await;
-    refusal.run::<()>("SCRIPT KILL").await.unwrap();
+    refusal.pair.redis.run::<()>("SCRIPT KILL").await.unwrap();
     assert!(endless.await.unwrap().to_string().contains("killed"));
     refusal.ends("BUSY").await;
 }
@@ -162,14 +150,14 @@ async fn redis_is_busy_with_a_script() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_has_no_memory_left() {
     let refusal = Refusal::new(RedisOptions::volatile()).await;
-    refusal.run::<()>("CONFIG SET maxmemory 1").await.unwrap();
+    refusal.pair.redis.run::<()>("CONFIG SET maxmemory 1").await.unwrap();
     pause(1000).await;
     // bringing the numbers to the database is what makes room, so it goes on
     let drained = tokio::time::timeout(Duration::from_secs(10), refusal.pair.counterfoil.drain()).await;
     drained.expect("a drain needs no memory").unwrap();
     let counted: i64 = refusal.pair.number("SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values").await;
     assert!(counted > 100, "{counted} hits came to the database");
-    refusal.run::<()>("CONFIG SET maxmemory 0").await.unwrap();
+    refusal.pair.redis.run::<()>("CONFIG SET maxmemory 0").await.unwrap();
     refusal.ends("OOM").await;
 }
 
@@ -177,18 +165,18 @@ async fn redis_has_no_memory_left() {
 async fn redis_cannot_write_its_snapshot() {
     let refusal = Refusal::new(RedisOptions::volatile().arg("save", "3600 1000000")).await;
     let status = async || {
-        let info: String = refusal.run("INFO persistence").await.unwrap();
+        let info: String = refusal.pair.redis.run("INFO persistence").await.unwrap();
         info.lines().find_map(|line| line.strip_prefix("rdb_last_bgsave_status:").map(str::to_owned)).unwrap()
     };
     // permissions would not hold root back, a directory in the file's place does
     let place = refusal.pair.redis.socket().with_file_name("dump.rdb");
     std::fs::create_dir_all(place.join("in the way")).unwrap();
-    refusal.run::<()>("BGSAVE").await.unwrap();
+    refusal.pair.redis.run::<()>("BGSAVE").await.unwrap();
     eventually("a failed snapshot", || async { status().await == "err" }).await;
     pause(1000).await;
     std::fs::remove_dir_all(&place).unwrap();
     // the error holds until a snapshot succeeded
-    refusal.run::<()>("BGSAVE").await.unwrap();
+    refusal.pair.redis.run::<()>("BGSAVE").await.unwrap();
     eventually("a snapshot", || async { status().await == "ok" }).await;
     refusal.ends("MISCONF").await;
 }
