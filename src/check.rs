@@ -60,13 +60,13 @@ impl fmt::Display for Finding {
 
 /// The `maxmemory-policy`, if it is one that throws counts away. The `volatile-` policies only evict keys that have a
 /// time to live, and no key of counterfoil's has one.
-pub(crate) async fn evicting_policy<C: ConnectionLike + Clone>(redis: &C) -> Result<Option<String>> {
+pub(crate) async fn evicting_policy<C: ConnectionLike + Clone + 'static>(redis: &C) -> Result<Option<String>> {
     let evicting = |info: Info| info.get("maxmemory_policy").filter(|policy| policy.starts_with("allkeys-")).cloned();
     Ok(info(redis, "memory").await?.into_iter().find_map(evicting))
 }
 
 /// Looks at Redis.
-pub(crate) async fn redis<C: ConnectionLike + Clone>(redis: &C, families: &[Family]) -> Vec<Finding> {
+pub(crate) async fn redis<C: ConnectionLike + Clone + 'static>(redis: &C, families: &[Family]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let sections = async {
         let mut nodes = info(redis, "server").await?;
@@ -179,7 +179,7 @@ fn persistence(aof: bool, fsync: Option<&str>, snapshots: bool, families: &[Fami
 type Info = HashMap<String, String>;
 
 /// A section of INFO, of each node that answers.
-async fn info<C: ConnectionLike + Clone>(redis: &C, section: &str) -> Result<Vec<Info>> {
+async fn info<C: ConnectionLike + Clone + 'static>(redis: &C, section: &str) -> Result<Vec<Info>> {
     let mut command = ::redis::cmd("INFO");
     command.arg(section);
     let answer: Value = script::query(redis, &command).await?;
@@ -204,7 +204,7 @@ fn collect_texts(value: Value, texts: &mut Vec<String>) {
 }
 
 /// A setting that INFO does not show; `None` where the server does not show it either.
-async fn config<C: ConnectionLike + Clone>(redis: &C, name: &str) -> Option<String> {
+async fn config<C: ConnectionLike + Clone + 'static>(redis: &C, name: &str) -> Option<String> {
     let mut command = ::redis::cmd("CONFIG");
     command.arg("GET").arg(name);
     let mut found: HashMap<String, String> = script::query(redis, &command).await.ok()?;

@@ -377,7 +377,7 @@ where
 }
 
 impl Held {
-    fn partition<C: ConnectionLike + Clone>(&self, redis: &C) -> Partition<C> {
+    fn partition<C: ConnectionLike + Clone + 'static>(&self, redis: &C) -> Partition<C> {
         Partition::new(redis.clone(), &self.opened.registered.family, self.id.1)
     }
 

@@ -32,4 +32,9 @@ impl Keys {
     pub fn producers(&self) -> String {
         format!("{}producers", self.tag)
     }
+
+    /// String, for 10 s: what asks whether a connection resends.
+    pub fn probe(&self) -> String {
+        format!("{}probe", self.tag)
+    }
 }

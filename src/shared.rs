@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 
 use crate::buffered::Partition;
 use crate::family::Family;
+use crate::resend::ResendProbe;
 use crate::store::Registered;
 use crate::writer::Lanes;
 
@@ -17,6 +18,8 @@ use crate::writer::Lanes;
 #[derive(Debug)]
 pub struct Shared<C, S> {
     pub redis: C,
+    /// Whether the connection is safe to count with.
+    pub resend: ResendProbe,
     pub store: S,
     families: RwLock<BTreeMap<u64, Arc<Opened>>>,
     pub work: Work,
@@ -33,9 +36,9 @@ pub struct Opened {
     turn: AtomicU32,
 }
 
-impl<C: Clone + ConnectionLike, S> Shared<C, S> {
+impl<C: Clone + ConnectionLike + 'static, S> Shared<C, S> {
     pub fn new(redis: C, store: S) -> Self {
-        Shared { redis, store, families: RwLock::default(), work: Work::default() }
+        Shared { redis, resend: ResendProbe::default(), store, families: RwLock::default(), work: Work::default() }
     }
 
     /// The family, in use from now on; the same one as before if it is configured as before.

@@ -55,7 +55,7 @@ impl Lanes {
         patience: Duration,
     ) -> Result<(Vec<Added>, bool)>
     where
-        C: ConnectionLike + Clone,
+        C: ConnectionLike + Clone + 'static,
     {
         let deadline = Instant::now() + patience;
         let Ok(_permit) = timeout_at(deadline, self.permits.acquire()).await else {
@@ -125,7 +125,10 @@ impl Lanes {
 
 impl Lane {
     /// A new producer, known to Redis. Until it is, nothing was counted, so whatever happens can be tried again.
-    async fn register<C: ConnectionLike + Clone>(partition: &Partition<C>, deadline: Instant) -> Result<Self> {
+    async fn register<C: ConnectionLike + Clone + 'static>(
+        partition: &Partition<C>,
+        deadline: Instant,
+    ) -> Result<Self> {
         let producer = format!("{:016x}", random()?);
         let mut pause = Backoff::default();
         loop {
