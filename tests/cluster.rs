@@ -3,9 +3,10 @@
 
 mod support;
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use counterfoil::{Counterfoil, Counters, Durability, MysqlStore, Script};
+use counterfoil::{Counterfoil, Counters, Durability, ErrorKind, MysqlStore, Script, cluster_settings};
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use sqlx::MySqlPool;
@@ -29,12 +30,8 @@ struct Rig {
 impl Rig {
     async fn start(options: RedisOptions, durability: Durability) -> Self {
         let (cluster, pool) = tokio::join!(RedisCluster::start(options), database());
-        let client = ClusterClient::builder(cluster.urls())
-            .retries(0)
-            .connection_timeout(Duration::from_secs(1))
-            .response_timeout(Duration::from_secs(1))
-            .overall_response_timeout(Some(Duration::from_secs(2)));
-        let redis = client.build().unwrap().get_async_connection().await.unwrap();
+        let client = cluster_settings(ClusterClient::builder(cluster.urls())).build().unwrap();
+        let redis = client.get_async_connection().await.unwrap();
         let counterfoil = Counterfoil::new(redis, MysqlStore::new(pool.clone()));
         let views = family("views").partitions(PARTITIONS).durability(durability).build().unwrap();
         // longer than any of the troubles
@@ -80,9 +77,18 @@ async fn pause(ms: u64) {
 async fn the_main_path() {
     let options = RedisOptions::volatile().arg("cluster-node-timeout", NO_FAILOVER);
     let rig = Rig::start(options, Durability::Immediate).await;
+    let mut used = HashSet::new();
     for slot in rig.slots().await {
-        println!("a partition is on node {}", rig.cluster.primary_of_slot(slot).await);
+        used.insert(rig.cluster.primary_of_slot(slot).await);
     }
+    assert_eq!(used.len(), 3, "partitions lie on the nodes {used:?} only");
+
+    // a client with its own retries, as it comes
+    let client = ClusterClient::new(rig.cluster.urls()).unwrap();
+    let resending = Counterfoil::new(client.get_async_connection().await.unwrap(), MysqlStore::new(rig.pool.clone()));
+    let refused = resending.open(rig.views.family().clone()).await.err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Unsafe);
+
     let ids: Vec<_> = (0..200).map(|number| format!("page/{number:03}")).collect();
     for round in 1..=2 {
         for id in &ids {
@@ -129,8 +135,11 @@ async fn slots_move_key_by_key() {
         .await;
     let reckoning = rig.reckoning(&hits).await;
     reckoning.is_exact();
-    // a slot is never half moved for as long as a caller waits
+    // a slot is never half moved for as long as a caller waits, but callers had to wait
     assert_eq!((reckoning.refused, reckoning.unknown), (0, 0));
+    let waited = hits.iter().filter(|hit| hit.told - hit.asked > Duration::from_millis(40)).count();
+    println!("{waited} calls waited for a key that was moved");
+    assert!(waited > 10, "{waited} calls waited for a key that was moved");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

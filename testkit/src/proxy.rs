@@ -193,7 +193,8 @@ async fn listen(listener: UnixListener, target: Target, network: Arc<Network>) {
     loop {
         let (client, _) =
             listener.accept().await.unwrap_or_else(|e| panic!("the proxy cannot accept connections: {e}"));
-        clear(&mut weather).await;
+        // new ones are let through in either case
+        let _ = weather.wait_for(|weather| !weather.black_hole).await;
         connections.spawn(connect(client, target.clone(), network.clone()));
         // those that are over
         while connections.try_join_next().is_some() {}
@@ -218,7 +219,6 @@ async fn forward(
     let mut weather = network.weather.subscribe();
     let closed = weather.borrow_and_update().closed;
     tokio::select! {
-        biased; // before a black hole's end is heard of by the others
         _ = weather.wait_for(|weather| weather.closed > closed) => Ok(()),
         ended = network.pump(Way::Requests, from_client, to_server) => ended,
         ended = network.pump(Way::Replies, from_server, to_client) => ended,
@@ -233,6 +233,7 @@ impl Network {
         mut to: impl AsyncWrite + Unpin,
     ) -> io::Result<()> {
         let mut weather = self.weather.subscribe();
+        let closed = weather.borrow().closed;
         let mut buffer = vec![0; 64 * 1024];
         loop {
             let length = from.read(&mut buffer).await?;
@@ -242,7 +243,7 @@ impl Network {
                 tokio::time::sleep(delay).await;
             }
             // also the news that the other side is gone has to get through
-            clear(&mut weather).await;
+            clear(&mut weather, closed).await?;
             if length == 0 {
                 return Ok(());
             }
@@ -283,8 +284,11 @@ impl Network {
     }
 }
 
-/// Waits for the end of a black hole.
-async fn clear(weather: &mut watch::Receiver<Weather>) {
-    // the sender lives as long as the network, which the caller has
-    let _ = weather.wait_for(|weather| !weather.black_hole).await;
+/// Waits for the end of a black hole, which is an error to what was to be lost in it.
+async fn clear(weather: &mut watch::Receiver<Weather>, closed: u64) -> io::Result<()> {
+    let is_over = |weather: &Weather| !weather.black_hole || weather.closed > closed;
+    match weather.wait_for(is_over).await {
+        Ok(weather) if weather.closed == closed => Ok(()),
+        _ => Err(io::ErrorKind::ConnectionReset.into()),
+    }
 }

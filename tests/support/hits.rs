@@ -25,6 +25,8 @@ pub struct Hit {
     pub asked: Instant,
     pub told: Instant,
     pub outcome: Outcome,
+    /// What an exact read said later, if there was one and it succeeded.
+    pub read: Option<i64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +48,7 @@ impl Hits {
         for _ in 0..WRITERS {
             let (counters, stop, next) = (counters.clone(), stop.clone(), next.clone());
             writers.spawn(async move {
-                let mut hits = Vec::new();
+                let mut hits: Vec<Hit> = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
                     let id = format!("hit/{}", next.fetch_add(1, Ordering::Relaxed));
                     let asked = Instant::now();
@@ -60,7 +62,13 @@ impl Hits {
                         Err(error) if error.outcome_unknown() => Outcome::Unknown,
                         Err(error) => panic!("{error}"),
                     };
-                    hits.push(Hit { id, asked, told: Instant::now(), outcome });
+                    hits.push(Hit { id, asked, told: Instant::now(), outcome, read: None });
+                    // one that may be on its way to the database by now
+                    if let Some(earlier) = hits.len().checked_sub(20)
+                        && hits.len().is_multiple_of(5)
+                    {
+                        hits[earlier].read = counters.get(&hits[earlier].id).await.ok();
+                    }
                     // so many that the database is not what the test waits for
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
@@ -91,6 +99,9 @@ pub struct Reckoning {
     pub lost: Vec<Hit>,
     /// Counted more than once.
     pub doubled: Vec<Hit>,
+    pub read: usize,
+    /// Acknowledged, and read as something else than 1.
+    pub misread: Vec<Hit>,
 }
 
 impl Reckoning {
@@ -106,6 +117,10 @@ impl Reckoning {
                 Outcome::Unknown => reckoning.unknown += 1,
                 Outcome::Refused(_) => reckoning.refused += 1,
             }
+            reckoning.read += usize::from(hit.read.is_some());
+            if hit.outcome == Outcome::Acknowledged && hit.read.is_some_and(|read| read != 1) {
+                reckoning.misread.push(hit.clone());
+            }
             match &hit.outcome {
                 _ if value > 1 => reckoning.doubled.push(hit.clone()),
                 Outcome::Acknowledged if value == 0 => reckoning.lost.push(hit.clone()),
@@ -115,21 +130,28 @@ impl Reckoning {
             }
         }
         println!(
-            "{} hits acknowledged, {} refused, {} unknown of which {} were counted; {} lost, {} doubled",
+            "{} hits acknowledged, {} refused, {} unknown of which {} were counted; {} lost, {} doubled; {} of {} misread",
             reckoning.acknowledged,
             reckoning.refused,
             reckoning.unknown,
             reckoning.unknown_counted,
             reckoning.lost.len(),
             reckoning.doubled.len(),
+            reckoning.misread.len(),
+            reckoning.read,
         );
         reckoning
     }
 
     /// Everything is as it was said to be.
     pub fn is_exact(&self) {
-        assert!(self.acknowledged > 100, "nothing was tried: {} hits", self.acknowledged);
-        let wrong = [("lost", &self.lost), ("doubled", &self.doubled), ("refused and counted", &self.refused_counted)];
+        assert!(self.acknowledged > 100 && self.read > 10, "little was tried: {self:?}");
+        let wrong = [
+            ("lost", &self.lost),
+            ("doubled", &self.doubled),
+            ("misread", &self.misread),
+            ("refused and counted", &self.refused_counted),
+        ];
         for (what, hits) in wrong {
             assert!(hits.is_empty(), "{} hits {what}: {:?}", hits.len(), &hits[..hits.len().min(5)]);
         }
