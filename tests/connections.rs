@@ -4,13 +4,19 @@
 mod support;
 
 use std::os::unix::fs::symlink;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use counterfoil::{Added, Counterfoil, Counters, ErrorKind, Family, MysqlStore, Primary, Severity, cluster_settings};
+use counterfoil::test_hooks::{Cut, FetchReply, Partition, RotateReply};
+use counterfoil::{
+    Added, Counterfoil, Counters, ErrorKind, Family, Incarnation, MysqlStore, Primary, Severity, cluster_settings,
+};
 use futures_util::future::join_all;
-use redis::aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig};
+use redis::aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig, MultiplexedConnection};
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
+use redis::{Cmd, Pipeline, RedisFuture, Value};
 use support::{Pair, eventually, family};
 use testkit::{RedisCluster, RedisOptions, RedisServer, Sentinel};
 
@@ -280,6 +286,54 @@ async fn a_name_moves_with_a_failover() {
     let manager = manager.await;
     eprintln!("counting again: primary {ours:?}, manager {manager:?}");
     assert!(ours.max(manager) < Duration::from_secs(2));
+}
+
+/// Goes to one server for so many commands, and then to another one.
+#[derive(Clone)]
+struct Moving {
+    servers: [MultiplexedConnection; 2],
+    left: Arc<AtomicUsize>,
+}
+
+impl ConnectionLike for Moving {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        self.servers[usize::from(left.is_err())].req_packed_command(command)
+    }
+
+    fn req_packed_commands<'a>(&'a mut self, _: &'a Pipeline, _: usize, _: usize) -> RedisFuture<'a, Vec<Value>> {
+        unimplemented!("counterfoil sends single calls")
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+#[tokio::test]
+async fn a_failover_between_two_pages_of_a_batch_loses_none_of_it() {
+    let (first, second) = two().await;
+    let servers = [&first, &second].map(|server| async { server.client().get_multiplexed_async_connection().await });
+    let [one, two] = servers;
+    let moving = Moving { servers: [one.await.unwrap(), two.await.unwrap()], left: Arc::new(AtomicUsize::new(1000)) };
+    let family = family("views").partitions(1).build().unwrap();
+    let partition = Partition::new(moving.clone(), &family, 0);
+    let ids: Vec<_> = (0..2000).map(|number| format!("page/{number}")).collect();
+    let pairs: Vec<_> = ids.iter().map(|id| (id.as_str(), 1)).collect();
+    partition.add(&family, None, &pairs).await.unwrap();
+    let RotateReply::Batch(batch) = partition.rotate(Incarnation(1), None, Cut::Now).await.unwrap() else {
+        panic!("there is a batch")
+    };
+    eventually("the replica has it", async || second.run::<u64>("EXISTS cf1:{test/views/0}:batch").await.unwrap() > 0)
+        .await;
+    let _: () = second.run("REPLICAOF NO ONE").await.unwrap();
+    for calls in 1..10 {
+        moving.left.store(calls, Ordering::Relaxed);
+        match partition.fetch(&batch, Duration::ZERO, 100).await.unwrap() {
+            FetchReply::Deltas(deltas) => assert_eq!(deltas.len(), 2000, "after {calls} calls"),
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 #[tokio::test]
