@@ -32,9 +32,6 @@ impl RedisCluster {
             ("cluster-enabled", "yes"),
             ("cluster-node-timeout", "1500"),
             ("cluster-replica-validity-factor", "0"),
-            ("repl-diskless-sync", "yes"),
-            ("repl-diskless-sync-delay", "0"),
-            ("repl-ping-replica-period", "1"),
         ];
         if major_version() >= 7 {
             // a primary left without slots stays what it is
@@ -143,6 +140,8 @@ impl RedisCluster {
     ///
     /// Where it does not happen, for instance because its primary is down.
     pub async fn failover(&self, replica: usize) {
+        // the primary takes no notice of a replica of which it has not heard yet
+        self.wait_until_ok().await;
         self.tell(replica, "CLUSTER FAILOVER").await;
         self.wait_promoted(replica).await;
     }
@@ -156,8 +155,8 @@ impl RedisCluster {
         until("a promoted replica", async || self.is_promoted(replica).await).await;
     }
 
-    /// Returns when all nodes that are up take the cluster for working, agree on who has which slot, and replicas have
-    /// caught up.
+    /// Returns when all nodes that are up take the cluster for working, agree on who has which slot and who follows whom,
+    /// and replicas are linked to their primaries.
     ///
     /// # Panics
     ///
@@ -168,7 +167,7 @@ impl RedisCluster {
 
     async fn is_ok(&self) -> bool {
         let views = self.views().await;
-        let agree = views.windows(2).all(|pair| pair[0].slots() == pair[1].slots());
+        let agree = views.windows(2).all(|pair| pair[0].roles() == pair[1].roles());
         if !agree {
             return false;
         }

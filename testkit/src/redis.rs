@@ -85,6 +85,9 @@ impl RedisServer {
             // The persistence that a test asks for and nothing beside it.
             ("save", String::new()),
             ("auto-aof-rewrite-percentage", "0".to_owned()),
+            // Without the file in between, Redis 7 waits for further replicas first, and may leave a replica that is
+            // linked without the writes of a second.
+            ("repl-diskless-sync", "no".to_owned()),
         ];
         if major_version() >= 7 {
             settings.push(("enable-debug-command", "yes".to_owned()));

@@ -36,10 +36,9 @@ impl View {
         self.members.iter().find(|member| member.is_own).expect("a node knows itself")
     }
 
-    /// Who has which slots.
-    pub fn slots(&self) -> BTreeMap<&str, &[RangeInclusive<u16>]> {
-        let with_slots = self.members.iter().filter(|member| !member.slots.is_empty());
-        with_slots.map(|member| (&*member.id, &*member.slots)).collect()
+    /// Whom each node follows, and which slots it has.
+    pub fn roles(&self) -> BTreeMap<&str, (Option<&str>, &[RangeInclusive<u16>])> {
+        self.members.iter().map(|member| (&*member.id, (member.primary.as_deref(), &*member.slots))).collect()
     }
 }
 
