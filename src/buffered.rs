@@ -230,6 +230,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         // HSCAN may hand an id out twice
         let mut deltas = HashMap::new();
         let mut cursor = "0".to_owned();
+        let mut passes = 3;
         loop {
             let args = [
                 batch.incarnation.to_string(),
@@ -254,9 +255,19 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
                     .map_err(|_| Error::corrupt(format!("{}: {id:?} has the delta {delta:?}", self.keys.batch())))?;
                 deltas.insert(id, delta);
             }
-            if cursor == "0" {
+            if cursor != "0" {
+                continue;
+            }
+            if deltas.len() as u64 == batch.ids {
                 return Ok(FetchReply::Deltas(deltas.into_iter().collect()));
             }
+            // A cursor means nothing to another server: each hashes in its own way. After a restart, a failover or a
+            // slot's move between two pages ids are missing.
+            if passes == 0 {
+                let message = format!("{} of {} ids of {} came", deltas.len(), batch.ids, self.keys.batch());
+                return Err(Error::new(ErrorKind::Redis, message));
+            }
+            passes -= 1;
         }
     }
 

@@ -64,8 +64,8 @@ impl Counterfoil<ClusterConnection, MysqlStore> {
 ///
 /// - No retries: the redis crate repeats a call by default 16 times, without the mark that makes a repeat safe. A
 ///   connection that does is refused. counterfoil repeats by itself what Redis refused or left unanswered.
-/// - A limit for connecting (1 s), for each answer and for the whole of a call (2 s each); by default a node that is
-///   silent is waited for without end.
+/// - Limits for connecting, for each answer and for the whole of a call, of 1 s each. By default an answer is waited for
+///   without end, and a node that is silent can hold up all others while the connection asks for the slots again.
 /// - `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT`, so that a machine that is gone is noticed within seconds.
 ///
 /// ```
@@ -78,11 +78,12 @@ impl Counterfoil<ClusterConnection, MysqlStore> {
 /// ```
 #[cfg(feature = "cluster")]
 pub fn cluster_settings(builder: ClusterClientBuilder) -> ClusterClientBuilder {
+    const LIMIT: Duration = Duration::from_secs(1);
     builder
         .retries(0)
-        .connection_timeout(crate::primary::CONNECTION)
-        .response_timeout(crate::primary::RESPONSE)
-        .overall_response_timeout(Some(crate::primary::RESPONSE))
+        .connection_timeout(LIMIT)
+        .response_timeout(LIMIT)
+        .overall_response_timeout(Some(LIMIT))
         .tcp_settings(crate::primary::tcp_settings())
 }
 

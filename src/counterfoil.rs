@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use redis::aio::ConnectionLike;
 
-use crate::check::{self, Finding};
+use crate::check::{self, Finding, Severity};
 use crate::counters::Counters;
 use crate::error::{ErrorKind, Result};
 use crate::family::Family;
@@ -81,6 +81,13 @@ where
     pub async fn check(&self) -> Vec<Finding> {
         let families: Vec<_> = self.shared.opened().iter().map(|opened| opened.registered.family.clone()).collect();
         let mut findings = check::redis(&self.shared.redis, &families).await;
+        if let Some(family) = families.first()
+            && let Err(error) = self.shared.resend.refuse(&self.shared.redis, family).await
+            && error.kind() == ErrorKind::Unsafe
+        {
+            let advice = "Let Counterfoil::connect or connect_cluster make the connection.";
+            findings.push(Finding::new(Severity::Error, "redis connection", error.to_string(), advice));
+        }
         findings.extend(self.shared.store.check(&families).await);
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         findings

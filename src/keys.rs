@@ -33,8 +33,8 @@ impl Keys {
         format!("{}producers", self.tag)
     }
 
-    /// String, for 10 s: what asks whether a connection resends.
-    pub fn probe(&self) -> String {
-        format!("{}probe", self.tag)
+    /// String, for 10 s: what asks whether a connection resends, by a number of its own.
+    pub fn probe(&self, number: u64) -> String {
+        format!("{}probe-{number:016x}", self.tag)
     }
 }

@@ -1,11 +1,12 @@
 //! One command over any connection of the redis crate: what each kind of them is known to do, and what a failure means.
 
 use std::any::TypeId;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
 use redis::{Cmd, RedisError, RedisResult, ServerErrorKind, Value};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::primary::Primary;
 
@@ -22,11 +23,10 @@ pub async fn send<C: ConnectionLike + Clone + 'static>(redis: &C, command: &Cmd)
         Ok(answer) => answer.and_then(Value::extract_error),
         Err(elapsed) => Err(std::io::Error::from(elapsed).into()),
     };
-    if let Err(error) = &answer
-        && is::<C, ConnectionManager>()
-        && is_demoted(error)
-    {
-        leave(&mut redis).await;
+    match &answer {
+        Err(error) if is::<C, ConnectionManager>() && is_demoted(error) => leave(&mut redis).await,
+        Err(error) if !sends_once::<C>() && error.is_timeout() => look_around(&mut redis).await,
+        _ => {}
     }
     answer
 }
@@ -72,4 +72,21 @@ async fn leave(redis: &mut (impl ConnectionLike + Clone)) {
     for command in ["QUIT", "PING"] {
         let _ = timeout(Duration::from_secs(1), redis.req_packed_command(&redis::cmd(command))).await;
     }
+}
+
+/// A cluster connection stays with a node that is silent even when the cluster has replaced it: it asks who has which
+/// slot only where a connection breaks or a node says MOVED. So a node is made to say so, at most once a second.
+async fn look_around(redis: &mut impl ConnectionLike) {
+    static LAST: Mutex<Option<Instant>> = Mutex::new(None);
+    {
+        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_some_and(|last| last.elapsed() < Duration::from_secs(1)) {
+            return;
+        }
+        *last = Some(Instant::now());
+    }
+    tracing::warn!("a node does not answer: the cluster is asked who has its slots");
+    let mut command = redis::cmd("EVAL");
+    command.arg("return redis.error_reply('MOVED counterfoil asks for the slots')").arg(0);
+    let _ = timeout(Duration::from_secs(1), redis.req_packed_command(&command)).await;
 }

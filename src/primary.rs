@@ -21,9 +21,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::link;
 
 /// How long a call waits for its answer.
-pub(crate) const RESPONSE: Duration = Duration::from_secs(2);
+const RESPONSE: Duration = Duration::from_secs(2);
 /// How long a node is waited for that is connected to.
-pub(crate) const CONNECTION: Duration = Duration::from_secs(1);
+const CONNECTION: Duration = Duration::from_secs(1);
 /// How long it may take in all to find the primary and to connect to it.
 const SEARCH: Duration = Duration::from_secs(5);
 

@@ -2,9 +2,9 @@
 //!
 //! The fence against counting twice is above the connection: a call whose reply was lost is sent again, marked as a
 //! repeat, and answered DUP or UNKNOWN. A client that resends on its own account takes the mark away, so that a Redis
-//! that lost its memory in between counts the hit again. And it answers with the last attempt only: one that was executed and
-//! whose reply was lost, followed by one that a cluster refused (CLUSTERDOWN, TRYAGAIN), looks like a call that was
-//! surely not executed.
+//! that lost its memory in between counts the hit again. And it answers with the last attempt only: one that was
+//! executed and whose reply was lost, followed by one that a cluster refused (CLUSTERDOWN, TRYAGAIN), looks like a call
+//! that was surely not executed, which a caller may make again.
 
 use redis::aio::ConnectionLike;
 use tokio::sync::OnceCell;
@@ -18,8 +18,7 @@ use crate::script;
 
 /// Refuses the call that it sees first, with an error that a cluster client resends at once.
 const PROBE: &str = "\
-if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) return 'RESENT' end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', 10000)
+if not redis.call('SET', KEYS[1], '', 'NX', 'PX', 10000) then return 'RESENT' end
 return redis.error_reply('MOVED counterfoil asks whether this client resends by itself')";
 
 /// What is known of a pair's connection: asked once.
@@ -28,7 +27,7 @@ pub struct ResendProbe(OnceCell<()>);
 
 impl ResendProbe {
     /// Returns at once where the connection is known not to resend. It has to be asked before the first producer
-    /// of the pair is registered, and asks Redis, with a key of the family's that lasts for 10 s, only until it knows.
+    /// of the pair is registered, and asks Redis, by a key of the family's that lasts for 10 s, only until it knows.
     ///
     /// # Errors
     /// [`Unsafe`](ErrorKind::Unsafe) for a connection that resends; [`Redis`](ErrorKind::Redis) where nobody answers.
@@ -44,8 +43,8 @@ impl ResendProbe {
 }
 
 async fn ask<C: ConnectionLike + Clone + 'static>(redis: &C, family: &Family) -> Result<()> {
-    let key = Keys::new(family, 0).probe();
-    let error = match script::eval(redis, PROBE, &[key], &[random()?.to_string()]).await {
+    let key = Keys::new(family, 0).probe(random()?);
+    let error = match script::eval(redis, PROBE, &[key], &[""; 0]).await {
         Ok(_) => {
             return Err(Error::new(
                 ErrorKind::Unsafe,

@@ -129,6 +129,12 @@ return redis.call(unpack(words))";
     T::from_redis_value(value).map_err(|error| Error::corrupt(format!("the answer of {verb}")).with_source(error))
 }
 
+/// Whether a call was refused because its keys lie in several slots of a cluster.
+pub fn crosses_slots(error: &Error) -> bool {
+    let below = std::error::Error::source(error).and_then(|below| below.downcast_ref::<RedisError>());
+    below.is_some_and(|error| error.kind() == redis::ErrorKind::Server(ServerErrorKind::CrossSlot))
+}
+
 /// A plain reading command, for which it does not matter how often it is executed, nor where.
 pub async fn query<C, T>(redis: &C, command: &Cmd) -> Result<T>
 where

@@ -1,187 +1,374 @@
-//! The connections that an application can hand in: which are refused, what their failures mean, and how they come back.
+//! The connections that an application can hand in: which are refused, what they are asked, and how they come back.
 #![allow(missing_docs)]
 
 mod support;
 
-use std::net::TcpListener;
+use std::os::unix::fs::symlink;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use counterfoil::{Added, Counterfoil, ErrorKind, MysqlStore, cluster_settings};
-use redis::cluster::ClusterClient;
+use counterfoil::test_hooks::{Cut, FetchReply, Partition, RotateReply};
+use counterfoil::{
+    Added, Counterfoil, Counters, ErrorKind, Family, Incarnation, MysqlStore, Primary, Severity, cluster_settings,
+};
+use futures_util::future::join_all;
+use redis::aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig, MultiplexedConnection};
+use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
-use redis::{Value, cmd};
+use redis::{Cmd, Pipeline, RedisFuture, Value};
 use support::{Pair, eventually, family};
-use testkit::{RedisOptions, RedisServer};
+use testkit::{RedisCluster, RedisOptions, RedisServer, Sentinel};
 
-/// A server that listens on a port, too.
-struct Node {
-    server: RedisServer,
-    port: u16,
-    bus: u16,
+const OWN: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
+
+fn builder(cluster: &RedisCluster) -> ClusterClientBuilder {
+    ClusterClient::builder(cluster.urls())
 }
 
-impl Node {
-    async fn start(options: RedisOptions) -> Node {
-        let (port, bus) = (free_port(), 0);
-        let options = options.arg("port", port.to_string()).arg("bind", "127.0.0.1");
-        Node { server: RedisServer::start(options).await, port, bus }
-    }
-
-    fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
-    }
-
-    async fn ask<T: redis::FromRedisValue>(&self, words: &str) -> T {
-        let mut redis = self.server.client().get_multiplexed_async_connection().await.unwrap();
-        let mut words = words.split_whitespace();
-        let mut command = cmd(words.next().unwrap());
-        words.for_each(|word| {
-            command.arg(word);
-        });
-        command.query_async(&mut redis).await.unwrap_or_else(|error| panic!("{command:?}: {error}"))
-    }
+async fn connect(cluster: &RedisCluster) -> ClusterConnection {
+    cluster_settings(builder(cluster)).build().unwrap().get_async_connection().await.unwrap()
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-/// Primaries, each with so many replicas.
-struct Cluster {
-    primaries: Vec<Node>,
-    replicas: Vec<Node>,
-}
-
-impl Cluster {
-    async fn start(primaries: usize, replicas: usize) -> Cluster {
-        let mut cluster = Cluster { primaries: Vec::new(), replicas: Vec::new() };
-        for number in 0..primaries + replicas {
-            let free = free_port();
-            let options = RedisOptions::volatile()
-                .arg("cluster-enabled", "yes")
-                .arg("cluster-node-timeout", "1000")
-                .arg("cluster-replica-validity-factor", "0")
-                .arg("repl-diskless-sync-delay", "0")
-                .arg("cluster-port", free.to_string());
-            let node = Node { bus: free, ..Node::start(options).await };
-            if number < primaries { cluster.primaries.push(node) } else { cluster.replicas.push(node) }
-        }
-        for (number, node) in cluster.primaries.iter().enumerate() {
-            let (from, to) = (16384 * number / primaries, 16384 * (number + 1) / primaries - 1);
-            let _: () = node.ask(&format!("CLUSTER ADDSLOTSRANGE {from} {to}")).await;
-            let _: () = node.ask(&format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1)).await;
-        }
-        let first = &cluster.primaries[0];
-        for node in cluster.nodes().skip(1) {
-            let _: () = node.ask(&format!("CLUSTER MEET 127.0.0.1 {} {}", first.port, first.bus)).await;
-        }
-        for node in cluster.nodes() {
-            let known = async || node.ask::<String>("CLUSTER NODES").await.lines().count() == primaries + replicas;
-            eventually("all nodes know each other", known).await;
-        }
-        for (number, node) in cluster.replicas.iter().enumerate() {
-            let id: String = cluster.primaries[number % primaries].ask("CLUSTER MYID").await;
-            let _: () = node.ask(&format!("CLUSTER REPLICATE {id}")).await;
-        }
-        cluster.settled().await;
-        cluster
-    }
-
-    async fn settled(&self) {
-        for node in self.nodes() {
-            eventually("the cluster is up", async || {
-                node.ask::<String>("CLUSTER INFO").await.contains("cluster_state:ok")
-            })
-            .await;
-        }
-        for node in &self.replicas {
-            eventually("a replica is in step", async || {
-                node.ask::<String>("INFO replication").await.contains("master_link_status:up")
-            })
-            .await;
-        }
-    }
-
-    fn nodes(&self) -> impl Iterator<Item = &Node> {
-        self.primaries.iter().chain(&self.replicas)
-    }
-
-    fn builder(&self) -> redis::cluster::ClusterClientBuilder {
-        ClusterClient::builder(self.nodes().map(Node::url))
-    }
-
-    async fn connect(&self) -> ClusterConnection {
-        cluster_settings(self.builder()).build().unwrap().get_async_connection().await.unwrap()
-    }
-}
-
-async fn on(redis: ClusterConnection, pair: &Pair) -> Counterfoil<ClusterConnection> {
+fn pair_of<C>(redis: C, pair: &Pair) -> Counterfoil<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
     Counterfoil::new(redis, MysqlStore::new(pair.pool.clone()))
+}
+
+/// Counts a hit, again and again, until one is counted; answers how long that took and how many are counted.
+async fn count_until_counted<C>(counters: &Counters<C>, id: &str) -> (Duration, i64)
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    let started = Instant::now();
+    loop {
+        match counters.add(id, 1).await {
+            Ok(Added::Counted { .. }) => return (started.elapsed(), 1),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => {
+                eprintln!("{:?}: {error:?}", started.elapsed());
+                assert!(started.elapsed() < Duration::from_secs(40), "{error}");
+            }
+        }
+    }
 }
 
 #[tokio::test]
 async fn a_client_that_resends_is_refused() {
-    let (cluster, pair) = (Cluster::start(3, 0).await, Pair::new().await);
+    let (cluster, pair) = (RedisCluster::start(RedisOptions::volatile()).await, Pair::new().await);
     let views = || family("views").build().unwrap();
-    let resending = cluster.builder().build().unwrap().get_async_connection().await.unwrap();
-    let started = Instant::now();
-    let error = on(resending, &pair).await.open(views()).await.err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Unsafe);
-    assert!(error.to_string().contains("retries(0)"), "{error}");
-    eprintln!("refused after {:?}", started.elapsed());
-    let once = cluster.builder().retries(1).response_timeout(Duration::from_secs(1)).build().unwrap();
-    let error = on(once.get_async_connection().await.unwrap(), &pair).await.open(views()).await.err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Unsafe);
-    let started = Instant::now();
-    let counterfoil = on(cluster.connect().await, &pair).await;
+    for resending in [builder(&cluster), cluster_settings(builder(&cluster)).retries(1)] {
+        let redis = resending.build().unwrap().get_async_connection().await.unwrap();
+        let started = Instant::now();
+        let error = pair_of(redis, &pair).open(views()).await.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unsafe);
+        assert!(error.to_string().contains("retries(0)"), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    }
+    let counterfoil = pair_of(connect(&cluster).await, &pair);
     let views = counterfoil.open(views()).await.unwrap();
-    eprintln!("taken after {:?}", started.elapsed());
     for number in 0..20 {
         assert_eq!(views.add(&format!("page/{number}"), 1).await.unwrap(), Added::Counted { pending: 1 });
     }
     counterfoil.drain().await.unwrap();
-    assert_eq!(pair.number("SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values").await, 20);
+    assert_eq!(pair.number(OWN).await, 20);
 }
 
-/// Facts about the redis crate that the crate rests on.
 #[tokio::test]
-async fn facts() {
-    let cluster = Cluster::start(3, 3).await;
-    let mut redis = cluster.connect().await;
-    let script = |text: &str| {
-        let mut command = cmd("EVAL");
-        command.arg(text).arg(1).arg("{a}x");
-        command
+async fn a_cluster_is_looked_at_node_by_node() {
+    let (cluster, pair) = (RedisCluster::start(RedisOptions::aof("everysec")).await, Pair::new().await);
+    let counterfoil = pair_of(connect(&cluster).await, &pair);
+    let _ = counterfoil.open(Family::buffered("shop", "views").build().unwrap()).await.unwrap();
+    let findings = counterfoil.check().await;
+    assert!(findings.iter().all(|finding| finding.severity < Severity::Error), "{findings:?}");
+    let persistence = findings.iter().filter(|finding| finding.subject.ends_with("persistence")).count();
+    assert_eq!(persistence, 3, "{findings:?}");
+    // one of them goes its own way
+    let other = cluster.node(1);
+    let _: () = other.run("CONFIG SET maxmemory-policy allkeys-lru").await.unwrap();
+    let _: () = other.run("CONFIG SET appendfsync no").await.unwrap();
+    let findings = counterfoil.check().await;
+    let bad: Vec<_> = findings.iter().filter(|finding| finding.severity == Severity::Error).collect();
+    assert_eq!(bad.len(), 2, "{findings:?}");
+    assert!(bad.iter().all(|finding| finding.subject.contains(&format!("127.0.0.1:{}", other.port()))), "{bad:?}");
+    let error = counterfoil.reconciler().start().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsafe);
+    // a connection that would see a third of it
+    let alone = pair_of(cluster.node(0).manager().await, &pair);
+    let findings = alone.check().await;
+    assert!(findings.iter().any(|finding| finding.subject == "redis cluster"), "{findings:?}");
+    let _: () = other.run("CONFIG SET maxmemory-policy noeviction").await.unwrap();
+    let resending = builder(&cluster).build().unwrap().get_async_connection().await.unwrap();
+    let counterfoil = pair_of(resending, &pair);
+    assert!(counterfoil.open(Family::buffered("shop", "views").build().unwrap()).await.is_err());
+}
+
+#[tokio::test]
+async fn a_drain_does_not_overlook_a_node_that_is_away() {
+    let options = RedisOptions::aof("always").arg("cluster-require-full-coverage", "no");
+    let (cluster, pair) = (RedisCluster::start(options).await, Pair::new().await);
+    let counterfoil = pair_of(connect(&cluster).await, &pair);
+    let views = counterfoil.open(family("views").partitions(12).build().unwrap()).await.unwrap();
+    // the only hit that is pending lies on the first node
+    let mut number = 0;
+    while cluster.node(0).run::<Vec<String>>("KEYS *:buffer").await.unwrap().is_empty() {
+        counterfoil.drain().await.unwrap();
+        number += 1;
+        let _ = views.add(&format!("page/{number}"), 1).await.unwrap();
+    }
+    let replica = cluster.replica_of(0).await;
+    cluster.node(replica).kill();
+    cluster.node(0).kill();
+    let away = views.clone().write_timeout(Duration::from_secs(1));
+    let error = away.add(&format!("page/{number}"), 0).await.unwrap_err();
+    assert!(error.is_retryable() || error.outcome_unknown(), "{error}");
+    let drain = tokio::spawn({
+        let counterfoil = counterfoil.clone();
+        async move { counterfoil.drain().await }
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!drain.is_finished(), "the hit is not in the database");
+    cluster.node(0).start_again().await;
+    drain.await.unwrap().unwrap();
+    assert_eq!(pair.number(OWN).await, number);
+}
+
+#[tokio::test]
+async fn scripts_come_back_while_a_replica_is_away() {
+    let (cluster, pair) = (RedisCluster::start(RedisOptions::volatile()).await, Pair::new().await);
+    let counterfoil = pair_of(connect(&cluster).await, &pair);
+    let views = counterfoil.open(family("views").partitions(12).build().unwrap()).await.unwrap();
+    cluster.node(3).kill();
+    for number in 0..50 {
+        if number % 10 == 0 {
+            for primary in 0..3 {
+                let _: () = cluster.node(primary).run("SCRIPT FLUSH").await.unwrap();
+            }
+        }
+        let _ = views.add(&format!("page/{number}"), 1).await.unwrap();
+    }
+    counterfoil.drain().await.unwrap();
+    assert_eq!(pair.number(OWN).await, 50);
+}
+
+#[tokio::test]
+async fn a_slot_that_moves_holds_calls_up_and_loses_nothing() {
+    let (cluster, pair) = (RedisCluster::start(RedisOptions::volatile()).await, Pair::new().await);
+    let counterfoil = pair_of(connect(&cluster).await, &pair);
+    let views = counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap();
+    let _ = views.add("page", 1).await.unwrap();
+    let slot: u16 = cluster.node(0).run("CLUSTER KEYSLOT cf1:{test/views/0}:meta").await.unwrap();
+    let load = tokio::spawn({
+        let views = views.clone();
+        async move {
+            let (mut counted, mut slowest, started) = (0, Duration::ZERO, Instant::now());
+            while started.elapsed() < Duration::from_secs(4) {
+                let (took, hits) = count_until_counted(&views, "page").await;
+                (counted, slowest) = (counted + hits, slowest.max(took));
+            }
+            (counted, slowest)
+        }
+    });
+    let from = cluster.primary_of_slot(slot).await;
+    for to in [(from + 1) % 3, (from + 2) % 3, from] {
+        cluster.move_slots(slot..=slot, to, Duration::from_millis(300)).await;
+    }
+    let (counted, slowest) = load.await.unwrap();
+    eprintln!("{counted} hits while a slot moved three times, the slowest took {slowest:?}");
+    counterfoil.drain().await.unwrap();
+    assert_eq!(pair.number(OWN).await, counted + 1);
+}
+
+#[tokio::test]
+async fn a_primary_that_is_silent_is_replaced() {
+    let (cluster, pair) = (RedisCluster::start(RedisOptions::volatile()).await, Pair::new().await);
+    let counterfoil = pair_of(connect(&cluster).await, &pair);
+    let views = counterfoil.open(family("views").partitions(12).build().unwrap()).await.unwrap();
+    for number in 0..50 {
+        let _ = views.add(&format!("page/{number}"), 1).await.unwrap();
+    }
+    let (replica, paused) = (cluster.replica_of(0).await, Instant::now());
+    cluster.node(0).pause();
+    let ids: Vec<_> = (0..50).map(|number| format!("page/{number}")).collect();
+    let took = join_all(ids.iter().map(|id| count_until_counted(&views, id))).await;
+    eprintln!("silent: all went on after {:?}", paused.elapsed());
+    assert!(took.iter().all(|(took, _)| *took < Duration::from_secs(20)));
+    cluster.wait_promoted(replica).await;
+    cluster.node(0).resume();
+}
+
+#[tokio::test]
+async fn sentinel_names_the_new_primary() {
+    for silently in [false, true] {
+        let (first, second) = two().await;
+        let (sentinel, pair) = (Sentinel::start(&first).await, Pair::new().await);
+        let redis = Primary::connect_sentinel([sentinel.url().as_str()], "redis://primary").await.unwrap();
+        let counterfoil = pair_of(redis, &pair);
+        let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
+        let _ = views.add("page", 1).await.unwrap();
+        let died = Instant::now();
+        if silently {
+            first.pause()
+        } else {
+            first.kill()
+        }
+        let (took, _) = count_until_counted(&views, "page").await;
+        assert!(second.is_primary().await);
+        eprintln!("sentinel, silently {silently}: counting again {took:?} after, {:?}", died.elapsed());
+        if silently {
+            first.resume();
+        }
+    }
+    let error = Primary::connect_sentinel(["redis://127.0.0.1:1"], "redis://primary").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Redis);
+    let error = Primary::connect_sentinel([], "redis://primary").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+}
+
+/// A primary and its replica.
+async fn two() -> (RedisServer, RedisServer) {
+    let first = RedisServer::start(RedisOptions::volatile().tcp()).await;
+    let second = RedisServer::start(RedisOptions::volatile().tcp()).await;
+    second.replica_of(&first).await;
+    (first, second)
+}
+
+/// A name that moves from one server to another.
+struct Name(tempfile::TempDir);
+
+impl Name {
+    fn of(server: &RedisServer) -> Name {
+        let name = Name(tempfile::tempdir_in("/tmp").unwrap());
+        symlink(server.socket(), name.0.path().join("redis.sock")).unwrap();
+        name
+    }
+
+    fn move_to(&self, server: &RedisServer) {
+        std::fs::remove_file(self.0.path().join("redis.sock")).unwrap();
+        symlink(server.socket(), self.0.path().join("redis.sock")).unwrap();
+    }
+
+    fn url(&self) -> String {
+        format!("redis+unix://{}", self.0.path().join("redis.sock").display())
+    }
+}
+
+/// The old primary lives on as a replica, as after a failover that somebody asked for.
+async fn fail_over<C>(connect: impl AsyncFn(&str) -> C) -> Duration
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    let ((first, second), pair) = (two().await, Pair::new().await);
+    let name = Name::of(&first);
+    let counterfoil = pair_of(connect(&name.url()).await, &pair);
+    let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let _ = views.add("page", 1).await.unwrap();
+    eventually("the replica has it", async || second.run::<u64>("DBSIZE").await.unwrap() > 1).await;
+    let _: () = second.run("REPLICAOF NO ONE").await.unwrap();
+    name.move_to(&second);
+    first.replica_of(&second).await;
+    let (took, _) = count_until_counted(&views, "page").await;
+    assert_eq!(views.get("page").await.unwrap(), 2);
+    counterfoil.drain().await.unwrap();
+    assert_eq!(pair.number(OWN).await, 2);
+    took
+}
+
+#[tokio::test]
+async fn a_name_moves_with_a_failover() {
+    let ours = fail_over(async |url| Primary::connect(url).await.unwrap()).await;
+    let manager = fail_over(async |url| {
+        let client = redis::Client::open(url).unwrap();
+        ConnectionManager::new_with_config(client, ConnectionManagerConfig::new()).await.unwrap()
+    });
+    let manager = manager.await;
+    eprintln!("counting again: primary {ours:?}, manager {manager:?}");
+    assert!(ours.max(manager) < Duration::from_secs(2));
+}
+
+/// Goes to one server for so many commands, and then to another one.
+#[derive(Clone)]
+struct Moving {
+    servers: [MultiplexedConnection; 2],
+    left: Arc<AtomicUsize>,
+}
+
+impl ConnectionLike for Moving {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        self.servers[usize::from(left.is_err())].req_packed_command(command)
+    }
+
+    fn req_packed_commands<'a>(&'a mut self, _: &'a Pipeline, _: usize, _: usize) -> RedisFuture<'a, Vec<Value>> {
+        unimplemented!("counterfoil sends single calls")
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+#[tokio::test]
+async fn a_failover_between_two_pages_of_a_batch_loses_none_of_it() {
+    let (first, second) = two().await;
+    let servers = [&first, &second].map(|server| async { server.client().get_multiplexed_async_connection().await });
+    let [one, two] = servers;
+    let moving = Moving { servers: [one.await.unwrap(), two.await.unwrap()], left: Arc::new(AtomicUsize::new(1000)) };
+    let family = family("views").partitions(1).build().unwrap();
+    let partition = Partition::new(moving.clone(), &family, 0);
+    let ids: Vec<_> = (0..2000).map(|number| format!("page/{number}")).collect();
+    let pairs: Vec<_> = ids.iter().map(|id| (id.as_str(), 1)).collect();
+    partition.add(&family, None, &pairs).await.unwrap();
+    let RotateReply::Batch(batch) = partition.rotate(Incarnation(1), None, Cut::Now).await.unwrap() else {
+        panic!("there is a batch")
     };
-    for code in ["MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "READONLY", "MASTERDOWN", "OOM"] {
-        let started = Instant::now();
-        let answer: redis::RedisResult<Value> =
-            script(&format!("return redis.error_reply('{code} x')")).query_async(&mut redis).await;
-        let error = answer.unwrap_err();
-        eprintln!("{code}: {:?} {:?} {:?}", error.kind(), error.code(), started.elapsed());
-    }
-    // a killed primary
-    let slot: u16 = cluster.primaries[0].ask("CLUSTER KEYSLOT a").await;
-    let owner = usize::from(slot) * 3 / 16384;
-    eprintln!("slot {slot} owner {owner}");
-    cluster.primaries[owner].server.kill();
-    let killed = Instant::now();
-    let mut last = String::new();
-    loop {
-        let started = Instant::now();
-        let answer: redis::RedisResult<Value> =
-            script("return redis.call('INCR', KEYS[1])").query_async(&mut redis).await;
-        let text = match &answer {
-            Ok(_) => "ok".to_owned(),
-            Err(error) => format!("{:?} {:?} {error}", error.kind(), error.code()),
-        };
-        if text != last {
-            eprintln!("{:?} (took {:?}): {text}", killed.elapsed(), started.elapsed());
-            last = text;
+    eventually("the replica has it", async || second.run::<u64>("EXISTS cf1:{test/views/0}:batch").await.unwrap() > 0)
+        .await;
+    let _: () = second.run("REPLICAOF NO ONE").await.unwrap();
+    for calls in 1..10 {
+        moving.left.store(calls, Ordering::Relaxed);
+        match partition.fetch(&batch, Duration::ZERO, 100).await.unwrap() {
+            FetchReply::Deltas(deltas) => assert_eq!(deltas.len(), 2000, "after {calls} calls"),
+            other => panic!("{other:?}"),
         }
-        if answer.is_ok() || killed.elapsed() > Duration::from_secs(20) {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+#[tokio::test]
+async fn a_replica_is_not_connected_to() {
+    let (_first, second) = two().await;
+    let error = Primary::connect(&second.tcp_url()).await.unwrap_err();
+    assert!(error.kind() == ErrorKind::Redis && error.to_string().contains("replica"), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_silent_is_left() {
+    let ((first, second), pair) = (two().await, Pair::new().await);
+    let name = Name::of(&first);
+    let views = pair_of(Primary::connect(&name.url()).await.unwrap(), &pair);
+    let views = views.open(family("views").build().unwrap()).await.unwrap();
+    let _ = views.add("page", 1).await.unwrap();
+    eventually("the replica has it", async || second.run::<u64>("DBSIZE").await.unwrap() > 1).await;
+    first.pause();
+    let _: () = second.run("REPLICAOF NO ONE").await.unwrap();
+    name.move_to(&second);
+    let (took, _) = count_until_counted(&views, "page").await;
+    eprintln!("silent and moved: {took:?}");
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    first.resume();
+}
+
+#[tokio::test]
+async fn a_redis_that_is_away_counted_nothing() {
+    let pair = Pair::new().await;
+    let views = pair_of(Primary::connect(&pair.redis.url()).await.unwrap(), &pair);
+    let views = views.open(family("views").build().unwrap()).await.unwrap().write_timeout(Duration::from_millis(500));
+    let _ = views.add("page", 1).await.unwrap();
+    pair.redis.kill();
+    // what is sent over the broken connection is not known to be lost
+    let _ = views.add("page", 1).await.unwrap_err();
+    let error = views.add("page", 1).await.unwrap_err();
+    assert!(error.is_retryable() && !error.outcome_unknown(), "{error}");
 }

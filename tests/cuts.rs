@@ -6,10 +6,13 @@ mod support;
 use std::time::Duration;
 
 use counterfoil::test_hooks::{Guard, take_out};
-use counterfoil::{Added, Counterfoil, Counters, MysqlStore};
+use counterfoil::{Added, MysqlStore};
 use redis::aio::ConnectionManager;
 use support::{Pair, eventually, family};
 use testkit::Proxy;
+
+type Counterfoil = counterfoil::Counterfoil<ConnectionManager>;
+type Counters = counterfoil::Counters<ConnectionManager>;
 
 const STORED: &str = "SELECT value FROM counterfoil_values";
 
