@@ -238,6 +238,9 @@ async fn the_death_of_a_primary_costs_what_its_replica_did_not_have() {
     let reckoning = &deaths.reckoning;
     assert!(reckoning.doubled.is_empty() && reckoning.refused_counted.is_empty(), "{reckoning:?}");
     assert_eq!(deaths.wronged, 0, "{:?}", reckoning.lost);
+    let is_lost = |hit: &Hit| reckoning.lost.iter().any(|lost| lost.id == hit.id);
+    let misread: Vec<_> = reckoning.misread.iter().filter(|hit| !is_lost(hit)).collect();
+    assert!(misread.is_empty(), "there, and not read: {misread:?}");
     assert!(deaths.forgotten > 0 && reckoning.acknowledged > 1000, "nothing was tried");
 }
 
