@@ -21,7 +21,7 @@ struct Frail {
     pair: Pair,
     proxy: Proxy,
     redis: ConnectionManager,
-    exact: Counters<ConnectionManager>,
+    exact: Counters,
 }
 
 impl Frail {
@@ -34,11 +34,11 @@ impl Frail {
     }
 
     /// Over the frail network, with producers of its own.
-    fn counterfoil(&self) -> Counterfoil<ConnectionManager> {
+    fn counterfoil(&self) -> Counterfoil {
         Counterfoil::new(self.redis.clone(), MysqlStore::new(self.pair.pool.clone()))
     }
 
-    async fn open(counterfoil: &Counterfoil<ConnectionManager>) -> Counters<ConnectionManager> {
+    async fn open(counterfoil: &Counterfoil) -> Counters {
         counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap()
     }
 
@@ -51,7 +51,7 @@ impl Frail {
     }
 
     /// How often a hit was counted.
-    async fn add(&self, counters: &Counters<ConnectionManager>) -> i64 {
+    async fn add(&self, counters: &Counters) -> i64 {
         let before = self.exact.get("page").await.unwrap();
         let added = counters.add("page", 1).await.unwrap();
         assert!(matches!(added, Added::Counted { .. }), "{added:?}");
