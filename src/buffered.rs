@@ -137,7 +137,7 @@ pub struct Lease<'a> {
     pub time: Duration,
 }
 
-impl<C: ConnectionLike + Clone> Partition<C> {
+impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     /// The partition of that number. Nothing is sent.
     pub fn new(redis: C, family: &Family, partition: u32) -> Self {
         Partition { redis, keys: Keys::new(family, partition), now_ms: String::new() }
@@ -237,6 +237,7 @@ impl<C: ConnectionLike + Clone> Partition<C> {
         // HSCAN may hand an id out twice
         let mut deltas = HashMap::new();
         let mut cursor = "0".to_owned();
+        let mut passes = 3;
         loop {
             let args = [
                 batch.incarnation.to_string(),
@@ -261,9 +262,19 @@ impl<C: ConnectionLike + Clone> Partition<C> {
                     .map_err(|_| Error::corrupt(format!("{}: {id:?} has the delta {delta:?}", self.keys.batch())))?;
                 deltas.insert(id, delta);
             }
-            if cursor == "0" {
+            if cursor != "0" {
+                continue;
+            }
+            if deltas.len() as u64 == batch.ids {
                 return Ok(FetchReply::Deltas(deltas.into_iter().collect()));
             }
+            // A cursor means nothing to another server: each hashes in its own way. After a restart, a failover or a
+            // slot's move between two pages ids are missing.
+            if passes == 0 {
+                let message = format!("{} of {} ids of {} came", deltas.len(), batch.ids, self.keys.batch());
+                return Err(Error::new(ErrorKind::Redis, message));
+            }
+            passes -= 1;
         }
     }
 
@@ -342,9 +353,9 @@ impl<C: ConnectionLike + Clone> Partition<C> {
         for key in [self.keys.buffer(), self.keys.batch()] {
             let mut cursor = 0u64;
             loop {
-                let mut command = redis::cmd("HSCAN");
-                command.arg(&key).arg(cursor).arg("MATCH").arg(starts_with(prefix)).arg("COUNT").arg(1000);
-                let (next, words): (u64, Vec<String>) = script::query(&self.redis, &command).await?;
+                let args = [&cursor.to_string(), "MATCH", &starts_with(prefix), "COUNT", "1000"];
+                let (next, words): (u64, Vec<String>) =
+                    script::read(&self.redis, "HSCAN", std::slice::from_ref(&key), &args).await?;
                 found.extend(words.into_iter().step_by(2));
                 cursor = next;
                 if cursor == 0 {
@@ -356,14 +367,14 @@ impl<C: ConnectionLike + Clone> Partition<C> {
     }
 }
 
-/// Whether anything waits in any of the partitions, which where they lie on several nodes of a cluster may have to be
-/// asked one by one.
-pub async fn anything_pending<C: ConnectionLike + Clone>(redis: &C, partitions: &[Partition<C>]) -> Result<bool> {
-    let mut command = redis::cmd("EXISTS");
-    for partition in partitions {
-        command.arg(partition.keys.buffer()).arg(partition.keys.batch());
-    }
-    script::query::<_, u64>(redis, &command).await.map(|existing| existing > 0)
+/// Whether anything waits in any of the partitions. In a cluster they are asked one by one: keys of several slots in
+/// one call are refused.
+pub async fn anything_pending<C>(redis: &C, partitions: &[Partition<C>]) -> Result<bool>
+where
+    C: ConnectionLike + Clone + 'static,
+{
+    let keys: Vec<_> = partitions.iter().flat_map(|one| [one.keys.buffer(), one.keys.batch()]).collect();
+    script::read::<_, u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
 }
 
 /// The glob pattern of Redis for everything that begins with the prefix.

@@ -4,10 +4,12 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
-use redis::Value;
 use redis::aio::ConnectionLike;
+use redis::{Cmd, FromRedisValue, Value};
 
 use crate::error::Result;
+#[cfg(feature = "cluster")]
+use crate::error::{Error, ErrorKind};
 use crate::family::Family;
 use crate::script;
 
@@ -60,19 +62,23 @@ impl fmt::Display for Finding {
 
 /// The `maxmemory-policy`, if it is one that throws counts away. The `volatile-` policies only evict keys that have a
 /// time to live, and no key of counterfoil's has one.
-pub(crate) async fn evicting_policy<C: ConnectionLike + Clone>(redis: &C) -> Result<Option<String>> {
-    let evicting = |info: Info| info.get("maxmemory_policy").filter(|policy| policy.starts_with("allkeys-")).cloned();
+pub(crate) async fn evicting_policy<C: ConnectionLike + Clone + 'static>(redis: &C) -> Result<Option<String>> {
+    let evicting = |(_, info): (String, Info)| {
+        info.get("maxmemory_policy").filter(|policy| policy.starts_with("allkeys-")).cloned()
+    };
     Ok(info(redis, "memory").await?.into_iter().find_map(evicting))
 }
 
-/// Looks at Redis.
-pub(crate) async fn redis<C: ConnectionLike + Clone>(redis: &C, families: &[Family]) -> Vec<Finding> {
+/// Looks at Redis: at each primary, where it is a cluster.
+pub(crate) async fn redis<C: ConnectionLike + Clone + 'static>(redis: &C, families: &[Family]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let sections = async {
         let mut nodes = info(redis, "server").await?;
-        for section in ["memory", "persistence", "replication"] {
-            for (node, more) in nodes.iter_mut().zip(info(redis, section).await?) {
-                node.extend(more);
+        for section in ["memory", "persistence", "replication", "cluster"] {
+            for (node, mut more) in info(redis, section).await? {
+                if let Some((_, known)) = nodes.iter_mut().find(|(name, _)| *name == node) {
+                    known.extend(more.drain());
+                }
             }
         }
         Ok::<_, crate::Error>(nodes)
@@ -84,17 +90,34 @@ pub(crate) async fn redis<C: ConnectionLike + Clone>(redis: &C, families: &[Fami
             return vec![Finding::new(Severity::Error, "redis", error.to_string(), advice)];
         }
     };
-    for node in &nodes {
+    let fsync = config(redis, "appendfsync").await;
+    let save = config(redis, "save").await;
+    for (name, node) in &nodes {
         let setting = |name: &str| node.get(name).map_or("", String::as_str);
-        findings.extend(version(setting("redis_version")));
-        findings.extend(memory(setting("maxmemory_policy"), setting("maxmemory")));
-        findings.extend(role(setting("role")));
-        let fsync = config(redis, "appendfsync").await;
-        let save = config(redis, "save").await;
-        let snapshots = save.is_none_or(|save| !save.is_empty());
-        findings.extend(persistence(setting("aof_enabled") == "1", fsync.as_deref(), snapshots, families));
+        let snapshots = save.of(name).is_none_or(|save| !save.is_empty());
+        let found = [
+            version(setting("redis_version")),
+            memory(setting("maxmemory_policy"), setting("maxmemory")),
+            role(setting("role")),
+            name.is_empty().then(|| cluster(setting("cluster_enabled"))).flatten(),
+            persistence(setting("aof_enabled") == "1", fsync.of(name), snapshots, families),
+        ];
+        findings.extend(found.into_iter().flatten().map(|mut finding| {
+            if !name.is_empty() {
+                finding.subject = finding.subject.replacen("redis", &format!("redis {name}"), 1);
+            }
+            finding
+        }));
     }
     findings
+}
+
+/// A connection that does not know of clusters reaches the slots of one node only.
+fn cluster(enabled: &str) -> Option<Finding> {
+    (enabled == "1").then(|| {
+        let message = "the server is a node of a Redis Cluster, and the connection is not one to a cluster";
+        Finding::new(Severity::Error, "redis cluster", message, "Connect with Counterfoil::connect_cluster.")
+    })
 }
 
 fn version(version: &str) -> Option<Finding> {
@@ -178,35 +201,67 @@ fn persistence(aof: bool, fsync: Option<&str>, snapshots: bool, families: &[Fami
 
 type Info = HashMap<String, String>;
 
-/// A section of INFO, of each node that answers.
-async fn info<C: ConnectionLike + Clone>(redis: &C, section: &str) -> Result<Vec<Info>> {
+/// A section of INFO of each node by its address; of the only one by "".
+async fn info<C: ConnectionLike + Clone + 'static>(redis: &C, section: &str) -> Result<Vec<(String, Info)>> {
     let mut command = ::redis::cmd("INFO");
     command.arg(section);
-    let answer: Value = script::query(redis, &command).await?;
-    let mut texts = Vec::new();
-    collect_texts(answer, &mut texts);
+    let answers = nodes(script::query(redis, &command).await?);
     let parse = |text: String| {
         let pairs = text.lines().filter_map(|line| line.split_once(':'));
         pairs.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect()
     };
-    // a cluster connection answers pairs of node and text
-    Ok(texts.into_iter().filter(|text| text.contains('\n')).map(parse).collect())
+    Ok(answers.into_iter().filter_map(|(node, answer)| Some((node, parse(text(answer)?)))).collect())
 }
 
-fn collect_texts(value: Value, texts: &mut Vec<String>) {
-    match value {
-        Value::BulkString(bytes) => texts.push(String::from_utf8_lossy(&bytes).into_owned()),
-        Value::SimpleString(text) | Value::VerbatimString { text, .. } => texts.push(text),
-        Value::Array(values) => values.into_iter().for_each(|value| collect_texts(value, texts)),
-        Value::Map(pairs) => pairs.into_iter().for_each(|(_, value)| collect_texts(value, texts)),
-        _ => {}
+/// A setting that INFO does not show.
+struct Setting(Vec<(String, String)>);
+
+impl Setting {
+    /// Its value at the node, or at the one that was asked for all; `None` where the server does not show it either.
+    fn of(&self, node: &str) -> Option<&str> {
+        self.0.iter().find(|(name, _)| name == node || name.is_empty()).map(|(_, value)| value.as_str())
     }
 }
 
-/// A setting that INFO does not show; `None` where the server does not show it either.
-async fn config<C: ConnectionLike + Clone>(redis: &C, name: &str) -> Option<String> {
+async fn config<C: ConnectionLike + Clone + 'static>(redis: &C, name: &str) -> Setting {
     let mut command = ::redis::cmd("CONFIG");
     command.arg("GET").arg(name);
-    let mut found: HashMap<String, String> = script::query(redis, &command).await.ok()?;
-    found.remove(name)
+    let answer = each_primary(redis, &command).await.map(nodes).unwrap_or_default();
+    let value = |answer| HashMap::<String, String>::from_redis_value(answer).ok()?.remove(name);
+    Setting(answer.into_iter().filter_map(|(node, answer)| Some((node, value(answer)?))).collect())
+}
+
+/// The answers of all primaries to a command that a cluster connection sends to any one node by itself.
+async fn each_primary<C: ConnectionLike + Clone + 'static>(redis: &C, command: &Cmd) -> Result<Value> {
+    #[cfg(feature = "cluster")]
+    if let Some(cluster) = (redis as &dyn std::any::Any).downcast_ref::<::redis::cluster_async::ClusterConnection>() {
+        use ::redis::cluster_routing::{MultipleNodeRoutingInfo, ResponsePolicy, RoutingInfo};
+        let everywhere = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, Some(ResponsePolicy::Special)));
+        let answers = cluster.clone().route_command(command.clone(), everywhere).await;
+        return answers
+            .map_err(|error| Error::new(ErrorKind::Redis, "a node of the cluster did not answer").with_source(error));
+    }
+    script::query(redis, command).await
+}
+
+/// A cluster connection answers a map from addresses to answers; any other one the answer of its only node.
+fn nodes(answer: Value) -> Vec<(String, Value)> {
+    match answer {
+        Value::Map(pairs) if pairs.iter().all(|(node, _)| is_address(node)) => {
+            pairs.into_iter().filter_map(|(node, answer)| Some((text(node)?, answer))).collect()
+        }
+        answer => vec![(String::new(), answer)],
+    }
+}
+
+fn is_address(value: &Value) -> bool {
+    matches!(value, Value::BulkString(bytes) if bytes.contains(&b':'))
+}
+
+fn text(value: Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
+        _ => None,
+    }
 }

@@ -1,52 +1,102 @@
-//! From two URLs to a pair, with the settings that the protocol wants.
+//! From URLs to a pair, with the settings that the protocol wants.
 
 use std::time::Duration;
 
-use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+#[cfg(feature = "cluster")]
+use redis::{
+    cluster::{ClusterClient, ClusterClientBuilder},
+    cluster_async::ClusterConnection,
+};
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use sqlx::{Connection, MySqlConnection};
 
 use crate::counterfoil::Counterfoil;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mysql::MysqlStore;
+use crate::primary::Primary;
 
-impl Counterfoil<ConnectionManager, MysqlStore> {
+impl Counterfoil<Primary, MysqlStore> {
     /// Connects to a Redis, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, and a database, e.g.
-    /// `mysql://user:password@localhost/shop`. The connection to Redis comes back by itself after it was lost.
+    /// `mysql://user:password@localhost/shop`. The connection to Redis comes back by itself after it was lost, and
+    /// follows a name or address that moves with a failover: see [`Primary`].
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that is none; [`Redis`](ErrorKind::Redis) or
     /// [`Store`](ErrorKind::Store) where a server cannot be reached, naming where it was looked for.
     pub async fn connect(redis_url: &str, mysql_url: &str) -> Result<Self> {
-        let redis = connect_redis(redis_url).await?;
-        let options: MySqlConnectOptions =
-            mysql_url.parse().map_err(|error: sqlx::Error| Error::invalid("the database's URL").with_source(error))?;
-        let place = match options.get_socket() {
-            Some(socket) => socket.display().to_string(),
-            None => format!("{}:{}", options.get_host(), options.get_port()),
-        };
-        // by itself first: a pool that cannot connect says only that it timed out
-        let connection = MySqlConnection::connect_with(&options).await;
-        connection
-            .map_err(|error| Error::new(ErrorKind::Store, format!("no database at {place}")).with_source(error))?;
-        let pool = MySqlPoolOptions::new().max_connections(10).acquire_timeout(Duration::from_secs(5));
-        let pool = pool.connect_lazy_with(options);
-        Ok(Counterfoil::new(redis, MysqlStore::new(pool)))
+        let redis = Primary::connect(redis_url).await?;
+        Ok(Counterfoil::new(redis, connect_mysql(mysql_url).await?))
+    }
+
+    /// Connects to the Redis that Sentinel names, as [`Primary::connect_sentinel`] does, and a database.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    #[cfg(feature = "sentinel")]
+    pub async fn connect_sentinel<'a>(
+        sentinels: impl IntoIterator<Item = &'a str>,
+        redis_url: &str,
+        mysql_url: &str,
+    ) -> Result<Self> {
+        let redis = Primary::connect_sentinel(sentinels, redis_url).await?;
+        Ok(Counterfoil::new(redis, connect_mysql(mysql_url).await?))
     }
 }
 
-async fn connect_redis(url: &str) -> Result<ConnectionManager> {
-    let invalid = |error: redis::RedisError| Error::invalid("the URL of Redis").with_source(error);
-    let client = redis::Client::open(url).map_err(invalid)?;
-    let place = client.get_connection_info().addr().to_string();
-    // a failed call is repeated above the connection, where the producer fence is
-    let config = ConnectionManagerConfig::new()
-        .set_connection_timeout(Some(Duration::from_secs(1)))
-        .set_response_timeout(Some(Duration::from_secs(2)))
-        .set_number_of_retries(2)
-        .set_min_delay(Duration::from_millis(5))
-        .set_max_delay(Duration::from_millis(200));
-    ConnectionManager::new_with_config(client, config)
-        .await
-        .map_err(|error| Error::new(ErrorKind::Redis, format!("no Redis at {place}")).with_source(error))
+#[cfg(feature = "cluster")]
+impl Counterfoil<ClusterConnection, MysqlStore> {
+    /// Connects to a Redis Cluster, of which some nodes are named, and a database.
+    ///
+    /// # Errors
+    /// As [`connect`](Counterfoil::connect).
+    pub async fn connect_cluster<'a>(nodes: impl IntoIterator<Item = &'a str>, mysql_url: &str) -> Result<Self> {
+        let client = cluster_settings(ClusterClient::builder(nodes)).build();
+        let client = client.map_err(|error| Error::invalid("the URLs of the cluster").with_source(error))?;
+        let redis = client.get_async_connection().await;
+        let redis =
+            redis.map_err(|error| Error::new(ErrorKind::Redis, "no Redis Cluster at its URLs").with_source(error))?;
+        Ok(Counterfoil::new(redis, connect_mysql(mysql_url).await?))
+    }
+}
+
+/// The settings under which a cluster connection may be handed in; everything else (users, TLS, addresses) is up to
+/// the application.
+///
+/// - No retries: the redis crate repeats a call by default 16 times, without the mark that makes a repeat safe. A
+///   connection that does is refused. counterfoil repeats by itself what Redis refused or left unanswered.
+/// - Limits for connecting, for each answer and for the whole of a call, of 1 s each. By default an answer is waited for
+///   without end, and a node that is silent can hold up all others while the connection asks for the slots again.
+/// - `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT`, so that a machine that is gone is noticed within seconds.
+///
+/// ```
+/// use redis::cluster::ClusterClient;
+///
+/// let client = counterfoil::cluster_settings(ClusterClient::builder(["redis://10.0.0.1", "redis://10.0.0.2"]))
+///     .password("secret")
+///     .build()?;
+/// # Ok::<_, redis::RedisError>(())
+/// ```
+#[cfg(feature = "cluster")]
+pub fn cluster_settings(builder: ClusterClientBuilder) -> ClusterClientBuilder {
+    const LIMIT: Duration = Duration::from_secs(1);
+    builder
+        .retries(0)
+        .connection_timeout(LIMIT)
+        .response_timeout(LIMIT)
+        .overall_response_timeout(Some(LIMIT))
+        .tcp_settings(crate::primary::tcp_settings())
+}
+
+async fn connect_mysql(url: &str) -> Result<MysqlStore> {
+    let options: MySqlConnectOptions =
+        url.parse().map_err(|error: sqlx::Error| Error::invalid("the database's URL").with_source(error))?;
+    let place = match options.get_socket() {
+        Some(socket) => socket.display().to_string(),
+        None => format!("{}:{}", options.get_host(), options.get_port()),
+    };
+    // by itself first: a pool that cannot connect says only that it timed out
+    let connection = MySqlConnection::connect_with(&options).await;
+    connection.map_err(|error| Error::new(ErrorKind::Store, format!("no database at {place}")).with_source(error))?;
+    let pool = MySqlPoolOptions::new().max_connections(10).acquire_timeout(Duration::from_secs(5));
+    Ok(MysqlStore::new(pool.connect_lazy_with(options)))
 }

@@ -2,29 +2,39 @@
 
 use std::sync::Arc;
 
-use redis::aio::{ConnectionLike, ConnectionManager};
+use redis::aio::ConnectionLike;
 
-use crate::check::{self, Finding};
+use crate::check::{self, Finding, Severity};
 use crate::counters::Counters;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::family::Family;
 use crate::flush::Flusher;
 use crate::mysql::MysqlStore;
+use crate::primary::Primary;
 use crate::reconciler::ReconcilerBuilder;
 use crate::shared::Shared;
 use crate::store::{Registered, Store};
 
 /// One Redis and one database that keep an application's counters together.
 ///
-/// `C` is any asynchronous connection of the redis crate: multiplexed, connection manager or cluster. It is cloned for
-/// every call. A multiplexed connection does not come back once it is lost; a connection manager does.
+/// `C` is the connection to Redis, which is cloned for every call: a [`Primary`], or any asynchronous connection of the
+/// redis crate, made by the application:
+///
+/// - a connection manager; it comes back when it breaks, and after a failover (counterfoil leaves a server that says
+///   that it is a replica), but stays with a server that is silent without being gone;
+/// - a cluster connection, whose own retries must be off ([`Unsafe`](crate::ErrorKind::Unsafe) where they are not) and
+///   which is best built with the settings that `cluster_settings` (feature `cluster`) makes;
+/// - a multiplexed connection; it does not come back once it is lost.
+///
+/// A connection without time limits is given one of 5 s for each call. Replicas are never read, even where the
+/// connection would.
 ///
 /// An application with several pairs makes one of these for each; families are opened, also by the thousand, while it
 /// runs. Cloning is cheap and gives the same pair.
 ///
 /// The types are those that [`connect`](Counterfoil::connect) makes, where they are not named.
 #[derive(Debug)]
-pub struct Counterfoil<C = ConnectionManager, S = MysqlStore> {
+pub struct Counterfoil<C = Primary, S = MysqlStore> {
     shared: Arc<Shared<C, S>>,
 }
 
@@ -53,8 +63,15 @@ where
     ///
     /// # Errors
     /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting in which the family is known differently, or what
-    /// its table lacks; [`Store`](crate::ErrorKind::Store) where the database cannot be asked.
+    /// its table lacks; [`Store`](crate::ErrorKind::Store) where the database cannot be asked;
+    /// [`Unsafe`](crate::ErrorKind::Unsafe) for a connection to Redis that sends a call again by itself. While Redis
+    /// cannot be asked about that the family is opened, and the first hit asks again.
     pub async fn open(&self, family: Family) -> Result<Counters<C, S>> {
+        match self.shared.resend.refuse(&self.shared.redis, &family).await {
+            Err(error) if error.kind() == ErrorKind::Unsafe => return Err(error),
+            Err(error) => tracing::warn!(%error, "the connection is not yet known to be safe"),
+            Ok(()) => {}
+        }
         let number = self.shared.store.register(&family).await?;
         Ok(Counters::new(self.shared.clone(), Registered { family, number }))
     }
@@ -63,6 +80,13 @@ where
     pub async fn check(&self) -> Vec<Finding> {
         let families: Vec<_> = self.shared.opened().iter().map(|opened| opened.registered.family.clone()).collect();
         let mut findings = check::redis(&self.shared.redis, &families).await;
+        if let Some(family) = families.first()
+            && let Err(error) = self.shared.resend.refuse(&self.shared.redis, family).await
+            && error.kind() == ErrorKind::Unsafe
+        {
+            let advice = "Let Counterfoil::connect or connect_cluster make the connection.";
+            findings.push(Finding::new(Severity::Error, "redis connection", error.to_string(), advice));
+        }
         findings.extend(self.shared.store.check(&families).await);
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         findings

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use redis::aio::{ConnectionLike, ConnectionManager};
+use redis::aio::ConnectionLike;
 
 use crate::buffered::{Added, Partition, Pending, random};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::mysql::MysqlStore;
+use crate::primary::Primary;
 use crate::read::{Verdict, beyond, judge, lacks_incarnation, may_be_forgotten};
 use crate::shared::{Opened, Shared};
 use crate::store::{Incarnation, ReadFrom, Registered, Store};
@@ -18,7 +19,7 @@ use crate::writer::Writer;
 
 /// The counters of one open family. Cloning is cheap.
 #[derive(Debug)]
-pub struct Counters<C = ConnectionManager, S = MysqlStore> {
+pub struct Counters<C = Primary, S = MysqlStore> {
     shared: Arc<Shared<C, S>>,
     opened: Arc<Opened>,
     writer: Arc<Writer<C>>,

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
@@ -14,6 +15,7 @@ use crate::backoff::Backoff;
 use crate::buffered::{Cut, CutBatch, FetchReply, Lease, Partition, RotateReply, anything_pending, random};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
+use crate::script;
 use crate::shared::{Opened, Shared};
 use crate::store::{Applied, Batch, Incarnation, Registered, Store};
 
@@ -32,6 +34,8 @@ pub struct Flusher<C, S> {
     redis: C,
     lease: Option<(String, Duration)>,
     max_rows: u64,
+    /// Whether partitions have to be asked one by one, as in a cluster.
+    one_by_one: AtomicBool,
 }
 
 /// A batch that this process knows of, and that waits to be durable.
@@ -92,7 +96,7 @@ where
     /// Without leases, over the pair's own connection.
     pub fn new(shared: Arc<Shared<C, S>>) -> Self {
         let redis = shared.redis.clone();
-        Flusher { shared, redis, lease: None, max_rows: 50_000 }
+        Flusher { shared, redis, lease: None, max_rows: 50_000, one_by_one: AtomicBool::new(false) }
     }
 
     pub fn over(mut self, redis: C) -> Self {
@@ -128,10 +132,13 @@ where
         let Registered { family, number } = &*opened.registered;
         let all: Vec<_> =
             (0..family.partitions()).map(|partition| Partition::new(self.redis.clone(), family, partition)).collect();
-        // a cluster that does not take keys of several slots in one command says so, and is asked one by one
-        let asked = anything_pending(&self.redis, &all).await;
-        if let Ok(false) = asked {
-            return Ok(Vec::new());
+        // a cluster says once that it does not take keys of several slots in one call
+        if !self.one_by_one.load(Ordering::Relaxed) {
+            match anything_pending(&self.redis, &all).await {
+                Ok(false) => return Ok(Vec::new()),
+                Err(error) if script::crosses_slots(&error) => self.one_by_one.store(true, Ordering::Relaxed),
+                _ => {}
+            }
         }
         let mut found = Vec::new();
         for some in all.chunks(CALLS) {
@@ -375,7 +382,7 @@ where
 }
 
 impl Held {
-    fn partition<C: ConnectionLike + Clone>(&self, redis: &C) -> Partition<C> {
+    fn partition<C: ConnectionLike + Clone + 'static>(&self, redis: &C) -> Partition<C> {
         Partition::new(redis.clone(), &self.opened.registered.family, self.id.1)
     }
 

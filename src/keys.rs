@@ -32,4 +32,9 @@ impl Keys {
     pub fn producers(&self) -> String {
         format!("{}producers", self.tag)
     }
+
+    /// String, for 10 s: what asks whether a connection resends, by a number of its own.
+    pub fn probe(&self, number: u64) -> String {
+        format!("{}probe-{number:016x}", self.tag)
+    }
 }

@@ -12,10 +12,13 @@ mod error;
 mod family;
 mod flush;
 mod keys;
+mod link;
 pub mod metrics;
 mod mysql;
+mod primary;
 mod read;
 mod reconciler;
+mod resend;
 mod script;
 mod shared;
 mod store;
@@ -24,11 +27,14 @@ mod writer;
 
 pub use buffered::Added;
 pub use check::{Finding, Severity};
+#[cfg(feature = "cluster")]
+pub use connect::cluster_settings;
 pub use counterfoil::Counterfoil;
 pub use counters::Counters;
 pub use error::{Error, ErrorKind, Result};
 pub use family::{Durability, Family, FamilyBuilder};
 pub use mysql::{MysqlStore, Reject};
+pub use primary::Primary;
 pub use reconciler::{Reconciler, ReconcilerBuilder};
 pub use script::Script;
 pub use store::{Applied, Batch, Incarnation, ReadFrom, Registered, Snapshot, Store};

@@ -1,13 +1,14 @@
-//! The Lua bundle, and the only EVALSHA.
+//! The Lua bundle, and the only EVALSHA and EVAL.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use include_dir::{Dir, include_dir};
 use redis::aio::ConnectionLike;
-use redis::{Cmd, RedisError, ServerErrorKind, Value};
+use redis::{Cmd, RedisError, RedisResult, ServerErrorKind, Value};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::link;
 
 static FILES: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/lua/v1");
 
@@ -42,45 +43,53 @@ impl Script {
     }
 }
 
-/// Calls a script by its hash, and loads it first wherever Redis does not know it (any more).
+/// Calls a script by its hash; where Redis does not know it (any more), by its source, which makes it known again.
+///
+/// The source goes by EVAL, since that goes where the call goes. SCRIPT LOAD does not in a cluster: the client sends it
+/// to all nodes, and it fails while any of them, a replica even, is away. From 7.4 on Redis forgets scripts that came by
+/// EVAL when there are hundreds of others: they come again then.
 ///
 /// # Errors
-/// [`Redis`](ErrorKind::Redis): surely not executed. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): the connection
-/// failed after the call was handed to it. [`InvalidInput`](ErrorKind::InvalidInput), [`Corrupt`](ErrorKind::Corrupt):
-/// the script refused, and did nothing.
+/// [`Redis`](ErrorKind::Redis): surely not executed. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): no answer came.
+/// [`InvalidInput`](ErrorKind::InvalidInput), [`Corrupt`](ErrorKind::Corrupt): the script refused, and did nothing.
 pub async fn call<C>(redis: &C, name: &'static str, keys: &[String], args: &[impl AsRef<[u8]>]) -> Result<Reply>
 where
-    C: ConnectionLike + Clone,
+    C: ConnectionLike + Clone + 'static,
 {
     let script = Script::named(name).ok_or_else(|| Error::corrupt(format!("the bundle has no script {name}")))?;
-    let mut redis = redis.clone();
-    // a SCRIPT FLUSH may come between loading and calling, again and again
-    for _ in 0..5 {
-        let mut call = Cmd::with_capacity(keys.len() + args.len() + 3, 64 * (keys.len() + args.len() + 2));
-        call.arg("EVALSHA").arg(&script.sha1).arg(keys.len()).arg(keys);
-        for arg in args {
-            call.arg(arg.as_ref());
-        }
-        match redis.req_packed_command(&call).await.and_then(Value::extract_error) {
-            Ok(value) => return Reply::new(name, value),
-            Err(error) if error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript) => {
-                tracing::debug!(script = name, "loading");
-                let mut load = Cmd::new();
-                load.arg("SCRIPT").arg("LOAD").arg(script.source);
-                // the call itself was surely not executed, whatever becomes of the loading
-                redis.req_packed_command(&load).await.and_then(Value::extract_error).map_err(not_executed)?;
-            }
-            Err(error) => return Err(classify(name, error)),
-        }
+    let mut answer = link::send(redis, &command("EVALSHA", &script.sha1, keys, args)).await;
+    if matches!(&answer, Err(error) if error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript)) {
+        tracing::debug!(script = name, "loading");
+        answer = link::send(redis, &command("EVAL", script.source, keys, args)).await;
     }
-    Err(Error::new(ErrorKind::Redis, format!("{name}: Redis keeps forgetting the script")))
+    match answer {
+        Ok(value) => Reply::new(name, value),
+        Err(error) => Err(classify::<C>(name, error)),
+    }
+}
+
+/// Runs a text that is not of the bundle.
+pub async fn eval<C>(redis: &C, text: &str, keys: &[String], args: &[impl AsRef<[u8]>]) -> RedisResult<Value>
+where
+    C: ConnectionLike + Clone + 'static,
+{
+    link::send(redis, &command("EVAL", text, keys, args)).await
+}
+
+fn command(verb: &str, what: &str, keys: &[String], args: &[impl AsRef<[u8]>]) -> Cmd {
+    let mut command = Cmd::with_capacity(keys.len() + args.len() + 3, what.len() + 64 * (keys.len() + args.len() + 1));
+    command.arg(verb).arg(what).arg(keys.len()).arg(keys);
+    for arg in args {
+        command.arg(arg.as_ref());
+    }
+    command
 }
 
 /// Calls a script whose header says that a repeat is safe, so that a lost reply is no more than a reason to call again:
 /// [`Redis`](ErrorKind::Redis), like a call that was surely not executed.
 pub async fn repeat_safe<C>(redis: &C, name: &'static str, keys: &[String], args: &[impl AsRef<[u8]>]) -> Result<Reply>
 where
-    C: ConnectionLike + Clone,
+    C: ConnectionLike + Clone + 'static,
 {
     call(redis, name, keys, args).await.map_err(|error| match error.kind() {
         ErrorKind::OutcomeUnknown => {
@@ -94,26 +103,46 @@ fn not_executed(error: RedisError) -> Error {
     Error::new(ErrorKind::Redis, "Redis did not execute the call").with_source(error)
 }
 
-/// What a failed call means: a reply that is an error is a refusal before the first write (every script checks before
-/// it writes, and its first write is a plain call); anything else may have been executed.
-fn classify(name: &'static str, error: RedisError) -> Error {
+fn classify<C: 'static>(name: &'static str, error: RedisError) -> Error {
     match error.code() {
         Some("BADARG") => Error::new(ErrorKind::InvalidInput, name).with_source(error),
         Some("BADKEY" | "BADSTATE") => Error::new(ErrorKind::Corrupt, name).with_source(error),
-        Some(_) => not_executed(error),
-        None if error.is_connection_refusal() => not_executed(error),
-        None => Error::new(ErrorKind::OutcomeUnknown, format!("{name}: the reply was lost")).with_source(error),
+        _ if link::surely_not_executed::<C>(&error) => not_executed(error),
+        _ => Error::new(ErrorKind::OutcomeUnknown, format!("{name}: the reply was lost")).with_source(error),
     }
 }
 
-/// A plain reading command, for which it does not matter how often it is executed.
-pub async fn query<C, T>(redis: &C, command: &Cmd) -> Result<T>
+/// A command that reads keys of one slot. It goes as a script, since a cluster connection may send plain reads to a
+/// replica, which may be behind, and leaves nodes that it has no connection to out of a sum over several keys.
+pub async fn read<C, T>(redis: &C, verb: &str, keys: &[String], args: &[&str]) -> Result<T>
 where
-    C: ConnectionLike + Clone,
+    C: ConnectionLike + Clone + 'static,
     T: redis::FromRedisValue,
 {
-    let mut redis = redis.clone();
-    command.query_async(&mut redis).await.map_err(not_executed)
+    const READ: &str = "\
+local words = { ARGV[1] }
+for i = 1, #KEYS do words[#words + 1] = KEYS[i] end
+for i = 2, #ARGV do words[#words + 1] = ARGV[i] end
+return redis.call(unpack(words))";
+    let words: Vec<&str> = std::iter::once(verb).chain(args.iter().copied()).collect();
+    let value = eval(redis, READ, keys, &words).await.map_err(not_executed)?;
+    T::from_redis_value(value).map_err(|error| Error::corrupt(format!("the answer of {verb}")).with_source(error))
+}
+
+/// Whether a call was refused because its keys lie in several slots of a cluster.
+pub fn crosses_slots(error: &Error) -> bool {
+    let below = std::error::Error::source(error).and_then(|below| below.downcast_ref::<RedisError>());
+    below.is_some_and(|error| error.kind() == redis::ErrorKind::Server(ServerErrorKind::CrossSlot))
+}
+
+/// A plain reading command, for which it does not matter how often it is executed, nor where.
+pub async fn query<C, T>(redis: &C, command: &Cmd) -> Result<T>
+where
+    C: ConnectionLike + Clone + 'static,
+    T: redis::FromRedisValue,
+{
+    let value = link::send(redis, command).await.map_err(not_executed)?;
+    T::from_redis_value(value).map_err(|error| not_executed(error.into()))
 }
 
 /// A script's answer: a status word, then strings and integers.

@@ -16,9 +16,9 @@ use crate::writer::{Dispatch, Writer};
 #[derive(Debug)]
 pub struct Shared<C, S> {
     pub redis: C,
+    pub dispatch: Arc<Dispatch<C>>,
     pub store: S,
     families: RwLock<BTreeMap<u64, InUse<C>>>,
-    dispatch: Arc<Dispatch<C>>,
     pub work: Arc<Work>,
 }
 
@@ -37,7 +37,8 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     pub fn new(redis: C, store: S) -> Self {
-        Shared { redis, store, families: RwLock::default(), dispatch: Arc::default(), work: Arc::default() }
+        let dispatch = Arc::new(Dispatch::new(redis.clone()));
+        Shared { redis, dispatch, store, families: RwLock::default(), work: Arc::default() }
     }
 
     /// The family, in use from now on, with its writer; the same ones as before if it is configured as before.
@@ -48,7 +49,7 @@ where
         }
         let number = registered.number;
         let opened = Arc::new(Opened::new(registered));
-        let writer = Writer::new(self.redis.clone(), opened.clone(), self.dispatch.clone(), self.work.clone());
+        let writer = Writer::new(opened.clone(), self.dispatch.clone(), self.work.clone());
         let both = (opened, Arc::new(writer));
         families.insert(number, both.clone());
         self.work.announce(Announced::Family(number));

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use counterfoil::Primary;
 use counterfoil::{Counterfoil, Counters, Durability, Family, KeyType, MysqlStore, Table};
-use redis::aio::ConnectionManager;
 use sqlx::{AssertSqlSafe, MySqlPool};
 use tokio::time::sleep;
 
@@ -29,19 +29,19 @@ pub struct Place {
     pub mysql: String,
 }
 
-pub type Pair = Counterfoil<ConnectionManager, MysqlStore>;
+pub type Pair = Counterfoil<Primary, MysqlStore>;
 
 /// The families in use by this process.
 pub struct Opened {
     pub pair: Pair,
-    page_views: Counters<ConnectionManager, MysqlStore>,
-    daily_hits: Counters<ConnectionManager, MysqlStore>,
-    status_codes: Counters<ConnectionManager, MysqlStore>,
+    page_views: Counters<Primary, MysqlStore>,
+    daily_hits: Counters<Primary, MysqlStore>,
+    status_codes: Counters<Primary, MysqlStore>,
 }
 
 impl Opened {
     /// Each family with the id that the hit counts there.
-    pub fn ids<'a>(&'a self, hit: &'a Hit) -> [(&'a Counters<ConnectionManager, MysqlStore>, &'a str); 3] {
+    pub fn ids<'a>(&'a self, hit: &'a Hit) -> [(&'a Counters<Primary, MysqlStore>, &'a str); 3] {
         [(&self.page_views, &hit.path), (&self.daily_hits, &hit.day), (&self.status_codes, &hit.status)]
     }
 }

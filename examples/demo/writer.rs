@@ -3,9 +3,9 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use counterfoil::Primary;
 use counterfoil::{Added, Counters, MysqlStore};
 use futures_util::{StreamExt, TryStreamExt, stream};
-use redis::aio::ConnectionManager;
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
@@ -109,7 +109,7 @@ async fn count_line(opened: &Opened, line: &[u8]) -> Result<Tally> {
 }
 
 /// Counts one hit. It is tried again only where it surely was not counted.
-async fn count_hit(counters: &Counters<ConnectionManager, MysqlStore>, id: &str, tally: &mut Tally) -> Result<()> {
+async fn count_hit(counters: &Counters<Primary, MysqlStore>, id: &str, tally: &mut Tally) -> Result<()> {
     for _ in 0..TRIES {
         match counters.add(id, 1).await {
             Ok(Added::Counted { .. }) => tally.hits += 1,

@@ -1,7 +1,7 @@
 //! Private Redis and MySQL servers for counterfoil's tests, benches and demo.
 //!
 //! Each server is a process of its own that listens on a Unix socket in a short temporary directory; nothing has to
-//! run beforehand, no port is taken, and any number of them run side by side. They can be killed, started again over
+//! run beforehand, no port is taken unless it is asked for, and any number of them run side by side. They can be killed, started again over
 //! the same data, and paused:
 //!
 //! ```no_run
@@ -22,6 +22,11 @@
 //! # }
 //! ```
 //!
+//! A [`Proxy`] is the network in front of a server: it cuts connections after any byte of a request or a reply, lets
+//! everything vanish for a while, and delays replies. A [`Sentinel`] promotes a replica
+//! ([`RedisServer::replica_of`]) when the primary is gone; a [`RedisCluster`] is six servers whose slots are moved and
+//! whose primaries fail over. These need ports, which are picked among those of 127.0.0.1 that are free.
+//!
 //! A server lives as long as its handle and never longer than the process that owns the handle, however that process
 //! ends: a SIGKILL, Ctrl-C, or a `static` that is never dropped leave neither a server nor a directory behind.
 //!
@@ -39,12 +44,21 @@
 //! Without the first two, the servers are looked up on `PATH` and in the usual places of Debian and Homebrew. After a
 //! panic the directory is kept as if `COUNTERFOIL_KEEP` were set.
 
+mod client;
+mod cluster;
 mod mysql;
+mod port;
 mod process;
+mod proxy;
 mod redis;
+mod replica;
+mod sentinel;
 
+pub use self::cluster::{RedisCluster, SLOTS};
 pub use self::mysql::MysqlServer;
+pub use self::proxy::{Held, Proxy};
 pub use self::redis::{RedisOptions, RedisServer};
+pub use self::sentinel::Sentinel;
 
 /// Which servers are under test: one line for Redis, one for MySQL, each as the binary itself says it.
 ///

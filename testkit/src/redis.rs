@@ -5,23 +5,26 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use redis::Client;
-use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+use redis::aio::ConnectionManager;
+use redis::{Client, Cmd, FromRedisValue, RedisResult};
 
+use crate::client;
+use crate::port;
 use crate::process::{self, Process};
 
 /// How a [`RedisServer`] is configured.
 #[derive(Clone, Debug)]
 pub struct RedisOptions {
     settings: Vec<(String, String)>,
+    tcp: bool,
 }
 
 impl RedisOptions {
     /// No persistence: everything is gone after a kill.
     pub fn volatile() -> Self {
-        Self { settings: Vec::new() }.arg("appendonly", "no")
+        Self { settings: Vec::new(), tcp: false }.arg("appendonly", "no")
     }
 
     /// An append-only file; `fsync` is Redis's `appendfsync`: `"always"`, `"everysec"` or `"no"`.
@@ -31,7 +34,20 @@ impl RedisOptions {
     /// With `"everysec"` Redis itself may put the file's write off for up to two seconds while a sync is going on, so
     /// that a reply may be ahead of the file.
     pub fn aof(fsync: &str) -> Self {
-        Self { settings: Vec::new() }.arg("appendonly", "yes").arg("appendfsync", fsync)
+        Self { settings: Vec::new(), tcp: false }.arg("appendonly", "yes").arg("appendfsync", fsync)
+    }
+
+    /// Lines of redis.conf over which all others win.
+    pub(crate) fn defaults(mut self, settings: &[(&str, &str)]) -> Self {
+        let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        self.settings.splice(0..0, settings);
+        self
+    }
+
+    /// A port of 127.0.0.1 beside the Unix socket, always the same one: replicas, sentinels and clusters need it.
+    pub fn tcp(mut self) -> Self {
+        self.tcp = true;
+        self
     }
 
     /// One more line of redis.conf, which wins over what is set already.
@@ -45,6 +61,8 @@ impl RedisOptions {
 pub struct RedisServer {
     process: Process,
     socket: PathBuf,
+    /// 0 where it has none.
+    port: u16,
     args: Vec<String>,
 }
 
@@ -57,21 +75,26 @@ impl RedisServer {
     pub async fn start(options: RedisOptions) -> Self {
         let process = Process::new();
         let socket = process.dir().join("redis.sock");
+        let port = if options.tcp { port::free() } else { 0 };
         let mut settings = vec![
-            ("port", "0".to_owned()),
+            ("port", port.to_string()),
+            ("bind", "127.0.0.1".to_owned()),
             ("unixsocket", socket.display().to_string()),
             ("dir", process.dir().display().to_string()),
             ("protected-mode", "no".to_owned()),
             // The persistence that a test asks for and nothing beside it.
             ("save", String::new()),
             ("auto-aof-rewrite-percentage", "0".to_owned()),
+            // Without the file in between, Redis 7 waits for further replicas first, and may leave a replica that is
+            // linked without the writes of a second.
+            ("repl-diskless-sync", "no".to_owned()),
         ];
         if major_version() >= 7 {
             settings.push(("enable-debug-command", "yes".to_owned()));
         }
         let fixed = settings.into_iter().map(|(name, value)| (name.to_owned(), value));
         let args = fixed.chain(options.settings).flat_map(|(name, value)| [format!("--{name}"), value]).collect();
-        let server = Self { process, socket, args };
+        let server = Self { process, socket, port, args };
         server.start_again().await;
         server
     }
@@ -83,27 +106,55 @@ impl RedisServer {
 
     /// The address for the redis crate, `redis+unix:///...`.
     pub fn url(&self) -> String {
-        format!("redis+unix://{}", self.socket.display())
+        client::unix_url(&self.socket)
+    }
+
+    /// The port that it has.
+    ///
+    /// # Panics
+    ///
+    /// Where it was started without [`tcp`](RedisOptions::tcp).
+    pub fn port(&self) -> u16 {
+        assert!(self.port > 0, "a server without a port: start it with RedisOptions::tcp()");
+        self.port
+    }
+
+    /// The address of its [port](Self::port) for the redis crate, `redis://127.0.0.1:...`.
+    pub fn tcp_url(&self) -> String {
+        client::tcp_url(self.port())
+    }
+
+    /// Runs the command that these words are, parted by single spaces, over a connection of its own.
+    pub async fn run<T: FromRedisValue>(&self, words: &str) -> RedisResult<T> {
+        self.ask(&client::command(words)).await
+    }
+
+    pub(crate) async fn ask<T: FromRedisValue>(&self, command: &Cmd) -> RedisResult<T> {
+        client::run(&self.url(), command).await
     }
 
     /// A client for this server.
     pub fn client(&self) -> Client {
-        Client::open(self.url()).expect("the redis crate accepts the address of a Unix socket")
+        client::client(&self.url())
     }
 
     /// A connection that comes back after the server was started again: the first command afterwards still fails, as
     /// the connection manager does not send it a second time.
     pub async fn manager(&self) -> ConnectionManager {
-        let config = ConnectionManagerConfig::new()
-            .set_connection_timeout(Some(Duration::from_secs(1)))
-            .set_response_timeout(Some(Duration::from_secs(2)))
-            .set_number_of_retries(4)
-            .set_min_delay(Duration::from_millis(2))
-            .set_max_delay(Duration::from_millis(50));
-        match ConnectionManager::new_with_config(self.client(), config).await {
+        match client::manager(self.client()).await {
             Ok(manager) => manager,
             Err(e) => self.process.fail(&format!("cannot connect to Redis: {e}")),
         }
+    }
+
+    /// Whether it was started, and neither killed nor seen ending.
+    pub fn is_up(&self) -> bool {
+        self.process.is_up()
+    }
+
+    /// Panics with `what` and the end of the log.
+    pub(crate) fn fail(&self, what: &str) -> ! {
+        self.process.fail(what)
     }
 
     /// SIGKILL; returns when the server is gone. Nothing happens where none runs.
@@ -181,12 +232,12 @@ pub(crate) fn version() -> &'static str {
 }
 
 /// From "Redis server v=7.0.15 sha=..." or "Valkey server v=9.1.2 ...".
-fn major_version() -> u32 {
+pub(crate) fn major_version() -> u32 {
     let number = version().split("v=").nth(1).and_then(|rest| rest.split('.').next());
     number.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("no version number in {:?}", version()))
 }
 
-fn binary() -> &'static Path {
+pub(crate) fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
         let places = [
@@ -204,7 +255,7 @@ fn binary() -> &'static Path {
 }
 
 /// Whether commands are served: while Redis loads its data, it answers with an error that says so.
-fn answers(socket: &Path) -> bool {
+pub(crate) fn answers(socket: &Path) -> bool {
     let ask = || -> std::io::Result<bool> {
         let mut stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(Duration::from_secs(1)))?;
@@ -214,4 +265,13 @@ fn answers(socket: &Path) -> bool {
         Ok(length > 0 && !reply.starts_with(b"-LOADING"))
     };
     ask().unwrap_or(false)
+}
+
+/// Waits for something that servers come to by themselves.
+pub(crate) async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !is_so().await {
+        assert!(Instant::now() < deadline, "waited 30 s for {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }

@@ -1,6 +1,7 @@
 //! What several test programs share.
 #![allow(dead_code, missing_docs)]
 
+pub mod hits;
 pub mod reference;
 
 use std::time::Duration;
@@ -31,10 +32,8 @@ impl Pair {
 
     pub async fn on(options: RedisOptions, mysql: &MysqlServer) -> Self {
         let redis = RedisServer::start(options).await;
-        let (_, pool) = mysql.database("test").await;
-        let store = MysqlStore::new(pool.clone());
-        store.create_tables().await.expect("counterfoil's tables");
-        let counterfoil = Counterfoil::new(redis.manager().await, store);
+        let pool = database_on(mysql).await;
+        let counterfoil = Counterfoil::new(redis.manager().await, MysqlStore::new(pool.clone()));
         Pair { redis, pool, counterfoil }
     }
 
@@ -47,6 +46,17 @@ impl Pair {
     pub async fn number(&self, sql: &'static str) -> i64 {
         sqlx::query_scalar(sql).fetch_optional(&self.pool).await.expect(sql).unwrap_or(0)
     }
+}
+
+/// A database with counterfoil's tables, on the test program's one MySQL.
+pub async fn database() -> MySqlPool {
+    database_on(MYSQL.get_or_init(MysqlServer::start).await).await
+}
+
+async fn database_on(mysql: &MysqlServer) -> MySqlPool {
+    let (_, pool) = mysql.database("test").await;
+    MysqlStore::new(pool.clone()).create_tables().await.expect("counterfoil's tables");
+    pool
 }
 
 /// A family that is durable at once and due at every hit, unless the test says otherwise.

@@ -1,0 +1,221 @@
+//! Redis Cluster.
+
+mod slots;
+mod view;
+
+use crate::redis::{RedisOptions, RedisServer, major_version, until};
+use view::{Member, View};
+
+/// How many hash slots a cluster has.
+pub const SLOTS: u16 = 16_384;
+
+const PRIMARIES: usize = 3;
+
+/// A private Redis Cluster of three primaries, the nodes 0 to 2, and a replica of each, the nodes 3 to 5, on ports of
+/// 127.0.0.1. Which of them are primaries changes with every failover.
+///
+/// A node that is gone for 1.5 s is taken for dead, and its replica promoted a second later. Replicas are promoted however
+/// far behind they are.
+pub struct RedisCluster {
+    nodes: Vec<RedisServer>,
+}
+
+impl RedisCluster {
+    /// Starts one and returns when all nodes agree that it works. Options that are given win over the cluster's own, e.g.
+    /// `cluster-require-full-coverage`.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not come about.
+    pub async fn start(options: RedisOptions) -> Self {
+        let mut settings = vec![
+            ("cluster-enabled", "yes"),
+            ("cluster-node-timeout", "1500"),
+            ("cluster-replica-validity-factor", "0"),
+        ];
+        if major_version() >= 7 {
+            // a primary left without slots stays what it is
+            settings.push(("cluster-allow-replica-migration", "no"));
+        }
+        let options = options.tcp().defaults(&settings);
+        let starting: Vec<_> = (0..2 * PRIMARIES).map(|_| tokio::spawn(RedisServer::start(options.clone()))).collect();
+        let mut nodes = Vec::new();
+        for started in starting {
+            nodes.push(started.await.expect("a node starts"));
+        }
+        let cluster = RedisCluster { nodes };
+        cluster.form().await;
+        cluster
+    }
+
+    /// Makes strangers a cluster.
+    async fn form(&self) {
+        for number in 0..self.size() {
+            // or they would have to quarrel about who came first
+            self.tell(number, &format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1)).await;
+            // everybody meets everybody, since gossip takes its time
+            for other in &self.nodes[..number] {
+                self.tell(number, &format!("CLUSTER MEET 127.0.0.1 {}", other.port())).await;
+            }
+            if number < PRIMARIES {
+                let share = |number| usize::from(SLOTS) * number / PRIMARIES;
+                let slots: Vec<_> = (share(number)..share(number + 1)).map(|slot| slot.to_string()).collect();
+                self.tell(number, &format!("CLUSTER ADDSLOTS {}", slots.join(" "))).await;
+            }
+        }
+        until("nodes that know each other", async || {
+            self.views().await.iter().all(|view| view.members.len() == self.nodes.len() && !view.is_forming)
+        })
+        .await;
+        for primary in 0..PRIMARIES {
+            let id = self.own(primary).await.id;
+            self.tell(primary + PRIMARIES, &format!("CLUSTER REPLICATE {id}")).await;
+        }
+        self.wait_until_ok().await;
+    }
+
+    /// The addresses of all nodes for the redis crate's cluster client.
+    pub fn urls(&self) -> Vec<String> {
+        self.nodes.iter().map(RedisServer::tcp_url).collect()
+    }
+
+    /// How many nodes there are.
+    pub fn size(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// One of the nodes, to be killed, started again, paused, resumed and asked by its own address.
+    pub fn node(&self, number: usize) -> &RedisServer {
+        &self.nodes[number]
+    }
+
+    /// The nodes that are primaries with slots at present, by what they say themselves.
+    pub async fn primaries(&self) -> Vec<usize> {
+        let mut primaries = Vec::new();
+        for number in 0..self.size() {
+            if self.nodes[number].is_up() && self.is_promoted(number).await {
+                primaries.push(number);
+            }
+        }
+        primaries
+    }
+
+    /// The primary that has the slot at present; where two think so, the one that got it last.
+    ///
+    /// # Panics
+    ///
+    /// Where none has it.
+    pub async fn primary_of_slot(&self, slot: u16) -> usize {
+        let mut found = None;
+        for number in 0..self.size() {
+            if let Some(own) = self.ask_own(number).await.filter(|own| own.primary.is_none() && own.has(slot)) {
+                found = found.max(Some((own.epoch, number)));
+            }
+        }
+        found.unwrap_or_else(|| panic!("no node has slot {slot}")).1
+    }
+
+    /// The replica of that primary, which may be down itself.
+    ///
+    /// # Panics
+    ///
+    /// Where it has none that is up.
+    pub async fn replica_of(&self, primary: usize) -> usize {
+        let port = self.nodes[primary].port();
+        for number in (0..self.size()).filter(|number| *number != primary) {
+            if let Some(view) = self.view(number).await {
+                let own = view.own();
+                let follows = |member: &&Member| Some(&member.id) == own.primary.as_ref();
+                if view.members.iter().find(follows).is_some_and(|member| member.port == port) {
+                    return number;
+                }
+            }
+        }
+        panic!("node {primary} has no replica that is up")
+    }
+
+    /// Makes a replica the primary without losing anything: CLUSTER FAILOVER. Returns when it is.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not happen, for instance because its primary is down.
+    pub async fn failover(&self, replica: usize) {
+        // the primary takes no notice of a replica of which it has not heard yet
+        self.wait_until_ok().await;
+        self.tell(replica, "CLUSTER FAILOVER").await;
+        self.wait_promoted(replica).await;
+    }
+
+    /// Returns when a replica has been promoted, for instance since its primary was killed.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not happen.
+    pub async fn wait_promoted(&self, replica: usize) {
+        until("a promoted replica", async || self.is_promoted(replica).await).await;
+    }
+
+    /// Returns when all nodes that are up take the cluster for working, agree on who has which slot and who follows whom,
+    /// and replicas are linked to their primaries.
+    ///
+    /// # Panics
+    ///
+    /// Where they do not come to that.
+    pub async fn wait_until_ok(&self) {
+        until("a cluster that works", async || self.is_ok().await).await;
+    }
+
+    async fn is_ok(&self) -> bool {
+        let views = self.views().await;
+        let agree = views.windows(2).all(|pair| pair[0].roles() == pair[1].roles());
+        if !agree {
+            return false;
+        }
+        for (number, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.is_up()) {
+            let info = node.run::<String>("CLUSTER INFO").await;
+            let works = info.is_ok_and(|info| info.contains("cluster_state:ok"));
+            let has_a_role = self.is_promoted(number).await || node.is_following().await;
+            if !works || !has_a_role {
+                return false;
+            }
+        }
+        true
+    }
+
+    async fn is_promoted(&self, number: usize) -> bool {
+        self.ask_own(number).await.is_some_and(|own| own.primary.is_none() && !own.slots.is_empty())
+    }
+
+    /// What each node that answers thinks of the cluster.
+    async fn views(&self) -> Vec<View> {
+        let mut views = Vec::new();
+        for number in 0..self.size() {
+            views.extend(self.view(number).await);
+        }
+        views
+    }
+
+    async fn view(&self, number: usize) -> Option<View> {
+        let node = &self.nodes[number];
+        match node.is_up() {
+            true => Some(View::parse(&node.run::<String>("CLUSTER NODES").await.ok()?)),
+            false => None,
+        }
+    }
+
+    async fn ask_own(&self, number: usize) -> Option<Member> {
+        self.view(number).await.map(|view| view.own().clone())
+    }
+
+    async fn own(&self, number: usize) -> Member {
+        let own = self.ask_own(number).await;
+        own.unwrap_or_else(|| self.nodes[number].fail(&format!("node {number} does not answer")))
+    }
+
+    /// A command that has to succeed.
+    async fn tell(&self, number: usize, words: &str) {
+        let node = &self.nodes[number];
+        let short: String = words.chars().take(80).collect();
+        node.run::<()>(words).await.unwrap_or_else(|e| node.fail(&format!("node {number}, {short}: {e}")));
+    }
+}

@@ -1,0 +1,68 @@
+//! What one node thinks of the cluster: the answer of CLUSTER NODES.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+/// All nodes, as one of them sees them.
+#[derive(Clone, Debug)]
+pub(super) struct View {
+    pub members: Vec<Member>,
+    /// Where nodes have not shaken hands yet.
+    pub is_forming: bool,
+}
+
+/// A node, as one of them sees it.
+#[derive(Clone, Debug)]
+pub(super) struct Member {
+    pub id: String,
+    pub port: u16,
+    /// Whom it follows, if it is a replica.
+    pub primary: Option<String>,
+    pub epoch: u64,
+    pub slots: Vec<RangeInclusive<u16>>,
+    is_own: bool,
+}
+
+impl View {
+    pub fn parse(text: &str) -> Self {
+        View {
+            members: text.lines().filter_map(Member::parse).collect(),
+            is_forming: text.lines().any(|line| line.contains("handshake")),
+        }
+    }
+
+    /// The node whose view it is.
+    pub fn own(&self) -> &Member {
+        self.members.iter().find(|member| member.is_own).expect("a node knows itself")
+    }
+
+    /// Whom each node follows, and which slots it has.
+    pub fn roles(&self) -> BTreeMap<&str, (Option<&str>, &[RangeInclusive<u16>])> {
+        self.members.iter().map(|member| (&*member.id, (member.primary.as_deref(), &*member.slots))).collect()
+    }
+}
+
+impl Member {
+    /// From "ID IP:PORT@BUS[,HOST] FLAG,... PRIMARY|- PING PONG EPOCH LINK [SLOT|SLOT-SLOT|[SLOT->-ID] ...]".
+    fn parse(line: &str) -> Option<Self> {
+        let words: Vec<_> = line.split(' ').collect();
+        let (_, port) = words.get(1)?.split('@').next()?.rsplit_once(':')?;
+        let range = |word: &&str| {
+            let (from, to) = word.split_once('-').unwrap_or((word, word));
+            Some(from.parse().ok()?..=to.parse().ok()?)
+        };
+        Some(Member {
+            id: words[0].to_owned(),
+            port: port.parse().ok()?,
+            is_own: words.get(2)?.split(',').any(|flag| flag == "myself"),
+            primary: words.get(3).filter(|id| **id != "-").map(|id| (*id).to_owned()),
+            epoch: words.get(6)?.parse().ok()?,
+            // slots that are being moved, in brackets, are none of it
+            slots: words.iter().skip(8).filter_map(range).collect(),
+        })
+    }
+
+    pub fn has(&self, slot: u16) -> bool {
+        self.slots.iter().any(|range| range.contains(&slot))
+    }
+}

@@ -1,0 +1,294 @@
+//! A network that fails when it is told to.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use redis::Client;
+use redis::aio::ConnectionManager;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+
+use crate::client;
+use crate::process::Process;
+use crate::redis::RedisServer;
+
+/// A Unix socket that forwards the bytes of any number of connections to a server and back, and does harm to them on
+/// demand. It runs on the runtime within which it was made, and ends with its handle.
+pub struct Proxy {
+    // for its directory, which goes however this process ends
+    process: Process,
+    socket: PathBuf,
+    network: Arc<Network>,
+    listening: JoinHandle<()>,
+}
+
+/// What becomes of everything that a black hole held back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// It arrives late, as TCP does it, also where the client has given up and closed meanwhile.
+    Delivered,
+    /// It never arrives: the connections are closed.
+    Lost,
+}
+
+/// Where the bytes go.
+#[derive(Clone, Debug)]
+enum Target {
+    Unix(PathBuf),
+    Tcp(String),
+}
+
+/// The direction in which bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Requests,
+    Replies,
+}
+
+/// What all connections share.
+struct Network {
+    weather: watch::Sender<Weather>,
+    cut: Mutex<Option<Cut>>,
+    requests: AtomicU64,
+    replies: AtomicU64,
+}
+
+/// What connections are watching for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Weather {
+    black_hole: bool,
+    delay: Duration,
+    /// How often everything was closed.
+    closed: u64,
+}
+
+/// A cut that is still to come.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    way: Way,
+    after: usize,
+}
+
+impl Proxy {
+    /// A proxy in front of a server's Unix socket.
+    pub fn to(server: &RedisServer) -> Self {
+        Self::start(Target::Unix(server.socket().to_owned()))
+    }
+
+    /// A proxy in front of any Unix socket.
+    pub fn to_unix(socket: &Path) -> Self {
+        Self::start(Target::Unix(socket.to_owned()))
+    }
+
+    /// A proxy in front of a TCP address, `host:port`.
+    pub fn to_tcp(address: &str) -> Self {
+        Self::start(Target::Tcp(address.to_owned()))
+    }
+
+    fn start(target: Target) -> Self {
+        let process = Process::new();
+        let socket = process.dir().join("proxy.sock");
+        let listener = UnixListener::bind(&socket);
+        let listener = listener.unwrap_or_else(|e| panic!("cannot listen on {}: {e}", socket.display()));
+        let network = Arc::new(Network {
+            weather: watch::Sender::default(),
+            cut: Mutex::default(),
+            requests: AtomicU64::new(0),
+            replies: AtomicU64::new(0),
+        });
+        let listening = tokio::spawn(listen(listener, target, network.clone()));
+        Proxy { process, socket, network, listening }
+    }
+
+    /// The socket that it listens on.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The address for the redis crate, `redis+unix:///...`.
+    pub fn url(&self) -> String {
+        client::unix_url(&self.socket)
+    }
+
+    /// A client for the server behind it.
+    pub fn client(&self) -> Client {
+        client::client(&self.url())
+    }
+
+    /// A connection through it that comes back by itself, as [`RedisServer::manager`] makes it.
+    ///
+    /// # Panics
+    ///
+    /// Where the server does not answer.
+    pub async fn manager(&self) -> ConnectionManager {
+        match client::manager(self.client()).await {
+            Ok(manager) => manager,
+            Err(e) => self.process.fail(&format!("cannot connect to Redis through the proxy: {e}")),
+        }
+    }
+
+    /// Cuts a connection once exactly `bytes` more bytes of requests have gone to the server: the one that the next
+    /// byte goes over. Nothing behind them reaches the server. After none, it is cut when the next byte is sent.
+    pub fn cut_requests_after(&self, bytes: usize) {
+        *self.network.cut() = Some(Cut { way: Way::Requests, after: bytes });
+    }
+
+    /// Cuts a connection once exactly `bytes` more bytes of replies have gone to the client. Requests go to the server
+    /// whole meanwhile; and also after none the server has replied when the connection is cut, so that it is certain to
+    /// have executed a request.
+    pub fn cut_replies_after(&self, bytes: usize) {
+        *self.network.cut() = Some(Cut { way: Way::Replies, after: bytes });
+    }
+
+    /// Takes back a cut. Answers whether there was one to take back: whether it had not happened yet.
+    pub fn call_off(&self) -> bool {
+        self.network.cut().take().is_some()
+    }
+
+    /// From now on nothing arrives any more, and nobody is told: connections stay open, new ones get no answer before
+    /// it has healed.
+    pub fn black_hole(&self) {
+        self.network.weather.send_modify(|weather| weather.black_hole = true);
+    }
+
+    /// Ends a [`black_hole`](Self::black_hole).
+    pub fn heal(&self, held: Held) {
+        self.network.weather.send_modify(|weather| {
+            weather.black_hole = false;
+            weather.closed += u64::from(held == Held::Lost);
+        });
+    }
+
+    /// Replies arrive so much later from now on, up to twice as much where they come close together.
+    pub fn delay_replies(&self, delay: Duration) {
+        self.network.weather.send_modify(|weather| weather.delay = delay);
+    }
+
+    /// How many bytes clients have sent so far.
+    pub fn request_bytes(&self) -> usize {
+        self.network.requests.load(Ordering::Relaxed) as usize
+    }
+
+    /// How many bytes the server has answered so far.
+    pub fn reply_bytes(&self) -> usize {
+        self.network.replies.load(Ordering::Relaxed) as usize
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // the connections, which are its own, go with it
+        self.listening.abort();
+    }
+}
+
+async fn listen(listener: UnixListener, target: Target, network: Arc<Network>) {
+    let mut connections = JoinSet::new();
+    let mut weather = network.weather.subscribe();
+    loop {
+        let (client, _) =
+            listener.accept().await.unwrap_or_else(|e| panic!("the proxy cannot accept connections: {e}"));
+        // new ones are let through in either case
+        let _ = weather.wait_for(|weather| !weather.black_hole).await;
+        connections.spawn(connect(client, target.clone(), network.clone()));
+        // those that are over
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+/// One connection, from its start to its end. Where the server is down it is closed at once.
+async fn connect(client: UnixStream, target: Target, network: Arc<Network>) -> io::Result<()> {
+    let client = client.into_split();
+    match target {
+        Target::Unix(path) => forward(client, UnixStream::connect(path).await?.into_split(), &network).await,
+        Target::Tcp(address) => forward(client, TcpStream::connect(address).await?.into_split(), &network).await,
+    }
+}
+
+/// Forwards both ways until one side closes, or it is cut: then both are closed.
+async fn forward(
+    (from_client, to_client): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
+    (from_server, to_server): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
+    network: &Network,
+) -> io::Result<()> {
+    let mut weather = network.weather.subscribe();
+    let closed = weather.borrow_and_update().closed;
+    tokio::select! {
+        _ = weather.wait_for(|weather| weather.closed > closed) => Ok(()),
+        ended = network.pump(Way::Requests, from_client, to_server) => ended,
+        ended = network.pump(Way::Replies, from_server, to_client) => ended,
+    }
+}
+
+impl Network {
+    async fn pump(
+        &self,
+        way: Way,
+        mut from: impl AsyncRead + Unpin,
+        mut to: impl AsyncWrite + Unpin,
+    ) -> io::Result<()> {
+        let mut weather = self.weather.subscribe();
+        let closed = weather.borrow().closed;
+        let mut buffer = vec![0; 64 * 1024];
+        loop {
+            let length = from.read(&mut buffer).await?;
+            self.seen(way).fetch_add(length as u64, Ordering::Relaxed);
+            let delay = weather.borrow().delay;
+            if way == Way::Replies && !delay.is_zero() {
+                tokio::time::sleep(delay).await;
+            }
+            // also the news that the other side is gone has to get through
+            clear(&mut weather, closed).await?;
+            if length == 0 {
+                return Ok(());
+            }
+            let (passed, is_cut) = self.pass(way, length);
+            to.write_all(&buffer[..passed]).await?;
+            if is_cut {
+                return Ok(());
+            }
+        }
+    }
+
+    /// How many of so many bytes may pass, and whether the connection is cut behind them.
+    fn pass(&self, way: Way, length: usize) -> (usize, bool) {
+        let mut next = self.cut();
+        match &mut *next {
+            Some(cut) if cut.way == way && cut.after <= length => {
+                let passed = cut.after;
+                *next = None;
+                (passed, true)
+            }
+            Some(cut) if cut.way == way => {
+                cut.after -= length;
+                (length, false)
+            }
+            _ => (length, false),
+        }
+    }
+
+    fn seen(&self, way: Way) -> &AtomicU64 {
+        match way {
+            Way::Requests => &self.requests,
+            Way::Replies => &self.replies,
+        }
+    }
+
+    fn cut(&self) -> MutexGuard<'_, Option<Cut>> {
+        self.cut.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Waits for the end of a black hole, which is an error to what was to be lost in it.
+async fn clear(weather: &mut watch::Receiver<Weather>, closed: u64) -> io::Result<()> {
+    let is_over = |weather: &Weather| !weather.black_hole || weather.closed > closed;
+    match weather.wait_for(is_over).await {
+        Ok(weather) if weather.closed == closed => Ok(()),
+        _ => Err(io::ErrorKind::ConnectionReset.into()),
+    }
+}

@@ -1,0 +1,82 @@
+//! Sentinel, which promotes a replica when the primary is gone.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::client;
+use crate::port;
+use crate::process::Process;
+use crate::redis::{self, RedisServer, answers, until};
+
+/// What the primary goes by.
+const NAME: &str = "primary";
+
+/// One sentinel, which decides alone: a primary that does not answer for half a second is replaced. It ends, and its
+/// directory goes, with this handle.
+pub struct Sentinel {
+    process: Process,
+    socket: PathBuf,
+    port: u16,
+}
+
+impl Sentinel {
+    /// Starts one that watches over `primary`, which needs [`tcp`](crate::RedisOptions::tcp), and over the replicas that
+    /// follow it by now; it learns of later ones only after some seconds. Returns when it knows them.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not start, or there is no replica.
+    pub async fn start(primary: &RedisServer) -> Self {
+        let (process, port) = (Process::new(), port::free());
+        let socket = process.dir().join("redis.sock");
+        // it writes down here what it learns
+        let file = process.dir().join("sentinel.conf");
+        let settings = format!(
+            "bind 127.0.0.1\nport {port}\nunixsocket {}\ndir {}\nprotected-mode no\n\
+             sentinel monitor {NAME} 127.0.0.1 {} 1\n\
+             sentinel down-after-milliseconds {NAME} 500\n\
+             sentinel failover-timeout {NAME} 3000\n",
+            socket.display(),
+            process.dir().display(),
+            primary.port(),
+        );
+        fs::write(&file, settings).unwrap_or_else(|e| panic!("cannot write {}: {e}", file.display()));
+        let args = [file.display().to_string(), "--sentinel".to_owned()];
+        process.start(redis::binary(), &args, || answers(&socket)).await;
+        let sentinel = Self { process, socket, port };
+        until("a sentinel that knows a replica", async || {
+            let replicas: Vec<::redis::Value> = sentinel.ask(&format!("SENTINEL REPLICAS {NAME}")).await;
+            !replicas.is_empty()
+        })
+        .await;
+        sentinel
+    }
+
+    /// The address for a client that asks sentinels where the primary is. It goes by the name `primary`.
+    pub fn url(&self) -> String {
+        client::tcp_url(self.port)
+    }
+
+    /// The address of the present primary.
+    pub async fn primary_url(&self) -> String {
+        let (_, port): (String, u16) = self.ask(&format!("SENTINEL GET-MASTER-ADDR-BY-NAME {NAME}")).await;
+        client::tcp_url(port)
+    }
+
+    /// Returns when it has promoted `replica`: the sentinel says so, and the server itself.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not happen.
+    pub async fn wait_promoted(&self, replica: &RedisServer) {
+        until("a promoted replica", async || {
+            self.primary_url().await == replica.tcp_url() && replica.is_primary().await
+        })
+        .await;
+    }
+
+    async fn ask<T: ::redis::FromRedisValue>(&self, words: &str) -> T {
+        let answer = client::run(&client::unix_url(&self.socket), &client::command(words)).await;
+        answer.unwrap_or_else(|e| self.process.fail(&format!("{words}: {e}")))
+    }
+}

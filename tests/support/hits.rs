@@ -1,0 +1,159 @@
+//! Hits that are told apart: each has an id of its own, so that a value says how often it was counted.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use counterfoil::{Added, Counters, Store};
+use redis::aio::ConnectionLike;
+use sqlx::MySqlPool;
+use tokio::task::JoinSet;
+
+const WRITERS: usize = 8;
+
+/// Writers that count until they are told to stop.
+pub struct Hits {
+    stop: Arc<AtomicBool>,
+    writers: JoinSet<Vec<Hit>>,
+}
+
+/// One call, and what was said of it.
+#[derive(Clone, Debug)]
+pub struct Hit {
+    pub id: String,
+    pub asked: Instant,
+    pub told: Instant,
+    pub outcome: Outcome,
+    /// What an exact read said later, if there was one and it succeeded.
+    pub read: Option<i64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Acknowledged,
+    /// Surely not counted, and why.
+    Refused(String),
+    Unknown,
+}
+
+impl Hits {
+    pub fn on<C, S>(counters: &Counters<C, S>) -> Self
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+        S: Store,
+    {
+        let (stop, next) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let mut writers = JoinSet::new();
+        for _ in 0..WRITERS {
+            let (counters, stop, next) = (counters.clone(), stop.clone(), next.clone());
+            writers.spawn(async move {
+                let mut hits: Vec<Hit> = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    let id = format!("hit/{}", next.fetch_add(1, Ordering::Relaxed));
+                    let asked = Instant::now();
+                    let outcome = match counters.add(&id, 1).await {
+                        Ok(added) => {
+                            assert!(matches!(added, Added::Counted { .. }), "{added:?}");
+                            Outcome::Acknowledged
+                        }
+                        // whatever an error leaves open, no hit is counted again by the caller
+                        Err(error) if error.is_retryable() => Outcome::Refused(error.to_string()),
+                        Err(error) if error.outcome_unknown() => Outcome::Unknown,
+                        Err(error) => panic!("{error}"),
+                    };
+                    hits.push(Hit { id, asked, told: Instant::now(), outcome, read: None });
+                    // one that may be on its way to the database by now
+                    if let Some(earlier) = hits.len().checked_sub(20)
+                        && hits.len().is_multiple_of(5)
+                    {
+                        hits[earlier].read = counters.get(&hits[earlier].id).await.ok();
+                    }
+                    // so many that the database is not what the test waits for
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                hits
+            });
+        }
+        Hits { stop, writers }
+    }
+
+    /// Lets the writers finish their calls.
+    pub async fn end(self) -> Vec<Hit> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.writers.join_all().await.into_iter().flatten().collect()
+    }
+}
+
+/// What was said of the hits against what the database holds after a drain.
+#[derive(Debug, Default)]
+pub struct Reckoning {
+    pub acknowledged: usize,
+    pub unknown: usize,
+    /// Hits of unknown outcome that were counted.
+    pub unknown_counted: usize,
+    pub refused: usize,
+    /// Said to be surely not counted, and counted.
+    pub refused_counted: Vec<Hit>,
+    /// Acknowledged, and not there.
+    pub lost: Vec<Hit>,
+    /// Counted more than once.
+    pub doubled: Vec<Hit>,
+    pub read: usize,
+    /// Acknowledged, and read as something else than 1.
+    pub misread: Vec<Hit>,
+}
+
+impl Reckoning {
+    pub async fn of(hits: &[Hit], pool: &MySqlPool) -> Self {
+        let query = "SELECT CAST(id AS CHAR), value FROM counterfoil_values WHERE id LIKE 'hit/%'";
+        let stored: Vec<(String, i64)> = sqlx::query_as(query).fetch_all(pool).await.expect(query);
+        let stored: HashMap<_, _> = stored.into_iter().collect();
+        let mut reckoning = Reckoning::default();
+        for hit in hits {
+            let value = stored.get(&hit.id).copied().unwrap_or(0);
+            match &hit.outcome {
+                Outcome::Acknowledged => reckoning.acknowledged += 1,
+                Outcome::Unknown => reckoning.unknown += 1,
+                Outcome::Refused(_) => reckoning.refused += 1,
+            }
+            reckoning.read += usize::from(hit.read.is_some());
+            if hit.outcome == Outcome::Acknowledged && hit.read.is_some_and(|read| read != 1) {
+                reckoning.misread.push(hit.clone());
+            }
+            match &hit.outcome {
+                _ if value > 1 => reckoning.doubled.push(hit.clone()),
+                Outcome::Acknowledged if value == 0 => reckoning.lost.push(hit.clone()),
+                Outcome::Unknown if value == 1 => reckoning.unknown_counted += 1,
+                Outcome::Refused(_) if value == 1 => reckoning.refused_counted.push(hit.clone()),
+                _ => {}
+            }
+        }
+        println!(
+            "{} hits acknowledged, {} refused, {} unknown of which {} were counted; {} lost, {} doubled; {} of {} misread",
+            reckoning.acknowledged,
+            reckoning.refused,
+            reckoning.unknown,
+            reckoning.unknown_counted,
+            reckoning.lost.len(),
+            reckoning.doubled.len(),
+            reckoning.misread.len(),
+            reckoning.read,
+        );
+        reckoning
+    }
+
+    /// Everything is as it was said to be.
+    pub fn is_exact(&self) {
+        assert!(self.acknowledged > 100 && self.read > 10, "little was tried: {self:?}");
+        let wrong = [
+            ("lost", &self.lost),
+            ("doubled", &self.doubled),
+            ("misread", &self.misread),
+            ("refused and counted", &self.refused_counted),
+        ];
+        for (what, hits) in wrong {
+            assert!(hits.is_empty(), "{} hits {what}: {:?}", hits.len(), &hits[..hits.len().min(5)]);
+        }
+    }
+}
