@@ -20,13 +20,13 @@ use crate::store::{Registered, Store};
 /// `C` is the connection to Redis, which is cloned for every call: a [`Primary`], or any asynchronous connection of the
 /// redis crate, made by the application:
 ///
-/// - a connection manager; it comes back when it breaks, and after a failover (counterfoil leaves a server that says
-///   that it is a replica), but stays with a server that is silent without being gone;
+/// - a connection manager; it comes back when it breaks, and after a failover, once a write was refused by a server that
+///   has become a replica; it stays with a server that is silent without being gone;
 /// - a cluster connection, whose own retries must be off ([`Unsafe`](crate::ErrorKind::Unsafe) where they are not) and
 ///   which is best built with the settings that `cluster_settings` (feature `cluster`) makes;
 /// - a multiplexed connection; it does not come back once it is lost.
 ///
-/// A connection without time limits is given one of 5 s for each call. Replicas are never read, even where the
+/// A connection without time limits is given one of 5 s for each call. Replicas are not read, even where a cluster
 /// connection would.
 ///
 /// An application with several pairs makes one of these for each; families are opened, also by the thousand, while it

@@ -16,6 +16,7 @@ use futures_util::future::join_all;
 use redis::aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig, MultiplexedConnection};
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
+use redis::cluster_read_routing::RandomReplicaStrategy;
 use redis::{Cmd, Pipeline, RedisFuture, Value};
 use support::{Pair, eventually, family};
 use testkit::{RedisCluster, RedisOptions, RedisServer, Sentinel};
@@ -133,6 +134,52 @@ async fn a_drain_does_not_overlook_a_node_that_is_away() {
     cluster.node(0).start_again().await;
     drain.await.unwrap().unwrap();
     assert_eq!(pair.number(OWN).await, number);
+}
+
+#[tokio::test]
+async fn replicas_are_not_read_even_by_a_client_that_would() {
+    let (cluster, pair) = (RedisCluster::start(RedisOptions::volatile()).await, Pair::new().await);
+    // a replica is not told of before it has something
+    let first = connect(&cluster).await;
+    eventually("all slots have a replica", async || {
+        for key in ["a", "b", "c", "d", "e", "f"] {
+            let _: u64 = redis::cmd("INCR").arg(key).query_async(&mut first.clone()).await.unwrap();
+        }
+        let mut slots = Vec::new();
+        for primary in 0..3 {
+            slots.extend(cluster.node(primary).run::<Vec<Vec<Value>>>("CLUSTER SLOTS").await.unwrap());
+        }
+        slots.iter().all(|slot| slot.len() == 4)
+    })
+    .await;
+    let reading = cluster_settings(builder(&cluster)).read_routing_strategy(RandomReplicaStrategy).build().unwrap();
+    let mut redis = reading.get_async_connection().await.unwrap();
+    let counterfoil = pair_of(redis.clone(), &pair);
+    let views = counterfoil.open(family("views").partitions(12).build().unwrap()).await.unwrap();
+    for number in 0..50 {
+        let _ = views.add(&format!("page/{number}"), 1).await.unwrap();
+        assert_eq!(views.get(&format!("page/{number}")).await.unwrap(), 1);
+    }
+    assert_eq!(views.list("page/", None, 100).await.unwrap().len(), 50);
+    counterfoil.drain().await.unwrap();
+    assert_eq!(pair.number(OWN).await, 50);
+    let asked = async || {
+        let mut asked = 0;
+        for replica in 3..6 {
+            let stats: String = cluster.node(replica).run("INFO commandstats").await.unwrap();
+            asked += ["eval", "evalsha", "exists", "hscan"]
+                .map(|name| stats.matches(&format!("cmdstat_{name}:")).count())
+                .iter()
+                .sum::<usize>();
+        }
+        asked
+    };
+    assert_eq!(asked().await, 0);
+    // the plain command is what goes there
+    for key in ["a", "b", "c", "d", "e", "f"] {
+        let _: u64 = redis::cmd("EXISTS").arg(key).query_async(&mut redis).await.unwrap();
+    }
+    assert!(asked().await > 0);
 }
 
 #[tokio::test]
