@@ -67,7 +67,7 @@ where
     /// [`Unsafe`](crate::ErrorKind::Unsafe) for a connection to Redis that sends a call again by itself. While Redis
     /// cannot be asked about that the family is opened, and the first hit asks again.
     pub async fn open(&self, family: Family) -> Result<Counters<C, S>> {
-        match self.shared.resend.refuse(&self.shared.redis, &family).await {
+        match self.shared.dispatch.refuse_resending(&family).await {
             Err(error) if error.kind() == ErrorKind::Unsafe => return Err(error),
             Err(error) => tracing::warn!(%error, "the connection is not yet known to be safe"),
             Ok(()) => {}
@@ -81,7 +81,7 @@ where
         let families: Vec<_> = self.shared.opened().iter().map(|opened| opened.registered.family.clone()).collect();
         let mut findings = check::redis(&self.shared.redis, &families).await;
         if let Some(family) = families.first()
-            && let Err(error) = self.shared.resend.refuse(&self.shared.redis, family).await
+            && let Err(error) = self.shared.dispatch.refuse_resending(family).await
             && error.kind() == ErrorKind::Unsafe
         {
             let advice = "Let Counterfoil::connect or connect_cluster make the connection.";

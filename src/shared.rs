@@ -70,7 +70,7 @@ where
     }
 
     pub fn partition(&self, family: &Family, partition: u32) -> Partition<C> {
-        Partition::new(self.redis.clone(), family, partition)
+        self.dispatch.partition(family, partition)
     }
 }
 

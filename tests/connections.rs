@@ -367,7 +367,7 @@ async fn a_failover_between_two_pages_of_a_batch_loses_none_of_it() {
     let partition = Partition::new(moving.clone(), &family, 0);
     let ids: Vec<_> = (0..2000).map(|number| format!("page/{number}")).collect();
     let pairs: Vec<_> = ids.iter().map(|id| (id.as_str(), 1)).collect();
-    partition.add(&family, None, &pairs).await.unwrap();
+    partition.add(&family, None, pairs.len() as u64, pairs).await.unwrap();
     let RotateReply::Batch(batch) = partition.rotate(Incarnation(1), None, Cut::Now).await.unwrap() else {
         panic!("there is a batch")
     };

@@ -9,6 +9,10 @@ use redis::aio::ConnectionLike;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
+use crate::buffered::Partition;
+use crate::error::Result;
+use crate::family::Family;
+use crate::resend::ResendProbe;
 use crate::writer::lane::Lane;
 
 /// How many calls are under way at a time. Few, so that under load hits gather and calls carry many of them.
@@ -20,6 +24,8 @@ pub const SLOW: Duration = Duration::from_millis(50);
 /// Gives the partitions of one connection their turn.
 #[derive(Debug)]
 pub struct Dispatch<C> {
+    redis: C,
+    resend: ResendProbe,
     state: Mutex<State<C>>,
     watched: AtomicBool,
 }
@@ -59,17 +65,25 @@ pub struct Permit<C: ConnectionLike + Clone + Send + Sync + 'static> {
     number: u64,
 }
 
-impl<C> Default for Dispatch<C> {
-    fn default() -> Self {
-        let state = State { held: Vec::new(), ready: VecDeque::new(), slow: Vec::new(), permits: 0 };
-        Dispatch { state: Mutex::new(state), watched: AtomicBool::new(false) }
-    }
-}
-
 impl<C> Dispatch<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
+    pub fn new(redis: C) -> Self {
+        let state = State { held: Vec::new(), ready: VecDeque::new(), slow: Vec::new(), permits: 0 };
+        Dispatch { redis, resend: ResendProbe::default(), state: Mutex::new(state), watched: AtomicBool::new(false) }
+    }
+
+    /// One partition over this connection.
+    pub fn partition(&self, family: &Family, number: u32) -> Partition<C> {
+        Partition::new(self.redis.clone(), family, number)
+    }
+
+    /// Returns where the connection is known to send a call once; to be asked before a producer is registered.
+    pub async fn refuse_resending(&self, family: &Family) -> Result<()> {
+        self.resend.refuse(&self.redis, family).await
+    }
+
     /// A permit for a call to the partition, if one is free and nobody waits for it; else its turn comes.
     pub fn ask(self: &Arc<Self>, lane: &Arc<Lane<C>>) -> Option<Permit<C>> {
         let mut state = self.state();

@@ -22,6 +22,12 @@ use crate::writer::group::Group;
 use crate::writer::lead::Lead;
 use crate::writer::producer::Producer;
 
+/// What it takes to make a call with some hope of an answer.
+const LAST_MOMENT: Duration = Duration::from_millis(50);
+
+/// However often Redis refused, it is asked again after so long.
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
 /// The write path to one partition.
 #[derive(Debug)]
 pub struct Lane<C> {
@@ -47,6 +53,8 @@ struct State {
     term: u64,
     producer: Option<Producer>,
     refusals: Backoff,
+    /// Why Redis did not take the last call, if it did not.
+    refusal: Option<Error>,
 }
 
 #[derive(Debug)]
@@ -91,6 +99,7 @@ where
             term: 0,
             producer: None,
             refusals: Backoff::default(),
+            refusal: None,
         };
         let (state, room, waiting) = (Mutex::new(state), Notify::new(), AtomicU64::new(0));
         Lane { opened, number, partition, dispatch, work, state, room, waiting }
@@ -134,7 +143,8 @@ where
             })
             .await?;
             match call.outcome() {
-                Some(Outcome::NotExecuted(_)) if Instant::now() < deadline => {}
+                // a call begun at the last moment would only make unknown what is surely not counted
+                Some(Outcome::NotExecuted(_)) if Instant::now() + patience.min(LAST_MOMENT) / 2 < deadline => {}
                 Some(Outcome::NotExecuted(error) | Outcome::Failed(error)) => return Err(error.again()),
                 _ => return Ok((call, seats)),
             }
@@ -212,7 +222,8 @@ where
     fn send_away(&self, state: &mut State) {
         if !state.gathering.is_empty() {
             state.gathering = Group::default();
-            let error = self.error(ErrorKind::Redis, "not counted: Redis has not answered the calls before");
+            let silence = || self.error(ErrorKind::Redis, "not counted: Redis has not answered the calls before");
+            let error = state.refusal.as_ref().map_or_else(silence, Error::again);
             state.next.end(Outcome::NotExecuted(error));
             self.room.notify_waiters();
         }
@@ -271,10 +282,12 @@ where
         })
     }
 
-    /// How long to wait after a refusal.
-    pub fn refused(self: &Arc<Self>) -> Duration {
+    /// Redis did not take the call; answers how long to wait.
+    pub fn refused(self: &Arc<Self>, refusal: Error) -> Duration {
         self.dispatch.look_after(self);
-        self.state().refusals.next()
+        let mut state = self.state();
+        state.refusal = Some(refusal);
+        state.refusals.next().min(LONGEST_PAUSE)
     }
 
     /// Ends the call of this term: the partition can have another one. Answers whether it waits for that.
@@ -285,7 +298,7 @@ where
             return None;
         }
         if !matches!(outcome, Outcome::NotExecuted(_)) {
-            state.refusals = Backoff::default();
+            (state.refusals, state.refusal) = (Backoff::default(), None);
         }
         state.producer = producer;
         self.waiting.store(state.gathering.hits(), Ordering::Relaxed);

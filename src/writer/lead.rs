@@ -59,17 +59,20 @@ where
     /// The same, but answers whose turn it is.
     pub async fn make(mut self) -> Option<Turn<C>> {
         if let Some(outcome) = self.outcome().await {
-            let refused = matches!(outcome, Outcome::NotExecuted(_));
+            let refusal = match &outcome {
+                Outcome::NotExecuted(error) => Some(error.again()),
+                _ => None,
+            };
             if let (Outcome::Failed(error), Some(group)) = (&outcome, self.call.group())
                 && error.outcome_unknown()
             {
                 self.lane.lost_sight_of(group);
             }
             self.call.end(outcome);
-            if refused {
+            if let Some(refusal) = refusal {
                 // others need not wait until this one tries again
                 self.permit = None;
-                sleep(self.lane.refused()).await;
+                sleep(self.lane.refused(refusal)).await;
             }
         }
         self.land()
@@ -128,6 +131,7 @@ where
     async fn attempt(&mut self, call: &Call) -> Result<Option<AddReply>> {
         let Some(group) = call.group() else { return Ok(None) };
         if self.producer.is_none() {
+            self.lane.dispatch().refuse_resending(self.lane.family()).await?;
             let producer = Producer::register(self.lane.partition()).await?;
             if !self.lane.adopt(self.term, &producer) {
                 return Ok(None);

@@ -23,7 +23,7 @@ pub use self::dispatch::Dispatch;
 use self::group::{Group, PAIRS};
 use self::lane::Lane;
 use self::recorder::Recorder;
-use crate::buffered::{Added, Partition};
+use crate::buffered::Added;
 use crate::error::{Error, Result};
 use crate::shared::{Opened, Work};
 
@@ -36,7 +36,6 @@ const CHUNK: usize = PAIRS / 2;
 /// Counts the hits of one family.
 #[derive(Debug)]
 pub struct Writer<C> {
-    redis: C,
     opened: Arc<Opened>,
     dispatch: Arc<Dispatch<C>>,
     work: Arc<Work>,
@@ -53,9 +52,9 @@ impl<C> Writer<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    pub fn new(redis: C, opened: Arc<Opened>, dispatch: Arc<Dispatch<C>>, work: Arc<Work>) -> Self {
+    pub fn new(opened: Arc<Opened>, dispatch: Arc<Dispatch<C>>, work: Arc<Work>) -> Self {
         let lanes = (0..opened.registered.family.partitions()).map(|_| OnceLock::new()).collect();
-        Writer { redis, opened, dispatch, work, lanes, turn: AtomicU32::new(0), recorder: Recorder::default() }
+        Writer { opened, dispatch, work, lanes, turn: AtomicU32::new(0), recorder: Recorder::default() }
     }
 
     /// Counts one hit. Without `wait` it is an error if many others wait already.
@@ -136,7 +135,7 @@ where
 
     fn lane(&self, number: u32) -> &Arc<Lane<C>> {
         self.lanes[number as usize].get_or_init(|| {
-            let partition = Partition::new(self.redis.clone(), &self.opened.registered.family, number);
+            let partition = self.dispatch.partition(&self.opened.registered.family, number);
             Arc::new(Lane::new(self.opened.clone(), number, partition, self.dispatch.clone(), self.work.clone()))
         })
     }

@@ -23,7 +23,7 @@ pub struct Producer {
 
 impl Producer {
     /// A new one that Redis knows, for its first call. Until then nothing was counted.
-    pub async fn register<C: ConnectionLike + Clone>(partition: &Partition<C>) -> Result<Self> {
+    pub async fn register<C: ConnectionLike + Clone + 'static>(partition: &Partition<C>) -> Result<Self> {
         let name = format!("{:016x}", random()?);
         partition.register(&name).await?;
         Ok(Producer { name: name.into(), seq: 1, used: Instant::now() })
