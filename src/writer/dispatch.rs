@@ -199,6 +199,8 @@ where
 {
     let mut turn = Some((lane, permit));
     while let Some((lane, permit)) = turn {
+        // those who were just answered come again first: the next call carries more
+        tokio::task::yield_now().await;
         turn = match lane.lead(permit) {
             Ok(lead) => lead.make().await,
             Err(permit) => permit.next(None),
