@@ -67,10 +67,6 @@ impl Call {
         self.waiting().iter().for_each(Waker::wake_by_ref);
     }
 
-    pub fn is_awaited(&self) -> bool {
-        !self.waiting().is_empty()
-    }
-
     /// Wakes the caller when it ends. Answers the caller's place.
     pub fn wake(&self, waker: &Waker) -> usize {
         let mut waiting = self.waiting();

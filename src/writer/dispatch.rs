@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use redis::aio::ConnectionLike;
 use tokio::runtime::Handle;
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
 use crate::buffered::Partition;
@@ -55,8 +56,12 @@ impl<C> State<C> {
     }
 }
 
-/// A partition, and the permit to make its call.
-pub type Turn<C> = (Arc<Lane<C>>, Permit<C>);
+/// A partition's turn: the right to make its call.
+#[derive(Debug)]
+pub struct Turn<C: ConnectionLike + Clone + Send + Sync + 'static> {
+    lane: Arc<Lane<C>>,
+    permit: Option<Permit<C>>,
+}
 
 /// The right to have a call under way. It lapses when the call is slow.
 #[derive(Debug)]
@@ -108,7 +113,7 @@ where
             return None;
         }
         let lane = state.ready.pop_front()?;
-        Some((lane.clone(), self.permit(state, lane)))
+        Some(Turn { lane: lane.clone(), permit: Some(self.permit(state, lane)) })
     }
 
     /// Looks after a partition whose call was refused, until that is over.
@@ -145,7 +150,7 @@ where
             let started: Vec<_> = std::iter::from_fn(|| self.free_turn(state)).collect();
             (std::mem::take(&mut state.slow), started)
         };
-        started.into_iter().for_each(start);
+        started.into_iter().for_each(Turn::start);
         let slow: Vec<_> = slow.into_iter().filter(Lane::is_slow).collect();
         let mut state = self.state();
         slow.into_iter().for_each(|lane| state.add_slow(lane));
@@ -176,35 +181,46 @@ where
         if self.number > 0
             && let Some(turn) = self.dispatch.turn(self.number, None)
         {
-            start(turn);
+            turn.start();
         }
     }
 }
 
-/// Makes the calls of one partition after the other, as long as any is waiting.
-pub fn start<C>((lane, permit): Turn<C>)
+impl<C> Turn<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    match Handle::try_current() {
-        Ok(runtime) => drop(runtime.spawn(drive(lane, permit))),
-        // whoever waits has a runtime, and can make the call
-        Err(_) => lane.stand_down(),
+    /// Makes its call, and then those of whose turn it is, as long as any is waiting.
+    pub fn start(self) {
+        // without a runtime it is dropped
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(self.run());
+        }
+    }
+
+    async fn run(self) {
+        let mut turn = Some(self);
+        while let Some(mut this) = turn {
+            // those who were just answered come again first: the next call carries more
+            yield_now().await;
+            turn = match this.permit.take().map(|permit| this.lane.lead(permit)) {
+                Some(Ok(lead)) => lead.make().await,
+                Some(Err(permit)) => permit.next(None),
+                None => None,
+            };
+        }
     }
 }
 
-async fn drive<C>(lane: Arc<Lane<C>>, permit: Permit<C>)
+/// Nobody is there to use it: its runtime has ended.
+impl<C> Drop for Turn<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    let mut turn = Some((lane, permit));
-    while let Some((lane, permit)) = turn {
-        // those who were just answered come again first: the next call carries more
-        tokio::task::yield_now().await;
-        turn = match lane.lead(permit) {
-            Ok(lead) => lead.make().await,
-            Err(permit) => permit.next(None),
-        };
+    fn drop(&mut self) {
+        if self.permit.is_some() {
+            self.lane.stand_down();
+        }
     }
 }
 

@@ -232,8 +232,10 @@ where
     /// Nobody is there to make the call: whoever waits is woken to do it.
     pub fn stand_down(&self) {
         let mut state = self.state();
-        state.stage = Stage::Idle;
-        self.send_away(&mut state);
+        if matches!(state.stage, Stage::Ready) {
+            state.stage = Stage::Idle;
+            self.send_away(&mut state);
+        }
     }
 
     /// Whether its call is slow; those who wait for it are told to look at the time, and a call that a caller leads is
@@ -271,15 +273,6 @@ where
     /// Whether the call is still led in this term.
     pub fn is_led(&self, term: u64) -> bool {
         self.state().term == term
-    }
-
-    /// A new term for a call whose leader goes; `None` if it is not the leader any more.
-    pub fn succeed(&self, term: u64) -> Option<u64> {
-        let mut state = self.state();
-        (state.term == term).then(|| {
-            state.term += 1;
-            state.term
-        })
     }
 
     /// Redis did not take the call; answers how long to wait.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use redis::aio::ConnectionLike;
-use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::backoff::Backoff;
@@ -11,12 +10,11 @@ use crate::buffered::{AddReply, Fence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::writer::call::{Call, Outcome};
-use crate::writer::dispatch::{Permit, Turn, start};
+use crate::writer::dispatch::{Permit, Turn};
 use crate::writer::lane::Lane;
 use crate::writer::producer::Producer;
 
-/// The one who makes a call. A caller may lead its own, and may be dropped at any moment: then somebody else takes over
-/// if others wait for it, behind the producer fence.
+/// The one who makes a call: a task, or the only caller itself, who may stop at any moment to do so.
 #[derive(Debug)]
 pub struct Lead<C: ConnectionLike + Clone + Send + Sync + 'static> {
     lane: Arc<Lane<C>>,
@@ -27,8 +25,6 @@ pub struct Lead<C: ConnectionLike + Clone + Send + Sync + 'static> {
     /// Whether the call may have been executed.
     repeat: bool,
     permit: Option<Permit<C>>,
-    /// Nobody takes over once more: its runtime has ended.
-    last: bool,
     over: bool,
 }
 
@@ -37,12 +33,12 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     pub fn new(lane: Arc<Lane<C>>, call: Arc<Call>, term: u64, producer: Option<Producer>, permit: Permit<C>) -> Self {
-        Lead { lane, call, term, producer, repeat: false, permit: Some(permit), last: false, over: false }
+        Lead { lane, call, term, producer, repeat: false, permit: Some(permit), over: false }
     }
 
     /// Of a call that somebody else began.
     pub fn take_over(lane: Arc<Lane<C>>, call: Arc<Call>, term: u64, producer: Option<Producer>) -> Self {
-        Lead { lane, call, term, producer, repeat: true, permit: None, last: true, over: false }
+        Lead { lane, call, term, producer, repeat: true, permit: None, over: false }
     }
 
     pub fn call(&self) -> &Arc<Call> {
@@ -52,7 +48,7 @@ where
     /// Makes the call, tells everybody how it ended, and starts whose turn it is then.
     pub async fn run(self) {
         if let Some(turn) = self.make().await {
-            start(turn);
+            turn.start();
         }
     }
 
@@ -153,7 +149,7 @@ where
     }
 }
 
-/// The leader stops in the middle: its task was cancelled.
+/// The leader stops in the middle: the caller was cancelled, or the runtime ended.
 impl<C> Drop for Lead<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -162,21 +158,10 @@ where
         if self.over || !self.lane.is_led(self.term) {
             return;
         }
-        let awaited = self.call.outcome().is_none() && self.call.is_awaited();
-        if awaited
-            && !self.last
-            && let Ok(runtime) = Handle::try_current()
-            && let Some(term) = self.lane.succeed(self.term)
-        {
-            let mut lead = Lead::take_over(self.lane.clone(), self.call.clone(), term, self.producer.take());
-            lead.permit = self.permit.take();
-            runtime.spawn(lead.run());
-            return;
-        }
-        self.call.end(Outcome::Failed(self.unknown("the call was given up")));
         self.producer = None;
+        self.call.end(Outcome::Failed(self.unknown("the call was given up")));
         if let Some(turn) = self.land() {
-            start(turn);
+            turn.start();
         }
     }
 }

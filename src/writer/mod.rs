@@ -64,13 +64,13 @@ where
         let (call, seat) = lane.count(patience, wait, push).await?;
         match call.own(seat)? {
             Some(added) => Ok(added),
-            None => Self::add_alone(lane, id, delta, patience).await,
+            None => Self::add_alone(lane, id, delta, 1, patience).await,
         }
     }
 
-    /// Counts one hit whose sum with others was refused.
-    async fn add_alone(lane: &Arc<Lane<C>>, id: &str, delta: i64, patience: Duration) -> Own {
-        let push = |group: &mut Group| group.has_room_for(1).then(|| group.push_alone(id, delta, 1));
+    /// Counts what was refused in a sum with others.
+    async fn add_alone(lane: &Arc<Lane<C>>, id: &str, delta: i64, hits: u64, patience: Duration) -> Own {
+        let push = |group: &mut Group| group.has_room_for(1).then(|| group.push_alone(id, delta, hits));
         let (call, seat) = lane.count(patience, true, push).await?;
         call.own(seat)?.ok_or_else(|| Error::corrupt("a hit that was tried alone was summed"))
     }
@@ -109,7 +109,7 @@ where
         for (seat, (id, delta)) in seats.into_iter().zip(hits) {
             owns.push(match call.own(seat) {
                 Ok(Some(added)) => Ok(added),
-                Ok(None) => Self::add_alone(lane, id, *delta, patience).await,
+                Ok(None) => Self::add_alone(lane, id, *delta, 1, patience).await,
                 Err(error) => Err(error),
             });
         }
@@ -120,8 +120,9 @@ where
     pub fn record(self: &Arc<Self>, id: &str, delta: i64) -> Result<()> {
         let family = &self.opened.registered.family;
         self.recorder.record(family, family.partition_of(id), id, delta)?;
-        if self.recorder.begin()
-            && let Ok(runtime) = Handle::try_current()
+        // without a runtime it waits for a flush, or for the next one who has one
+        if let Ok(runtime) = Handle::try_current()
+            && self.recorder.begin()
         {
             runtime.spawn(Recorder::run(self.clone()));
         }

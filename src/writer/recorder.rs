@@ -71,8 +71,8 @@ impl Recorder {
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
         let this = &writer.recorder;
-        let _running = Running(&this.running);
-        loop {
+        let mut running = Running { flag: &this.running, on: true };
+        while running.on {
             sleep(PAUSE).await;
             if let Err(error) = this.send(&writer).await {
                 tracing::warn!(%error, "recorded hits");
@@ -81,9 +81,7 @@ impl Recorder {
             if this.is_empty() {
                 this.running.store(false, Ordering::Release);
                 // who recorded just before left the sending to us
-                if this.is_empty() || !this.begin() {
-                    return;
-                }
+                running.on = !this.is_empty() && this.begin();
             }
         }
     }
@@ -119,31 +117,29 @@ impl Recorder {
     {
         let mut result = Ok(());
         let sums: Vec<_> = sums.into_iter().collect();
+        let lane = writer.lane(partition);
         for some in sums.chunks(CHUNK) {
             let push = |group: &mut Group| {
                 let fits = group.has_room_for(some.len());
                 fits.then(|| some.iter().map(|(id, sum)| group.push(id, sum.delta, sum.hits)).collect::<Vec<_>>())
             };
-            let counted = writer.lane(partition).count(PATIENCE, true, push).await;
-            match counted {
-                Ok((call, seats)) => {
-                    for (seat, (id, sum)) in seats.into_iter().zip(some) {
-                        let family = &writer.opened.registered.family;
-                        match call.own(seat)? {
-                            Some(Added::Counted { .. }) => {}
-                            None => self.keep(partition, id, *sum),
-                            Some(refused) => {
-                                let refused = format!("{family}: {} hits on {id:?}: {refused:?}", sum.hits);
-                                result = Err(Error::new(ErrorKind::Range, refused));
-                            }
-                        }
-                    }
-                }
+            let (call, seats) = match lane.count(PATIENCE, true, push).await {
+                Ok(counted) => counted,
                 Err(error) => {
                     if error.is_retryable() {
-                        some.iter().for_each(|(id, sum)| self.keep(partition, id, *sum));
+                        result = some.iter().try_for_each(|(id, sum)| self.keep(writer, partition, id, *sum));
                     }
-                    result = Err(error);
+                    result = result.and(Err(error));
+                    continue;
+                }
+            };
+            for (seat, (id, sum)) in seats.into_iter().zip(some) {
+                let added = match call.own(seat)? {
+                    Some(added) => added,
+                    None => Writer::add_alone(lane, id, sum.delta, sum.hits, PATIENCE).await?,
+                };
+                if !matches!(added, Added::Counted { .. }) {
+                    result = Err(refused(writer, id, *sum, &format!("{added:?}")));
                 }
             }
         }
@@ -151,11 +147,13 @@ impl Recorder {
     }
 
     /// Puts a sum back that was surely not counted.
-    fn keep(&self, partition: u32, id: &str, sum: Sum) {
-        let Some(all) = self.sums.get() else { return };
+    fn keep<C>(&self, writer: &Writer<C>, partition: u32, id: &str, sum: Sum) -> Result<()> {
+        let Some(all) = self.sums.get() else { return Ok(()) };
         let mut sums = lock(&all[partition as usize]);
         let kept = sums.entry(id.into()).or_default();
-        *kept = Sum { delta: kept.delta.saturating_add(sum.delta), hits: kept.hits + sum.hits };
+        let delta = kept.delta.checked_add(sum.delta).ok_or_else(|| refused(writer, id, sum, "beyond i64"))?;
+        *kept = Sum { delta, hits: kept.hits + sum.hits };
+        Ok(())
     }
 
     fn is_empty(&self) -> bool {
@@ -163,12 +161,22 @@ impl Recorder {
     }
 }
 
-/// Also where the runtime ends while it is sending: another one may go on.
-struct Running<'a>(&'a AtomicBool);
+fn refused<C>(writer: &Writer<C>, id: &str, sum: Sum, why: &str) -> Error {
+    let family = &writer.opened.registered.family;
+    Error::new(ErrorKind::Range, format!("{family}: {} recorded hits on {id:?} are not counted: {why}", sum.hits))
+}
 
+struct Running<'a> {
+    flag: &'a AtomicBool,
+    on: bool,
+}
+
+/// Also where its runtime ends: another one may go on.
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+        if self.on {
+            self.flag.store(false, Ordering::Release);
+        }
     }
 }
 
