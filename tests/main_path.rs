@@ -146,9 +146,14 @@ async fn however_many_callers_a_partition_has_few_producers() {
 async fn a_wide_family_sums_over_its_partitions() {
     let pair = Pair::new().await;
     let hot = pair.counterfoil.open(family("hot").wide(true).build().unwrap()).await.unwrap();
+    let mut callers = tokio::task::JoinSet::new();
     for _ in 0..40 {
-        let _ = hot.add("front", 1).await.unwrap();
+        let hot = hot.clone();
+        callers.spawn(async move { hot.add("front", 1).await.unwrap() });
     }
+    callers.join_all().await;
+    let used: Vec<String> = pair.redis.run("KEYS cf1:*/hot/*:buffer").await.unwrap();
+    assert!(used.len() > 1, "{used:?}");
     assert_eq!(hot.get("front").await.unwrap(), 40);
     assert_eq!(hot.pending(&["front"]).await.unwrap(), [40]);
     assert_eq!(hot.list("fr", None, 10).await.unwrap(), [("front".into(), 40)]);

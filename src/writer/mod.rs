@@ -11,7 +11,6 @@ mod producer;
 mod recorder;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -23,7 +22,7 @@ pub use self::dispatch::Dispatch;
 use self::group::{Group, PAIRS};
 use self::lane::Lane;
 use self::recorder::Recorder;
-use crate::buffered::Added;
+use crate::buffered::{Added, random};
 use crate::error::{Error, Result};
 use crate::shared::{Opened, Work};
 
@@ -40,8 +39,8 @@ pub struct Writer<C> {
     dispatch: Arc<Dispatch<C>>,
     work: Arc<Work>,
     lanes: Box<[OnceLock<Arc<Lane<C>>>]>,
-    /// Where the search for the least busy partition of a wide family begins.
-    turn: AtomicU32,
+    /// Where the search for the least busy partition of a wide family begins: elsewhere in another process.
+    first: u32,
     recorder: Recorder,
 }
 
@@ -54,7 +53,7 @@ where
 {
     pub fn new(opened: Arc<Opened>, dispatch: Arc<Dispatch<C>>, work: Arc<Work>) -> Self {
         let lanes = (0..opened.registered.family.partitions()).map(|_| OnceLock::new()).collect();
-        Writer { opened, dispatch, work, lanes, turn: AtomicU32::new(0), recorder: Recorder::default() }
+        Writer { opened, dispatch, work, lanes, first: random().unwrap_or(0) as u32, recorder: Recorder::default() }
     }
 
     /// Counts one hit. Without `wait` it is an error if many others wait already.
@@ -147,8 +146,8 @@ where
         if !family.is_wide() {
             return family.partition_of(id);
         }
-        let (count, first) = (family.partitions(), self.turn.fetch_add(1, Ordering::Relaxed));
-        let candidates = (0..count.min(CANDIDATES)).map(|step| first.wrapping_add(step) % count);
+        let count = family.partitions();
+        let candidates = (0..count.min(CANDIDATES)).map(|step| self.first.wrapping_add(step) % count);
         candidates.min_by_key(|number| self.lane(*number).waiting()).unwrap_or(0)
     }
 }
