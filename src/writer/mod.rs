@@ -120,7 +120,8 @@ where
         let family = &self.opened.registered.family;
         self.recorder.record(family, family.partition_of(id), id, delta)?;
         // without a runtime it waits for a flush, or for the next one who has one
-        if let Ok(runtime) = Handle::try_current()
+        if self.recorder.is_idle()
+            && let Ok(runtime) = Handle::try_current()
             && self.recorder.begin()
         {
             runtime.spawn(Recorder::run(self.clone()));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use redis::aio::ConnectionLike;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::buffered::Added;
 use crate::error::{Error, ErrorKind, Result};
@@ -59,9 +59,14 @@ impl Recorder {
         Ok(())
     }
 
-    /// Whether the caller has to see to the sending.
+    /// Whether nobody sees to the sending.
+    pub fn is_idle(&self) -> bool {
+        !self.running.load(Ordering::Relaxed)
+    }
+
+    /// Whether the caller is the one to see to the sending from now on.
     pub fn begin(&self) -> bool {
-        !self.running.load(Ordering::Relaxed) && !self.running.swap(true, Ordering::AcqRel)
+        !self.running.swap(true, Ordering::AcqRel)
     }
 
     /// Sends until nothing is left. It holds the writer, so what was recorded is also sent where its last handle is
@@ -72,12 +77,16 @@ impl Recorder {
     {
         let this = &writer.recorder;
         let mut running = Running { flag: &this.running, on: true };
+        let mut pause = PAUSE;
         while running.on {
-            sleep(PAUSE).await;
+            sleep(pause).await;
+            let started = Instant::now();
             if let Err(error) = this.send(&writer).await {
                 tracing::warn!(%error, "recorded hits");
                 *lock(&this.trouble) = Some(error);
             }
+            // under load half of the time, so that each send carries the more
+            pause = PAUSE.max(started.elapsed());
             if this.is_empty() {
                 this.running.store(false, Ordering::Release);
                 // who recorded just before left the sending to us
