@@ -149,9 +149,10 @@ end
 -- The first write is a plain call, and the one that can fail: where Redis takes no writes (OOM, READONLY, MISCONF) it
 -- ends the script here, so that what the guarded HINCRBY can answer below is about that one id.
 redis.call('HINCRBY', meta, 'hits', ARGV[4])
-local last_call = { ARGV[2], string.format('%.0f', now) }
-if producer ~= '' then redis.call('HSET', producers, producer, table.concat(last_call, ' ')) end
-if waiting == 0 then redis.call('HSET', meta, 'first_at', last_call[2]) end
+local now_ms = string.format('%.0f', now)
+local last_call, refusals = ARGV[2] .. ' ' .. now_ms, ''
+if producer ~= '' then redis.call('HSET', producers, producer, last_call) end
+if waiting == 0 then redis.call('HSET', meta, 'first_at', now_ms) end
 local at_most = held + (#ARGV - 8) / 2
 local crowded = at_most > max_pending
 -- Redis keeps up to 512 ids as a list, and looks for each from the start; a field longer than any id makes it a table
@@ -163,8 +164,10 @@ end
 local reply, at = { 'OK', due }, 2
 for i = 9, #ARGV, 2 do
   local is_new = crowded and redis.call('HEXISTS', buffer, ARGV[i]) == 0
-  local sum, refused = nil, is_new and held >= max_pending and 'FULL'
-  if not refused then
+  local sum, refused
+  if is_new and held >= max_pending then
+    refused = 'FULL'
+  else
     sum = redis.pcall('HINCRBY', buffer, ARGV[i], ARGV[i + 1])
     if type(sum) == 'table' then
       refused = 'RANGE'
@@ -173,11 +176,12 @@ for i = 9, #ARGV, 2 do
       if not is_exact(sum) then sum = redis.call('HGET', buffer, ARGV[i]) end
     end
   end
+  if refused then
+    sum = refused
+    refusals = refusals .. ' ' .. (i - 7) / 2 .. ':' .. refused
+  end
   at = at + 1
-  reply[at] = refused or sum
-  if refused then last_call[#last_call + 1] = (i - 7) / 2 .. ':' .. refused end
+  reply[at] = sum
 end
-if producer ~= '' and #last_call > 2 then
-  redis.call('HSET', producers, producer, table.concat(last_call, ' '))
-end
+if producer ~= '' and refusals ~= '' then redis.call('HSET', producers, producer, last_call .. refusals) end
 return reply
