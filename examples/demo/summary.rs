@@ -73,7 +73,7 @@ fn rate(figures: &Figures) -> HumanCount {
 fn print_costs(figures: &Figures) {
     let Figures { used, ages, .. } = figures;
     let hits = figures.replayed.tally.hits as f64;
-    println!("Redis       {:.3} EVALSHA calls a hit, one of them the hit itself", used.evalsha as f64 / hits);
+    println!("Redis       {:.3} EVALSHA calls a hit: hits of the same moment share one", used.evalsha as f64 / hits);
     println!(
         "            {:.3} commands of all kinds a hit, with connecting and loading the scripts",
         used.commands as f64 / hits
