@@ -62,6 +62,7 @@ pub type Turn<C> = (Arc<Lane<C>>, Permit<C>);
 #[derive(Debug)]
 pub struct Permit<C: ConnectionLike + Clone + Send + Sync + 'static> {
     dispatch: Arc<Dispatch<C>>,
+    lane: Arc<Lane<C>>,
     number: u64,
 }
 
@@ -130,8 +131,8 @@ where
     fn permit(self: &Arc<Self>, state: &mut State<C>, lane: Arc<Lane<C>>) -> Permit<C> {
         state.permits += 1;
         let number = state.permits;
-        state.held.push(Held { permit: number, lane, since: Instant::now() });
-        Permit { dispatch: self.clone(), number }
+        state.held.push(Held { permit: number, lane: lane.clone(), since: Instant::now() });
+        Permit { dispatch: self.clone(), lane, number }
     }
 
     /// Lets permits of slow calls lapse. Answers whether there is anything to watch.
@@ -168,14 +169,17 @@ where
     }
 }
 
+/// Also where who was to make the call ends with its runtime, or there is none: whoever waits has one.
 impl<C> Drop for Permit<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     fn drop(&mut self) {
-        if self.number > 0
-            && let Some(turn) = self.dispatch.turn(self.number, None)
-        {
+        if self.number == 0 {
+            return;
+        }
+        self.lane.stand_down();
+        if let Some(turn) = self.dispatch.turn(self.number, None) {
             start(turn);
         }
     }
@@ -186,10 +190,8 @@ pub fn start<C>((lane, permit): Turn<C>)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    match Handle::try_current() {
-        Ok(runtime) => drop(runtime.spawn(drive(lane, permit))),
-        // whoever waits has a runtime, and can make the call
-        Err(_) => lane.stand_down(),
+    if let Ok(runtime) = Handle::try_current() {
+        runtime.spawn(drive(lane, permit));
     }
 }
 

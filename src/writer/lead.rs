@@ -63,12 +63,7 @@ where
                 Outcome::NotExecuted(error) => Some(error.again()),
                 _ => None,
             };
-            if let (Outcome::Failed(error), Some(group)) = (&outcome, self.call.group())
-                && error.outcome_unknown()
-            {
-                self.lane.lost_sight_of(group);
-            }
-            self.call.end(outcome);
+            self.end(outcome);
             if let Some(refusal) = refusal {
                 // others need not wait until this one tries again
                 self.permit = None;
@@ -76,6 +71,14 @@ where
             }
         }
         self.land()
+    }
+
+    /// Whoever has led the call may say how it ended; it is measured once.
+    fn end(&self, outcome: Outcome) {
+        if self.call.settle(outcome) {
+            self.lane.measure(&self.call);
+        }
+        self.call.wake_all();
     }
 
     fn land(&mut self) -> Option<Turn<C>> {
@@ -87,16 +90,20 @@ where
         }
     }
 
-    /// How the call ended; `None` if somebody else leads it by now.
+    /// How the call ended; `None` if that is said already, or somebody else leads it by now.
     async fn outcome(&mut self) -> Option<Outcome> {
         let call = self.call.clone();
-        let group = call.group()?;
-        let deadline = call.deadline(group.patience());
+        if call.outcome().is_some() {
+            return None;
+        }
+        let deadline = call.group()?.until()?.deadline;
         let mut pause = Backoff::default();
         loop {
             let error = match timeout_at(deadline, self.attempt(&call)).await {
                 Ok(Ok(Some(AddReply::Counted { due, added, repeated }))) => {
-                    self.lane.record(group, &added, due);
+                    if due {
+                        self.lane.announce_due();
+                    }
                     return Some(Outcome::Counted { added, repeated });
                 }
                 Ok(Ok(Some(AddReply::Unknown))) => {
@@ -173,7 +180,7 @@ where
             runtime.spawn(lead.run());
             return;
         }
-        self.call.end(Outcome::Failed(self.unknown("the call was given up")));
+        self.end(Outcome::Failed(self.unknown("the call was given up")));
         self.producer = None;
         if let Some(turn) = self.land() {
             start(turn);

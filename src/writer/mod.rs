@@ -17,13 +17,12 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use redis::aio::ConnectionLike;
-use tokio::runtime::Handle;
 
 pub use self::dispatch::Dispatch;
 use self::group::{Group, PAIRS};
 use self::lane::Lane;
 use self::recorder::Recorder;
-use crate::buffered::Added;
+use crate::buffered::{Added, random};
 use crate::error::{Error, Result};
 use crate::shared::{Opened, Work};
 
@@ -54,7 +53,9 @@ where
 {
     pub fn new(opened: Arc<Opened>, dispatch: Arc<Dispatch<C>>, work: Arc<Work>) -> Self {
         let lanes = (0..opened.registered.family.partitions()).map(|_| OnceLock::new()).collect();
-        Writer { opened, dispatch, work, lanes, turn: AtomicU32::new(0), recorder: Recorder::default() }
+        // so that not all processes begin with the same one
+        let turn = AtomicU32::new(random().unwrap_or(0) as u32);
+        Writer { opened, dispatch, work, lanes, turn, recorder: Recorder::new() }
     }
 
     /// Counts one hit. Without `wait` it is an error if many others wait already.
@@ -64,13 +65,13 @@ where
         let (call, seat) = lane.count(patience, wait, push).await?;
         match call.own(seat)? {
             Some(added) => Ok(added),
-            None => Self::add_alone(lane, id, delta, patience).await,
+            None => Self::add_alone(lane, id, delta, 1, patience).await,
         }
     }
 
-    /// Counts one hit whose sum with others was refused.
-    async fn add_alone(lane: &Arc<Lane<C>>, id: &str, delta: i64, patience: Duration) -> Own {
-        let push = |group: &mut Group| group.has_room_for(1).then(|| group.push_alone(id, delta, 1));
+    /// Counts what stands for so many hits and was refused in a sum with others.
+    async fn add_alone(lane: &Arc<Lane<C>>, id: &str, delta: i64, hits: u64, patience: Duration) -> Own {
+        let push = |group: &mut Group| group.has_room_for(1).then(|| group.push_alone(id, delta, hits));
         let (call, seat) = lane.count(patience, true, push).await?;
         call.own(seat)?.ok_or_else(|| Error::corrupt("a hit that was tried alone was summed"))
     }
@@ -109,7 +110,7 @@ where
         for (seat, (id, delta)) in seats.into_iter().zip(hits) {
             owns.push(match call.own(seat) {
                 Ok(Some(added)) => Ok(added),
-                Ok(None) => Self::add_alone(lane, id, *delta, patience).await,
+                Ok(None) => Self::add_alone(lane, id, *delta, 1, patience).await,
                 Err(error) => Err(error),
             });
         }
@@ -120,17 +121,13 @@ where
     pub fn record(self: &Arc<Self>, id: &str, delta: i64) -> Result<()> {
         let family = &self.opened.registered.family;
         self.recorder.record(family, family.partition_of(id), id, delta)?;
-        if self.recorder.begin()
-            && let Ok(runtime) = Handle::try_current()
-        {
-            runtime.spawn(Recorder::run(self.clone()));
-        }
+        Recorder::begin(self);
         Ok(())
     }
 
     /// Sends what was recorded.
-    pub async fn flush(&self) -> Result<()> {
-        self.recorder.flush(self).await
+    pub async fn flush(self: &Arc<Self>) -> Result<()> {
+        Recorder::flush(self.clone()).await
     }
 
     fn lane(&self, number: u32) -> &Arc<Lane<C>> {
@@ -146,7 +143,13 @@ where
         if !family.is_wide() {
             return family.partition_of(id);
         }
-        let (count, first) = (family.partitions(), self.turn.fetch_add(1, Ordering::Relaxed));
+        // as long as nothing waits there, the same one as before: fewer partitions are brought to the database
+        let count = family.partitions();
+        let last = self.turn.load(Ordering::Relaxed) % count;
+        if self.lane(last).waiting() == 0 {
+            return last;
+        }
+        let first = self.turn.fetch_add(1, Ordering::Relaxed);
         let candidates = (0..count.min(CANDIDATES)).map(|step| first.wrapping_add(step) % count);
         candidates.min_by_key(|number| self.lane(*number).waiting()).unwrap_or(0)
     }
