@@ -3,23 +3,10 @@
 
 mod support;
 
-use std::collections::HashMap;
-
 use counterfoil::metrics::{BATCHES, HITS, LAG_SECONDS, REFUSED, REJECTS, RETRIES, ROWS, WAITING_SECONDS, describe};
-use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-use support::{Pair, eventually, family};
+use metrics_util::debugging::DebuggingRecorder;
+use support::{Pair, eventually, family, look};
 use testkit::{MysqlServer, RedisOptions};
-
-/// What was measured since the last look, by name: counts, the last value of gauges, the number of a histogram's values.
-fn look(snapshotter: &Snapshotter) -> HashMap<String, f64> {
-    let all = snapshotter.snapshot().into_vec().into_iter();
-    let number = |value| match value {
-        DebugValue::Counter(count) => count as f64,
-        DebugValue::Gauge(value) => value.0,
-        DebugValue::Histogram(values) => values.len() as f64,
-    };
-    all.map(|(key, _, _, value)| (key.key().name().to_owned(), number(value))).collect()
-}
 
 #[tokio::test]
 async fn every_boundary_is_measured() {

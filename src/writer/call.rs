@@ -10,6 +10,29 @@ use crate::buffered::Added;
 use crate::error::{Error, ErrorKind, Result};
 use crate::writer::group::{Group, Seat};
 
+/// Until when a caller waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Until {
+    pub deadline: Instant,
+    /// A call begun later would only make unknown what is surely not counted.
+    pub begin: Instant,
+}
+
+/// What it takes to make a call with some hope of an answer.
+const LAST_MOMENT: Duration = Duration::from_millis(50);
+
+impl Until {
+    pub fn new(from: Instant, patience: Duration) -> Self {
+        let deadline = from + patience;
+        Until { deadline, begin: deadline - patience.min(LAST_MOMENT) / 2 }
+    }
+
+    /// Until the later of the two has gone.
+    pub fn or(self, other: Until) -> Self {
+        Until { deadline: self.deadline.max(other.deadline), begin: self.begin.max(other.begin) }
+    }
+}
+
 /// One call, from its first hit to its answer.
 #[derive(Debug)]
 pub struct Call {
@@ -37,9 +60,9 @@ impl Call {
         Call { born: Instant::now(), group: OnceLock::new(), outcome: OnceLock::new(), waiting: Mutex::default() }
     }
 
-    /// When a caller of this call with that much patience leaves.
-    pub fn deadline(&self, patience: Duration) -> Instant {
-        self.born + patience
+    /// When a caller that came for this call with that much patience leaves.
+    pub fn until(&self, patience: Duration) -> Until {
+        Until::new(self.born, patience)
     }
 
     /// What the call carries; nothing as long as hits are gathered for it.
@@ -55,9 +78,19 @@ impl Call {
         self.outcome.get()
     }
 
-    /// Tells everybody how it ended. The first to say it is right.
+    /// Says how it ended, and answers whether nobody had said so before: the first is right.
+    pub fn settle(&self, outcome: Outcome) -> bool {
+        self.outcome.set(outcome).is_ok()
+    }
+
+    /// Says how it ended, and tells everybody.
     pub fn end(&self, outcome: Outcome) {
-        let _ = self.outcome.set(outcome);
+        self.settle(outcome);
+        self.wake_all();
+    }
+
+    /// Tells everybody that it has ended.
+    pub fn wake_all(&self) {
         let waiting = std::mem::take(&mut *self.waiting());
         waiting.into_iter().for_each(Waker::wake);
     }
@@ -74,14 +107,14 @@ impl Call {
         waiting.len() - 1
     }
 
-    /// Waits for the end, at most until the deadline, of which the caller is reminded; `place` is that of the
-    /// caller's waker.
+    /// Waits for the end, at most until soon after the deadline, of which the caller is reminded: who makes the call
+    /// gives up at the latest deadline of all and knows more. `place` is that of the caller's waker.
     pub fn poll_end(&self, cx: &Context<'_>, place: &mut Option<usize>, deadline: Instant) -> Poll<Result<()>> {
         if self.outcome().is_some() {
             return Poll::Ready(Ok(()));
         }
         // as long as it is not made, whoever is late is sent away by its lane, which knows that nothing was executed
-        if self.group().is_some() && Instant::now() >= deadline {
+        if self.group().is_some() && Instant::now() >= deadline + LAST_MOMENT {
             return Poll::Ready(Err(Error::new(ErrorKind::OutcomeUnknown, "Redis did not answer in time")));
         }
         let mut waiting = self.waiting();

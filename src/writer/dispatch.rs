@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use redis::aio::ConnectionLike;
 use tokio::runtime::Handle;
-use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
 use crate::buffered::Partition;
@@ -56,17 +55,14 @@ impl<C> State<C> {
     }
 }
 
-/// A partition's turn: the right to make its call.
-#[derive(Debug)]
-pub struct Turn<C: ConnectionLike + Clone + Send + Sync + 'static> {
-    lane: Arc<Lane<C>>,
-    permit: Option<Permit<C>>,
-}
+/// A partition, and the permit to make its call.
+pub type Turn<C> = (Arc<Lane<C>>, Permit<C>);
 
 /// The right to have a call under way. It lapses when the call is slow.
 #[derive(Debug)]
 pub struct Permit<C: ConnectionLike + Clone + Send + Sync + 'static> {
     dispatch: Arc<Dispatch<C>>,
+    lane: Arc<Lane<C>>,
     number: u64,
 }
 
@@ -113,7 +109,7 @@ where
             return None;
         }
         let lane = state.ready.pop_front()?;
-        Some(Turn { lane: lane.clone(), permit: Some(self.permit(state, lane)) })
+        Some((lane.clone(), self.permit(state, lane)))
     }
 
     /// Looks after a partition whose call was refused, until that is over.
@@ -135,8 +131,8 @@ where
     fn permit(self: &Arc<Self>, state: &mut State<C>, lane: Arc<Lane<C>>) -> Permit<C> {
         state.permits += 1;
         let number = state.permits;
-        state.held.push(Held { permit: number, lane, since: Instant::now() });
-        Permit { dispatch: self.clone(), number }
+        state.held.push(Held { permit: number, lane: lane.clone(), since: Instant::now() });
+        Permit { dispatch: self.clone(), lane, number }
     }
 
     /// Lets permits of slow calls lapse. Answers whether there is anything to watch.
@@ -150,7 +146,7 @@ where
             let started: Vec<_> = std::iter::from_fn(|| self.free_turn(state)).collect();
             (std::mem::take(&mut state.slow), started)
         };
-        started.into_iter().for_each(Turn::start);
+        started.into_iter().for_each(start);
         let slow: Vec<_> = slow.into_iter().filter(Lane::is_slow).collect();
         let mut state = self.state();
         slow.into_iter().for_each(|lane| state.add_slow(lane));
@@ -173,54 +169,44 @@ where
     }
 }
 
+/// Also where who was to make the call ends with its runtime, or there is none: whoever waits has one.
 impl<C> Drop for Permit<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     fn drop(&mut self) {
-        if self.number > 0
-            && let Some(turn) = self.dispatch.turn(self.number, None)
-        {
-            turn.start();
+        if self.number == 0 {
+            return;
+        }
+        self.lane.stand_down();
+        if let Some(turn) = self.dispatch.turn(self.number, None) {
+            start(turn);
         }
     }
 }
 
-impl<C> Turn<C>
+/// Makes the calls of one partition after the other, as long as any is waiting.
+pub fn start<C>((lane, permit): Turn<C>)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    /// Makes its call, and then those of whose turn it is, as long as any is waiting.
-    pub fn start(self) {
-        // without a runtime it is dropped
-        if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(self.run());
-        }
-    }
-
-    async fn run(self) {
-        let mut turn = Some(self);
-        while let Some(mut this) = turn {
-            // those who were just answered come again first: the next call carries more
-            yield_now().await;
-            turn = match this.permit.take().map(|permit| this.lane.lead(permit)) {
-                Some(Ok(lead)) => lead.make().await,
-                Some(Err(permit)) => permit.next(None),
-                None => None,
-            };
-        }
+    if let Ok(runtime) = Handle::try_current() {
+        runtime.spawn(drive(lane, permit));
     }
 }
 
-/// Nobody is there to use it: its runtime has ended.
-impl<C> Drop for Turn<C>
+async fn drive<C>(lane: Arc<Lane<C>>, permit: Permit<C>)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    fn drop(&mut self) {
-        if self.permit.is_some() {
-            self.lane.stand_down();
-        }
+    let mut turn = Some((lane, permit));
+    while let Some((lane, permit)) = turn {
+        // those who were just answered come again first: the next call carries more
+        tokio::task::yield_now().await;
+        turn = match lane.lead(permit) {
+            Ok(lead) => lead.make().await,
+            Err(permit) => permit.next(None),
+        };
     }
 }
 

@@ -1,10 +1,9 @@
 //! What is gathered for one call: pairs of id and delta, with equal ids summed.
 
-use std::time::Duration;
-
 use indexmap::IndexMap;
 
 use crate::buffered::Added;
+use crate::writer::call::Until;
 
 /// How many pairs a call has: few enough for the script to stay below a millisecond.
 pub const PAIRS: usize = 400;
@@ -22,7 +21,7 @@ pub struct Group {
     /// Not to be summed with any other.
     alone: Vec<(Box<str>, Pair)>,
     hits: u64,
-    patience: Duration,
+    until: Option<Until>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -72,12 +71,12 @@ impl Group {
     }
 
     /// How long the most patient caller waits.
-    pub fn patience(&self) -> Duration {
-        self.patience
+    pub fn until(&self) -> Option<Until> {
+        self.until
     }
 
-    pub fn be_patient(&mut self, patience: Duration) {
-        self.patience = self.patience.max(patience);
+    pub fn wait_until(&mut self, until: Until) {
+        self.until = Some(self.until.map_or(until, |other| other.or(until)));
     }
 
     /// Adds a delta that stands for so many hits.

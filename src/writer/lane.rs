@@ -16,14 +16,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
 use crate::shared::{Announced, Opened, Work};
-use crate::writer::call::{Call, Outcome};
+use crate::writer::call::{Call, Outcome, Until};
 use crate::writer::dispatch::{Dispatch, Permit, SLOW};
 use crate::writer::group::Group;
 use crate::writer::lead::Lead;
 use crate::writer::producer::Producer;
-
-/// What it takes to make a call with some hope of an answer.
-const LAST_MOMENT: Duration = Duration::from_millis(50);
 
 /// However often Redis refused, it is asked again after so long.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
@@ -77,8 +74,8 @@ enum Entered<C: ConnectionLike + Clone + Send + Sync + 'static, T> {
     Waits { seats: T, call: Arc<Call>, place: usize },
     /// The caller is the first, and makes the call itself.
     Leads { seats: T, lead: Lead<C> },
-    /// There is no room.
-    Full,
+    /// There is no room in what is gathered for this call.
+    Full(Arc<Call>),
 }
 
 impl<C> Lane<C>
@@ -118,9 +115,9 @@ where
         wait: bool,
         mut push: impl FnMut(&mut Group) -> Option<T>,
     ) -> Result<(Arc<Call>, T)> {
-        let mut deadline = None;
+        let mut until = None;
         loop {
-            let entered = std::future::poll_fn(|cx| self.enter(cx.waker(), patience, &mut push).into()).await;
+            let entered = std::future::poll_fn(|cx| self.enter(cx.waker(), patience, until, &mut push).into()).await;
             let (call, seats, mut place) = match entered {
                 Entered::Waits { seats, call, place } => (call, seats, Some(place)),
                 Entered::Leads { seats, lead } => {
@@ -128,23 +125,23 @@ where
                     lead.run().await;
                     (call, seats, None)
                 }
-                Entered::Full if wait => {
-                    self.wait_for_room(*deadline.get_or_insert_with(|| Instant::now() + patience)).await?;
+                Entered::Full(call) if wait => {
+                    let until = until.get_or_insert_with(|| Until::new(Instant::now(), patience));
+                    self.wait_for_room(&call, until.deadline).await?;
                     continue;
                 }
-                Entered::Full => return Err(self.error(ErrorKind::Busy, "too many hits wait for Redis")),
+                Entered::Full(_) => return Err(self.error(ErrorKind::Busy, "too many hits wait for Redis")),
             };
-            let deadline = *deadline.get_or_insert(call.deadline(patience));
+            let until = *until.get_or_insert(call.until(patience));
             // woken not before the end, in all but a few cases
             let mut first = place.is_some();
             std::future::poll_fn(|cx| match std::mem::take(&mut first) {
                 true if call.outcome().is_none() => std::task::Poll::Pending,
-                _ => call.poll_end(cx, &mut place, deadline),
+                _ => call.poll_end(cx, &mut place, until.deadline),
             })
             .await?;
             match call.outcome() {
-                // a call begun at the last moment would only make unknown what is surely not counted
-                Some(Outcome::NotExecuted(_)) if Instant::now() + patience.min(LAST_MOMENT) / 2 < deadline => {}
+                Some(Outcome::NotExecuted(_)) if Instant::now() < until.begin => {}
                 Some(Outcome::NotExecuted(error) | Outcome::Failed(error)) => return Err(error.again()),
                 _ => return Ok((call, seats)),
             }
@@ -155,6 +152,7 @@ where
         self: &Arc<Self>,
         waker: &Waker,
         patience: Duration,
+        until: Option<Until>,
         push: &mut impl FnMut(&mut Group) -> Option<T>,
     ) -> Entered<C, T> {
         let mut guard = self.state();
@@ -162,8 +160,8 @@ where
         if state.gathering.is_empty() {
             state.next = Arc::new(Call::new());
         }
-        let Some(seats) = push(&mut state.gathering) else { return Entered::Full };
-        state.gathering.be_patient(patience);
+        let Some(seats) = push(&mut state.gathering) else { return Entered::Full(state.next.clone()) };
+        state.gathering.wait_until(until.unwrap_or_else(|| state.next.until(patience)));
         self.waiting.fetch_add(1, Ordering::Relaxed);
         if let Stage::Idle = state.stage {
             match self.dispatch.ask(self) {
@@ -178,12 +176,13 @@ where
         Entered::Waits { seats, call, place }
     }
 
-    async fn wait_for_room(&self, deadline: Instant) -> Result<()> {
+    /// Returns when nothing is gathered for this call any more.
+    async fn wait_for_room(&self, full: &Call, deadline: Instant) -> Result<()> {
         let late = || self.error(ErrorKind::Redis, "not counted: too many hits were waiting for Redis");
         let room = self.room.notified();
         tokio::pin!(room);
         room.as_mut().enable();
-        if self.state().gathering.has_room_for(1) {
+        if full.group().is_some() || full.outcome().is_some() {
             return Ok(());
         }
         timeout_at(deadline, room).await.map_err(|_| late())
@@ -195,7 +194,7 @@ where
         if !matches!(state.stage, Stage::Ready) {
             return Err(permit);
         }
-        if Instant::now() >= state.next.deadline(state.gathering.patience()) {
+        if state.gathering.until().is_some_and(|until| Instant::now() >= until.begin) {
             self.send_away(&mut state);
         }
         if state.gathering.is_empty() {
@@ -229,10 +228,10 @@ where
         }
     }
 
-    /// Nobody is there to make the call: whoever waits is woken to do it.
+    /// Nobody is there to make the call whose turn it is: whoever waits is woken to do it.
     pub fn stand_down(&self) {
         let mut state = self.state();
-        if matches!(state.stage, Stage::Ready) {
+        if let Stage::Ready = state.stage {
             state.stage = Stage::Idle;
             self.send_away(&mut state);
         }
@@ -244,19 +243,22 @@ where
         let mut guard = self.state();
         let state = &mut *guard;
         let Stage::Calling { call, producer, since, by_caller } = &mut state.stage else { return false };
-        if call.outcome().is_none() {
-            if since.elapsed() < SLOW {
-                return false;
-            }
-            call.remind();
-            if std::mem::take(by_caller)
-                && let Ok(runtime) = Handle::try_current()
-            {
-                state.term += 1;
-                runtime.spawn(Lead::take_over(self.clone(), call.clone(), state.term, producer.clone()).run());
-            }
+        let is_over = call.outcome().is_some();
+        if !is_over && since.elapsed() < SLOW {
+            return false;
         }
+        call.remind();
+        let patience = if is_over { SLOW + LONGEST_PAUSE } else { SLOW };
+        let successor = (*by_caller && since.elapsed() >= patience).then(|| {
+            *by_caller = false;
+            state.term += 1;
+            Lead::take_over(self.clone(), call.clone(), state.term, producer.clone())
+        });
         self.send_away(state);
+        drop(guard);
+        if let (Some(lead), Ok(runtime)) = (successor, Handle::try_current()) {
+            runtime.spawn(lead.run());
+        }
         true
     }
 
@@ -299,31 +301,36 @@ where
         matches!(state.stage, Stage::Ready).then(|| self.clone())
     }
 
-    /// Says what became of the hits.
-    pub fn record(&self, group: &Group, added: &[Added], due: bool) {
-        let (mut counted, mut range, mut full) = (0, 0, 0);
-        for (hits, added) in group.settled_hits(added) {
-            match added {
-                Added::Counted { .. } => counted += hits,
-                Added::OutOfRange => range += hits,
-                Added::Full => full += hits,
-            }
-        }
-        let label = || self.opened.label.clone();
-        ::metrics::counter!(metrics::HITS, "family" => label()).increment(counted);
-        for (reason, hits) in [("range", range), ("full", full)] {
-            if hits > 0 {
-                ::metrics::counter!(metrics::REFUSED, "family" => label(), "reason" => reason).increment(hits);
-            }
-        }
-        if due {
-            self.work.announce(Announced::Due(self.opened.registered.number, self.number));
-        }
+    /// A sync is due.
+    pub fn announce_due(&self) {
+        self.work.announce(Announced::Due(self.opened.registered.number, self.number));
     }
 
-    /// Says that nobody knows what became of the hits.
-    pub fn lost_sight_of(&self, group: &Group) {
-        ::metrics::counter!(metrics::UNKNOWN, "family" => self.opened.label.clone()).increment(group.hits());
+    /// Measures what became of the call's hits.
+    pub fn measure(&self, call: &Call) {
+        let label = || self.opened.label.clone();
+        match (call.outcome(), call.group()) {
+            (Some(Outcome::Counted { added, .. }), Some(group)) => {
+                let (mut counted, mut range, mut full) = (0, 0, 0);
+                for (hits, added) in group.settled_hits(added) {
+                    match added {
+                        Added::Counted { .. } => counted += hits,
+                        Added::OutOfRange => range += hits,
+                        Added::Full => full += hits,
+                    }
+                }
+                ::metrics::counter!(metrics::HITS, "family" => label()).increment(counted);
+                for (reason, hits) in [("range", range), ("full", full)] {
+                    if hits > 0 {
+                        ::metrics::counter!(metrics::REFUSED, "family" => label(), "reason" => reason).increment(hits);
+                    }
+                }
+            }
+            (Some(Outcome::Failed(error)), Some(group)) if error.outcome_unknown() => {
+                ::metrics::counter!(metrics::UNKNOWN, "family" => label()).increment(group.hits());
+            }
+            _ => {}
+        }
     }
 
     pub fn partition(&self) -> &Partition<C> {

@@ -10,7 +10,7 @@ use crate::buffered::{AddReply, Fence};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::writer::call::{Call, Outcome};
-use crate::writer::dispatch::{Permit, Turn};
+use crate::writer::dispatch::{Permit, Turn, start};
 use crate::writer::lane::Lane;
 use crate::writer::producer::Producer;
 
@@ -48,7 +48,7 @@ where
     /// Makes the call, tells everybody how it ended, and starts whose turn it is then.
     pub async fn run(self) {
         if let Some(turn) = self.make().await {
-            turn.start();
+            start(turn);
         }
     }
 
@@ -59,12 +59,7 @@ where
                 Outcome::NotExecuted(error) => Some(error.again()),
                 _ => None,
             };
-            if let (Outcome::Failed(error), Some(group)) = (&outcome, self.call.group())
-                && error.outcome_unknown()
-            {
-                self.lane.lost_sight_of(group);
-            }
-            self.call.end(outcome);
+            self.end(outcome);
             if let Some(refusal) = refusal {
                 // others need not wait until this one tries again
                 self.permit = None;
@@ -72,6 +67,14 @@ where
             }
         }
         self.land()
+    }
+
+    /// Whoever has led the call may say how it ended; it is measured once.
+    fn end(&self, outcome: Outcome) {
+        if self.call.settle(outcome) {
+            self.lane.measure(&self.call);
+        }
+        self.call.wake_all();
     }
 
     fn land(&mut self) -> Option<Turn<C>> {
@@ -83,16 +86,20 @@ where
         }
     }
 
-    /// How the call ended; `None` if somebody else leads it by now.
+    /// How the call ended; `None` if that is said already, or somebody else leads it by now.
     async fn outcome(&mut self) -> Option<Outcome> {
         let call = self.call.clone();
-        let group = call.group()?;
-        let deadline = call.deadline(group.patience());
+        if call.outcome().is_some() {
+            return None;
+        }
+        let deadline = call.group()?.until()?.deadline;
         let mut pause = Backoff::default();
         loop {
             let error = match timeout_at(deadline, self.attempt(&call)).await {
                 Ok(Ok(Some(AddReply::Counted { due, added, repeated }))) => {
-                    self.lane.record(group, &added, due);
+                    if due {
+                        self.lane.announce_due();
+                    }
                     return Some(Outcome::Counted { added, repeated });
                 }
                 Ok(Ok(Some(AddReply::Unknown))) => {
@@ -159,9 +166,9 @@ where
             return;
         }
         self.producer = None;
-        self.call.end(Outcome::Failed(self.unknown("the call was given up")));
+        self.end(Outcome::Failed(self.unknown("the call was given up")));
         if let Some(turn) = self.land() {
-            turn.start();
+            start(turn);
         }
     }
 }

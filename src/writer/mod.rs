@@ -11,12 +11,12 @@ mod producer;
 mod recorder;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use redis::aio::ConnectionLike;
-use tokio::runtime::Handle;
 
 pub use self::dispatch::Dispatch;
 use self::group::{Group, PAIRS};
@@ -39,8 +39,8 @@ pub struct Writer<C> {
     dispatch: Arc<Dispatch<C>>,
     work: Arc<Work>,
     lanes: Box<[OnceLock<Arc<Lane<C>>>]>,
-    /// Where the search for the least busy partition of a wide family begins: elsewhere in another process.
-    first: u32,
+    /// Where the search for the least busy partition of a wide family begins.
+    turn: AtomicU32,
     recorder: Recorder,
 }
 
@@ -53,7 +53,9 @@ where
 {
     pub fn new(opened: Arc<Opened>, dispatch: Arc<Dispatch<C>>, work: Arc<Work>) -> Self {
         let lanes = (0..opened.registered.family.partitions()).map(|_| OnceLock::new()).collect();
-        Writer { opened, dispatch, work, lanes, first: random().unwrap_or(0) as u32, recorder: Recorder::default() }
+        // so that not all processes begin with the same one
+        let turn = AtomicU32::new(random().unwrap_or(0) as u32);
+        Writer { opened, dispatch, work, lanes, turn, recorder: Recorder::new() }
     }
 
     /// Counts one hit. Without `wait` it is an error if many others wait already.
@@ -67,7 +69,7 @@ where
         }
     }
 
-    /// Counts what was refused in a sum with others.
+    /// Counts what stands for so many hits and was refused in a sum with others.
     async fn add_alone(lane: &Arc<Lane<C>>, id: &str, delta: i64, hits: u64, patience: Duration) -> Own {
         let push = |group: &mut Group| group.has_room_for(1).then(|| group.push_alone(id, delta, hits));
         let (call, seat) = lane.count(patience, true, push).await?;
@@ -119,19 +121,13 @@ where
     pub fn record(self: &Arc<Self>, id: &str, delta: i64) -> Result<()> {
         let family = &self.opened.registered.family;
         self.recorder.record(family, family.partition_of(id), id, delta)?;
-        // without a runtime it waits for a flush, or for the next one who has one
-        if self.recorder.is_idle()
-            && let Ok(runtime) = Handle::try_current()
-            && self.recorder.begin()
-        {
-            runtime.spawn(Recorder::run(self.clone()));
-        }
+        Recorder::begin(self);
         Ok(())
     }
 
     /// Sends what was recorded.
-    pub async fn flush(&self) -> Result<()> {
-        self.recorder.flush(self).await
+    pub async fn flush(self: &Arc<Self>) -> Result<()> {
+        Recorder::flush(self.clone()).await
     }
 
     fn lane(&self, number: u32) -> &Arc<Lane<C>> {
@@ -147,8 +143,14 @@ where
         if !family.is_wide() {
             return family.partition_of(id);
         }
+        // as long as nothing waits there, the same one as before: fewer partitions are brought to the database
         let count = family.partitions();
-        let candidates = (0..count.min(CANDIDATES)).map(|step| self.first.wrapping_add(step) % count);
+        let last = self.turn.load(Ordering::Relaxed) % count;
+        if self.lane(last).waiting() == 0 {
+            return last;
+        }
+        let first = self.turn.fetch_add(1, Ordering::Relaxed);
+        let candidates = (0..count.min(CANDIDATES)).map(|step| first.wrapping_add(step) % count);
         candidates.min_by_key(|number| self.lane(*number).waiting()).unwrap_or(0)
     }
 }

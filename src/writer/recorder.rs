@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use redis::aio::ConnectionLike;
+use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
 use crate::buffered::Added;
@@ -24,13 +25,15 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const IDS: usize = 16_384;
 
 /// What was recorded and not yet sent.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Recorder {
+    /// Where it is sent for threads that belong to no runtime.
+    home: Option<Handle>,
     sums: OnceLock<Box<[Mutex<Sums>]>>,
     running: AtomicBool,
     sending: tokio::sync::Mutex<()>,
-    /// What went wrong since the last flush.
-    trouble: Mutex<Option<Error>>,
+    /// What was lost since the last flush.
+    lost: Mutex<Option<Error>>,
 }
 
 type Sums = HashMap<Box<str>, Sum>;
@@ -42,6 +45,16 @@ struct Sum {
 }
 
 impl Recorder {
+    pub fn new() -> Self {
+        Recorder {
+            home: Handle::try_current().ok(),
+            sums: OnceLock::new(),
+            running: AtomicBool::new(false),
+            sending: tokio::sync::Mutex::default(),
+            lost: Mutex::default(),
+        }
+    }
+
     /// Adds a hit to the sums.
     pub fn record(&self, family: &Family, partition: u32, id: &str, delta: i64) -> Result<()> {
         let all = self.sums.get_or_init(|| (0..family.partitions()).map(|_| Mutex::default()).collect());
@@ -59,50 +72,34 @@ impl Recorder {
         Ok(())
     }
 
-    /// Whether nobody sees to the sending.
-    pub fn is_idle(&self) -> bool {
-        !self.running.load(Ordering::Relaxed)
-    }
-
-    /// Whether the caller is the one to see to the sending from now on.
-    pub fn begin(&self) -> bool {
-        !self.running.swap(true, Ordering::AcqRel)
-    }
-
-    /// Sends until nothing is left. It holds the writer, so what was recorded is also sent where its last handle is
-    /// dropped.
-    pub async fn run<C>(writer: Arc<Writer<C>>)
+    /// Sees to it that everything is sent soon.
+    pub fn begin<C>(writer: &Arc<Writer<C>>)
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
         let this = &writer.recorder;
-        let mut running = Running { flag: &this.running, on: true };
-        let mut pause = PAUSE;
-        while running.on {
-            sleep(pause).await;
-            let started = Instant::now();
-            if let Err(error) = this.send(&writer).await {
-                tracing::warn!(%error, "recorded hits");
-                *lock(&this.trouble) = Some(error);
-            }
-            // under load half of the time, so that each send carries the more
-            pause = PAUSE.max(started.elapsed());
-            if this.is_empty() {
-                this.running.store(false, Ordering::Release);
-                // who recorded just before left the sending to us
-                running.on = !this.is_empty() && this.begin();
-            }
+        if this.running.load(Ordering::Relaxed) {
+            return;
+        }
+        let Some(runtime) = Handle::try_current().ok().or_else(|| this.home.clone()) else { return };
+        if !this.running.swap(true, Ordering::AcqRel) {
+            runtime.spawn(Sender { writer: writer.clone(), on: true }.run());
         }
     }
 
     /// Sends everything that was recorded before, and says what went wrong since the last time.
-    pub async fn flush<C>(&self, writer: &Writer<C>) -> Result<()>
+    pub async fn flush<C>(writer: Arc<Writer<C>>) -> Result<()>
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        let sent = self.send(writer).await;
-        let before = lock(&self.trouble).take();
-        sent.and(before.map_or(Ok(()), Err))
+        // by a task of its own: who waits for it may be dropped, what was taken to be sent must not be
+        let sending = tokio::spawn(async move {
+            let sent = writer.recorder.send(&writer).await;
+            lock(&writer.recorder.lost).take().map_or(sent, Err)
+        });
+        let ended =
+            |error| Error::new(ErrorKind::OutcomeUnknown, "the sending of recorded hits ended").with_source(error);
+        sending.await.unwrap_or_else(|error: tokio::task::JoinError| Err(ended(error)))
     }
 
     async fn send<C>(&self, writer: &Writer<C>) -> Result<()>
@@ -111,56 +108,66 @@ impl Recorder {
     {
         let _one = self.sending.lock().await;
         let Some(all) = self.sums.get() else { return Ok(()) };
+        let gauge = ::metrics::gauge!(metrics::RECORDED, "family" => writer.opened.label.clone());
         let taken: Vec<_> = all.iter().map(|sums| std::mem::take(&mut *lock(sums))).collect();
-        let hits: u64 = taken.iter().flat_map(Sums::values).map(|sum| sum.hits).sum();
-        ::metrics::gauge!(metrics::RECORDED, "family" => writer.opened.label.clone()).set(hits as f64);
+        gauge.set(taken.iter().map(hits).sum::<u64>() as f64);
         let parts = (0..).zip(taken).filter(|(_, sums)| !sums.is_empty());
         let sent = join_all(parts.map(|(partition, sums)| self.send_part(writer, partition, sums))).await;
-        ::metrics::gauge!(metrics::RECORDED, "family" => writer.opened.label.clone()).set(0.0);
-        sent.into_iter().collect()
+        let sent = sent.into_iter().fold(Ok(()), worse);
+        let kept = if sent.is_ok() { 0 } else { all.iter().map(|sums| hits(&lock(sums))).sum() };
+        gauge.set(kept as f64);
+        // what is kept is sent again; what is lost has to be said, whoever was sending it
+        if let Err(error) = &sent
+            && !error.is_retryable()
+        {
+            *lock(&self.lost) = Some(error.again());
+        }
+        sent
     }
 
     async fn send_part<C>(&self, writer: &Writer<C>, partition: u32, sums: Sums) -> Result<()>
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
+        let lane = writer.lane(partition);
         let mut result = Ok(());
         let sums: Vec<_> = sums.into_iter().collect();
-        let lane = writer.lane(partition);
         for some in sums.chunks(CHUNK) {
             let push = |group: &mut Group| {
                 let fits = group.has_room_for(some.len());
                 fits.then(|| some.iter().map(|(id, sum)| group.push(id, sum.delta, sum.hits)).collect::<Vec<_>>())
             };
-            let (call, seats) = match lane.count(PATIENCE, true, push).await {
-                Ok(counted) => counted,
-                Err(error) => {
-                    if error.is_retryable() {
-                        result = some.iter().try_for_each(|(id, sum)| self.keep(writer, partition, id, *sum));
-                    }
-                    result = result.and(Err(error));
-                    continue;
-                }
-            };
-            for (seat, (id, sum)) in seats.into_iter().zip(some) {
-                let added = match call.own(seat)? {
-                    Some(added) => added,
-                    None => Writer::add_alone(lane, id, sum.delta, sum.hits, PATIENCE).await?,
+            let counted = lane.count(PATIENCE, true, push).await;
+            for (place, (id, sum)) in some.iter().enumerate() {
+                let own = match &counted {
+                    Ok((call, seats)) => call.own(seats[place]),
+                    Err(error) => Err(error.again()),
                 };
-                if !matches!(added, Added::Counted { .. }) {
-                    result = Err(refused(writer, id, *sum, &format!("{added:?}")));
-                }
+                let own = match own {
+                    Ok(None) => Writer::add_alone(lane, id, sum.delta, sum.hits, PATIENCE).await.map(Some),
+                    own => own,
+                };
+                let settled = match own {
+                    Ok(Some(Added::Counted { .. }) | None) => Ok(()),
+                    Ok(Some(refused)) => Err(out_of_range(lane.family(), id, *sum, &format!("{refused:?}"))),
+                    Err(error) if error.is_retryable() => {
+                        worse(Err(error), self.keep(lane.family(), partition, id, *sum))
+                    }
+                    Err(error) => Err(error),
+                };
+                result = worse(result, settled);
             }
         }
         result
     }
 
     /// Puts a sum back that was surely not counted.
-    fn keep<C>(&self, writer: &Writer<C>, partition: u32, id: &str, sum: Sum) -> Result<()> {
+    fn keep(&self, family: &Family, partition: u32, id: &str, sum: Sum) -> Result<()> {
         let Some(all) = self.sums.get() else { return Ok(()) };
         let mut sums = lock(&all[partition as usize]);
         let kept = sums.entry(id.into()).or_default();
-        let delta = kept.delta.checked_add(sum.delta).ok_or_else(|| refused(writer, id, sum, "beyond i64"))?;
+        let delta = kept.delta.checked_add(sum.delta);
+        let delta = delta.ok_or_else(|| out_of_range(family, id, sum, "with later ones their sum would leave i64"))?;
         *kept = Sum { delta, hits: kept.hits + sum.hits };
         Ok(())
     }
@@ -170,21 +177,59 @@ impl Recorder {
     }
 }
 
-fn refused<C>(writer: &Writer<C>, id: &str, sum: Sum, why: &str) -> Error {
-    let family = &writer.opened.registered.family;
-    Error::new(ErrorKind::Range, format!("{family}: {} recorded hits on {id:?} are not counted: {why}", sum.hits))
+fn hits(sums: &Sums) -> u64 {
+    sums.values().map(|sum| sum.hits).sum()
 }
 
-struct Running<'a> {
-    flag: &'a AtomicBool,
+fn out_of_range(family: &Family, id: &str, sum: Sum, why: &str) -> Error {
+    Error::new(ErrorKind::Range, format!("{family}: {} hits on {id:?}: {why}", sum.hits))
+}
+
+/// Of two results the one that says more: what is lost before what is kept.
+fn worse(one: Result<()>, other: Result<()>) -> Result<()> {
+    match (&one, &other) {
+        (Ok(()), _) => other,
+        (Err(error), Err(lost)) if error.is_retryable() && !lost.is_retryable() => other,
+        _ => one,
+    }
+}
+
+/// Sends until nothing is left. It holds the writer, so what was recorded is also sent where its last handle is dropped.
+struct Sender<C> {
+    writer: Arc<Writer<C>>,
     on: bool,
 }
 
+impl<C> Sender<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    async fn run(mut self) {
+        let writer = self.writer.clone();
+        let recorder = &writer.recorder;
+        let mut pause = PAUSE;
+        while self.on {
+            sleep(pause).await;
+            let started = Instant::now();
+            if let Err(error) = recorder.send(&writer).await {
+                tracing::warn!(%error, "recorded hits");
+            }
+            // under load half of the time, so that each send carries the more
+            pause = PAUSE.max(started.elapsed());
+            if recorder.is_empty() {
+                recorder.running.store(false, Ordering::Release);
+                // who recorded just before left the sending to us
+                self.on = !recorder.is_empty() && !recorder.running.swap(true, Ordering::AcqRel);
+            }
+        }
+    }
+}
+
 /// Also where its runtime ends: another one may go on.
-impl Drop for Running<'_> {
+impl<C> Drop for Sender<C> {
     fn drop(&mut self) {
         if self.on {
-            self.flag.store(false, Ordering::Release);
+            self.writer.recorder.running.store(false, Ordering::Release);
         }
     }
 }

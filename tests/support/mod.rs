@@ -4,13 +4,17 @@
 pub mod hits;
 pub mod reference;
 
+use std::collections::HashMap;
 use std::time::Duration;
 
-use counterfoil::{Counterfoil, Durability, Family, FamilyBuilder, MysqlStore};
+use counterfoil::{Added, Counterfoil, Counters, Durability, Family, FamilyBuilder, MysqlStore};
+use metrics_util::debugging::{DebugValue, Snapshotter};
 use redis::aio::ConnectionManager;
 use sqlx::MySqlPool;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::sync::OnceCell;
+
+use self::reference::Reference;
 
 static MYSQL: OnceCell<MysqlServer> = OnceCell::const_new();
 
@@ -48,6 +52,49 @@ impl Pair {
     }
 }
 
+/// A Redis of its own and the store in plain Rust.
+pub struct Plain {
+    pub redis: RedisServer,
+    pub counterfoil: Counterfoil<ConnectionManager, Reference>,
+}
+
+impl Plain {
+    pub async fn new() -> Self {
+        Plain::with(RedisOptions::volatile()).await
+    }
+
+    pub async fn with(options: RedisOptions) -> Self {
+        let redis = RedisServer::start(options).await;
+        let counterfoil = Counterfoil::new(redis.manager().await, Reference::default());
+        Plain { redis, counterfoil }
+    }
+
+    pub async fn open(&self, family: FamilyBuilder) -> PlainCounters {
+        self.counterfoil.open(family.build().expect("a valid family")).await.expect("opened")
+    }
+}
+
+/// A family over the store in plain Rust.
+pub type PlainCounters = Counters<ConnectionManager, Reference>;
+
+/// The value that a caller was told.
+pub fn counted(added: Added) -> i64 {
+    match added {
+        Added::Counted { pending } => pending,
+        refused => panic!("{refused:?}"),
+    }
+}
+
+/// So many ids of one partition.
+pub fn ids_of(family: &Family, partition: u32, many: usize) -> Vec<String> {
+    let ids = (0..).map(|number| format!("page/{number}"));
+    ids.filter(|id| family.partition_of(id) == partition).take(many).collect()
+}
+
+pub async fn pause(ms: u64) {
+    tokio::time::sleep(Duration::from_millis(ms)).await;
+}
+
 /// A database with counterfoil's tables, on the test program's one MySQL.
 pub async fn database() -> MySqlPool {
     database_on(MYSQL.get_or_init(MysqlServer::start).await).await
@@ -65,6 +112,17 @@ pub fn family(name: &str) -> FamilyBuilder {
         .partitions(4)
         .durability(Durability::Immediate)
         .sync_after(1, Duration::from_millis(50))
+}
+
+/// What was measured since the last look, by name: counts, the last value of gauges, the number of a histogram's values.
+pub fn look(snapshotter: &Snapshotter) -> HashMap<String, f64> {
+    let all = snapshotter.snapshot().into_vec().into_iter();
+    let number = |value| match value {
+        DebugValue::Counter(count) => count as f64,
+        DebugValue::Gauge(value) => value.0,
+        DebugValue::Histogram(values) => values.len() as f64,
+    };
+    all.map(|(key, _, _, value)| (key.key().name().to_owned(), number(value))).collect()
 }
 
 /// Waits for something that happens soon.
