@@ -265,13 +265,14 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
             if cursor != "0" {
                 continue;
             }
-            if deltas.len() as u64 == batch.ids {
+            let size: usize = reply.number(2)?;
+            if deltas.len() == size {
                 return Ok(FetchReply::Deltas(deltas.into_iter().collect()));
             }
             // A cursor means nothing to another server: each hashes in its own way. After a restart, a failover or a
             // slot's move between two pages ids are missing.
             if passes == 0 {
-                let message = format!("{} of {} ids of {} came", deltas.len(), batch.ids, self.keys.batch());
+                let message = format!("{} of {size} ids of {} came", deltas.len(), self.keys.batch());
                 return Err(Error::new(ErrorKind::Redis, message));
             }
             passes -= 1;

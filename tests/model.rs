@@ -464,9 +464,9 @@ impl Play<'_> {
                 prop_assert_eq!(got, expected);
                 return Ok(());
             }
-            let (status, cursor, page): (String, String, BTreeMap<String, i64>) =
+            let (status, cursor, page, size): (String, String, BTreeMap<String, i64>, usize) =
                 redis::from_redis_value(got).map_err(|error| TestCaseError::fail(error.to_string()))?;
-            prop_assert_eq!(status, "OK");
+            prop_assert_eq!((&*status, size), ("OK", self.reference.batch.len()));
             content.extend(page);
             args[3] = cursor;
             if args[3] == "0" {

@@ -243,13 +243,19 @@ impl Run {
 
     /// Calls until the cursor is 0 again, and puts the pages together: hashes into one, numbers into their sum.
     fn pages(&mut self, script: &str, keys: &[String], mut args: Vec<Bytes>, pages: &Pages) -> Result<(), String> {
-        let (mut calls, mut sum, mut fields) = (0, 0, Hash::new());
+        let (mut calls, mut sum, mut fields, mut size) = (0, 0, Hash::new(), None);
         while calls == 0 || args[pages.cursor - 1] != b"0" {
             calls += 1;
-            let reply = self.send(script, keys, &args);
-            let (status, cursor, part): (Bytes, Bytes, Value) = reply
-                .and_then(|reply| Ok(redis::from_redis_value(reply)?))
-                .map_err(|e| format!("page {calls}: {e}"))?;
+            let mut reply = self.send(script, keys, &args).map_err(|e| format!("page {calls}: {e}"))?;
+            // some say with each page how much there is in all
+            if let Value::Array(items) = &mut reply
+                && let Some(Value::Int(all)) = items.get(3)
+            {
+                size = Some(*all as usize);
+                items.truncate(3);
+            }
+            let (status, cursor, part): (Bytes, Bytes, Value) =
+                redis::from_redis_value(reply).map_err(|e| format!("page {calls}: {e}"))?;
             if status != b"OK" || calls > 100_000 {
                 return Err(format!("page {calls}: {}", String::from_utf8_lossy(&status)));
             }
@@ -258,6 +264,9 @@ impl Run {
                 part => fields.extend(redis::from_redis_value::<Hash>(part).map_err(|e| e.to_string())?),
             }
             args[pages.cursor - 1] = cursor;
+        }
+        if let Some(size) = size {
+            equal("size", &size, &fields.len())?;
         }
         if calls <= pages.more_than {
             return Err(format!("expected more than {} pages, got {calls}", pages.more_than));
@@ -401,7 +410,7 @@ async fn a_full_redis_takes_no_hits_and_can_be_drained() {
     equal("fetch", &fetch, &Ok(Value::Array(vec![text("WAIT"), Value::Int(100)]))).unwrap();
     let fetch = run.send("buffered_fetch", &keys(&[batch, meta]), &[incarnation, "1", "100", "0", "10", "900"]);
     let page = Value::Array(vec![text("a"), text("1")]);
-    equal("fetch", &fetch, &Ok(Value::Array(vec![text("OK"), text("0"), page]))).unwrap();
+    equal("fetch", &fetch, &Ok(Value::Array(vec![text("OK"), text("0"), page, Value::Int(1)]))).unwrap();
     let release = run.send("buffered_release", &keys(&[batch, meta]), &[incarnation, "1"]);
     equal("release", &release, &Ok(Value::Array(vec![text("OK")]))).unwrap();
     let trim = run.send("buffered_trim", &keys(&[producers]), &["0", "0", "10", "1000"]);

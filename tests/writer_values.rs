@@ -256,7 +256,6 @@ async fn a_large_buffer_is_a_table_and_a_small_one_is_not() {
 
 /// Also where the first call after a rotation brings many at once, as it is under load.
 #[tokio::test]
-#[ignore = "buffered_add: HDEL of the longer field removes a buffer that holds nothing else"]
 async fn a_buffer_that_is_large_at_once_is_a_table() {
     let plain = Plain::new().await;
     let views = plain.open(family("views").partitions(1)).await;

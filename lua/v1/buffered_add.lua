@@ -156,11 +156,8 @@ if waiting == 0 then redis.call('HSET', meta, 'first_at', now_ms) end
 local at_most = held + (#ARGV - 8) / 2
 local crowded = at_most > max_pending
 -- Redis keeps up to 512 ids as a list, and looks for each from the start; a field longer than any id makes it a table
-if held < 64 and at_most >= 64 then
-  local longer = string.rep(' ', 256)
-  redis.call('HSET', buffer, longer, '0')
-  redis.call('HDEL', buffer, longer)
-end
+local longer = held < 64 and at_most >= 64 and string.rep(' ', 256)
+if longer then redis.call('HSET', buffer, longer, '0') end
 local reply, at = { 'OK', due }, 2
 for i = 9, #ARGV, 2 do
   local is_new = crowded and redis.call('HEXISTS', buffer, ARGV[i]) == 0
@@ -183,5 +180,6 @@ for i = 9, #ARGV, 2 do
   at = at + 1
   reply[at] = sum
 end
+if longer then redis.call('HDEL', buffer, longer) end
 if producer ~= '' and refusals ~= '' then redis.call('HSET', producers, producer, last_call .. refusals) end
 return reply

@@ -12,7 +12,9 @@
 --   5 count         integer   about how many ids a page has, 1 to 10000
 --   6 now_ms        integer   "" for the server's clock; anything else is for tests
 -- REPLIES
---   {"OK", cursor, {id, delta, ...}}  a page; cursor "0" with the last; an id may come twice, with the same delta
+--   {"OK", cursor, {id, delta, ...}, size}  a page, and how many ids the batch has; cursor "0" with the last; an id may
+--                             come twice, with the same delta; where ids are missing after the last page, because pages
+--                             came from two servers, begin again at "0"
 --   {"WAIT", ms}              not durable for so long
 --   {"STALE"}                 that batch is not there (any more)
 -- ERRORS
@@ -93,4 +95,4 @@ if settled < 0 then
 end
 if settled < settle_ms then return { 'WAIT', settle_ms - settled } end
 local page = redis.call('HSCAN', batch, ARGV[4], 'COUNT', ARGV[5])
-return { 'OK', page[1], page[2] }
+return { 'OK', page[1], page[2], cut }
