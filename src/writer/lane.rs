@@ -285,6 +285,13 @@ where
         state.refusals.next().min(LONGEST_PAUSE)
     }
 
+    /// Says how the call ended, and answers whether that holds: whoever led it earlier can know no more than that it was
+    /// counted. What it was refused, its successor may have been granted.
+    pub fn settle(&self, term: u64, call: &Call, outcome: Outcome) -> bool {
+        let state = self.state();
+        (state.term == term || matches!(outcome, Outcome::Counted { .. })) && call.settle(outcome)
+    }
+
     /// Ends the call of this term: the partition can have another one. Answers whether it waits for that.
     pub fn land(self: &Arc<Self>, term: u64, producer: Option<Producer>, outcome: &Outcome) -> Option<Arc<Self>> {
         let mut guard = self.state();

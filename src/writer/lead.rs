@@ -59,8 +59,9 @@ where
                 Outcome::NotExecuted(error) => Some(error.again()),
                 _ => None,
             };
-            self.end(outcome);
-            if let Some(refusal) = refusal {
+            if self.end(outcome)
+                && let Some(refusal) = refusal
+            {
                 // others need not wait until this one tries again
                 self.permit = None;
                 sleep(self.lane.refused(refusal)).await;
@@ -69,12 +70,14 @@ where
         self.land()
     }
 
-    /// Whoever has led the call may say how it ended; it is measured once.
-    fn end(&self, outcome: Outcome) {
-        if self.call.settle(outcome) {
+    /// Tells everybody how the call ended, and answers whether this leader had a say in it.
+    fn end(&self, outcome: Outcome) -> bool {
+        let settled = self.lane.settle(self.term, &self.call, outcome);
+        if settled {
             self.lane.measure(&self.call);
         }
         self.call.wake_all();
+        settled
     }
 
     fn land(&mut self) -> Option<Turn<C>> {
