@@ -145,7 +145,7 @@ impl Reckoning {
 
     /// Everything is as it was said to be.
     pub fn is_exact(&self) {
-        assert!(self.acknowledged > 100 && self.read > 10, "little was tried: {self:?}");
+        assert!(self.acknowledged > 100 && self.read > 3, "little was tried: {self:?}");
         let wrong = [
             ("lost", &self.lost),
             ("doubled", &self.doubled),
