@@ -9,28 +9,31 @@ mod fault;
 mod json;
 mod ledger;
 mod list;
+mod point;
 mod read;
 mod rejects;
 mod session;
 mod shape;
 mod target;
+mod whole;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::future::Future;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use sqlx::MySqlPool;
 
 use self::fault::store;
+use self::point::Point;
 use self::read::Read;
 pub use self::rejects::Reject;
 use self::session::Meter;
 use self::shape::Shape;
 use self::target::Target;
+use self::whole::{detached, in_place};
 use crate::ablation::{self, Guard};
 use crate::check::Finding;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::family::Family;
 use crate::store::{Applied, Batch, Incarnation, ReadFrom, Registered, Snapshot, Store};
 use crate::table::Table;
@@ -38,9 +41,9 @@ use crate::table::Table;
 /// A [`Store`] in MySQL (8.0.4 or later) or MariaDB (10.6 or later). A clone is the same store.
 ///
 /// It works on the application's own pool and leaves a connection's session as it found it: the isolation level, the
-/// `sql_mode` and the safe updates that a transaction needs hold for that transaction only. Every statement runs in a
-/// task of its own, so a caller's future may be dropped at any moment: a transaction is never cut off half-way, and
-/// sqlx's connections survive.
+/// `sql_mode` and the safe updates that a transaction needs hold for that transaction only. What was begun is
+/// finished, so a caller's future may be dropped at any moment: a transaction is never cut off half-way, and sqlx's
+/// connections survive.
 ///
 /// What it finds out about a table of the application's is kept for the life of the store: after an `ALTER TABLE` that
 /// changes a key or the value column, start anew.
@@ -166,13 +169,16 @@ impl Store for MysqlStore {
         let mysql = self.clone();
         let (family, ledger) = (family.clone(), ledger.to_vec());
         let ids: Vec<_> = ids.iter().map(|&id| id.to_owned()).collect();
-        detached(async move {
-            let read = Read::new(mysql.target(&family.family).await?, family, ids, &ledger);
+        in_place(async move {
+            let target = mysql.target(&family.family).await?;
             let pool = match from {
                 ReadFrom::Nearest => mysql.replica.as_ref().unwrap_or(&mysql.primary),
                 ReadFrom::Primary => &mysql.primary,
             };
-            read.send(pool, &mysql.meter).await
+            match Point::new(&target, &family, &ids, &ledger) {
+                Some(point) => point.send(pool, &mysql.meter).await,
+                None => Read::new(target, family, ids, &ledger).send(pool, &mysql.meter).await,
+            }
         })
         .await
     }
@@ -198,10 +204,4 @@ impl Store for MysqlStore {
         let found = detached(async move { Ok(mysql.look(&families).await) }).await;
         found.unwrap_or_else(|error| vec![check::unreachable(&error)])
     }
-}
-
-/// Runs it in a task of its own: a query that is dropped half-way breaks its connection.
-async fn detached<T: Send + 'static>(work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
-    let lost = |error| Error::new(ErrorKind::Store, "the task of a database call ended early").with_source(error);
-    tokio::spawn(work).await.map_err(lost)?
 }

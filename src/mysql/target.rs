@@ -31,6 +31,8 @@ pub(super) struct Target {
     pub(super) lock: Text,
     pub(super) update: Text,
     pub(super) read: Text,
+    /// Takes a row's key, and the ledger's family, partition and incarnation; a row whatever there is.
+    pub(super) point: Text,
     /// The table's name, quoted.
     pub(super) name: String,
     /// The value as decimal digits.
@@ -46,12 +48,15 @@ pub(super) struct Key {
     storage: Storage,
 }
 
+/// A statement and its parameters so far.
+pub(super) type Statement = Query<'static, sqlx::MySql, MySqlArguments>;
+
 /// The text of a statement, made once and shared.
 #[derive(Clone)]
 pub(super) struct Text(Arc<str>);
 
 impl Text {
-    pub(super) fn query(&self) -> Query<'static, sqlx::MySql, MySqlArguments> {
+    pub(super) fn query(&self) -> Statement {
         sqlx::query(AssertSqlSafe(Arc::clone(&self.0)))
     }
 }
@@ -95,6 +100,15 @@ impl<'id> Segment<'id> {
             Segment::Date(date) => row.plain(date),
             Segment::Text(text) => row.bytes(text.as_bytes()),
         };
+    }
+
+    /// As a parameter of [`Key::equals_parameter`].
+    pub(super) fn bind(self, query: Statement) -> Statement {
+        match self {
+            Segment::Number(number) => query.bind(number.to_string()),
+            Segment::Date(date) => query.bind(date),
+            Segment::Text(text) => query.bind(text.as_bytes()),
+        }
     }
 }
 
@@ -151,6 +165,13 @@ impl Target {
                  ON l.family = ? AND l.partition_no = {INPUT}.partition_no AND l.incarnation = {INPUT}.incarnation",
                 json::column("partition_no", "INT UNSIGNED", 0),
                 json::column("incarnation", "BIGINT UNSIGNED", 1),
+            )),
+            // of named columns, or the whole expressions would come back as the answer's column names
+            point: text(format!(
+                "SELECT (SELECT CAST(t.{value} AS CHAR) FROM {name} AS t WHERE {}) AS digits, \
+                 (SELECT l.seq FROM counterfoil_ledger AS l \
+                 WHERE l.family = ? AND l.partition_no = ? AND l.incarnation = ?) AS seq",
+                join(&keys, " AND ", |_, key| key.equals_parameter()),
             )),
             digits: format!("CAST({} AS CHAR)", current("t")),
             name,

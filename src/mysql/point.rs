@@ -1,0 +1,51 @@
+//! The read of one id of one partition, which is what most reads are: two lookups by primary key, where [`Read`] would
+//! unfold JSON.
+//!
+//! [`Read`]: super::read::Read
+
+use sqlx::{MySqlPool, Row};
+
+use super::fault::store;
+use super::read;
+use super::session::Meter;
+use super::target::{self, Segment, Target};
+use crate::error::Result;
+use crate::store::{Incarnation, Registered, Snapshot};
+
+/// A read that is ready to be sent.
+pub(super) struct Point<'a> {
+    target: &'a Target,
+    family: &'a Registered,
+    id: &'a str,
+    key: Vec<Segment<'a>>,
+    partition: u32,
+    incarnation: Incarnation,
+}
+
+impl<'a> Point<'a> {
+    /// `None` where more or less is asked for, or an id that is no row's.
+    pub(super) fn new(
+        target: &'a Target,
+        family: &'a Registered,
+        ids: &'a [String],
+        ledger: &[(u32, Incarnation)],
+    ) -> Option<Self> {
+        let ([id], &[(partition, incarnation)]) = (ids, ledger) else { return None };
+        let key = target::segments(family, id).ok()?;
+        Some(Point { target, family, id, key, partition, incarnation })
+    }
+
+    /// One statement, so one snapshot of InnoDB, in any isolation level but READ UNCOMMITTED.
+    pub(super) async fn send(self, pool: &MySqlPool, meter: &Meter) -> Result<Snapshot> {
+        let query = self.key.iter().fold(self.target.point.query(), |query, segment| segment.bind(query));
+        let query = query.bind(self.family.number).bind(self.partition).bind(self.incarnation.0);
+        meter.sent(1);
+        let read = async {
+            let row = query.fetch_one(pool).await?;
+            Ok((row.try_get::<Option<String>, _>(0)?, row.try_get::<Option<u64>, _>(1)?))
+        };
+        let (digits, seq) = read.await.map_err(store("values were not read"))?;
+        let value = digits.map(|digits| read::value(self.family, self.id, &digits)).transpose()?;
+        Ok(Snapshot { values: vec![value], ledger: vec![seq.unwrap_or(0)] })
+    }
+}
