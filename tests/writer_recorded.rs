@@ -168,6 +168,26 @@ async fn while_redis_is_away_it_is_kept() {
     assert_eq!(views.pending(&ids).await.unwrap().iter().sum::<i64>(), recorded.load(Ordering::Relaxed));
 }
 
+/// For longer than one attempt to send it takes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_redis_does_not_take_is_sent_again() {
+    let plain = Plain::new().await;
+    let views = plain.open(family("views").partitions(2)).await;
+    let _: () = plain.redis.run("CONFIG SET maxmemory 1").await.unwrap();
+    (0..3).for_each(|_| views.record("page", 1).unwrap());
+    views.record("top", i64::MAX).unwrap();
+    pause(50).await;
+    // it is being sent; what comes now is summed with it when it comes back
+    views.record("page", 1).unwrap();
+    views.record("top", 1).unwrap();
+    pause(5200).await;
+    let _: () = plain.redis.run("CONFIG SET maxmemory 0").await.unwrap();
+    let error = views.flush().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Range, "what leaves i64 when it comes back is said: {error}");
+    assert_eq!(views.pending(&["page", "top"]).await.unwrap(), [4, 1]);
+    views.flush().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_kept_is_bounded() {
     const KEPT: usize = 16_384;

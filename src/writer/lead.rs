@@ -1,6 +1,7 @@
 //! Making a call: whoever leads it repeats it until its outcome is known or its time is over.
 
 use std::sync::Arc;
+use std::task::Poll;
 
 use redis::aio::ConnectionLike;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -151,7 +152,15 @@ where
             seq: producer.seq,
             repeat: self.repeat,
         });
-        self.lane.partition().add(self.lane.family(), fence, group.hits(), group.pairs()).await.map(Some)
+        let add = self.lane.partition().add(self.lane.family(), fence, group.hits(), group.pairs());
+        let mut add = std::pin::pin!(add);
+        // a leader that was not polled and was replaced must not send anything any more: Redis may have lost its memory
+        // since its successor's send, and would take an earlier one for a first one
+        std::future::poll_fn(|cx| match self.lane.is_led(self.term) {
+            true => add.as_mut().poll(cx).map(|reply| reply.map(Some)),
+            false => Poll::Ready(Ok(None)),
+        })
+        .await
     }
 
     fn unknown(&self, what: &'static str) -> Error {
