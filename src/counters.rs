@@ -76,7 +76,8 @@ where
     ///
     /// Callers that come while a call to the id's partition is under way go together into the next one, equal ids
     /// summed; a lone caller's hit goes out at once. Where this process already keeps many hits waiting for Redis, it
-    /// waits for room.
+    /// waits for room. After a lost reply `pending` is what it is by the time of the repeat. A call that is dropped
+    /// half-way may have been counted.
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput): the id is not allowed. [`Redis`](ErrorKind::Redis): not counted; may
@@ -126,7 +127,11 @@ where
     /// # Errors
     /// What went wrong with recorded hits since the last flush: [`Redis`](ErrorKind::Redis) if some are not yet sent,
     /// which are kept and tried again; [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) if some may be lost;
-    /// [`Range`](ErrorKind::Range) if some were refused as [`Added`] says it.
+    /// [`Range`](ErrorKind::Range) if some were refused as [`Added`] says it, and [`Corrupt`](ErrorKind::Corrupt) if by a
+    /// key that is not of the bundle's shape: those are not counted.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
     pub async fn flush(&self) -> Result<()> {
         self.writer.flush().await
     }
