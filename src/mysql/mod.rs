@@ -86,7 +86,7 @@ impl MysqlStore {
     /// Creates counterfoil's tables where they are not there yet.
     ///
     /// # Errors
-    /// [`Store`](ErrorKind::Store). Tables created before it stay: the database commits each at once.
+    /// [`Store`](crate::ErrorKind::Store). Tables created before it stay: the database commits each at once.
     pub async fn create_tables(&self) -> Result<()> {
         let mysql = self.clone();
         detached(async move {
@@ -105,7 +105,7 @@ impl MysqlStore {
     /// moment after a higher one.
     ///
     /// # Errors
-    /// [`Store`](ErrorKind::Store) where the database cannot be reached.
+    /// [`Store`](crate::ErrorKind::Store) where the database cannot be reached.
     pub async fn rejects(&self, after: u64, limit: u64) -> Result<Vec<Reject>> {
         let mysql = self.clone();
         detached(async move {
