@@ -73,6 +73,12 @@ pub async fn measure(bench: &mut Bench) {
         let name = comparison.name;
         bench.absolute(format!("{name}_per_second"), median(rounds.ours.iter().map(Load::per_second)));
         bench.absolute(format!("{name}_hincrby_per_second"), median(rounds.theirs.iter().map(Load::per_second)));
+        let ours = |what: fn(&Load) -> f64| median(rounds.ours.iter().map(what));
+        bench.absolute(format!("{name}_hits_per_call"), ours(|load| load.hits / load.scripts.calls));
+        // one of a call's increments counts its hits
+        bench.absolute(format!("{name}_ids_per_call"), ours(|load| load.scripts.increments / load.scripts.calls - 1.0));
+        bench.absolute(format!("{name}_script_us"), ours(|load| load.scripts.seconds * 1e6 / load.scripts.calls));
+        bench.absolute(format!("{name}_redis_busy"), ours(|load| load.redis_cpu / load.seconds));
         if has_cpu {
             bench.figure(CPU, rounds.ratio(Load::redis_cpu_per_hit));
             let micros = |load: &Load| load.redis_cpu_per_hit() * 1e6;

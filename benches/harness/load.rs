@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use redis::aio::MultiplexedConnection;
 
 use crate::ids::Ids;
-use crate::servers::redis_cpu;
+use crate::servers::{Scripts, redis_cpu};
 use crate::sides::Side;
 
 /// What one side did in one round.
@@ -16,6 +16,8 @@ pub struct Load {
     pub seconds: f64,
     /// Seconds of CPU that Redis took for it.
     pub redis_cpu: f64,
+    /// What it did with scripts.
+    pub scripts: Scripts,
 }
 
 impl Load {
@@ -37,7 +39,7 @@ pub async fn run<S: Side>(
     time: Duration,
     probe: &mut MultiplexedConnection,
 ) -> Load {
-    let cpu = redis_cpu(probe).await;
+    let (cpu, scripts) = (redis_cpu(probe).await, Scripts::so_far(probe).await);
     let started = Instant::now();
     let over = over_after(time);
     let hitting: Vec<_> = (0..tasks)
@@ -62,7 +64,8 @@ pub async fn run<S: Side>(
     }
     side.clone().finish().await;
     let seconds = started.elapsed().as_secs_f64();
-    Load { hits: hits as f64, seconds, redis_cpu: redis_cpu(probe).await - cpu }
+    let scripts = Scripts::so_far(probe).await.since(scripts);
+    Load { hits: hits as f64, seconds, redis_cpu: redis_cpu(probe).await - cpu, scripts }
 }
 
 /// A flag that comes up after so long, from a thread of its own: the runtime may be too busy to look at its timers.

@@ -69,6 +69,38 @@ pub async fn redis_cpu(redis: &mut MultiplexedConnection) -> f64 {
     ["used_cpu_user:", "used_cpu_sys:"].iter().map(|name| number_after(&info, name)).sum()
 }
 
+/// What Redis has done with scripts: how many calls, for how many seconds, and how many increments there were.
+#[derive(Clone, Copy)]
+pub struct Scripts {
+    pub calls: f64,
+    pub seconds: f64,
+    pub increments: f64,
+}
+
+impl Scripts {
+    pub async fn so_far(redis: &mut MultiplexedConnection) -> Self {
+        let info = info(redis, "commandstats").await;
+        // "cmdstat_evalsha:calls=12,usec=345,usec_per_call=28.75,..."
+        let of =
+            |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("calls=0,usec=0").to_owned();
+        let (evalsha, hincrby) = (of("cmdstat_evalsha:"), of("cmdstat_hincrby:"));
+        let micros = evalsha.split(',').nth(1).map_or(f64::NAN, |usec| number_after(usec, "usec="));
+        Scripts {
+            calls: number_after(&evalsha, "calls="),
+            seconds: micros / 1e6,
+            increments: number_after(&hincrby, "calls="),
+        }
+    }
+
+    pub fn since(self, before: Self) -> Self {
+        Scripts {
+            calls: self.calls - before.calls,
+            seconds: self.seconds - before.seconds,
+            increments: self.increments - before.increments,
+        }
+    }
+}
+
 pub async fn info(redis: &mut MultiplexedConnection, section: &str) -> String {
     redis::cmd("INFO").arg(section).query_async(redis).await.unwrap()
 }
