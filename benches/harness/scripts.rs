@@ -16,7 +16,8 @@ use crate::alternate::median;
 /// Everything that took longer is looked at, in microseconds.
 const SLOW: u64 = 100;
 /// How many ids a busy writer adds in a call, and a page of a fetch has.
-const IDS_OF_CALL: u32 = 500;
+/// As many pairs as the writer puts into a call.
+const IDS_OF_CALL: u32 = 400;
 
 /// Looks at what ran long, time and again.
 pub struct Watch {
