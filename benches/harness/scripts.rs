@@ -15,9 +15,10 @@ use crate::alternate::median;
 
 /// Everything that took longer is looked at, in microseconds.
 const SLOW: u64 = 100;
-/// How many ids a busy writer adds in a call, and a page of a fetch has.
-/// As many pairs as the writer puts into a call.
+/// How many ids a busy writer adds in a call.
 const IDS_OF_CALL: u32 = 400;
+/// About how many ids a page of a fetch has.
+const PAGE: usize = 500;
 
 /// Looks at what ran long, time and again.
 pub struct Watch {
@@ -32,8 +33,7 @@ pub async fn batch_through(partition: &Partition<MultiplexedConnection>, family:
     let RotateReply::Batch(batch) = cut else { panic!("nothing was cut: {cut:?}") };
     let fetched = AtomicBool::new(false);
     let fetch = async {
-        let page = IDS_OF_CALL as usize;
-        assert!(matches!(partition.fetch(&batch, Duration::ZERO, page).await.unwrap(), FetchReply::Deltas(_)));
+        assert!(matches!(partition.fetch(&batch, Duration::ZERO, PAGE).await.unwrap(), FetchReply::Deltas(_)));
         fetched.store(true, Ordering::Relaxed);
     };
     let hits = async {
