@@ -408,7 +408,7 @@ async fn wait_out(error: Error, pause: &mut Backoff) -> Result<()> {
 }
 
 fn retried(what: &'static str, error: Error) -> Error {
-    ::metrics::counter!(metrics::RETRIES, "what" => what).increment(1);
+    metrics::retried(what);
     error
 }
 

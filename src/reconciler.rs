@@ -409,7 +409,7 @@ where
         }
         let pause = self.failures.entry(what).or_default().next();
         tracing::warn!(?what, %error, ?pause, "waiting");
-        ::metrics::counter!(metrics::RETRIES, "what" => "reconcile").increment(1);
+        metrics::retried("reconcile");
         pause
     }
 }
