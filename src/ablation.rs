@@ -1,7 +1,7 @@
 //! Switches that take one guard of the protocol out, so that tests can show that each is needed. Without the feature
 //! `test-hooks` no guard is ever out. With it a switch holds for the calling thread, so that tests can run side by side.
 
-/// A guard of PROTOCOL section 3.
+/// A guard of PROTOCOL sections 3 and 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guard {
     /// The database adds a batch without asking the ledger.
@@ -14,6 +14,14 @@ pub enum Guard {
     Incarnation,
     /// A reader does not compare its batch with the ledger.
     Comparison,
+    /// A counter is seeded with whatever was read, whenever that was.
+    Ticket,
+    /// The database takes a save without comparing the row.
+    Version,
+    /// A counter is deleted without a look at whether it is saved.
+    Clean,
+    /// A counter is marked as saved whatever is claimed by now.
+    Unchanged,
 }
 
 #[cfg(feature = "test-hooks")]

@@ -37,7 +37,7 @@ pub use mysql::{MysqlStore, Reject};
 pub use primary::Primary;
 pub use reconciler::{Reconciler, ReconcilerBuilder};
 pub use script::Script;
-pub use store::{Applied, Batch, Incarnation, ReadFrom, Registered, Snapshot, Store};
+pub use store::{Applied, Batch, Incarnation, ReadFrom, Registered, Row, Save, Saved, Snapshot, Store, Version};
 pub use table::{KeyType, Table};
 
 /// Opened for the project's own tests: nothing here is part of the crate's interface.

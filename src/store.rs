@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use crate::check::Finding;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 
 /// A family that a store knows, with the number that the store gave it.
@@ -54,6 +54,60 @@ pub struct Applied {
     pub rows: u64,
     /// Deltas that went to the rejects.
     pub rejected: u64,
+}
+
+/// Who wrote a cached counter's row last, and which of its writes it was (PROTOCOL section 4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version {
+    /// The random number of one stay in Redis, from a counter's seeding to its deletion.
+    pub lineage: u64,
+    /// Counts its claims up from 1; 0 for none.
+    pub n: u64,
+}
+
+impl fmt::Display for Version {
+    /// `LINEAGE:N`, as it travels to Redis: 16 hexadecimal digits and a decimal number.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}:{}", self.lineage, self.n)
+    }
+}
+
+/// A cached counter's row as of one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Row {
+    /// `None` where there is no row.
+    pub value: Option<i64>,
+    /// `None` as long as no save wrote it.
+    pub version: Option<Version>,
+}
+
+/// A cached counter's value on its way to its row: to be written only where the row is as it was last known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Save {
+    /// The counter.
+    pub id: String,
+    /// Its partition.
+    pub partition: u32,
+    /// The row as last known.
+    pub known: Row,
+    /// What is to be written.
+    pub value: i64,
+    /// With it.
+    pub version: Version,
+}
+
+/// What became of a [`Save`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Saved {
+    /// The row has the version, written now or before.
+    Done,
+    /// Nothing was written: the row is another one than was known.
+    Conflict(Row),
+    /// There is no row, and rows are the application's to make: what would have been added is in the rejects, and the
+    /// version is kept as if it had been written.
+    NoRow,
+    /// The database refuses the value: it is in the rejects, and nothing else was written.
+    Refused,
 }
 
 /// Which copy of the database answers a read.
@@ -126,4 +180,31 @@ pub trait Store: Send + Sync + 'static {
         let _ = families;
         std::future::ready(Vec::new())
     }
+
+    /// The rows of cached counters, in the order of the ids, as of one moment: from the database that is written, and
+    /// begun after the call.
+    ///
+    /// # Errors
+    /// [`Store`](crate::ErrorKind::Store) where the database cannot be reached; [`Unsafe`](crate::ErrorKind::Unsafe)
+    /// where the one that answers takes no writes, as a replica does; [`Range`](crate::ErrorKind::Range) for a value
+    /// that is no i64; [`Mismatch`](crate::ErrorKind::Mismatch) from a store that keeps no cached counters.
+    fn rows(&self, family: &Registered, ids: &[&str]) -> impl Future<Output = Result<Vec<Row>>> + Send {
+        let _ = ids;
+        std::future::ready(Err(no_cached(family)))
+    }
+
+    /// In one transaction, for each of the counters (each once): where the row's version is the save's, it was done
+    /// before; where version and value are as known, writes value and version; anything else is a conflict. Answers what
+    /// became of each, in their order.
+    ///
+    /// # Errors
+    /// As for [`apply`](Store::apply): the same saves may be handed in again.
+    fn save(&self, family: &Registered, saves: &[Save]) -> impl Future<Output = Result<Vec<Saved>>> + Send {
+        let _ = saves;
+        std::future::ready(Err(no_cached(family)))
+    }
+}
+
+fn no_cached(family: &Registered) -> Error {
+    Error::new(ErrorKind::Mismatch, format!("{}: this store keeps no cached counters", family.family))
 }
