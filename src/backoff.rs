@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::buffered::random;
+use crate::partition::random;
 
 /// Pauses that double from 5 ms to a second, each somewhere between the half and the whole of it, so that callers who
 /// failed together do not come back together.

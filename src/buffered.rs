@@ -1,4 +1,4 @@
-//! The scripts of the buffered kind as typed calls on one partition: one script, one call.
+//! The scripts of the buffered kind as typed calls on one partition: one script, one call (PROTOCOL section 3).
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,29 +9,9 @@ use redis::aio::ConnectionLike;
 use crate::ablation::{self, Guard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::keys::Keys;
-use crate::script::{self, Reply};
+use crate::partition::{Fence, Partition, expect_ok, millis};
+use crate::script;
 use crate::store::Incarnation;
-
-/// One partition of a family in one Redis.
-#[derive(Clone, Debug)]
-pub struct Partition<C> {
-    redis: C,
-    keys: Keys,
-    /// Empty for the server's clock; tests say what time it is.
-    now_ms: String,
-}
-
-/// The name of a writer and the number of its call (PROTOCOL section 3, producer fence).
-#[derive(Clone, Copy, Debug)]
-pub struct Fence<'a> {
-    /// The writer's random name, which is registered.
-    pub producer: &'a str,
-    /// The call's number, higher than that of the last one.
-    pub seq: u64,
-    /// An earlier send of this call may have been executed.
-    pub repeat: bool,
-}
 
 /// What became of one pair of an add.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,26 +118,6 @@ pub struct Lease<'a> {
 }
 
 impl<C: ConnectionLike + Clone + 'static> Partition<C> {
-    /// The partition of that number. Nothing is sent.
-    pub fn new(redis: C, family: &Family, partition: u32) -> Self {
-        Partition { redis, keys: Keys::new(family, partition), now_ms: String::new() }
-    }
-
-    /// The same partition at a time that the caller says.
-    #[cfg(feature = "test-hooks")]
-    pub fn at(mut self, now_ms: u64) -> Self {
-        self.now_ms = now_ms.to_string();
-        self
-    }
-
-    /// Makes the producer known.
-    pub async fn register(&self, producer: &str) -> Result<()> {
-        let reply =
-            script::repeat_safe(&self.redis, "buffered_register", &[self.keys.producers()], &[producer, &self.now_ms])
-                .await?;
-        expect_ok(&reply)
-    }
-
     /// Adds each delta to its id's pending sum, for so many hits in all.
     pub async fn add<'p>(
         &self,
@@ -171,7 +131,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         let count = pairs.len();
         let numbers = [fence.map_or(0, |fence| fence.seq), hits, family.sync_hits].map(|number| number.to_string());
         let (sync_ms, max_pending) = (millis(family.sync_time), family.max_pending.to_string());
-        let attempt = if fence.is_some_and(|fence| fence.repeat) { "repeat" } else { "first" };
+        let attempt = Fence::attempt(fence.as_ref());
         let mut args = Vec::with_capacity(8 + 2 * count);
         args.extend([fence.map_or("", |fence| fence.producer), &numbers[0], attempt, &numbers[1], &numbers[2]]);
         args.extend([&*sync_ms, &max_pending, &self.now_ms]);
@@ -326,21 +286,6 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         expect_ok(&reply)
     }
 
-    /// Forgets the producers that have been idle for so long.
-    pub async fn trim(&self, idle: Duration) -> Result<u64> {
-        let (mut cursor, mut trimmed) = ("0".to_owned(), 0);
-        loop {
-            let args = [millis(idle), cursor, "100".to_owned(), self.now_ms.clone()];
-            let reply = script::repeat_safe(&self.redis, "buffered_trim", &[self.keys.producers()], &args).await?;
-            expect_ok(&reply)?;
-            cursor = reply.string(0)?;
-            trimmed += reply.number::<u64>(1)?;
-            if cursor == "0" {
-                return Ok(trimmed);
-            }
-        }
-    }
-
     /// Whether anything waits in the partition, for one cheap command.
     pub async fn has_pending(&self) -> Result<bool> {
         anything_pending(&self.redis, std::slice::from_ref(self)).await
@@ -405,19 +350,4 @@ fn outcome(word: &Value) -> Option<Added> {
 
 fn incarnation_of(text: &str) -> Option<Incarnation> {
     u64::from_str_radix(text, 16).ok().map(Incarnation)
-}
-
-fn expect_ok(reply: &Reply) -> Result<()> {
-    if reply.status() == "OK" { Ok(()) } else { Err(reply.misshapen()) }
-}
-
-fn millis(time: Duration) -> String {
-    time.as_millis().to_string()
-}
-
-/// A random number for a producer, an owner or an incarnation.
-pub fn random() -> Result<u64> {
-    getrandom::u64().map_err(|error| {
-        Error::new(ErrorKind::Unsafe, "the operating system has no random numbers").with_source(error.to_string())
-    })
 }

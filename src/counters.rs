@@ -7,10 +7,11 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use redis::aio::ConnectionLike;
 
-use crate::buffered::{Added, Partition, Pending, random};
+use crate::buffered::{Added, Pending};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::mysql::MysqlStore;
+use crate::partition::{Partition, random};
 use crate::primary::Primary;
 use crate::read::{Verdict, beyond, judge, lacks_incarnation, may_be_forgotten};
 use crate::shared::{Opened, Shared};

@@ -12,9 +12,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use crate::backoff::Backoff;
-use crate::buffered::{Cut, CutBatch, FetchReply, Lease, Partition, RotateReply, anything_pending, random};
+use crate::buffered::{Cut, CutBatch, FetchReply, Lease, RotateReply, anything_pending};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
+use crate::partition::{Partition, random};
 use crate::script;
 use crate::shared::{Opened, Shared};
 use crate::store::{Applied, Batch, Incarnation, Registered, Store};

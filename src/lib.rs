@@ -15,6 +15,7 @@ mod keys;
 mod link;
 pub mod metrics;
 mod mysql;
+mod partition;
 mod primary;
 mod read;
 mod reconciler;
@@ -44,5 +45,6 @@ pub use table::{KeyType, Table};
 #[cfg(feature = "test-hooks")]
 pub mod test_hooks {
     pub use crate::ablation::{Guard, take_out};
-    pub use crate::buffered::{AddReply, Cut, CutBatch, Fence, FetchReply, Lease, Partition, Pending, RotateReply};
+    pub use crate::buffered::{AddReply, Cut, CutBatch, FetchReply, Lease, Pending, RotateReply};
+    pub use crate::partition::{Fence, Partition};
 }

@@ -9,11 +9,11 @@
 use redis::aio::ConnectionLike;
 use tokio::sync::OnceCell;
 
-use crate::buffered::random;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::keys::Keys;
 use crate::link;
+use crate::partition::random;
 use crate::script;
 
 /// Refuses the call that it sees first, with an error that a cluster client resends at once.

@@ -7,8 +7,8 @@ use metrics::SharedString;
 use redis::aio::ConnectionLike;
 use tokio::sync::Notify;
 
-use crate::buffered::Partition;
 use crate::family::Family;
+use crate::partition::Partition;
 use crate::store::Registered;
 use crate::writer::{Dispatch, Writer};
 

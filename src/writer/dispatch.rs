@@ -9,9 +9,9 @@ use redis::aio::ConnectionLike;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
-use crate::buffered::Partition;
 use crate::error::Result;
 use crate::family::Family;
+use crate::partition::Partition;
 use crate::resend::ResendProbe;
 use crate::writer::lane::Lane;
 

@@ -11,10 +11,11 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use crate::backoff::Backoff;
-use crate::buffered::{Added, Partition};
+use crate::buffered::Added;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
+use crate::partition::Partition;
 use crate::shared::{Announced, Opened, Work};
 use crate::writer::call::{Call, Outcome, Until};
 use crate::writer::dispatch::{Dispatch, Permit, SLOW};

@@ -7,9 +7,10 @@ use redis::aio::ConnectionLike;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::backoff::Backoff;
-use crate::buffered::{AddReply, Fence};
+use crate::buffered::AddReply;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
+use crate::partition::Fence;
 use crate::writer::call::{Call, Outcome};
 use crate::writer::dispatch::{Permit, Turn, start};
 use crate::writer::lane::Lane;

@@ -22,8 +22,9 @@ pub use self::dispatch::Dispatch;
 use self::group::{Group, PAIRS};
 use self::lane::Lane;
 use self::recorder::Recorder;
-use crate::buffered::{Added, random};
+use crate::buffered::Added;
 use crate::error::{Error, Result};
+use crate::partition::random;
 use crate::shared::{Opened, Work};
 
 /// Of how many partitions of a wide family the least busy one is looked for.

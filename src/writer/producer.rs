@@ -6,8 +6,8 @@ use std::time::Duration;
 use redis::aio::ConnectionLike;
 use tokio::time::Instant;
 
-use crate::buffered::{Partition, random};
 use crate::error::Result;
+use crate::partition::{Partition, random};
 
 /// Redis forgets a producer after a day of idleness; long before that it is not used any more.
 const LIFE: Duration = Duration::from_secs(12 * 3600);
