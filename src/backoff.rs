@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use tokio::time::sleep;
+
+use crate::error::{Error, Result};
 use crate::partition::random;
 
 /// Pauses that double from 5 ms to a second, each somewhere between the half and the whole of it, so that callers who
@@ -22,4 +25,14 @@ impl Backoff {
         let share = random().unwrap_or(0) % 1000;
         whole / 2 + whole / 2 * u32::try_from(share).unwrap_or(0) / 1000
     }
+}
+
+/// Pauses after an error that waiting may mend, and hands on any other.
+pub async fn wait_out(error: Error, pause: &mut Backoff) -> Result<()> {
+    if !error.is_retryable() {
+        return Err(error);
+    }
+    tracing::warn!(%error, "waiting");
+    sleep(pause.next()).await;
+    Ok(())
 }

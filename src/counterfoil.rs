@@ -2,17 +2,20 @@
 
 use std::sync::Arc;
 
+use futures_util::future::{join, join_all};
 use redis::aio::ConnectionLike;
 
+use crate::cached_counters::CachedCounters;
 use crate::check::{self, Finding, Severity};
 use crate::counters::Counters;
 use crate::error::{ErrorKind, Result};
-use crate::family::Family;
+use crate::family::{CachedFamily, Family, Kind};
 use crate::flush::Flusher;
 use crate::mysql::MysqlStore;
 use crate::primary::Primary;
 use crate::reconciler::ReconcilerBuilder;
-use crate::shared::Shared;
+use crate::save::Saver;
+use crate::shared::{Opened, Shared};
 use crate::store::{Registered, Store};
 
 /// One Redis and one database that keep an application's counters together.
@@ -67,13 +70,26 @@ where
     /// [`Unsafe`](crate::ErrorKind::Unsafe) for a connection to Redis that sends a call again by itself. While Redis
     /// cannot be asked about that the family is opened, and the first hit asks again.
     pub async fn open(&self, family: Family) -> Result<Counters<C, S>> {
+        Ok(Counters::new(self.shared.clone(), self.register(family).await?))
+    }
+
+    /// Opens a family of cached counters, in the same way.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub async fn open_cached(&self, family: CachedFamily) -> Result<CachedCounters<C, S>> {
+        let CachedFamily { family, stay } = family;
+        Ok(CachedCounters::new(self.shared.clone(), self.register(family).await?, stay))
+    }
+
+    async fn register(&self, family: Family) -> Result<Registered> {
         match self.shared.dispatch.refuse_resending(&family).await {
             Err(error) if error.kind() == ErrorKind::Unsafe => return Err(error),
             Err(error) => tracing::warn!(%error, "the connection is not yet known to be safe"),
             Ok(()) => {}
         }
         let number = self.shared.store.register(&family).await?;
-        Ok(Counters::new(self.shared.clone(), Registered { family, number }))
+        Ok(Registered { family, number })
     }
 
     /// Looks at the servers and answers what should be known or changed, the worst first. An empty answer is a good one.
@@ -103,6 +119,13 @@ where
     /// # Errors
     /// What no waiting mends: [`Corrupt`](crate::ErrorKind::Corrupt) keys in Redis.
     pub async fn drain(&self) -> Result<()> {
-        Flusher::new(self.shared.clone()).drain().await
+        let is_buffered = |opened: &Arc<Opened>| opened.registered.family.kind == Kind::Buffered;
+        let (buffered, cached): (Vec<_>, Vec<_>) = self.shared.opened().into_iter().partition(is_buffered);
+        let saver = |opened| Saver::new(self.shared.clone(), self.shared.redis.clone(), opened);
+        let savers: Vec<_> = cached.into_iter().filter_map(saver).collect();
+        let drains = join_all(savers.iter().map(Saver::drain));
+        // what cannot be brought there holds nothing else back
+        let (flushed, saved) = join(Flusher::new(self.shared.clone()).drain(buffered), drains).await;
+        saved.into_iter().fold(flushed, Result::and)
     }
 }

@@ -16,7 +16,7 @@ use crate::primary::Primary;
 use crate::read::{Verdict, beyond, judge, lacks_incarnation, may_be_forgotten};
 use crate::shared::{Opened, Shared};
 use crate::store::{Incarnation, ReadFrom, Registered, Store};
-use crate::writer::Writer;
+use crate::writer::{Answer, Writer};
 
 /// The counters of one open family. Cloning is cheap.
 #[derive(Debug)]
@@ -86,7 +86,7 @@ where
     /// and could not be asked for again within the [write timeout](Self::write_timeout).
     pub async fn add(&self, id: &str, delta: i64) -> Result<Added> {
         self.family().check_id(id)?;
-        self.writer.add(id, delta, self.patience, true).await
+        self.writer.add(id, delta, self.patience, true).await.map(Answer::added)
     }
 
     /// The same, but where it would have to wait for room it is an error at once.
@@ -95,7 +95,7 @@ where
     /// As for [`add`](Self::add), and [`Busy`](ErrorKind::Busy): not counted, since many others wait.
     pub async fn try_add(&self, id: &str, delta: i64) -> Result<Added> {
         self.family().check_id(id)?;
-        self.writer.add(id, delta, self.patience, false).await
+        self.writer.add(id, delta, self.patience, false).await.map(Answer::added)
     }
 
     /// Counts many hits at once, and answers what became of each, in their order. Partitions are called side by side,
@@ -107,7 +107,8 @@ where
     pub async fn add_many(&self, hits: &[(impl AsRef<str>, i64)]) -> Result<Vec<Result<Added>>> {
         let checked = |id| self.family().check_id(id).map(|()| id);
         let hits = hits.iter().map(|(id, delta)| Ok((checked(id.as_ref())?, *delta))).collect::<Result<Vec<_>>>()?;
-        Ok(self.writer.add_many(&hits, self.patience).await)
+        let answers = self.writer.add_many(&hits, self.patience).await;
+        Ok(answers.into_iter().map(|answer| answer.map(Answer::added)).collect())
     }
 
     /// Counts `delta` for `id` without waiting for Redis: summed in this process, and sent within a few milliseconds, as

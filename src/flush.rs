@@ -11,7 +11,7 @@ use redis::aio::ConnectionLike;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use crate::backoff::Backoff;
+use crate::backoff::{Backoff, wait_out};
 use crate::buffered::{Cut, CutBatch, FetchReply, Lease, RotateReply, anything_pending};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
@@ -309,10 +309,9 @@ where
 
     /// Brings everything to the database that is in Redis now. What cannot be brought there holds nothing else back.
     #[tracing::instrument(skip_all)]
-    pub async fn drain(&self) -> Result<()> {
+    pub async fn drain(&self, mut families: Vec<Arc<Opened>>) -> Result<()> {
         let mut pause = Backoff::default();
         let mut left: Vec<PartitionId> = Vec::new();
-        let mut families = self.shared.opened();
         while !families.is_empty() {
             for (number, found) in self.sweep(std::mem::take(&mut families)).await {
                 match found {
@@ -396,16 +395,6 @@ impl Held {
             deltas,
         }
     }
-}
-
-/// Pauses after an error that waiting may mend, and hands on any other.
-async fn wait_out(error: Error, pause: &mut Backoff) -> Result<()> {
-    if !error.is_retryable() {
-        return Err(error);
-    }
-    tracing::warn!(%error, "waiting");
-    sleep(pause.next()).await;
-    Ok(())
 }
 
 fn retried(what: &'static str, error: Error) -> Error {

@@ -33,6 +33,21 @@ impl Keys {
         format!("{}producers", self.tag)
     }
 
+    /// Hash id -> value of a cached counter.
+    pub fn values(&self) -> String {
+        format!("{}values", self.tag)
+    }
+
+    /// Hash id -> what is known of a cached counter's row, or the ticket for its seeding.
+    pub fn rows(&self) -> String {
+        format!("{}rows", self.tag)
+    }
+
+    /// Sorted set id -> when something is next to be done about a cached counter.
+    pub fn agenda(&self) -> String {
+        format!("{}agenda", self.tag)
+    }
+
     /// String, for 10 s: what asks whether a connection resends, by a number of its own.
     pub fn probe(&self, number: u64) -> String {
         format!("{}probe-{number:016x}", self.tag)

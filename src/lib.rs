@@ -4,6 +4,8 @@
 mod ablation;
 mod backoff;
 mod buffered;
+mod cached;
+mod cached_counters;
 mod check;
 mod connect;
 mod counterfoil;
@@ -20,20 +22,23 @@ mod primary;
 mod read;
 mod reconciler;
 mod resend;
+mod save;
 mod script;
+mod seeding;
 mod shared;
 mod store;
 mod table;
 mod writer;
 
 pub use buffered::Added;
+pub use cached_counters::{CachedCounters, Changed};
 pub use check::{Finding, Severity};
 #[cfg(feature = "cluster")]
 pub use connect::cluster_settings;
 pub use counterfoil::Counterfoil;
 pub use counters::Counters;
 pub use error::{Error, ErrorKind, Result};
-pub use family::{Durability, Family, FamilyBuilder};
+pub use family::{CachedFamily, CachedFamilyBuilder, Durability, Family, FamilyBuilder};
 pub use mysql::{MysqlStore, Reject};
 pub use primary::Primary;
 pub use reconciler::{Reconciler, ReconcilerBuilder};
@@ -46,5 +51,7 @@ pub use table::{KeyType, Table};
 pub mod test_hooks {
     pub use crate::ablation::{Guard, take_out};
     pub use crate::buffered::{AddReply, Cut, CutBatch, FetchReply, Lease, Pending, RotateReply};
+    pub use crate::cached::{Change, Claim, Deleted, IncrReply, Marked, Rebased, Seed, Ticket, Word};
+    pub use crate::family::Stay;
     pub use crate::partition::{Fence, Partition};
 }

@@ -21,14 +21,16 @@ pub const BATCHES: &str = "counterfoil_batches_total";
 pub const ROWS: &str = "counterfoil_rows_total";
 /// Deltas that the database refused.
 pub const REJECTS: &str = "counterfoil_rejects_total";
-/// Seconds from fetching batches to their release, a transaction.
+/// Rows of cached counters that somebody else wrote, by `family`: both contributions were kept.
+pub const CONFLICTS: &str = "counterfoil_conflicts_total";
+/// Seconds from fetching batches to their release, or from claims to their being marked as saved; a transaction.
 pub const FLUSH_SECONDS: &str = "counterfoil_flush_seconds";
 /// Age in seconds of a batch's oldest hit when it reached the database, by `family`.
 pub const LAG_SECONDS: &str = "counterfoil_lag_seconds";
 /// Age in seconds of the oldest hit in the batches that this reconciler holds, 0 if it holds none. It grows while the
 /// database is away. Hits that wait for their sync, for the family's sync time at most, are not in it.
 pub const WAITING_SECONDS: &str = "counterfoil_waiting_seconds";
-/// Calls made again after a failure, by `what` (`add`, `reconcile`, `fetch`, `apply`, `release`).
+/// Calls made again after a failure, by `what` (`add`, `reconcile`, `fetch`, `apply`, `release`, `save`).
 pub const RETRIES: &str = "counterfoil_retries_total";
 
 /// Tells the installed recorder what each metric means. Call it once, after installing the recorder.
@@ -41,6 +43,7 @@ pub fn describe() {
     describe_counter!(BATCHES, "batches that reached the database");
     describe_counter!(ROWS, "rows changed in the database");
     describe_counter!(REJECTS, "deltas that the database refused");
+    describe_counter!(CONFLICTS, "rows of cached counters that somebody else wrote");
     describe_histogram!(FLUSH_SECONDS, Unit::Seconds, "from fetching batches to their release");
     describe_histogram!(LAG_SECONDS, Unit::Seconds, "age of a batch's oldest hit when it reached the database");
     describe_gauge!(WAITING_SECONDS, Unit::Seconds, "age of the oldest hit in the batches that this reconciler holds");

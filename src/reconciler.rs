@@ -14,7 +14,8 @@ use crate::check;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
 use crate::metrics;
-use crate::shared::{Announced, Shared};
+use crate::save::{Round, Saver};
+use crate::shared::{Announced, Opened, Shared};
 use crate::store::Store;
 
 /// How often the age of what is on its way is measured, at least.
@@ -106,13 +107,14 @@ where
                 ),
             ));
         }
-        let mut flusher = Flusher::new(self.shared.clone()).over(redis).max_rows(self.max_rows);
+        let mut flusher = Flusher::new(self.shared.clone()).over(redis.clone()).max_rows(self.max_rows);
         if let Some(lease) = self.lease {
             flusher = flusher.leasing(lease)?;
         }
         let (stop, stopping) = watch::channel(false);
         let scheduler = Scheduler {
             flusher: Arc::new(flusher),
+            saver: SaverSettings { redis, lease: self.lease, max_rows: self.max_rows },
             shared: self.shared,
             stopping,
             finishing: false,
@@ -125,6 +127,7 @@ where
             tasks: JoinSet::new(),
             rotating: HashMap::new(),
             flushing: HashMap::new(),
+            saving: HashMap::new(),
             failures: HashMap::new(),
             trimmed: HashMap::new(),
         };
@@ -149,11 +152,20 @@ enum Done {
     Swept(Vec<(u64, Result<Vec<PartitionId>>)>),
     Rotated(Vec<(PartitionId, Result<Rotated>)>),
     Flushed(Vec<(PartitionId, Flushed)>),
+    Saved(u64, Result<Round>),
     Trimmed,
+}
+
+/// How rounds through cached families are made.
+struct SaverSettings<C> {
+    redis: C,
+    lease: Option<Duration>,
+    max_rows: u64,
 }
 
 struct Scheduler<C, S> {
     flusher: Arc<Flusher<C, S>>,
+    saver: SaverSettings<C>,
     shared: Arc<Shared<C, S>>,
     stopping: watch::Receiver<bool>,
     finishing: bool,
@@ -173,8 +185,21 @@ struct Scheduler<C, S> {
     rotating: HashMap<Id, Vec<PartitionId>>,
     /// With the time of the oldest hit in it.
     flushing: HashMap<Id, (Vec<PartitionId>, Instant)>,
+    /// The cached families that a round is made through.
+    saving: HashMap<Id, u64>,
     failures: HashMap<Announced, Backoff>,
     trimmed: HashMap<PartitionId, Instant>,
+}
+
+impl<C> SaverSettings<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    /// Of a cached family.
+    fn of<S: Store>(&self, shared: &Arc<Shared<C, S>>, opened: &Arc<Opened>) -> Option<Saver<C, S>> {
+        let saver = Saver::new(shared.clone(), self.redis.clone(), opened.clone())?;
+        Some(saver.leasing(self.lease).max_rows(self.max_rows))
+    }
 }
 
 impl<C, S> Scheduler<C, S>
@@ -268,9 +293,7 @@ where
                 }
             }
         }
-        if !families.is_empty() {
-            self.start_sweep(families);
-        }
+        self.start_looks(families);
         for some in due.chunks(ROTATE) {
             let (flusher, some) = (self.flusher.clone(), some.to_vec());
             let partitions = some.clone();
@@ -279,11 +302,29 @@ where
         }
     }
 
-    /// Looks for what writers elsewhere left in the families.
-    fn start_sweep(&mut self, numbers: Vec<u64>) {
-        let families = numbers.into_iter().filter_map(|number| self.shared.family(number)).collect();
-        let flusher = self.flusher.clone();
-        self.tasks.spawn(async move { Done::Swept(flusher.sweep(families).await) });
+    /// Looks for what writers elsewhere left in buffered families, and at what is due in cached ones.
+    fn start_looks(&mut self, numbers: Vec<u64>) {
+        let mut buffered = Vec::new();
+        for number in numbers {
+            let Some(opened) = self.shared.family(number) else { continue };
+            match self.saver.of(&self.shared, &opened) {
+                Some(saver) => self.start_round(number, saver),
+                None => buffered.push(opened),
+            }
+        }
+        if !buffered.is_empty() {
+            let flusher = self.flusher.clone();
+            self.tasks.spawn(async move { Done::Swept(flusher.sweep(buffered).await) });
+        }
+    }
+
+    fn start_round(&mut self, number: u64, saver: Saver<C, S>) {
+        if self.saving.values().any(|busy| *busy == number) {
+            return;
+        }
+        let stop = self.stopping.clone();
+        let task = self.tasks.spawn(async move { Done::Saved(number, saver.round(&stop).await) });
+        self.saving.insert(task.id(), number);
     }
 
     /// Flushes all batches that are durable by now together, up to the number of rows that one transaction takes.
@@ -304,14 +345,17 @@ where
             Ok((id, _)) => *id,
             Err(error) => error.id(),
         };
+        let round = self.saving.remove(&id);
         let concerned = self.rotating.remove(&id).or_else(|| self.flushing.remove(&id).map(|(ids, _)| ids));
         match done.map(|(_, done)| done) {
             Ok(Done::Swept(all)) => all.into_iter().for_each(|(number, found)| self.swept(number, found)),
             Ok(Done::Rotated(all)) => all.into_iter().for_each(|(id, rotated)| self.rotated(id, rotated)),
             Ok(Done::Flushed(all)) => all.into_iter().for_each(|(id, end)| self.flushed(id, end)),
+            Ok(Done::Saved(number, round)) => self.saved(number, round),
             Ok(Done::Trimmed) => {}
             Err(error) => {
                 tracing::error!(%error, "a step of the reconciler ended, and is tried again");
+                round.into_iter().for_each(|number| self.look_at(Announced::Family(number), MEND));
                 concerned.into_iter().flatten().for_each(|id| self.rest(id, MEND));
             }
         }
@@ -327,6 +371,25 @@ where
                 });
                 if let Some(opened) = self.shared.family(number) {
                     self.look_at(what, opened.registered.family.sync_time / LOOKS);
+                }
+            }
+            Err(error) => {
+                let pause = self.pause(what, &error);
+                self.look_at(what, pause);
+            }
+        }
+    }
+
+    /// What is counted from now on is not due before the family's time to save is over.
+    fn saved(&mut self, number: u64, round: Result<Round>) {
+        let what = Announced::Family(number);
+        match round {
+            Ok(round) => {
+                self.failures.remove(&what);
+                round.active.into_iter().for_each(|partition| self.trim_now_and_then((number, partition)));
+                if let Some(opened) = self.shared.family(number) {
+                    let save_after = opened.registered.family.sync_time;
+                    self.look_at(what, round.next.map_or(save_after, |next| next.min(save_after)));
                 }
             }
             Err(error) => {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::buffered::Added;
 use crate::error::{Error, ErrorKind, Result};
+use crate::writer::answer::Answer;
 use crate::writer::group::{Group, Seat};
 
 /// Until when a caller waits.
@@ -48,7 +48,7 @@ pub struct Call {
 #[derive(Debug)]
 pub enum Outcome {
     /// It was executed; what became of each pair, or, after a repeat, how it stood by then.
-    Counted { added: Vec<Added>, repeated: bool },
+    Counted { answers: Vec<Answer>, repeated: bool },
     /// Surely not executed; its hits may join another call.
     NotExecuted(Error),
     /// This error is the answer to all.
@@ -133,9 +133,9 @@ impl Call {
     }
 
     /// What became of a hit; `None` if it has to be tried alone.
-    pub fn own(&self, seat: Seat) -> Result<Option<Added>> {
+    pub fn own(&self, seat: Seat) -> Result<Option<Answer>> {
         match (self.outcome(), self.group()) {
-            (Some(Outcome::Counted { added, repeated }), Some(group)) => Ok(group.own(seat, added, *repeated)),
+            (Some(Outcome::Counted { answers, repeated }), Some(group)) => Ok(group.own(seat, answers, *repeated)),
             (Some(Outcome::NotExecuted(error) | Outcome::Failed(error)), _) => Err(error.again()),
             _ => Err(Error::corrupt("a call has no outcome")),
         }

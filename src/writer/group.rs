@@ -2,7 +2,8 @@
 
 use indexmap::IndexMap;
 
-use crate::buffered::Added;
+use crate::cached::{Change, Seed};
+use crate::writer::answer::Answer;
 use crate::writer::call::Until;
 
 /// How many pairs a call has: few enough for the script to stay below a millisecond.
@@ -20,6 +21,8 @@ pub struct Group {
     downs: IndexMap<Box<str>, Pair>,
     /// Not to be summed with any other.
     alone: Vec<(Box<str>, Pair)>,
+    /// What missing counters are seeded with before.
+    seeds: IndexMap<Box<str>, Seed>,
     hits: u64,
     until: Option<Until>,
 }
@@ -29,6 +32,8 @@ struct Pair {
     sum: i64,
     hits: u64,
     callers: u32,
+    /// The sum is to be the value.
+    sets: bool,
 }
 
 /// A hit's place in its group.
@@ -84,20 +89,34 @@ impl Group {
         let (list, pairs) = if delta < 0 { (List::Downs, &mut self.downs) } else { (List::Ups, &mut self.ups) };
         let Some((index, _, pair)) = pairs.get_full_mut(id) else {
             self.hits += hits;
-            let (index, _) = pairs.insert_full(id.into(), Pair { sum: delta, hits, callers: 1 });
+            let (index, _) = pairs.insert_full(id.into(), Pair { sum: delta, hits, callers: 1, sets: false });
             return Seat { list, index, so_far: delta };
         };
         let Some(so_far) = pair.sum.checked_add(delta) else { return self.push_alone(id, delta, hits) };
-        *pair = Pair { sum: so_far, hits: pair.hits + hits, callers: pair.callers + 1 };
+        *pair = Pair { sum: so_far, hits: pair.hits + hits, callers: pair.callers + 1, sets: false };
         self.hits += hits;
         Seat { list, index, so_far }
     }
 
     /// Adds a delta that is not summed with others.
     pub fn push_alone(&mut self, id: &str, delta: i64, hits: u64) -> Seat {
-        self.hits += hits;
-        self.alone.push((id.into(), Pair { sum: delta, hits, callers: 1 }));
-        Seat { list: List::Alone, index: self.alone.len() - 1, so_far: delta }
+        self.push_single(id, Pair { sum: delta, hits, callers: 1, sets: false })
+    }
+
+    /// Adds a value that replaces the counter's, after everything that is summed.
+    pub fn push_set(&mut self, id: &str, value: i64) -> Seat {
+        self.push_single(id, Pair { sum: value, hits: 1, callers: 1, sets: true })
+    }
+
+    fn push_single(&mut self, id: &str, pair: Pair) -> Seat {
+        self.hits += pair.hits;
+        self.alone.push((id.into(), pair));
+        Seat { list: List::Alone, index: self.alone.len() - 1, so_far: pair.sum }
+    }
+
+    /// Adds what the counter is to be seeded with if it is missing. Of several the last one: it has the latest ticket.
+    pub fn push_seed(&mut self, id: &str, seed: Seed) {
+        self.seeds.insert(id.into(), seed);
     }
 
     /// The ids and deltas in the order in which a call carries them.
@@ -105,23 +124,32 @@ impl Group {
         self.all().map(|(id, pair)| (&**id, pair.sum))
     }
 
+    /// The same as changes of cached counters.
+    pub fn changes(&self) -> impl Iterator<Item = (&str, Change)> {
+        self.all().map(|(id, pair)| (&**id, if pair.sets { Change::Set(pair.sum) } else { Change::Add(pair.sum) }))
+    }
+
+    pub fn seeds(&self) -> impl Iterator<Item = (&str, Seed)> {
+        self.seeds.iter().map(|(id, seed)| (&**id, *seed))
+    }
+
     /// For each pair how many hits it stands for, unless its callers were many and its sum was refused: they come again.
-    pub fn settled_hits<'a>(&'a self, added: &'a [Added]) -> impl Iterator<Item = (u64, Added)> + 'a {
-        let settled = |((_, pair), added): ((_, &Pair), &Added)| (pair.hits, *added, pair.comes_again(*added));
-        self.all().zip(added).map(settled).filter(|(.., again)| !again).map(|(hits, added, _)| (hits, added))
+    pub fn settled_hits<'a>(&'a self, answers: &'a [Answer]) -> impl Iterator<Item = (u64, Answer)> + 'a {
+        let settled = |((_, pair), answer): ((_, &Pair), &Answer)| (pair.hits, *answer, pair.comes_again(*answer));
+        self.all().zip(answers).map(settled).filter(|(.., again)| !again).map(|(hits, answer, _)| (hits, answer))
     }
 
     /// What became of a hit, given what became of the pairs; `None` if it was refused in a sum and must be tried alone.
-    pub fn own(&self, seat: Seat, added: &[Added], repeated: bool) -> Option<Added> {
+    pub fn own(&self, seat: Seat, answers: &[Answer], repeated: bool) -> Option<Answer> {
         let (place, pair) = match seat.list {
             List::Ups => (seat.index, &self.ups[seat.index]),
             List::Downs => (self.ups.len() + seat.index, &self.downs[seat.index]),
             List::Alone => (self.ups.len() + self.downs.len() + seat.index, &self.alone[seat.index].1),
         };
-        match added[place] {
+        match answers[place] {
             // a repeat is answered what is pending by then, whoever else has counted meanwhile
-            Added::Counted { pending } if !repeated => {
-                Some(Added::Counted { pending: pending.wrapping_sub(pair.sum).wrapping_add(seat.so_far) })
+            Answer::Counted(sum) if !repeated => {
+                Some(Answer::Counted(sum.wrapping_sub(pair.sum).wrapping_add(seat.so_far)))
             }
             refused if pair.comes_again(refused) => None,
             same => Some(same),
@@ -135,7 +163,7 @@ impl Group {
 
 impl Pair {
     /// One of many may fit where the sum does not.
-    fn comes_again(self, added: Added) -> bool {
-        self.callers > 1 && added == Added::OutOfRange
+    fn comes_again(self, answer: Answer) -> bool {
+        self.callers > 1 && matches!(answer, Answer::OutOfRange(_))
     }
 }

@@ -11,12 +11,12 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use crate::backoff::Backoff;
-use crate::buffered::Added;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
 use crate::partition::Partition;
 use crate::shared::{Announced, Opened, Work};
+use crate::writer::answer::Answer;
 use crate::writer::call::{Call, Outcome, Until};
 use crate::writer::dispatch::{Dispatch, Permit, SLOW};
 use crate::writer::group::Group;
@@ -318,13 +318,15 @@ where
     pub fn measure(&self, call: &Call) {
         let label = || self.opened.label.clone();
         match (call.outcome(), call.group()) {
-            (Some(Outcome::Counted { added, .. }), Some(group)) => {
+            (Some(Outcome::Counted { answers, .. }), Some(group)) => {
                 let (mut counted, mut range, mut full) = (0, 0, 0);
-                for (hits, added) in group.settled_hits(added) {
-                    match added {
-                        Added::Counted { .. } => counted += hits,
-                        Added::OutOfRange => range += hits,
-                        Added::Full => full += hits,
+                for (hits, answer) in group.settled_hits(answers) {
+                    match answer {
+                        Answer::Counted(_) => counted += hits,
+                        Answer::OutOfRange(_) => range += hits,
+                        Answer::Full => full += hits,
+                        // it comes again with a seed
+                        Answer::Missing(_) => {}
                     }
                 }
                 ::metrics::counter!(metrics::HITS, "family" => label()).increment(counted);

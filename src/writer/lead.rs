@@ -8,11 +8,15 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::backoff::Backoff;
 use crate::buffered::AddReply;
+use crate::cached::IncrReply;
 use crate::error::{Error, ErrorKind, Result};
+use crate::family::Kind;
 use crate::metrics;
 use crate::partition::Fence;
+use crate::writer::answer::Answer;
 use crate::writer::call::{Call, Outcome};
 use crate::writer::dispatch::{Permit, Turn, start};
+use crate::writer::group::Group;
 use crate::writer::lane::Lane;
 use crate::writer::producer::Producer;
 
@@ -101,15 +105,11 @@ where
         let mut pause = Backoff::default();
         loop {
             let error = match timeout_at(deadline, self.attempt(&call)).await {
-                Ok(Ok(Some(AddReply::Counted { due, added, repeated }))) => {
-                    if due {
-                        self.lane.announce_due();
+                Ok(Ok(Some(outcome))) => {
+                    if matches!(outcome, Outcome::Failed(_)) {
+                        self.producer = None;
                     }
-                    return Some(Outcome::Counted { added, repeated });
-                }
-                Ok(Ok(Some(AddReply::Unknown))) => {
-                    self.producer = None;
-                    return Some(Outcome::Failed(self.unknown("Redis lost its memory while the reply was missing")));
+                    return Some(outcome);
                 }
                 Ok(Ok(None)) => return None,
                 Ok(Err(error)) => error,
@@ -136,7 +136,7 @@ where
     }
 
     /// One send of the call; `None` if somebody else leads it by now.
-    async fn attempt(&mut self, call: &Call) -> Result<Option<AddReply>> {
+    async fn attempt(&mut self, call: &Call) -> Result<Option<Outcome>> {
         let Some(group) = call.group() else { return Ok(None) };
         if self.producer.is_none() {
             self.lane.dispatch().refuse_resending(self.lane.family()).await?;
@@ -148,20 +148,45 @@ where
         } else if !self.lane.is_led(self.term) {
             return Ok(None);
         }
+        let mut send = std::pin::pin!(self.send(group));
+        // a leader that was not polled and was replaced must not send anything any more: Redis may have lost its memory
+        // since its successor's send, and would take an earlier one for a first one
+        std::future::poll_fn(|cx| match self.lane.is_led(self.term) {
+            true => send.as_mut().poll(cx).map(|outcome| outcome.map(Some)),
+            false => Poll::Ready(Ok(None)),
+        })
+        .await
+    }
+
+    /// The script of the family's kind.
+    async fn send(&self, group: &Group) -> Result<Outcome> {
+        let (partition, family) = (self.lane.partition(), self.lane.family());
         let fence = self.producer.as_ref().map(|producer| Fence {
             producer: &producer.name,
             seq: producer.seq,
             repeat: self.repeat,
         });
-        let add = self.lane.partition().add(self.lane.family(), fence, group.hits(), group.pairs());
-        let mut add = std::pin::pin!(add);
-        // a leader that was not polled and was replaced must not send anything any more: Redis may have lost its memory
-        // since its successor's send, and would take an earlier one for a first one
-        std::future::poll_fn(|cx| match self.lane.is_led(self.term) {
-            true => add.as_mut().poll(cx).map(|reply| reply.map(Some)),
-            false => Poll::Ready(Ok(None)),
-        })
-        .await
+        let (answers, repeated) = match &family.kind {
+            Kind::Buffered => match partition.add(family, fence, group.hits(), group.pairs()).await? {
+                AddReply::Counted { due, added, repeated } => {
+                    if due {
+                        self.lane.announce_due();
+                    }
+                    (added.into_iter().map(Answer::from).collect(), repeated)
+                }
+                AddReply::Unknown => return Ok(self.forgotten()),
+            },
+            Kind::Cached(stay) => match partition.incr(family, stay, fence, group.seeds(), group.changes()).await? {
+                // a repeat is answered as the first one was
+                IncrReply::Executed(words) => (words.into_iter().map(Answer::from).collect(), false),
+                IncrReply::Unknown => return Ok(self.forgotten()),
+            },
+        };
+        Ok(Outcome::Counted { answers, repeated })
+    }
+
+    fn forgotten(&self) -> Outcome {
+        Outcome::Failed(self.unknown("Redis lost its memory while the reply was missing"))
     }
 
     fn unknown(&self, what: &'static str) -> Error {

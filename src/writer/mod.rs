@@ -2,6 +2,7 @@
 //! everything that was asked for while the one before was under way. This is group commit: nothing waits for a timer,
 //! and calls grow with the load.
 
+mod answer;
 mod call;
 mod dispatch;
 mod group;
@@ -18,11 +19,12 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use redis::aio::ConnectionLike;
 
+pub use self::answer::Answer;
 pub use self::dispatch::Dispatch;
 use self::group::{Group, PAIRS};
 use self::lane::Lane;
 use self::recorder::Recorder;
-use crate::buffered::Added;
+use crate::cached::{Change, Seed};
 use crate::error::{Error, Result};
 use crate::partition::random;
 use crate::shared::{Opened, Work};
@@ -46,7 +48,7 @@ pub struct Writer<C> {
 }
 
 /// What became of one hit of many.
-type Own = Result<Added>;
+type Own = Result<Answer>;
 
 impl<C> Writer<C>
 where
@@ -65,8 +67,29 @@ where
         let push = |group: &mut Group| group.has_room_for(1).then(|| group.push(id, delta, 1));
         let (call, seat) = lane.count(patience, wait, push).await?;
         match call.own(seat)? {
-            Some(added) => Ok(added),
+            Some(answer) => Ok(answer),
             None => Self::add_alone(lane, id, delta, 1, patience).await,
+        }
+    }
+
+    /// Changes a cached counter, which is seeded first if it is missing and a seed is given.
+    pub async fn change(&self, id: &str, change: Change, seed: Option<Seed>, patience: Duration) -> Own {
+        let lane = self.lane(self.partition_for(id));
+        let push = |group: &mut Group| {
+            group.has_room_for(1).then(|| {
+                if let Some(seed) = seed {
+                    group.push_seed(id, seed);
+                }
+                match change {
+                    Change::Add(delta) => group.push(id, delta, 1),
+                    Change::Set(value) => group.push_set(id, value),
+                }
+            })
+        };
+        let (call, seat) = lane.count(patience, true, push).await?;
+        match (call.own(seat)?, change) {
+            (None, Change::Add(delta)) => Self::add_alone(lane, id, delta, 1, patience).await,
+            (answer, _) => answer.ok_or_else(|| Error::corrupt("a value was summed")),
         }
     }
 
@@ -110,7 +133,7 @@ where
         let mut owns = Vec::with_capacity(hits.len());
         for (seat, (id, delta)) in seats.into_iter().zip(hits) {
             owns.push(match call.own(seat) {
-                Ok(Some(added)) => Ok(added),
+                Ok(Some(answer)) => Ok(answer),
                 Ok(None) => Self::add_alone(lane, id, *delta, 1, patience).await,
                 Err(error) => Err(error),
             });

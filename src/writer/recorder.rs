@@ -10,10 +10,10 @@ use redis::aio::ConnectionLike;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
-use crate::buffered::Added;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
+use crate::writer::answer::Answer;
 use crate::writer::group::Group;
 use crate::writer::{CHUNK, Writer};
 
@@ -148,8 +148,8 @@ impl Recorder {
                     own => own,
                 };
                 let settled = match own {
-                    Ok(Some(Added::Counted { .. }) | None) => Ok(()),
-                    Ok(Some(refused)) => Err(out_of_range(lane.family(), id, *sum, &format!("{refused:?}"))),
+                    Ok(Some(Answer::Counted(_)) | None) => Ok(()),
+                    Ok(Some(refused)) => Err(out_of_range(lane.family(), id, *sum, &format!("{:?}", refused.added()))),
                     Err(error) if error.is_retryable() => {
                         worse(Err(error), self.keep(lane.family(), partition, id, *sum))
                     }

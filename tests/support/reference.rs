@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
 use counterfoil::{
-    Applied, Batch, Error, ErrorKind, Family, Incarnation, ReadFrom, Registered, Result, Snapshot, Store,
+    Applied, Batch, Error, ErrorKind, Family, Incarnation, ReadFrom, Registered, Result, Row, Save, Saved, Snapshot,
+    Store, Version,
 };
 
 #[derive(Clone, Debug, Default)]
@@ -15,6 +16,21 @@ struct Tables {
     families: Vec<Family>,
     values: BTreeMap<(u64, String), i64>,
     ledger: HashMap<(u64, u32, Incarnation), u64>,
+    versions: HashMap<(u64, String), Version>,
+}
+
+impl Tables {
+    fn row(&self, family: u64, id: &str) -> Row {
+        let key = (family, id.to_owned());
+        Row { value: self.values.get(&key).copied(), version: self.versions.get(&key).copied() }
+    }
+}
+
+impl Reference {
+    /// Somebody else adds to a row, and knows nothing of versions.
+    pub fn add_from_outside(&self, family: &Registered, id: &str, delta: i64) {
+        *self.0.lock().unwrap().values.entry((family.number, id.to_owned())).or_default() += delta;
+    }
 }
 
 impl Store for Reference {
@@ -79,5 +95,28 @@ impl Store for Reference {
         let wanted = |id: &str| id.starts_with(prefix) && after.is_none_or(|after| id > after);
         let all = tables.values.iter().filter(|((number, id), _)| *number == family.number && wanted(id));
         Ok(all.take(limit).map(|((_, id), value)| (id.clone(), *value)).collect())
+    }
+
+    async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Row>> {
+        let tables = self.0.lock().unwrap();
+        Ok(ids.iter().map(|id| tables.row(family.number, id)).collect())
+    }
+
+    async fn save(&self, family: &Registered, saves: &[Save]) -> Result<Vec<Saved>> {
+        let mut tables = self.0.lock().unwrap();
+        let mut write = |save: &Save| {
+            let found = tables.row(family.number, &save.id);
+            if found.version == Some(save.version) {
+                return Saved::Done;
+            }
+            if found != save.known {
+                return Saved::Conflict(found);
+            }
+            let key = (family.number, save.id.clone());
+            tables.values.insert(key.clone(), save.value);
+            tables.versions.insert(key, save.version);
+            Saved::Done
+        };
+        Ok(saves.iter().map(&mut write).collect())
     }
 }

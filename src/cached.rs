@@ -1,0 +1,377 @@
+//! The scripts of the cached kind as typed calls on one partition: one script, one call (PROTOCOL section 4).
+
+use std::collections::HashSet;
+use std::fmt;
+use std::time::Duration;
+
+use redis::Value;
+use redis::aio::ConnectionLike;
+
+use crate::ablation::{self, Guard};
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::{Family, Stay};
+use crate::partition::{Fence, Partition, millis, random};
+use crate::script::{self, Reply};
+use crate::store::{Row, Version};
+
+/// How long a ticket lasts: time to read a row from the database and to hand it in.
+const TICKET: Duration = Duration::from_secs(30);
+
+/// What a counter is seeded with: the row as it was read after the ticket was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seed {
+    /// What Redis gave for the missing counter.
+    pub ticket: Ticket,
+    /// Read from the database that is written.
+    pub row: Row,
+}
+
+/// The right to seed a counter, once. It becomes the counter's lineage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ticket(pub u64);
+
+impl fmt::Display for Ticket {
+    /// 16 hexadecimal digits, as it travels to Redis.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// What is done to a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The delta is added.
+    Add(i64),
+    /// The value is replaced.
+    Set(i64),
+}
+
+/// What became of one change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// The value now.
+    Value(i64),
+    /// Not counted: it would leave i64 or the bounds. The value is as it was.
+    OutOfRange(i64),
+    /// Not counted: the counter is not in Redis.
+    Missing(Ticket),
+}
+
+/// What `cached_incr` answers.
+#[derive(Debug, PartialEq, Eq)]
+pub enum IncrReply {
+    /// Executed now, or before (DUP): what became of each change, as it was then.
+    Executed(Vec<Word>),
+    /// Redis lost its memory of the call.
+    Unknown,
+}
+
+/// What `cached_claim` answers for one counter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// Durable: it may be written to the database.
+    Save {
+        /// The row as last known.
+        known: Row,
+        /// The claimed value.
+        value: i64,
+        /// With it.
+        version: Version,
+        /// Claimed by this call.
+        fresh: bool,
+    },
+    /// Claimed, and not durable for so long.
+    Wait {
+        /// How long.
+        time: Duration,
+        /// Claimed by this call.
+        fresh: bool,
+    },
+    /// Nothing is to be saved; it may be deleted after so long.
+    Clean(Duration),
+    /// Nothing is known of it.
+    Gone,
+    /// Its keys are not of the bundle's shape.
+    Bad(String),
+}
+
+/// What `cached_saved` answers for one counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Marked {
+    /// Everything is saved.
+    Clean,
+    /// More was counted since the claim.
+    Dirty,
+    /// It is not claimed in that version any more.
+    Stale,
+}
+
+/// What `cached_rebase` answers for one counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rebased {
+    /// What is not saved yet lies on top of the row now.
+    Done,
+    /// It is not claimed in that version any more.
+    Stale,
+    /// The sum is no i64; nothing was changed.
+    OutOfRange,
+}
+
+/// What `cached_delete` answers for one counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deleted {
+    /// It is not in Redis any more.
+    Done,
+    /// It stays: it is not saved, or was used lately.
+    Kept,
+}
+
+impl<C: ConnectionLike + Clone + 'static> Partition<C> {
+    /// How many ids one call takes at most: few enough for a script to stay near a millisecond.
+    pub const CACHED_IDS: usize = 500;
+
+    /// Seeds what is missing, and changes each counter that is there.
+    pub async fn incr<'p>(
+        &self,
+        family: &Family,
+        stay: &Stay,
+        fence: Option<Fence<'_>>,
+        seeds: impl IntoIterator<Item = (&'p str, Seed)>,
+        changes: impl IntoIterator<Item = (&'p str, Change)>,
+    ) -> Result<IncrReply> {
+        let fence = fence.filter(|_| !ablation::is_out(Guard::ProducerFence));
+        let bound = |bound: Option<i64>| bound.map_or_else(String::new, |value| value.to_string());
+        let mut args = vec![
+            fence.map_or_else(String::new, |fence| fence.producer.to_owned()),
+            fence.map_or(0, |fence| fence.seq).to_string(),
+            Fence::attempt(fence.as_ref()).to_owned(),
+            Ticket(random()?).to_string(),
+            millis(TICKET),
+            millis(family.sync_time),
+            millis(stay.retain),
+            bound(stay.min),
+            bound(stay.max),
+            self.now_ms.clone(),
+        ];
+        push_seeds(&mut args, seeds);
+        let fixed = args.len();
+        for (id, change) in changes {
+            args.push(id.to_owned());
+            args.push(match change {
+                Change::Add(delta) => delta.to_string(),
+                Change::Set(value) => format!("={value}"),
+            });
+        }
+        let [values, rows, agenda] = self.cached_keys();
+        let keys = [values, rows, agenda, self.keys.producers()];
+        let reply = script::call(&self.redis, "cached_incr", &keys, &args).await?;
+        match reply.status() {
+            "OK" | "DUP" => Ok(IncrReply::Executed(words(&reply, (args.len() - fixed) / 2)?)),
+            "UNKNOWN" => Ok(IncrReply::Unknown),
+            _ => Err(reply.misshapen()),
+        }
+    }
+
+    /// Seeds what is missing, and reads each id: its value, or the ticket for its seeding.
+    pub async fn values<'p>(
+        &self,
+        stay: &Stay,
+        seeds: impl IntoIterator<Item = (&'p str, Seed)>,
+        ids: &[&str],
+    ) -> Result<Vec<Word>> {
+        let mut args = vec![Ticket(random()?).to_string(), millis(TICKET), millis(stay.retain), self.now_ms.clone()];
+        push_seeds(&mut args, seeds);
+        args.extend(ids.iter().map(|&id| id.to_owned()));
+        let reply = script::repeat_safe(&self.redis, "cached_get", &self.cached_keys(), &args).await?;
+        match reply.status() {
+            "OK" => words(&reply, ids.len()),
+            _ => Err(reply.misshapen()),
+        }
+    }
+
+    /// The counters whose time has come, up to `count`, and how long until the next one's has.
+    pub async fn due(&self, count: usize, horizon: Duration) -> Result<(Vec<String>, Option<Duration>)> {
+        let args = [count.to_string(), millis(horizon), self.now_ms.clone()];
+        let mut reply = script::repeat_safe(&self.redis, "cached_due", &[self.keys.agenda()], &args).await?;
+        if reply.status() != "OK" {
+            return Err(reply.misshapen());
+        }
+        let next = match reply.string(0) {
+            Ok(none) if none.is_empty() => None,
+            _ => Some(Duration::from_millis(reply.number(0)?)),
+        };
+        Ok((reply.strings(1)?, next))
+    }
+
+    /// Claims what is to be saved, and hands out what is durable.
+    pub async fn claim(&self, family: &Family, stay: &Stay, lease: Duration, ids: &[&str]) -> Result<Vec<Claim>> {
+        let settle = if ablation::is_out(Guard::Settle) { Duration::ZERO } else { family.durability().settle() };
+        let mut args = vec![millis(settle), millis(lease), millis(stay.retain), self.now_ms.clone()];
+        args.extend(ids.iter().map(|&id| id.to_owned()));
+        let reply = script::repeat_safe(&self.redis, "cached_claim", &self.cached_keys(), &args).await?;
+        let claims: Option<Vec<_>> = reply.rest(0)?.iter().map(claim).collect();
+        match claims {
+            Some(claims) if reply.status() == "OK" && claims.len() == ids.len() => Ok(claims),
+            _ => Err(reply.misshapen()),
+        }
+    }
+
+    /// Marks what was written to the database as saved, if it is still claimed in that version.
+    pub async fn saved(&self, family: &Family, stay: &Stay, saves: &[(&str, Version)]) -> Result<Vec<Marked>> {
+        let mut args = vec![millis(family.sync_time), millis(stay.retain), self.now_ms.clone()];
+        args.extend(saves.iter().flat_map(|(id, version)| [(*id).to_owned(), version.to_string()]));
+        let reply = script::repeat_safe(&self.redis, "cached_saved", &self.cached_keys(), &args).await?;
+        let marked = |word: &str| match word {
+            "CLEAN" => Some(Marked::Clean),
+            "DIRTY" => Some(Marked::Dirty),
+            "STALE" => Some(Marked::Stale),
+            _ => None,
+        };
+        each(reply, saves.len(), marked)
+    }
+
+    /// Puts what is not saved yet on top of the row that somebody else wrote.
+    pub async fn rebase(&self, stay: &Stay, rows: &[(&str, Version, Row)]) -> Result<Vec<Rebased>> {
+        let mut args = vec![millis(stay.retain), self.now_ms.clone()];
+        for (id, claimed, row) in rows {
+            let [value, version] = row_words(*row);
+            args.extend([(*id).to_owned(), claimed.to_string(), value, version]);
+        }
+        let reply = script::repeat_safe(&self.redis, "cached_rebase", &self.cached_keys(), &args).await?;
+        let rebased = |word: &str| match word {
+            "OK" => Some(Rebased::Done),
+            "STALE" => Some(Rebased::Stale),
+            "RANGE" => Some(Rebased::OutOfRange),
+            _ => None,
+        };
+        each(reply, rows.len(), rebased)
+    }
+
+    /// Deletes the counters that are saved, unclaimed, and have not been used for as long as they are to stay.
+    pub async fn delete(&self, stay: &Stay, ids: &[&str]) -> Result<Vec<Deleted>> {
+        let mut args = vec![millis(stay.retain), self.now_ms.clone()];
+        args.extend(ids.iter().map(|&id| id.to_owned()));
+        let reply = script::repeat_safe(&self.redis, "cached_delete", &self.cached_keys(), &args).await?;
+        let deleted = |word: &str| match word {
+            "DELETED" | "GONE" => Some(Deleted::Done),
+            kept if kept.starts_with("KEPT:") => Some(Deleted::Kept),
+            _ => None,
+        };
+        each(reply, ids.len(), deleted)
+    }
+
+    /// All counters that are in Redis, each once. One that is there for as long as the call takes is among them.
+    pub async fn cached_ids(&self) -> Result<Vec<String>> {
+        let key = [self.keys.agenda()];
+        let mut found = HashSet::new();
+        // a cursor means nothing to another server: after a failover between two pages ids are missing
+        for _ in 0..3 {
+            let mut cursor = 0u64;
+            loop {
+                let args = [&*cursor.to_string(), "COUNT", "1000"];
+                let (next, words): (u64, Vec<String>) = script::read(&self.redis, "ZSCAN", &key, &args).await?;
+                found.extend(words.into_iter().step_by(2));
+                cursor = next;
+                if cursor == 0 {
+                    break;
+                }
+            }
+            let size: usize = script::read(&self.redis, "ZCARD", &key, &[]).await?;
+            if found.len() >= size {
+                return Ok(found.into_iter().collect());
+            }
+        }
+        Err(Error::new(ErrorKind::Redis, format!("{} does not hold still", self.keys.agenda())))
+    }
+
+    fn cached_keys(&self) -> [String; 3] {
+        [self.keys.values(), self.keys.rows(), self.keys.agenda()]
+    }
+}
+
+fn push_seeds<'p>(args: &mut Vec<String>, seeds: impl IntoIterator<Item = (&'p str, Seed)>) {
+    let at = args.len();
+    for (id, seed) in seeds {
+        let [value, version] = row_words(seed.row);
+        args.extend([id.to_owned(), seed.ticket.to_string(), value, version]);
+    }
+    let count = (args.len() - at) / 4;
+    args.insert(at, count.to_string());
+}
+
+/// A row as scripts take it: value and version, "-" for none.
+fn row_words(row: Row) -> [String; 2] {
+    let none = || "-".to_owned();
+    [
+        row.value.map_or_else(none, |value| value.to_string()),
+        row.version.map_or_else(none, |version| version.to_string()),
+    ]
+}
+
+fn words(reply: &Reply, count: usize) -> Result<Vec<Word>> {
+    let words: Option<Vec<_>> = reply.rest(0)?.iter().map(word).collect();
+    words.filter(|words| words.len() == count).ok_or_else(|| reply.misshapen())
+}
+
+fn word(value: &Value) -> Option<Word> {
+    let text = match value {
+        Value::Int(value) => return Some(Word::Value(*value)),
+        value => text(value)?,
+    };
+    match text.split_once(':') {
+        Some(("RANGE", value)) => Some(Word::OutOfRange(value.parse().ok()?)),
+        Some(("MISS", ticket)) => u64::from_str_radix(ticket, 16).ok().map(|ticket| Word::Missing(Ticket(ticket))),
+        Some(_) => None,
+        None => text.parse().ok().map(Word::Value),
+    }
+}
+
+/// An answer of one word for each of the ids.
+fn each<T>(mut reply: Reply, count: usize, parse: impl Fn(&str) -> Option<T>) -> Result<Vec<T>> {
+    let words = reply.strings(0)?;
+    let parsed: Option<Vec<T>> = words.iter().map(|word| parse(word)).collect();
+    let parsed = parsed.filter(|parsed| reply.status() == "OK" && parsed.len() == count);
+    parsed.ok_or_else(|| Error::corrupt(format!("{} words in place of {count}: {words:?}", reply.status())))
+}
+
+fn claim(value: &Value) -> Option<Claim> {
+    let Value::Array(items) = value else { return None };
+    let word = |at: usize| items.get(at).and_then(text);
+    let number = |at: usize| match items.get(at) {
+        Some(Value::Int(number)) => u64::try_from(*number).ok(),
+        _ => word(at)?.parse().ok(),
+    };
+    let time = |at| number(at).map(Duration::from_millis);
+    Some(match word(0)? {
+        "SAVE" => Claim::Save {
+            known: Row { value: optional(word(1)?, |word| word.parse().ok())?, version: optional(word(2)?, version)? },
+            value: word(3)?.parse().ok()?,
+            version: version(word(4)?)?,
+            fresh: number(5)? == 1,
+        },
+        "WAIT" => Claim::Wait { time: time(1)?, fresh: number(2)? == 1 },
+        "CLEAN" => Claim::Clean(time(1)?),
+        "GONE" => Claim::Gone,
+        "BAD" => Claim::Bad(word(1)?.to_owned()),
+        _ => return None,
+    })
+}
+
+/// "-" is none.
+fn optional<T>(word: &str, parse: impl Fn(&str) -> Option<T>) -> Option<Option<T>> {
+    if word == "-" { Some(None) } else { parse(word).map(Some) }
+}
+
+fn version(word: &str) -> Option<Version> {
+    let (lineage, n) = word.split_once(':')?;
+    Some(Version { lineage: u64::from_str_radix(lineage, 16).ok()?, n: n.parse().ok()? })
+}
+
+fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        Value::SimpleString(text) => Some(text),
+        Value::Okay => Some("OK"),
+        _ => None,
+    }
+}

@@ -1,0 +1,255 @@
+//! A cached family in use: counting and reading.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use redis::aio::ConnectionLike;
+use tokio::time::Instant;
+
+use crate::cached::{Change, Seed, Ticket, Word};
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::{Family, Stay};
+use crate::mysql::MysqlStore;
+use crate::partition::Partition;
+use crate::primary::Primary;
+use crate::seeding::Seeding;
+use crate::shared::{Opened, Shared};
+use crate::store::{ReadFrom, Registered, Row, Store};
+use crate::writer::{Answer, Writer};
+
+/// What became of one change of a cached counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a change that was refused is not counted"]
+pub enum Changed {
+    /// It is counted, and will be in the database.
+    Counted {
+        /// The counter's value as after exactly this change.
+        value: i64,
+    },
+    /// Not counted: it would lead out of the family's bounds, or of the signed 64-bit range.
+    OutOfRange {
+        /// The counter's value, which is as it was.
+        value: i64,
+    },
+    /// Not counted: there is no row for the id, and rows are the application's to make
+    /// ([`Table::update`](crate::Table::update)).
+    NoRow,
+}
+
+impl Changed {
+    /// The new value, if it was counted.
+    #[must_use]
+    pub fn counted(self) -> Option<i64> {
+        match self {
+            Changed::Counted { value } => Some(value),
+            Changed::OutOfRange { .. } | Changed::NoRow => None,
+        }
+    }
+}
+
+/// The counters of one open cached family: the value comes back with each increment, and lives in Redis for as long as
+/// the counter is used (PROTOCOL section 4). Cloning is cheap.
+#[derive(Debug)]
+pub struct CachedCounters<C = Primary, S = MysqlStore> {
+    shared: Arc<Shared<C, S>>,
+    opened: Arc<Opened>,
+    writer: Arc<Writer<C>>,
+    seeding: Arc<Seeding>,
+    stay: Stay,
+    patience: Duration,
+}
+
+impl<C, S> Clone for CachedCounters<C, S> {
+    fn clone(&self) -> Self {
+        CachedCounters {
+            shared: self.shared.clone(),
+            opened: self.opened.clone(),
+            writer: self.writer.clone(),
+            seeding: self.seeding.clone(),
+            stay: self.stay.clone(),
+            patience: self.patience,
+        }
+    }
+}
+
+/// How often a read or an increment begins again because the counter came and went in between. Each time costs a whole
+/// stay of the counter in Redis, so more than once is a sign of something wrong.
+const ATTEMPTS: usize = 100;
+
+impl<C, S> CachedCounters<C, S>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+    S: Store,
+{
+    pub(crate) fn new(shared: Arc<Shared<C, S>>, registered: Registered, stay: Stay) -> Self {
+        let (opened, writer) = shared.open(registered);
+        CachedCounters { shared, opened, writer, seeding: Arc::default(), stay, patience: Duration::from_secs(5) }
+    }
+
+    /// How long an increment of this handle and its clones repeats a call that fails before it gives up; 5 s unless said
+    /// otherwise. Reading the database is not part of it.
+    #[must_use]
+    pub fn write_timeout(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// The configuration.
+    pub fn family(&self) -> &Family {
+        &self.opened.registered.family
+    }
+
+    /// Adds `delta` to `id`, and answers the value as after exactly this increment. Where the counter is not in Redis
+    /// it is read from the database first, once for all callers of this process.
+    ///
+    /// Callers that come while a call to the id's partition is under way go together into the next one, equal ids
+    /// summed; a lone caller's increment goes out at once. The value is in the database after the family's `save_after`
+    /// and its settle time.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput): the id is not allowed. [`Redis`](ErrorKind::Redis),
+    /// [`Store`](ErrorKind::Store): not counted; may be called again. [`Unsafe`](ErrorKind::Unsafe): not counted, since
+    /// the database that was asked takes no writes, as a replica does not. [`Range`](ErrorKind::Range): not counted, the
+    /// row's value is no i64. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted once or not at all, the reply was
+    /// lost and could not be asked for again within the [write timeout](Self::write_timeout).
+    pub async fn incr(&self, id: &str, delta: i64) -> Result<Changed> {
+        self.change(id, Change::Add(delta)).await
+    }
+
+    /// Replaces the value of `id`, and answers it. Increments that are acknowledged before are overwritten, later ones are
+    /// added. Where somebody else writes the row meanwhile, what is kept is the difference that it made.
+    ///
+    /// # Errors
+    /// As for [`incr`](Self::incr).
+    pub async fn set(&self, id: &str, value: i64) -> Result<Changed> {
+        self.change(id, Change::Set(value)).await
+    }
+
+    /// The exact value: every increment acknowledged before the call, none twice. 0 for an id without a row. A counter
+    /// that was not in Redis is there from now on, for the time that the family lets counters stay.
+    ///
+    /// # Errors
+    /// [`Redis`](ErrorKind::Redis) or [`Store`](ErrorKind::Store) where one of the two cannot be asked, and as for
+    /// [`incr`](Self::incr).
+    pub async fn get(&self, id: &str) -> Result<i64> {
+        Ok(self.get_many(&[id]).await?[0])
+    }
+
+    /// The exact values of many ids, in their order: in one call per partition concerned, and where some are not in Redis
+    /// one query for all of these and one more call per partition.
+    ///
+    /// # Errors
+    /// As for [`get`](Self::get).
+    #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family(), ids = ids.len()))]
+    pub async fn get_many(&self, ids: &[impl AsRef<str>]) -> Result<Vec<i64>> {
+        let ids = ids.iter().map(|id| self.checked(id.as_ref())).collect::<Result<Vec<_>>>()?;
+        let mut values = vec![0; ids.len()];
+        let mut left: Vec<_> = (0..ids.len()).map(|place| (place, None)).collect();
+        for _ in 0..ATTEMPTS {
+            let missing = self.look(&ids, &left, &mut values).await?;
+            let rows = self.rows(&ids, &missing).await?;
+            // whoever has no row is 0, and does not get into Redis by being asked for
+            let seeds = missing.into_iter().zip(rows).filter(|(_, row)| row.value.is_some());
+            left = seeds.map(|((place, ticket), row)| (place, Some(Seed { ticket, row }))).collect();
+            if left.is_empty() {
+                return Ok(values);
+            }
+        }
+        Err(self.comes_and_goes(ids[left[0].0]))
+    }
+
+    /// What the database holds of each id, `None` where there is no row. It may lag behind by the time to save, or by a
+    /// read replica's lag.
+    ///
+    /// # Errors
+    /// [`Store`](ErrorKind::Store) where the database cannot be asked.
+    pub async fn stored(&self, ids: &[impl AsRef<str>]) -> Result<Vec<Option<i64>>> {
+        let ids = ids.iter().map(|id| self.checked(id.as_ref())).collect::<Result<Vec<_>>>()?;
+        Ok(self.shared.store.read(&self.opened.registered, &ids, &[], ReadFrom::Nearest).await?.values)
+    }
+
+    async fn change(&self, id: &str, change: Change) -> Result<Changed> {
+        self.checked(id)?;
+        let mut patience = self.patience;
+        let mut seed = None;
+        for _ in 0..ATTEMPTS {
+            let began = Instant::now();
+            let ticket = match self.writer.change(id, change, seed, patience).await? {
+                Answer::Counted(value) => return Ok(Changed::Counted { value }),
+                Answer::OutOfRange(value) => return Ok(Changed::OutOfRange { value }),
+                Answer::Missing(ticket) => ticket,
+                Answer::Full => return Err(Error::corrupt("a cached family is full")),
+            };
+            patience = patience.saturating_sub(began.elapsed());
+            let row = self.row(id, ticket).await?;
+            if row.value.is_none() && !self.family().makes_rows() {
+                return Ok(Changed::NoRow);
+            }
+            seed = Some(Seed { ticket, row });
+        }
+        Err(self.comes_and_goes(id))
+    }
+
+    /// Reads the ids at the places given, after seeding those that have a seed. Puts the values that are there in their
+    /// places, and answers what is missing, with the tickets.
+    async fn look(
+        &self,
+        ids: &[&str],
+        left: &[(usize, Option<Seed>)],
+        values: &mut [i64],
+    ) -> Result<Vec<(usize, Ticket)>> {
+        let mut partitions: BTreeMap<u32, Vec<(usize, Option<Seed>)>> = BTreeMap::new();
+        for (place, seed) in left {
+            partitions.entry(self.family().partition_of(ids[*place])).or_default().push((*place, *seed));
+        }
+        let chunks = partitions
+            .iter()
+            .flat_map(|(number, all)| all.chunks(Partition::<C>::CACHED_IDS).map(|some| (*number, some)));
+        let reads = chunks.map(|(number, some)| async move {
+            let names: Vec<_> = some.iter().map(|(place, _)| ids[*place]).collect();
+            let seeds = some.iter().filter_map(|(place, seed)| Some((ids[*place], (*seed)?)));
+            let words = self.shared.partition(self.family(), number).values(&self.stay, seeds, &names).await?;
+            Ok::<_, Error>((some, words))
+        });
+        let mut missing = Vec::new();
+        for (some, words) in try_join_all(reads).await? {
+            for ((place, _), word) in some.iter().zip(words) {
+                match word {
+                    Word::Value(value) | Word::OutOfRange(value) => values[*place] = value,
+                    Word::Missing(ticket) => missing.push((*place, ticket)),
+                }
+            }
+        }
+        Ok(missing)
+    }
+
+    /// The rows of the missing counters: a single one is shared with others who miss it, many come in one query.
+    async fn rows(&self, ids: &[&str], missing: &[(usize, Ticket)]) -> Result<Vec<Row>> {
+        match missing {
+            [] => Ok(Vec::new()),
+            [(place, ticket)] => Ok(vec![self.row(ids[*place], *ticket).await?]),
+            _ => {
+                let ids: Vec<_> = missing.iter().map(|(place, _)| ids[*place]).collect();
+                self.shared.store.rows(&self.opened.registered, &ids).await
+            }
+        }
+    }
+
+    async fn row(&self, id: &str, ticket: Ticket) -> Result<Row> {
+        self.seeding.row(&self.shared, &self.opened.registered, id, ticket).await
+    }
+
+    fn checked<'id>(&self, id: &'id str) -> Result<&'id str> {
+        self.family().check_id(id).map(|()| id)
+    }
+
+    fn comes_and_goes(&self, id: &str) -> Error {
+        let family = self.family();
+        Error::new(
+            ErrorKind::Redis,
+            format!("{family}: {id:?} leaves Redis again before it is seeded; is retain too short?"),
+        )
+    }
+}

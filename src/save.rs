@@ -1,0 +1,374 @@
+//! Bringing cached counters from Redis to the database: what is due is claimed, written once the claim is durable, and
+//! marked as saved; what is saved and not used any more is deleted (PROTOCOL section 4).
+//!
+//! Nothing is remembered between two rounds: a claim stands in Redis, and whoever looks at it when its time has come goes
+//! on with it.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{try_join, try_join_all};
+use redis::aio::ConnectionLike;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+use crate::backoff::{Backoff, wait_out};
+use crate::cached::{Claim, Marked, Rebased};
+use crate::error::{Error, Result};
+use crate::family::{Family, Kind, Stay};
+use crate::metrics;
+use crate::partition::Partition;
+use crate::shared::{Opened, Shared};
+use crate::store::{Row, Save, Saved, Store};
+
+/// How many calls to Redis are under way at a time.
+const CALLS: usize = 64;
+/// After a value that the database refuses.
+const MEND: Duration = Duration::from_secs(30);
+
+/// The steps from Redis to the database, for one family.
+pub struct Saver<C, S> {
+    shared: Arc<Shared<C, S>>,
+    redis: C,
+    opened: Arc<Opened>,
+    stay: Stay,
+    lease: Duration,
+    max_rows: usize,
+}
+
+/// What a round found.
+#[derive(Debug, Default)]
+pub struct Round {
+    /// When to look again; not before somebody counts if it is `None`.
+    pub next: Option<Duration>,
+    /// The partitions that counters were saved from.
+    pub active: Vec<u32>,
+}
+
+/// A counter's save on its way, and whether everything counted before this round is in it.
+#[derive(Debug)]
+struct Ready {
+    save: Save,
+    fresh: bool,
+}
+
+/// What became of a save.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// Everything is saved.
+    Clean,
+    /// More was counted since it was claimed.
+    Dirty,
+    /// It is to be claimed again: somebody else wrote the row, or went on with the claim.
+    Again,
+    /// The database refuses the value.
+    Stuck,
+}
+
+/// What claiming found.
+#[derive(Debug, Default)]
+struct Claimed {
+    ready: Vec<Ready>,
+    /// Not durable yet, with how long that takes.
+    waiting: Vec<(String, Duration, bool)>,
+    /// Nothing to save, and to be deleted in so long.
+    clean: Vec<(String, Duration)>,
+}
+
+impl<C, S> Saver<C, S>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+    S: Store,
+{
+    /// For this family, if it is a cached one; without leases.
+    pub fn new(shared: Arc<Shared<C, S>>, redis: C, opened: Arc<Opened>) -> Option<Self> {
+        let Kind::Cached(stay) = opened.registered.family.kind.clone() else { return None };
+        Some(Saver { shared, redis, opened, stay, lease: Duration::ZERO, max_rows: 50_000 })
+    }
+
+    /// Keeps other reconcilers away from what this one is writing.
+    pub fn leasing(mut self, lease: Option<Duration>) -> Self {
+        self.lease = lease.unwrap_or_default();
+        self
+    }
+
+    /// How many counters one transaction takes.
+    pub fn max_rows(mut self, rows: u64) -> Self {
+        self.max_rows = usize::try_from(rows).unwrap_or(usize::MAX).max(1);
+        self
+    }
+
+    /// Does what is due: claims, saves what is durable in one transaction, deletes. While the database is away it waits,
+    /// unless it is told to stop.
+    #[tracing::instrument(skip_all, fields(family = %self.family(), saves = tracing::field::Empty))]
+    pub async fn round(&self, stop: &watch::Receiver<bool>) -> Result<Round> {
+        let started = Instant::now();
+        let mut round = Round::default();
+        let (mut ready, mut idle) = (Vec::new(), Vec::new());
+        let partitions: Vec<_> = (0..self.family().partitions()).collect();
+        for some in partitions.chunks(CALLS) {
+            for (number, next, claimed) in try_join_all(some.iter().map(|&number| self.claim_due(number))).await? {
+                round.look_in(next);
+                claimed.waiting.iter().for_each(|(_, time, _)| round.look_in(Some(*time)));
+                if !claimed.ready.is_empty() {
+                    round.active.push(number);
+                }
+                ready.extend(claimed.ready);
+                let (now, later): (Vec<_>, Vec<_>) = claimed.clean.into_iter().partition(|(_, time)| time.is_zero());
+                later.iter().for_each(|(_, time)| round.look_in(Some(*time)));
+                idle.extend((!now.is_empty()).then(|| (number, now)));
+            }
+            if ready.len() >= self.max_rows {
+                round.look_in(Some(Duration::ZERO));
+                break;
+            }
+        }
+        tracing::Span::current().record("saves", ready.len());
+        if !ready.is_empty() {
+            let ends = self.save(&ready, stop).await?;
+            if ends.iter().any(|end| matches!(end, End::Dirty | End::Again)) {
+                round.look_in(Some(Duration::ZERO));
+            }
+            ::metrics::histogram!(metrics::FLUSH_SECONDS).record(started.elapsed());
+        }
+        try_join_all(idle.iter().map(|(number, ids)| self.delete(*number, ids))).await?;
+        Ok(round)
+    }
+
+    /// Claims what is due in the partition. Answers also when the next one is.
+    async fn claim_due(&self, number: u32) -> Result<(u32, Option<Duration>, Claimed)> {
+        let settle = self.family().durability().settle();
+        let horizon = self.stay.retain.max(self.family().sync_time).max(settle).max(self.lease).max(MEND);
+        let (ids, next) = self.partition(number).due(self.max_rows.min(10_000), horizon * 2).await?;
+        Ok((number, next, self.claim(number, &ids, self.lease).await?))
+    }
+
+    async fn claim(&self, number: u32, ids: &[String], lease: Duration) -> Result<Claimed> {
+        let mut claimed = Claimed::default();
+        let partition = self.partition(number);
+        for some in ids.chunks(Partition::<C>::CACHED_IDS) {
+            let some: Vec<_> = some.iter().map(String::as_str).collect();
+            let claims = partition.claim(self.family(), &self.stay, lease, &some).await?;
+            for (id, claim) in some.into_iter().zip(claims) {
+                let id = id.to_owned();
+                match claim {
+                    Claim::Save { known, value, version, fresh } => {
+                        claimed
+                            .ready
+                            .push(Ready { save: Save { id, partition: number, known, value, version }, fresh });
+                    }
+                    Claim::Wait { time, fresh } => claimed.waiting.push((id, time, fresh)),
+                    Claim::Clean(time) => claimed.clean.push((id, time)),
+                    Claim::Gone => {}
+                    Claim::Bad(why) => tracing::error!(family = %self.family(), id, why, "a counter cannot be saved"),
+                }
+            }
+        }
+        Ok(claimed)
+    }
+
+    /// Writes the counters to the database and tells Redis. Answers what became of each.
+    async fn save(&self, ready: &[Ready], stop: &watch::Receiver<bool>) -> Result<Vec<End>> {
+        if ready.is_empty() {
+            return Ok(Vec::new());
+        }
+        let saves: Vec<_> = ready.iter().map(|ready| ready.save.clone()).collect();
+        let outcomes = self.write(&saves, stop).await?;
+        self.measure(&outcomes);
+        let mut ends = vec![End::Stuck; saves.len()];
+        let mut written: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        let mut conflicts: BTreeMap<u32, Vec<(usize, Row)>> = BTreeMap::new();
+        for (place, (save, outcome)) in saves.iter().zip(outcomes).enumerate() {
+            match outcome {
+                Saved::Done | Saved::NoRow => written.entry(save.partition).or_default().push(place),
+                Saved::Conflict(row) => conflicts.entry(save.partition).or_default().push((place, row)),
+                Saved::Refused => {}
+            }
+        }
+        let marks = written.iter().map(|(number, places)| self.mark(*number, &saves, places));
+        let rebases = conflicts.iter().map(|(number, conflicts)| self.rebase(*number, &saves, conflicts));
+        let (marked, rebased) = try_join(try_join_all(marks), try_join_all(rebases)).await?;
+        marked.into_iter().chain(rebased).flatten().for_each(|(place, end)| ends[place] = end);
+        self.put_off(saves.iter().zip(&ends).filter(|(_, end)| **end == End::Stuck).map(|(save, _)| save)).await?;
+        Ok(ends)
+    }
+
+    /// Tries again as long as the database is away, and nobody says stop.
+    async fn write(&self, saves: &[Save], stop: &watch::Receiver<bool>) -> Result<Vec<Saved>> {
+        let mut pause = Backoff::default();
+        loop {
+            match self.shared.store.save(&self.opened.registered, saves).await {
+                Ok(outcomes) if outcomes.len() == saves.len() => return Ok(outcomes),
+                Ok(outcomes) => {
+                    let (some, all) = (outcomes.len(), saves.len());
+                    return Err(Error::corrupt(format!("the store says of {some} of {all} saves what became of them")));
+                }
+                Err(error) if error.is_retryable() && !*stop.borrow() => {
+                    metrics::retried("save");
+                    tracing::warn!(%error, saves = saves.len(), "the database did not take the saves, trying again");
+                    sleep(pause.next()).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn mark(&self, number: u32, saves: &[Save], places: &[usize]) -> Result<Vec<(usize, End)>> {
+        let partition = self.partition(number);
+        let mut ends = Vec::with_capacity(places.len());
+        for some in places.chunks(Partition::<C>::CACHED_IDS) {
+            let claims: Vec<_> = some.iter().map(|&place| (&*saves[place].id, saves[place].version)).collect();
+            let marked = partition.saved(self.family(), &self.stay, &claims).await?;
+            ends.extend(some.iter().copied().zip(marked.into_iter().map(End::from)));
+        }
+        Ok(ends)
+    }
+
+    /// Somebody else wrote the rows: both contributions are kept.
+    async fn rebase(&self, number: u32, saves: &[Save], conflicts: &[(usize, Row)]) -> Result<Vec<(usize, End)>> {
+        let partition = self.partition(number);
+        let mut ends = Vec::with_capacity(conflicts.len());
+        for some in conflicts.chunks(Partition::<C>::CACHED_IDS) {
+            let rows: Vec<_> =
+                some.iter().map(|&(place, row)| (&*saves[place].id, saves[place].version, row)).collect();
+            for (&(place, row), rebased) in some.iter().zip(partition.rebase(&self.stay, &rows).await?) {
+                self.report(&saves[place], row, rebased);
+                ends.push((place, if rebased == Rebased::OutOfRange { End::Stuck } else { End::Again }));
+            }
+        }
+        Ok(ends)
+    }
+
+    fn report(&self, save: &Save, row: Row, rebased: Rebased) {
+        let (family, id, value) = (self.family(), &save.id, save.value);
+        let (known, found) = (save.known, row);
+        match rebased {
+            Rebased::Done => {
+                ::metrics::counter!(metrics::CONFLICTS, "family" => self.opened.label.clone()).increment(1);
+                tracing::warn!(%family, id, value, ?known, ?found, "somebody else wrote the row: both are kept");
+            }
+            Rebased::OutOfRange => {
+                tracing::error!(%family, id, value, ?known, ?found, "the sum with what somebody else wrote is no i64");
+            }
+            Rebased::Stale => {}
+        }
+    }
+
+    /// Nobody is handed these again before long.
+    async fn put_off(&self, saves: impl Iterator<Item = &Save>) -> Result<()> {
+        let mut partitions: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+        saves.for_each(|save| partitions.entry(save.partition).or_default().push(save.id.clone()));
+        try_join_all(partitions.iter().map(|(number, ids)| self.claim(*number, ids, MEND))).await.map(drop)
+    }
+
+    async fn delete(&self, number: u32, ids: &[(String, Duration)]) -> Result<()> {
+        let partition = self.partition(number);
+        for some in ids.chunks(Partition::<C>::CACHED_IDS) {
+            let some: Vec<_> = some.iter().map(|(id, _)| id.as_str()).collect();
+            partition.delete(&self.stay, &some).await?;
+        }
+        Ok(())
+    }
+
+    /// Brings every counter of the family to the database that is not saved, whenever it is due.
+    pub async fn drain(&self) -> Result<()> {
+        let partitions: Vec<_> = (0..self.family().partitions()).collect();
+        for some in partitions.chunks(CALLS) {
+            try_join_all(some.iter().map(|&number| self.drain_partition(number))).await?;
+        }
+        Ok(())
+    }
+
+    async fn drain_partition(&self, number: u32) -> Result<()> {
+        let (_running, stop) = watch::channel(false);
+        let mut pause = Backoff::default();
+        let mut left = loop {
+            match self.partition(number).cached_ids().await {
+                Ok(ids) => break ids,
+                Err(error) => wait_out(error, &mut pause).await?,
+            }
+        };
+        // those of whose last hits before the drain a claim is known to hold
+        let mut covered = HashSet::new();
+        while !left.is_empty() {
+            left = match self.drain_once(number, &left, &mut covered, &stop).await {
+                Ok(left) => left,
+                Err(error) => {
+                    wait_out(error, &mut pause).await?;
+                    left
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// Answers the counters that may still hold a hit from before the drain.
+    async fn drain_once(
+        &self,
+        number: u32,
+        ids: &[String],
+        covered: &mut HashSet<String>,
+        stop: &watch::Receiver<bool>,
+    ) -> Result<Vec<String>> {
+        let mut left = Vec::new();
+        for some in ids.chunks(self.max_rows) {
+            let claimed = self.claim(number, some, Duration::ZERO).await?;
+            let longest = claimed.waiting.iter().map(|(_, time, _)| *time).max();
+            for (id, _, fresh) in claimed.waiting {
+                if fresh {
+                    covered.insert(id.clone());
+                }
+                left.push(id);
+            }
+            covered.extend(claimed.ready.iter().filter(|ready| ready.fresh).map(|ready| ready.save.id.clone()));
+            let ends = self.save(&claimed.ready, stop).await?;
+            for (ready, end) in claimed.ready.into_iter().zip(ends) {
+                let id = ready.save.id;
+                match end {
+                    End::Clean | End::Stuck => {}
+                    End::Dirty if covered.contains(&id) => {}
+                    End::Dirty | End::Again => left.push(id),
+                }
+            }
+            if let Some(longest) = longest {
+                sleep(longest).await;
+            }
+        }
+        Ok(left)
+    }
+
+    fn measure(&self, outcomes: &[Saved]) {
+        let count = |wanted: Saved| outcomes.iter().filter(|outcome| **outcome == wanted).count() as u64;
+        ::metrics::counter!(metrics::ROWS).increment(count(Saved::Done));
+        let rejects = count(Saved::NoRow) + count(Saved::Refused);
+        ::metrics::counter!(metrics::REJECTS).increment(rejects);
+        if rejects > 0 {
+            tracing::warn!(family = %self.family(), rejects, "the database refused values: see counterfoil_rejects");
+        }
+    }
+
+    fn family(&self) -> &Family {
+        &self.opened.registered.family
+    }
+
+    fn partition(&self, number: u32) -> Partition<C> {
+        Partition::new(self.redis.clone(), self.family(), number)
+    }
+}
+
+impl From<Marked> for End {
+    fn from(marked: Marked) -> Self {
+        match marked {
+            Marked::Clean => End::Clean,
+            Marked::Dirty => End::Dirty,
+            Marked::Stale => End::Again,
+        }
+    }
+}
+
+impl Round {
+    fn look_in(&mut self, time: Option<Duration>) {
+        self.next = self.next.into_iter().chain(time).min();
+    }
+}
