@@ -21,6 +21,14 @@ pub(super) fn flags(rows: &[MySqlRow], asked: usize) -> Result<Vec<bool>, sqlx::
     Ok(flags)
 }
 
+/// Whether a statement changed every row that it was to change.
+pub(super) fn all(asked: usize, changed: u64) -> Result<(), sqlx::Error> {
+    match changed == asked as u64 {
+        true => Ok(()),
+        false => Err(unexpected(asked, usize::try_from(changed).unwrap_or(usize::MAX))),
+    }
+}
+
 /// The database did not do what the statement says.
 pub(super) fn unexpected(asked: usize, answered: usize) -> sqlx::Error {
     sqlx::Error::Protocol(format!("{answered} rows instead of {asked}"))

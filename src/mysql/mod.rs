@@ -6,6 +6,7 @@ mod apply;
 mod check;
 mod families;
 mod fault;
+mod halves;
 mod json;
 mod ledger;
 mod list;
@@ -15,6 +16,7 @@ mod rejects;
 mod session;
 mod shape;
 mod target;
+mod transact;
 mod whole;
 
 use std::collections::HashMap;
