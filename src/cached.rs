@@ -128,9 +128,6 @@ pub enum Deleted {
 }
 
 impl<C: ConnectionLike + Clone + 'static> Partition<C> {
-    /// How many ids one call takes at most: few enough for a script to stay near a millisecond.
-    pub const CACHED_IDS: usize = 500;
-
     /// Seeds what is missing, and changes each counter that is there.
     pub async fn incr<'p>(
         &'p self,
@@ -294,6 +291,16 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     fn cached_keys(&self) -> [String; 3] {
         [self.keys.values(), self.keys.rows(), self.keys.agenda()]
     }
+}
+
+/// Whether any counter is in any of the partitions, for one cheap command. In a cluster keys of several slots in one call
+/// are refused.
+pub async fn any_cached<C>(redis: &C, partitions: &[Partition<C>]) -> Result<bool>
+where
+    C: ConnectionLike + Clone + 'static,
+{
+    let keys: Vec<_> = partitions.iter().map(|partition| partition.keys.agenda()).collect();
+    script::read::<_, u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
 }
 
 fn push_seeds<'p>(args: &mut Vec<Cow<'p, str>>, seeds: impl IntoIterator<Item = (&'p str, Seed)>) {

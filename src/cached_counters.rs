@@ -207,7 +207,7 @@ where
         }
         let chunks = partitions
             .iter()
-            .flat_map(|(number, all)| all.chunks(Partition::<C>::CACHED_IDS).map(|some| (*number, some)));
+            .flat_map(|(number, all)| all.chunks(Partition::<C>::READ_IDS).map(|some| (*number, some)));
         let reads = chunks.map(|(number, some)| async move {
             let names: Vec<_> = some.iter().map(|(place, _)| ids[*place]).collect();
             let seeds = some.iter().filter_map(|(place, seed)| Some((ids[*place], (*seed)?)));
