@@ -7,11 +7,10 @@ use super::fault;
 use super::halves::{CHUNK, Halves};
 use super::json::JsonRows;
 use super::rejects::{self, Origin, Rejected};
-use super::rows;
 use super::session::Transaction;
 use super::target::{self, Segment, Target, Text};
 use super::transact::{Work, transact};
-use super::versions::Versions;
+use super::versions::{self, Versions};
 use crate::error::Result;
 use crate::store::{Registered, Row, Save, Saved, Version};
 
@@ -114,14 +113,14 @@ impl<'s> Saves<'s> {
     ) -> Result<Vec<Found>, sqlx::Error> {
         let (asked, mut json) = (entries.len(), JsonRows::default());
         for entry in entries {
-            entry.write_key(json.row()).bytes(entry.save.id.as_bytes());
+            self.target.cached.write_id(json.row(), &entry.key, &entry.save.id);
         }
         let query = self.target.cached.lock.query().bind(json.finish()).bind(self.family.number);
         let rows = transaction.fetch(query).await?;
         answer::by_position(&rows, asked, |row| {
             let digits = sqlx::Row::try_get::<Option<String>, _>(row, 1)?;
             let value = digits.map(|digits| digits.parse().map_err(|_| digits));
-            Ok(Found { value, version: rows::version(row, 2)? })
+            Ok(Found { value, version: versions::read(row, 2)? })
         })
     }
 
@@ -222,13 +221,6 @@ impl Work for Saves<'_> {
     }
 }
 
-impl Entry<'_> {
-    fn write_key<'j>(&self, cells: &'j mut JsonRows) -> &'j mut JsonRows {
-        self.key.iter().for_each(|segment| segment.write(cells));
-        cells
-    }
-}
-
 impl Found {
     /// Whether the row may have been made between the looks at it and at its version.
     fn is_doubtful(&self, save: &Save) -> bool {
@@ -240,7 +232,8 @@ impl Found {
 async fn write(transaction: &mut Transaction, text: &Text, pairs: &[Pair<'_, '_>]) -> Result<(), sqlx::Error> {
     let mut json = JsonRows::default();
     for (entry, _) in pairs {
-        entry.write_key(json.row()).number(entry.save.value);
+        let cells = json.row().number(entry.save.value);
+        entry.key.iter().for_each(|segment| segment.write(cells));
     }
     let changed = transaction.execute(text.query().bind(json.finish())).await?;
     answer::all(pairs.len(), changed)

@@ -1,5 +1,8 @@
 //! Who wrote which row last: the versions of cached counters, beside their values (PROTOCOL section 4).
 
+use sqlx::Row as _;
+use sqlx::mysql::MySqlRow;
+
 use super::answer;
 use super::halves::CHUNK;
 use super::json::JsonRows;
@@ -10,9 +13,9 @@ use crate::store::{Registered, Save, Version};
 macro_rules! given {
     () => {
         "JSON_TABLE(?, '$[*]' COLUMNS(\
-         id VARCHAR(510) PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR, \
-         lineage BIGINT UNSIGNED PATH '$[1]' ERROR ON EMPTY ERROR ON ERROR, \
-         n BIGINT UNSIGNED PATH '$[2]' ERROR ON EMPTY ERROR ON ERROR)) AS j"
+         lineage BIGINT UNSIGNED PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR, \
+         n BIGINT UNSIGNED PATH '$[1]' ERROR ON EMPTY ERROR ON ERROR, \
+         id VARCHAR(510) PATH '$[2]' ERROR ON EMPTY ERROR ON ERROR)) AS j"
     };
 }
 
@@ -56,10 +59,20 @@ impl<'s> Versions<'s> {
     }
 }
 
+/// The version in a column of `LINEAGE:N`, both decimal; NULL where there is none.
+pub(super) fn read(row: &MySqlRow, index: usize) -> Result<Option<Version>, sqlx::Error> {
+    let parse = |text: String| {
+        let (lineage, n) = text.split_once(':')?;
+        Some(Version { lineage: lineage.parse().ok()?, n: n.parse().ok()? })
+    };
+    let corrupt = || sqlx::Error::Protocol("a version of another shape".to_owned());
+    row.try_get::<Option<String>, _>(index)?.map(|text| parse(text).ok_or_else(corrupt)).transpose()
+}
+
 fn rows(saves: &[&Save]) -> String {
     let mut rows = JsonRows::default();
     for Save { id, version, .. } in saves {
-        rows.row().bytes(id.as_bytes()).number(version.lineage).number(version.n);
+        rows.row().number(version.lineage).number(version.n).bytes(id.as_bytes());
     }
     rows.finish()
 }
