@@ -11,6 +11,8 @@ pub(super) struct Cached {
     pub(super) row: Text,
     /// Takes what [`rows`](Self::rows) takes.
     pub(super) lock: Text,
+    /// Takes rows of (value, known value, key).
+    pub(super) swap: Text,
     /// Takes rows of (value, key), all of them there.
     pub(super) update: Text,
     /// Takes rows of (value, key), none of them there.
@@ -26,7 +28,7 @@ impl Cached {
     pub(super) fn new(parts: &Parts) -> Self {
         let Parts { name, value, .. } = parts;
         let (given, matches) = (parts.given(), parts.matches());
-        let (ids, values) = (parts.source(None, parts.takes_id()), parts.source(Some("value"), false));
+        let (ids, values) = (parts.source(&[], parts.takes_id()), parts.source(&["value"], false));
         // NULL only where there is no row
         let found = format!(
             "CAST({INPUT}.pos AS UNSIGNED), CASE WHEN {} THEN {} END AS digits, CONCAT(v.lineage, ':', v.n) AS version",
@@ -50,6 +52,12 @@ impl Cached {
             )),
             // the derived table is for MySQL, which refuses to lock a JSON_TABLE (error 3569)
             lock: text(format!("SELECT {found} FROM (SELECT * FROM {ids}) AS {INPUT} {joined} FOR UPDATE")),
+            swap: text(format!(
+                "UPDATE {} STRAIGHT_JOIN {name} AS t ON {matches} SET t.{value} = {INPUT}.value \
+                 WHERE {} = {INPUT}.known",
+                parts.source(&["value", "known"], false),
+                parts.current("t"),
+            )),
             update: text(format!(
                 "UPDATE {values} STRAIGHT_JOIN {name} AS t ON {matches} SET t.{value} = {INPUT}.value"
             )),

@@ -8,6 +8,7 @@ use super::halves::{CHUNK, Halves};
 use super::json::JsonRows;
 use super::rejects::{self, Origin, Rejected};
 use super::session::Transaction;
+use super::swap::{self, Swap};
 use super::target::{self, Segment, Target, Text};
 use super::transact::{Work, transact};
 use super::versions::{self, Versions};
@@ -87,18 +88,41 @@ impl<'s> Saves<'s> {
         }
     }
 
-    /// Locks the rows and versions of all entries and answers what they hold.
-    async fn find(&self, transaction: &mut Transaction) -> Result<Vec<Found>, sqlx::Error> {
-        let mut found = Vec::with_capacity(self.entries.len());
-        for entries in self.entries.chunks(CHUNK) {
-            found.extend(self.lock(transaction, entries.iter()).await?);
+    /// Saves what is as known in bulk, and answers the entries that are left.
+    async fn swap(
+        &self,
+        transaction: &mut Transaction,
+        outcome: &mut Outcome<'_>,
+    ) -> Result<Vec<&Entry<'s>>, sqlx::Error> {
+        let (mut swapped, mut swaps, mut rest) = (Vec::new(), Vec::new(), Vec::new());
+        for entry in &self.entries {
+            match Swap::new(&entry.key, entry.save) {
+                Some(swap) if !self.trusting => {
+                    swapped.push(entry.at);
+                    swaps.push(swap);
+                }
+                _ => rest.push(entry),
+            }
+        }
+        if !swap::all(transaction, &self.target.cached, self.family, &swaps).await? {
+            return Ok(self.entries.iter().collect());
+        }
+        swapped.into_iter().for_each(|at| outcome.set(at, Saved::Done));
+        Ok(rest)
+    }
+
+    /// Locks the rows and versions of the entries and answers what they hold.
+    async fn find(&self, transaction: &mut Transaction, entries: &[&Entry<'s>]) -> Result<Vec<Found>, sqlx::Error> {
+        let mut found = Vec::with_capacity(entries.len());
+        for entries in entries.chunks(CHUNK) {
+            found.extend(self.lock(transaction, entries.iter().copied()).await?);
         }
         // A row that is not there cannot be locked: another transaction may have made it, and the version that was then
         // waited for. Now that the version is locked, the row is looked at again.
-        let doubtful = |&at: &usize| found[at].is_doubtful(self.entries[at].save);
+        let doubtful = |&at: &usize| found[at].is_doubtful(entries[at].save);
         let doubtful: Vec<_> = (0..found.len()).filter(doubtful).collect();
         for places in doubtful.chunks(CHUNK) {
-            let again = self.lock(transaction, places.iter().map(|&at| &self.entries[at])).await?;
+            let again = self.lock(transaction, places.iter().map(|&at| entries[at])).await?;
             for (&at, again) in places.iter().zip(again) {
                 found[at] = again;
             }
@@ -185,10 +209,11 @@ impl Work for Saves<'_> {
     type Done = Vec<Saved>;
 
     async fn run(&self, transaction: &mut Transaction) -> Result<Vec<Saved>, sqlx::Error> {
-        let found = self.find(transaction).await?;
         let mut outcome = Outcome::new(self);
+        let entries = self.swap(transaction, &mut outcome).await?;
+        let found = self.find(transaction, &entries).await?;
         let (mut updates, mut inserts, mut versions) = (Vec::new(), Vec::new(), Versions::default());
-        for (entry, found) in self.entries.iter().zip(&found) {
+        for (&entry, found) in entries.iter().zip(&found) {
             match self.step(entry.save, found) {
                 Step::Update => updates.push((entry, found)),
                 Step::Insert => inserts.push((entry, found)),

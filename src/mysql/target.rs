@@ -119,7 +119,7 @@ impl Target {
         let parts = Parts::new(table, shape);
         let Parts { name, value, .. } = &parts;
         let (columns, given, matches) = (parts.key_columns(), parts.given(), parts.matches());
-        let (ids, deltas) = (parts.source(None, false), parts.source(Some("delta"), false));
+        let (ids, deltas) = (parts.source(&[], false), parts.source(&["delta"], false));
 
         Target {
             label: table.describe(),
@@ -195,14 +195,14 @@ impl Parts {
         }
     }
 
-    /// The rows that a statement is given, named [`INPUT`]: `pos` from 1, a number of this name if there is one, the keys
+    /// The rows that a statement is given, named [`INPUT`]: `pos` from 1, numbers of these names, the keys
     /// `k0`, `k1` ..., and the `id` if it is asked for. MariaDB reads a row anew for each of its columns, up to the column:
     /// what is long comes late.
-    pub(super) fn source(&self, number: Option<&str>, with_id: bool) -> String {
-        let number = number.map(|name| (name.to_owned(), "BIGINT"));
+    pub(super) fn source(&self, numbers: &[&str], with_id: bool) -> String {
+        let numbers = numbers.iter().map(|&name| (name.to_owned(), "BIGINT"));
         let keys = self.keys.iter().enumerate().map(|(index, key)| (format!("k{index}"), json_type(key.kind)));
         let id = with_id.then(|| ("id".to_owned(), json_type(KeyType::Text)));
-        let columns = number.into_iter().chain(keys).chain(id).enumerate();
+        let columns = numbers.chain(keys).chain(id).enumerate();
         let columns: Vec<_> = columns.map(|(index, (name, kind))| json::column(&name, kind, index)).collect();
         format!("JSON_TABLE(?, '$[*]' COLUMNS(pos FOR ORDINALITY, {})) AS {INPUT}", columns.join(", "))
     }

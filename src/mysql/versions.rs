@@ -9,13 +9,21 @@ use super::json::JsonRows;
 use super::session::Transaction;
 use crate::store::{Registered, Save, Version};
 
-/// Versions as a statement is given them.
+/// Versions as a statement is given them; for a swap with those known.
 macro_rules! given {
     () => {
         "JSON_TABLE(?, '$[*]' COLUMNS(\
          lineage BIGINT UNSIGNED PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR, \
          n BIGINT UNSIGNED PATH '$[1]' ERROR ON EMPTY ERROR ON ERROR, \
          id VARCHAR(510) PATH '$[2]' ERROR ON EMPTY ERROR ON ERROR)) AS j"
+    };
+    (swap) => {
+        "JSON_TABLE(?, '$[*]' COLUMNS(\
+         lineage BIGINT UNSIGNED PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR, \
+         n BIGINT UNSIGNED PATH '$[1]' ERROR ON EMPTY ERROR ON ERROR, \
+         known_lineage BIGINT UNSIGNED PATH '$[2]' ERROR ON EMPTY ERROR ON ERROR, \
+         known_n BIGINT UNSIGNED PATH '$[3]' ERROR ON EMPTY ERROR ON ERROR, \
+         id VARCHAR(510) PATH '$[4]' ERROR ON EMPTY ERROR ON ERROR)) AS j"
     };
 }
 
@@ -57,6 +65,25 @@ impl<'s> Versions<'s> {
         }
         Ok(())
     }
+}
+
+/// Writes those versions that are as given, of (save, known version); answers how many.
+pub(super) async fn swap(
+    transaction: &mut Transaction,
+    family: &Registered,
+    saves: impl IntoIterator<Item = (&Save, Version)>,
+) -> Result<u64, sqlx::Error> {
+    const SWAP: &str = concat!(
+        "UPDATE ",
+        given!(swap),
+        " STRAIGHT_JOIN counterfoil_versions AS v ON v.family = ? AND v.id = UNHEX(j.id) ",
+        "SET v.lineage = j.lineage, v.n = j.n WHERE v.lineage = j.known_lineage AND v.n = j.known_n",
+    );
+    let mut rows = JsonRows::default();
+    for (Save { id, version, .. }, known) in saves {
+        rows.row().number(version.lineage).number(version.n).number(known.lineage).number(known.n).bytes(id.as_bytes());
+    }
+    transaction.execute(sqlx::query(SWAP).bind(rows.finish()).bind(family.number)).await
 }
 
 /// The version in a column of `LINEAGE:N`, both decimal; NULL where there is none.
