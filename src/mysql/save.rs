@@ -1,5 +1,8 @@
 //! Absolute values of cached counters into their rows: a compare-and-set of value and version, in one transaction for
 //! many counters (PROTOCOL section 4, step 4).
+//!
+//! Most rows are as they were last known, and are [swapped](super::swap) in bulk. The long way is for the others: all of
+//! them are locked and looked at, each by itself is decided about, and then they are written in bulk again.
 
 use super::MysqlStore;
 use super::answer;
@@ -149,19 +152,28 @@ impl<'s> Saves<'s> {
     }
 
     fn step(&self, save: &Save, found: &Found) -> Step {
-        let same = self.trusting || found.version == save.known.version;
-        let value = match &found.value {
-            _ if !self.trusting && found.version == Some(save.version) => return Step::Leave(Saved::Done),
-            Some(Err(digits)) if !self.trusting => {
-                return Step::Refuse(refusal(save, digits, "it is no signed 64-bit number"));
-            }
-            value => value.as_ref().and_then(|value| value.as_ref().ok()).copied(),
+        let step = match (&found.value, self.target.inserts) {
+            (Some(_), _) => Step::Update,
+            (None, true) => Step::Insert,
+            (None, false) => Step::Skip,
         };
-        match (found.value.is_some(), save.known.value) {
-            (true, known) if same && (self.trusting || known == value) => Step::Update,
-            (false, known) if same && self.target.inserts && (self.trusting || known.is_none()) => Step::Insert,
-            (false, _) if same && !self.target.inserts => Step::Skip,
-            _ => Step::Leave(Saved::Conflict(Row { value, version: found.version })),
+        if self.trusting {
+            return step;
+        }
+        if found.version == Some(save.version) {
+            return Step::Leave(Saved::Done);
+        }
+        let value = match &found.value {
+            Some(Ok(value)) => Some(*value),
+            Some(Err(digits)) => return Step::Refuse(refusal(save, digits, "it is no signed 64-bit number")),
+            None => None,
+        };
+        let row = Row { value, version: found.version };
+        match step {
+            // it may have been there
+            Step::Skip if row.version == save.known.version => Step::Skip,
+            step if row == save.known => step,
+            _ => Step::Leave(Saved::Conflict(row)),
         }
     }
 
