@@ -8,7 +8,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
 
 use crate::Result;
-use crate::writer::Tally;
+use crate::work::Tally;
 
 /// What a process tells its supervisor.
 #[derive(Debug, Serialize, Deserialize)]

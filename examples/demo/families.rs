@@ -66,6 +66,11 @@ pub async fn open(place: &Place) -> counterfoil::Result<Opened> {
     })
 }
 
+/// The same for who only reconciles.
+pub async fn pair(place: &Place) -> counterfoil::Result<Pair> {
+    Ok(open(place).await?.pair)
+}
+
 /// Creates counterfoil's tables and the application's, with a row for each of the status codes.
 pub async fn create_tables(mysql: &MySqlPool, status_codes: impl Iterator<Item = &str>) -> Result<()> {
     MysqlStore::new(mysql.clone()).create_tables().await?;
@@ -79,6 +84,11 @@ pub async fn create_tables(mysql: &MySqlPool, status_codes: impl Iterator<Item =
     let insert = format!("INSERT INTO status_codes (status) VALUES {}", rows.join(", "));
     sqlx::raw_sql(AssertSqlSafe(insert)).execute(mysql).await?;
     Ok(())
+}
+
+/// How many deltas MySQL refused.
+pub async fn rejects(mysql: &MySqlPool) -> Result<i64> {
+    Ok(sqlx::query_scalar("SELECT COUNT(*) FROM counterfoil_rejects").fetch_one(mysql).await?)
 }
 
 /// Starts something again whose connection was cut while it started.

@@ -5,6 +5,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use crate::Result;
+use crate::zipf::{Random, Zipf};
 
 const PAGES: usize = 5_000;
 const DAYS: f64 = 6.0;
@@ -43,52 +44,4 @@ fn status(random: &mut Random) -> u16 {
         percent -= share;
     }
     STATUS_CODES[0].0
-}
-
-/// A few pages that everybody sees, and many that hardly anybody does: the n-th is seen 1/n as often as the first.
-struct Zipf {
-    cumulated: Vec<f64>,
-}
-
-impl Zipf {
-    fn new(pages: usize) -> Self {
-        let mut sum = 0.0;
-        let weights = (1..=pages).map(|rank| 1.0 / rank as f64);
-        Zipf {
-            cumulated: weights
-                .map(|weight| {
-                    sum += weight;
-                    sum
-                })
-                .collect(),
-        }
-    }
-
-    /// 0 is the page that is seen most.
-    fn pick(&self, random: &mut Random) -> usize {
-        let total = self.cumulated.last().copied().unwrap_or(0.0);
-        let at = random.fraction() * total;
-        self.cumulated.partition_point(|sum| *sum <= at)
-    }
-}
-
-/// SplitMix64, spelt out here so that no version of a library changes the log.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    /// From 0 up to, and never, 1.
-    fn fraction(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
 }

@@ -25,6 +25,12 @@ impl Log {
         Ok(Log { path, bytes: about.len() })
     }
 
+    /// As arguments of a process.
+    pub fn args(&self) -> Result<Vec<String>> {
+        let path = self.path.to_str().ok_or("the log's path is not UTF-8")?;
+        Ok(["--path", path, "--bytes", &self.bytes.to_string()].map(str::to_owned).to_vec())
+    }
+
     /// The lines without their ends.
     pub fn lines(&self) -> io::Result<impl Iterator<Item = io::Result<Vec<u8>>> + use<>> {
         let file = File::open(&self.path)?;

@@ -15,10 +15,13 @@ mod progress;
 mod reconciler;
 mod reconcilers;
 mod replay;
+mod rounds;
 mod servers;
 mod summary;
+mod work;
 mod writer;
 mod writers;
+mod zipf;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -71,7 +74,7 @@ async fn main() -> ExitCode {
     let cli = Cli::parse();
     let ended = match cli.role {
         Some(Role::WriterProcess(args)) => writer::run(args).await.map(|()| true),
-        Some(Role::ReconcilerProcess(args)) => reconciler::run(args).await.map(|()| true),
+        Some(Role::ReconcilerProcess(args)) => reconciler::run(args, families::pair).await.map(|()| true),
         None => until_interrupted(replay::run(cli.demo)).await,
     };
     match ended {

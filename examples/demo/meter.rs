@@ -10,8 +10,24 @@ use crate::servers::Servers;
 
 /// What the scripts of the bundle call inside of Redis, which counts it like a client's calls. The demo's clients call
 /// none of these themselves.
-const IN_SCRIPTS: [&str; 11] =
-    ["time", "hget", "hmget", "hset", "hlen", "hexists", "hincrby", "hdel", "hscan", "rename", "unlink"];
+const IN_SCRIPTS: [&str; 16] = [
+    "time",
+    "hget",
+    "hmget",
+    "hset",
+    "hlen",
+    "hexists",
+    "hincrby",
+    "hdel",
+    "hscan",
+    "rename",
+    "unlink",
+    "zadd",
+    "zcard",
+    "zrem",
+    "zscore",
+    "zrangebyscore",
+];
 
 /// Counts since the servers were started.
 #[derive(Clone, Copy, Debug)]

@@ -1,4 +1,4 @@
-//! How far the replay is, on a terminal or in a file.
+//! How far the work is, on a terminal or in a file.
 
 use std::io::IsTerminal;
 
@@ -6,27 +6,29 @@ use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 
 use crate::Result;
 use crate::disturb::Disturbances;
-use crate::writer::Tally;
+use crate::work::Tally;
 
 /// A bar on a terminal, and elsewhere a line after each tenth.
 pub struct Progress {
     bar: ProgressBar,
     lines: u64,
+    what: &'static str,
     /// Tenths that were said.
     said: u64,
 }
 
 impl Progress {
-    pub fn new(lines: u64) -> Result<Self> {
+    /// Of so many lines, in which this is counted.
+    pub fn new(lines: u64, what: &'static str) -> Result<Self> {
         let style = ProgressStyle::with_template("{bar:20} {percent:>3} %  {wide_msg}")?;
-        Ok(Progress { bar: ProgressBar::new(lines).with_style(style), lines, said: 0 })
+        Ok(Progress { bar: ProgressBar::new(lines).with_style(style), lines, what, said: 0 })
     }
 
     pub fn show(&mut self, tally: Tally, seconds: f64, done: &Disturbances) {
         let per_second = HumanCount((tally.hits as f64 / seconds) as u64);
         let (kills, flushes, cuts) = (done.kills, done.flushes, done.redis_cuts + done.mysql_cuts);
         let hits = HumanCount(tally.hits);
-        let message = format!("{hits} hits, {per_second}/s, kills {kills}, flushes {flushes}, cuts {cuts}");
+        let message = format!("{hits} {}, {per_second}/s, kills {kills}, flushes {flushes}, cuts {cuts}", self.what);
         let tenth = 10 * tally.lines / self.lines;
         if !std::io::stderr().is_terminal() && tenth > self.said {
             self.said = tenth;

@@ -9,7 +9,7 @@ use counterfoil::Reconciler;
 
 use crate::Result;
 use crate::child::{self, Report};
-use crate::families::{self, Pair, Place, patiently};
+use crate::families::{Pair, Place, patiently};
 use crate::measured::Recorder;
 
 /// Often, because what was not reported when the process is killed is not known to anybody.
@@ -24,12 +24,13 @@ pub struct Args {
     place: Place,
 }
 
-pub async fn run(args: Args) -> Result<()> {
+/// For the families that `open` opens.
+pub async fn run(args: Args, open: impl AsyncFn(&Place) -> counterfoil::Result<Pair>) -> Result<()> {
     let _no_orders = child::orders();
     let recorder = Recorder::install()?;
     let mut stop = signal(SignalKind::terminate())?;
-    let opened = patiently(async || families::open(&args.place).await).await?;
-    let reconciler = patiently(async || start(&opened.pair).await).await?;
+    let pair = patiently(async || open(&args.place).await).await?;
+    let reconciler = patiently(async || start(&pair).await).await?;
     child::report(&Report::Ready)?;
     let mut reports = interval(REPORT_EVERY);
     loop {

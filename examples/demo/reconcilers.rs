@@ -12,14 +12,16 @@ pub const RECONCILERS: usize = 2;
 
 /// Reconciler processes, replaced when they are killed.
 pub struct Reconcilers {
+    role: &'static str,
     place: Place,
     running: Vec<(Worker, JoinHandle<Result<()>>)>,
     lags: Arc<Mutex<Vec<f64>>>,
 }
 
 impl Reconcilers {
-    pub async fn start(place: &Place) -> Result<Self> {
-        let mut reconcilers = Reconcilers { place: place.clone(), running: Vec::new(), lags: Arc::default() };
+    /// This program in that role.
+    pub async fn start(role: &'static str, place: &Place) -> Result<Self> {
+        let mut reconcilers = Reconcilers { role, place: place.clone(), running: Vec::new(), lags: Arc::default() };
         for _ in 0..RECONCILERS {
             reconcilers.start_one().await?;
         }
@@ -28,7 +30,7 @@ impl Reconcilers {
 
     async fn start_one(&mut self) -> Result<()> {
         let Place { redis, mysql } = &self.place;
-        let args = ["reconciler-process", "--redis", redis, "--mysql", mysql].map(str::to_owned);
+        let args = [self.role, "--redis", redis, "--mysql", mysql].map(str::to_owned);
         let (worker, reports) = Worker::start(&args).await?;
         self.running.push((worker, tokio::spawn(collect(reports, self.lags.clone()))));
         Ok(())

@@ -11,7 +11,7 @@ use crate::families::{DAILY_HITS, PAGE_VIEWS, SETTLE};
 use crate::log::Log;
 use crate::meter::Meter;
 use crate::reconcilers::RECONCILERS;
-use crate::replay::Replayed;
+use crate::rounds::Worked;
 use crate::writers::WRITERS;
 
 const TOP_PAGES: usize = 10;
@@ -22,7 +22,7 @@ const DIFFERENCES: usize = 20;
 /// What was measured.
 pub struct Figures {
     pub log: Log,
-    pub replayed: Replayed,
+    pub replayed: Worked,
     pub done: Disturbances,
     /// From the first hit until everything was in MySQL.
     pub total: Duration,
