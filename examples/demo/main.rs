@@ -1,5 +1,6 @@
 //! The demo: a web access log is replayed into counters by several processes while everything around them is being
-//! killed, cut and flushed; then MySQL is compared with a plain count of the file.
+//! killed, cut and flushed; then MySQL is compared with a plain count of the file. Or, as `demo votes`, votes are cast
+//! for items, and every value that came back is looked at as well.
 //!
 //! This process supervises. It starts private servers, and itself again as writers and reconcilers.
 
@@ -18,6 +19,7 @@ mod replay;
 mod rounds;
 mod servers;
 mod summary;
+mod votes;
 mod work;
 mod writer;
 mod writers;
@@ -59,13 +61,18 @@ struct Demo {
     seed: u64,
 }
 
-/// What the supervisor starts this program as.
+/// The other demo, and what the supervisor starts this program as.
 #[derive(Subcommand)]
 enum Role {
+    Votes(votes::Args),
     #[command(hide = true)]
     WriterProcess(writer::Args),
     #[command(hide = true)]
     ReconcilerProcess(reconciler::Args),
+    #[command(hide = true)]
+    VoterProcess(votes::voter::Args),
+    #[command(hide = true)]
+    SaverProcess(reconciler::Args),
 }
 
 // One thread a process: there are more processes than most machines have cores.
@@ -75,6 +82,9 @@ async fn main() -> ExitCode {
     let ended = match cli.role {
         Some(Role::WriterProcess(args)) => writer::run(args).await.map(|()| true),
         Some(Role::ReconcilerProcess(args)) => reconciler::run(args, families::pair).await.map(|()| true),
+        Some(Role::VoterProcess(args)) => votes::voter::run(args).await.map(|()| true),
+        Some(Role::SaverProcess(args)) => reconciler::run(args, votes::item::pair).await.map(|()| true),
+        Some(Role::Votes(args)) => until_interrupted(votes::run(args)).await,
         None => until_interrupted(replay::run(cli.demo)).await,
     };
     match ended {

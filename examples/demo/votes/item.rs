@@ -1,0 +1,57 @@
+//! The items: a table of the application, in which the number of votes is a cached counter.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use counterfoil::{CachedCounters, Counterfoil, Durability, Family, KeyType, MysqlStore, Table};
+use sqlx::{AssertSqlSafe, MySqlPool};
+
+use crate::Result;
+use crate::families::{NAMESPACE, Pair, Place};
+
+/// As short as for the other demo's families, and for the same reason: nobody cuts the power here. The shorter, the more
+/// often a counter is saved, leaves Redis, and is read from MySQL again.
+const SETTLE: Duration = Duration::from_millis(100);
+/// How soon a vote is on its way to MySQL.
+const SAVE_AFTER: Duration = Duration::from_millis(20);
+/// How long a counter that is saved stays in Redis: not at all, as far as an application is concerned.
+const RETAIN: Duration = Duration::from_millis(30);
+
+/// Connects and opens the family.
+pub async fn open(place: &Place) -> counterfoil::Result<(Pair, CachedCounters)> {
+    let pair = Counterfoil::connect(&place.redis, &place.mysql).await?;
+    let votes = Family::cached(NAMESPACE, "votes")
+        .table(Table::update("item").key("id", KeyType::Unsigned).value("vote_count"))
+        .durability(Durability::Settle(SETTLE))
+        .save_after(SAVE_AFTER)
+        .retain(RETAIN);
+    let votes = pair.open_cached(votes.build()?).await?;
+    Ok((pair, votes))
+}
+
+/// The same for who only reconciles.
+pub async fn pair(place: &Place) -> counterfoil::Result<Pair> {
+    Ok(open(place).await?.0)
+}
+
+/// Creates counterfoil's tables and the application's, with a row for each item.
+pub async fn create_tables(mysql: &MySqlPool, items: u32) -> Result<()> {
+    MysqlStore::new(mysql.clone()).create_tables().await?;
+    sqlx::raw_sql(
+        "CREATE TABLE item (id BIGINT UNSIGNED PRIMARY KEY, name VARCHAR(200) NOT NULL, \
+         vote_count INT NOT NULL DEFAULT 0)",
+    )
+    .execute(mysql)
+    .await?;
+    let rows: Vec<_> = (1..=items).map(|id| format!("({id}, 'Item {id}')")).collect();
+    let insert = format!("INSERT INTO item (id, name) VALUES {}", rows.join(", "));
+    sqlx::raw_sql(AssertSqlSafe(insert)).execute(mysql).await?;
+    Ok(())
+}
+
+/// Reads the table as anybody could, without the library.
+pub async fn vote_counts(mysql: &MySqlPool) -> Result<BTreeMap<u32, i64>> {
+    let rows =
+        sqlx::query_as("SELECT CAST(id AS SIGNED), CAST(vote_count AS SIGNED) FROM item").fetch_all(mysql).await?;
+    rows.into_iter().map(|(id, votes): (i64, i64)| Ok((u32::try_from(id)?, votes))).collect()
+}

@@ -1,0 +1,79 @@
+//! What the voters were told: each value with its item, in a file for each voter.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use crate::Result;
+
+/// Where the files are.
+#[derive(clap::Args)]
+pub struct ToldTo {
+    #[arg(long)]
+    directory: PathBuf,
+}
+
+/// Writes one voter's file: `item value`, or `item ?` where the outcome is unknown, a line each.
+pub struct Scribe(File);
+
+/// Everything that was told, by item.
+#[derive(Debug, Default)]
+pub struct Told(BTreeMap<u32, Answers>);
+
+/// What was told of one item.
+#[derive(Clone, Debug, Default)]
+pub struct Answers {
+    pub values: Vec<i64>,
+    /// Votes without an answer.
+    pub unknown: u64,
+}
+
+/// The directory as an argument of a process.
+pub fn args(directory: &Path) -> Result<Vec<String>> {
+    let directory = directory.to_str().ok_or("the directory's path is not UTF-8")?;
+    Ok(vec![format!("--directory={directory}")])
+}
+
+fn path(directory: &Path, voter: usize) -> PathBuf {
+    directory.join(format!("told-{voter}"))
+}
+
+impl Scribe {
+    pub fn new(to: &ToldTo, voter: usize) -> Result<Self> {
+        Ok(Scribe(File::create(path(&to.directory, voter))?))
+    }
+
+    pub fn value(&self, item: u32, value: i64) -> Result<()> {
+        self.write(format!("{item} {value}\n"))
+    }
+
+    pub fn unknown(&self, item: u32) -> Result<()> {
+        self.write(format!("{item} ?\n"))
+    }
+
+    /// At once, so that it is there whenever the process ends.
+    fn write(&self, line: String) -> Result<()> {
+        Ok((&self.0).write_all(line.as_bytes())?)
+    }
+}
+
+impl Told {
+    /// Adds what that voter was told.
+    pub fn read(&mut self, directory: &Path, voter: usize) -> Result<()> {
+        for line in BufReader::new(File::open(path(directory, voter))?).lines() {
+            let line = line?;
+            let (item, value) = line.split_once(' ').ok_or("a voter's file is torn")?;
+            let answers = self.0.entry(item.parse()?).or_default();
+            match value {
+                "?" => answers.unknown += 1,
+                value => answers.values.push(value.parse()?),
+            }
+        }
+        Ok(())
+    }
+
+    pub fn take(&mut self, item: u32) -> Answers {
+        self.0.remove(&item).unwrap_or_default()
+    }
+}
