@@ -1,0 +1,63 @@
+//! A voting site: `curl -X POST localhost:3000/items/7/vote` answers the item's new number of votes.
+//!
+//! The votes are kept in a table of the site's own, which has to be there:
+//!
+//! ```sql
+//! CREATE TABLE item (id BIGINT UNSIGNED PRIMARY KEY, name VARCHAR(200) NOT NULL, vote_count INT NOT NULL DEFAULT 0);
+//! INSERT INTO item (id, name) VALUES (7, 'Strawberry');
+//! ```
+//!
+//! `REDIS_URL` and `DATABASE_URL` say where to count. Any number of these servers may run side by side.
+
+use std::env;
+
+use axum::extract::{Path, State};
+use axum::routing::{get, post};
+use axum::{Router, http::StatusCode};
+use counterfoil::{CachedCounters, Changed, Counterfoil, Family, KeyType, Table};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let redis = env::var("REDIS_URL").unwrap_or("redis://localhost".into());
+    let mysql = env::var("DATABASE_URL").unwrap_or("mysql://root@localhost/test".into());
+
+    let pair = Counterfoil::connect(&redis, &mysql).await?;
+    // Creates counterfoil's own tables where they are missing. With migrations, MysqlStore::schema() goes into one.
+    pair.store().create_tables().await?;
+    let items = Table::update("item").key("id", KeyType::Unsigned).value("vote_count");
+    let votes = pair.open_cached(Family::cached("example", "votes").table(items).build()?).await?;
+    let reconciler = pair.reconciler().start().await?;
+
+    let app = Router::new().route("/items/{id}", get(show)).route("/items/{id}/vote", post(vote)).with_state(votes);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+    println!("http://{}/items/7", listener.local_addr()?);
+    axum::serve(listener, app).with_graceful_shutdown(interrupted()).await?;
+
+    // The votes would be safe in Redis as well, and be saved after the next start.
+    reconciler.shutdown().await?;
+    Ok(pair.drain().await?)
+}
+
+async fn vote(State(votes): State<CachedCounters>, Path(item): Path<u64>) -> Result<String, StatusCode> {
+    match votes.incr(&item.to_string(), 1).await {
+        Ok(Changed::Counted { value }) => Ok(format!("{value}\n")),
+        // The table is the site's: a vote makes no item.
+        Ok(Changed::NoRow) => Err(StatusCode::NOT_FOUND),
+        Ok(Changed::OutOfRange { .. }) => Err(StatusCode::CONFLICT),
+        Err(error) => Err(unavailable(item, &error)),
+    }
+}
+
+async fn show(State(votes): State<CachedCounters>, Path(item): Path<u64>) -> Result<String, StatusCode> {
+    let value = votes.get(&item.to_string()).await.map_err(|error| unavailable(item, &error))?;
+    Ok(format!("{value}\n"))
+}
+
+fn unavailable(item: u64, error: &counterfoil::Error) -> StatusCode {
+    eprintln!("item {item}: {error}");
+    StatusCode::SERVICE_UNAVAILABLE
+}
+
+async fn interrupted() {
+    let _ = tokio::signal::ctrl_c().await;
+}
