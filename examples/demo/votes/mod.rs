@@ -26,9 +26,11 @@ use crate::{Result, families};
 /// Long enough for the counters of the busiest items to be saved, and to leave Redis, before the next round.
 const ROUND_TIME: Duration = Duration::from_millis(500);
 
-/// Casts votes for items, each answered with the item's new number of votes, while processes are killed, scripts flushed
-/// and connections cut; then compares the table, and every value answered, with the votes cast. Exit status: 0 if they
-/// agree, 1 if not, 2 if it could not be found out.
+/// Casts votes for items, and checks every number that was answered.
+///
+/// Each vote is answered with the item's new number of votes, while counters leave Redis and come back, processes are
+/// killed, scripts flushed and connections cut; then the table, and every number answered, are compared with the votes
+/// cast. Exit status: 0 if they agree, 1 if not, 2 if it could not be found out.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
