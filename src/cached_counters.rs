@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use crate::cached::{Change, Seed, Ticket, Word};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Stay};
+use crate::metrics;
 use crate::mysql::MysqlStore;
 use crate::partition::Partition;
 use crate::primary::Primary;
@@ -183,7 +184,7 @@ where
                 Answer::Full => return Err(Error::corrupt("a cached family is full")),
             };
             patience = patience.saturating_sub(began.elapsed());
-            let read = self.seeding.read(&self.shared, &self.opened.registered, id, ticket);
+            let read = self.seeding.read(&self.shared, &self.opened, id, ticket);
             let row = read.row().await?;
             if row.value.is_none() && !self.family().makes_rows() {
                 return Ok(Changed::NoRow);
@@ -232,11 +233,12 @@ where
         match missing {
             [] => Ok(Vec::new()),
             [(place, ticket)] => {
-                let read = self.seeding.read(&self.shared, registered, ids[*place], *ticket);
+                let read = self.seeding.read(&self.shared, &self.opened, ids[*place], *ticket);
                 Ok(vec![read.row().await?])
             }
             _ => {
                 let ids: Vec<_> = missing.iter().map(|(place, _)| ids[*place]).collect();
+                metrics::seeded(&self.opened.label, ids.len());
                 self.shared.store.rows(registered, &ids).await
             }
         }

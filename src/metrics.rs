@@ -21,6 +21,10 @@ pub const BATCHES: &str = "counterfoil_batches_total";
 pub const ROWS: &str = "counterfoil_rows_total";
 /// Deltas that the database refused.
 pub const REJECTS: &str = "counterfoil_rejects_total";
+/// Rows that were read because their cached counter was not in Redis, by `family`.
+pub const SEEDS: &str = "counterfoil_seeds_total";
+/// Cached counters that left Redis, by `family`: saved, and not used for as long as they were to stay.
+pub const DELETED: &str = "counterfoil_deleted_total";
 /// Rows of cached counters that somebody else wrote, by `family`: both contributions were kept.
 pub const CONFLICTS: &str = "counterfoil_conflicts_total";
 /// Seconds from fetching batches to their release, or from claims to their being marked as saved; a transaction.
@@ -43,6 +47,8 @@ pub fn describe() {
     describe_counter!(BATCHES, "batches that reached the database");
     describe_counter!(ROWS, "rows changed in the database");
     describe_counter!(REJECTS, "deltas that the database refused");
+    describe_counter!(SEEDS, "rows that were read because their cached counter was not in Redis");
+    describe_counter!(DELETED, "cached counters that left Redis");
     describe_counter!(CONFLICTS, "rows of cached counters that somebody else wrote");
     describe_histogram!(FLUSH_SECONDS, Unit::Seconds, "from fetching batches to their release");
     describe_histogram!(LAG_SECONDS, Unit::Seconds, "age of a batch's oldest hit when it reached the database");
@@ -53,4 +59,9 @@ pub fn describe() {
 /// A failed call is made again.
 pub(crate) fn retried(what: &'static str) {
     metrics::counter!(RETRIES, "what" => what).increment(1);
+}
+
+/// So many rows are read to seed counters with.
+pub(crate) fn seeded(family: &metrics::SharedString, rows: usize) {
+    metrics::counter!(SEEDS, "family" => family.clone()).increment(rows as u64);
 }

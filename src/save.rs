@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use crate::backoff::{Backoff, wait_out};
-use crate::cached::{Claim, Marked, Rebased, any_cached};
+use crate::cached::{Claim, Deleted, Marked, Rebased, any_cached};
 use crate::error::{Error, Result};
 use crate::family::{Family, Kind, Stay};
 use crate::metrics;
@@ -317,7 +317,9 @@ where
         let partition = self.partition(number);
         for some in ids.chunks(IDS) {
             let some: Vec<_> = some.iter().map(|(id, _)| id.as_str()).collect();
-            partition.delete(&self.stay, &some).await?;
+            let deleted = partition.delete(&self.stay, &some).await?;
+            let left = deleted.iter().filter(|deleted| **deleted == Deleted::Done).count() as u64;
+            ::metrics::counter!(metrics::DELETED, "family" => self.opened.label.clone()).increment(left);
         }
         Ok(())
     }

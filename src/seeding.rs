@@ -8,8 +8,9 @@ use futures_util::future::{BoxFuture, FutureExt, Shared};
 
 use crate::cached::Ticket;
 use crate::error::{Error, Result};
-use crate::shared::Shared as Pair;
-use crate::store::{Registered, Row, Store};
+use crate::metrics;
+use crate::shared::{Opened, Shared as Pair};
+use crate::store::{Row, Store};
 
 type Key = (Box<str>, Ticket);
 
@@ -33,7 +34,7 @@ impl Seeding {
     pub fn read<C, S>(
         self: &Arc<Self>,
         pair: &Arc<Pair<C, S>>,
-        family: &Arc<Registered>,
+        opened: &Arc<Opened>,
         id: &str,
         ticket: Ticket,
     ) -> Arc<Read>
@@ -46,7 +47,8 @@ impl Seeding {
         if let Some(read) = reads.get(&key).and_then(Weak::upgrade) {
             return read;
         }
-        let (pair, family, id) = (pair.clone(), family.clone(), id.to_owned());
+        metrics::seeded(&opened.label, 1);
+        let (pair, family, id) = (pair.clone(), opened.registered.clone(), id.to_owned());
         let row = async move {
             let rows = pair.store.rows(&family, &[&id]).await.map_err(Arc::new)?;
             Ok(rows.first().copied().unwrap_or_default())

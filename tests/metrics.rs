@@ -5,9 +5,10 @@ mod support;
 
 use std::io;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use counterfoil::metrics::{
-    BATCHES, CONFLICTS, HITS, LAG_SECONDS, REFUSED, REJECTS, RETRIES, ROWS, WAITING_SECONDS, describe,
+    BATCHES, CONFLICTS, DELETED, HITS, LAG_SECONDS, REFUSED, REJECTS, RETRIES, ROWS, SEEDS, WAITING_SECONDS, describe,
 };
 use counterfoil::{Durability, Family, KeyType, Table};
 use metrics_util::debugging::DebuggingRecorder;
@@ -94,4 +95,31 @@ async fn what_somebody_else_writes_is_kept_measured_and_logged() {
     for part in ["id=\"1\"", "Some(0)", "Some(100)", "value=5"] {
         assert!(line.contains(part), "{part} is not in {line}");
     }
+}
+
+#[tokio::test]
+async fn cached_counters_come_and_go() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let _measuring = metrics::set_default_local_recorder(&recorder);
+    let pair = Pair::new().await;
+    let moment = Duration::from_millis(10);
+    let votes = Family::cached("test", "votes").durability(Durability::Immediate).save_after(moment).retain(moment);
+    let votes = pair.counterfoil.open_cached(votes.min(0).build().unwrap()).await.unwrap();
+    for (id, delta) in [("a", 1), ("a", 1), ("b", 1), ("b", -2)] {
+        let _ = votes.incr(id, delta).await.unwrap();
+    }
+    let seen = look(&snapshotter);
+    assert_eq!((seen[HITS], seen[REFUSED], seen[SEEDS]), (3.0, 1.0, 2.0));
+    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    let mut seen = (0.0, 0.0);
+    eventually("both leave", || {
+        let new = look(&snapshotter);
+        seen.0 += new.get(ROWS).unwrap_or(&0.0);
+        seen.1 += new.get(DELETED).unwrap_or(&0.0);
+        std::future::ready(seen.1 == 2.0)
+    })
+    .await;
+    assert_eq!(seen.0, 2.0);
+    reconciler.shutdown().await.unwrap();
 }
