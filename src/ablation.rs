@@ -57,6 +57,9 @@ pub(crate) fn patched(name: &str, source: &str) -> Option<String> {
 #[cfg(feature = "test-hooks")]
 fn patch(guard: Guard, name: &str) -> Option<(&'static str, &'static str)> {
     Some(match (guard, name) {
+        (Guard::Ticket, "cached_incr" | "cached_get") => (" and rows[id] == 'ticket ' .. its then", " then"),
+        (Guard::Clean, "cached_delete") => ("not is_clean(value, rows[id])", "false"),
+        (Guard::Unchanged, "cached_saved") => (" and version == row.lineage .. ':' .. row.n then", " then"),
         _ => return None,
     })
 }
