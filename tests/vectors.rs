@@ -80,6 +80,8 @@ type Hash = BTreeMap<Bytes, Bytes>;
 #[derive(Debug, PartialEq)]
 enum Content {
     Hash(Hash),
+    /// Members and their scores.
+    Zset(Hash),
     String(Bytes),
     List(Vec<Bytes>),
 }
@@ -155,6 +157,14 @@ fn hash(fields: &BTreeMap<String, Json>) -> Hash {
     }
 }
 
+/// The content of a key afterwards: a hash, or `{"zset": {...}}`.
+fn content(fields: &BTreeMap<String, Json>) -> Content {
+    match fields.get("zset").filter(|scores| scores.is_object()) {
+        Some(scores) => Content::Zset(hash(&serde_json::from_value(scores.clone()).unwrap())),
+        None => Content::Hash(hash(fields)),
+    }
+}
+
 impl Run {
     fn new(mut redis: Connection, scripts: &HashMap<String, String>) -> Self {
         let mut load = |source: &String| cmd("SCRIPT").arg("LOAD").arg(source).query(&mut redis).unwrap();
@@ -179,6 +189,9 @@ impl Run {
             let kind: String = cmd("TYPE").arg(&key).query(&mut self.redis).unwrap();
             let content = match kind.as_str() {
                 "hash" => Content::Hash(cmd("HGETALL").arg(&key).query(&mut self.redis).unwrap()),
+                "zset" => Content::Zset(
+                    cmd("ZRANGE").arg(&key).arg(0).arg(-1).arg("WITHSCORES").query(&mut self.redis).unwrap(),
+                ),
                 "string" => Content::String(cmd("GET").arg(&key).query(&mut self.redis).unwrap()),
                 _ => Content::List(cmd("LRANGE").arg(&key).arg(0).arg(-1).query(&mut self.redis).unwrap()),
             };
@@ -215,7 +228,7 @@ impl Run {
         }
         if let Some(after) = &case.after {
             let there = after.iter().filter_map(|(key, fields)| Some((key, fields.as_ref()?)));
-            let expected = there.map(|(key, fields)| (key.clone().into(), Content::Hash(hash(fields)))).collect();
+            let expected = there.map(|(key, fields)| (key.clone().into(), content(fields))).collect();
             equal("afterwards", &self.contents(), &expected)?;
         }
         Ok(())

@@ -60,18 +60,16 @@ end
 local function part(list, from) return unpack(list, from, math.min(from + 999, #list)) end
 
 local function ask_all(key, ids)
-  local found = {}
-  for from = 1, #ids, 1000 do
-    local page, wrong = ask('HMGET', key, part(ids, from))
-    if wrong then return nil, wrong end
-    for i = 1, #page do found[ids[from + i - 1]] = page[i] end
+  local found, wrong = ask('HMGET', key, part(ids, 1))
+  for from = 1001, wrong and 0 or #ids, 1000 do
+    for i, answer in ipairs(redis.call('HMGET', key, part(ids, from))) do found[from + i - 1] = answer end
   end
-  return found
+  return found, wrong
 end
 
 -- no row in the database is the same as a row of 0
 local function is_clean(value, row)
-  return row:sub(1, #value + 1) == value .. ' ' or (value == '0' and row:sub(1, 2) == '- ')
+  return row:find(value .. ' ', 1, true) == 1 or (value == '0' and row:find('- ', 1, true) == 1)
 end
 
 -- "BASE SAVED LINEAGE N USED [CLAIM AT]"; nothing where it has another shape
@@ -115,18 +113,15 @@ if wrong then return wrong end
 local now_ms = string.format('%.0f', now)
 local plans, new_rows, gone = {}, {}, {}
 local function plan(id, at) plans[#plans + 1], plans[#plans + 2] = string.format('%.0f', at), id end
-local function keep(id, row)
-  rows[id] = unparsed(row)
-  new_rows[#new_rows + 1], new_rows[#new_rows + 2] = id, rows[id]
-end
+local function keep(id, row) new_rows[#new_rows + 1], new_rows[#new_rows + 2] = id, unparsed(row) end
 
-local function without_value(id)
-  if not rows[id] then
+local function without_value(id, row)
+  if not row then
     gone[#gone + 1] = id
     return { 'GONE' }
   end
   -- a row without a value is what a crash left of a seed or a deletion, and waits for nothing
-  local ends = rows[id]:find('^ticket ') and tonumber(redis.call('ZSCORE', agenda, id) or nil) or now
+  local ends = row:find('^ticket ') and tonumber(redis.call('ZSCORE', agenda, id) or nil) or now
   -- one that ends later than anything does is from before the clock stepped back
   if ends > now + retain_ms then
     ends = now + retain_ms
@@ -163,16 +158,16 @@ end
 
 local reply = { 'OK' }
 for i, id in ipairs(ids) do
-  local value, row = values[id], parsed(rows[id])
+  local value, row = values[i], parsed(rows[i])
   local answer
   if not value then
-    answer = without_value(id)
+    answer = without_value(id, rows[i])
   elseif not row or not value:find('^%-?%d+$') then
     plan(id, now + math.max(lease_ms, 1000))
-    answer = { 'BAD', rows[id] and 'the value or the row has another shape' or 'a value without a row' }
+    answer = { 'BAD', rows[i] and 'the value or the row has another shape' or 'a value without a row' }
   elseif row.claim then
     answer = claimed(id, row, 0)
-  elseif is_clean(value, rows[id]) then
+  elseif is_clean(value, rows[i]) then
     answer = clean(id, row)
   else
     if row.saved == '=' then row.saved = row.lineage .. ':' .. row.n end

@@ -56,18 +56,16 @@ end
 local function part(list, from) return unpack(list, from, math.min(from + 999, #list)) end
 
 local function ask_all(key, ids)
-  local found = {}
-  for from = 1, #ids, 1000 do
-    local page, wrong = ask('HMGET', key, part(ids, from))
-    if wrong then return nil, wrong end
-    for i = 1, #page do found[ids[from + i - 1]] = page[i] end
+  local found, wrong = ask('HMGET', key, part(ids, 1))
+  for from = 1001, wrong and 0 or #ids, 1000 do
+    for i, answer in ipairs(redis.call('HMGET', key, part(ids, from))) do found[from + i - 1] = answer end
   end
-  return found
+  return found, wrong
 end
 
 -- no row in the database is the same as a row of 0
 local function is_clean(value, row)
-  return row:sub(1, #value + 1) == value .. ' ' or (value == '0' and row:sub(1, 2) == '- ')
+  return row:find(value .. ' ', 1, true) == 1 or (value == '0' and row:find('- ', 1, true) == 1)
 end
 
 -- "BASE SAVED LINEAGE N USED [CLAIM AT]"; nothing where it has another shape
@@ -102,25 +100,22 @@ _, wrong = ask('ZCARD', agenda)
 if wrong then return wrong end
 
 -- why a counter has to stay, or nothing
-local function kept(id)
-  local value, row = values[id], parsed(rows[id])
+local function kept(id, value, text)
+  local row = parsed(text)
   if not value then
     -- a row without a value is what a crash left of a seed or a deletion, and goes
-    local ends = rows[id]:find('^ticket ') and redis.call('ZSCORE', agenda, id)
+    local ends = text:find('^ticket ') and redis.call('ZSCORE', agenda, id)
     return ends and tonumber(ends) > now and 'KEPT:early'
   end
   if not row or not value:find('^%-?%d+$') then return 'KEPT:bad' end
-  local unsaved = row.claim and 'KEPT:claimed' or not is_clean(value, rows[id]) and 'KEPT:dirty'
+  local unsaved = row.claim and 'KEPT:claimed' or not is_clean(value, text) and 'KEPT:dirty'
   return unsaved or row.used + retain_ms > now and 'KEPT:early'
 end
 local reply, gone, deleted = { 'OK' }, {}, {}
 for i, id in ipairs(ids) do
   local word = 'GONE'
-  if values[id] or rows[id] then word = kept(id) or 'DELETED' end
-  if word == 'DELETED' then
-    deleted[#deleted + 1] = id
-    values[id], rows[id] = nil, nil
-  end
+  if values[i] or rows[i] then word = kept(id, values[i], rows[i]) or 'DELETED' end
+  if word == 'DELETED' then deleted[#deleted + 1] = id end
   if word == 'DELETED' or word == 'GONE' then gone[#gone + 1] = id end
   reply[i + 1] = word
 end

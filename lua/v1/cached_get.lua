@@ -99,13 +99,11 @@ end
 local function part(list, from) return unpack(list, from, math.min(from + 999, #list)) end
 
 local function ask_all(key, ids)
-  local found = {}
-  for from = 1, #ids, 1000 do
-    local page, wrong = ask('HMGET', key, part(ids, from))
-    if wrong then return nil, wrong end
-    for i = 1, #page do found[ids[from + i - 1]] = page[i] end
+  local found, wrong = ask('HMGET', key, part(ids, 1))
+  for from = 1001, wrong and 0 or #ids, 1000 do
+    for i, answer in ipairs(redis.call('HMGET', key, part(ids, from))) do found[from + i - 1] = answer end
   end
-  return found
+  return found, wrong
 end
 
 -- Redis keeps up to 512 fields as a list, and looks for each from its start; a field longer than an id makes it a table
@@ -141,16 +139,22 @@ local first = 6 + 4 * tonumber(ARGV[5])
 if #ARGV < first - 1 then
   return redis.error_reply('BADARG ' .. #ARGV .. ' arguments do not fit ' .. ARGV[5] .. ' seeds and ids')
 end
-local ids = {}
+local ids, at = {}, {}
+local function name(id)
+  if not at[id] then
+    at[id] = #ids + 1
+    ids[at[id]] = id
+  end
+end
 for i = 6, first - 1, 4 do
   local bad = bad_seed(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
   if bad then return redis.error_reply('BADARG seed ' .. (i - 2) / 4 .. ': ' .. bad) end
-  ids[#ids + 1] = ARGV[i]
+  name(ARGV[i])
 end
 for i = first, #ARGV do
   local bad = bad_id(ARGV[i])
   if bad then return redis.error_reply('BADARG id ' .. i - first + 1 .. ': ' .. bad) end
-  ids[#ids + 1] = ARGV[i]
+  name(ARGV[i])
 end
 
 local clock = redis.call('TIME')
@@ -160,33 +164,35 @@ values, wrong = ask_all(KEYS[1], ids)
 if wrong then return wrong end
 rows, wrong = ask_all(KEYS[2], ids)
 if wrong then return wrong end
-_, wrong = ask('ZCARD', KEYS[3])
-if wrong then return wrong end
 
 local plans, new_rows, new_values = {}, {}, {}
 local function plan(id, ms, row)
-  rows[id] = row
+  rows[at[id]] = row
   plans[#plans + 1], plans[#plans + 2] = string.format('%.0f', now + tonumber(ms)), id
   new_rows[#new_rows + 1], new_rows[#new_rows + 2] = id, row
 end
 for i = 6, first - 1, 4 do
   local id, its, value, version = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  if not values[id] and rows[id] == 'ticket ' .. its then
+  if not values[at[id]] and rows[at[id]] == 'ticket ' .. its then
     plan(id, ARGV[3], value .. ' ' .. version .. ' ' .. its .. ' 0 ' .. string.format('%.0f', now))
-    values[id] = value == '-' and '0' or value
-    new_values[#new_values + 1], new_values[#new_values + 2] = id, values[id]
+    values[at[id]] = value == '-' and '0' or value
+    new_values[#new_values + 1], new_values[#new_values + 2] = id, values[at[id]]
   end
 end
 local reply = { 'OK' }
 for i = first, #ARGV do
   local id = ARGV[i]
-  local stored = (rows[id] or ''):match('^ticket (%x+)$')
-  if values[id] then
-    reply[#reply + 1] = word(values[id])
-  else
-    reply[#reply + 1] = 'MISS:' .. (stored or ticket)
-    if not stored and ticket ~= '' then plan(id, ARGV[2], 'ticket ' .. ticket) end
+  local value, row = values[at[id]], rows[at[id]]
+  if not value then
+    local held = row and row:match('^ticket (%x+)$')
+    if not held and ticket ~= '' then plan(id, ARGV[2], 'ticket ' .. ticket) end
+    value = 'MISS:' .. (held or ticket)
   end
+  reply[i - first + 2] = word(value)
+end
+if plans[1] then
+  _, wrong = ask('ZCARD', KEYS[3])
+  if wrong then return wrong end
 end
 
 -- in this order since a crash may keep the first of these writes only: the agenda knows of all that is there

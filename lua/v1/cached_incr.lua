@@ -110,13 +110,11 @@ end
 local function part(list, from) return unpack(list, from, math.min(from + 999, #list)) end
 
 local function ask_all(key, ids)
-  local found = {}
-  for from = 1, #ids, 1000 do
-    local page, wrong = ask('HMGET', key, part(ids, from))
-    if wrong then return nil, wrong end
-    for i = 1, #page do found[ids[from + i - 1]] = page[i] end
+  local found, wrong = ask('HMGET', key, part(ids, 1))
+  for from = 1001, wrong and 0 or #ids, 1000 do
+    for i, answer in ipairs(redis.call('HMGET', key, part(ids, from))) do found[from + i - 1] = answer end
   end
-  return found
+  return found, wrong
 end
 
 -- Redis keeps up to 512 fields as a list, and looks for each from its start; a field longer than an id makes it a table
@@ -152,8 +150,6 @@ local function decimal(high, low)
 end
 
 local function sum(a, b)
-  local x, y = tonumber(a), tonumber(b)
-  if is_exact(x) and is_exact(y) and is_exact(x + y) then return string.format('%.0f', x + y) end
   local a_high, a_low = halves(a)
   local b_high, b_low = halves(b)
   return decimal(a_high + b_high, a_low + b_low)
@@ -175,7 +171,7 @@ end
 
 -- no row in the database is the same as a row of 0
 local function is_clean(value, row)
-  return row:sub(1, #value + 1) == value .. ' ' or (value == '0' and row:sub(1, 2) == '- ')
+  return row:find(value .. ' ', 1, true) == 1 or (value == '0' and row:find('- ', 1, true) == 1)
 end
 
 local wrong = bad_key('values', 'rows', 'agenda', 'producers')
@@ -207,38 +203,42 @@ local first = 12 + 4 * tonumber(ARGV[11])
 if #ARGV <= first or (#ARGV - first) % 2 == 0 then
   return redis.error_reply('BADARG ' .. #ARGV .. ' arguments do not fit ' .. ARGV[11] .. ' seeds and pairs')
 end
-local ids = {}
+local ids, at, distinct = {}, {}, 0
+local function name(id)
+  if not at[id] then
+    distinct = distinct + 1
+    ids[distinct], at[id] = id, distinct
+  end
+end
 for i = 12, first - 1, 4 do
   local bad = bad_seed(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
   if bad then return redis.error_reply('BADARG seed ' .. (i - 8) / 4 .. ': ' .. bad) end
-  ids[#ids + 1] = ARGV[i]
+  name(ARGV[i])
 end
--- a call has many pairs, few different changes, and mostly ASCII: the usual pair is let through quickly
-local good_changes = { ['1'] = true }
+-- a call has many pairs, few different changes, and mostly ASCII: the usual pair is let through quickly; below 10^14
+-- Lua's numbers are exact, and become the same text again
+local small = { ['1'] = 1 }
 for i = first, #ARGV, 2 do
   local id, change = ARGV[i], ARGV[i + 1]
-  if not (good_changes[change] and id ~= '' and #id <= 255 and id:find('^[^\128-\255]*$')) then
+  if not (small[change] and id ~= '' and #id <= 255 and id:find('^[^\128-\255]*$')) then
     local bad = bad_id(id)
     if not bad and not is_i64(change:match('^=?(.*)$')) then
       bad = 'change is ' .. shown(change) .. ', expected an i64, or = and an i64'
     end
     if bad then return redis.error_reply('BADARG pair ' .. (i - first) / 2 + 1 .. ': ' .. bad) end
-    good_changes[change] = true
+    small[change] = #change < 15 and tonumber(change) or nil
   end
-  ids[#ids + 1] = id
+  name(id)
 end
 
 local clock = redis.call('TIME')
 local now = ARGV[10] ~= '' and tonumber(ARGV[10]) or clock[1] * 1000 + math.floor(clock[2] / 1000)
-local last, values, rows
+local last, values, rows, _
 last, wrong = ask('HGET', KEYS[4], producer)
 if wrong then return wrong end
 values, wrong = ask_all(KEYS[1], ids)
 if wrong then return wrong end
 rows, wrong = ask_all(KEYS[2], ids)
-if wrong then return wrong end
-local _
-_, wrong = ask('ZCARD', KEYS[3])
 if wrong then return wrong end
 
 if producer ~= '' then
@@ -255,33 +255,42 @@ local now_ms = string.format('%.0f', now)
 local save_at = string.format('%.0f', now + tonumber(ARGV[6]))
 local plans, saves, new_rows, new_values, seeded = {}, {}, {}, {}, 0
 local function plan(id, ms, row)
-  rows[id] = row
+  rows[at[id]] = row
   plans[#plans + 1], plans[#plans + 2] = string.format('%.0f', now + tonumber(ms)), id
   new_rows[#new_rows + 1], new_rows[#new_rows + 2] = id, row
 end
 for i = 12, first - 1, 4 do
   local id, its, value, version = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  if not values[id] and rows[id] == 'ticket ' .. its then
+  if not values[at[id]] and rows[at[id]] == 'ticket ' .. its then
     plan(id, ARGV[7], value .. ' ' .. version .. ' ' .. its .. ' 0 ' .. now_ms)
-    values[id] = value == '-' and '0' or value
-    new_values[#new_values + 1], new_values[#new_values + 2] = id, values[id]
+    values[at[id]] = value == '-' and '0' or value
+    new_values[#new_values + 1], new_values[#new_values + 2] = id, values[at[id]]
     seeded = seeded + 1
   end
 end
 
+local lowest, highest = tonumber(low) or -math.huge, tonumber(high) or math.huge
+-- the new value as text, and as a number where it is small; nothing where it would be out of range
 local function changed(value, change)
+  local delta = small[change]
+  local result = delta and value + delta
+  if result and result > -100000000000000 and result < 100000000000000 then
+    if (delta < 0 and result < lowest) or (delta > 0 and result > highest) then return nil end
+    return result .. '', result
+  end
   local goal = change:match('^=(.*)$')
-  local result = goal or sum(value, change)
-  local falls, rises = goal or change:byte() == 45, goal or change:byte() ~= 45 and change ~= '0'
-  if low ~= '' and falls and result and is_less(result, low) then return nil end
-  if high ~= '' and rises and result and is_less(high, result) then return nil end
-  return result
+  local falls, rises = goal or change:byte() == 45, goal or change:find('^[1-9]')
+  result = goal or sum(value, change)
+  if not result or (low ~= '' and falls and is_less(result, low))
+    or (high ~= '' and rises and is_less(high, result)) then return nil end
+  return result, word(result)
 end
-local reply, words = { 'OK' }, {}
+local reply, words, changes = { 'OK' }, {}, #new_values
 for i = first, #ARGV, 2 do
-  local id = ARGV[i]
-  local value, row = values[id], rows[id]
-  local text
+  local id, change, nth = ARGV[i], ARGV[i + 1], (i - first) / 2 + 1
+  local k = at[id]
+  local value, row = values[k], rows[k]
+  local text, answer
   if not value then
     if not (row and row:find('^ticket %x+$')) then
       row = 'ticket ' .. ticket
@@ -289,20 +298,28 @@ for i = first, #ARGV, 2 do
     end
     text = 'MISS:' .. row:sub(8)
   else
-    if not (row and row:find('^[-%d]%d* [-=:%x]+ %x+ %d+ %d') and value:find('^%-?%d+$')) then
+    -- a row that is dirty had its shape looked at when it became so, and has it looked at when it is claimed
+    local clean = row and is_clean(value, row)
+    local shape = clean and '^[-%d]%d* [-=:%x]+ %x+ %d+ %d' or '^[-%d]'
+    if not (row and row:find(shape) and value:find('^%-?%d+$')) then
       return redis.error_reply('BADSTATE ' .. shown(id) .. ' has a value, and no row that fits: somebody wrote there')
     end
-    text = changed(value, ARGV[i + 1])
+    text, answer = changed(value, change)
     if text then
-      values[id] = text
-      new_values[#new_values + 1], new_values[#new_values + 2] = id, text
+      values[k] = text
+      new_values[changes + 1], new_values[changes + 2] = id, text
+      changes = changes + 2
       -- what was dirty is planned already
-      if is_clean(value, row) then saves[#saves + 1], saves[#saves + 2] = save_at, id end
+      if clean then saves[#saves + 1], saves[#saves + 2] = save_at, id end
     else
       text = 'RANGE:' .. value
     end
   end
-  words[#words + 1], reply[#reply + 1] = text, word(text)
+  words[nth], reply[nth + 1] = text, answer or text
+end
+if plans[1] or saves[1] then
+  _, wrong = ask('ZCARD', KEYS[3])
+  if wrong then return wrong end
 end
 
 -- In this order since a crash may keep the first of these writes only: what is lost then was never counted twice, and

@@ -76,13 +76,11 @@ end
 local function part(list, from) return unpack(list, from, math.min(from + 999, #list)) end
 
 local function ask_all(key, ids)
-  local found = {}
-  for from = 1, #ids, 1000 do
-    local page, wrong = ask('HMGET', key, part(ids, from))
-    if wrong then return nil, wrong end
-    for i = 1, #page do found[ids[from + i - 1]] = page[i] end
+  local found, wrong = ask('HMGET', key, part(ids, 1))
+  for from = 1001, wrong and 0 or #ids, 1000 do
+    for i, answer in ipairs(redis.call('HMGET', key, part(ids, from))) do found[from + i - 1] = answer end
   end
-  return found
+  return found, wrong
 end
 
 -- an i64 as 10^9 times the first number plus the second one, both with its sign
@@ -107,7 +105,7 @@ end
 
 -- no row in the database is the same as a row of 0
 local function is_clean(value, row)
-  return row:sub(1, #value + 1) == value .. ' ' or (value == '0' and row:sub(1, 2) == '- ')
+  return row:find(value .. ' ', 1, true) == 1 or (value == '0' and row:find('- ', 1, true) == 1)
 end
 
 -- "BASE SAVED LINEAGE N USED [CLAIM AT]"; nothing where it has another shape
@@ -160,17 +158,17 @@ end
 local reply, plans, new_rows, new_values = { 'OK' }, {}, {}, {}
 for i, id in ipairs(ids) do
   local version, row_value, row_version = ARGV[4 * i], ARGV[4 * i + 1], ARGV[4 * i + 2]
-  local value, row = values[id], parsed(rows[id])
+  local value, row = values[i], parsed(rows[i])
   local word = 'STALE'
   if value and row and row.claim and version == row.lineage .. ':' .. row.n and value:find('^%-?%d+$') then
     local result = moved(value, row.base, row_value)
     word = result and 'OK' or 'RANGE'
     if result then
       row.base, row.saved, row.claim, row.at = row_value, row_version, nil, nil
-      values[id], rows[id] = result, unparsed(row)
-      new_rows[#new_rows + 1], new_rows[#new_rows + 2] = id, rows[id]
+      local new_row = unparsed(row)
+      new_rows[#new_rows + 1], new_rows[#new_rows + 2] = id, new_row
       new_values[#new_values + 1], new_values[#new_values + 2] = id, result
-      local at = is_clean(result, rows[id]) and math.max(now, row.used + retain_ms) or now
+      local at = is_clean(result, new_row) and math.max(now, row.used + retain_ms) or now
       plans[#plans + 1], plans[#plans + 2] = string.format('%.0f', at), id
     end
   end

@@ -62,13 +62,11 @@ end
 local function part(list, from) return unpack(list, from, math.min(from + 999, #list)) end
 
 local function ask_all(key, ids)
-  local found = {}
-  for from = 1, #ids, 1000 do
-    local page, wrong = ask('HMGET', key, part(ids, from))
-    if wrong then return nil, wrong end
-    for i = 1, #page do found[ids[from + i - 1]] = page[i] end
+  local found, wrong = ask('HMGET', key, part(ids, 1))
+  for from = 1001, wrong and 0 or #ids, 1000 do
+    for i, answer in ipairs(redis.call('HMGET', key, part(ids, from))) do found[from + i - 1] = answer end
   end
-  return found
+  return found, wrong
 end
 
 -- "BASE SAVED LINEAGE N USED [CLAIM AT]"; nothing where it has another shape
@@ -114,13 +112,12 @@ if wrong then return wrong end
 
 local reply, plans, new_rows = { 'OK' }, {}, {}
 for i, id in ipairs(ids) do
-  local value, version, row = values[id], ARGV[3 + 2 * i], parsed(rows[id])
+  local value, version, row = values[i], ARGV[3 + 2 * i], parsed(rows[i])
   if value and row and row.claim and version == row.lineage .. ':' .. row.n then
     local is_same = value == row.claim
     local at = is_same and row.used + retain_ms or row.at + save_after_ms
     row.base, row.saved, row.claim, row.at = row.claim, '=', nil, nil
-    rows[id] = unparsed(row)
-    new_rows[#new_rows + 1], new_rows[#new_rows + 2] = id, rows[id]
+    new_rows[#new_rows + 1], new_rows[#new_rows + 2] = id, unparsed(row)
     plans[#plans + 1], plans[#plans + 2] = string.format('%.0f', math.max(now, at)), id
     reply[i + 1] = is_same and 'CLEAN' or 'DIRTY'
   else

@@ -37,6 +37,10 @@ function hashOf(fields) {
   return byKey(Object.entries(fields).map(([field, value]) => [raw(field).toString('hex'), raw(value).toString('hex')]));
 }
 
+/** The content of a key afterwards: a hash, or {"zset": {...}}, with its type. */
+const contentOf = (fields) =>
+  (typeof fields.zset === 'object' ? ['zset', hashOf(fields.zset)] : ['hash', hashOf(fields)]);
+
 function pairs(flat) {
   const map = new Map();
   for (let i = 0; i < flat.length; i += 2) map.set(flat[i].toString('hex'), flat[i + 1].toString('hex'));
@@ -54,16 +58,20 @@ class Run {
 
   /** Every key of the database. */
   async contents() {
-    const content = async (key) => {
-      switch (await this.redis.type(key)) {
+    const content = async (key, type) => {
+      switch (type) {
         case 'hash': return pairs(await this.redis.hgetallBuffer(key).then((hash) =>
           Object.entries(hash).flatMap(([field, value]) => [Buffer.from(field), value])));
+        case 'zset': return pairs(await this.redis.zrangeBuffer(key, 0, -1, 'WITHSCORES'));
         case 'string': return this.redis.get(key);
         default: return this.redis.lrange(key, 0, -1);
       }
     };
     const keys = (await this.redis.keys('*')).sort();
-    return Promise.all(keys.map(async (key) => [key, await content(key)]));
+    return Promise.all(keys.map(async (key) => {
+      const type = await this.redis.type(key);
+      return [key, [type, await content(key, type)]];
+    }));
   }
 
   async send(script, keys, args) {
@@ -126,7 +134,8 @@ class Run {
       if (wrong) return `call ${index + 1}: ${wrong}`;
     }
     if (!after) return undefined;
-    const expected = byKey(Object.entries(after)).filter(([, fields]) => fields).map(([key, fields]) => [key, hashOf(fields)]);
+    const there = byKey(Object.entries(after)).filter(([, fields]) => fields);
+    const expected = there.map(([key, fields]) => [key, contentOf(fields)]);
     const got = await this.contents();
     return isDeepStrictEqual(got, expected) ? undefined : `afterwards (in hex): expected ${show(expected)}, got ${show(got)}`;
   }

@@ -38,6 +38,12 @@ def hash_of(fields):
     return {raw(field): raw(value) for field, value in fields.items()}
 
 
+def content_of(fields):
+    """The content of a key afterwards: a hash, or {"zset": {...}}."""
+    is_zset = isinstance(fields.get("zset"), dict)
+    return ("zset", hash_of(fields["zset"])) if is_zset else ("hash", hash_of(fields))
+
+
 class Run:
     def __init__(self, client, lua_dir):
         self.redis = client
@@ -45,10 +51,14 @@ class Run:
 
     def contents(self):
         """Every key of the database."""
-        read = {b"hash": "HGETALL", b"string": "GET"}
-        kinds = {key: self.redis.type(key) for key in self.redis.keys()}
-        return {key: self.redis.execute_command(read[kind], key) if kind in read else self.redis.lrange(key, 0, -1)
-                for key, kind in kinds.items()}
+        read = {
+            "hash": self.redis.hgetall,
+            "zset": lambda key: {id: b"%d" % score for id, score in self.redis.zrange(key, 0, -1, withscores=True)},
+            "string": self.redis.get,
+            "list": lambda key: self.redis.lrange(key, 0, -1),
+        }
+        kinds = {key: self.redis.type(key).decode() for key in self.redis.keys()}
+        return {key: (kind, read[kind](key)) for key, kind in kinds.items()}
 
     def send(self, script, keys, args):
         try:
@@ -104,7 +114,7 @@ class Run:
             if wrong:
                 return f"call {number}: {wrong}"
         if "after" in case:
-            expected = {key.encode(): hash_of(fields) for key, fields in case["after"].items() if fields is not None}
+            expected = {key.encode(): content_of(fields) for key, fields in case["after"].items() if fields is not None}
             if self.contents() != expected:
                 return f"afterwards: expected {expected}, got {self.contents()}"
         return None
