@@ -3,15 +3,12 @@
 use std::cmp::Reverse;
 
 use super::answer;
-use super::fault;
+use super::halves::{CHUNK, Halves};
 use super::json::JsonRows;
-use super::rejects::Rejected;
+use super::rejects::{Origin, Rejected};
 use super::session::Transaction;
 use super::target::{Segment, Target};
 use crate::store::Batch;
-
-/// Most rows of a statement. At 255 bytes an id it then has about 5 MB.
-const CHUNK: usize = 10_000;
 
 /// A delta with the row that it goes to.
 pub(super) struct Delta<'b> {
@@ -53,12 +50,33 @@ impl Way {
             false => Way::Find,
         }
     }
+
+    async fn write(
+        self,
+        transaction: &mut Transaction,
+        target: &Target,
+        rows: &[Row<'_, '_>],
+    ) -> Result<(), sqlx::Error> {
+        let mut json = JsonRows::default();
+        for row in rows {
+            let cells = json.row();
+            row.write_key(cells);
+            cells.number(row.sum);
+        }
+        let text = match self {
+            Way::Upsert => &target.upsert,
+            Way::Find | Way::Update => &target.update,
+        };
+        let changed = transaction.execute(text.query().bind(json.finish())).await?;
+        // an upsert counts 1 for a row inserted and 2 for one updated, so it cannot be checked to the row
+        match self {
+            Way::Upsert => Ok(()),
+            Way::Find | Way::Update => answer::all(rows.len(), changed),
+        }
+    }
 }
 
 /// Adds the deltas to their rows, appends those that the database refused, and answers how many were added.
-///
-/// A statement that fails because of one of its rows is undone by InnoDB and made again in halves, down to the single
-/// delta: among 10,000 rows one bad row costs some 28 statements more.
 pub(super) async fn add<'b>(
     transaction: &mut Transaction,
     target: &Target,
@@ -70,37 +88,31 @@ pub(super) async fn add<'b>(
     deltas.sort_by(|one, other| (&one.key, Reverse(one.delta)).cmp(&(&other.key, Reverse(other.delta))));
     let mut added = 0;
     let mut steps = plan(target, &deltas);
-    while let Some(mut step) = steps.pop() {
-        let (refused, reason) = if step.way == Way::Find {
+    while let Some(step) = steps.pop() {
+        let refused = if step.way == Way::Find {
             let (there, missing) = step.find(transaction, target).await?;
             steps.push(Step { way: Way::Update, rows: there });
-            (missing, absent(target))
+            missing.into_iter().map(|row| (row, absent(target))).collect()
         } else {
-            match step.write(transaction, target).await {
-                Ok(()) => {
-                    added += step.rows.iter().map(|row| row.deltas.len() as u64).sum::<u64>();
-                    continue;
-                }
-                Err(error) if !fault::blames_row(&error) => return Err(error),
-                Err(_) if step.rows.len() > 1 => {
-                    let rows = step.rows.split_off(step.rows.len() / 2);
-                    steps.push(Step { way: step.way, rows });
-                    steps.push(step);
-                    continue;
-                }
-                Err(error) => (step.rows, fault::message(&error)),
-            }
+            let refused = step.write(transaction, target).await?;
+            added += count(&step.rows) - count(refused.iter().map(|(row, _)| row));
+            refused
         };
-        for row in refused {
+        for (row, reason) in refused {
             match row.deltas {
                 [Delta { batch, id, delta, .. }] => {
-                    rejected.push(Rejected { batch, id, delta: *delta, reason: reason.clone() });
+                    rejected.push(Rejected { origin: Origin::batch(batch), id, delta: *delta, reason });
                 }
                 several => steps.extend(one_by_one(target, several)),
             }
         }
     }
     Ok(added)
+}
+
+/// The deltas of the rows.
+fn count<'r>(rows: impl IntoIterator<Item = &'r Row<'r, 'r>>) -> u64 {
+    rows.into_iter().map(|row| row.deltas.len() as u64).sum()
 }
 
 /// Why a row is refused that is not there.
@@ -154,27 +166,18 @@ impl<'d, 'b> Step<'d, 'b> {
         Ok(self.rows.into_iter().partition(|_| there.next() == Some(true)))
     }
 
-    async fn write(&self, transaction: &mut Transaction, target: &Target) -> Result<(), sqlx::Error> {
-        if self.rows.is_empty() {
-            return Ok(());
+    /// Answers the rows that the database refused, with its words.
+    async fn write(
+        &self,
+        transaction: &mut Transaction,
+        target: &Target,
+    ) -> Result<Vec<(Row<'d, 'b>, String)>, sqlx::Error> {
+        let mut halves = Halves::of(&self.rows);
+        while let Some(rows) = halves.next() {
+            let result = self.way.write(transaction, target, rows).await;
+            halves.made(rows, result)?;
         }
-        let mut json = JsonRows::default();
-        for row in &self.rows {
-            let cells = json.row();
-            row.write_key(cells);
-            cells.number(row.sum);
-        }
-        let text = match self.way {
-            Way::Upsert => &target.upsert,
-            Way::Find | Way::Update => &target.update,
-        };
-        let changed = transaction.execute(text.query().bind(json.finish())).await?;
-        // an upsert counts 1 for a row inserted and 2 for one updated, so it cannot be checked to the row
-        let exact = self.way == Way::Upsert || changed == self.rows.len() as u64;
-        match exact {
-            true => Ok(()),
-            false => Err(answer::unexpected(self.rows.len(), usize::try_from(changed).unwrap_or(usize::MAX))),
-        }
+        Ok(halves.refused().into_iter().map(|(row, reason)| (*row, reason)).collect())
     }
 }
 

@@ -73,8 +73,13 @@ impl MysqlStore {
 
     /// Which of counterfoil's tables are not there.
     async fn missing_tables(&self) -> Result<Vec<&'static str>, sqlx::Error> {
-        const TABLES: [&str; 4] =
-            ["counterfoil_families", "counterfoil_values", "counterfoil_ledger", "counterfoil_rejects"];
+        const TABLES: [&str; 5] = [
+            "counterfoil_families",
+            "counterfoil_values",
+            "counterfoil_versions",
+            "counterfoil_ledger",
+            "counterfoil_rejects",
+        ];
         self.meter.sent(1);
         let text = "SELECT CAST(TABLE_NAME AS CHAR) FROM information_schema.TABLES \
                     WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME LIKE 'counterfoil%'";
@@ -141,7 +146,7 @@ struct Probe {
 
 /// The privileges needed on counterfoil's own tables; on the values they are probed as on any family's table.
 fn own_probes() -> impl Iterator<Item = Probe> {
-    const PROBES: [(&str, &str, &str); 9] = [
+    const PROBES: [(&str, &str, &str); 13] = [
         ("counterfoil_families", "SELECT", "SELECT number FROM counterfoil_families WHERE FALSE"),
         (
             "counterfoil_families",
@@ -169,6 +174,14 @@ fn own_probes() -> impl Iterator<Item = Probe> {
             "INSERT INTO counterfoil_rejects (family, partition_no, incarnation, seq, id, delta, reason) \
              SELECT 0, 0, 0, 0, '', 0, '' FROM DUAL WHERE FALSE",
         ),
+        ("counterfoil_rejects", "UPDATE", "UPDATE counterfoil_rejects SET number = number WHERE FALSE"),
+        ("counterfoil_versions", "SELECT", "SELECT n FROM counterfoil_versions WHERE FALSE"),
+        (
+            "counterfoil_versions",
+            "INSERT",
+            "INSERT INTO counterfoil_versions (family, id, lineage, n) SELECT 0, '', 0, 0 FROM DUAL WHERE FALSE",
+        ),
+        ("counterfoil_versions", "UPDATE", "UPDATE counterfoil_versions SET lineage = lineage, n = n WHERE FALSE"),
         ("counterfoil_values", "SELECT", "SELECT value FROM counterfoil_values WHERE FALSE"),
     ];
     PROBES.into_iter().map(|(table, privilege, text)| Probe {

@@ -48,11 +48,17 @@ pub(super) fn blames_row(error: &sqlx::Error) -> bool {
     }
 }
 
+/// Whether a row that was inserted has the key of another one (1062).
+pub(super) fn is_duplicate(error: &sqlx::Error) -> bool {
+    number(error) == Some(1062)
+}
+
 /// Whether the transaction met another one, and may go through when it is tried again from its start: 1213 (deadlock,
 /// also a failed certification of a cluster; already rolled back by the server), 1205 (lock wait timeout; still open),
-/// 1020 (MariaDB with `innodb_snapshot_isolation`).
+/// 1020 (MariaDB with `innodb_snapshot_isolation`), and 1062 where it is no row's fault (another one inserted the row
+/// first).
 pub(super) fn is_conflict(error: &sqlx::Error) -> bool {
-    matches!(number(error), Some(1020 | 1205 | 1213))
+    matches!(number(error), Some(1020 | 1062 | 1205 | 1213))
 }
 
 /// Whether a privilege is missing: 1142 (table), 1143 (column), 1044 (schema), 1227 (global).

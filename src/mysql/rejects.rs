@@ -1,4 +1,4 @@
-//! Deltas that the database refused: kept with their batch and the reason, so that nothing holds the others back
+//! Deltas that the database refused: kept with their origin and the reason, so that nothing holds the others back
 //! (PROTOCOL section 1, promise 5).
 
 use std::time::{Duration, SystemTime};
@@ -8,7 +8,7 @@ use sqlx::{MySqlPool, Row};
 
 use super::json::JsonRows;
 use super::session::Transaction;
-use crate::store::{Batch, Incarnation};
+use crate::store::{Batch, Incarnation, Registered, Save};
 
 /// A delta that the database refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,11 +24,11 @@ pub struct Reject {
     pub id: String,
     /// What was not added.
     pub delta: i64,
-    /// The partition that the batch came from.
+    /// The partition that it came from.
     pub partition: u32,
-    /// The batch's incarnation.
+    /// The batch's incarnation; of a cached counter the [lineage](crate::Version::lineage).
     pub incarnation: Incarnation,
-    /// The batch's number.
+    /// The batch's number; of a cached counter the [number](crate::Version::n) of the save.
     pub seq: u64,
     /// Why it was refused: mostly the server's own words. At most 1024 characters.
     pub reason: String,
@@ -36,9 +36,30 @@ pub struct Reject {
     pub at: SystemTime,
 }
 
+/// What a delta came in: with the id it names a reject, so that the same one is kept once.
+#[derive(Clone, Copy)]
+pub(super) struct Origin {
+    family: u64,
+    partition: u32,
+    incarnation: u64,
+    seq: u64,
+}
+
+impl Origin {
+    pub(super) fn batch(batch: &Batch) -> Self {
+        let Batch { family, partition, incarnation, seq, .. } = batch;
+        Origin { family: family.number, partition: *partition, incarnation: incarnation.0, seq: *seq }
+    }
+
+    pub(super) fn save(family: &Registered, save: &Save) -> Self {
+        let Save { partition, version, .. } = save;
+        Origin { family: family.number, partition: *partition, incarnation: version.lineage, seq: version.n }
+    }
+}
+
 /// A delta about to become a [`Reject`].
 pub(super) struct Rejected<'b> {
-    pub(super) batch: &'b Batch,
+    pub(super) origin: Origin,
     pub(super) id: &'b str,
     pub(super) delta: i64,
     pub(super) reason: String,
@@ -50,6 +71,7 @@ const CHUNK: usize = 500;
 const ID_BYTES: usize = 255;
 const REASON_CHARS: usize = 1024;
 
+/// Keeps them, but for those that were kept before.
 pub(super) async fn write(transaction: &mut Transaction, rejected: &[Rejected<'_>]) -> Result<(), sqlx::Error> {
     const WRITE: &str = "INSERT INTO counterfoil_rejects (family, partition_no, incarnation, seq, id, delta, reason) \
          SELECT j.family, j.partition_no, j.incarnation, j.seq, UNHEX(j.id), j.delta, \
@@ -60,12 +82,13 @@ pub(super) async fn write(transaction: &mut Transaction, rejected: &[Rejected<'_
          seq BIGINT UNSIGNED PATH '$[3]' ERROR ON EMPTY ERROR ON ERROR, \
          id VARCHAR(510) PATH '$[4]' ERROR ON EMPTY ERROR ON ERROR, \
          delta BIGINT PATH '$[5]' ERROR ON EMPTY ERROR ON ERROR, \
-         reason VARCHAR(8192) PATH '$[6]' ERROR ON EMPTY ERROR ON ERROR)) AS j";
+         reason VARCHAR(8192) PATH '$[6]' ERROR ON EMPTY ERROR ON ERROR)) AS j \
+         ON DUPLICATE KEY UPDATE number = number";
     for chunk in rejected.chunks(CHUNK) {
         let mut rows = JsonRows::default();
-        for Rejected { batch, id, delta, reason } in chunk {
+        for Rejected { origin, id, delta, reason } in chunk {
             let row = rows.row();
-            row.number(batch.family.number).number(batch.partition).number(batch.incarnation.0).number(batch.seq);
+            row.number(origin.family).number(origin.partition).number(origin.incarnation).number(origin.seq);
             row.bytes(&id.as_bytes()[..id.floor_char_boundary(ID_BYTES)]);
             row.number(delta);
             row.bytes(reason.chars().take(REASON_CHARS).collect::<String>().as_bytes());

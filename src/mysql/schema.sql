@@ -1,4 +1,4 @@
--- counterfoil's own tables (PROTOCOL sections 2 and 3). Every statement may be run again.
+-- counterfoil's own tables (PROTOCOL sections 2 to 4). Every statement may be run again.
 -- Names and ids are VARBINARY: compared byte by byte, so that no collation folds `a` into `A` or drops a trailing space.
 -- InnoDB is said outright: what makes the counters exact is that ledger and values move in one transaction.
 
@@ -25,6 +25,15 @@ CREATE TABLE IF NOT EXISTS counterfoil_values (
   PRIMARY KEY (family, id)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
+-- Who wrote the row of a cached counter last, and which of its writes it was: beside every value, in either table.
+CREATE TABLE IF NOT EXISTS counterfoil_versions (
+  family INT UNSIGNED NOT NULL,
+  id VARBINARY(255) NOT NULL,
+  lineage BIGINT UNSIGNED NOT NULL,
+  n BIGINT UNSIGNED NOT NULL,
+  PRIMARY KEY (family, id)
+) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
 -- The last batch applied of each partition and incarnation, and the token of the transaction that applied it.
 CREATE TABLE IF NOT EXISTS counterfoil_ledger (
   family INT UNSIGNED NOT NULL,
@@ -36,7 +45,8 @@ CREATE TABLE IF NOT EXISTS counterfoil_ledger (
   PRIMARY KEY (family, partition_no, incarnation)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- Deltas that the database refused, with the batch they came in and the reason.
+-- Deltas that the database refused, each once, with the batch they came in and the reason. A cached counter's lineage and
+-- number of the save stand in the places of incarnation and seq.
 CREATE TABLE IF NOT EXISTS counterfoil_rejects (
   number BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,
   family INT UNSIGNED NOT NULL,
@@ -47,5 +57,6 @@ CREATE TABLE IF NOT EXISTS counterfoil_rejects (
   delta BIGINT NOT NULL,
   reason VARCHAR(1024) NOT NULL,
   rejected_at TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3),
-  PRIMARY KEY (number)
+  PRIMARY KEY (number),
+  UNIQUE KEY origin (family, partition_no, incarnation, seq, id)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;

@@ -9,13 +9,14 @@ use sqlx::AssertSqlSafe;
 use sqlx::mysql::MySqlArguments;
 use sqlx::query::Query;
 
+use super::cached::Cached;
 use super::json::{self, JsonRows};
 use super::shape::{Shape, Storage};
 use crate::store::Registered;
 use crate::table::{KeyType, Missing, Table};
 
 /// The name under which a statement knows its JSON rows. No table of the application is called like this.
-const INPUT: &str = "counterfoil_input";
+pub(super) const INPUT: &str = "counterfoil_input";
 
 /// A table with everything that was learnt about it.
 pub(super) struct Target {
@@ -33,6 +34,7 @@ pub(super) struct Target {
     pub(super) read: Text,
     /// Takes a row's key, and the ledger's family, partition and incarnation; a row whatever there is.
     pub(super) point: Text,
+    pub(super) cached: Cached,
     /// The table's name, quoted.
     pub(super) name: String,
     /// The value as decimal digits.
@@ -114,27 +116,10 @@ impl<'id> Segment<'id> {
 
 impl Target {
     pub(super) fn new(table: &Table, shape: &Shape) -> Self {
-        let name = table.name.split('.').map(quoted).collect::<Vec<_>>().join(".");
-        let storage = shape.keys.iter().copied();
-        let keys: Vec<_> = table
-            .keys
-            .iter()
-            .zip(storage)
-            .map(|(key, storage)| Key { column: quoted(&key.name), kind: key.kind, storage })
-            .collect();
-        let value = quoted(&table.value);
-        // NULL plus a delta would be NULL: the delta lost
-        let current = |table: &str| match shape.nullable {
-            true => format!("COALESCE({table}.{value}, 0)"),
-            false => format!("{table}.{value}"),
-        };
-
-        let columns = join(&keys, ", ", |_, key| key.column.clone());
-        let given = join(&keys, ", ", |index, key| key.given(index));
-        let matches = join(&keys, " AND ", |index, key| format!("t.{} = {}", key.column, key.given(index)));
-        let any_key = keys.first().map_or_else(String::new, |key| format!("t.{}", key.column));
-        let ids = source(&keys, false);
-        let deltas = source(&keys, true);
+        let parts = Parts::new(table, shape);
+        let Parts { name, value, .. } = &parts;
+        let (columns, given, matches) = (parts.key_columns(), parts.given(), parts.matches());
+        let (ids, deltas) = (parts.source(&[]), parts.source(&[("delta", "BIGINT")]));
 
         Target {
             label: table.describe(),
@@ -144,16 +129,17 @@ impl Target {
             upsert: text(format!(
                 "INSERT INTO {name} ({columns}, {value}) SELECT {given}, {INPUT}.delta FROM {deltas} \
                  ON DUPLICATE KEY UPDATE {name}.{value} = {} + {INPUT}.delta",
-                current(&name)
+                parts.current(name)
             )),
             // the derived table is for MySQL, which refuses to lock a JSON_TABLE (error 3569)
             lock: text(format!(
-                "SELECT CAST({INPUT}.pos AS UNSIGNED), {any_key} IS NOT NULL FROM (SELECT * FROM {ids}) AS {INPUT} \
-                 LEFT JOIN {name} AS t ON {matches} FOR UPDATE"
+                "SELECT CAST({INPUT}.pos AS UNSIGNED), {} FROM (SELECT * FROM {ids}) AS {INPUT} \
+                 LEFT JOIN {name} AS t ON {matches} FOR UPDATE",
+                parts.there()
             )),
             update: text(format!(
                 "UPDATE {deltas} STRAIGHT_JOIN {name} AS t ON {matches} SET t.{value} = {} + {INPUT}.delta",
-                current("t")
+                parts.current("t")
             )),
             // as digits, since BIGINT UNSIGNED does not decode into i64
             read: text(format!(
@@ -171,17 +157,87 @@ impl Target {
                 "SELECT (SELECT CAST(t.{value} AS CHAR) FROM {name} AS t WHERE {}) AS digits, \
                  (SELECT l.seq FROM counterfoil_ledger AS l \
                  WHERE l.family = ? AND l.partition_no = ? AND l.incarnation = ?) AS seq",
-                join(&keys, " AND ", |_, key| key.equals_parameter()),
+                parts.equals_parameters(),
             )),
-            digits: format!("CAST({} AS CHAR)", current("t")),
-            name,
-            keys,
+            cached: Cached::new(&parts),
+            digits: parts.digits(),
+            name: parts.name,
+            keys: parts.keys,
         }
     }
 
     /// The key columns and the value column, quoted.
     pub(super) fn columns(&self) -> impl Iterator<Item = String> {
         self.keys.iter().map(|key| key.column.clone()).chain([quoted(&self.value)])
+    }
+}
+
+/// What the statements on a table are put together from. The table goes by the name `t`.
+pub(super) struct Parts {
+    /// Quoted.
+    pub(super) name: String,
+    keys: Vec<Key>,
+    /// Quoted.
+    pub(super) value: String,
+    nullable: bool,
+}
+
+impl Parts {
+    fn new(table: &Table, shape: &Shape) -> Self {
+        let keys = table.keys.iter().zip(shape.keys.iter().copied());
+        Parts {
+            name: table.name.split('.').map(quoted).collect::<Vec<_>>().join("."),
+            keys: keys.map(|(key, storage)| Key { column: quoted(&key.name), kind: key.kind, storage }).collect(),
+            value: quoted(&table.value),
+            nullable: shape.nullable,
+        }
+    }
+
+    /// The rows that a statement is given, named [`INPUT`]: `pos` from 1, the keys `k0`, `k1` ..., and these columns of
+    /// (name, type).
+    pub(super) fn source(&self, more: &[(&str, &str)]) -> String {
+        let mut columns = vec!["pos FOR ORDINALITY".to_owned()];
+        let keys = self.keys.iter().enumerate().map(|(index, key)| (format!("k{index}"), key.json_type()));
+        let more = more.iter().map(|(name, kind)| ((*name).to_owned(), *kind));
+        columns.extend(keys.chain(more).enumerate().map(|(index, (name, kind))| json::column(&name, kind, index)));
+        format!("JSON_TABLE(?, '$[*]' COLUMNS({})) AS {INPUT}", columns.join(", "))
+    }
+
+    /// The key columns, for an INSERT of what is [given](Self::given).
+    pub(super) fn key_columns(&self) -> String {
+        join(&self.keys, ", ", |_, key| key.column.clone())
+    }
+
+    pub(super) fn given(&self) -> String {
+        join(&self.keys, ", ", |index, key| key.given(index))
+    }
+
+    /// The condition that a row is the one given.
+    pub(super) fn matches(&self) -> String {
+        join(&self.keys, " AND ", |index, key| format!("t.{} = {}", key.column, key.given(index)))
+    }
+
+    /// The condition that a row is the one given by parameters.
+    pub(super) fn equals_parameters(&self) -> String {
+        join(&self.keys, " AND ", |_, key| key.equals_parameter())
+    }
+
+    /// Whether a row was found.
+    pub(super) fn there(&self) -> String {
+        self.keys.first().map_or_else(String::new, |key| format!("t.{} IS NOT NULL", key.column))
+    }
+
+    /// The value, where NULL counts as 0: NULL plus a delta would be NULL, the delta lost.
+    pub(super) fn current(&self, table: &str) -> String {
+        match self.nullable {
+            true => format!("COALESCE({table}.{}, 0)", self.value),
+            false => format!("{table}.{}", self.value),
+        }
+    }
+
+    /// The value as decimal digits, since BIGINT UNSIGNED does not decode into i64.
+    pub(super) fn digits(&self) -> String {
+        format!("CAST({} AS CHAR)", self.current("t"))
     }
 }
 
@@ -233,21 +289,12 @@ impl Key {
     }
 }
 
-/// The rows that a statement is given, named [`INPUT`]: `pos` from 1, the keys `k0`, `k1` ..., and the delta if asked for.
-fn source(keys: &[Key], with_delta: bool) -> String {
-    let mut columns = vec!["pos FOR ORDINALITY".to_owned()];
-    columns
-        .extend(keys.iter().enumerate().map(|(index, key)| json::column(&format!("k{index}"), key.json_type(), index)));
-    columns.extend(with_delta.then(|| json::column("delta", "BIGINT", keys.len())));
-    format!("JSON_TABLE(?, '$[*]' COLUMNS({})) AS {INPUT}", columns.join(", "))
-}
-
 /// A name as SQL takes it. [`Table`] has refused those with a backtick.
 fn quoted(name: &str) -> String {
     format!("`{name}`")
 }
 
-fn text(text: String) -> Text {
+pub(super) fn text(text: String) -> Text {
     Text(text.into())
 }
 

@@ -1,0 +1,288 @@
+//! Absolute values of cached counters into their rows: a compare-and-set of value and version, in one transaction for
+//! many counters (PROTOCOL section 4, step 4).
+
+use super::MysqlStore;
+use super::answer;
+use super::fault;
+use super::halves::{CHUNK, Halves};
+use super::json::JsonRows;
+use super::rejects::{self, Origin, Rejected};
+use super::rows;
+use super::session::Transaction;
+use super::target::{self, Segment, Target, Text};
+use super::transact::{Work, transact};
+use super::versions::Versions;
+use crate::error::Result;
+use crate::store::{Registered, Row, Save, Saved, Version};
+
+/// What failed, where something does.
+const FAILED: &str = "counters were not saved";
+
+/// Saves the counters. With `trusting` no row is compared with what was known of it, which is for the tests that show
+/// what versions are there for.
+pub(super) async fn save(
+    mysql: &MysqlStore,
+    family: &Registered,
+    saves: &[Save],
+    trusting: bool,
+) -> Result<Vec<Saved>> {
+    let target = mysql.target(&family.family).await?;
+    let work = Saves::new(&target, family, saves, trusting).map_err(fault::store(FAILED))?;
+    transact(mysql, FAILED, &work).await
+}
+
+struct Saves<'s> {
+    target: &'s Target,
+    family: &'s Registered,
+    saves: &'s [Save],
+    /// In the key's order, so that everybody locks rows in one order.
+    entries: Vec<Entry<'s>>,
+    /// The places of saves whose id is no row's, and why.
+    strays: Vec<(usize, String)>,
+    trusting: bool,
+}
+
+/// A save with the row that it goes to.
+struct Entry<'s> {
+    key: Vec<Segment<'s>>,
+    save: &'s Save,
+    /// Its place among the saves.
+    at: usize,
+}
+
+/// What the database has of a counter.
+struct Found {
+    /// `None` where there is no row; the digits of a number that is no i64 as an error.
+    value: Option<Result<i64, String>>,
+    version: Option<Version>,
+}
+
+/// An entry with what was found of it.
+type Pair<'w, 's> = (&'w Entry<'s>, &'w Found);
+
+/// What is to be done about an entry.
+enum Step {
+    /// The row is there and takes the value.
+    Update,
+    /// There is no row, and one is made.
+    Insert,
+    /// There is no row, and it is the application's to make.
+    Skip,
+    Refuse(String),
+    Leave(Saved),
+}
+
+impl<'s> Saves<'s> {
+    fn new(target: &'s Target, family: &'s Registered, saves: &'s [Save], trusting: bool) -> Result<Self, sqlx::Error> {
+        let (mut entries, mut strays) = (Vec::with_capacity(saves.len()), Vec::new());
+        for (at, save) in saves.iter().enumerate() {
+            match target::segments(family, &save.id) {
+                Ok(key) => entries.push(Entry { key, save, at }),
+                Err(reason) => strays.push((at, reason)),
+            }
+        }
+        entries.sort_by(|one, other| one.key.cmp(&other.key));
+        match entries.windows(2).find(|pair| pair[0].key == pair[1].key) {
+            None => Ok(Saves { target, family, saves, entries, strays, trusting }),
+            Some(pair) => Err(sqlx::Error::Protocol(format!("{:?} is saved twice at once", pair[0].save.id))),
+        }
+    }
+
+    /// Locks the rows and versions of all entries and answers what they hold.
+    async fn find(&self, transaction: &mut Transaction) -> Result<Vec<Found>, sqlx::Error> {
+        let mut found = Vec::with_capacity(self.entries.len());
+        for entries in self.entries.chunks(CHUNK) {
+            found.extend(self.lock(transaction, entries.iter()).await?);
+        }
+        // A row that is not there cannot be locked: another transaction may have made it, and the version that was then
+        // waited for. Now that the version is locked, the row is looked at again.
+        let doubtful = |&at: &usize| found[at].is_doubtful(self.entries[at].save);
+        let doubtful: Vec<_> = (0..found.len()).filter(doubtful).collect();
+        for places in doubtful.chunks(CHUNK) {
+            let again = self.lock(transaction, places.iter().map(|&at| &self.entries[at])).await?;
+            for (&at, again) in places.iter().zip(again) {
+                found[at] = again;
+            }
+        }
+        Ok(found)
+    }
+
+    async fn lock<'e>(
+        &self,
+        transaction: &mut Transaction,
+        entries: impl ExactSizeIterator<Item = &'e Entry<'e>> + Send,
+    ) -> Result<Vec<Found>, sqlx::Error> {
+        let (asked, mut json) = (entries.len(), JsonRows::default());
+        for entry in entries {
+            entry.write_key(json.row()).bytes(entry.save.id.as_bytes());
+        }
+        let query = self.target.cached.lock.query().bind(json.finish()).bind(self.family.number);
+        let rows = transaction.fetch(query).await?;
+        answer::by_position(&rows, asked, |row| {
+            let digits = sqlx::Row::try_get::<Option<String>, _>(row, 1)?;
+            let value = digits.map(|digits| digits.parse().map_err(|_| digits));
+            Ok(Found { value, version: rows::version(row, 2)? })
+        })
+    }
+
+    fn step(&self, save: &Save, found: &Found) -> Step {
+        let same = self.trusting || found.version == save.known.version;
+        let value = match &found.value {
+            _ if !self.trusting && found.version == Some(save.version) => return Step::Leave(Saved::Done),
+            Some(Err(digits)) if !self.trusting => {
+                return Step::Refuse(refusal(save, digits, "it is no signed 64-bit number"));
+            }
+            value => value.as_ref().and_then(|value| value.as_ref().ok()).copied(),
+        };
+        match (found.value.is_some(), save.known.value) {
+            (true, known) if same && (self.trusting || known == value) => Step::Update,
+            (false, known) if same && self.target.inserts && (self.trusting || known.is_none()) => Step::Insert,
+            (false, _) if same && !self.target.inserts => Step::Skip,
+            _ => Step::Leave(Saved::Conflict(Row { value, version: found.version })),
+        }
+    }
+
+    /// Answers what the database refused, with its words.
+    async fn update<'w>(
+        &self,
+        transaction: &mut Transaction,
+        pairs: &'w [Pair<'w, 's>],
+    ) -> Result<Vec<(&'w Pair<'w, 's>, String)>, sqlx::Error> {
+        let mut halves = Halves::of(pairs);
+        while let Some(part) = halves.next() {
+            let result = write(transaction, &self.target.cached.update, part).await;
+            halves.made(part, result)?;
+        }
+        Ok(halves.refused())
+    }
+
+    /// Answers what the database refused, with its words.
+    async fn insert<'w>(
+        &self,
+        transaction: &mut Transaction,
+        pairs: &'w [Pair<'w, 's>],
+    ) -> Result<Vec<(&'w Pair<'w, 's>, String)>, sqlx::Error> {
+        let mut halves = Halves::of(pairs);
+        while let Some(part) = halves.next() {
+            let result = write(transaction, &self.target.cached.insert, part).await;
+            match &result {
+                // inserted meanwhile by somebody else: the transaction is begun again, and no row is to blame
+                Err(error) if fault::is_duplicate(error) && self.any_there(transaction, part).await? => {
+                    return result.map(|()| Vec::new());
+                }
+                _ => halves.made(part, result)?,
+            }
+        }
+        Ok(halves.refused())
+    }
+
+    async fn any_there(&self, transaction: &mut Transaction, pairs: &[Pair<'_, 's>]) -> Result<bool, sqlx::Error> {
+        let found = self.lock(transaction, pairs.iter().map(|(entry, _)| *entry)).await?;
+        Ok(found.iter().any(|found| found.value.is_some()))
+    }
+}
+
+impl Work for Saves<'_> {
+    type Done = Vec<Saved>;
+
+    async fn run(&self, transaction: &mut Transaction) -> Result<Vec<Saved>, sqlx::Error> {
+        let found = self.find(transaction).await?;
+        let mut outcome = Outcome::new(self);
+        let (mut updates, mut inserts, mut versions) = (Vec::new(), Vec::new(), Versions::default());
+        for (entry, found) in self.entries.iter().zip(&found) {
+            match self.step(entry.save, found) {
+                Step::Update => updates.push((entry, found)),
+                Step::Insert => inserts.push((entry, found)),
+                Step::Skip => {
+                    outcome.reject(entry.at, Saved::NoRow, "no such row".to_owned());
+                    versions.add(entry.save, found.version);
+                }
+                Step::Refuse(reason) => outcome.reject(entry.at, Saved::Refused, reason),
+                Step::Leave(saved) => outcome.set(entry.at, saved),
+            }
+        }
+        let mut refused = self.update(transaction, &updates).await?;
+        refused.extend(self.insert(transaction, &inserts).await?);
+        for ((entry, _), words) in refused {
+            let known = entry.save.known.value.map_or_else(|| "nothing".to_owned(), |value| value.to_string());
+            outcome.reject(entry.at, Saved::Refused, refusal(entry.save, &known, &words));
+        }
+        for (entry, found) in updates.iter().chain(&inserts) {
+            if outcome.is_open(entry.at) {
+                outcome.set(entry.at, Saved::Done);
+                versions.add(entry.save, found.version);
+            }
+        }
+        versions.write(transaction, self.family).await?;
+        for (at, reason) in &self.strays {
+            outcome.reject(*at, Saved::Refused, reason.clone());
+        }
+        rejects::write(transaction, &outcome.rejected).await?;
+        outcome.complete()
+    }
+}
+
+impl Entry<'_> {
+    fn write_key<'j>(&self, cells: &'j mut JsonRows) -> &'j mut JsonRows {
+        self.key.iter().for_each(|segment| segment.write(cells));
+        cells
+    }
+}
+
+impl Found {
+    /// Whether the row may have been made between the looks at it and at its version.
+    fn is_doubtful(&self, save: &Save) -> bool {
+        self.value.is_none() && self.version != save.known.version
+    }
+}
+
+/// Writes the values of entries that are all there, or all not.
+async fn write(transaction: &mut Transaction, text: &Text, pairs: &[Pair<'_, '_>]) -> Result<(), sqlx::Error> {
+    let mut json = JsonRows::default();
+    for (entry, _) in pairs {
+        entry.write_key(json.row()).number(entry.save.value);
+    }
+    let changed = transaction.execute(text.query().bind(json.finish())).await?;
+    answer::all(pairs.len(), changed)
+}
+
+/// Why a value was not written to a row that holds `known`.
+fn refusal(save: &Save, known: &str, words: &str) -> String {
+    format!("{} ({known} in the row): {words}", save.value)
+}
+
+/// What becomes of each save.
+struct Outcome<'s> {
+    family: &'s Registered,
+    saves: &'s [Save],
+    saved: Vec<Option<Saved>>,
+    rejected: Vec<Rejected<'s>>,
+}
+
+impl<'s> Outcome<'s> {
+    fn new(saves: &Saves<'s>) -> Self {
+        let &Saves { family, saves, .. } = saves;
+        Outcome { family, saves, saved: vec![None; saves.len()], rejected: Vec::new() }
+    }
+
+    fn is_open(&self, at: usize) -> bool {
+        self.saved[at].is_none()
+    }
+
+    fn set(&mut self, at: usize, saved: Saved) {
+        self.saved[at] = Some(saved);
+    }
+
+    /// What would have been added is kept as a reject.
+    fn reject(&mut self, at: usize, saved: Saved, reason: String) {
+        let save = &self.saves[at];
+        let delta = save.value.saturating_sub(save.known.value.unwrap_or(0));
+        self.rejected.push(Rejected { origin: Origin::save(self.family, save), id: &save.id, delta, reason });
+        self.set(at, saved);
+    }
+
+    fn complete(self) -> Result<Vec<Saved>, sqlx::Error> {
+        let unaccounted = || sqlx::Error::Protocol(format!("{}: saves are unaccounted for", self.family.family));
+        self.saved.into_iter().collect::<Option<_>>().ok_or_else(unaccounted)
+    }
+}
