@@ -6,6 +6,7 @@ mod acked;
 mod alternate;
 mod bench;
 mod by_tasks;
+mod cached;
 mod curve;
 mod exact_read;
 mod figure;
@@ -63,6 +64,7 @@ async fn main() {
     exact_read::measure(&mut bench).await;
     memory::measure(&mut bench).await;
     growth::measure(&mut bench).await;
+    cached::measure(&mut bench).await;
     report::print(bench.found());
     if args.quick {
         println!("quick: shorter, with fewer rounds, and at most 1 M ids pending where a figure says 5 M");

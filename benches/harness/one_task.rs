@@ -39,7 +39,7 @@ pub async fn measure(bench: &mut Bench) {
 }
 
 /// The median time of a hit in microseconds, in a task of the runtime's workers as it is in a server.
-async fn latency(mut side: impl Side, ids: &Ids, time: Duration) -> f64 {
+pub async fn latency(mut side: impl Side, ids: &Ids, time: Duration) -> f64 {
     let ids = ids.clone();
     let hitting = tokio::spawn(async move {
         let (over, mut micros) = (over_after(time), Vec::new());

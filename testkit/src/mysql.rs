@@ -135,7 +135,9 @@ async fn initialise(process: &Process, data: &Path) {
         let script = script.or_else(|| process::find(None, &names, &[]));
         let script = script.expect("no mariadb-install-db found for the MariaDB server");
         let args = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"].map(str::to_owned);
-        process.run(&script, &args.into_iter().chain([at]).chain(as_user()).collect::<Vec<_>>()).await;
+        // its temporary tables are named by its pid: two of them in different containers may share the system's folder
+        let own = format!("--tmpdir={}", process.dir().display());
+        process.run(&script, &args.into_iter().chain([at, own]).chain(as_user()).collect::<Vec<_>>()).await;
     }
 }
 
