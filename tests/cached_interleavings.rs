@@ -14,15 +14,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use counterfoil::test_hooks::{Change, Claim, Fence, Guard, IncrReply, Partition, Rebased, Seed, Stay, Ticket, Word};
-use counterfoil::{Durability, Family, Registered, Result, Row, Save, Saved, Store, Version};
+use counterfoil::{Durability, Family, MysqlStore, Registered, Result, Row, Save, Saved, Store, Version};
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestError};
 use redis::aio::MultiplexedConnection;
+use sqlx::MySqlPool;
 use support::interleaving::{
     Checked, Crashes, Fate, Lengths, cases, connect, digit, expect_failure, failed, fate, hunt, runtime,
 };
 use support::reference::Reference;
-use testkit::RedisServer;
+use testkit::{MysqlServer, RedisServer};
 use tokio::runtime::Runtime;
 
 const SETTLE: u64 = 1000;
@@ -60,9 +61,8 @@ enum Step {
         partition: u32,
         fate: Fate,
     },
-    /// The worker works until nothing is due.
+    /// Another worker, which never stalls, works until nothing is due.
     WorkOn {
-        worker: usize,
         partition: u32,
     },
     WorkerDies {
@@ -114,9 +114,9 @@ fn step(disturbed: Disturbed) -> impl Strategy<Value = Step> {
     prop_oneof![
         16 => count.prop_map(|(client, id, many, fate)| Step::Count { client, id, many: many < 50, fate }),
         1 => (0..CLIENTS).prop_map(|client| Step::ClientDies { client }),
-        14 => (worker.clone(), partition.clone(), fate())
+        12 => (worker, partition.clone(), fate())
             .prop_map(|(worker, partition, fate)| Step::Work { worker, partition, fate }),
-        6 => (worker, partition).prop_map(|(worker, partition)| Step::WorkOn { worker, partition }),
+        7 => partition.prop_map(|partition| Step::WorkOn { partition }),
         1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
         6 => (0..IDS.len()).prop_map(|id| Step::Read { id }),
         9 => ticks.prop_map(|ms| Step::Tick { ms }),
@@ -261,30 +261,65 @@ impl Held {
 /// The database: the plain reference, which is fast and so tries more, or a real one.
 enum Database {
     Plain(Reference),
+    Real { server: MysqlServer, pool: MySqlPool, store: MysqlStore },
 }
 
 impl Database {
+    async fn real() -> Self {
+        let server = MysqlServer::start().await;
+        let (_, pool) = server.database("interleavings").await;
+        let store = MysqlStore::new(pool.clone());
+        store.create_tables().await.expect("tables");
+        Database::Real { server, pool, store }
+    }
+
     async fn register(&self, family: &Family) -> Result<u64> {
         match self {
             Database::Plain(store) => store.register(family).await,
+            Database::Real { store, .. } => store.register(family).await,
         }
     }
 
     async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Row>> {
         match self {
             Database::Plain(store) => store.rows(family, ids).await,
+            Database::Real { store, .. } => store.rows(family, ids).await,
         }
     }
 
     async fn save(&self, family: &Registered, saves: &[Save]) -> Result<Vec<Saved>> {
         match self {
             Database::Plain(store) => store.save(family, saves).await,
+            Database::Real { store, .. } => store.save(family, saves).await,
         }
     }
 
+    /// A save whose answer is lost. Now and then a real database is killed while it is at it.
+    async fn save_unheard(&self, family: &Arc<Registered>, saves: &[Save], number: u64) -> Result<()> {
+        match self {
+            Database::Real { server, store, .. } if number.is_multiple_of(8) => {
+                let (store, family, saves) = (store.clone(), family.clone(), saves.to_vec());
+                let saving = tokio::spawn(async move { store.save(&family, &saves).await });
+                tokio::time::sleep(Duration::from_micros(number * 97 % 3000)).await;
+                server.kill();
+                server.start_again().await;
+                let _either_way = saving.await;
+                Ok(())
+            }
+            _ => self.save(family, saves).await.map(drop),
+        }
+    }
+
+    /// Somebody else adds to the row, and knows nothing of versions.
     async fn add_from_outside(&self, family: &Registered, id: &str, delta: i64) {
         match self {
             Database::Plain(store) => store.add_from_outside(family, id, delta),
+            Database::Real { pool, .. } => {
+                let sql = "INSERT INTO counterfoil_values (family, id, value) VALUES (?, ?, ?) \
+                           ON DUPLICATE KEY UPDATE value = value + VALUES(value)";
+                let query = sqlx::query(sql).bind(family.number).bind(id.as_bytes()).bind(delta);
+                query.execute(pool).await.expect("a row");
+            }
         }
     }
 }
@@ -299,12 +334,15 @@ struct World<'s> {
     now: u64,
     lengths: Lengths,
     clients: Vec<Client>,
+    /// The last one never stalls.
     workers: Vec<Worker>,
     reader: Option<Reader>,
     tokens: Vec<Token>,
     /// What was added to each id.
     sums: [i64; IDS.len()],
     names: u64,
+    /// How often the database was written.
+    saves: u64,
 }
 
 impl<'s> World<'s> {
@@ -333,11 +371,12 @@ impl<'s> World<'s> {
             now: 1_000_000,
             lengths: Lengths::new(SETTLE),
             clients: Vec::new(),
-            workers: (0..WORKERS).map(|_| Worker::default()).collect(),
+            workers: (0..=WORKERS).map(|_| Worker::default()).collect(),
             reader: None,
             tokens: Vec::new(),
             sums: [0; IDS.len()],
             names: 0,
+            saves: 0,
         };
         world.clients = (0..CLIENTS).map(|_| world.new_client()).collect();
         world.note_length();
@@ -371,7 +410,7 @@ impl<'s> World<'s> {
             Step::Count { client, id, many, fate } => self.count(client, id, many, fate).await?,
             Step::ClientDies { client } => self.clients[client] = self.new_client(),
             Step::Work { worker, partition, fate } => self.work(worker, partition, fate).await?,
-            Step::WorkOn { worker, partition } => self.work_on(worker, partition).await?,
+            Step::WorkOn { partition } => self.work_on(WORKERS, partition).await?,
             Step::WorkerDies { worker } => self.workers[worker] = Worker::default(),
             Step::Read { id } => self.read(id).await?,
             Step::Outside { id } => self.add_from_outside(id).await,
@@ -521,7 +560,7 @@ impl<'s> World<'s> {
         let next = match &task {
             None => self.look_for_work(partition).await?,
             Some(Task::Claim(ids)) => self.claim(partition, ids).await?,
-            Some(Task::Save(saves)) => self.save(saves).await?,
+            Some(Task::Save(saves)) => self.save(saves, fate).await?,
             Some(Task::Mark(versions)) => {
                 let versions: Vec<_> = versions.iter().map(|(id, version)| (&**id, *version)).collect();
                 let family = &self.family.family;
@@ -575,7 +614,12 @@ impl<'s> World<'s> {
         Ok(vec![Task::Save(saves), Task::Delete(idle)])
     }
 
-    async fn save(&self, saves: &[Save]) -> Result<Vec<Task>, TestCaseError> {
+    async fn save(&mut self, saves: &[Save], fate: Fate) -> Result<Vec<Task>, TestCaseError> {
+        self.saves += 1;
+        if fate == Fate::LostAfter {
+            self.database.save_unheard(&self.family, saves, self.saves).await.map_err(failed)?;
+            return Ok(Vec::new());
+        }
         let (mut written, mut conflicts) = (Vec::new(), Vec::new());
         let outcomes = self.database.save(&self.family, saves).await.map_err(failed)?;
         for (save, outcome) in saves.iter().zip(outcomes) {
@@ -745,14 +789,14 @@ impl<'s> World<'s> {
             return Err(failed(format!("WEDGED: still {:?}, {:?}", self.clients, self.reader)));
         }
         self.check().await?;
-        for number in 1..WORKERS {
+        for number in 0..WORKERS {
             self.work_on(number, 0).await?;
         }
         // claimed, saved, put on top of another row, claimed and saved again, deleted
         for ms in [SETTLE, SETTLE, SETTLE, SETTLE, SETTLE, RETAIN, LONG] {
             self.now += ms;
             for partition in 0..PARTITIONS {
-                self.work_on(0, partition).await?;
+                self.work_on(WORKERS, partition).await?;
             }
         }
         self.check().await?;
@@ -833,6 +877,20 @@ fn exact_when_redis_goes_back_and_somebody_else_writes_the_rows() {
 #[test]
 fn exact_when_redis_is_emptied_and_somebody_else_writes_the_rows() {
     exact(Crashes::Empty, true, 500);
+}
+
+#[test]
+fn exact_with_the_real_database() {
+    let runtime = runtime();
+    let database = runtime.block_on(Database::real());
+    for crashes in [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty] {
+        for outsider in [false, true] {
+            let disturbed = Disturbed { crashes, outsider };
+            if let Err(error) = hunt_in(&runtime, &database, disturbed, cases(120) / 6 + 1, None) {
+                panic!("{error}");
+            }
+        }
+    }
 }
 
 /// Takes the guard out and expects the failure that it prevents.
