@@ -21,8 +21,8 @@ use counterfoil::{
 use proptest::prelude::*;
 use proptest::test_runner::TestError;
 use redis::aio::ConnectionLike;
-use redis::{Cmd, ConnectionLike as _, Pipeline, RedisError, RedisFuture, RedisResult, Value};
-use support::interleaving::{Checked, Crashes, Lengths, cases, digit, expect_failure, failed, hunt, runtime};
+use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value};
+use support::interleaving::{Checked, Crashes, Direct, Lengths, cases, digit, expect_failure, failed, hunt, runtime};
 use support::reference::Reference;
 use testkit::{RedisOptions, RedisServer};
 use tokio::runtime::Runtime;
@@ -120,38 +120,6 @@ fn step(crashes: Crashes) -> impl Strategy<Value = Step> {
         1 => Just(Step::ScriptFlush),
         2 => crash,
     ]
-}
-
-/// One connection to Redis, as the test has it: whatever is sent is answered before anything else happens.
-#[derive(Clone)]
-struct Direct(Arc<Mutex<redis::Connection>>);
-
-impl Direct {
-    fn to(server: &RedisServer) -> Self {
-        Direct(Arc::new(Mutex::new(connect(server))))
-    }
-
-    fn run(&self, cmd: &Cmd) -> RedisResult<Value> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).req_command(cmd)
-    }
-}
-
-fn connect(server: &RedisServer) -> redis::Connection {
-    server.client().get_connection().expect("a connection to the private Redis")
-}
-
-impl ConnectionLike for Direct {
-    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        Box::pin(async { self.run(cmd) })
-    }
-
-    fn req_packed_commands<'a>(&'a mut self, _: &'a Pipeline, _: usize, _: usize) -> RedisFuture<'a, Vec<Value>> {
-        unreachable!("nothing is pipelined")
-    }
-
-    fn get_db(&self) -> i64 {
-        0
-    }
 }
 
 /// The writer's connection: calls wait until the test lets them go.

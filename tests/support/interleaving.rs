@@ -10,11 +10,13 @@ use std::collections::VecDeque;
 use std::fmt::{Debug, Display};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use counterfoil::test_hooks::{Guard, take_out};
-use proptest::prelude::*;
+use proptest::prelude::{Just, Strategy, prop_oneof};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
-use redis::aio::MultiplexedConnection;
+use redis::aio::{self, MultiplexedConnection};
+use redis::{Cmd, ConnectionLike as _, FromRedisValue, Pipeline, RedisFuture, RedisResult, Value};
 use testkit::{RedisOptions, RedisServer};
 use tokio::runtime::Runtime;
 
@@ -93,6 +95,43 @@ pub fn digit(value: i128, token: usize) -> u8 {
     u8::try_from((value >> (2 * token)) & 3).expect("two bits")
 }
 
+/// One connection to Redis: whatever is sent is answered before anything else happens.
+#[derive(Clone)]
+pub struct Direct(Arc<Mutex<redis::Connection>>);
+
+impl Direct {
+    pub fn to(server: &RedisServer) -> Self {
+        let connection = server.client().get_connection().expect("a connection to the private Redis");
+        Direct(Arc::new(Mutex::new(connection)))
+    }
+
+    pub fn run(&self, cmd: &Cmd) -> RedisResult<Value> {
+        self.connection().req_command(cmd)
+    }
+
+    pub fn run_all<T: FromRedisValue>(&self, pipeline: &Pipeline) -> RedisResult<T> {
+        pipeline.query(&mut *self.connection())
+    }
+
+    fn connection(&self) -> MutexGuard<'_, redis::Connection> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl aio::ConnectionLike for Direct {
+    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
+        Box::pin(async { self.run(cmd) })
+    }
+
+    fn req_packed_commands<'a>(&'a mut self, _: &'a Pipeline, _: usize, _: usize) -> RedisFuture<'a, Vec<Value>> {
+        unreachable!("nothing is pipelined")
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
 pub async fn connect(server: &RedisServer) -> MultiplexedConnection {
     server.client().get_multiplexed_async_connection().await.expect("a connection to the private Redis")
 }
@@ -122,7 +161,9 @@ pub fn hunt<T: Debug>(
     take_out(guard);
     let start = || Rc::new(servers.block_on(RedisServer::start(crashes.options())));
     let server = RefCell::new(start());
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 500, ..Config::default() };
+    // a failure that is expected need not be made small
+    let max_shrink_iters = if guard.is_some() { 50 } else { 500 };
+    let config = Config { cases, failure_persistence: None, max_shrink_iters, ..Config::default() };
     // without a guard the failure has to come every time
     let mut runner = match guard {
         Some(_) => TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha)),
