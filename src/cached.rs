@@ -1,5 +1,6 @@
 //! The scripts of the cached kind as typed calls on one partition: one script, one call (PROTOCOL section 4).
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 use std::time::Duration;
@@ -127,39 +128,37 @@ pub enum Deleted {
 }
 
 impl<C: ConnectionLike + Clone + 'static> Partition<C> {
-    /// How many ids one call takes at most: few enough for a script to stay near a millisecond.
-    pub const CACHED_IDS: usize = 500;
-
     /// Seeds what is missing, and changes each counter that is there.
     pub async fn incr<'p>(
-        &self,
+        &'p self,
         family: &Family,
         stay: &Stay,
-        fence: Option<Fence<'_>>,
+        fence: Option<Fence<'p>>,
         seeds: impl IntoIterator<Item = (&'p str, Seed)>,
         changes: impl IntoIterator<Item = (&'p str, Change)>,
     ) -> Result<IncrReply> {
         let fence = fence.filter(|_| !ablation::is_out(Guard::ProducerFence));
-        let bound = |bound: Option<i64>| bound.map_or_else(String::new, |value| value.to_string());
+        let bound = |bound: Option<i64>| bound.map_or(Cow::Borrowed(""), owned);
         let mut args = vec![
-            fence.map_or_else(String::new, |fence| fence.producer.to_owned()),
-            fence.map_or(0, |fence| fence.seq).to_string(),
-            Fence::attempt(fence.as_ref()).to_owned(),
-            Ticket(random()?).to_string(),
-            millis(TICKET),
-            millis(family.sync_time),
-            millis(stay.retain),
+            Cow::Borrowed(fence.map_or("", |fence| fence.producer)),
+            owned(fence.map_or(0, |fence| fence.seq)),
+            Cow::Borrowed(Fence::attempt(fence.as_ref())),
+            owned(Ticket(random()?)),
+            millis(TICKET).into(),
+            millis(family.sync_time).into(),
+            millis(stay.retain).into(),
             bound(stay.min),
             bound(stay.max),
-            self.now_ms.clone(),
+            Cow::Borrowed(&*self.now_ms),
         ];
         push_seeds(&mut args, seeds);
         let fixed = args.len();
         for (id, change) in changes {
-            args.push(id.to_owned());
+            args.push(id.into());
             args.push(match change {
-                Change::Add(delta) => delta.to_string(),
-                Change::Set(value) => format!("={value}"),
+                Change::Add(1) => "1".into(),
+                Change::Add(delta) => owned(delta),
+                Change::Set(value) => owned(format_args!("={value}")),
             });
         }
         let [values, rows, agenda] = self.cached_keys();
@@ -174,14 +173,19 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
 
     /// Seeds what is missing, and reads each id: its value, or the ticket for its seeding.
     pub async fn values<'p>(
-        &self,
+        &'p self,
         stay: &Stay,
         seeds: impl IntoIterator<Item = (&'p str, Seed)>,
-        ids: &[&str],
+        ids: &[&'p str],
     ) -> Result<Vec<Word>> {
-        let mut args = vec![Ticket(random()?).to_string(), millis(TICKET), millis(stay.retain), self.now_ms.clone()];
+        let mut args = vec![
+            owned(Ticket(random()?)),
+            millis(TICKET).into(),
+            millis(stay.retain).into(),
+            Cow::Borrowed(&*self.now_ms),
+        ];
         push_seeds(&mut args, seeds);
-        args.extend(ids.iter().map(|&id| id.to_owned()));
+        args.extend(ids.iter().map(|&id| Cow::Borrowed(id)));
         let reply = script::repeat_safe(&self.redis, "cached_get", &self.cached_keys(), &args).await?;
         match reply.status() {
             "OK" => words(&reply, ids.len()),
@@ -289,14 +293,28 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     }
 }
 
-fn push_seeds<'p>(args: &mut Vec<String>, seeds: impl IntoIterator<Item = (&'p str, Seed)>) {
+/// Whether any counter is in any of the partitions, for one cheap command. In a cluster keys of several slots in one call
+/// are refused.
+pub async fn any_cached<C>(redis: &C, partitions: &[Partition<C>]) -> Result<bool>
+where
+    C: ConnectionLike + Clone + 'static,
+{
+    let keys: Vec<_> = partitions.iter().map(|partition| partition.keys.agenda()).collect();
+    script::read::<_, u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
+}
+
+fn push_seeds<'p>(args: &mut Vec<Cow<'p, str>>, seeds: impl IntoIterator<Item = (&'p str, Seed)>) {
     let at = args.len();
+    args.push("0".into());
     for (id, seed) in seeds {
-        let [value, version] = row_words(seed.row);
-        args.extend([id.to_owned(), seed.ticket.to_string(), value, version]);
+        let [value, version] = row_words(seed.row).map(Cow::Owned);
+        args.extend([id.into(), owned(seed.ticket), value, version]);
     }
-    let count = (args.len() - at) / 4;
-    args.insert(at, count.to_string());
+    args[at] = owned((args.len() - at) / 4);
+}
+
+fn owned<'a>(word: impl fmt::Display) -> Cow<'a, str> {
+    Cow::Owned(word.to_string())
 }
 
 /// A row as scripts take it: value and version, "-" for none.

@@ -173,7 +173,7 @@ where
     async fn change(&self, id: &str, change: Change) -> Result<Changed> {
         self.checked(id)?;
         let mut patience = self.patience;
-        let mut seed = None;
+        let (mut seed, mut _held) = (None, None);
         for _ in 0..ATTEMPTS {
             let began = Instant::now();
             let ticket = match self.writer.change(id, change, seed, patience).await? {
@@ -183,11 +183,12 @@ where
                 Answer::Full => return Err(Error::corrupt("a cached family is full")),
             };
             patience = patience.saturating_sub(began.elapsed());
-            let row = self.row(id, ticket).await?;
+            let read = self.seeding.read(&self.shared, &self.opened.registered, id, ticket);
+            let row = read.row().await?;
             if row.value.is_none() && !self.family().makes_rows() {
                 return Ok(Changed::NoRow);
             }
-            seed = Some(Seed { ticket, row });
+            (seed, _held) = (Some(Seed { ticket, row }), Some(read));
         }
         Err(self.comes_and_goes(id))
     }
@@ -206,7 +207,7 @@ where
         }
         let chunks = partitions
             .iter()
-            .flat_map(|(number, all)| all.chunks(Partition::<C>::CACHED_IDS).map(|some| (*number, some)));
+            .flat_map(|(number, all)| all.chunks(Partition::<C>::READ_IDS).map(|some| (*number, some)));
         let reads = chunks.map(|(number, some)| async move {
             let names: Vec<_> = some.iter().map(|(place, _)| ids[*place]).collect();
             let seeds = some.iter().filter_map(|(place, seed)| Some((ids[*place], (*seed)?)));
@@ -227,18 +228,18 @@ where
 
     /// The rows of the missing counters: a single one is shared with others who miss it, many come in one query.
     async fn rows(&self, ids: &[&str], missing: &[(usize, Ticket)]) -> Result<Vec<Row>> {
+        let registered = &self.opened.registered;
         match missing {
             [] => Ok(Vec::new()),
-            [(place, ticket)] => Ok(vec![self.row(ids[*place], *ticket).await?]),
+            [(place, ticket)] => {
+                let read = self.seeding.read(&self.shared, registered, ids[*place], *ticket);
+                Ok(vec![read.row().await?])
+            }
             _ => {
                 let ids: Vec<_> = missing.iter().map(|(place, _)| ids[*place]).collect();
-                self.shared.store.rows(&self.opened.registered, &ids).await
+                self.shared.store.rows(registered, &ids).await
             }
         }
-    }
-
-    async fn row(&self, id: &str, ticket: Ticket) -> Result<Row> {
-        self.seeding.row(&self.shared, &self.opened.registered, id, ticket).await
     }
 
     fn checked<'id>(&self, id: &'id str) -> Result<&'id str> {

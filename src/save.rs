@@ -4,26 +4,30 @@
 //! Nothing is remembered between two rounds: a claim stands in Redis, and whoever looks at it when its time has come goes
 //! on with it.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{try_join, try_join_all};
+use futures_util::future::{join, try_join, try_join_all};
 use redis::aio::ConnectionLike;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use crate::backoff::{Backoff, wait_out};
-use crate::cached::{Claim, Marked, Rebased};
+use crate::cached::{Claim, Marked, Rebased, any_cached};
 use crate::error::{Error, Result};
 use crate::family::{Family, Kind, Stay};
 use crate::metrics;
 use crate::partition::Partition;
+use crate::script;
 use crate::shared::{Opened, Shared};
 use crate::store::{Row, Save, Saved, Store};
 
 /// How many calls to Redis are under way at a time.
 const CALLS: usize = 64;
+/// How many ids one call has: few enough for the script to stay near a millisecond.
+const IDS: usize = 200;
 /// After a value that the database refuses.
 const MEND: Duration = Duration::from_secs(30);
 
@@ -43,7 +47,7 @@ pub struct Round {
     /// When to look again; not before somebody counts if it is `None`.
     pub next: Option<Duration>,
     /// The partitions that counters were saved from.
-    pub active: Vec<u32>,
+    pub active: BTreeSet<u32>,
 }
 
 /// A counter's save on its way, and whether everything counted before this round is in it.
@@ -64,6 +68,18 @@ enum End {
     Again,
     /// The database refuses the value.
     Stuck,
+}
+
+/// What is due in all partitions.
+#[derive(Debug, Default)]
+struct Due {
+    ready: Vec<Ready>,
+    /// To be deleted, by partition.
+    idle: Vec<(u32, Vec<(String, Duration)>)>,
+    /// In how long the next one is due.
+    next: Option<Duration>,
+    /// Whether there may be more.
+    is_full: bool,
 }
 
 /// What claiming found.
@@ -99,55 +115,90 @@ where
         self
     }
 
-    /// Does what is due: claims, saves what is durable in one transaction, deletes. While the database is away it waits,
-    /// unless it is told to stop.
-    #[tracing::instrument(skip_all, fields(family = %self.family(), saves = tracing::field::Empty))]
+    /// Does what is due: claims, saves what is durable, deletes. What is claimed next is claimed while the one before is
+    /// written. While the database is away it waits, unless it is told to stop.
+    #[tracing::instrument(skip_all, fields(family = %self.family()))]
     pub async fn round(&self, stop: &watch::Receiver<bool>) -> Result<Round> {
-        let started = Instant::now();
         let mut round = Round::default();
-        let (mut ready, mut idle) = (Vec::new(), Vec::new());
-        let partitions: Vec<_> = (0..self.family().partitions()).collect();
-        for some in partitions.chunks(CALLS) {
-            for (number, next, claimed) in try_join_all(some.iter().map(|&number| self.claim_due(number))).await? {
-                round.look_in(next);
-                claimed.waiting.iter().for_each(|(_, time, _)| round.look_in(Some(*time)));
-                if !claimed.ready.is_empty() {
-                    round.active.push(number);
-                }
-                ready.extend(claimed.ready);
-                let (now, later): (Vec<_>, Vec<_>) = claimed.clean.into_iter().partition(|(_, time)| time.is_zero());
-                later.iter().for_each(|(_, time)| round.look_in(Some(*time)));
-                idle.extend((!now.is_empty()).then(|| (number, now)));
-            }
-            if ready.len() >= self.max_rows {
-                round.look_in(Some(Duration::ZERO));
-                break;
-            }
+        if !self.has_any().await? {
+            return Ok(round);
         }
-        tracing::Span::current().record("saves", ready.len());
-        if !ready.is_empty() {
-            let ends = self.save(&ready, stop).await?;
-            if ends.iter().any(|end| matches!(end, End::Dirty | End::Again)) {
+        let mut due = self.gather().await?;
+        loop {
+            round.look_in(due.next);
+            round.active.extend(due.ready.iter().map(|ready| ready.save.partition));
+            // without a lease the same ones would come again
+            let goes_on = due.is_full && !self.lease.is_zero() && !*stop.borrow();
+            let next = async { if goes_on { self.gather().await.map(Some) } else { Ok(None) } };
+            let (done, next) = join(self.finish(&due, stop), next).await;
+            if done? || (due.is_full && !goes_on) {
                 round.look_in(Some(Duration::ZERO));
             }
-            ::metrics::histogram!(metrics::FLUSH_SECONDS).record(started.elapsed());
+            match next? {
+                Some(next) => due = next,
+                None => break,
+            }
         }
-        try_join_all(idle.iter().map(|(number, ids)| self.delete(*number, ids))).await?;
         Ok(round)
     }
 
-    /// Claims what is due in the partition. Answers also when the next one is.
-    async fn claim_due(&self, number: u32) -> Result<(u32, Option<Duration>, Claimed)> {
+    /// Whether any counter is in Redis: one command where the family is idle.
+    async fn has_any(&self) -> Result<bool> {
+        let all: Vec<_> = self.numbers().map(|number| self.partition(number)).collect();
+        match any_cached(&self.redis, &all).await {
+            // a cluster does not take keys of several slots in one call
+            Err(error) if script::crosses_slots(&error) => Ok(true),
+            answer => answer,
+        }
+    }
+
+    /// What is due in all partitions, for about one transaction.
+    async fn gather(&self) -> Result<Due> {
+        let numbers: Vec<_> = self.numbers().collect();
+        let count = (self.max_rows / numbers.len()).clamp(1, 10_000);
+        let mut due = Due::default();
+        for some in numbers.chunks(CALLS) {
+            for (number, claimed, next, is_full) in
+                try_join_all(some.iter().map(|&number| self.claim_due(number, count))).await?
+            {
+                due.ready.extend(claimed.ready);
+                let (idle, later): (Vec<_>, Vec<_>) = claimed.clean.into_iter().partition(|(_, time)| time.is_zero());
+                due.idle.extend((!idle.is_empty()).then_some((number, idle)));
+                let waiting = claimed.waiting.into_iter().map(|(_, time, _)| time);
+                let times = waiting.chain(later.into_iter().map(|(_, time)| time));
+                due.next = due.next.into_iter().chain(next).chain(times).min();
+                due.is_full |= is_full;
+            }
+        }
+        Ok(due)
+    }
+
+    /// Claims what is due in the partition, at most so many. Answers also when the next one is, and whether there may be
+    /// more.
+    async fn claim_due(&self, number: u32, count: usize) -> Result<(u32, Claimed, Option<Duration>, bool)> {
         let settle = self.family().durability().settle();
         let horizon = self.stay.retain.max(self.family().sync_time).max(settle).max(self.lease).max(MEND);
-        let (ids, next) = self.partition(number).due(self.max_rows.min(10_000), horizon * 2).await?;
-        Ok((number, next, self.claim(number, &ids, self.lease).await?))
+        let (ids, next) = self.partition(number).due(count, horizon * 2).await?;
+        let claimed = self.claim(number, &ids, self.lease).await?;
+        // what more is due already is found by whoever goes on
+        Ok((number, claimed, next.filter(|next| !next.is_zero()), ids.len() >= count))
+    }
+
+    /// Saves what is ready and deletes what is idle. Answers whether there is more to do at once.
+    async fn finish(&self, due: &Due, stop: &watch::Receiver<bool>) -> Result<bool> {
+        let started = Instant::now();
+        let ends = self.save(&due.ready, stop).await?;
+        if !ends.is_empty() {
+            ::metrics::histogram!(metrics::FLUSH_SECONDS).record(started.elapsed());
+        }
+        try_join_all(due.idle.iter().map(|(number, ids)| self.delete(*number, ids))).await?;
+        Ok(ends.iter().any(|end| matches!(end, End::Dirty | End::Again)))
     }
 
     async fn claim(&self, number: u32, ids: &[String], lease: Duration) -> Result<Claimed> {
         let mut claimed = Claimed::default();
         let partition = self.partition(number);
-        for some in ids.chunks(Partition::<C>::CACHED_IDS) {
+        for some in ids.chunks(IDS) {
             let some: Vec<_> = some.iter().map(String::as_str).collect();
             let claims = partition.claim(self.family(), &self.stay, lease, &some).await?;
             for (id, claim) in some.into_iter().zip(claims) {
@@ -217,7 +268,7 @@ where
     async fn mark(&self, number: u32, saves: &[Save], places: &[usize]) -> Result<Vec<(usize, End)>> {
         let partition = self.partition(number);
         let mut ends = Vec::with_capacity(places.len());
-        for some in places.chunks(Partition::<C>::CACHED_IDS) {
+        for some in places.chunks(IDS) {
             let claims: Vec<_> = some.iter().map(|&place| (&*saves[place].id, saves[place].version)).collect();
             let marked = partition.saved(self.family(), &self.stay, &claims).await?;
             ends.extend(some.iter().copied().zip(marked.into_iter().map(End::from)));
@@ -229,7 +280,7 @@ where
     async fn rebase(&self, number: u32, saves: &[Save], conflicts: &[(usize, Row)]) -> Result<Vec<(usize, End)>> {
         let partition = self.partition(number);
         let mut ends = Vec::with_capacity(conflicts.len());
-        for some in conflicts.chunks(Partition::<C>::CACHED_IDS) {
+        for some in conflicts.chunks(IDS) {
             let rows: Vec<_> =
                 some.iter().map(|&(place, row)| (&*saves[place].id, saves[place].version, row)).collect();
             for (&(place, row), rebased) in some.iter().zip(partition.rebase(&self.stay, &rows).await?) {
@@ -264,7 +315,7 @@ where
 
     async fn delete(&self, number: u32, ids: &[(String, Duration)]) -> Result<()> {
         let partition = self.partition(number);
-        for some in ids.chunks(Partition::<C>::CACHED_IDS) {
+        for some in ids.chunks(IDS) {
             let some: Vec<_> = some.iter().map(|(id, _)| id.as_str()).collect();
             partition.delete(&self.stay, &some).await?;
         }
@@ -273,8 +324,8 @@ where
 
     /// Brings every counter of the family to the database that is not saved, whenever it is due.
     pub async fn drain(&self) -> Result<()> {
-        let partitions: Vec<_> = (0..self.family().partitions()).collect();
-        for some in partitions.chunks(CALLS) {
+        let numbers: Vec<_> = self.numbers().collect();
+        for some in numbers.chunks(CALLS) {
             try_join_all(some.iter().map(|&number| self.drain_partition(number))).await?;
         }
         Ok(())
@@ -350,6 +401,10 @@ where
 
     fn family(&self) -> &Family {
         &self.opened.registered.family
+    }
+
+    fn numbers(&self) -> Range<u32> {
+        0..self.family().partitions()
     }
 
     fn partition(&self, number: u32) -> Partition<C> {

@@ -53,7 +53,7 @@ impl Script {
 /// # Errors
 /// [`Redis`](ErrorKind::Redis): surely not executed. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): no answer came.
 /// [`InvalidInput`](ErrorKind::InvalidInput), [`Corrupt`](ErrorKind::Corrupt): the script refused, and did nothing.
-pub async fn call<C>(redis: &C, name: &'static str, keys: &[String], args: &[impl AsRef<[u8]>]) -> Result<Reply>
+pub async fn call<C>(redis: &C, name: &'static str, keys: &[String], args: &[impl AsRef<str>]) -> Result<Reply>
 where
     C: ConnectionLike + Clone + 'static,
 {
@@ -73,14 +73,14 @@ where
 }
 
 /// Runs a text that is not of the bundle.
-pub async fn eval<C>(redis: &C, text: &str, keys: &[String], args: &[impl AsRef<[u8]>]) -> RedisResult<Value>
+pub async fn eval<C>(redis: &C, text: &str, keys: &[String], args: &[impl AsRef<str>]) -> RedisResult<Value>
 where
     C: ConnectionLike + Clone + 'static,
 {
     link::send(redis, &command("EVAL", text, keys, args)).await
 }
 
-fn command(verb: &str, what: &str, keys: &[String], args: &[impl AsRef<[u8]>]) -> Cmd {
+fn command(verb: &str, what: &str, keys: &[String], args: &[impl AsRef<str>]) -> Cmd {
     let mut command = Cmd::with_capacity(keys.len() + args.len() + 3, what.len() + 64 * (keys.len() + args.len() + 1));
     command.arg(verb).arg(what).arg(keys.len()).arg(keys);
     for arg in args {
@@ -91,7 +91,7 @@ fn command(verb: &str, what: &str, keys: &[String], args: &[impl AsRef<[u8]>]) -
 
 /// Calls a script whose header says that a repeat is safe, so that a lost reply is no more than a reason to call again:
 /// [`Redis`](ErrorKind::Redis), like a call that was surely not executed.
-pub async fn repeat_safe<C>(redis: &C, name: &'static str, keys: &[String], args: &[impl AsRef<[u8]>]) -> Result<Reply>
+pub async fn repeat_safe<C>(redis: &C, name: &'static str, keys: &[String], args: &[impl AsRef<str>]) -> Result<Reply>
 where
     C: ConnectionLike + Clone + 'static,
 {

@@ -1,76 +1,85 @@
 //! What missing counters are seeded with: one read of the database for all callers of this process who miss the same one.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use futures_util::future::{BoxFuture, FutureExt, Shared, WeakShared};
+use futures_util::future::{BoxFuture, FutureExt, Shared};
 
 use crate::cached::Ticket;
 use crate::error::{Error, Result};
 use crate::shared::Shared as Pair;
 use crate::store::{Registered, Row, Store};
 
-type Read = BoxFuture<'static, Result<Row, Arc<Error>>>;
 type Key = (Box<str>, Ticket);
 
-/// Reads that are under way. A read may be joined by whoever has the same ticket, since it was begun after the ticket
-/// was given (PROTOCOL section 4, seed).
+/// The reads that somebody holds.
 #[derive(Debug, Default)]
 pub struct Seeding {
-    /// Weak, so that a read that nobody waits for any more is let go.
-    reads: Mutex<HashMap<Key, WeakShared<Read>>>,
+    reads: Mutex<HashMap<Key, Weak<Read>>>,
+}
+
+/// One read of a row, for everybody who has the same ticket: it was begun after the ticket was given, and as long as the
+/// ticket has seeded nothing, counterfoil has written nothing to the row since (PROTOCOL section 4, seed). Whoever holds it
+/// until the seed is handed in spares those another read who miss the counter meanwhile.
+pub struct Read {
+    seeding: Arc<Seeding>,
+    key: Key,
+    row: Shared<BoxFuture<'static, Result<Row, Arc<Error>>>>,
 }
 
 impl Seeding {
-    /// The counter's row, read after the ticket was given.
-    pub async fn row<C, S>(
+    /// The read that somebody holds, or a new one.
+    pub fn read<C, S>(
         self: &Arc<Self>,
         pair: &Arc<Pair<C, S>>,
         family: &Arc<Registered>,
         id: &str,
         ticket: Ticket,
-    ) -> Result<Row>
+    ) -> Arc<Read>
     where
         C: Send + Sync + 'static,
         S: Store,
     {
-        let read = self.join((id.into(), ticket), |under_way| {
-            let (pair, family) = (pair.clone(), family.clone());
-            async move {
-                let rows = pair.store.rows(&family, &[&under_way.key.0]).await.map_err(Arc::new)?;
-                Ok(rows.first().copied().unwrap_or_default())
-            }
-            .boxed()
-        });
-        read.await.map_err(|error| error.again())
-    }
-
-    /// The read that is under way, or a new one.
-    fn join(self: &Arc<Self>, key: Key, begin: impl FnOnce(UnderWay) -> Read) -> Shared<Read> {
+        let key = (Box::from(id), ticket);
         let mut reads = self.reads();
-        if let Some(read) = reads.get(&key).and_then(WeakShared::upgrade) {
+        if let Some(read) = reads.get(&key).and_then(Weak::upgrade) {
             return read;
         }
-        let read = begin(UnderWay { seeding: self.clone(), key: key.clone() }).shared();
-        if let Some(weak) = read.downgrade() {
-            reads.insert(key, weak);
-        }
+        let (pair, family, id) = (pair.clone(), family.clone(), id.to_owned());
+        let row = async move {
+            let rows = pair.store.rows(&family, &[&id]).await.map_err(Arc::new)?;
+            Ok(rows.first().copied().unwrap_or_default())
+        };
+        let read = Arc::new(Read { seeding: self.clone(), key: key.clone(), row: row.boxed().shared() });
+        reads.insert(key, Arc::downgrade(&read));
         read
     }
 
-    fn reads(&self) -> MutexGuard<'_, HashMap<Key, WeakShared<Read>>> {
+    fn reads(&self) -> MutexGuard<'_, HashMap<Key, Weak<Read>>> {
         self.reads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Part of a read: when that ends, in whatever way, nobody can join it any more.
-struct UnderWay {
-    seeding: Arc<Seeding>,
-    key: Key,
+impl Read {
+    /// The row, once it was read.
+    pub async fn row(&self) -> Result<Row> {
+        self.row.clone().await.map_err(|error| error.again())
+    }
 }
 
-impl Drop for UnderWay {
+impl Drop for Read {
     fn drop(&mut self) {
-        self.seeding.reads().remove(&self.key);
+        let mut reads = self.seeding.reads();
+        // another one may have taken its place
+        if reads.get(&self.key).is_some_and(|read| read.strong_count() == 0) {
+            reads.remove(&self.key);
+        }
+    }
+}
+
+impl fmt::Debug for Read {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Read").field("key", &self.key).finish_non_exhaustive()
     }
 }

@@ -106,7 +106,8 @@ pub enum Saved {
     /// There is no row, and rows are the application's to make: what would have been added is in the rejects, and the
     /// version is kept as if it had been written.
     NoRow,
-    /// The database refuses the value: it is in the rejects, and nothing else was written.
+    /// The database refuses the value, the row holds a number that is no i64, or the id is no row's: what would have
+    /// been added is in the rejects, once however often the save is handed in, and nothing else was written.
     Refused,
 }
 

@@ -13,6 +13,9 @@ use serde_json::Value as Json;
 
 type Words = BTreeSet<String>;
 
+/// Upper-case literals that are options of Redis commands, and no part of a reply.
+const OPTIONS: [&str; 4] = ["COUNT", "LIMIT", "LT", "WITHSCORES"];
+
 #[derive(Serialize)]
 struct Manifest {
     layout: &'static str,
@@ -181,6 +184,11 @@ fn is_word(text: &str) -> bool {
     text.len() > 1 && text.bytes().all(|byte| byte.is_ascii_uppercase())
 }
 
+/// What a word of a reply begins with: `KEPT:dirty` is the word `KEPT` and a reason.
+fn stem(text: &str) -> &str {
+    text.split(':').next().unwrap_or_default()
+}
+
 /// The string literals of a script, each with the code in front of it up to the last literal; comments are left out.
 fn literals(body: &str) -> Vec<(String, String)> {
     let (mut literals, mut code, mut rest) = (Vec::new(), String::new(), body);
@@ -217,8 +225,9 @@ impl Script {
     /// The words that the body can put into a reply: upper-case literals that are no part of a Redis command.
     fn words_of_body(&self) -> Words {
         let is_command = |code: &str| ["redis.call(", "redis.pcall(", "ask("].iter().any(|call| code.ends_with(call));
-        let words = literals(&self.body).into_iter().filter(|(code, text)| is_word(text) && !is_command(code));
-        words.map(|(_, text)| text).filter(|text| text != "COUNT").collect()
+        let literals = literals(&self.body).into_iter().filter(|(code, _)| !is_command(code));
+        let words = literals.map(|(_, text)| stem(&text).to_owned()).filter(|text| is_word(text));
+        words.filter(|text| !OPTIONS.contains(&text.as_str())).collect()
     }
 
     fn codes_of_body(&self) -> Words {
@@ -337,6 +346,16 @@ fn the_readme_has_a_row_for_every_script() {
     }
 }
 
+/// The strings of a reply, also of arrays within it, and of what is repeated there.
+fn strings(reply: &Json) -> Vec<&str> {
+    match reply {
+        Json::String(text) => vec![text],
+        Json::Array(items) => items.iter().flat_map(strings).collect(),
+        Json::Object(item) => item.get("of").map(strings).unwrap_or_default(),
+        _ => Vec::new(),
+    }
+}
+
 /// The words that a script's vectors expect: statuses, words in place of a value, errors.
 fn expected(script: &str) -> Words {
     let vectors: Json = serde_json::from_str(&read(&format!("vectors/{script}.json"))).unwrap();
@@ -349,8 +368,7 @@ fn expected(script: &str) -> Words {
         assert!(case["why"].as_str().unwrap().ends_with('.'), "{id} does not say why");
         let own = case["calls"].as_array().unwrap().iter().filter(|call| call["script"].is_null());
         for call in own {
-            let items = call["reply"].as_array().into_iter().flatten().filter_map(Json::as_str);
-            words.extend(items.filter(|item| is_word(item)).map(str::to_owned));
+            words.extend(strings(&call["reply"]).into_iter().map(stem).filter(|item| is_word(item)).map(str::to_owned));
             let error = call["reply"]["error"].as_str().and_then(|error| error.split(' ').next());
             words.extend(error.map(str::to_owned));
         }

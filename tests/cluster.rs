@@ -4,15 +4,18 @@
 mod support;
 
 use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use counterfoil::{Counterfoil, Counters, Durability, ErrorKind, MysqlStore, Script, cluster_settings};
+use counterfoil::{Counterfoil, Counters, Durability, ErrorKind, Family, MysqlStore, Script, cluster_settings};
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use sqlx::MySqlPool;
 use support::hits::{Hit, Hits, Reckoning};
 use support::{database, eventually, family};
 use testkit::{RedisCluster, RedisOptions};
+use tokio::task::JoinSet;
 
 /// Enough for each primary to have some.
 const PARTITIONS: u32 = 6;
@@ -248,4 +251,64 @@ async fn the_death_of_a_primary_costs_what_its_replica_did_not_have() {
 async fn without_settling_it_does_more_harm() {
     let deaths = primaries_die(Durability::Immediate).await;
     assert!(deaths.wronged > 0 || !deaths.reckoning.doubled.is_empty(), "{:?}", deaths.reckoning);
+}
+
+/// Cached counters come and go while their slots move and their primaries change.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cached_counters_go_along() {
+    const IDS: u64 = 12;
+    const TASKS: u64 = 6;
+    let options = RedisOptions::volatile().arg("cluster-node-timeout", NO_FAILOVER);
+    let rig = Rig::start(options, Durability::Immediate).await;
+    let slots = rig.slots().await;
+    let votes = Family::cached("test", "votes")
+        .partitions(PARTITIONS)
+        .durability(Durability::Immediate)
+        .save_after(Duration::from_millis(10))
+        .retain(Duration::from_millis(20));
+    let votes = rig.counterfoil.open_cached(votes.build().unwrap()).await.unwrap();
+    let votes = votes.write_timeout(Duration::from_secs(15));
+    let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut voters = JoinSet::new();
+    for task in 0..TASKS {
+        let (votes, stop) = (votes.clone(), stop.clone());
+        voters.spawn(async move {
+            let mut told = Vec::new();
+            for turn in 0.. {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                // pauses that are longer than a counter stays
+                pause(if turn % 50 == 0 { 60 } else { 1 }).await;
+                let id = (task + turn) % IDS;
+                told.push((id, votes.incr(&format!("item/{id}"), 1).await.unwrap().counted().unwrap()));
+            }
+            told
+        });
+    }
+    for (round, slot) in slots.iter().enumerate() {
+        let to = (rig.cluster.primary_of_slot(*slot).await + 1 + round) % 3;
+        rig.cluster.move_slots(*slot..=*slot, to, Duration::from_millis(30)).await;
+    }
+    for primary in rig.cluster.primaries().await {
+        rig.cluster.failover(rig.cluster.replica_of(primary).await).await;
+        pause(100).await;
+    }
+    rig.cluster.wait_until_ok().await;
+    stop.store(true, Ordering::Relaxed);
+    let mut told: Vec<Vec<i64>> = vec![Vec::new(); IDS as usize];
+    for (id, value) in voters.join_all().await.into_iter().flatten() {
+        told[id as usize].push(value);
+    }
+    tokio::time::timeout(Duration::from_secs(30), rig.counterfoil.drain()).await.expect("a drain ends").unwrap();
+    reconciler.shutdown().await.unwrap();
+    for (id, mut told) in told.into_iter().enumerate() {
+        told.sort_unstable();
+        let votes = told.len() as i64;
+        assert!(votes > 20, "nothing was tried");
+        assert_eq!(told, (1..=votes).collect::<Vec<_>>(), "item/{id}");
+        let stored = sqlx::query_scalar("SELECT value FROM counterfoil_values WHERE id = ?").bind(format!("item/{id}"));
+        assert_eq!(stored.fetch_one(&rig.pool).await.map(|value: i64| value).unwrap(), votes, "item/{id}");
+    }
 }

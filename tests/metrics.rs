@@ -1,9 +1,15 @@
-//! What is measured, as a recorder of the application sees it.
+//! What is measured and logged, as the application's recorder and subscriber see it.
 #![allow(missing_docs)]
 
 mod support;
 
-use counterfoil::metrics::{BATCHES, HITS, LAG_SECONDS, REFUSED, REJECTS, RETRIES, ROWS, WAITING_SECONDS, describe};
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use counterfoil::metrics::{
+    BATCHES, CONFLICTS, HITS, LAG_SECONDS, REFUSED, REJECTS, RETRIES, ROWS, WAITING_SECONDS, describe,
+};
+use counterfoil::{Durability, Family, KeyType, Table};
 use metrics_util::debugging::DebuggingRecorder;
 use support::{Pair, eventually, family, look};
 use testkit::{MysqlServer, RedisOptions};
@@ -19,7 +25,7 @@ async fn every_boundary_is_measured() {
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
     pair.sql("CREATE TABLE item (id INT PRIMARY KEY, n INT NOT NULL)").await;
     pair.sql("INSERT INTO item VALUES (1, 0)").await;
-    let table = counterfoil::Table::update("item").key("id", counterfoil::KeyType::Signed).value("n");
+    let table = Table::update("item").key("id", KeyType::Signed).value("n");
     let items = pair.counterfoil.open(family("items").max_pending(2).partitions(1).table(table).build().unwrap());
     let items = items.await.unwrap();
     for id in ["1", "1", "2", "3"] {
@@ -46,4 +52,46 @@ async fn every_boundary_is_measured() {
     mysql.start_again().await;
     eventually("the hit", || async { pair.number("SELECT CAST(n AS SIGNED) FROM item").await == 3 }).await;
     reconciler.shutdown().await.unwrap();
+}
+
+/// What the library logs in this thread.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn what_somebody_else_writes_is_kept_measured_and_logged() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let _logging = tracing::subscriber::set_default(subscriber);
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let _measuring = metrics::set_default_local_recorder(&recorder);
+    let pair = Pair::new().await;
+    pair.sql("CREATE TABLE item (id INT PRIMARY KEY, n INT NOT NULL); INSERT INTO item VALUES (1, 0)").await;
+    let table = Table::update("item").key("id", KeyType::Signed).value("n");
+    let votes = Family::cached("test", "votes").durability(Durability::Immediate).table(table).build().unwrap();
+    let votes = pair.counterfoil.open_cached(votes).await.unwrap();
+    assert_eq!(votes.incr("1", 5).await.unwrap().counted(), Some(5));
+    pair.sql("UPDATE item SET n = n + 100 WHERE id = 1").await;
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!(pair.number("SELECT n FROM item WHERE id = 1").await, 105);
+    assert_eq!(votes.get("1").await.unwrap(), 105);
+    assert_eq!(look(&snapshotter)[CONFLICTS], 1.0);
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let line = log.lines().find(|line| line.contains("somebody else wrote the row")).unwrap_or_else(|| panic!("{log}"));
+    for part in ["id=\"1\"", "Some(0)", "Some(100)", "value=5"] {
+        assert!(line.contains(part), "{part} is not in {line}");
+    }
 }

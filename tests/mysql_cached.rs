@@ -162,6 +162,21 @@ async fn a_database_that_takes_no_writes_seeds_nothing() {
     assert_eq!(db.rows(&own, &["a"]).await, [NOTHING]);
 }
 
+#[tokio::test]
+async fn a_table_of_versions_that_is_missing_is_found() {
+    let db = Db::new().await;
+    let own = db.own().await;
+    db.run("DROP TABLE counterfoil_versions").await;
+    let findings = db.store.check(&[]).await;
+    assert!(findings.iter().any(|finding| finding.message.contains("counterfoil_versions")), "{findings:?}");
+    let error = db.store.rows(&own, &["a"]).await.expect_err("no table");
+    assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+    let error = db.store.save(&own, &[save("a", NOTHING, 1, V1)]).await.expect_err("no table");
+    assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+    db.store.create_tables().await.expect("created");
+    assert_eq!(db.rows(&own, &["a"]).await, [NOTHING], "nothing of the save was kept");
+}
+
 // ----------------------------------------------------------------------------------------------------- compare-and-set
 
 #[tokio::test]
@@ -419,6 +434,10 @@ async fn one_of_many_lineages_wins() {
         }
         race(&db, &votes, 300, |id| row(id as i64 % 3, None)).await;
     }
+    // all there and as known
+    let swapped = db.family(Family::buffered("shop", "swapped")).await;
+    db.save(&swapped, &(0..300).map(|id| save(id, NOTHING, 5, V1)).collect::<Vec<_>>()).await;
+    race(&db, &swapped, 300, |_| row(5, V1)).await;
     // rows and versions in every state: both, one of them, none
     let mixed = db.family(Family::buffered("shop", "mixed")).await;
     let own = format!("WHERE family = {} AND", mixed.number);
@@ -562,8 +581,8 @@ async fn fifty_thousand_at_once() {
     let before = db.store.statements();
     let second: Vec<_> = first.iter().map(|first| save(&first.id, row(first.value, V1), first.value + 1, V2)).collect();
     assert!(db.save(&own, &second).await.iter().all(|saved| *saved == Saved::Done));
-    // three to begin, three for each 10,000, two to commit
-    assert_eq!(db.store.statements() - before, 20);
+    // three to begin, a savepoint, two for each 10,000, two to commit
+    assert_eq!(db.store.statements() - before, 16);
     let ids: Vec<_> = second.iter().map(|save| save.id.as_str()).collect();
     let expected: Vec<_> = second.iter().map(|save| row(save.value, V2)).collect();
     assert_eq!(db.rows(&own, &ids).await, expected);

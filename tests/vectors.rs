@@ -354,6 +354,27 @@ async fn a_script_that_lost_a_guard_fails() {
         ("buffered_fetch", "state[1] ~= ARGV[1]", "false", "buffered_fetch/stale-other-incarnation"),
         ("buffered_release", "state[2] ~= ARGV[2]", "false", "buffered_release/stale-earlier-seq"),
         ("buffered_trim", ">= tonumber(ARGV[1])", "> tonumber(ARGV[1])", "buffered_trim/idle"),
+        ("cached_incr", "if seq == last_seq then", "if false then", "cached_incr/dup"),
+        ("cached_incr", "attempt == 'repeat' and", "false and", "cached_incr/unknown"),
+        ("cached_incr", "is_less(result, low)", "false", "cached_incr/bounds-below-2-to-the-53"),
+        ("cached_incr", "rows[at[id]] == 'ticket ' .. its_ticket", "true", "cached_incr/seed-with-another-ticket"),
+        ("cached_get", "rows[at[id]] == 'ticket ' .. its_ticket", "true", "cached_get/seed-without-its-ticket"),
+        ("cached_due", "count + 1 - #due", "0", "cached_due/beyond-the-horizon"),
+        ("cached_claim", "if left > 0 then", "if false then", "cached_claim/wait"),
+        ("cached_claim", "if is_ahead then row.at = now_ms end", "", "cached_claim/clock-stepped-back"),
+        (
+            "cached_saved",
+            "if value and row and row.claim and version == row.lineage .. ':' .. row.n then",
+            "if value and row then row.claim = row.claim or value",
+            "cached_saved/stale-not-claimed",
+        ),
+        ("cached_rebase", "version == row.lineage .. ':' .. row.n", "true", "cached_rebase/stale-earlier-version"),
+        (
+            "cached_delete",
+            "row.claim and 'KEPT:claimed' or not is_clean(value, text) and 'KEPT:dirty'",
+            "false",
+            "cached_delete/claimed-and-back",
+        ),
     ];
     for (name, guard, instead, id) in taken_out {
         let mut scripts = scripts();
@@ -371,6 +392,10 @@ fn keys(kinds: &[&str]) -> Vec<String> {
     kinds.iter().map(|kind| format!("cf1:{{shop/views/0}}:{kind}")).collect()
 }
 
+fn limit(run: &mut Run, bytes: usize) {
+    cmd("CONFIG").arg("SET").arg("maxmemory").arg(bytes).exec(&mut run.redis).unwrap();
+}
+
 /// Where Redis takes no more writes, nothing may be half done, and what frees memory must go on.
 #[tokio::test]
 async fn a_full_redis_takes_no_hits_and_can_be_drained() {
@@ -379,9 +404,6 @@ async fn a_full_redis_takes_no_hits_and_can_be_drained() {
     let [buffer, batch, meta, producers] = KEYS;
     let add = ["w1", "2", "first", "1", "50", "60000", "1000", "1000", "a", "1"];
     let incarnation = "00000000000000aa";
-    let limit = |run: &mut Run, bytes| {
-        cmd("CONFIG").arg("SET").arg("maxmemory").arg(bytes).exec(&mut run.redis).unwrap();
-    };
 
     run.send("buffered_register", &keys(&[producers]), &["w1", "900"]).unwrap();
     run.send(
@@ -428,6 +450,54 @@ async fn a_full_redis_takes_no_hits_and_can_be_drained() {
     equal("release", &release, &Ok(Value::Array(vec![text("OK")]))).unwrap();
     let trim = run.send("buffered_trim", &keys(&[producers]), &["0", "0", "10", "1000"]);
     equal("trim", &trim, &Ok(Value::Array(vec![text("OK"), text("0"), Value::Int(1)]))).unwrap();
+    limit(&mut run, 0);
+}
+
+/// The same for cached counters: changes, seeds and tickets are refused, saves and deletions go on.
+#[tokio::test]
+async fn a_full_redis_takes_no_changes_and_can_be_drained() {
+    let (_server, redis) = start().await;
+    let mut run = Run::new(redis, &scripts());
+    let cached = ["values", "rows", "agenda", "producers"];
+    let [mine, other] = ["00000000000000aa", "00000000000000bb"];
+    let version = format!("{mine}:1");
+    fn incr<'a>(producer: &'a str, seq: &'a str, rest: &[&'a str]) -> Vec<&'a str> {
+        let fixed = [producer, seq, "first", "00000000000000aa", "30000", "5000", "1000", "", "", "1000"];
+        [&fixed, rest].concat()
+    }
+    run.send("cached_incr", &keys(&cached), &incr("w1", "1", &["0", "a", "1", "b", "1", "c", "1"])).unwrap();
+    let seeds = ["3", "a", mine, "5", "-", "b", mine, "5", "-", "c", mine, "5", "-", "a", "1", "b", "1"];
+    run.send("cached_incr", &keys(&cached), &incr("w1", "2", &seeds)).unwrap();
+    run.send("cached_get", &keys(&cached[..3]), &[mine, "30000", "1000", "1000", "0", "e"]).unwrap();
+
+    limit(&mut run, 1);
+    let before = run.contents();
+    let seed = ["1", "e", mine, "5", "-", "e", "1"];
+    for change in [&["0", "a", "1"][..], &["0", "c", "1"], &["0", "d", "1"], &seed] {
+        for (producer, seq) in [("w1", "3"), ("", "0")] {
+            let error = run.send("cached_incr", &keys(&cached), &incr(producer, seq, change)).unwrap_err();
+            assert!(error.to_string().contains("OOM") || error.code() == Some("OOM"), "{error:?}");
+            equal("incr", &run.contents(), &before).unwrap();
+        }
+    }
+    run.send("cached_get", &keys(&cached[..3]), &[other, "30000", "1000", "1000", "0", "d"]).unwrap_err();
+    run.send("cached_get", &keys(&cached[..3]), &["", "0", "1000", "1000", "1", "e", mine, "5", "-"]).unwrap_err();
+    equal("get", &run.contents(), &before).unwrap();
+
+    let text = |text: &str| Value::BulkString(text.into());
+    let words = |words: &[&str]| Ok(Value::Array(["OK"].iter().chain(words).map(|word| text(word)).collect()));
+    let get = run.send("cached_get", &keys(&cached[..3]), &["", "0", "1000", "1000", "0", "a", "c"]);
+    equal("get", &get, &Ok(Value::Array(vec![text("OK"), Value::Int(6), Value::Int(5)]))).unwrap();
+    let claim = run.send("cached_claim", &keys(&cached[..3]), &["0", "1000", "1000", "1000", "a"]);
+    let save = ["SAVE", "5", "-", "6", &version].map(text).into_iter().chain([Value::Int(1)]).collect();
+    equal("claim", &claim, &Ok(Value::Array(vec![text("OK"), Value::Array(save)]))).unwrap();
+    let saved = run.send("cached_saved", &keys(&cached[..3]), &["5000", "1000", "1000", "a", &version]);
+    equal("saved", &saved, &words(&["CLEAN"])).unwrap();
+    run.send("cached_claim", &keys(&cached[..3]), &["0", "1000", "1000", "1000", "b"]).unwrap();
+    let rebase = run.send("cached_rebase", &keys(&cached[..3]), &["1000", "1000", "b", &version, "9", "-"]);
+    equal("rebase", &rebase, &words(&["OK"])).unwrap();
+    let delete = run.send("cached_delete", &keys(&cached[..3]), &["1000", "2000", "a", "b", "c", "f"]);
+    equal("delete", &delete, &words(&["DELETED", "KEPT:dirty", "DELETED", "GONE"])).unwrap();
     limit(&mut run, 0);
 }
 

@@ -112,7 +112,7 @@ if wrong then return wrong end
 
 local now_ms = string.format('%.0f', now)
 local plans, new_rows, gone = {}, {}, {}
-local function plan(id, at) plans[#plans + 1], plans[#plans + 2] = string.format('%.0f', at), id end
+local function schedule(id, at) plans[#plans + 1], plans[#plans + 2] = string.format('%.0f', at), id end
 local function keep(id, row) new_rows[#new_rows + 1], new_rows[#new_rows + 2] = id, unparsed(row) end
 
 local function without_value(id, row)
@@ -125,7 +125,7 @@ local function without_value(id, row)
   -- one that ends later than anything does is from before the clock stepped back
   if ends > now + retain_ms then
     ends = now + retain_ms
-    plan(id, ends)
+    schedule(id, ends)
   end
   return { 'CLEAN', math.max(0, ends - now) }
 end
@@ -138,7 +138,7 @@ local function clean(id, row)
     keep(id, row)
   end
   local ends = row.used + retain_ms
-  if ends > now then plan(id, ends) end
+  if ends > now then schedule(id, ends) end
   return { 'CLEAN', math.max(0, ends - now) }
 end
 
@@ -149,10 +149,10 @@ local function claimed(id, row, fresh)
   if is_ahead or fresh == 1 then keep(id, row) end
   local left = row.at + settle_ms - now
   if left > 0 then
-    plan(id, now + left)
+    schedule(id, now + left)
     return { 'WAIT', left, fresh }
   end
-  plan(id, now + lease_ms)
+  schedule(id, now + lease_ms)
   return { 'SAVE', row.base, row.saved, row.claim, row.lineage .. ':' .. row.n, fresh }
 end
 
@@ -163,7 +163,7 @@ for i, id in ipairs(ids) do
   if not value then
     answer = without_value(id, rows[i])
   elseif not row or not value:find('^%-?%d+$') then
-    plan(id, now + math.max(lease_ms, 1000))
+    schedule(id, now + math.max(lease_ms, 1000))
     answer = { 'BAD', rows[i] and 'the value or the row has another shape' or 'a value without a row' }
   elseif row.claim then
     answer = claimed(id, row, 0)

@@ -139,13 +139,16 @@ local first = 6 + 4 * tonumber(ARGV[5])
 if #ARGV < first - 1 then
   return redis.error_reply('BADARG ' .. #ARGV .. ' arguments do not fit ' .. ARGV[5] .. ' seeds and ids')
 end
-local ids, at = {}, {}
+
+-- the ids of the call, each once, and where each stands among them
+local ids, at, distinct = {}, {}, 0
 local function name(id)
   if not at[id] then
-    at[id] = #ids + 1
-    ids[at[id]] = id
+    distinct = distinct + 1
+    ids[distinct], at[id] = id, distinct
   end
 end
+
 for i = 6, first - 1, 4 do
   local bad = bad_seed(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
   if bad then return redis.error_reply('BADARG seed ' .. (i - 2) / 4 .. ': ' .. bad) end
@@ -171,14 +174,16 @@ local function plan(id, ms, row)
   plans[#plans + 1], plans[#plans + 2] = string.format('%.0f', now + tonumber(ms)), id
   new_rows[#new_rows + 1], new_rows[#new_rows + 2] = id, row
 end
-for i = 6, first - 1, 4 do
-  local id, its, value, version = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  if not values[at[id]] and rows[at[id]] == 'ticket ' .. its then
-    plan(id, ARGV[3], value .. ' ' .. version .. ' ' .. its .. ' 0 ' .. string.format('%.0f', now))
+
+local function seed(id, its_ticket, value, version, retain_ms)
+  if not values[at[id]] and rows[at[id]] == 'ticket ' .. its_ticket then
+    plan(id, retain_ms, value .. ' ' .. version .. ' ' .. its_ticket .. ' 0 ' .. string.format('%.0f', now))
     values[at[id]] = value == '-' and '0' or value
     new_values[#new_values + 1], new_values[#new_values + 2] = id, values[at[id]]
   end
 end
+
+for i = 6, first - 1, 4 do seed(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[3]) end
 local reply = { 'OK' }
 for i = first, #ARGV do
   local id = ARGV[i]

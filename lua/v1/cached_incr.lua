@@ -7,17 +7,17 @@
 --   3 agenda        zset      id -> ms: when something is next to be done about it
 --   4 producers     hash      producer -> "SEQ AT_MS [WORD ...]": its last call, and what that was answered
 -- ARGV
---   1 producer      string    name of a registered writer, [0-9A-Za-z_-]{1,64}; "" gives up the fence against repeats
---   2 seq           integer   number of the call, higher than the producer's last; 0 without a producer
---   3 attempt       word      "first", or "repeat" when an earlier send of this call may have been executed
---   4 ticket        hex16     random, a new one for each send: for the counters that are not there
---   5 ticket_ms     integer   how long a ticket is kept
---   6 save_after_ms integer   a save is due so long after a change
---   7 retain_ms     integer   a counter that is saved may be deleted when it was not changed for so long
---   8 min           i64       a change downwards must not end below it; "" for none
---   9 max           i64       a change upwards must not end above it; "" for none
---   10 now_ms       integer   "" for the server's clock; anything else is for tests
---   11 seeds        integer   how many counters are handed in
+--   1 producer       string   name of a registered writer, [0-9A-Za-z_-]{1,64}; "" gives up the fence against repeats
+--   2 seq            integer  number of the call, higher than the producer's last; 0 without a producer
+--   3 attempt        word     "first", or "repeat" when an earlier send of this call may have been executed
+--   4 ticket         hex16    random, a new one for each send: for the counters that are not there
+--   5 ticket_ms      integer  how long a ticket is kept
+--   6 save_after_ms  integer  a save is due so long after a change
+--   7 retain_ms      integer  a counter that is saved may be deleted when it was not changed for so long
+--   8 min            i64      a change downwards must not end below it; "" for none
+--   9 max            i64      a change upwards must not end above it; "" for none
+--   10 now_ms        integer  "" for the server's clock; anything else is for tests
+--   11 seeds         integer  how many counters are handed in
 --   12 id, ticket, value, version  fours  so many: what the primary has, read after the ticket was had; "-" for none
 --   13 id, change   pairs     id: 1 to 255 bytes of UTF-8; change: an i64 to add, or "=" and an i64 to set; one or more
 -- REPLIES
@@ -203,6 +203,8 @@ local first = 12 + 4 * tonumber(ARGV[11])
 if #ARGV <= first or (#ARGV - first) % 2 == 0 then
   return redis.error_reply('BADARG ' .. #ARGV .. ' arguments do not fit ' .. ARGV[11] .. ' seeds and pairs')
 end
+
+-- the ids of the call, each once, and where each stands among them
 local ids, at, distinct = {}, {}, 0
 local function name(id)
   if not at[id] then
@@ -210,6 +212,7 @@ local function name(id)
     ids[distinct], at[id] = id, distinct
   end
 end
+
 for i = 12, first - 1, 4 do
   local bad = bad_seed(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
   if bad then return redis.error_reply('BADARG seed ' .. (i - 8) / 4 .. ': ' .. bad) end
@@ -251,21 +254,18 @@ if producer ~= '' then
   if (last and seq < last_seq) or (attempt == 'repeat' and not last) then return { 'UNKNOWN' } end
 end
 
-local now_ms = string.format('%.0f', now)
-local save_at = string.format('%.0f', now + tonumber(ARGV[6]))
-local plans, saves, new_rows, new_values, seeded = {}, {}, {}, {}, 0
+local plans, new_rows, new_values = {}, {}, {}
 local function plan(id, ms, row)
   rows[at[id]] = row
   plans[#plans + 1], plans[#plans + 2] = string.format('%.0f', now + tonumber(ms)), id
   new_rows[#new_rows + 1], new_rows[#new_rows + 2] = id, row
 end
-for i = 12, first - 1, 4 do
-  local id, its, value, version = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  if not values[at[id]] and rows[at[id]] == 'ticket ' .. its then
-    plan(id, ARGV[7], value .. ' ' .. version .. ' ' .. its .. ' 0 ' .. now_ms)
+
+local function seed(id, its_ticket, value, version, retain_ms)
+  if not values[at[id]] and rows[at[id]] == 'ticket ' .. its_ticket then
+    plan(id, retain_ms, value .. ' ' .. version .. ' ' .. its_ticket .. ' 0 ' .. string.format('%.0f', now))
     values[at[id]] = value == '-' and '0' or value
     new_values[#new_values + 1], new_values[#new_values + 2] = id, values[at[id]]
-    seeded = seeded + 1
   end
 end
 
@@ -285,7 +285,11 @@ local function changed(value, change)
     or (high ~= '' and rises and is_less(high, result)) then return nil end
   return result, word(result)
 end
-local reply, words, changes = { 'OK' }, {}, #new_values
+
+for i = 12, first - 1, 4 do seed(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[7]) end
+local seeded, changes = #new_values / 2, #new_values
+local save_at = string.format('%.0f', now + tonumber(ARGV[6]))
+local reply, words, saves = { 'OK' }, {}, {}
 for i = first, #ARGV, 2 do
   local id, change, nth = ARGV[i], ARGV[i + 1], (i - first) / 2 + 1
   local k = at[id]
@@ -326,7 +330,8 @@ end
 -- a counter is on the agenda before there is anything to do about it. Nothing below can fail but the first write, where
 -- Redis takes none (OOM, READONLY, MISCONF).
 if producer ~= '' then
-  redis.call('HSET', KEYS[4], producer, ARGV[2] .. ' ' .. now_ms .. ' ' .. table.concat(words, ' '))
+  local last_call = ARGV[2] .. ' ' .. string.format('%.0f', now)
+  redis.call('HSET', KEYS[4], producer, last_call .. ' ' .. table.concat(words, ' '))
 end
 for from = 1, #plans, 1000 do redis.call('ZADD', KEYS[3], part(plans, from)) end
 for from = 1, #saves, 1000 do redis.call('ZADD', KEYS[3], 'LT', part(saves, from)) end

@@ -6,9 +6,9 @@
 --   2 rows          hash      id -> "BASE SAVED LINEAGE N USED [CLAIM AT]", or "ticket HEX16" before it is seeded
 --   3 agenda        zset      id -> ms: when something is next to be done about it
 -- ARGV
---   1 save_after_ms integer   a save is due so long after a change
---   2 retain_ms     integer   a counter that is saved may be deleted when it was not changed for so long
---   3 now_ms        integer   "" for the server's clock; anything else is for tests
+--   1 save_after_ms  integer  a save is due so long after a change
+--   2 retain_ms      integer  a counter that is saved may be deleted when it was not changed for so long
+--   3 now_ms         integer  "" for the server's clock; anything else is for tests
 --   4 id, version   pairs     id: 1 to 255 bytes; version: of the claim that is in the database now; one pair or more
 -- REPLIES
 --   {"OK", word...}           for each pair CLEAN or DIRTY: it is marked, and has nothing more to be saved, or was

@@ -59,9 +59,7 @@ impl Way {
     ) -> Result<(), sqlx::Error> {
         let mut json = JsonRows::default();
         for row in rows {
-            let cells = json.row();
-            row.write_key(cells);
-            cells.number(row.sum);
+            row.write_key(json.row().number(row.sum));
         }
         let text = match self {
             Way::Upsert => &target.upsert,

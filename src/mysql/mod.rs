@@ -18,6 +18,7 @@ mod rows;
 mod save;
 mod session;
 mod shape;
+mod swap;
 mod target;
 mod transact;
 mod versions;

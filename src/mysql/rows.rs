@@ -10,6 +10,7 @@ use super::json::JsonRows;
 use super::read;
 use super::session::Meter;
 use super::target::{self, Segment, Target};
+use super::versions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Registered, Row, Version};
 
@@ -56,8 +57,8 @@ async fn one(
     key: &[Segment<'_>],
 ) -> Result<Vec<Answer>, sqlx::Error> {
     let query = key.iter().fold(target.cached.row.query(), |query, segment| segment.bind(query));
-    let query = query.bind(family.number).bind(id.as_bytes()).bind(family.number).bind(id.as_bytes());
     meter.sent(1);
+    let query = query.bind(family.number).bind(id.as_bytes());
     Ok(vec![Answer::new(&query.fetch_one(pool).await?, 0)?])
 }
 
@@ -71,9 +72,7 @@ async fn several(
 ) -> Result<Vec<Answer>, sqlx::Error> {
     let mut json = JsonRows::default();
     for (index, key) in asked {
-        let cells = json.row();
-        key.iter().for_each(|segment| segment.write(cells));
-        cells.bytes(ids[*index].as_bytes());
+        target.cached.write_id(json.row(), key, &ids[*index]);
     }
     meter.sent(1);
     let rows = target.cached.rows.query().bind(json.finish()).bind(family.number).fetch_all(pool).await?;
@@ -83,14 +82,8 @@ async fn several(
 impl Answer {
     /// From the columns from `at` on.
     fn new(row: &MySqlRow, at: usize) -> Result<Self, sqlx::Error> {
-        Ok(Answer { digits: row.try_get(at)?, version: version(row, at + 1)?, read_only: row.try_get(at + 3)? })
+        Ok(Answer { digits: row.try_get(at)?, version: versions::read(row, at + 1)?, read_only: row.try_get(at + 2)? })
     }
-}
-
-/// A version from two columns, both of them NULL where there is none.
-pub(super) fn version(row: &MySqlRow, at: usize) -> Result<Option<Version>, sqlx::Error> {
-    let (lineage, n) = (row.try_get::<Option<_>, _>(at)?, row.try_get::<Option<_>, _>(at + 1)?);
-    Ok(lineage.zip(n).map(|(lineage, n)| Version { lineage, n }))
 }
 
 /// Refuses a server that takes no writes: it may be a replica, and its rows older than what was saved before.

@@ -1,5 +1,8 @@
 //! Absolute values of cached counters into their rows: a compare-and-set of value and version, in one transaction for
 //! many counters (PROTOCOL section 4, step 4).
+//!
+//! Most rows are as they were last known, and are [swapped](super::swap) in bulk. The long way is for the others: all of
+//! them are locked and looked at, each by itself is decided about, and then they are written in bulk again.
 
 use super::MysqlStore;
 use super::answer;
@@ -7,11 +10,11 @@ use super::fault;
 use super::halves::{CHUNK, Halves};
 use super::json::JsonRows;
 use super::rejects::{self, Origin, Rejected};
-use super::rows;
 use super::session::Transaction;
+use super::swap::{self, Swap};
 use super::target::{self, Segment, Target, Text};
 use super::transact::{Work, transact};
-use super::versions::Versions;
+use super::versions::{self, Versions};
 use crate::error::Result;
 use crate::store::{Registered, Row, Save, Saved, Version};
 
@@ -88,18 +91,41 @@ impl<'s> Saves<'s> {
         }
     }
 
-    /// Locks the rows and versions of all entries and answers what they hold.
-    async fn find(&self, transaction: &mut Transaction) -> Result<Vec<Found>, sqlx::Error> {
-        let mut found = Vec::with_capacity(self.entries.len());
-        for entries in self.entries.chunks(CHUNK) {
-            found.extend(self.lock(transaction, entries.iter()).await?);
+    /// Saves what is as known in bulk, and answers the entries that are left.
+    async fn swap(
+        &self,
+        transaction: &mut Transaction,
+        outcome: &mut Outcome<'_>,
+    ) -> Result<Vec<&Entry<'s>>, sqlx::Error> {
+        let (mut swapped, mut swaps, mut rest) = (Vec::new(), Vec::new(), Vec::new());
+        for entry in &self.entries {
+            match Swap::new(&entry.key, entry.save) {
+                Some(swap) if !self.trusting => {
+                    swapped.push(entry.at);
+                    swaps.push(swap);
+                }
+                _ => rest.push(entry),
+            }
+        }
+        if !swap::all(transaction, &self.target.cached, self.family, &swaps).await? {
+            return Ok(self.entries.iter().collect());
+        }
+        swapped.into_iter().for_each(|at| outcome.set(at, Saved::Done));
+        Ok(rest)
+    }
+
+    /// Locks the rows and versions of the entries and answers what they hold.
+    async fn find(&self, transaction: &mut Transaction, entries: &[&Entry<'s>]) -> Result<Vec<Found>, sqlx::Error> {
+        let mut found = Vec::with_capacity(entries.len());
+        for entries in entries.chunks(CHUNK) {
+            found.extend(self.lock(transaction, entries.iter().copied()).await?);
         }
         // A row that is not there cannot be locked: another transaction may have made it, and the version that was then
         // waited for. Now that the version is locked, the row is looked at again.
-        let doubtful = |&at: &usize| found[at].is_doubtful(self.entries[at].save);
+        let doubtful = |&at: &usize| found[at].is_doubtful(entries[at].save);
         let doubtful: Vec<_> = (0..found.len()).filter(doubtful).collect();
         for places in doubtful.chunks(CHUNK) {
-            let again = self.lock(transaction, places.iter().map(|&at| &self.entries[at])).await?;
+            let again = self.lock(transaction, places.iter().map(|&at| entries[at])).await?;
             for (&at, again) in places.iter().zip(again) {
                 found[at] = again;
             }
@@ -114,31 +140,40 @@ impl<'s> Saves<'s> {
     ) -> Result<Vec<Found>, sqlx::Error> {
         let (asked, mut json) = (entries.len(), JsonRows::default());
         for entry in entries {
-            entry.write_key(json.row()).bytes(entry.save.id.as_bytes());
+            self.target.cached.write_id(json.row(), &entry.key, &entry.save.id);
         }
         let query = self.target.cached.lock.query().bind(json.finish()).bind(self.family.number);
         let rows = transaction.fetch(query).await?;
         answer::by_position(&rows, asked, |row| {
             let digits = sqlx::Row::try_get::<Option<String>, _>(row, 1)?;
             let value = digits.map(|digits| digits.parse().map_err(|_| digits));
-            Ok(Found { value, version: rows::version(row, 2)? })
+            Ok(Found { value, version: versions::read(row, 2)? })
         })
     }
 
     fn step(&self, save: &Save, found: &Found) -> Step {
-        let same = self.trusting || found.version == save.known.version;
-        let value = match &found.value {
-            _ if !self.trusting && found.version == Some(save.version) => return Step::Leave(Saved::Done),
-            Some(Err(digits)) if !self.trusting => {
-                return Step::Refuse(refusal(save, digits, "it is no signed 64-bit number"));
-            }
-            value => value.as_ref().and_then(|value| value.as_ref().ok()).copied(),
+        let step = match (&found.value, self.target.inserts) {
+            (Some(_), _) => Step::Update,
+            (None, true) => Step::Insert,
+            (None, false) => Step::Skip,
         };
-        match (found.value.is_some(), save.known.value) {
-            (true, known) if same && (self.trusting || known == value) => Step::Update,
-            (false, known) if same && self.target.inserts && (self.trusting || known.is_none()) => Step::Insert,
-            (false, _) if same && !self.target.inserts => Step::Skip,
-            _ => Step::Leave(Saved::Conflict(Row { value, version: found.version })),
+        if self.trusting {
+            return step;
+        }
+        if found.version == Some(save.version) {
+            return Step::Leave(Saved::Done);
+        }
+        let value = match &found.value {
+            Some(Ok(value)) => Some(*value),
+            Some(Err(digits)) => return Step::Refuse(refusal(save, digits, "it is no signed 64-bit number")),
+            None => None,
+        };
+        let row = Row { value, version: found.version };
+        match step {
+            // it may have been there
+            Step::Skip if row.version == save.known.version => Step::Skip,
+            step if row == save.known => step,
+            _ => Step::Leave(Saved::Conflict(row)),
         }
     }
 
@@ -186,10 +221,11 @@ impl Work for Saves<'_> {
     type Done = Vec<Saved>;
 
     async fn run(&self, transaction: &mut Transaction) -> Result<Vec<Saved>, sqlx::Error> {
-        let found = self.find(transaction).await?;
         let mut outcome = Outcome::new(self);
+        let entries = self.swap(transaction, &mut outcome).await?;
+        let found = self.find(transaction, &entries).await?;
         let (mut updates, mut inserts, mut versions) = (Vec::new(), Vec::new(), Versions::default());
-        for (entry, found) in self.entries.iter().zip(&found) {
+        for (&entry, found) in entries.iter().zip(&found) {
             match self.step(entry.save, found) {
                 Step::Update => updates.push((entry, found)),
                 Step::Insert => inserts.push((entry, found)),
@@ -222,13 +258,6 @@ impl Work for Saves<'_> {
     }
 }
 
-impl Entry<'_> {
-    fn write_key<'j>(&self, cells: &'j mut JsonRows) -> &'j mut JsonRows {
-        self.key.iter().for_each(|segment| segment.write(cells));
-        cells
-    }
-}
-
 impl Found {
     /// Whether the row may have been made between the looks at it and at its version.
     fn is_doubtful(&self, save: &Save) -> bool {
@@ -240,7 +269,8 @@ impl Found {
 async fn write(transaction: &mut Transaction, text: &Text, pairs: &[Pair<'_, '_>]) -> Result<(), sqlx::Error> {
     let mut json = JsonRows::default();
     for (entry, _) in pairs {
-        entry.write_key(json.row()).number(entry.save.value);
+        let cells = json.row().number(entry.save.value);
+        entry.key.iter().for_each(|segment| segment.write(cells));
     }
     let changed = transaction.execute(text.query().bind(json.finish())).await?;
     answer::all(pairs.len(), changed)

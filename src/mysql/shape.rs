@@ -18,6 +18,8 @@ pub(super) struct Shape {
     pub(super) unsigned: bool,
     /// Whether the value column may be NULL, which counts as 0.
     pub(super) nullable: bool,
+    /// The key that is the whole id, where one is.
+    pub(super) id_key: Option<usize>,
 }
 
 /// How a key column keeps its values.
@@ -56,7 +58,7 @@ struct Unique {
 impl Shape {
     /// Of counterfoil's own table.
     pub(super) fn own() -> Self {
-        Shape { keys: vec![Storage::Plain, Storage::Bytes], unsigned: false, nullable: false }
+        Shape { keys: vec![Storage::Plain, Storage::Bytes], unsigned: false, nullable: false, id_key: Some(1) }
     }
 
     /// Reads the table's definition and checks that it holds what the description says.
@@ -74,7 +76,8 @@ impl Shape {
             check_inserts(table, &columns)?;
             check_other_uniques(table, &columns, &uniques)?;
         }
-        Ok(Shape { keys, unsigned: value.unsigned, nullable: value.nullable })
+        let is_id = matches!(&table.keys[..], [key] if key.kind == KeyType::Text);
+        Ok(Shape { keys, unsigned: value.unsigned, nullable: value.nullable, id_key: is_id.then_some(0) })
     }
 }
 

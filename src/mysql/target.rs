@@ -1,6 +1,6 @@
 //! A table that values go to, counterfoil's own or the application's, and the statements on it.
 //!
-//! Each statement takes its rows as one JSON text, with the key columns first, and has one text for any number of rows
+//! Each statement takes its rows as one JSON text, and has one text for any number of rows
 //! so that it stays prepared. `JSON_TABLE` always drives and the table is looked up by its unique key, row by row.
 
 use std::sync::Arc;
@@ -119,7 +119,7 @@ impl Target {
         let parts = Parts::new(table, shape);
         let Parts { name, value, .. } = &parts;
         let (columns, given, matches) = (parts.key_columns(), parts.given(), parts.matches());
-        let (ids, deltas) = (parts.source(&[]), parts.source(&[("delta", "BIGINT")]));
+        let (ids, deltas) = (parts.source(&[], false), parts.source(&["delta"], false));
 
         Target {
             label: table.describe(),
@@ -180,6 +180,7 @@ pub(super) struct Parts {
     /// Quoted.
     pub(super) value: String,
     nullable: bool,
+    id_key: Option<usize>,
 }
 
 impl Parts {
@@ -190,17 +191,20 @@ impl Parts {
             keys: keys.map(|(key, storage)| Key { column: quoted(&key.name), kind: key.kind, storage }).collect(),
             value: quoted(&table.value),
             nullable: shape.nullable,
+            id_key: shape.id_key,
         }
     }
 
-    /// The rows that a statement is given, named [`INPUT`]: `pos` from 1, the keys `k0`, `k1` ..., and these columns of
-    /// (name, type).
-    pub(super) fn source(&self, more: &[(&str, &str)]) -> String {
-        let mut columns = vec!["pos FOR ORDINALITY".to_owned()];
-        let keys = self.keys.iter().enumerate().map(|(index, key)| (format!("k{index}"), key.json_type()));
-        let more = more.iter().map(|(name, kind)| ((*name).to_owned(), *kind));
-        columns.extend(keys.chain(more).enumerate().map(|(index, (name, kind))| json::column(&name, kind, index)));
-        format!("JSON_TABLE(?, '$[*]' COLUMNS({})) AS {INPUT}", columns.join(", "))
+    /// The rows that a statement is given, named [`INPUT`]: `pos` from 1, numbers of these names, the keys
+    /// `k0`, `k1` ..., and the `id` if it is asked for. MariaDB reads a row anew for each of its columns, up to the column:
+    /// what is long comes late.
+    pub(super) fn source(&self, numbers: &[&str], with_id: bool) -> String {
+        let numbers = numbers.iter().map(|&name| (name.to_owned(), "BIGINT"));
+        let keys = self.keys.iter().enumerate().map(|(index, key)| (format!("k{index}"), json_type(key.kind)));
+        let id = with_id.then(|| ("id".to_owned(), json_type(KeyType::Text)));
+        let columns = numbers.chain(keys).chain(id).enumerate();
+        let columns: Vec<_> = columns.map(|(index, (name, kind))| json::column(&name, kind, index)).collect();
+        format!("JSON_TABLE(?, '$[*]' COLUMNS(pos FOR ORDINALITY, {})) AS {INPUT}", columns.join(", "))
     }
 
     /// The key columns, for an INSERT of what is [given](Self::given).
@@ -210,6 +214,19 @@ impl Parts {
 
     pub(super) fn given(&self) -> String {
         join(&self.keys, ", ", |index, key| key.given(index))
+    }
+
+    /// Whether an id is to be given beside its key.
+    pub(super) fn takes_id(&self) -> bool {
+        self.id_key.is_none()
+    }
+
+    /// The id given, in bytes.
+    pub(super) fn given_id(&self) -> String {
+        match self.id_key {
+            Some(index) => format!("UNHEX({INPUT}.k{index})"),
+            None => format!("UNHEX({INPUT}.id)"),
+        }
     }
 
     /// The condition that a row is the one given.
@@ -242,17 +259,6 @@ impl Parts {
 }
 
 impl Key {
-    /// The type of its column in `JSON_TABLE`.
-    fn json_type(&self) -> &'static str {
-        match self.kind {
-            KeyType::Unsigned => "BIGINT UNSIGNED",
-            KeyType::Signed => "BIGINT",
-            KeyType::Date => "DATE",
-            // 255 bytes as hexadecimal digits
-            KeyType::Text => "VARCHAR(510)",
-        }
-    }
-
     /// The value given in the JSON, as the column takes it.
     fn given(&self, index: usize) -> String {
         let json = format!("{INPUT}.k{index}");
@@ -286,6 +292,17 @@ impl Key {
             (KeyType::Text, Storage::Bytes) => column,
             (KeyType::Text, _) => format!("CAST({column} AS BINARY)"),
         }
+    }
+}
+
+/// The type of a key's column in `JSON_TABLE`.
+fn json_type(kind: KeyType) -> &'static str {
+    match kind {
+        KeyType::Unsigned => "BIGINT UNSIGNED",
+        KeyType::Signed => "BIGINT",
+        KeyType::Date => "DATE",
+        // 255 bytes as hexadecimal digits
+        KeyType::Text => "VARCHAR(510)",
     }
 }
 

@@ -1,18 +1,29 @@
 //! Who wrote which row last: the versions of cached counters, beside their values (PROTOCOL section 4).
 
+use sqlx::Row as _;
+use sqlx::mysql::MySqlRow;
+
 use super::answer;
 use super::halves::CHUNK;
 use super::json::JsonRows;
 use super::session::Transaction;
 use crate::store::{Registered, Save, Version};
 
-/// Versions as a statement is given them.
+/// Versions as a statement is given them; for a swap with those known.
 macro_rules! given {
     () => {
         "JSON_TABLE(?, '$[*]' COLUMNS(\
-         id VARCHAR(510) PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR, \
-         lineage BIGINT UNSIGNED PATH '$[1]' ERROR ON EMPTY ERROR ON ERROR, \
-         n BIGINT UNSIGNED PATH '$[2]' ERROR ON EMPTY ERROR ON ERROR)) AS j"
+         lineage BIGINT UNSIGNED PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR, \
+         n BIGINT UNSIGNED PATH '$[1]' ERROR ON EMPTY ERROR ON ERROR, \
+         id VARCHAR(510) PATH '$[2]' ERROR ON EMPTY ERROR ON ERROR)) AS j"
+    };
+    (swap) => {
+        "JSON_TABLE(?, '$[*]' COLUMNS(\
+         lineage BIGINT UNSIGNED PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR, \
+         n BIGINT UNSIGNED PATH '$[1]' ERROR ON EMPTY ERROR ON ERROR, \
+         known_lineage BIGINT UNSIGNED PATH '$[2]' ERROR ON EMPTY ERROR ON ERROR, \
+         known_n BIGINT UNSIGNED PATH '$[3]' ERROR ON EMPTY ERROR ON ERROR, \
+         id VARCHAR(510) PATH '$[4]' ERROR ON EMPTY ERROR ON ERROR)) AS j"
     };
 }
 
@@ -56,10 +67,39 @@ impl<'s> Versions<'s> {
     }
 }
 
+/// Writes those versions that are as given, of (save, known version); answers how many.
+pub(super) async fn swap(
+    transaction: &mut Transaction,
+    family: &Registered,
+    saves: impl IntoIterator<Item = (&Save, Version)>,
+) -> Result<u64, sqlx::Error> {
+    const SWAP: &str = concat!(
+        "UPDATE ",
+        given!(swap),
+        " STRAIGHT_JOIN counterfoil_versions AS v ON v.family = ? AND v.id = UNHEX(j.id) ",
+        "SET v.lineage = j.lineage, v.n = j.n WHERE v.lineage = j.known_lineage AND v.n = j.known_n",
+    );
+    let mut rows = JsonRows::default();
+    for (Save { id, version, .. }, known) in saves {
+        rows.row().number(version.lineage).number(version.n).number(known.lineage).number(known.n).bytes(id.as_bytes());
+    }
+    transaction.execute(sqlx::query(SWAP).bind(rows.finish()).bind(family.number)).await
+}
+
+/// The version in a column of `LINEAGE:N`, both decimal; NULL where there is none.
+pub(super) fn read(row: &MySqlRow, index: usize) -> Result<Option<Version>, sqlx::Error> {
+    let parse = |text: String| {
+        let (lineage, n) = text.split_once(':')?;
+        Some(Version { lineage: lineage.parse().ok()?, n: n.parse().ok()? })
+    };
+    let corrupt = || sqlx::Error::Protocol("a version of another shape".to_owned());
+    row.try_get::<Option<String>, _>(index)?.map(|text| parse(text).ok_or_else(corrupt)).transpose()
+}
+
 fn rows(saves: &[&Save]) -> String {
     let mut rows = JsonRows::default();
     for Save { id, version, .. } in saves {
-        rows.row().bytes(id.as_bytes()).number(version.lineage).number(version.n);
+        rows.row().number(version.lineage).number(version.n).bytes(id.as_bytes());
     }
     rows.finish()
 }

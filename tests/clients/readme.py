@@ -57,7 +57,15 @@ def expect(what, got, expected):
         sys.exit(f"{what}: expected {expected!r}, got {got!r}")
 
 
-def exact_in_spite_of_losses(what, client, hit):
+def values(client):
+    """The values of cached counters, and their sum."""
+    found = {}
+    for key in client.keys("cf1:{*}:values"):
+        found.update({id.decode(): int(value) for id, value in client.hgetall(key).items()})
+    return found, sum(found.values())
+
+
+def exact_in_spite_of_losses(what, client, hit, count=pending):
     """Four threads count; every third call loses something."""
     client.flushall()
     client.chance = 0.12
@@ -77,7 +85,7 @@ def exact_in_spite_of_losses(what, client, hit):
         thread.join()
     client.chance = 0.0
     expect(f"{what}: failures", failures, [])
-    expect(f"{what}: counts", pending(client), ({id: 60 for id in IDS}, 240))
+    expect(f"{what}: counts", count(client), ({id: 60 for id in IDS}, 240))
 
 
 def tells_when_redis_forgot(what, client, hit, unknown):
@@ -111,11 +119,31 @@ def tells_when_redis_forgot(what, client, hit, unknown):
     expect(f"{what}: and it goes on", pending(client), ({"a": 1}, 1))
 
 
+def changes_cached_counters(client, readme):
+    """Each change is answered with a value of its own, also where the counter has to be brought from its row first."""
+    stock = readme["Cached"](client, "lua/v1", "shop-12345", "stock", 8)
+    answers = {id: [] for id in IDS}
+    exact_in_spite_of_losses(
+        "cached", client, lambda id: answers[id].append(stock.change(id, 1, lambda id: ("-", "-"))), values)
+    for id in IDS:
+        expect(f"cached: answers for {id}", sorted(answers[id]), [*range(1, 61)])
+    no_row = lambda id: sys.exit("cached: the row was read although the counter is there")
+    expect("cached: from a row", stock.change("x", -2, lambda id: (5, "00000000000000aa:3"), low=0), 3)
+    expect("cached: from Redis", stock.change("x", -3, no_row, low=0), 0)
+    expect("cached: beyond 2^53", stock.change("y", 1, lambda id: (2**62, "-")), 2**62 + 1)
+    try:
+        stock.change("x", -1, no_row, low=0)
+        sys.exit("cached: a change out of bounds was called counted")
+    except readme["NotCounted"]:
+        pass
+
+
 def main(socket, root):
     os.chdir(root)
     client = Unreliable(unix_socket_path=socket, retry=Retry(NoBackoff(), 0))
 
-    source = re.search(r"^```python\n(.*?)^```$", Path("lua/README.md").read_text(encoding="utf-8"), re.S | re.M)[1]
+    text = Path("lua/README.md").read_text(encoding="utf-8")
+    source, cached = re.findall(r"^```python\n(.*?)^```$", text, re.S | re.M)
     expect("lines of the snippet, 50 at most", len(source.splitlines()) <= 50, True)
     sys.argv = ["snippet", socket]
     readme, printed = {"__name__": "readme"}, io.StringIO()
@@ -133,6 +161,9 @@ def main(socket, root):
         sys.exit("snippet: a refused hit was called counted")
     except readme["NotCounted"]:
         pass
+
+    exec(compile(cached, "lua/README.md", "exec"), readme)  # pylint: disable=exec-used
+    changes_cached_counters(client, readme)
 
     spec = importlib.util.spec_from_file_location("count_hits", "examples/python/count_hits.py")
     example = importlib.util.module_from_spec(spec)
