@@ -57,7 +57,7 @@ pub(crate) fn patched(name: &str, source: &str) -> Option<String> {
 #[cfg(feature = "test-hooks")]
 fn patch(guard: Guard, name: &str) -> Option<(&'static str, &'static str)> {
     Some(match (guard, name) {
-        (Guard::Ticket, "cached_incr" | "cached_get") => (" and rows[at[id]] == 'ticket ' .. its then", " then"),
+        (Guard::Ticket, "cached_incr" | "cached_get") => (" and rows[at[id]] == 'ticket ' .. its_ticket then", " then"),
         (Guard::Clean, "cached_delete") => ("not is_clean(value, text)", "false"),
         (Guard::Unchanged, "cached_saved") => (" and version == row.lineage .. ':' .. row.n then", " then"),
         _ => return None,
