@@ -24,6 +24,9 @@ pub(super) struct Cached {
 /// As text: a number on most servers, a word on others. On MySQL `super_read_only` sets it too.
 const READ_ONLY: &str = "CAST(@@GLOBAL.read_only AS CHAR) AS read_only";
 
+/// The same by itself.
+pub(super) const ASK_READ_ONLY: &str = "SELECT CAST(@@GLOBAL.read_only AS CHAR)";
+
 impl Cached {
     pub(super) fn new(parts: &Parts) -> Self {
         let Parts { name, value, .. } = parts;

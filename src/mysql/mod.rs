@@ -41,7 +41,7 @@ use self::whole::{detached, in_place};
 use crate::ablation::{self, Guard};
 use crate::check::Finding;
 use crate::error::Result;
-use crate::family::Family;
+use crate::family::{Family, Kind};
 use crate::store::{Applied, Batch, Incarnation, ReadFrom, Registered, Row, Save, Saved, Snapshot, Store};
 use crate::table::Table;
 
@@ -154,6 +154,9 @@ impl Store for MysqlStore {
         let (mysql, family) = (self.clone(), family.clone());
         detached(async move {
             mysql.target(&family).await?;
+            if let Kind::Cached(_) = family.kind {
+                rows::refuse_replica(&mysql.primary, &mysql.meter, &family).await?;
+            }
             families::register(&mysql.primary, &mysql.meter, &family).await
         })
         .await

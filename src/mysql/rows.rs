@@ -5,6 +5,7 @@ use sqlx::Row as _;
 use sqlx::mysql::MySqlRow;
 
 use super::answer;
+use super::cached::ASK_READ_ONLY;
 use super::fault::store;
 use super::json::JsonRows;
 use super::read;
@@ -12,6 +13,7 @@ use super::session::Meter;
 use super::target::{self, Segment, Target};
 use super::versions;
 use crate::error::{Error, ErrorKind, Result};
+use crate::family::Family;
 use crate::store::{Registered, Row, Version};
 
 /// What failed, where something does.
@@ -86,18 +88,30 @@ impl Answer {
     }
 }
 
-/// Refuses a server that takes no writes: it may be a replica, and its rows older than what was saved before.
 fn row(answer: &Answer, family: &Registered, id: &str) -> Result<Row> {
-    if !matches!(answer.read_only.as_str(), "0" | "OFF") {
-        return Err(Error::new(
-            ErrorKind::Unsafe,
-            format!(
-                "{}: the database that counters are seeded from takes no writes (read_only is {}), as a replica does; \
-                 give MysqlStore::new a pool on the primary",
-                family.family, answer.read_only
-            ),
-        ));
-    }
+    check_writable(&answer.read_only, &family.family)?;
     let value = answer.digits.as_ref().map(|digits| read::value(family, id, digits)).transpose()?;
     Ok(Row { value, version: answer.version })
+}
+
+/// Refuses a server that takes no writes, before anything is seeded from it.
+pub(super) async fn refuse_replica(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<()> {
+    meter.sent(1);
+    let asked = sqlx::query_scalar(ASK_READ_ONLY).fetch_one(pool).await;
+    let read_only: String = asked.map_err(store("the database was not asked whether it takes writes"))?;
+    check_writable(&read_only, family)
+}
+
+/// A server that takes no writes may be a replica, and its rows older than what was saved before.
+fn check_writable(read_only: &str, family: &Family) -> Result<()> {
+    match read_only {
+        "0" | "OFF" => Ok(()),
+        setting => Err(Error::new(
+            ErrorKind::Unsafe,
+            format!(
+                "{family}: the database that counters are seeded from takes no writes (read_only is {setting}), as a \
+                 replica does; give MysqlStore::new a pool on the primary"
+            ),
+        )),
+    }
 }

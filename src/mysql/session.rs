@@ -24,8 +24,8 @@ impl Meter {
 
 /// In one packet, so in one round trip:
 ///
-/// - The session's own mode is put by for [`END`]. In ours an out-of-range value is an error (without a strict mode
-///   MySQL clips it: lost counts), 0 in an AUTO_INCREMENT column means 0, and nothing that the session may have set
+/// - The session's own mode is put by for [`COMMIT`] and [`ROLLBACK`]. In ours an out-of-range value is an error
+///   (without a strict mode MySQL clips it: lost counts), 0 in an AUTO_INCREMENT column means 0, and nothing that the session may have set
 ///   (ANSI_QUOTES, MariaDB's ORACLE ...) changes what our statements mean.
 /// - Safe updates would refuse an UPDATE whose rows come from a join.
 /// - READ COMMITTED holds for the next transaction only. It locks hardly anything between rows, so batches of
