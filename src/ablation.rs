@@ -57,6 +57,9 @@ pub(crate) fn patched(name: &str, source: &str) -> Option<String> {
 #[cfg(feature = "test-hooks")]
 fn patch(guard: Guard, name: &str) -> Option<(&'static str, &'static str)> {
     Some(match (guard, name) {
+        (Guard::Ticket, "cached_incr" | "cached_get") => (" and rows[at[id]] == 'ticket ' .. its_ticket then", " then"),
+        (Guard::Clean, "cached_delete") => ("not is_clean(value, text)", "false"),
+        (Guard::Unchanged, "cached_saved") => (" and version == row.lineage .. ':' .. row.n then", " then"),
         _ => return None,
     })
 }
@@ -64,4 +67,25 @@ fn patch(guard: Guard, name: &str) -> Option<(&'static str, &'static str)> {
 #[cfg(not(feature = "test-hooks"))]
 pub(crate) const fn patched(_: &str, _: &str) -> Option<String> {
     None
+}
+
+#[cfg(all(test, feature = "test-hooks"))]
+mod tests {
+    use super::*;
+    use crate::script::Script;
+
+    #[test]
+    fn what_is_taken_out_of_a_script_is_there_once() {
+        for (guard, name) in [
+            (Guard::Ticket, "cached_incr"),
+            (Guard::Ticket, "cached_get"),
+            (Guard::Clean, "cached_delete"),
+            (Guard::Unchanged, "cached_saved"),
+        ] {
+            take_out(Some(guard));
+            let script = Script::named(name).expect("a script of the bundle");
+            assert!(patched(name, script.source).is_some(), "{guard:?} in {name}");
+        }
+        take_out(None);
+    }
 }

@@ -6,29 +6,29 @@
 //! Every increment is a token: the k-th of a case adds 4^k, so that in base 4 each digit of a value says how often that
 //! increment is in it.
 //!
-//! A crash of Redis that loses the last writes is its append-only file cut back, before the restart, to a length that it
-//! had within the settle time. Time is the test's own.
+//! Time is the test's own.
 #![allow(missing_docs)]
 
 mod support;
 
-use std::cell::RefCell;
-use std::collections::VecDeque;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use counterfoil::test_hooks::{AddReply, Cut, CutBatch, Fence, FetchReply, Guard, Partition, RotateReply, take_out};
+use counterfoil::test_hooks::{AddReply, Cut, CutBatch, Fence, FetchReply, Guard, Partition, RotateReply};
 use counterfoil::{
     Added, Applied, Batch, Counterfoil, Durability, Family, Incarnation, MysqlStore, ReadFrom, Registered, Result,
     Snapshot, Store,
 };
 use proptest::prelude::*;
-use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
+use proptest::test_runner::{TestCaseError, TestError};
 use redis::aio::MultiplexedConnection;
+use support::interleaving::{
+    Checked, Crashes, Fate, Lengths, cases, connect, digit, expect_failure, failed, fate, hunt, runtime,
+};
 use support::reference::Reference;
-use testkit::{MysqlServer, RedisOptions, RedisServer};
+use testkit::{MysqlServer, RedisServer};
+use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
@@ -39,16 +39,6 @@ const WRITERS: usize = 3;
 const WORKERS: usize = 2;
 /// 4^31 is the first that does not fit.
 const TOKENS: usize = 31;
-
-/// What becomes of a call.
-#[derive(Clone, Copy, Debug)]
-enum Fate {
-    Answered,
-    /// The connection died before the call arrived.
-    LostBefore,
-    /// The connection died between execution and reply.
-    LostAfter,
-}
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
@@ -85,18 +75,6 @@ enum Step {
     },
     /// Redis comes back empty.
     Emptied,
-}
-
-fn fate() -> impl Strategy<Value = Fate> {
-    prop_oneof![6 => Just(Fate::Answered), 1 => Just(Fate::LostBefore), 2 => Just(Fate::LostAfter)]
-}
-
-/// How Redis keeps what it has.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Crashes {
-    BackToTheLastFsync,
-    Empty,
-    None,
 }
 
 fn step(crashes: Crashes) -> impl Strategy<Value = Step> {
@@ -209,23 +187,12 @@ struct World<'s, S> {
     family: Arc<Registered>,
     crashes: Crashes,
     now: u64,
-    /// Lengths of the append-only file over time, the oldest first.
-    lengths: VecDeque<(u64, u64)>,
+    lengths: Lengths,
     writers: Vec<Writer>,
     workers: Vec<Worker>,
     reader: Option<Reader>,
     tokens: Vec<(usize, Token)>,
     names: u64,
-}
-
-type Checked = Result<(), TestCaseError>;
-
-fn failed(what: impl std::fmt::Display) -> TestCaseError {
-    TestCaseError::fail(what.to_string())
-}
-
-async fn connect(server: &RedisServer) -> MultiplexedConnection {
-    server.client().get_multiplexed_async_connection().await.expect("a connection to the private Redis")
 }
 
 impl<'s, S: Store + Clone> World<'s, S> {
@@ -251,7 +218,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
             family: Arc::new(Registered { family, number }),
             crashes,
             now: 1_000_000,
-            lengths: VecDeque::new(),
+            lengths: Lengths::new(SETTLE),
             writers: Vec::new(),
             workers: (0..WORKERS).map(|_| Worker::Idle).collect(),
             reader: None,
@@ -272,17 +239,12 @@ impl<'s, S: Store + Clone> World<'s, S> {
         Partition::new(self.redis.clone(), &self.family.family, number).at(self.now)
     }
 
-    /// Notes how long the file is now: from the settle time on, that much is durable.
     fn note_length(&mut self) -> u64 {
         if self.crashes != Crashes::BackToTheLastFsync {
             return 0;
         }
         let length = self.server.aof_len();
-        self.lengths.push_back((self.now, length));
-        // the newest that is durable, and what came after it
-        while self.lengths.get(1).is_some_and(|(time, _)| time + SETTLE <= self.now) {
-            self.lengths.pop_front();
-        }
+        self.lengths.note(self.now, length);
         length
     }
 
@@ -445,7 +407,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
             Err(error) => return Err(failed(error)),
         };
         for (token, &(id, state)) in self.tokens.iter().enumerate() {
-            let times = digit(values[id], token);
+            let times = digit(values[id].into(), token);
             let acknowledged = matches!(reader.before.get(token), Some(Token::Acknowledged { .. }));
             let least = u8::from(acknowledged && state != Token::Forgotten && !reader.crashed);
             if times < least || times > 1 {
@@ -459,15 +421,13 @@ impl<'s, S: Store + Clone> World<'s, S> {
     }
 
     async fn crash(&mut self, kept: u8) {
-        // Between two commands: a tail torn within a script's writes is Redis's to drop, see ARCHITECTURE.md.
-        let cut = self.lengths[(self.lengths.len() - 1) * usize::from(kept) / 255].1;
+        let left = self.lengths.left(kept);
         self.server.kill();
-        self.server.cut_aof(cut);
+        self.server.cut_aof(left);
         self.server.start_again().await;
         self.redis = connect(self.server).await;
-        self.forget(|at| at > cut);
-        self.lengths.clear();
-        self.lengths.push_back((self.now.saturating_sub(SETTLE), self.server.aof_len()));
+        self.forget(|at| at > left);
+        self.lengths.restart(self.now, self.server.aof_len());
     }
 
     /// After a crash: what was counted at a length of the file that is not there any more may be gone.
@@ -512,7 +472,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
     async fn check(&self) -> Checked {
         let totals = self.totals().await?;
         for (token, &(id, state)) in self.tokens.iter().enumerate() {
-            let times = u8::try_from((totals[id] >> (2 * token)) & 3).expect("two bits");
+            let times = digit(totals[id], token);
             let (least, most) = match state {
                 Token::Acknowledged { .. } => (1, 1),
                 Token::InDoubt | Token::Forgotten => (0, 1),
@@ -568,68 +528,29 @@ impl Reader {
     }
 }
 
-fn digit(value: i64, token: usize) -> u8 {
-    u8::try_from((value >> (2 * token)) & 3).expect("two bits")
-}
-
-/// Numbers the cases of the whole program, so that no two share a family.
-static CASE: AtomicUsize = AtomicUsize::new(0);
-
 /// Runs random cases against the store.
-fn hunt<S: Store + Clone>(
-    runtime: &tokio::runtime::Runtime,
+fn hunt_in<S: Store + Clone>(
+    runtime: &Runtime,
     (store, mysql): (&S, Option<&MysqlServer>),
     crashes: Crashes,
     cases: u32,
     guard: Option<Guard>,
 ) -> Result<(), TestError<Vec<Step>>> {
-    take_out(guard);
-    let options =
-        if crashes == Crashes::BackToTheLastFsync { RedisOptions::aof("no") } else { RedisOptions::volatile() };
-    let start = || Rc::new(runtime.block_on(RedisServer::start(options.clone())));
-    let server = RefCell::new(start());
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
-    // without a guard the failure has to come every time
-    let mut runner = match guard {
-        Some(_) => TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha)),
-        None => TestRunner::new(config),
-    };
-    let case = AtomicUsize::new(0);
     let steps = proptest::collection::vec(step(crashes), 10..70);
-    let outcome = runner.run(&steps, |steps| {
-        // a crash loads the file of all cases so far, so now and then it begins anew
-        if case.fetch_add(1, Ordering::Relaxed) % 200 == 199 {
-            server.replace(start());
-        }
-        let server = server.borrow().clone();
-        let name = format!("case-{}", CASE.fetch_add(1, Ordering::Relaxed));
+    hunt(runtime, (crashes, cases, guard), steps, |server, name, steps| {
         runtime.block_on(async {
-            let mut world = World::new((&server, mysql), store.clone(), name, crashes).await;
+            let mut world = World::new((server, mysql), store.clone(), name, crashes).await;
             for step in steps {
                 world.step(step).await?;
                 world.check().await?;
             }
             world.finish().await
         })
-    });
-    take_out(None);
-    println!("{} cases, {crashes:?}, without {guard:?}", case.load(Ordering::Relaxed));
-    outcome
-}
-
-fn cases(default: u32) -> u32 {
-    match std::env::var("COUNTERFOIL_CASES") {
-        Ok(cases) => cases.parse().expect("COUNTERFOIL_CASES is a number"),
-        Err(_) => default,
-    }
-}
-
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+    })
 }
 
 fn exact(crashes: Crashes, default: u32) {
-    if let Err(error) = hunt(&runtime(), (&Reference::default(), None), crashes, cases(default), None) {
+    if let Err(error) = hunt_in(&runtime(), (&Reference::default(), None), crashes, cases(default), None) {
         panic!("{error}");
     }
 }
@@ -655,7 +576,7 @@ fn exact_with_the_real_database() {
     let server = runtime.block_on(MysqlServer::start());
     let store = runtime.block_on(mysql(&server));
     for crashes in [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty] {
-        if let Err(error) = hunt(&runtime, (&store, Some(&server)), crashes, cases(300) / 3 + 1, None) {
+        if let Err(error) = hunt_in(&runtime, (&store, Some(&server)), crashes, cases(300) / 3 + 1, None) {
             panic!("{error}");
         }
     }
@@ -678,9 +599,8 @@ const fn work(worker: usize, partition: u32) -> Step {
 
 /// Runs what an earlier version got wrong.
 fn replay(crashes: Crashes, steps: &[Step]) {
-    let options = if crashes == Crashes::Empty { RedisOptions::volatile() } else { RedisOptions::aof("no") };
     runtime().block_on(async {
-        let server = RedisServer::start(options).await;
+        let server = RedisServer::start(crashes.options()).await;
         let store = Reference::default();
         let mut world = World::new((&server, None), store, "regression".to_owned(), crashes).await;
         for step in steps {
@@ -713,21 +633,8 @@ fn an_incarnation_that_a_crash_takes_back_is_not_compared_with() {
 }
 
 /// Takes the guard out and expects the failure that it prevents.
-fn breaks<S: Store + Clone>(
-    runtime: &tokio::runtime::Runtime,
-    store: &S,
-    guard: Guard,
-    crashes: Crashes,
-    expected: &[&str],
-) {
-    match hunt(runtime, (store, None), crashes, 2000, Some(guard)) {
-        Err(TestError::Fail(reason, steps)) => {
-            let reason = reason.to_string();
-            assert!(expected.iter().any(|word| reason.contains(word)), "{reason}");
-            println!("without {guard:?}: {reason}, after {steps:?}");
-        }
-        other => panic!("without {guard:?} nothing failed: {other:?}"),
-    }
+fn breaks<S: Store + Clone>(runtime: &Runtime, store: &S, guard: Guard, crashes: Crashes, expected: &[&str]) {
+    expect_failure(hunt_in(runtime, (store, None), crashes, 2000, Some(guard)), guard, expected);
 }
 
 #[test]

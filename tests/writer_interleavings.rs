@@ -8,26 +8,24 @@
 
 mod support;
 
-use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
-use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use counterfoil::test_hooks::{Cut, CutBatch, FetchReply, Guard, Partition, RotateReply, take_out};
+use counterfoil::test_hooks::{Cut, CutBatch, FetchReply, Guard, Partition, RotateReply};
 use counterfoil::{
     Added, Batch, Counterfoil, Counters, Durability, Family, Incarnation, ReadFrom, Registered, Result, Store,
 };
 use proptest::prelude::*;
-use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
+use proptest::test_runner::TestError;
 use redis::aio::ConnectionLike;
-use redis::{Cmd, ConnectionLike as _, Pipeline, RedisError, RedisFuture, RedisResult, Value};
+use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value};
+use support::interleaving::{Checked, Crashes, Direct, Lengths, cases, digit, expect_failure, failed, hunt, runtime};
 use support::reference::Reference;
 use testkit::{RedisOptions, RedisServer};
+use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::Instant;
@@ -96,14 +94,6 @@ enum Step {
     Emptied,
 }
 
-/// How Redis keeps what it has.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Crashes {
-    BackToTheLastFsync,
-    Empty,
-    None,
-}
-
 fn step(crashes: Crashes) -> impl Strategy<Value = Step> {
     let crash = match crashes {
         Crashes::BackToTheLastFsync => any::<u8>().prop_map(|kept| Step::Crash { kept }).boxed(),
@@ -130,38 +120,6 @@ fn step(crashes: Crashes) -> impl Strategy<Value = Step> {
         1 => Just(Step::ScriptFlush),
         2 => crash,
     ]
-}
-
-/// One connection to Redis, as the test has it: whatever is sent is answered before anything else happens.
-#[derive(Clone)]
-struct Direct(Arc<Mutex<redis::Connection>>);
-
-impl Direct {
-    fn to(server: &RedisServer) -> Self {
-        Direct(Arc::new(Mutex::new(connect(server))))
-    }
-
-    fn run(&self, cmd: &Cmd) -> RedisResult<Value> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).req_command(cmd)
-    }
-}
-
-fn connect(server: &RedisServer) -> redis::Connection {
-    server.client().get_connection().expect("a connection to the private Redis")
-}
-
-impl ConnectionLike for Direct {
-    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        Box::pin(async { self.run(cmd) })
-    }
-
-    fn req_packed_commands<'a>(&'a mut self, _: &'a Pipeline, _: usize, _: usize) -> RedisFuture<'a, Vec<Value>> {
-        unreachable!("nothing is pipelined")
-    }
-
-    fn get_db(&self) -> i64 {
-        0
-    }
 }
 
 /// The writer's connection: calls wait until the test lets them go.
@@ -244,20 +202,13 @@ struct World<'s> {
     counters: Counters<Line, Reference>,
     crashes: Crashes,
     now: u64,
-    /// Lengths of the append-only file over time, the oldest first.
-    lengths: VecDeque<(u64, u64)>,
+    lengths: Lengths,
     callers: Vec<Caller>,
     workers: Vec<Worker>,
     tokens: Vec<Increment>,
     /// How many batches were cut and how often Redis crashed.
     cuts: u64,
     names: u64,
-}
-
-type Checked = Result<(), TestCaseError>;
-
-fn failed(what: impl std::fmt::Display) -> TestCaseError {
-    TestCaseError::fail(what.to_string())
 }
 
 impl<'s> World<'s> {
@@ -295,7 +246,7 @@ impl<'s> World<'s> {
             counters,
             crashes,
             now: 1_000_000,
-            lengths: VecDeque::new(),
+            lengths: Lengths::new(SETTLE),
             callers: Vec::new(),
             workers: (0..WORKERS).map(|_| Worker::Idle).collect(),
             tokens: Vec::new(),
@@ -310,16 +261,12 @@ impl<'s> World<'s> {
         Partition::new(self.redis.clone(), &self.family.family, number).at(self.now)
     }
 
-    /// Notes how long the file is now: from the settle time on, that much is durable.
     fn note_length(&mut self) -> u64 {
         if self.crashes != Crashes::BackToTheLastFsync {
             return 0;
         }
         let length = self.server.aof_len();
-        self.lengths.push_back((self.now, length));
-        while self.lengths.get(1).is_some_and(|(time, _)| time + SETTLE <= self.now) {
-            self.lengths.pop_front();
-        }
+        self.lengths.note(self.now, length);
         length
     }
 
@@ -499,14 +446,13 @@ impl<'s> World<'s> {
 
     fn crash(&mut self, kept: u8) {
         self.disconnect();
-        let cut = self.lengths[(self.lengths.len() - 1) * usize::from(kept) / 255].1;
+        let left = self.lengths.left(kept);
         self.server.kill();
-        self.server.cut_aof(cut);
+        self.server.cut_aof(left);
         start_again(self.server);
         self.redis = Direct::to(self.server);
-        self.forget(|at| at > cut);
-        self.lengths.clear();
-        self.lengths.push_back((self.now.saturating_sub(SETTLE), self.server.aof_len()));
+        self.forget(|at| at > left);
+        self.lengths.restart(self.now, self.server.aof_len());
     }
 
     /// After a crash: what was counted at a length of the file that is not there any more may be gone.
@@ -599,10 +545,7 @@ fn poll<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
 
 /// On a clock that goes by itself.
 fn start_again(server: &RedisServer) {
-    let start = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        runtime.block_on(server.start_again());
-    };
+    let start = || runtime().block_on(server.start_again());
     std::thread::scope(|scope| scope.spawn(start).join()).expect("it starts");
 }
 
@@ -613,54 +556,28 @@ async fn turn() {
     }
 }
 
-fn digit(value: i128, token: usize) -> u8 {
-    u8::try_from((value >> (2 * token)) & 3).expect("two bits")
+/// A runtime on a clock that only the test moves.
+fn paused() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().expect("a runtime")
 }
 
-/// Numbers the cases of the whole program, so that no two share a family.
-static CASE: AtomicUsize = AtomicUsize::new(0);
-
 /// Runs random cases.
-fn hunt(crashes: Crashes, cases: u32, guard: Option<Guard>) -> Result<(), TestError<Vec<Step>>> {
-    let options =
-        if crashes == Crashes::BackToTheLastFsync { RedisOptions::aof("no") } else { RedisOptions::volatile() };
-    let servers = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let start = || Rc::new(servers.block_on(RedisServer::start(options.clone())));
-    let server = RefCell::new(start());
-    take_out(guard);
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 500, ..Config::default() };
-    // without a guard the failure has to come every time
-    let mut runner = match guard {
-        Some(_) => TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha)),
-        None => TestRunner::new(config),
-    };
-    let case = AtomicUsize::new(0);
+fn hunt_in(crashes: Crashes, cases: u32, guard: Option<Guard>) -> Result<(), TestError<Vec<Step>>> {
     let steps = proptest::collection::vec(step(crashes), 20..120);
-    let outcome = runner.run(&steps, |steps| {
-        // a crash loads the file of all cases so far, so now and then it begins anew
-        if case.fetch_add(1, Ordering::Relaxed) % 200 == 199 {
-            server.replace(start());
-        }
-        let server = server.borrow().clone();
-        let name = format!("case-{}", CASE.fetch_add(1, Ordering::Relaxed));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
-        runtime.expect("a runtime").block_on(async {
-            let mut world = World::new(&server, name, crashes).await;
+    hunt(&runtime(), (crashes, cases, guard), steps, |server, name, steps| {
+        paused().block_on(async {
+            let mut world = World::new(server, name, crashes).await;
             for step in steps {
                 world.step(step).await?;
                 world.check().await?;
             }
             world.finish().await
         })
-    });
-    take_out(None);
-    println!("{} cases, {crashes:?}, without {guard:?}", case.load(Ordering::Relaxed));
-    outcome
+    })
 }
 
 fn exact(crashes: Crashes, default: u32) {
-    let cases = std::env::var("COUNTERFOIL_CASES").map_or(default, |cases| cases.parse().expect("a number of cases"));
-    if let Err(error) = hunt(crashes, cases, None) {
+    if let Err(error) = hunt_in(crashes, cases(default), None) {
         panic!("{error}");
     }
 }
@@ -684,10 +601,8 @@ fn exact_when_redis_is_emptied() {
 fn replay(crashes: Crashes, steps: &[Step]) {
     let first = [Step::Poll { caller: 0 }, ANSWERED, Step::Turn].repeat(8);
     let steps = [&[Step::Add { id: 0 }], &first[..], steps].concat();
-    let servers = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let server = servers.block_on(RedisServer::start(RedisOptions::volatile()));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
-    runtime.expect("a runtime").block_on(async {
+    let server = runtime().block_on(RedisServer::start(RedisOptions::volatile()));
+    paused().block_on(async {
         let mut world = World::new(&server, "regression".to_owned(), crashes).await;
         for step in steps {
             world.step(step).await.expect("exact");
@@ -734,11 +649,6 @@ fn a_repeat_says_that_it_is_one() {
 
 #[test]
 fn without_the_producer_fence_a_repeat_counts_twice() {
-    match hunt(Crashes::None, 2000, Some(Guard::ProducerFence)) {
-        Err(TestError::Fail(reason, steps)) => {
-            assert!(reason.to_string().contains("DOUBLE"), "{reason}");
-            println!("{reason}, after {steps:?}");
-        }
-        other => panic!("without the fence nothing failed: {other:?}"),
-    }
+    let guard = Guard::ProducerFence;
+    expect_failure(hunt_in(Crashes::None, 2000, Some(guard)), guard, &["DOUBLE"]);
 }

@@ -2,6 +2,7 @@
 #![allow(dead_code, missing_docs)]
 
 pub mod hits;
+pub mod interleaving;
 pub mod reference;
 
 use std::collections::HashMap;

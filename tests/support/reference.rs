@@ -17,6 +17,8 @@ struct Tables {
     values: BTreeMap<(u64, String), i64>,
     ledger: HashMap<(u64, u32, Incarnation), u64>,
     versions: HashMap<(u64, String), Version>,
+    /// Saves are written without a look at the row.
+    is_trusting: bool,
 }
 
 impl Tables {
@@ -27,6 +29,11 @@ impl Tables {
 }
 
 impl Reference {
+    /// One that takes every save: what `Guard::Version` prevents.
+    pub fn trusting() -> Self {
+        Reference(Arc::new(Mutex::new(Tables { is_trusting: true, ..Tables::default() })))
+    }
+
     /// Somebody else adds to a row, and knows nothing of versions.
     pub fn add_from_outside(&self, family: &Registered, id: &str, delta: i64) {
         *self.0.lock().unwrap().values.entry((family.number, id.to_owned())).or_default() += delta;
@@ -106,10 +113,10 @@ impl Store for Reference {
         let mut tables = self.0.lock().unwrap();
         let mut write = |save: &Save| {
             let found = tables.row(family.number, &save.id);
-            if found.version == Some(save.version) {
+            if !tables.is_trusting && found.version == Some(save.version) {
                 return Saved::Done;
             }
-            if found != save.known {
+            if !tables.is_trusting && found != save.known {
                 return Saved::Conflict(found);
             }
             let key = (family.number, save.id.clone());
