@@ -3,6 +3,7 @@
 
 /// A guard of PROTOCOL sections 3 and 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "test-hooks"), expect(dead_code, reason = "no guard is ever out"))]
 pub enum Guard {
     /// The database adds a batch without asking the ledger.
     Ledger,

@@ -323,7 +323,7 @@ where
             return;
         }
         let stop = self.stopping.clone();
-        let task = self.tasks.spawn(async move { Done::Saved(number, saver.round(&stop).await) });
+        let task = self.tasks.spawn(async move { Done::Saved(number, Arc::new(saver).round(stop).await) });
         self.saving.insert(task.id(), number);
     }
 

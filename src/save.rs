@@ -9,14 +9,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{join, try_join, try_join_all};
+use futures_util::future::{try_join, try_join_all};
 use redis::aio::ConnectionLike;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use crate::backoff::{Backoff, wait_out};
 use crate::cached::{Claim, Deleted, Marked, Rebased, any_cached};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Kind, Stay};
 use crate::metrics;
 use crate::partition::Partition;
@@ -26,6 +27,11 @@ use crate::store::{Row, Save, Saved, Store};
 
 /// How many calls to Redis are under way at a time.
 const CALLS: usize = 64;
+/// How many counters are written together, where the reconciler allows as many: enough for the transaction to cost
+/// little, few enough for Redis and the database to work at the same time.
+const BATCH: usize = 10_000;
+/// How many transactions are under way at a time.
+const WRITES: usize = 2;
 /// How many ids one call has: few enough for the script to stay near a millisecond.
 const IDS: usize = 200;
 /// After a value that the database refuses.
@@ -115,31 +121,29 @@ where
         self
     }
 
-    /// Does what is due: claims, saves what is durable, deletes. What is claimed next is claimed while the one before is
+    /// Does what is due: claims, saves what is durable, deletes. The next counters are claimed while the last ones are
     /// written. While the database is away it waits, unless it is told to stop.
     #[tracing::instrument(skip_all, fields(family = %self.family()))]
-    pub async fn round(&self, stop: &watch::Receiver<bool>) -> Result<Round> {
+    pub async fn round(self: Arc<Self>, stop: watch::Receiver<bool>) -> Result<Round> {
         let mut round = Round::default();
-        if !self.has_any().await? {
-            return Ok(round);
-        }
-        let mut due = self.gather().await?;
+        let mut goes_on = self.has_any().await?;
+        let mut writing = JoinSet::new();
         loop {
-            round.look_in(due.next);
-            round.active.extend(due.ready.iter().map(|ready| ready.save.partition));
-            // without a lease the same ones would come again
-            let goes_on = due.is_full && !self.lease.is_zero() && !*stop.borrow();
-            let next = async { if goes_on { self.gather().await.map(Some) } else { Ok(None) } };
-            let (done, next) = join(self.finish(&due, stop), next).await;
-            if done? || (due.is_full && !goes_on) {
+            while goes_on && writing.len() < WRITES {
+                let due = self.gather().await?;
+                round.look_in(due.is_full.then_some(Duration::ZERO).or(due.next));
+                round.active.extend(due.ready.iter().map(|ready| ready.save.partition));
+                // without a lease the same ones would come again
+                goes_on = due.is_full && !self.lease.is_zero() && !*stop.borrow();
+                let (saver, stop) = (self.clone(), stop.clone());
+                writing.spawn(async move { saver.finish(&due, &stop).await });
+            }
+            let Some(finished) = writing.join_next().await else { return Ok(round) };
+            let ended = |error| Error::new(ErrorKind::Closed, "the task of a save ended early").with_source(error);
+            if finished.map_err(ended)?? {
                 round.look_in(Some(Duration::ZERO));
             }
-            match next? {
-                Some(next) => due = next,
-                None => break,
-            }
         }
-        Ok(round)
     }
 
     /// Whether any counter is in Redis: one command where the family is idle.
@@ -155,7 +159,7 @@ where
     /// What is due in all partitions, for about one transaction.
     async fn gather(&self) -> Result<Due> {
         let numbers: Vec<_> = self.numbers().collect();
-        let count = (self.max_rows / numbers.len()).clamp(1, 10_000);
+        let count = (self.max_rows.min(BATCH) / numbers.len()).max(1);
         let mut due = Due::default();
         for some in numbers.chunks(CALLS) {
             for (number, claimed, next, is_full) in
