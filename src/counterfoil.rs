@@ -114,7 +114,8 @@ where
     }
 
     /// Returns when every hit on an open family that was acknowledged before the call is in the database. It needs no
-    /// reconciler, and waits as long as Redis or the database is away.
+    /// reconciler, and waits as long as Redis or the database is away: a shutdown that has to end gives it a
+    /// `tokio::time::timeout`. A value that the database refuses is kept as a reject, and not waited for.
     ///
     /// # Errors
     /// What no waiting mends: [`Corrupt`](crate::ErrorKind::Corrupt) keys in Redis.

@@ -302,6 +302,9 @@ where
             Rebased::Done => {
                 ::metrics::counter!(metrics::CONFLICTS, "family" => self.opened.label.clone()).increment(1);
                 tracing::warn!(%family, id, value, ?known, ?found, "somebody else wrote the row: both are kept");
+                if was_behind(known, found) {
+                    tracing::error!(%family, id, "rows are read from a database that is behind: is its pool on a replica?");
+                }
             }
             Rebased::OutOfRange => {
                 tracing::error!(%family, id, value, ?known, ?found, "the sum with what somebody else wrote is no i64");
@@ -416,6 +419,13 @@ where
     fn partition(&self, number: u32) -> Partition<C> {
         Partition::new(self.redis.clone(), self.family(), number)
     }
+}
+
+/// Whether the row as it was known is an earlier one of the same lineage. A lineage knows of its own saves, so this was
+/// read after it had ended, and from a copy that had not heard of its last save.
+fn was_behind(known: Row, found: Row) -> bool {
+    let versions = known.version.zip(found.version);
+    versions.is_some_and(|(known, found)| known.lineage == found.lineage && known.n < found.n)
 }
 
 impl From<Marked> for End {

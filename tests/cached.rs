@@ -151,7 +151,8 @@ async fn a_cold_start_asks_the_database_once() {
     let values = pair.counterfoil.open_cached(family("values").build().unwrap()).await.unwrap();
     pair.sql(
         "INSERT INTO counterfoil_values (family, id, value) \
-              SELECT 1, CONCAT('page/', seq), seq FROM seq_1_to_1000",
+         WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 1000) \
+         SELECT 1, CONCAT('page/', n), n FROM numbers",
     )
     .await;
     let ids: Vec<_> = (1..=1000).map(|number| format!("page/{number}")).collect();

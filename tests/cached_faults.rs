@@ -3,15 +3,17 @@
 
 mod support;
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use counterfoil::{
-    CachedCounters, CachedFamilyBuilder, Changed, Counterfoil, Durability, ErrorKind, Family, KeyType, MysqlStore,
-    Table,
+    Applied, Batch, CachedCounters, CachedFamilyBuilder, Changed, Counterfoil, Durability, ErrorKind, Family,
+    Incarnation, KeyType, MysqlStore, ReadFrom, Registered, Result, Row, Save, Saved, Snapshot, Store, Table,
 };
 use redis::aio::ConnectionManager;
+use support::reference::Reference;
 use support::{Pair, eventually, pause};
-use testkit::{MysqlServer, RedisOptions};
+use testkit::{MysqlServer, RedisOptions, RedisServer};
 
 type Cached = CachedCounters<ConnectionManager, MysqlStore>;
 
@@ -207,4 +209,74 @@ async fn keys_of_another_type_are_an_error_that_names_them() {
     assert_eq!(wrong.kind(), ErrorKind::Corrupt);
     assert!(wrong.to_string().contains(":values"), "{wrong}");
     assert_eq!(votes.get("1").await.unwrap_err().kind(), ErrorKind::Corrupt);
+}
+
+/// A store whose rows come from a copy that stands still, as from a replica that does not say that it is one.
+#[derive(Clone, Default)]
+struct Behind {
+    store: Reference,
+    copy: Arc<Mutex<Option<Vec<Row>>>>,
+}
+
+impl Store for Behind {
+    async fn register(&self, family: &Family) -> Result<u64> {
+        self.store.register(family).await
+    }
+
+    async fn apply(&self, batches: &[Batch]) -> Result<Applied> {
+        self.store.apply(batches).await
+    }
+
+    async fn read(
+        &self,
+        family: &Registered,
+        ids: &[&str],
+        ledger: &[(u32, Incarnation)],
+        from: ReadFrom,
+    ) -> Result<Snapshot> {
+        self.store.read(family, ids, ledger, from).await
+    }
+
+    async fn list(
+        &self,
+        family: &Registered,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<(String, i64)>> {
+        self.store.list(family, prefix, after, limit).await
+    }
+
+    async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Row>> {
+        let copy = self.copy.lock().unwrap().clone();
+        match copy {
+            Some(rows) => Ok(rows),
+            None => self.store.rows(family, ids).await,
+        }
+    }
+
+    async fn save(&self, family: &Registered, saves: &[Save]) -> Result<Vec<Saved>> {
+        self.store.save(family, saves).await
+    }
+}
+
+#[tokio::test]
+async fn rows_from_a_database_that_is_behind_cost_no_count() {
+    let redis = RedisServer::start(RedisOptions::volatile()).await;
+    let store = Behind::default();
+    let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
+    let votes = counterfoil.open_cached(family().build().unwrap()).await.unwrap();
+    assert_eq!(value(votes.incr("a", 5).await.unwrap()), 5);
+    counterfoil.drain().await.unwrap();
+    let registered = Registered { family: votes.family().clone(), number: 0 };
+    let behind = store.store.rows(&registered, &["a"]).await.unwrap();
+    assert_eq!(value(votes.incr("a", 10).await.unwrap()), 15);
+    counterfoil.drain().await.unwrap();
+    redis.run::<()>("FLUSHALL").await.unwrap();
+    *store.copy.lock().unwrap() = Some(behind);
+    // seen wrong for as long as it is not saved: nobody can know
+    assert_eq!(value(votes.incr("a", 1).await.unwrap()), 6);
+    counterfoil.drain().await.unwrap();
+    assert_eq!(votes.get("a").await.unwrap(), 16);
+    assert_eq!(votes.stored(&["a"]).await.unwrap(), [Some(16)]);
 }
