@@ -4,16 +4,14 @@
 //! `COUNTERFOIL_CASES` is the number of sequences, 300 unless said otherwise.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
-use std::fs;
-use std::path::Path;
+mod support;
+
+use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
-use proptest::test_runner::{Config, FileFailurePersistence, TestCaseError, TestError, TestRunner};
-use redis::{Connection, ConnectionLike, Value, cmd, pipe};
-use testkit::{RedisOptions, RedisServer};
+use redis::{Value, pipe};
+use support::model::{Checked, Model, Scripts, agrees, notices};
 
 const KINDS: [&str; 4] = ["values", "rows", "agenda", "producers"];
 const IDS: [&str; 4] = ["a", "b", "é/2014-09-20", "nul\0"];
@@ -488,26 +486,98 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// One sequence: the reference, and what the callers know.
-struct Play<'a> {
-    redis: &'a mut Connection,
-    hashes: &'a HashMap<String, String>,
+struct Play {
+    scripts: Scripts,
     reference: Reference,
     now: u64,
     last_seq: [u64; PRODUCERS.len()],
     tickets: u64,
 }
 
-impl Play<'_> {
-    fn call(&mut self, script: &str, kinds: &[&str], args: &[String]) -> Result<Value, TestCaseError> {
-        let mut call = cmd("EVALSHA");
-        call.arg(&self.hashes[script]).arg(kinds.len());
-        for kind in kinds {
-            call.arg(format!("cf1:{{shop/stock/0}}:{kind}"));
-        }
-        let reply = self.redis.req_command(call.arg(args)).and_then(Value::extract_error);
-        reply.map_err(|error| TestCaseError::fail(format!("{script} {args:?}: {error}")))
+impl Model for Play {
+    type Step = Step;
+    const FAMILY: &'static str = "shop/stock";
+
+    fn steps() -> BoxedStrategy<Step> {
+        step().boxed()
     }
 
+    fn new(scripts: Scripts) -> Self {
+        let (reference, last_seq) = Default::default();
+        Play { scripts, reference, now: START, last_seq, tickets: 0 }
+    }
+
+    fn step(&mut self, step: &Step) -> Checked {
+        let (now, now_ms) = (self.now, self.now.to_string());
+        let names = |ids: &[usize]| ids.iter().map(|&id| IDS[id].to_owned()).collect::<Vec<_>>();
+        match step {
+            Step::Clock(ms) => self.now = self.now.saturating_add_signed(*ms),
+            Step::Incr(call) => self.incr(call)?,
+            Step::Get { makes_tickets, retain_ms, seeds, ids } => {
+                let ticket = if *makes_tickets { self.fresh_ticket() } else { String::new() };
+                let (tickets, seed_args) = self.seeds(seeds);
+                let fixed = [ticket.clone(), TICKET_MS.to_string(), retain_ms.to_string(), now_ms];
+                let args = [fixed.to_vec(), seed_args, names(ids)].concat();
+                let got = self.scripts.call("cached_get", &KINDS[..3], &args)?;
+                for (seed, ticket) in seeds.iter().zip(&tickets) {
+                    self.reference.seed(now, *retain_ms, IDS[seed.id], ticket, seed.row);
+                }
+                prop_assert_eq!(got, self.reference.get(now, &ticket, ids));
+            }
+            Step::Due { count, horizon_ms } => {
+                let got = self.scripts.call(
+                    "cached_due",
+                    &["agenda"],
+                    &[count.to_string(), horizon_ms.to_string(), now_ms],
+                )?;
+                prop_assert_eq!(got, self.reference.due(now, *count, *horizon_ms));
+            }
+            Step::Claim { settle_ms, lease_ms, retain_ms, ids } => {
+                let fixed = [settle_ms, lease_ms, retain_ms, &now].map(u64::to_string);
+                let got = self.scripts.call("cached_claim", &KINDS[..3], &[fixed.to_vec(), names(ids)].concat())?;
+                let claim = |&id: &usize| self.reference.claim(now, *settle_ms, *lease_ms, *retain_ms, IDS[id]);
+                prop_assert_eq!(got, ok(ids.iter().map(claim)));
+            }
+            Step::Saved { retain_ms, pairs } => {
+                let versions: Vec<_> = pairs.iter().map(|&(id, which)| self.claimed(id, which)).collect();
+                let mut args = vec![SAVE_AFTER_MS.to_string(), retain_ms.to_string(), now_ms];
+                args.extend(
+                    pairs.iter().zip(&versions).flat_map(|((id, _), version)| [IDS[*id].into(), version.clone()]),
+                );
+                let got = self.scripts.call("cached_saved", &KINDS[..3], &args)?;
+                let mark = |((id, _), version): (&(usize, _), &String)| {
+                    text(self.reference.saved(now, *retain_ms, IDS[*id], version))
+                };
+                prop_assert_eq!(got, ok(pairs.iter().zip(&versions).map(mark)));
+            }
+            Step::Rebase { retain_ms, rows } => {
+                let versions: Vec<_> = rows.iter().map(|&(id, which, _)| self.claimed(id, which)).collect();
+                let mut args = vec![retain_ms.to_string(), now_ms];
+                for ((id, _, row), claimed) in rows.iter().zip(&versions) {
+                    args.extend([IDS[*id].into(), claimed.clone(), or_dash(row.0), version(row.1)]);
+                }
+                let got = self.scripts.call("cached_rebase", &KINDS[..3], &args)?;
+                let rebase = |((id, _, row), claimed): (&(usize, _, Row), &String)| {
+                    text(self.reference.rebase(now, *retain_ms, IDS[*id], claimed, *row))
+                };
+                prop_assert_eq!(got, ok(rows.iter().zip(&versions).map(rebase)));
+            }
+            Step::Delete { retain_ms, ids } => {
+                let args = [vec![retain_ms.to_string(), now_ms], names(ids)].concat();
+                let got = self.scripts.call("cached_delete", &KINDS[..3], &args)?;
+                let delete = |&id: &usize| text(self.reference.delete(now, *retain_ms, IDS[id]));
+                prop_assert_eq!(got, ok(ids.iter().map(delete)));
+            }
+            Step::Forget => {
+                self.scripts.forget();
+                self.reference = Reference::default();
+            }
+        }
+        self.check_keys()
+    }
+}
+
+impl Play {
     fn fresh_ticket(&mut self) -> String {
         self.tickets += 1;
         format!("{:016x}", self.tickets)
@@ -535,72 +605,7 @@ impl Play<'_> {
         }
     }
 
-    fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
-        let (now, now_ms) = (self.now, self.now.to_string());
-        let names = |ids: &[usize]| ids.iter().map(|&id| IDS[id].to_owned()).collect::<Vec<_>>();
-        match step {
-            Step::Clock(ms) => self.now = self.now.saturating_add_signed(*ms),
-            Step::Incr(call) => self.incr(call)?,
-            Step::Get { makes_tickets, retain_ms, seeds, ids } => {
-                let ticket = if *makes_tickets { self.fresh_ticket() } else { String::new() };
-                let (tickets, seed_args) = self.seeds(seeds);
-                let fixed = [ticket.clone(), TICKET_MS.to_string(), retain_ms.to_string(), now_ms];
-                let args = [fixed.to_vec(), seed_args, names(ids)].concat();
-                let got = self.call("cached_get", &KINDS[..3], &args)?;
-                for (seed, ticket) in seeds.iter().zip(&tickets) {
-                    self.reference.seed(now, *retain_ms, IDS[seed.id], ticket, seed.row);
-                }
-                prop_assert_eq!(got, self.reference.get(now, &ticket, ids));
-            }
-            Step::Due { count, horizon_ms } => {
-                let got = self.call("cached_due", &["agenda"], &[count.to_string(), horizon_ms.to_string(), now_ms])?;
-                prop_assert_eq!(got, self.reference.due(now, *count, *horizon_ms));
-            }
-            Step::Claim { settle_ms, lease_ms, retain_ms, ids } => {
-                let fixed = [settle_ms, lease_ms, retain_ms, &now].map(u64::to_string);
-                let got = self.call("cached_claim", &KINDS[..3], &[fixed.to_vec(), names(ids)].concat())?;
-                let claim = |&id: &usize| self.reference.claim(now, *settle_ms, *lease_ms, *retain_ms, IDS[id]);
-                prop_assert_eq!(got, ok(ids.iter().map(claim)));
-            }
-            Step::Saved { retain_ms, pairs } => {
-                let versions: Vec<_> = pairs.iter().map(|&(id, which)| self.claimed(id, which)).collect();
-                let mut args = vec![SAVE_AFTER_MS.to_string(), retain_ms.to_string(), now_ms];
-                args.extend(
-                    pairs.iter().zip(&versions).flat_map(|((id, _), version)| [IDS[*id].into(), version.clone()]),
-                );
-                let got = self.call("cached_saved", &KINDS[..3], &args)?;
-                let mark = |((id, _), version): (&(usize, _), &String)| {
-                    text(self.reference.saved(now, *retain_ms, IDS[*id], version))
-                };
-                prop_assert_eq!(got, ok(pairs.iter().zip(&versions).map(mark)));
-            }
-            Step::Rebase { retain_ms, rows } => {
-                let versions: Vec<_> = rows.iter().map(|&(id, which, _)| self.claimed(id, which)).collect();
-                let mut args = vec![retain_ms.to_string(), now_ms];
-                for ((id, _, row), claimed) in rows.iter().zip(&versions) {
-                    args.extend([IDS[*id].into(), claimed.clone(), or_dash(row.0), version(row.1)]);
-                }
-                let got = self.call("cached_rebase", &KINDS[..3], &args)?;
-                let rebase = |((id, _, row), claimed): (&(usize, _, Row), &String)| {
-                    text(self.reference.rebase(now, *retain_ms, IDS[*id], claimed, *row))
-                };
-                prop_assert_eq!(got, ok(rows.iter().zip(&versions).map(rebase)));
-            }
-            Step::Delete { retain_ms, ids } => {
-                let args = [vec![retain_ms.to_string(), now_ms], names(ids)].concat();
-                let got = self.call("cached_delete", &KINDS[..3], &args)?;
-                let delete = |&id: &usize| text(self.reference.delete(now, *retain_ms, IDS[id]));
-                prop_assert_eq!(got, ok(ids.iter().map(delete)));
-            }
-            Step::Forget => {
-                cmd("FLUSHDB").exec(self.redis).unwrap();
-                self.reference = Reference::default();
-            }
-        }
-        self.check_keys()
-    }
-
-    fn incr(&mut self, call: &Incr) -> Result<(), TestCaseError> {
+    fn incr(&mut self, call: &Incr) -> Checked {
         let seq = call.producer.map_or(0, |producer| {
             let last = &mut self.last_seq[producer];
             let seq = match call.number {
@@ -628,21 +633,21 @@ impl Play<'_> {
         let fixed = [producer.to_owned(), seq.to_string(), attempt.into(), ticket.clone()];
         let fixed = fixed.into_iter().chain(times).chain(bounds).chain([self.now.to_string()]);
         let args: Vec<_> = fixed.chain(seeds).chain(pairs).collect();
-        let got = self.call("cached_incr", &KINDS, &args)?;
+        let got = self.scripts.call("cached_incr", &KINDS, &args)?;
         prop_assert_eq!(got, self.reference.incr(self.now, call, seq, &ticket, &tickets));
         Ok(())
     }
 
-    fn check_keys(&mut self) -> Result<(), TestCaseError> {
+    fn check_keys(&mut self) -> Checked {
         let mut read = pipe();
         for kind in KINDS {
-            let key = format!("cf1:{{shop/stock/0}}:{kind}");
+            let key = self.scripts.key(kind);
             match kind {
                 "agenda" => read.cmd("ZRANGE").arg(key).arg(0).arg(-1).arg("WITHSCORES"),
                 _ => read.hgetall(key),
             };
         }
-        let keys: [BTreeMap<String, String>; 4] = read.query::<Vec<_>>(self.redis).unwrap().try_into().unwrap();
+        let keys: [BTreeMap<String, String>; 4] = self.scripts.ask::<Vec<_>>(&read).try_into().unwrap();
         for (kind, (got, expected)) in KINDS.iter().zip(keys.iter().zip(&self.reference.keys())) {
             prop_assert_eq!(got, expected, "{}", kind);
         }
@@ -650,55 +655,15 @@ impl Play<'_> {
     }
 }
 
-/// The scripts by name.
-fn scripts() -> HashMap<String, String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/v1");
-    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    files.map(|path| (path.file_stem().unwrap().to_str().unwrap().into(), fs::read_to_string(path).unwrap())).collect()
-}
-
-fn play(redis: Connection, scripts: &HashMap<String, String>, config: Config) -> Result<(), TestError<Vec<Step>>> {
-    let redis = RefCell::new(redis);
-    let load = |source: &String| cmd("SCRIPT").arg("LOAD").arg(source).query(&mut *redis.borrow_mut()).unwrap();
-    let hashes: HashMap<_, String> = scripts.iter().map(|(name, source)| (name.clone(), load(source))).collect();
-    TestRunner::new(config).run(&prop::collection::vec(step(), 1..80), |steps| {
-        let redis = &mut *redis.borrow_mut();
-        cmd("FLUSHDB").exec(redis).unwrap();
-        let (reference, last_seq) = Default::default();
-        let mut play = Play { redis, hashes: &hashes, reference, now: START, last_seq, tickets: 0 };
-        for (i, step) in steps.iter().enumerate() {
-            play.step(step).map_err(|error| match error {
-                TestCaseError::Fail(reason) => TestCaseError::fail(format!("step {i}, {step:?}: {reason}")),
-                other => other,
-            })?;
-        }
-        Ok(())
-    })
-}
-
-fn cases() -> u32 {
-    std::env::var("COUNTERFOIL_CASES").ok().map_or(300, |cases| cases.parse().expect("COUNTERFOIL_CASES is a number"))
-}
-
 #[tokio::test]
 async fn scripts_do_what_the_reference_does() {
-    let server = RedisServer::start(RedisOptions::volatile()).await;
-    let config = Config {
-        cases: cases(),
-        source_file: Some(file!()),
-        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
-        ..Config::default()
-    };
-    if let Err(error) = play(server.client().get_connection().unwrap(), &scripts(), config) {
-        panic!("{error}");
-    }
+    agrees::<Play>(file!()).await;
 }
 
 /// A script with one thing taken out must not pass.
 #[tokio::test]
 async fn a_change_to_a_script_is_noticed() {
-    let server = RedisServer::start(RedisOptions::volatile()).await;
-    let changes = [
+    notices::<Play>(&[
         ("cached_incr", "if seq == last_seq then", "if false then"),
         ("cached_incr", "(last and seq < last_seq) or", ""),
         ("cached_incr", "attempt == 'repeat' and", "false and"),
@@ -729,14 +694,6 @@ async fn a_change_to_a_script_is_noticed() {
         ("cached_rebase", "low - base_low + row_low", "low"),
         ("cached_delete", "row.claim and 'KEPT:claimed' or not is_clean(value, text) and 'KEPT:dirty'", "false"),
         ("cached_delete", "row.used + retain_ms > now", "false"),
-    ];
-    for (name, from, to) in changes {
-        let mut scripts = scripts();
-        let source = scripts.get_mut(name).unwrap();
-        assert_eq!(source.matches(from).count(), 1, "{name} has no {from:?}, or more than one");
-        *source = source.replace(from, to);
-        let config = Config { cases: 20_000, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };
-        let played = play(server.client().get_connection().unwrap(), &scripts, config);
-        assert!(matches!(played, Err(TestError::Fail(..))), "{name} with {to:?} for {from:?} passes: {played:?}");
-    }
+    ])
+    .await;
 }

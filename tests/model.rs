@@ -5,16 +5,15 @@
 //! `COUNTERFOIL_CASES` is the number of sequences, 300 unless said otherwise.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
-use std::fs;
-use std::path::Path;
+mod support;
+
+use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use proptest::test_runner::{Config, FileFailurePersistence, TestCaseError, TestError, TestRunner};
-use redis::{Connection, ConnectionLike, Value, cmd, pipe};
-use testkit::{RedisOptions, RedisServer};
+use proptest::test_runner::TestCaseError;
+use redis::{Value, pipe};
+use support::model::{Checked, Model, Scripts, agrees, notices};
 
 const KINDS: [&str; 4] = ["buffer", "batch", "meta", "producers"];
 const IDS: [&str; 4] = ["a", "b", "é/2014-09-20", "nul\0"];
@@ -336,9 +335,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// One sequence: the reference, what the callers know, and the books.
-struct Play<'a> {
-    redis: &'a mut Connection,
-    hashes: &'a HashMap<String, String>,
+struct Play {
+    scripts: Scripts,
     reference: Reference,
     now: u64,
     last_seq: [u64; PRODUCERS.len()],
@@ -346,23 +344,32 @@ struct Play<'a> {
     gone: BTreeMap<String, i128>,
 }
 
-impl Play<'_> {
-    fn call(&mut self, script: &str, kinds: &[&str], args: &[String]) -> Result<Value, TestCaseError> {
-        let mut call = cmd("EVALSHA");
-        call.arg(&self.hashes[script]).arg(kinds.len());
-        for kind in kinds {
-            call.arg(format!("cf1:{{shop/views/0}}:{kind}"));
-        }
-        let reply = self.redis.req_command(call.arg(args)).and_then(Value::extract_error);
-        reply.map_err(|error| TestCaseError::fail(format!("{script} {args:?}: {error}")))
+impl Model for Play {
+    type Step = Step;
+    const FAMILY: &'static str = "shop/views";
+
+    fn steps() -> BoxedStrategy<Step> {
+        step().boxed()
     }
 
-    fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
+    fn new(scripts: Scripts) -> Self {
+        Play {
+            scripts,
+            reference: Reference::default(),
+            now: START,
+            last_seq: Default::default(),
+            counted: BTreeMap::new(),
+            gone: BTreeMap::new(),
+        }
+    }
+
+    fn step(&mut self, step: &Step) -> Checked {
         let now = self.now.to_string();
         match step {
             Step::Clock(ms) => self.now = self.now.saturating_add_signed(*ms),
             Step::Register { producer } => {
-                let got = self.call("buffered_register", &["producers"], &[PRODUCERS[*producer].into(), now])?;
+                let got =
+                    self.scripts.call("buffered_register", &["producers"], &[PRODUCERS[*producer].into(), now])?;
                 prop_assert_eq!(got, self.reference.register(self.now, PRODUCERS[*producer]));
             }
             Step::Add(add) => self.add(add)?,
@@ -370,7 +377,7 @@ impl Play<'_> {
                 let (brought, owner) = (incarnation(*brought), OWNERS[*owner]);
                 let numbers = [lease_ms, sync_hits, sync_ms].map(u64::to_string);
                 let args: Vec<_> = [brought.clone(), owner.into()].into_iter().chain(numbers).chain([now]).collect();
-                let got = self.call("buffered_rotate", &["buffer", "batch", "meta"], &args)?;
+                let got = self.scripts.call("buffered_rotate", &["buffer", "batch", "meta"], &args)?;
                 let expected = self.reference.rotate(self.now, &brought, owner, *lease_ms, *sync_hits, *sync_ms);
                 prop_assert_eq!(got, expected);
             }
@@ -378,7 +385,11 @@ impl Play<'_> {
             Step::Release { which } => {
                 let (incarnation, seq) = self.batch(*which);
                 let held = self.reference.batch.clone();
-                let got = self.call("buffered_release", &["batch", "meta"], &[incarnation.clone(), seq.to_string()])?;
+                let got = self.scripts.call(
+                    "buffered_release",
+                    &["batch", "meta"],
+                    &[incarnation.clone(), seq.to_string()],
+                )?;
                 prop_assert_eq!(&got, &self.reference.release(&incarnation, seq));
                 if got == answer([text("OK")]) {
                     for (id, delta) in held {
@@ -389,29 +400,31 @@ impl Play<'_> {
             Step::Read { ids } => {
                 let ids: Vec<_> = ids.iter().map(|&id| IDS[id]).collect();
                 let args: Vec<_> = ids.iter().map(ToString::to_string).collect();
-                let got = self.call("buffered_read", &["buffer", "batch", "meta"], &args)?;
+                let got = self.scripts.call("buffered_read", &["buffer", "batch", "meta"], &args)?;
                 prop_assert_eq!(got, self.reference.read(&ids));
             }
             Step::Begin { incarnation: brought } => {
                 let brought = incarnation(*brought);
-                let got = self.call("buffered_begin", &["meta"], std::slice::from_ref(&brought))?;
+                let got = self.scripts.call("buffered_begin", &["meta"], std::slice::from_ref(&brought))?;
                 prop_assert_eq!(got, self.reference.begin(&brought));
             }
             Step::Trim { idle_ms } => {
                 let args = [idle_ms.to_string(), "0".into(), "100".into(), now];
-                let got = self.call("buffered_trim", &["producers"], &args)?;
+                let got = self.scripts.call("buffered_trim", &["producers"], &args)?;
                 prop_assert_eq!(got, self.reference.trim(self.now, *idle_ms));
             }
             Step::Forget => {
-                cmd("FLUSHDB").exec(self.redis).unwrap();
+                self.scripts.forget();
                 self.reference = Reference::default();
                 (self.counted, self.gone) = Default::default();
             }
         }
         self.check_keys()
     }
+}
 
-    fn add(&mut self, add: &Add) -> Result<(), TestCaseError> {
+impl Play {
+    fn add(&mut self, add: &Add) -> Checked {
         let seq = add.producer.map_or(0, |producer| {
             let last = &mut self.last_seq[producer];
             let seq = match add.number {
@@ -429,7 +442,7 @@ impl Play<'_> {
         let pairs = add.pairs.iter().flat_map(|&(id, delta)| [IDS[id].to_owned(), delta.to_string()]);
         let call = [producer.to_owned(), seq.to_string(), attempt.into()];
         let args: Vec<_> = call.into_iter().chain(numbers).chain(pairs).collect();
-        let got = self.call("buffered_add", &["buffer", "meta", "producers"], &args)?;
+        let got = self.scripts.call("buffered_add", &["buffer", "meta", "producers"], &args)?;
         prop_assert_eq!(&got, &self.reference.add(self.now, add, seq));
         // the books go by what the caller was told, not by the reference
         let words = got.into_sequence().unwrap();
@@ -452,14 +465,14 @@ impl Play<'_> {
         }
     }
 
-    fn fetch(&mut self, which: Which, settle_ms: u64) -> Result<(), TestCaseError> {
+    fn fetch(&mut self, which: Which, settle_ms: u64) -> Checked {
         let (incarnation, seq) = self.batch(which);
         let expected = self.reference.fetch(self.now, &incarnation, seq, settle_ms);
         let mut args =
             [incarnation, seq.to_string(), settle_ms.to_string(), "0".into(), "2".into(), self.now.to_string()];
         let mut content = BTreeMap::new();
         loop {
-            let got = self.call("buffered_fetch", &["batch", "meta"], &args)?;
+            let got = self.scripts.call("buffered_fetch", &["batch", "meta"], &args)?;
             if let Some(expected) = expected {
                 prop_assert_eq!(got, expected);
                 return Ok(());
@@ -476,12 +489,12 @@ impl Play<'_> {
         }
     }
 
-    fn check_keys(&mut self) -> Result<(), TestCaseError> {
+    fn check_keys(&mut self) -> Checked {
         let mut read = pipe();
         for kind in KINDS {
-            read.hgetall(format!("cf1:{{shop/views/0}}:{kind}"));
+            read.hgetall(self.scripts.key(kind));
         }
-        let keys: [BTreeMap<String, String>; 4] = read.query::<Vec<_>>(self.redis).unwrap().try_into().unwrap();
+        let keys: [BTreeMap<String, String>; 4] = self.scripts.ask::<Vec<_>>(&read).try_into().unwrap();
         for (kind, (got, expected)) in KINDS.iter().zip(keys.iter().zip(&self.reference.keys())) {
             prop_assert_eq!(got, expected, "{}", kind);
         }
@@ -494,62 +507,15 @@ impl Play<'_> {
     }
 }
 
-/// The scripts by name.
-fn scripts() -> HashMap<String, String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/v1");
-    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    files.map(|path| (path.file_stem().unwrap().to_str().unwrap().into(), fs::read_to_string(path).unwrap())).collect()
-}
-
-fn play(redis: Connection, scripts: &HashMap<String, String>, config: Config) -> Result<(), TestError<Vec<Step>>> {
-    let redis = RefCell::new(redis);
-    let load = |source: &String| cmd("SCRIPT").arg("LOAD").arg(source).query(&mut *redis.borrow_mut()).unwrap();
-    let hashes: HashMap<_, String> = scripts.iter().map(|(name, source)| (name.clone(), load(source))).collect();
-    TestRunner::new(config).run(&prop::collection::vec(step(), 1..80), |steps| {
-        let redis = &mut *redis.borrow_mut();
-        cmd("FLUSHDB").exec(redis).unwrap();
-        let mut play = Play {
-            redis,
-            hashes: &hashes,
-            reference: Reference::default(),
-            now: START,
-            last_seq: Default::default(),
-            counted: BTreeMap::new(),
-            gone: BTreeMap::new(),
-        };
-        for (i, step) in steps.iter().enumerate() {
-            play.step(step).map_err(|error| match error {
-                TestCaseError::Fail(reason) => TestCaseError::fail(format!("step {i}, {step:?}: {reason}")),
-                other => other,
-            })?;
-        }
-        Ok(())
-    })
-}
-
-fn cases() -> u32 {
-    std::env::var("COUNTERFOIL_CASES").ok().map_or(300, |cases| cases.parse().expect("COUNTERFOIL_CASES is a number"))
-}
-
 #[tokio::test]
 async fn scripts_do_what_the_reference_does() {
-    let server = RedisServer::start(RedisOptions::volatile()).await;
-    let config = Config {
-        cases: cases(),
-        source_file: Some(file!()),
-        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
-        ..Config::default()
-    };
-    if let Err(error) = play(server.client().get_connection().unwrap(), &scripts(), config) {
-        panic!("{error}");
-    }
+    agrees::<Play>(file!()).await;
 }
 
 /// A script with one thing taken out must not pass.
 #[tokio::test]
 async fn a_change_to_a_script_is_noticed() {
-    let server = RedisServer::start(RedisOptions::volatile()).await;
-    let changes = [
+    notices::<Play>(&[
         ("buffered_add", "seq <= last_seq", "seq < last_seq"),
         ("buffered_add", "attempt == 'repeat' and", "false and"),
         ("buffered_add", "if not is_exact(sum)", "if false"),
@@ -568,14 +534,6 @@ async fn a_change_to_a_script_is_noticed() {
         ("buffered_begin", "if state[1] then", "if false then"),
         ("buffered_read", "waiting[i] or '0'", "'0'"),
         ("buffered_trim", ">= tonumber(ARGV[1])", "> tonumber(ARGV[1])"),
-    ];
-    for (name, from, to) in changes {
-        let mut scripts = scripts();
-        let source = scripts.get_mut(name).unwrap();
-        assert_eq!(source.matches(from).count(), 1, "{name} has no {from:?}, or more than one");
-        *source = source.replace(from, to);
-        let config = Config { cases: 20_000, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };
-        let played = play(server.client().get_connection().unwrap(), &scripts, config);
-        assert!(matches!(played, Err(TestError::Fail(..))), "{name} with {to:?} for {from:?} passes: {played:?}");
-    }
+    ])
+    .await;
 }

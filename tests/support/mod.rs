@@ -3,6 +3,7 @@
 
 pub mod hits;
 pub mod interleaving;
+pub mod model;
 pub mod reference;
 
 use std::collections::HashMap;

@@ -1,0 +1,120 @@
+//! Random sequences of calls of the scripts, on a real Redis and on a plain reference: what the models of all kinds share.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::fs;
+use std::path::Path;
+use std::rc::Rc;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, FileFailurePersistence, TestCaseError, TestError, TestRunner};
+use redis::{Connection, ConnectionLike, FromRedisValue, Pipeline, Value, cmd};
+use testkit::{RedisOptions, RedisServer};
+
+pub type Checked = Result<(), TestCaseError>;
+
+/// A kind's reference, and what it is played against.
+pub trait Model {
+    type Step: Debug;
+    /// The family whose partition 0 the scripts are called on, as it stands in keys.
+    const FAMILY: &'static str;
+
+    fn steps() -> BoxedStrategy<Self::Step>;
+
+    /// On an empty Redis.
+    fn new(scripts: Scripts) -> Self;
+
+    /// Calls the scripts and the reference, and compares.
+    fn step(&mut self, step: &Self::Step) -> Checked;
+}
+
+/// A Redis that knows the scripts.
+#[derive(Clone)]
+pub struct Scripts {
+    redis: Rc<RefCell<Connection>>,
+    hashes: Rc<HashMap<String, String>>,
+    family: &'static str,
+}
+
+impl Scripts {
+    pub fn call(&self, script: &str, kinds: &[&str], args: &[String]) -> Result<Value, TestCaseError> {
+        let mut call = cmd("EVALSHA");
+        call.arg(&self.hashes[script]).arg(kinds.len());
+        call.arg(kinds.iter().map(|kind| self.key(kind)).collect::<Vec<_>>());
+        let reply = self.redis.borrow_mut().req_command(call.arg(args)).and_then(Value::extract_error);
+        reply.map_err(|error| TestCaseError::fail(format!("{script} {args:?}: {error}")))
+    }
+
+    pub fn key(&self, kind: &str) -> String {
+        format!("cf1:{{{}/0}}:{kind}", self.family)
+    }
+
+    /// Empties Redis.
+    pub fn forget(&self) {
+        cmd("FLUSHDB").exec(&mut *self.redis.borrow_mut()).unwrap();
+    }
+
+    pub fn ask<T: FromRedisValue>(&self, pipeline: &Pipeline) -> T {
+        pipeline.query(&mut *self.redis.borrow_mut()).unwrap()
+    }
+}
+
+/// The scripts' sources by name.
+fn sources() -> HashMap<String, String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/v1");
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    files.map(|path| (path.file_stem().unwrap().to_str().unwrap().into(), fs::read_to_string(path).unwrap())).collect()
+}
+
+fn play<M: Model>(
+    mut redis: Connection,
+    sources: &HashMap<String, String>,
+    config: Config,
+) -> Result<(), TestError<Vec<M::Step>>> {
+    let mut load = |source: &String| cmd("SCRIPT").arg("LOAD").arg(source).query(&mut redis).unwrap();
+    let hashes: HashMap<_, String> = sources.iter().map(|(name, source)| (name.clone(), load(source))).collect();
+    let scripts = Scripts { redis: Rc::new(RefCell::new(redis)), hashes: Rc::new(hashes), family: M::FAMILY };
+    TestRunner::new(config).run(&vec(M::steps(), 1..80), |steps| {
+        scripts.forget();
+        let mut model = M::new(scripts.clone());
+        for (i, step) in steps.iter().enumerate() {
+            model.step(step).map_err(|error| match error {
+                TestCaseError::Fail(reason) => TestCaseError::fail(format!("step {i}, {step:?}: {reason}")),
+                other => other,
+            })?;
+        }
+        Ok(())
+    })
+}
+
+/// The scripts do what the reference does, in as many sequences as `COUNTERFOIL_CASES` says.
+pub async fn agrees<M: Model>(source_file: &'static str) {
+    let server = RedisServer::start(RedisOptions::volatile()).await;
+    let cases = std::env::var("COUNTERFOIL_CASES").ok();
+    let cases = cases.map_or(300, |cases| cases.parse().expect("COUNTERFOIL_CASES is a number"));
+    let config = Config {
+        cases,
+        source_file: Some(source_file),
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
+        ..Config::default()
+    };
+    if let Err(error) = play::<M>(server.client().get_connection().unwrap(), &sources(), config) {
+        panic!("{error}");
+    }
+}
+
+/// A script with one thing changed, (script, from, to), must not pass.
+pub async fn notices<M: Model>(changes: &[(&str, &str, &str)]) {
+    let server = RedisServer::start(RedisOptions::volatile()).await;
+    for (name, from, to) in changes {
+        let mut sources = sources();
+        let source = sources.get_mut(*name).unwrap();
+        assert_eq!(source.matches(from).count(), 1, "{name} has no {from:?}, or more than one");
+        *source = source.replace(from, to);
+        let config = Config { cases: 20_000, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };
+        let played = play::<M>(server.client().get_connection().unwrap(), &sources, config);
+        assert!(matches!(played, Err(TestError::Fail(..))), "{name} with {to:?} for {from:?} passes: {played:?}");
+    }
+}
