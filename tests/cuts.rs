@@ -6,7 +6,7 @@ mod support;
 use std::time::Duration;
 
 use counterfoil::test_hooks::{Guard, take_out};
-use counterfoil::{Added, MysqlStore};
+use counterfoil::{Added, CachedCounters, Durability, Family, MysqlStore};
 use redis::aio::ConnectionManager;
 use support::{Pair, eventually, family};
 use testkit::Proxy;
@@ -187,6 +187,68 @@ async fn a_batch_reaches_the_database_once_wherever_its_calls_are_cut() {
             let drained = tokio::time::timeout(Duration::from_secs(20), counterfoil.drain()).await;
             drained.expect("a drain ends").unwrap();
             assert_eq!(frail.pair.number(STORED).await, hits);
+        })
+        .await;
+        println!("a drain was cut {cuts} times");
+    }
+}
+
+/// A cached family over this pair.
+async fn votes(counterfoil: &Counterfoil) -> CachedCounters<ConnectionManager> {
+    let family = Family::cached("test", "votes").partitions(1).durability(Durability::Immediate);
+    counterfoil.open_cached(family.build().unwrap()).await.unwrap()
+}
+
+impl Frail {
+    /// Saves all cached counters and lets them leave Redis.
+    async fn cached_counters_leave(&self) {
+        self.pair.counterfoil.drain().await.unwrap();
+        let keys = ["values", "rows", "agenda"].map(|kind| format!("cf1:{{test/votes/0}}:{kind}"));
+        self.pair.redis.run::<()>(&format!("DEL {}", keys.join(" "))).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_cached_counter_answers_each_value_once_wherever_its_calls_are_cut() {
+    let frail = Frail::new().await;
+    let _to_drain = votes(&frail.pair.counterfoil).await;
+    let votes = votes(&frail.counterfoil()).await;
+    let mut value = 1;
+    assert_eq!(votes.incr("page", 1).await.unwrap().counted(), Some(value));
+    for is_warm in [true, false] {
+        for (_, cut) in DIRECTIONS {
+            let cuts = cut_after_each(1, &frail.proxy, cut, async |arm| {
+                if !is_warm {
+                    frail.cached_counters_leave().await;
+                }
+                frail.reconnected().await;
+                arm();
+                value += 1;
+                assert_eq!(votes.incr("page", 1).await.unwrap().counted(), Some(value));
+            })
+            .await;
+            println!("an increment was cut {cuts} times, warm: {is_warm}");
+        }
+    }
+    frail.is_in_mysql(usize::try_from(value).unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_cached_counter_is_saved_once_wherever_the_calls_are_cut() {
+    let frail = Frail::new().await;
+    let exact = votes(&frail.pair.counterfoil).await;
+    let counterfoil = frail.counterfoil();
+    let _to_drain = votes(&counterfoil).await;
+    let mut value = 0;
+    for (_, cut) in DIRECTIONS {
+        let cuts = cut_after_each(3, &frail.proxy, cut, async |arm| {
+            value += 1;
+            assert_eq!(exact.incr("page", 1).await.unwrap().counted(), Some(value));
+            frail.reconnected().await;
+            arm();
+            let drained = tokio::time::timeout(Duration::from_secs(20), counterfoil.drain()).await;
+            drained.expect("a drain ends").unwrap();
+            assert_eq!(frail.pair.number(STORED).await, value);
         })
         .await;
         println!("a drain was cut {cuts} times");
