@@ -296,7 +296,7 @@ pub struct CachedFamilyBuilder {
 
 impl CachedFamilyBuilder {
     /// As for [a buffered family](FamilyBuilder::partitions). A call carries the increments of one partition: where one
-    /// Redis holds them all, fewer partitions make larger calls, and so more increments a second.
+    /// Redis holds them all, two or four partitions make larger calls than eight; with one, Redis waits for the client.
     pub fn partitions(mut self, partitions: u32) -> Self {
         self.family.partitions = partitions;
         self
