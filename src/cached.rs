@@ -11,7 +11,7 @@ use redis::aio::ConnectionLike;
 use crate::ablation::{self, Guard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Stay};
-use crate::partition::{Fence, Partition, millis, random};
+use crate::partition::{Fence, Partition, expect_ok, millis, random};
 use crate::script::{self, Reply};
 use crate::store::{Row, Version};
 
@@ -187,19 +187,15 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         push_seeds(&mut args, seeds);
         args.extend(ids.iter().map(|&id| Cow::Borrowed(id)));
         let reply = script::repeat_safe(&self.redis, "cached_get", &self.cached_keys(), &args).await?;
-        match reply.status() {
-            "OK" => words(&reply, ids.len()),
-            _ => Err(reply.misshapen()),
-        }
+        expect_ok(&reply)?;
+        words(&reply, ids.len())
     }
 
     /// The counters whose time has come, up to `count`, and how long until the next one's has.
     pub async fn due(&self, count: usize, horizon: Duration) -> Result<(Vec<String>, Option<Duration>)> {
         let args = [count.to_string(), millis(horizon), self.now_ms.clone()];
         let mut reply = script::repeat_safe(&self.redis, "cached_due", &[self.keys.agenda()], &args).await?;
-        if reply.status() != "OK" {
-            return Err(reply.misshapen());
-        }
+        expect_ok(&reply)?;
         let next = match reply.string(0) {
             Ok(none) if none.is_empty() => None,
             _ => Some(Duration::from_millis(reply.number(0)?)),
@@ -213,11 +209,9 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         let mut args = vec![millis(settle), millis(lease), millis(stay.retain), self.now_ms.clone()];
         args.extend(ids.iter().map(|&id| id.to_owned()));
         let reply = script::repeat_safe(&self.redis, "cached_claim", &self.cached_keys(), &args).await?;
+        expect_ok(&reply)?;
         let claims: Option<Vec<_>> = reply.rest(0)?.iter().map(claim).collect();
-        match claims {
-            Some(claims) if reply.status() == "OK" && claims.len() == ids.len() => Ok(claims),
-            _ => Err(reply.misshapen()),
-        }
+        claims.filter(|claims| claims.len() == ids.len()).ok_or_else(|| reply.misshapen())
     }
 
     /// Marks what was written to the database as saved, if it is still claimed in that version.
@@ -346,10 +340,11 @@ fn word(value: &Value) -> Option<Word> {
 
 /// An answer of one word for each of the ids.
 fn each<T>(mut reply: Reply, count: usize, parse: impl Fn(&str) -> Option<T>) -> Result<Vec<T>> {
+    expect_ok(&reply)?;
     let words = reply.strings(0)?;
     let parsed: Option<Vec<T>> = words.iter().map(|word| parse(word)).collect();
-    let parsed = parsed.filter(|parsed| reply.status() == "OK" && parsed.len() == count);
-    parsed.ok_or_else(|| Error::corrupt(format!("{} words in place of {count}: {words:?}", reply.status())))
+    let parsed = parsed.filter(|parsed| parsed.len() == count);
+    parsed.ok_or_else(|| Error::corrupt(format!("{count} words were expected, and came: {words:?}")))
 }
 
 fn claim(value: &Value) -> Option<Claim> {

@@ -15,7 +15,7 @@ use crate::metrics;
 use crate::mysql::MysqlStore;
 use crate::partition::Partition;
 use crate::primary::Primary;
-use crate::seeding::Seeding;
+use crate::seeding::{Read, Seeding};
 use crate::shared::{Opened, Shared};
 use crate::store::{ReadFrom, Registered, Row, Store};
 use crate::writer::{Answer, Writer};
@@ -145,7 +145,7 @@ where
     /// As for [`get`](Self::get).
     #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family(), ids = ids.len()))]
     pub async fn get_many(&self, ids: &[impl AsRef<str>]) -> Result<Vec<i64>> {
-        let ids = ids.iter().map(|id| self.checked(id.as_ref())).collect::<Result<Vec<_>>>()?;
+        let ids = self.family().check_ids(ids)?;
         let mut values = vec![0; ids.len()];
         let mut left: Vec<_> = (0..ids.len()).map(|place| (place, None)).collect();
         for _ in 0..ATTEMPTS {
@@ -167,17 +167,19 @@ where
     /// # Errors
     /// [`Store`](ErrorKind::Store) where the database cannot be asked.
     pub async fn stored(&self, ids: &[impl AsRef<str>]) -> Result<Vec<Option<i64>>> {
-        let ids = ids.iter().map(|id| self.checked(id.as_ref())).collect::<Result<Vec<_>>>()?;
+        let ids = self.family().check_ids(ids)?;
         Ok(self.shared.store.read(&self.opened.registered, &ids, &[], ReadFrom::Nearest).await?.values)
     }
 
     async fn change(&self, id: &str, change: Change) -> Result<Changed> {
-        self.checked(id)?;
+        self.family().check_id(id)?;
         let mut patience = self.patience;
-        let (mut seed, mut _held) = (None, None);
+        // the read is held until the seed is handed in: who misses the counter meanwhile joins it
+        let mut held: Option<(Seed, Arc<Read>)> = None;
         for _ in 0..ATTEMPTS {
             let began = Instant::now();
-            let ticket = match self.writer.change(id, change, seed, patience).await? {
+            let seed = held.as_ref().map(|(seed, _)| *seed);
+            let ticket = match self.writer.change(id, change, seed, patience, true).await? {
                 Answer::Counted(value) => return Ok(Changed::Counted { value }),
                 Answer::OutOfRange(value) => return Ok(Changed::OutOfRange { value }),
                 Answer::Missing(ticket) => ticket,
@@ -189,7 +191,7 @@ where
             if row.value.is_none() && !self.family().makes_rows() {
                 return Ok(Changed::NoRow);
             }
-            (seed, _held) = (Some(Seed { ticket, row }), Some(read));
+            held = Some((Seed { ticket, row }, read));
         }
         Err(self.comes_and_goes(id))
     }
@@ -242,10 +244,6 @@ where
                 self.shared.store.rows(registered, &ids).await
             }
         }
-    }
-
-    fn checked<'id>(&self, id: &'id str) -> Result<&'id str> {
-        self.family().check_id(id).map(|()| id)
     }
 
     fn comes_and_goes(&self, id: &str) -> Error {

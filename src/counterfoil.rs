@@ -9,13 +9,13 @@ use crate::cached_counters::CachedCounters;
 use crate::check::{self, Finding, Severity};
 use crate::counters::Counters;
 use crate::error::{ErrorKind, Result};
-use crate::family::{CachedFamily, Family, Kind};
+use crate::family::{CachedFamily, Family};
 use crate::flush::Flusher;
 use crate::mysql::MysqlStore;
 use crate::primary::Primary;
 use crate::reconciler::ReconcilerBuilder;
 use crate::save::Saver;
-use crate::shared::{Opened, Shared};
+use crate::shared::Shared;
 use crate::store::{Registered, Store};
 
 /// One Redis and one database that keep an application's counters together.
@@ -120,10 +120,13 @@ where
     /// # Errors
     /// What no waiting mends: [`Corrupt`](crate::ErrorKind::Corrupt) keys in Redis.
     pub async fn drain(&self) -> Result<()> {
-        let is_buffered = |opened: &Arc<Opened>| opened.registered.family.kind == Kind::Buffered;
-        let (buffered, cached): (Vec<_>, Vec<_>) = self.shared.opened().into_iter().partition(is_buffered);
-        let saver = |opened| Saver::new(self.shared.clone(), self.shared.redis.clone(), opened);
-        let savers: Vec<_> = cached.into_iter().filter_map(saver).collect();
+        let (mut buffered, mut savers) = (Vec::new(), Vec::new());
+        for opened in self.shared.opened() {
+            match Saver::new(self.shared.clone(), self.shared.redis.clone(), opened.clone()) {
+                Some(saver) => savers.push(saver),
+                None => buffered.push(opened),
+            }
+        }
         let drains = join_all(savers.iter().map(Saver::drain));
         // what cannot be brought there holds nothing else back
         let (flushed, saved) = join(Flusher::new(self.shared.clone()).drain(buffered), drains).await;

@@ -154,7 +154,7 @@ where
     /// As for [`get`](Self::get).
     #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family(), ids = ids.len()))]
     pub async fn get_many(&self, ids: &[impl AsRef<str>]) -> Result<Vec<i64>> {
-        let ids = self.checked(ids)?;
+        let ids = self.family().check_ids(ids)?;
         for _ in 0..100 {
             if let Some(values) = self.try_get(&ids).await? {
                 return Ok(values);
@@ -170,7 +170,7 @@ where
     /// # Errors
     /// [`Store`](ErrorKind::Store) where the database cannot be asked.
     pub async fn stored(&self, ids: &[impl AsRef<str>]) -> Result<Vec<Option<i64>>> {
-        let ids = self.checked(ids)?;
+        let ids = self.family().check_ids(ids)?;
         let read = self.shared.store.read(&self.opened.registered, &ids, &[], ReadFrom::Nearest);
         Ok(read.await?.values)
     }
@@ -181,7 +181,7 @@ where
     /// # Errors
     /// [`Redis`](ErrorKind::Redis) where it cannot be asked; [`Range`](ErrorKind::Range).
     pub async fn pending(&self, ids: &[impl AsRef<str>]) -> Result<Vec<i64>> {
-        let ids = self.checked(ids)?;
+        let ids = self.family().check_ids(ids)?;
         let groups = self.groups(&ids);
         let pending = self.read_groups(&groups, &ids).await?;
         let mut sums = vec![0i128; ids.len()];
@@ -301,10 +301,6 @@ where
 
     fn partition(&self, number: u32) -> Partition<C> {
         self.shared.partition(self.family(), number)
-    }
-
-    fn checked<'id>(&self, ids: &'id [impl AsRef<str>]) -> Result<Vec<&'id str>> {
-        ids.iter().map(|id| self.family().check_id(id.as_ref()).map(|()| id.as_ref())).collect()
     }
 
     fn in_range(&self, ids: &[&str], sums: Vec<i128>) -> Result<Vec<i64>> {

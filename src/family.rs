@@ -209,6 +209,11 @@ impl Family {
         }
     }
 
+    /// The ids, if the family can count all of them.
+    pub(crate) fn check_ids<'id>(&self, ids: &'id [impl AsRef<str>]) -> Result<Vec<&'id str>> {
+        ids.iter().map(|id| self.check_id(id.as_ref()).map(|()| id.as_ref())).collect()
+    }
+
     /// The partition that the id belongs to (PROTOCOL section 2: IEEE CRC-32 of its bytes, modulo the partitions).
     pub fn partition_of(&self, id: &str) -> u32 {
         crc32fast::hash(id.as_bytes()) % self.partitions

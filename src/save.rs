@@ -76,12 +76,12 @@ enum End {
     Stuck,
 }
 
-/// What is due in all partitions.
+/// What is due.
 #[derive(Debug, Default)]
 struct Due {
-    ready: Vec<Ready>,
+    saves: Vec<Save>,
     /// To be deleted, by partition.
-    idle: Vec<(u32, Vec<(String, Duration)>)>,
+    idle: Vec<(u32, Vec<String>)>,
     /// In how long the next one is due.
     next: Option<Duration>,
     /// Whether there may be more.
@@ -132,7 +132,7 @@ where
             while goes_on && writing.len() < WRITES {
                 let due = self.gather().await?;
                 round.look_in(due.is_full.then_some(Duration::ZERO).or(due.next));
-                round.active.extend(due.ready.iter().map(|ready| ready.save.partition));
+                round.active.extend(due.saves.iter().map(|save| save.partition));
                 // without a lease the same ones would come again
                 goes_on = due.is_full && !self.lease.is_zero() && !*stop.borrow();
                 let (saver, stop) = (self.clone(), stop.clone());
@@ -162,36 +162,35 @@ where
         let count = (self.max_rows.min(BATCH) / numbers.len()).max(1);
         let mut due = Due::default();
         for some in numbers.chunks(CALLS) {
-            for (number, claimed, next, is_full) in
-                try_join_all(some.iter().map(|&number| self.claim_due(number, count))).await?
-            {
-                due.ready.extend(claimed.ready);
-                let (idle, later): (Vec<_>, Vec<_>) = claimed.clean.into_iter().partition(|(_, time)| time.is_zero());
-                due.idle.extend((!idle.is_empty()).then_some((number, idle)));
-                let waiting = claimed.waiting.into_iter().map(|(_, time, _)| time);
-                let times = waiting.chain(later.into_iter().map(|(_, time)| time));
-                due.next = due.next.into_iter().chain(next).chain(times).min();
-                due.is_full |= is_full;
-            }
+            let all = try_join_all(some.iter().map(|&number| self.claim_due(number, count))).await?;
+            all.into_iter().for_each(|more| due.join(more));
         }
         Ok(due)
     }
 
-    /// Claims what is due in the partition, at most so many. Answers also when the next one is, and whether there may be
-    /// more.
-    async fn claim_due(&self, number: u32, count: usize) -> Result<(u32, Claimed, Option<Duration>, bool)> {
+    /// Claims what is due in the partition, at most so many.
+    async fn claim_due(&self, number: u32, count: usize) -> Result<Due> {
         let settle = self.family().durability().settle();
         let horizon = self.stay.retain.max(self.family().sync_time).max(settle).max(self.lease).max(MEND);
         let (ids, next) = self.partition(number).due(count, horizon * 2).await?;
         let claimed = self.claim(number, &ids, self.lease).await?;
-        // what more is due already is found by whoever goes on
-        Ok((number, claimed, next.filter(|next| !next.is_zero()), ids.len() >= count))
+        let (idle, later): (Vec<_>, Vec<_>) = claimed.clean.into_iter().partition(|(_, time)| time.is_zero());
+        let idle: Vec<_> = idle.into_iter().map(|(id, _)| id).collect();
+        let waiting = claimed.waiting.into_iter().map(|(_, time, _)| time);
+        let later = later.into_iter().map(|(_, time)| time);
+        Ok(Due {
+            saves: claimed.ready.into_iter().map(|ready| ready.save).collect(),
+            idle: (!idle.is_empty()).then_some((number, idle)).into_iter().collect(),
+            // what more is due already is found by whoever goes on
+            next: next.filter(|next| !next.is_zero()).into_iter().chain(waiting).chain(later).min(),
+            is_full: ids.len() >= count,
+        })
     }
 
     /// Saves what is ready and deletes what is idle. Answers whether there is more to do at once.
     async fn finish(&self, due: &Due, stop: &watch::Receiver<bool>) -> Result<bool> {
         let started = Instant::now();
-        let ends = self.save(&due.ready, stop).await?;
+        let ends = self.save(&due.saves, stop).await?;
         if !ends.is_empty() {
             ::metrics::histogram!(metrics::FLUSH_SECONDS).record(started.elapsed());
         }
@@ -224,12 +223,11 @@ where
     }
 
     /// Writes the counters to the database and tells Redis. Answers what became of each.
-    async fn save(&self, ready: &[Ready], stop: &watch::Receiver<bool>) -> Result<Vec<End>> {
-        if ready.is_empty() {
+    async fn save(&self, saves: &[Save], stop: &watch::Receiver<bool>) -> Result<Vec<End>> {
+        if saves.is_empty() {
             return Ok(Vec::new());
         }
-        let saves: Vec<_> = ready.iter().map(|ready| ready.save.clone()).collect();
-        let outcomes = self.write(&saves, stop).await?;
+        let outcomes = self.write(saves, stop).await?;
         self.measure(&outcomes);
         let mut ends = vec![End::Stuck; saves.len()];
         let mut written: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
@@ -241,8 +239,8 @@ where
                 Saved::Refused => {}
             }
         }
-        let marks = written.iter().map(|(number, places)| self.mark(*number, &saves, places));
-        let rebases = conflicts.iter().map(|(number, conflicts)| self.rebase(*number, &saves, conflicts));
+        let marks = written.iter().map(|(number, places)| self.mark(*number, saves, places));
+        let rebases = conflicts.iter().map(|(number, conflicts)| self.rebase(*number, saves, conflicts));
         let (marked, rebased) = try_join(try_join_all(marks), try_join_all(rebases)).await?;
         marked.into_iter().chain(rebased).flatten().for_each(|(place, end)| ends[place] = end);
         self.put_off(saves.iter().zip(&ends).filter(|(_, end)| **end == End::Stuck).map(|(save, _)| save)).await?;
@@ -320,10 +318,10 @@ where
         try_join_all(partitions.iter().map(|(number, ids)| self.claim(*number, ids, MEND))).await.map(drop)
     }
 
-    async fn delete(&self, number: u32, ids: &[(String, Duration)]) -> Result<()> {
+    async fn delete(&self, number: u32, ids: &[String]) -> Result<()> {
         let partition = self.partition(number);
         for some in ids.chunks(IDS) {
-            let some: Vec<_> = some.iter().map(|(id, _)| id.as_str()).collect();
+            let some: Vec<_> = some.iter().map(String::as_str).collect();
             let deleted = partition.delete(&self.stay, &some).await?;
             let left = deleted.iter().filter(|deleted| **deleted == Deleted::Done).count() as u64;
             ::metrics::counter!(metrics::DELETED, "family" => self.opened.label.clone()).increment(left);
@@ -382,9 +380,9 @@ where
                 left.push(id);
             }
             covered.extend(claimed.ready.iter().filter(|ready| ready.fresh).map(|ready| ready.save.id.clone()));
-            let ends = self.save(&claimed.ready, stop).await?;
-            for (ready, end) in claimed.ready.into_iter().zip(ends) {
-                let id = ready.save.id;
+            let saves: Vec<_> = claimed.ready.into_iter().map(|ready| ready.save).collect();
+            let ends = self.save(&saves, stop).await?;
+            for (Save { id, .. }, end) in saves.into_iter().zip(ends) {
                 match end {
                     End::Clean | End::Stuck => {}
                     End::Dirty if covered.contains(&id) => {}
@@ -435,6 +433,15 @@ impl From<Marked> for End {
             Marked::Dirty => End::Dirty,
             Marked::Stale => End::Again,
         }
+    }
+}
+
+impl Due {
+    fn join(&mut self, more: Due) {
+        self.saves.extend(more.saves);
+        self.idle.extend(more.idle);
+        self.next = self.next.into_iter().chain(more.next).min();
+        self.is_full |= more.is_full;
     }
 }
 

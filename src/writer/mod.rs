@@ -63,17 +63,11 @@ where
 
     /// Counts one hit. Without `wait` it is an error if many others wait already.
     pub async fn add(&self, id: &str, delta: i64, patience: Duration, wait: bool) -> Own {
-        let lane = self.lane(self.partition_for(id));
-        let push = |group: &mut Group| group.has_room_for(1).then(|| group.push(id, delta, 1));
-        let (call, seat) = lane.count(patience, wait, push).await?;
-        match call.own(seat)? {
-            Some(answer) => Ok(answer),
-            None => Self::add_alone(lane, id, delta, 1, patience).await,
-        }
+        self.change(id, Change::Add(delta), None, patience, wait).await
     }
 
-    /// Changes a cached counter, which is seeded first if it is missing and a seed is given.
-    pub async fn change(&self, id: &str, change: Change, seed: Option<Seed>, patience: Duration) -> Own {
+    /// The same for any change, before which a missing counter is seeded if a seed is given.
+    pub async fn change(&self, id: &str, change: Change, seed: Option<Seed>, patience: Duration, wait: bool) -> Own {
         let lane = self.lane(self.partition_for(id));
         let push = |group: &mut Group| {
             group.has_room_for(1).then(|| {
@@ -86,7 +80,7 @@ where
                 }
             })
         };
-        let (call, seat) = lane.count(patience, true, push).await?;
+        let (call, seat) = lane.count(patience, wait, push).await?;
         match (call.own(seat)?, change) {
             (None, Change::Add(delta)) => Self::add_alone(lane, id, delta, 1, patience).await,
             (answer, _) => answer.ok_or_else(|| Error::corrupt("a value was summed")),
