@@ -41,6 +41,26 @@ pub(crate) fn is_out(guard: Guard) -> bool {
     OUT.get() == Some(guard)
 }
 
+#[cfg(feature = "test-hooks")]
+static TIME: std::sync::Mutex<Option<u64>> = std::sync::Mutex::new(None);
+
+/// Lets series, activity and visitors count at this time, in Unix milliseconds, in the whole process; `None` for the
+/// server's clock again.
+#[cfg(feature = "test-hooks")]
+pub fn set_time(now_ms: Option<u64>) {
+    *TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = now_ms;
+}
+
+#[cfg(feature = "test-hooks")]
+pub(crate) fn simulated_time() -> Option<u64> {
+    *TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(not(feature = "test-hooks"))]
+pub(crate) const fn simulated_time() -> Option<u64> {
+    None
+}
+
 #[cfg(not(feature = "test-hooks"))]
 pub(crate) const fn is_out(_: Guard) -> bool {
     false

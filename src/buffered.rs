@@ -9,7 +9,7 @@ use redis::aio::ConnectionLike;
 use crate::ablation::{self, Guard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::partition::{Fence, Partition, expect_ok, millis};
+use crate::partition::{Fence, Partition, expect_ok, guarded, millis};
 use crate::script;
 use crate::store::Incarnation;
 
@@ -119,23 +119,24 @@ pub struct Lease<'a> {
 
 impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     /// Adds each delta to its id's pending sum, for so many hits in all.
-    pub async fn add<'p>(
+    pub async fn add<'p, I: AsRef<[u8]> + ?Sized + 'p>(
         &self,
         family: &Family,
         fence: Option<Fence<'_>>,
         hits: u64,
-        pairs: impl IntoIterator<Item = (&'p str, i64)>,
+        pairs: impl IntoIterator<Item = (&'p I, i64)>,
     ) -> Result<AddReply> {
-        let fence = fence.filter(|_| !ablation::is_out(Guard::ProducerFence));
-        let mut pairs: Vec<_> = pairs.into_iter().map(|(id, delta)| (id, delta, itoa::Buffer::new())).collect();
+        let fence = guarded(fence);
+        let mut pairs: Vec<_> =
+            pairs.into_iter().map(|(id, delta)| (id.as_ref(), delta, itoa::Buffer::new())).collect();
         let count = pairs.len();
         let numbers = [fence.map_or(0, |fence| fence.seq), hits, family.sync_hits].map(|number| number.to_string());
         let (sync_ms, max_pending) = (millis(family.sync_time), family.max_pending.to_string());
         let attempt = Fence::attempt(fence.as_ref());
         let mut args = Vec::with_capacity(8 + 2 * count);
-        args.extend([fence.map_or("", |fence| fence.producer), &numbers[0], attempt, &numbers[1], &numbers[2]]);
-        args.extend([&*sync_ms, &max_pending, &self.now_ms]);
-        args.extend(pairs.iter_mut().flat_map(|(id, delta, digits)| [*id, digits.format(*delta)]));
+        let fixed = [fence.map_or("", |fence| fence.producer), &numbers[0], attempt, &numbers[1], &numbers[2]];
+        args.extend(fixed.into_iter().chain([&*sync_ms, &max_pending, &self.now_ms]).map(str::as_bytes));
+        args.extend(pairs.iter_mut().flat_map(|(id, delta, digits)| [*id, digits.format(*delta).as_bytes()]));
         let keys = [self.keys.buffer(), self.keys.meta(), self.keys.producers()];
         let reply = script::call(&self.redis, "buffered_add", &keys, &args).await?;
         match reply.status() {
@@ -256,8 +257,16 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
 
     /// What the ids have pending, with the batch's id, as of one moment.
     pub async fn read(&self, ids: &[&str]) -> Result<Pending> {
-        let keys = [self.keys.buffer(), self.keys.batch(), self.keys.meta()];
-        let mut reply = script::repeat_safe(&self.redis, "buffered_read", &keys, ids).await?;
+        self.read_from(&[self.keys.buffer(), self.keys.batch(), self.keys.meta()], ids).await
+    }
+
+    /// The same with what slices hold that are not over yet, as part of the buffer.
+    pub async fn read_with_slices(&self, ids: &[&str]) -> Result<Pending> {
+        self.read_from(&[self.keys.buffer(), self.keys.batch(), self.keys.meta(), self.keys.open()], ids).await
+    }
+
+    async fn read_from(&self, keys: &[String], ids: &[&str]) -> Result<Pending> {
+        let mut reply = script::repeat_safe(&self.redis, "buffered_read", keys, ids).await?;
         expect_ok(&reply)?;
         let incarnation = reply.string(0)?;
         let mut pending = Pending {

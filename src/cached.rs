@@ -1,6 +1,5 @@
 //! The scripts of the cached kind as typed calls on one partition: one script, one call (PROTOCOL section 4).
 
-use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 use std::time::Duration;
@@ -11,8 +10,8 @@ use redis::aio::ConnectionLike;
 use crate::ablation::{self, Guard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Stay};
-use crate::partition::{Fence, Partition, expect_ok, millis, random};
-use crate::script::{self, Reply};
+use crate::partition::{Fence, Partition, expect_ok, guarded, millis, random};
+use crate::script::{self, Arg, Reply, arg, made};
 use crate::store::{Row, Version};
 
 /// How long a ticket lasts: time to read a row from the database and to hand it in.
@@ -129,36 +128,34 @@ pub enum Deleted {
 
 impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     /// Seeds what is missing, and changes each counter that is there.
-    pub async fn incr<'p>(
+    pub async fn incr<'p, I: AsRef<[u8]> + ?Sized + 'p>(
         &'p self,
         family: &Family,
         stay: &Stay,
         fence: Option<Fence<'p>>,
-        seeds: impl IntoIterator<Item = (&'p str, Seed)>,
-        changes: impl IntoIterator<Item = (&'p str, Change)>,
+        seeds: impl IntoIterator<Item = (&'p I, Seed)>,
+        changes: impl IntoIterator<Item = (&'p I, Change)>,
     ) -> Result<IncrReply> {
-        let fence = fence.filter(|_| !ablation::is_out(Guard::ProducerFence));
-        let bound = |bound: Option<i64>| bound.map_or(Cow::Borrowed(""), owned);
-        let mut args = vec![
-            Cow::Borrowed(fence.map_or("", |fence| fence.producer)),
-            owned(fence.map_or(0, |fence| fence.seq)),
-            Cow::Borrowed(Fence::attempt(fence.as_ref())),
-            owned(Ticket(random()?)),
-            millis(TICKET).into(),
-            millis(family.sync_time).into(),
-            millis(stay.retain).into(),
+        let fence = guarded(fence);
+        let bound = |bound: Option<i64>| bound.map_or(arg(""), made);
+        let mut args = Vec::from(Fence::args(fence.as_ref()));
+        args.extend([
+            made(Ticket(random()?)),
+            made(millis(TICKET)),
+            made(millis(family.sync_time)),
+            made(millis(stay.retain)),
             bound(stay.min),
             bound(stay.max),
-            Cow::Borrowed(&*self.now_ms),
-        ];
+            arg(&self.now_ms),
+        ]);
         push_seeds(&mut args, seeds);
         let fixed = args.len();
         for (id, change) in changes {
-            args.push(id.into());
+            args.push(arg(id));
             args.push(match change {
-                Change::Add(1) => "1".into(),
-                Change::Add(delta) => owned(delta),
-                Change::Set(value) => owned(format_args!("={value}")),
+                Change::Add(1) => arg("1"),
+                Change::Add(delta) => made(delta),
+                Change::Set(value) => made(format_args!("={value}")),
             });
         }
         let [values, rows, agenda] = self.cached_keys();
@@ -178,14 +175,10 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         seeds: impl IntoIterator<Item = (&'p str, Seed)>,
         ids: &[&'p str],
     ) -> Result<Vec<Word>> {
-        let mut args = vec![
-            owned(Ticket(random()?)),
-            millis(TICKET).into(),
-            millis(stay.retain).into(),
-            Cow::Borrowed(&*self.now_ms),
-        ];
+        let mut args =
+            vec![made(Ticket(random()?)), made(millis(TICKET)), made(millis(stay.retain)), arg(&self.now_ms)];
         push_seeds(&mut args, seeds);
-        args.extend(ids.iter().map(|&id| Cow::Borrowed(id)));
+        args.extend(ids.iter().map(|&id| arg(id)));
         let reply = script::repeat_safe(&self.redis, "cached_get", &self.cached_keys(), &args).await?;
         expect_ok(&reply)?;
         words(&reply, ids.len())
@@ -297,18 +290,17 @@ where
     script::read::<_, u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
 }
 
-fn push_seeds<'p>(args: &mut Vec<Cow<'p, str>>, seeds: impl IntoIterator<Item = (&'p str, Seed)>) {
+fn push_seeds<'p, I>(args: &mut Vec<Arg<'p>>, seeds: impl IntoIterator<Item = (&'p I, Seed)>)
+where
+    I: AsRef<[u8]> + ?Sized + 'p,
+{
     let at = args.len();
-    args.push("0".into());
+    args.push(arg("0"));
     for (id, seed) in seeds {
-        let [value, version] = row_words(seed.row).map(Cow::Owned);
-        args.extend([id.into(), owned(seed.ticket), value, version]);
+        let [value, version] = row_words(seed.row).map(made);
+        args.extend([arg(id), made(seed.ticket), value, version]);
     }
-    args[at] = owned((args.len() - at) / 4);
-}
-
-fn owned<'a>(word: impl fmt::Display) -> Cow<'a, str> {
-    Cow::Owned(word.to_string())
+    args[at] = made((args.len() - at) / 4);
 }
 
 /// A row as scripts take it: value and version, "-" for none.

@@ -11,14 +11,14 @@ use tokio::time::Instant;
 use crate::cached::{Change, Seed, Ticket, Word};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Stay};
+use crate::handle::Handle;
 use crate::metrics;
 use crate::mysql::MysqlStore;
 use crate::partition::Partition;
 use crate::primary::Primary;
 use crate::seeding::{Read, Seeding};
-use crate::shared::{Opened, Shared};
-use crate::store::{ReadFrom, Registered, Row, Store};
-use crate::writer::{Answer, Writer};
+use crate::store::{Row, Store};
+use crate::writer::Answer;
 
 /// What became of one change of a cached counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,24 +54,15 @@ impl Changed {
 /// the counter is used (PROTOCOL section 4). Cloning is cheap.
 #[derive(Debug)]
 pub struct CachedCounters<C = Primary, S = MysqlStore> {
-    shared: Arc<Shared<C, S>>,
-    opened: Arc<Opened>,
-    writer: Arc<Writer<C>>,
+    handle: Handle<C, S>,
     seeding: Arc<Seeding>,
     stay: Stay,
-    patience: Duration,
 }
 
 impl<C, S> Clone for CachedCounters<C, S> {
     fn clone(&self) -> Self {
-        CachedCounters {
-            shared: self.shared.clone(),
-            opened: self.opened.clone(),
-            writer: self.writer.clone(),
-            seeding: self.seeding.clone(),
-            stay: self.stay.clone(),
-            patience: self.patience,
-        }
+        let (handle, seeding) = (self.handle.clone(), self.seeding.clone());
+        CachedCounters { handle, seeding, stay: self.stay.clone() }
     }
 }
 
@@ -84,22 +75,21 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
     S: Store,
 {
-    pub(crate) fn new(shared: Arc<Shared<C, S>>, registered: Registered, stay: Stay) -> Self {
-        let (opened, writer) = shared.open(registered);
-        CachedCounters { shared, opened, writer, seeding: Arc::default(), stay, patience: Duration::from_secs(5) }
+    pub(crate) fn new(handle: Handle<C, S>, stay: Stay) -> Self {
+        CachedCounters { handle, seeding: Arc::default(), stay }
     }
 
     /// How long an increment of this handle and its clones repeats a call that fails before it gives up; 5 s unless said
     /// otherwise. Reading the database is not part of it.
     #[must_use]
     pub fn write_timeout(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+        self.handle.patience = patience;
         self
     }
 
     /// The configuration.
     pub fn family(&self) -> &Family {
-        &self.opened.registered.family
+        self.handle.family()
     }
 
     /// Adds `delta` to `id`, and answers the value as after exactly this increment. Where the counter is not in Redis
@@ -168,25 +158,27 @@ where
     /// [`Store`](ErrorKind::Store) where the database cannot be asked.
     pub async fn stored(&self, ids: &[impl AsRef<str>]) -> Result<Vec<Option<i64>>> {
         let ids = self.family().check_ids(ids)?;
-        Ok(self.shared.store.read(&self.opened.registered, &ids, &[], ReadFrom::Nearest).await?.values)
+        self.handle.stored(&ids).await
     }
 
     async fn change(&self, id: &str, change: Change) -> Result<Changed> {
         self.family().check_id(id)?;
-        let mut patience = self.patience;
+        let mut patience = self.handle.patience;
         // the read is held until the seed is handed in: who misses the counter meanwhile joins it
         let mut held: Option<(Seed, Arc<Read>)> = None;
         for _ in 0..ATTEMPTS {
             let began = Instant::now();
             let seed = held.as_ref().map(|(seed, _)| *seed);
-            let ticket = match self.writer.change(id, change, seed, patience, true).await? {
+            let ticket = match self.handle.writer.change(id.as_bytes(), change, seed, patience, true).await? {
                 Answer::Counted(value) => return Ok(Changed::Counted { value }),
                 Answer::OutOfRange(value) => return Ok(Changed::OutOfRange { value }),
                 Answer::Missing(ticket) => ticket,
-                Answer::Full => return Err(Error::corrupt("a cached family is full")),
+                Answer::Full | Answer::First | Answer::Again => {
+                    return Err(Error::corrupt("a cached family answers as another kind"));
+                }
             };
             patience = patience.saturating_sub(began.elapsed());
-            let read = self.seeding.read(&self.shared, &self.opened, id, ticket);
+            let read = self.seeding.read(&self.handle.shared, &self.handle.opened, id, ticket);
             let row = read.row().await?;
             if row.value.is_none() && !self.family().makes_rows() {
                 return Ok(Changed::NoRow);
@@ -214,7 +206,7 @@ where
         let reads = chunks.map(|(number, some)| async move {
             let names: Vec<_> = some.iter().map(|(place, _)| ids[*place]).collect();
             let seeds = some.iter().filter_map(|(place, seed)| Some((ids[*place], (*seed)?)));
-            let words = self.shared.partition(self.family(), number).values(&self.stay, seeds, &names).await?;
+            let words = self.handle.partition(number).values(&self.stay, seeds, &names).await?;
             Ok::<_, Error>((some, words))
         });
         let mut missing = Vec::new();
@@ -231,17 +223,17 @@ where
 
     /// The rows of the missing counters: a single one is shared with others who miss it, many come in one query.
     async fn rows(&self, ids: &[&str], missing: &[(usize, Ticket)]) -> Result<Vec<Row>> {
-        let registered = &self.opened.registered;
+        let registered = &self.handle.opened.registered;
         match missing {
             [] => Ok(Vec::new()),
             [(place, ticket)] => {
-                let read = self.seeding.read(&self.shared, &self.opened, ids[*place], *ticket);
+                let read = self.seeding.read(&self.handle.shared, &self.handle.opened, ids[*place], *ticket);
                 Ok(vec![read.row().await?])
             }
             _ => {
                 let ids: Vec<_> = missing.iter().map(|(place, _)| ids[*place]).collect();
-                metrics::seeded(&self.opened.label, ids.len());
-                self.shared.store.rows(registered, &ids).await
+                metrics::seeded(&self.handle.opened.label, ids.len());
+                self.handle.shared.store.rows(registered, &ids).await
             }
         }
     }

@@ -5,18 +5,22 @@ use std::sync::Arc;
 use futures_util::future::{join, join_all};
 use redis::aio::ConnectionLike;
 
+use crate::activity_counters::Activity;
 use crate::cached_counters::CachedCounters;
 use crate::check::{self, Finding, Severity};
 use crate::counters::Counters;
 use crate::error::{ErrorKind, Result};
-use crate::family::{CachedFamily, Family};
+use crate::family::{ActivityFamily, CachedFamily, Family, SeriesFamily, VisitorsFamily};
 use crate::flush::Flusher;
+use crate::handle::Handle;
 use crate::mysql::MysqlStore;
 use crate::primary::Primary;
 use crate::reconciler::ReconcilerBuilder;
 use crate::save::Saver;
+use crate::series_counters::Series;
 use crate::shared::Shared;
 use crate::store::{Registered, Store};
+use crate::visitor_counters::Visitors;
 
 /// One Redis and one database that keep an application's counters together.
 ///
@@ -70,7 +74,7 @@ where
     /// [`Unsafe`](crate::ErrorKind::Unsafe) for a connection to Redis that sends a call again by itself. While Redis
     /// cannot be asked about that the family is opened, and the first hit asks again.
     pub async fn open(&self, family: Family) -> Result<Counters<C, S>> {
-        Ok(Counters::new(self.shared.clone(), self.register(family).await?))
+        Ok(Counters::new(self.handle(family).await?))
     }
 
     /// Opens a family of cached counters, in the same way.
@@ -79,17 +83,44 @@ where
     /// As for [`open`](Self::open).
     pub async fn open_cached(&self, family: CachedFamily) -> Result<CachedCounters<C, S>> {
         let CachedFamily { family, stay } = family;
-        Ok(CachedCounters::new(self.shared.clone(), self.register(family).await?, stay))
+        Ok(CachedCounters::new(self.handle(family).await?, stay))
     }
 
-    async fn register(&self, family: Family) -> Result<Registered> {
+    /// Opens a family of series, in the same way.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub async fn open_series(&self, family: SeriesFamily) -> Result<Series<C, S>> {
+        let SeriesFamily { family, windows } = family;
+        Ok(Series::new(self.handle(family).await?, windows))
+    }
+
+    /// Opens a family of activity, in the same way.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub async fn open_activity(&self, family: ActivityFamily) -> Result<Activity<C, S>> {
+        let ActivityFamily { family, sliding, cache_for } = family;
+        Ok(Activity::new(self.handle(family).await?, sliding, cache_for))
+    }
+
+    /// Opens a family of unique visitors, in the same way.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub async fn open_visitors(&self, family: VisitorsFamily) -> Result<Visitors<C, S>> {
+        Ok(Visitors::new(self.handle(family.family).await?))
+    }
+
+    /// What a handle of the family consists of, once the database knows it.
+    async fn handle(&self, family: Family) -> Result<Handle<C, S>> {
         match self.shared.dispatch.refuse_resending(&family).await {
             Err(error) if error.kind() == ErrorKind::Unsafe => return Err(error),
             Err(error) => tracing::warn!(%error, "the connection is not yet known to be safe"),
             Ok(()) => {}
         }
         let number = self.shared.store.register(&family).await?;
-        Ok(Registered { family, number })
+        Ok(Handle::new(self.shared.clone(), Registered { family, number }))
     }
 
     /// Looks at the servers and answers what should be known or changed, the worst first. An empty answer is a good one.

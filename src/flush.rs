@@ -17,6 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::partition::{Partition, random};
 use crate::script;
+use crate::series::any_slices;
 use crate::shared::{Opened, Shared};
 use crate::store::{Applied, Batch, Incarnation, Registered, Store};
 
@@ -133,6 +134,9 @@ where
         let Registered { family, number } = &*opened.registered;
         let all: Vec<_> =
             (0..family.partitions()).map(|partition| Partition::new(self.redis.clone(), family, partition)).collect();
+        if family.keeps_slices() {
+            self.close_slices(&all).await?;
+        }
         // a cluster says once that it does not take keys of several slots in one call
         if !self.one_by_one.load(Ordering::Relaxed) {
             match anything_pending(&self.redis, &all).await {
@@ -148,6 +152,21 @@ where
         let found =
             found.into_iter().zip(0..).filter_map(|(pending, partition)| pending.then_some((*number, partition)));
         Ok(found.collect())
+    }
+
+    /// Hands the slices that are over on to the buffers.
+    async fn close_slices(&self, partitions: &[Partition<C>]) -> Result<()> {
+        if !self.one_by_one.load(Ordering::Relaxed) {
+            match any_slices(&self.redis, partitions).await {
+                Ok(false) => return Ok(()),
+                Err(error) if script::crosses_slots(&error) => self.one_by_one.store(true, Ordering::Relaxed),
+                _ => {}
+            }
+        }
+        for some in partitions.chunks(CALLS) {
+            try_join_all(some.iter().map(Partition::close_slices)).await?;
+        }
+        Ok(())
     }
 
     /// Cuts a batch off each partition, or takes the one that is there. With `due`, only where a sync is due and nobody

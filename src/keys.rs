@@ -1,6 +1,10 @@
 //! The only place where a key is spelt (PROTOCOL section 2).
 
+use crate::calendar::Precision;
 use crate::family::Family;
+
+/// A key with a name of the application's in it.
+pub type Key = Vec<u8>;
 
 /// The keys of one partition of a family. All carry one hash tag, so that they live in one Redis Cluster slot.
 #[derive(Clone, Debug)]
@@ -43,9 +47,61 @@ impl Keys {
         format!("{}rows", self.tag)
     }
 
-    /// Sorted set id -> when something is next to be done about a cached counter.
+    /// Sorted set id -> when something is next to be done about a cached counter; kept id -> when its slice is over.
     pub fn agenda(&self) -> String {
         format!("{}agenda", self.tag)
+    }
+
+    /// Hash kept id -> count of a slice that is not over yet and is to be kept.
+    pub fn open(&self) -> String {
+        format!("{}open", self.tag)
+    }
+
+    /// Sorted set of the names of series.
+    pub fn names(&self) -> String {
+        format!("{}names", self.tag)
+    }
+
+    /// Sorted set name -> when nothing of the series is in any window any more.
+    pub fn idle(&self) -> String {
+        format!("{}idle", self.tag)
+    }
+
+    /// Hash slice start -> count, of one series at one precision.
+    pub fn window(&self, precision: Precision, name: &[u8]) -> Key {
+        self.of(format_args!("series:{precision}"), name)
+    }
+
+    /// Hash layer -> views, of one stripe of a page.
+    pub fn views(&self, stripe: u32, page: &[u8]) -> Key {
+        self.of(format_args!("views:{stripe}"), page)
+    }
+
+    /// Sorted set visitor -> layer in which it was seen last, of one stripe of a page.
+    pub fn visitors(&self, stripe: u32, page: &[u8]) -> Key {
+        self.of(format_args!("visitors:{stripe}"), page)
+    }
+
+    /// HyperLogLog of the visitors of one layer, of one stripe of a page.
+    pub fn layer(&self, layer: i64, stripe: u32, page: &[u8]) -> Key {
+        self.of(format_args!("layer:{layer}:{stripe}"), page)
+    }
+
+    /// HyperLogLog of the visitors of one minute, of one stripe of a page.
+    pub fn minute(&self, minute: i64, stripe: u32, page: &[u8]) -> Key {
+        self.of(format_args!("minute:{minute}:{stripe}"), page)
+    }
+
+    /// Set of those who have been counted as visitors of an id.
+    pub fn seen(&self, id: &[u8]) -> Key {
+        self.of(format_args!("seen"), id)
+    }
+
+    /// Names, pages and ids end the key, so that they may hold what separates its parts.
+    fn of(&self, what: std::fmt::Arguments<'_>, end: &[u8]) -> Key {
+        let mut key = format!("{}{what}:", self.tag).into_bytes();
+        key.extend_from_slice(end);
+        key
     }
 
     /// String, for 10 s: what asks whether a connection resends, by a number of its own.

@@ -2,17 +2,22 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod ablation;
+mod activity;
+mod activity_counters;
 mod backoff;
 mod buffered;
 mod cached;
 mod cached_counters;
+mod calendar;
 mod check;
 mod connect;
 mod counterfoil;
 mod counters;
 mod error;
+mod exact;
 mod family;
 mod flush;
+mod handle;
 mod keys;
 mod link;
 pub mod metrics;
@@ -25,31 +30,44 @@ mod resend;
 mod save;
 mod script;
 mod seeding;
+mod series;
+mod series_counters;
+mod server_clock;
 mod shared;
 mod store;
 mod table;
+mod visit;
+mod visitor_counters;
+mod visitors;
 mod writer;
 
+pub use activity_counters::{Activity, Minute, Now, VisitorCount};
 pub use buffered::Added;
 pub use cached_counters::{CachedCounters, Changed};
+pub use calendar::Precision;
 pub use check::{Finding, Severity};
 #[cfg(feature = "cluster")]
 pub use connect::cluster_settings;
 pub use counterfoil::Counterfoil;
 pub use counters::Counters;
 pub use error::{Error, ErrorKind, Result};
-pub use family::{CachedFamily, CachedFamilyBuilder, Durability, Family, FamilyBuilder};
+pub use family::{
+    ActivityFamily, ActivityFamilyBuilder, CachedFamily, CachedFamilyBuilder, Counting, Durability, Family,
+    FamilyBuilder, SeriesFamily, SeriesFamilyBuilder, VisitorsFamily, VisitorsFamilyBuilder,
+};
 pub use mysql::{MysqlStore, Reject};
 pub use primary::Primary;
 pub use reconciler::{Reconciler, ReconcilerBuilder};
 pub use script::Script;
+pub use series_counters::{Series, Slice};
 pub use store::{Applied, Batch, Incarnation, ReadFrom, Registered, Row, Save, Saved, Snapshot, Store, Version};
 pub use table::{KeyType, Table};
+pub use visitor_counters::Visitors;
 
 /// Opened for the project's own tests: nothing here is part of the crate's interface.
 #[cfg(feature = "test-hooks")]
 pub mod test_hooks {
-    pub use crate::ablation::{Guard, take_out};
+    pub use crate::ablation::{Guard, set_time, take_out};
     pub use crate::buffered::{AddReply, Cut, CutBatch, FetchReply, Lease, Pending, RotateReply};
     pub use crate::cached::{Change, Claim, Deleted, IncrReply, Marked, Rebased, Seed, Ticket, Word};
     pub use crate::family::Stay;

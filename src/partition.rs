@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use redis::aio::ConnectionLike;
 
+use crate::ablation::{self, Guard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::keys::Keys;
-use crate::script::{self, Reply};
+use crate::script::{self, Arg, Reply, arg, made};
 
 /// One partition of a family in one Redis.
 #[derive(Clone, Debug)]
@@ -35,6 +36,12 @@ impl Fence<'_> {
     pub(crate) fn attempt(fence: Option<&Self>) -> &'static str {
         if fence.is_some_and(|fence| fence.repeat) { "repeat" } else { "first" }
     }
+
+    /// As every counting script begins its arguments.
+    pub(crate) fn args<'a>(fence: Option<&Fence<'a>>) -> [Arg<'a>; 3] {
+        let (producer, seq) = fence.map_or(("", 0), |fence| (fence.producer, fence.seq));
+        [arg(producer), made(seq), arg(Fence::attempt(fence))]
+    }
 }
 
 impl<C: ConnectionLike + Clone + 'static> Partition<C> {
@@ -48,6 +55,11 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     pub fn at(mut self, now_ms: u64) -> Self {
         self.now_ms = now_ms.to_string();
         self
+    }
+
+    /// What a script is told of the time where a caller's clock has no say: nothing, but in tests.
+    pub(crate) fn time(&self) -> Arg<'_> {
+        ablation::simulated_time().map_or_else(|| arg(&self.now_ms), made)
     }
 
     /// Makes the producer known.
@@ -72,6 +84,11 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
             }
         }
     }
+}
+
+/// The fence, unless a test has taken it out.
+pub(crate) fn guarded(fence: Option<Fence<'_>>) -> Option<Fence<'_>> {
+    fence.filter(|_| !ablation::is_out(Guard::ProducerFence))
 }
 
 pub(crate) fn expect_ok(reply: &Reply) -> Result<()> {

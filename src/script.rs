@@ -1,6 +1,8 @@
 //! The Lua bundle, and the only EVALSHA and EVAL.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::LazyLock;
 
 use include_dir::{Dir, include_dir};
@@ -44,6 +46,19 @@ impl Script {
     }
 }
 
+/// An argument of a call: bytes of any kind.
+pub type Arg<'a> = Cow<'a, [u8]>;
+
+/// What is there already, as an argument.
+pub fn arg<T: AsRef<[u8]> + ?Sized>(word: &T) -> Arg<'_> {
+    Cow::Borrowed(word.as_ref())
+}
+
+/// A word that is made for the call.
+pub fn made<'a>(word: impl fmt::Display) -> Arg<'a> {
+    Cow::Owned(word.to_string().into_bytes())
+}
+
 /// Calls a script by its hash; where Redis does not know it (any more), by its source, which makes it known again.
 ///
 /// The source goes by EVAL, since that goes where the call goes. SCRIPT LOAD does not in a cluster: the client sends it
@@ -53,7 +68,12 @@ impl Script {
 /// # Errors
 /// [`Redis`](ErrorKind::Redis): surely not executed. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): no answer came.
 /// [`InvalidInput`](ErrorKind::InvalidInput), [`Corrupt`](ErrorKind::Corrupt): the script refused, and did nothing.
-pub async fn call<C>(redis: &C, name: &'static str, keys: &[String], args: &[impl AsRef<str>]) -> Result<Reply>
+pub async fn call<C>(
+    redis: &C,
+    name: &'static str,
+    keys: &[impl AsRef<[u8]>],
+    args: &[impl AsRef<[u8]>],
+) -> Result<Reply>
 where
     C: ConnectionLike + Clone + 'static,
 {
@@ -73,16 +93,19 @@ where
 }
 
 /// Runs a text that is not of the bundle.
-pub async fn eval<C>(redis: &C, text: &str, keys: &[String], args: &[impl AsRef<str>]) -> RedisResult<Value>
+pub async fn eval<C>(redis: &C, text: &str, keys: &[impl AsRef<[u8]>], args: &[impl AsRef<[u8]>]) -> RedisResult<Value>
 where
     C: ConnectionLike + Clone + 'static,
 {
     link::send(redis, &command("EVAL", text, keys, args)).await
 }
 
-fn command(verb: &str, what: &str, keys: &[String], args: &[impl AsRef<str>]) -> Cmd {
+fn command(verb: &str, what: &str, keys: &[impl AsRef<[u8]>], args: &[impl AsRef<[u8]>]) -> Cmd {
     let mut command = Cmd::with_capacity(keys.len() + args.len() + 3, what.len() + 64 * (keys.len() + args.len() + 1));
-    command.arg(verb).arg(what).arg(keys.len()).arg(keys);
+    command.arg(verb).arg(what).arg(keys.len());
+    for key in keys {
+        command.arg(key.as_ref());
+    }
     for arg in args {
         command.arg(arg.as_ref());
     }
@@ -91,7 +114,12 @@ fn command(verb: &str, what: &str, keys: &[String], args: &[impl AsRef<str>]) ->
 
 /// Calls a script whose header says that a repeat is safe, so that a lost reply is no more than a reason to call again:
 /// [`Redis`](ErrorKind::Redis), like a call that was surely not executed.
-pub async fn repeat_safe<C>(redis: &C, name: &'static str, keys: &[String], args: &[impl AsRef<str>]) -> Result<Reply>
+pub async fn repeat_safe<C>(
+    redis: &C,
+    name: &'static str,
+    keys: &[impl AsRef<[u8]>],
+    args: &[impl AsRef<[u8]>],
+) -> Result<Reply>
 where
     C: ConnectionLike + Clone + 'static,
 {
@@ -118,7 +146,7 @@ fn classify<C: 'static>(name: &'static str, error: RedisError) -> Error {
 
 /// A command that reads keys of one slot. It goes as a script, since a cluster connection may send plain reads to a
 /// replica, which may be behind, and leaves nodes that it has no connection to out of a sum over several keys.
-pub async fn read<C, T>(redis: &C, verb: &str, keys: &[String], args: &[&str]) -> Result<T>
+pub async fn read<C, T>(redis: &C, verb: &str, keys: &[impl AsRef<[u8]>], args: &[&str]) -> Result<T>
 where
     C: ConnectionLike + Clone + 'static,
     T: redis::FromRedisValue,

@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 
 use crate::family::Family;
 use crate::partition::Partition;
+use crate::server_clock::ServerClock;
 use crate::store::Registered;
 use crate::writer::{Dispatch, Writer};
 
@@ -30,6 +31,7 @@ pub struct Opened {
     pub registered: Arc<Registered>,
     /// The family's name as metrics take it, cheap to clone.
     pub label: SharedString,
+    pub clock: ServerClock,
 }
 
 impl<C, S> Shared<C, S>
@@ -77,7 +79,7 @@ where
 impl Opened {
     fn new(registered: Registered) -> Self {
         let label = Arc::<str>::from(registered.family.name()).into();
-        Opened { label, registered: Arc::new(registered) }
+        Opened { label, registered: Arc::new(registered), clock: ServerClock::default() }
     }
 }
 

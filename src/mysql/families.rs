@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 
 /// The columns that hold [`Family::identity`], in its order.
-const IDENTITY: &str = "kind, CAST(partitions AS CHAR), wide, durability, target";
+const IDENTITY: &str = "kind, CAST(partitions AS CHAR), wide, durability, target, shape";
 
 /// Makes the family known, if it is not yet, and answers its number.
 pub(super) async fn register(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<u64> {
@@ -23,8 +23,8 @@ pub(super) async fn register(pool: &MySqlPool, meter: &Meter, family: &Family) -
 
 /// Changes nothing where the family is there.
 async fn insert(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<(), sqlx::Error> {
-    const INSERT: &str = "INSERT INTO counterfoil_families (namespace, name, kind, partitions, wide, durability, target) \
-         VALUES (?, ?, ?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE number = number";
+    const INSERT: &str = "INSERT INTO counterfoil_families (namespace, name, kind, partitions, wide, durability, target, shape) \
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE number = number";
     let identity = family.identity();
     let mut query = sqlx::query(INSERT).bind(family.namespace.as_bytes()).bind(family.name.as_bytes());
     for (_, value) in identity {

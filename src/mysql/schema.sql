@@ -12,6 +12,7 @@ CREATE TABLE IF NOT EXISTS counterfoil_families (
   wide VARCHAR(5) NOT NULL,
   durability VARCHAR(64) NOT NULL,
   target TEXT NOT NULL,
+  shape VARCHAR(512) NOT NULL,
   created_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,
   PRIMARY KEY (number),
   UNIQUE KEY family (namespace, name)

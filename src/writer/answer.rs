@@ -2,6 +2,7 @@
 
 use crate::buffered::Added;
 use crate::cached::{Ticket, Word};
+use crate::visitors::Visited;
 
 /// What a caller is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +15,10 @@ pub enum Answer {
     Full,
     /// Not counted: the counter has to be seeded.
     Missing(Ticket),
+    /// Counted: the visitor's first visit.
+    First,
+    /// A visitor who has been counted before.
+    Again,
 }
 
 impl From<Added> for Answer {
@@ -36,14 +41,24 @@ impl From<Word> for Answer {
     }
 }
 
+impl From<Visited> for Answer {
+    fn from(visited: Visited) -> Self {
+        match visited {
+            Visited::First => Answer::First,
+            Visited::Again => Answer::Again,
+            Visited::Full => Answer::Full,
+        }
+    }
+}
+
 impl Answer {
     /// As a caller of a buffered family is told.
     pub fn added(self) -> Added {
         match self {
             Answer::Counted(pending) => Added::Counted { pending },
             Answer::OutOfRange(_) => Added::OutOfRange,
-            // no buffered counter is ever missing
-            Answer::Full | Answer::Missing(_) => Added::Full,
+            // no buffered counter is ever missing, and none has visitors
+            Answer::Full | Answer::Missing(_) | Answer::First | Answer::Again => Added::Full,
         }
     }
 }

@@ -17,12 +17,12 @@ const HITS: u64 = 100_000;
 /// every caller can be told its own; a sum of both signs could leave the range on its way and yet end within it.
 #[derive(Debug, Default)]
 pub struct Group {
-    ups: IndexMap<Box<str>, Pair>,
-    downs: IndexMap<Box<str>, Pair>,
+    ups: IndexMap<Box<[u8]>, Pair>,
+    downs: IndexMap<Box<[u8]>, Pair>,
     /// Not to be summed with any other.
-    alone: Vec<(Box<str>, Pair)>,
+    alone: Vec<(Box<[u8]>, Pair)>,
     /// What missing counters are seeded with before.
-    seeds: IndexMap<Box<str>, Seed>,
+    seeds: IndexMap<Box<[u8]>, Seed>,
     hits: u64,
     until: Option<Until>,
 }
@@ -85,7 +85,7 @@ impl Group {
     }
 
     /// Adds a delta that stands for so many hits.
-    pub fn push(&mut self, id: &str, delta: i64, hits: u64) -> Seat {
+    pub fn push(&mut self, id: &[u8], delta: i64, hits: u64) -> Seat {
         let (list, pairs) = if delta < 0 { (List::Downs, &mut self.downs) } else { (List::Ups, &mut self.ups) };
         let Some((index, _, pair)) = pairs.get_full_mut(id) else {
             self.hits += hits;
@@ -99,37 +99,37 @@ impl Group {
     }
 
     /// Adds a delta that is not summed with others.
-    pub fn push_alone(&mut self, id: &str, delta: i64, hits: u64) -> Seat {
+    pub fn push_alone(&mut self, id: &[u8], delta: i64, hits: u64) -> Seat {
         self.push_single(id, Pair { sum: delta, hits, callers: 1, sets: false })
     }
 
     /// Adds a value that replaces the counter's, after everything that is summed.
-    pub fn push_set(&mut self, id: &str, value: i64) -> Seat {
+    pub fn push_set(&mut self, id: &[u8], value: i64) -> Seat {
         self.push_single(id, Pair { sum: value, hits: 1, callers: 1, sets: true })
     }
 
-    fn push_single(&mut self, id: &str, pair: Pair) -> Seat {
+    fn push_single(&mut self, id: &[u8], pair: Pair) -> Seat {
         self.hits += pair.hits;
         self.alone.push((id.into(), pair));
         Seat { list: List::Alone, index: self.alone.len() - 1, so_far: pair.sum }
     }
 
     /// Adds what the counter is to be seeded with if it is missing. Of several the last one: it has the latest ticket.
-    pub fn push_seed(&mut self, id: &str, seed: Seed) {
+    pub fn push_seed(&mut self, id: &[u8], seed: Seed) {
         self.seeds.insert(id.into(), seed);
     }
 
     /// The ids and deltas in the order in which a call carries them.
-    pub fn pairs(&self) -> impl Iterator<Item = (&str, i64)> {
+    pub fn pairs(&self) -> impl Iterator<Item = (&[u8], i64)> {
         self.all().map(|(id, pair)| (&**id, pair.sum))
     }
 
     /// The same as changes of cached counters.
-    pub fn changes(&self) -> impl Iterator<Item = (&str, Change)> {
+    pub fn changes(&self) -> impl Iterator<Item = (&[u8], Change)> {
         self.all().map(|(id, pair)| (&**id, if pair.sets { Change::Set(pair.sum) } else { Change::Add(pair.sum) }))
     }
 
-    pub fn seeds(&self) -> impl Iterator<Item = (&str, Seed)> {
+    pub fn seeds(&self) -> impl Iterator<Item = (&[u8], Seed)> {
         self.seeds.iter().map(|(id, seed)| (&**id, *seed))
     }
 
@@ -151,12 +151,14 @@ impl Group {
             Answer::Counted(sum) if !repeated => {
                 Some(Answer::Counted(sum.wrapping_sub(pair.sum).wrapping_add(seat.so_far)))
             }
+            // of several visits of one visitor the first one is the first
+            Answer::First if seat.so_far > 1 => Some(Answer::Again),
             refused if pair.comes_again(refused) => None,
             same => Some(same),
         }
     }
 
-    fn all(&self) -> impl Iterator<Item = (&Box<str>, &Pair)> {
+    fn all(&self) -> impl Iterator<Item = (&Box<[u8]>, &Pair)> {
         self.ups.iter().chain(&self.downs).chain(self.alone.iter().map(|(id, pair)| (id, pair)))
     }
 }

@@ -15,6 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
 use crate::partition::Partition;
+use crate::server_clock::ServerClock;
 use crate::shared::{Announced, Opened, Work};
 use crate::writer::answer::Answer;
 use crate::writer::call::{Call, Outcome, Until};
@@ -322,7 +323,7 @@ where
                 let (mut counted, mut range, mut full) = (0, 0, 0);
                 for (hits, answer) in group.settled_hits(answers) {
                     match answer {
-                        Answer::Counted(_) => counted += hits,
+                        Answer::Counted(_) | Answer::First | Answer::Again => counted += hits,
                         Answer::OutOfRange(_) => range += hits,
                         Answer::Full => full += hits,
                         // it comes again with a seed
@@ -349,6 +350,11 @@ where
 
     pub fn family(&self) -> &Family {
         &self.opened.registered.family
+    }
+
+    /// What is known of the server's time.
+    pub fn clock(&self) -> &ServerClock {
+        &self.opened.clock
     }
 
     pub fn dispatch(&self) -> &Arc<Dispatch<C>> {

@@ -6,6 +6,7 @@ use std::task::Poll;
 use redis::aio::ConnectionLike;
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::activity::TouchReply;
 use crate::backoff::Backoff;
 use crate::buffered::AddReply;
 use crate::cached::IncrReply;
@@ -13,6 +14,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Kind;
 use crate::metrics;
 use crate::partition::Fence;
+use crate::series::SeriesReply;
+use crate::visitors::VisitReply;
 use crate::writer::answer::Answer;
 use crate::writer::call::{Call, Outcome};
 use crate::writer::dispatch::{Permit, Turn, start};
@@ -181,6 +184,31 @@ where
                 IncrReply::Executed(words) => (words.into_iter().map(Answer::from).collect(), false),
                 IncrReply::Unknown => return Ok(self.forgotten()),
             },
+            Kind::Series(windows) => {
+                match partition.add_to_series(windows, self.lane.clock(), fence, group.pairs()).await? {
+                    SeriesReply::Executed(counted) => {
+                        let answer = |counted| if counted { Answer::Counted(0) } else { Answer::OutOfRange(0) };
+                        (counted.into_iter().map(answer).collect(), false)
+                    }
+                    SeriesReply::Unknown => return Ok(self.forgotten()),
+                }
+            }
+            Kind::Activity(sliding) => match partition.touch(sliding, self.lane.clock(), fence, group.pairs()).await? {
+                TouchReply::Executed => (vec![Answer::Counted(0); group.len()], false),
+                TouchReply::Unknown => return Ok(self.forgotten()),
+            },
+            Kind::Visitors { remember } => {
+                let visits = group.pairs().map(|(visit, _)| visit);
+                match partition.first_visits(family, *remember, fence, visits).await? {
+                    VisitReply::Executed { due, visited } => {
+                        if due {
+                            self.lane.announce_due();
+                        }
+                        (visited.into_iter().map(Answer::from).collect(), false)
+                    }
+                    VisitReply::Unknown => return Ok(self.forgotten()),
+                }
+            }
         };
         Ok(Outcome::Counted { answers, repeated })
     }

@@ -62,12 +62,12 @@ where
     }
 
     /// Counts one hit. Without `wait` it is an error if many others wait already.
-    pub async fn add(&self, id: &str, delta: i64, patience: Duration, wait: bool) -> Own {
+    pub async fn add(&self, id: &[u8], delta: i64, patience: Duration, wait: bool) -> Own {
         self.change(id, Change::Add(delta), None, patience, wait).await
     }
 
     /// The same for any change, before which a missing counter is seeded if a seed is given.
-    pub async fn change(&self, id: &str, change: Change, seed: Option<Seed>, patience: Duration, wait: bool) -> Own {
+    pub async fn change(&self, id: &[u8], change: Change, seed: Option<Seed>, patience: Duration, wait: bool) -> Own {
         let lane = self.lane(self.partition_for(id));
         let push = |group: &mut Group| {
             group.has_room_for(1).then(|| {
@@ -88,7 +88,7 @@ where
     }
 
     /// Counts what stands for so many hits and was refused in a sum with others.
-    async fn add_alone(lane: &Arc<Lane<C>>, id: &str, delta: i64, hits: u64, patience: Duration) -> Own {
+    async fn add_alone(lane: &Arc<Lane<C>>, id: &[u8], delta: i64, hits: u64, patience: Duration) -> Own {
         let push = |group: &mut Group| group.has_room_for(1).then(|| group.push_alone(id, delta, hits));
         let (call, seat) = lane.count(patience, true, push).await?;
         call.own(seat)?.ok_or_else(|| Error::corrupt("a hit that was tried alone was summed"))
@@ -96,7 +96,7 @@ where
 
     /// Counts many hits, and answers what became of each: those of one partition go together, and partitions fail by
     /// themselves.
-    pub async fn add_many(&self, hits: &[(&str, i64)], patience: Duration) -> Vec<Own> {
+    pub async fn add_many(&self, hits: &[(&[u8], i64)], patience: Duration) -> Vec<Own> {
         let mut places: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for (place, (id, _)) in hits.iter().enumerate() {
             places.entry(self.partition_for(id)).or_default().push(place);
@@ -115,7 +115,7 @@ where
         owns.into_iter().map(|(_, own)| own).collect()
     }
 
-    async fn add_some(&self, lane: &Arc<Lane<C>>, hits: &[(&str, i64)], patience: Duration) -> Vec<Own> {
+    async fn add_some(&self, lane: &Arc<Lane<C>>, hits: &[(&[u8], i64)], patience: Duration) -> Vec<Own> {
         let push = |group: &mut Group| {
             let fits = group.has_room_for(hits.len());
             fits.then(|| hits.iter().map(|(id, delta)| group.push(id, *delta, 1)).collect::<Vec<_>>())
@@ -136,9 +136,9 @@ where
     }
 
     /// Counts a hit in this process, and sees to it that it is sent soon.
-    pub fn record(self: &Arc<Self>, id: &str, delta: i64) -> Result<()> {
+    pub fn record(self: &Arc<Self>, id: &[u8], delta: i64) -> Result<()> {
         let family = &self.opened.registered.family;
-        self.recorder.record(family, family.partition_of(id), id, delta)?;
+        self.recorder.record(family, family.home_of(id).unwrap_or_else(|| family.partition_by(id)), id, delta)?;
         Recorder::begin(self);
         Ok(())
     }
@@ -156,10 +156,10 @@ where
     }
 
     /// The partition that takes an increment of this id: its own, or the least busy one of a wide family.
-    fn partition_for(&self, id: &str) -> u32 {
+    fn partition_for(&self, id: &[u8]) -> u32 {
         let family = &self.opened.registered.family;
-        if !family.is_wide() {
-            return family.partition_of(id);
+        if let Some(home) = family.home_of(id) {
+            return home;
         }
         // as long as nothing waits there, the same one as before: fewer partitions are brought to the database
         let count = family.partitions();

@@ -36,7 +36,7 @@ pub struct Recorder {
     lost: Mutex<Option<Error>>,
 }
 
-type Sums = HashMap<Box<str>, Sum>;
+type Sums = HashMap<Box<[u8]>, Sum>;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
@@ -56,12 +56,15 @@ impl Recorder {
     }
 
     /// Adds a hit to the sums.
-    pub fn record(&self, family: &Family, partition: u32, id: &str, delta: i64) -> Result<()> {
+    pub fn record(&self, family: &Family, partition: u32, id: &[u8], delta: i64) -> Result<()> {
         let all = self.sums.get_or_init(|| (0..family.partitions()).map(|_| Mutex::default()).collect());
         let mut sums = lock(&all[partition as usize]);
         if let Some(sum) = sums.get_mut(id) {
             let delta = sum.delta.checked_add(delta).ok_or_else(|| {
-                Error::new(ErrorKind::Range, format!("{family}: the recorded sum of {id:?} would leave i64"))
+                Error::new(
+                    ErrorKind::Range,
+                    format!("{family}: the recorded sum of {:?} would leave i64", String::from_utf8_lossy(id)),
+                )
             })?;
             *sum = Sum { delta, hits: sum.hits + 1 };
         } else if sums.len() < IDS {
@@ -162,7 +165,7 @@ impl Recorder {
     }
 
     /// Puts a sum back that was surely not counted.
-    fn keep(&self, family: &Family, partition: u32, id: &str, sum: Sum) -> Result<()> {
+    fn keep(&self, family: &Family, partition: u32, id: &[u8], sum: Sum) -> Result<()> {
         let Some(all) = self.sums.get() else { return Ok(()) };
         let mut sums = lock(&all[partition as usize]);
         let kept = sums.entry(id.into()).or_default();
@@ -181,8 +184,8 @@ fn hits(sums: &Sums) -> u64 {
     sums.values().map(|sum| sum.hits).sum()
 }
 
-fn out_of_range(family: &Family, id: &str, sum: Sum, why: &str) -> Error {
-    Error::new(ErrorKind::Range, format!("{family}: {} hits on {id:?}: {why}", sum.hits))
+fn out_of_range(family: &Family, id: &[u8], sum: Sum, why: &str) -> Error {
+    Error::new(ErrorKind::Range, format!("{family}: {} hits on {:?}: {why}", sum.hits, String::from_utf8_lossy(id)))
 }
 
 /// Of two results the one that says more: what is lost before what is kept.

@@ -1,0 +1,223 @@
+//! Slices of time: how long they are, where they begin, and what they are called where they are kept (PROTOCOL section 5).
+
+use std::fmt;
+
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+use jiff::{Timestamp, ToSpan};
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// How long the slices of a series are.
+///
+/// Slices of a fixed length begin at its multiples in Unix time, whatever the time zone. Days and months begin at local
+/// midnight: a day has 23 or 25 hours where the clocks are changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Precision {
+    /// So many seconds, up to a year's.
+    Seconds(u32),
+    /// A day of the family's time zone.
+    Day,
+    /// A month of the family's time zone.
+    Month,
+}
+
+impl Precision {
+    /// 1 s.
+    pub const SECOND: Precision = Precision::Seconds(1);
+    /// 5 s.
+    pub const FIVE_SECONDS: Precision = Precision::Seconds(5);
+    /// 1 min.
+    pub const MINUTE: Precision = Precision::Seconds(60);
+    /// 5 min.
+    pub const FIVE_MINUTES: Precision = Precision::Seconds(300);
+    /// 1 h.
+    pub const HOUR: Precision = Precision::Seconds(3600);
+    /// 5 h.
+    pub const FIVE_HOURS: Precision = Precision::Seconds(18_000);
+    /// What a series has unless said otherwise: 1 s, 5 s, 1 min, 5 min, 1 h, 5 h, 1 day.
+    pub const DEFAULT: [Precision; 7] = [
+        Precision::SECOND,
+        Precision::FIVE_SECONDS,
+        Precision::MINUTE,
+        Precision::FIVE_MINUTES,
+        Precision::HOUR,
+        Precision::FIVE_HOURS,
+        Precision::Day,
+    ];
+    /// The most seconds that a slice of a fixed length has: those of 365 days.
+    pub const MAX_SECONDS: u32 = 31_536_000;
+}
+
+impl fmt::Display for Precision {
+    /// As it stands in keys and kept ids: `60s`, `day`, `month`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Precision::Seconds(seconds) => write!(f, "{seconds}s"),
+            Precision::Day => f.write_str("day"),
+            Precision::Month => f.write_str("month"),
+        }
+    }
+}
+
+/// A stretch of time, in Unix seconds; `end` is the start of the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    pub start: i64,
+    pub end: i64,
+}
+
+/// Where days and months begin.
+#[derive(Clone, Debug)]
+pub struct Calendar {
+    zone: TimeZone,
+    name: String,
+}
+
+impl PartialEq for Calendar {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Calendar {}
+
+impl Calendar {
+    pub fn utc() -> Self {
+        Calendar { zone: TimeZone::UTC, name: "UTC".to_owned() }
+    }
+
+    /// Of a time zone of the IANA database. The system's copy of it is asked first, then the one that is built in.
+    pub fn of(name: &str) -> Result<Self> {
+        let zone = TimeZone::get(name)
+            .map_err(|error| Error::invalid(format!("time zone {name:?} is not known")).with_source(error))?;
+        Ok(Calendar { zone, name: name.to_owned() })
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The slice that the time, in Unix seconds, falls into.
+    pub fn slice(&self, precision: Precision, at: i64) -> Result<Span> {
+        match precision {
+            Precision::Seconds(seconds) => {
+                let length = i64::from(seconds);
+                let start = at.div_euclid(length) * length;
+                Ok(Span { start, end: start + length })
+            }
+            Precision::Day => self.between(at, |date| (date, date.checked_add(1.day()))),
+            Precision::Month => {
+                self.between(at, |date| (date.first_of_month(), date.first_of_month().checked_add(1.month())))
+            }
+        }
+    }
+
+    /// The starts of the slice that the time falls into and of so many slices before it, ascending.
+    pub fn window(&self, precision: Precision, slices: u32, at: i64) -> Result<Vec<i64>> {
+        let mut start = self.slice(precision, at)?.start;
+        let mut starts = vec![start];
+        for _ in 1..slices {
+            start = self.slice(precision, start - 1)?.start;
+            starts.push(start);
+        }
+        starts.reverse();
+        Ok(starts)
+    }
+
+    /// The starts of all slices that have any part between the two times, ascending; `None` if they are more than `most`.
+    pub fn starts(&self, precision: Precision, from: i64, to: i64, most: usize) -> Result<Option<Vec<i64>>> {
+        let mut starts = Vec::new();
+        let mut at = from;
+        while at < to {
+            let slice = self.slice(precision, at)?;
+            if starts.len() == most {
+                return Ok(None);
+            }
+            starts.push(slice.start);
+            at = slice.end;
+        }
+        Ok(Some(starts))
+    }
+
+    /// What the slice is called in a kept id: its start in Unix seconds, or the date of its first day.
+    pub fn called(&self, precision: Precision, start: i64) -> Result<String> {
+        match precision {
+            Precision::Seconds(_) => Ok(start.to_string()),
+            // a day whose midnight does not exist begins later, but on the same date
+            Precision::Day | Precision::Month => Ok(self.date(start)?.to_string()),
+        }
+    }
+
+    fn date(&self, at: i64) -> Result<Date> {
+        let time = Timestamp::from_second(at).map_err(|error| out_of_calendar(at, error))?;
+        Ok(self.zone.to_datetime(time).date())
+    }
+
+    fn between(&self, at: i64, ends: impl Fn(Date) -> (Date, Result<Date, jiff::Error>)) -> Result<Span> {
+        let (first, next) = ends(self.date(at)?);
+        let midnight = |date: Date| date.to_zoned(self.zone.clone()).map(|midnight| midnight.timestamp().as_second());
+        let start = midnight(first).map_err(|error| out_of_calendar(at, error))?;
+        let end = next.and_then(midnight).map_err(|error| out_of_calendar(at, error))?;
+        Ok(Span { start, end })
+    }
+}
+
+fn out_of_calendar(at: i64, error: jiff::Error) -> Error {
+    Error::new(ErrorKind::InvalidInput, format!("{at} s of Unix time is in no calendar")).with_source(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 2014-03-30 12:00 UTC, the day of the change to summer time in Berlin.
+    const SPRING: i64 = 1_396_180_800;
+    /// 2014-10-26 12:00 UTC, the day of the change back.
+    const AUTUMN: i64 = 1_414_324_800;
+
+    #[test]
+    fn days_have_23_and_25_hours_where_the_clocks_are_changed() {
+        let berlin = Calendar::of("Europe/Berlin").expect("a zone");
+        let hours = |at| {
+            let day = berlin.slice(Precision::Day, at).expect("a day");
+            (day.end - day.start) / 3600
+        };
+        assert_eq!((hours(SPRING), hours(SPRING + 86_400)), (23, 24));
+        assert_eq!((hours(AUTUMN), hours(AUTUMN + 86_400)), (25, 24));
+        let day = berlin.slice(Precision::Day, SPRING).expect("a day");
+        assert_eq!(berlin.called(Precision::Day, day.start).expect("a date"), "2014-03-30");
+    }
+
+    #[test]
+    fn a_day_without_midnight_begins_at_one() {
+        // in Beirut clocks went from 00:00 to 01:00 on 2014-03-30
+        let beirut = Calendar::of("Asia/Beirut").expect("a zone");
+        let day = beirut.slice(Precision::Day, SPRING).expect("a day");
+        assert_eq!((day.end - day.start) / 3600, 23);
+        assert_eq!(beirut.called(Precision::Day, day.start).expect("a date"), "2014-03-30");
+        assert_eq!(beirut.slice(Precision::Day, day.start - 1).expect("a day").end, day.start);
+    }
+
+    #[test]
+    fn a_window_is_without_gaps_and_ends_now() {
+        let berlin = Calendar::of("Europe/Berlin").expect("a zone");
+        for precision in [Precision::MINUTE, Precision::FIVE_HOURS, Precision::Day, Precision::Month] {
+            let starts = berlin.window(precision, 40, AUTUMN).expect("a window");
+            assert_eq!(starts.len(), 40);
+            for two in starts.windows(2) {
+                assert_eq!(berlin.slice(precision, two[0]).expect("a slice").end, two[1]);
+            }
+            let last = berlin.slice(precision, starts[39]).expect("a slice");
+            assert!((last.start..last.end).contains(&AUTUMN));
+        }
+    }
+
+    #[test]
+    fn before_1970_slices_begin_earlier_too() {
+        let slice = Calendar::utc().slice(Precision::MINUTE, -1).expect("a slice");
+        assert_eq!(slice, Span { start: -60, end: 0 });
+        assert!(Calendar::of("Europe/Atlantis").is_err());
+    }
+}

@@ -1,0 +1,159 @@
+//! The configuration of a family of cached counters.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::{Durability, Family, Kind};
+use crate::error::Result;
+use crate::table::Table;
+
+/// How a cached family's counters stay in Redis. When they are saved is the family's `sync_time`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stay {
+    /// How long after the last increment.
+    pub(crate) retain: Duration,
+    pub(crate) min: Option<i64>,
+    pub(crate) max: Option<i64>,
+}
+
+/// A [`Family`] of cached counters: a type of its own, since they are counted and read by other calls than buffered ones.
+///
+/// ```
+/// use std::time::Duration;
+/// use counterfoil::{Family, KeyType, Table};
+/// # fn main() -> counterfoil::Result<()> {
+/// let votes = Family::cached("forum", "votes")
+///     .table(Table::update("item").key("id", KeyType::Unsigned).value("vote_count"))
+///     .save_after(Duration::from_secs(2))
+///     .min(0)
+///     .build()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CachedFamily {
+    pub(crate) family: Family,
+    pub(crate) stay: Stay,
+}
+
+impl Family {
+    /// Starts the configuration of a family of cached counters: the value lives in Redis for as long as it is used, comes
+    /// back with each increment, and is saved as a whole (PROTOCOL section 4). Namespace and name are of
+    /// `[a-z0-9_.-]{1,64}`.
+    pub fn cached(namespace: impl Into<String>, name: impl Into<String>) -> CachedFamilyBuilder {
+        let stay = Stay { retain: Duration::from_secs(600), min: None, max: None };
+        let family = Family::new(namespace.into(), name.into(), Duration::from_secs(2), Kind::Cached(stay.clone()));
+        CachedFamilyBuilder { family, stay }
+    }
+}
+
+/// A [`CachedFamily`] being configured; [`build`](Self::build) checks it.
+#[derive(Clone, Debug)]
+#[must_use = "a family is made by build()"]
+pub struct CachedFamilyBuilder {
+    family: Family,
+    stay: Stay,
+}
+
+impl CachedFamilyBuilder {
+    /// As for [a buffered family](FamilyBuilder::partitions). A call carries the increments of one partition: where one
+    /// Redis holds them all, two or four partitions make larger calls than eight; with one, Redis waits for the client.
+    pub fn partitions(mut self, partitions: u32) -> Self {
+        self.family.partitions = partitions;
+        self
+    }
+
+    /// When a claim counts as durable; [`Durability::Settle`] with 2.5 s unless said otherwise.
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.family.durability = durability;
+        self
+    }
+
+    /// Keeps the values in a table of the application: [`Table::upsert`] creates rows that do not exist yet,
+    /// [`Table::update`] refuses their increments ([`Changed::NoRow`](crate::Changed::NoRow)). Counterfoil's own table
+    /// unless said otherwise.
+    pub fn table(mut self, table: Table) -> Self {
+        self.family.table = Some(table);
+        self
+    }
+
+    /// A counter is saved this long after its first increment that is not saved yet, so many increments make one save:
+    /// 2 s unless said otherwise. Add the [settle time](Durability::Settle).
+    pub fn save_after(mut self, time: Duration) -> Self {
+        self.family.sync_time = time;
+        self
+    }
+
+    /// A counter stays in Redis for this long after its last increment, then it is deleted, and read from the database
+    /// when it is asked for again: 10 min unless said otherwise.
+    pub fn retain(mut self, time: Duration) -> Self {
+        self.stay.retain = time;
+        self
+    }
+
+    /// Refuses increments that lead below this value, such as a stock below 0; one that leads up is let through also
+    /// from below it.
+    pub fn min(mut self, value: i64) -> Self {
+        self.stay.min = Some(value);
+        self
+    }
+
+    /// Refuses increments that lead above this value; one that leads down is let through also from above it.
+    pub fn max(mut self, value: i64) -> Self {
+        self.stay.max = Some(value);
+        self
+    }
+
+    /// Checks the configuration.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the setting.
+    pub fn build(self) -> Result<CachedFamily> {
+        let CachedFamilyBuilder { mut family, stay } = self;
+        family.check()?;
+        family.check_time("save_after", family.sync_time)?;
+        family.check_time("retain", stay.retain)?;
+        if let (Some(min), Some(max)) = (stay.min, stay.max)
+            && min > max
+        {
+            return Err(family.refused("min", format!("{min} is above max {max}")));
+        }
+        family.kind = Kind::Cached(stay.clone());
+        Ok(CachedFamily { family, stay })
+    }
+}
+
+impl CachedFamily {
+    /// What it has in common with every family.
+    pub fn family(&self) -> &Family {
+        &self.family
+    }
+
+    /// How its counters stay in Redis, as single steps take it.
+    #[cfg(feature = "test-hooks")]
+    pub fn stay(&self) -> &Stay {
+        &self.stay
+    }
+}
+
+impl fmt::Display for CachedFamily {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.family.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_setting_of_a_cached_family_is_named() {
+        let wrong = |builder: CachedFamilyBuilder| builder.build().expect_err("refused").to_string();
+        let ok = || Family::cached("shop", "votes");
+        assert!(wrong(Family::cached("Shop", "votes")).contains("namespace \"Shop\""));
+        assert!(wrong(ok().partitions(5000)).contains("partitions 5000"));
+        assert!(wrong(ok().save_after(Duration::ZERO)).contains("save_after"));
+        assert!(wrong(ok().retain(Duration::from_secs(90_000))).contains("retain"));
+        assert!(wrong(ok().min(2).max(1)).contains("min 2"));
+        assert!(ok().min(1).max(1).build().is_ok());
+    }
+}

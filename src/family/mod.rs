@@ -1,0 +1,325 @@
+//! A family: a named group of counters with one configuration, checked once, when it is built.
+
+mod activity;
+mod buffered;
+mod cached;
+mod series;
+mod visitors;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use self::activity::{ActivityFamily, ActivityFamilyBuilder, Counting, Sliding};
+pub use self::buffered::FamilyBuilder;
+pub use self::cached::{CachedFamily, CachedFamilyBuilder, Stay};
+pub use self::series::{SeriesFamily, SeriesFamilyBuilder, Window, Windows};
+pub use self::visitors::{VisitorsFamily, VisitorsFamilyBuilder};
+use crate::error::{Error, Result};
+use crate::table::{Missing, Table};
+use crate::visit;
+
+/// A named group of counters of one kind with one configuration, in one namespace (PROTOCOL section 2).
+///
+/// ```
+/// use std::time::Duration;
+/// use counterfoil::Family;
+/// # fn main() -> counterfoil::Result<()> {
+/// let views = Family::buffered("shop-12345", "product_views")
+///     .partitions(4)
+///     .sync_after(50, Duration::from_secs(60))
+///     .build()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Family {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) partitions: u32,
+    pub(crate) wide: bool,
+    pub(crate) durability: Durability,
+    pub(crate) table: Option<Table>,
+    pub(crate) sync_hits: u64,
+    /// How soon what was counted is on its way to the database.
+    pub(crate) sync_time: Duration,
+    pub(crate) max_pending: u64,
+    pub(crate) kind: Kind,
+}
+
+/// How a family counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// By deltas that are summed in Redis (PROTOCOL section 3).
+    Buffered,
+    /// By values that stay in Redis for as long as they are used (PROTOCOL section 4).
+    Cached(Stay),
+    /// In slices of time; what is kept of them goes the buffered way once they are over (PROTOCOL section 5).
+    Series(Arc<Windows>),
+    /// In layers of time, with the visitors; finished minutes may be kept likewise.
+    Activity(Sliding),
+    /// Each visitor of an id once, who is remembered for so long; the sums go the buffered way.
+    Visitors { remember: Duration },
+}
+
+/// When a rotation counts as durable: the database never runs ahead of what Redis would still know after a crash
+/// (PROTOCOL section 6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Durability {
+    /// This long after it, by the Redis server's clock; a busy partition's hits are in the database after about twice
+    /// this time, since one batch waits at a time. For `appendfsync everysec` (2.5 s is enough: Redis itself
+    /// stops writing when an fsync takes longer than 2 s), and for replicas whose lag stays below it.
+    Settle(Duration),
+    /// At once. For `appendfsync always`, and for a Redis without any persistence, which forgets everything in a
+    /// crash and so cannot go back to an older state.
+    Immediate,
+}
+
+impl Durability {
+    pub(crate) fn settle(self) -> Duration {
+        match self {
+            Durability::Settle(time) => time,
+            Durability::Immediate => Duration::ZERO,
+        }
+    }
+}
+
+impl Default for Durability {
+    /// 2.5 s.
+    fn default() -> Self {
+        Durability::Settle(Duration::from_millis(2500))
+    }
+}
+
+impl fmt::Display for Durability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Durability::Settle(time) => write!(f, "settle {} ms", time.as_millis()),
+            Durability::Immediate => f.write_str("immediate"),
+        }
+    }
+}
+
+impl Family {
+    /// The largest number of partitions of a family.
+    pub const MAX_PARTITIONS: u32 = 4096;
+
+    fn new(namespace: String, name: String, sync_time: Duration, kind: Kind) -> Self {
+        Family {
+            namespace,
+            name,
+            partitions: 8,
+            wide: false,
+            durability: Durability::default(),
+            table: None,
+            sync_hits: 50,
+            sync_time,
+            max_pending: 1_000_000,
+            kind,
+        }
+    }
+
+    /// The application or tenant that the family belongs to.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The family's name within its namespace.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The number of partitions, fixed for the life of the family.
+    pub fn partitions(&self) -> u32 {
+        self.partitions
+    }
+
+    /// Whether an increment may go to any partition.
+    pub fn is_wide(&self) -> bool {
+        self.wide
+    }
+
+    /// When a rotation counts as durable.
+    pub fn durability(&self) -> Durability {
+        self.durability
+    }
+
+    /// The application's table that holds the values; `None` for counterfoil's own.
+    pub fn table(&self) -> Option<&Table> {
+        self.table.as_ref()
+    }
+
+    /// What every process must agree on, as (what, value) pairs in the words in which it is kept in the database and
+    /// named in an error. When to sync and how much may be pending is not part of it: those may change with a deploy.
+    pub fn identity(&self) -> [(&'static str, String); 6] {
+        [
+            ("kind", self.kind_name().to_owned()),
+            ("partitions", self.partitions.to_string()),
+            ("wide", self.wide.to_string()),
+            ("durability", self.durability.to_string()),
+            ("table", self.table.as_ref().map_or("own".to_owned(), Table::describe)),
+            ("shape", self.shape()),
+        ]
+    }
+
+    /// The kind's name, as the scripts' names begin and as it is kept in the database.
+    pub(crate) fn kind_name(&self) -> &'static str {
+        match self.kind {
+            Kind::Buffered => "buffered",
+            Kind::Cached(_) => "cached",
+            Kind::Series(_) => "series",
+            Kind::Activity(_) => "activity",
+            Kind::Visitors { .. } => "visitors",
+        }
+    }
+
+    /// What beyond that its processes must agree on.
+    fn shape(&self) -> String {
+        match &self.kind {
+            Kind::Series(windows) => windows.describe(),
+            Kind::Activity(sliding) => sliding.describe(),
+            Kind::Buffered | Kind::Cached(_) | Kind::Visitors { .. } => String::new(),
+        }
+    }
+
+    /// Whether it has slices that are handed on to the database once they are over.
+    pub(crate) fn keeps_slices(&self) -> bool {
+        match &self.kind {
+            Kind::Series(windows) => windows.kept().next().is_some(),
+            Kind::Activity(sliding) => sliding.keep_minutes,
+            Kind::Buffered | Kind::Cached(_) | Kind::Visitors { .. } => false,
+        }
+    }
+
+    /// Whether a counter without a row gets one.
+    pub(crate) fn makes_rows(&self) -> bool {
+        self.table.as_ref().is_none_or(|table| table.missing == Missing::Insert)
+    }
+
+    /// Refuses an id that the family cannot count: empty, over 255 bytes, or not a row of its table.
+    pub fn check_id(&self, id: &str) -> Result<()> {
+        if id.is_empty() || id.len() > 255 {
+            return Err(Error::invalid(format!("{self}: id {id:?} has {} bytes, allowed are 1 to 255", id.len())));
+        }
+        match &self.table {
+            Some(table) => table.split(id).map(drop).map_err(|wrong| Error::invalid(format!("{self}: {wrong}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// The ids, if the family can count all of them.
+    pub(crate) fn check_ids<'id>(&self, ids: &'id [impl AsRef<str>]) -> Result<Vec<&'id str>> {
+        ids.iter().map(|id| self.check_id(id.as_ref()).map(|()| id.as_ref())).collect()
+    }
+
+    /// The partition that the id belongs to (PROTOCOL section 2: IEEE CRC-32 of its bytes, modulo the partitions).
+    pub fn partition_of(&self, id: &str) -> u32 {
+        self.partition_by(id.as_bytes())
+    }
+
+    /// The same for bytes of any kind.
+    pub(crate) fn partition_by(&self, bytes: &[u8]) -> u32 {
+        crc32fast::hash(bytes) % self.partitions
+    }
+
+    /// The partition that a hit on this key counts in: an id, a series' name, or a [`visit`]. `None` for any.
+    pub(crate) fn home_of(&self, key: &[u8]) -> Option<u32> {
+        match &self.kind {
+            Kind::Activity(sliding) => Some(sliding.home_of(key, self.partitions)),
+            Kind::Visitors { .. } => Some(self.partition_by(visit::split(key).0)),
+            _ if self.wide => None,
+            _ => Some(self.partition_by(key)),
+        }
+    }
+
+    /// The partitions in which a row's id may have anything pending.
+    pub(crate) fn partitions_of_row(&self, id: &str) -> std::ops::Range<u32> {
+        if self.wide {
+            return 0..self.partitions;
+        }
+        let own = match &self.kind {
+            Kind::Series(windows) => self.partition_of(windows.name_of(id)),
+            _ => self.partition_of(id),
+        };
+        own..own + 1
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// The checks of every kind.
+impl Family {
+    fn check(&self) -> Result<()> {
+        for (what, name) in [("namespace", &self.namespace), ("family", &self.name)] {
+            if !is_name(name) {
+                return Err(Error::invalid(format!("{what} {name:?} is not of [a-z0-9_.-]{{1,64}}")));
+            }
+        }
+        if !(1..=Family::MAX_PARTITIONS).contains(&self.partitions) {
+            let wrong = format!("{} is not 1 to {}", self.partitions, Family::MAX_PARTITIONS);
+            return Err(self.refused("partitions", wrong));
+        }
+        if let Durability::Settle(settle) = self.durability {
+            self.check_time("settle", settle)?;
+        }
+        self.table.as_ref().map_or(Ok(()), Table::check)
+    }
+
+    /// When a family that goes the buffered way is brought to the database.
+    fn check_sync(&self) -> Result<()> {
+        if self.sync_hits == 0 {
+            return Err(self.refused("sync_after", "0 hits: at least 1"));
+        }
+        self.check_time("sync_after", self.sync_time)
+    }
+
+    /// The table of a family that keeps slices of time, or does not.
+    fn check_slices_table(&self, keeps: bool) -> Result<()> {
+        match &self.table {
+            Some(_) if !keeps => Err(self.refused("table", "is given, and nothing is kept")),
+            Some(table) if table.separator != '/' => Err(self.refused("table", "has a separator that is not '/'")),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_time(&self, setting: &str, time: Duration) -> Result<()> {
+        match (Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&time) {
+            true => Ok(()),
+            false => Err(self.refused(setting, format!("{time:?} is not 1 ms to a day"))),
+        }
+    }
+
+    fn refused(&self, setting: &str, wrong: impl fmt::Display) -> Error {
+        Error::invalid(format!("{self}: {setting} {wrong}"))
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_.-".contains(&byte);
+    (1..=64).contains(&name.len()) && name.bytes().all(allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partition_is_the_ieee_crc32() {
+        // the check value of CRC-32/ISO-HDLC
+        assert_eq!(crc32fast::hash(b"123456789"), 0xcbf4_3926);
+        let family = Family::buffered("shop", "views").partitions(16).build().expect("valid");
+        assert_eq!(family.partition_of("123456789"), 0xcbf4_3926 % 16);
+    }
+
+    #[test]
+    fn an_id_has_1_to_255_bytes() {
+        let family = Family::buffered("shop", "views").build().expect("valid");
+        assert!(family.check_id("").is_err());
+        assert!(family.check_id(&"é".repeat(128)).is_err());
+        assert!(family.check_id(&"e".repeat(255)).is_ok());
+    }
+}

@@ -1,0 +1,120 @@
+//! The configuration of a family that counts visitors.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::{Durability, Family, Kind};
+use crate::error::Result;
+use crate::table::Table;
+
+/// A [`Family`] of unique visitors: of a shop on a day, say. Each visitor counts once.
+///
+/// ```
+/// use counterfoil::{Family, KeyType, Table};
+/// # fn main() -> counterfoil::Result<()> {
+/// let table = Table::upsert("visitors").key("store_id", KeyType::Unsigned).key("day", KeyType::Date).value("count");
+/// let visitors = Family::visitors("shop", "visitors").table(table).build()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VisitorsFamily {
+    pub(crate) family: Family,
+}
+
+impl Family {
+    /// Starts the configuration of a family that counts the visitors of a scope and day, each once: a buffered family
+    /// whose ids are `SCOPE/DAY` (PROTOCOL sections 3 and 5). Namespace and name are of `[a-z0-9_.-]{1,64}`.
+    pub fn visitors(namespace: impl Into<String>, name: impl Into<String>) -> VisitorsFamilyBuilder {
+        let remember = Duration::from_secs(3 * 86_400);
+        let kind = Kind::Visitors { remember };
+        VisitorsFamilyBuilder {
+            family: Family::new(namespace.into(), name.into(), Duration::from_secs(60), kind),
+            remember,
+        }
+    }
+}
+
+/// A [`VisitorsFamily`] being configured; [`build`](Self::build) checks it.
+#[derive(Clone, Debug)]
+#[must_use = "a family is made by build()"]
+pub struct VisitorsFamilyBuilder {
+    family: Family,
+    remember: Duration,
+}
+
+impl VisitorsFamilyBuilder {
+    /// Who has been there is remembered for so long after the last new visitor of the scope and day, up to a year: 3
+    /// days unless said otherwise. A visit that comes later counts again.
+    pub fn remember(mut self, time: Duration) -> Self {
+        self.remember = time;
+        self
+    }
+
+    /// As for [a buffered family](super::FamilyBuilder::partitions).
+    pub fn partitions(mut self, partitions: u32) -> Self {
+        self.family.partitions = partitions;
+        self
+    }
+
+    /// As for [a buffered family](super::FamilyBuilder::sync_after); hits are new visitors here.
+    pub fn sync_after(mut self, visitors: u64, time: Duration) -> Self {
+        (self.family.sync_hits, self.family.sync_time) = (visitors, time);
+        self
+    }
+
+    /// When a rotation counts as durable; [`Durability::Settle`] with 2.5 s unless said otherwise.
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.family.durability = durability;
+        self
+    }
+
+    /// Keeps the numbers in a table of the application instead of counterfoil's own. Its key columns take scope and day.
+    pub fn table(mut self, table: Table) -> Self {
+        self.family.table = Some(table);
+        self
+    }
+
+    /// Checks the configuration.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the setting.
+    pub fn build(self) -> Result<VisitorsFamily> {
+        let VisitorsFamilyBuilder { mut family, remember } = self;
+        family.check()?;
+        family.check_sync()?;
+        let year = Duration::from_secs(365 * 86_400);
+        if !(Duration::from_secs(1)..=year).contains(&remember) {
+            return Err(family.refused("remember", format!("{remember:?} is not 1 s to 365 days")));
+        }
+        family.kind = Kind::Visitors { remember };
+        Ok(VisitorsFamily { family })
+    }
+}
+
+impl VisitorsFamily {
+    /// What it has in common with every family.
+    pub fn family(&self) -> &Family {
+        &self.family
+    }
+}
+
+impl fmt::Display for VisitorsFamily {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.family.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_setting_of_a_visitors_family_is_named() {
+        let wrong = |builder: VisitorsFamilyBuilder| builder.build().expect_err("refused").to_string();
+        let ok = || Family::visitors("shop", "visitors");
+        assert!(wrong(Family::visitors("shop", "v/isitors")).contains("family \"v/isitors\""));
+        assert!(wrong(ok().remember(Duration::ZERO)).contains("remember"));
+        assert!(wrong(ok().sync_after(0, Duration::from_secs(1))).contains("sync_after"));
+        assert!(wrong(ok().partitions(0)).contains("partitions 0"));
+    }
+}

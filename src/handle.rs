@@ -1,0 +1,50 @@
+//! What the handle of an open family consists of, whatever its kind.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::ConnectionLike;
+
+use crate::family::Family;
+use crate::partition::Partition;
+use crate::shared::{Opened, Shared};
+use crate::store::Registered;
+use crate::writer::Writer;
+
+/// A family in use. Cloning is cheap.
+#[derive(Debug)]
+pub struct Handle<C, S> {
+    pub shared: Arc<Shared<C, S>>,
+    pub opened: Arc<Opened>,
+    pub writer: Arc<Writer<C>>,
+    /// How long a call that fails is repeated before it is given up.
+    pub patience: Duration,
+}
+
+impl<C, S> Clone for Handle<C, S> {
+    fn clone(&self) -> Self {
+        let (shared, opened, writer) = (self.shared.clone(), self.opened.clone(), self.writer.clone());
+        Handle { shared, opened, writer, patience: self.patience }
+    }
+}
+
+impl<C, S> Handle<C, S> {
+    /// The configuration.
+    pub fn family(&self) -> &Family {
+        &self.opened.registered.family
+    }
+}
+
+impl<C, S> Handle<C, S>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    pub fn new(shared: Arc<Shared<C, S>>, registered: Registered) -> Self {
+        let (opened, writer) = shared.open(registered);
+        Handle { shared, opened, writer, patience: Duration::from_secs(5) }
+    }
+
+    pub fn partition(&self, number: u32) -> Partition<C> {
+        self.shared.partition(self.family(), number)
+    }
+}

@@ -1,0 +1,157 @@
+//! The scripts of series as typed calls on one partition, and those of what is kept of them, or of activity's minutes, once
+//! it is over (PROTOCOL section 5).
+
+use std::time::Duration;
+
+use redis::Value;
+use redis::aio::ConnectionLike;
+
+use crate::calendar::Precision;
+use crate::error::{Error, Result};
+use crate::family::{Window, Windows};
+use crate::partition::{Fence, Partition, expect_ok, guarded};
+use crate::script::{self, arg, made};
+use crate::server_clock::ServerClock;
+
+/// What `series_add` answers.
+#[derive(Debug, PartialEq, Eq)]
+pub enum SeriesReply {
+    /// Executed now, or before (DUP): whether each pair was counted, or would have left i64.
+    Executed(Vec<bool>),
+    /// Redis lost its memory of the producer.
+    Unknown,
+}
+
+impl<C: ConnectionLike + Clone + 'static> Partition<C> {
+    /// Counts each name into the current slices of all precisions.
+    pub async fn add_to_series<'p>(
+        &'p self,
+        windows: &Windows,
+        clock: &ServerClock,
+        fence: Option<Fence<'p>>,
+        pairs: impl IntoIterator<Item = (&'p [u8], i64)>,
+    ) -> Result<SeriesReply> {
+        let fence = guarded(fence);
+        let pairs: Vec<_> = pairs.into_iter().collect();
+        let mut keys =
+            [self.keys.producers(), self.keys.open(), self.keys.agenda(), self.keys.names(), self.keys.idle()]
+                .map(String::into_bytes)
+                .to_vec();
+        keys.extend(
+            pairs.iter().flat_map(|(name, _)| windows.windows.iter().map(|one| self.keys.window(one.precision, name))),
+        );
+        let mut guess = clock.guess();
+        let reply = loop {
+            let mut args = Vec::from(Fence::args(fence.as_ref()));
+            args.extend([self.time(), made(windows.windows.len())]);
+            for window in &windows.windows {
+                args.push(made(windows.descriptor(window, guess.now())?));
+            }
+            args.extend(pairs.iter().flat_map(|(name, n)| [arg(*name), made(n)]));
+            if let Some(reply) = guess.accept(script::call(&self.redis, "series_add", &keys, &args).await?)? {
+                break reply;
+            }
+        };
+        let counted = |word: &Value| match word {
+            Value::Int(1) => Some(true),
+            Value::BulkString(word) if **word == *b"RANGE" => Some(false),
+            _ => None,
+        };
+        match reply.status() {
+            "OK" | "DUP" => {
+                let words: Option<Vec<_>> = reply.rest(0)?.iter().map(counted).collect();
+                let words = words.filter(|words| words.len() == pairs.len());
+                words.map(SeriesReply::Executed).ok_or_else(|| reply.misshapen())
+            }
+            "UNKNOWN" => Ok(SeriesReply::Unknown),
+            _ => Err(reply.misshapen()),
+        }
+    }
+
+    /// How many windows one [`windows`](Self::windows) reads.
+    pub(crate) const WINDOWS: usize = 100;
+
+    /// The server's time in Unix milliseconds, and what lies in each name's window: starts and counts, in no order.
+    pub(crate) async fn windows(&self, precision: Precision, names: &[&str]) -> Result<(i64, Vec<Vec<(i64, i64)>>)> {
+        let keys: Vec<_> = names.iter().map(|name| self.keys.window(precision, name.as_bytes())).collect();
+        let mut reply = script::repeat_safe(&self.redis, "series_get", &keys, &[self.time()]).await?;
+        expect_ok(&reply)?;
+        let now = reply.number(0)?;
+        let texts = reply.strings(1)?;
+        let windows: Option<Vec<_>> = texts.iter().map(|text| slices(text)).collect();
+        let windows = windows.filter(|windows| windows.len() == names.len());
+        Ok((now, windows.ok_or_else(|| Error::corrupt(format!("a window holds what is no count: {texts:?}")))?))
+    }
+
+    /// Up to `limit` names that begin with `prefix` and come after `after`, ascending, and whether there may be more: the
+    /// last one that was looked at.
+    pub(crate) async fn names(&self, prefix: &str, after: &str, limit: usize) -> Result<(Vec<String>, Option<String>)> {
+        let args = [arg(prefix), arg(after), made(limit), self.time()];
+        let keys = [self.keys.names(), self.keys.idle()];
+        let mut reply = script::repeat_safe(&self.redis, "series_names", &keys, &args).await?;
+        expect_ok(&reply)?;
+        let last = reply.string(0)?;
+        Ok((reply.strings(1)?, (!last.is_empty()).then_some(last)))
+    }
+
+    /// Hands on to the buffer what is over, and answers how long it is until the next slice is.
+    pub async fn close_slices(&self) -> Result<Option<Duration>> {
+        const SLICES: &str = "500";
+        let keys = [self.keys.open(), self.keys.agenda(), self.keys.buffer(), self.keys.meta()];
+        loop {
+            let reply = script::repeat_safe(&self.redis, "series_close", &keys, &[SLICES, &self.now_ms]).await?;
+            expect_ok(&reply)?;
+            match reply.string(1) {
+                Ok(none) if none.is_empty() => return Ok(None),
+                _ => match reply.number(1)? {
+                    0 => {}
+                    next => return Ok(Some(Duration::from_millis(next))),
+                },
+            }
+        }
+    }
+}
+
+/// Whether any of the partitions has slices that are to be kept, for one command where they are in one slot.
+pub async fn any_slices<C>(redis: &C, partitions: &[Partition<C>]) -> Result<bool>
+where
+    C: ConnectionLike + Clone + 'static,
+{
+    let keys: Vec<_> = partitions.iter().map(|one| one.keys.agenda()).collect();
+    script::read::<_, u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
+}
+
+/// Whole seconds of Unix milliseconds.
+pub(crate) fn seconds(ms: i64) -> i64 {
+    ms.div_euclid(1000)
+}
+
+impl Windows {
+    /// As `series_add` is told of a window, at that time: label, slice, number of slices, and how its kept ids begin.
+    fn descriptor(&self, window: &Window, now_ms: i64) -> Result<String> {
+        let Window { precision, slices, kept } = *window;
+        let (slice, called) = match precision {
+            Precision::Seconds(seconds) => (seconds.to_string(), "*".to_owned()),
+            Precision::Day | Precision::Month => {
+                let slice = self.calendar.slice(precision, seconds(now_ms))?;
+                (format!("{}-{}", slice.start, slice.end), self.calendar.called(precision, slice.start)?)
+            }
+        };
+        let keep = if kept { self.kept_as(precision, &called) } else { "-".to_owned() };
+        Ok(format!("{precision} {slice} {slices} {keep}"))
+    }
+
+    /// The id under which a slice is kept.
+    pub(crate) fn kept_id(&self, precision: Precision, start: i64, name: &str) -> Result<String> {
+        Ok(self.kept_as(precision, &self.calendar.called(precision, start)?) + name)
+    }
+}
+
+fn slices(text: &str) -> Option<Vec<(i64, i64)>> {
+    let mut words = text.split_ascii_whitespace().map(|word| word.parse().ok());
+    let mut slices = Vec::with_capacity(128);
+    while let Some(start) = words.next() {
+        slices.push((start?, words.next()??));
+    }
+    Some(slices)
+}

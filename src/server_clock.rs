@@ -1,0 +1,71 @@
+//! What a process believes the Redis server's time to be. Only the server's own clock decides where something counts; but
+//! a caller has to name the day, or the layer, that it believes to be the current one, and is told where that is wrong.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::ablation;
+use crate::error::{Error, ErrorKind, Result};
+use crate::script::Reply;
+
+/// How often a call is made again whose time was wrong. Each time it is told the right one.
+const ATTEMPTS: u32 = 5;
+
+/// How far the server's clock is ahead of this machine's, as last seen.
+#[derive(Debug, Default)]
+pub struct ServerClock {
+    ahead_ms: AtomicI64,
+}
+
+impl ServerClock {
+    /// The time for a call that depends on it.
+    pub fn guess(&self) -> Guess<'_> {
+        Guess { clock: self, now: self.now(), left: ATTEMPTS }
+    }
+
+    fn now(&self) -> i64 {
+        match ablation::simulated_time() {
+            Some(time) => time.cast_signed(),
+            None => here() + self.ahead_ms.load(Ordering::Relaxed),
+        }
+    }
+
+    fn learn(&self, server_ms: i64) {
+        self.ahead_ms.store(server_ms - here(), Ordering::Relaxed);
+    }
+}
+
+/// What the time is taken for in a call, until the server says otherwise.
+#[derive(Debug)]
+pub struct Guess<'c> {
+    clock: &'c ServerClock,
+    now: i64,
+    left: u32,
+}
+
+impl Guess<'_> {
+    /// The server's time as far as is known, in Unix milliseconds.
+    pub fn now(&self) -> i64 {
+        self.now
+    }
+
+    /// The answer, unless it says that the time is another one: then nothing was done, and the call is to be made for
+    /// that.
+    pub fn accept(&mut self, reply: Reply) -> Result<Option<Reply>> {
+        if reply.status() != "OUTSIDE" {
+            return Ok(Some(reply));
+        }
+        self.now = reply.number(0)?;
+        self.clock.learn(self.now);
+        self.left -= 1;
+        match self.left {
+            0 => Err(Error::new(ErrorKind::Redis, "the server's time is another one with each call")),
+            _ => Ok(None),
+        }
+    }
+}
+
+fn here() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(0)
+}
