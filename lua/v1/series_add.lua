@@ -80,9 +80,9 @@ local function bad_pair(name, n, limit)
   end
 end
 
--- "LABEL SLICE SLICES KEEP", and where its current slice starts and ends, in seconds; nothing where it is ill-formed
+-- what "LABEL SLICE SLICES KEEP" says; nothing where it is ill-formed
+local words = '^([0-9a-z]+) ([1-9]%d*)(%-?)(%d*) ([1-9]%d*) ([!-~]+)$'
 local function precision(text, now)
-  local words = '^([0-9a-z]+) ([1-9]%d*)(%-?)(%d*) ([1-9]%d*) ([!-~]+)$'
   local label, slice, dash, finish, slices, keep = text:match(words)
   if not label or #label > 12 or #slice > 11 or #finish > 11 or #slices > 4 then return nil end
   local start, over, length = tonumber(slice), tonumber(finish), tonumber(slice)
@@ -96,13 +96,7 @@ local function precision(text, now)
     -- days and months differ in length: this is more than any of them
     length = math.ceil(length * 6 / 5)
   end
-  slices = tonumber(slices)
-  if slices > 1000 then return nil end
-  local field, stars = string.format('%.0f', start), 0
-  if keep == '-' then keep = nil else keep, stars = keep:gsub('%*', field) end
-  if stars > 1 then return nil end
-  return { label = label, is_fixed = dash == '', start = start, over = over, length = length, slices = slices,
-    keep = keep, field = field }
+  return label, start, over, length, tonumber(slices), keep, dash == ''
 end
 
 if #ARGV < 8 then
@@ -142,23 +136,26 @@ end
 
 local clock = redis.call('TIME')
 local now = ARGV[4] ~= '' and tonumber(ARGV[4]) or clock[1] * 1000 + math.floor(clock[2] / 1000)
--- which window of a pair reaches furthest back, what its keys begin with, and which slices are kept as well
-local plans, windows, starts, kept, longest = {}, {}, {}, {}, 1
+-- what the keys of the windows begin with, the starts of the current slices, what kept ids begin with, and which of the
+-- windows reaches furthest back
+local windows, starts, kept, kept_over, longest, reach = {}, {}, {}, {}, 1, 0
 local limit, labels, is_outside = 200, {}, false
 for k = 1, precisions do
-  local plan = precision(ARGV[5 + k], now)
-  if not plan or labels[plan.label] then
+  local label, start, over, length, slices, keep = precision(ARGV[5 + k], now)
+  local stars = 0
+  if label then starts[k] = string.format('%.0f', start) end
+  if label and keep ~= '-' then
+    keep, stars = keep:gsub('%*', starts[k])
+    kept[#kept + 1], kept_over[#kept + 1] = keep, over
+    limit = math.min(limit, 255 - #keep)
+  end
+  if not label or slices > 1000 or stars > 1 or labels[label] then
     return redis.error_reply('BADARG precision ' .. k .. ' is ' .. shown(ARGV[5 + k])
       .. ', expected LABEL SLICE SLICES KEEP, each label once')
   end
-  labels[plan.label] = true
-  plans[k], windows[k], starts[k] = plan, tag .. 'series:' .. plan.label .. ':', plan.field
-  if plan.slices * plan.length > plans[longest].slices * plans[longest].length then longest = k end
-  if now < plan.start * 1000 or now >= plan.over * 1000 then is_outside = true end
-  if plan.keep then
-    kept[#kept + 1] = plan
-    limit = math.min(limit, 255 - #plan.keep)
-  end
+  labels[label], windows[k] = true, tag .. 'series:' .. label .. ':'
+  if now < start * 1000 or now >= over * 1000 then is_outside = true end
+  if slices * length > reach then longest, reach = k, slices * length end
 end
 -- a call has few different amounts, and mostly ASCII: the usual pair is let through quickly
 local good_amounts, at = { ['1'] = true }, 5
@@ -170,9 +167,7 @@ for i = first, #ARGV, 2 do
     good_amounts[n] = true
   end
   for k = 1, precisions do
-    if KEYS[at + k] ~= windows[k] .. name then
-      return misspelt(at + k, 'series:' .. plans[k].label .. ':' .. name)
-    end
+    if KEYS[at + k] ~= windows[k] .. name then return misspelt(at + k, windows[k]:sub(#tag + 1) .. name) end
   end
   at = at + precisions
 end
@@ -198,7 +193,7 @@ if is_outside then return { 'OUTSIDE', now_ms } end
 local targets = precisions + #kept
 local function target(i, t)
   if t <= precisions then return KEYS[5 + (i - first) / 2 * precisions + t], starts[t] end
-  return open, kept[t - precisions].keep .. ARGV[i]
+  return open, kept[t - precisions] .. ARGV[i]
 end
 
 local function take_back(i, up_to)
@@ -259,11 +254,11 @@ local function expire(key, at_ms)
   if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, string.format('%.0f', ms)) end
 end
 
-local function trim(window, plan)
-  local held, oldest = redis.call('HLEN', window), plan.start - plan.slices * plan.length
-  if held <= plan.slices then return end
+local function trim(window, slices, oldest, is_fixed)
+  local held = redis.call('HLEN', window)
+  if held <= slices then return end
   -- mostly there is one too many, and this one
-  if plan.is_fixed and held - redis.call('HDEL', window, string.format('%.0f', oldest)) <= plan.slices then return end
+  if is_fixed and held - redis.call('HDEL', window, string.format('%.0f', oldest)) <= slices then return end
   for _, field in ipairs(redis.call('HKEYS', window)) do
     -- what lies ahead of the clock, since it stepped back, stays
     if tonumber(field) <= oldest then redis.call('HDEL', window, field) end
@@ -285,12 +280,12 @@ for o = 1, openings, 2 do
   local i, t = opened[o], opened[o + 1]
   local hash, field = target(i, t)
   if t > precisions then
-    redis.call('ZADD', agenda, string.format('%.0f', kept[t - precisions].over * 1000), field)
+    redis.call('ZADD', agenda, string.format('%.0f', kept_over[t - precisions] * 1000), field)
   else
-    local plan = plans[t]
+    local _, start, _, length, slices, _, is_fixed = precision(ARGV[5 + t], now)
+    trim(hash, slices, start - slices * length, is_fixed)
     -- one slice more than the window has, as a margin
-    local gone_ms = (plan.start + (plan.slices + 1) * plan.length) * 1000
-    trim(hash, plan)
+    local gone_ms = (start + (slices + 1) * length) * 1000
     expire(hash, gone_ms)
     if t == longest then remember(ARGV[i], gone_ms) end
   end
