@@ -85,13 +85,15 @@ local words = '^([0-9a-z]+) ([1-9]%d*)(%-?)(%d*) ([1-9]%d*) ([!-~]+)$'
 local function precision(text, now)
   local label, slice, dash, finish, slices, keep = text:match(words)
   if not label or #label > 12 or #slice > 11 or #finish > 11 or #slices > 4 then return nil end
-  local start, over, length = tonumber(slice), tonumber(finish), tonumber(slice)
+  local length = tonumber(slice)
+  local start, over
   if dash == '' then
     if length > 31536000 then return nil end
     start = math.floor(now / 1000 / length) * length
     over = start + length
   else
-    length = (over or 0) - start
+    start, over = length, tonumber(finish) or 0
+    length = over - start
     if length < 1 or length > 31622400 then return nil end
     -- days and months differ in length: this is more than any of them
     length = math.ceil(length * 6 / 5)
