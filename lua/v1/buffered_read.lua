@@ -5,6 +5,7 @@
 --   1 buffer        hash      id -> pending delta
 --   2 batch         hash      id -> delta
 --   3 meta          hash      incarnation, seq
+--   4 [open]        hash      kept id -> count of a slice that is not over; optional: pending, as what the buffer has
 -- ARGV
 --   1 id            id        1 to 255 bytes; then the next one, up to 1000
 -- REPLIES
@@ -13,6 +14,7 @@
 -- ERRORS
 --   BADARG                    an argument is missing or wrong
 --   BADKEY                    a key is misspelt or holds another type
+--   BADSTATE                  open and buffer hold too much of an id to be added up exactly
 -- REPEAT  safe: it only reads
 -- SINCE   0.1.0
 
@@ -42,7 +44,10 @@ local function ask(command, key, ...)
   return reply
 end
 
-local wrong = bad_key('buffer', 'batch', 'meta')
+-- Lua's numbers are exact below 2^53 only
+local function is_exact(sum) return sum > -9007199254740992 and sum < 9007199254740992 end
+
+local wrong = bad_key(unpack({ 'buffer', 'batch', 'meta', 'open' }, 1, #KEYS == 4 and 4 or 3))
 if wrong then return wrong end
 -- unpack() below has room for some thousands
 if #ARGV < 1 or #ARGV > 1000 then
@@ -61,6 +66,18 @@ cut, wrong = ask('HMGET', KEYS[2], unpack(ARGV))
 if wrong then return wrong end
 waiting, wrong = ask('HMGET', KEYS[1], unpack(ARGV))
 if wrong then return wrong end
+if KEYS[4] then
+  local still_open
+  still_open, wrong = ask('HMGET', KEYS[4], unpack(ARGV))
+  if wrong then return wrong end
+  for i = 1, #ARGV do
+    local sum = waiting[i] and still_open[i] and waiting[i] + still_open[i]
+    if sum and not (is_exact(sum) and is_exact(tonumber(waiting[i])) and is_exact(tonumber(still_open[i]))) then
+      return redis.error_reply('BADSTATE id ' .. i .. ' has too much in buffer and open to be added up')
+    end
+    waiting[i] = sum and string.format('%.0f', sum) or waiting[i] or still_open[i]
+  end
+end
 local reply = { 'OK', state[1] or '', state[2] or '0', redis.call('EXISTS', KEYS[2]) }
 for i = 1, #ARGV do
   reply[#reply + 1] = cut[i] or '0'
