@@ -5,7 +5,8 @@
 --   1 producers               hash      producer -> "SEQ AT_MS [INDEX:WORD ...]": its last call
 --   2 open                    hash      kept id -> count of a minute that is not over yet
 --   3 agenda                  zset      kept id -> ms: when its minute is over
---   4 views:STRIPE:PAGE...    hash      layer -> views in it
+--   4 views:STRIPE:PAGE...    hash      layer -> views in it; before -> "LAYER LAYERS SUM": the layer of the last call,
+--                                       and what the others of its window had
 --   5 visitors:STRIPE:PAGE... zset      visitor -> layer in which it was seen last; then both keys of the next place
 -- ARGV
 --   1 producer      string    name of a registered writer, [0-9A-Za-z_-]{1,64}; "" gives up the fence against repeats
@@ -100,13 +101,16 @@ local function bad_visitors(from, to)
 end
 
 -- what HINCRBY cannot add to; up to 16 digits leave room for whatever a call may add
-local function bad_counts(key, counts, wrong)
-  if wrong then return wrong end
+local function bad_count_of(key, count)
+  if count and (#count > 16 or not count:find('^%d+$')) then
+    return redis.error_reply('BADSTATE ' .. shown(key) .. ' holds no count, but ' .. shown(count))
+  end
+end
+
+local function bad_counts(key, counts)
   for i = 1, #counts do
-    local count = counts[i]
-    if count and (#count > 16 or not count:find('^%d+$')) then
-      return redis.error_reply('BADSTATE ' .. shown(key) .. ' holds no count, but ' .. shown(count))
-    end
+    local wrong = bad_count_of(key, counts[i])
+    if wrong then return wrong end
   end
 end
 
@@ -185,13 +189,18 @@ local named = string.format('%.0f', layer)
 local gone = layer - layers
 -- with minutes nobody of this one is forgotten, also where the window is shorter
 local forgotten = string.format('%.0f', keep and math.min(gone, minute_first - 1) or gone)
-local views_head, visitors_head = string.format('views/%.0f/', minute), string.format('visitors/%.0f/', minute)
-local kept, olds = {}, {}
+local views_head, visitors_head, over
+if keep then
+  views_head, visitors_head = string.format('views/%.0f/', minute), string.format('visitors/%.0f/', minute)
+  over = string.format('%.0f', (minute + 60) * 1000)
+end
+local kept, opened, olds = {}, {}, {}
 for k = 4, #KEYS, 2 do
-  local count
-  count, wrong = ask('HMGET', KEYS[k], named)
-  wrong = bad_counts(KEYS[k], count, wrong)
+  local held
+  held, wrong = ask('HMGET', KEYS[k], named, 'before')
+  wrong = wrong or bad_count_of(KEYS[k], held[1])
   if wrong then return wrong end
+  opened[k] = not held[2] or held[2]:match('^%d+') ~= named
   olds[k], wrong = ask('ZCOUNT', KEYS[k + 1], '-inf', forgotten)
   if wrong then return wrong end
   if keep then
@@ -202,7 +211,7 @@ end
 if keep then
   local counts, _
   counts, wrong = ask_all(open, kept)
-  wrong = bad_counts(open, counts, wrong)
+  wrong = wrong or bad_counts(open, counts)
   if wrong then return wrong end
   _, wrong = ask('ZCARD', agenda)
   if wrong then return wrong end
@@ -213,19 +222,31 @@ end
 if producer ~= '' then redis.call('HSET', producers, producer, ARGV[2] .. ' ' .. string.format('%.0f', now)) end
 
 local stay = math.max((layers + 1) * layer_ms, keep and 60000 + layer_ms or 0)
-local function prolong(key)
-  if redis.call('PTTL', key) < stay then redis.call('PEXPIRE', key, stay) end
+local function prolong(key, ms)
+  if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, ms) end
 end
 
--- layers ahead of now, from before the clock stepped back, stay
-local function sweep(views)
-  redis.call('HDEL', views, string.format('%.0f', gone))
-  if redis.call('HLEN', views) <= layers then return end
-  for _, field in ipairs(redis.call('HKEYS', views)) do
-    if tonumber(field) <= gone then redis.call('HDEL', views, field) end
+-- Drops the layers that left the window, and notes what the others have beside this one, so that a read need not add
+-- them up. Layers ahead of now, from before the clock stepped back, stay.
+local function open_layer(views)
+  local fields, others, left = redis.call('HGETALL', views), 0, 0
+  for i = 1, #fields, 2 do
+    local its_layer = tonumber(fields[i])
+    if its_layer and its_layer <= gone then
+      redis.call('HDEL', views, fields[i])
+    else
+      left = left + 1
+      if its_layer and its_layer ~= layer then others = others + (tonumber(fields[i + 1]) or 0) end
+    end
+  end
+  redis.call('HSET', views, 'before', named .. ' ' .. ARGV[6] .. ' ' .. string.format('%.0f', others))
+  -- Redis keeps up to 512 fields as a list, and looks for each from its start; one that is long makes it a table
+  if left == 64 then
+    local longer = string.rep(' ', 600)
+    redis.call('HSET', views, longer, '0')
+    redis.call('HDEL', views, longer)
   end
 end
-
 -- with GT a clock that stepped back takes nobody out
 local line = {}
 local function see(visitors, from, to)
@@ -240,7 +261,6 @@ local function see(visitors, from, to)
   end
 end
 
-local over = string.format('%.0f', (minute + 60) * 1000)
 local function count_kept(id, n)
   if redis.call('HINCRBY', open, id, n) == n then redis.call('ZADD', agenda, over, id) end
 end
@@ -248,7 +268,7 @@ end
 for k = 4, #KEYS, 2 do
   local views, visitors, start = KEYS[k], KEYS[k + 1], starts[k]
   local n, count = tonumber(ARGV[start + 1]), tonumber(ARGV[start + 2])
-  local opened = redis.call('HINCRBY', views, named, ARGV[start + 1]) == n
+  redis.call('HINCRBY', views, named, ARGV[start + 1])
   local before = keep and redis.call('ZCOUNT', visitors, minute_first, '+inf')
   see(visitors, start + 3, start + 2 + count)
   if keep then
@@ -256,10 +276,10 @@ for k = 4, #KEYS, 2 do
     local more = redis.call('ZCOUNT', visitors, minute_first, '+inf') - before
     if more > 0 then count_kept(kept[k - 2], more) end
   end
-  if opened then
-    sweep(views)
-    prolong(views)
-    prolong(visitors)
+  if opened[k] then
+    open_layer(views)
+    prolong(views, stay)
+    prolong(visitors, stay)
   end
   -- a little more than comes in goes, so that no call takes long
   local old = olds[k] > 0 and redis.call('ZCOUNT', visitors, '-inf', forgotten) or 0

@@ -5,7 +5,8 @@
 --   1 producers                   hash    producer -> "SEQ AT_MS [INDEX:WORD ...]": its last call
 --   2 open                        hash    kept id -> count of a minute that is not over yet
 --   3 agenda                      zset    kept id -> ms: when its minute is over
---   4 views:STRIPE:PAGE...        hash    layer -> views in it
+--   4 views:STRIPE:PAGE...        hash    layer -> views in it; before -> "LAYER LAYERS SUM": the layer of the last
+--                                         call, and what the others of its window had
 --   5 layer:LAYER:STRIPE:PAGE...  hll     visitors of that layer; then, without minutes, both keys of the next place
 --   6 minute:MINUTE:STRIPE:PAGE...  hll   only where minutes are kept: visitors of the minute in which the layer
 --                                         begins; then the three keys of the next place
@@ -105,13 +106,16 @@ local function bad_visitors(from, to)
 end
 
 -- what HINCRBY cannot add to; up to 16 digits leave room for whatever a call may add
-local function bad_counts(key, counts, wrong)
-  if wrong then return wrong end
+local function bad_count_of(key, count)
+  if count and (#count > 16 or not count:find('^%d+$')) then
+    return redis.error_reply('BADSTATE ' .. shown(key) .. ' holds no count, but ' .. shown(count))
+  end
+end
+
+local function bad_counts(key, counts)
   for i = 1, #counts do
-    local count = counts[i]
-    if count and (#count > 16 or not count:find('^%d+$')) then
-      return redis.error_reply('BADSTATE ' .. shown(key) .. ' holds no count, but ' .. shown(count))
-    end
+    local wrong = bad_count_of(key, counts[i])
+    if wrong then return wrong end
   end
 end
 
@@ -196,13 +200,18 @@ local function bad_hll(key)
   end
 end
 
-local views_head, visitors_head = string.format('views/%.0f/', minute), string.format('visitors/%.0f/', minute)
-local kept = {}
+local views_head, visitors_head, over
+if keep then
+  views_head, visitors_head = string.format('views/%.0f/', minute), string.format('visitors/%.0f/', minute)
+  over = string.format('%.0f', (minute + 60) * 1000)
+end
+local kept, opened = {}, {}
 for k = 4, #KEYS, each do
-  local count
-  count, wrong = ask('HMGET', KEYS[k], ARGV[8])
-  wrong = bad_counts(KEYS[k], count, wrong) or bad_hll(KEYS[k + 1]) or (keep and bad_hll(KEYS[k + 2]))
+  local held
+  held, wrong = ask('HMGET', KEYS[k], ARGV[8], 'before')
+  wrong = wrong or bad_count_of(KEYS[k], held[1]) or bad_hll(KEYS[k + 1]) or (keep and bad_hll(KEYS[k + 2]))
   if wrong then return wrong end
+  opened[k] = not held[2] or held[2]:match('^%d+') ~= ARGV[8]
   if keep then
     local page = ARGV[starts[k]]
     kept[#kept + 1], kept[#kept + 2] = views_head .. page, visitors_head .. page
@@ -211,7 +220,7 @@ end
 if keep then
   local counts, _
   counts, wrong = ask_all(open, kept)
-  wrong = bad_counts(open, counts, wrong)
+  wrong = wrong or bad_counts(open, counts)
   if wrong then return wrong end
   _, wrong = ask('ZCARD', agenda)
   if wrong then return wrong end
@@ -221,20 +230,32 @@ end
 -- it was counted once at most.
 if producer ~= '' then redis.call('HSET', producers, producer, ARGV[2] .. ' ' .. string.format('%.0f', now)) end
 
-local stay, gone = (layers + 1) * layer_ms, layer - layers
+local stay, gone, named = (layers + 1) * layer_ms, layer - layers, ARGV[8]
 local function prolong(key, ms)
   if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, ms) end
 end
 
--- layers ahead of now, from before the clock stepped back, stay
-local function sweep(views)
-  redis.call('HDEL', views, string.format('%.0f', gone))
-  if redis.call('HLEN', views) <= layers then return end
-  for _, field in ipairs(redis.call('HKEYS', views)) do
-    if tonumber(field) <= gone then redis.call('HDEL', views, field) end
+-- Drops the layers that left the window, and notes what the others have beside this one, so that a read need not add
+-- them up. Layers ahead of now, from before the clock stepped back, stay.
+local function open_layer(views)
+  local fields, others, left = redis.call('HGETALL', views), 0, 0
+  for i = 1, #fields, 2 do
+    local its_layer = tonumber(fields[i])
+    if its_layer and its_layer <= gone then
+      redis.call('HDEL', views, fields[i])
+    else
+      left = left + 1
+      if its_layer and its_layer ~= layer then others = others + (tonumber(fields[i + 1]) or 0) end
+    end
+  end
+  redis.call('HSET', views, 'before', named .. ' ' .. ARGV[6] .. ' ' .. string.format('%.0f', others))
+  -- Redis keeps up to 512 fields as a list, and looks for each from its start; one that is long makes it a table
+  if left == 64 then
+    local longer = string.rep(' ', 600)
+    redis.call('HSET', views, longer, '0')
+    redis.call('HDEL', views, longer)
   end
 end
-
 -- whether somebody came in addition
 local function see(key, from, to)
   local changed = 0
@@ -244,7 +265,6 @@ local function see(key, from, to)
   return changed > 0
 end
 
-local over = string.format('%.0f', (minute + 60) * 1000)
 local function count_kept(id, n)
   if redis.call('HINCRBY', open, id, n) == n then redis.call('ZADD', agenda, over, id) end
 end
@@ -252,7 +272,7 @@ end
 for k = 4, #KEYS, each do
   local views, start = KEYS[k], starts[k]
   local n, from, to = tonumber(ARGV[start + 1]), start + 3, start + 2 + tonumber(ARGV[start + 2])
-  local opened = redis.call('HINCRBY', views, ARGV[8], ARGV[start + 1]) == n
+  redis.call('HINCRBY', views, named, ARGV[start + 1])
   see(KEYS[k + 1], from, to)
   if keep then
     local before = redis.call('PFCOUNT', KEYS[k + 2])
@@ -263,8 +283,8 @@ for k = 4, #KEYS, each do
       if more > 0 then count_kept(visitors_head .. ARGV[start], more) end
     end
   end
-  if opened then
-    sweep(views)
+  if opened[k] then
+    open_layer(views)
     prolong(views, stay)
     prolong(KEYS[k + 1], stay)
   end

@@ -94,13 +94,16 @@ local function bad_visitors(from, to)
 end
 
 -- what HINCRBY cannot add to; up to 16 digits leave room for whatever a call may add
-local function bad_counts(key, counts, wrong)
-  if wrong then return wrong end
+local function bad_count_of(key, count)
+  if count and (#count > 16 or not count:find('^%d+$')) then
+    return redis.error_reply('BADSTATE ' .. shown(key) .. ' holds no count, but ' .. shown(count))
+  end
+end
+
+local function bad_counts(key, counts)
   for i = 1, #counts do
-    local count = counts[i]
-    if count and (#count > 16 or not count:find('^%d+$')) then
-      return redis.error_reply('BADSTATE ' .. shown(key) .. ' holds no count, but ' .. shown(count))
-    end
+    local wrong = bad_count_of(key, counts[i])
+    if wrong then return wrong end
   end
 end
 
@@ -183,7 +186,7 @@ end
 
 local pending, held, _
 pending, wrong = ask_all(buffer, ids)
-wrong = bad_counts(buffer, pending, wrong) or bad_counts(meta, { state[1] })
+wrong = wrong or bad_counts(buffer, pending) or bad_count_of(meta, state[1])
 if wrong then return wrong end
 held = redis.call('HLEN', buffer)
 for k = 4, #KEYS do
