@@ -1,0 +1,288 @@
+-- activity_touch, revision 1
+-- Counts views of pages and notes who was there.
+--
+-- KEYS
+--   1 producers               hash      producer -> "SEQ AT_MS [INDEX:WORD ...]": its last call
+--   2 open                    hash      kept id -> count of a minute that is not over yet
+--   3 agenda                  zset      kept id -> ms: when its minute is over
+--   4 views:STRIPE:PAGE...    hash      layer -> views in it; before -> "LAYER LAYERS SUM": the layer of the last call,
+--                                       and what the others of its window had
+--   5 visitors:STRIPE:PAGE... zset      visitor -> layer in which it was seen last; then both keys of the next place
+-- ARGV
+--   1 producer      string    name of a registered writer, [0-9A-Za-z_-]{1,64}; "" gives up the fence against repeats
+--   2 seq           integer   number of the call, higher than the producer's last; 0 without a producer
+--   3 attempt       word      "first", or "repeat" when an earlier send of this call may have been executed
+--   4 now_ms        integer   "" for the server's clock; anything else is for tests
+--   5 layer_ms      integer   how long a layer lasts, 1 to 3600000; a layer's number is floor(now / layer_ms)
+--   6 layers        integer   how many layers the window has, the current one included, 1 to 1000
+--   7 keep          flag      1: what a minute had is kept in the database, as views/MINUTE/PAGE and
+--                             visitors/MINUTE/PAGE, MINUTE being its start in Unix seconds; layer_ms divides 60000
+--                             then; 0: only the window counts
+--   8 places        integer   how many places follow, 1 to 1000; a place is one stripe of one page
+--   9 page, views, count, visitor...  places  page: 1 to 200 bytes of UTF-8, the one of the place's keys; views: of
+--                             all its visitors, 1 or more; count: of the visitors that follow, 1 or more;
+--                             visitor: 1 to 255 bytes of any kind
+-- REPLIES
+--   {"OK"}                    counted
+--   {"DUP"}                   this call was executed before, nothing done now
+--   {"UNKNOWN"}               a repeat from a producer that is not known: Redis lost its memory; nothing done
+-- ERRORS
+--   BADARG                    an argument is missing or wrong; nothing done
+--   BADKEY                    a key is misspelt or holds another type; nothing done
+--   BADSTATE                  a count is none: somebody wrote there; nothing done
+-- REPEAT  safe with a producer and the same seq, attempt "repeat"; counts again without a producer
+-- SINCE   0.1.0
+
+-- what an error quotes is short and ASCII: some clients end the connection over other bytes
+local function shown(text) return (text:sub(1, 200):gsub('[^ -~]', '?')) end
+
+-- what every key begins with, as the first one has it; nothing where that is misspelt
+local function tag_of_keys()
+  local tag, namespace, family, number = KEYS[1]:match('^(cf1:{([a-z0-9_.%-]+)/([a-z0-9_.%-]+)/(%d+)}:)')
+  return tag and #namespace <= 64 and #family <= 64 and (number == '0' or number:byte() ~= 48) and tag
+end
+
+local function misspelt(i, kind)
+  return redis.error_reply('BADKEY ' .. i .. ' of ' .. #KEYS .. ' is ' .. shown(KEYS[i]) .. ', expected '
+    .. 'cf1:{NAMESPACE/FAMILY/PARTITION}:' .. shown(kind) .. ' with names of [a-z0-9_.-]{1,64}')
+end
+
+-- "STRIPE:PAGE" and the page alone, by the key of its views; nothing where it is misspelt
+local function place_of(tag, key)
+  local head = tag .. 'views:'
+  local place, stripe, page = key:match('^((%d+):(.+))$', #head + 1)
+  if place and key:sub(1, #head) == head and (stripe == '0' or stripe:byte() ~= 48) then return place, page end
+end
+
+local function bad_count(name, text)
+  if (text ~= '0' and not text:find('^[1-9]%d*$')) or #text > 15 then
+    return redis.error_reply('BADARG ' .. name .. ' is ' .. shown(text) .. ', expected an integer of up to 15 digits')
+  end
+end
+
+local function bad_number(name, text, least, most)
+  local wrong = bad_count(name, text)
+  if wrong then return wrong end
+  if tonumber(text) < least or tonumber(text) > most then
+    return redis.error_reply('BADARG ' .. name .. ' is ' .. text .. ', expected ' .. least .. ' to ' .. most)
+  end
+end
+
+local function ask(command, key, ...)
+  local reply = redis.pcall(command, key, ...)
+  if type(reply) == 'table' and reply.err then
+    return nil, redis.error_reply('BADKEY ' .. key .. ' cannot be read: ' .. reply.err)
+  end
+  return reply
+end
+
+-- every well-formed sequence becomes one ASCII letter, so that its neighbours cannot join to a new one
+local function is_utf8(text)
+  for _, sequence in ipairs({ '[\194-\223][\128-\191]', '\224[\160-\191][\128-\191]',
+    '[\225-\236\238\239][\128-\191][\128-\191]', '\237[\128-\159][\128-\191]', '\240[\144-\191][\128-\191][\128-\191]',
+    '[\241-\243][\128-\191][\128-\191][\128-\191]', '\244[\128-\143][\128-\191][\128-\191]' }) do
+    text = text:gsub(sequence, 'a')
+  end
+  return not text:find('[\128-\255]')
+end
+
+local function bad_page(page)
+  if page == '' or #page > 200 then return 'page has ' .. #page .. ' bytes, expected 1 to 200' end
+  if page:find('[\128-\255]') and not is_utf8(page) then return 'page is not UTF-8' end
+end
+
+local function bad_visitors(from, to)
+  for i = from, to do
+    local bytes = #ARGV[i]
+    if bytes < 1 or bytes > 255 then
+      return 'visitor ' .. i - from + 1 .. ' has ' .. bytes .. ' bytes, expected 1 to 255'
+    end
+  end
+end
+
+-- what HINCRBY cannot add to; up to 16 digits leave room for whatever a call may add
+local function bad_count_of(key, count)
+  if count and (#count > 16 or not count:find('^%d+$')) then
+    return redis.error_reply('BADSTATE ' .. shown(key) .. ' holds no count, but ' .. shown(count))
+  end
+end
+
+local function bad_counts(key, counts)
+  for i = 1, #counts do
+    local wrong = bad_count_of(key, counts[i])
+    if wrong then return wrong end
+  end
+end
+
+-- Lua passes on only so many arguments at once
+local function part(list, from) return unpack(list, from, math.min(from + 999, #list)) end
+
+local function ask_all(key, ids)
+  local found, wrong = ask('HMGET', key, part(ids, 1))
+  for from = 1001, wrong and 0 or #ids, 1000 do
+    for i, answer in ipairs(redis.call('HMGET', key, part(ids, from))) do found[from + i - 1] = answer end
+  end
+  return found, wrong
+end
+
+if #ARGV < 12 then
+  return redis.error_reply('BADARG ' .. #ARGV .. ' arguments, expected 8 and then places')
+end
+local producers, open, agenda = KEYS[1], KEYS[2], KEYS[3]
+local producer, attempt, keep = ARGV[1], ARGV[3], ARGV[7] == '1'
+if #producer > 64 or producer:find('[^0-9A-Za-z_-]') then
+  return redis.error_reply('BADARG producer is ' .. shown(producer) .. ', expected "" or [0-9A-Za-z_-]{1,64}')
+end
+if attempt ~= 'first' and attempt ~= 'repeat' then
+  return redis.error_reply('BADARG attempt is ' .. shown(attempt) .. ', expected first or repeat')
+end
+local wrong = bad_count('seq', ARGV[2]) or (ARGV[4] ~= '' and bad_count('now_ms', ARGV[4]))
+  or bad_number('layer_ms', ARGV[5], 1, 3600000) or bad_number('layers', ARGV[6], 1, 1000)
+  or bad_number('keep', ARGV[7], 0, 1) or bad_number('places', ARGV[8], 1, 1000)
+if wrong then return wrong end
+local seq, layer_ms, layers, places = tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[8])
+if (seq > 0) ~= (producer ~= '') then
+  return redis.error_reply('BADARG seq is ' .. shown(ARGV[2]) .. ', expected 1 or more with a producer, 0 without')
+end
+if keep and 60000 % layer_ms ~= 0 then
+  return redis.error_reply('BADARG layer_ms is ' .. ARGV[5] .. ', expected one that divides a minute')
+end
+if #KEYS ~= 3 + 2 * places then
+  return redis.error_reply('BADKEY ' .. #KEYS .. ' keys, expected ' .. 3 + 2 * places)
+end
+local tag = tag_of_keys()
+for i, kind in ipairs({ 'producers', 'open', 'agenda' }) do
+  if not tag or KEYS[i] ~= tag .. kind then return misspelt(i, kind) end
+end
+local at, starts = 9, {}
+for k = 4, #KEYS, 2 do
+  local page, views, count = ARGV[at], ARGV[at + 1], (ARGV[at + 2] or ''):match('^[1-9]%d*$')
+  local last = at + 2 + (count or math.huge)
+  local bad = last > #ARGV
+    and 'page, views and count with its visitors, expected among the arguments'
+    or (page == '' or #page > 200 or page:find('[\128-\255]')) and bad_page(page)
+    or views ~= '1' and (#views > 15 or not views:find('^[1-9]%d*$'))
+      and 'views is ' .. shown(views) .. ', expected an integer of up to 15 digits, 1 or more'
+    or bad_visitors(at + 3, last)
+  if bad then return redis.error_reply('BADARG place ' .. k / 2 - 1 .. ': ' .. bad) end
+  local place, its_page = place_of(tag, KEYS[k])
+  if its_page ~= page then return misspelt(k, 'views:STRIPE:' .. page) end
+  if KEYS[k + 1] ~= tag .. 'visitors:' .. place then return misspelt(k + 1, 'visitors:' .. place) end
+  starts[k], at = at, last + 1
+end
+if at <= #ARGV then
+  return redis.error_reply('BADARG ' .. #ARGV .. ' arguments, expected ' .. at - 1 .. ' with these places')
+end
+
+local clock = redis.call('TIME')
+local now = ARGV[4] ~= '' and tonumber(ARGV[4]) or clock[1] * 1000 + math.floor(clock[2] / 1000)
+local last
+last, wrong = ask('HGET', producers, producer)
+if wrong then return wrong end
+if attempt == 'repeat' and producer ~= '' and not last then return { 'UNKNOWN' } end
+if last and seq <= tonumber(last:match('^%d+')) then return { 'DUP' } end
+
+local layer = math.floor(now / layer_ms)
+local minute = math.floor(now / 60000) * 60
+local minute_first = minute * 1000 / layer_ms
+local named = string.format('%.0f', layer)
+local gone = layer - layers
+-- with minutes nobody of this one is forgotten, also where the window is shorter
+local forgotten = string.format('%.0f', keep and math.min(gone, minute_first - 1) or gone)
+local views_head, visitors_head, over
+if keep then
+  views_head, visitors_head = string.format('views/%.0f/', minute), string.format('visitors/%.0f/', minute)
+  over = string.format('%.0f', (minute + 60) * 1000)
+end
+local kept, opened, olds = {}, {}, {}
+for k = 4, #KEYS, 2 do
+  local held
+  held, wrong = ask('HMGET', KEYS[k], named, 'before')
+  wrong = wrong or bad_count_of(KEYS[k], held[1])
+  if wrong then return wrong end
+  opened[k] = not held[2] or held[2]:match('^%d+') ~= named
+  olds[k], wrong = ask('ZCOUNT', KEYS[k + 1], '-inf', forgotten)
+  if wrong then return wrong end
+  if keep then
+    local page = ARGV[starts[k]]
+    kept[k - 3], kept[k - 2] = views_head .. page, visitors_head .. page
+  end
+end
+if keep then
+  local counts, _
+  counts, wrong = ask_all(open, kept)
+  wrong = wrong or bad_counts(open, counts)
+  if wrong then return wrong end
+  _, wrong = ask('ZCARD', agenda)
+  if wrong then return wrong end
+end
+
+-- Nothing below can fail but the first write, where Redis takes none (OOM, READONLY, MISCONF). What a crash leaves of
+-- it was counted once at most.
+if producer ~= '' then redis.call('HSET', producers, producer, ARGV[2] .. ' ' .. string.format('%.0f', now)) end
+
+local stay = math.max((layers + 1) * layer_ms, keep and 60000 + layer_ms or 0)
+local function prolong(key, ms)
+  if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, ms) end
+end
+
+-- Drops the layers that left the window, and notes what the others have beside this one, so that a read need not add
+-- them up. Layers ahead of now, from before the clock stepped back, stay.
+local function open_layer(views)
+  local fields, others, left = redis.call('HGETALL', views), 0, 0
+  for i = 1, #fields, 2 do
+    local its_layer = tonumber(fields[i])
+    if its_layer and its_layer <= gone then
+      redis.call('HDEL', views, fields[i])
+    else
+      left = left + 1
+      if its_layer and its_layer ~= layer then others = others + (tonumber(fields[i + 1]) or 0) end
+    end
+  end
+  redis.call('HSET', views, 'before', named .. ' ' .. ARGV[6] .. ' ' .. string.format('%.0f', others))
+  -- Redis keeps up to 512 fields as a list, and looks for each from its start; one that is long makes it a table
+  if left == 64 then
+    local longer = string.rep(' ', 600)
+    redis.call('HSET', views, longer, '0')
+    redis.call('HDEL', views, longer)
+  end
+end
+-- with GT a clock that stepped back takes nobody out
+local line = {}
+local function see(visitors, from, to)
+  if from == to then return redis.call('ZADD', visitors, 'GT', named, ARGV[from]) end
+  for first = from, to, 500 do
+    local n = 0
+    for i = first, math.min(first + 499, to) do
+      line[n + 1], line[n + 2] = named, ARGV[i]
+      n = n + 2
+    end
+    redis.call('ZADD', visitors, 'GT', unpack(line, 1, n))
+  end
+end
+
+local function count_kept(id, n)
+  if redis.call('HINCRBY', open, id, n) == n then redis.call('ZADD', agenda, over, id) end
+end
+
+for k = 4, #KEYS, 2 do
+  local views, visitors, start = KEYS[k], KEYS[k + 1], starts[k]
+  local n, count = tonumber(ARGV[start + 1]), tonumber(ARGV[start + 2])
+  redis.call('HINCRBY', views, named, ARGV[start + 1])
+  local before = keep and redis.call('ZCOUNT', visitors, minute_first, '+inf')
+  see(visitors, start + 3, start + 2 + count)
+  if keep then
+    count_kept(kept[k - 3], n)
+    local more = redis.call('ZCOUNT', visitors, minute_first, '+inf') - before
+    if more > 0 then count_kept(kept[k - 2], more) end
+  end
+  if opened[k] then
+    open_layer(views)
+    prolong(views, stay)
+    prolong(visitors, stay)
+  end
+  -- a little more than comes in goes, so that no call takes long
+  local old = olds[k] > 0 and redis.call('ZCOUNT', visitors, '-inf', forgotten) or 0
+  if old > 0 then redis.call('ZREMRANGEBYRANK', visitors, 0, math.min(old, 200 + 2 * count) - 1) end
+end
+return { 'OK' }
