@@ -222,6 +222,15 @@ impl Family {
         crc32fast::hash(bytes) % self.partitions
     }
 
+    /// How many pairs a call carries: few enough for the script to stay below a millisecond.
+    pub(crate) fn pairs_a_call(&self) -> usize {
+        match &self.kind {
+            // a pair is counted once for each precision, and once more where that is kept
+            Kind::Series(windows) => (700 / (windows.windows.len() + windows.kept().count())).clamp(1, 100),
+            _ => 400,
+        }
+    }
+
     /// The partition that a hit on this key counts in: an id, a series' name, or a [`visit`]. `None` for any.
     pub(crate) fn home_of(&self, key: &[u8]) -> Option<u32> {
         match &self.kind {

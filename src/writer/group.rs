@@ -6,8 +6,6 @@ use crate::cached::{Change, Seed};
 use crate::writer::answer::Answer;
 use crate::writer::call::Until;
 
-/// How many pairs a call has: few enough for the script to stay below a millisecond.
-pub const PAIRS: usize = 400;
 /// How many hits may wait for one call.
 const HITS: u64 = 100_000;
 
@@ -57,9 +55,9 @@ impl Group {
         Group { ups: IndexMap::with_capacity(pairs), ..Group::default() }
     }
 
-    /// Whether it takes so many more pairs.
-    pub fn has_room_for(&self, pairs: usize) -> bool {
-        self.is_empty() || (self.len() + pairs <= PAIRS && self.hits < HITS)
+    /// Whether it takes so many more pairs, of so many at most.
+    pub fn has_room_for(&self, pairs: usize, most: usize) -> bool {
+        self.is_empty() || (self.len() + pairs <= most && self.hits < HITS)
     }
 
     pub fn is_empty(&self) -> bool {

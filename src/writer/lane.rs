@@ -348,6 +348,11 @@ where
         &self.partition
     }
 
+    /// Whether the group takes so many more pairs.
+    pub fn has_room_for(&self, group: &Group, pairs: usize) -> bool {
+        group.has_room_for(pairs, self.family().pairs_a_call())
+    }
+
     pub fn family(&self) -> &Family {
         &self.opened.registered.family
     }

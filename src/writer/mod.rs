@@ -21,7 +21,7 @@ use redis::aio::ConnectionLike;
 
 pub use self::answer::Answer;
 pub use self::dispatch::Dispatch;
-use self::group::{Group, PAIRS};
+use self::group::Group;
 use self::lane::Lane;
 use self::recorder::Recorder;
 use crate::cached::{Change, Seed};
@@ -31,9 +31,6 @@ use crate::shared::{Opened, Work};
 
 /// Of how many partitions of a wide family the least busy one is looked for.
 const CANDIDATES: u32 = 8;
-
-/// How many hits of one caller go together: they must find room beside others.
-const CHUNK: usize = PAIRS / 2;
 
 /// Counts the hits of one family.
 #[derive(Debug)]
@@ -70,7 +67,7 @@ where
     pub async fn change(&self, id: &[u8], change: Change, seed: Option<Seed>, patience: Duration, wait: bool) -> Own {
         let lane = self.lane(self.partition_for(id));
         let push = |group: &mut Group| {
-            group.has_room_for(1).then(|| {
+            lane.has_room_for(group, 1).then(|| {
                 if let Some(seed) = seed {
                     group.push_seed(id, seed);
                 }
@@ -89,7 +86,7 @@ where
 
     /// Counts what stands for so many hits and was refused in a sum with others.
     async fn add_alone(lane: &Arc<Lane<C>>, id: &[u8], delta: i64, hits: u64, patience: Duration) -> Own {
-        let push = |group: &mut Group| group.has_room_for(1).then(|| group.push_alone(id, delta, hits));
+        let push = |group: &mut Group| lane.has_room_for(group, 1).then(|| group.push_alone(id, delta, hits));
         let (call, seat) = lane.count(patience, true, push).await?;
         call.own(seat)?.ok_or_else(|| Error::corrupt("a hit that was tried alone was summed"))
     }
@@ -103,7 +100,7 @@ where
         }
         let parts = places.iter().map(|(partition, places)| async move {
             let mut owns = Vec::with_capacity(places.len());
-            for some in places.chunks(CHUNK) {
+            for some in places.chunks(self.chunk()) {
                 let some: Vec<_> = some.iter().map(|place| hits[*place]).collect();
                 owns.extend(self.add_some(self.lane(*partition), &some, patience).await);
             }
@@ -117,7 +114,7 @@ where
 
     async fn add_some(&self, lane: &Arc<Lane<C>>, hits: &[(&[u8], i64)], patience: Duration) -> Vec<Own> {
         let push = |group: &mut Group| {
-            let fits = group.has_room_for(hits.len());
+            let fits = lane.has_room_for(group, hits.len());
             fits.then(|| hits.iter().map(|(id, delta)| group.push(id, *delta, 1)).collect::<Vec<_>>())
         };
         let (call, seats) = match lane.count(patience, true, push).await {
@@ -146,6 +143,11 @@ where
     /// Sends what was recorded.
     pub async fn flush(self: &Arc<Self>) -> Result<()> {
         Recorder::flush(self.clone()).await
+    }
+
+    /// How many hits of one caller go together: they must find room beside others.
+    fn chunk(&self) -> usize {
+        self.opened.registered.family.pairs_a_call().div_ceil(2)
     }
 
     fn lane(&self, number: u32) -> &Arc<Lane<C>> {

@@ -13,9 +13,9 @@ use tokio::time::{Instant, sleep};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
+use crate::writer::Writer;
 use crate::writer::answer::Answer;
 use crate::writer::group::Group;
-use crate::writer::{CHUNK, Writer};
 
 /// How long sums are kept before they are sent.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -135,9 +135,9 @@ impl Recorder {
         let lane = writer.lane(partition);
         let mut result = Ok(());
         let sums: Vec<_> = sums.into_iter().collect();
-        for some in sums.chunks(CHUNK) {
+        for some in sums.chunks(writer.chunk()) {
             let push = |group: &mut Group| {
-                let fits = group.has_room_for(some.len());
+                let fits = lane.has_room_for(group, some.len());
                 fits.then(|| some.iter().map(|(id, sum)| group.push(id, sum.delta, sum.hits)).collect::<Vec<_>>())
             };
             let counted = lane.count(PATIENCE, true, push).await;
