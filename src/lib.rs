@@ -72,4 +72,5 @@ pub mod test_hooks {
     pub use crate::cached::{Change, Claim, Deleted, IncrReply, Marked, Rebased, Seed, Ticket, Word};
     pub use crate::family::Stay;
     pub use crate::partition::{Fence, Partition};
+    pub use crate::server_clock::ServerClock;
 }
