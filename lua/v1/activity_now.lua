@@ -2,10 +2,10 @@
 -- Answers the views and the distinct visitors of the window.
 --
 -- KEYS
---   1 views:STRIPE:PAGE...    hash      layer -> views in it; before -> "LAYER LAYERS SUM": the layer of the last call,
---                                       and what the others of its window had
---   2 visitors:STRIPE:PAGE... zset      visitor -> layer in which it was seen last; then both keys of the next place,
---                                       of 100 at most
+--   1 views:STRIPE:PAGE...     hash   layer -> views in it; before -> "LAYER LAYERS SUM": the layer of the last call,
+--                                     and what the others of its window had
+--   2 visitors:STRIPE:PAGE...  zset   visitor -> layer in which it was seen last; then both keys of the next place, of
+--                                     100 at most
 -- ARGV
 --   1 now_ms        integer   "" for the server's clock; anything else is for tests
 --   2 layer_ms      integer   how long a layer lasts, 1 to 3600000; a layer's number is floor(now / layer_ms)
@@ -98,6 +98,7 @@ local now = ARGV[1] ~= '' and tonumber(ARGV[1]) or clock[1] * 1000 + math.floor(
 local layer = math.floor(now / tonumber(ARGV[2]))
 local gone = layer - tonumber(ARGV[3])
 local named, after = string.format('%.0f', layer), string.format('(%.0f', gone)
+
 -- what "before" begins with if it is about this very window
 local this_window = '^' .. named .. ' ' .. ARGV[3] .. ' (%d+)$'
 local function views_of(key, held)

@@ -2,10 +2,10 @@
 -- Answers the views of the window, and about how many distinct visitors it has.
 --
 -- KEYS
---   1 views:STRIPE:PAGE...        hash    layer -> views in it; before -> "LAYER LAYERS SUM": the layer of the last
---                                         call, and what the others of its window had
---   2 layer:LAYER:STRIPE:PAGE...  hll     visitors of a layer: one key for each layer of the window, the oldest first;
---                                         then the keys of the next place, of 100 at most
+--   1 views:STRIPE:PAGE...        hash   layer -> views in it; before -> "LAYER LAYERS SUM": the layer of the last
+--                                        call, and what the others of its window had
+--   2 layer:LAYER:STRIPE:PAGE...  hll    visitors of a layer: one key for each layer of the window, the oldest first;
+--                                        then the keys of the next place, of 100 at most
 -- ARGV
 --   1 now_ms        integer   "" for the server's clock; anything else is for tests
 --   2 layer_ms      integer   how long a layer lasts, 1 to 3600000; a layer's number is floor(now / layer_ms)
@@ -103,6 +103,7 @@ end
 local clock = redis.call('TIME')
 local now = ARGV[1] ~= '' and tonumber(ARGV[1]) or clock[1] * 1000 + math.floor(clock[2] / 1000)
 if math.floor(now / tonumber(ARGV[2])) ~= layer then return { 'OUTSIDE', string.format('%.0f', now) } end
+
 -- what "before" begins with if it is about this very window
 local this_window = '^' .. named .. ' ' .. ARGV[3] .. ' (%d+)$'
 local function views_of(key, held)

@@ -2,12 +2,12 @@
 -- Counts views of pages and notes who was there.
 --
 -- KEYS
---   1 producers               hash      producer -> "SEQ AT_MS [INDEX:WORD ...]": its last call
---   2 open                    hash      kept id -> count of a minute that is not over yet
---   3 agenda                  zset      kept id -> ms: when its minute is over
---   4 views:STRIPE:PAGE...    hash      layer -> views in it; before -> "LAYER LAYERS SUM": the layer of the last call,
---                                       and what the others of its window had
---   5 visitors:STRIPE:PAGE... zset      visitor -> layer in which it was seen last; then both keys of the next place
+--   1 producers                hash   producer -> "SEQ AT_MS [INDEX:WORD ...]": its last call
+--   2 open                     hash   kept id -> count of a minute that is not over yet
+--   3 agenda                   zset   kept id -> ms: when its minute is over; every id in open is on it
+--   4 views:STRIPE:PAGE...     hash   layer -> views in it; before -> "LAYER LAYERS SUM": the layer of the last call,
+--                                     and what the others of its window had
+--   5 visitors:STRIPE:PAGE...  zset   visitor -> layer in which it was seen last; then both keys of the next place
 -- ARGV
 --   1 producer      string    name of a registered writer, [0-9A-Za-z_-]{1,64}; "" gives up the fence against repeats
 --   2 seq           integer   number of the call, higher than the producer's last; 0 without a producer
@@ -222,6 +222,7 @@ end
 if producer ~= '' then redis.call('HSET', producers, producer, ARGV[2] .. ' ' .. string.format('%.0f', now)) end
 
 local stay = math.max((layers + 1) * layer_ms, keep and 60000 + layer_ms or 0)
+
 local function prolong(key, ms)
   if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, ms) end
 end
@@ -242,11 +243,12 @@ local function open_layer(views)
   redis.call('HSET', views, 'before', named .. ' ' .. ARGV[6] .. ' ' .. string.format('%.0f', others))
   -- Redis keeps up to 512 fields as a list, and looks for each from its start; one that is long makes it a table
   if left == 64 then
-    local longer = string.rep(' ', 600)
+    local longer = string.rep(' ', 256)
     redis.call('HSET', views, longer, '0')
     redis.call('HDEL', views, longer)
   end
 end
+
 -- with GT a clock that stepped back takes nobody out
 local line = {}
 local function see(visitors, from, to)

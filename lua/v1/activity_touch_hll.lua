@@ -2,14 +2,14 @@
 -- Counts views of pages and notes who was there, in HyperLogLogs, which take little memory and err a little.
 --
 -- KEYS
---   1 producers                   hash    producer -> "SEQ AT_MS [INDEX:WORD ...]": its last call
---   2 open                        hash    kept id -> count of a minute that is not over yet
---   3 agenda                      zset    kept id -> ms: when its minute is over
---   4 views:STRIPE:PAGE...        hash    layer -> views in it; before -> "LAYER LAYERS SUM": the layer of the last
---                                         call, and what the others of its window had
---   5 layer:LAYER:STRIPE:PAGE...  hll     visitors of that layer; then, without minutes, both keys of the next place
---   6 minute:MINUTE:STRIPE:PAGE...  hll   only where minutes are kept: visitors of the minute in which the layer
---                                         begins; then the three keys of the next place
+--   1 producers                     hash   producer -> "SEQ AT_MS [INDEX:WORD ...]": its last call
+--   2 open                          hash   kept id -> count of a minute that is not over yet
+--   3 agenda                        zset   kept id -> ms: when its minute is over; every id in open is on it
+--   4 views:STRIPE:PAGE...          hash   layer -> views in it; before -> "LAYER LAYERS SUM": the layer of the last
+--                                          call, and what the others of its window had
+--   5 layer:LAYER:STRIPE:PAGE...    hll    visitors of that layer; with keep 0 then both keys of the next place
+--   6 minute:MINUTE:STRIPE:PAGE...  hll    only with keep 1: visitors of the minute in which the layer begins; then
+--                                          the three keys of the next place
 -- ARGV
 --   1 producer      string    name of a registered writer, [0-9A-Za-z_-]{1,64}; "" gives up the fence against repeats
 --   2 seq           integer   number of the call, higher than the producer's last; 0 without a producer
@@ -231,6 +231,7 @@ end
 if producer ~= '' then redis.call('HSET', producers, producer, ARGV[2] .. ' ' .. string.format('%.0f', now)) end
 
 local stay, gone, named = (layers + 1) * layer_ms, layer - layers, ARGV[8]
+
 local function prolong(key, ms)
   if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, ms) end
 end
@@ -251,13 +252,14 @@ local function open_layer(views)
   redis.call('HSET', views, 'before', named .. ' ' .. ARGV[6] .. ' ' .. string.format('%.0f', others))
   -- Redis keeps up to 512 fields as a list, and looks for each from its start; one that is long makes it a table
   if left == 64 then
-    local longer = string.rep(' ', 600)
+    local longer = string.rep(' ', 256)
     redis.call('HSET', views, longer, '0')
     redis.call('HDEL', views, longer)
   end
 end
--- whether somebody came in addition
-local function see(key, from, to)
+
+-- adds visitors, and answers whether that changed anything
+local function has_new(key, from, to)
   local changed = 0
   for first = from, to, 1000 do
     changed = changed + redis.call('PFADD', key, unpack(ARGV, first, math.min(first + 999, to)))
@@ -273,11 +275,11 @@ for k = 4, #KEYS, each do
   local views, start = KEYS[k], starts[k]
   local n, from, to = tonumber(ARGV[start + 1]), start + 3, start + 2 + tonumber(ARGV[start + 2])
   redis.call('HINCRBY', views, named, ARGV[start + 1])
-  see(KEYS[k + 1], from, to)
+  has_new(KEYS[k + 1], from, to)
   if keep then
     local before = redis.call('PFCOUNT', KEYS[k + 2])
     count_kept(views_head .. ARGV[start], n)
-    if see(KEYS[k + 2], from, to) then
+    if has_new(KEYS[k + 2], from, to) then
       prolong(KEYS[k + 2], 180000)
       local more = redis.call('PFCOUNT', KEYS[k + 2]) - before
       if more > 0 then count_kept(visitors_head .. ARGV[start], more) end

@@ -72,7 +72,7 @@ local function is_utf8(text)
   return not text:find('[\128-\255]')
 end
 
-local function bad_pair(name, n, limit)
+local function bad_addition(name, n, limit)
   if name == '' or #name > limit then return 'name has ' .. #name .. ' bytes, expected 1 to ' .. limit end
   if name:find('[\128-\255]') and not is_utf8(name) then return 'name is not UTF-8' end
   if not n:find('^[1-9]%d*$') or #n > 15 then
@@ -164,7 +164,7 @@ local good_amounts, at = { ['1'] = true }, 5
 for i = first, #ARGV, 2 do
   local name, n = ARGV[i], ARGV[i + 1]
   if not (good_amounts[n] and name ~= '' and #name <= limit and name:find('^[^\128-\255]*$')) then
-    local bad = bad_pair(name, n, limit)
+    local bad = bad_addition(name, n, limit)
     if bad then return redis.error_reply('BADARG pair ' .. (i - first) / 2 + 1 .. ': ' .. bad) end
     good_amounts[n] = true
   end

@@ -6,7 +6,7 @@
 -- ARGV
 --   1 now_ms        integer   "" for the server's clock; anything else is for tests
 -- REPLIES
---   {"OK", now_ms, text...}   the server's time, a string; for each window "START COUNT START COUNT ..." as it lies
+--   {"OK", now_ms, text...}   the server's time, a string; for each window "start count start count ..." as it lies
 --                             there, in no order, "" if it is empty; slices that left the window may be among them
 -- ERRORS
 --   BADARG                    an argument is missing or wrong
