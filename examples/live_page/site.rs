@@ -1,0 +1,120 @@
+//! The site: its one page, the hits on it, and what it shows of them while they come.
+
+use std::time::Duration;
+
+use axum::extract::{Query, State};
+use axum::http::{StatusCode, header::CONTENT_TYPE};
+use axum::response::sse::{Event, Sse};
+use axum::response::{Html, IntoResponse};
+use axum::routing::{get, post};
+use axum::{BoxError, Router};
+use axum_extra::extract::cookie::{Cookie, CookieJar};
+use counterfoil::{Activity, Counterfoil, Family, Precision, Series};
+use futures_util::stream::{self, Stream};
+use serde::{Deserialize, Serialize};
+use tokio::time::{MissedTickBehavior, interval};
+
+/// The one page there is, as the counters know it.
+const PAGE: &str = "/";
+
+/// What the site counts: hits over time, and who is here now.
+#[derive(Clone)]
+pub struct Site {
+    hits: Series,
+    online: Activity,
+}
+
+pub fn router(site: Site) -> Router {
+    // From here: no other host learns who looks at the page.
+    let script = ([(CONTENT_TYPE, "text/javascript")], include_str!("uplot/uPlot.iife.min.js"));
+    let style = ([(CONTENT_TYPE, "text/css")], include_str!("uplot/uPlot.min.css"));
+    Router::new()
+        .route("/", get(page))
+        .route("/hit", post(hit))
+        .route("/events", get(events))
+        .route("/uPlot.iife.min.js", get(script))
+        .route("/uPlot.min.css", get(style))
+        .with_state(site)
+}
+
+async fn page(State(site): State<Site>, cookies: CookieJar) -> impl IntoResponse {
+    (site.count(cookies).await, Html(include_str!("page.html")))
+}
+
+async fn hit(State(site): State<Site>, cookies: CookieJar) -> impl IntoResponse {
+    (site.count(cookies).await, StatusCode::NO_CONTENT)
+}
+
+/// How fine the chart is to be.
+#[derive(Deserialize)]
+struct Chart {
+    precision: String,
+}
+
+/// Tells what is to be shown for as long as the viewer stays.
+async fn events(State(site): State<Site>, Query(chart): Query<Chart>) -> Result<impl IntoResponse, StatusCode> {
+    let mut offered = Precision::DEFAULT.into_iter();
+    let chosen = offered.find(|precision| precision.to_string() == chart.precision);
+    Ok(Sse::new(site.live(chosen.ok_or(StatusCode::BAD_REQUEST)?)))
+}
+
+/// What one event carries: the chart's columns as uPlot takes them, and the numbers of the line above it.
+#[derive(Serialize)]
+struct Shown {
+    chart: (Vec<i64>, Vec<i64>),
+    visitors: u64,
+    views: u64,
+}
+
+impl Site {
+    pub async fn open(redis: &str, mysql: &str) -> counterfoil::Result<Self> {
+        let pair = Counterfoil::connect(redis, mysql).await?;
+        // Creates counterfoil's own tables where they are missing. Of these families only the configuration is in them.
+        pair.store().create_tables().await?;
+        let hits = pair.open_series(Family::series("example", "hits").build()?).await?;
+        let online = pair.open_activity(Family::activity("example", "online").build()?).await?;
+        Ok(Site { hits, online })
+    }
+
+    /// Counts one view by the visitor whom the cookie names; who has none gets one.
+    async fn count(&self, cookies: CookieJar) -> CookieJar {
+        let (visitor, cookies) = visitor(cookies);
+        // A page is worth more than its count.
+        if let Err(error) = self.hits.add(PAGE, 1).await {
+            eprintln!("hits: {error}");
+        }
+        if let Err(error) = self.online.touch(PAGE, visitor).await {
+            eprintln!("online: {error}");
+        }
+        cookies
+    }
+
+    /// What is to be shown, at once and then once a second.
+    fn live(self, precision: Precision) -> impl Stream<Item = Result<Event, BoxError>> {
+        let mut seconds = interval(Duration::from_secs(1));
+        seconds.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        stream::unfold((self, seconds), move |(site, mut seconds)| async move {
+            seconds.tick().await;
+            // An error ends the stream, and the browser comes again.
+            let event = site.shown(precision).await.inspect_err(|error| eprintln!("events: {error}"));
+            Some((event, (site, seconds)))
+        })
+    }
+
+    async fn shown(&self, precision: Precision) -> Result<Event, BoxError> {
+        let slices = self.hits.get(PAGE, precision).await?;
+        let now = self.online.now(PAGE).await?;
+        let chart = slices.iter().map(|slice| (slice.start, slice.count)).unzip();
+        Ok(Event::default().json_data(Shown { chart, visitors: now.visitors.count(), views: now.views })?)
+    }
+}
+
+fn visitor(cookies: CookieJar) -> (String, CookieJar) {
+    match cookies.get("visitor") {
+        Some(cookie) => (cookie.value().to_owned(), cookies),
+        None => {
+            let id = format!("{:032x}", rand::random::<u128>());
+            (id.clone(), cookies.add(Cookie::build(("visitor", id)).http_only(true)))
+        }
+    }
+}
