@@ -9,8 +9,8 @@ use crate::activity_counters::Activity;
 use crate::cached_counters::CachedCounters;
 use crate::check::{self, Finding, Severity};
 use crate::counters::Counters;
-use crate::error::{ErrorKind, Result};
-use crate::family::{ActivityFamily, CachedFamily, Family, SeriesFamily, VisitorsFamily};
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::{ActivityFamily, CachedFamily, Family, Kind, SeriesFamily, VisitorsFamily};
 use crate::flush::Flusher;
 use crate::handle::Handle;
 use crate::mysql::MysqlStore;
@@ -73,7 +73,11 @@ where
     /// its table lacks; [`Store`](crate::ErrorKind::Store) where the database cannot be asked;
     /// [`Unsafe`](crate::ErrorKind::Unsafe) for a connection to Redis that sends a call again by itself. While Redis
     /// cannot be asked about that the family is opened, and the first hit asks again.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for a family of another kind, which is opened by a call of its own.
     pub async fn open(&self, family: Family) -> Result<Counters<C, S>> {
+        if family.kind != Kind::Buffered {
+            return Err(Error::invalid(format!("{family}: is of the kind {}, not buffered", family.kind_name())));
+        }
         Ok(Counters::new(self.handle(family).await?))
     }
 

@@ -166,6 +166,8 @@ async fn a_wrong_call_is_refused_by_name_and_nothing_is_counted() {
     refused("0 for \"a\"", hits.add("a", 0).await).await;
     refused("18446744073709551615 for \"a\"", hits.add("a", u64::MAX).await).await;
     refused("0 for \"b\"", hits.add_many(&[("a", 1), ("b", 0)]).await.map(drop)).await;
+    let family = hits.family().clone();
+    refused("is of the kind series", plain.counterfoil.open(family).await.map(drop)).await;
     refused("no slices of day", hits.get("a", Precision::Day).await.map(drop)).await;
     refused("more than 10000 slices", hits.get_range("a", Precision::MINUTE, 0..700_000).await.map(drop)).await;
     refused("they are not kept", hits.get_range("a", Precision::MINUTE, 0..60).await.map(drop)).await;

@@ -24,6 +24,7 @@ mod report;
 mod scripts;
 mod servers;
 mod sides;
+mod slices;
 mod through_mysql;
 
 use std::path::PathBuf;
@@ -65,6 +66,7 @@ async fn main() {
     memory::measure(&mut bench).await;
     growth::measure(&mut bench).await;
     cached::measure(&mut bench).await;
+    slices::measure(&mut bench).await;
     report::print(bench.found());
     if args.quick {
         println!("quick: shorter, with fewer rounds, and at most 1 M ids pending where a figure says 5 M");
