@@ -47,7 +47,10 @@ pub async fn measure(bench: &mut Bench) {
     let ids = Ids::even(1);
     let page = ids.of_task(0, 1).next().unwrap();
     redis::cmd("SET").arg(page).arg(VISITORS).exec_async(&mut stage.probe.clone()).await.unwrap();
+    let empty = stage.used().await;
     fill(&stage, &ours.0, page).await;
+    let bytes = (stage.used().await - empty) / f64::from(VISITORS);
+    bench.absolute("redis_bytes_per_visitor_of_14_bytes", bytes);
     assert!(ours.0.now(page).await.unwrap().visitors.count() > u64::from(VISITORS) / 2);
     let time = bench.time();
     let rounds = alternate(
