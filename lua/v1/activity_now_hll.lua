@@ -108,7 +108,7 @@ if math.floor(now / tonumber(ARGV[2])) ~= layer then return { 'OUTSIDE', string.
 local this_window = '^' .. named .. ' ' .. ARGV[3] .. ' (%d+)$'
 local function views_of(key, held)
   local others = (held[2] or ''):match(this_window)
-  if others then return others + (held[1] or 0) end
+  if others then return others + (tonumber(held[1]) or 0) end
   -- nobody was there in this layer, or the clock stepped back
   local fields, views = redis.call('HGETALL', key), 0
   for i = 1, #fields, 2 do

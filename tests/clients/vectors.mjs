@@ -28,18 +28,26 @@ function raw(value) {
 
 const byKey = (pairs) => pairs.sort(([a], [b]) => (a < b ? -1 : a > b ? 1 : 0));
 
+/** A field or member, which stands in front of a colon, in hexadecimal: text, or hex: and digits. */
+const name = (text) => (text.startsWith('hex:') ? text.slice(4) : raw(text).toString('hex'));
+
 /** The content of a hash, which may be given as a fill, as sorted pairs of hexadecimal texts. */
 function hashOf(fields) {
   if (typeof fields.fill === 'object') {
     const { prefix, count, value } = fields.fill;
     return hashOf(Object.fromEntries(Array.from({ length: count }, (_, i) => [`${prefix}${i + 1}`, value])));
   }
-  return byKey(Object.entries(fields).map(([field, value]) => [raw(field).toString('hex'), raw(value).toString('hex')]));
+  return byKey(Object.entries(fields).map(([field, value]) => [name(field), raw(value).toString('hex')]));
 }
 
-/** The content of a key afterwards: a hash, or {"zset": {...}}, with its type. */
-const contentOf = (fields) =>
-  (typeof fields.zset === 'object' ? ['zset', hashOf(fields.zset)] : ['hash', hashOf(fields)]);
+const sorted = (buffers) => buffers.map((buffer) => buffer.toString('hex')).sort();
+
+/** The content of a key afterwards: a hash, or {"zset": {...}}, {"set": [...]}, {"hll": N}, with its type. */
+function contentOf(fields) {
+  if (typeof fields.zset === 'object') return ['zset', hashOf(fields.zset)];
+  if (Array.isArray(fields.set)) return ['set', sorted(raw(fields.set))];
+  return typeof fields.hll === 'number' ? ['string', fields.hll] : ['hash', hashOf(fields)];
+}
 
 function pairs(flat) {
   const map = new Map();
@@ -60,10 +68,10 @@ class Run {
   async contents() {
     const content = async (key, type) => {
       switch (type) {
-        case 'hash': return pairs(await this.redis.hgetallBuffer(key).then((hash) =>
-          Object.entries(hash).flatMap(([field, value]) => [Buffer.from(field), value])));
+        case 'hash': return pairs(await this.redis.callBuffer('HGETALL', key));
         case 'zset': return pairs(await this.redis.zrangeBuffer(key, 0, -1, 'WITHSCORES'));
-        case 'string': return this.redis.get(key);
+        case 'set': return sorted(await this.redis.smembersBuffer(key));
+        case 'string': return this.string(key);
         default: return this.redis.lrange(key, 0, -1);
       }
     };
@@ -72,6 +80,12 @@ class Run {
       const type = await this.redis.type(key);
       return [key, [type, await content(key, type)]];
     }));
+  }
+
+  /** A string, or about how many a HyperLogLog has. */
+  async string(key) {
+    const text = await this.redis.get(key);
+    return text.startsWith('HYLL') ? this.redis.pfcount(key) : text;
   }
 
   async send(script, keys, args) {

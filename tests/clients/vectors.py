@@ -30,18 +30,29 @@ def raw(value):
     return value.encode() if isinstance(value, str) else value
 
 
+def name(text):
+    """A field or member, which stands in front of a colon: text, or hex: and digits."""
+    return bytes.fromhex(text[4:]) if text.startswith("hex:") else text.encode()
+
+
 def hash_of(fields):
     """The content of a hash, which may be given as a fill."""
     if isinstance(fields.get("fill"), dict):
         fill = fields["fill"]
         return {f"{fill['prefix']}{i}".encode(): fill["value"].encode() for i in range(1, fill["count"] + 1)}
-    return {raw(field): raw(value) for field, value in fields.items()}
+    return {name(field): raw(value) for field, value in fields.items()}
 
 
 def content_of(fields):
-    """The content of a key afterwards: a hash, or {"zset": {...}}."""
-    is_zset = isinstance(fields.get("zset"), dict)
-    return ("zset", hash_of(fields["zset"])) if is_zset else ("hash", hash_of(fields))
+    """The content of a key afterwards: a hash, or {"zset": {...}}, {"set": [...]}, {"hll": N}."""
+    kind, content = next(iter(fields.items()), ("", None))
+    if kind == "zset" and isinstance(content, dict):
+        return "zset", hash_of(content)
+    if kind == "set" and isinstance(content, list):
+        return "set", set(raw(content))
+    if kind == "hll" and isinstance(content, int):
+        return "string", content
+    return "hash", hash_of(fields)
 
 
 class Run:
@@ -54,11 +65,17 @@ class Run:
         read = {
             "hash": self.redis.hgetall,
             "zset": lambda key: {id: b"%d" % score for id, score in self.redis.zrange(key, 0, -1, withscores=True)},
-            "string": self.redis.get,
+            "set": self.redis.smembers,
+            "string": self.string,
             "list": lambda key: self.redis.lrange(key, 0, -1),
         }
         kinds = {key: self.redis.type(key).decode() for key in self.redis.keys()}
         return {key: (kind, read[kind](key)) for key, kind in kinds.items()}
+
+    def string(self, key):
+        """A string, or about how many a HyperLogLog has."""
+        text = self.redis.get(key)
+        return self.redis.pfcount(key) if text.startswith(b"HYLL") else text
 
     def send(self, script, keys, args):
         try:
