@@ -3,14 +3,12 @@
 use counterfoil::{Precision, Series};
 use redis::aio::MultiplexedConnection;
 
-use crate::alternate::{alternate, median};
 use crate::bench::Bench;
 use crate::figure::{Figure, Target::AtLeast};
 use crate::ids::Ids;
-use crate::load::{self, Load};
-use crate::one_task::latency;
 use crate::servers::connect;
 use crate::sides::Side;
+use crate::slices::compare::Comparison;
 use crate::slices::stage::{Stage, length};
 
 const FIGURE: Figure = Figure {
@@ -19,7 +17,6 @@ const FIGURE: Figure = Figure {
     target: AtLeast(2.0),
 };
 const NAMES: u32 = 1_000;
-const TASKS: usize = 256;
 
 /// `add().await`.
 #[derive(Clone)]
@@ -55,25 +52,6 @@ pub async fn measure(bench: &mut Bench) {
     }
     let stage = Stage::set(bench).await;
     let (ours, theirs) = (Ours(stage.series("add").await), Textbook(connect(&stage.redis).await));
-    let (ids, time) = (Ids::zipf(NAMES), bench.time());
-    let rounds = alternate(
-        bench.rounds(),
-        async || load::run(&ours, &ids, TASKS, time, &mut stage.probe.clone()).await,
-        async || load::run(&theirs, &ids, TASKS, time, &mut stage.probe.clone()).await,
-    )
-    .await;
-    bench.figure(FIGURE, rounds.ratio(Load::per_second));
-    let of_ours = |what: fn(&Load) -> f64| median(rounds.ours.iter().map(what));
-    bench.absolute("series_add_per_second", of_ours(Load::per_second));
-    bench.absolute("series_textbook_per_second", median(rounds.theirs.iter().map(Load::per_second)));
-    bench.absolute("series_hits_per_call", of_ours(|load| load.hits / load.scripts.calls));
-    bench.absolute("series_script_us", of_ours(|load| load.scripts.seconds * 1e6 / load.scripts.calls));
-    let alone = alternate(
-        bench.rounds(),
-        async || latency(ours.clone(), &ids, time).await,
-        async || latency(theirs.clone(), &ids, time).await,
-    )
-    .await;
-    bench.absolute("series_add_one_task_us", median(alone.ours));
-    bench.absolute("series_textbook_one_task_us", median(alone.theirs));
+    let (names, ids) = (["series_add", "series_textbook"], Ids::zipf(NAMES));
+    Comparison { figure: FIGURE, ours, theirs, names, ids }.throughput(bench, &stage.probe).await;
 }

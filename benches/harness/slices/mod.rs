@@ -1,6 +1,7 @@
 //! Series and activity, beside plain commands.
 
 mod add;
+mod compare;
 mod memory;
 mod now;
 mod stage;

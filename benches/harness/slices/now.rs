@@ -4,13 +4,12 @@ use counterfoil::{Activity, test_hooks};
 use futures_util::future::try_join_all;
 use redis::aio::MultiplexedConnection;
 
-use crate::alternate::{alternate, median};
 use crate::bench::Bench;
 use crate::figure::{Figure, Target::AtMost};
 use crate::ids::Ids;
-use crate::one_task::latency;
 use crate::servers::connect;
 use crate::sides::Side;
+use crate::slices::compare::Comparison;
 use crate::slices::stage::Stage;
 
 const FIGURE: Figure = Figure {
@@ -52,16 +51,7 @@ pub async fn measure(bench: &mut Bench) {
     let bytes = (stage.used().await - empty) / f64::from(VISITORS);
     bench.absolute("redis_bytes_per_visitor_of_14_bytes", bytes);
     assert!(ours.0.now(page).await.unwrap().visitors.count() > u64::from(VISITORS) / 2);
-    let time = bench.time();
-    let rounds = alternate(
-        bench.rounds(),
-        async || latency(ours.clone(), &ids, time).await,
-        async || latency(theirs.clone(), &ids, time).await,
-    )
-    .await;
-    bench.figure(FIGURE, rounds.ratio(|micros| *micros));
-    bench.absolute("activity_now_us", median(rounds.ours));
-    bench.absolute("get_us", median(rounds.theirs));
+    Comparison { figure: FIGURE, ours, theirs, names: ["activity_now", "get"], ids }.latency(bench).await;
 }
 
 /// Visitors in every layer of the window, as if they had come over the last ten minutes.

@@ -5,14 +5,12 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use redis::aio::MultiplexedConnection;
 
-use crate::alternate::{alternate, median};
 use crate::bench::Bench;
 use crate::figure::{Figure, Target::AtLeast};
 use crate::ids::Ids;
-use crate::load::{self, Load};
-use crate::one_task::latency;
 use crate::servers::connect;
 use crate::sides::Side;
+use crate::slices::compare::Comparison;
 use crate::slices::stage::Stage;
 
 const FIGURE: Figure = Figure {
@@ -22,7 +20,6 @@ const FIGURE: Figure = Figure {
 };
 const PAGES: u32 = 1_000;
 const VISITORS: u32 = 100_000;
-const TASKS: usize = 256;
 
 /// `touch().await`, each time by somebody else.
 #[derive(Clone)]
@@ -70,25 +67,6 @@ pub async fn measure(bench: &mut Bench) {
     let visitors = Visitors(SmallRng::seed_from_u64(1));
     let ours = Ours(stage.activity("touch").await, visitors.clone());
     let theirs = TwoCommands(connect(&stage.redis).await, visitors);
-    let (ids, time) = (Ids::zipf(PAGES), bench.time());
-    let rounds = alternate(
-        bench.rounds(),
-        async || load::run(&ours, &ids, TASKS, time, &mut stage.probe.clone()).await,
-        async || load::run(&theirs, &ids, TASKS, time, &mut stage.probe.clone()).await,
-    )
-    .await;
-    bench.figure(FIGURE, rounds.ratio(Load::per_second));
-    let of_ours = |what: fn(&Load) -> f64| median(rounds.ours.iter().map(what));
-    bench.absolute("activity_touch_per_second", of_ours(Load::per_second));
-    bench.absolute("activity_two_commands_per_second", median(rounds.theirs.iter().map(Load::per_second)));
-    bench.absolute("activity_touches_per_call", of_ours(|load| load.hits / load.scripts.calls));
-    bench.absolute("activity_script_us", of_ours(|load| load.scripts.seconds * 1e6 / load.scripts.calls));
-    let alone = alternate(
-        bench.rounds(),
-        async || latency(ours.clone(), &ids, time).await,
-        async || latency(theirs.clone(), &ids, time).await,
-    )
-    .await;
-    bench.absolute("activity_touch_one_task_us", median(alone.ours));
-    bench.absolute("activity_two_commands_one_task_us", median(alone.theirs));
+    let (names, ids) = (["activity_touch", "activity_two_commands"], Ids::zipf(PAGES));
+    Comparison { figure: FIGURE, ours, theirs, names, ids }.throughput(bench, &stage.probe).await;
 }

@@ -5,13 +5,12 @@ use std::collections::HashMap;
 use counterfoil::{Precision, Series};
 use redis::aio::MultiplexedConnection;
 
-use crate::alternate::{alternate, median};
 use crate::bench::Bench;
 use crate::figure::{Figure, Target::AtMost};
 use crate::ids::Ids;
-use crate::one_task::latency;
 use crate::servers::connect;
 use crate::sides::Side;
+use crate::slices::compare::Comparison;
 use crate::slices::stage::{Stage, starts};
 
 const FIGURE: Figure = Figure {
@@ -58,14 +57,5 @@ pub async fn measure(bench: &mut Bench) {
             redis::cmd("HSET").arg(&hash).arg(start).arg(1_000 + start % 977).exec_async(&mut probe).await.unwrap();
         }
     }
-    let time = bench.time();
-    let rounds = alternate(
-        bench.rounds(),
-        async || latency(ours.clone(), &ids, time).await,
-        async || latency(theirs.clone(), &ids, time).await,
-    )
-    .await;
-    bench.figure(FIGURE, rounds.ratio(|micros| *micros));
-    bench.absolute("series_get_us", median(rounds.ours));
-    bench.absolute("hgetall_us", median(rounds.theirs));
+    Comparison { figure: FIGURE, ours, theirs, names: ["series_get", "hgetall"], ids }.latency(bench).await;
 }
