@@ -14,7 +14,7 @@ use serde_json::Value as Json;
 type Words = BTreeSet<String>;
 
 /// Upper-case literals that are options of Redis commands, and no part of a reply.
-const OPTIONS: [&str; 4] = ["COUNT", "LIMIT", "LT", "WITHSCORES"];
+const OPTIONS: [&str; 5] = ["COUNT", "GT", "LIMIT", "LT", "WITHSCORES"];
 
 #[derive(Serialize)]
 struct Manifest {
@@ -98,6 +98,7 @@ fn parse(stem: &str, source: &str) -> Result<Script, String> {
         return Err("`--` and `-- KEYS` must follow the summary".into());
     }
     let keys = inputs(&entries(&mut next, " ARGV")?)?;
+    check_order(&keys)?;
     let args = inputs(&entries(&mut next, " REPLIES")?)?;
     let replies = entries(&mut next, " ERRORS")?.iter().map(|entry| reply(entry)).collect::<Result<_, _>>()?;
     let mut codes = entries(&mut next, " REPEAT  ")?;
@@ -164,6 +165,15 @@ fn inputs(entries: &[String]) -> Result<Vec<Input>, String> {
     entries.iter().enumerate().map(input).collect()
 }
 
+/// A key `NAME...` comes several times, so no other one can follow; a key `[NAME]` may be left out, so it is the last one.
+fn check_order(keys: &[Input]) -> Result<(), String> {
+    let follows_wrongly = |pair: &[Input]| pair[0].is_optional() || (pair[0].is_repeated() && !pair[1].is_repeated());
+    match keys.windows(2).find(|pair| follows_wrongly(pair)) {
+        Some(pair) => Err(format!("{} cannot follow {}", pair[1].name, pair[0].name)),
+        None => Ok(()),
+    }
+}
+
 /// `{"STATUS", ...}  TEXT`.
 fn reply(entry: &str) -> Result<Reply, String> {
     let wrong = || format!("not `{{\"STATUS\", ...}}  TEXT`: {entry:?}");
@@ -210,7 +220,34 @@ fn literals(body: &str) -> Vec<(String, String)> {
     literals
 }
 
+impl Input {
+    fn is_repeated(&self) -> bool {
+        self.name.ends_with("...")
+    }
+
+    fn is_optional(&self) -> bool {
+        self.name.starts_with('[') && self.name.ends_with(']')
+    }
+}
+
 impl Script {
+    /// What the body checks its keys with: all of them at once, the last one left out where it may be; or, where some come
+    /// several times, first those that come once.
+    fn check_of_keys(&self) -> String {
+        let once: Vec<_> = self.keys.iter().filter(|key| !key.is_repeated()).collect();
+        let names: Vec<_> = once.iter().map(|key| format!("'{}'", key.name.trim_matches(['[', ']']))).collect();
+        let names = names.join(", ");
+        match (once.len(), self.keys.len()) {
+            (0, _) => " = tag_of_keys()".into(),
+            (some, all) if some < all => format!("for i, kind in ipairs({{ {names} }}) do\n"),
+            (_, all) if self.keys[all - 1].is_optional() => {
+                let less = all - 1;
+                format!("local wrong = bad_key(unpack({{ {names} }}, 1, #KEYS == {all} and {all} or {less}))\n")
+            }
+            _ => format!("local wrong = bad_key({names})\n"),
+        }
+    }
+
     /// The words that a caller may find in a reply, as the header says.
     fn words(&self) -> Words {
         let in_text = self.replies.iter().flat_map(|reply| reply.about.split(|c: char| !c.is_ascii_alphanumeric()));
@@ -256,8 +293,7 @@ fn a_header_says_what_the_body_does() {
         assert_eq!(script.words(), script.words_of_body(), "{name}: words of the header, words of the body");
         assert_eq!(script.codes(), script.codes_of_body(), "{name}: errors of the header, errors of the body");
 
-        let keys: Vec<_> = script.keys.iter().map(|key| format!("'{}'", key.name)).collect();
-        let check = format!("local wrong = bad_key({})\n", keys.join(", "));
+        let check = script.check_of_keys();
         assert!(script.body.contains(&check), "{name}: no {check:?}");
         if let Some((_, rest)) = script.body.split_once("#ARGV ~= ") {
             let number = rest.split(' ').next().unwrap();
@@ -290,6 +326,15 @@ fn a_wrong_header_is_noticed() {
         assert!(source.contains(right), "{right:?}");
         let result = parse("buffered_fetch", &source.replacen(right, instead, 1));
         assert!(result.is_err(), "{instead:?} instead of {right:?} passes");
+    }
+    let keys = |first: &str, second: &str| {
+        let source = source.replacen("1 batch         hash      ", &format!("1 {first}  hash  "), 1);
+        parse("buffered_fetch", &source.replacen("2 meta          hash      ", &format!("2 {second}  hash  "), 1))
+    };
+    assert!(keys("batch", "[meta]").is_ok() && keys("batch", "meta:ID...").is_ok());
+    assert!(keys("batch:ID...", "meta:ID...").is_ok());
+    for (first, second) in [("[batch]", "meta"), ("[batch]", "[meta]"), ("batch:ID...", "meta")] {
+        assert!(keys(first, second).is_err(), "{second} after {first} passes");
     }
     let script = parse("buffered_fetch", &source.replace("{ 'STALE' }", "{ 'GONE' }")).unwrap();
     assert_ne!(script.words(), script.words_of_body());
