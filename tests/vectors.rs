@@ -544,6 +544,39 @@ async fn a_full_redis_takes_no_changes_and_can_be_drained() {
     limit(&mut run, 0);
 }
 
+/// The same for activity and daily visitors: whatever would be the first write, it is refused before anything is done.
+#[tokio::test]
+async fn a_full_redis_takes_no_visitors() {
+    let (_server, redis) = start().await;
+    let mut run = Run::new(redis, &scripts());
+    let touch = keys(&["producers", "open", "agenda", "views:0:p", "visitors:0:p"]);
+    let logs = keys(&["producers", "open", "agenda", "views:9:p", "layer:333:9:p", "minute:960:9:p"]);
+    let first = keys(&["buffer", "meta", "producers", "seen:a"]);
+    let calls = |producer: &'static str, seq: &'static str, visitor: &'static str| {
+        let args = |rest: &[&'static str]| [&[producer, seq, "first"], rest, &["1", visitor]].concat();
+        [
+            ("activity_touch", &touch, args(&["1000000", "3000", "200", "1", "1", "p", "1"])),
+            ("activity_touch_hll", &logs, args(&["1000000", "3000", "200", "1", "333", "1", "p", "1"])),
+            ("visitors_first", &first, args(&["50", "60000", "1000", "86400000", "1000000", "1", "a"])),
+        ]
+    };
+    for (script, keys, args) in calls("", "0", "v") {
+        run.send(script, keys, &args).unwrap();
+    }
+    limit(&mut run, 1);
+    let before = run.contents();
+    for (script, keys, args) in calls("w1", "1", "w").into_iter().chain(calls("", "0", "w")) {
+        let error = run.send(script, keys, &args).unwrap_err();
+        assert!(error.to_string().contains("OOM") || error.code() == Some("OOM"), "{script}: {error:?}");
+        equal(script, &run.contents(), &before).unwrap();
+    }
+    let one_each = Ok(Value::Array(vec![Value::BulkString("OK".into()), Value::Int(1), Value::Int(1)]));
+    equal("now", &run.send("activity_now", &touch[3..], &["1000000", "3000", "200"]), &one_each).unwrap();
+    let now = run.send("activity_now_hll", &logs[3..5], &["1000000", "3000", "1", "333"]);
+    equal("now", &now, &one_each).unwrap();
+    limit(&mut run, 0);
+}
+
 /// The one command of an add that can fail is its first write.
 #[tokio::test]
 async fn a_count_of_hits_that_overflows_changes_nothing() {
@@ -594,6 +627,45 @@ async fn without_now_ms_the_servers_clock_counts() {
     assert!(status == "WAIT" && (50_000..=60_000).contains(&ms), "{status} {ms}");
     let trim = run.send("buffered_trim", &keys(&["producers"]), &["60000", "0", "10", ""]);
     assert_eq!(redis::from_redis_value::<(String, String, i64)>(trim.unwrap()).unwrap().2, 0);
+}
+
+/// So they do where layers and visitors are concerned.
+#[tokio::test]
+async fn without_now_ms_the_servers_clock_names_the_layer() {
+    let (_server, redis) = start().await;
+    let mut run = Run::new(redis, &scripts());
+    let place = keys(&["producers", "open", "agenda", "views:0:p", "visitors:0:p"]);
+    let first = keys(&["buffer", "meta", "producers", "seen:a"]);
+    let clock = |run: &mut Run| {
+        let (seconds, micros): (i64, i64) = cmd("TIME").query(&mut run.redis).unwrap();
+        seconds * 1000 + micros / 1000
+    };
+
+    let from = clock(&mut run);
+    let touch = ["", "0", "first", "", "1", "1000", "1", "1", "p", "1", "1", "v"];
+    run.send("activity_touch", &place, &touch).unwrap();
+    run.send("visitors_first", &first, &["", "0", "first", "50", "60000", "9", "60000", "", "1", "a", "1", "v"])
+        .unwrap();
+    let to = clock(&mut run);
+    let layer: i64 = cmd("ZSCORE").arg(&place[4]).arg("v").query(&mut run.redis).unwrap();
+    let first_at: i64 = cmd("HGET").arg(&first[1]).arg("first_at").query(&mut run.redis).unwrap();
+    for time in [layer, first_at] {
+        assert!((from..=to).contains(&time), "{time} is not between {from} and {to}");
+    }
+    let other = keys(&["producers", "open", "agenda", "views:1:p", "visitors:1:p"]);
+    let touch = ["", "0", "first", "", "3600000", "1000", "0", "1", "p", "1", "1", "v"];
+    run.send("activity_touch", &other, &touch).unwrap();
+    let now = run.send("activity_now", &other[3..], &["", "3600000", "1000"]).unwrap();
+    assert_eq!(redis::from_redis_value::<(String, i64, i64)>(now).unwrap(), ("OK".into(), 1, 1));
+    let logs = keys(&["producers", "open", "agenda", "views:9:p", "layer:1:9:p"]);
+    let touch = ["", "0", "first", "", "3000", "1", "0", "1", "1", "p", "1", "1", "v"];
+    for reply in [
+        run.send("activity_touch_hll", &logs, &touch).unwrap(),
+        run.send("activity_now_hll", &logs[3..], &["", "3000", "1", "1"]).unwrap(),
+    ] {
+        let (status, now): (String, String) = redis::from_redis_value(reply).unwrap();
+        assert!(status == "OUTSIDE" && now.parse::<i64>().unwrap() >= to, "{status} {now}");
+    }
 }
 
 /// The Python that has redis-py; without it, a sentence that says so.
