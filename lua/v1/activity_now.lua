@@ -2,8 +2,7 @@
 -- Answers the views and the distinct visitors of the window.
 --
 -- KEYS
---   1 views:STRIPE:PAGE...     hash   layer -> views in it; before -> "LAYER LAYERS SUM": the layer of the last call,
---                                     and what the others of its window had
+--   1 views:STRIPE:PAGE...     hash   layer -> views in it
 --   2 visitors:STRIPE:PAGE...  zset   visitor -> layer in which it was seen last; then both keys of the next place, of
 --                                     100 at most
 -- ARGV
@@ -97,15 +96,11 @@ local clock = redis.call('TIME')
 local now = ARGV[1] ~= '' and tonumber(ARGV[1]) or clock[1] * 1000 + math.floor(clock[2] / 1000)
 local layer = math.floor(now / tonumber(ARGV[2]))
 local gone = layer - tonumber(ARGV[3])
-local named, after = string.format('%.0f', layer), string.format('(%.0f', gone)
+local after = string.format('(%.0f', gone)
 
--- what "before" begins with if it is about this very window
-local this_window = '^' .. named .. ' ' .. ARGV[3] .. ' (%d+)$'
-local function views_of(key, held)
-  local others = (held[2] or ''):match(this_window)
-  if others then return others + (tonumber(held[1]) or 0) end
-  -- nobody was there in this layer, or the clock stepped back
-  local fields, views = redis.call('HGETALL', key), 0
+-- Somebody's own fields, and layers that left the window, do not count.
+local function views_of(fields)
+  local views = 0
   for i = 1, #fields, 2 do
     if (tonumber(fields[i]) or gone) > gone then views = views + (tonumber(fields[i + 1]) or 0) end
   end
@@ -114,11 +109,11 @@ end
 
 local reply = { 'OK' }
 for k = 1, #KEYS, 2 do
-  local held, visitors
-  held, wrong = ask('HMGET', KEYS[k], named, 'before')
+  local fields, visitors
+  fields, wrong = ask('HGETALL', KEYS[k])
   if wrong then return wrong end
   visitors, wrong = ask('ZCOUNT', KEYS[k + 1], after, '+inf')
   if wrong then return wrong end
-  reply[#reply + 1], reply[#reply + 2] = views_of(KEYS[k], held), visitors
+  reply[#reply + 1], reply[#reply + 2] = views_of(fields), visitors
 end
 return reply

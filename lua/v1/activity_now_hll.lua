@@ -2,8 +2,7 @@
 -- Answers the views of the window, and about how many distinct visitors it has.
 --
 -- KEYS
---   1 views:STRIPE:PAGE...        hash   layer -> views in it; before -> "LAYER LAYERS SUM": the layer of the last
---                                        call, and what the others of its window had
+--   1 views:STRIPE:PAGE...        hash   layer -> views in it
 --   2 layer:LAYER:STRIPE:PAGE...  hll    visitors of a layer: one key for each layer of the window, the oldest first;
 --                                        then the keys of the next place, of 100 at most
 -- ARGV
@@ -87,7 +86,7 @@ local each = layers + 1
 if #KEYS == 0 or #KEYS % each ~= 0 or #KEYS / each > 100 then
   return redis.error_reply('BADKEY ' .. #KEYS .. ' keys, expected ' .. each .. ' for each of 1 to 100 places')
 end
-local tag, gone, named, heads = tag_of_keys(), layer - layers, ARGV[4], {}
+local tag, gone, heads = tag_of_keys(), layer - layers, {}
 for i = 1, layers do heads[i] = (tag or '') .. string.format('layer:%.0f:', gone + i) end
 for k = 1, #KEYS, each do
   local place, page
@@ -104,13 +103,9 @@ local clock = redis.call('TIME')
 local now = ARGV[1] ~= '' and tonumber(ARGV[1]) or clock[1] * 1000 + math.floor(clock[2] / 1000)
 if math.floor(now / tonumber(ARGV[2])) ~= layer then return { 'OUTSIDE', string.format('%.0f', now) } end
 
--- what "before" begins with if it is about this very window
-local this_window = '^' .. named .. ' ' .. ARGV[3] .. ' (%d+)$'
-local function views_of(key, held)
-  local others = (held[2] or ''):match(this_window)
-  if others then return others + (tonumber(held[1]) or 0) end
-  -- nobody was there in this layer, or the clock stepped back
-  local fields, views = redis.call('HGETALL', key), 0
+-- Somebody's own fields, and layers that left the window, do not count.
+local function views_of(fields)
+  local views = 0
   for i = 1, #fields, 2 do
     if (tonumber(fields[i]) or gone) > gone then views = views + (tonumber(fields[i + 1]) or 0) end
   end
@@ -119,11 +114,11 @@ end
 
 local reply = { 'OK' }
 for k = 1, #KEYS, each do
-  local held, visitors
-  held, wrong = ask('HMGET', KEYS[k], named, 'before')
+  local fields, visitors
+  fields, wrong = ask('HGETALL', KEYS[k])
   if wrong then return wrong end
   visitors, wrong = ask('PFCOUNT', unpack(KEYS, k + 1, k + layers))
   if wrong then return wrong end
-  reply[#reply + 1], reply[#reply + 2] = views_of(KEYS[k], held), visitors
+  reply[#reply + 1], reply[#reply + 2] = views_of(fields), visitors
 end
 return reply

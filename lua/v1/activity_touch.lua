@@ -5,8 +5,7 @@
 --   1 producers                hash   producer -> "SEQ AT_MS [INDEX:WORD ...]": its last call
 --   2 open                     hash   kept id -> count of a minute that is not over yet
 --   3 agenda                   zset   kept id -> ms: when its minute is over; every id in open is on it
---   4 views:STRIPE:PAGE...     hash   layer -> views in it; before -> "LAYER LAYERS SUM": the layer of the last call,
---                                     and what the others of its window had
+--   4 views:STRIPE:PAGE...     hash   layer -> views in it
 --   5 visitors:STRIPE:PAGE...  zset   visitor -> layer in which it was seen last; then both keys of the next place
 -- ARGV
 --   1 producer      string    name of a registered writer, [0-9A-Za-z_-]{1,64}; "" gives up the fence against repeats
@@ -194,21 +193,12 @@ if keep then
   views_head, visitors_head = string.format('views/%.0f/', minute), string.format('visitors/%.0f/', minute)
   over = string.format('%.0f', (minute + 60) * 1000)
 end
-local kept, opened, olds = {}, {}, {}
-for k = 4, #KEYS, 2 do
-  local held
-  held, wrong = ask('HMGET', KEYS[k], named, 'before')
-  wrong = wrong or bad_count_of(KEYS[k], held[1])
-  if wrong then return wrong end
-  opened[k] = not held[2] or held[2]:match('^%d+') ~= named
-  olds[k], wrong = ask('ZCOUNT', KEYS[k + 1], '-inf', forgotten)
-  if wrong then return wrong end
-  if keep then
+local kept = {}
+if keep then
+  for k = 4, #KEYS, 2 do
     local page = ARGV[starts[k]]
     kept[k - 3], kept[k - 2] = views_head .. page, visitors_head .. page
   end
-end
-if keep then
   local counts, _
   counts, wrong = ask_all(open, kept)
   wrong = wrong or bad_counts(open, counts)
@@ -217,32 +207,56 @@ if keep then
   if wrong then return wrong end
 end
 
--- Nothing below can fail but the first write, where Redis takes none (OOM, READONLY, MISCONF). What a crash leaves of
--- it was counted once at most.
-if producer ~= '' then redis.call('HSET', producers, producer, ARGV[2] .. ' ' .. string.format('%.0f', now)) end
+-- The first write is a plain call, and one that Redis can refuse (OOM, READONLY, MISCONF), without a producer as well:
+-- what the guarded HINCRBY can answer below is about its key.
+redis.call('HSET', producers, producer, ARGV[2] .. ' ' .. string.format('%.0f', now))
 
+-- Whether a key holds what it should shows when it is written to, which saves a look at each; where one does not, the
+-- views counted so far are taken back, and nothing else was done.
+local function take_back_views(up_to, why)
+  for k = 4, up_to, 2 do
+    local left = redis.call('HINCRBY', KEYS[k], named, '-' .. ARGV[starts[k] + 1])
+    if left == 0 then redis.call('HDEL', KEYS[k], named) end
+  end
+  if last then redis.call('HSET', producers, producer, last) else redis.call('HDEL', producers, producer) end
+  return why
+end
+
+-- the places that are counted in for the first time in this layer, and how many of each have left the window; of busy
+-- ones it is looked now and then as well
+local opened, olds = {}, {}
+for k = 4, #KEYS, 2 do
+  local n = tonumber(ARGV[starts[k] + 1])
+  local sum = redis.pcall('HINCRBY', KEYS[k], named, ARGV[starts[k] + 1])
+  local refused = type(sum) == 'table' and sum.err
+  if refused and not refused:find('hash value') and not refused:find('overflow') then
+    return take_back_views(k - 2, redis.error_reply('BADKEY ' .. KEYS[k] .. ' cannot be counted in: ' .. refused))
+  elseif refused or sum < n or sum >= 1e16 then
+    local why = redis.error_reply('BADSTATE ' .. shown(KEYS[k]) .. ' holds no count: ' .. (refused or sum))
+    return take_back_views(refused and k - 2 or k, why)
+  end
+  opened[k] = sum == n
+  if opened[k] or math.floor(sum / 64) > math.floor((sum - n) / 64) then
+    olds[k], wrong = ask('ZCOUNT', KEYS[k + 1], '-inf', forgotten)
+    if wrong then return take_back_views(k, wrong) end
+  end
+end
+
+-- Nothing below can fail. What a crash leaves of it was counted once at most.
 local stay = math.max((layers + 1) * layer_ms, keep and 60000 + layer_ms or 0)
 
 local function prolong(key, ms)
   if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, ms) end
 end
 
--- Drops the layers that left the window, and notes what the others have beside this one, so that a read need not add
--- them up. Layers ahead of now, from before the clock stepped back, stay.
+-- Drops the layers that left the window; those ahead of now, from before the clock stepped back, stay.
 local function open_layer(views)
-  local fields, others, left = redis.call('HGETALL', views), 0, 0
-  for i = 1, #fields, 2 do
-    local its_layer = tonumber(fields[i])
-    if its_layer and its_layer <= gone then
-      redis.call('HDEL', views, fields[i])
-    else
-      left = left + 1
-      if its_layer and its_layer ~= layer then others = others + (tonumber(fields[i + 1]) or 0) end
-    end
+  local fields = redis.call('HKEYS', views)
+  for _, field in ipairs(fields) do
+    if (tonumber(field) or layer) <= gone then redis.call('HDEL', views, field) end
   end
-  redis.call('HSET', views, 'before', named .. ' ' .. ARGV[6] .. ' ' .. string.format('%.0f', others))
   -- Redis keeps up to 512 fields as a list, and looks for each from its start; one that is long makes it a table
-  if left == 64 then
+  if #fields == 64 then
     local longer = string.rep(' ', 256)
     redis.call('HSET', views, longer, '0')
     redis.call('HDEL', views, longer)
@@ -270,7 +284,6 @@ end
 for k = 4, #KEYS, 2 do
   local views, visitors, start = KEYS[k], KEYS[k + 1], starts[k]
   local n, count = tonumber(ARGV[start + 1]), tonumber(ARGV[start + 2])
-  redis.call('HINCRBY', views, named, ARGV[start + 1])
   local before = keep and redis.call('ZCOUNT', visitors, minute_first, '+inf')
   see(visitors, start + 3, start + 2 + count)
   if keep then
@@ -283,8 +296,9 @@ for k = 4, #KEYS, 2 do
     prolong(views, stay)
     prolong(visitors, stay)
   end
-  -- a little more than comes in goes, so that no call takes long
-  local old = olds[k] > 0 and redis.call('ZCOUNT', visitors, '-inf', forgotten) or 0
+  -- more than comes in goes, and not so many that a call takes long
+  local old = (olds[k] or 0) > 0 and redis.call('ZCOUNT', visitors, '-inf', forgotten) or 0
   if old > 0 then redis.call('ZREMRANGEBYRANK', visitors, 0, math.min(old, 200 + 2 * count) - 1) end
 end
+if producer == '' then redis.call('HDEL', producers, '') end
 return { 'OK' }

@@ -5,8 +5,7 @@
 --   1 producers                     hash   producer -> "SEQ AT_MS [INDEX:WORD ...]": its last call
 --   2 open                          hash   kept id -> count of a minute that is not over yet
 --   3 agenda                        zset   kept id -> ms: when its minute is over; every id in open is on it
---   4 views:STRIPE:PAGE...          hash   layer -> views in it; before -> "LAYER LAYERS SUM": the layer of the last
---                                          call, and what the others of its window had
+--   4 views:STRIPE:PAGE...          hash   layer -> views in it
 --   5 layer:LAYER:STRIPE:PAGE...    hll    visitors of that layer; with keep 0 then both keys of the next place
 --   6 minute:MINUTE:STRIPE:PAGE...  hll    only with keep 1: visitors of the minute in which the layer begins; then
 --                                          the three keys of the next place
@@ -208,10 +207,10 @@ end
 local kept, opened = {}, {}
 for k = 4, #KEYS, each do
   local held
-  held, wrong = ask('HMGET', KEYS[k], ARGV[8], 'before')
-  wrong = wrong or bad_count_of(KEYS[k], held[1]) or bad_hll(KEYS[k + 1]) or (keep and bad_hll(KEYS[k + 2]))
+  held, wrong = ask('HGET', KEYS[k], ARGV[8])
+  wrong = wrong or bad_count_of(KEYS[k], held) or bad_hll(KEYS[k + 1]) or (keep and bad_hll(KEYS[k + 2]))
   if wrong then return wrong end
-  opened[k] = not held[2] or held[2]:match('^%d+') ~= ARGV[8]
+  opened[k] = not held
   if keep then
     local page = ARGV[starts[k]]
     kept[#kept + 1], kept[#kept + 2] = views_head .. page, visitors_head .. page
@@ -236,22 +235,14 @@ local function prolong(key, ms)
   if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, ms) end
 end
 
--- Drops the layers that left the window, and notes what the others have beside this one, so that a read need not add
--- them up. Layers ahead of now, from before the clock stepped back, stay.
+-- Drops the layers that left the window; those ahead of now, from before the clock stepped back, stay.
 local function open_layer(views)
-  local fields, others, left = redis.call('HGETALL', views), 0, 0
-  for i = 1, #fields, 2 do
-    local its_layer = tonumber(fields[i])
-    if its_layer and its_layer <= gone then
-      redis.call('HDEL', views, fields[i])
-    else
-      left = left + 1
-      if its_layer and its_layer ~= layer then others = others + (tonumber(fields[i + 1]) or 0) end
-    end
+  local fields = redis.call('HKEYS', views)
+  for _, field in ipairs(fields) do
+    if (tonumber(field) or layer) <= gone then redis.call('HDEL', views, field) end
   end
-  redis.call('HSET', views, 'before', named .. ' ' .. ARGV[6] .. ' ' .. string.format('%.0f', others))
   -- Redis keeps up to 512 fields as a list, and looks for each from its start; one that is long makes it a table
-  if left == 64 then
+  if #fields == 64 then
     local longer = string.rep(' ', 256)
     redis.call('HSET', views, longer, '0')
     redis.call('HDEL', views, longer)
