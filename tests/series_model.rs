@@ -37,7 +37,7 @@ struct Precision {
 const PRECISIONS: [Precision; 5] = [
     Precision { label: "60s", length: Some(60), slices: 10, keep: "60s/*/" },
     Precision { label: "5m", length: Some(300), slices: 2, keep: "-" },
-    Precision { label: "day", length: None, slices: 2, keep: "day/*/" },
+    Precision { label: "day", length: None, slices: 1, keep: "day/*/" },
     Precision { label: "all", length: Some(7), slices: 40, keep: "all/" },
     Precision { label: "1", length: Some(120), slices: 1, keep: "-" },
 ];
@@ -124,6 +124,10 @@ struct LastCall {
 enum Step {
     /// The clock goes on, or back.
     Clock(i64),
+    /// It goes on to when the next slice is over or the next name idle, or to just before that.
+    Edge {
+        early: u64,
+    },
     Add(Add),
     Get(Vec<(usize, usize)>),
     Names {
@@ -410,12 +414,13 @@ fn step() -> impl Strategy<Value = Step> {
     let fill = (0..PRECISIONS.len(), 0..NAMES.len(), 0..6_i64, any::<bool>());
     prop_oneof![
         8 => clock.prop_map(Step::Clock),
+        2 => (0..2_u64).prop_map(|early| Step::Edge { early }),
         14 => add().prop_map(Step::Add),
         2 => places().prop_map(Step::Get),
         2 => names.prop_map(|(prefix, after, limit)| Step::Names { prefix, after, limit }),
         4 => (1..6_usize).prop_map(|limit| Step::Close { limit }),
         2 => places().prop_map(Step::Read),
-        1 => fill.prop_map(|(precision, name, room, kept)| Step::Fill { precision, name, room, kept }),
+        2 => fill.prop_map(|(precision, name, room, kept)| Step::Fill { precision, name, room, kept }),
         1 => (0..6_i64, 0..9_usize).prop_map(|(room, nth)| Step::FillBuffer { room, nth }),
         1 => Just(Step::Cut),
         1 => prop::bool::weighted(0.2).prop_map(|forget| if forget { Step::Forget } else { Step::Clock(1) }),
@@ -447,6 +452,10 @@ impl Model for Play {
         let now = self.now;
         match step {
             Step::Clock(ms) => self.now = now.saturating_add_signed(*ms),
+            Step::Edge { early } => {
+                let edges = self.reference.agenda.values().chain(self.reference.idle.values());
+                self.now = edges.filter(|at| **at > now).min().map_or(now, |at| at - early);
+            }
             Step::Add(call) => self.add(call)?,
             Step::Get(places) => self.get(places)?,
             Step::Names { prefix, after, limit } => {
