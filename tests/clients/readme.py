@@ -138,12 +138,31 @@ def changes_cached_counters(client, readme):
         pass
 
 
+def tells_who_is_here(client, readme):
+    """Views and visitors of pages, each once, whatever gets lost."""
+    here, came = readme["Here"](client, "lua/v1", "shop-12345", "here", 8), set()
+
+    def touch(page):
+        visitor = random.choice([b"\0", b"\xff", *(b"v%d" % i for i in range(20))])
+        here.touch(page, visitor)
+        came.add((page, visitor))
+
+    def views(_):
+        found = {page: here.now(page)[0] for page in IDS}
+        return found, sum(found.values())
+
+    exact_in_spite_of_losses("here", client, touch, views)
+    for page in IDS:
+        expect(f"here: visitors of {page}", here.now(page)[1], sum(its_page == page for its_page, _ in came))
+    expect("here: a page that nobody touched", here.now("none"), (0, 0))
+
+
 def main(socket, root):
     os.chdir(root)
     client = Unreliable(unix_socket_path=socket, retry=Retry(NoBackoff(), 0))
 
     text = Path("lua/README.md").read_text(encoding="utf-8")
-    source, cached = re.findall(r"^```python\n(.*?)^```$", text, re.S | re.M)
+    source, *others = re.findall(r"^```python\n(.*?)^```$", text, re.S | re.M)
     expect("lines of the snippet, 50 at most", len(source.splitlines()) <= 50, True)
     sys.argv = ["snippet", socket]
     readme, printed = {"__name__": "readme"}, io.StringIO()
@@ -162,8 +181,10 @@ def main(socket, root):
     except readme["NotCounted"]:
         pass
 
-    exec(compile(cached, "lua/README.md", "exec"), readme)  # pylint: disable=exec-used
-    changes_cached_counters(client, readme)
+    checks = {"Cached": changes_cached_counters, "Here": tells_who_is_here}
+    for source in others:
+        exec(compile(source, "lua/README.md", "exec"), readme)  # pylint: disable=exec-used
+        checks[re.match(r"class (\w+)\(Counter\)", source)[1]](client, readme)
 
     spec = importlib.util.spec_from_file_location("count_hits", "examples/python/count_hits.py")
     example = importlib.util.module_from_spec(spec)
