@@ -137,6 +137,7 @@ enum Step {
     },
     Close {
         limit: usize,
+        full: bool,
     },
     Read(Vec<(usize, usize)>),
     /// A window's current slice, or what is kept of it, has room for so much more.
@@ -168,6 +169,8 @@ struct Add {
     pairs: Vec<(usize, i64)>,
     /// The number of a key that holds something else for once.
     spoilt: Option<usize>,
+    /// Redis has no memory left for it.
+    full: bool,
 }
 
 /// The number of a call, compared with the producer's last one.
@@ -388,8 +391,8 @@ fn add() -> impl Strategy<Value = Add> {
     let wrong_by = prop_oneof![8 => Just(0), 1 => -600_000..600_000_i64];
     let amount = prop_oneof![6 => 1..5_i64, 1 => Just(999_999_999_999_999)];
     let pairs = prop::collection::vec((0..NAMES.len(), amount), 1..5);
-    (producer, number, precisions, wrong_by, pairs, prop::option::weighted(0.1, 0..20_usize)).prop_map(
-        |(producer, (number, repeat), precisions, wrong_by, pairs, spoilt)| Add {
+    (producer, number, precisions, wrong_by, pairs, prop::option::weighted(0.1, 0..20_usize), full()).prop_map(
+        |(producer, (number, repeat), precisions, wrong_by, pairs, spoilt, full)| Add {
             producer,
             number,
             repeat,
@@ -397,8 +400,13 @@ fn add() -> impl Strategy<Value = Add> {
             wrong_by,
             pairs,
             spoilt,
+            full: full && spoilt.is_none(),
         },
     )
+}
+
+fn full() -> impl Strategy<Value = bool> {
+    prop::bool::weighted(0.1)
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -418,7 +426,7 @@ fn step() -> impl Strategy<Value = Step> {
         14 => add().prop_map(Step::Add),
         2 => places().prop_map(Step::Get),
         2 => names.prop_map(|(prefix, after, limit)| Step::Names { prefix, after, limit }),
-        4 => (1..6_usize).prop_map(|limit| Step::Close { limit }),
+        4 => (1..6_usize, full()).prop_map(|(limit, full)| Step::Close { limit, full }),
         2 => places().prop_map(Step::Read),
         2 => fill.prop_map(|(precision, name, room, kept)| Step::Fill { precision, name, room, kept }),
         1 => (0..6_i64, 0..9_usize).prop_map(|(room, nth)| Step::FillBuffer { room, nth }),
@@ -465,9 +473,11 @@ impl Model for Play {
                 let got = self.scripts.call("series_names", &["names", "idle"], &args)?;
                 prop_assert_eq!(got, self.reference.names(now, prefix, after, *limit));
             }
-            Step::Close { limit } => {
-                let got = self.scripts.call("series_close", &CLOSED_KEYS, &[limit.to_string(), now.to_string()])?;
-                prop_assert_eq!(got, self.reference.close(now, *limit));
+            Step::Close { limit, full } => {
+                self.fill_up(*full);
+                let got = self.scripts.call("series_close", &CLOSED_KEYS, &[limit.to_string(), now.to_string()]);
+                self.fill_up(false);
+                prop_assert_eq!(got?, self.reference.close(now, *limit));
             }
             Step::Read(places) => {
                 let id = |&(precision, name): &(usize, usize)| {
@@ -526,15 +536,27 @@ impl Play {
         let keys: Vec<_> = keys.iter().map(String::as_str).collect();
         let spoilt = call.spoilt.and_then(|nth| keys.get(nth).copied());
 
+        let before = self.reference.clone();
         let expected = self.reference.add(self.now, call, seq, spoilt);
         self.spoil(spoilt);
+        self.fill_up(call.full);
         let got = self.scripts.call("series_add", &keys, &args);
+        self.fill_up(false);
         self.restore(spoilt);
+        let fails_with = |got: Result<Value, TestCaseError>, text| got.is_err_and(|e| e.to_string().contains(text));
         match expected {
+            Some(Value::Array(words)) if call.full && words[0] == text("OK") => {
+                self.reference = before;
+                prop_assert!(fails_with(got, "maxmemory"));
+            }
             Some(expected) => prop_assert_eq!(got?, expected),
-            None => prop_assert!(got.is_err_and(|error| error.to_string().contains("BADKEY"))),
+            None => prop_assert!(fails_with(got, "BADKEY")),
         }
         Ok(())
+    }
+
+    fn fill_up(&self, full: bool) {
+        self.scripts.ask::<()>(pipe().cmd("CONFIG").arg("SET").arg("maxmemory").arg(u8::from(full)).ignore());
     }
 
     /// Puts a string where the key is, which waits elsewhere.
@@ -648,7 +670,7 @@ async fn a_change_to_a_script_is_noticed() {
         ("series_add", "math.floor(now / 1000 / length) * length", "math.floor(now / 1000)"),
         ("series_add", "start - slices * length", "start"),
         ("series_add", "if held <= slices then return end", ""),
-        ("series_add", "tonumber(field) <= oldest", "tonumber(field) < oldest"),
+        ("series_add", "or math.huge) <= oldest", "or math.huge) < oldest"),
         ("series_add", "if redis.call('PTTL', key) < ms then", "do"),
         ("series_add", "(slices + 1) * length", "slices * length"),
         ("series_add", "'GT', ", ""),
@@ -665,6 +687,7 @@ async fn a_change_to_a_script_is_noticed() {
         ("series_close", "redis.call('HDEL', open, id)", ""),
         ("series_close", "redis.call('ZREM', agenda, id)", ""),
         ("series_close", "now + 60000", "now"),
+        ("series_close", "redis.call('HDEL', meta, '')", ""),
         ("series_close", "tonumber(hits or 0) == 0", "true"),
         ("buffered_read", "waiting[i] or still_open[i]", "waiting[i]"),
     ])

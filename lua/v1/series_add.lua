@@ -262,8 +262,8 @@ local function trim(window, slices, oldest, is_fixed)
   -- mostly there is one too many, and this one
   if is_fixed and held - redis.call('HDEL', window, string.format('%.0f', oldest)) <= slices then return end
   for _, field in ipairs(redis.call('HKEYS', window)) do
-    -- what lies ahead of the clock, since it stepped back, stays
-    if tonumber(field) <= oldest then redis.call('HDEL', window, field) end
+    -- what lies ahead of the clock, since it stepped back, stays; so does what is no time, which somebody wrote there
+    if (tonumber(field) or math.huge) <= oldest then redis.call('HDEL', window, field) end
   end
 end
 
