@@ -408,8 +408,11 @@ async fn a_script_that_lost_a_guard_fails() {
         ),
         ("activity_touch_hll", "seq <= tonumber(last:match('^%d+'))", "false", "activity_touch_hll/dup"),
         ("activity_touch_hll", "math.floor(now / layer_ms) ~= layer", "false", "activity_touch_hll/outside-late"),
-        ("activity_now", "'^' .. named", "'^%d+'", "activity_now/quiet"),
+        ("activity_now", "(tonumber(fields[i]) or gone) > gone", "true", "activity_now/quiet"),
         ("activity_now_hll", "(tonumber(fields[i]) or gone) > gone", "true", "activity_now_hll/quiet"),
+        ("series_add", "seq <= last_seq", "false", "series_add/dup"),
+        ("series_add", "start - slices * length", "start", "series_add/trimmed"),
+        ("series_close", "redis.call('HDEL', open, id)", "", "series_close/over"),
         ("visitors_first", "seq <= last_seq", "false", "visitors_first/dup"),
         (
             "visitors_first",

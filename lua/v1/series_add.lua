@@ -19,8 +19,8 @@
 --                             calendar, up to 366 days, that the caller takes for the current one; SLICES: how many a
 --                             window has with the current one, 1 to 1000; KEEP: what a kept id has before its name,
 --                             in ASCII, with one "*" at most for the slice's start, or "-" for none
---   7 name, n       pairs     name: 1 to 200 bytes of UTF-8, a kept id 255 at most; n: what to add, up to 15 digits;
---                             1 to 100 pairs
+--   7 name, n       pairs     name: 1 to 200 bytes of UTF-8, a kept id 255 at most; n: what to add, an i64 of 1
+--                             or more; 1 to 100 pairs
 -- REPLIES
 --   {"OK", word...}           for each pair 1 where it was counted, or RANGE where a sum would leave i64: that pair was
 --                             not counted, the others were
@@ -75,8 +75,8 @@ end
 local function bad_addition(name, n, limit)
   if name == '' or #name > limit then return 'name has ' .. #name .. ' bytes, expected 1 to ' .. limit end
   if name:find('[\128-\255]') and not is_utf8(name) then return 'name is not UTF-8' end
-  if not n:find('^[1-9]%d*$') or #n > 15 then
-    return 'n is ' .. shown(n) .. ', expected an integer of up to 15 digits, 1 or more'
+  if not n:find('^[1-9]%d*$') or #n > 19 or (#n == 19 and n > '9223372036854775807') then
+    return 'n is ' .. shown(n) .. ', expected an i64 of 1 or more'
   end
 end
 

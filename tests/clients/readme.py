@@ -138,6 +138,21 @@ def changes_cached_counters(client, readme):
         pass
 
 
+def counts_in_slices(client, readme):
+    """Hits in slices of seconds, minutes and months, each once at each."""
+    series = readme["Series"](client, "lua/v1", "shop-12345", "hits", 8)
+
+    def months(_):
+        keys = {key: client.hvals(key) for key in client.keys("cf1:{*}:series:month:*")}
+        found = {key.decode().split(":")[-1]: sum(map(int, counts)) for key, counts in keys.items()}
+        return found, sum(found.values())
+
+    exact_in_spite_of_losses("series", client, series.count, months)
+    for id in IDS:
+        minutes = series.window(id, "60s", 60, 120)
+        expect(f"series: the window of {id}", (len(minutes), sum(count for _, count in minutes)), (120, 60))
+
+
 def tells_who_is_here(client, readme):
     """Views and visitors of pages, each once, whatever gets lost."""
     here, came = readme["Here"](client, "lua/v1", "shop-12345", "here", 8), set()
@@ -181,10 +196,11 @@ def main(socket, root):
     except readme["NotCounted"]:
         pass
 
-    checks = {"Cached": changes_cached_counters, "Here": tells_who_is_here}
+    checks = {"Cached": changes_cached_counters, "Series": counts_in_slices, "Here": tells_who_is_here}
     for source in others:
         exec(compile(source, "lua/README.md", "exec"), readme)  # pylint: disable=exec-used
-        checks[re.match(r"class (\w+)\(Counter\)", source)[1]](client, readme)
+        checks.pop(re.search(r"class (\w+)\(Counter\)", source)[1])(client, readme)
+    expect("snippets that are not there", list(checks), [])
 
     spec = importlib.util.spec_from_file_location("count_hits", "examples/python/count_hits.py")
     example = importlib.util.module_from_spec(spec)
