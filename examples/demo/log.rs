@@ -53,7 +53,7 @@ pub struct Hit {
     pub path: String,
     /// As the line says it, in the line's own time zone: `2015-05-17`.
     pub day: String,
-    /// When the hour began, in Unix seconds: with the day that of the same clock, whatever its time zone.
+    /// When the hour began, in Unix seconds, as if the line's own time zone were UTC: so hours make up the line's days.
     pub hour: i64,
     pub status: String,
 }
@@ -121,17 +121,17 @@ fn path(request: &str) -> &str {
     }
 }
 
-/// An id has at most 255 bytes: of a longer path the beginning, and the checksum of the whole behind a `#`, which no
-/// path in a log contains.
-fn id_of(path: &str) -> String {
-    if path.len() <= 255 {
-        return path.to_owned();
+/// An id, or a visitor, has at most 255 bytes: of a longer one the beginning, and the checksum of the whole behind a `#`,
+/// which no path or address in a log contains.
+fn id_of(text: &str) -> String {
+    if text.len() <= 255 {
+        return text.to_owned();
     }
-    let beginning = &path[..path.floor_char_boundary(200)];
-    format!("{beginning}#{:08x}", crc32fast::hash(path.as_bytes()))
+    let beginning = &text[..text.floor_char_boundary(200)];
+    format!("{beginning}#{:08x}", crc32fast::hash(text.as_bytes()))
 }
 
-/// `2015-05-17` and the hour of `17/May/2015:10:05:03 +0000`, if there is such a day, since 1970.
+/// `2015-05-17` and the hour of `17/May/2015:10:05:03 +0000`, if there is such a day, and it is none before 1970.
 fn day_and_hour(time: &str) -> Option<(String, i64)> {
     const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
     let (date, clock) = time.split_once(':')?;

@@ -46,11 +46,11 @@ pub async fn run(demo: Demo) -> Result<bool> {
     let rounds = Rounds { lines: counted.lines, time: ROUND_TIME, what: "hits" };
     let replayed = rounds.run(writers, &mut disturber).await?;
 
+    let opened = families::open(&servers.place).await?;
+    // while the last of it is still on its way
+    let read = read_back::read(&opened, &counted).await?;
     let Disturber { reconcilers, done, .. } = disturber;
     let mut ages = reconcilers.stop().await?;
-    let opened = families::open(&servers.place).await?;
-    // while some of it is still on its way
-    let read = read_back::read(&opened, &counted).await?;
     opened.pair.drain().await?;
     let total = started.elapsed();
     ages.extend(recorder.take().lags);

@@ -52,17 +52,10 @@ pub fn print(figures: &Figures, found: &Found, counted: &PlainCount) -> bool {
     print_top_pages(mysql);
     print_days(mysql);
     println!();
-    println!("compared    {} rows in MySQL with a plain count of the log", count(mysql.len()));
-    println!("            {} read by get_range() and list() before all of it was there", count(read.len()));
-    let (told, first) = (figures.replayed.tally.first_visits, counted.first_visits());
-    println!(
-        "            {} visits told to be a visitor's first of the day, of {}",
-        HumanCount(told),
-        HumanCount(first)
-    );
+    print_compared(figures, found, counted);
     let readable = counted.totals.only(&read_back::FAMILIES);
     let differences = [("MySQL", mysql.differences(&counted.totals)), ("read", read.differences(&readable))];
-    print_verdict(figures, &differences, told == first)
+    print_verdict(figures, &differences, figures.replayed.tally.first_visits == counted.first_visits())
 }
 
 fn print_work(figures: &Figures, counted: &PlainCount) {
@@ -100,7 +93,10 @@ fn print_costs(figures: &Figures) {
     );
     println!("MySQL       {:.3} statements a hit, with connecting", used.statements as f64 / hits);
     println!("lag         {}", lag(ages.clone()));
-    println!("            of {} batches: the age of the oldest hit, {SETTLE:?} of settling included", ages.len());
+    println!(
+        "            of {} batches of counters: the age of the oldest hit, {SETTLE:?} of settling included",
+        ages.len()
+    );
 }
 
 fn lag(mut ages: Vec<f64>) -> String {
@@ -141,6 +137,17 @@ fn print_days(mysql: &Totals) {
 /// The day, where it is one of the whole site.
 fn site_day(id: &str) -> Option<&str> {
     id.strip_prefix("day/")?.strip_suffix(SITE)?.strip_suffix('/')
+}
+
+fn print_compared(figures: &Figures, Found { mysql, read }: &Found, counted: &PlainCount) {
+    println!("compared    {} rows in MySQL with a plain count of the log", count(mysql.len()));
+    println!("            {} of series and visitors, read while they were on their way there", count(read.len()));
+    let (told, first) = (figures.replayed.tally.first_visits, counted.first_visits());
+    println!(
+        "            {} visits told to be a visitor's first of the day, of {}",
+        HumanCount(told),
+        HumanCount(first)
+    );
 }
 
 /// The last line is the verdict.
