@@ -62,8 +62,7 @@ impl Opened {
 pub async fn open(place: &Place) -> counterfoil::Result<Opened> {
     let pair = Counterfoil::connect(&place.redis, &place.mysql).await?;
     let settle = Durability::Settle(SETTLE);
-    let family =
-        |name: &str| Family::buffered(NAMESPACE, name).sync_after(SYNC_HITS, SYNC_TIME).durability(settle.clone());
+    let family = |name: &str| Family::buffered(NAMESPACE, name).sync_after(SYNC_HITS, SYNC_TIME).durability(settle);
     // rows that do not exist yet are inserted ...
     let days = Table::upsert(DAILY_HITS).key("day", KeyType::Date).value("hits");
     // ... or are the application's to make
@@ -73,7 +72,7 @@ pub async fn open(place: &Place) -> counterfoil::Result<Opened> {
         .windows([(Precision::HOUR, 24), (Precision::Day, 2)])
         .keep([Precision::HOUR, Precision::Day])
         .sync_after(SYNC_TIME)
-        .durability(settle.clone());
+        .durability(settle);
     let visits = Table::upsert(VISITORS).key("scope", KeyType::Text).key("day", KeyType::Date).value("count");
     let visitors =
         Family::visitors(NAMESPACE, VISITORS).table(visits).sync_after(SYNC_HITS, SYNC_TIME).durability(settle);
