@@ -1,13 +1,14 @@
 //! What should be in MySQL, what is, and where the two differ.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Write};
+use std::ops::Range;
 
 use sqlx::MySqlPool;
 
 use crate::Result;
-use crate::families::{DAILY_HITS, NAMESPACE, PAGE_VIEWS, STATUS_CODES};
-use crate::log::{Hit, Log};
+use crate::families::{DAILY_HITS, NAMESPACE, PAGE_VIEWS, REQUESTS, STATUS_CODES, VISITORS};
+use crate::log::{Hit, Log, SITE};
 
 /// Values by family and id.
 #[derive(Debug, Default)]
@@ -17,7 +18,7 @@ pub struct Totals(BTreeMap<(&'static str, String), i64>);
 pub struct Difference<'a> {
     pub family: &'a str,
     pub id: &'a str,
-    pub mysql: Option<i64>,
+    pub found: Option<i64>,
     pub counted: Option<i64>,
 }
 
@@ -28,6 +29,10 @@ pub struct PlainCount {
     pub lines: u64,
     /// Lines that are not of an access log.
     pub skipped: u64,
+    /// From the first hour that has a hit to the end of the last one, in Unix seconds.
+    pub time: Option<Range<i64>>,
+    /// Who was there on which day.
+    visits: HashSet<(String, String)>,
 }
 
 impl PlainCount {
@@ -37,38 +42,87 @@ impl PlainCount {
             count.lines += 1;
             match Hit::parse(&line?) {
                 None => count.skipped += 1,
-                Some(Hit { path, day, status }) => {
-                    for (family, id) in [(PAGE_VIEWS, path), (DAILY_HITS, day), (STATUS_CODES, status)] {
-                        *count.totals.0.entry((family, id)).or_insert(0) += 1;
-                    }
-                }
+                Some(hit) => count.add(hit),
             }
         }
         Ok(count)
     }
+
+    fn add(&mut self, hit: Hit) {
+        for name in hit.series() {
+            self.one(REQUESTS, hour_id(hit.hour, &name));
+            self.one(REQUESTS, day_id(&hit.day, &name));
+        }
+        let Hit { visitor, path, day, hour, status } = hit;
+        let time = self.time.get_or_insert(hour..hour);
+        *time = time.start.min(hour)..time.end.max(hour + 3600);
+        if self.visits.insert((day.clone(), visitor)) {
+            self.one(VISITORS, format!("{SITE}/{day}"));
+        }
+        self.one(PAGE_VIEWS, path);
+        self.one(DAILY_HITS, day);
+        self.one(STATUS_CODES, status);
+    }
+
+    fn one(&mut self, family: &'static str, id: String) {
+        *self.totals.0.entry((family, id)).or_insert(0) += 1;
+    }
+
+    /// How many visits were a visitor's first one of the day.
+    pub fn first_visits(&self) -> u64 {
+        self.visits.len() as u64
+    }
+}
+
+/// Of an hour of a series, as it is kept.
+pub fn hour_id(start: i64, name: &str) -> String {
+    format!("3600s/{start}/{name}")
+}
+
+/// Of a day of a series, as it is kept.
+pub fn day_id(day: &str, name: &str) -> String {
+    format!("day/{day}/{name}")
 }
 
 impl Totals {
     /// Reads the tables as anybody could, without the library.
     pub async fn in_mysql(mysql: &MySqlPool) -> Result<Self> {
         let mut totals = Totals::default();
-        let views = sqlx::query_as(
-            "SELECT v.id, v.value FROM counterfoil_values v JOIN counterfoil_families f ON f.number = v.family \
-             WHERE f.namespace = ? AND f.name = ?",
-        );
-        totals.add(PAGE_VIEWS, views.bind(NAMESPACE).bind(PAGE_VIEWS).fetch_all(mysql).await?)?;
+        for family in [PAGE_VIEWS, REQUESTS] {
+            let values = sqlx::query_as(
+                "SELECT v.id, v.value FROM counterfoil_values v JOIN counterfoil_families f ON f.number = v.family \
+                 WHERE f.namespace = ? AND f.name = ?",
+            );
+            totals.add(family, values.bind(NAMESPACE).bind(family).fetch_all(mysql).await?)?;
+        }
         let days = sqlx::query_as("SELECT CAST(CAST(day AS CHAR) AS BINARY), hits FROM daily_hits");
         totals.add(DAILY_HITS, days.fetch_all(mysql).await?)?;
         let codes = sqlx::query_as("SELECT CAST(CAST(status AS CHAR) AS BINARY), hits FROM status_codes");
         totals.add(STATUS_CODES, codes.fetch_all(mysql).await?)?;
+        let visitors = sqlx::query_as("SELECT CONCAT(scope, '/', CAST(day AS CHAR)), count FROM visitors");
+        totals.add(VISITORS, visitors.fetch_all(mysql).await?)?;
         Ok(totals)
     }
 
     fn add(&mut self, family: &'static str, rows: Vec<(Vec<u8>, i64)>) -> Result<()> {
         for (id, value) in rows {
-            self.0.insert((family, String::from_utf8(id)?), value);
+            self.insert(family, String::from_utf8(id)?, value);
         }
         Ok(())
+    }
+
+    pub fn insert(&mut self, family: &'static str, id: String, value: i64) {
+        self.0.insert((family, id), value);
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Those of some families.
+    pub fn only(&self, families: &[&str]) -> Totals {
+        let own = self.0.iter().filter(|((family, _), _)| families.contains(family));
+        Totals(own.map(|(key, value)| (key.clone(), *value)).collect())
     }
 
     /// A family's counters in the order of their ids.
@@ -77,12 +131,12 @@ impl Totals {
         own.map(|((_, id), value)| (id.as_str(), *value))
     }
 
-    /// Where these, which are MySQL's, are not what was counted.
+    /// Where these, which were found, are not what was counted.
     pub fn differences<'a>(&'a self, counted: &'a Totals) -> Vec<Difference<'a>> {
         let missing = counted.0.keys().filter(|key| !self.0.contains_key(*key));
         let difference = |key: &'a (&'static str, String)| {
-            let (mysql, counted) = (self.0.get(key).copied(), counted.0.get(key).copied());
-            (mysql != counted).then_some(Difference { family: key.0, id: &key.1, mysql, counted })
+            let (found, counted) = (self.0.get(key).copied(), counted.0.get(key).copied());
+            (found != counted).then_some(Difference { family: key.0, id: &key.1, found, counted })
         };
         self.0.keys().chain(missing).filter_map(difference).collect()
     }

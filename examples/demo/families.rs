@@ -1,9 +1,11 @@
-//! The demo's three families: one in counterfoil's own table and two in tables of the application.
+//! The demo's families: counters, series and unique visitors, some in counterfoil's own table and some in tables of the
+//! application.
 
 use std::time::Duration;
 
-use counterfoil::Primary;
-use counterfoil::{Counterfoil, Counters, Durability, Family, KeyType, MysqlStore, Table};
+use counterfoil::{
+    Counterfoil, Counters, Durability, Family, KeyType, MysqlStore, Precision, Primary, Series, Table, Visitors,
+};
 use sqlx::{AssertSqlSafe, MySqlPool};
 use tokio::time::sleep;
 
@@ -14,11 +16,17 @@ pub const NAMESPACE: &str = "demo";
 pub const PAGE_VIEWS: &str = "page_views";
 pub const DAILY_HITS: &str = "daily_hits";
 pub const STATUS_CODES: &str = "status_codes";
+pub const REQUESTS: &str = "requests";
+pub const VISITORS: &str = "visitors";
 
 /// How long a batch waits before it goes to MySQL. With an append-only file that is synced every second the default of
 /// 2.5 s is the right one. Here nobody cuts the power, only processes are killed, and what a killed process wrote stays
 /// written: so a short time is as safe, and lets many more batches meet the disturbances.
 pub const SETTLE: Duration = Duration::from_millis(300);
+
+/// When a batch is cut.
+const SYNC_HITS: u64 = 1_000;
+const SYNC_TIME: Duration = Duration::from_millis(500);
 
 /// The servers where the counters are kept.
 #[derive(Clone, Debug, clap::Args)]
@@ -34,14 +42,18 @@ pub type Pair = Counterfoil<Primary, MysqlStore>;
 /// The families in use by this process.
 pub struct Opened {
     pub pair: Pair,
-    page_views: Counters<Primary, MysqlStore>,
-    daily_hits: Counters<Primary, MysqlStore>,
-    status_codes: Counters<Primary, MysqlStore>,
+    page_views: Counters,
+    daily_hits: Counters,
+    status_codes: Counters,
+    /// Of each day and hour.
+    pub requests: Series,
+    /// Of each day.
+    pub visitors: Visitors,
 }
 
 impl Opened {
-    /// Each family with the id that the hit counts there.
-    pub fn ids<'a>(&'a self, hit: &'a Hit) -> [(&'a Counters<Primary, MysqlStore>, &'a str); 3] {
+    /// Each family of counters with the id that the hit counts there.
+    pub fn ids<'a>(&'a self, hit: &'a Hit) -> [(&'a Counters, &'a str); 3] {
         [(&self.page_views, &hit.path), (&self.daily_hits, &hit.day), (&self.status_codes, &hit.status)]
     }
 }
@@ -49,19 +61,27 @@ impl Opened {
 /// Connects and opens the families.
 pub async fn open(place: &Place) -> counterfoil::Result<Opened> {
     let pair = Counterfoil::connect(&place.redis, &place.mysql).await?;
-    let family = |name: &str| {
-        Family::buffered(NAMESPACE, name)
-            .sync_after(1_000, Duration::from_millis(500))
-            .durability(Durability::Settle(SETTLE))
-    };
+    let settle = Durability::Settle(SETTLE);
+    let family = |name: &str| Family::buffered(NAMESPACE, name).sync_after(SYNC_HITS, SYNC_TIME).durability(settle);
     // rows that do not exist yet are inserted ...
     let days = Table::upsert(DAILY_HITS).key("day", KeyType::Date).value("hits");
     // ... or are the application's to make
     let codes = Table::update(STATUS_CODES).key("status", KeyType::Unsigned).value("hits");
+    // far shorter than the log: what has left the windows is in MySQL
+    let requests = Family::series(NAMESPACE, REQUESTS)
+        .windows([(Precision::HOUR, 24), (Precision::Day, 2)])
+        .keep([Precision::HOUR, Precision::Day])
+        .sync_after(SYNC_TIME)
+        .durability(settle);
+    let visits = Table::upsert(VISITORS).key("scope", KeyType::Text).key("day", KeyType::Date).value("count");
+    let visitors =
+        Family::visitors(NAMESPACE, VISITORS).table(visits).sync_after(SYNC_HITS, SYNC_TIME).durability(settle);
     Ok(Opened {
         page_views: pair.open(family(PAGE_VIEWS).build()?).await?,
         daily_hits: pair.open(family(DAILY_HITS).table(days).build()?).await?,
         status_codes: pair.open(family(STATUS_CODES).table(codes).build()?).await?,
+        requests: pair.open_series(requests.build()?).await?,
+        visitors: pair.open_visitors(visitors.build()?).await?,
         pair,
     })
 }
@@ -76,7 +96,8 @@ pub async fn create_tables(mysql: &MySqlPool, status_codes: impl Iterator<Item =
     MysqlStore::new(mysql.clone()).create_tables().await?;
     sqlx::raw_sql(
         "CREATE TABLE daily_hits (day DATE PRIMARY KEY, hits BIGINT NOT NULL);
-         CREATE TABLE status_codes (status INT UNSIGNED PRIMARY KEY, hits BIGINT NOT NULL DEFAULT 0)",
+         CREATE TABLE status_codes (status INT UNSIGNED PRIMARY KEY, hits BIGINT NOT NULL DEFAULT 0);
+         CREATE TABLE visitors (scope VARBINARY(200), day DATE, count BIGINT NOT NULL, PRIMARY KEY (scope, day))",
     )
     .execute(mysql)
     .await?;

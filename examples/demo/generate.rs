@@ -8,6 +8,7 @@ use crate::Result;
 use crate::zipf::{Random, Zipf};
 
 const PAGES: usize = 5_000;
+const VISITORS: u64 = 20_000;
 const DAYS: f64 = 6.0;
 /// Each with its share in percent.
 const STATUS_CODES: [(u16, u64); 6] = [(200, 88), (304, 5), (404, 3), (301, 2), (500, 1), (206, 1)];
@@ -23,9 +24,9 @@ pub fn write(path: &Path, lines: u64, seed: u64) -> Result<()> {
         let (day, hour, minute, second) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
         writeln!(
             file,
-            "192.0.2.{} - - [{:02}/Sep/2014:{hour:02}:{minute:02}:{second:02} +0000] \"GET /products/{} HTTP/1.1\" {} {} \
+            "2001:db8::{:x} - - [{:02}/Sep/2014:{hour:02}:{minute:02}:{second:02} +0000] \"GET /products/{} HTTP/1.1\" {} {} \
              \"-\" \"Mozilla/5.0 (made up)\"",
-            random.below(256),
+            random.below(VISITORS),
             day + 15,
             1 + pages.pick(&mut random),
             status(&mut random),

@@ -5,7 +5,14 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::PathBuf;
 
+use jiff::Timestamp;
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+
 use crate::Result;
+
+/// What the log is of, as a series and as what visitors come to.
+pub const SITE: &str = "site";
 
 /// A log file, as far as it was written when the demo began: also one that a web server still appends to.
 #[derive(Clone, Debug, clap::Args)]
@@ -38,26 +45,37 @@ impl Log {
     }
 }
 
-/// What a line counts: one hit in each family, by the id there.
+/// What a line says, from which each family takes what it counts.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Hit {
+    /// The client's address.
+    pub visitor: String,
     pub path: String,
     /// As the line says it, in the line's own time zone: `2015-05-17`.
     pub day: String,
+    /// When the hour began, in Unix seconds, as if the line's own time zone were UTC: so hours make up the line's days.
+    pub hour: i64,
     pub status: String,
 }
 
 impl Hit {
+    /// The series that it counts in: the whole site's, and that of its kind of status, such as `4xx`.
+    pub fn series(&self) -> [String; 2] {
+        [SITE.to_owned(), format!("{}xx", &self.status[..1])]
+    }
+
     /// Takes `HOST IDENT USER [TIME] "REQUEST" STATUS BYTES ...` apart. `None` for a line that is something else.
     pub fn parse(line: &[u8]) -> Option<Self> {
         let line = readable(line);
-        let (_, rest) = line.split_once(" [")?;
+        let (client, rest) = line.split_once(" [")?;
+        let visitor = client.split(' ').next().filter(|word| !word.is_empty())?;
         let (time, rest) = rest.split_once("] \"")?;
         let (request, rest) = rest.split_at_checked(closing_quote(rest)?)?;
         let status = rest.strip_prefix("\" ")?.split_whitespace().next()?;
         let is_status = status.len() == 3 && matches!(status.parse(), Ok(100..=999));
         is_status.then_some(())?;
-        Some(Hit { path: id_of(path(request)), day: day(time)?, status: status.to_owned() })
+        let (day, hour) = day_and_hour(time)?;
+        Some(Hit { visitor: id_of(visitor), path: id_of(path(request)), day, hour, status: status.to_owned() })
     }
 }
 
@@ -103,38 +121,34 @@ fn path(request: &str) -> &str {
     }
 }
 
-/// An id has at most 255 bytes: of a longer path the beginning, and the checksum of the whole behind a `#`, which no
-/// path in a log contains.
-fn id_of(path: &str) -> String {
-    if path.len() <= 255 {
-        return path.to_owned();
+/// An id, or a visitor, has at most 255 bytes: of a longer one the beginning, and the checksum of the whole behind a `#`,
+/// which no path or address in a log contains.
+fn id_of(text: &str) -> String {
+    if text.len() <= 255 {
+        return text.to_owned();
     }
-    let beginning = &path[..path.floor_char_boundary(200)];
-    format!("{beginning}#{:08x}", crc32fast::hash(path.as_bytes()))
+    let beginning = &text[..text.floor_char_boundary(200)];
+    format!("{beginning}#{:08x}", crc32fast::hash(text.as_bytes()))
 }
 
-/// `2015-05-17` of `17/May/2015:10:05:03 +0000`, if there is such a day.
-fn day(time: &str) -> Option<String> {
+/// `2015-05-17` and the hour of `17/May/2015:10:05:03 +0000`, if there is such a day, and it is none before 1970.
+fn day_and_hour(time: &str) -> Option<(String, i64)> {
     const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-    let mut parts = time.split(':').next()?.split('/');
-    let day = number(parts.next()?, 2)?;
-    let month = parts.next()?;
+    let (date, clock) = time.split_once(':')?;
+    let [day, month, year] = date.split('/').collect::<Vec<_>>().try_into().ok()?;
     let month = 1 + MONTHS.iter().position(|name| *name == month)?;
-    let year = number(parts.next()?, 4)?;
-    let exists = year >= 1000 && (1..=days_in(month, year)).contains(&day) && parts.next().is_none();
-    exists.then(|| format!("{year}-{month:02}-{day:02}"))
+    let date = Date::new(number(year, 4)?, i8::try_from(month).ok()?, i8::try_from(number(day, 2)?).ok()?).ok()?;
+    let hour = i8::try_from(number(clock.split(':').next()?, 2)?).ok().filter(|hour| *hour < 24)?;
+    let hour = date.at(hour, 0, 0, 0).to_zoned(TimeZone::UTC).ok()?.timestamp().as_second();
+    (hour >= 0).then(|| (date.to_string(), hour))
 }
 
-fn number(text: &str, digits: usize) -> Option<u32> {
+/// The day that begins then, spelt like a hit's.
+pub fn day_at(seconds: i64) -> Result<String> {
+    Ok(Timestamp::from_second(seconds)?.to_zoned(TimeZone::UTC).date().to_string())
+}
+
+fn number(text: &str, digits: usize) -> Option<i16> {
     let is_number = text.len() == digits && text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| is_number)
-}
-
-fn days_in(month: usize, year: u32) -> u32 {
-    match month {
-        2 if year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400)) => 29,
-        2 => 28,
-        4 | 6 | 9 | 11 => 30,
-        _ => 31,
-    }
 }

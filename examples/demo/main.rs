@@ -1,5 +1,5 @@
-//! The demo: a web access log is replayed into counters by several processes while everything around them is being
-//! killed, cut and flushed; then MySQL is compared with a plain count of the file. Or, as `demo votes`, votes are cast
+//! The demo: a web access log is replayed into counters, series and unique visitors by several processes while everything
+//! around them is being killed, cut and flushed; then MySQL is compared with a plain count of the file. Or, as `demo votes`, votes are cast
 //! for items, and every value that came back is looked at as well.
 //!
 //! This process supervises. It starts private servers, and itself again as writers and reconcilers.
@@ -13,6 +13,7 @@ mod log;
 mod measured;
 mod meter;
 mod progress;
+mod read_back;
 mod reconciler;
 mod reconcilers;
 mod replay;
@@ -34,8 +35,8 @@ use clap::{Parser, Subcommand};
 type Result<T> = std::result::Result<T, BoxError>;
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Replays a web access log into counters while processes are killed, scripts flushed and connections cut; then
-/// compares MySQL with a plain count of the file. Exit status: 0 if they agree, 1 if not, 2 if it could not be found out.
+/// Replays a web access log into counters, series and unique visitors while processes are killed, scripts flushed and
+/// connections cut; then compares MySQL with a plain count of the file. Exit status: 0 if they agree, 1 if not, 2 if it could not be found out.
 #[derive(Parser)]
 #[command(name = "demo", disable_help_subcommand = true, args_conflicts_with_subcommands = true)]
 struct Cli {

@@ -1,9 +1,11 @@
 //! What the library measured in this process.
 
 use counterfoil::metrics::{LAG_SECONDS, RETRIES};
+use metrics::Key;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
 use crate::Result;
+use crate::families::{REQUESTS, VISITORS};
 
 /// Collects the metrics of this process.
 pub struct Recorder(Snapshotter);
@@ -30,11 +32,18 @@ impl Recorder {
         let mut measured = Measured::default();
         for (key, _, _, value) in self.0.snapshot().into_vec() {
             match (key.key().name(), value) {
-                (LAG_SECONDS, DebugValue::Histogram(ages)) => measured.lags.extend(ages.into_iter().map(f64::from)),
+                (LAG_SECONDS, DebugValue::Histogram(ages)) if !is_simulated(key.key()) => {
+                    measured.lags.extend(ages.into_iter().map(f64::from))
+                }
                 (RETRIES, DebugValue::Counter(retries)) => measured.retries += retries,
                 _ => {}
             }
         }
         measured
     }
+}
+
+/// Whether it is of a family that counts at the log's own time, from which no age follows.
+fn is_simulated(key: &Key) -> bool {
+    key.labels().any(|label| label.key() == "family" && [REQUESTS, VISITORS].contains(&label.value()))
 }

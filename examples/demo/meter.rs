@@ -10,7 +10,7 @@ use crate::servers::Servers;
 
 /// What the scripts of the bundle call inside of Redis, which counts it like a client's calls. The demo's clients call
 /// none of these themselves.
-const IN_SCRIPTS: [&str; 16] = [
+const IN_SCRIPTS: [&str; 23] = [
     "time",
     "hget",
     "hmget",
@@ -20,12 +20,19 @@ const IN_SCRIPTS: [&str; 16] = [
     "hincrby",
     "hdel",
     "hscan",
+    "hkeys",
+    "pexpire",
+    "pttl",
     "rename",
     "unlink",
+    "sadd",
+    "scard",
+    "sismember",
     "zadd",
     "zcard",
     "zrem",
     "zscore",
+    "zrange",
     "zrangebyscore",
 ];
 

@@ -14,9 +14,9 @@ use crate::meter::Meter;
 use crate::reconcilers::Reconcilers;
 use crate::rounds::{Rounds, without_own};
 use crate::servers::Servers;
-use crate::summary::{self, Figures};
+use crate::summary::{self, Figures, Found};
 use crate::writers::Writers;
-use crate::{Demo, Result, families, generate};
+use crate::{Demo, Result, families, generate, read_back};
 
 /// So that also a short log lasts for many syncs.
 const ROUND_TIME: Duration = Duration::from_millis(250);
@@ -46,9 +46,11 @@ pub async fn run(demo: Demo) -> Result<bool> {
     let rounds = Rounds { lines: counted.lines, time: ROUND_TIME, what: "hits" };
     let replayed = rounds.run(writers, &mut disturber).await?;
 
+    let opened = families::open(&servers.place).await?;
+    // while the last of it is still on its way
+    let read = read_back::read(&opened, &counted).await?;
     let Disturber { reconcilers, done, .. } = disturber;
     let mut ages = reconcilers.stop().await?;
-    let opened = families::open(&servers.place).await?;
     opened.pair.drain().await?;
     let total = started.elapsed();
     ages.extend(recorder.take().lags);
@@ -60,7 +62,7 @@ pub async fn run(demo: Demo) -> Result<bool> {
     }
     let rejects = families::rejects(&servers.mysql).await?;
     let figures = Figures { log, replayed, done, total, used: without_own(used, &done), rejects, ages };
-    summary::print(&figures, &mysql, &counted)
+    Ok(summary::print(&figures, &Found { mysql, read }, &counted))
 }
 
 /// Before the work, since it would be a pity afterwards.

@@ -1,15 +1,16 @@
 //! What the demo says in the end.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use indicatif::HumanCount;
 
-use crate::Result;
 use crate::count::{Difference, PlainCount, Totals};
 use crate::disturb::Disturbances;
-use crate::families::{DAILY_HITS, PAGE_VIEWS, SETTLE};
-use crate::log::Log;
+use crate::families::{PAGE_VIEWS, REQUESTS, SETTLE, VISITORS};
+use crate::log::{Log, SITE};
 use crate::meter::Meter;
+use crate::read_back;
 use crate::reconcilers::RECONCILERS;
 use crate::rounds::Worked;
 use crate::writers::WRITERS;
@@ -34,15 +35,27 @@ pub struct Figures {
     pub ages: Vec<f64>,
 }
 
-/// Prints everything, and answers whether MySQL holds what was counted.
-pub fn print(figures: &Figures, mysql: &Totals, counted: &PlainCount) -> Result<bool> {
+/// Where the counts were found.
+pub struct Found {
+    /// In the end.
+    pub mysql: Totals,
+    /// Through the library, before all of it was in MySQL.
+    pub read: Totals,
+}
+
+/// Prints everything, and answers whether what was found is what was counted.
+pub fn print(figures: &Figures, found: &Found, counted: &PlainCount) -> bool {
+    let Found { mysql, read } = found;
     println!();
     print_work(figures, counted);
     print_costs(figures);
     print_top_pages(mysql);
     print_days(mysql);
     println!();
-    Ok(print_verdict(figures, &mysql.differences(&counted.totals)))
+    print_compared(figures, found, counted);
+    let readable = counted.totals.only(&read_back::FAMILIES);
+    let differences = [("MySQL", mysql.differences(&counted.totals)), ("read", read.differences(&readable))];
+    print_verdict(figures, &differences, figures.replayed.tally.first_visits == counted.first_visits())
 }
 
 fn print_work(figures: &Figures, counted: &PlainCount) {
@@ -80,7 +93,10 @@ fn print_costs(figures: &Figures) {
     );
     println!("MySQL       {:.3} statements a hit, with connecting", used.statements as f64 / hits);
     println!("lag         {}", lag(ages.clone()));
-    println!("            of {} batches: the age of the oldest hit, {SETTLE:?} of settling included", ages.len());
+    println!(
+        "            of {} batches of counters: the age of the oldest hit, {SETTLE:?} of settling included",
+        ages.len()
+    );
 }
 
 fn lag(mut ages: Vec<f64>) -> String {
@@ -103,30 +119,59 @@ fn print_top_pages(mysql: &Totals) {
 }
 
 fn print_days(mysql: &Totals) {
-    let all: Vec<_> = mysql.of(DAILY_HITS).collect();
+    let requests = mysql.of(REQUESTS).filter_map(|(id, hits)| Some((site_day(id)?, hits)));
+    let all: Vec<_> = requests.collect();
+    let visitors: BTreeMap<_, _> = mysql.of(VISITORS).collect();
     let days = &all[all.len().saturating_sub(DAYS)..];
     let highest = days.iter().map(|(_, hits)| *hits).max().unwrap_or(1).max(1);
     let which = if days.len() < all.len() { ", the last ones" } else { "" };
-    println!("\n{:>10}  day{which}", "hits");
+    println!("\n{:>10}  {:>10}  day{which}", "requests", "visitors");
     for (day, hits) in days {
+        let visitors = visitors.get(format!("{SITE}/{day}").as_str()).copied().unwrap_or(0);
         let bar = "█".repeat((hits * BAR / highest) as usize);
-        println!("{:>10}  {day} {bar}", HumanCount(*hits as u64).to_string());
+        let [hits, visitors] = [*hits, visitors].map(|number| HumanCount(number as u64).to_string());
+        println!("{hits:>10}  {visitors:>10}  {day} {bar}");
     }
 }
 
+/// The day, where it is one of the whole site.
+fn site_day(id: &str) -> Option<&str> {
+    id.strip_prefix("day/")?.strip_suffix(SITE)?.strip_suffix('/')
+}
+
+fn print_compared(figures: &Figures, Found { mysql, read }: &Found, counted: &PlainCount) {
+    println!("compared    {} rows in MySQL with a plain count of the log", count(mysql.len()));
+    println!("            {} of series and visitors, read while they were on their way there", count(read.len()));
+    let (told, first) = (figures.replayed.tally.first_visits, counted.first_visits());
+    println!(
+        "            {} visits told to be a visitor's first of the day, of {}",
+        HumanCount(told),
+        HumanCount(first)
+    );
+}
+
 /// The last line is the verdict.
-fn print_verdict(figures: &Figures, differences: &[Difference<'_>]) -> bool {
-    for Difference { family, id, mysql, counted } in differences.iter().take(DIFFERENCES) {
-        let value = |value: &Option<i64>| value.map_or("no row".to_owned(), |value| value.to_string());
-        println!("{family} {id}: MySQL {}, counted {}", value(mysql), value(counted));
+fn print_verdict(figures: &Figures, found: &[(&str, Vec<Difference<'_>>)], is_told_right: bool) -> bool {
+    for (place, differences) in found {
+        for Difference { family, id, found, counted } in differences.iter().take(DIFFERENCES) {
+            let value = |value: &Option<i64>| value.map_or("nothing".to_owned(), |value| value.to_string());
+            println!("{family} {id}: {place} {}, counted {}", value(found), value(counted));
+        }
     }
     let unknown = figures.replayed.tally.unknown;
+    let differences: usize = found.iter().map(|(_, differences)| differences.len()).sum();
     if unknown > 0 {
-        println!("exact: no, the outcome of {unknown} hits is unknown; {} counters differ", differences.len());
-    } else if !differences.is_empty() {
-        println!("exact: no, {} counters differ", differences.len());
+        println!("exact: no, the outcome of {unknown} hits is unknown; {differences} counts differ");
+    } else if differences > 0 {
+        println!("exact: no, {differences} counts differ");
+    } else if !is_told_right {
+        println!("exact: no, first visits were told wrongly");
     } else {
         println!("exact: yes");
     }
-    unknown == 0 && differences.is_empty()
+    unknown == 0 && differences == 0 && is_told_right
+}
+
+fn count(number: usize) -> HumanCount {
+    HumanCount(number as u64)
 }

@@ -48,6 +48,8 @@ pub struct Tally {
     pub refused: u64,
     /// Hits of which nobody knows whether they were counted, which does not happen as long as Redis keeps its memory.
     pub unknown: u64,
+    /// Visits that were told to be a visitor's first one of the day.
+    pub first_visits: u64,
     /// Calls that were made again, mostly by the library itself because their replies were lost.
     pub repeated: u64,
     /// Rows read from MySQL because a cached counter was not in Redis.
@@ -61,6 +63,7 @@ impl Tally {
         self.hits += more.hits;
         self.refused += more.refused;
         self.unknown += more.unknown;
+        self.first_visits += more.first_visits;
         self.repeated += more.repeated;
         self.seeds += more.seeds;
     }
@@ -96,11 +99,11 @@ impl Work {
         Ok(Work { orders: child::orders(), recorder: Recorder::install()?, share })
     }
 
-    /// Takes orders up to which line to count, and counts its share of the lines from where it stopped before.
+    /// Takes orders up to which line to count, and lets its share of the lines be counted from where it stopped before.
     pub async fn run<T>(
         mut self,
         lines: impl Iterator<Item = T>,
-        count: impl AsyncFn(T) -> Result<Tally>,
+        count: impl AsyncFn(Vec<T>) -> Result<()>,
     ) -> Result<()> {
         let mine = |(number, _): &(usize, _)| number % self.share.of == self.share.share;
         let mut lines = lines.enumerate().filter(mine).peekable();
@@ -109,7 +112,7 @@ impl Work {
             let end: usize = order.parse()?;
             let round = std::iter::from_fn(|| lines.next_if(|(number, _)| *number < end));
             let started = Instant::now();
-            count_all(round.map(|(_, line)| line), &count).await?;
+            count(round.map(|(_, line)| line).collect()).await?;
             child::report(&Report::Counted(Tally { repeated: self.recorder.take().retries, ..Tally::default() }))?;
             child::report(&Report::Finished { seconds: started.elapsed().as_secs_f64() })?;
         }
@@ -118,7 +121,7 @@ impl Work {
 }
 
 /// Counts lines, many at a time, and reports now and then.
-async fn count_all<T>(lines: impl Iterator<Item = T>, count: &impl AsyncFn(T) -> Result<Tally>) -> Result<()> {
+pub async fn count_all<T>(lines: Vec<T>, count: impl AsyncFn(T) -> Result<Tally>) -> Result<()> {
     let mut counted = stream::iter(lines).map(|line| count(line)).buffer_unordered(CONCURRENT);
     let mut tally = Tally::default();
     while let Some(line) = counted.try_next().await? {

@@ -1,12 +1,16 @@
 //! A writer process: counts its share of the log's lines.
 
-use counterfoil::Primary;
-use counterfoil::{Added, Counters, MysqlStore};
+use std::collections::BTreeMap;
+use std::io;
+
+use counterfoil::test_hooks::set_time;
+use counterfoil::{Added, Counters};
 
 use crate::Result;
+use crate::child::{self, Report};
 use crate::families::{self, Opened, Place, patiently};
-use crate::log::{Hit, Log};
-use crate::work::{Share, Tally, Work};
+use crate::log::{Hit, Log, SITE};
+use crate::work::{Share, Tally, Work, count_all};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -21,23 +25,49 @@ pub struct Args {
 pub async fn run(args: Args) -> Result<()> {
     let work = Work::begin(args.share)?;
     let opened = patiently(async || families::open(&args.place).await).await?;
-    work.run(args.log.lines()?, async |line| count_line(&opened, &line?).await).await
+    work.run(args.log.lines()?, async |lines| count_lines(&opened, lines).await).await
 }
 
-async fn count_line(opened: &Opened, line: &[u8]) -> Result<Tally> {
-    let mut tally = Tally { lines: 1, ..Tally::default() };
-    match Hit::parse(line) {
-        None => tally.skipped = 1,
-        Some(hit) => {
-            for (counters, id) in opened.ids(&hit) {
-                count_hit(counters, id, &mut tally).await?;
-            }
+/// Hour by hour: the time at which series count is the whole process's, so the hits of one hour have to be counted before
+/// those of the next begin.
+async fn count_lines(opened: &Opened, lines: Vec<io::Result<Vec<u8>>>) -> Result<()> {
+    for (hour, hits) in by_hour(lines)? {
+        set_time(Some(u64::try_from(hour)? * 1000));
+        count_all(hits, async |hit: Hit| count_line(opened, &hit).await).await?;
+    }
+    Ok(())
+}
+
+/// Reports the lines that are no hit.
+fn by_hour(lines: Vec<io::Result<Vec<u8>>>) -> Result<BTreeMap<i64, Vec<Hit>>> {
+    let mut hours: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    let mut tally = Tally::default();
+    for line in lines {
+        match Hit::parse(&line?) {
+            Some(hit) => hours.entry(hit.hour).or_default().push(hit),
+            None => tally.add(Tally { lines: 1, skipped: 1, ..Tally::default() }),
         }
     }
+    child::report(&Report::Counted(tally))?;
+    Ok(hours)
+}
+
+async fn count_line(opened: &Opened, hit: &Hit) -> Result<Tally> {
+    let mut tally = Tally { lines: 1, ..Tally::default() };
+    for (counters, id) in opened.ids(hit) {
+        count_hit(counters, id, &mut tally).await?;
+    }
+    for name in hit.series() {
+        let added = tally.surely(async || opened.requests.add(&name, 1).await).await?;
+        tally.hits += u64::from(added.is_some());
+    }
+    let visit = tally.surely(async || opened.visitors.first_visit(SITE, &hit.day, &hit.visitor).await).await?;
+    tally.hits += u64::from(visit.is_some());
+    tally.first_visits += u64::from(visit == Some(true));
     Ok(tally)
 }
 
-async fn count_hit(counters: &Counters<Primary, MysqlStore>, id: &str, tally: &mut Tally) -> Result<()> {
+async fn count_hit(counters: &Counters, id: &str, tally: &mut Tally) -> Result<()> {
     match tally.surely(async || counters.add(id, 1).await).await? {
         Some(Added::Counted { .. }) => tally.hits += 1,
         Some(Added::OutOfRange | Added::Full) => tally.refused += 1,

@@ -9,7 +9,7 @@ use super::item;
 use super::told::{Scribe, ToldTo};
 use crate::Result;
 use crate::families::{Place, patiently};
-use crate::work::{Share, Tally, Work};
+use crate::work::{Share, Tally, Work, count_all};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -43,5 +43,5 @@ pub async fn run(args: Args) -> Result<()> {
         tally.seeds = now - statements.replace(now);
         Ok(tally)
     };
-    work.run(args.ballot.votes(), vote).await
+    work.run(args.ballot.votes(), async |votes| count_all(votes, &vote).await).await
 }

@@ -1,0 +1,65 @@
+//! What the library says of series and visitors.
+
+use std::collections::BTreeSet;
+
+use counterfoil::{Precision, Series, Slice};
+
+use crate::Result;
+use crate::count::{PlainCount, Totals, day_id, hour_id};
+use crate::families::{Opened, REQUESTS, VISITORS};
+use crate::log::{SITE, day_at};
+
+const HOUR: i64 = 3600;
+const DAY: i64 = 24 * HOUR;
+/// How many days of visitors are listed at a time.
+const PAGE: usize = 1000;
+
+/// What is read.
+pub const FAMILIES: [&str; 2] = [REQUESTS, VISITORS];
+
+/// Reads each series over the whole time of the log, and all days' visitors.
+pub async fn read(opened: &Opened, counted: &PlainCount) -> Result<Totals> {
+    let mut totals = Totals::default();
+    let names: BTreeSet<_> = counted.totals.of(REQUESTS).filter_map(|(id, _)| id.rsplit('/').next()).collect();
+    for name in names {
+        for Slice { start, count } in slices(&opened.requests, name, Precision::HOUR, HOUR, counted).await? {
+            totals.insert(REQUESTS, hour_id(start, name), count);
+        }
+        for Slice { start, count } in slices(&opened.requests, name, Precision::Day, DAY, counted).await? {
+            totals.insert(REQUESTS, day_id(&day_at(start)?, name), count);
+        }
+    }
+    read_visitors(opened, &mut totals).await?;
+    Ok(totals)
+}
+
+/// The slices in which anything was counted.
+async fn slices(
+    series: &Series,
+    name: &str,
+    precision: Precision,
+    seconds: i64,
+    counted: &PlainCount,
+) -> Result<Vec<Slice>> {
+    let time = counted.time.clone().unwrap_or_default();
+    let whole_days = time.start.div_euclid(DAY) * DAY..time.end;
+    let mut slices = Vec::new();
+    for start in whole_days.clone().step_by(<Series>::RANGE * usize::try_from(seconds)?) {
+        let end = whole_days.end.min(start + seconds * i64::try_from(<Series>::RANGE)?);
+        slices.extend(series.get_range(name, precision, start..end).await?);
+    }
+    slices.retain(|slice| slice.count != 0);
+    Ok(slices)
+}
+
+async fn read_visitors(opened: &Opened, totals: &mut Totals) -> Result<()> {
+    let mut after: Option<String> = None;
+    loop {
+        let page = opened.visitors.list(&format!("{SITE}/"), after.as_deref(), PAGE).await?;
+        let Some((last, _)) = page.last() else { return Ok(()) };
+        after = Some(last.clone());
+        for (id, visitors) in page {
+            totals.insert(VISITORS, id, visitors);
+        }
+    }
+}
