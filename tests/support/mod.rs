@@ -5,6 +5,7 @@ pub mod hits;
 pub mod interleaving;
 pub mod model;
 pub mod reference;
+pub mod tally;
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -1,0 +1,248 @@
+//! Series under faults and under load, on real servers: whatever dies, each finished slice is in the database once, and
+//! nothing is missing from a window that belongs to it.
+#![allow(missing_docs)]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use counterfoil::test_hooks::{Guard, take_out};
+use counterfoil::{Counterfoil, Durability, Family, MysqlStore, Precision, Series, SeriesFamilyBuilder, Slice, Store};
+use rand::random_range;
+use redis::aio::{ConnectionLike, ConnectionManager};
+use sqlx::mysql::MySqlConnectOptions;
+use support::tally::{Tally, now_ms};
+use support::{Pair, Plain, pause};
+use testkit::{MysqlServer, Proxy, RedisOptions};
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+
+fn family() -> SeriesFamilyBuilder {
+    Family::series("test", "hits")
+        .windows([(Precision::SECOND, 120), (Precision::Day, 3)])
+        .keep([Precision::SECOND])
+        .partitions(2)
+        .durability(Durability::Settle(Duration::from_millis(20)))
+        .sync_after(Duration::from_millis(200))
+}
+
+fn sum(slices: &[Slice]) -> i64 {
+    slices.iter().map(|slice| slice.count).sum()
+}
+
+const NAMES: [&str; 3] = ["a", "b/c", "é"];
+
+/// Writers that count until they are told to stop.
+struct Load {
+    stop: Arc<AtomicBool>,
+    tallies: [Tally; NAMES.len()],
+    writers: JoinSet<()>,
+}
+
+impl Load {
+    fn on<C, S>(hits: &Series<C, S>) -> Self
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+        S: Store,
+    {
+        let (stop, tallies): (Arc<AtomicBool>, [Tally; NAMES.len()]) = Default::default();
+        let mut writers = JoinSet::new();
+        for writer in 0..6 {
+            let (hits, stop, tallies) = (hits.clone(), stop.clone(), tallies.clone());
+            writers.spawn(async move {
+                for turn in writer.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let (name, tally) = (NAMES[turn % NAMES.len()], &tallies[turn % NAMES.len()]);
+                    let began = tally.begin();
+                    match hits.add(name, 1).await {
+                        Ok(()) => tally.end(began, true),
+                        Err(error) if error.is_retryable() => tally.end(began, false),
+                        Err(error) => panic!("{error}"),
+                    }
+                    pause(1).await;
+                }
+            });
+        }
+        Load { stop, tallies, writers }
+    }
+
+    async fn end(self) -> [Tally; NAMES.len()] {
+        self.stop.store(true, Ordering::Relaxed);
+        self.writers.join_all().await;
+        self.tallies
+    }
+}
+
+/// A reconciler in a runtime of its own: one that is torn down takes its tasks with it wherever they are.
+fn doomed(redis: redis::Client, pool: Arc<MySqlConnectOptions>) -> Runtime {
+    let doomed = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    doomed.spawn(async move {
+        let store = MysqlStore::new(sqlx::MySqlPool::connect_lazy_with((*pool).clone()));
+        let counterfoil = Counterfoil::new(redis.get_connection_manager().await.expect("Redis is there"), store);
+        // the database may be away
+        while counterfoil.open_series(family().build().expect("valid")).await.is_err() {
+            pause(5).await;
+        }
+        let mut reconciler = counterfoil.reconciler().lease(None).start().await;
+        while reconciler.is_err() {
+            reconciler = counterfoil.reconciler().lease(None).start().await;
+        }
+        std::future::pending::<()>().await;
+    });
+    doomed
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn finished_slices_are_exact_whatever_dies() {
+    let mysql = MysqlServer::start().await;
+    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let proxy = Proxy::to(&pair.redis);
+    let frail = Counterfoil::new(proxy.manager().await, MysqlStore::new(pair.pool.clone()));
+    let hits = frail.open_series(family().build().unwrap()).await.unwrap().write_timeout(Duration::from_secs(20));
+    let load = Load::on(&hits);
+    for round in 0..14 {
+        let reconcilers = [pair.redis.client(), proxy.client()].map(|redis| doomed(redis, pair.pool.connect_options()));
+        let cut = if round % 2 == 0 { Proxy::cut_requests_after } else { Proxy::cut_replies_after };
+        for _ in 0..random_range(1..4) {
+            pause(random_range(20..120)).await;
+            cut(&proxy, random_range(0..3000));
+        }
+        if round % 3 == 0 {
+            pair.redis.run::<()>("SCRIPT FLUSH").await.unwrap();
+        }
+        if round % 5 == 4 {
+            mysql.kill();
+            pause(30).await;
+            mysql.start_again().await;
+        }
+        pause(random_range(20..250)).await;
+        reconcilers.into_iter().for_each(Runtime::shutdown_background);
+    }
+    proxy.call_off();
+    let tallies = load.end().await;
+    // the last slice is over
+    pause(1100).await;
+    let safe = pair.counterfoil.open_series(family().build().unwrap()).await.unwrap();
+    let stored = pair.number("SELECT COUNT(*) FROM counterfoil_values").await;
+    assert!(stored > 3, "nothing got through meanwhile: {stored} rows");
+    pair.counterfoil.drain().await.unwrap();
+    are_exact(&pair, &safe, &tallies).await;
+}
+
+/// Each slice is in the database as it was counted, and as it is read elsewhere.
+async fn are_exact(pair: &Pair, hits: &Series<ConnectionManager>, tallies: &[Tally]) {
+    let query = "SELECT CAST(id AS CHAR), value FROM counterfoil_values";
+    let rows: Vec<(String, i64)> = sqlx::query_as(query).fetch_all(&pair.pool).await.unwrap();
+    let rows: BTreeMap<_, _> = rows.into_iter().collect();
+    let (mut acknowledged, mut slices) = (0, 0);
+    for (name, tally) in NAMES.iter().zip(tallies) {
+        let bounds = tally.look();
+        let window = hits.get(name, Precision::SECOND).await.unwrap();
+        for Slice { start, count } in &window {
+            let row = rows.get(&format!("{start}/{name}")).copied().unwrap_or(0);
+            assert_eq!(row, *count, "slice {start} of {name}: the row, and the window");
+            assert!(bounds.of(*start).contains(&row), "slice {start} of {name}: {row}, not {:?}", bounds.of(*start));
+        }
+        let range = window[0].start..window[119].start + 1;
+        assert_eq!(hits.get_range(name, Precision::SECOND, range).await.unwrap(), window, "{name}");
+        assert_eq!(sum(&hits.get(name, Precision::Day).await.unwrap()), bounds.acknowledged, "{name}");
+        acknowledged += bounds.acknowledged;
+        slices += window.iter().filter(|slice| slice.count > 0).count();
+    }
+    println!("{acknowledged} hits in {slices} slices");
+    assert_eq!(rows.values().sum::<i64>(), acknowledged, "all rows, and all hits");
+    assert!(acknowledged > 500 && slices > 12 && rows.len() == slices, "{acknowledged} hits, {slices} slices");
+}
+
+/// How often one hit is in its slice, read at once and read when it is over.
+async fn handed_over() -> (i64, i64) {
+    let pair = Pair::new().await;
+    let hits = pair.counterfoil.open_series(family().build().unwrap()).await.unwrap();
+    let began = now_ms() / 1000;
+    hits.add("a", 1).await.unwrap();
+    let read = async || sum(&hits.get_range("a", Precision::SECOND, began..began + 3).await.unwrap());
+    let at_once = read().await;
+    pause(1100).await;
+    pair.counterfoil.drain().await.unwrap();
+    (at_once, read().await)
+}
+
+#[tokio::test]
+async fn a_slice_is_read_once_before_and_after_it_is_handed_over() {
+    assert_eq!(handed_over().await, (1, 1));
+    take_out(Some(Guard::Handover));
+    let without = handed_over().await;
+    take_out(None);
+    assert_eq!(without, (1, 2), "a slice that stays is read twice");
+}
+
+/// What lies in windows of three slices of a second against what was counted, at every moment: adds without pause, and
+/// adds with pauses of about the time after which a window expires. Answers what was wrong first.
+async fn windows_that_are_trimmed_and_expire(seconds: u64) -> Vec<String> {
+    let plain = Plain::new().await;
+    let family = Family::series("test", "hits").windows([(Precision::SECOND, 3), (Precision::FIVE_SECONDS, 2)]);
+    let hits = plain.counterfoil.open_series(family.partitions(1).build().unwrap()).await.unwrap();
+    // the longest pause between two hits of the series, in ms
+    let pauses = [2, 2, 1_300, 2_600, 4_100, 5_200];
+    let names: Vec<_> = (0..pauses.len()).map(|number| format!("page/{number}")).collect();
+    let tallies = pauses.map(|_| Tally::default());
+    let mut writers = JoinSet::new();
+    for ((name, tally), longest) in names.iter().zip(&tallies).zip(pauses) {
+        let (hits, name, tally) = (hits.clone(), name.clone(), tally.clone());
+        writers.spawn(async move {
+            loop {
+                let began = tally.begin();
+                hits.add(&name, 1).await.unwrap();
+                tally.end(began, true);
+                pause(random_range(longest / 2..=longest)).await;
+            }
+        });
+    }
+    let (mut wrong, mut reads, until) = (Vec::new(), 0, now_ms() + 1000 * seconds as i64);
+    while now_ms() < until && wrong.is_empty() {
+        let before: Vec<_> = tallies.iter().map(Tally::look).collect();
+        let windows = hits.get_many(&names, Precision::SECOND).await.unwrap();
+        for (((name, window), before), after) in names.iter().zip(windows).zip(before).zip(&tallies) {
+            let after = after.look();
+            for Slice { start, count } in window {
+                let expected = before.least(start)..=after.most(start);
+                if !expected.contains(&count) {
+                    wrong.push(format!("slice {start} of {name}: {count}, not {expected:?}"));
+                }
+            }
+        }
+        reads += 1;
+        pause(3).await;
+    }
+    assert!(reads > 100 || !wrong.is_empty(), "{reads} reads only");
+    wrong
+}
+
+#[tokio::test]
+async fn nothing_is_missing_from_a_window_that_is_trimmed_and_expires() {
+    let wrong = windows_that_are_trimmed_and_expire(9).await;
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+async fn are_missing_without(guard: Guard) {
+    take_out(Some(guard));
+    let wrong = windows_that_are_trimmed_and_expire(6).await;
+    take_out(None);
+    assert!(!wrong.is_empty(), "without {guard:?} nothing was missing");
+    println!("without {guard:?}: {wrong:?}");
+}
+
+#[tokio::test]
+async fn slices_are_missing_that_are_trimmed_too_early() {
+    are_missing_without(Guard::Trim).await;
+}
+
+#[tokio::test]
+async fn slices_are_missing_from_a_window_that_expires_too_early() {
+    are_missing_without(Guard::Expiry).await;
+}
