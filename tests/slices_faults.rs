@@ -13,11 +13,9 @@ use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{Counterfoil, Durability, Family, MysqlStore, Precision, Series, SeriesFamilyBuilder, Slice, Store};
 use rand::random_range;
 use redis::aio::{ConnectionLike, ConnectionManager};
-use sqlx::mysql::MySqlConnectOptions;
 use support::tally::{Tally, now_ms};
-use support::{Pair, Plain, pause};
+use support::{Pair, Plain, pause, trouble};
 use testkit::{MysqlServer, Proxy, RedisOptions};
-use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 fn family() -> SeriesFamilyBuilder {
@@ -78,25 +76,6 @@ impl Load {
     }
 }
 
-/// A reconciler in a runtime of its own: one that is torn down takes its tasks with it wherever they are.
-fn doomed(redis: redis::Client, pool: Arc<MySqlConnectOptions>) -> Runtime {
-    let doomed = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
-    doomed.spawn(async move {
-        let store = MysqlStore::new(sqlx::MySqlPool::connect_lazy_with((*pool).clone()));
-        let counterfoil = Counterfoil::new(redis.get_connection_manager().await.expect("Redis is there"), store);
-        // the database may be away
-        while counterfoil.open_series(family().build().expect("valid")).await.is_err() {
-            pause(5).await;
-        }
-        let mut reconciler = counterfoil.reconciler().lease(None).start().await;
-        while reconciler.is_err() {
-            reconciler = counterfoil.reconciler().lease(None).start().await;
-        }
-        std::future::pending::<()>().await;
-    });
-    doomed
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn finished_slices_are_exact_whatever_dies() {
     let mysql = MysqlServer::start().await;
@@ -105,25 +84,12 @@ async fn finished_slices_are_exact_whatever_dies() {
     let frail = Counterfoil::new(proxy.manager().await, MysqlStore::new(pair.pool.clone()));
     let hits = frail.open_series(family().build().unwrap()).await.unwrap().write_timeout(Duration::from_secs(20));
     let load = Load::on(&hits);
-    for round in 0..14 {
-        let reconcilers = [pair.redis.client(), proxy.client()].map(|redis| doomed(redis, pair.pool.connect_options()));
-        let cut = if round % 2 == 0 { Proxy::cut_requests_after } else { Proxy::cut_replies_after };
-        for _ in 0..random_range(1..4) {
-            pause(random_range(20..120)).await;
-            cut(&proxy, random_range(0..3000));
-        }
-        if round % 3 == 0 {
-            pair.redis.run::<()>("SCRIPT FLUSH").await.unwrap();
-        }
-        if round % 5 == 4 {
-            mysql.kill();
-            pause(30).await;
-            mysql.start_again().await;
-        }
-        pause(random_range(20..250)).await;
-        reconcilers.into_iter().for_each(Runtime::shutdown_background);
+    for round in 0..10 {
+        let open = |counterfoil: Counterfoil<_>| async move {
+            counterfoil.open_series(family().build().expect("valid")).await.map(drop)
+        };
+        trouble::round(round, (&pair, &proxy, &mysql), open).await;
     }
-    proxy.call_off();
     let tallies = load.end().await;
     // the last slice is over
     pause(1100).await;
@@ -156,7 +122,7 @@ async fn are_exact(pair: &Pair, hits: &Series<ConnectionManager>, tallies: &[Tal
     }
     println!("{acknowledged} hits in {slices} slices");
     assert_eq!(rows.values().sum::<i64>(), acknowledged, "all rows, and all hits");
-    assert!(acknowledged > 500 && slices > 12 && rows.len() == slices, "{acknowledged} hits, {slices} slices");
+    assert!(acknowledged > 500 && slices > 9 && rows.len() == slices, "{acknowledged} hits, {slices} slices");
 }
 
 /// How often one hit is in its slice, read at once and read when it is over.
@@ -225,7 +191,7 @@ async fn windows_that_are_trimmed_and_expire(seconds: u64) -> Vec<String> {
 
 #[tokio::test]
 async fn nothing_is_missing_from_a_window_that_is_trimmed_and_expires() {
-    let wrong = windows_that_are_trimmed_and_expire(9).await;
+    let wrong = windows_that_are_trimmed_and_expire(6).await;
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 

@@ -546,17 +546,17 @@ fn exact(crashes: Crashes, default: u32) {
 
 #[test]
 fn exact_without_crashes_of_redis() {
-    exact(Crashes::None, 150);
+    exact(Crashes::None, 80);
 }
 
 #[test]
 fn exact_when_redis_goes_back_to_its_last_fsync() {
-    exact(Crashes::BackToTheLastFsync, 100);
+    exact(Crashes::BackToTheLastFsync, 50);
 }
 
 #[test]
 fn exact_when_redis_is_emptied() {
-    exact(Crashes::Empty, 150);
+    exact(Crashes::Empty, 80);
 }
 
 /// Takes the guard out and expects the failure that it prevents.

@@ -7,6 +7,7 @@ pub mod interleaving;
 pub mod model;
 pub mod reference;
 pub mod tally;
+pub mod trouble;
 
 use std::collections::HashMap;
 use std::time::Duration;
