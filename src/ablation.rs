@@ -27,7 +27,7 @@ pub enum Guard {
     Handover,
     /// Something counts in the day or the layer that the caller named, whatever the server's clock says.
     Outside,
-    /// A window drops a slice while it is still in it.
+    /// A window drops a slice, or a layer, while it is still in it.
     Trim,
     /// A window drops the slices that lie ahead of a clock that stepped back.
     Ahead,
@@ -120,6 +120,11 @@ fn patch(guard: Guard, name: &str) -> Option<(&'static str, &'static str)> {
             ("if tonumber(field) <= oldest then", "if tonumber(field) <= oldest or tonumber(field) * 1000 > now then")
         }
         (Guard::Expiry, "series_add") => ("(start + (slices + 1) * length) * 1000", "(start + length) * 1000"),
+        (Guard::Trim, "activity_touch" | "activity_touch_hll") => {
+            ("its_layer <= gone then", "its_layer <= gone + 1 then")
+        }
+        (Guard::Expiry, "activity_touch") => ("math.max((layers + 1) * layer_ms, keep", "math.max(layer_ms, keep"),
+        (Guard::Expiry, "activity_touch_hll") => ("gone, named = (layers + 1) * layer_ms,", "gone, named = layer_ms,"),
         _ => return None,
     })
 }
@@ -147,6 +152,10 @@ mod tests {
             (Guard::Trim, "series_add"),
             (Guard::Ahead, "series_add"),
             (Guard::Expiry, "series_add"),
+            (Guard::Trim, "activity_touch"),
+            (Guard::Trim, "activity_touch_hll"),
+            (Guard::Expiry, "activity_touch"),
+            (Guard::Expiry, "activity_touch_hll"),
         ] {
             take_out(Some(guard));
             let script = Script::named(name).expect("a script of the bundle");

@@ -20,7 +20,7 @@ use redis::aio::{ConnectionLike, MultiplexedConnection};
 use support::interleaving::{Checked, Crashes, cases, connect, expect_failure, failed, hunt, runtime};
 use support::reference::Reference;
 use support::tally::now_ms;
-use support::{Pair, Plain, pause, trouble};
+use support::{Pair, Plain, eventually, pause, trouble};
 use testkit::{MysqlServer, Proxy, RedisOptions, RedisServer};
 use tokio::sync::RwLock;
 use tokio::task::JoinSet;
@@ -377,6 +377,52 @@ fn a_layer_is_the_servers_whatever_the_caller_believes() {
         let (views, visitors) = seen_by_a_wrong_clock(&clock).await;
         assert!(views < 10 && visitors < 5, "counted in other layers, and seen all the same");
     });
+}
+
+/// Calls are cut anywhere by a caller whose clock is wrong each time, so that each call is made twice.
+async fn cut_with_a_wrong_clock(clock: &Clock) {
+    let plain = Plain::new().await;
+    let proxy = Proxy::to(&plain.redis);
+    let redis = proxy.manager().await;
+    let frail = Counterfoil::new(redis.clone(), plain.counterfoil.store().clone());
+    let (hits, online) = (Family::series("test", "hits"), online("online", Counting::HyperLogLog).stripes(1));
+    let hits = frail.open_series(hits.windows([(Precision::Day, 3)]).build().unwrap()).await.unwrap();
+    let online = frail.open_activity(online.build().unwrap()).await.unwrap();
+    let (mut calls, mut hours) = (0i64, 7 * 24);
+    for cut in [Proxy::cut_requests_after, Proxy::cut_replies_after] {
+        for bytes in 0.. {
+            hours = -hours;
+            clock.machine_is_ahead(hours * HOUR * 1000);
+            eventually("a connection", async || redis::cmd("PING").query_async::<()>(&mut redis.clone()).await.is_ok())
+                .await;
+            let before = hits.get("page", Precision::Day).await.unwrap();
+            let now = online.now("page").await.unwrap();
+            assert_eq!(
+                (before.iter().map(|slice| slice.count).sum::<i64>(), now.views),
+                (calls, calls.cast_unsigned())
+            );
+            clock.machine_is_ahead(-hours * HOUR * 1000);
+            cut(&proxy, bytes);
+            if bytes % 2 == 0 {
+                hits.add("page", 1).await.unwrap();
+                online.touch("page", "visitor").await.unwrap();
+            } else {
+                online.touch("page", "visitor").await.unwrap();
+                hits.add("page", 1).await.unwrap();
+            }
+            calls += 1;
+            if proxy.call_off() {
+                break;
+            }
+        }
+    }
+    assert!(calls > 800, "{calls} calls");
+}
+
+#[test]
+fn a_call_that_is_made_for_another_time_is_counted_once_wherever_it_is_cut() {
+    let clock = Clock::take();
+    runtime().block_on(cut_with_a_wrong_clock(&clock));
 }
 
 /// The server's clock steps back in the middle of a window, and comes to where it was again.
