@@ -389,8 +389,10 @@ async fn cut_with_a_wrong_clock(clock: &Clock) {
     let hits = frail.open_series(hits.windows([(Precision::Day, 3)]).build().unwrap()).await.unwrap();
     let online = frail.open_activity(online.build().unwrap()).await.unwrap();
     let (mut calls, mut hours) = (0i64, 7 * 24);
-    for cut in [Proxy::cut_requests_after, Proxy::cut_replies_after] {
-        for bytes in 0.. {
+    // requests are long, so only after every fifth of their bytes
+    let directions: [(fn(&Proxy, usize), usize); 2] = [(Proxy::cut_requests_after, 5), (Proxy::cut_replies_after, 1)];
+    for (cut, step) in directions {
+        for bytes in (0..).step_by(step) {
             hours = -hours;
             clock.machine_is_ahead(hours * HOUR * 1000);
             eventually("a connection", async || redis::cmd("PING").query_async::<()>(&mut redis.clone()).await.is_ok())
@@ -403,7 +405,7 @@ async fn cut_with_a_wrong_clock(clock: &Clock) {
             );
             clock.machine_is_ahead(-hours * HOUR * 1000);
             cut(&proxy, bytes);
-            if bytes % 2 == 0 {
+            if calls % 2 == 0 {
                 hits.add("page", 1).await.unwrap();
                 online.touch("page", "visitor").await.unwrap();
             } else {
@@ -416,7 +418,7 @@ async fn cut_with_a_wrong_clock(clock: &Clock) {
             }
         }
     }
-    assert!(calls > 800, "{calls} calls");
+    assert!(calls > 100, "{calls} calls");
 }
 
 #[test]
