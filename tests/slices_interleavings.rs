@@ -76,7 +76,7 @@ enum Step {
         ms: u64,
     },
     /// The server's clock is set back.
-    StepBack {
+    SetBack {
         ms: u64,
     },
     ScriptFlush,
@@ -104,7 +104,7 @@ fn step(crashes: Crashes) -> impl Strategy<Value = Step> {
         4 => (0..NAMES.len()).prop_map(|name| Step::ReadBegins { name }),
         6 => Just(Step::ReadGoesOn),
         7 => prop_oneof![Just(100), Just(600), Just(1000), Just(1500)].prop_map(|ms| Step::Tick { ms }),
-        1 => prop_oneof![Just(300), Just(2500)].prop_map(|ms| Step::StepBack { ms }),
+        1 => prop_oneof![Just(300), Just(2500)].prop_map(|ms| Step::SetBack { ms }),
         1 => Just(Step::ScriptFlush),
         1 => crash,
     ]
@@ -259,7 +259,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
                 self.now += ms;
                 self.elapsed += ms;
             }
-            Step::StepBack { ms } => self.now -= ms,
+            Step::SetBack { ms } => self.now -= ms,
             Step::ScriptFlush => {
                 redis::cmd("SCRIPT").arg("FLUSH").exec_async(&mut self.redis).await.map_err(failed)?;
             }

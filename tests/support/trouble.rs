@@ -50,12 +50,12 @@ pub async fn round<F>(
 {
     let clients = [pair.redis.client(), proxy.client()];
     let reconcilers = clients.map(|redis| doomed(redis, pair.pool.connect_options(), open));
-    let cut = if number % 2 == 0 { Proxy::cut_requests_after } else { Proxy::cut_replies_after };
+    let cut = if number.is_multiple_of(2) { Proxy::cut_requests_after } else { Proxy::cut_replies_after };
     for _ in 0..random_range(1..4) {
         pause(random_range(20..120)).await;
         cut(proxy, random_range(0..3000));
     }
-    if number % 3 == 0 {
+    if number.is_multiple_of(3) {
         pair.redis.run::<()>("SCRIPT FLUSH").await.expect("SCRIPT FLUSH");
     }
     if number % 5 == 4 {
