@@ -381,6 +381,7 @@ fn a_layer_is_the_servers_whatever_the_caller_believes() {
 
 /// Calls are cut anywhere by a caller whose clock is wrong each time, so that each call is made twice.
 async fn cut_with_a_wrong_clock(clock: &Clock) {
+    type Cut = fn(&Proxy, usize);
     let plain = Plain::new().await;
     let proxy = Proxy::to(&plain.redis);
     let redis = proxy.manager().await;
@@ -390,7 +391,7 @@ async fn cut_with_a_wrong_clock(clock: &Clock) {
     let online = frail.open_activity(online.build().unwrap()).await.unwrap();
     let (mut calls, mut hours) = (0i64, 7 * 24);
     // requests are long, so only after every fifth of their bytes
-    let directions: [(fn(&Proxy, usize), usize); 2] = [(Proxy::cut_requests_after, 5), (Proxy::cut_replies_after, 1)];
+    let directions: [(Cut, usize); 2] = [(Proxy::cut_requests_after, 5), (Proxy::cut_replies_after, 1)];
     for (cut, step) in directions {
         for bytes in (0..).step_by(step) {
             hours = -hours;
