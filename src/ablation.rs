@@ -1,7 +1,7 @@
 //! Switches that take one guard of the protocol out, so that tests can show that each is needed. Without the feature
 //! `test-hooks` no guard is ever out. With it a switch holds for the calling thread, so that tests can run side by side.
 
-/// A guard of PROTOCOL sections 3 and 4.
+/// A guard of PROTOCOL sections 3 to 5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "test-hooks"), expect(dead_code, reason = "no guard is ever out"))]
 pub enum Guard {
@@ -23,6 +23,16 @@ pub enum Guard {
     Clean,
     /// A counter is marked as saved whatever is claimed by now.
     Unchanged,
+    /// What is handed on to the buffer stays among the open slices as well.
+    Handover,
+    /// Something counts in the day or the layer that the caller named, whatever the server's clock says.
+    Outside,
+    /// A window drops a slice, or a layer, while it is still in it.
+    Trim,
+    /// A window drops the slices that lie ahead of a clock that stepped back.
+    Ahead,
+    /// A window expires with its last slice.
+    Expiry,
 }
 
 #[cfg(feature = "test-hooks")]
@@ -44,6 +54,9 @@ pub(crate) fn is_out(guard: Guard) -> bool {
 #[cfg(feature = "test-hooks")]
 static TIME: std::sync::Mutex<Option<u64>> = std::sync::Mutex::new(None);
 
+#[cfg(feature = "test-hooks")]
+static CLOCK_ERROR: std::sync::atomic::AtomicI64 = std::sync::atomic::AtomicI64::new(0);
+
 /// Lets series, activity and visitors count at this time, in Unix milliseconds, in the whole process; `None` for the
 /// server's clock again.
 #[cfg(feature = "test-hooks")]
@@ -54,6 +67,22 @@ pub fn set_time(now_ms: Option<u64>) {
 #[cfg(feature = "test-hooks")]
 pub(crate) fn simulated_time() -> Option<u64> {
     *TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Lets this machine's clock be ahead of the server's by so many milliseconds, in the whole process.
+#[cfg(feature = "test-hooks")]
+pub fn set_clock_error(ms: i64) {
+    CLOCK_ERROR.store(ms, std::sync::atomic::Ordering::Relaxed);
+}
+
+#[cfg(feature = "test-hooks")]
+pub(crate) fn clock_error() -> i64 {
+    CLOCK_ERROR.load(std::sync::atomic::Ordering::Relaxed)
+}
+
+#[cfg(not(feature = "test-hooks"))]
+pub(crate) const fn clock_error() -> i64 {
+    0
 }
 
 #[cfg(not(feature = "test-hooks"))]
@@ -81,6 +110,21 @@ fn patch(guard: Guard, name: &str) -> Option<(&'static str, &'static str)> {
         (Guard::Ticket, "cached_incr" | "cached_get") => (" and rows[at[id]] == 'ticket ' .. its_ticket then", " then"),
         (Guard::Clean, "cached_delete") => ("not is_clean(value, text)", "false"),
         (Guard::Unchanged, "cached_saved") => (" and version == row.lineage .. ':' .. row.n then", " then"),
+        (Guard::Handover, "series_close") => ("redis.call('HDEL', open, id)", ""),
+        (Guard::Outside, "series_add") => ("if is_outside then return", "if false then return"),
+        (Guard::Outside, "activity_touch_hll") => ("if math.floor(now / layer_ms) ~= layer then", "if false then"),
+        (Guard::Trim, "series_add") => {
+            ("slices, start - slices * length,", "slices - 1, start - (slices - 1) * length,")
+        }
+        (Guard::Ahead, "series_add") => {
+            ("if tonumber(field) <= oldest then", "if tonumber(field) <= oldest or tonumber(field) * 1000 > now then")
+        }
+        (Guard::Expiry, "series_add") => ("(start + (slices + 1) * length) * 1000", "(start + length) * 1000"),
+        (Guard::Trim, "activity_touch" | "activity_touch_hll") => {
+            ("its_layer <= gone then", "its_layer <= gone + 1 then")
+        }
+        (Guard::Expiry, "activity_touch") => ("math.max((layers + 1) * layer_ms, keep", "math.max(layer_ms, keep"),
+        (Guard::Expiry, "activity_touch_hll") => ("gone, named = (layers + 1) * layer_ms,", "gone, named = layer_ms,"),
         _ => return None,
     })
 }
@@ -102,6 +146,16 @@ mod tests {
             (Guard::Ticket, "cached_get"),
             (Guard::Clean, "cached_delete"),
             (Guard::Unchanged, "cached_saved"),
+            (Guard::Handover, "series_close"),
+            (Guard::Outside, "series_add"),
+            (Guard::Outside, "activity_touch_hll"),
+            (Guard::Trim, "series_add"),
+            (Guard::Ahead, "series_add"),
+            (Guard::Expiry, "series_add"),
+            (Guard::Trim, "activity_touch"),
+            (Guard::Trim, "activity_touch_hll"),
+            (Guard::Expiry, "activity_touch"),
+            (Guard::Expiry, "activity_touch_hll"),
         ] {
             take_out(Some(guard));
             let script = Script::named(name).expect("a script of the bundle");

@@ -24,10 +24,7 @@ impl ServerClock {
     }
 
     fn now(&self) -> i64 {
-        match ablation::simulated_time() {
-            Some(time) => time.cast_signed(),
-            None => here() + self.ahead_ms.load(Ordering::Relaxed),
-        }
+        here() + self.ahead_ms.load(Ordering::Relaxed)
     }
 
     fn learn(&self, server_ms: i64) {
@@ -65,7 +62,9 @@ impl Guess<'_> {
     }
 }
 
+/// The time by this machine's clock.
 fn here() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(0)
+    let since = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let time = ablation::simulated_time().map_or_else(|| since().as_millis(), u128::from);
+    i64::try_from(time).unwrap_or(0) + ablation::clock_error()
 }

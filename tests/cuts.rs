@@ -3,10 +3,12 @@
 
 mod support;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use counterfoil::test_hooks::{Guard, take_out};
-use counterfoil::{Added, CachedCounters, Durability, Family, MysqlStore};
+use counterfoil::{
+    Added, CachedCounters, Counting, Durability, Family, MysqlStore, Precision, Series, VisitorCount, Visitors,
+};
 use redis::aio::ConnectionManager;
 use support::{Pair, eventually, family};
 use testkit::Proxy;
@@ -253,4 +255,157 @@ async fn a_cached_counter_is_saved_once_wherever_the_calls_are_cut() {
         .await;
         println!("a drain was cut {cuts} times");
     }
+}
+
+/// Something is tried with each cut of both directions, and once without; answers how often that was.
+async fn tried_with_each_cut(frail: &Frail, mut attempt: impl AsyncFnMut()) -> usize {
+    attempt().await;
+    let mut attempts = 1;
+    for (bytes, cut) in DIRECTIONS {
+        let before = bytes(&frail.proxy);
+        attempt().await;
+        let length = bytes(&frail.proxy) - before;
+        let cuts = cut_after_each(1, &frail.proxy, cut, async |arm| {
+            frail.reconnected().await;
+            arm();
+            attempt().await;
+        })
+        .await;
+        assert!(cuts >= length, "{cuts} cuts in {length} bytes");
+        println!("a call of {length} bytes was cut {cuts} times");
+        attempts += 2 + cuts;
+    }
+    attempts
+}
+
+/// Calls that a test counts by itself, and what was counted of them, over the way that is never cut.
+struct Kinds {
+    frail: Frail,
+    hits: Series<ConnectionManager>,
+    exact_hits: Series<ConnectionManager>,
+    daily: Visitors<ConnectionManager>,
+    exact_daily: Visitors<ConnectionManager>,
+}
+
+impl Kinds {
+    async fn new() -> Self {
+        let frail = Frail::new().await;
+        let (over, safe) = (frail.counterfoil(), &frail.pair.counterfoil);
+        let hits = || {
+            let windows = [(Precision::SECOND, 2), (Precision::Day, 3)];
+            let family = Family::series("test", "hits").windows(windows).keep([Precision::SECOND]);
+            family.partitions(1).durability(Durability::Immediate).build().unwrap()
+        };
+        let daily =
+            || Family::visitors("test", "daily").partitions(1).durability(Durability::Immediate).build().unwrap();
+        Kinds {
+            hits: over.open_series(hits()).await.unwrap(),
+            exact_hits: safe.open_series(hits()).await.unwrap(),
+            daily: over.open_visitors(daily()).await.unwrap(),
+            exact_daily: safe.open_visitors(daily()).await.unwrap(),
+            frail,
+        }
+    }
+
+    /// What the days hold of the series.
+    async fn hits(&self) -> i64 {
+        self.exact_hits.get("a", Precision::Day).await.unwrap().iter().map(|slice| slice.count).sum()
+    }
+}
+
+#[tokio::test]
+async fn a_hit_of_a_series_is_counted_once_wherever_its_call_is_cut() {
+    let kinds = Kinds::new().await;
+    let mut counted = 0;
+    let attempts = tried_with_each_cut(&kinds.frail, async || {
+        kinds.hits.add("a", 1).await.unwrap();
+        counted += 1;
+        assert_eq!(kinds.hits().await, counted);
+    })
+    .await;
+    assert_eq!(counted, i64::try_from(attempts).unwrap());
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    kinds.frail.pair.counterfoil.drain().await.unwrap();
+    let sum = "SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values";
+    assert_eq!(kinds.frail.pair.number(sum).await, counted);
+}
+
+#[tokio::test]
+async fn a_visitor_is_told_once_to_be_new_wherever_the_call_is_cut() {
+    let kinds = Kinds::new().await;
+    let mut visitors = 0u32;
+    tried_with_each_cut(&kinds.frail, async || {
+        assert!(kinds.daily.first_visit("site", "today", visitors.to_be_bytes()).await.unwrap());
+        assert!(!kinds.exact_daily.first_visit("site", "today", visitors.to_be_bytes()).await.unwrap());
+        visitors += 1;
+        assert_eq!(kinds.exact_daily.get("site", "today").await.unwrap(), i64::from(visitors));
+    })
+    .await;
+    kinds.frail.is_in_mysql(visitors as usize).await;
+}
+
+/// A visit to a page is counted once, of a new visitor and of one who was there.
+async fn a_touch_is_counted_once(counting: Counting) {
+    let frail = Frail::new().await;
+    let family = || {
+        // no layer leaves the window while the test runs
+        let window = Family::activity("test", "online").window(Duration::from_secs(1800), Duration::from_secs(60));
+        let family = window.visitors(counting).keep_minutes(true).cache_for(Duration::ZERO);
+        family.partitions(1).durability(Durability::Immediate).build().unwrap()
+    };
+    let online = frail.counterfoil().open_activity(family()).await.unwrap();
+    let exact = frail.pair.counterfoil.open_activity(family()).await.unwrap();
+    let mut views = 0u64;
+    tried_with_each_cut(&frail, async || {
+        online.touch("page", (views / 2).to_be_bytes()).await.unwrap();
+        views += 1;
+        let now = exact.now("page").await.unwrap();
+        assert_eq!(now.views, views);
+        match now.visitors {
+            VisitorCount::Exact(visitors) => assert_eq!(visitors, views.div_ceil(2)),
+            estimated => assert!(estimated.count().abs_diff(views.div_ceil(2)) <= 10 + views / 20, "{estimated:?}"),
+        }
+    })
+    .await;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs().cast_signed();
+    let minutes = exact.minutes("page", now - 600..now + 1).await.unwrap();
+    assert_eq!(minutes.iter().map(|minute| minute.views).sum::<i64>(), views.cast_signed());
+}
+
+#[tokio::test]
+async fn a_touch_is_counted_once_wherever_its_call_is_cut() {
+    a_touch_is_counted_once(Counting::Exact).await;
+}
+
+#[tokio::test]
+async fn a_touch_of_a_hyperloglog_is_counted_once_wherever_its_call_is_cut() {
+    a_touch_is_counted_once(Counting::HyperLogLog).await;
+}
+
+#[tokio::test]
+async fn without_the_producer_fence_hits_double_and_visitors_are_not_told() {
+    take_out(Some(Guard::ProducerFence));
+    let kinds = Kinds::new().await;
+    kinds.hits.add("a", 1).await.unwrap();
+    let (mut hits, mut doubled, mut untold) = (1, 0, 0);
+    cut_after_each(1, &kinds.frail.proxy, Proxy::cut_replies_after, async |arm| {
+        kinds.frail.reconnected().await;
+        arm();
+        let before = kinds.hits().await;
+        kinds.hits.add("a", 1).await.unwrap();
+        doubled += i32::from(kinds.hits().await > before + 1);
+        hits += 1;
+    })
+    .await;
+    cut_after_each(1, &kinds.frail.proxy, Proxy::cut_replies_after, async |arm| {
+        kinds.frail.reconnected().await;
+        arm();
+        hits += 1;
+        let visitor = format!("visitor {hits}");
+        untold += i32::from(!kinds.daily.first_visit("site", "today", visitor).await.unwrap());
+    })
+    .await;
+    take_out(None);
+    println!("{doubled} hits doubled, {untold} visitors were not told");
+    assert!(doubled > 0 && untold > 0);
 }

@@ -12,24 +12,22 @@
 mod support;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use counterfoil::test_hooks::{AddReply, Cut, CutBatch, Fence, FetchReply, Guard, Partition, RotateReply};
 use counterfoil::{
-    Added, Applied, Batch, Counterfoil, Durability, Family, Incarnation, MysqlStore, ReadFrom, Registered, Result,
-    Snapshot, Store,
+    Added, Batch, Counterfoil, Durability, Family, Incarnation, MysqlStore, ReadFrom, Registered, Result, Store,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestError};
 use redis::aio::MultiplexedConnection;
+use support::gated::Gated;
 use support::interleaving::{
     Checked, Crashes, Fate, Lengths, cases, connect, digit, expect_failure, failed, fate, hunt, runtime,
 };
 use support::reference::Reference;
 use testkit::{MysqlServer, RedisServer};
 use tokio::runtime::Runtime;
-use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 const SETTLE: u64 = 1000;
@@ -97,41 +95,6 @@ fn step(crashes: Crashes) -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A store that lets a reader in only when the test says so.
-#[derive(Clone)]
-struct Gated<S> {
-    store: S,
-    gate: Arc<Semaphore>,
-    waiting: Arc<AtomicUsize>,
-}
-
-impl<S: Store + Clone> Store for Gated<S> {
-    async fn register(&self, family: &Family) -> Result<u64> {
-        self.store.register(family).await
-    }
-
-    async fn apply(&self, batches: &[Batch]) -> Result<Applied> {
-        self.store.apply(batches).await
-    }
-
-    async fn read(
-        &self,
-        family: &Registered,
-        ids: &[&str],
-        ledger: &[(u32, Incarnation)],
-        from: ReadFrom,
-    ) -> Result<Snapshot> {
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        self.gate.acquire().await.expect("never closed").forget();
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
-        self.store.read(family, ids, ledger, from).await
-    }
-
-    async fn list(&self, _: &Registered, _: &str, _: Option<&str>, _: usize) -> Result<Vec<(String, i64)>> {
-        unreachable!("nothing is listed here")
-    }
-}
-
 /// What the test knows of an increment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Token {
@@ -169,10 +132,9 @@ enum Worker {
     Applied(u32, CutBatch),
 }
 
-struct Reader {
+struct Reader<S> {
     task: JoinHandle<Result<Vec<i64>>>,
-    gate: Arc<Semaphore>,
-    waiting: Arc<AtomicUsize>,
+    store: Gated<S>,
     /// What was acknowledged before it began.
     before: Vec<Token>,
     crashed: bool,
@@ -190,7 +152,7 @@ struct World<'s, S> {
     lengths: Lengths,
     writers: Vec<Writer>,
     workers: Vec<Worker>,
-    reader: Option<Reader>,
+    reader: Option<Reader<S>>,
     tokens: Vec<(usize, Token)>,
     names: u64,
 }
@@ -378,25 +340,18 @@ impl<'s, S: Store + Clone> World<'s, S> {
         if self.reader.is_some() {
             return;
         }
-        let (gate, waiting) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)));
-        let store = Gated { store: self.store.clone(), gate: gate.clone(), waiting: waiting.clone() };
-        let counters = Counterfoil::new(self.redis.clone(), store).open(self.family.family.clone()).await;
+        let store = Gated::new(self.store.clone());
+        let counters = Counterfoil::new(self.redis.clone(), store.clone()).open(self.family.family.clone()).await;
         let counters = counters.expect("the family is known");
         let task = tokio::spawn(async move { counters.get_many(&IDS).await });
         let before = self.tokens.iter().map(|(_, token)| *token).collect();
-        let reader = Reader { task, gate, waiting, before, crashed: false };
-        reader.reach_the_database().await;
-        self.reader = Some(reader);
+        store.reach(&task).await;
+        self.reader = Some(Reader { task, store, before, crashed: false });
     }
 
     async fn read_goes_on(&mut self) -> Checked {
         let Some(reader) = self.reader.take() else { return Ok(()) };
-        reader.gate.add_permits(1);
-        // the permit is taken by the one that waits, which may then come back and wait again
-        while reader.gate.available_permits() > 0 && !reader.task.is_finished() {
-            tokio::task::yield_now().await;
-        }
-        reader.reach_the_database().await;
+        reader.store.let_in(&reader.task).await;
         if !reader.task.is_finished() {
             self.reader = Some(reader);
             return Ok(());
@@ -516,15 +471,6 @@ impl<'s, S: Store + Clone> World<'s, S> {
             }
         }
         Ok(())
-    }
-}
-
-impl Reader {
-    /// Lets the reader run until it asks the database, or ends.
-    async fn reach_the_database(&self) {
-        while self.waiting.load(Ordering::SeqCst) == 0 && !self.task.is_finished() {
-            tokio::time::sleep(Duration::from_micros(20)).await;
-        }
     }
 }
 

@@ -207,6 +207,12 @@ impl SeriesFamily {
     pub fn family(&self) -> &Family {
         &self.family
     }
+
+    /// Its windows, as single steps take them.
+    #[cfg(feature = "test-hooks")]
+    pub fn windows(&self) -> &Windows {
+        &self.windows
+    }
 }
 
 impl fmt::Display for SeriesFamily {

@@ -1,10 +1,13 @@
 //! What several test programs share.
 #![allow(dead_code, missing_docs)]
 
+pub mod gated;
 pub mod hits;
 pub mod interleaving;
 pub mod model;
 pub mod reference;
+pub mod tally;
+pub mod trouble;
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -1,0 +1,69 @@
+//! Bad days for a pair: its network is cut, its scripts are forgotten, its database is killed, and reconcilers die.
+
+use std::sync::Arc;
+
+use counterfoil::{Counterfoil, MysqlStore, Result};
+use rand::random_range;
+use redis::aio::ConnectionManager;
+use sqlx::mysql::MySqlConnectOptions;
+use testkit::{MysqlServer, Proxy};
+use tokio::runtime::{Builder, Runtime};
+
+use super::{Pair, pause};
+
+/// A reconciler in a runtime of its own: one that is torn down takes its tasks with it wherever they are.
+fn doomed<F>(
+    redis: redis::Client,
+    pool: Arc<MySqlConnectOptions>,
+    open: fn(Counterfoil<ConnectionManager>) -> F,
+) -> Runtime
+where
+    F: Future<Output = Result<()>> + Send + 'static,
+{
+    let doomed = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    doomed.spawn(async move {
+        let store = MysqlStore::new(sqlx::MySqlPool::connect_lazy_with((*pool).clone()));
+        // cut off before it could begin
+        let Ok(redis) = redis.get_connection_manager().await else { return };
+        let counterfoil = Counterfoil::new(redis, store);
+        // the database may be away
+        while open(counterfoil.clone()).await.is_err() {
+            pause(5).await;
+        }
+        let _reconciler = loop {
+            if let Ok(reconciler) = counterfoil.reconciler().lease(None).start().await {
+                break reconciler;
+            }
+        };
+        std::future::pending::<()>().await;
+    });
+    doomed
+}
+
+/// About a quarter of a second in which a reconciler works on either side of the network, and dies.
+pub async fn round<F>(
+    number: usize,
+    (pair, proxy, mysql): (&Pair, &Proxy, &MysqlServer),
+    open: fn(Counterfoil<ConnectionManager>) -> F,
+) where
+    F: Future<Output = Result<()>> + Send + 'static,
+{
+    let clients = [pair.redis.client(), proxy.client()];
+    let reconcilers = clients.map(|redis| doomed(redis, pair.pool.connect_options(), open));
+    let cut = if number.is_multiple_of(2) { Proxy::cut_requests_after } else { Proxy::cut_replies_after };
+    for _ in 0..random_range(1..4) {
+        pause(random_range(20..120)).await;
+        cut(proxy, random_range(0..3000));
+    }
+    if number.is_multiple_of(3) {
+        pair.redis.run::<()>("SCRIPT FLUSH").await.expect("SCRIPT FLUSH");
+    }
+    if number % 5 == 4 {
+        mysql.kill();
+        pause(30).await;
+        mysql.start_again().await;
+    }
+    pause(random_range(20..250)).await;
+    reconcilers.into_iter().for_each(Runtime::shutdown_background);
+    proxy.call_off();
+}
