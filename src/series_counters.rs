@@ -75,7 +75,7 @@ where
     /// they do for [`Counters::add`](crate::Counters::add).
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput): the name is not allowed, or `n` is 0 or has more than 15 digits.
+    /// [`InvalidInput`](ErrorKind::InvalidInput): the name is not allowed, or `n` is 0 or beyond i64.
     /// [`Range`](ErrorKind::Range): a slice would leave i64. [`Redis`](ErrorKind::Redis): not counted; may be called
     /// again. In all these cases nothing was counted. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted once or not
     /// at all, the reply was lost and could not be asked for again within the [write timeout](Self::write_timeout).
@@ -244,11 +244,8 @@ where
     fn checked(&self, name: &str, n: u64) -> Result<i64> {
         self.check_name(name)?;
         match i64::try_from(n) {
-            Ok(n) if n > 0 && n <= self.family().max_sum() => Ok(n),
-            _ => {
-                let family = self.family();
-                Err(Error::invalid(format!("{family}: {n} for {name:?} is not 1 to {}", family.max_sum())))
-            }
+            Ok(n) if n > 0 => Ok(n),
+            _ => Err(Error::invalid(format!("{}: {n} for {name:?} is not 1 to {}", self.family(), i64::MAX))),
         }
     }
 

@@ -182,14 +182,6 @@ impl Family {
         }
     }
 
-    /// The most that one pair of a call may add.
-    pub(crate) fn max_sum(&self) -> i64 {
-        match self.kind {
-            Kind::Series(_) => 999_999_999_999_999,
-            _ => i64::MAX,
-        }
-    }
-
     /// Whether it has slices that are handed on to the database once they are over.
     pub(crate) fn keeps_slices(&self) -> bool {
         match &self.kind {

@@ -8,8 +8,6 @@ use crate::writer::call::Until;
 
 /// How many hits may wait for one call.
 const HITS: u64 = 100_000;
-/// How much is summed: a series takes no more at once, and nobody's hit must be refused for what others add to it.
-const SUM: u64 = 999_999_999_999_999;
 
 /// The hits for one call to one partition.
 ///
@@ -92,8 +90,7 @@ impl Group {
             let (index, _) = pairs.insert_full(id.into(), Pair { sum: delta, hits, callers: 1, sets: false });
             return Seat { list, index, so_far: delta };
         };
-        let sum = pair.sum.checked_add(delta).filter(|sum| sum.unsigned_abs() <= SUM);
-        let Some(so_far) = sum else { return self.push_alone(id, delta, hits) };
+        let Some(so_far) = pair.sum.checked_add(delta) else { return self.push_alone(id, delta, hits) };
         *pair = Pair { sum: so_far, hits: pair.hits + hits, callers: pair.callers + 1, sets: false };
         self.hits += hits;
         Seat { list, index, so_far }

@@ -60,9 +60,11 @@ impl Recorder {
         let all = self.sums.get_or_init(|| (0..family.partitions()).map(|_| Mutex::default()).collect());
         let mut sums = lock(&all[partition as usize]);
         if let Some(sum) = sums.get_mut(id) {
-            let delta = add(family, sum.delta, delta).ok_or_else(|| {
-                let (id, most) = (String::from_utf8_lossy(id), family.max_sum());
-                Error::new(ErrorKind::Range, format!("{family}: the recorded sum of {id:?} would be more than {most}"))
+            let delta = sum.delta.checked_add(delta).ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Range,
+                    format!("{family}: the recorded sum of {:?} would leave i64", String::from_utf8_lossy(id)),
+                )
             })?;
             *sum = Sum { delta, hits: sum.hits + 1 };
         } else if sums.len() < IDS {
@@ -167,9 +169,8 @@ impl Recorder {
         let Some(all) = self.sums.get() else { return Ok(()) };
         let mut sums = lock(&all[partition as usize]);
         let kept = sums.entry(id.into()).or_default();
-        let delta = add(family, kept.delta, sum.delta);
-        let delta =
-            delta.ok_or_else(|| out_of_range(family, id, sum, "with later ones their sum would be too large"))?;
+        let delta = kept.delta.checked_add(sum.delta);
+        let delta = delta.ok_or_else(|| out_of_range(family, id, sum, "with later ones their sum would leave i64"))?;
         *kept = Sum { delta, hits: kept.hits + sum.hits };
         Ok(())
     }
@@ -177,11 +178,6 @@ impl Recorder {
     fn is_empty(&self) -> bool {
         self.sums.get().is_none_or(|all| all.iter().all(|sums| lock(sums).is_empty()))
     }
-}
-
-/// The sum, where one call takes it.
-fn add(family: &Family, one: i64, other: i64) -> Option<i64> {
-    one.checked_add(other).filter(|sum| *sum <= family.max_sum())
 }
 
 fn hits(sums: &Sums) -> u64 {
