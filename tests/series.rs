@@ -174,3 +174,19 @@ async fn a_wrong_call_is_refused_by_name_and_nothing_is_counted() {
     assert_eq!(sum(&hits.get("a", Precision::HOUR).await.unwrap()), 0);
     assert_eq!(hits.names("", None, 10).await.unwrap().len(), 0);
 }
+
+#[tokio::test]
+async fn a_slice_holds_an_i64_and_no_more() {
+    let pair = Pair::new().await;
+    let hits = open(&pair, family("hits").windows([(Precision::Day, 3)]).keep([Precision::Day])).await;
+    let half = i64::MAX as u64 / 2;
+    let adds = try_join_all([hits.add("a", half), hits.add("a", half), hits.add("a", 1)]);
+    adds.await.unwrap();
+    let error = hits.add("a", 1).await.expect_err("it is full");
+    assert_eq!(error.kind(), ErrorKind::Range, "{error}");
+    // those who share the call are counted
+    let (full, other) = futures_util::future::join(hits.add("a", 7), hits.add("b", 7)).await;
+    assert!(full.is_err() && other.is_ok());
+    assert_eq!(sum(&hits.get("a", Precision::Day).await.unwrap()), i64::MAX);
+    assert_eq!(sum(&hits.get("b", Precision::Day).await.unwrap()), 7);
+}
