@@ -117,11 +117,11 @@ fn patch(guard: Guard, name: &str) -> Option<(&'static str, &'static str)> {
             ("slices, start - slices * length,", "slices - 1, start - (slices - 1) * length,")
         }
         (Guard::Ahead, "series_add") => {
-            ("if tonumber(field) <= oldest then", "if tonumber(field) <= oldest or tonumber(field) * 1000 > now then")
+            ("or math.huge) <= oldest then", "or math.huge) <= oldest or tonumber(field) * 1000 > now then")
         }
         (Guard::Expiry, "series_add") => ("(start + (slices + 1) * length) * 1000", "(start + length) * 1000"),
         (Guard::Trim, "activity_touch" | "activity_touch_hll") => {
-            ("its_layer <= gone then", "its_layer <= gone + 1 then")
+            ("or layer) <= gone then", "or layer) <= gone + 1 then")
         }
         (Guard::Expiry, "activity_touch") => ("math.max((layers + 1) * layer_ms, keep", "math.max(layer_ms, keep"),
         (Guard::Expiry, "activity_touch_hll") => ("gone, named = (layers + 1) * layer_ms,", "gone, named = layer_ms,"),
