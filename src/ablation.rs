@@ -57,8 +57,8 @@ static TIME: std::sync::Mutex<Option<u64>> = std::sync::Mutex::new(None);
 #[cfg(feature = "test-hooks")]
 static CLOCK_ERROR: std::sync::atomic::AtomicI64 = std::sync::atomic::AtomicI64::new(0);
 
-/// Lets series, activity and visitors count at this time, in Unix milliseconds, in the whole process; `None` for the
-/// server's clock again.
+/// Lets series, activity and visitors count at this time, in Unix milliseconds, and producers be known since it, in the
+/// whole process; `None` for the server's clock again. When slices are closed and batches cut is still up to that.
 #[cfg(feature = "test-hooks")]
 pub fn set_time(now_ms: Option<u64>) {
     *TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = now_ms;

@@ -97,9 +97,6 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
     S: Store,
 {
-    /// The most minutes that one call of [`minutes`](Self::minutes) answers.
-    pub const MINUTES: usize = 5_000;
-
     pub(crate) fn new(handle: Handle<C, S>, sliding: Sliding, cache_for: Duration) -> Self {
         let cache = || Cache::builder().time_to_live(cache_for).max_capacity(ANSWERS).build();
         Activity { handle, sliding, answers: (!cache_for.is_zero()).then(cache) }
@@ -152,7 +149,7 @@ where
     }
 
     /// The minutes that have any part of the time given, in Unix seconds, in order, with zeros where nobody was there: up
-    /// to [`MINUTES`](Self::MINUTES) of them. They are exact wherever they are by now, in Redis, on their way or in the
+    /// to [`Family::MAX_RANGE`] of them. They are exact wherever they are by now, in Redis, on their way or in the
     /// database; visitors are as exact as the family counts them.
     ///
     /// # Errors
@@ -164,8 +161,8 @@ where
         if !self.sliding.keep_minutes {
             return Err(Error::invalid(format!("{family}: no minutes are kept")));
         }
-        let starts = Calendar::utc().starts(Precision::MINUTE, range.start, range.end, Self::MINUTES)?;
-        let too_many = || Error::invalid(format!("{family}: {range:?} has more than {} minutes", Self::MINUTES));
+        let starts = Calendar::utc().starts(Precision::MINUTE, range.start, range.end, Family::MAX_RANGE)?;
+        let too_many = || Error::invalid(format!("{family}: {range:?} has more than {} minutes", Family::MAX_RANGE));
         let starts = starts.ok_or_else(too_many)?;
         let ids: Vec<_> = starts.iter().flat_map(|start| kept_ids(*start, page)).collect();
         let ids: Vec<_> = ids.iter().map(String::as_str).collect();

@@ -64,9 +64,13 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
 
     /// Makes the producer known.
     pub async fn register(&self, producer: &str) -> Result<()> {
-        let reply =
-            script::repeat_safe(&self.redis, "buffered_register", &[self.keys.producers()], &[producer, &self.now_ms])
-                .await?;
+        let reply = script::repeat_safe(
+            &self.redis,
+            "buffered_register",
+            &[self.keys.producers()],
+            &[arg(producer), self.time()],
+        )
+        .await?;
         expect_ok(&reply)
     }
 
@@ -74,7 +78,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     pub async fn trim(&self, idle: Duration) -> Result<u64> {
         let (mut cursor, mut trimmed) = ("0".to_owned(), 0);
         loop {
-            let args = [millis(idle), cursor, "100".to_owned(), self.now_ms.clone()];
+            let args = [made(millis(idle)), made(&cursor), arg("100"), self.time()];
             let reply = script::repeat_safe(&self.redis, "buffered_trim", &[self.keys.producers()], &args).await?;
             expect_ok(&reply)?;
             cursor = reply.string(0)?;

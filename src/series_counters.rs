@@ -50,9 +50,6 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
     S: Store,
 {
-    /// The most slices that one [`get_range`](Self::get_range) answers.
-    pub const RANGE: usize = 10_000;
-
     pub(crate) fn new(handle: Handle<C, S>, windows: Arc<Windows>) -> Self {
         Series { handle, windows }
     }
@@ -161,7 +158,7 @@ where
     }
 
     /// All slices with any part of the time given, in Unix seconds, in order, with 0 where nothing was counted: up to
-    /// [`RANGE`](Self::RANGE) of them.
+    /// [`Family::MAX_RANGE`] of them.
     ///
     /// Slices of a precision that is [kept](crate::SeriesFamilyBuilder::keep) are exact wherever they are by now, in Redis,
     /// on their way or in the database, however long ago they were, and also after Redis lost its memory (but for what it
@@ -174,10 +171,10 @@ where
     pub async fn get_range(&self, name: &str, precision: Precision, range: Range<i64>) -> Result<Vec<Slice>> {
         let window = self.window(precision)?;
         self.check_name(name)?;
-        let starts = self.windows.calendar.starts(precision, range.start, range.end, Self::RANGE)?;
+        let starts = self.windows.calendar.starts(precision, range.start, range.end, Family::MAX_RANGE)?;
         let Some(starts) = starts else {
             let family = self.family();
-            let message = format!("{family}: {range:?} has more than {} slices of {precision}", Self::RANGE);
+            let message = format!("{family}: {range:?} has more than {} slices of {precision}", Family::MAX_RANGE);
             return Err(Error::invalid(message));
         };
         match window.kept {

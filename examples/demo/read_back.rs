@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use counterfoil::{Precision, Series, Slice};
+use counterfoil::{Family, Precision, Series, Slice};
 
 use crate::Result;
 use crate::count::{PlainCount, Totals, day_id, hour_id};
@@ -44,8 +44,8 @@ async fn slices(
     let time = counted.time.clone().unwrap_or_default();
     let whole_days = time.start.div_euclid(DAY) * DAY..time.end;
     let mut slices = Vec::new();
-    for start in whole_days.clone().step_by(<Series>::RANGE * usize::try_from(seconds)?) {
-        let end = whole_days.end.min(start + seconds * i64::try_from(<Series>::RANGE)?);
+    for start in whole_days.clone().step_by(Family::MAX_RANGE * usize::try_from(seconds)?) {
+        let end = whole_days.end.min(start + seconds * i64::try_from(Family::MAX_RANGE)?);
         slices.extend(series.get_range(name, precision, start..end).await?);
     }
     slices.retain(|slice| slice.count != 0);
