@@ -11,7 +11,9 @@ use crate::script::Reply;
 /// How often a call is made again whose time was wrong. Each time it is told the right one.
 const ATTEMPTS: u32 = 5;
 
-/// How far the server's clock is ahead of this machine's, as last seen.
+/// How far the server's clock is ahead of this machine's, as last seen: that of the server where a call is executed, and
+/// this machine's where it was sent. So the way there is part of it, and a guess is right however long that takes, as
+/// long as it takes about the same each time.
 #[derive(Debug, Default)]
 pub struct ServerClock {
     ahead_ms: AtomicI64,
@@ -20,15 +22,8 @@ pub struct ServerClock {
 impl ServerClock {
     /// The time for a call that depends on it.
     pub fn guess(&self) -> Guess<'_> {
-        Guess { clock: self, now: self.now(), left: ATTEMPTS }
-    }
-
-    fn now(&self) -> i64 {
-        here() + self.ahead_ms.load(Ordering::Relaxed)
-    }
-
-    fn learn(&self, server_ms: i64) {
-        self.ahead_ms.store(server_ms - here(), Ordering::Relaxed);
+        let sent = here();
+        Guess { clock: self, sent, ahead: self.ahead_ms.load(Ordering::Relaxed), left: ATTEMPTS }
     }
 }
 
@@ -36,14 +31,16 @@ impl ServerClock {
 #[derive(Debug)]
 pub struct Guess<'c> {
     clock: &'c ServerClock,
-    now: i64,
+    /// When the call is made, by this machine's clock.
+    sent: i64,
+    ahead: i64,
     left: u32,
 }
 
 impl Guess<'_> {
     /// The server's time as far as is known, in Unix milliseconds.
     pub fn now(&self) -> i64 {
-        self.now
+        self.sent + self.ahead
     }
 
     /// The answer, unless it says that the time is another one: then nothing was done, and the call is to be made for
@@ -52,8 +49,9 @@ impl Guess<'_> {
         if reply.status() != "OUTSIDE" {
             return Ok(Some(reply));
         }
-        self.now = reply.number(0)?;
-        self.clock.learn(self.now);
+        self.ahead = reply.number::<i64>(0)? - self.sent;
+        self.clock.ahead_ms.store(self.ahead, Ordering::Relaxed);
+        self.sent = here();
         self.left -= 1;
         match self.left {
             0 => Err(Error::new(ErrorKind::Redis, "the server's time is another one with each call")),

@@ -379,6 +379,27 @@ fn a_layer_is_the_servers_whatever_the_caller_believes() {
     });
 }
 
+/// The way to the server takes longer than a layer lasts.
+#[test]
+fn layers_are_told_over_a_long_way() {
+    let clock = Clock::take();
+    runtime().block_on(async {
+        let plain = Plain::new().await;
+        let proxy = Proxy::to(&plain.redis);
+        let far = Counterfoil::new(proxy.manager().await, plain.counterfoil.store().clone());
+        let window = (Duration::from_secs(20), Duration::from_millis(40));
+        let online = online("online", Counting::HyperLogLog).keep_minutes(false).stripes(1).window(window.0, window.1);
+        let online = far.open_activity(online.build().unwrap()).await.unwrap();
+        proxy.delay_replies(Duration::from_millis(60));
+        // so that it has to learn what time it is
+        clock.machine_is_ahead(3 * HOUR * 1000);
+        for visitor in 0..20u32 {
+            online.touch("page", visitor.to_be_bytes()).await.unwrap();
+            assert_eq!(online.now("page").await.unwrap().views, u64::from(visitor) + 1);
+        }
+    });
+}
+
 /// Calls are cut anywhere by a caller whose clock is wrong each time, so that each call is made twice.
 async fn cut_with_a_wrong_clock(clock: &Clock) {
     type Cut = fn(&Proxy, usize);

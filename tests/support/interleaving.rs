@@ -11,12 +11,15 @@ use std::fmt::{Debug, Display};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use counterfoil::test_hooks::{Guard, take_out};
 use proptest::prelude::{Just, Strategy, prop_oneof};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use redis::aio::{self, MultiplexedConnection};
-use redis::{Cmd, ConnectionLike as _, FromRedisValue, Pipeline, RedisFuture, RedisResult, Value};
+use redis::{
+    AsyncConnectionConfig, Cmd, ConnectionLike as _, FromRedisValue, Pipeline, RedisFuture, RedisResult, Value,
+};
 use testkit::{RedisOptions, RedisServer};
 use tokio::runtime::Runtime;
 
@@ -133,7 +136,10 @@ impl aio::ConnectionLike for Direct {
 }
 
 pub async fn connect(server: &RedisServer) -> MultiplexedConnection {
-    server.client().get_multiplexed_async_connection().await.expect("a connection to the private Redis")
+    // on a busy machine an answer may take long
+    let patient = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(20)));
+    let connection = server.client().get_multiplexed_async_connection_with_config(&patient).await;
+    connection.expect("a connection to the private Redis")
 }
 
 pub fn runtime() -> Runtime {
