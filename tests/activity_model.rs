@@ -635,7 +635,7 @@ async fn a_change_to_a_script_is_noticed() {
         ("activity_touch", "keep and math.min(gone, minute_first - 1) or gone", "gone"),
         ("activity_touch", "opened[k] = sum == n", "opened[k] = false"),
         ("activity_touch", "or layer) <= gone", "or layer) < gone"),
-        ("activity_touch", "math.floor(sum / 64) > math.floor((sum - n) / 64)", "false"),
+        ("activity_touch", "sum % 64 < n", "false"),
         ("activity_touch", "minute_first, '+inf') - before", "minute_first, '+inf')"),
         ("activity_touch", "redis.call('PTTL', key) < ms", "false"),
         ("activity_touch", "if old > 0 then", "if false then"),

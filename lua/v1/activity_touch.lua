@@ -155,8 +155,8 @@ for i, kind in ipairs({ 'producers', 'open', 'agenda' }) do
 end
 local at, starts = 9, {}
 for k = 4, #KEYS, 2 do
-  local page, views, count = ARGV[at], ARGV[at + 1], (ARGV[at + 2] or ''):match('^[1-9]%d*$')
-  local last = at + 2 + (count or math.huge)
+  local page, views, count, last = ARGV[at], ARGV[at + 1], ARGV[at + 2] or '', at + 3
+  if count ~= '1' then last = at + 2 + (count:match('^[1-9]%d*$') or math.huge) end
   local bad = last > #ARGV
     and 'page, views and count with its visitors, expected among the arguments'
     or (page == '' or #page > 200 or page:find('[\128-\255]')) and bad_page(page)
@@ -236,7 +236,7 @@ for k = 4, #KEYS, 2 do
     return take_back_views(refused and k - 2 or k, why)
   end
   opened[k] = sum == n
-  if opened[k] or math.floor(sum / 64) > math.floor((sum - n) / 64) then
+  if opened[k] or sum % 64 < n then
     olds[k], wrong = ask('ZCOUNT', KEYS[k + 1], '-inf', forgotten)
     if wrong then return take_back_views(k, wrong) end
   end
