@@ -51,45 +51,6 @@ pub(crate) fn is_out(guard: Guard) -> bool {
     OUT.get() == Some(guard)
 }
 
-#[cfg(feature = "test-hooks")]
-static TIME: std::sync::Mutex<Option<u64>> = std::sync::Mutex::new(None);
-
-#[cfg(feature = "test-hooks")]
-static CLOCK_ERROR: std::sync::atomic::AtomicI64 = std::sync::atomic::AtomicI64::new(0);
-
-/// Lets series, activity and visitors count at this time, in Unix milliseconds, and producers be known since it, in the
-/// whole process; `None` for the server's clock again. When slices are closed and batches cut is still up to that.
-#[cfg(feature = "test-hooks")]
-pub fn set_time(now_ms: Option<u64>) {
-    *TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = now_ms;
-}
-
-#[cfg(feature = "test-hooks")]
-pub(crate) fn simulated_time() -> Option<u64> {
-    *TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
-/// Lets this machine's clock be ahead of the server's by so many milliseconds, in the whole process.
-#[cfg(feature = "test-hooks")]
-pub fn set_clock_error(ms: i64) {
-    CLOCK_ERROR.store(ms, std::sync::atomic::Ordering::Relaxed);
-}
-
-#[cfg(feature = "test-hooks")]
-pub(crate) fn clock_error() -> i64 {
-    CLOCK_ERROR.load(std::sync::atomic::Ordering::Relaxed)
-}
-
-#[cfg(not(feature = "test-hooks"))]
-pub(crate) const fn clock_error() -> i64 {
-    0
-}
-
-#[cfg(not(feature = "test-hooks"))]
-pub(crate) const fn simulated_time() -> Option<u64> {
-    None
-}
-
 #[cfg(not(feature = "test-hooks"))]
 pub(crate) const fn is_out(_: Guard) -> bool {
     false

@@ -34,6 +34,7 @@ mod series;
 mod series_counters;
 mod server_clock;
 mod shared;
+mod simulated;
 mod store;
 mod table;
 mod visit;
@@ -67,11 +68,12 @@ pub use visitor_counters::Visitors;
 /// Opened for the project's own tests: nothing here is part of the crate's interface.
 #[cfg(feature = "test-hooks")]
 pub mod test_hooks {
-    pub use crate::ablation::{Guard, set_clock_error, set_time, take_out};
+    pub use crate::ablation::{Guard, take_out};
     pub use crate::buffered::{AddReply, Cut, CutBatch, FetchReply, Lease, Pending, RotateReply};
     pub use crate::cached::{Change, Claim, Deleted, IncrReply, Marked, Rebased, Seed, Ticket, Word};
     pub use crate::family::{Stay, Windows};
     pub use crate::partition::{Fence, Partition};
     pub use crate::series::SeriesReply;
     pub use crate::server_clock::ServerClock;
+    pub use crate::simulated::{set_clock_error, set_time};
 }

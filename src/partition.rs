@@ -10,6 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::keys::Keys;
 use crate::script::{self, Arg, Reply, arg, made};
+use crate::simulated;
 
 /// One partition of a family in one Redis.
 #[derive(Clone, Debug)]
@@ -59,7 +60,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
 
     /// What a script is told of the time where a caller's clock has no say: nothing, but in tests.
     pub(crate) fn time(&self) -> Arg<'_> {
-        ablation::simulated_time().map_or_else(|| arg(&self.now_ms), made)
+        simulated::time().map_or_else(|| arg(&self.now_ms), made)
     }
 
     /// Makes the producer known.

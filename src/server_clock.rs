@@ -4,9 +4,9 @@
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::ablation;
 use crate::error::{Error, ErrorKind, Result};
 use crate::script::Reply;
+use crate::simulated;
 
 /// How often a call is made again whose time was wrong. Each time it is told the right one.
 const ATTEMPTS: u32 = 5;
@@ -63,6 +63,6 @@ impl Guess<'_> {
 /// The time by this machine's clock.
 fn here() -> i64 {
     let since = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let time = ablation::simulated_time().map_or_else(|| since().as_millis(), u128::from);
-    i64::try_from(time).unwrap_or(0) + ablation::clock_error()
+    let time = simulated::time().map_or_else(|| since().as_millis(), u128::from);
+    i64::try_from(time).unwrap_or(0) + simulated::clock_error()
 }

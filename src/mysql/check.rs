@@ -151,8 +151,8 @@ fn own_probes() -> impl Iterator<Item = Probe> {
         (
             "counterfoil_families",
             "INSERT",
-            "INSERT INTO counterfoil_families (namespace, name, kind, partitions, wide, durability, target) \
-             SELECT '', '', '', 0, '', '', '' FROM DUAL WHERE FALSE",
+            "INSERT INTO counterfoil_families (namespace, name, kind, partitions, wide, durability, target, shape) \
+             SELECT '', '', '', 0, '', '', '', '' FROM DUAL WHERE FALSE",
         ),
         ("counterfoil_families", "UPDATE", "UPDATE counterfoil_families SET number = number WHERE FALSE"),
         ("counterfoil_ledger", "SELECT", "SELECT seq FROM counterfoil_ledger WHERE FALSE"),
