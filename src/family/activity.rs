@@ -1,6 +1,5 @@
 //! The configuration of a family of activity: who was here lately.
 
-use std::fmt;
 use std::time::Duration;
 
 use super::{Durability, Family, Kind};
@@ -173,18 +172,7 @@ impl ActivityFamilyBuilder {
         self
     }
 
-    /// As for [a buffered family](super::FamilyBuilder::partitions).
-    pub fn partitions(mut self, partitions: u32) -> Self {
-        self.family.partitions = partitions;
-        self
-    }
-
-    /// When what is on its way to the database counts as durable; [`Durability::Settle`] with 2.5 s unless said
-    /// otherwise.
-    pub fn durability(mut self, durability: Durability) -> Self {
-        self.family.durability = durability;
-        self
-    }
+    common_settings!();
 
     /// Checks the configuration.
     ///
@@ -228,18 +216,7 @@ fn layers(family: &Family, window: Duration, layer: Duration) -> Result<u32> {
     }
 }
 
-impl ActivityFamily {
-    /// What it has in common with every family.
-    pub fn family(&self) -> &Family {
-        &self.family
-    }
-}
-
-impl fmt::Display for ActivityFamily {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.family.fmt(f)
-    }
-}
+family_of_kind!(ActivityFamily);
 
 #[cfg(test)]
 mod tests {

@@ -10,27 +10,24 @@ impl Family {
     /// Starts the configuration of a family of buffered counters: deltas are summed in Redis and reach the database
     /// in batches. Namespace and name are of `[a-z0-9_.-]{1,64}`.
     pub fn buffered(namespace: impl Into<String>, name: impl Into<String>) -> FamilyBuilder {
-        FamilyBuilder(Family::new(namespace.into(), name.into(), Duration::from_secs(60), Kind::Buffered))
+        let time = Duration::from_secs(60);
+        FamilyBuilder { family: Family::new(namespace.into(), name.into(), time, Kind::Buffered) }
     }
 }
 
 /// A [`Family`] being configured; [`build`](Self::build) checks it.
 #[derive(Clone, Debug)]
 #[must_use = "a family is made by build()"]
-pub struct FamilyBuilder(Family);
+pub struct FamilyBuilder {
+    family: Family,
+}
 
 impl FamilyBuilder {
-    /// Into how many partitions the family is cut: 1 to [`Family::MAX_PARTITIONS`], 8 unless said otherwise. Fixed for
-    /// the life of the family. More partitions spread a busy family over more Redis Cluster nodes; each one that was
-    /// ever counted into keeps a hash of about 150 bytes in Redis.
-    pub fn partitions(mut self, partitions: u32) -> Self {
-        self.0.partitions = partitions;
-        self
-    }
+    common_settings!();
 
     /// Lets increments go to any partition, which spreads one hot counter over all of them; a read sums over all.
     pub fn wide(mut self, wide: bool) -> Self {
-        self.0.wide = wide;
+        self.family.wide = wide;
         self
     }
 
@@ -38,26 +35,20 @@ impl FamilyBuilder {
     /// comes first: 50 hits and 60 s unless said otherwise. Add the [settle time](Durability::Settle). A reconciler in
     /// another process than the writer notices it within a quarter of this time.
     pub fn sync_after(mut self, hits: u64, time: Duration) -> Self {
-        (self.0.sync_hits, self.0.sync_time) = (hits, time);
-        self
-    }
-
-    /// When a rotation counts as durable; [`Durability::Settle`] with 2.5 s unless said otherwise.
-    pub fn durability(mut self, durability: Durability) -> Self {
-        self.0.durability = durability;
+        (self.family.sync_hits, self.family.sync_time) = (hits, time);
         self
     }
 
     /// How many distinct ids may wait in one partition's buffer; beyond it a hit on a further id is answered
     /// [`Added::Full`](crate::Added::Full). 1,000,000 unless said otherwise.
     pub fn max_pending(mut self, ids: u64) -> Self {
-        self.0.max_pending = ids;
+        self.family.max_pending = ids;
         self
     }
 
     /// Keeps the values in a table of the application instead of counterfoil's own.
     pub fn table(mut self, table: Table) -> Self {
-        self.0.table = Some(table);
+        self.family.table = Some(table);
         self
     }
 
@@ -66,7 +57,7 @@ impl FamilyBuilder {
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the setting.
     pub fn build(self) -> Result<Family> {
-        let family = self.0;
+        let family = self.family;
         family.check()?;
         family.check_sync()?;
         if family.max_pending == 0 {

@@ -1,6 +1,5 @@
 //! The configuration of a family of cached counters.
 
-use std::fmt;
 use std::time::Duration;
 
 use super::{Durability, Family, Kind};
@@ -55,18 +54,7 @@ pub struct CachedFamilyBuilder {
 }
 
 impl CachedFamilyBuilder {
-    /// As for [a buffered family](FamilyBuilder::partitions). A call carries the increments of one partition: where one
-    /// Redis holds them all, two or four partitions make larger calls than eight; with one, Redis waits for the client.
-    pub fn partitions(mut self, partitions: u32) -> Self {
-        self.family.partitions = partitions;
-        self
-    }
-
-    /// When a claim counts as durable; [`Durability::Settle`] with 2.5 s unless said otherwise.
-    pub fn durability(mut self, durability: Durability) -> Self {
-        self.family.durability = durability;
-        self
-    }
+    common_settings!();
 
     /// Keeps the values in a table of the application: [`Table::upsert`] creates rows that do not exist yet,
     /// [`Table::update`] refuses their increments ([`Changed::NoRow`](crate::Changed::NoRow)). Counterfoil's own table
@@ -123,11 +111,6 @@ impl CachedFamilyBuilder {
 }
 
 impl CachedFamily {
-    /// What it has in common with every family.
-    pub fn family(&self) -> &Family {
-        &self.family
-    }
-
     /// How its counters stay in Redis, as single steps take it.
     #[cfg(feature = "test-hooks")]
     pub fn stay(&self) -> &Stay {
@@ -135,11 +118,7 @@ impl CachedFamily {
     }
 }
 
-impl fmt::Display for CachedFamily {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.family.fmt(f)
-    }
-}
+family_of_kind!(CachedFamily);
 
 #[cfg(test)]
 mod tests {

@@ -1,5 +1,44 @@
 //! A family: a named group of counters with one configuration, checked once, when it is built.
 
+/// What the builders of all kinds take alike.
+macro_rules! common_settings {
+    () => {
+        /// Into how many partitions the family is cut: 1 to [`Family::MAX_PARTITIONS`], 8 unless said otherwise. Fixed
+        /// for the life of the family. A call is about one partition: more of them spread a busy family over more Redis
+        /// Cluster nodes, fewer make larger calls where one Redis holds them all; with one, Redis waits for the client.
+        /// Each one that was ever counted into keeps a hash of about 150 bytes in Redis.
+        pub fn partitions(mut self, partitions: u32) -> Self {
+            self.family.partitions = partitions;
+            self
+        }
+
+        /// When what is on its way to the database counts as durable in Redis; [`Durability::Settle`] with 2.5 s unless
+        /// said otherwise.
+        pub fn durability(mut self, durability: Durability) -> Self {
+            self.family.durability = durability;
+            self
+        }
+    };
+}
+
+/// What families of all kinds but the buffered one share: they are types of their own around a [`Family`].
+macro_rules! family_of_kind {
+    ($name:ident) => {
+        impl $name {
+            /// What it has in common with every family.
+            pub fn family(&self) -> &Family {
+                &self.family
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.family.fmt(f)
+            }
+        }
+    };
+}
+
 mod activity;
 mod buffered;
 mod cached;

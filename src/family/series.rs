@@ -1,6 +1,5 @@
 //! The configuration of a family of series.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -149,18 +148,7 @@ impl SeriesFamilyBuilder {
         self
     }
 
-    /// As for [a buffered family](super::FamilyBuilder::partitions).
-    pub fn partitions(mut self, partitions: u32) -> Self {
-        self.family.partitions = partitions;
-        self
-    }
-
-    /// When what is on its way to the database counts as durable; [`Durability::Settle`] with 2.5 s unless said
-    /// otherwise.
-    pub fn durability(mut self, durability: Durability) -> Self {
-        self.family.durability = durability;
-        self
-    }
+    common_settings!();
 
     /// Checks the configuration.
     ///
@@ -205,11 +193,6 @@ impl SeriesFamilyBuilder {
 }
 
 impl SeriesFamily {
-    /// What it has in common with every family.
-    pub fn family(&self) -> &Family {
-        &self.family
-    }
-
     /// Its windows, as single steps take them.
     #[cfg(feature = "test-hooks")]
     pub fn windows(&self) -> &Windows {
@@ -217,11 +200,7 @@ impl SeriesFamily {
     }
 }
 
-impl fmt::Display for SeriesFamily {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.family.fmt(f)
-    }
-}
+family_of_kind!(SeriesFamily);
 
 #[cfg(test)]
 mod tests {

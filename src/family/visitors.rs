@@ -1,6 +1,5 @@
 //! The configuration of a family that counts visitors.
 
-use std::fmt;
 use std::time::Duration;
 
 use super::{Durability, Family, Kind};
@@ -50,23 +49,13 @@ impl VisitorsFamilyBuilder {
         self
     }
 
-    /// As for [a buffered family](super::FamilyBuilder::partitions).
-    pub fn partitions(mut self, partitions: u32) -> Self {
-        self.family.partitions = partitions;
-        self
-    }
-
     /// As for [a buffered family](super::FamilyBuilder::sync_after); hits are new visitors here.
     pub fn sync_after(mut self, visitors: u64, time: Duration) -> Self {
         (self.family.sync_hits, self.family.sync_time) = (visitors, time);
         self
     }
 
-    /// When a rotation counts as durable; [`Durability::Settle`] with 2.5 s unless said otherwise.
-    pub fn durability(mut self, durability: Durability) -> Self {
-        self.family.durability = durability;
-        self
-    }
+    common_settings!();
 
     /// Keeps the numbers in a table of the application instead of counterfoil's own. Its key columns take scope and day.
     pub fn table(mut self, table: Table) -> Self {
@@ -91,18 +80,7 @@ impl VisitorsFamilyBuilder {
     }
 }
 
-impl VisitorsFamily {
-    /// What it has in common with every family.
-    pub fn family(&self) -> &Family {
-        &self.family
-    }
-}
-
-impl fmt::Display for VisitorsFamily {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.family.fmt(f)
-    }
-}
+family_of_kind!(VisitorsFamily);
 
 #[cfg(test)]
 mod tests {
