@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use counterfoil::test_hooks::{Guard, set_clock_error, set_time, take_out};
 use counterfoil::{
-    Activity, ActivityFamilyBuilder, Counterfoil, Counting, Durability, Family, MysqlStore, Precision, Series, Slice,
-    Store,
+    Activity, ActivityFamilyBuilder, Counterfoil, Counting, Durability, Family, KeyType, MysqlStore, Precision, Series,
+    Slice, Store, Table,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestError;
@@ -605,4 +605,39 @@ fn kept_minutes_are_exact_whatever_dies() {
         assert!(views > 500 && acknowledged.len() >= 20, "{views} views in {} minutes", acknowledged.len());
         println!("{views} views in {} minutes of pages", acknowledged.len());
     });
+}
+
+/// A day of 23 hours and one of 25, with a hit in each of their hours, in `page_days(day, page, hits)`.
+#[tokio::test]
+async fn days_of_23_and_25_hours_get_to_the_applications_own_table() {
+    let clock = Clock::take();
+    let pair = Pair::new().await;
+    pair.sql("CREATE TABLE page_days (day DATE, page VARBINARY(200), hits INT NOT NULL, PRIMARY KEY (day, page))")
+        .await;
+    let table = Table::upsert("page_days").key("day", KeyType::Date).key("page", KeyType::Text).value("hits");
+    let family = Family::series("test", "days")
+        .windows([(Precision::HOUR, 30), (Precision::Day, 3)])
+        .time_zone("Europe/Berlin")
+        .keep([Precision::Day])
+        .table(table)
+        .durability(Durability::Immediate);
+    let hits = pair.counterfoil.open_series(family.build().unwrap()).await.unwrap();
+    for change in [SPRING, AUTUMN] {
+        let midnight = start(Precision::Day, change);
+        for hour in 0..26 {
+            clock.set((midnight + hour * HOUR) * 1000);
+            hits.add("/a/b", 1).await.unwrap();
+        }
+    }
+    pair.counterfoil.drain().await.unwrap();
+    // of 26 hours 3 or 1 are those of the next day
+    for (day, count) in [("2014-03-30", 23), ("2014-03-31", 3), ("2014-10-26", 25), ("2014-10-27", 1)] {
+        let query = sqlx::query_scalar("SELECT hits FROM page_days WHERE day = ? AND page = '/a/b'").bind(day);
+        let stored: Option<i32> = query.fetch_optional(&pair.pool).await.unwrap();
+        assert_eq!(stored, Some(count), "{day}");
+    }
+    let spring = start(Precision::Day, SPRING);
+    let read = hits.get_range("/a/b", Precision::Day, spring..spring + 2 * DAY).await.unwrap();
+    assert_eq!(read.iter().map(|slice| slice.count).collect::<Vec<_>>(), [23, 3, 0]);
+    assert_eq!(read[1].start - read[0].start, 23 * HOUR);
 }

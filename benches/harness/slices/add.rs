@@ -53,5 +53,5 @@ pub async fn measure(bench: &mut Bench) {
     let stage = Stage::set(bench).await;
     let (ours, theirs) = (Ours(stage.series("add").await), Textbook(connect(&stage.redis).await));
     let (names, ids) = (["series_add", "series_textbook"], Ids::zipf(NAMES));
-    Comparison { figure: FIGURE, ours, theirs, names, ids }.throughput(bench, &stage.probe).await;
+    Comparison { figure: FIGURE, ours, theirs, names, ids, stage }.throughput(bench).await;
 }

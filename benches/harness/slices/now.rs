@@ -42,7 +42,7 @@ pub async fn measure(bench: &mut Bench) {
         return;
     }
     let stage = Stage::set(bench).await;
-    let (ours, theirs) = (Ours(stage.activity("now").await), Plain(connect(&stage.redis).await));
+    let (ours, theirs) = (Ours(stage.activity("now", 8).await), Plain(connect(&stage.redis).await));
     let ids = Ids::even(1);
     let page = ids.of_task(0, 1).next().unwrap();
     redis::cmd("SET").arg(page).arg(VISITORS).exec_async(&mut stage.probe.clone()).await.unwrap();
@@ -51,7 +51,7 @@ pub async fn measure(bench: &mut Bench) {
     let bytes = (stage.used().await - empty) / f64::from(VISITORS);
     bench.absolute("redis_bytes_per_visitor_of_14_bytes", bytes);
     assert!(ours.0.now(page).await.unwrap().visitors.count() > u64::from(VISITORS) / 2);
-    Comparison { figure: FIGURE, ours, theirs, names: ["activity_now", "get"], ids }.latency(bench).await;
+    Comparison { figure: FIGURE, ours, theirs, names: ["activity_now", "get"], ids, stage }.latency(bench).await;
 }
 
 /// Visitors in every layer of the window, as if they had come over the last ten minutes.

@@ -29,9 +29,10 @@ impl Stage {
         self.pair.open_series(family.build().unwrap()).await.unwrap()
     }
 
-    /// Of the default window, each answer asked for.
-    pub async fn activity(&self, name: &str) -> Activity<MultiplexedConnection> {
-        let family = Family::activity("bench", name).durability(Durability::Immediate).cache_for(Duration::ZERO);
+    /// Of the default window, in so many partitions, each answer asked for.
+    pub async fn activity(&self, name: &str, partitions: u32) -> Activity<MultiplexedConnection> {
+        let family = Family::activity("bench", name).partitions(partitions);
+        let family = family.durability(Durability::Immediate).cache_for(Duration::ZERO);
         self.pair.open_activity(family.build().unwrap()).await.unwrap()
     }
 

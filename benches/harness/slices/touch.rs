@@ -8,6 +8,7 @@ use redis::aio::MultiplexedConnection;
 use crate::bench::Bench;
 use crate::figure::{Figure, Target::AtLeast};
 use crate::ids::Ids;
+use crate::load::Load;
 use crate::servers::connect;
 use crate::sides::Side;
 use crate::slices::compare::Comparison;
@@ -20,6 +21,9 @@ const FIGURE: Figure = Figure {
 };
 const PAGES: u32 = 1_000;
 const VISITORS: u32 = 100_000;
+/// The family's default, and beside the figure what fewer of them do.
+const PARTITIONS: u32 = 8;
+const OTHERS: [u32; 3] = [1, 2, 4];
 
 /// `touch().await`, each time by somebody else.
 #[derive(Clone)]
@@ -63,10 +67,18 @@ pub async fn measure(bench: &mut Bench) {
     if !bench.wants(&[FIGURE.name]) {
         return;
     }
+    compare(bench, PARTITIONS).await.throughput(bench).await;
+    for partitions in OTHERS {
+        let ratio = compare(bench, partitions).await.load(bench, bench.size(3, 1)).await.ratio(Load::per_second);
+        bench.absolute(format!("activity_touch_in_{partitions}_partitions"), ratio);
+    }
+}
+
+async fn compare(bench: &Bench, partitions: u32) -> Comparison<Ours, TwoCommands> {
     let stage = Stage::set(bench).await;
     let visitors = Visitors(SmallRng::seed_from_u64(1));
-    let ours = Ours(stage.activity("touch").await, visitors.clone());
+    let ours = Ours(stage.activity("touch", partitions).await, visitors.clone());
     let theirs = TwoCommands(connect(&stage.redis).await, visitors);
     let (names, ids) = (["activity_touch", "activity_two_commands"], Ids::zipf(PAGES));
-    Comparison { figure: FIGURE, ours, theirs, names, ids }.throughput(bench, &stage.probe).await;
+    Comparison { figure: FIGURE, ours, theirs, names, ids, stage }
 }

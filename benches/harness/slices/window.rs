@@ -57,5 +57,5 @@ pub async fn measure(bench: &mut Bench) {
             redis::cmd("HSET").arg(&hash).arg(start).arg(1_000 + start % 977).exec_async(&mut probe).await.unwrap();
         }
     }
-    Comparison { figure: FIGURE, ours, theirs, names: ["series_get", "hgetall"], ids }.latency(bench).await;
+    Comparison { figure: FIGURE, ours, theirs, names: ["series_get", "hgetall"], ids, stage }.latency(bench).await;
 }
