@@ -39,7 +39,7 @@ struct Touched<'p> {
 type Places<'p> = IndexMap<(u32, &'p [u8]), Touched<'p>>;
 
 impl<C: ConnectionLike + Clone + 'static> Partition<C> {
-    /// Counts so many views by each [visit](visit).
+    /// Counts so many views by each visit.
     pub async fn touch<'p>(
         &'p self,
         sliding: &Sliding,

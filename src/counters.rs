@@ -54,8 +54,8 @@ where
     /// half-way may have been counted.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput): the id is not allowed. [`Redis`](ErrorKind::Redis): not counted; may
-    /// be called again. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id is not allowed. [`Redis`](crate::ErrorKind::Redis): not counted; may
+    /// be called again. [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost
     /// and could not be asked for again within the [write timeout](Self::write_timeout).
     pub async fn add(&self, id: &str, delta: i64) -> Result<Added> {
         self.family().check_id(id)?;
@@ -65,7 +65,7 @@ where
     /// The same, but where it would have to wait for room it is an error at once.
     ///
     /// # Errors
-    /// As for [`add`](Self::add), and [`Busy`](ErrorKind::Busy): not counted, since many others wait.
+    /// As for [`add`](Self::add), and [`Busy`](crate::ErrorKind::Busy): not counted, since many others wait.
     pub async fn try_add(&self, id: &str, delta: i64) -> Result<Added> {
         self.family().check_id(id)?;
         self.0.writer.add(id.as_bytes(), delta, self.0.patience, false).await.map(Answer::added)
@@ -75,7 +75,7 @@ where
     /// and fail by themselves.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) if one of the ids is not allowed: none was counted then. For each hit
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if one of the ids is not allowed: none was counted then. For each hit
     /// as for [`add`](Self::add).
     pub async fn add_many(&self, hits: &[(impl AsRef<str>, i64)]) -> Result<Vec<Result<Added>>> {
         let checked = |id| self.family().check_id(id).map(|()| id);
@@ -92,8 +92,8 @@ where
     /// ends; [`flush`](Self::flush) before. Dropping the last handle sends it in the background.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput): the id is not allowed. [`Busy`](ErrorKind::Busy): not counted, since
-    /// many ids wait to be sent, mostly because Redis is away. [`Range`](ErrorKind::Range): not counted, since the sum
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id is not allowed. [`Busy`](crate::ErrorKind::Busy): not counted, since
+    /// many ids wait to be sent, mostly because Redis is away. [`Range`](crate::ErrorKind::Range): not counted, since the sum
     /// in this process would leave i64.
     pub fn record(&self, id: &str, delta: i64) -> Result<()> {
         self.family().check_id(id)?;
@@ -103,9 +103,9 @@ where
     /// Returns when Redis has counted everything that was recorded before the call.
     ///
     /// # Errors
-    /// What went wrong with recorded hits since the last flush: [`Redis`](ErrorKind::Redis) if some are not yet sent,
-    /// which are kept and tried again; [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) if some may be lost;
-    /// [`Range`](ErrorKind::Range) if some were refused as [`Added`] says it, and [`Corrupt`](ErrorKind::Corrupt) if by a
+    /// What went wrong with recorded hits since the last flush: [`Redis`](crate::ErrorKind::Redis) if some are not yet sent,
+    /// which are kept and tried again; [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) if some may be lost;
+    /// [`Range`](crate::ErrorKind::Range) if some were refused as [`Added`] says it, and [`Corrupt`](crate::ErrorKind::Corrupt) if by a
     /// key that is not of the bundle's shape: those are not counted.
     ///
     /// # Panics
@@ -118,8 +118,8 @@ where
     /// 0 for an id that was never counted.
     ///
     /// # Errors
-    /// [`Redis`](ErrorKind::Redis) or [`Store`](ErrorKind::Store) where one of the two cannot be asked;
-    /// [`Range`](ErrorKind::Range) where the sum leaves the signed 64-bit range.
+    /// [`Redis`](crate::ErrorKind::Redis) or [`Store`](crate::ErrorKind::Store) where one of the two cannot be asked;
+    /// [`Range`](crate::ErrorKind::Range) where the sum leaves the signed 64-bit range.
     pub async fn get(&self, id: &str) -> Result<i64> {
         Ok(self.get_many(&[id]).await?[0])
     }
@@ -138,7 +138,7 @@ where
     /// replica's lag.
     ///
     /// # Errors
-    /// [`Store`](ErrorKind::Store) where the database cannot be asked.
+    /// [`Store`](crate::ErrorKind::Store) where the database cannot be asked.
     pub async fn stored(&self, ids: &[impl AsRef<str>]) -> Result<Vec<Option<i64>>> {
         let ids = self.family().check_ids(ids)?;
         self.0.stored(&ids).await
@@ -148,7 +148,7 @@ where
     /// database already, so this is not to be added to [`stored`](Self::stored): [`get_many`](Self::get_many) does that.
     ///
     /// # Errors
-    /// [`Redis`](ErrorKind::Redis) where it cannot be asked; [`Range`](ErrorKind::Range).
+    /// [`Redis`](crate::ErrorKind::Redis) where it cannot be asked; [`Range`](crate::ErrorKind::Range).
     pub async fn pending(&self, ids: &[impl AsRef<str>]) -> Result<Vec<i64>> {
         let ids = self.family().check_ids(ids)?;
         self.0.pending(&ids).await

@@ -38,7 +38,7 @@ pub enum VisitReply {
 }
 
 impl<C: ConnectionLike + Clone + 'static> Partition<C> {
-    /// Counts each [visit](visit) whose visitor was not counted for its id before.
+    /// Counts each visit whose visitor was not counted for its id before.
     pub async fn first_visits<'p>(
         &'p self,
         family: &Family,

@@ -270,7 +270,7 @@ impl Family {
         }
     }
 
-    /// The partition that a hit on this key counts in: an id, a series' name, or a [`visit`]. `None` for any.
+    /// The partition that a hit on this key counts in: an id, a series' name, or a visit. `None` for any.
     pub(crate) fn home_of(&self, key: &[u8]) -> Option<u32> {
         match &self.kind {
             Kind::Activity(sliding) => Some(sliding.home_of(key, self.partitions)),
