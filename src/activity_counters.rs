@@ -12,7 +12,7 @@ use crate::activity::Seen;
 use crate::calendar::{Calendar, Precision};
 use crate::error::{Error, Result};
 use crate::family::{Counting, Family, Sliding};
-use crate::handle::Handle;
+use crate::handle::{Handle, handle_methods};
 use crate::mysql::MysqlStore;
 use crate::primary::Primary;
 use crate::store::Store;
@@ -102,18 +102,7 @@ where
         Activity { handle, sliding, answers: (!cache_for.is_zero()).then(cache) }
     }
 
-    /// How long a [`touch`](Self::touch) of this handle and its clones repeats a call that fails before it gives up; 5 s
-    /// unless said otherwise.
-    #[must_use]
-    pub fn write_timeout(mut self, patience: Duration) -> Self {
-        self.handle.patience = patience;
-        self
-    }
-
-    /// The configuration.
-    pub fn family(&self) -> &Family {
-        self.handle.family()
-    }
+    handle_methods!(handle);
 
     /// Counts a view of the page, of 1 to 200 bytes, and notes that the visitor, 1 to 255 bytes of any kind, was there.
     /// When that was is up to the Redis server's clock. Callers share calls as they do for

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use redis::aio::ConnectionLike;
@@ -10,8 +9,8 @@ use tokio::time::Instant;
 
 use crate::cached::{Change, Seed, Ticket, Word};
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::{Family, Stay};
-use crate::handle::Handle;
+use crate::family::Stay;
+use crate::handle::{Handle, handle_methods};
 use crate::metrics;
 use crate::mysql::MysqlStore;
 use crate::partition::Partition;
@@ -79,18 +78,7 @@ where
         CachedCounters { handle, seeding: Arc::default(), stay }
     }
 
-    /// How long an increment of this handle and its clones repeats a call that fails before it gives up; 5 s unless said
-    /// otherwise. Reading the database is not part of it.
-    #[must_use]
-    pub fn write_timeout(mut self, patience: Duration) -> Self {
-        self.handle.patience = patience;
-        self
-    }
-
-    /// The configuration.
-    pub fn family(&self) -> &Family {
-        self.handle.family()
-    }
+    handle_methods!(handle);
 
     /// Adds `delta` to `id`, and answers the value as after exactly this increment. Where the counter is not in Redis
     /// it is read from the database first, once for all callers of this process.

@@ -1,13 +1,10 @@
 //! A buffered family in use: counting and reading.
 
-use std::time::Duration;
-
 use redis::aio::ConnectionLike;
 
 use crate::buffered::Added;
 use crate::error::Result;
-use crate::family::Family;
-use crate::handle::Handle;
+use crate::handle::{Handle, handle_methods};
 use crate::mysql::MysqlStore;
 use crate::primary::Primary;
 use crate::store::Store;
@@ -32,18 +29,7 @@ where
         Counters(handle)
     }
 
-    /// How long an [`add`](Self::add) of this handle and its clones repeats a call that fails before it gives up; 5 s
-    /// unless said otherwise.
-    #[must_use]
-    pub fn write_timeout(mut self, patience: Duration) -> Self {
-        self.0.patience = patience;
-        self
-    }
-
-    /// The configuration.
-    pub fn family(&self) -> &Family {
-        self.0.family()
-    }
+    handle_methods!(0);
 
     /// Counts `delta` for `id`, and answers when Redis has done it: with the pending value as after exactly this
     /// increment. The value is in the database after the next sync, exactly once, whatever dies in between.

@@ -48,3 +48,22 @@ where
         self.shared.partition(self.family(), number)
     }
 }
+
+/// What the handles of all kinds offer alike.
+macro_rules! handle_methods {
+    ($handle:tt) => {
+        /// How long a counting call of this handle and its clones is repeated where it fails, before it is given up; 5 s
+        /// unless said otherwise. Reading the database is not part of it.
+        #[must_use]
+        pub fn write_timeout(mut self, patience: std::time::Duration) -> Self {
+            self.$handle.patience = patience;
+            self
+        }
+
+        /// The configuration.
+        pub fn family(&self) -> &crate::family::Family {
+            self.$handle.family()
+        }
+    };
+}
+pub(crate) use handle_methods;

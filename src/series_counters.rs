@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use redis::aio::ConnectionLike;
@@ -11,7 +10,7 @@ use redis::aio::ConnectionLike;
 use crate::calendar::Precision;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Window, Windows};
-use crate::handle::Handle;
+use crate::handle::{Handle, handle_methods};
 use crate::mysql::MysqlStore;
 use crate::partition::Partition;
 use crate::primary::Primary;
@@ -54,18 +53,7 @@ where
         Series { handle, windows }
     }
 
-    /// How long an [`add`](Self::add) of this handle and its clones repeats a call that fails before it gives up; 5 s
-    /// unless said otherwise.
-    #[must_use]
-    pub fn write_timeout(mut self, patience: Duration) -> Self {
-        self.handle.patience = patience;
-        self
-    }
-
-    /// The configuration.
-    pub fn family(&self) -> &Family {
-        self.handle.family()
-    }
+    handle_methods!(handle);
 
     /// Counts `n` for the series of that name, of 1 to 200 bytes, in the current slice of every precision, and answers
     /// when Redis has done it. What the current slices are is up to the Redis server's clock alone. Callers share calls as

@@ -1,12 +1,9 @@
 //! A family of unique visitors in use: counting and reading.
 
-use std::time::Duration;
-
 use redis::aio::ConnectionLike;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::Family;
-use crate::handle::Handle;
+use crate::handle::{Handle, handle_methods};
 use crate::mysql::MysqlStore;
 use crate::primary::Primary;
 use crate::store::Store;
@@ -32,17 +29,7 @@ where
         Visitors(handle)
     }
 
-    /// How long a call of this handle and its clones is repeated before it is given up; 5 s unless said otherwise.
-    #[must_use]
-    pub fn write_timeout(mut self, patience: Duration) -> Self {
-        self.0.patience = patience;
-        self
-    }
-
-    /// The configuration.
-    pub fn family(&self) -> &Family {
-        self.0.family()
-    }
+    handle_methods!(0);
 
     /// Whether this is the visitor's first visit to the scope on that day, of however many are made at a time; if so it
     /// counts one for `SCOPE/DAY`, which reaches the database exactly once. Also where a reply was lost the one call that

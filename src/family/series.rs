@@ -110,7 +110,8 @@ pub struct SeriesFamilyBuilder {
 impl SeriesFamilyBuilder {
     /// The precisions, each with the number of slices that are in Redis, the current one included: 1 to
     /// [`Family::MAX_SLICES`]. [`Precision::DEFAULT`] with 120 each unless said otherwise. Redis keeps up to 512 slices
-    /// in a compact list; more take several times the memory.
+    /// in a compact list; more take several times the memory. They may change with a deploy: while processes of both kinds
+    /// run, the shorter window is what Redis holds.
     pub fn windows(mut self, windows: impl IntoIterator<Item = (Precision, u32)>) -> Self {
         let window = |(precision, slices)| Window { precision, slices, kept: false };
         self.windows.windows = windows.into_iter().map(window).collect();
