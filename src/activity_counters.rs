@@ -85,8 +85,6 @@ impl<C, S> Clone for Activity<C, S> {
     }
 }
 
-/// The longest page: with the rest of its kept ids it must fit into 255 bytes.
-const PAGE: usize = 200;
 /// For how many pages answers are remembered.
 const ANSWERS: u64 = 10_000;
 /// About how many keys one read names.
@@ -109,9 +107,10 @@ where
     /// [`Counters::add`](crate::Counters::add).
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): page or visitor are not allowed. [`Redis`](crate::ErrorKind::Redis): not
-    /// counted; may be called again. [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all, the reply
-    /// was lost and could not be asked for again within the [write timeout](Self::write_timeout).
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): page or visitor are not allowed.
+    /// [`Redis`](crate::ErrorKind::Redis): not counted; may be called again.
+    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost and could
+    /// not be asked for again within the [write timeout](Self::write_timeout).
     pub async fn touch(&self, page: &str, visitor: impl AsRef<[u8]>) -> Result<()> {
         self.check_page(page)?;
         visit::check(self.family(), visitor.as_ref())?;
@@ -119,13 +118,13 @@ where
         self.handle.writer.add(&key, 1, self.handle.patience, true).await.map(drop)
     }
 
-    /// The page's views and distinct visitors within the window; zeros for one that nobody touched. This process gives the
-    /// same answer again for as long as the family's [`cache_for`](crate::ActivityFamilyBuilder::cache_for) says, and
-    /// callers that come meanwhile share one question to Redis.
+    /// The page's views and distinct visitors within the window; zeros for one that nobody touched. This process gives
+    /// the same answer again for as long as the family's [`cache_for`](crate::ActivityFamilyBuilder::cache_for) says,
+    /// and callers that come meanwhile share one question to Redis.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the page is not allowed. [`Redis`](crate::ErrorKind::Redis) where it cannot be
-    /// asked.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the page is not allowed. [`Redis`](crate::ErrorKind::Redis)
+    /// where it cannot be asked.
     pub async fn now(&self, page: &str) -> Result<Now> {
         self.check_page(page)?;
         match &self.answers {
@@ -137,13 +136,14 @@ where
         }
     }
 
-    /// The minutes that have any part of the time given, in Unix seconds, in order, with zeros where nobody was there: up
-    /// to [`Family::MAX_RANGE`] of them. They are exact wherever they are by now, in Redis, on their way or in the
+    /// The minutes that have any part of the time given, in Unix seconds, in order, with zeros where nobody was there:
+    /// up to [`Family::MAX_RANGE`] of them. They are exact wherever they are by now, in Redis, on their way or in the
     /// database; visitors are as exact as the family counts them.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the family keeps no minutes, the page is not allowed, or the range is
-    /// too long. [`Redis`](crate::ErrorKind::Redis) or [`Store`](crate::ErrorKind::Store) where one of the two cannot be asked.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the family keeps no minutes, the page is not allowed, or the
+    /// range is too long. [`Redis`](crate::ErrorKind::Redis) or [`Store`](crate::ErrorKind::Store) where one of the two
+    /// cannot be asked.
     pub async fn minutes(&self, page: &str, range: Range<i64>) -> Result<Vec<Minute>> {
         self.check_page(page)?;
         let family = self.family();
@@ -191,15 +191,8 @@ where
 
     /// Refuses a page that is too long, or that is no row of the family's table.
     fn check_page(&self, page: &str) -> Result<()> {
-        if page.is_empty() || page.len() > PAGE {
-            let family = self.family();
-            let wrong = format!("{family}: page {page:?} has {} bytes, allowed are 1 to {PAGE}", page.len());
-            return Err(Error::invalid(wrong));
-        }
-        match self.family().table() {
-            Some(_) => kept_ids(0, page).iter().try_for_each(|id| self.family().check_id(id)),
-            None => Ok(()),
-        }
+        let kept = std::iter::once_with(|| kept_ids(0, page)).flatten().map(Ok);
+        self.family().check_name("page", page, kept)
     }
 }
 

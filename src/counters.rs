@@ -40,9 +40,9 @@ where
     /// half-way may have been counted.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id is not allowed. [`Redis`](crate::ErrorKind::Redis): not counted; may
-    /// be called again. [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost
-    /// and could not be asked for again within the [write timeout](Self::write_timeout).
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id is not allowed. [`Redis`](crate::ErrorKind::Redis): not
+    /// counted; may be called again. [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all,
+    /// the reply was lost and could not be asked for again within the [write timeout](Self::write_timeout).
     pub async fn add(&self, id: &str, delta: i64) -> Result<Added> {
         self.family().check_id(id)?;
         self.0.writer.add(id.as_bytes(), delta, self.0.patience, true).await.map(Answer::added)
@@ -61,8 +61,8 @@ where
     /// and fail by themselves.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if one of the ids is not allowed: none was counted then. For each hit
-    /// as for [`add`](Self::add).
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if one of the ids is not allowed: none was counted then. For
+    /// each hit as for [`add`](Self::add).
     pub async fn add_many(&self, hits: &[(impl AsRef<str>, i64)]) -> Result<Vec<Result<Added>>> {
         let checked = |id| self.family().check_id(id).map(|()| id);
         let hits = hits
@@ -73,14 +73,14 @@ where
         Ok(answers.into_iter().map(|answer| answer.map(Answer::added)).collect())
     }
 
-    /// Counts `delta` for `id` without waiting for Redis: summed in this process, and sent within a few milliseconds, as
-    /// exactly as an [`add`](Self::add). What was not sent yet is lost when the process is killed or its tokio runtime
-    /// ends; [`flush`](Self::flush) before. Dropping the last handle sends it in the background.
+    /// Counts `delta` for `id` without waiting for Redis: summed in this process, and sent within a few milliseconds,
+    /// as exactly as an [`add`](Self::add). What was not sent yet is lost when the process is killed or its tokio
+    /// runtime ends; [`flush`](Self::flush) before. Dropping the last handle sends it in the background.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id is not allowed. [`Busy`](crate::ErrorKind::Busy): not counted, since
-    /// many ids wait to be sent, mostly because Redis is away. [`Range`](crate::ErrorKind::Range): not counted, since the sum
-    /// in this process would leave i64.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id is not allowed. [`Busy`](crate::ErrorKind::Busy): not
+    /// counted, since many ids wait to be sent, mostly because Redis is away. [`Range`](crate::ErrorKind::Range): not
+    /// counted, since the sum in this process would leave i64.
     pub fn record(&self, id: &str, delta: i64) -> Result<()> {
         self.family().check_id(id)?;
         self.0.writer.record(id.as_bytes(), delta)
@@ -89,10 +89,10 @@ where
     /// Returns when Redis has counted everything that was recorded before the call.
     ///
     /// # Errors
-    /// What went wrong with recorded hits since the last flush: [`Redis`](crate::ErrorKind::Redis) if some are not yet sent,
-    /// which are kept and tried again; [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) if some may be lost;
-    /// [`Range`](crate::ErrorKind::Range) if some were refused as [`Added`] says it, and [`Corrupt`](crate::ErrorKind::Corrupt) if by a
-    /// key that is not of the bundle's shape: those are not counted.
+    /// What went wrong with recorded hits since the last flush: [`Redis`](crate::ErrorKind::Redis) if some are not yet
+    /// sent, which are kept and tried again; [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) if some may be lost;
+    /// [`Range`](crate::ErrorKind::Range) if some were refused as [`Added`] says it, and
+    /// [`Corrupt`](crate::ErrorKind::Corrupt) if by a key that is not of the bundle's shape: those are not counted.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
@@ -131,7 +131,8 @@ where
     }
 
     /// What Redis holds of each id, for which no database is needed. While a batch is on its way its part may be in the
-    /// database already, so this is not to be added to [`stored`](Self::stored): [`get_many`](Self::get_many) does that.
+    /// database already, so this is not to be added to [`stored`](Self::stored): [`get_many`](Self::get_many) does
+    /// that.
     ///
     /// # Errors
     /// [`Redis`](crate::ErrorKind::Redis) where it cannot be asked; [`Range`](crate::ErrorKind::Range).

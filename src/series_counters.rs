@@ -41,9 +41,6 @@ impl<C, S> Clone for Series<C, S> {
     }
 }
 
-/// The longest name: with the rest of its kept ids it must fit into 255 bytes.
-const NAME: usize = 200;
-
 impl<C, S> Series<C, S>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -236,18 +233,8 @@ where
 
     /// Refuses a name that is too long, or that is no row of the family's table.
     fn check_name(&self, name: &str) -> Result<()> {
-        if name.is_empty() || name.len() > NAME {
-            let family = self.family();
-            let wrong = format!("{family}: name {name:?} has {} bytes, allowed are 1 to {NAME}", name.len());
-            return Err(Error::invalid(wrong));
-        }
-        match self.family().table() {
-            Some(_) => self
-                .windows
-                .kept()
-                .try_for_each(|window| self.family().check_id(&self.windows.kept_id(window.precision, 0, name)?)),
-            None => Ok(()),
-        }
+        let kept = self.windows.kept().map(|window| self.windows.kept_id(window.precision, 0, name));
+        self.family().check_name("name", name, kept)
     }
 
     fn counted(&self, name: &str, answer: Answer) -> Result<()> {

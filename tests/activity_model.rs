@@ -15,7 +15,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 use redis::{Connection, Value, cmd, pipe};
-use support::model::{Checked, Model, Scripts, agrees, notices};
+use support::model::{Checked, Model, Number, Scripts, agrees, notices, numbers};
 use testkit::{RedisOptions, RedisServer};
 
 /// Stripe and page of each place.
@@ -90,15 +90,6 @@ struct Call {
     producer: Option<usize>,
     number: Number,
     repeat: bool,
-}
-
-/// The number of a call, compared with the producer's last one.
-#[derive(Clone, Copy, Debug)]
-enum Number {
-    Next,
-    Skipping,
-    Same,
-    Earlier,
 }
 
 #[derive(Clone, Debug)]
@@ -395,14 +386,7 @@ impl Content {
 }
 
 fn call() -> impl Strategy<Value = Call> {
-    let number = prop_oneof![
-        8 => Just((Number::Next, false)),
-        1 => Just((Number::Next, true)),
-        1 => Just((Number::Skipping, false)),
-        2 => Just((Number::Same, true)),
-        1 => Just((Number::Same, false)),
-        1 => Just((Number::Earlier, true)),
-    ];
+    let number = numbers(8);
     let producer = prop_oneof![1 => Just(None), 2 => (0..PRODUCERS.len()).prop_map(Some)];
     (producer, number).prop_map(|(producer, (number, repeat))| Call { producer, number, repeat })
 }
@@ -478,14 +462,7 @@ impl Play {
     fn fence(&mut self, call: &Call) -> (u64, [String; 3]) {
         let seq = call.producer.map_or(0, |producer| {
             let last = &mut self.last_seq[producer];
-            let seq = match call.number {
-                Number::Next => *last + 1,
-                Number::Skipping => *last + 9,
-                Number::Same => *last,
-                Number::Earlier => last.saturating_sub(1),
-            };
-            *last = seq.max(*last).max(1);
-            seq.max(1)
+            call.number.after(last)
         });
         let producer = call.producer.map_or("", |producer| PRODUCERS[producer]);
         let attempt = if call.repeat { "repeat" } else { "first" };

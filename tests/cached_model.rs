@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use redis::{Value, pipe};
-use support::model::{Checked, Model, Scripts, agrees, notices};
+use support::model::{Checked, Model, Number, Scripts, agrees, notices, numbers};
 
 const KINDS: [&str; 4] = ["values", "rows", "agenda", "producers"];
 const IDS: [&str; 4] = ["a", "b", "é/2014-09-20", "nul\0"];
@@ -114,15 +114,6 @@ struct Incr {
     high: Option<i64>,
     seeds: Vec<Seed>,
     pairs: Vec<(usize, Change)>,
-}
-
-/// The number of a call, compared with the producer's last one.
-#[derive(Clone, Copy, Debug)]
-enum Number {
-    Next,
-    Skipping,
-    Same,
-    Earlier,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -433,14 +424,7 @@ fn retain_ms() -> impl Strategy<Value = u64> {
 }
 
 fn incr() -> impl Strategy<Value = Incr> {
-    let number_of_call = prop_oneof![
-        8 => Just((Number::Next, false)),
-        1 => Just((Number::Next, true)),
-        1 => Just((Number::Skipping, false)),
-        2 => Just((Number::Same, true)),
-        1 => Just((Number::Same, false)),
-        1 => Just((Number::Earlier, true)),
-    ];
+    let number_of_call = numbers(8);
     let producer = prop_oneof![1 => Just(None), 2 => (0..PRODUCERS.len()).prop_map(Some)];
     let bound = || prop::option::weighted(0.3, number());
     let change = prop_oneof![4 => number().prop_map(Change::Add), 1 => number().prop_map(Change::Set)];
@@ -608,14 +592,7 @@ impl Play {
     fn incr(&mut self, call: &Incr) -> Checked {
         let seq = call.producer.map_or(0, |producer| {
             let last = &mut self.last_seq[producer];
-            let seq = match call.number {
-                Number::Next => *last + 1,
-                Number::Skipping => *last + 9,
-                Number::Same => *last,
-                Number::Earlier => last.saturating_sub(1),
-            };
-            *last = seq.max(*last).max(1);
-            seq.max(1)
+            call.number.after(last)
         });
         let producer = call.producer.map_or("", |producer| PRODUCERS[producer]);
         let attempt = if call.repeat { "repeat" } else { "first" };

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestCaseError;
 use redis::{Value, pipe};
-use support::model::{Checked, Model, Scripts, agrees, notices};
+use support::model::{Checked, Model, Number, Scripts, agrees, notices, numbers};
 
 const KINDS: [&str; 4] = ["buffer", "batch", "meta", "producers"];
 const IDS: [&str; 4] = ["a", "b", "é/2014-09-20", "nul\0"];
@@ -90,15 +90,6 @@ struct Add {
     sync_ms: u64,
     max_pending: usize,
     pairs: Vec<(usize, i64)>,
-}
-
-/// The number of a call, compared with the producer's last one.
-#[derive(Clone, Copy, Debug)]
-enum Number {
-    Next,
-    Skipping,
-    Same,
-    Earlier,
 }
 
 /// Which batch is meant.
@@ -293,14 +284,7 @@ fn delta() -> impl Strategy<Value = i64> {
 }
 
 fn add() -> impl Strategy<Value = Add> {
-    let number = prop_oneof![
-        6 => Just((Number::Next, false)),
-        1 => Just((Number::Next, true)),
-        1 => Just((Number::Skipping, false)),
-        2 => Just((Number::Same, true)),
-        1 => Just((Number::Same, false)),
-        1 => Just((Number::Earlier, true)),
-    ];
+    let number = numbers(6);
     let producer = prop_oneof![1 => Just(None), 5 => (0..PRODUCERS.len()).prop_map(Some)];
     let limits = (0..5_u64, prop_oneof![Just(0), 1..20_u64], select(vec![0, 100, 1000, 60_000]), 0..6_usize);
     let pairs = prop::collection::vec((0..IDS.len(), delta()), 1..6);
@@ -427,14 +411,7 @@ impl Play {
     fn add(&mut self, add: &Add) -> Checked {
         let seq = add.producer.map_or(0, |producer| {
             let last = &mut self.last_seq[producer];
-            let seq = match add.number {
-                Number::Next => *last + 1,
-                Number::Skipping => *last + 9,
-                Number::Same => *last,
-                Number::Earlier => last.saturating_sub(1),
-            };
-            *last = seq.max(*last).max(1);
-            seq.max(1)
+            add.number.after(last)
         });
         let producer = add.producer.map_or("", |producer| PRODUCERS[producer]);
         let attempt = if add.repeat { "repeat" } else { "first" };

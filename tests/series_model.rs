@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use redis::{Value, pipe};
-use support::model::{Checked, Model, Scripts, agrees, notices};
+use support::model::{Checked, Model, Number, Scripts, agrees, notices, numbers};
 
 const NAMES: [&str; 4] = ["a", "a b", "b/1", "é"];
 const PRODUCERS: [&str; 2] = ["w1", "w2"];
@@ -171,15 +171,6 @@ struct Add {
     spoilt: Option<usize>,
     /// Redis has no memory left for it.
     full: bool,
-}
-
-/// The number of a call, compared with the producer's last one.
-#[derive(Clone, Copy, Debug)]
-enum Number {
-    Next,
-    Skipping,
-    Same,
-    Earlier,
 }
 
 fn text(text: impl ToString) -> Value {
@@ -378,14 +369,7 @@ impl Reference {
 }
 
 fn add() -> impl Strategy<Value = Add> {
-    let number = prop_oneof![
-        8 => Just((Number::Next, false)),
-        1 => Just((Number::Next, true)),
-        1 => Just((Number::Skipping, false)),
-        2 => Just((Number::Same, true)),
-        1 => Just((Number::Same, false)),
-        1 => Just((Number::Earlier, true)),
-    ];
+    let number = numbers(8);
     let producer = prop_oneof![1 => Just(None), 2 => (0..PRODUCERS.len()).prop_map(Some)];
     let precisions = subsequence((0..PRECISIONS.len()).collect::<Vec<_>>(), 1..=PRECISIONS.len()).prop_shuffle();
     let wrong_by = prop_oneof![8 => Just(0), 1 => -600_000..600_000_i64];
@@ -517,14 +501,7 @@ impl Play {
     fn add(&mut self, call: &Add) -> Checked {
         let seq = call.producer.map_or(0, |producer| {
             let last = &mut self.last_seq[producer];
-            let seq = match call.number {
-                Number::Next => *last + 1,
-                Number::Skipping => *last + 9,
-                Number::Same => *last,
-                Number::Earlier => last.saturating_sub(1),
-            };
-            *last = seq.max(*last).max(1);
-            seq.max(1)
+            call.number.after(last)
         });
         let producer = call.producer.map_or("", |producer| PRODUCERS[producer]);
         let attempt = if call.repeat { "repeat" } else { "first" };

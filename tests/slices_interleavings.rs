@@ -38,7 +38,7 @@ const NAMES: [&str; 2] = ["a", "page/é"];
 const PARTITIONS: u32 = 2;
 const WRITERS: usize = 3;
 const WORKERS: usize = 2;
-/// 4^25 has more digits than a call may add.
+/// A hit adds a power of 4, and all of them together must stay far within i64.
 const TOKENS: usize = 25;
 
 #[derive(Clone, Copy, Debug)]

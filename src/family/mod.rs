@@ -246,6 +246,25 @@ impl Family {
         }
     }
 
+    /// Refuses the name of a series, or a page: over 200 bytes, with which the ids under which its slices are kept fit into
+    /// 255, or with kept ids that are no rows of its table. These are looked at only where there is a table.
+    pub(crate) fn check_name(
+        &self,
+        what: &str,
+        name: &str,
+        mut kept_ids: impl Iterator<Item = Result<String>>,
+    ) -> Result<()> {
+        const MOST: usize = 200;
+        if name.is_empty() || name.len() > MOST {
+            let wrong = format!("{self}: {what} {name:?} has {} bytes, allowed are 1 to {MOST}", name.len());
+            return Err(Error::invalid(wrong));
+        }
+        match &self.table {
+            Some(_) => kept_ids.try_for_each(|id| self.check_id(&id?)),
+            None => Ok(()),
+        }
+    }
+
     /// The ids, if the family can count all of them.
     pub(crate) fn check_ids<'id>(&self, ids: &'id [impl AsRef<str>]) -> Result<Vec<&'id str>> {
         ids.iter().map(|id| self.check_id(id.as_ref()).map(|()| id.as_ref())).collect()
