@@ -261,7 +261,7 @@ impl Script {
 
     /// The words that the body can put into a reply: upper-case literals that are no part of a Redis command.
     fn words_of_body(&self) -> Words {
-        let is_command = |code: &str| ["redis.call(", "redis.pcall(", "ask("].iter().any(|call| code.ends_with(call));
+        let is_command = |code: &str| ["call(", "ask("].iter().any(|call| code.ends_with(call));
         let literals = literals(&self.body).into_iter().filter(|(code, _)| !is_command(code));
         let words = literals.map(|(_, text)| stem(&text).to_owned()).filter(|text| is_word(text));
         words.filter(|text| !OPTIONS.contains(&text.as_str())).collect()

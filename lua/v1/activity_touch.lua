@@ -46,13 +46,6 @@ local function misspelt(i, kind)
     .. 'cf1:{NAMESPACE/FAMILY/PARTITION}:' .. shown(kind) .. ' with names of [a-z0-9_.-]{1,64}')
 end
 
--- "STRIPE:PAGE" and the page alone, by the key of its views; nothing where it is misspelt
-local function place_of(tag, key)
-  local head = tag .. 'views:'
-  local place, stripe, page = key:match('^((%d+):(.+))$', #head + 1)
-  if place and key:sub(1, #head) == head and (stripe == '0' or stripe:byte() ~= 48) then return place, page end
-end
-
 local function bad_count(name, text)
   if (text ~= '0' and not text:find('^[1-9]%d*$')) or #text > 15 then
     return redis.error_reply('BADARG ' .. name .. ' is ' .. shown(text) .. ', expected an integer of up to 15 digits')
@@ -153,21 +146,29 @@ local tag = tag_of_keys()
 for i, kind in ipairs({ 'producers', 'open', 'agenda' }) do
   if not tag or KEYS[i] ~= tag .. kind then return misspelt(i, kind) end
 end
+-- a call has many places, and what it does for each is most of its time: locals are found faster than globals
+local keys, argv, argc, call, pcall = KEYS, ARGV, #ARGV, redis.call, redis.pcall
+local of_views, of_visitors = tag .. 'views:', tag .. 'visitors:'
 local at, starts = 9, {}
-for k = 4, #KEYS, 2 do
-  local page, views, count, last = ARGV[at], ARGV[at + 1], ARGV[at + 2] or '', at + 3
+for i = 1, places do
+  local page, views, count, last = argv[at], argv[at + 1], argv[at + 2] or '', at + 3
   if count ~= '1' then last = at + 2 + (count:match('^[1-9]%d*$') or math.huge) end
-  local bad = last > #ARGV
+  local bad = last > argc
     and 'page, views and count with its visitors, expected among the arguments'
     or (page == '' or #page > 200 or page:find('[\128-\255]')) and bad_page(page)
     or views ~= '1' and (#views > 15 or not views:find('^[1-9]%d*$'))
       and 'views is ' .. shown(views) .. ', expected an integer of up to 15 digits, 1 or more'
     or bad_visitors(at + 3, last)
-  if bad then return redis.error_reply('BADARG place ' .. k / 2 - 1 .. ': ' .. bad) end
-  local place, its_page = place_of(tag, KEYS[k])
-  if its_page ~= page then return misspelt(k, 'views:STRIPE:' .. page) end
-  if KEYS[k + 1] ~= tag .. 'visitors:' .. place then return misspelt(k + 1, 'visitors:' .. place) end
-  starts[k], at = at, last + 1
+  if bad then return redis.error_reply('BADARG place ' .. i .. ': ' .. bad) end
+  local k = 2 + 2 * i
+  local stripe = keys[k]:sub(#of_views + 1, -2 - #page)
+  if stripe ~= '0' and not stripe:find('^[1-9]%d*$') or keys[k] ~= of_views .. stripe .. ':' .. page then
+    return misspelt(k, 'views:STRIPE:' .. page)
+  end
+  if keys[k + 1] ~= of_visitors .. stripe .. ':' .. page then
+    return misspelt(k + 1, 'visitors:' .. stripe .. ':' .. page)
+  end
+  starts[i], at = at, last + 1
 end
 if at <= #ARGV then
   return redis.error_reply('BADARG ' .. #ARGV .. ' arguments, expected ' .. at - 1 .. ' with these places')
@@ -195,9 +196,9 @@ if keep then
 end
 local kept = {}
 if keep then
-  for k = 4, #KEYS, 2 do
-    local page = ARGV[starts[k]]
-    kept[k - 3], kept[k - 2] = views_head .. page, visitors_head .. page
+  for i = 1, places do
+    local page = argv[starts[i]]
+    kept[2 * i - 1], kept[2 * i] = views_head .. page, visitors_head .. page
   end
   local counts, _
   counts, wrong = ask_all(open, kept)
@@ -214,31 +215,35 @@ redis.call('HSET', producers, producer, ARGV[2] .. ' ' .. string.format('%.0f', 
 -- Whether a key holds what it should shows when it is written to, which saves a look at each; where one does not, the
 -- views counted so far are taken back, and nothing else was done.
 local function take_back_views(up_to, why)
-  for k = 4, up_to, 2 do
-    local left = redis.call('HINCRBY', KEYS[k], named, '-' .. ARGV[starts[k] + 1])
-    if left == 0 then redis.call('HDEL', KEYS[k], named) end
+  for i = 1, up_to do
+    local views = KEYS[2 + 2 * i]
+    local left = redis.call('HINCRBY', views, named, '-' .. ARGV[starts[i] + 1])
+    if left == 0 then redis.call('HDEL', views, named) end
   end
   if last then redis.call('HSET', producers, producer, last) else redis.call('HDEL', producers, producer) end
   return why
 end
 
+local function bad_views(i, sum)
+  local key, refused = KEYS[2 + 2 * i], type(sum) == 'table' and sum.err
+  if refused and not refused:find('hash value') and not refused:find('overflow') then
+    return take_back_views(i - 1, redis.error_reply('BADKEY ' .. key .. ' cannot be counted in: ' .. refused))
+  end
+  local why = redis.error_reply('BADSTATE ' .. shown(key) .. ' holds no count: ' .. (refused or sum))
+  return take_back_views(refused and i - 1 or i, why)
+end
+
 -- the places that are counted in for the first time in this layer, and how many of each have left the window; of busy
 -- ones it is looked now and then as well
 local opened, olds = {}, {}
-for k = 4, #KEYS, 2 do
-  local n = tonumber(ARGV[starts[k] + 1])
-  local sum = redis.pcall('HINCRBY', KEYS[k], named, ARGV[starts[k] + 1])
-  local refused = type(sum) == 'table' and sum.err
-  if refused and not refused:find('hash value') and not refused:find('overflow') then
-    return take_back_views(k - 2, redis.error_reply('BADKEY ' .. KEYS[k] .. ' cannot be counted in: ' .. refused))
-  elseif refused or sum < n or sum >= 1e16 then
-    local why = redis.error_reply('BADSTATE ' .. shown(KEYS[k]) .. ' holds no count: ' .. (refused or sum))
-    return take_back_views(refused and k - 2 or k, why)
-  end
-  opened[k] = sum == n
-  if opened[k] or sum % 64 < n then
-    olds[k], wrong = ask('ZCOUNT', KEYS[k + 1], '-inf', forgotten)
-    if wrong then return take_back_views(k, wrong) end
+for i = 1, places do
+  local k, views = 2 + 2 * i, argv[starts[i] + 1]
+  local n, sum = views + 0, pcall('HINCRBY', keys[k], named, views)
+  if type(sum) == 'table' or sum < n or sum >= 1e16 then return bad_views(i, sum) end
+  if sum == n or sum % 64 < n then
+    opened[i] = sum == n
+    olds[i], wrong = ask('ZCOUNT', keys[k + 1], '-inf', forgotten)
+    if wrong then return take_back_views(i, wrong) end
   end
 end
 
@@ -263,17 +268,23 @@ local function open_layer(views)
   end
 end
 
+-- more than comes in goes, and not so many that a call takes long
+local function forget(visitors, count)
+  local old = redis.call('ZCOUNT', visitors, '-inf', forgotten)
+  if old > 0 then redis.call('ZREMRANGEBYRANK', visitors, 0, math.min(old, 200 + 2 * count) - 1) end
+end
+
 -- with GT a clock that stepped back takes nobody out
 local line = {}
 local function see(visitors, from, to)
-  if from == to then return redis.call('ZADD', visitors, 'GT', named, ARGV[from]) end
+  if from == to then return call('ZADD', visitors, 'GT', named, argv[from]) end
   for first = from, to, 500 do
     local n = 0
     for i = first, math.min(first + 499, to) do
-      line[n + 1], line[n + 2] = named, ARGV[i]
+      line[n + 1], line[n + 2] = named, argv[i]
       n = n + 2
     end
-    redis.call('ZADD', visitors, 'GT', unpack(line, 1, n))
+    call('ZADD', visitors, 'GT', unpack(line, 1, n))
   end
 end
 
@@ -281,24 +292,22 @@ local function count_kept(id, n)
   if redis.call('HINCRBY', open, id, n) == n then redis.call('ZADD', agenda, over, id) end
 end
 
-for k = 4, #KEYS, 2 do
-  local views, visitors, start = KEYS[k], KEYS[k + 1], starts[k]
-  local n, count = tonumber(ARGV[start + 1]), tonumber(ARGV[start + 2])
-  local before = keep and redis.call('ZCOUNT', visitors, minute_first, '+inf')
+for i = 1, places do
+  local k, start = 2 + 2 * i, starts[i]
+  local visitors, count = keys[k + 1], argv[start + 2] + 0
+  local before = keep and call('ZCOUNT', visitors, minute_first, '+inf')
   see(visitors, start + 3, start + 2 + count)
   if keep then
-    count_kept(kept[k - 3], n)
-    local more = redis.call('ZCOUNT', visitors, minute_first, '+inf') - before
-    if more > 0 then count_kept(kept[k - 2], more) end
+    count_kept(kept[2 * i - 1], argv[start + 1] + 0)
+    local more = call('ZCOUNT', visitors, minute_first, '+inf') - before
+    if more > 0 then count_kept(kept[2 * i], more) end
   end
-  if opened[k] then
-    open_layer(views)
-    prolong(views, stay)
+  if opened[i] then
+    open_layer(keys[k])
+    prolong(keys[k], stay)
     prolong(visitors, stay)
   end
-  -- more than comes in goes, and not so many that a call takes long
-  local old = (olds[k] or 0) > 0 and redis.call('ZCOUNT', visitors, '-inf', forgotten) or 0
-  if old > 0 then redis.call('ZREMRANGEBYRANK', visitors, 0, math.min(old, 200 + 2 * count) - 1) end
+  if (olds[i] or 0) > 0 then forget(visitors, count) end
 end
 if producer == '' then redis.call('HDEL', producers, '') end
 return { 'OK' }

@@ -51,13 +51,6 @@ local function misspelt(i, kind)
     .. 'cf1:{NAMESPACE/FAMILY/PARTITION}:' .. shown(kind) .. ' with names of [a-z0-9_.-]{1,64}')
 end
 
--- "STRIPE:PAGE" and the page alone, by the key of its views; nothing where it is misspelt
-local function place_of(tag, key)
-  local head = tag .. 'views:'
-  local place, stripe, page = key:match('^((%d+):(.+))$', #head + 1)
-  if place and key:sub(1, #head) == head and (stripe == '0' or stripe:byte() ~= 48) then return place, page end
-end
-
 local function bad_count(name, text)
   if (text ~= '0' and not text:find('^[1-9]%d*$')) or #text > 15 then
     return redis.error_reply('BADARG ' .. name .. ' is ' .. shown(text) .. ', expected an integer of up to 15 digits')
@@ -144,7 +137,8 @@ local wrong = bad_count('seq', ARGV[2]) or (ARGV[4] ~= '' and bad_count('now_ms'
   or bad_number('layer_ms', ARGV[5], 1, 3600000) or bad_number('layers', ARGV[6], 1, 1000)
   or bad_number('keep', ARGV[7], 0, 1) or bad_count('layer', ARGV[8]) or bad_number('places', ARGV[9], 1, 1000)
 if wrong then return wrong end
-local seq, layer_ms, layers, layer = tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[8])
+local seq, layer_ms, layers = tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local layer, places = tonumber(ARGV[8]), tonumber(ARGV[9])
 if (seq > 0) ~= (producer ~= '') then
   return redis.error_reply('BADARG seq is ' .. shown(ARGV[2]) .. ', expected 1 or more with a producer, 0 without')
 end
@@ -152,8 +146,8 @@ if keep and 60000 % layer_ms ~= 0 then
   return redis.error_reply('BADARG layer_ms is ' .. ARGV[5] .. ', expected one that divides a minute')
 end
 local each = keep and 3 or 2
-if #KEYS ~= 3 + each * ARGV[9] then
-  return redis.error_reply('BADKEY ' .. #KEYS .. ' keys, expected ' .. 3 + each * ARGV[9])
+if #KEYS ~= 3 + each * places then
+  return redis.error_reply('BADKEY ' .. #KEYS .. ' keys, expected ' .. 3 + each * places)
 end
 local minute = math.floor(layer * layer_ms / 60000) * 60
 local layer_head, minute_head = 'layer:' .. ARGV[8] .. ':', string.format('minute:%.0f:', minute)
@@ -161,22 +155,29 @@ local tag = tag_of_keys()
 for i, kind in ipairs({ 'producers', 'open', 'agenda' }) do
   if not tag or KEYS[i] ~= tag .. kind then return misspelt(i, kind) end
 end
+-- a call has many places, and what it does for each is most of its time: locals are found faster than globals
+local keys, argv, argc = KEYS, ARGV, #ARGV
+local of_views, of_layer, of_minute = tag .. 'views:', tag .. layer_head, tag .. minute_head
 local at, starts = 10, {}
-for k = 4, #KEYS, each do
-  local page, views, count = ARGV[at], ARGV[at + 1], (ARGV[at + 2] or ''):match('^[1-9]%d*$')
-  local last = at + 2 + (count or math.huge)
-  local bad = last > #ARGV
+for i = 1, places do
+  local page, views, count, last = argv[at], argv[at + 1], argv[at + 2] or '', at + 3
+  if count ~= '1' then last = at + 2 + (count:match('^[1-9]%d*$') or math.huge) end
+  local bad = last > argc
     and 'page, views and count with its visitors, expected among the arguments'
     or (page == '' or #page > 200 or page:find('[\128-\255]')) and bad_page(page)
     or views ~= '1' and (#views > 15 or not views:find('^[1-9]%d*$'))
       and 'views is ' .. shown(views) .. ', expected an integer of up to 15 digits, 1 or more'
     or bad_visitors(at + 3, last)
-  if bad then return redis.error_reply('BADARG place ' .. (k - 4) / each + 1 .. ': ' .. bad) end
-  local place, its_page = place_of(tag, KEYS[k])
-  if its_page ~= page then return misspelt(k, 'views:STRIPE:' .. page) end
-  if KEYS[k + 1] ~= tag .. layer_head .. place then return misspelt(k + 1, layer_head .. place) end
-  if keep and KEYS[k + 2] ~= tag .. minute_head .. place then return misspelt(k + 2, minute_head .. place) end
-  starts[k], at = at, last + 1
+  if bad then return redis.error_reply('BADARG place ' .. i .. ': ' .. bad) end
+  local k = 4 + (i - 1) * each
+  local stripe = keys[k]:sub(#of_views + 1, -2 - #page)
+  local place = stripe .. ':' .. page
+  if stripe ~= '0' and not stripe:find('^[1-9]%d*$') or keys[k] ~= of_views .. place then
+    return misspelt(k, 'views:STRIPE:' .. page)
+  end
+  if keys[k + 1] ~= of_layer .. place then return misspelt(k + 1, layer_head .. place) end
+  if keep and keys[k + 2] ~= of_minute .. place then return misspelt(k + 2, minute_head .. place) end
+  starts[i], at = at, last + 1
 end
 if at <= #ARGV then
   return redis.error_reply('BADARG ' .. #ARGV .. ' arguments, expected ' .. at - 1 .. ' with these places')
@@ -205,15 +206,16 @@ if keep then
   over = string.format('%.0f', (minute + 60) * 1000)
 end
 local kept, opened = {}, {}
-for k = 4, #KEYS, each do
+for i = 1, places do
+  local k = 4 + (i - 1) * each
   local held
-  held, wrong = ask('HGET', KEYS[k], ARGV[8])
-  wrong = wrong or bad_count_of(KEYS[k], held) or bad_hll(KEYS[k + 1]) or (keep and bad_hll(KEYS[k + 2]))
+  held, wrong = ask('HGET', keys[k], ARGV[8])
+  wrong = wrong or bad_count_of(keys[k], held) or bad_hll(keys[k + 1]) or (keep and bad_hll(keys[k + 2]))
   if wrong then return wrong end
-  opened[k] = not held
+  opened[i] = not held
   if keep then
-    local page = ARGV[starts[k]]
-    kept[#kept + 1], kept[#kept + 2] = views_head .. page, visitors_head .. page
+    local page = argv[starts[i]]
+    kept[2 * i - 1], kept[2 * i] = views_head .. page, visitors_head .. page
   end
 end
 if keep then
@@ -262,24 +264,24 @@ local function count_kept(id, n)
   if redis.call('HINCRBY', open, id, n) == n then redis.call('ZADD', agenda, over, id) end
 end
 
-for k = 4, #KEYS, each do
-  local views, start = KEYS[k], starts[k]
-  local n, from, to = tonumber(ARGV[start + 1]), start + 3, start + 2 + tonumber(ARGV[start + 2])
-  redis.call('HINCRBY', views, named, ARGV[start + 1])
-  has_new(KEYS[k + 1], from, to)
+for i = 1, places do
+  local k, start = 4 + (i - 1) * each, starts[i]
+  local from, to = start + 3, start + 2 + argv[start + 2]
+  redis.call('HINCRBY', keys[k], named, argv[start + 1])
+  has_new(keys[k + 1], from, to)
   if keep then
-    local before = redis.call('PFCOUNT', KEYS[k + 2])
-    count_kept(views_head .. ARGV[start], n)
-    if has_new(KEYS[k + 2], from, to) then
-      prolong(KEYS[k + 2], 180000)
-      local more = redis.call('PFCOUNT', KEYS[k + 2]) - before
-      if more > 0 then count_kept(visitors_head .. ARGV[start], more) end
+    local before = redis.call('PFCOUNT', keys[k + 2])
+    count_kept(kept[2 * i - 1], argv[start + 1] + 0)
+    if has_new(keys[k + 2], from, to) then
+      prolong(keys[k + 2], 180000)
+      local more = redis.call('PFCOUNT', keys[k + 2]) - before
+      if more > 0 then count_kept(kept[2 * i], more) end
     end
   end
-  if opened[k] then
-    open_layer(views)
-    prolong(views, stay)
-    prolong(KEYS[k + 1], stay)
+  if opened[i] then
+    open_layer(keys[k])
+    prolong(keys[k], stay)
+    prolong(keys[k + 1], stay)
   end
 end
 return { 'OK' }
