@@ -77,7 +77,7 @@ impl Keys {
         self.of(format_args!("views:{stripe}"), page)
     }
 
-    /// Sorted set visitor -> layer in which it was seen last, of one stripe of a page.
+    /// Sorted set visitor -> ms: when it was seen last, of one stripe of a page.
     pub fn visitors(&self, stripe: u32, page: &[u8]) -> Key {
         self.of(format_args!("visitors:{stripe}"), page)
     }

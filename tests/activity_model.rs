@@ -35,7 +35,7 @@ const REMEMBER_MS: u64 = 86_400_000;
 struct Reference {
     /// By place; those of the HyperLogLogs beside the others.
     views: [BTreeMap<&'static str, Views>; 2],
-    /// By place: the layer in which each visitor was seen last.
+    /// By place: when each visitor was seen last.
     visitors: BTreeMap<&'static str, BTreeMap<&'static str, i64>>,
     /// By the end of the key: who is in a layer or minute.
     logs: BTreeMap<String, BTreeSet<&'static str>>,
@@ -221,7 +221,7 @@ impl Reference {
                 longer(&mut self.stays, others, stay);
             }
             let is_new = match logs {
-                None => self.see(place, layer, *layers, touch.keep, looks, visitors),
+                None => self.see(place, now, *layers, touch.keep, looks, visitors),
                 Some(_) => self.log(place, layer, touch.keep, visitors),
             };
             if touch.keep {
@@ -236,23 +236,25 @@ impl Reference {
     fn see(
         &mut self,
         place: &'static str,
-        layer: i64,
+        now: u64,
         layers: i64,
         keep: bool,
         looks: bool,
         visitors: &[usize],
     ) -> i64 {
         let seen = self.visitors.entry(place).or_default();
-        let first = minute_of(layer) * 1000 / LAYER_MS as i64;
+        let (layer, now) = (layer_of(now), now as i64);
+        let minute = minute_of(layer) * 1000;
         let mut is_new = 0;
         for &visitor in visitors {
             let last = seen.get(VISITORS[visitor]).copied();
-            is_new += i64::from(last.is_none_or(|last| last < first));
-            seen.insert(VISITORS[visitor], last.map_or(layer, |last| last.max(layer)));
+            is_new += i64::from(last.is_none_or(|last| last < minute));
+            seen.insert(VISITORS[visitor], last.map_or(now, |last| last.max(now)));
         }
         // who is of this minute is not forgotten while minutes are kept
-        let gone = if keep { (layer - layers).min(first - 1) } else { layer - layers };
-        seen.retain(|_, last| !looks || *last > gone);
+        let since = (layer - layers + 1) * LAYER_MS as i64;
+        let since = if keep { since.min(minute) } else { since };
+        seen.retain(|_, last| !looks || *last >= since);
         is_new
     }
 
@@ -283,7 +285,7 @@ impl Reference {
                 None => self
                     .visitors
                     .get(place)
-                    .map_or(0, |seen| seen.values().filter(|last| window.contains(last)).count()),
+                    .map_or(0, |seen| seen.values().filter(|last| window.contains(&layer_of(**last as u64))).count()),
                 Some(_) => {
                     let keys = (layer - layers + 1..=layer).map(|layer| format!("layer:{layer}:9{place}"));
                     keys.filter_map(|key| self.logs.get(&key)).flatten().collect::<BTreeSet<_>>().len()
@@ -607,13 +609,13 @@ async fn a_change_to_a_script_is_noticed() {
     notices::<Play>(&[
         ("activity_touch", "seq <= tonumber(last:match('^%d+'))", "false"),
         ("activity_touch", "attempt == 'repeat' and", "false and"),
-        ("activity_touch", "'ZADD', visitors, 'GT', named", "'ZADD', visitors, named"),
+        ("activity_touch", "'ZADD', visitors, 'GT', now_ms", "'ZADD', visitors, now_ms"),
         ("activity_touch", "'GT', unpack", "unpack"),
-        ("activity_touch", "keep and math.min(gone, minute_first - 1) or gone", "gone"),
+        ("activity_touch", "keep and math.min(since, minute_ms) or since", "since"),
         ("activity_touch", "opened[i] = sum == n", "opened[i] = false"),
         ("activity_touch", "or layer) <= gone", "or layer) < gone"),
         ("activity_touch", "sum % 64 < n", "false"),
-        ("activity_touch", "minute_first, '+inf') - before", "minute_first, '+inf')"),
+        ("activity_touch", "minute_ms, '+inf') - before", "minute_ms, '+inf')"),
         ("activity_touch", "redis.call('PTTL', key) < ms", "false"),
         ("activity_touch", "if old > 0 then", "if false then"),
         ("activity_touch_hll", "seq <= tonumber(last:match('^%d+'))", "false"),
@@ -621,7 +623,7 @@ async fn a_change_to_a_script_is_noticed() {
         ("activity_touch_hll", "redis.call('PFCOUNT', keys[k + 2]) - before", "redis.call('PFCOUNT', keys[k + 2])"),
         ("activity_touch_hll", "prolong(keys[k + 1], stay)", ""),
         ("activity_now", "or gone) > gone", "or gone) >= gone"),
-        ("activity_now", "'(%.0f'", "'%.0f'"),
+        ("activity_now", "(gone + 1) * layer_ms", "gone * layer_ms"),
         ("activity_now_hll", "k + 1, k + layers", "k + 2, k + layers"),
         ("activity_now_hll", "math.floor(now / tonumber(ARGV[2])) ~= layer", "false"),
         ("visitors_first", "seq <= last_seq", "false"),

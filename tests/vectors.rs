@@ -406,8 +406,8 @@ async fn a_script_that_lost_a_guard_fails() {
         ("activity_touch", "attempt == 'repeat' and", "false and", "activity_touch/unknown"),
         (
             "activity_touch",
-            "'ZADD', visitors, 'GT', named",
-            "'ZADD', visitors, named",
+            "'ZADD', visitors, 'GT', now_ms",
+            "'ZADD', visitors, now_ms",
             "activity_touch/clock-stepped-back-one",
         ),
         ("activity_touch_hll", "seq <= tonumber(last:match('^%d+'))", "false", "activity_touch_hll/dup"),

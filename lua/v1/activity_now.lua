@@ -3,8 +3,8 @@
 --
 -- KEYS
 --   1 views:STRIPE:PAGE...     hash   layer -> views in it
---   2 visitors:STRIPE:PAGE...  zset   visitor -> layer in which it was seen last; then both keys of the next place, of
---                                     100 at most
+--   2 visitors:STRIPE:PAGE...  zset   visitor -> ms: when it was seen last; then both keys of the next place, of 100 at
+--                                     most
 -- ARGV
 --   1 now_ms        integer   "" for the server's clock; anything else is for tests
 --   2 layer_ms      integer   how long a layer lasts, 1 to 3600000; a layer's number is floor(now / layer_ms)
@@ -94,9 +94,9 @@ if wrong then return wrong end
 
 local clock = redis.call('TIME')
 local now = ARGV[1] ~= '' and tonumber(ARGV[1]) or clock[1] * 1000 + math.floor(clock[2] / 1000)
-local layer = math.floor(now / tonumber(ARGV[2]))
-local gone = layer - tonumber(ARGV[3])
-local after = string.format('(%.0f', gone)
+local layer_ms = tonumber(ARGV[2])
+local gone = math.floor(now / layer_ms) - ARGV[3]
+local since = string.format('%.0f', (gone + 1) * layer_ms)
 
 -- Somebody's own fields, and layers that left the window, do not count.
 local function views_of(fields)
@@ -112,7 +112,7 @@ for k = 1, #KEYS, 2 do
   local fields, visitors
   fields, wrong = ask('HGETALL', KEYS[k])
   if wrong then return wrong end
-  visitors, wrong = ask('ZCOUNT', KEYS[k + 1], after, '+inf')
+  visitors, wrong = ask('ZCOUNT', KEYS[k + 1], since, '+inf')
   if wrong then return wrong end
   reply[#reply + 1], reply[#reply + 2] = views_of(fields), visitors
 end

@@ -6,7 +6,7 @@
 --   2 open                     hash   kept id -> count of a minute that is not over yet
 --   3 agenda                   zset   kept id -> ms: when its minute is over; every id in open is on it
 --   4 views:STRIPE:PAGE...     hash   layer -> views in it
---   5 visitors:STRIPE:PAGE...  zset   visitor -> layer in which it was seen last; then both keys of the next place
+--   5 visitors:STRIPE:PAGE...  zset   visitor -> ms: when it was seen last; then both keys of the next place
 -- ARGV
 --   1 producer      string    name of a registered writer, [0-9A-Za-z_-]{1,64}; "" gives up the fence against repeats
 --   2 seq           integer   number of the call, higher than the producer's last; 0 without a producer
@@ -184,11 +184,13 @@ if last and seq <= tonumber(last:match('^%d+')) then return { 'DUP' } end
 
 local layer = math.floor(now / layer_ms)
 local minute = math.floor(now / 60000) * 60
-local minute_first = minute * 1000 / layer_ms
 local named = string.format('%.0f', layer)
 local gone = layer - layers
+-- visitors by ms rather than by layer: who comes is behind all others, and is put there without a comparison of names
+local now_ms, minute_ms = string.format('%.0f', now), minute * 1000
 -- with minutes nobody of this one is forgotten, also where the window is shorter
-local forgotten = string.format('%.0f', keep and math.min(gone, minute_first - 1) or gone)
+local since = (gone + 1) * layer_ms
+local forgotten = string.format('(%.0f', keep and math.min(since, minute_ms) or since)
 local views_head, visitors_head, over
 if keep then
   views_head, visitors_head = string.format('views/%.0f/', minute), string.format('visitors/%.0f/', minute)
@@ -210,7 +212,7 @@ end
 
 -- The first write is a plain call, and one that Redis can refuse (OOM, READONLY, MISCONF), without a producer as well:
 -- what the guarded HINCRBY can answer below is about its key.
-redis.call('HSET', producers, producer, ARGV[2] .. ' ' .. string.format('%.0f', now))
+redis.call('HSET', producers, producer, ARGV[2] .. ' ' .. now_ms)
 
 -- Whether a key holds what it should shows when it is written to, which saves a look at each; where one does not, the
 -- views counted so far are taken back, and nothing else was done.
@@ -277,11 +279,11 @@ end
 -- with GT a clock that stepped back takes nobody out
 local line = {}
 local function see(visitors, from, to)
-  if from == to then return call('ZADD', visitors, 'GT', named, argv[from]) end
+  if from == to then return call('ZADD', visitors, 'GT', now_ms, argv[from]) end
   for first = from, to, 500 do
     local n = 0
     for i = first, math.min(first + 499, to) do
-      line[n + 1], line[n + 2] = named, argv[i]
+      line[n + 1], line[n + 2] = now_ms, argv[i]
       n = n + 2
     end
     call('ZADD', visitors, 'GT', unpack(line, 1, n))
@@ -295,11 +297,11 @@ end
 for i = 1, places do
   local k, start = 2 + 2 * i, starts[i]
   local visitors, count = keys[k + 1], argv[start + 2] + 0
-  local before = keep and call('ZCOUNT', visitors, minute_first, '+inf')
+  local before = keep and call('ZCOUNT', visitors, minute_ms, '+inf')
   see(visitors, start + 3, start + 2 + count)
   if keep then
     count_kept(kept[2 * i - 1], argv[start + 1] + 0)
-    local more = call('ZCOUNT', visitors, minute_first, '+inf') - before
+    local more = call('ZCOUNT', visitors, minute_ms, '+inf') - before
     if more > 0 then count_kept(kept[2 * i], more) end
   end
   if opened[i] then
