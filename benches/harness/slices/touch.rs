@@ -69,7 +69,7 @@ pub async fn measure(bench: &mut Bench) {
     }
     compare(bench, PARTITIONS).await.throughput(bench).await;
     for partitions in OTHERS {
-        let ratio = compare(bench, partitions).await.load(bench, bench.size(3, 1)).await.ratio(Load::per_second);
+        let ratio = compare(bench, partitions).await.load(bench, bench.rounds()).await.ratio(Load::per_second);
         bench.absolute(format!("activity_touch_in_{partitions}_partitions"), ratio);
     }
 }
