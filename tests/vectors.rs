@@ -205,7 +205,7 @@ impl Run {
             let lives_ms: i64 = cmd("PTTL").arg(&key).query(&mut self.redis).unwrap();
             // or whether it is still there would be a matter of luck; -1 lives for ever
             let name = String::from_utf8_lossy(&key);
-            assert!(lives_ms == -1 || lives_ms > 3000, "{name} is looked at, and lives for {lives_ms} ms only");
+            assert!(lives_ms == -1 || lives_ms > 1000, "{name} is looked at, and lives for {lives_ms} ms only");
             let kind: String = cmd("TYPE").arg(&key).query(&mut self.redis).unwrap();
             let content = match kind.as_str() {
                 "hash" => Content::Hash(cmd("HGETALL").arg(&key).query(&mut self.redis).unwrap()),
