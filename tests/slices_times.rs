@@ -449,6 +449,31 @@ fn a_call_that_is_made_for_another_time_is_counted_once_wherever_it_is_cut() {
     runtime().block_on(cut_with_a_wrong_clock(&clock));
 }
 
+#[test]
+fn the_window_slides_by_layers() {
+    let clock = Clock::take();
+    runtime().block_on(async {
+        for counting in [Counting::Exact, Counting::HyperLogLog] {
+            let plain = Plain::new().await;
+            let online = plain.counterfoil.open_activity(online("online", counting).build().unwrap()).await.unwrap();
+            let noon = (AUTUMN + 10 * HOUR) * 1000;
+            clock.set(noon);
+            for view in 0..20u32 {
+                online.touch("page", (view % 10).to_be_bytes()).await.unwrap();
+            }
+            clock.set(noon + 40_000);
+            online.touch("page", "late").await.unwrap();
+            // a minute in layers of 3 s
+            let windows = [(40_000, 21, 11), (59_999, 21, 11), (60_000, 1, 1), (98_999, 1, 1), (99_000, 0, 0)];
+            for (ms, views, visitors) in windows {
+                clock.set(noon + ms);
+                let now = online.now("page").await.unwrap();
+                assert_eq!((now.views, now.visitors.count()), (views, visitors), "{counting:?} after {ms} ms");
+            }
+        }
+    });
+}
+
 /// The server's clock steps back in the middle of a window, and comes to where it was again.
 async fn steps_back(clock: &Clock, counting: Counting, by_ms: i64) {
     let plain = Plain::new().await;
