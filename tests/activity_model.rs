@@ -233,15 +233,7 @@ impl Reference {
     }
 
     /// Notes who was there, and answers how many of them are new in the minute.
-    fn see(
-        &mut self,
-        place: &'static str,
-        now: u64,
-        layers: i64,
-        keep: bool,
-        looks: bool,
-        visitors: &[usize],
-    ) -> i64 {
+    fn see(&mut self, place: &'static str, now: u64, layers: i64, keep: bool, looks: bool, visitors: &[usize]) -> i64 {
         let seen = self.visitors.entry(place).or_default();
         let (layer, now) = (layer_of(now), now as i64);
         let minute = minute_of(layer) * 1000;

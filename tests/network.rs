@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{Counterfoil, MysqlStore};
+use redis::AsyncConnectionConfig;
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use support::hits::{Hits, Outcome, Reckoning};
 use support::{Pair, eventually, family};
@@ -25,12 +26,12 @@ async fn vanishes(held: Held) {
     let views = counterfoil.open(family("views").build().unwrap()).await.unwrap().write_timeout(PATIENCE);
     let reconciler = counterfoil.reconciler().start().await.unwrap();
     let load = Hits::on(&views);
-    pause(500).await;
+    load.more(300).await;
     proxy.black_hole();
     pause(10_000).await;
     proxy.heal(held);
     let healed = Instant::now();
-    pause(1500).await;
+    load.more(500).await;
     let hits = load.end().await;
     counterfoil.drain().await.unwrap();
     let reckoning = Reckoning::of(&hits, &pair.pool).await;
@@ -42,7 +43,8 @@ async fn vanishes(held: Held) {
         Held::Lost => assert!(reckoning.unknown_counted <= 8, "what is lost is not executed"),
     }
     let waited = hits.iter().map(|hit| hit.told - hit.asked).max().unwrap();
-    assert!(waited < PATIENCE + Duration::from_millis(500), "a caller waited {waited:?}");
+    // a busy machine adds to it, and the network was away for far longer
+    assert!(waited < PATIENCE + Duration::from_secs(3), "a caller waited {waited:?}");
     let again = hits.iter().filter(|hit| hit.asked > healed && hit.outcome == Outcome::Acknowledged).count();
     assert!(again > 100, "{again} hits after the network had healed");
     reconciler.shutdown().await.unwrap();
@@ -111,14 +113,15 @@ impl Refusal {
     async fn new(options: RedisOptions) -> Self {
         let pair = Pair::with(options).await;
         let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
-        let load = Hits::on(&views.write_timeout(Duration::from_millis(300)));
-        pause(300).await;
+        // shorter than the refusal, and longer than a busy machine lets an answer wait: that would leave the outcome open
+        let load = Hits::on(&views.write_timeout(Duration::from_secs(2)));
+        load.more(300).await;
         Refusal { pair, load }
     }
 
     /// After it is over: all that was acknowledged is in the database, and refused was what Redis refused with `code`.
     async fn ends(self, code: &str) {
-        pause(500).await;
+        self.load.more(300).await;
         let hits = self.load.end().await;
         self.pair.counterfoil.drain().await.unwrap();
         let reckoning = Reckoning::of(&hits, &self.pair.pool).await;
@@ -142,13 +145,16 @@ impl Refusal {
 async fn redis_is_busy_with_a_script() {
     // what "busy-reply-threshold" was called before Redis 7, which knows both
     let refusal = Refusal::new(RedisOptions::volatile().arg("lua-time-limit", "20")).await;
-    let mut busy = refusal.pair.redis.manager().await;
+    let patient = AsyncConnectionConfig::new().set_response_timeout(None);
+    let client = refusal.pair.redis.client();
+    let mut busy = client.get_multiplexed_async_connection_with_config(&patient).await.unwrap();
     let mut endless = redis::cmd("EVAL");
     endless.arg("while true do end").arg(0);
     let endless = tokio::spawn(async move { endless.query_async::<()>(&mut busy).await.unwrap_err() });
-    pause(1000).await;
+    pause(4_000).await;
     refusal.pair.redis.run::<()>("SCRIPT KILL").await.unwrap();
-    assert!(endless.await.unwrap().to_string().contains("killed"));
+    let killed = endless.await.unwrap().to_string();
+    assert!(killed.contains("killed"), "{killed}");
     refusal.ends("BUSY").await;
 }
 
@@ -156,7 +162,7 @@ async fn redis_is_busy_with_a_script() {
 async fn redis_has_no_memory_left() {
     let refusal = Refusal::new(RedisOptions::volatile()).await;
     refusal.pair.redis.run::<()>("CONFIG SET maxmemory 1").await.unwrap();
-    pause(1000).await;
+    pause(4_000).await;
     // bringing the numbers to the database is what makes room, so it goes on
     let drained = tokio::time::timeout(Duration::from_secs(10), refusal.pair.counterfoil.drain()).await;
     drained.expect("a drain needs no memory").unwrap();
@@ -182,7 +188,7 @@ async fn redis_cannot_write_its_snapshot() {
     std::fs::create_dir_all(place.join("in the way")).unwrap();
     refusal.pair.redis.run::<()>("BGSAVE").await.unwrap();
     eventually("a failed snapshot", || async { status().await == "err" }).await;
-    pause(1000).await;
+    pause(4_000).await;
     std::fs::remove_dir_all(&place).unwrap();
     // the error holds until a snapshot succeeded
     refusal.pair.redis.run::<()>("BGSAVE").await.unwrap();

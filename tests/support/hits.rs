@@ -15,6 +15,7 @@ const WRITERS: usize = 8;
 /// Writers that count until they are told to stop.
 pub struct Hits {
     stop: Arc<AtomicBool>,
+    begun: Arc<AtomicU64>,
     writers: JoinSet<Vec<Hit>>,
 }
 
@@ -43,14 +44,14 @@ impl Hits {
         C: ConnectionLike + Clone + Send + Sync + 'static,
         S: Store,
     {
-        let (stop, next) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stop, begun) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let mut writers = JoinSet::new();
         for _ in 0..WRITERS {
-            let (counters, stop, next) = (counters.clone(), stop.clone(), next.clone());
+            let (counters, stop, begun) = (counters.clone(), stop.clone(), begun.clone());
             writers.spawn(async move {
                 let mut hits: Vec<Hit> = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
-                    let id = format!("hit/{}", next.fetch_add(1, Ordering::Relaxed));
+                    let id = format!("hit/{}", begun.fetch_add(1, Ordering::Relaxed));
                     let asked = Instant::now();
                     let outcome = match counters.add(&id, 1).await {
                         Ok(added) => {
@@ -75,7 +76,18 @@ impl Hits {
                 hits
             });
         }
-        Hits { stop, writers }
+        Hits { stop, begun, writers }
+    }
+
+    /// Returns when so many more hits were begun, however slow the machine is.
+    pub async fn more(&self, hits: u64) {
+        let goal = self.begun.load(Ordering::Relaxed) + hits;
+        let come = async {
+            while self.begun.load(Ordering::Relaxed) < goal {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), come).await.expect("hits go on");
     }
 
     /// Lets the writers finish their calls.
