@@ -267,7 +267,7 @@ enum Database {
 
 impl Database {
     async fn real() -> Self {
-        let mysql = Mortal::start().await;
+        let mysql = Mortal::one_in(8).await;
         let pool = mysql.database().await;
         let store = MysqlStore::new(pool.clone());
         Database::Real { mysql, pool, store }

@@ -16,17 +16,18 @@ use std::time::Duration;
 use counterfoil::test_hooks::{AddReply, Guard};
 use counterfoil::{Added, Counterfoil, Durability, Family, Registered, Store};
 use proptest::prelude::*;
-use proptest::test_runner::TestError;
 use redis::aio::MultiplexedConnection;
-use support::flushing::{Call, Database, Mortal, Reader, State, WORKERS, Work, Workers};
+use support::flushing::{
+    Call, Database, Given, Kind, Reader, State, WORKERS, Work, Workers, breaks, breaks_in_the_real_database, exact,
+    exact_in_the_real_database,
+};
 use support::gated::Gated;
 use support::interleaving::{
-    Checked, Crashes, Fate, Gone, Mishap, PARTITIONS, SETTLE, Stage, Writer, cases, delta, digit, expect_exact,
-    expect_failure, failed, fate, fault, hunt, runtime,
+    Case, Checked, Crashes, Fate, Gone, Mishap, PARTITIONS, SETTLE, Stage, Writer, delta, digit, failed, fate, fault,
+    runtime,
 };
 use support::reference::Reference;
 use testkit::RedisServer;
-use tokio::runtime::Runtime;
 
 const IDS: [&str; 3] = ["a", "b", "page/é"];
 const WRITERS: usize = 3;
@@ -49,7 +50,7 @@ enum Step {
     WorkerDies {
         worker: usize,
     },
-    /// Both workers do what they can until nothing is left: a quiet time.
+    /// Somebody reads all ids, and comes to the question to the database.
     ReadBegins,
     /// The reader's question to the database goes through.
     ReadGoesOn,
@@ -57,20 +58,6 @@ enum Step {
         ms: u64,
     },
     Mishap(Mishap),
-}
-
-fn step(crashes: Crashes) -> impl Strategy<Value = Step> {
-    prop_oneof![
-        12 => (0..WRITERS, 0..IDS.len(), fate()).prop_map(|(writer, id, fate)| Step::Write { writer, id, fate }),
-        1 => (0..WRITERS).prop_map(|writer| Step::WriterDies { writer }),
-        16 => Work::any().prop_map(Step::Work),
-        1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
-        4 => Just(Step::ReadBegins),
-        6 => Just(Step::ReadGoesOn),
-        5 => prop_oneof![Just(100), Just(600), Just(1000), Just(1500)].prop_map(|ms| Step::Tick { ms }),
-        1 => Just(Step::Mishap(Mishap::ScriptFlush)),
-        1 => crashes.mishap().prop_map(Step::Mishap),
-    ]
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -89,7 +76,8 @@ struct World<'s, S> {
 }
 
 impl<'s, S: Store + Clone> World<'s, S> {
-    async fn new(server: &'s RedisServer, database: Database<'s, S>, name: String, crashes: Crashes) -> Self {
+    async fn new(given: Given<'s, S>) -> Self {
+        let Given { server, crashes, name, database } = given;
         let family = Family::buffered(name, "hits")
             .partitions(PARTITIONS)
             .durability(Durability::Settle(Duration::from_millis(SETTLE)))
@@ -105,25 +93,6 @@ impl<'s, S: Store + Clone> World<'s, S> {
             tokens: Vec::new(),
             stage,
         }
-    }
-
-    async fn step(&mut self, step: Step) -> Checked {
-        match step {
-            Step::Write { writer, id, fate } => self.write(writer, id, fate).await?,
-            Step::WriterDies { writer } => self.writers[writer] = Writer::new(self.stage.new_name()),
-            Step::Work(work) => self.workers.step(work, &mut self.stage, &self.database).await?,
-            Step::WorkerDies { worker } => self.workers.die(worker),
-            Step::ReadBegins => self.read_begins().await,
-            Step::ReadGoesOn => self.read_goes_on().await?,
-            Step::Tick { ms } => self.stage.pass(ms),
-            Step::Mishap(mishap) => {
-                if let Some(gone) = self.stage.suffer(mishap).await? {
-                    self.forget(&gone);
-                }
-            }
-        }
-        self.stage.note_length();
-        Ok(())
     }
 
     async fn write(&mut self, number: usize, id: usize, fate: Fate) -> Checked {
@@ -187,6 +156,29 @@ impl<'s, S: Store + Clone> World<'s, S> {
             reader.has_crashed = true;
         }
     }
+}
+
+impl<S: Store + Clone> Case for World<'_, S> {
+    type Step = Step;
+
+    async fn step(&mut self, step: Step) -> Checked {
+        match step {
+            Step::Write { writer, id, fate } => self.write(writer, id, fate).await?,
+            Step::WriterDies { writer } => self.writers[writer] = Writer::new(self.stage.new_name()),
+            Step::Work(work) => self.workers.step(work, &mut self.stage, &self.database).await?,
+            Step::WorkerDies { worker } => self.workers.die(worker),
+            Step::ReadBegins => self.read_begins().await,
+            Step::ReadGoesOn => self.read_goes_on().await?,
+            Step::Tick { ms } => self.stage.pass(ms),
+            Step::Mishap(mishap) => {
+                if let Some(gone) = self.stage.suffer(mishap).await? {
+                    self.forget(&gone);
+                }
+            }
+        }
+        self.stage.note_length();
+        Ok(())
+    }
 
     /// PROTOCOL section 1: every acknowledged increment is in the sum once, no other twice.
     async fn check(&self) -> Checked {
@@ -222,54 +214,49 @@ impl<'s, S: Store + Clone> World<'s, S> {
     }
 }
 
-/// Runs random cases against the store.
-fn hunt_in<S: Store + Clone>(
-    runtime: &Runtime,
-    database: &Database<'_, S>,
-    crashes: Crashes,
-    cases: u32,
-    guard: Option<Guard>,
-) -> Result<(), TestError<Vec<Step>>> {
-    let steps = proptest::collection::vec(step(crashes), 10..70);
-    hunt(runtime, (crashes, cases, guard), steps, |server, name, steps| {
-        runtime.block_on(async {
-            let mut world = World::new(server, database.clone(), name, crashes).await;
-            for step in steps {
-                world.step(step).await?;
-                world.check().await?;
-            }
-            world.finish().await
-        })
-    })
-}
+/// Buffered counters.
+struct Buffered;
 
-fn exact(crashes: Crashes, default: u32) {
-    expect_exact(hunt_in(&runtime(), &Database::new(Reference::default()), crashes, cases(default), None));
+impl Kind for Buffered {
+    type Step = Step;
+
+    fn step(crashes: Crashes) -> impl Strategy<Value = Step> {
+        prop_oneof![
+            12 => (0..WRITERS, 0..IDS.len(), fate()).prop_map(|(writer, id, fate)| Step::Write { writer, id, fate }),
+            1 => (0..WRITERS).prop_map(|writer| Step::WriterDies { writer }),
+            16 => Work::any().prop_map(Step::Work),
+            1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
+            4 => Just(Step::ReadBegins),
+            6 => Just(Step::ReadGoesOn),
+            5 => prop_oneof![Just(100), Just(600), Just(1000), Just(1500)].prop_map(|ms| Step::Tick { ms }),
+            1 => Just(Step::Mishap(Mishap::ScriptFlush)),
+            1 => crashes.mishap().prop_map(Step::Mishap),
+        ]
+    }
+
+    async fn play<S: Store + Clone>(given: Given<'_, S>, steps: Vec<Step>) -> Checked {
+        World::new(given).await.play(steps).await
+    }
 }
 
 #[test]
 fn exact_without_crashes_of_redis() {
-    exact(Crashes::None, 1500);
+    exact::<Buffered>(Crashes::None, 1500);
 }
 
 #[test]
 fn exact_when_redis_goes_back_to_its_last_fsync() {
-    exact(Crashes::BackToTheLastFsync, 1000);
+    exact::<Buffered>(Crashes::BackToTheLastFsync, 1000);
 }
 
 #[test]
 fn exact_when_redis_is_emptied() {
-    exact(Crashes::Empty, 1500);
+    exact::<Buffered>(Crashes::Empty, 1500);
 }
 
 #[test]
 fn exact_with_the_real_database() {
-    let runtime = runtime();
-    let mysql = runtime.block_on(Mortal::start());
-    let database = runtime.block_on(Database::mortal(&mysql));
-    for crashes in [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty] {
-        expect_exact(hunt_in(&runtime, &database, crashes, cases(300) / 3 + 1, None));
-    }
+    exact_in_the_real_database::<Buffered>(8, 300);
 }
 
 const fn write(writer: usize, id: usize) -> Step {
@@ -285,12 +272,8 @@ fn replay(crashes: Crashes, steps: &[Step]) {
     runtime().block_on(async {
         let server = RedisServer::start(crashes.options()).await;
         let database = Database::new(Reference::default());
-        let mut world = World::new(&server, database, "regression".to_owned(), crashes).await;
-        for step in steps {
-            world.step(*step).await.expect("exact");
-            world.check().await.expect("exact");
-        }
-        world.finish().await.expect("exact");
+        let given = Given { server: &server, crashes, name: "regression".to_owned(), database };
+        World::new(given).await.play(steps.iter().copied()).await.expect("exact");
     });
 }
 
@@ -309,62 +292,32 @@ fn a_batch_that_comes_and_goes_between_two_looks_is_seen() {
 #[test]
 fn an_incarnation_that_a_crash_takes_back_is_not_compared_with() {
     let [one, other] = [work(0, 1), work(1, 0)];
-    let tick = Step::Tick { ms: SETTLE };
-    let begin = [
-        write(0, 0),
-        tick,
-        Step::ReadBegins,
-        Step::Mishap(Mishap::Crash { kept: 0 }),
-        one,
-        other,
-        tick,
-        one,
-        other,
-        one,
-        other,
-    ];
+    let (tick, crash) = (Step::Tick { ms: SETTLE }, Step::Mishap(Mishap::Crash { kept: 0 }));
+    let begin = [write(0, 0), tick, Step::ReadBegins, crash, one, other, tick, one, other, one, other];
     replay(Crashes::BackToTheLastFsync, &[&begin[..], &[Step::ReadGoesOn, write(0, 0)]].concat());
-}
-
-/// Takes the guard out and expects the failure that it prevents.
-fn breaks(guard: Guard, crashes: Crashes, expected: &[&str]) {
-    breaks_in(&runtime(), &Database::new(Reference::default()), guard, crashes, expected);
-}
-
-fn breaks_in<S: Store + Clone>(
-    runtime: &Runtime,
-    database: &Database<'_, S>,
-    guard: Guard,
-    crashes: Crashes,
-    expected: &[&str],
-) {
-    expect_failure(hunt_in(runtime, database, crashes, 2000, Some(guard)), guard, expected);
 }
 
 #[test]
 fn without_the_producer_fence_a_repeat_counts_twice() {
-    breaks(Guard::ProducerFence, Crashes::None, &["DOUBLE"]);
+    breaks::<Buffered>(Guard::ProducerFence, Crashes::None, &["DOUBLE"]);
 }
 
 #[test]
 fn without_settle_a_crash_counts_twice() {
-    breaks(Guard::Settle, Crashes::BackToTheLastFsync, &["DOUBLE", "TORN"]);
+    breaks::<Buffered>(Guard::Settle, Crashes::BackToTheLastFsync, &["DOUBLE", "TORN"]);
 }
 
 #[test]
 fn without_incarnations_an_emptied_redis_loses() {
-    breaks(Guard::Incarnation, Crashes::Empty, &["LOST", "TORN"]);
+    breaks::<Buffered>(Guard::Incarnation, Crashes::Empty, &["LOST", "TORN"]);
 }
 
 #[test]
 fn without_the_comparison_a_reader_sees_a_batch_twice() {
-    breaks(Guard::Comparison, Crashes::None, &["TORN READ"]);
+    breaks::<Buffered>(Guard::Comparison, Crashes::None, &["TORN READ"]);
 }
 
 #[test]
 fn without_the_ledger_a_batch_counts_twice() {
-    let runtime = runtime();
-    let mysql = runtime.block_on(Mortal::start());
-    let database = Database::new(runtime.block_on(mysql.store()));
-    breaks_in(&runtime, &database, Guard::Ledger, Crashes::None, &["DOUBLE", "TORN"]);
+    breaks_in_the_real_database::<Buffered>(Guard::Ledger, &["DOUBLE", "TORN"]);
 }

@@ -14,17 +14,16 @@ use std::time::Duration;
 use counterfoil::test_hooks::{Guard, SeriesReply, ServerClock};
 use counterfoil::{Counterfoil, Durability, Family, Precision, Registered, SeriesFamily, Slice, Store};
 use proptest::prelude::*;
-use proptest::test_runner::{TestCaseError, TestError};
+use proptest::test_runner::TestCaseError;
 use redis::aio::MultiplexedConnection;
-use support::flushing::{Call, Database, Mortal, Reader, State, WORKERS, Work, Workers};
+use support::flushing::{
+    Call, Database, Given, Kind, Reader, State, WORKERS, Work, Workers, breaks, breaks_in_the_real_database, exact,
+    exact_in_the_real_database,
+};
 use support::gated::Gated;
 use support::interleaving::{
-    Checked, Crashes, Fate, Gone, Mishap, PARTITIONS, SETTLE, Stage, Writer, cases, delta, digit, expect_exact,
-    expect_failure, failed, fate, fault, hunt, runtime,
+    Case, Checked, Crashes, Fate, Gone, Mishap, PARTITIONS, SETTLE, Stage, Writer, delta, digit, failed, fate, fault,
 };
-use support::reference::Reference;
-use testkit::RedisServer;
-use tokio::runtime::Runtime;
 
 /// In Unix milliseconds: five seconds later a day begins in Berlin.
 const START: u64 = 1_414_364_395_000;
@@ -69,22 +68,6 @@ enum Step {
     Mishap(Mishap),
 }
 
-fn step(crashes: Crashes) -> impl Strategy<Value = Step> {
-    prop_oneof![
-        10 => (0..WRITERS, 0..NAMES.len(), fate()).prop_map(|(writer, name, fate)| Step::Write { writer, name, fate }),
-        1 => (0..WRITERS).prop_map(|writer| Step::WriterDies { writer }),
-        6 => (0..PARTITIONS).prop_map(|partition| Step::Close { partition }),
-        14 => Work::any().prop_map(Step::Work),
-        1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
-        4 => (0..NAMES.len()).prop_map(|name| Step::ReadBegins { name }),
-        6 => Just(Step::ReadGoesOn),
-        7 => prop_oneof![Just(100), Just(600), Just(1000), Just(1500)].prop_map(|ms| Step::Tick { ms }),
-        1 => prop_oneof![Just(300), Just(2500)].prop_map(|ms| Step::SetBack { ms }),
-        1 => Just(Step::Mishap(Mishap::ScriptFlush)),
-        1 => crashes.mishap().prop_map(Step::Mishap),
-    ]
-}
-
 #[derive(Clone, Debug)]
 struct Token {
     name: usize,
@@ -107,7 +90,8 @@ struct World<'s, S> {
 }
 
 impl<'s, S: Store + Clone> World<'s, S> {
-    async fn new(server: &'s RedisServer, database: Database<'s, S>, name: String, crashes: Crashes) -> Self {
+    async fn new(given: Given<'s, S>) -> Self {
+        let Given { server, crashes, name, database } = given;
         let series = Family::series(name, "hits")
             .windows([(Precision::SECOND, 3), (Precision::Day, 2)])
             .time_zone("Europe/Berlin")
@@ -129,27 +113,6 @@ impl<'s, S: Store + Clone> World<'s, S> {
             tokens: Vec::new(),
             stage,
         }
-    }
-
-    async fn step(&mut self, step: Step) -> Checked {
-        match step {
-            Step::Write { writer, name, fate } => self.write(writer, name, fate).await?,
-            Step::WriterDies { writer } => self.writers[writer] = Writer::new(self.stage.new_name()),
-            Step::Close { partition } => self.close(partition).await?,
-            Step::Work(work) => self.workers.step(work, &mut self.stage, &self.database).await?,
-            Step::WorkerDies { worker } => self.workers.die(worker),
-            Step::ReadBegins { name } => self.read_begins(name).await,
-            Step::ReadGoesOn => self.read_goes_on().await?,
-            Step::Tick { ms } => self.stage.pass(ms),
-            Step::SetBack { ms } => self.stage.set_back(ms),
-            Step::Mishap(mishap) => {
-                if let Some(gone) = self.stage.suffer(mishap).await? {
-                    self.forget(&gone);
-                }
-            }
-        }
-        self.stage.note_length();
-        Ok(())
     }
 
     async fn close(&self, partition: u32) -> Checked {
@@ -242,12 +205,58 @@ impl<'s, S: Store + Clone> World<'s, S> {
         Ok(ids.iter().cloned().zip(totals).collect())
     }
 
-    /// Every acknowledged hit is in a slice of its own once, no other twice. Answers what all slices hold.
-    async fn check(&self) -> Result<BTreeMap<String, i128>, TestCaseError> {
+    /// What all slices hold that anything can be in.
+    async fn slices(&self) -> Result<BTreeMap<String, i128>, TestCaseError> {
         let mut all = BTreeMap::new();
         for name in 0..NAMES.len() {
             all.extend(self.slices_of(name).await?);
         }
+        Ok(all)
+    }
+
+    /// The rows are all there is.
+    async fn check_rows(&self) -> Checked {
+        let expected: BTreeMap<_, _> = self.slices().await?.into_iter().filter(|(_, value)| *value != 0).collect();
+        let stored = self.database.store.list(&self.stage.family, "", None, 10_000).await.map_err(failed)?;
+        let stored: BTreeMap<_, _> = stored.into_iter().map(|(id, value)| (id, i128::from(value))).collect();
+        if stored == expected { Ok(()) } else { Err(failed(format!("ROWS: {stored:?}, not {expected:?}"))) }
+    }
+
+    async fn expect_nothing_open(&self) -> Checked {
+        let keys: Vec<_> = (0..PARTITIONS).map(|partition| self.stage.key(partition, "open")).collect();
+        let open: u64 =
+            redis::cmd("EXISTS").arg(&keys).query_async(&mut self.stage.redis.clone()).await.map_err(failed)?;
+        if open == 0 { Ok(()) } else { Err(failed(format!("WEDGED: slices of {open} partitions are still open"))) }
+    }
+}
+
+impl<S: Store + Clone> Case for World<'_, S> {
+    type Step = Step;
+
+    async fn step(&mut self, step: Step) -> Checked {
+        match step {
+            Step::Write { writer, name, fate } => self.write(writer, name, fate).await?,
+            Step::WriterDies { writer } => self.writers[writer] = Writer::new(self.stage.new_name()),
+            Step::Close { partition } => self.close(partition).await?,
+            Step::Work(work) => self.workers.step(work, &mut self.stage, &self.database).await?,
+            Step::WorkerDies { worker } => self.workers.die(worker),
+            Step::ReadBegins { name } => self.read_begins(name).await,
+            Step::ReadGoesOn => self.read_goes_on().await?,
+            Step::Tick { ms } => self.stage.pass(ms),
+            Step::SetBack { ms } => self.stage.set_back(ms),
+            Step::Mishap(mishap) => {
+                if let Some(gone) = self.stage.suffer(mishap).await? {
+                    self.forget(&gone);
+                }
+            }
+        }
+        self.stage.note_length();
+        Ok(())
+    }
+
+    /// Every acknowledged hit is in a slice of its own once, no other twice.
+    async fn check(&self) -> Checked {
+        let all = self.slices().await?;
         for (number, token) in self.tokens.iter().enumerate() {
             let in_its_own =
                 token.slices.iter().map(|slice| digit(all[&format!("{slice}/{}", NAMES[token.name])], number));
@@ -262,7 +271,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
             };
             return Err(failed(format!("{word}: hit {number}, {token:?}, in {all:?}")));
         }
-        Ok(all)
+        Ok(())
     }
 
     /// Ends every call and brings everything to the database.
@@ -281,116 +290,81 @@ impl<'s, S: Store + Clone> World<'s, S> {
             self.close(partition).await?;
             self.workers.drain(partition, &mut self.stage, &self.database).await?;
         }
+        self.check().await?;
         self.check_rows().await?;
         self.stage.expect_nothing_pending().await?;
         self.expect_nothing_open().await
     }
-
-    /// The rows are all there is.
-    async fn check_rows(&self) -> Checked {
-        let expected: BTreeMap<_, _> = self.check().await?.into_iter().filter(|(_, value)| *value != 0).collect();
-        let stored = self.database.store.list(&self.stage.family, "", None, 10_000).await.map_err(failed)?;
-        let stored: BTreeMap<_, _> = stored.into_iter().map(|(id, value)| (id, i128::from(value))).collect();
-        if stored == expected { Ok(()) } else { Err(failed(format!("ROWS: {stored:?}, not {expected:?}"))) }
-    }
-
-    async fn expect_nothing_open(&self) -> Checked {
-        let keys: Vec<_> = (0..PARTITIONS).map(|partition| self.stage.key(partition, "open")).collect();
-        let open: u64 =
-            redis::cmd("EXISTS").arg(&keys).query_async(&mut self.stage.redis.clone()).await.map_err(failed)?;
-        if open == 0 { Ok(()) } else { Err(failed(format!("WEDGED: slices of {open} partitions are still open"))) }
-    }
 }
 
-/// Runs random cases against the store.
-fn hunt_in<S: Store + Clone>(
-    runtime: &Runtime,
-    database: &Database<'_, S>,
-    crashes: Crashes,
-    cases: u32,
-    guard: Option<Guard>,
-) -> Result<(), TestError<Vec<Step>>> {
-    let steps = proptest::collection::vec(step(crashes), 10..70);
-    hunt(runtime, (crashes, cases, guard), steps, |server, name, steps| {
-        runtime.block_on(async {
-            let mut world = World::new(server, database.clone(), name, crashes).await;
-            for step in steps {
-                world.step(step).await?;
-                let _ = world.check().await?;
-            }
-            world.finish().await
-        })
-    })
-}
+/// Series whose slices are kept.
+struct Slices;
 
-fn exact(crashes: Crashes, default: u32) {
-    expect_exact(hunt_in(&runtime(), &Database::new(Reference::default()), crashes, cases(default), None));
+impl Kind for Slices {
+    type Step = Step;
+
+    fn step(crashes: Crashes) -> impl Strategy<Value = Step> {
+        prop_oneof![
+            10 => (0..WRITERS, 0..NAMES.len(), fate()).prop_map(|(writer, name, fate)| Step::Write { writer, name, fate }),
+            1 => (0..WRITERS).prop_map(|writer| Step::WriterDies { writer }),
+            6 => (0..PARTITIONS).prop_map(|partition| Step::Close { partition }),
+            14 => Work::any().prop_map(Step::Work),
+            1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
+            4 => (0..NAMES.len()).prop_map(|name| Step::ReadBegins { name }),
+            6 => Just(Step::ReadGoesOn),
+            7 => prop_oneof![Just(100), Just(600), Just(1000), Just(1500)].prop_map(|ms| Step::Tick { ms }),
+            1 => prop_oneof![Just(300), Just(2500)].prop_map(|ms| Step::SetBack { ms }),
+            1 => Just(Step::Mishap(Mishap::ScriptFlush)),
+            1 => crashes.mishap().prop_map(Step::Mishap),
+        ]
+    }
+
+    async fn play<S: Store + Clone>(given: Given<'_, S>, steps: Vec<Step>) -> Checked {
+        World::new(given).await.play(steps).await
+    }
 }
 
 #[test]
 fn exact_without_crashes_of_redis() {
-    exact(Crashes::None, 80);
+    exact::<Slices>(Crashes::None, 80);
 }
 
 #[test]
 fn exact_when_redis_goes_back_to_its_last_fsync() {
-    exact(Crashes::BackToTheLastFsync, 50);
+    exact::<Slices>(Crashes::BackToTheLastFsync, 50);
 }
 
 #[test]
 fn exact_when_redis_is_emptied() {
-    exact(Crashes::Empty, 80);
+    exact::<Slices>(Crashes::Empty, 80);
 }
 
 #[test]
 fn exact_with_the_real_database() {
-    let runtime = runtime();
-    let mysql = runtime.block_on(Mortal::start());
-    let database = runtime.block_on(Database::mortal(&mysql));
-    for crashes in [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty] {
-        expect_exact(hunt_in(&runtime, &database, crashes, cases(150) / 3 + 1, None));
-    }
-}
-
-/// Takes the guard out and expects the failure that it prevents.
-fn breaks(guard: Guard, crashes: Crashes, expected: &[&str]) {
-    breaks_in(&runtime(), &Database::new(Reference::default()), guard, crashes, expected);
-}
-
-fn breaks_in<S: Store + Clone>(
-    runtime: &Runtime,
-    database: &Database<'_, S>,
-    guard: Guard,
-    crashes: Crashes,
-    expected: &[&str],
-) {
-    expect_failure(hunt_in(runtime, database, crashes, 2000, Some(guard)), guard, expected);
+    exact_in_the_real_database::<Slices>(2, 75);
 }
 
 #[test]
 fn without_the_handover_a_slice_is_in_two_places() {
-    breaks(Guard::Handover, Crashes::None, &["DOUBLE", "TORN"]);
+    breaks::<Slices>(Guard::Handover, Crashes::None, &["DOUBLE", "TORN"]);
 }
 
 #[test]
 fn without_the_producer_fence_a_repeat_counts_twice() {
-    breaks(Guard::ProducerFence, Crashes::None, &["DOUBLE", "TORN"]);
+    breaks::<Slices>(Guard::ProducerFence, Crashes::None, &["DOUBLE", "TORN"]);
 }
 
 #[test]
 fn without_settle_a_crash_counts_twice() {
-    breaks(Guard::Settle, Crashes::BackToTheLastFsync, &["DOUBLE", "TORN"]);
+    breaks::<Slices>(Guard::Settle, Crashes::BackToTheLastFsync, &["DOUBLE", "TORN"]);
 }
 
 #[test]
 fn without_the_comparison_a_reader_sees_a_batch_twice() {
-    breaks(Guard::Comparison, Crashes::None, &["TORN READ"]);
+    breaks::<Slices>(Guard::Comparison, Crashes::None, &["TORN READ"]);
 }
 
 #[test]
 fn without_the_ledger_a_batch_counts_twice() {
-    let runtime = runtime();
-    let mysql = runtime.block_on(Mortal::start());
-    let database = Database::new(runtime.block_on(mysql.store()));
-    breaks_in(&runtime, &database, Guard::Ledger, Crashes::None, &["DOUBLE", "TORN"]);
+    breaks_in_the_real_database::<Slices>(Guard::Ledger, &["DOUBLE", "TORN"]);
 }

@@ -22,8 +22,8 @@ use redis::aio::ConnectionLike;
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value};
 use support::flushing::{Database, WORKERS, Work, Workers};
 use support::interleaving::{
-    Checked, Crashes, Direct, Fate, Gone, Mishap, PARTITIONS, Stage, cases, delta, digit, expect_exact, expect_failure,
-    failed, fault, hunt, runtime,
+    Case, Checked, Crashes, Direct, Fate, Gone, Mishap, PARTITIONS, Stage, cases, delta, digit, expect_exact,
+    expect_failure, failed, fault, hunt, runtime,
 };
 use support::reference::Reference;
 use testkit::{RedisOptions, RedisServer};
@@ -232,37 +232,6 @@ impl<'s> World<'s> {
         }
     }
 
-    async fn step(&mut self, step: Step) -> Checked {
-        let at = |which: usize, many: usize| (many > 0).then(|| which % many);
-        match step {
-            Step::Add { id } if self.tokens.len() < TOKENS => self.comes(id),
-            Step::Add { .. } => {}
-            Step::Poll { caller } => {
-                if let Some(caller) = at(caller, self.callers.len()) {
-                    self.poll(caller)?;
-                }
-            }
-            Step::Drop { caller } => {
-                if let Some(caller) = at(caller, self.callers.len()) {
-                    drop(self.callers.swap_remove(caller));
-                }
-            }
-            Step::Call { which, fate } => {
-                let which = at(which, self.line.calls().len());
-                if let Some(which) = which {
-                    self.call(which, fate)?;
-                }
-            }
-            Step::Turn => turn().await,
-            Step::Work(work) => self.workers.step(work, &mut self.stage, &self.database).await?,
-            Step::WorkerDies { worker } => self.workers.die(worker),
-            Step::Tick { ms } => self.tick(ms).await,
-            Step::Mishap(mishap) => self.suffer(mishap).await?,
-        }
-        self.stage.note_length();
-        Ok(())
-    }
-
     async fn tick(&mut self, ms: u64) {
         self.stage.pass(ms);
         tokio::time::sleep(Duration::from_millis(ms)).await;
@@ -384,6 +353,41 @@ impl<'s> World<'s> {
             }
         }
     }
+}
+
+impl Case for World<'_> {
+    type Step = Step;
+
+    async fn step(&mut self, step: Step) -> Checked {
+        let at = |which: usize, many: usize| (many > 0).then(|| which % many);
+        match step {
+            Step::Add { id } if self.tokens.len() < TOKENS => self.comes(id),
+            Step::Add { .. } => {}
+            Step::Poll { caller } => {
+                if let Some(caller) = at(caller, self.callers.len()) {
+                    self.poll(caller)?;
+                }
+            }
+            Step::Drop { caller } => {
+                if let Some(caller) = at(caller, self.callers.len()) {
+                    drop(self.callers.swap_remove(caller));
+                }
+            }
+            Step::Call { which, fate } => {
+                let which = at(which, self.line.calls().len());
+                if let Some(which) = which {
+                    self.call(which, fate)?;
+                }
+            }
+            Step::Turn => turn().await,
+            Step::Work(work) => self.workers.step(work, &mut self.stage, &self.database).await?,
+            Step::WorkerDies { worker } => self.workers.die(worker),
+            Step::Tick { ms } => self.tick(ms).await,
+            Step::Mishap(mishap) => self.suffer(mishap).await?,
+        }
+        self.stage.note_length();
+        Ok(())
+    }
 
     /// PROTOCOL section 1: every acknowledged increment is in the sum once, no other twice.
     async fn check(&self) -> Checked {
@@ -457,11 +461,7 @@ fn hunt_in(crashes: Crashes, cases: u32, guard: Option<Guard>) -> Result<(), Tes
     hunt(&runtime(), (crashes, cases, guard), steps, |server, name, steps| {
         paused().block_on(async {
             let mut world = World::new(server, name, crashes).await;
-            for step in steps {
-                world.step(step).await?;
-                world.check().await?;
-            }
-            world.finish().await
+            world.play(steps).await
         })
     })
 }
@@ -492,11 +492,7 @@ fn replay(crashes: Crashes, steps: &[Step]) {
     let server = runtime().block_on(RedisServer::start(RedisOptions::volatile()));
     paused().block_on(async {
         let mut world = World::new(&server, "regression".to_owned(), crashes).await;
-        for step in steps {
-            world.step(step).await.expect("exact");
-            world.check().await.expect("exact");
-        }
-        world.finish().await.expect("exact");
+        world.play(steps).await.expect("exact");
     });
 }
 

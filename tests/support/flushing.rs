@@ -1,19 +1,25 @@
 //! What the interleaving tests share of all that is counted the buffered way: the workers that bring batches to the
 //! database, the database, which may be killed meanwhile, the readers, and what is known of an increment.
 
+use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use counterfoil::test_hooks::{Cut, CutBatch, FetchReply, Pending, RotateReply};
+use counterfoil::test_hooks::{Cut, CutBatch, FetchReply, Guard, Pending, RotateReply};
 use counterfoil::{Batch, Durability, Incarnation, MysqlStore, ReadFrom, Result, Store};
 use proptest::prelude::Strategy;
-use proptest::test_runner::TestCaseError;
+use proptest::test_runner::{TestCaseError, TestError};
 use sqlx::MySqlPool;
-use testkit::MysqlServer;
+use testkit::{MysqlServer, RedisServer};
+use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
 use super::gated::Gated;
-use super::interleaving::{Checked, Connect, Fate, Gone, PARTITIONS, SETTLE, Stage, Writer, failed, fate};
+use super::interleaving::{
+    Checked, Connect, Crashes, Fate, Gone, PARTITIONS, SETTLE, Stage, Writer, cases, expect_exact, expect_failure,
+    failed, fate, hunt, runtime,
+};
+use super::reference::Reference;
 
 pub const WORKERS: usize = 2;
 
@@ -159,7 +165,7 @@ impl<S> Database<'_, S> {
 
 impl<'s> Database<'s, MysqlStore> {
     pub async fn mortal(mysql: &'s Mortal) -> Self {
-        Database { store: mysql.store().await, mysql: Some(mysql) }
+        Database { store: MysqlStore::new(mysql.database().await), mysql: Some(mysql) }
     }
 }
 
@@ -202,12 +208,14 @@ impl<S: Store + Clone> Database<'_, S> {
 /// A MySQL that is killed now and then while it is at something of which nobody hears.
 pub struct Mortal {
     server: MysqlServer,
+    one_in: u64,
     unheard: AtomicU64,
 }
 
 impl Mortal {
-    pub async fn start() -> Self {
-        Mortal { server: MysqlServer::start().await, unheard: AtomicU64::new(0) }
+    /// Of so many things of which nobody hears one kills it.
+    pub async fn one_in(one_in: u64) -> Self {
+        Mortal { server: MysqlServer::start().await, one_in, unheard: AtomicU64::new(0) }
     }
 
     /// A database with counterfoil's tables.
@@ -215,17 +223,13 @@ impl Mortal {
         super::database_on(&self.server).await
     }
 
-    pub async fn store(&self) -> MysqlStore {
-        MysqlStore::new(self.database().await)
-    }
-
-    /// Does what is to be done, whose answer is lost. One time in eight the server is killed meanwhile.
+    /// Does what is to be done, whose answer is lost. Now and then the server is killed meanwhile.
     pub async fn unheard<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<()> {
         let number = self.unheard.fetch_add(1, Ordering::Relaxed);
-        if !number.is_multiple_of(8) {
+        if !number.is_multiple_of(self.one_in) {
             return work.await.map(drop);
         }
         let working = tokio::spawn(work);
@@ -346,4 +350,70 @@ impl<T> Seen<T> {
         let was_acknowledged = self.before.get(token) == Some(&true);
         (u8::from(was_acknowledged && state != State::Forgotten && !self.has_crashed), 1)
     }
+}
+
+/// What a case is given.
+pub struct Given<'s, S> {
+    pub server: &'s RedisServer,
+    pub crashes: Crashes,
+    /// No other case's family has it.
+    pub name: String,
+    pub database: Database<'s, S>,
+}
+
+/// What is counted, as cases of random steps.
+pub trait Kind {
+    type Step: Debug;
+
+    fn step(crashes: Crashes) -> impl Strategy<Value = Self::Step>;
+
+    async fn play<S: Store + Clone>(given: Given<'_, S>, steps: Vec<Self::Step>) -> Checked;
+}
+
+/// No case may fail.
+pub fn exact<K: Kind>(crashes: Crashes, default: u32) {
+    expect_exact(hunt_in::<K, _>(&runtime(), &Database::new(Reference::default()), (crashes, cases(default), None)));
+}
+
+/// Nor one with a MySQL that is killed at one in so many batches whose answer is lost, however Redis crashes.
+pub fn exact_in_the_real_database<K: Kind>(one_in: u64, default: u32) {
+    let runtime = runtime();
+    let mysql = runtime.block_on(Mortal::one_in(one_in));
+    let database = runtime.block_on(Database::mortal(&mysql));
+    for crashes in [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty] {
+        expect_exact(hunt_in::<K, _>(&runtime, &database, (crashes, cases(default) / 3 + 1, None)));
+    }
+}
+
+/// Takes the guard out and expects the failure that it prevents.
+pub fn breaks<K: Kind>(guard: Guard, crashes: Crashes, expected: &[&str]) {
+    breaks_in::<K, _>(&runtime(), &Database::new(Reference::default()), (guard, crashes), expected);
+}
+
+/// The same of a guard that is the database's.
+pub fn breaks_in_the_real_database<K: Kind>(guard: Guard, expected: &[&str]) {
+    let runtime = runtime();
+    let server = runtime.block_on(MysqlServer::start());
+    let pool = runtime.block_on(super::database_on(&server));
+    breaks_in::<K, _>(&runtime, &Database::new(MysqlStore::new(pool)), (guard, Crashes::None), expected);
+}
+
+fn breaks_in<K: Kind, S: Store + Clone>(
+    runtime: &Runtime,
+    database: &Database<'_, S>,
+    (guard, crashes): (Guard, Crashes),
+    expected: &[&str],
+) {
+    expect_failure(hunt_in::<K, _>(runtime, database, (crashes, 2000, Some(guard))), guard, expected);
+}
+
+fn hunt_in<K: Kind, S: Store + Clone>(
+    runtime: &Runtime,
+    database: &Database<'_, S>,
+    (crashes, cases, guard): (Crashes, u32, Option<Guard>),
+) -> Result<(), TestError<Vec<K::Step>>> {
+    let steps = proptest::collection::vec(K::step(crashes), 10..70);
+    hunt(runtime, (crashes, cases, guard), steps, |server, name, steps| {
+        runtime.block_on(K::play(Given { server, crashes, name, database: database.clone() }, steps))
+    })
 }

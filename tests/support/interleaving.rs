@@ -239,6 +239,27 @@ impl<'s, C: Connect> Stage<'s, C> {
     }
 }
 
+/// A case under way.
+pub trait Case {
+    type Step;
+
+    async fn step(&mut self, step: Self::Step) -> Checked;
+
+    /// What has to be so after every step.
+    async fn check(&self) -> Checked;
+
+    /// Ends whatever is under way; nothing may be left of it.
+    async fn finish(&mut self) -> Checked;
+
+    async fn play(&mut self, steps: impl IntoIterator<Item = Self::Step>) -> Checked {
+        for step in steps {
+            self.step(step).await?;
+            self.check().await?;
+        }
+        self.finish().await
+    }
+}
+
 /// On a clock that goes by itself, which the test's own may not.
 fn start_again(server: &RedisServer) {
     let start = || runtime().block_on(server.start_again());
