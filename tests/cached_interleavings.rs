@@ -11,22 +11,22 @@ mod support;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use counterfoil::test_hooks::{Change, Claim, Fence, Guard, IncrReply, Partition, Rebased, Seed, Stay, Ticket, Word};
-use counterfoil::{Durability, Family, MysqlStore, Registered, Result, Row, Save, Saved, Store, Version};
+use counterfoil::test_hooks::{Change, Claim, Guard, IncrReply, Rebased, Seed, Stay, Ticket, Word};
+use counterfoil::{Family, MysqlStore, Registered, Result, Row, Save, Saved, Store, Version};
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestError};
 use sqlx::MySqlPool;
+use support::flushing::Mortal;
 use support::interleaving::{
-    Checked, Crashes, Direct, Fate, Lengths, cases, digit, expect_failure, failed, fate, hunt, runtime,
+    Checked, Crashes, Direct, Fate, Gone, Mishap, PARTITIONS, SETTLE, Stage, Writer, cases, delta, digit, expect_exact,
+    expect_failure, failed, fate, fault, hunt, runtime,
 };
 use support::reference::Reference;
-use testkit::{MysqlServer, RedisServer};
+use testkit::RedisServer;
 use tokio::runtime::Runtime;
 
-const SETTLE: u64 = 1000;
 const SAVE_AFTER: u64 = 300;
 const RETAIN: u64 = 1200;
 /// Longer than any ticket lasts.
@@ -35,7 +35,6 @@ const LONG: u64 = 31_000;
 const HORIZON: Duration = Duration::from_millis(2 * LONG);
 /// The first two share a partition.
 const IDS: [&str; 3] = ["a", "b", "page/é"];
-const PARTITIONS: u32 = 2;
 const CLIENTS: usize = 3;
 const WORKERS: usize = 2;
 /// 4^31 is the first that does not fit.
@@ -79,13 +78,7 @@ enum Step {
     Tick {
         ms: u64,
     },
-    ScriptFlush,
-    /// Redis comes back with its file cut back to this share of what is not durable.
-    Crash {
-        kept: u8,
-    },
-    /// Redis comes back empty.
-    Emptied,
+    Mishap(Mishap),
 }
 
 /// What disturbs a case.
@@ -106,14 +99,9 @@ fn partition() -> impl Strategy<Value = u32> {
 }
 
 fn step(disturbed: Disturbed) -> impl Strategy<Value = Step> {
-    let crash = match disturbed.crashes {
-        Crashes::BackToTheLastFsync => any::<u8>().prop_map(|kept| Step::Crash { kept }).boxed(),
-        Crashes::Empty => Just(Step::Emptied).boxed(),
-        Crashes::None => Just(Step::ScriptFlush).boxed(),
-    };
     let outside = match disturbed.outsider {
         true => id().prop_map(|id| Step::Outside { id }).boxed(),
-        false => Just(Step::ScriptFlush).boxed(),
+        false => Just(Step::Mishap(Mishap::ScriptFlush)).boxed(),
     };
     let count = (0..CLIENTS, id(), any::<u8>(), fate());
     let ticks = prop_oneof![
@@ -129,8 +117,8 @@ fn step(disturbed: Disturbed) -> impl Strategy<Value = Step> {
         1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
         5 => id().prop_map(|id| Step::Read { id }),
         12 => ticks.prop_map(|ms| Step::Tick { ms }),
-        1 => Just(Step::ScriptFlush),
-        1 => crash,
+        1 => Just(Step::Mishap(Mishap::ScriptFlush)),
+        1 => disturbed.crashes.mishap().prop_map(Step::Mishap),
         2 => outside,
     ]
 }
@@ -175,18 +163,6 @@ impl Token {
 
 fn in_redis(_: usize, token: Token) -> (u8, u8) {
     token.bounds_in_redis()
-}
-
-fn delta(token: usize) -> i64 {
-    4i64.pow(u32::try_from(token).expect("few tokens"))
-}
-
-#[derive(Debug)]
-struct Client {
-    producer: String,
-    seq: u64,
-    is_registered: bool,
-    open: Option<Call>,
 }
 
 /// A call that is not yet answered; before it is sent, the rows of what is missing have to be read.
@@ -286,16 +262,15 @@ impl Held {
 /// The database: the plain reference, which is fast and so tries more, or a real one.
 enum Database {
     Plain(Reference),
-    Real { server: MysqlServer, pool: MySqlPool, store: MysqlStore, unheard: AtomicU64 },
+    Real { mysql: Mortal, pool: MySqlPool, store: MysqlStore },
 }
 
 impl Database {
     async fn real() -> Self {
-        let server = MysqlServer::start().await;
-        let (_, pool) = server.database("interleavings").await;
+        let mysql = Mortal::one_in(8).await;
+        let pool = mysql.database().await;
         let store = MysqlStore::new(pool.clone());
-        store.create_tables().await.expect("tables");
-        Database::Real { server, pool, store, unheard: AtomicU64::new(0) }
+        Database::Real { mysql, pool, store }
     }
 
     async fn register(&self, family: &Family) -> Result<u64> {
@@ -321,20 +296,11 @@ impl Database {
 
     /// A save whose answer is lost. Now and then a real database is killed while it is at it.
     async fn save_unheard(&self, family: &Arc<Registered>, saves: &[Save]) -> Result<()> {
-        let Database::Real { server, store, unheard, .. } = self else {
+        let Database::Real { mysql, store, .. } = self else {
             return self.save(family, saves).await.map(drop);
         };
-        let number = unheard.fetch_add(1, Ordering::Relaxed);
-        if !number.is_multiple_of(8) {
-            return store.save(family, saves).await.map(drop);
-        }
         let (store, family, saves) = (store.clone(), family.clone(), saves.to_vec());
-        let saving = tokio::spawn(async move { store.save(&family, &saves).await });
-        tokio::time::sleep(Duration::from_micros(number * 97 % 3000)).await;
-        server.kill();
-        server.start_again().await;
-        let _either_way = saving.await;
-        Ok(())
+        mysql.unheard(async move { store.save(&family, &saves).await }).await
     }
 
     /// Somebody else adds to the row, and knows nothing of versions.
@@ -352,108 +318,63 @@ impl Database {
 }
 
 struct World<'s> {
-    server: &'s RedisServer,
-    redis: Direct,
+    stage: Stage<'s, Direct>,
     database: &'s Database,
-    family: Arc<Registered>,
     stay: Stay,
     disturbed: Disturbed,
-    now: u64,
-    lengths: Lengths,
-    clients: Vec<Client>,
+    clients: Vec<Writer<Call>>,
     /// The last one never stalls.
     workers: Vec<Worker>,
     reader: Option<Reader>,
     tokens: Vec<Token>,
-    names: u64,
 }
 
 impl<'s> World<'s> {
     async fn new(server: &'s RedisServer, database: &'s Database, name: String, disturbed: Disturbed) -> Self {
-        let redis = Direct::to(server);
-        redis.run(&redis::cmd("FLUSHALL")).expect("FLUSHALL");
         let cached = Family::cached(name, "votes")
             .partitions(PARTITIONS)
             .save_after(Duration::from_millis(SAVE_AFTER))
             .retain(Duration::from_millis(RETAIN))
-            .durability(match disturbed.crashes {
-                // what knows nothing after a crash cannot go back to an older state
-                Crashes::Empty => Durability::Immediate,
-                _ => Durability::Settle(Duration::from_millis(SETTLE)),
-            })
+            .durability(disturbed.crashes.durability())
             .build()
             .expect("a valid family");
-        let number = database.register(cached.family()).await.expect("registered");
-        let mut world = World {
-            server,
-            redis,
+        let family = cached.family().clone();
+        let number = database.register(&family).await.expect("registered");
+        let mut stage = Stage::new(server, disturbed.crashes, Registered { family, number }, 1_000_000).await;
+        World {
             database,
-            family: Arc::new(Registered { family: cached.family().clone(), number }),
             stay: cached.stay().clone(),
             disturbed,
-            now: 1_000_000,
-            lengths: Lengths::new(SETTLE),
-            clients: Vec::new(),
+            clients: (0..CLIENTS).map(|_| Writer::new(stage.new_name())).collect(),
             workers: (0..=WORKERS).map(|_| Worker::default()).collect(),
             reader: None,
             tokens: Vec::new(),
-            names: 0,
-        };
-        world.clients = (0..CLIENTS).map(|_| world.new_client()).collect();
-        world.note_length();
-        world
-    }
-
-    fn new_client(&mut self) -> Client {
-        self.names += 1;
-        Client { producer: format!("client-{}", self.names), seq: 0, is_registered: false, open: None }
-    }
-
-    fn partition(&self, number: u32) -> Partition<Direct> {
-        Partition::new(self.redis.clone(), &self.family.family, number).at(self.now)
+            stage,
+        }
     }
 
     fn partition_of(&self, id: usize) -> u32 {
-        self.family.family.partition_of(IDS[id])
-    }
-
-    fn key(&self, partition: u32, kind: &str) -> String {
-        format!("cf1:{{{}/{partition}}}:{kind}", self.family.family)
-    }
-
-    fn note_length(&mut self) -> u64 {
-        if self.disturbed.crashes != Crashes::BackToTheLastFsync {
-            return 0;
-        }
-        let length = self.server.aof_len();
-        self.lengths.note(self.now, length);
-        length
+        self.stage.partition_of(IDS[id])
     }
 
     async fn step(&mut self, step: Step) -> Checked {
         match step {
             Step::Count { client, id, many, fate } => self.count(client, id, many, fate).await?,
-            Step::ClientDies { client } => self.clients[client] = self.new_client(),
+            Step::ClientDies { client } => self.clients[client] = Writer::new(self.stage.new_name()),
             Step::Work { worker, partition, fate } => self.work(worker, partition, fate).await?,
             Step::WorkOn { partition } => self.work_on(WORKERS, partition).await?,
             Step::WorkerDies { worker } => self.workers[worker] = Worker::default(),
             Step::Read { id } => self.read(id).await?,
             Step::Outside { id } => self.add_from_outside(id).await,
-            Step::Tick { ms } => self.now += ms,
-            Step::ScriptFlush => self.forget_scripts()?,
-            Step::Crash { kept } => self.crash(kept).await?,
-            Step::Emptied => {
-                self.redis.run(&redis::cmd("FLUSHALL")).map_err(failed)?;
-                self.forget_scripts()?;
-                self.forget(|_| true).await?;
+            Step::Tick { ms } => self.stage.pass(ms),
+            Step::Mishap(mishap) => {
+                if let Some(gone) = self.stage.suffer(mishap).await? {
+                    self.forget(&gone).await?;
+                }
             }
         }
-        self.note_length();
+        self.stage.note_length();
         Ok(())
-    }
-
-    fn forget_scripts(&self) -> Checked {
-        self.redis.run(redis::cmd("SCRIPT").arg("FLUSH")).map(drop).map_err(failed)
     }
 
     async fn count(&mut self, number: usize, id: usize, many: bool, fate: Fate) -> Checked {
@@ -465,14 +386,7 @@ impl<'s> World<'s> {
         }
         let client = &mut self.clients[number];
         let Some(call) = client.open.take() else { return Ok(()) };
-        if !client.is_registered {
-            for partition in 0..PARTITIONS {
-                // one producer for both partitions is fine as long as it has one call in flight
-                let producer = &self.clients[number].producer;
-                self.partition(partition).register(producer).await.map_err(failed)?;
-            }
-            self.clients[number].is_registered = true;
-        }
+        client.register(&self.stage).await?;
         if call.missing.is_empty() { self.send(number, call, fate).await } else { self.ask(number, call, fate).await }
     }
 
@@ -483,16 +397,15 @@ impl<'s> World<'s> {
         }
         let first = self.tokens.len();
         self.tokens.extend(ids.into_iter().map(|id| Token { id, state: State::Waiting }));
-        let client = &mut self.clients[number];
-        client.seq += 1;
-        client.open = Some(Call { tokens: (first..self.tokens.len()).collect(), ..Call::default() });
+        let tokens = (first..self.tokens.len()).collect();
+        self.clients[number].begin(Call { tokens, ..Call::default() });
     }
 
     /// Reads the rows of what is missing.
     async fn ask(&mut self, number: usize, mut call: Call, fate: Fate) -> Checked {
         if fate == Fate::Answered {
             let ids: Vec<_> = call.tokens.iter().map(|token| IDS[self.tokens[*token].id]).collect();
-            let rows = self.database.rows(&self.family, &ids).await.map_err(failed)?;
+            let rows = self.database.rows(&self.stage.family, &ids).await.map_err(failed)?;
             call.seeds = call.missing.drain(..).zip(rows).map(|(ticket, row)| Seed { ticket, row }).collect();
         }
         self.clients[number].open = Some(call);
@@ -508,17 +421,16 @@ impl<'s> World<'s> {
         let ids: Vec<_> = call.tokens.iter().map(|token| IDS[self.tokens[*token].id]).collect();
         let seeds = ids.iter().copied().zip(call.seeds.iter().copied());
         let changes = ids.iter().copied().zip(call.tokens.iter().map(|token| Change::Add(delta(*token))));
-        let client = &self.clients[number];
-        let fence = Fence { producer: &client.producer, seq: client.seq, repeat: call.is_repeat };
-        let partition = self.partition(self.family.family.partition_of(ids[0]));
-        let reply = partition.incr(&self.family.family, &self.stay, Some(fence), seeds, changes).await;
-        let at = self.note_length();
+        let fence = Some(self.clients[number].fence(call.is_repeat));
+        let partition = self.stage.partition(self.stage.partition_of(ids[0]));
+        let reply = partition.incr(&self.stage.family.family, &self.stay, fence, seeds, changes).await;
+        let at = self.stage.note_length();
         let words = match reply.map_err(failed)? {
             IncrReply::Executed(words) => words,
             // what was executed is forgotten by a crash only
             IncrReply::Unknown if call.is_repeat && call.executed.is_none() => {
                 // the caller is told that the outcome is unknown
-                self.clients[number] = self.new_client();
+                self.clients[number] = Writer::new(self.stage.new_name());
                 return Ok(());
             }
             IncrReply::Unknown => return Err(failed(format!("UNKNOWN: {call:?}"))),
@@ -563,9 +475,7 @@ impl<'s> World<'s> {
         });
         let (tokens, missing): (Vec<_>, Vec<_>) = missing.unzip();
         if !tokens.is_empty() {
-            let client = &mut self.clients[number];
-            client.seq += 1;
-            client.open = Some(Call { tokens, missing, ..Call::default() });
+            self.clients[number].begin(Call { tokens, missing, ..Call::default() });
         }
     }
 
@@ -585,13 +495,13 @@ impl<'s> World<'s> {
             Some(Task::Save(saves)) => self.save(saves, fate).await?,
             Some(Task::Mark(versions)) => {
                 let versions: Vec<_> = versions.iter().map(|(id, version)| (&**id, *version)).collect();
-                let family = &self.family.family;
-                self.partition(partition).saved(family, &self.stay, &versions).await.map_err(failed)?;
+                let family = &self.stage.family.family;
+                self.stage.partition(partition).saved(family, &self.stay, &versions).await.map_err(failed)?;
                 Vec::new()
             }
             Some(Task::Rebase(rows)) => {
                 let rows: Vec<_> = rows.iter().map(|(id, version, row)| (&**id, *version, *row)).collect();
-                let rebased = self.partition(partition).rebase(&self.stay, &rows).await.map_err(failed)?;
+                let rebased = self.stage.partition(partition).rebase(&self.stay, &rows).await.map_err(failed)?;
                 // whose rows nobody else writes has nothing to put on top of them
                 let is_alone = self.disturbed.crashes == Crashes::None && !self.disturbed.outsider;
                 if rebased.contains(&Rebased::OutOfRange) || (is_alone && rebased.contains(&Rebased::Done)) {
@@ -601,7 +511,7 @@ impl<'s> World<'s> {
             }
             Some(Task::Delete(ids)) => {
                 let ids: Vec<_> = ids.iter().map(|id| &**id).collect();
-                self.partition(partition).delete(&self.stay, &ids).await.map_err(failed)?;
+                self.stage.partition(partition).delete(&self.stay, &ids).await.map_err(failed)?;
                 Vec::new()
             }
         };
@@ -616,15 +526,16 @@ impl<'s> World<'s> {
     }
 
     async fn look_for_work(&self, partition: u32) -> Result<Vec<Task>, TestCaseError> {
-        let (ids, _) = self.partition(partition).due(100, HORIZON).await.map_err(failed)?;
+        let (ids, _) = self.stage.partition(partition).due(100, HORIZON).await.map_err(failed)?;
         Ok(vec![Task::Claim(ids)])
     }
 
     async fn claim(&self, number: u32, ids: &[String]) -> Result<Vec<Task>, TestCaseError> {
         let (mut saves, mut idle) = (Vec::new(), Vec::new());
         let names: Vec<_> = ids.iter().map(|id| &**id).collect();
-        let partition = self.partition(number);
-        let claims = partition.claim(&self.family.family, &self.stay, Duration::ZERO, &names).await.map_err(failed)?;
+        let partition = self.stage.partition(number);
+        let claims =
+            partition.claim(&self.stage.family.family, &self.stay, Duration::ZERO, &names).await.map_err(failed)?;
         for (id, claim) in ids.iter().cloned().zip(claims) {
             match claim {
                 Claim::Save { known, value, version, .. } => {
@@ -640,11 +551,11 @@ impl<'s> World<'s> {
 
     async fn save(&self, saves: &[Save], fate: Fate) -> Result<Vec<Task>, TestCaseError> {
         if fate == Fate::LostAfter {
-            self.database.save_unheard(&self.family, saves).await.map_err(failed)?;
+            self.database.save_unheard(&self.stage.family, saves).await.map_err(failed)?;
             return Ok(Vec::new());
         }
         let (mut written, mut conflicts) = (Vec::new(), Vec::new());
-        let outcomes = self.database.save(&self.family, saves).await.map_err(failed)?;
+        let outcomes = self.database.save(&self.stage.family, saves).await.map_err(failed)?;
         for (save, outcome) in saves.iter().zip(outcomes) {
             match outcome {
                 Saved::Done => written.push((save.id.clone(), save.version)),
@@ -672,7 +583,7 @@ impl<'s> World<'s> {
         let name = IDS[reader.id];
         match reader.next {
             Next::Look(seed) => {
-                let partition = self.partition(self.partition_of(reader.id));
+                let partition = self.stage.partition(self.partition_of(reader.id));
                 let seeds = seed.map(|seed| (name, seed));
                 match partition.values(&self.stay, seeds, &[name]).await.map_err(failed)?[..] {
                     [Word::Value(value)] => return self.check_read(&reader, value),
@@ -681,7 +592,7 @@ impl<'s> World<'s> {
                 }
             }
             Next::AskTheDatabase(ticket) => {
-                let row = self.database.rows(&self.family, &[name]).await.map_err(failed)?[0];
+                let row = self.database.rows(&self.stage.family, &[name]).await.map_err(failed)?[0];
                 if row.value.is_none() {
                     return self.check_read(&reader, 0);
                 }
@@ -704,32 +615,22 @@ impl<'s> World<'s> {
         if self.tokens.len() < TOKENS {
             let delta = delta(self.tokens.len());
             self.tokens.push(Token { id, state: State::Outside });
-            self.database.add_from_outside(&self.family, IDS[id], delta).await;
+            self.database.add_from_outside(&self.stage.family, IDS[id], delta).await;
         }
-    }
-
-    async fn crash(&mut self, kept: u8) -> Checked {
-        let left = self.lengths.left(kept);
-        self.server.kill();
-        self.server.cut_aof(left);
-        self.server.start_again().await;
-        self.redis = Direct::to(self.server);
-        self.lengths.restart(self.now, self.server.aof_len());
-        self.forget(|at| at > left).await
     }
 
     /// After a crash: what was counted at a length of the file that is not there any more may be gone, unless it is in the
     /// database.
-    async fn forget(&mut self, is_gone: impl Fn(u64) -> bool) -> Checked {
-        let rows = self.database.rows(&self.family, &IDS).await.map_err(failed)?;
+    async fn forget(&mut self, gone: &Gone) -> Checked {
+        let rows = self.database.rows(&self.stage.family, &IDS).await.map_err(failed)?;
         for (number, token) in self.tokens.iter_mut().enumerate() {
             let is_saved = digit(rows[token.id].value.unwrap_or(0).into(), number) > 0;
-            if matches!(token.state, State::Counted { at } if is_gone(at)) && !is_saved {
+            if matches!(token.state, State::Counted { at } if gone.contains(&at)) && !is_saved {
                 token.state = State::Forgotten;
             }
         }
         for call in self.clients.iter_mut().filter_map(|client| client.open.as_mut()) {
-            call.executed = call.executed.take().filter(|(_, at)| !is_gone(*at));
+            call.executed = call.executed.take().filter(|(_, at)| !gone.contains(at));
         }
         if let Some(reader) = &mut self.reader {
             reader.has_crashed = true;
@@ -741,10 +642,10 @@ impl<'s> World<'s> {
     fn held(&self) -> Result<Vec<Option<Held>>, TestCaseError> {
         let mut ask = redis::pipe();
         for partition in 0..PARTITIONS {
-            let [values, rows, agenda] = ["values", "rows", "agenda"].map(|kind| self.key(partition, kind));
+            let [values, rows, agenda] = ["values", "rows", "agenda"].map(|kind| self.stage.key(partition, kind));
             ask.hmget(values, &IDS).hmget(rows, &IDS).zscore_multiple(agenda, &IDS);
         }
-        let all: Vec<Vec<Option<String>>> = self.redis.run_all(&ask).map_err(failed)?;
+        let all: Vec<Vec<Option<String>>> = self.stage.redis.run_all(&ask).map_err(failed)?;
         let held = |id: usize| {
             let at = 3 * self.partition_of(id) as usize;
             let [value, row, due] = [0, 1, 2].map(|key| all[at + key][id].as_deref());
@@ -758,15 +659,15 @@ impl<'s> World<'s> {
     /// PROTOCOL section 1: every increment that was counted comes to the row once, no other twice, and is seen in Redis.
     async fn check(&self) -> Checked {
         let held = self.held()?;
-        let rows = self.database.rows(&self.family, &IDS).await.map_err(failed)?;
+        let rows = self.database.rows(&self.stage.family, &IDS).await.map_err(failed)?;
         for (id, (held, row)) in held.iter().zip(rows).enumerate() {
             let total = held.as_ref().map_or(row.value.unwrap_or(0).into(), |held| held.on_top_of(row));
             self.check_digits("in all", id, total, |_, token| token.bounds())?;
             if let Some(held) = held {
                 self.check_digits("in Redis", id, held.value.into(), in_redis)?;
                 let longest = held.longest();
-                if held.due > self.now + longest {
-                    return Err(failed(format!("LATE: {}, at {}: {held:?}", IDS[id], self.now)));
+                if held.due > self.stage.now + longest {
+                    return Err(failed(format!("LATE: {}, at {}: {held:?}", IDS[id], self.stage.now)));
                 }
             }
         }
@@ -778,9 +679,8 @@ impl<'s> World<'s> {
         for number in 0..TOKENS {
             let times = digit(value, number);
             let token = self.tokens.get(number).filter(|token| token.id == id);
-            let (least, most) = token.map_or((0, 0), |token| bounds(number, *token));
-            if times < least || times > most {
-                let word = if times < least { "LOST" } else { "DOUBLE" };
+            let bounds = token.map_or((0, 0), |token| bounds(number, *token));
+            if let Some(word) = fault(times, bounds) {
                 let (state, id) = (token.map(|token| token.state), IDS[id]);
                 return Err(failed(format!(
                     "{word}: increment {number} ({state:?}) is {times} times in {id}, which is {value:#x} {what}"
@@ -812,16 +712,16 @@ impl<'s> World<'s> {
         }
         // claimed, saved, put on top of another row, claimed and saved again, deleted
         for ms in [SETTLE, SETTLE, SETTLE, SETTLE, RETAIN, LONG] {
-            self.now += ms;
+            self.stage.pass(ms);
             for partition in 0..PARTITIONS {
                 self.work_on(WORKERS, partition).await?;
             }
         }
         self.check().await?;
         for partition in 0..PARTITIONS {
-            let left = self.partition(partition).cached_ids().await.map_err(failed)?;
-            let keys = ["values", "rows", "agenda"].map(|kind| self.key(partition, kind));
-            let [keys]: [u64; 1] = self.redis.run_all(redis::pipe().exists(&keys)).map_err(failed)?;
+            let left = self.stage.partition(partition).cached_ids().await.map_err(failed)?;
+            let keys = ["values", "rows", "agenda"].map(|kind| self.stage.key(partition, kind));
+            let [keys]: [u64; 1] = self.stage.redis.run_all(redis::pipe().exists(&keys)).map_err(failed)?;
             if !left.is_empty() || keys > 0 {
                 return Err(failed(format!("WEDGED: {keys} keys are still in Redis, {left:?} on the agenda")));
             }
@@ -864,9 +764,7 @@ fn hunt_in(
 
 fn exact(crashes: Crashes, outsider: bool, default: u32) {
     let database = Database::Plain(Reference::default());
-    if let Err(error) = hunt_in(&runtime(), &database, Disturbed { crashes, outsider }, cases(default), None) {
-        panic!("{error}");
-    }
+    expect_exact(hunt_in(&runtime(), &database, Disturbed { crashes, outsider }, cases(default), None));
 }
 
 #[test]
@@ -906,9 +804,7 @@ fn exact_with_the_real_database() {
     for crashes in [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty] {
         for outsider in [false, true] {
             let disturbed = Disturbed { crashes, outsider };
-            if let Err(error) = hunt_in(&runtime, &database, disturbed, cases(120) / 6 + 1, None) {
-                panic!("{error}");
-            }
+            expect_exact(hunt_in(&runtime, &database, disturbed, cases(120) / 6 + 1, None));
         }
     }
 }

@@ -11,30 +11,26 @@
 
 mod support;
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use counterfoil::test_hooks::{AddReply, Cut, CutBatch, Fence, FetchReply, Guard, Partition, RotateReply};
-use counterfoil::{
-    Added, Batch, Counterfoil, Durability, Family, Incarnation, MysqlStore, ReadFrom, Registered, Result, Store,
-};
+use counterfoil::test_hooks::{AddReply, Guard};
+use counterfoil::{Added, Counterfoil, Durability, Family, Registered, Store};
 use proptest::prelude::*;
-use proptest::test_runner::{TestCaseError, TestError};
 use redis::aio::MultiplexedConnection;
+use support::flushing::{
+    Call, Database, Given, Kind, Reader, State, WORKERS, Work, Workers, breaks, breaks_in_the_real_database, exact,
+    exact_in_the_real_database,
+};
 use support::gated::Gated;
 use support::interleaving::{
-    Checked, Crashes, Fate, Lengths, cases, connect, digit, expect_failure, failed, fate, hunt, runtime,
+    Case, Checked, Crashes, Fate, Gone, Mishap, PARTITIONS, SETTLE, Stage, Writer, delta, digit, failed, fate, fault,
+    runtime,
 };
 use support::reference::Reference;
-use testkit::{MysqlServer, RedisServer};
-use tokio::runtime::Runtime;
-use tokio::task::JoinHandle;
+use testkit::RedisServer;
 
-const SETTLE: u64 = 1000;
 const IDS: [&str; 3] = ["a", "b", "page/é"];
-const PARTITIONS: u32 = 2;
 const WRITERS: usize = 3;
-const WORKERS: usize = 2;
 /// 4^31 is the first that does not fit.
 const TOKENS: usize = 31;
 
@@ -50,395 +46,151 @@ enum Step {
     WriterDies {
         writer: usize,
     },
-    /// The worker's next step: rotate, fetch, apply, release.
-    Work {
-        worker: usize,
-        partition: u32,
-        fate: Fate,
-    },
+    Work(Work),
     WorkerDies {
         worker: usize,
     },
-    /// Both workers do what they can until nothing is left: a quiet time.
+    /// Somebody reads all ids, and comes to the question to the database.
     ReadBegins,
     /// The reader's question to the database goes through.
     ReadGoesOn,
     Tick {
         ms: u64,
     },
-    ScriptFlush,
-    /// Redis comes back with its file cut back to this share of what is not durable.
-    Crash {
-        kept: u8,
-    },
-    /// Redis comes back empty.
-    Emptied,
-}
-
-fn step(crashes: Crashes) -> impl Strategy<Value = Step> {
-    let crash = match crashes {
-        Crashes::BackToTheLastFsync => any::<u8>().prop_map(|kept| Step::Crash { kept }).boxed(),
-        Crashes::Empty => Just(Step::Emptied).boxed(),
-        Crashes::None => Just(Step::ScriptFlush).boxed(),
-    };
-    prop_oneof![
-        12 => (0..WRITERS, 0..IDS.len(), fate()).prop_map(|(writer, id, fate)| Step::Write { writer, id, fate }),
-        1 => (0..WRITERS).prop_map(|writer| Step::WriterDies { writer }),
-        16 => (0..WORKERS, 0..PARTITIONS, fate())
-            .prop_map(|(worker, partition, fate)| Step::Work { worker, partition, fate }),
-        1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
-        4 => Just(Step::ReadBegins),
-        6 => Just(Step::ReadGoesOn),
-        5 => prop_oneof![Just(100), Just(600), Just(1000), Just(1500)].prop_map(|ms| Step::Tick { ms }),
-        1 => Just(Step::ScriptFlush),
-        1 => crash,
-    ]
-}
-
-/// What the test knows of an increment.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Token {
-    /// It may be counted or not.
-    InDoubt,
-    /// Redis acknowledged it; its effect was in the append-only file at this length.
-    Acknowledged { at: u64 },
-    /// Redis acknowledged it and forgot it in a crash before it was durable: it may be in the database or not.
-    Forgotten,
-    /// It was surely not counted.
-    Refused,
-}
-
-#[derive(Debug)]
-struct Writer {
-    producer: String,
-    seq: u64,
-    registered: bool,
-    /// The call whose reply is missing.
-    open: Option<Call>,
+    Mishap(Mishap),
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Call {
-    token: usize,
+struct Increment {
     id: usize,
-    repeat: bool,
-}
-
-#[derive(Debug)]
-enum Worker {
-    Idle,
-    Holds(u32, CutBatch),
-    Fetched(u32, CutBatch, Vec<(String, i64)>),
-    Applied(u32, CutBatch),
-}
-
-struct Reader<S> {
-    task: JoinHandle<Result<Vec<i64>>>,
-    store: Gated<S>,
-    /// What was acknowledged before it began.
-    before: Vec<Token>,
-    crashed: bool,
+    state: State,
 }
 
 struct World<'s, S> {
-    server: &'s RedisServer,
-    /// Where the database is a real one, which is killed now and then while it commits.
-    mysql: Option<&'s MysqlServer>,
-    redis: MultiplexedConnection,
-    store: S,
-    family: Arc<Registered>,
-    crashes: Crashes,
-    now: u64,
-    lengths: Lengths,
-    writers: Vec<Writer>,
-    workers: Vec<Worker>,
-    reader: Option<Reader<S>>,
-    tokens: Vec<(usize, Token)>,
-    names: u64,
+    stage: Stage<'s, MultiplexedConnection>,
+    database: Database<'s, S>,
+    writers: Vec<Writer<Call>>,
+    workers: Workers,
+    reader: Option<Reader<S, Vec<i64>>>,
+    tokens: Vec<Increment>,
 }
 
 impl<'s, S: Store + Clone> World<'s, S> {
-    async fn new(
-        (server, mysql): (&'s RedisServer, Option<&'s MysqlServer>),
-        store: S,
-        name: String,
-        crashes: Crashes,
-    ) -> Self {
-        let mut redis = connect(server).await;
-        redis::cmd("FLUSHALL").exec_async(&mut redis).await.expect("FLUSHALL");
+    async fn new(given: Given<'s, S>) -> Self {
+        let Given { server, crashes, name, database } = given;
         let family = Family::buffered(name, "hits")
             .partitions(PARTITIONS)
             .durability(Durability::Settle(Duration::from_millis(SETTLE)))
             .build()
             .expect("a valid family");
-        let number = store.register(&family).await.expect("registered");
-        let mut world = World {
-            server,
-            mysql,
-            redis,
-            store,
-            family: Arc::new(Registered { family, number }),
-            crashes,
-            now: 1_000_000,
-            lengths: Lengths::new(SETTLE),
-            writers: Vec::new(),
-            workers: (0..WORKERS).map(|_| Worker::Idle).collect(),
+        let number = database.store.register(&family).await.expect("registered");
+        let mut stage = Stage::new(server, crashes, Registered { family, number }, 1_000_000).await;
+        World {
+            database,
+            writers: (0..WRITERS).map(|_| Writer::new(stage.new_name())).collect(),
+            workers: Workers::default(),
             reader: None,
             tokens: Vec::new(),
-            names: 0,
-        };
-        world.writers = (0..WRITERS).map(|_| world.new_writer()).collect();
-        world.note_length();
-        world
-    }
-
-    fn new_writer(&mut self) -> Writer {
-        self.names += 1;
-        Writer { producer: format!("writer-{}", self.names), seq: 0, registered: false, open: None }
-    }
-
-    fn partition(&self, number: u32) -> Partition<MultiplexedConnection> {
-        Partition::new(self.redis.clone(), &self.family.family, number).at(self.now)
-    }
-
-    fn note_length(&mut self) -> u64 {
-        if self.crashes != Crashes::BackToTheLastFsync {
-            return 0;
+            stage,
         }
-        let length = self.server.aof_len();
-        self.lengths.note(self.now, length);
-        length
-    }
-
-    async fn step(&mut self, step: Step) -> Checked {
-        match step {
-            Step::Write { writer, id, fate } => self.write(writer, id, fate).await?,
-            Step::WriterDies { writer } => self.writers[writer] = self.new_writer(),
-            Step::Work { worker, partition, fate } => self.work(worker, partition, fate).await?,
-            Step::WorkerDies { worker } => self.workers[worker] = Worker::Idle,
-            Step::ReadBegins => self.read_begins().await,
-            Step::ReadGoesOn => self.read_goes_on().await?,
-            Step::Tick { ms } => self.now += ms,
-            Step::ScriptFlush => {
-                redis::cmd("SCRIPT").arg("FLUSH").exec_async(&mut self.redis).await.map_err(failed)?;
-            }
-            Step::Crash { kept } => self.crash(kept).await,
-            Step::Emptied => {
-                redis::cmd("FLUSHALL").exec_async(&mut self.redis).await.map_err(failed)?;
-                redis::cmd("SCRIPT").arg("FLUSH").exec_async(&mut self.redis).await.map_err(failed)?;
-                self.forget(|_| true);
-            }
-        }
-        self.note_length();
-        Ok(())
     }
 
     async fn write(&mut self, number: usize, id: usize, fate: Fate) -> Checked {
-        let call = match self.writers[number].open {
-            Some(call) => call,
-            None if self.tokens.len() == TOKENS => return Ok(()),
-            None => {
-                self.tokens.push((id, Token::InDoubt));
-                self.writers[number].seq += 1;
-                Call { token: self.tokens.len() - 1, id, repeat: false }
-            }
-        };
-        self.writers[number].open = Some(call);
-        let partition = self.partition(self.family.family.partition_of(IDS[call.id]));
         let writer = &mut self.writers[number];
-        if !writer.registered {
-            // one producer for both partitions is fine as long as it has one call in flight
-            for number in 0..PARTITIONS {
-                let partition = Partition::new(self.redis.clone(), &self.family.family, number).at(self.now);
-                partition.register(&writer.producer).await.map_err(failed)?;
-            }
-            writer.registered = true;
+        if writer.open.is_none() && self.tokens.len() < TOKENS {
+            writer.begin(Call::new(self.tokens.len()));
+            self.tokens.push(Increment { id, state: State::InDoubt });
         }
-        if matches!(fate, Fate::LostBefore) {
-            writer.open = Some(Call { repeat: true, ..call });
+        let Some(call) = writer.send() else { return Ok(()) };
+        writer.register(&self.stage).await?;
+        if fate == Fate::LostBefore {
             return Ok(());
         }
-        let fence = Fence { producer: &writer.producer, seq: writer.seq, repeat: call.repeat };
-        let pair = (IDS[call.id], 4i64.pow(u32::try_from(call.token).expect("few tokens")));
-        let reply = partition.add(&self.family.family, Some(fence), 1, [pair]).await.map_err(failed)?;
-        let at = self.note_length();
-        let writer = &mut self.writers[number];
+        let id = IDS[self.tokens[call.token].id];
+        let partition = self.stage.partition(self.stage.partition_of(id));
+        let fence = Some(writer.fence(call.is_repeat));
+        let reply = partition.add(&self.stage.family.family, fence, 1, [(id, delta(call.token))]).await;
+        let reply = reply.map_err(failed)?;
+        let at = self.stage.note_length();
         match (reply, fate) {
-            (_, Fate::LostAfter) => writer.open = Some(Call { repeat: true, ..call }),
+            (_, Fate::LostAfter) => {}
             (AddReply::Counted { added, .. }, _) => {
                 writer.open = None;
-                self.tokens[call.token].1 = match added[..] {
-                    [Added::Counted { .. }] => Token::Acknowledged { at },
-                    _ => Token::Refused,
+                self.tokens[call.token].state = match added[..] {
+                    [Added::Counted { .. }] => State::Acknowledged { at },
+                    _ => State::Refused,
                 };
             }
             // the caller is told that the outcome is unknown
-            (AddReply::Unknown, _) => {
-                self.writers[number] = self.new_writer();
-            }
+            (AddReply::Unknown, _) => *writer = Writer::new(self.stage.new_name()),
         }
         Ok(())
-    }
-
-    async fn work(&mut self, number: usize, partition: u32, fate: Fate) -> Checked {
-        let worker = std::mem::replace(&mut self.workers[number], Worker::Idle);
-        if matches!(fate, Fate::LostBefore) {
-            self.workers[number] = worker;
-            return Ok(());
-        }
-        let lost = matches!(fate, Fate::LostAfter);
-        let settle = Duration::from_millis(SETTLE);
-        self.workers[number] = match worker {
-            Worker::Idle => {
-                self.names += 1;
-                let rotated = self.partition(partition).rotate(Incarnation(self.names), None, Cut::Now).await;
-                match rotated.map_err(failed)? {
-                    RotateReply::Batch(cut) if !lost => Worker::Holds(partition, cut),
-                    _ => Worker::Idle,
-                }
-            }
-            Worker::Holds(partition, cut) => {
-                match self.partition(partition).fetch(&cut, settle, 10).await.map_err(failed)? {
-                    FetchReply::Deltas(deltas) if !lost => Worker::Fetched(partition, cut, deltas),
-                    FetchReply::Stale => Worker::Idle,
-                    _ => Worker::Holds(partition, cut),
-                }
-            }
-            Worker::Fetched(partition, cut, deltas) => {
-                let batch = Batch {
-                    family: self.family.clone(),
-                    partition,
-                    incarnation: cut.incarnation,
-                    seq: cut.seq,
-                    deltas: deltas.clone(),
-                };
-                match self.mysql {
-                    Some(mysql) if lost && self.names.is_multiple_of(8) => self.kill_while_applying(mysql, batch).await,
-                    _ => drop(self.store.apply(&[batch]).await.map_err(failed)?),
-                }
-                // whether the database committed or not, the answer got lost
-                if lost { Worker::Fetched(partition, cut, deltas) } else { Worker::Applied(partition, cut) }
-            }
-            Worker::Applied(partition, cut) => {
-                self.partition(partition).release(&cut).await.map_err(failed)?;
-                if lost { Worker::Applied(partition, cut) } else { Worker::Idle }
-            }
-        };
-        Ok(())
-    }
-
-    async fn kill_while_applying(&self, mysql: &MysqlServer, batch: Batch) {
-        let store = self.store.clone();
-        let applying = tokio::spawn(async move { store.apply(&[batch]).await });
-        tokio::time::sleep(Duration::from_micros(self.names * 97 % 3000)).await;
-        mysql.kill();
-        mysql.start_again().await;
-        let _either_way = applying.await;
     }
 
     async fn read_begins(&mut self) {
         if self.reader.is_some() {
             return;
         }
-        let store = Gated::new(self.store.clone());
-        let counters = Counterfoil::new(self.redis.clone(), store.clone()).open(self.family.family.clone()).await;
-        let counters = counters.expect("the family is known");
-        let task = tokio::spawn(async move { counters.get_many(&IDS).await });
-        let before = self.tokens.iter().map(|(_, token)| *token).collect();
-        store.reach(&task).await;
-        self.reader = Some(Reader { task, store, before, crashed: false });
+        let store = Gated::new(self.database.store.clone());
+        let counterfoil = Counterfoil::new(self.stage.redis.clone(), store.clone());
+        let counters = counterfoil.open(self.stage.family.family.clone()).await.expect("the family is known");
+        let before = self.tokens.iter().map(|token| token.state.is_acknowledged()).collect();
+        self.reader = Some(Reader::begin(store, async move { counters.get_many(&IDS).await }, before).await);
     }
 
     async fn read_goes_on(&mut self) -> Checked {
-        let Some(reader) = self.reader.take() else { return Ok(()) };
-        reader.store.let_in(&reader.task).await;
-        if !reader.task.is_finished() {
-            self.reader = Some(reader);
-            return Ok(());
-        }
-        let values = match reader.task.await.map_err(failed)? {
-            Ok(values) => values,
-            Err(_) if reader.crashed => return Ok(()),
-            Err(error) => return Err(failed(error)),
-        };
-        for (token, &(id, state)) in self.tokens.iter().enumerate() {
-            let times = digit(values[id].into(), token);
-            let acknowledged = matches!(reader.before.get(token), Some(Token::Acknowledged { .. }));
-            let least = u8::from(acknowledged && state != Token::Forgotten && !reader.crashed);
-            if times < least || times > 1 {
-                return Err(failed(format!(
-                    "TORN READ: increment {token} of {} ({state:?}) is {times} times in {}",
-                    IDS[id], values[id]
-                )));
+        let Some(seen) = Reader::go_on(&mut self.reader).await? else { return Ok(()) };
+        for (number, token) in self.tokens.iter().enumerate() {
+            let value = seen.answer[token.id];
+            let times = digit(value.into(), number);
+            if fault(times, seen.bounds(number, token.state)).is_some() {
+                return Err(failed(format!("TORN READ: increment {number} ({token:?}) is {times} times in {value}")));
             }
         }
         Ok(())
     }
 
-    async fn crash(&mut self, kept: u8) {
-        let left = self.lengths.left(kept);
-        self.server.kill();
-        self.server.cut_aof(left);
-        self.server.start_again().await;
-        self.redis = connect(self.server).await;
-        self.forget(|at| at > left);
-        self.lengths.restart(self.now, self.server.aof_len());
-    }
-
-    /// After a crash: what was counted at a length of the file that is not there any more may be gone.
-    fn forget(&mut self, gone: impl Fn(u64) -> bool) {
-        for (_, token) in &mut self.tokens {
-            if matches!(token, Token::Acknowledged { at } if gone(*at)) {
-                *token = Token::Forgotten;
-            }
-        }
+    fn forget(&mut self, gone: &Gone) {
+        self.tokens.iter_mut().for_each(|token| token.state.forget(gone));
         if let Some(reader) = &mut self.reader {
-            reader.crashed = true;
+            reader.has_crashed = true;
         }
     }
+}
 
-    /// What is in the database, and what is not yet.
-    async fn totals(&self) -> Result<Vec<i128>, TestCaseError> {
-        let pending = {
-            let mut all = Vec::new();
-            for id in IDS {
-                let number = self.family.family.partition_of(id);
-                all.push((number, self.partition(number).read(&[id]).await.map_err(failed)?));
+impl<S: Store + Clone> Case for World<'_, S> {
+    type Step = Step;
+
+    async fn step(&mut self, step: Step) -> Checked {
+        match step {
+            Step::Write { writer, id, fate } => self.write(writer, id, fate).await?,
+            Step::WriterDies { writer } => self.writers[writer] = Writer::new(self.stage.new_name()),
+            Step::Work(work) => self.workers.step(work, &mut self.stage, &self.database).await?,
+            Step::WorkerDies { worker } => self.workers.die(worker),
+            Step::ReadBegins => self.read_begins().await,
+            Step::ReadGoesOn => self.read_goes_on().await?,
+            Step::Tick { ms } => self.stage.pass(ms),
+            Step::Mishap(mishap) => {
+                if let Some(gone) = self.stage.suffer(mishap).await? {
+                    self.forget(&gone);
+                }
             }
-            all
-        };
-        let mut totals = Vec::new();
-        for (id, (number, pending)) in IDS.iter().zip(pending) {
-            let mark: Vec<_> = pending.incarnation.map(|incarnation| (number, incarnation)).into_iter().collect();
-            let snapshot = self.store.read(&self.family, &[id], &mark, ReadFrom::Primary).await.map_err(failed)?;
-            let (batch, buffer) = pending.deltas[0];
-            let ledger = snapshot.ledger.first().copied().unwrap_or(0);
-            let in_flight = pending.in_flight && ledger < pending.seq;
-            totals.push(
-                i128::from(snapshot.values[0].unwrap_or(0))
-                    + i128::from(buffer)
-                    + if in_flight { i128::from(batch) } else { 0 },
-            );
         }
-        Ok(totals)
+        self.stage.note_length();
+        Ok(())
     }
 
     /// PROTOCOL section 1: every acknowledged increment is in the sum once, no other twice.
     async fn check(&self) -> Checked {
-        let totals = self.totals().await?;
-        for (token, &(id, state)) in self.tokens.iter().enumerate() {
-            let times = digit(totals[id], token);
-            let (least, most) = match state {
-                Token::Acknowledged { .. } => (1, 1),
-                Token::InDoubt | Token::Forgotten => (0, 1),
-                Token::Refused => (0, 0),
-            };
-            if times < least || times > most {
-                let word = if times < least { "LOST" } else { "DOUBLE" };
-                return Err(failed(format!(
-                    "{word}: increment {token} of {} ({state:?}) is {times} times in {}",
-                    IDS[id], totals[id]
-                )));
+        let mut totals = Vec::new();
+        for id in IDS {
+            totals.push(self.database.total(&self.stage, id).await?);
+        }
+        for (number, token) in self.tokens.iter().enumerate() {
+            let total = totals[token.id];
+            let times = digit(total, number);
+            if let Some(word) = fault(times, token.state.bounds()) {
+                return Err(failed(format!("{word}: increment {number} ({token:?}) is {times} times in {total}")));
             }
         }
         Ok(())
@@ -455,84 +207,56 @@ impl<'s, S: Store + Clone> World<'s, S> {
             }
         }
         for partition in 0..PARTITIONS {
-            // one batch may be there, and the buffer behind it; then the workers' own
-            for _ in 0..16 {
-                for worker in 0..WORKERS {
-                    self.now += SETTLE;
-                    self.work(worker, partition, Fate::Answered).await?;
-                }
-            }
+            self.workers.drain(partition, &mut self.stage, &self.database).await?;
         }
         self.check().await?;
-        for id in IDS {
-            let partition = self.partition(self.family.family.partition_of(id));
-            if partition.has_pending().await.map_err(failed)? {
-                return Err(failed(format!("WEDGED: {id} is still pending")));
-            }
-        }
-        Ok(())
+        self.stage.expect_nothing_pending().await
     }
 }
 
-/// Runs random cases against the store.
-fn hunt_in<S: Store + Clone>(
-    runtime: &Runtime,
-    (store, mysql): (&S, Option<&MysqlServer>),
-    crashes: Crashes,
-    cases: u32,
-    guard: Option<Guard>,
-) -> Result<(), TestError<Vec<Step>>> {
-    let steps = proptest::collection::vec(step(crashes), 10..70);
-    hunt(runtime, (crashes, cases, guard), steps, |server, name, steps| {
-        runtime.block_on(async {
-            let mut world = World::new((server, mysql), store.clone(), name, crashes).await;
-            for step in steps {
-                world.step(step).await?;
-                world.check().await?;
-            }
-            world.finish().await
-        })
-    })
-}
+/// Buffered counters.
+struct Buffered;
 
-fn exact(crashes: Crashes, default: u32) {
-    if let Err(error) = hunt_in(&runtime(), (&Reference::default(), None), crashes, cases(default), None) {
-        panic!("{error}");
+impl Kind for Buffered {
+    type Step = Step;
+
+    fn step(crashes: Crashes) -> impl Strategy<Value = Step> {
+        prop_oneof![
+            12 => (0..WRITERS, 0..IDS.len(), fate()).prop_map(|(writer, id, fate)| Step::Write { writer, id, fate }),
+            1 => (0..WRITERS).prop_map(|writer| Step::WriterDies { writer }),
+            16 => Work::any().prop_map(Step::Work),
+            1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
+            4 => Just(Step::ReadBegins),
+            6 => Just(Step::ReadGoesOn),
+            5 => prop_oneof![Just(100), Just(600), Just(1000), Just(1500)].prop_map(|ms| Step::Tick { ms }),
+            1 => Just(Step::Mishap(Mishap::ScriptFlush)),
+            1 => crashes.mishap().prop_map(Step::Mishap),
+        ]
+    }
+
+    async fn play<S: Store + Clone>(given: Given<'_, S>, steps: Vec<Step>) -> Checked {
+        World::new(given).await.play(steps).await
     }
 }
 
 #[test]
 fn exact_without_crashes_of_redis() {
-    exact(Crashes::None, 1500);
+    exact::<Buffered>(Crashes::None, 1500);
 }
 
 #[test]
 fn exact_when_redis_goes_back_to_its_last_fsync() {
-    exact(Crashes::BackToTheLastFsync, 1000);
+    exact::<Buffered>(Crashes::BackToTheLastFsync, 1000);
 }
 
 #[test]
 fn exact_when_redis_is_emptied() {
-    exact(Crashes::Empty, 1500);
+    exact::<Buffered>(Crashes::Empty, 1500);
 }
 
 #[test]
 fn exact_with_the_real_database() {
-    let runtime = runtime();
-    let server = runtime.block_on(MysqlServer::start());
-    let store = runtime.block_on(mysql(&server));
-    for crashes in [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty] {
-        if let Err(error) = hunt_in(&runtime, (&store, Some(&server)), crashes, cases(300) / 3 + 1, None) {
-            panic!("{error}");
-        }
-    }
-}
-
-async fn mysql(server: &MysqlServer) -> MysqlStore {
-    let (_, pool) = server.database("interleavings").await;
-    let store = MysqlStore::new(pool);
-    store.create_tables().await.expect("tables");
-    store
+    exact_in_the_real_database::<Buffered>(8, 300);
 }
 
 const fn write(writer: usize, id: usize) -> Step {
@@ -540,20 +264,16 @@ const fn write(writer: usize, id: usize) -> Step {
 }
 
 const fn work(worker: usize, partition: u32) -> Step {
-    Step::Work { worker, partition, fate: Fate::Answered }
+    Step::Work(Work::answered(worker, partition))
 }
 
 /// Runs what an earlier version got wrong.
 fn replay(crashes: Crashes, steps: &[Step]) {
     runtime().block_on(async {
         let server = RedisServer::start(crashes.options()).await;
-        let store = Reference::default();
-        let mut world = World::new((&server, None), store, "regression".to_owned(), crashes).await;
-        for step in steps {
-            world.step(*step).await.expect("exact");
-            world.check().await.expect("exact");
-        }
-        world.finish().await.expect("exact");
+        let database = Database::new(Reference::default());
+        let given = Given { server: &server, crashes, name: "regression".to_owned(), database };
+        World::new(given).await.play(steps.iter().copied()).await.expect("exact");
     });
 }
 
@@ -564,7 +284,7 @@ fn a_batch_that_comes_and_goes_between_two_looks_is_seen() {
     let [one, other] = [work(0, 1), work(1, 0)];
     let tick = Step::Tick { ms: SETTLE };
     let begin = [write(0, 0), Step::ReadBegins, one, other, tick, one, other, one, other];
-    replay(Crashes::Empty, &[&begin[..], &[Step::Emptied, Step::ReadGoesOn, write(0, 0)]].concat());
+    replay(Crashes::Empty, &[&begin[..], &[Step::Mishap(Mishap::Emptied), Step::ReadGoesOn, write(0, 0)]].concat());
 }
 
 /// The reader gave the partition an incarnation, a crash took that back and left the hits, and they reached the
@@ -572,41 +292,32 @@ fn a_batch_that_comes_and_goes_between_two_looks_is_seen() {
 #[test]
 fn an_incarnation_that_a_crash_takes_back_is_not_compared_with() {
     let [one, other] = [work(0, 1), work(1, 0)];
-    let tick = Step::Tick { ms: SETTLE };
-    let begin =
-        [write(0, 0), tick, Step::ReadBegins, Step::Crash { kept: 0 }, one, other, tick, one, other, one, other];
+    let (tick, crash) = (Step::Tick { ms: SETTLE }, Step::Mishap(Mishap::Crash { kept: 0 }));
+    let begin = [write(0, 0), tick, Step::ReadBegins, crash, one, other, tick, one, other, one, other];
     replay(Crashes::BackToTheLastFsync, &[&begin[..], &[Step::ReadGoesOn, write(0, 0)]].concat());
-}
-
-/// Takes the guard out and expects the failure that it prevents.
-fn breaks<S: Store + Clone>(runtime: &Runtime, store: &S, guard: Guard, crashes: Crashes, expected: &[&str]) {
-    expect_failure(hunt_in(runtime, (store, None), crashes, 2000, Some(guard)), guard, expected);
 }
 
 #[test]
 fn without_the_producer_fence_a_repeat_counts_twice() {
-    breaks(&runtime(), &Reference::default(), Guard::ProducerFence, Crashes::None, &["DOUBLE"]);
+    breaks::<Buffered>(Guard::ProducerFence, Crashes::None, &["DOUBLE"]);
 }
 
 #[test]
 fn without_settle_a_crash_counts_twice() {
-    breaks(&runtime(), &Reference::default(), Guard::Settle, Crashes::BackToTheLastFsync, &["DOUBLE", "TORN"]);
+    breaks::<Buffered>(Guard::Settle, Crashes::BackToTheLastFsync, &["DOUBLE", "TORN"]);
 }
 
 #[test]
 fn without_incarnations_an_emptied_redis_loses() {
-    breaks(&runtime(), &Reference::default(), Guard::Incarnation, Crashes::Empty, &["LOST", "TORN"]);
+    breaks::<Buffered>(Guard::Incarnation, Crashes::Empty, &["LOST", "TORN"]);
 }
 
 #[test]
 fn without_the_comparison_a_reader_sees_a_batch_twice() {
-    breaks(&runtime(), &Reference::default(), Guard::Comparison, Crashes::None, &["TORN READ"]);
+    breaks::<Buffered>(Guard::Comparison, Crashes::None, &["TORN READ"]);
 }
 
 #[test]
 fn without_the_ledger_a_batch_counts_twice() {
-    let runtime = runtime();
-    let server = runtime.block_on(MysqlServer::start());
-    let store = runtime.block_on(mysql(&server));
-    breaks(&runtime, &store, Guard::Ledger, Crashes::None, &["DOUBLE", "TORN"]);
+    breaks_in_the_real_database::<Buffered>(Guard::Ledger, &["DOUBLE", "TORN"]);
 }

@@ -8,13 +8,15 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt::{Debug, Display};
+use std::ops::RangeFrom;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use counterfoil::test_hooks::{Guard, take_out};
-use proptest::prelude::{Just, Strategy, prop_oneof};
+use counterfoil::test_hooks::{Fence, Guard, Partition, take_out};
+use counterfoil::{Durability, Registered};
+use proptest::prelude::{BoxedStrategy, Just, Strategy, any, prop_oneof};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use redis::aio::{self, MultiplexedConnection};
 use redis::{
@@ -22,6 +24,10 @@ use redis::{
 };
 use testkit::{RedisOptions, RedisServer};
 use tokio::runtime::Runtime;
+
+/// How long a rotation takes to be durable, in ms.
+pub const SETTLE: u64 = 1000;
+pub const PARTITIONS: u32 = 2;
 
 pub type Checked = Result<(), TestCaseError>;
 
@@ -58,7 +64,39 @@ impl Crashes {
             Crashes::Empty | Crashes::None => RedisOptions::volatile(),
         }
     }
+
+    /// The least that is safe: what knows nothing after a crash cannot go back to an older state.
+    pub fn durability(self) -> Durability {
+        match self {
+            Crashes::Empty => Durability::Immediate,
+            Crashes::BackToTheLastFsync | Crashes::None => Durability::Settle(Duration::from_millis(SETTLE)),
+        }
+    }
+
+    /// A crash of that kind.
+    pub fn mishap(self) -> BoxedStrategy<Mishap> {
+        match self {
+            Crashes::BackToTheLastFsync => any::<u8>().prop_map(|kept| Mishap::Crash { kept }).boxed(),
+            Crashes::Empty => Just(Mishap::Emptied).boxed(),
+            Crashes::None => Just(Mishap::ScriptFlush).boxed(),
+        }
+    }
 }
+
+/// What befalls Redis.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Mishap {
+    ScriptFlush,
+    /// It comes back with its file cut back to this share of what is not durable.
+    Crash {
+        kept: u8,
+    },
+    /// It comes back empty.
+    Emptied,
+}
+
+/// The lengths of the append-only file with effects that are not there any more.
+pub type Gone = RangeFrom<u64>;
 
 /// Lengths of the append-only file over time, the oldest first: that of one settle time ago is durable.
 #[derive(Debug)]
@@ -93,9 +131,216 @@ impl Lengths {
     }
 }
 
+/// Where a case happens: a Redis that may lose its memory, a family in it, and the time.
+pub struct Stage<'s, C> {
+    server: &'s RedisServer,
+    pub redis: C,
+    pub family: Arc<Registered>,
+    crashes: Crashes,
+    /// By the server's clock, in ms.
+    pub now: u64,
+    /// The same, but for its steps back.
+    elapsed: u64,
+    lengths: Lengths,
+    names: u64,
+}
+
+impl<'s, C: Connect> Stage<'s, C> {
+    /// Begins with an empty Redis.
+    pub async fn new(server: &'s RedisServer, crashes: Crashes, family: Registered, now: u64) -> Self {
+        let (redis, family, lengths) = (C::to(server).await, Arc::new(family), Lengths::new(SETTLE));
+        let mut stage = Stage { server, redis, family, crashes, now, elapsed: now, lengths, names: 0 };
+        stage.run("FLUSHALL").await.expect("FLUSHALL");
+        stage.note_length();
+        stage
+    }
+
+    pub fn partition(&self, number: u32) -> Partition<C> {
+        Partition::new(self.redis.clone(), &self.family.family, number).at(self.now)
+    }
+
+    pub fn partition_of(&self, id: &str) -> u32 {
+        self.family.family.partition_of(id)
+    }
+
+    /// A key of the partition, as it stands in Redis.
+    pub fn key(&self, partition: u32, kind: &str) -> String {
+        format!("cf1:{{{}/{partition}}}:{kind}", self.family.family)
+    }
+
+    /// A number that nobody else in this case has.
+    pub fn new_name(&mut self) -> u64 {
+        self.names += 1;
+        self.names
+    }
+
+    pub fn pass(&mut self, ms: u64) {
+        self.now += ms;
+        self.elapsed += ms;
+    }
+
+    /// The server's clock is set back.
+    pub fn set_back(&mut self, ms: u64) {
+        self.now -= ms;
+    }
+
+    /// How long the append-only file is; 0 where none is needed.
+    pub fn note_length(&mut self) -> u64 {
+        if self.crashes != Crashes::BackToTheLastFsync {
+            return 0;
+        }
+        let length = self.server.aof_len();
+        self.lengths.note(self.elapsed, length);
+        length
+    }
+
+    /// Answers what Redis forgot, if it forgot anything that was counted.
+    pub async fn suffer(&mut self, mishap: Mishap) -> Result<Option<Gone>, TestCaseError> {
+        match mishap {
+            Mishap::ScriptFlush => {
+                self.run("SCRIPT FLUSH").await?;
+                Ok(None)
+            }
+            Mishap::Crash { kept } => Ok(Some(self.crash(kept).await)),
+            Mishap::Emptied => {
+                self.run("FLUSHALL").await?;
+                self.run("SCRIPT FLUSH").await?;
+                Ok(Some(0..))
+            }
+        }
+    }
+
+    async fn crash(&mut self, kept: u8) -> Gone {
+        let left = self.lengths.left(kept);
+        self.server.kill();
+        self.server.cut_aof(left);
+        start_again(self.server);
+        self.redis = C::to(self.server).await;
+        self.lengths.restart(self.elapsed, self.server.aof_len());
+        left + 1..
+    }
+
+    async fn run(&self, words: &str) -> Checked {
+        let mut cmd = Cmd::new();
+        for word in words.split(' ') {
+            cmd.arg(word);
+        }
+        cmd.exec_async(&mut self.redis.clone()).await.map_err(failed)
+    }
+
+    /// Nothing waits for the database any more.
+    pub async fn expect_nothing_pending(&self) -> Checked {
+        for number in 0..PARTITIONS {
+            if self.partition(number).has_pending().await.map_err(failed)? {
+                return Err(failed(format!("WEDGED: partition {number} is not empty")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A case under way.
+pub trait Case {
+    type Step;
+
+    async fn step(&mut self, step: Self::Step) -> Checked;
+
+    /// What has to be so after every step.
+    async fn check(&self) -> Checked;
+
+    /// Ends whatever is under way; nothing may be left of it.
+    async fn finish(&mut self) -> Checked;
+
+    async fn play(&mut self, steps: impl IntoIterator<Item = Self::Step>) -> Checked {
+        for step in steps {
+            self.step(step).await?;
+            self.check().await?;
+        }
+        self.finish().await
+    }
+}
+
+/// On a clock that goes by itself, which the test's own may not.
+fn start_again(server: &RedisServer) {
+    let start = || runtime().block_on(server.start_again());
+    std::thread::scope(|scope| scope.spawn(start).join()).expect("it starts");
+}
+
+/// Somebody who counts, one call at a time.
+#[derive(Debug)]
+pub struct Writer<Call> {
+    producer: String,
+    seq: u64,
+    is_registered: bool,
+    /// The call whose reply is missing.
+    pub open: Option<Call>,
+}
+
+impl<Call> Writer<Call> {
+    pub fn new(name: u64) -> Self {
+        Writer { producer: format!("writer-{name}"), seq: 0, is_registered: false, open: None }
+    }
+
+    pub fn begin(&mut self, call: Call) {
+        self.seq += 1;
+        self.open = Some(call);
+    }
+
+    pub async fn register<C: Connect>(&mut self, stage: &Stage<'_, C>) -> Checked {
+        if !self.is_registered {
+            // one producer for all partitions is fine as long as it has one call in flight
+            for number in 0..PARTITIONS {
+                stage.partition(number).register(&self.producer).await.map_err(failed)?;
+            }
+            self.is_registered = true;
+        }
+        Ok(())
+    }
+
+    pub fn fence(&self, repeat: bool) -> Fence<'_> {
+        Fence { producer: &self.producer, seq: self.seq, repeat }
+    }
+}
+
+/// What the increment of that number adds.
+pub fn delta(token: usize) -> i64 {
+    4i64.pow(u32::try_from(token).expect("few tokens"))
+}
+
 /// How often the increment of that number is in the value: the k-th of a case adds 4^k.
 pub fn digit(value: i128, token: usize) -> u8 {
     u8::try_from((value >> (2 * token)) & 3).expect("two bits")
+}
+
+/// The word for an increment that is in a value less often than it has to be, or more often than it may.
+pub fn fault(times: u8, (least, most): (u8, u8)) -> Option<&'static str> {
+    match times {
+        times if times < least => Some("LOST"),
+        times if times > most => Some("DOUBLE"),
+        _ => None,
+    }
+}
+
+/// How a test is connected to its Redis.
+pub trait Connect: aio::ConnectionLike + Clone + 'static {
+    async fn to(server: &RedisServer) -> Self;
+}
+
+impl Connect for MultiplexedConnection {
+    async fn to(server: &RedisServer) -> Self {
+        // on a busy machine an answer may take long
+        let patience = Some(Duration::from_secs(20));
+        let patient = AsyncConnectionConfig::new().set_connection_timeout(patience).set_response_timeout(patience);
+        let connection = server.client().get_multiplexed_async_connection_with_config(&patient).await;
+        connection.expect("a connection to the private Redis")
+    }
+}
+
+impl Connect for Direct {
+    async fn to(server: &RedisServer) -> Self {
+        let connection = server.client().get_connection().expect("a connection to the private Redis");
+        Direct(Arc::new(Mutex::new(connection)))
+    }
 }
 
 /// One connection to Redis: whatever is sent is answered before anything else happens.
@@ -103,11 +348,6 @@ pub fn digit(value: i128, token: usize) -> u8 {
 pub struct Direct(Arc<Mutex<redis::Connection>>);
 
 impl Direct {
-    pub fn to(server: &RedisServer) -> Self {
-        let connection = server.client().get_connection().expect("a connection to the private Redis");
-        Direct(Arc::new(Mutex::new(connection)))
-    }
-
     pub fn run(&self, cmd: &Cmd) -> RedisResult<Value> {
         self.connection().req_command(cmd)
     }
@@ -133,13 +373,6 @@ impl aio::ConnectionLike for Direct {
     fn get_db(&self) -> i64 {
         0
     }
-}
-
-pub async fn connect(server: &RedisServer) -> MultiplexedConnection {
-    // on a busy machine an answer may take long
-    let patient = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(20)));
-    let connection = server.client().get_multiplexed_async_connection_with_config(&patient).await;
-    connection.expect("a connection to the private Redis")
 }
 
 pub fn runtime() -> Runtime {
@@ -187,6 +420,13 @@ pub fn hunt<T: Debug>(
     take_out(None);
     println!("{} cases, {crashes:?}, without {guard:?}", case.load(Ordering::Relaxed));
     outcome
+}
+
+/// Expects that no case failed.
+pub fn expect_exact<T: Debug>(outcome: Result<(), TestError<T>>) {
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
 }
 
 /// Expects the failure that the guard prevents.

@@ -1,6 +1,7 @@
 //! What several test programs share.
 #![allow(dead_code, missing_docs)]
 
+pub mod flushing;
 pub mod gated;
 pub mod hits;
 pub mod interleaving;
