@@ -18,11 +18,13 @@ use counterfoil::{Family, MysqlStore, Registered, Result, Row, Save, Saved, Stor
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestError};
 use sqlx::MySqlPool;
-use support::flushing::Mortal;
-use support::interleaving::{
-    Checked, Crashes, Direct, Fate, Gone, Mishap, PARTITIONS, SETTLE, Stage, Writer, cases, delta, digit, expect_exact,
-    expect_failure, failed, fate, fault, hunt, runtime,
-};
+use support::interleaving::connect::Direct;
+use support::interleaving::database::Mortal;
+use support::interleaving::hunt::{cases, expect_exact, expect_failure, hunt, runtime};
+use support::interleaving::stage::{Gone, Stage};
+use support::interleaving::token::{delta, digit, fault};
+use support::interleaving::writer::Writer;
+use support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate};
 use support::reference::Reference;
 use testkit::RedisServer;
 use tokio::runtime::Runtime;

@@ -17,15 +17,18 @@ use counterfoil::test_hooks::{AddReply, Guard};
 use counterfoil::{Added, Counterfoil, Durability, Family, Registered, Store};
 use proptest::prelude::*;
 use redis::aio::MultiplexedConnection;
-use support::flushing::{
-    Call, Database, Given, Kind, Reader, State, WORKERS, Work, Workers, breaks, breaks_in_the_real_database, exact,
-    exact_in_the_real_database,
+use support::interleaving::buffered::{
+    Given, Kind, breaks, breaks_in_the_real_database, exact, exact_in_the_real_database,
 };
-use support::gated::Gated;
-use support::interleaving::{
-    Case, Checked, Crashes, Fate, Gone, Mishap, PARTITIONS, SETTLE, Stage, Writer, delta, digit, failed, fate, fault,
-    runtime,
-};
+use support::interleaving::database::Database;
+use support::interleaving::gated::Gated;
+use support::interleaving::hunt::{Case, runtime};
+use support::interleaving::reader::Reader;
+use support::interleaving::stage::{Gone, Stage};
+use support::interleaving::token::{State, delta, digit, fault};
+use support::interleaving::workers::{WORKERS, Work, Workers};
+use support::interleaving::writer::{Call, Writer};
+use support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate};
 use support::reference::Reference;
 use testkit::RedisServer;
 

@@ -17,7 +17,9 @@ use counterfoil::{
 use proptest::prelude::*;
 use proptest::test_runner::TestError;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
-use support::interleaving::{Checked, Crashes, cases, connect, expect_failure, failed, hunt, runtime};
+use support::interleaving::connect::Connect;
+use support::interleaving::hunt::{cases, expect_failure, hunt, runtime};
+use support::interleaving::{Checked, Crashes, failed};
 use support::reference::Reference;
 use support::tally::now_ms;
 use support::{Pair, Plain, eventually, pause, trouble};
@@ -194,7 +196,7 @@ struct World<'c> {
 
 impl<'c> World<'c> {
     async fn new(clock: &'c Clock, server: &RedisServer, name: String) -> Self {
-        let counterfoil = Counterfoil::new(connect(server).await, Reference::default());
+        let counterfoil = Counterfoil::new(MultiplexedConnection::to(server).await, Reference::default());
         let family = Family::series(name, "hits")
             .windows(WINDOWS)
             .keep(KEPT)

@@ -20,11 +20,13 @@ use proptest::prelude::*;
 use proptest::test_runner::TestError;
 use redis::aio::ConnectionLike;
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value};
-use support::flushing::{Database, WORKERS, Work, Workers};
-use support::interleaving::{
-    Case, Checked, Crashes, Direct, Fate, Gone, Mishap, PARTITIONS, Stage, cases, delta, digit, expect_exact,
-    expect_failure, failed, fault, hunt, runtime,
-};
+use support::interleaving::connect::Direct;
+use support::interleaving::database::Database;
+use support::interleaving::hunt::{Case, cases, expect_exact, expect_failure, hunt, runtime};
+use support::interleaving::stage::{Gone, Stage};
+use support::interleaving::token::{delta, digit, fault};
+use support::interleaving::workers::{WORKERS, Work, Workers};
+use support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, failed};
 use support::reference::Reference;
 use testkit::{RedisOptions, RedisServer};
 use tokio::runtime::Runtime;

@@ -1,8 +1,6 @@
 //! What several test programs share.
 #![allow(dead_code, missing_docs)]
 
-pub mod flushing;
-pub mod gated;
 pub mod hits;
 pub mod interleaving;
 pub mod model;

@@ -1,0 +1,82 @@
+//! The hunt in kinds that go the buffered way.
+
+use std::fmt::Debug;
+
+use counterfoil::test_hooks::Guard;
+use counterfoil::{MysqlStore, Store};
+use proptest::prelude::Strategy;
+use proptest::test_runner::TestError;
+use testkit::{MysqlServer, RedisServer};
+use tokio::runtime::Runtime;
+
+use super::database::{Database, Mortal};
+use super::hunt::{cases, expect_exact, expect_failure, hunt, runtime};
+use super::{Checked, Crashes};
+use crate::support::database_on;
+use crate::support::reference::Reference;
+
+/// What a case is given.
+pub struct Given<'s, S> {
+    pub server: &'s RedisServer,
+    pub crashes: Crashes,
+    /// No other case's family has it.
+    pub name: String,
+    pub database: Database<'s, S>,
+}
+
+/// What is counted, as cases of random steps.
+pub trait Kind {
+    type Step: Debug;
+
+    fn step(crashes: Crashes) -> impl Strategy<Value = Self::Step>;
+
+    async fn play<S: Store + Clone>(given: Given<'_, S>, steps: Vec<Self::Step>) -> Checked;
+}
+
+/// No case may fail.
+pub fn exact<K: Kind>(crashes: Crashes, default: u32) {
+    expect_exact(hunt_in::<K, _>(&runtime(), &Database::new(Reference::default()), (crashes, cases(default), None)));
+}
+
+/// Nor one with a MySQL that is killed at one in so many batches whose answer is lost, however Redis crashes.
+pub fn exact_in_the_real_database<K: Kind>(one_in: u64, default: u32) {
+    let runtime = runtime();
+    let mysql = runtime.block_on(Mortal::one_in(one_in));
+    let database = runtime.block_on(Database::mortal(&mysql));
+    for crashes in [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty] {
+        expect_exact(hunt_in::<K, _>(&runtime, &database, (crashes, cases(default) / 3 + 1, None)));
+    }
+}
+
+/// Takes the guard out and expects the failure that it prevents.
+pub fn breaks<K: Kind>(guard: Guard, crashes: Crashes, expected: &[&str]) {
+    breaks_in::<K, _>(&runtime(), &Database::new(Reference::default()), (guard, crashes), expected);
+}
+
+/// The same of a guard that is the database's.
+pub fn breaks_in_the_real_database<K: Kind>(guard: Guard, expected: &[&str]) {
+    let runtime = runtime();
+    let server = runtime.block_on(MysqlServer::start());
+    let pool = runtime.block_on(database_on(&server));
+    breaks_in::<K, _>(&runtime, &Database::new(MysqlStore::new(pool)), (guard, Crashes::None), expected);
+}
+
+fn breaks_in<K: Kind, S: Store + Clone>(
+    runtime: &Runtime,
+    database: &Database<'_, S>,
+    (guard, crashes): (Guard, Crashes),
+    expected: &[&str],
+) {
+    expect_failure(hunt_in::<K, _>(runtime, database, (crashes, 2000, Some(guard))), guard, expected);
+}
+
+fn hunt_in<K: Kind, S: Store + Clone>(
+    runtime: &Runtime,
+    database: &Database<'_, S>,
+    (crashes, cases, guard): (Crashes, u32, Option<Guard>),
+) -> Result<(), TestError<Vec<K::Step>>> {
+    let steps = proptest::collection::vec(K::step(crashes), 10..70);
+    hunt(runtime, (crashes, cases, guard), steps, |server, name, steps| {
+        runtime.block_on(K::play(Given { server, crashes, name, database: database.clone() }, steps))
+    })
+}

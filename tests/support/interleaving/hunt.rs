@@ -1,0 +1,101 @@
+//! The hunt for an order of steps that breaks something.
+
+use std::cell::RefCell;
+use std::fmt::Debug;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use counterfoil::test_hooks::{Guard, take_out};
+use proptest::prelude::Strategy;
+use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
+use testkit::RedisServer;
+use tokio::runtime::Runtime;
+
+use super::{Checked, Crashes};
+
+/// A case under way.
+pub trait Case {
+    type Step;
+
+    async fn step(&mut self, step: Self::Step) -> Checked;
+
+    /// What has to be so after every step.
+    async fn check(&self) -> Checked;
+
+    /// Ends whatever is under way; nothing may be left of it.
+    async fn finish(&mut self) -> Checked;
+
+    async fn play(&mut self, steps: impl IntoIterator<Item = Self::Step>) -> Checked {
+        for step in steps {
+            self.step(step).await?;
+            self.check().await?;
+        }
+        self.finish().await
+    }
+}
+
+pub fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// How many cases are tried.
+pub fn cases(default: u32) -> u32 {
+    match std::env::var("COUNTERFOIL_CASES") {
+        Ok(cases) => cases.parse().expect("COUNTERFOIL_CASES is a number"),
+        Err(_) => default,
+    }
+}
+
+/// Numbers the cases of the whole program, so that no two share a family.
+static CASE: AtomicUsize = AtomicUsize::new(0);
+
+/// Runs random cases, with a guard taken out or not. A case is given a Redis and a name that no other case has.
+pub fn hunt<T: Debug>(
+    servers: &Runtime,
+    (crashes, cases, guard): (Crashes, u32, Option<Guard>),
+    steps: impl Strategy<Value = T>,
+    run: impl Fn(&RedisServer, String, T) -> Checked,
+) -> Result<(), TestError<T>> {
+    take_out(guard);
+    let start = || Rc::new(servers.block_on(RedisServer::start(crashes.options())));
+    let server = RefCell::new(start());
+    // a failure that is expected need not be made small
+    let max_shrink_iters = if guard.is_some() { 50 } else { 500 };
+    let config = Config { cases, failure_persistence: None, max_shrink_iters, ..Config::default() };
+    // without a guard the failure has to come every time
+    let mut runner = match guard {
+        Some(_) => TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha)),
+        None => TestRunner::new(config),
+    };
+    let case = AtomicUsize::new(0);
+    let outcome = runner.run(&steps, |steps| {
+        // a crash loads the file of all cases so far, so now and then it begins anew
+        if case.fetch_add(1, Ordering::Relaxed) % 200 == 199 {
+            server.replace(start());
+        }
+        let server = server.borrow().clone();
+        run(&server, format!("case-{}", CASE.fetch_add(1, Ordering::Relaxed)), steps)
+    });
+    take_out(None);
+    println!("{} cases, {crashes:?}, without {guard:?}", case.load(Ordering::Relaxed));
+    outcome
+}
+
+/// Expects that no case failed.
+pub fn expect_exact<T: Debug>(outcome: Result<(), TestError<T>>) {
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+}
+
+/// Expects the failure that the guard prevents.
+pub fn expect_failure<T: Debug>(outcome: Result<(), TestError<T>>, guard: Guard, expected: &[&str]) {
+    match outcome {
+        Err(TestError::Fail(reason, steps)) => {
+            let reason = reason.to_string();
+            assert!(expected.iter().any(|word| reason.contains(word)), "{reason}");
+            println!("without {guard:?}: {reason}, after {steps:?}");
+        }
+        other => panic!("without {guard:?} nothing failed: {other:?}"),
+    }
+}

@@ -1,0 +1,63 @@
+//! Somebody who reads while the others go on.
+
+use counterfoil::Result;
+use proptest::test_runner::TestCaseError;
+use tokio::task::JoinHandle;
+
+use super::failed;
+use super::gated::Gated;
+use super::token::State;
+
+/// A reader that stands still before each question to the database.
+pub struct Reader<S, T> {
+    task: JoinHandle<Result<T>>,
+    store: Gated<S>,
+    /// Which increments were acknowledged before it began.
+    before: Vec<bool>,
+    pub has_crashed: bool,
+}
+
+impl<S, T: Send + 'static> Reader<S, T> {
+    /// Begins to read, and comes to its first question.
+    pub async fn begin(
+        store: Gated<S>,
+        read: impl Future<Output = Result<T>> + Send + 'static,
+        before: Vec<bool>,
+    ) -> Self {
+        let task = tokio::spawn(read);
+        store.reach(&task).await;
+        Reader { task, store, before, has_crashed: false }
+    }
+
+    /// Lets the question of the reader through, if there is one. Answers what it has read once it is through; in a crash
+    /// it may fail.
+    pub async fn go_on(reader: &mut Option<Self>) -> Result<Option<Seen<T>>, TestCaseError> {
+        let Some(asking) = reader.take() else { return Ok(None) };
+        asking.store.let_in(&asking.task).await;
+        if !asking.task.is_finished() {
+            *reader = Some(asking);
+            return Ok(None);
+        }
+        let Reader { task, before, has_crashed, .. } = asking;
+        match task.await.map_err(failed)? {
+            Ok(answer) => Ok(Some(Seen { answer, before, has_crashed })),
+            Err(_) if has_crashed => Ok(None),
+            Err(error) => Err(failed(error)),
+        }
+    }
+}
+
+/// What a reader has read.
+pub struct Seen<T> {
+    pub answer: T,
+    before: Vec<bool>,
+    has_crashed: bool,
+}
+
+impl<T> Seen<T> {
+    /// How often the increment of that number has to be in it, and may be.
+    pub fn bounds(&self, token: usize, state: State) -> (u8, u8) {
+        let was_acknowledged = self.before.get(token) == Some(&true);
+        (u8::from(was_acknowledged && state != State::Forgotten && !self.has_crashed), 1)
+    }
+}

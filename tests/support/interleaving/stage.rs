@@ -1,0 +1,165 @@
+//! A Redis that may lose its memory, a family in it, and the time.
+
+use std::collections::VecDeque;
+use std::ops::RangeFrom;
+use std::sync::Arc;
+
+use counterfoil::Registered;
+use counterfoil::test_hooks::Partition;
+use proptest::test_runner::TestCaseError;
+use redis::Cmd;
+use testkit::RedisServer;
+
+use super::connect::Connect;
+use super::hunt::runtime;
+use super::{Checked, Crashes, Mishap, PARTITIONS, SETTLE, failed};
+
+/// The lengths of the append-only file with effects that are not there any more.
+pub type Gone = RangeFrom<u64>;
+
+/// Lengths of the append-only file over time, the oldest first: that of one settle time ago is durable.
+#[derive(Debug)]
+pub struct Lengths {
+    settle: u64,
+    noted: VecDeque<(u64, u64)>,
+}
+
+impl Lengths {
+    pub fn new(settle: u64) -> Self {
+        Lengths { settle, noted: VecDeque::new() }
+    }
+
+    /// Notes how long the file is now.
+    pub fn note(&mut self, now: u64, length: u64) {
+        self.noted.push_back((now, length));
+        // the newest that is durable, and what came after it
+        while self.noted.get(1).is_some_and(|(time, _)| time + self.settle <= now) {
+            self.noted.pop_front();
+        }
+    }
+
+    /// The length that is left when a crash keeps this share of what is not durable.
+    pub fn left(&self, kept: u8) -> u64 {
+        self.noted[(self.noted.len() - 1) * usize::from(kept) / 255].1
+    }
+
+    /// Redis has started again with a file of this length, all of which is durable.
+    pub fn restart(&mut self, now: u64, length: u64) {
+        self.noted.clear();
+        self.noted.push_back((now.saturating_sub(self.settle), length));
+    }
+}
+
+/// Where a case happens: a Redis that may lose its memory, a family in it, and the time.
+pub struct Stage<'s, C> {
+    server: &'s RedisServer,
+    pub redis: C,
+    pub family: Arc<Registered>,
+    crashes: Crashes,
+    /// By the server's clock, in ms.
+    pub now: u64,
+    /// The same, but for its steps back.
+    elapsed: u64,
+    lengths: Lengths,
+    names: u64,
+}
+
+impl<'s, C: Connect> Stage<'s, C> {
+    /// Begins with an empty Redis.
+    pub async fn new(server: &'s RedisServer, crashes: Crashes, family: Registered, now: u64) -> Self {
+        let (redis, family, lengths) = (C::to(server).await, Arc::new(family), Lengths::new(SETTLE));
+        let mut stage = Stage { server, redis, family, crashes, now, elapsed: now, lengths, names: 0 };
+        stage.run("FLUSHALL").await.expect("FLUSHALL");
+        stage.note_length();
+        stage
+    }
+
+    pub fn partition(&self, number: u32) -> Partition<C> {
+        Partition::new(self.redis.clone(), &self.family.family, number).at(self.now)
+    }
+
+    pub fn partition_of(&self, id: &str) -> u32 {
+        self.family.family.partition_of(id)
+    }
+
+    /// A key of the partition, as it stands in Redis.
+    pub fn key(&self, partition: u32, kind: &str) -> String {
+        format!("cf1:{{{}/{partition}}}:{kind}", self.family.family)
+    }
+
+    /// A number that nobody else in this case has.
+    pub fn new_name(&mut self) -> u64 {
+        self.names += 1;
+        self.names
+    }
+
+    pub fn pass(&mut self, ms: u64) {
+        self.now += ms;
+        self.elapsed += ms;
+    }
+
+    /// The server's clock is set back.
+    pub fn set_back(&mut self, ms: u64) {
+        self.now -= ms;
+    }
+
+    /// How long the append-only file is; 0 where none is needed.
+    pub fn note_length(&mut self) -> u64 {
+        if self.crashes != Crashes::BackToTheLastFsync {
+            return 0;
+        }
+        let length = self.server.aof_len();
+        self.lengths.note(self.elapsed, length);
+        length
+    }
+
+    /// Answers what Redis forgot, if it forgot anything that was counted.
+    pub async fn suffer(&mut self, mishap: Mishap) -> Result<Option<Gone>, TestCaseError> {
+        match mishap {
+            Mishap::ScriptFlush => {
+                self.run("SCRIPT FLUSH").await?;
+                Ok(None)
+            }
+            Mishap::Crash { kept } => Ok(Some(self.crash(kept).await)),
+            Mishap::Emptied => {
+                self.run("FLUSHALL").await?;
+                self.run("SCRIPT FLUSH").await?;
+                Ok(Some(0..))
+            }
+        }
+    }
+
+    async fn crash(&mut self, kept: u8) -> Gone {
+        let left = self.lengths.left(kept);
+        self.server.kill();
+        self.server.cut_aof(left);
+        start_again(self.server);
+        self.redis = C::to(self.server).await;
+        self.lengths.restart(self.elapsed, self.server.aof_len());
+        left + 1..
+    }
+
+    async fn run(&self, words: &str) -> Checked {
+        let mut cmd = Cmd::new();
+        for word in words.split(' ') {
+            cmd.arg(word);
+        }
+        cmd.exec_async(&mut self.redis.clone()).await.map_err(failed)
+    }
+
+    /// Nothing waits for the database any more.
+    pub async fn expect_nothing_pending(&self) -> Checked {
+        for number in 0..PARTITIONS {
+            if self.partition(number).has_pending().await.map_err(failed)? {
+                return Err(failed(format!("WEDGED: partition {number} is not empty")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// On a clock that goes by itself, which the test's own may not.
+fn start_again(server: &RedisServer) {
+    let start = || runtime().block_on(server.start_again());
+    std::thread::scope(|scope| scope.spawn(start).join()).expect("it starts");
+}
