@@ -155,6 +155,8 @@ impl Process {
             .args(["-c", SERVER, "server"])
             .arg(program)
             .args(args)
+            // a database that starts removes the temporary tables of all others from a folder that they share
+            .env("TMPDIR", &self.dir)
             .stdin(Stdio::null())
             .stdout(pipe)
             .stderr(log)
