@@ -39,7 +39,6 @@ impl MysqlServer {
         args.push(format!("--datadir={}", data.display()));
         args.push(format!("--socket={}", socket.display()));
         args.push(format!("--pid-file={}", process.dir().join("pid").display()));
-        args.push(format!("--tmpdir={}", process.dir().display()));
         args.extend(
             [
                 "--skip-networking",
@@ -135,9 +134,7 @@ async fn initialise(process: &Process, data: &Path) {
         let script = script.or_else(|| process::find(None, &names, &[]));
         let script = script.expect("no mariadb-install-db found for the MariaDB server");
         let args = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"].map(str::to_owned);
-        // its temporary tables are named by its pid: two of them in different containers may share the system's folder
-        let own = format!("--tmpdir={}", process.dir().display());
-        process.run(&script, &args.into_iter().chain([at, own]).chain(as_user()).collect::<Vec<_>>()).await;
+        process.run(&script, &args.into_iter().chain([at]).chain(as_user()).collect::<Vec<_>>()).await;
     }
 }
 
