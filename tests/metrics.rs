@@ -1,6 +1,7 @@
 //! What is measured and logged, as the application's recorder and subscriber see it.
 #![allow(missing_docs)]
 
+#[path = "it/support/mod.rs"]
 mod support;
 
 use std::io;

@@ -2,6 +2,7 @@
 //! back, and a caller's clock that is wrong. Days and months are checked against a reference in plain Rust.
 #![allow(missing_docs)]
 
+#[path = "it/support/mod.rs"]
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

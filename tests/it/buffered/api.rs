@@ -1,0 +1,465 @@
+//! What a user does with the crate, on real servers: counting, reading, syncing, and what is refused.
+
+use std::time::Duration;
+
+use counterfoil::test_hooks::{Cut, Lease, Partition, RotateReply};
+use counterfoil::{
+    Added, Counterfoil, Durability, Error, ErrorKind, Family, Incarnation, KeyType, MysqlStore, Severity, Table,
+};
+use crate::support::{Pair, eventually, family};
+use testkit::RedisOptions;
+
+const OWN: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
+
+#[tokio::test]
+async fn a_hit_is_seen_at_once_and_stored_soon() {
+    let pair = Pair::new().await;
+    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    assert_eq!(views.add("product/1", 1).await.unwrap(), Added::Counted { pending: 1 });
+    assert_eq!(views.add("product/1", 2).await.unwrap(), Added::Counted { pending: 3 });
+    assert_eq!(views.get("product/1").await.unwrap(), 3);
+    assert_eq!(views.pending(&["product/1"]).await.unwrap(), [3]);
+    assert_eq!(views.stored(&["product/1"]).await.unwrap(), [None]);
+
+    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    eventually("the row", || async { views.stored(&["product/1"]).await.unwrap() == [Some(3)] }).await;
+    assert_eq!(views.get("product/1").await.unwrap(), 3);
+    let _ = views.add("product/1", 4).await.unwrap();
+    eventually("the next sync", || async { views.stored(&["product/1"]).await.unwrap() == [Some(7)] }).await;
+    assert_eq!(views.get_many(&["product/1", "never"]).await.unwrap(), [7, 0]);
+    reconciler.shutdown().await.unwrap();
+}
+
+#[tokio::test]
+async fn numbers_go_to_the_applications_tables() {
+    let pair = Pair::new().await;
+    pair.sql(
+        "CREATE TABLE visitors (store_id INT UNSIGNED, day DATE, count BIGINT NOT NULL, PRIMARY KEY (store_id, day))",
+    )
+    .await;
+    pair.sql("CREATE TABLE item (id INT PRIMARY KEY, name VARCHAR(20) NOT NULL, vote_count INT NOT NULL)").await;
+    pair.sql("INSERT INTO item VALUES (1, 'one', 10), (2, 'two', 20)").await;
+    let table = Table::upsert("visitors").key("store_id", KeyType::Unsigned).key("day", KeyType::Date).value("count");
+    let visitors = pair.counterfoil.open(family("visitors").table(table).build().unwrap()).await.unwrap();
+    let table = Table::update("item").key("id", KeyType::Signed).value("vote_count");
+    let votes = pair.counterfoil.open(family("votes").table(table).build().unwrap()).await.unwrap();
+
+    for day in ["12345/2014-09-20", "12345/2014-09-21", "12345/2014-09-20"] {
+        let _ = visitors.add(day, 1).await.unwrap();
+    }
+    for (id, delta) in [("1", 5), ("2", -3), ("3", 1)] {
+        let _ = votes.add(id, delta).await.unwrap();
+    }
+    assert_eq!(votes.get_many(&["1", "2"]).await.unwrap(), [15, 17]);
+    pair.counterfoil.drain().await.unwrap();
+
+    assert_eq!(pair.number("SELECT count FROM visitors WHERE store_id = 12345 AND day = '2014-09-20'").await, 2);
+    assert_eq!(pair.number("SELECT CAST(vote_count AS SIGNED) FROM item WHERE id = 1").await, 15);
+    assert_eq!(pair.number("SELECT CAST(vote_count AS SIGNED) FROM item WHERE id = 2").await, 17);
+    // there is no item 3: its vote is kept, with the reason, and held nothing back
+    assert_eq!(pair.number("SELECT delta FROM counterfoil_rejects WHERE id = '3'").await, 1);
+    assert_eq!(visitors.get("12345/2014-09-20").await.unwrap(), 2);
+    let listed = visitors.list("12345/", None, 10).await.unwrap();
+    assert_eq!(listed, [("12345/2014-09-20".into(), 2), ("12345/2014-09-21".into(), 1)]);
+}
+
+#[tokio::test]
+async fn bad_input_is_refused_by_name_and_nothing_is_written() {
+    let pair = Pair::new().await;
+    pair.sql(
+        "CREATE TABLE visitors (store_id INT UNSIGNED, day DATE, count BIGINT NOT NULL, PRIMARY KEY (store_id, day))",
+    )
+    .await;
+    let table = Table::upsert("visitors").key("store_id", KeyType::Unsigned).key("day", KeyType::Date).value("count");
+    let visitors = pair.counterfoil.open(family("visitors").table(table).build().unwrap()).await.unwrap();
+    let own = pair.counterfoil.open(family("own").build().unwrap()).await.unwrap();
+    let refused = |error: Error, word: &str| {
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert!(!error.is_retryable() && !error.outcome_unknown());
+        assert!(error.to_string().contains(word), "{error}");
+    };
+    refused(own.add("", 1).await.unwrap_err(), "0 bytes");
+    refused(own.add(&"x".repeat(256), 1).await.unwrap_err(), "256 bytes");
+    refused(own.get("").await.unwrap_err(), "0 bytes");
+    refused(visitors.add("12345", 1).await.unwrap_err(), "segments");
+    refused(visitors.add("12345/2014-02-30", 1).await.unwrap_err(), "column day");
+    refused(visitors.add("012345/2014-02-28", 1).await.unwrap_err(), "column store_id");
+    let keys: Vec<String> = redis::cmd("KEYS").arg("*").query_async(&mut pair.redis.manager().await).await.unwrap();
+    assert_eq!(keys, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_hit_that_cannot_be_counted_is_refused_alone() {
+    let pair = Pair::new().await;
+    let small = pair.counterfoil.open(family("small").partitions(1).max_pending(2).build().unwrap()).await.unwrap();
+    assert_eq!(small.add("a", i64::MAX).await.unwrap(), Added::Counted { pending: i64::MAX });
+    assert_eq!(small.add("a", 1).await.unwrap(), Added::OutOfRange);
+    assert_eq!(small.add("b", i64::MIN).await.unwrap(), Added::Counted { pending: i64::MIN });
+    assert_eq!(small.add("c", 1).await.unwrap(), Added::Full);
+    assert_eq!(small.add("a", -1).await.unwrap(), Added::Counted { pending: i64::MAX - 1 });
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!(small.add("c", 1).await.unwrap(), Added::Counted { pending: 1 });
+    assert_eq!(small.add("a", 2).await.unwrap(), Added::Counted { pending: 2 });
+    let error = small.get("a").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Range, "{error}");
+    assert_eq!(small.get_many(&["b", "c"]).await.unwrap(), [i64::MIN, 1]);
+    // the column cannot hold it: the delta goes to the rejects, and the row keeps what it had
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!(small.get_many(&["a", "b", "c"]).await.unwrap(), [i64::MAX - 1, i64::MIN, 1]);
+    assert_eq!(pair.number("SELECT delta FROM counterfoil_rejects").await, 2);
+}
+
+#[tokio::test]
+async fn scripts_may_be_flushed_at_any_moment() {
+    let pair = Pair::new().await;
+    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    let mut other = pair.redis.manager().await;
+    for _ in 0..200 {
+        redis::cmd("SCRIPT").arg("FLUSH").exec_async(&mut other).await.unwrap();
+        let _ = views.add("page", 1).await.unwrap();
+    }
+    assert_eq!(views.get("page").await.unwrap(), 200);
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!(pair.number(OWN).await, 200);
+    reconciler.shutdown().await.unwrap();
+}
+
+#[tokio::test]
+async fn however_many_callers_a_partition_has_few_producers() {
+    let pair = Pair::new().await;
+    let views = pair.counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap();
+    let callers = (0..200).map(|_| views.add("page", 1));
+    for added in futures_util::future::join_all(callers).await {
+        assert!(matches!(added.unwrap(), Added::Counted { .. }));
+    }
+    assert_eq!(views.get("page").await.unwrap(), 200);
+    let mut redis = pair.redis.manager().await;
+    let producers: u64 = redis::cmd("HLEN").arg("cf1:{test/views/0}:producers").query_async(&mut redis).await.unwrap();
+    assert!((1..=8).contains(&producers), "{producers}");
+}
+
+#[tokio::test]
+async fn a_wide_family_sums_over_its_partitions() {
+    let pair = Pair::new().await;
+    let hot = pair.counterfoil.open(family("hot").wide(true).build().unwrap()).await.unwrap();
+    let mut callers = tokio::task::JoinSet::new();
+    for _ in 0..40 {
+        let hot = hot.clone();
+        callers.spawn(async move { hot.add("front", 1).await.unwrap() });
+    }
+    callers.join_all().await;
+    let used: Vec<String> = pair.redis.run("KEYS cf1:*/hot/*:buffer").await.unwrap();
+    assert!(used.len() > 1, "{used:?}");
+    assert_eq!(hot.get("front").await.unwrap(), 40);
+    assert_eq!(hot.pending(&["front"]).await.unwrap(), [40]);
+    assert_eq!(hot.list("fr", None, 10).await.unwrap(), [("front".into(), 40)]);
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!(hot.stored(&["front"]).await.unwrap(), [Some(40)]);
+    assert_eq!(hot.get("front").await.unwrap(), 40);
+}
+
+#[tokio::test]
+async fn an_exact_read_does_not_believe_a_replica_that_is_behind() {
+    let (pair, behind) = (Pair::new().await, Pair::new().await);
+    // a copy that knows the family, and none of its batches
+    behind.counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap();
+    let store = MysqlStore::new(pair.pool.clone()).with_replica(behind.pool.clone());
+    let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
+    let views = counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap();
+    for batches in 1..=3 {
+        let _ = views.add("page", 1).await.unwrap();
+        assert_eq!(views.get("page").await.unwrap(), batches);
+        counterfoil.drain().await.unwrap();
+        assert_eq!(views.get("page").await.unwrap(), batches);
+        assert_eq!(views.stored(&["page"]).await.unwrap(), [None], "a plain read asks the nearest copy");
+    }
+    // one batch in flight, and the copy lacks those before it as well
+    let _ = views.add("page", 1).await.unwrap();
+    let partition = Partition::new(pair.redis.manager().await, views.family(), 0);
+    assert!(matches!(partition.rotate(Incarnation(1), None, Cut::Now).await.unwrap(), RotateReply::Batch(_)));
+    assert_eq!(views.get("page").await.unwrap(), 4);
+}
+
+#[tokio::test]
+async fn a_list_has_what_is_stored_and_what_is_pending() {
+    let pair = Pair::new().await;
+    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    for id in ["a/1", "a/2", "b/1", "a*", "a/[x]"] {
+        let _ = views.add(id, 1).await.unwrap();
+    }
+    pair.counterfoil.drain().await.unwrap();
+    for id in ["a/2", "a/3", "a/[y]"] {
+        let _ = views.add(id, 10).await.unwrap();
+    }
+    let all = |pairs: &[(&str, i64)]| pairs.iter().map(|(id, value)| ((*id).to_owned(), *value)).collect::<Vec<_>>();
+    assert_eq!(
+        views.list("a/", None, 10).await.unwrap(),
+        all(&[("a/1", 1), ("a/2", 11), ("a/3", 10), ("a/[x]", 1), ("a/[y]", 10)])
+    );
+    assert_eq!(views.list("a/[", None, 10).await.unwrap(), all(&[("a/[x]", 1), ("a/[y]", 10)]));
+    assert_eq!(views.list("a*", None, 10).await.unwrap(), all(&[("a*", 1)]));
+    assert_eq!(views.list("a/", None, 2).await.unwrap(), all(&[("a/1", 1), ("a/2", 11)]));
+    assert_eq!(views.list("a/", Some("a/2"), 2).await.unwrap(), all(&[("a/3", 10), ("a/[x]", 1)]));
+    assert_eq!(views.list("", None, 100).await.unwrap().len(), 7);
+}
+
+#[tokio::test]
+async fn another_configuration_is_refused_by_name() {
+    let pair = Pair::new().await;
+    let counterfoil = &pair.counterfoil;
+    let _views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    for (other, word) in [
+        (family("views").partitions(5), "partitions"),
+        (family("views").wide(true), "wide"),
+        (family("views").durability(Durability::Settle(Duration::from_secs(1))), "durability"),
+    ] {
+        let error = counterfoil.open(other.build().unwrap()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+        assert!(error.to_string().contains(word) && error.to_string().contains("test/views"), "{error}");
+    }
+    // when to sync may differ from process to process
+    let later = family("views").sync_after(500, Duration::from_secs(600)).build().unwrap();
+    counterfoil.open(later).await.unwrap();
+    // the same name in another namespace is another family
+    counterfoil.open(Family::buffered("other", "views").partitions(5).build().unwrap()).await.unwrap();
+}
+
+#[tokio::test]
+async fn namespaces_do_not_see_each_other() {
+    let pair = Pair::new().await;
+    let open = |namespace: &'static str| {
+        let family = Family::buffered(namespace, "views").durability(Durability::Immediate).build().unwrap();
+        pair.counterfoil.open(family)
+    };
+    let (one, two) = (open("shop-1").await.unwrap(), open("shop-2").await.unwrap());
+    let _ = one.add("page", 1).await.unwrap();
+    let _ = two.add("page", 10).await.unwrap();
+    assert_eq!((one.get("page").await.unwrap(), two.get("page").await.unwrap()), (1, 10));
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!((one.get("page").await.unwrap(), two.get("page").await.unwrap()), (1, 10));
+    assert_eq!(two.list("", None, 10).await.unwrap(), [("page".to_owned(), 10)]);
+}
+
+#[tokio::test]
+async fn an_evicting_redis_is_refused_unless_forced() {
+    let pair = Pair::new().await;
+    let mut redis = pair.redis.manager().await;
+    redis::cmd("CONFIG").arg("SET").arg("maxmemory-policy").arg("allkeys-lru").exec_async(&mut redis).await.unwrap();
+    let error = pair.counterfoil.reconciler().start().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsafe);
+    assert!(error.to_string().contains("allkeys-lru"), "{error}");
+    let reconciler = pair.counterfoil.reconciler().allow_evicting(true).start().await.unwrap();
+    reconciler.shutdown().await.unwrap();
+    let findings = pair.counterfoil.check().await;
+    assert!(findings.iter().any(|finding| finding.subject == "redis maxmemory-policy"), "{findings:?}");
+    // keys of counterfoil have no time to live, so these policies leave them alone
+    redis::cmd("CONFIG").arg("SET").arg("maxmemory-policy").arg("volatile-lru").exec_async(&mut redis).await.unwrap();
+    pair.counterfoil.reconciler().start().await.unwrap().shutdown().await.unwrap();
+}
+
+#[tokio::test]
+async fn check_tells_how_durable_redis_is() {
+    let pair = Pair::new().await;
+    let _views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let mut redis = pair.redis.manager().await;
+    let persistence = async |counterfoil: &Counterfoil<_, MysqlStore>| {
+        let findings = counterfoil.check().await;
+        findings.into_iter().find(|finding| finding.subject == "redis persistence").map(|finding| finding.severity)
+    };
+    // the private Redis of the tests keeps nothing
+    assert_eq!(persistence(&pair.counterfoil).await, Some(Severity::Warning));
+    let mut set = async |name: &str, value: &str| {
+        redis::cmd("CONFIG").arg("SET").arg(name).arg(value).exec_async(&mut redis).await.unwrap();
+    };
+    set("save", "3600 1").await;
+    assert_eq!(persistence(&pair.counterfoil).await, Some(Severity::Error), "snapshots only");
+    set("appendonly", "yes").await;
+    set("appendfsync", "always").await;
+    assert_eq!(persistence(&pair.counterfoil).await, None);
+    set("appendfsync", "everysec").await;
+    assert_eq!(persistence(&pair.counterfoil).await, Some(Severity::Error), "an immediate family on everysec");
+}
+
+#[tokio::test]
+async fn an_error_says_where_it_looked() {
+    let pair = Pair::new().await;
+    let nowhere = "redis+unix:///nonexistent/redis.sock";
+    let error = Counterfoil::connect(nowhere, "mysql://root@localhost/x").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Redis);
+    assert!(error.to_string().contains("/nonexistent/redis.sock"), "{error}");
+    let nowhere = "mysql://root:secret@localhost/x?socket=/nonexistent/mysql.sock";
+    let error = Counterfoil::connect(&pair.redis.url(), nowhere).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Store);
+    assert!(error.to_string().contains("/nonexistent/mysql.sock"), "{error}");
+    assert!(!error.to_string().contains("secret"), "{error}");
+    let error = Counterfoil::connect("http://localhost", nowhere).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+}
+
+#[tokio::test]
+async fn shutdown_finishes_what_it_holds() {
+    let pair = Pair::new().await;
+    let settling = family("settling").durability(Durability::Settle(Duration::from_millis(700))).build().unwrap();
+    let views = pair.counterfoil.open(settling).await.unwrap();
+    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    let _ = views.add("page", 1).await.unwrap();
+    let mut redis = pair.redis.manager().await;
+    let batches: Vec<String> = loop {
+        let found: Vec<String> = redis::cmd("KEYS").arg("*:batch").query_async(&mut redis).await.unwrap();
+        if !found.is_empty() {
+            break found;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    };
+    assert_eq!(batches.len(), 1);
+    assert_eq!(pair.number(OWN).await, 0, "not before it is durable");
+    reconciler.shutdown().await.unwrap();
+    assert_eq!(pair.number(OWN).await, 1);
+}
+
+#[tokio::test]
+async fn families_are_served_as_they_are_opened() {
+    let pair = Pair::new().await;
+    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    for number in 0..20 {
+        let family = Family::buffered(format!("shop-{number}"), "views").durability(Durability::Immediate).build();
+        let views = pair.counterfoil.open(family.unwrap()).await.unwrap();
+        let _ = views.add("page", 1).await.unwrap();
+    }
+    eventually("20 shops", || async { pair.number(OWN).await == 20 }).await;
+    reconciler.shutdown().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_leased_partition_is_left_alone_however_many_hits_are_due() {
+    let pair = Pair::new().await;
+    let views = pair.counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap();
+    let _ = views.add("page", 1).await.unwrap();
+    let partition = Partition::new(pair.redis.manager().await, views.family(), 0);
+    let elsewhere = Lease { owner: "elsewhere", time: Duration::from_secs(1) };
+    partition.rotate(Incarnation(1), Some(elsewhere), Cut::Now).await.unwrap();
+    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    let calls = async || {
+        let info: String =
+            redis::cmd("INFO").arg("commandstats").query_async(&mut pair.redis.manager().await).await.unwrap();
+        let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")?.split(',').next());
+        calls.unwrap().parse::<i64>().unwrap()
+    };
+    let (before, started, mut hits) = (calls().await, std::time::Instant::now(), 0);
+    while started.elapsed() < Duration::from_millis(700) {
+        let _ = views.add("page", 1).await.unwrap();
+        hits += 1;
+    }
+    let others = calls().await - before - hits;
+    assert!((0..20).contains(&others), "{others} calls beside {hits} hits");
+    eventually("the batch of the one who died", || async { pair.number(OWN).await == hits + 1 }).await;
+    reconciler.shutdown().await.unwrap();
+}
+
+#[tokio::test]
+async fn one_process_serves_several_pairs() {
+    let pairs = [Pair::new().await, Pair::new().await];
+    let mut reconcilers = Vec::new();
+    for (number, pair) in pairs.iter().enumerate() {
+        reconcilers.push(pair.counterfoil.reconciler().start().await.unwrap());
+        let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+        let _ = views.add("page", number as i64 + 1).await.unwrap();
+    }
+    eventually("both", || async { pairs[0].number(OWN).await == 1 && pairs[1].number(OWN).await == 2 }).await;
+    for reconciler in reconcilers {
+        reconciler.shutdown().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn hits_of_another_process_are_found() {
+    let pair = Pair::new().await;
+    // another handle on the same servers stands for another process: it cannot wake this reconciler
+    let elsewhere = Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pair.pool.clone()));
+    let views = elsewhere.open(family("views").build().unwrap()).await.unwrap();
+    let _ = views.add("before", 1).await.unwrap();
+    let _here = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    eventually("the hit from before", || async { pair.number(OWN).await == 1 }).await;
+    let _ = views.add("after", 1).await.unwrap();
+    eventually("the hit from after", || async { pair.number(OWN).await == 2 }).await;
+    reconciler.shutdown().await.unwrap();
+}
+
+#[tokio::test]
+async fn many_writers_and_reconcilers_are_exact_without_leases() {
+    let pair = Pair::new().await;
+    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let mut reconcilers = Vec::new();
+    for _ in 0..3 {
+        let elsewhere = Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pair.pool.clone()));
+        let _views = elsewhere.open(family("views").build().unwrap()).await.unwrap();
+        reconcilers.push(elsewhere.reconciler().lease(None).start().await.unwrap());
+    }
+    let mut writers = tokio::task::JoinSet::new();
+    for writer in 0..8 {
+        let views = views.clone();
+        writers.spawn(async move {
+            for hit in 0..250 {
+                let _ = views.add(&format!("page/{}", (writer + hit) % 7), 1).await.unwrap();
+            }
+        });
+    }
+    let ids: Vec<_> = (0..7).map(|page| format!("page/{page}")).collect();
+    let mut last = 0;
+    while !writers.is_empty() {
+        tokio::select! {
+            Some(done) = writers.join_next() => done.unwrap(),
+            values = views.get_many(&ids) => {
+                let sum = values.unwrap().iter().sum::<i64>();
+                assert!((last..=2000).contains(&sum), "{sum} after {last}");
+                last = sum;
+            }
+        }
+    }
+    assert_eq!(views.get_many(&ids).await.unwrap().iter().sum::<i64>(), 2000);
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!(pair.number(OWN).await, 2000);
+    for reconciler in reconcilers {
+        reconciler.shutdown().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_redis_that_cannot_be_written_counts_nothing() {
+    let pair = Pair::new().await;
+    let views = pair.counterfoil.clone().open(family("views").build().unwrap()).await.unwrap();
+    let _ = views.add("page", 1).await.unwrap();
+    let mut redis = pair.redis.manager().await;
+    redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg("1").exec_async(&mut redis).await.unwrap();
+    let error = views.add("page", 1).await.unwrap_err();
+    assert!(error.is_retryable() && !error.outcome_unknown(), "{error}");
+    redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg("0").exec_async(&mut redis).await.unwrap();
+    assert_eq!(views.get("page").await.unwrap(), 1);
+    assert_eq!(views.add("page", 1).await.unwrap(), Added::Counted { pending: 2 });
+}
+
+#[tokio::test]
+async fn a_key_of_another_type_is_named() {
+    let pair = Pair::new().await;
+    let views = pair.counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap();
+    let mut redis = pair.redis.manager().await;
+    redis::cmd("SET").arg("cf1:{test/views/0}:meta").arg("x").exec_async(&mut redis).await.unwrap();
+    for error in [views.add("page", 1).await.unwrap_err(), views.get("page").await.unwrap_err()] {
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert!(error.to_string().contains("cf1:{test/views/0}:meta"), "{error}");
+    }
+    assert!(pair.counterfoil.drain().await.is_ok(), "nothing is pending");
+}
+
+#[tokio::test]
+async fn the_usual_setup_has_no_errors() {
+    let pair = Pair::with(RedisOptions::aof("everysec")).await;
+    let views = pair.counterfoil.open(Family::buffered("shop", "views").build().unwrap()).await.unwrap();
+    let findings = pair.counterfoil.check().await;
+    assert!(findings.iter().all(|finding| finding.severity < Severity::Error), "{findings:?}");
+    let _ = views.add("page", 1).await.unwrap();
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!(pair.number(OWN).await, 1);
+}

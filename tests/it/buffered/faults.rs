@@ -1,0 +1,361 @@
+//! Faults under load, on real servers: replies lost, servers killed and paused, reconcilers that die. After each the
+//! database holds what was acknowledged.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use counterfoil::{Counterfoil, Counters, Durability, ErrorKind, Family, MysqlStore, Store};
+use redis::aio::{ConnectionLike, ConnectionManager};
+use redis::{Cmd, Pipeline, RedisError, RedisFuture, Value};
+use crate::support::{Pair, eventually, family};
+use testkit::{MysqlServer, RedisOptions};
+use tokio::task::JoinSet;
+
+const OWN: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
+
+/// A connection that loses every so many calls, half of them before and half of them after they were executed.
+#[derive(Clone)]
+struct Lossy {
+    inner: ConnectionManager,
+    calls: Arc<AtomicU64>,
+    every: u64,
+}
+
+impl ConnectionLike for Lossy {
+    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
+        let call = self.calls.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async move {
+            let lost = || RedisError::from(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
+            match (call.is_multiple_of(self.every), (call / self.every).is_multiple_of(2)) {
+                (true, true) => Err(lost()),
+                (true, false) => {
+                    let _ = self.inner.req_packed_command(cmd).await?;
+                    Err(lost())
+                }
+                _ => self.inner.req_packed_command(cmd).await,
+            }
+        })
+    }
+
+    fn req_packed_commands<'a>(&'a mut self, pipe: &'a Pipeline, at: usize, n: usize) -> RedisFuture<'a, Vec<Value>> {
+        self.inner.req_packed_commands(pipe, at, n)
+    }
+
+    fn get_db(&self) -> i64 {
+        self.inner.get_db()
+    }
+}
+
+/// Writers that count until they are told to stop, and then say how many hits were acknowledged.
+struct Load {
+    stop: Arc<AtomicBool>,
+    writers: JoinSet<i64>,
+}
+
+impl Load {
+    fn on<C, S>(counters: &Counters<C, S>) -> Self
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+        S: Store,
+    {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut writers = JoinSet::new();
+        for writer in 0..8 {
+            let (counters, stop) = (counters.clone(), stop.clone());
+            writers.spawn(async move {
+                let mut acknowledged = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    match counters.add(&format!("page/{}", (writer + acknowledged) % 11), 1).await {
+                        Ok(added) => {
+                            assert!(matches!(added, counterfoil::Added::Counted { .. }), "{added:?}");
+                            acknowledged += 1;
+                        }
+                        // surely not counted
+                        Err(error) if error.is_retryable() => tokio::time::sleep(Duration::from_millis(1)).await,
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                acknowledged
+            });
+        }
+        Load { stop, writers }
+    }
+
+    async fn end(self) -> i64 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.writers.join_all().await.iter().sum()
+    }
+}
+
+async fn pause(ms: u64) {
+    tokio::time::sleep(Duration::from_millis(ms)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_replies_are_asked_for_again() {
+    let pair = Pair::new().await;
+    let lossy = Lossy { inner: pair.redis.manager().await, calls: Arc::default(), every: 7 };
+    let counterfoil = Counterfoil::new(lossy, MysqlStore::new(pair.pool.clone()));
+    let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    // the start itself asks something, and may lose it
+    let mut started = counterfoil.reconciler().start().await;
+    if started.is_err() {
+        started = counterfoil.reconciler().start().await;
+    }
+    let load = Load::on(&views);
+    pause(3000).await;
+    let acknowledged = load.end().await;
+    assert!(acknowledged > 1000, "{acknowledged} hits only");
+    counterfoil.drain().await.unwrap();
+    assert_eq!(pair.number(OWN).await, acknowledged);
+    started.unwrap().shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mysql_is_killed_in_the_middle_of_commits() {
+    let mysql = MysqlServer::start().await;
+    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    let load = Load::on(&views);
+    for round in 0..8 {
+        pause(200 + 37 * round).await;
+        mysql.kill();
+        pause(50).await;
+        mysql.start_again().await;
+    }
+    let acknowledged = load.end().await;
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!(pair.number(OWN).await, acknowledged);
+    reconciler.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_is_killed_and_comes_back_with_its_file() {
+    let mysql = MysqlServer::start().await;
+    // everything that was acknowledged is in the file, so a killed process loses nothing
+    let pair = Pair::on(RedisOptions::aof("always"), &mysql).await;
+    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    let load = Load::on(&views);
+    for round in 0..10 {
+        pause(150 + 31 * round).await;
+        pair.redis.kill();
+        pause(30).await;
+        pair.redis.start_again().await;
+    }
+    let acknowledged = load.end().await;
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!(pair.number(OWN).await, acknowledged);
+    reconciler.shutdown().await.unwrap();
+}
+
+/// What crashes of the machine did to a load.
+#[derive(Debug)]
+struct Losses {
+    acknowledged: usize,
+    doubled: i64,
+    /// Lost, and counted within what a crash took back.
+    forgotten: usize,
+    /// Lost although they were durable.
+    wronged: usize,
+}
+
+/// What each crash takes back.
+const TAKEN: Duration = Duration::from_millis(250);
+
+/// Counts under crashes that take back the last part of Redis's file. Every hit has an id of its own, so that a value says
+/// how often it was counted.
+async fn crashes_that_take_back(durability: Durability) -> Losses {
+    let pair = Pair::with(RedisOptions::aof("no")).await;
+    let settling = family("views").durability(durability).build().unwrap();
+    let views = pair.counterfoil.open(settling).await.unwrap();
+    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    let (next, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let mut writers = JoinSet::new();
+    for _ in 0..8 {
+        let (views, next, stop) = (views.clone(), next.clone(), stop.clone());
+        writers.spawn(async move {
+            let mut acknowledged = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                let hit = next.fetch_add(1, Ordering::Relaxed);
+                let asked = Instant::now();
+                // whatever an error leaves open, no hit is counted again by the caller
+                if views.add(&format!("hit/{hit}"), 1).await.is_ok() {
+                    acknowledged.push((hit, asked, Instant::now()));
+                }
+            }
+            acknowledged
+        });
+    }
+    let mut crashes = Vec::new();
+    for _ in 0..8 {
+        let started = Instant::now();
+        let mut lengths = Vec::new();
+        while started.elapsed() < Duration::from_millis(900) {
+            lengths.push((Instant::now(), pair.redis.aof_len()));
+            pause(5).await;
+        }
+        let now = Instant::now();
+        let kept = lengths.iter().rev().find(|(time, _)| now - *time >= TAKEN).unwrap();
+        pair.redis.kill();
+        crashes.push((kept.0, Instant::now()));
+        pair.redis.cut_aof(kept.1);
+        pair.redis.start_again().await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    let acknowledged: Vec<_> = writers.join_all().await.into_iter().flatten().collect();
+    pair.counterfoil.drain().await.unwrap();
+    reconciler.shutdown().await.unwrap();
+
+    let doubled = pair.number("SELECT COUNT(*) FROM counterfoil_values WHERE value > 1").await;
+    let stored: Vec<String> =
+        sqlx::query_scalar("SELECT CAST(id AS CHAR) FROM counterfoil_values").fetch_all(&pair.pool).await.unwrap();
+    let stored: HashSet<_> = stored.into_iter().collect();
+    let taken_back =
+        |asked: Instant, told: Instant| crashes.iter().any(|(kept, killed)| told >= *kept && asked <= *killed);
+    let lost: Vec<_> = acknowledged.iter().filter(|(hit, ..)| !stored.contains(&format!("hit/{hit}"))).collect();
+    let forgotten = lost.iter().filter(|(_, asked, told)| taken_back(*asked, *told)).count();
+    let losses = Losses { acknowledged: acknowledged.len(), doubled, forgotten, wronged: lost.len() - forgotten };
+    println!("{losses:?}");
+    losses
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_takes_back_what_was_not_durable_and_nothing_else() {
+    let losses = crashes_that_take_back(Durability::Settle(TAKEN + Duration::from_millis(150))).await;
+    assert_eq!((losses.doubled, losses.wronged), (0, 0), "{losses:?}");
+    assert!(losses.forgotten > 0 && losses.acknowledged > 1000, "nothing was tried: {losses:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_that_takes_back_more_than_was_said_does_harm() {
+    let losses = crashes_that_take_back(Durability::Immediate).await;
+    assert!(losses.doubled > 0 || losses.wronged > 0, "{losses:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_stands_still_longer_than_a_call_waits() {
+    let pair = Pair::new().await;
+    let impatient = redis::aio::ConnectionManagerConfig::new().set_response_timeout(Some(Duration::from_millis(100)));
+    let redis = ConnectionManager::new_with_config(pair.redis.client(), impatient).await.unwrap();
+    let counterfoil = Counterfoil::new(redis, MysqlStore::new(pair.pool.clone()));
+    let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let reconciler = counterfoil.reconciler().start().await.unwrap();
+    let load = Load::on(&views);
+    for _ in 0..5 {
+        pause(200).await;
+        pair.redis.pause();
+        pause(350).await;
+        pair.redis.resume();
+    }
+    let acknowledged = load.end().await;
+    counterfoil.drain().await.unwrap();
+    assert_eq!(pair.number(OWN).await, acknowledged);
+    reconciler.shutdown().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_outcome_that_cannot_be_learnt_is_said_to_be_unknown() {
+    let pair = Pair::new().await;
+    let lossy = Lossy { inner: pair.redis.manager().await, calls: Arc::default(), every: 1 };
+    lossy.calls.store(1, Ordering::Relaxed);
+    let quick = Counterfoil::new(lossy.clone(), MysqlStore::new(pair.pool.clone()));
+    let views = quick.open(family("views").build().unwrap()).await.unwrap().write_timeout(Duration::from_millis(300));
+    // a read may be asked again: nothing is unknown about it
+    let error = views.get("page").await.unwrap_err();
+    assert!(error.is_retryable() && !error.outcome_unknown(), "{error}");
+    // nothing was counted as long as the producer is not even known
+    let error = views.add("page", 1).await.unwrap_err();
+    assert!(error.is_retryable() && !error.outcome_unknown(), "{error}");
+    // a whole Redis that vanishes with the call in the air
+    let pair = Pair::new().await;
+    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let _ = views.add("page", 1).await.unwrap();
+    pair.redis.pause();
+    let in_the_air = tokio::spawn({
+        let views = views.clone();
+        async move { views.add("page", 1).await }
+    });
+    pause(100).await;
+    pair.redis.kill();
+    // it comes back empty: it does not know the producer any more
+    pair.redis.start_again().await;
+    let error = in_the_air.await.unwrap().unwrap_err();
+    assert!(error.outcome_unknown() && !error.is_retryable(), "{error}");
+    // and the next hit counts
+    let _ = views.add("page", 1).await.unwrap();
+    assert_eq!(views.get("page").await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn without_the_database_hits_go_on() {
+    let mysql = MysqlServer::start().await;
+    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    let _ = views.add("page", 1).await.unwrap();
+    eventually("the first hit", || async { pair.number(OWN).await == 1 }).await;
+    mysql.kill();
+    for _ in 0..100 {
+        let _ = views.add("page", 1).await.unwrap();
+    }
+    assert!(views.pending(&["page"]).await.unwrap()[0] >= 100);
+    let error = views.get("page").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Store);
+    assert!(error.is_retryable());
+    pause(500).await;
+    mysql.start_again().await;
+    eventually("the rest", || async { pair.number(OWN).await == 101 }).await;
+    assert_eq!(views.get("page").await.unwrap(), 101);
+    reconciler.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reconcilers_that_die_anywhere_lose_nothing() {
+    let pair = Pair::new().await;
+    let settling = family("views").durability(Durability::Settle(Duration::from_millis(20))).build().unwrap();
+    let views = pair.counterfoil.open(settling.clone()).await.unwrap();
+    let load = Load::on(&views);
+    let (redis, pool) = (pair.redis.client(), pair.pool.connect_options());
+    for round in 0..20 {
+        // a runtime that is torn down takes its tasks with it wherever they are
+        let doomed = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let (redis, pool, family) = (redis.clone(), pool.clone(), settling.clone());
+        doomed.spawn(async move {
+            let store = MysqlStore::new(sqlx::MySqlPool::connect_with((*pool).clone()).await.unwrap());
+            let counterfoil = Counterfoil::new(redis.get_connection_manager().await.unwrap(), store);
+            let _views = counterfoil.open(family).await.unwrap();
+            let _reconciler = counterfoil.reconciler().lease(None).start().await.unwrap();
+            std::future::pending::<()>().await;
+        });
+        pause(60 + 17 * round).await;
+        doomed.shutdown_background();
+    }
+    let acknowledged = load.end().await;
+    assert!(pair.number(OWN).await > 0, "some of it got through");
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!(pair.number(OWN).await, acknowledged);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_that_is_gone_holds_up_only_its_own_family() {
+    let pair = Pair::new().await;
+    pair.sql("CREATE TABLE doomed (id INT PRIMARY KEY, n BIGINT NOT NULL)").await;
+    let table = counterfoil::Table::upsert("doomed").key("id", counterfoil::KeyType::Signed).value("n");
+    let doomed = pair.counterfoil.open(family("doomed").table(table).build().unwrap()).await.unwrap();
+    let healthy = Family::buffered("other-shop", "views").durability(Durability::Immediate).build().unwrap();
+    let healthy = pair.counterfoil.open(healthy).await.unwrap();
+    pair.sql("RENAME TABLE doomed TO hidden").await;
+    let _ = doomed.add("7", 1).await.unwrap();
+    let _ = healthy.add("page", 1).await.unwrap();
+    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    eventually("the healthy family", || async { healthy.stored(&["page"]).await.unwrap() == [Some(1)] }).await;
+    pair.sql("RENAME TABLE hidden TO doomed").await;
+    // the reconciler looks again after half a minute, a drain at once
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!(pair.number("SELECT n FROM doomed").await, 1);
+    reconciler.shutdown().await.unwrap();
+}

@@ -1,0 +1,323 @@
+//! HOUSE test 4: writers, reconcilers and a reader as explicit steps. proptest picks their order, where they die, which
+//! replies are lost, when Redis forgets its scripts and when it crashes; the invariants of PROTOCOL section 1 are
+//! checked after every step and at the end. The Redis is a real one; the database is a real one in one test and the
+//! plain reference in the others, which is faster and so tries more.
+//!
+//! Every increment is a token: the k-th of a case adds 4^k, so that in base 4 each digit of a value says how often that
+//! increment is in it.
+//!
+//! Time is the test's own.
+
+use std::time::Duration;
+
+use counterfoil::test_hooks::{AddReply, Guard};
+use counterfoil::{Added, Counterfoil, Durability, Family, Registered, Store};
+use proptest::prelude::*;
+use redis::aio::MultiplexedConnection;
+use crate::support::interleaving::buffered::{
+    Given, Kind, breaks, breaks_in_the_real_database, exact, exact_in_the_real_database,
+};
+use crate::support::interleaving::database::Database;
+use crate::support::interleaving::gated::Gated;
+use crate::support::interleaving::hunt::{Case, runtime};
+use crate::support::interleaving::reader::Reader;
+use crate::support::interleaving::stage::{Gone, Stage};
+use crate::support::interleaving::token::{State, delta, digit, fault};
+use crate::support::interleaving::workers::{WORKERS, Work, Workers};
+use crate::support::interleaving::writer::{Call, Writer};
+use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate};
+use crate::support::reference::Reference;
+use testkit::RedisServer;
+
+const IDS: [&str; 3] = ["a", "b", "page/é"];
+const WRITERS: usize = 3;
+/// 4^31 is the first that does not fit.
+const TOKENS: usize = 31;
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// The writer counts one for the id, or, if a reply is missing, asks for it again.
+    Write {
+        writer: usize,
+        id: usize,
+        fate: Fate,
+    },
+    /// The writer dies with its call in the air, and another takes its place.
+    WriterDies {
+        writer: usize,
+    },
+    Work(Work),
+    WorkerDies {
+        worker: usize,
+    },
+    /// Somebody reads all ids, and comes to the question to the database.
+    ReadBegins,
+    /// The reader's question to the database goes through.
+    ReadGoesOn,
+    Tick {
+        ms: u64,
+    },
+    Mishap(Mishap),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Increment {
+    id: usize,
+    state: State,
+}
+
+struct World<'s, S> {
+    stage: Stage<'s, MultiplexedConnection>,
+    database: Database<'s, S>,
+    writers: Vec<Writer<Call>>,
+    workers: Workers,
+    reader: Option<Reader<S, Vec<i64>>>,
+    tokens: Vec<Increment>,
+}
+
+impl<'s, S: Store + Clone> World<'s, S> {
+    async fn new(given: Given<'s, S>) -> Self {
+        let Given { server, crashes, name, database } = given;
+        let family = Family::buffered(name, "hits")
+            .partitions(PARTITIONS)
+            .durability(Durability::Settle(Duration::from_millis(SETTLE)))
+            .build()
+            .expect("a valid family");
+        let number = database.store.register(&family).await.expect("registered");
+        let mut stage = Stage::new(server, crashes, Registered { family, number }, 1_000_000).await;
+        World {
+            database,
+            writers: (0..WRITERS).map(|_| Writer::new(stage.new_name())).collect(),
+            workers: Workers::default(),
+            reader: None,
+            tokens: Vec::new(),
+            stage,
+        }
+    }
+
+    async fn write(&mut self, number: usize, id: usize, fate: Fate) -> Checked {
+        let writer = &mut self.writers[number];
+        if writer.open.is_none() && self.tokens.len() < TOKENS {
+            writer.begin(Call::new(self.tokens.len()));
+            self.tokens.push(Increment { id, state: State::InDoubt });
+        }
+        let Some(call) = writer.send() else { return Ok(()) };
+        writer.register(&self.stage).await?;
+        if fate == Fate::LostBefore {
+            return Ok(());
+        }
+        let id = IDS[self.tokens[call.token].id];
+        let partition = self.stage.partition(self.stage.partition_of(id));
+        let fence = Some(writer.fence(call.is_repeat));
+        let reply = partition.add(&self.stage.family.family, fence, 1, [(id, delta(call.token))]).await;
+        let reply = reply.map_err(failed)?;
+        let at = self.stage.note_length();
+        match (reply, fate) {
+            (_, Fate::LostAfter) => {}
+            (AddReply::Counted { added, .. }, _) => {
+                writer.open = None;
+                self.tokens[call.token].state = match added[..] {
+                    [Added::Counted { .. }] => State::Acknowledged { at },
+                    _ => State::Refused,
+                };
+            }
+            // the caller is told that the outcome is unknown
+            (AddReply::Unknown, _) => *writer = Writer::new(self.stage.new_name()),
+        }
+        Ok(())
+    }
+
+    async fn read_begins(&mut self) {
+        if self.reader.is_some() {
+            return;
+        }
+        let store = Gated::new(self.database.store.clone());
+        let counterfoil = Counterfoil::new(self.stage.redis.clone(), store.clone());
+        let counters = counterfoil.open(self.stage.family.family.clone()).await.expect("the family is known");
+        let before = self.tokens.iter().map(|token| token.state.is_acknowledged()).collect();
+        self.reader = Some(Reader::begin(store, async move { counters.get_many(&IDS).await }, before).await);
+    }
+
+    async fn read_goes_on(&mut self) -> Checked {
+        let Some(seen) = Reader::go_on(&mut self.reader).await? else { return Ok(()) };
+        for (number, token) in self.tokens.iter().enumerate() {
+            let value = seen.answer[token.id];
+            let times = digit(value.into(), number);
+            if fault(times, seen.bounds(number, token.state)).is_some() {
+                return Err(failed(format!("TORN READ: increment {number} ({token:?}) is {times} times in {value}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, gone: &Gone) {
+        self.tokens.iter_mut().for_each(|token| token.state.forget(gone));
+        if let Some(reader) = &mut self.reader {
+            reader.has_crashed = true;
+        }
+    }
+}
+
+impl<S: Store + Clone> Case for World<'_, S> {
+    type Step = Step;
+
+    async fn step(&mut self, step: Step) -> Checked {
+        match step {
+            Step::Write { writer, id, fate } => self.write(writer, id, fate).await?,
+            Step::WriterDies { writer } => self.writers[writer] = Writer::new(self.stage.new_name()),
+            Step::Work(work) => self.workers.step(work, &mut self.stage, &self.database).await?,
+            Step::WorkerDies { worker } => self.workers.die(worker),
+            Step::ReadBegins => self.read_begins().await,
+            Step::ReadGoesOn => self.read_goes_on().await?,
+            Step::Tick { ms } => self.stage.pass(ms),
+            Step::Mishap(mishap) => {
+                if let Some(gone) = self.stage.suffer(mishap).await? {
+                    self.forget(&gone);
+                }
+            }
+        }
+        self.stage.note_length();
+        Ok(())
+    }
+
+    /// PROTOCOL section 1: every acknowledged increment is in the sum once, no other twice.
+    async fn check(&self) -> Checked {
+        let mut totals = Vec::new();
+        for id in IDS {
+            totals.push(self.database.total(&self.stage, id).await?);
+        }
+        for (number, token) in self.tokens.iter().enumerate() {
+            let total = totals[token.id];
+            let times = digit(total, number);
+            if let Some(word) = fault(times, token.state.bounds()) {
+                return Err(failed(format!("{word}: increment {number} ({token:?}) is {times} times in {total}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends every call and brings everything to the database.
+    async fn finish(&mut self) -> Checked {
+        while self.reader.is_some() {
+            self.read_goes_on().await?;
+        }
+        for number in 0..WRITERS {
+            if self.writers[number].open.is_some() {
+                self.write(number, 0, Fate::Answered).await?;
+            }
+        }
+        for partition in 0..PARTITIONS {
+            self.workers.drain(partition, &mut self.stage, &self.database).await?;
+        }
+        self.check().await?;
+        self.stage.expect_nothing_pending().await
+    }
+}
+
+/// Buffered counters.
+struct Buffered;
+
+impl Kind for Buffered {
+    type Step = Step;
+
+    fn step(crashes: Crashes) -> impl Strategy<Value = Step> {
+        prop_oneof![
+            12 => (0..WRITERS, 0..IDS.len(), fate()).prop_map(|(writer, id, fate)| Step::Write { writer, id, fate }),
+            1 => (0..WRITERS).prop_map(|writer| Step::WriterDies { writer }),
+            16 => Work::any().prop_map(Step::Work),
+            1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
+            4 => Just(Step::ReadBegins),
+            6 => Just(Step::ReadGoesOn),
+            5 => prop_oneof![Just(100), Just(600), Just(1000), Just(1500)].prop_map(|ms| Step::Tick { ms }),
+            1 => Just(Step::Mishap(Mishap::ScriptFlush)),
+            1 => crashes.mishap().prop_map(Step::Mishap),
+        ]
+    }
+
+    async fn play<S: Store + Clone>(given: Given<'_, S>, steps: Vec<Step>) -> Checked {
+        World::new(given).await.play(steps).await
+    }
+}
+
+#[test]
+fn exact_without_crashes_of_redis() {
+    exact::<Buffered>(Crashes::None, 1500);
+}
+
+#[test]
+fn exact_when_redis_goes_back_to_its_last_fsync() {
+    exact::<Buffered>(Crashes::BackToTheLastFsync, 1000);
+}
+
+#[test]
+fn exact_when_redis_is_emptied() {
+    exact::<Buffered>(Crashes::Empty, 1500);
+}
+
+#[test]
+fn exact_with_the_real_database() {
+    exact_in_the_real_database::<Buffered>(8, 300);
+}
+
+const fn write(writer: usize, id: usize) -> Step {
+    Step::Write { writer, id, fate: Fate::Answered }
+}
+
+const fn work(worker: usize, partition: u32) -> Step {
+    Step::Work(Work::answered(worker, partition))
+}
+
+/// Runs what an earlier version got wrong.
+fn replay(crashes: Crashes, steps: &[Step]) {
+    runtime().block_on(async {
+        let server = RedisServer::start(crashes.options()).await;
+        let database = Database::new(Reference::default());
+        let given = Given { server: &server, crashes, name: "regression".to_owned(), database };
+        World::new(given).await.play(steps.iter().copied()).await.expect("exact");
+    });
+}
+
+/// A partition that had no incarnation was read, its batch was cut and applied, and Redis was emptied before the reader
+/// looked again, so that it had none again and the value had the batch twice.
+#[test]
+fn a_batch_that_comes_and_goes_between_two_looks_is_seen() {
+    let [one, other] = [work(0, 1), work(1, 0)];
+    let tick = Step::Tick { ms: SETTLE };
+    let begin = [write(0, 0), Step::ReadBegins, one, other, tick, one, other, one, other];
+    replay(Crashes::Empty, &[&begin[..], &[Step::Mishap(Mishap::Emptied), Step::ReadGoesOn, write(0, 0)]].concat());
+}
+
+/// The reader gave the partition an incarnation, a crash took that back and left the hits, and they reached the
+/// database under another one before the reader asked it.
+#[test]
+fn an_incarnation_that_a_crash_takes_back_is_not_compared_with() {
+    let [one, other] = [work(0, 1), work(1, 0)];
+    let (tick, crash) = (Step::Tick { ms: SETTLE }, Step::Mishap(Mishap::Crash { kept: 0 }));
+    let begin = [write(0, 0), tick, Step::ReadBegins, crash, one, other, tick, one, other, one, other];
+    replay(Crashes::BackToTheLastFsync, &[&begin[..], &[Step::ReadGoesOn, write(0, 0)]].concat());
+}
+
+#[test]
+fn without_the_producer_fence_a_repeat_counts_twice() {
+    breaks::<Buffered>(Guard::ProducerFence, Crashes::None, &["DOUBLE"]);
+}
+
+#[test]
+fn without_settle_a_crash_counts_twice() {
+    breaks::<Buffered>(Guard::Settle, Crashes::BackToTheLastFsync, &["DOUBLE", "TORN"]);
+}
+
+#[test]
+fn without_incarnations_an_emptied_redis_loses() {
+    breaks::<Buffered>(Guard::Incarnation, Crashes::Empty, &["LOST", "TORN"]);
+}
+
+#[test]
+fn without_the_comparison_a_reader_sees_a_batch_twice() {
+    breaks::<Buffered>(Guard::Comparison, Crashes::None, &["TORN READ"]);
+}
+
+#[test]
+fn without_the_ledger_a_batch_counts_twice() {
+    breaks_in_the_real_database::<Buffered>(Guard::Ledger, &["DOUBLE", "TORN"]);
+}

@@ -1,0 +1,4 @@
+mod cluster;
+mod connect;
+mod cuts;
+mod network;

@@ -1,0 +1,220 @@
+//! A network that fails without saying so, and a Redis that is up and refuses to work.
+
+use std::time::{Duration, Instant};
+
+use counterfoil::test_hooks::{Guard, take_out};
+use counterfoil::{Counterfoil, MysqlStore};
+use redis::AsyncConnectionConfig;
+use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+use crate::support::hits::{Hits, Outcome, Reckoning};
+use crate::support::{Pair, eventually, family};
+use testkit::{Held, Proxy, RedisOptions};
+
+async fn pause(ms: u64) {
+    tokio::time::sleep(Duration::from_millis(ms)).await;
+}
+
+/// How much later than it is due this machine does something, at most, until it is asked.
+struct Lateness(tokio::sync::watch::Sender<Duration>);
+
+impl Lateness {
+    fn measure() -> Self {
+        const DUE: Duration = Duration::from_millis(10);
+        let most = tokio::sync::watch::Sender::new(Duration::ZERO);
+        let noted = most.clone();
+        tokio::spawn(async move {
+            loop {
+                let began = Instant::now();
+                tokio::time::sleep(DUE).await;
+                noted.send_modify(|most| *most = began.elapsed().saturating_sub(DUE).max(*most));
+            }
+        });
+        Lateness(most)
+    }
+
+    fn most(&self) -> Duration {
+        *self.0.borrow()
+    }
+}
+
+/// Everything vanishes for ten seconds, under load, and then either arrives late or never.
+async fn vanishes(held: Held) {
+    const PATIENCE: Duration = Duration::from_secs(3);
+    let pair = Pair::new().await;
+    let proxy = Proxy::to(&pair.redis);
+    let counterfoil = Counterfoil::new(proxy.manager().await, MysqlStore::new(pair.pool.clone()));
+    let views = counterfoil.open(family("views").build().unwrap()).await.unwrap().write_timeout(PATIENCE);
+    let reconciler = counterfoil.reconciler().start().await.unwrap();
+    let (load, lateness) = (Hits::on(&views), Lateness::measure());
+    load.more(300).await;
+    proxy.black_hole();
+    pause(10_000).await;
+    proxy.heal(held);
+    let healed = Instant::now();
+    load.more(500).await;
+    let hits = load.end().await;
+    counterfoil.drain().await.unwrap();
+    let reckoning = Reckoning::of(&hits, &pair.pool).await;
+    reckoning.is_exact();
+    assert!(reckoning.unknown > 0, "calls were in the air when the network went");
+    match held {
+        Held::Delivered => assert!(reckoning.unknown_counted > 0, "what arrives late is executed"),
+        // but for one of each writer, of which only the reply was lost
+        Held::Lost => assert!(reckoning.unknown_counted <= 8, "what is lost is not executed"),
+    }
+    let waited = hits.iter().map(|hit| hit.told - hit.asked).max().unwrap();
+    let late = lateness.most();
+    assert!(
+        waited < PATIENCE + Duration::from_millis(500) + late,
+        "a caller waited {waited:?}, the machine is {late:?} late"
+    );
+    let again = hits.iter().filter(|hit| hit.asked > healed && hit.outcome == Outcome::Acknowledged).count();
+    assert!(again > 100, "{again} hits after the network had healed");
+    reconciler.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_vanishes_and_arrives_late() {
+    vanishes(Held::Delivered).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_vanishes_for_good() {
+    vanishes(Held::Lost).await;
+}
+
+/// Under load, replies come later than a call waits for them.
+async fn late_replies() -> Reckoning {
+    let pair = Pair::new().await;
+    let proxy = Proxy::to(&pair.redis);
+    let impatient = ConnectionManagerConfig::new().set_response_timeout(Some(Duration::from_millis(50)));
+    let redis = ConnectionManager::new_with_config(proxy.client(), impatient).await.unwrap();
+    let counterfoil = Counterfoil::new(redis, MysqlStore::new(pair.pool.clone()));
+    let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let reconciler = counterfoil.reconciler().start().await.unwrap();
+    let load = Hits::on(&views);
+    for _ in 0..4 {
+        pause(200).await;
+        proxy.delay_replies(Duration::from_millis(80));
+        pause(400).await;
+        proxy.delay_replies(Duration::ZERO);
+    }
+    pause(200).await;
+    let hits = load.end().await;
+    counterfoil.drain().await.unwrap();
+    reconciler.shutdown().await.unwrap();
+    let waited = hits.iter().filter(|hit| hit.told - hit.asked > Duration::from_millis(50)).count();
+    assert!(waited > 4, "{waited} calls had to wait");
+    Reckoning::of(&hits, &pair.pool).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replies_come_later_than_a_call_waits() {
+    let reckoning = late_replies().await;
+    reckoning.is_exact();
+    // each was asked for again until it was known
+    assert_eq!((reckoning.refused, reckoning.unknown), (0, 0));
+}
+
+// on one thread, as a guard is taken out for one
+#[tokio::test]
+async fn without_the_producer_fence_late_replies_do_harm() {
+    take_out(Some(Guard::ProducerFence));
+    let reckoning = late_replies().await;
+    take_out(None);
+    assert!(!reckoning.doubled.is_empty());
+}
+
+/// A Redis that is up and refuses to work for a while, under load. Callers who do not wait so long are told why, and it
+/// is certain that their hits were not counted.
+struct Refusal {
+    pair: Pair,
+    load: Hits,
+}
+
+impl Refusal {
+    async fn new(options: RedisOptions) -> Self {
+        let pair = Pair::with(options).await;
+        let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+        // shorter than the refusal, and longer than a busy machine lets an answer wait: that would leave the outcome open
+        let load = Hits::on(&views.write_timeout(Duration::from_secs(2)));
+        load.more(300).await;
+        Refusal { pair, load }
+    }
+
+    /// After it is over: all that was acknowledged is in the database, and refused was what Redis refused with `code`.
+    async fn ends(self, code: &str) {
+        self.load.more(300).await;
+        let hits = self.load.end().await;
+        self.pair.counterfoil.drain().await.unwrap();
+        let reckoning = Reckoning::of(&hits, &self.pair.pool).await;
+        reckoning.is_exact();
+        assert_eq!(reckoning.unknown, 0);
+        let reasons = hits.iter().filter_map(|hit| match &hit.outcome {
+            Outcome::Refused(why) => Some(why),
+            _ => None,
+        });
+        let reasons: Vec<_> = reasons.collect();
+        assert!(reasons.len() > 4, "{} hits refused", reasons.len());
+        let unclear = reasons.iter().find(|why| !why.contains(code));
+        assert!(unclear.is_none(), "says nothing of {code}: {unclear:?}");
+        println!("{}", reasons[0]);
+        // and the last were counted again
+        assert_eq!(hits.iter().max_by_key(|hit| hit.asked).unwrap().outcome, Outcome::Acknowledged);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_is_busy_with_a_script() {
+    // what "busy-reply-threshold" was called before Redis 7, which knows both
+    let refusal = Refusal::new(RedisOptions::volatile().arg("lua-time-limit", "20")).await;
+    let patient = AsyncConnectionConfig::new().set_response_timeout(None);
+    let client = refusal.pair.redis.client();
+    let mut busy = client.get_multiplexed_async_connection_with_config(&patient).await.unwrap();
+    let mut endless = redis::cmd("EVAL");
+    endless.arg("while true do end").arg(0);
+    let endless = tokio::spawn(async move { endless.query_async::<()>(&mut busy).await.unwrap_err() });
+    pause(4_000).await;
+    refusal.pair.redis.run::<()>("SCRIPT KILL").await.unwrap();
+    let killed = endless.await.unwrap().to_string();
+    assert!(killed.contains("killed"), "{killed}");
+    refusal.ends("BUSY").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_has_no_memory_left() {
+    let refusal = Refusal::new(RedisOptions::volatile()).await;
+    refusal.pair.redis.run::<()>("CONFIG SET maxmemory 1").await.unwrap();
+    pause(4_000).await;
+    // bringing the numbers to the database is what makes room, so it goes on
+    let drained = tokio::time::timeout(Duration::from_secs(10), refusal.pair.counterfoil.drain()).await;
+    drained.expect("a drain needs no memory").unwrap();
+    let counted: i64 = refusal.pair.number("SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values").await;
+    assert!(counted > 100, "{counted} hits came to the database");
+    refusal.pair.redis.run::<()>("CONFIG SET maxmemory 0").await.unwrap();
+    refusal.ends("OOM").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_cannot_write_its_snapshot() {
+    let refusal = Refusal::new(RedisOptions::volatile()).await;
+    // who has none set up is not refused anything
+    let mut snapshots = redis::cmd("CONFIG");
+    snapshots.arg("SET").arg("save").arg("3600 1000000");
+    snapshots.query_async::<()>(&mut refusal.pair.redis.manager().await).await.unwrap();
+    let status = async || {
+        let info: String = refusal.pair.redis.run("INFO persistence").await.unwrap();
+        info.lines().find_map(|line| line.strip_prefix("rdb_last_bgsave_status:").map(str::to_owned)).unwrap()
+    };
+    // permissions would not hold root back, a directory in the file's place does
+    let place = refusal.pair.redis.socket().with_file_name("dump.rdb");
+    std::fs::create_dir_all(place.join("in the way")).unwrap();
+    refusal.pair.redis.run::<()>("BGSAVE").await.unwrap();
+    eventually("a failed snapshot", || async { status().await == "err" }).await;
+    pause(4_000).await;
+    std::fs::remove_dir_all(&place).unwrap();
+    // the error holds until a snapshot succeeded
+    refusal.pair.redis.run::<()>("BGSAVE").await.unwrap();
+    eventually("a snapshot", || async { status().await == "ok" }).await;
+    refusal.ends("MISCONF").await;
+}

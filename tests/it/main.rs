@@ -1,0 +1,14 @@
+//! All tests on real servers, as one program: `./dev test cached::faults` runs a part of it.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod activity;
+mod buffered;
+mod bundle;
+mod cached;
+mod connection;
+mod live_page;
+mod mysql;
+mod series;
+mod support;
+mod vectors;
+mod writer;

@@ -1,0 +1,2 @@
+mod buffered;
+mod cached;

@@ -1,0 +1,4 @@
+mod api;
+mod faults;
+mod interleavings;
+mod model;

@@ -1,0 +1,387 @@
+//! Callers that wait for Redis together: some are dropped, some are not polled any more, some come when there is no
+//! room, and some give up. Nobody hangs, and what was said of each hit is true.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use counterfoil::{Added, Error, ErrorKind, Result};
+use futures_util::future::join_all;
+use rand::RngExt;
+use crate::support::{Plain, PlainCounters, counted, family, ids_of, pause};
+use testkit::RedisOptions;
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// What nothing here takes that is as it should be.
+const LONG: Duration = Duration::from_secs(4);
+
+fn poll_once<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+fn threads(many: usize) -> Runtime {
+    Builder::new_multi_thread().worker_threads(many).enable_all().build().unwrap()
+}
+
+/// Every hit has an id of its own, so that its value says how often it was counted.
+async fn dropped_at_random(plain: &Plain, views: &PlainCounters) {
+    let next = Arc::new(AtomicU64::new(0));
+    let mut tasks = JoinSet::new();
+    for _ in 0..48 {
+        let (views, next) = (views.clone(), next.clone());
+        tasks.spawn(async move {
+            let mut told = Vec::new();
+            for _ in 0..60 {
+                let id = format!("hit/{}", next.fetch_add(1, Ordering::Relaxed));
+                let patience = Duration::from_micros(rand::rng().random_range(0..2000));
+                let way = rand::rng().random_range(0..3);
+                let outcome = match way {
+                    // to its end
+                    0 => Some(timeout(LONG, views.add(&id, 1)).await.expect("nobody hangs")),
+                    1 => timeout(patience, views.add(&id, 1)).await.ok(),
+                    _ => tokio::select! {
+                        biased;
+                        outcome = views.add(&id, 1) => Some(outcome),
+                        () = async { for _ in 0..patience.as_micros() % 4 { tokio::task::yield_now().await } } => None,
+                    },
+                };
+                told.push((id, outcome));
+            }
+            told
+        });
+    }
+    let told: Vec<_> = tasks.join_all().await.into_iter().flatten().collect();
+    plain.counterfoil.drain().await.unwrap();
+    // what was on its way when its caller went has arrived or never will
+    pause(200).await;
+    let ids: Vec<_> = told.iter().map(|(id, _)| id).collect();
+    let values = views.get_many(&ids).await.unwrap();
+    let (mut dropped, mut dropped_counted) = (0, 0);
+    for ((id, outcome), value) in told.iter().zip(values) {
+        match outcome {
+            Some(added) => assert_eq!((added.as_ref().map(|added| counted(*added)).unwrap(), value), (1, 1), "{id}"),
+            None => {
+                assert!((0..=1).contains(&value), "{id} was counted {value} times");
+                (dropped, dropped_counted) = (dropped + 1, dropped_counted + value);
+            }
+        }
+    }
+    assert!(dropped > 100 && told.len() - dropped > 500, "{dropped} of {} were dropped", told.len());
+    println!("{} hits, {dropped} callers dropped, {dropped_counted} of them counted", told.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_that_are_dropped_harm_nobody() {
+    let plain = Plain::new().await;
+    let views = plain.open(family("views").partitions(2)).await;
+    dropped_at_random(&plain, &views).await;
+}
+
+#[tokio::test]
+async fn callers_that_are_dropped_harm_nobody_on_one_thread() {
+    let plain = Plain::new().await;
+    let views = plain.open(family("views").partitions(2)).await;
+    dropped_at_random(&plain, &views).await;
+}
+
+/// Whoever is first makes the call, and may find other things to do.
+#[tokio::test]
+async fn a_leader_that_is_not_polled_does_not_hold_up_the_others() {
+    let plain = Plain::new().await;
+    let views = plain.open(family("views").partitions(1)).await;
+    // before its producer is registered, and after
+    for round in 0..3 {
+        let mut first = pin!(views.add("page", 1));
+        assert!(poll_once(first.as_mut()).is_pending());
+        let began = Instant::now();
+        let second = counted(timeout(LONG, views.add("page", 1)).await.expect("does not hang").unwrap());
+        assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+        assert_eq!(second, 2 * round + 2);
+        // the call had been made: it is told what is pending by now, or its own value
+        let first = counted(timeout(LONG, first).await.expect("does not hang").unwrap());
+        assert!(first == 2 * round + 1 || first == 2 * round + 2, "{first} in round {round}");
+        assert_eq!(views.get("page").await.unwrap(), 2 * round + 2);
+    }
+}
+
+/// The same where Redis refused its call, and it would wait a moment before the partition goes on.
+#[tokio::test]
+async fn a_refused_leader_that_is_not_polled_does_not_hold_up_the_others() {
+    let plain = Plain::new().await;
+    let views = plain.open(family("views").partitions(1)).await;
+    let _ = views.add("page", 1).await.unwrap();
+    let _: () = plain.redis.run("CONFIG SET maxmemory 1").await.unwrap();
+    let mut first = pin!(views.add("page", 1));
+    // sent, and refused
+    for _ in 0..2 {
+        assert!(poll_once(first.as_mut()).is_pending());
+        pause(30).await;
+    }
+    let _: () = plain.redis.run("CONFIG SET maxmemory 0").await.unwrap();
+    let began = Instant::now();
+    let second = counted(timeout(LONG, views.add("page", 1)).await.expect("does not hang").unwrap());
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    assert_eq!(second, 2);
+    assert_eq!(counted(timeout(LONG, first).await.expect("does not hang").unwrap()), 3);
+}
+
+/// Leaders of as many partitions as may have a call under way, none of which is polled again.
+#[tokio::test]
+async fn leaders_that_are_not_polled_do_not_hold_up_another_family() {
+    let plain = Plain::new().await;
+    let views = plain.open(family("views").partitions(8)).await;
+    let other = plain.open(family("other").partitions(1)).await;
+    let ids: Vec<_> = (0..8).map(|number| ids_of(views.family(), number, 1).remove(0)).collect();
+    let mut leaders: Vec<_> = ids.iter().map(|id| Box::pin(views.add(id, 1))).collect();
+    for leader in &mut leaders {
+        assert!(poll_once(leader.as_mut()).is_pending());
+    }
+    let began = Instant::now();
+    assert_eq!(counted(timeout(LONG, other.add("page", 1)).await.expect("does not hang").unwrap()), 1);
+    assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+    for leader in leaders {
+        assert_eq!(counted(timeout(LONG, leader).await.expect("does not hang").unwrap()), 1);
+    }
+}
+
+/// A caller that leads is dropped while others wait for their turn behind it.
+#[tokio::test]
+async fn a_leader_that_is_dropped_hands_over() {
+    let plain = Plain::new().await;
+    let views = plain.open(family("views").partitions(1)).await;
+    let _ = views.add("page", 1).await.unwrap();
+    plain.redis.pause();
+    let mut first = Box::pin(views.add("page", 1));
+    assert!(poll_once(first.as_mut()).is_pending());
+    let others: JoinSet<_> =
+        (0..20).map(|_| (views.clone(), ())).map(|(views, ())| async move { views.add("page", 1).await }).collect();
+    pause(10).await;
+    drop(first);
+    pause(10).await;
+    plain.redis.resume();
+    let mut values: Vec<_> = timeout(LONG, others.join_all())
+        .await
+        .expect("nobody hangs")
+        .into_iter()
+        .map(|told| counted(told.unwrap()))
+        .collect();
+    values.sort_unstable();
+    // the dropped one was on its way
+    let value = views.get("page").await.unwrap();
+    assert!((21..=22).contains(&value), "{value}");
+    assert!(values.iter().copied().eq(value - 19..=value), "{values:?}, {value} in all");
+}
+
+/// Callers of two runtimes share the partition; the one that is shut down takes with it whatever it was about to do.
+#[test]
+fn a_runtime_that_is_shut_down_leaves_nobody_behind() {
+    let home = threads(2);
+    let plain = home.block_on(Plain::new());
+    let views = home.block_on(plain.open(family("views").partitions(6)));
+    let [next, acknowledged, unknown] = [(); 3].map(|()| Arc::new(AtomicU64::new(0)));
+    let stay = |views: PlainCounters| {
+        let (next, acknowledged, unknown) = (next.clone(), acknowledged.clone(), unknown.clone());
+        async move {
+            let mut ids = Vec::new();
+            let ends = Instant::now() + Duration::from_secs(3);
+            while Instant::now() < ends {
+                let id = format!("hit/{}", next.fetch_add(1, Ordering::Relaxed));
+                match timeout(LONG, views.add(&id, 1)).await.expect("nobody hangs") {
+                    Ok(added) => {
+                        assert_eq!(counted(added), 1);
+                        acknowledged.fetch_add(1, Ordering::Relaxed);
+                        ids.push((id, true));
+                    }
+                    Err(error) => {
+                        assert!(error.outcome_unknown(), "{error}");
+                        unknown.fetch_add(1, Ordering::Relaxed);
+                        ids.push((id, false));
+                    }
+                }
+            }
+            ids
+        }
+    };
+    let staying: Vec<_> = (0..24).map(|_| home.spawn(stay(views.clone()))).collect();
+    for round in 0..25 {
+        let doomed =
+            if round % 2 == 0 { threads(1) } else { Builder::new_current_thread().enable_all().build().unwrap() };
+        for _ in 0..16 {
+            let (views, next) = (views.clone(), next.clone());
+            doomed.spawn(async move {
+                loop {
+                    let _ = views.add(&format!("doomed/{}", next.fetch_add(1, Ordering::Relaxed)), 1).await;
+                }
+            });
+        }
+        doomed.block_on(pause(40 + round));
+        doomed.shutdown_background();
+    }
+    let told: Vec<_> = home.block_on(join_all(staying)).into_iter().flat_map(|told| told.expect("no panic")).collect();
+    let ids: Vec<_> = told.iter().map(|(id, _)| id).collect();
+    let values = home.block_on(views.get_many(&ids)).unwrap();
+    for ((id, is_acknowledged), value) in told.iter().zip(values) {
+        let least = i64::from(*is_acknowledged);
+        assert!((least..=1).contains(&value), "{id}, acknowledged: {is_acknowledged}, was counted {value} times");
+    }
+    println!("{} acknowledged, {} unknown", acknowledged.load(Ordering::Relaxed), unknown.load(Ordering::Relaxed));
+    assert!(acknowledged.load(Ordering::Relaxed) > 1000);
+}
+
+/// More callers than wait for one call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_there_is_no_room_try_add_says_so_and_add_waits() {
+    let plain = Plain::new().await;
+    let views = plain.open(family("views").partitions(1)).await;
+    let _ = views.add("first", 1).await.unwrap();
+    plain.redis.pause();
+    let mut waiting = JoinSet::new();
+    for caller in 0..1500 {
+        let views = views.clone();
+        waiting.spawn(async move { views.add(&format!("page/{}", caller % 1000), 1).await });
+    }
+    pause(20).await;
+    let mut busy = 0;
+    for caller in 0..50 {
+        let began = Instant::now();
+        // those who were sent away just now may have left room
+        match timeout(Duration::from_millis(5), views.try_add(&format!("busy/{caller}"), 1)).await {
+            Ok(Err(error)) => {
+                assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+                assert!(error.is_retryable() && !error.outcome_unknown());
+                assert!(began.elapsed() < Duration::from_millis(100), "{:?}", began.elapsed());
+                busy += 1;
+            }
+            Ok(Ok(added)) => panic!("{added:?} while Redis stands still"),
+            Err(_) => {}
+        }
+    }
+    assert!(busy >= 25, "{busy} of 50 were refused");
+    pause(100).await;
+    plain.redis.resume();
+    let mut values: Vec<_> = timeout(LONG, waiting.join_all())
+        .await
+        .expect("nobody hangs")
+        .into_iter()
+        .map(|told| counted(told.unwrap()))
+        .collect();
+    values.sort_unstable();
+    let expected = std::iter::repeat_n(1, 1000).chain(std::iter::repeat_n(2, 500));
+    assert!(values.iter().copied().eq(expected), "{values:?}");
+    let ids: Vec<_> = (0..1000).map(|number| format!("page/{number}")).collect();
+    let expected: Vec<_> = (0..1000).map(|number| if number < 500 { 2 } else { 1 }).collect();
+    assert_eq!(views.get_many(&ids).await.unwrap(), expected);
+    assert_eq!(counted(views.try_add("first", 1).await.unwrap()), 2);
+}
+
+/// Two hundred pairs need more room than one: who waits for it must not keep the thread from making some.
+#[test]
+fn many_wait_for_room_on_one_thread() {
+    let (done, is_done) = mpsc::channel();
+    thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let plain = Plain::new().await;
+            let views = plain.open(family("views").partitions(1)).await;
+            let _ = views.add("first", 1).await.unwrap();
+            let hits = |part| (0..180).map(|number| (format!("page/{part}/{number}"), 1)).collect::<Vec<_>>();
+            let parts: Vec<_> = (0..6).map(hits).collect();
+            // the first one leads, two find room, and three do not
+            let told = join_all(parts.iter().map(|part| views.add_many(part))).await;
+            let told = told.into_iter().flat_map(|part| part.unwrap());
+            assert!(told.map(|told| counted(told.unwrap())).eq(std::iter::repeat_n(1, 6 * 180)));
+        });
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(LONG).expect("the thread is not kept busy");
+}
+
+/// What a caller is told once its time is over, and when.
+async fn after(patience: Duration, adds: Vec<impl Future<Output = Result<Added>>>) -> Vec<Error> {
+    let began = Instant::now();
+    let told = timeout(patience + LONG, join_all(adds)).await.expect("nobody hangs");
+    let waited = began.elapsed();
+    assert!(waited + Duration::from_millis(50) > patience, "given up after {waited:?}");
+    assert!(waited < patience + Duration::from_millis(300), "given up after {waited:?}");
+    told.into_iter().map(|told| told.expect_err("Redis is not there")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_redis_stands_still_callers_give_up_in_time() {
+    let plain = Plain::new().await;
+    let patience = Duration::from_millis(400);
+    let views = plain.open(family("views").partitions(2)).await.write_timeout(patience);
+    let ids: Vec<_> = (0..2).flat_map(|number| ids_of(views.family(), number, 40)).collect();
+    let _ = views.add_many(&ids.iter().map(|id| (id, 1)).collect::<Vec<_>>()).await.unwrap();
+    plain.redis.pause();
+    let errors = after(patience, ids.iter().map(|id| views.add(id, 1)).collect()).await;
+    let unknown = errors.iter().filter(|error| error.outcome_unknown()).count();
+    // one of each partition was sent; the others never were, and are told so
+    assert_eq!(unknown, 2, "{errors:?}");
+    assert!(errors.iter().all(|error| error.outcome_unknown() != error.is_retryable()), "{errors:?}");
+    // less patience than the one whose call it is: of another handle
+    let mut patient = JoinSet::new();
+    let long = views.clone().write_timeout(LONG);
+    for id in ids.clone() {
+        let long = long.clone();
+        patient.spawn(async move { long.add(&id, 1).await });
+    }
+    pause(100).await;
+    after(patience, ids.iter().map(|id| views.add(id, 1)).collect()).await;
+    plain.redis.resume();
+    for told in patient.join_all().await {
+        let _ = counted(told.unwrap());
+    }
+    let values = views.get_many(&ids).await.unwrap();
+    let sum: i64 = values.iter().sum();
+    assert!((160..=162).contains(&sum) && values.iter().all(|value| (2..=3).contains(value)), "{values:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_redis_nothing_is_unknown() {
+    let plain = Plain::with(RedisOptions::volatile()).await;
+    let patience = Duration::from_millis(300);
+    let views = plain.open(family("views").partitions(2)).await.write_timeout(patience);
+    plain.redis.kill();
+    pause(50).await;
+    for _ in 0..2 {
+        let ids: Vec<_> = (0..30).map(|number| format!("page/{number}")).collect();
+        let errors = after(patience, ids.iter().map(|id| views.add(id, 1)).collect()).await;
+        assert!(errors.iter().all(|error| error.is_retryable() && !error.outcome_unknown()), "{errors:?}");
+    }
+    plain.redis.start_again().await;
+    assert_eq!(counted(views.clone().write_timeout(LONG).add("page/1", 1).await.unwrap()), 1);
+}
+
+/// A partition with a key of the wrong type fails at once, by itself.
+#[tokio::test]
+async fn one_partition_s_trouble_is_its_own() {
+    let plain = Plain::new().await;
+    let views = plain.open(family("views").partitions(4)).await;
+    let other = plain.open(family("other").partitions(1)).await;
+    let _: () = plain.redis.run("SET cf1:{test/views/2}:buffer wrong").await.unwrap();
+    let ids: Vec<_> = (0..4).flat_map(|number| ids_of(views.family(), number, 10)).collect();
+    let hits: Vec<_> = ids.iter().map(|id| (id, 1)).collect();
+    let began = Instant::now();
+    let (told, alone, elsewhere) = tokio::join!(views.add_many(&hits), views.add(&ids[20], 1), other.add("page", 1));
+    assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+    let wrong: HashMap<_, _> = ids[20..30].iter().map(|id| (id, ())).collect();
+    for (id, told) in ids.iter().zip(told.unwrap()) {
+        match told {
+            Ok(added) => assert!(!wrong.contains_key(id) && counted(added) == 1),
+            Err(error) => assert!(wrong.contains_key(id) && error.kind() == ErrorKind::Corrupt, "{id}: {error}"),
+        }
+    }
+    assert_eq!(alone.unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(counted(elsewhere.unwrap()), 1);
+    let _: () = plain.redis.run("DEL cf1:{test/views/2}:buffer").await.unwrap();
+    assert_eq!(counted(views.add(&ids[20], 1).await.unwrap()), 1);
+}

@@ -1,0 +1,111 @@
+//! Histories of truly parallel writers and readers: what is read lies between what was acknowledged before and what was
+//! begun by the end, and never goes back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use counterfoil::{Counterfoil, Durability, FamilyBuilder};
+use crate::support::reference::Reference;
+use crate::support::{counted, family, pause};
+use testkit::{RedisOptions, RedisServer};
+use tokio::task::JoinSet;
+
+const IDS: [&str; 3] = ["a", "b", "page/é"];
+const WRITERS: usize = 12;
+const READERS: usize = 4;
+
+/// What is known of one id from outside.
+#[derive(Debug, Default)]
+struct Seen {
+    begun: AtomicI64,
+    acknowledged: AtomicI64,
+    /// The highest value that a read has answered so far.
+    read: AtomicI64,
+}
+
+/// Counts and reads from two processes, as it were, each with a reconciler, also while connections are killed.
+async fn history(family: FamilyBuilder, kill: bool) {
+    let redis = RedisServer::start(RedisOptions::volatile()).await;
+    let store = Reference::default();
+    let family = family.build().unwrap();
+    let mut processes = Vec::new();
+    for _ in 0..2 {
+        let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
+        let counters = counterfoil.open(family.clone()).await.unwrap();
+        let reconciler = counterfoil.reconciler().lease(None).start().await.unwrap();
+        processes.push((counterfoil, counters, reconciler));
+    }
+    let seen: Arc<[Seen; 3]> = Arc::default();
+    let [stop, reads, batches] = [(); 3].map(|()| Arc::new(AtomicU64::new(0)));
+    let mut tasks = JoinSet::new();
+    for writer in 0..WRITERS {
+        let (counters, seen, stop) = (processes[writer % 2].1.clone(), seen.clone(), stop.clone());
+        let batches = batches.clone();
+        tasks.spawn(async move {
+            let mut hit = writer;
+            while stop.load(Ordering::Relaxed) == 0 {
+                let (id, delta) = (hit % IDS.len(), 1 + (hit / IDS.len() % 3) as i64);
+                seen[id].begun.fetch_add(delta, Ordering::SeqCst);
+                // a reply that is lost is asked for again: all are told in the end
+                let pending = counted(counters.add(IDS[id], delta).await.unwrap());
+                seen[id].acknowledged.fetch_add(delta, Ordering::SeqCst);
+                batches.fetch_add(u64::from(pending == delta), Ordering::Relaxed);
+                hit += 1;
+                if hit.is_multiple_of(64) {
+                    pause(1).await;
+                }
+            }
+        });
+    }
+    for reader in 0..READERS {
+        let (counters, seen, stop) = (processes[reader % 2].1.clone(), seen.clone(), stop.clone());
+        let reads = reads.clone();
+        tasks.spawn(async move {
+            while stop.load(Ordering::Relaxed) == 0 {
+                let all = |count: fn(&Seen) -> &AtomicI64| [0, 1, 2].map(|id| count(&seen[id]).load(Ordering::SeqCst));
+                let least = all(|seen| &seen.acknowledged);
+                let read = all(|seen| &seen.read);
+                let Ok(values) = counters.get_many(&IDS).await else { continue };
+                let most = all(|seen| &seen.begun);
+                for (id, value) in values.into_iter().enumerate() {
+                    assert!(least[id] <= value && value <= most[id], "{} is not {}..={}", value, least[id], most[id]);
+                    assert!(value >= read[id], "{value} after {} was read", read[id]);
+                    seen[id].read.fetch_max(value, Ordering::SeqCst);
+                }
+                reads.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    for round in 0..20 {
+        pause(70 + 13 * (round % 7)).await;
+        if kill {
+            let _: u64 = redis.run("CLIENT KILL TYPE normal SKIPME yes").await.unwrap();
+        }
+    }
+    stop.store(1, Ordering::Relaxed);
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+    let (counterfoil, counters, _) = &processes[0];
+    counterfoil.drain().await.unwrap();
+    let acknowledged = [0, 1, 2].map(|id| seen[id].acknowledged.load(Ordering::SeqCst));
+    assert_eq!(counters.stored(&IDS).await.unwrap(), acknowledged.map(Some));
+    let [reads, batches] = [reads, batches].map(|count| count.load(Ordering::Relaxed));
+    println!("{acknowledged:?} acknowledged, {reads} reads, about {batches} batches");
+    assert!(acknowledged.iter().sum::<i64>() > 1000 && reads > 100 && batches > 20);
+    for (_, _, reconciler) in processes {
+        reconciler.shutdown().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_lie_between_what_was_told_and_what_was_begun() {
+    history(family("views").partitions(2), false).await;
+    history(family("views").partitions(2).durability(Durability::Settle(Duration::from_millis(20))), true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_a_wide_family_too() {
+    history(family("hot").partitions(4).wide(true), true).await;
+}

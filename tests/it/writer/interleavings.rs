@@ -1,0 +1,538 @@
+//! The interleavings of the buffered kind through the writer: callers as futures that are polled, left alone and dropped
+//! in random order, over a connection of which each call waits until the test says what becomes of it, on a clock that
+//! only the test moves. The invariants are those of PROTOCOL section 1, and that nobody waits for ever.
+//!
+//! Every increment is a token: the k-th of a case adds 4^k, so that in base 4 each digit of a value says how often that
+//! increment is in it.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use counterfoil::test_hooks::Guard;
+use counterfoil::{Added, Counterfoil, Counters, Family, Registered, Result, Store};
+use proptest::prelude::*;
+use proptest::test_runner::TestError;
+use redis::aio::ConnectionLike;
+use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value};
+use crate::support::interleaving::connect::Direct;
+use crate::support::interleaving::database::Database;
+use crate::support::interleaving::hunt::{Case, cases, expect_exact, expect_failure, hunt, runtime};
+use crate::support::interleaving::stage::{Gone, Stage};
+use crate::support::interleaving::token::{delta, digit, fault};
+use crate::support::interleaving::workers::{WORKERS, Work, Workers};
+use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, failed};
+use crate::support::reference::Reference;
+use testkit::{RedisOptions, RedisServer};
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+use tokio::task::yield_now;
+use tokio::time::Instant;
+
+const IDS: [&str; 3] = ["a", "b", "page/é"];
+/// 4^31 is the first that does not fit.
+const TOKENS: usize = 31;
+const PATIENCE: Duration = Duration::from_secs(2);
+/// By how much a caller may be late: the writer looks at the time every 50 ms.
+const LATE: Duration = Duration::from_millis(300);
+
+/// What becomes of a call on the line.
+#[derive(Clone, Copy, Debug)]
+enum CallFate {
+    Answered,
+    /// Redis says that it cannot take it now.
+    Refused,
+    /// The connection died before the call arrived.
+    LostBefore,
+    /// The connection died between execution and reply.
+    LostAfter,
+    /// The connection died, and the call arrives later all the same.
+    Delayed,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// A caller comes, and does nothing yet.
+    Add {
+        id: usize,
+    },
+    Poll {
+        caller: usize,
+    },
+    Drop {
+        caller: usize,
+    },
+    /// One of the calls that wait arrives, or does not.
+    Call {
+        which: usize,
+        fate: CallFate,
+    },
+    /// What the writer does by itself goes on.
+    Turn,
+    Work(Work),
+    WorkerDies {
+        worker: usize,
+    },
+    Tick {
+        ms: u64,
+    },
+    Mishap(Mishap),
+}
+
+/// The reply is lost, or not.
+fn work() -> impl Strategy<Value = Work> {
+    (0..WORKERS, 0..PARTITIONS, any::<u8>()).prop_map(|(worker, partition, lost)| {
+        let fate = if lost < 50 { Fate::LostAfter } else { Fate::Answered };
+        Work { worker, partition, fate }
+    })
+}
+
+fn step(crashes: Crashes) -> impl Strategy<Value = Step> {
+    let fate = prop_oneof![
+        8 => Just(CallFate::Answered),
+        1 => Just(CallFate::Refused),
+        1 => Just(CallFate::LostBefore),
+        2 => Just(CallFate::LostAfter),
+        1 => Just(CallFate::Delayed),
+    ];
+    prop_oneof![
+        8 => (0..IDS.len()).prop_map(|id| Step::Add { id }),
+        16 => any::<usize>().prop_map(|caller| Step::Poll { caller }),
+        1 => any::<usize>().prop_map(|caller| Step::Drop { caller }),
+        16 => (any::<usize>(), fate).prop_map(|(which, fate)| Step::Call { which, fate }),
+        12 => Just(Step::Turn),
+        10 => work().prop_map(Step::Work),
+        1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
+        8 => prop_oneof![3 => Just(6), 4 => Just(60), 1 => Just(700), 1 => Just(2100)].prop_map(|ms| Step::Tick { ms }),
+        1 => Just(Step::Mishap(Mishap::ScriptFlush)),
+        2 => crashes.mishap().prop_map(Step::Mishap),
+    ]
+}
+
+/// The writer's connection: calls wait until the test lets them go.
+#[derive(Clone, Default)]
+struct Line(Arc<Mutex<Vec<Sent>>>);
+
+struct Sent {
+    cmd: Cmd,
+    /// `None` once whoever sent it was told that the connection is gone.
+    reply: Option<oneshot::Sender<RedisResult<Value>>>,
+}
+
+impl Line {
+    fn calls(&self) -> std::sync::MutexGuard<'_, Vec<Sent>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ConnectionLike for Line {
+    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
+        let (reply, answer) = oneshot::channel();
+        self.calls().push(Sent { cmd: cmd.clone(), reply: Some(reply) });
+        Box::pin(async { answer.await.unwrap_or_else(|_| Err(gone())) })
+    }
+
+    fn req_packed_commands<'a>(&'a mut self, _: &'a Pipeline, _: usize, _: usize) -> RedisFuture<'a, Vec<Value>> {
+        unreachable!("nothing is pipelined")
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+fn gone() -> RedisError {
+    std::io::Error::from(std::io::ErrorKind::ConnectionReset).into()
+}
+
+/// What the test knows of an increment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum State {
+    /// It may be counted or not.
+    InDoubt,
+    Acknowledged,
+    /// It was acknowledged, and a crash took it back before it was durable: it may be in the database or not.
+    Forgotten,
+    /// Its caller was told that it is surely not counted.
+    Refused,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Increment {
+    id: usize,
+    state: State,
+    /// The length of the append-only file with its effect.
+    executed_at: Option<u64>,
+}
+
+impl Increment {
+    /// How often it has to be in a value, and may be.
+    fn bounds(self) -> (u8, u8) {
+        match self.state {
+            State::Acknowledged => (1, 1),
+            State::InDoubt | State::Forgotten => (0, 1),
+            State::Refused => (0, 0),
+        }
+    }
+}
+
+struct Caller {
+    token: usize,
+    /// How many batches had been cut, and how often Redis had lost its memory, when it came.
+    came: u64,
+    future: Pin<Box<dyn Future<Output = Result<Added>>>>,
+}
+
+struct World<'s> {
+    stage: Stage<'s, Direct>,
+    database: Database<'s, Reference>,
+    line: Line,
+    counters: Counters<Line, Reference>,
+    callers: Vec<Caller>,
+    workers: Workers,
+    tokens: Vec<Increment>,
+    /// How often Redis lost its memory.
+    losses: u64,
+}
+
+impl<'s> World<'s> {
+    async fn new(server: &'s RedisServer, name: String, crashes: Crashes) -> Self {
+        let (line, store) = (Line::default(), Reference::default());
+        let family = Family::buffered(name, "hits")
+            .partitions(PARTITIONS)
+            .durability(crashes.durability())
+            .build()
+            .expect("a valid family");
+        let number = store.register(&family).await.expect("registered");
+        let stage = Stage::<Direct>::new(server, crashes, Registered { family, number }, 1_000_000).await;
+        // whether the line resends is asked before
+        let counterfoil = Counterfoil::new(line.clone(), store.clone());
+        let mut open = std::pin::pin!(counterfoil.open(stage.family.family.clone()));
+        let counters = loop {
+            match poll(open.as_mut()) {
+                Poll::Ready(counters) => break counters.expect("opened").write_timeout(PATIENCE),
+                Poll::Pending => {
+                    let sent = line.calls().pop().expect("it waits for a call");
+                    let _ = sent.reply.map(|reply| reply.send(stage.redis.run(&sent.cmd)));
+                }
+            }
+        };
+        World {
+            stage,
+            database: Database::new(store),
+            line,
+            counters,
+            callers: Vec::new(),
+            workers: Workers::default(),
+            tokens: Vec::new(),
+            losses: 0,
+        }
+    }
+
+    async fn tick(&mut self, ms: u64) {
+        self.stage.pass(ms);
+        tokio::time::sleep(Duration::from_millis(ms)).await;
+    }
+
+    fn comes(&mut self, id: usize) {
+        let token = self.tokens.len();
+        self.tokens.push(Increment { id, state: State::InDoubt, executed_at: None });
+        let counters = self.counters.clone();
+        let future = Box::pin(async move { counters.add(IDS[id], delta(token)).await });
+        self.callers.push(Caller { token, came: self.losses_and_cuts(), future });
+    }
+
+    /// Lets a caller go on; what it is told has to be true from now on.
+    fn poll(&mut self, number: usize) -> Checked {
+        let Poll::Ready(told) = poll(self.callers[number].future.as_mut()) else { return Ok(()) };
+        let Caller { token, came, .. } = self.callers.swap_remove(number);
+        let now = self.losses_and_cuts();
+        let increment = &mut self.tokens[token];
+        match told {
+            Ok(Added::Counted { pending }) => {
+                increment.state = match increment.state {
+                    State::Forgotten => State::Forgotten,
+                    _ => State::Acknowledged,
+                };
+                let pending = i128::from(pending);
+                let twice = (0..TOKENS).find(|token| digit(pending, *token) > 1);
+                if let Some(twice) = twice {
+                    return Err(failed(format!(
+                        "DOUBLE: increment {twice} in {pending:#x}, told to increment {token}"
+                    )));
+                }
+                // a repeat is told what is pending by then, which may be the next batch's
+                if digit(pending, token) == 0 && came == now {
+                    return Err(failed(format!("WRONG VALUE: {pending:#x} was told to increment {token}")));
+                }
+            }
+            Ok(refused) => return Err(failed(format!("{refused:?}"))),
+            Err(error) if error.is_retryable() => increment.state = State::Refused,
+            Err(error) if error.outcome_unknown() => {}
+            Err(error) => return Err(failed(error)),
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, which: usize, fate: CallFate) -> Checked {
+        let mut sent = self.line.calls().remove(which);
+        let mut tell = |answer| drop(sent.reply.take().map(|reply| reply.send(answer)));
+        match fate {
+            CallFate::Answered => {
+                let answer = self.execute(&sent.cmd);
+                tell(answer);
+            }
+            CallFate::Refused => {
+                let loading = redis::make_extension_error("LOADING".to_owned(), Some("the test says so".to_owned()));
+                tell(Err(loading));
+            }
+            CallFate::LostBefore => tell(Err(gone())),
+            CallFate::LostAfter => {
+                let _ = self.execute(&sent.cmd);
+                tell(Err(gone()));
+            }
+            CallFate::Delayed => {
+                tell(Err(gone()));
+                self.line.calls().push(sent);
+            }
+        }
+        Ok(())
+    }
+
+    /// Executes a call, and notes which increments it counted.
+    fn execute(&mut self, cmd: &Cmd) -> RedisResult<Value> {
+        let answer = self.stage.redis.run(cmd);
+        let at = self.stage.note_length();
+        let is_ok =
+            matches!(&answer, Ok(Value::Array(words)) if matches!(&words[0], Value::BulkString(word) if word == b"OK"));
+        let args: Vec<_> = cmd.args_iter().collect();
+        let text = |place: usize| match args.get(place) {
+            Some(redis::Arg::Simple(bytes)) => std::str::from_utf8(bytes).unwrap_or_default(),
+            _ => "",
+        };
+        if is_ok && text(5).ends_with(":producers") {
+            for place in (15..args.len()).step_by(2) {
+                let sum: i64 = text(place).parse().expect("a delta");
+                let counted = (0..self.tokens.len()).filter(|token| digit(sum.into(), *token) > 0).collect::<Vec<_>>();
+                counted.into_iter().for_each(|token| self.tokens[token].executed_at = Some(at));
+            }
+        }
+        answer
+    }
+
+    fn losses_and_cuts(&self) -> u64 {
+        self.losses + self.workers.cuts
+    }
+
+    async fn suffer(&mut self, mishap: Mishap) -> Checked {
+        if mishap != Mishap::ScriptFlush {
+            self.disconnect();
+        }
+        if let Some(gone) = self.stage.suffer(mishap).await? {
+            self.losses += 1;
+            self.forget(&gone);
+        }
+        Ok(())
+    }
+
+    /// What was sent to a Redis that is gone does not reach the one that comes.
+    fn disconnect(&mut self) {
+        let calls = std::mem::take(&mut *self.line.calls());
+        calls.into_iter().filter_map(|sent| sent.reply).for_each(|reply| drop(reply.send(Err(gone()))));
+    }
+
+    /// After a crash: what was counted at a length of the file that is not there any more may be gone.
+    fn forget(&mut self, gone: &Gone) {
+        for increment in &mut self.tokens {
+            if increment.executed_at.is_some_and(|at| gone.contains(&at)) && increment.state != State::Refused {
+                // also where its caller is told only later that it was counted
+                increment.state = State::Forgotten;
+            }
+        }
+    }
+}
+
+impl Case for World<'_> {
+    type Step = Step;
+
+    async fn step(&mut self, step: Step) -> Checked {
+        let at = |which: usize, many: usize| (many > 0).then(|| which % many);
+        match step {
+            Step::Add { id } if self.tokens.len() < TOKENS => self.comes(id),
+            Step::Add { .. } => {}
+            Step::Poll { caller } => {
+                if let Some(caller) = at(caller, self.callers.len()) {
+                    self.poll(caller)?;
+                }
+            }
+            Step::Drop { caller } => {
+                if let Some(caller) = at(caller, self.callers.len()) {
+                    drop(self.callers.swap_remove(caller));
+                }
+            }
+            Step::Call { which, fate } => {
+                let which = at(which, self.line.calls().len());
+                if let Some(which) = which {
+                    self.call(which, fate)?;
+                }
+            }
+            Step::Turn => turn().await,
+            Step::Work(work) => self.workers.step(work, &mut self.stage, &self.database).await?,
+            Step::WorkerDies { worker } => self.workers.die(worker),
+            Step::Tick { ms } => self.tick(ms).await,
+            Step::Mishap(mishap) => self.suffer(mishap).await?,
+        }
+        self.stage.note_length();
+        Ok(())
+    }
+
+    /// PROTOCOL section 1: every acknowledged increment is in the sum once, no other twice.
+    async fn check(&self) -> Checked {
+        for (id, name) in IDS.iter().enumerate() {
+            let total = self.database.total(&self.stage, name).await?;
+            for (token, increment) in self.tokens.iter().enumerate().filter(|(_, increment)| increment.id == id) {
+                let times = digit(total, token);
+                if let Some(word) = fault(times, increment.bounds()) {
+                    return Err(failed(format!(
+                        "{word}: increment {token} ({increment:?}) is {times} times in {total:#x}"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Redis answers everything: all callers end in time, a further one is counted, and everything reaches the database.
+    async fn finish(&mut self) -> Checked {
+        if self.tokens.len() < TOKENS {
+            self.comes(0);
+        }
+        let began = Instant::now();
+        while !self.callers.is_empty() {
+            while !self.line.calls().is_empty() {
+                self.call(0, CallFate::Answered)?;
+                turn().await;
+            }
+            for caller in (0..self.callers.len()).rev() {
+                self.poll(caller)?;
+            }
+            self.check().await?;
+            if self.line.calls().is_empty() && !self.callers.is_empty() {
+                self.tick(5).await;
+            }
+            if began.elapsed() > PATIENCE + LATE {
+                return Err(failed(format!("WEDGED: {} callers still wait", self.callers.len())));
+            }
+        }
+        while !self.line.calls().is_empty() {
+            self.call(0, CallFate::Answered)?;
+            turn().await;
+        }
+        for partition in 0..PARTITIONS {
+            self.workers.drain(partition, &mut self.stage, &self.database).await?;
+        }
+        self.check().await?;
+        self.stage.expect_nothing_pending().await
+    }
+}
+
+fn poll<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Lets the tasks of the writer run until they wait for something.
+async fn turn() {
+    for _ in 0..6 {
+        yield_now().await;
+    }
+}
+
+/// A runtime on a clock that only the test moves.
+fn paused() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().expect("a runtime")
+}
+
+/// Runs random cases.
+fn hunt_in(crashes: Crashes, cases: u32, guard: Option<Guard>) -> Result<(), TestError<Vec<Step>>> {
+    let steps = proptest::collection::vec(step(crashes), 20..120);
+    hunt(&runtime(), (crashes, cases, guard), steps, |server, name, steps| {
+        paused().block_on(async {
+            let mut world = World::new(server, name, crashes).await;
+            world.play(steps).await
+        })
+    })
+}
+
+fn exact(crashes: Crashes, default: u32) {
+    expect_exact(hunt_in(crashes, cases(default), None));
+}
+
+#[test]
+fn exact_without_crashes_of_redis() {
+    exact(Crashes::None, 300);
+}
+
+#[test]
+fn exact_when_redis_goes_back_to_its_last_fsync() {
+    exact(Crashes::BackToTheLastFsync, 80);
+}
+
+#[test]
+fn exact_when_redis_is_emptied() {
+    exact(Crashes::Empty, 300);
+}
+
+/// A case by itself, with one increment told before, so that the producer and the scripts are known.
+fn replay(crashes: Crashes, steps: &[Step]) {
+    let first = [Step::Poll { caller: 0 }, ANSWERED, Step::Turn].repeat(8);
+    let steps = [&[Step::Add { id: 0 }], &first[..], steps].concat();
+    let server = runtime().block_on(RedisServer::start(RedisOptions::volatile()));
+    paused().block_on(async {
+        let mut world = World::new(&server, "regression".to_owned(), crashes).await;
+        world.play(steps).await.expect("exact");
+    });
+}
+
+const ANSWERED: Step = Step::Call { which: 0, fate: CallFate::Answered };
+
+/// A leader was not polled for a while and was replaced; then it saw that its own send had been refused, and said that
+/// the call was not executed, which its successor's was.
+#[test]
+fn a_leader_that_was_replaced_knows_only_what_became_of_its_own_send() {
+    let (first, second) = (Step::Poll { caller: 0 }, Step::Poll { caller: 1 });
+    let refused = Step::Call { which: 0, fate: CallFate::Refused };
+    let begin = [Step::Add { id: 0 }, first, Step::Add { id: 0 }, second, Step::Tick { ms: 60 }, Step::Turn];
+    replay(Crashes::None, &[&begin[..], &[refused, first, ANSWERED, Step::Turn, first, ANSWERED, Step::Turn]].concat());
+}
+
+/// A leader that was replaced came back after its successor's call was in the database and Redis had lost its memory,
+/// saw that Redis had not known the script by its hash, and sent the whole of it.
+#[test]
+fn a_leader_that_was_replaced_sends_nothing_any_more() {
+    let (first, second) = (Step::Poll { caller: 0 }, Step::Poll { caller: 1 });
+    let work = [Step::Work(Work::answered(0, 0)), Step::Work(Work::answered(1, 1))];
+    let begin = [Step::Mishap(Mishap::ScriptFlush), Step::Add { id: 0 }, first, ANSWERED, Step::Add { id: 0 }, second];
+    let succeed = [Step::Tick { ms: 60 }, Step::Turn, ANSWERED, Step::Turn, ANSWERED, Step::Turn];
+    let end = [&work.repeat(3)[..], &[Step::Mishap(Mishap::Emptied), first, ANSWERED]].concat();
+    replay(Crashes::Empty, &[&begin[..], &succeed, &end].concat());
+}
+
+/// A call was executed, its reply was lost, its hits reached the database, and Redis lost its memory before it was asked
+/// again.
+#[test]
+fn a_repeat_says_that_it_is_one() {
+    let (poll, work) = (Step::Poll { caller: 0 }, Step::Work(Work::answered(0, 0)));
+    let other = Step::Work(Work::answered(1, 1));
+    let lost = Step::Call { which: 0, fate: CallFate::LostAfter };
+    let begin =
+        [Step::Add { id: 0 }, poll, lost, work, other, work, other, work, other, Step::Mishap(Mishap::Emptied), poll];
+    replay(Crashes::Empty, &[&begin[..], &[Step::Tick { ms: 6 }, poll]].concat());
+}
+
+#[test]
+fn without_the_producer_fence_a_repeat_counts_twice() {
+    let guard = Guard::ProducerFence;
+    expect_failure(hunt_in(Crashes::None, 2000, Some(guard)), guard, &["DOUBLE"]);
+}

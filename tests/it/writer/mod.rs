@@ -1,0 +1,6 @@
+mod callers;
+mod history;
+mod interleavings;
+mod many;
+mod recorded;
+mod values;
