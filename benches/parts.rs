@@ -20,7 +20,7 @@ criterion_main!(parts);
 
 /// What is looked at before a hit leaves the process.
 fn ids(criterion: &mut Criterion) {
-    let own = Family::buffered("bench", "own").partitions(16).build().unwrap();
+    let own = Family::buffered("bench", "own").build().unwrap();
     let table = Table::upsert("visitors").key("store_id", KeyType::Unsigned).key("day", KeyType::Date).value("count");
     let typed = Family::buffered("bench", "typed").table(table).build().unwrap();
     let id = "12345/2014-09-20";
@@ -39,12 +39,17 @@ fn scripts(criterion: &mut Criterion) {
     let pairs: Vec<_> = ids.iter().map(|id| (id.as_str(), 1)).collect();
     let names: Vec<_> = ids.iter().map(String::as_str).collect();
     // beyond 512 ids Redis keeps a hash as a table, which is what a busy partition is; below, each HINCRBY looks through a list
-    runtime.block_on(partition.add(&family, None, pairs.len() as u64, pairs.iter().copied())).map(drop).unwrap();
+    runtime
+        .block_on(partition.add(&family, partition.unfenced(), pairs.len() as u64, pairs.iter().copied()))
+        .map(drop)
+        .unwrap();
     let mut group = criterion.benchmark_group("script");
     for size in [1, 10, 100, 500] {
         group.throughput(Throughput::Elements(size as u64));
         group.bench_function(BenchmarkId::new("add", size), |bench| {
-            bench.to_async(&runtime).iter(|| partition.add(&family, None, size as u64, pairs[..size].iter().copied()));
+            bench
+                .to_async(&runtime)
+                .iter(|| partition.add(&family, partition.unfenced(), size as u64, pairs[..size].iter().copied()));
         });
         group.bench_function(BenchmarkId::new("read", size), |bench| {
             bench.to_async(&runtime).iter(|| partition.read(&names[..size]));
@@ -52,12 +57,15 @@ fn scripts(criterion: &mut Criterion) {
     }
     let few = Partition::new(runtime.block_on(redis.manager()), &family, 1);
     group.bench_function(BenchmarkId::new("add_to_list", 500), |bench| {
-        bench.to_async(&runtime).iter(|| few.add(&family, None, 500, pairs[..500].iter().copied()));
+        bench.to_async(&runtime).iter(|| few.add(&family, few.unfenced(), 500, pairs[..500].iter().copied()));
     });
     group.throughput(Throughput::Elements(pairs.len() as u64));
     group.bench_function(BenchmarkId::new("rotate_fetch_release", pairs.len()), |bench| {
         let filled = || {
-            runtime.block_on(partition.add(&family, None, pairs.len() as u64, pairs.iter().copied())).map(drop).unwrap()
+            runtime
+                .block_on(partition.add(&family, partition.unfenced(), pairs.len() as u64, pairs.iter().copied()))
+                .map(drop)
+                .unwrap()
         };
         bench.iter_batched(filled, |()| runtime.block_on(batch_through(&partition)), BatchSize::PerIteration);
     });

@@ -7,8 +7,14 @@
 pub enum Guard {
     /// The database adds a batch without asking the ledger.
     Ledger,
-    /// Increments carry no producer.
-    ProducerFence,
+    /// Calls carry no caller.
+    Fence,
+    /// A call of any epoch is executed.
+    AnyEpoch,
+    /// Only the callers of the current epoch are looked up.
+    OneMemory,
+    /// No caller is looked up.
+    NoMemory,
     /// A batch is handed out before its rotation is durable.
     Settle,
     /// Every batch carries the same incarnation.
@@ -68,24 +74,29 @@ pub(crate) fn patched(name: &str, source: &str) -> Option<String> {
 #[cfg(feature = "test-hooks")]
 fn patch(guard: Guard, name: &str) -> Option<(&'static str, &'static str)> {
     Some(match (guard, name) {
-        (Guard::Ticket, "cached_incr" | "cached_get") => (" and rows[at[id]] == 'ticket ' .. its_ticket then", " then"),
-        (Guard::Clean, "cached_delete") => ("not is_clean(value, text)", "false"),
-        (Guard::Unchanged, "cached_saved") => (" and version == row.lineage .. ':' .. row.n then", " then"),
+        (Guard::AnyEpoch, _) => ("and epoch ~= now and epoch ~= before then return", "and false then return"),
+        (Guard::OneMemory, _) => (" or epoch ~= now and redis.call('HGET', KEYS[3], caller)", ""),
+        (Guard::NoMemory, _) => ("local last = redis.call('HGET', KEYS[2], caller)", "local last = false"),
+        (Guard::Ticket, "cached_seed") => (" and row == 'ticket ' .. ticket then", " then"),
+        (Guard::Clean, "cached_delete") => ("number ~= (base == '-' and '0' or base)", "false"),
+        (Guard::Unchanged, "cached_saved") => (" and version == lineage .. ':' .. n then", " then"),
         (Guard::Handover, "series_close") => ("redis.call('HDEL', open, id)", ""),
-        (Guard::Outside, "series_add") => ("if is_outside then return", "if false then return"),
-        (Guard::Outside, "activity_touch_hll") => ("if math.floor(now / layer_ms) ~= layer then", "if false then"),
-        (Guard::Trim, "series_add") => {
-            ("slices, start - slices * length,", "slices - 1, start - (slices - 1) * length,")
+        (Guard::Outside, "series_add") => {
+            ("if not (ms >= start * 1000 and ms < over * 1000) then return", "if false then return")
         }
+        (Guard::Outside, "activity_touch_hll") => ("if math.floor(now_ms / layer_ms) ~= layer then", "if false then"),
+        (Guard::Trim, "series_add") => ("oldest = start - slices * length", "oldest = start - (slices - 1) * length"),
         (Guard::Ahead, "series_add") => {
-            ("or math.huge) <= oldest then", "or math.huge) <= oldest or tonumber(field) * 1000 > now then")
+            ("or math.huge) <= to.oldest then", "or math.huge) <= to.oldest or tonumber(start) * 1000 > ms then")
         }
         (Guard::Expiry, "series_add") => ("(start + (slices + 1) * length) * 1000", "(start + length) * 1000"),
         (Guard::Trim, "activity_touch" | "activity_touch_hll") => {
             ("or layer) <= gone then", "or layer) <= gone + 1 then")
         }
-        (Guard::Expiry, "activity_touch") => ("math.max((layers + 1) * layer_ms, keep", "math.max(layer_ms, keep"),
-        (Guard::Expiry, "activity_touch_hll") => ("gone, named = (layers + 1) * layer_ms,", "gone, named = layer_ms,"),
+        (Guard::Expiry, "activity_touch") => ("* layer_ms, (layers + 1) * layer_ms", "* layer_ms, layer_ms"),
+        (Guard::Expiry, "activity_touch_hll") => {
+            ("stay, gone, minute = (layers + 1) * layer_ms,", "stay, gone, minute = layer_ms,")
+        }
         _ => return None,
     })
 }
@@ -103,8 +114,13 @@ mod tests {
     #[test]
     fn what_is_taken_out_of_a_script_is_there_once() {
         for (guard, name) in [
-            (Guard::Ticket, "cached_incr"),
-            (Guard::Ticket, "cached_get"),
+            (Guard::AnyEpoch, "buffered_add"),
+            (Guard::OneMemory, "buffered_add"),
+            (Guard::NoMemory, "buffered_add"),
+            (Guard::AnyEpoch, "cached_incr"),
+            (Guard::OneMemory, "cached_incr"),
+            (Guard::NoMemory, "cached_incr"),
+            (Guard::Ticket, "cached_seed"),
             (Guard::Clean, "cached_delete"),
             (Guard::Unchanged, "cached_saved"),
             (Guard::Handover, "series_close"),

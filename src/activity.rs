@@ -5,21 +5,13 @@ use redis::aio::ConnectionLike;
 
 use crate::error::{Error, Result};
 use crate::family::{Counting, Sliding};
+use crate::fence::Fence;
 use crate::keys::Key;
-use crate::partition::{Fence, Partition, guarded};
+use crate::partition::{Counted, PairResult, Partition};
 use crate::script::{self, Arg, Reply, arg, made};
 use crate::series::seconds;
 use crate::server_clock::ServerClock;
 use crate::visit;
-
-/// What `activity_touch` answers.
-#[derive(Debug, PartialEq, Eq)]
-pub enum TouchReply {
-    /// Executed now, or before (DUP).
-    Executed,
-    /// Redis lost its memory of the producer.
-    Unknown,
-}
 
 /// What a place holds of the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,11 +36,11 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         &'p self,
         sliding: &Sliding,
         clock: &ServerClock,
-        fence: Option<Fence<'p>>,
+        fence: Fence<'p>,
         visits: impl IntoIterator<Item = (&'p [u8], i64)>,
-    ) -> Result<TouchReply> {
-        let fence = guarded(fence);
-        let places = places(sliding, visits);
+    ) -> Result<Counted> {
+        let visits: Vec<_> = visits.into_iter().collect();
+        let places = places(sliding, &visits);
         let reply = match sliding.counting {
             Counting::Exact => self.touch_exact(sliding, fence, &places).await?,
             Counting::HyperLogLog => {
@@ -61,51 +53,42 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
             }
         };
         match reply.status() {
-            "OK" | "DUP" => Ok(TouchReply::Executed),
-            "UNKNOWN" => Ok(TouchReply::Unknown),
+            status @ ("OK" | "DUP") => {
+                let results = vec![PairResult::Counted(0); visits.len()];
+                Ok(Counted::Executed { results, due: Vec::new(), repeated: status == "DUP" })
+            }
+            "EXPIRED" => Ok(Counted::Expired),
             _ => Err(reply.misshapen()),
         }
     }
 
-    async fn touch_exact(&self, sliding: &Sliding, fence: Option<Fence<'_>>, places: &Places<'_>) -> Result<Reply> {
-        let mut keys = self.touch_keys();
+    async fn touch_exact(&self, sliding: &Sliding, fence: Fence<'_>, places: &Places<'_>) -> Result<Reply> {
+        let (mut keys, mut args) = self.begin_touch(sliding, fence);
         for (stripe, page) in places.keys() {
             keys.extend([self.keys.views(*stripe, page), self.keys.visitors(*stripe, page)]);
         }
-        let mut args = self.touch_args(sliding, fence.as_ref());
         push_places(&mut args, places);
         script::call(&self.redis, "activity_touch", &keys, &args).await
     }
 
-    async fn touch_hll(
-        &self,
-        sliding: &Sliding,
-        now: i64,
-        fence: Option<Fence<'_>>,
-        places: &Places<'_>,
-    ) -> Result<Reply> {
+    async fn touch_hll(&self, sliding: &Sliding, now: i64, fence: Fence<'_>, places: &Places<'_>) -> Result<Reply> {
         let layer = now.div_euclid(sliding.layer_ms());
         let minute = seconds(layer * sliding.layer_ms()).div_euclid(60) * 60;
-        let mut keys = self.touch_keys();
+        let (mut keys, mut args) = self.begin_touch(sliding, fence);
         for (stripe, page) in places.keys() {
             keys.extend([self.keys.views(*stripe, page), self.keys.layer(layer, *stripe, page)]);
             keys.extend(sliding.keep_minutes.then(|| self.keys.minute(minute, *stripe, page)));
         }
-        let mut args = self.touch_args(sliding, fence.as_ref());
         args.push(made(layer));
         push_places(&mut args, places);
         script::call(&self.redis, "activity_touch_hll", &keys, &args).await
     }
 
-    fn touch_keys(&self) -> Vec<Key> {
-        [self.keys.producers(), self.keys.open(), self.keys.agenda()].map(String::into_bytes).to_vec()
-    }
-
-    fn touch_args<'a>(&'a self, sliding: &Sliding, fence: Option<&Fence<'a>>) -> Vec<Arg<'a>> {
-        let mut args = Vec::from(Fence::args(fence));
-        args.extend(self.window_args(sliding));
-        args.push(made(u8::from(sliding.keep_minutes)));
-        args
+    fn begin_touch<'a>(&'a self, sliding: &Sliding, fence: Fence<'a>) -> (Vec<Key>, Vec<Arg<'a>>) {
+        let (mut keys, mut args) = fence.begin(self.time());
+        keys.extend([self.keys.open(), self.keys.agenda()].map(String::into_bytes));
+        args.extend([made(sliding.layer_ms()), made(sliding.layers), made(u8::from(sliding.keep_minutes))]);
+        (keys, args)
     }
 
     /// What these stripes of the page hold of the window, in their order.
@@ -154,9 +137,9 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     }
 }
 
-fn places<'p>(sliding: &Sliding, visits: impl IntoIterator<Item = (&'p [u8], i64)>) -> Places<'p> {
+fn places<'p>(sliding: &Sliding, visits: &[(&'p [u8], i64)]) -> Places<'p> {
     let mut places = Places::new();
-    for (visit, views) in visits {
+    for &(visit, views) in visits {
         let (page, visitor) = visit::split(visit);
         let place = places.entry((sliding.stripe_of(visitor), page)).or_default();
         place.views += views;

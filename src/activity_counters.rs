@@ -115,7 +115,7 @@ where
         self.check_page(page)?;
         visit::check(self.family(), visitor.as_ref())?;
         let key = visit::key(page, visitor.as_ref());
-        self.handle.writer.add(&key, 1, self.handle.patience, true).await.map(drop)
+        self.handle.writer.add(&key, 1, self.handle.timeout, true).await.map(drop)
     }
 
     /// The page's views and distinct visitors within the window; zeros for one that nobody touched. This process gives

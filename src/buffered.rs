@@ -9,8 +9,11 @@ use redis::aio::ConnectionLike;
 use crate::ablation::{self, Guard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::partition::{Fence, Partition, expect_ok, guarded, millis};
-use crate::script;
+use crate::fence::Fence;
+#[cfg(feature = "test-hooks")]
+use crate::partition::Change;
+use crate::partition::{Counted, PairResult, Part, Partition, expect_ok, millis};
+use crate::script::{self, Reply, arg, made};
 use crate::store::Incarnation;
 
 /// What became of one pair of an add.
@@ -27,22 +30,6 @@ pub enum Added {
     OutOfRange,
     /// Not counted: the partition holds as many ids as the family's `max_pending` allows, and this is a further one.
     Full,
-}
-
-/// What `buffered_add` answers.
-#[derive(Debug, PartialEq, Eq)]
-pub enum AddReply {
-    /// Executed now, or before (DUP).
-    Counted {
-        /// Whether a sync is due.
-        due: bool,
-        /// What became of each pair.
-        added: Vec<Added>,
-        /// It was executed before: what is pending may contain later hits, or lack those that are on their way.
-        repeated: bool,
-    },
-    /// Redis lost its memory of the producer.
-    Unknown,
 }
 
 /// What `buffered_rotate` answers.
@@ -79,7 +66,12 @@ pub struct CutBatch {
 #[derive(Debug, PartialEq, Eq)]
 pub enum FetchReply {
     /// Each id once.
-    Deltas(Vec<(String, i64)>),
+    Deltas {
+        /// What is to be added.
+        deltas: Vec<(String, i64)>,
+        /// What somebody counted in another language for ids that are not UTF-8, and so no row's.
+        foreign: Vec<(Vec<u8>, i64)>,
+    },
     /// It is not durable for so long.
     Wait(Duration),
     /// That batch is not there (any more).
@@ -119,38 +111,57 @@ pub struct Lease<'a> {
 
 impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     /// Adds each delta to its id's pending sum, for so many hits in all.
+    #[cfg(feature = "test-hooks")]
     pub async fn add<'p, I: AsRef<[u8]> + ?Sized + 'p>(
-        &self,
+        &'p self,
         family: &Family,
-        fence: Option<Fence<'_>>,
+        fence: Fence<'p>,
         hits: u64,
         pairs: impl IntoIterator<Item = (&'p I, i64)>,
-    ) -> Result<AddReply> {
-        let fence = guarded(fence);
-        let mut pairs: Vec<_> =
-            pairs.into_iter().map(|(id, delta)| (id.as_ref(), delta, itoa::Buffer::new())).collect();
-        let count = pairs.len();
-        let numbers = [fence.map_or(0, |fence| fence.seq), hits, family.sync_hits].map(|number| number.to_string());
-        let (sync_ms, max_pending) = (millis(family.sync_time), family.max_pending.to_string());
-        let attempt = Fence::attempt(fence.as_ref());
-        let mut args = Vec::with_capacity(8 + 2 * count);
-        let fixed = [fence.map_or("", |fence| fence.producer), &numbers[0], attempt, &numbers[1], &numbers[2]];
-        args.extend(fixed.into_iter().chain([&*sync_ms, &max_pending, &self.now_ms]).map(str::as_bytes));
-        args.extend(pairs.iter_mut().flat_map(|(id, delta, digits)| [*id, digits.format(*delta).as_bytes()]));
-        let keys = [self.keys.buffer(), self.keys.meta(), self.keys.producers()];
-        let reply = script::call(&self.redis, "buffered_add", &keys, &args).await?;
+    ) -> Result<Counted> {
+        let pairs: Vec<_> = pairs.into_iter().map(|(id, delta)| (id.as_ref(), Change::Add(delta))).collect();
+        Self::add_to(family, fence, &[Part { partition: self, hits, pairs: &pairs }]).await
+    }
+
+    /// The same in several partitions of one node, of which there must be one at least.
+    pub async fn add_to(family: &Family, fence: Fence<'_>, parts: &[Part<'_, C>]) -> Result<Counted> {
+        let Partition { redis, now_ms, .. } = parts[0].partition;
+        let (mut keys, mut args) = fence.begin(arg(now_ms));
+        for Part { partition, hits, pairs } in parts {
+            keys.extend([partition.keys.buffer(), partition.keys.meta()].map(String::into_bytes));
+            args.extend([made(hits), made(pairs.len())]);
+            args.extend(pairs.iter().flat_map(|(id, change)| [arg(*id), change.delta()]));
+        }
+        let reply = script::call(redis, "buffered_add", &keys, &args).await?;
         match reply.status() {
-            "OK" | "DUP" => {
-                let (due, repeated) = (reply.number::<u8>(0)? == 1, reply.status() == "DUP");
-                let added: Option<Vec<_>> = reply.rest(1)?.iter().map(outcome).collect();
-                match added {
-                    Some(added) if added.len() == count => Ok(AddReply::Counted { due, added, repeated }),
-                    _ => Err(reply.misshapen()),
-                }
+            "OK" => counted(&reply, family, parts),
+            "DUP" => {
+                let mut results = Self::now_pending(parts).await?;
+                refuse_again(&reply.string(0)?, &mut results).ok_or_else(|| reply.misshapen())?;
+                Ok(Counted::Executed { results, due: Vec::new(), repeated: true })
             }
-            "UNKNOWN" => Ok(AddReply::Unknown),
+            "EXPIRED" => Ok(Counted::Expired),
             _ => Err(reply.misshapen()),
         }
+    }
+
+    /// What the pairs' ids have pending by now, in one call: after a lost reply the network is bad enough.
+    async fn now_pending(parts: &[Part<'_, C>]) -> Result<Vec<PairResult>> {
+        const READ: &str = "\
+local pending, arg = {}, 1
+for k = 1, #KEYS do
+  for i = arg + 1, arg + ARGV[arg] do pending[#pending + 1] = redis.call('HGET', KEYS[k], ARGV[i]) or '0' end
+  arg = arg + 1 + ARGV[arg]
+end
+return pending";
+        let keys: Vec<_> = parts.iter().map(|part| part.partition.keys.buffer()).collect();
+        let ids = |part: &Part<'_, C>| part.pairs.iter().map(|(id, _)| id.to_vec()).collect::<Vec<_>>();
+        let args: Vec<_> = parts
+            .iter()
+            .flat_map(|part| [vec![part.pairs.len().to_string().into_bytes()], ids(part)].concat())
+            .collect();
+        let pending: Vec<i64> = script::reading(&parts[0].partition.redis, READ, &keys, &args).await?;
+        Ok(pending.into_iter().map(PairResult::Counted).collect())
     }
 
     /// Cuts the buffer off as the partition's one batch, or answers the one that is there.
@@ -196,7 +207,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         let settle = if ablation::is_out(Guard::Settle) { Duration::ZERO } else { settle };
         let keys = [self.keys.batch(), self.keys.meta()];
         // HSCAN may hand an id out twice
-        let mut deltas = HashMap::new();
+        let mut deltas: HashMap<Vec<u8>, i64> = HashMap::new();
         let mut cursor = "0".to_owned();
         let mut passes = 3;
         loop {
@@ -216,19 +227,21 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
                 _ => return Err(reply.misshapen()),
             }
             cursor = reply.string(0)?;
-            let mut words = reply.list(1)?.into_iter();
+            let mut words = reply.byte_strings(1)?.into_iter();
             while let (Some(id), Some(delta)) = (words.next(), words.next()) {
-                let delta = delta
-                    .parse()
-                    .map_err(|_| Error::corrupt(format!("{}: {id:?} has the delta {delta:?}", self.keys.batch())))?;
-                deltas.insert(id, delta);
+                let number = std::str::from_utf8(&delta).ok().and_then(|delta| delta.parse().ok());
+                let number = number.ok_or_else(|| {
+                    let (id, delta) = (String::from_utf8_lossy(&id), String::from_utf8_lossy(&delta));
+                    Error::corrupt(format!("{}: {id:?} has the delta {delta:?}", self.keys.batch()))
+                })?;
+                deltas.insert(id, number);
             }
             if cursor != "0" {
                 continue;
             }
             let size: usize = reply.number(2)?;
             if deltas.len() == size {
-                return Ok(FetchReply::Deltas(deltas.into_iter().collect()));
+                return Ok(content(deltas));
             }
             // A cursor means nothing to another server: each hashes in its own way. After a restart, a failover or a
             // slot's move between two pages ids are missing.
@@ -256,16 +269,16 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     pub const READ_IDS: usize = 1000;
 
     /// What the ids have pending, with the batch's id, as of one moment.
-    pub async fn read(&self, ids: &[&str]) -> Result<Pending> {
+    pub async fn read(&self, ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
         self.read_from(&[self.keys.buffer(), self.keys.batch(), self.keys.meta()], ids).await
     }
 
     /// The same with what slices hold that are not over yet, as part of the buffer.
-    pub async fn read_with_slices(&self, ids: &[&str]) -> Result<Pending> {
+    pub async fn read_with_slices(&self, ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
         self.read_from(&[self.keys.buffer(), self.keys.batch(), self.keys.meta(), self.keys.open()], ids).await
     }
 
-    async fn read_from(&self, keys: &[String], ids: &[&str]) -> Result<Pending> {
+    async fn read_from(&self, keys: &[String], ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
         let mut reply = script::repeat_safe(&self.redis, "buffered_read", keys, ids).await?;
         expect_ok(&reply)?;
         let incarnation = reply.string(0)?;
@@ -309,9 +322,9 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
             let mut cursor = 0u64;
             loop {
                 let args = [&cursor.to_string(), "MATCH", &starts_with(prefix), "COUNT", "1000"];
-                let (next, words): (u64, Vec<String>) =
+                let (next, words): (u64, Vec<Vec<u8>>) =
                     script::read(&self.redis, "HSCAN", std::slice::from_ref(&key), &args).await?;
-                found.extend(words.into_iter().step_by(2));
+                found.extend(words.into_iter().step_by(2).filter_map(|id| String::from_utf8(id).ok()));
                 cursor = next;
                 if cursor == 0 {
                     break;
@@ -332,6 +345,17 @@ where
     script::read::<_, u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
 }
 
+fn content(all: HashMap<Vec<u8>, i64>) -> FetchReply {
+    let (mut deltas, mut foreign) = (Vec::with_capacity(all.len()), Vec::new());
+    for (id, delta) in all {
+        match String::from_utf8(id) {
+            Ok(id) => deltas.push((id, delta)),
+            Err(error) => foreign.push((error.into_bytes(), delta)),
+        }
+    }
+    FetchReply::Deltas { deltas, foreign }
+}
+
 /// The glob pattern of Redis for everything that begins with the prefix.
 fn starts_with(prefix: &str) -> String {
     let mut pattern = String::with_capacity(prefix.len() + 1);
@@ -345,14 +369,49 @@ fn starts_with(prefix: &str) -> String {
     pattern
 }
 
-fn outcome(word: &Value) -> Option<Added> {
+/// What became of the pairs of a call that was executed just now.
+fn counted<C>(reply: &Reply, family: &Family, parts: &[Part<'_, C>]) -> Result<Counted> {
+    let (mut results, mut due) = (Vec::new(), Vec::new());
+    let mut words = reply.rest(0)?.iter();
+    for (at, part) in parts.iter().enumerate() {
+        let Some(Value::Int(total)) = words.next() else { return Err(reply.misshapen()) };
+        if family.is_due(part.hits, *total) {
+            due.push(at);
+        }
+        results.extend(words.by_ref().take(part.pairs.len()).map_while(result));
+    }
+    let expected: usize = parts.iter().map(|part| part.pairs.len()).sum();
+    match words.next() {
+        None if results.len() == expected => Ok(Counted::Executed { results, due, repeated: false }),
+        _ => Err(reply.misshapen()),
+    }
+}
+
+/// Puts in what was refused when the call was executed, "INDEX:WORD ..." with indexes from 1 on.
+pub(crate) fn refuse_again(refused: &str, results: &mut [PairResult]) -> Option<()> {
+    for one in refused.split_ascii_whitespace() {
+        let (index, word) = one.split_once(':')?;
+        *results.get_mut(index.parse::<usize>().ok()?.checked_sub(1)?)? = refusal(word.as_bytes())?;
+    }
+    Some(())
+}
+
+fn result(word: &Value) -> Option<PairResult> {
     match word {
-        Value::Int(pending) => Some(Added::Counted { pending: *pending }),
-        Value::BulkString(word) => match &**word {
-            b"RANGE" => Some(Added::OutOfRange),
-            b"FULL" => Some(Added::Full),
-            digits => std::str::from_utf8(digits).ok()?.parse().ok().map(|pending| Added::Counted { pending }),
-        },
+        Value::Int(pending) => Some(PairResult::Counted(*pending)),
+        Value::BulkString(word) => {
+            refusal(word).or_else(|| std::str::from_utf8(word).ok()?.parse().ok().map(PairResult::Counted))
+        }
+        _ => None,
+    }
+}
+
+pub(crate) fn refusal(word: &[u8]) -> Option<PairResult> {
+    match word {
+        b"RANGE" => Some(PairResult::OutOfRange(0)),
+        b"FULL" => Some(PairResult::Full),
+        b"WRONGTYPE" => Some(PairResult::WrongType),
+        b"BADID" => Some(PairResult::BadId),
         _ => None,
     }
 }

@@ -4,14 +4,18 @@ use std::collections::HashSet;
 use std::fmt;
 use std::time::Duration;
 
+use futures_util::future::{join, join_all};
 use redis::Value;
 use redis::aio::ConnectionLike;
 
 use crate::ablation::{self, Guard};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Stay};
-use crate::partition::{Fence, Partition, expect_ok, guarded, millis, random};
-use crate::script::{self, Arg, Reply, arg, made};
+use crate::fence::Fence;
+#[cfg(feature = "test-hooks")]
+use crate::partition::Change;
+use crate::partition::{Counted, PairResult, Part, Partition, expect_ok, millis, random};
+use crate::script::{self, Reply, arg, made};
 use crate::store::{Row, Version};
 
 /// How long a ticket lasts: time to read a row from the database and to hand it in.
@@ -35,35 +39,6 @@ impl fmt::Display for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
     }
-}
-
-/// What is done to a counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// The delta is added.
-    Add(i64),
-    /// The value is replaced.
-    Set(i64),
-}
-
-/// What became of one change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
-    /// The value now.
-    Value(i64),
-    /// Not counted: it would leave i64 or the bounds. The value is as it was.
-    OutOfRange(i64),
-    /// Not counted: the counter is not in Redis.
-    Missing(Ticket),
-}
-
-/// What `cached_incr` answers.
-#[derive(Debug, PartialEq, Eq)]
-pub enum IncrReply {
-    /// Executed now, or before (DUP): what became of each change, as it was then.
-    Executed(Vec<Word>),
-    /// Redis lost its memory of the call.
-    Unknown,
 }
 
 /// What `cached_claim` answers for one counter.
@@ -126,58 +101,77 @@ pub enum Deleted {
     Kept,
 }
 
+/// Ids and what they are seeded with.
+type Seeds<'a> = Vec<(&'a [u8], Seed)>;
+
 impl<C: ConnectionLike + Clone + 'static> Partition<C> {
-    /// Seeds what is missing, and changes each counter that is there.
+    /// Changes counters that are there, seeds those that are handed in before, and returns each one's new value.
+    #[cfg(feature = "test-hooks")]
     pub async fn incr<'p, I: AsRef<[u8]> + ?Sized + 'p>(
         &'p self,
-        family: &Family,
         stay: &Stay,
-        fence: Option<Fence<'p>>,
+        fence: Fence<'p>,
         seeds: impl IntoIterator<Item = (&'p I, Seed)>,
         changes: impl IntoIterator<Item = (&'p I, Change)>,
-    ) -> Result<IncrReply> {
-        let fence = guarded(fence);
+    ) -> Result<Counted> {
+        let pairs: Vec<_> = changes.into_iter().map(|(id, change)| (id.as_ref(), change)).collect();
+        let part = Part { partition: self, hits: pairs.len() as u64, pairs: &pairs };
+        let seeds: Vec<_> = seeds.into_iter().map(|(id, seed)| (id.as_ref(), seed)).collect();
+        Self::incr_in(stay, fence, &[(self, seeds)], &[part]).await
+    }
+
+    /// The same in several partitions of one node, of which there must be one at least.
+    pub async fn incr_in(
+        stay: &Stay,
+        fence: Fence<'_>,
+        seeds: &[(&Self, Seeds<'_>)],
+        parts: &[Part<'_, C>],
+    ) -> Result<Counted> {
+        let Partition { redis, now_ms, .. } = parts[0].partition;
         let bound = |bound: Option<i64>| bound.map_or(arg(""), made);
-        let mut args = Vec::from(Fence::args(fence.as_ref()));
-        args.extend([
-            made(Ticket(random()?)),
-            made(millis(TICKET)),
-            made(millis(family.sync_time)),
-            made(millis(stay.retain)),
-            bound(stay.min),
-            bound(stay.max),
-            arg(&self.now_ms),
-        ]);
-        push_seeds(&mut args, seeds);
-        let fixed = args.len();
-        for (id, change) in changes {
-            args.push(arg(id));
-            args.push(match change {
-                Change::Add(1) => arg("1"),
-                Change::Add(delta) => made(delta),
-                Change::Set(value) => made(format_args!("={value}")),
-            });
+        let (mut keys, mut args) = fence.begin(arg(now_ms));
+        args.extend([made(millis(TICKET)), bound(stay.min), bound(stay.max)]);
+        for Part { partition, pairs, .. } in parts {
+            keys.extend(partition.cached_keys().map(String::into_bytes));
+            args.push(made(pairs.len()));
+            args.extend(pairs.iter().flat_map(|(id, change)| [arg(*id), change.delta()]));
         }
-        let [values, rows, agenda] = self.cached_keys();
-        let keys = [values, rows, agenda, self.keys.producers()];
-        let reply = script::call(&self.redis, "cached_incr", &keys, &args).await?;
+        let seeding = join_all(seeds.iter().map(|(partition, seeds)| partition.seed(stay, seeds)));
+        // Both travel together, the seeds first: whose counter is still missing then is told so.
+        let (_, reply) = join(seeding, script::call(redis, "cached_incr", &keys, &args)).await;
+        let reply = reply?;
+        let count = parts.iter().map(|part| part.pairs.len()).sum();
         match reply.status() {
-            "OK" | "DUP" => Ok(IncrReply::Executed(words(&reply, (args.len() - fixed) / 2)?)),
-            "UNKNOWN" => Ok(IncrReply::Unknown),
+            "DUP" if reply.rest(0)?.is_empty() => {
+                Err(Error::new(ErrorKind::OutcomeUnknown, "cached_incr: the caller has made another call since"))
+            }
+            // a repeat is replied to as the first arrival was
+            "OK" | "DUP" => Ok(Counted::Executed { results: words(&reply, count)?, due: Vec::new(), repeated: false }),
+            "EXPIRED" => Ok(Counted::Expired),
             _ => Err(reply.misshapen()),
         }
     }
 
-    /// Seeds what is missing, and reads each id: its value, or the ticket for its seeding.
-    pub async fn values<'p>(
-        &'p self,
-        stay: &Stay,
-        seeds: impl IntoIterator<Item = (&'p str, Seed)>,
-        ids: &[&'p str],
-    ) -> Result<Vec<Word>> {
-        let mut args =
-            vec![made(Ticket(random()?)), made(millis(TICKET)), made(millis(stay.retain)), arg(&self.now_ms)];
-        push_seeds(&mut args, seeds);
+    /// Brings counters that were missed, with what the primary has of them, and returns their values. One that is missing
+    /// still was seeded, saved and deleted meanwhile: it is to be looked at again.
+    pub async fn seed(&self, stay: &Stay, seeds: &[(&[u8], Seed)]) -> Result<Vec<PairResult>> {
+        let mut results = Vec::with_capacity(seeds.len());
+        for seeds in seeds.chunks(Self::READ_IDS) {
+            let mut args = vec![made(millis(stay.retain)), arg(&self.now_ms)];
+            for (id, seed) in seeds {
+                let [value, version] = row_words(seed.row).map(made);
+                args.extend([arg(*id), made(seed.ticket), value, version]);
+            }
+            let reply = script::repeat_safe(&self.redis, "cached_seed", &self.cached_keys(), &args).await?;
+            expect_ok(&reply)?;
+            results.extend(words(&reply, seeds.len())?);
+        }
+        Ok(results)
+    }
+
+    /// The values of counters, with a ticket for those that are missing.
+    pub async fn values(&self, ids: &[&str]) -> Result<Vec<PairResult>> {
+        let mut args = vec![made(millis(TICKET)), arg(&self.now_ms), made(Ticket(random()?))];
         args.extend(ids.iter().map(|&id| arg(id)));
         let reply = script::repeat_safe(&self.redis, "cached_get", &self.cached_keys(), &args).await?;
         expect_ok(&reply)?;
@@ -290,19 +284,6 @@ where
     script::read::<_, u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
 }
 
-fn push_seeds<'p, I>(args: &mut Vec<Arg<'p>>, seeds: impl IntoIterator<Item = (&'p I, Seed)>)
-where
-    I: AsRef<[u8]> + ?Sized + 'p,
-{
-    let at = args.len();
-    args.push(arg("0"));
-    for (id, seed) in seeds {
-        let [value, version] = row_words(seed.row).map(made);
-        args.extend([arg(id), made(seed.ticket), value, version]);
-    }
-    args[at] = made((args.len() - at) / 4);
-}
-
 /// A row as scripts take it: value and version, "-" for none.
 fn row_words(row: Row) -> [String; 2] {
     let none = || "-".to_owned();
@@ -312,21 +293,27 @@ fn row_words(row: Row) -> [String; 2] {
     ]
 }
 
-fn words(reply: &Reply, count: usize) -> Result<Vec<Word>> {
+fn words(reply: &Reply, count: usize) -> Result<Vec<PairResult>> {
     let words: Option<Vec<_>> = reply.rest(0)?.iter().map(word).collect();
     words.filter(|words| words.len() == count).ok_or_else(|| reply.misshapen())
 }
 
-fn word(value: &Value) -> Option<Word> {
+fn word(value: &Value) -> Option<PairResult> {
     let text = match value {
-        Value::Int(value) => return Some(Word::Value(*value)),
+        Value::Int(value) => return Some(PairResult::Counted(*value)),
         value => text(value)?,
     };
     match text.split_once(':') {
-        Some(("RANGE", value)) => Some(Word::OutOfRange(value.parse().ok()?)),
-        Some(("MISS", ticket)) => u64::from_str_radix(ticket, 16).ok().map(|ticket| Word::Missing(Ticket(ticket))),
+        Some(("RANGE", value)) => Some(PairResult::OutOfRange(value.parse().ok()?)),
+        // there is none after a seed that came too late
+        Some(("MISS", "")) => Some(PairResult::Missing(Ticket(0))),
+        Some(("MISS", ticket)) => {
+            u64::from_str_radix(ticket, 16).ok().map(|ticket| PairResult::Missing(Ticket(ticket)))
+        }
         Some(_) => None,
-        None => text.parse().ok().map(Word::Value),
+        None if text == "BADSTATE" => Some(PairResult::NoInteger),
+        None if text == "BADID" => Some(PairResult::BadId),
+        None => text.parse().ok().map(PairResult::Counted),
     }
 }
 

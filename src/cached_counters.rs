@@ -7,17 +7,16 @@ use futures_util::future::try_join_all;
 use redis::aio::ConnectionLike;
 use tokio::time::Instant;
 
-use crate::cached::{Change, Seed, Ticket, Word};
+use crate::cached::{Seed, Ticket};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Stay;
 use crate::handle::{Handle, handle_methods};
 use crate::metrics;
 use crate::mysql::MysqlStore;
-use crate::partition::Partition;
+use crate::partition::{Change, PairResult, Partition};
 use crate::primary::Primary;
 use crate::seeding::{Read, Seeding};
 use crate::store::{Row, Store};
-use crate::writer::Answer;
 
 /// What became of one change of a cached counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,18 +124,19 @@ where
     pub async fn get_many(&self, ids: &[impl AsRef<str>]) -> Result<Vec<i64>> {
         let ids = self.family().check_ids(ids)?;
         let mut values = vec![0; ids.len()];
-        let mut left: Vec<_> = (0..ids.len()).map(|place| (place, None)).collect();
+        let mut left: Vec<_> = (0..ids.len()).collect();
         for _ in 0..ATTEMPTS {
             let missing = self.look(&ids, &left, &mut values).await?;
             let rows = self.rows(&ids, &missing).await?;
             // whoever has no row is 0, and does not get into Redis by being asked for
             let seeds = missing.into_iter().zip(rows).filter(|(_, row)| row.value.is_some());
-            left = seeds.map(|((place, ticket), row)| (place, Some(Seed { ticket, row }))).collect();
+            let seeds: Vec<_> = seeds.map(|((place, ticket), row)| (place, Seed { ticket, row })).collect();
+            left = self.seed(&ids, &seeds, &mut values).await?;
             if left.is_empty() {
                 return Ok(values);
             }
         }
-        Err(self.comes_and_goes(ids[left[0].0]))
+        Err(self.comes_and_goes(ids[left[0]]))
     }
 
     /// What the database holds of each id, `None` where there is no row. It may lag behind by the time to save, or by a
@@ -151,21 +151,19 @@ where
 
     async fn change(&self, id: &str, change: Change) -> Result<Changed> {
         self.family().check_id(id)?;
-        let mut patience = self.handle.patience;
+        let mut timeout = self.handle.timeout;
         // the read is held until the seed is handed in: who misses the counter meanwhile joins it
         let mut held: Option<(Seed, Arc<Read>)> = None;
         for _ in 0..ATTEMPTS {
             let began = Instant::now();
             let seed = held.as_ref().map(|(seed, _)| *seed);
-            let ticket = match self.handle.writer.change(id.as_bytes(), change, seed, patience, true).await? {
-                Answer::Counted(value) => return Ok(Changed::Counted { value }),
-                Answer::OutOfRange(value) => return Ok(Changed::OutOfRange { value }),
-                Answer::Missing(ticket) => ticket,
-                Answer::Full | Answer::First | Answer::Again => {
-                    return Err(Error::corrupt("a cached family answers as another kind"));
-                }
+            let ticket = match self.handle.writer.change(id.as_bytes(), change, seed, timeout, true).await? {
+                PairResult::Counted(value) => return Ok(Changed::Counted { value }),
+                PairResult::OutOfRange(value) => return Ok(Changed::OutOfRange { value }),
+                PairResult::Missing(ticket) => ticket,
+                other => return Err(other.corrupt(self.family(), id)),
             };
-            patience = patience.saturating_sub(began.elapsed());
+            timeout = timeout.saturating_sub(began.elapsed());
             let read = self.seeding.read(&self.handle.shared, &self.handle.opened, id, ticket);
             let row = read.row().await?;
             if row.value.is_none() && !self.family().makes_rows() {
@@ -176,37 +174,62 @@ where
         Err(self.comes_and_goes(id))
     }
 
-    /// Reads the ids at the places given, after seeding those that have a seed. Puts the values that are there in their
-    /// places, and answers what is missing, with the tickets.
-    async fn look(
-        &self,
-        ids: &[&str],
-        left: &[(usize, Option<Seed>)],
-        values: &mut [i64],
-    ) -> Result<Vec<(usize, Ticket)>> {
-        let mut partitions: BTreeMap<u32, Vec<(usize, Option<Seed>)>> = BTreeMap::new();
-        for (place, seed) in left {
-            partitions.entry(self.family().partition_of(ids[*place])).or_default().push((*place, *seed));
-        }
-        let chunks = partitions
-            .iter()
-            .flat_map(|(number, all)| all.chunks(Partition::<C>::READ_IDS).map(|some| (*number, some)));
-        let reads = chunks.map(|(number, some)| async move {
-            let names: Vec<_> = some.iter().map(|(place, _)| ids[*place]).collect();
-            let seeds = some.iter().filter_map(|(place, seed)| Some((ids[*place], (*seed)?)));
-            let words = self.handle.partition(number).values(&self.stay, seeds, &names).await?;
-            Ok::<_, Error>((some, words))
+    /// Reads the ids at the places given. Puts the values that are there in their places, and returns what is missing, with
+    /// the tickets.
+    async fn look(&self, ids: &[&str], left: &[usize], values: &mut [i64]) -> Result<Vec<(usize, Ticket)>> {
+        let chunks = self.by_partition(ids, left.iter().map(|place| (*place, ())));
+        let reads = chunks.iter().map(|(number, some)| async move {
+            let names: Vec<_> = some.iter().map(|(place, ())| ids[*place]).collect();
+            self.handle.partition(*number).values(&names).await
         });
         let mut missing = Vec::new();
-        for (some, words) in try_join_all(reads).await? {
-            for ((place, _), word) in some.iter().zip(words) {
-                match word {
-                    Word::Value(value) | Word::OutOfRange(value) => values[*place] = value,
-                    Word::Missing(ticket) => missing.push((*place, ticket)),
+        for ((_, some), results) in chunks.iter().zip(try_join_all(reads).await?) {
+            for ((place, ()), result) in some.iter().zip(results) {
+                match result {
+                    PairResult::Counted(value) => values[*place] = value,
+                    PairResult::Missing(ticket) => missing.push((*place, ticket)),
+                    other => return Err(other.corrupt(self.family(), ids[*place])),
                 }
             }
         }
         Ok(missing)
+    }
+
+    /// Hands in what was missing, and returns the places of what is to be looked at again.
+    async fn seed(&self, ids: &[&str], seeds: &[(usize, Seed)], values: &mut [i64]) -> Result<Vec<usize>> {
+        let chunks = self.by_partition(ids, seeds.iter().copied());
+        let seeds = chunks.iter().map(|(number, some)| async move {
+            let seeds: Vec<_> = some.iter().map(|(place, seed)| (ids[*place].as_bytes(), *seed)).collect();
+            self.handle.partition(*number).seed(&self.stay, &seeds).await
+        });
+        let mut left = Vec::new();
+        for ((_, some), results) in chunks.iter().zip(try_join_all(seeds).await?) {
+            for ((place, _), result) in some.iter().zip(results) {
+                match result {
+                    PairResult::Counted(value) => values[*place] = value,
+                    PairResult::Missing(_) => left.push(*place),
+                    other => return Err(other.corrupt(self.family(), ids[*place])),
+                }
+            }
+        }
+        Ok(left)
+    }
+
+    /// What a call to one partition carries of these, by places in `ids`.
+    fn by_partition<T: Copy>(
+        &self,
+        ids: &[&str],
+        items: impl Iterator<Item = (usize, T)>,
+    ) -> Vec<(u32, Vec<(usize, T)>)> {
+        let mut partitions: BTreeMap<u32, Vec<(usize, T)>> = BTreeMap::new();
+        for (place, item) in items {
+            partitions.entry(self.family().partition_of(ids[place])).or_default().push((place, item));
+        }
+        let chunks = |(number, all): (u32, Vec<(usize, T)>)| {
+            let chunks: Vec<_> = all.chunks(Partition::<C>::READ_IDS).map(|some| (number, some.to_vec())).collect();
+            chunks
+        };
+        partitions.into_iter().flat_map(chunks).collect()
     }
 
     /// The rows of the missing counters: a single one is shared with others who miss it, many come in one query.

@@ -59,12 +59,11 @@ impl Counterfoil<ClusterConnection, MysqlStore> {
     }
 }
 
-/// The settings under which a cluster connection may be handed in; everything else (users, TLS, addresses) is up to
-/// the application.
+/// The settings that suit a cluster connection best; everything else (users, TLS, addresses) is up to the application.
 ///
-/// - No retries: the redis crate repeats a call by default 16 times, without the mark that makes a repeat safe. A
-///   connection that does is refused. counterfoil repeats by itself what Redis refused or left unanswered.
-/// - Limits for connecting, for each answer and for the whole of a call, of 1 s each. By default an answer is waited for
+/// - No retries. The redis crate repeats a call 16 times by default, which is harmless: Redis executes a call once however
+///   often it arrives. But counterfoil repeats by itself, within its own time limit, and reports the outcome when that is over.
+/// - Limits for connecting, for each reply and for the whole of a call, of 1 s each. By default a reply is waited for
 ///   without end, and a node that is silent can hold up all others while the connection asks for the slots again.
 /// - `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT`, so that a machine that is gone is noticed within seconds.
 ///

@@ -1,4 +1,4 @@
-//! The face of the crate: a Redis and a database that belong together.
+//! The entry point: a Redis and a database that belong together.
 
 use std::sync::Arc;
 
@@ -7,9 +7,9 @@ use redis::aio::ConnectionLike;
 
 use crate::activity_counters::Activity;
 use crate::cached_counters::CachedCounters;
-use crate::check::{self, Finding, Severity};
+use crate::check::{self, Finding};
 use crate::counters::Counters;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::family::{ActivityFamily, CachedFamily, Family, Kind, SeriesFamily, VisitorsFamily};
 use crate::flush::Flusher;
 use crate::handle::Handle;
@@ -20,6 +20,7 @@ use crate::save::Saver;
 use crate::series_counters::Series;
 use crate::shared::Shared;
 use crate::store::{Registered, Store};
+use crate::upkeep;
 use crate::visitor_counters::Visitors;
 
 /// One Redis and one database that keep an application's counters together.
@@ -29,9 +30,13 @@ use crate::visitor_counters::Visitors;
 ///
 /// - a connection manager; it comes back when it breaks, and after a failover, once a write was refused by a server that
 ///   has become a replica; it stays with a server that is silent without being gone;
-/// - a cluster connection, whose own retries must be off ([`Unsafe`](crate::ErrorKind::Unsafe) where they are not) and
-///   which is best built with the settings that `cluster_settings` (feature `cluster`) makes;
-/// - a multiplexed connection; it does not come back once it is lost.
+/// - a cluster connection, which is best built with the settings that `cluster_settings` (feature `cluster`) makes;
+/// - a multiplexed connection; it does not come back once it is lost;
+/// - a connection of the application's own type.
+///
+/// A connection may send a call again by itself: Redis executes it once, however often it arrives. But
+/// only over a [`Primary`], a connection manager or a multiplexed connection, which are known to send a call once, is a
+/// refusal proof that nothing was counted; over others the outcome is unknown once the time limit is over.
 ///
 /// A connection without time limits is given one of 5 s for each call. Replicas are not read, even where a cluster
 /// connection would.
@@ -56,7 +61,8 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
     S: Store,
 {
-    /// Brings a Redis and a database together. Nothing is sent yet.
+    /// Brings a Redis and a database together. Nothing is sent yet. Any connection will do, also one that sends calls again
+    /// by itself.
     pub fn new(redis: C, store: S) -> Self {
         Counterfoil { shared: Arc::new(Shared::new(redis, store)) }
     }
@@ -66,13 +72,12 @@ where
         &self.shared.store
     }
 
-    /// Opens a family: registers it with the database, or compares it with what the database knows of it.
+    /// Opens a family: registers it with the database, or compares it with what the database knows of it, and writes its
+    /// settings to Redis. While Redis is away the family is opened all the same, and a reconciler writes them later.
     ///
     /// # Errors
     /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting in which the family is known differently, or what
     /// its table lacks; [`Store`](crate::ErrorKind::Store) where the database cannot be asked;
-    /// [`Unsafe`](crate::ErrorKind::Unsafe) for a connection to Redis that sends a call again by itself. While Redis
-    /// cannot be asked about that the family is opened, and the first hit asks again.
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for a family of another kind, which is opened by a call of its own.
     pub async fn open(&self, family: Family) -> Result<Counters<C, S>> {
         if family.kind != Kind::Buffered {
@@ -118,26 +123,18 @@ where
 
     /// What a handle of the family consists of, once the database knows it.
     async fn handle(&self, family: Family) -> Result<Handle<C, S>> {
-        match self.shared.dispatch.refuse_resending(&family).await {
-            Err(error) if error.kind() == ErrorKind::Unsafe => return Err(error),
-            Err(error) => tracing::warn!(%error, "the connection is not yet known to be safe"),
-            Ok(()) => {}
-        }
         let number = self.shared.store.register(&family).await?;
-        Ok(Handle::new(self.shared.clone(), Registered { family, number }))
+        // a Redis that is away is written to by the first reconciler after it is back
+        if let Err(error) = upkeep::configure(&self.shared.redis, &self.shared.topology, &family).await {
+            tracing::warn!(%family, %error, "the family's settings are not yet in Redis");
+        }
+        Handle::new(self.shared.clone(), Registered { family, number })
     }
 
-    /// Looks at the servers and answers what should be known or changed, the worst first. An empty answer is a good one.
+    /// Looks at the servers and returns what should be known or changed, the worst first. No findings is a good sign.
     pub async fn check(&self) -> Vec<Finding> {
         let families: Vec<_> = self.shared.opened().iter().map(|opened| opened.registered.family.clone()).collect();
         let mut findings = check::redis(&self.shared.redis, &families).await;
-        if let Some(family) = families.first()
-            && let Err(error) = self.shared.dispatch.refuse_resending(family).await
-            && error.kind() == ErrorKind::Unsafe
-        {
-            let advice = "Let Counterfoil::connect or connect_cluster make the connection.";
-            findings.push(Finding::new(Severity::Error, "redis connection", error.to_string(), advice));
-        }
         findings.extend(self.shared.store.check(&families).await);
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         findings

@@ -6,9 +6,9 @@ use crate::buffered::Added;
 use crate::error::Result;
 use crate::handle::{Handle, handle_methods};
 use crate::mysql::MysqlStore;
+use crate::partition::PairResult;
 use crate::primary::Primary;
 use crate::store::Store;
-use crate::writer::Answer;
 
 /// The counters of one open family. Cloning is cheap.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ where
     /// the reply was lost and could not be asked for again within the [write timeout](Self::write_timeout).
     pub async fn add(&self, id: &str, delta: i64) -> Result<Added> {
         self.family().check_id(id)?;
-        self.0.writer.add(id.as_bytes(), delta, self.0.patience, true).await.map(Answer::added)
+        self.0.writer.add(id.as_bytes(), delta, self.0.timeout, true).await?.added(self.family(), id)
     }
 
     /// The same, but where it would have to wait for room it is an error at once.
@@ -54,7 +54,7 @@ where
     /// As for [`add`](Self::add), and [`Busy`](crate::ErrorKind::Busy): not counted, since many others wait.
     pub async fn try_add(&self, id: &str, delta: i64) -> Result<Added> {
         self.family().check_id(id)?;
-        self.0.writer.add(id.as_bytes(), delta, self.0.patience, false).await.map(Answer::added)
+        self.0.writer.add(id.as_bytes(), delta, self.0.timeout, false).await?.added(self.family(), id)
     }
 
     /// Counts many hits at once, and answers what became of each, in their order. Partitions are called side by side,
@@ -69,8 +69,11 @@ where
             .iter()
             .map(|(id, delta)| Ok((checked(id.as_ref())?.as_bytes(), *delta)))
             .collect::<Result<Vec<_>>>()?;
-        let answers = self.0.writer.add_many(&hits, self.0.patience).await;
-        Ok(answers.into_iter().map(|answer| answer.map(Answer::added)).collect())
+        let results = self.0.writer.add_many(&hits, self.0.timeout).await;
+        let added = |(result, (id, _)): (Result<PairResult>, &(&[u8], i64))| {
+            result?.added(self.family(), &String::from_utf8_lossy(id))
+        };
+        Ok(results.into_iter().zip(&hits).map(added).collect())
     }
 
     /// Counts `delta` for `id` without waiting for Redis: summed in this process, and sent within a few milliseconds,

@@ -64,7 +64,7 @@ impl Error {
         matches!(self.kind, ErrorKind::Redis | ErrorKind::Store | ErrorKind::Busy)
     }
 
-    /// Whether the call may have been executed although it failed (PROTOCOL section 3, producer fence).
+    /// Whether the call may have been executed although it failed (PROTOCOL section 3.2).
     pub fn outcome_unknown(&self) -> bool {
         self.kind == ErrorKind::OutcomeUnknown
     }

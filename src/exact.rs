@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use futures_util::future::try_join_all;
+use futures_util::future::{join, try_join_all};
 use redis::aio::ConnectionLike;
 
 use crate::buffered::Pending;
@@ -34,8 +34,8 @@ where
 {
     /// The exact values of the rows with these ids, in their order, in one call per partition concerned and one query.
     pub async fn exact(&self, ids: &[&str]) -> Result<Vec<i64>> {
-        for _ in 0..100 {
-            if let Some(values) = self.try_exact(ids).await? {
+        for round in 0..100 {
+            if let Some(values) = self.try_exact(ids, round == 0).await? {
                 return Ok(values);
             }
         }
@@ -74,21 +74,36 @@ where
         Ok(page.into_iter().zip(values).collect())
     }
 
-    /// One round of an exact read; `None` if it has to be started again, mostly because a batch landed in between.
-    async fn try_exact(&self, ids: &[&str]) -> Result<Option<Vec<i64>>> {
+    /// One round of an exact read; `None` if it has to be started again, mostly because a batch landed in between. With
+    /// `at_once` the database is asked while Redis is: whichever is read first, the ledger tells how they fit.
+    async fn try_exact(&self, ids: &[&str], at_once: bool) -> Result<Option<Vec<i64>>> {
         let groups = self.groups(ids);
-        let pending = self.read_groups(&groups, ids).await?;
+        let guess = if at_once { self.guess(&groups) } else { None };
+        let (guessed, pending) = match guess {
+            Some(marks) => {
+                let snapshot = self.shared.store.read(&self.opened.registered, ids, &marks, ReadFrom::Nearest);
+                // not try_join: a question to the database is better not dropped half-way
+                let (snapshot, pending) = join(snapshot, self.read_groups(&groups, ids)).await;
+                (Some((marks, snapshot)), pending?)
+            }
+            None => (None, self.read_groups(&groups, ids).await?),
+        };
         if self.begin(&groups, &pending).await? {
             return Ok(None);
         }
         let mark = |(group, pending): (&Group, &Pending)| Some((group.partition, pending.incarnation?));
         let marks: BTreeSet<_> = groups.iter().zip(&pending).filter_map(mark).collect();
         let marks: Vec<_> = marks.into_iter().collect();
+        marks.iter().for_each(|&(partition, incarnation)| self.opened.incarnations.seen(partition, incarnation));
         // without an incarnation a replica's lag would go unseen
         let told = pending.iter().all(|pending| pending.incarnation.is_some());
+        let mut guessed = guessed.filter(|(guess, _)| told && *guess == marks).map(|(_, snapshot)| snapshot);
         let copies: &[_] = if told { &[ReadFrom::Nearest, ReadFrom::Primary] } else { &[ReadFrom::Primary] };
         for &copy in copies {
-            let snapshot = self.shared.store.read(&self.opened.registered, ids, &marks, copy).await?;
+            let snapshot = match guessed.take() {
+                Some(snapshot) => snapshot?,
+                None => self.shared.store.read(&self.opened.registered, ids, &marks, copy).await?,
+            };
             let stands = |(group, pending): (&Group, &Pending)| {
                 let mark = |incarnation| marks.binary_search(&(group.partition, incarnation)).ok();
                 let at = pending.incarnation.and_then(mark);
@@ -113,6 +128,13 @@ where
             return self.in_range(ids, sums).map(Some);
         }
         Ok(None)
+    }
+
+    /// Each partition with the incarnation that it was last seen with; `None` if one was not.
+    fn guess(&self, groups: &[Group]) -> Option<Vec<(u32, Incarnation)>> {
+        let partitions: BTreeSet<_> = groups.iter().map(|group| group.partition).collect();
+        let mark = |partition| Some((partition, self.opened.incarnations.guess(partition)?));
+        partitions.into_iter().map(mark).collect()
     }
 
     /// Gives an incarnation to the partitions that need one; answers whether there were any.

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
@@ -20,9 +19,13 @@ use crate::script;
 use crate::series::any_slices;
 use crate::shared::{Opened, Shared};
 use crate::store::{Applied, Batch, Incarnation, Registered, Store};
+use crate::upkeep;
 
 /// A partition, by its family's number and its own.
 pub type PartitionId = (u64, u32);
+
+/// The deltas of a batch, and those of ids that are not UTF-8.
+type Content = (Vec<(String, i64)>, Vec<(Vec<u8>, i64)>);
 
 /// About how many ids a page of a fetch has: small enough for a script to stay far below a millisecond.
 const PAGE: usize = 500;
@@ -36,8 +39,6 @@ pub struct Flusher<C, S> {
     redis: C,
     lease: Option<(String, Duration)>,
     max_rows: u64,
-    /// Whether partitions have to be asked one by one, as in a cluster.
-    one_by_one: AtomicBool,
 }
 
 /// A batch that this process knows of, and that waits to be durable.
@@ -98,7 +99,7 @@ where
     /// Without leases, over the pair's own connection.
     pub fn new(shared: Arc<Shared<C, S>>) -> Self {
         let redis = shared.redis.clone();
-        Flusher { shared, redis, lease: None, max_rows: 50_000, one_by_one: AtomicBool::new(false) }
+        Flusher { shared, redis, lease: None, max_rows: 50_000 }
     }
 
     pub fn over(mut self, redis: C) -> Self {
@@ -138,10 +139,10 @@ where
             self.close_slices(&all).await?;
         }
         // a cluster says once that it does not take keys of several slots in one call
-        if !self.one_by_one.load(Ordering::Relaxed) {
+        if !self.shared.topology.is_cluster() {
             match anything_pending(&self.redis, &all).await {
                 Ok(false) => return Ok(Vec::new()),
-                Err(error) if script::crosses_slots(&error) => self.one_by_one.store(true, Ordering::Relaxed),
+                Err(error) if script::crosses_slots(&error) => self.shared.topology.found_cluster(),
                 _ => {}
             }
         }
@@ -156,10 +157,10 @@ where
 
     /// Hands the slices that are over on to the buffers.
     async fn close_slices(&self, partitions: &[Partition<C>]) -> Result<()> {
-        if !self.one_by_one.load(Ordering::Relaxed) {
+        if !self.shared.topology.is_cluster() {
             match any_slices(&self.redis, partitions).await {
                 Ok(false) => return Ok(()),
-                Err(error) if script::crosses_slots(&error) => self.one_by_one.store(true, Ordering::Relaxed),
+                Err(error) if script::crosses_slots(&error) => self.shared.topology.found_cluster(),
                 _ => {}
             }
         }
@@ -232,8 +233,8 @@ where
             let contents = join_all(some.iter().map(|held| self.fetch(held))).await;
             for (held, content) in some.into_iter().zip(contents) {
                 match content {
-                    Ok(Some(deltas)) => {
-                        batches.push(held.batch(deltas));
+                    Ok(Some((deltas, foreign))) => {
+                        batches.push(held.batch(deltas, foreign));
                         fetched.push(held);
                     }
                     Ok(None) => ends.push((held.id, Flushed::Stale)),
@@ -245,12 +246,12 @@ where
     }
 
     /// The batch's content; `None` if it is not there any more.
-    async fn fetch(&self, held: &Held) -> Result<Option<Vec<(String, i64)>>> {
+    async fn fetch(&self, held: &Held) -> Result<Option<Content>> {
         let settle = held.opened.registered.family.durability().settle();
         let partition = held.partition(&self.redis);
         loop {
             match partition.fetch(&held.cut, settle, PAGE).await? {
-                FetchReply::Deltas(deltas) => return Ok(Some(deltas)),
+                FetchReply::Deltas { deltas, foreign } => return Ok(Some((deltas, foreign))),
                 FetchReply::Wait(time) => sleep(time).await,
                 FetchReply::Stale => return Ok(None),
             }
@@ -392,11 +393,16 @@ where
         left.into_iter().collect()
     }
 
-    /// Forgets producers that were idle for a day.
-    pub async fn trim(&self, id: PartitionId) -> Result<u64> {
-        let Some(opened) = self.shared.family(id.0) else { return Ok(0) };
-        let partition = Partition::new(self.redis.clone(), &opened.registered.family, id.1);
-        partition.trim(Duration::from_secs(86_400)).await
+    /// What a family needs once a minute. Returns the partitions beyond its own in which something waits, if it is to look.
+    pub async fn upkeep(&self, number: u64, look: bool) -> Result<Vec<PartitionId>> {
+        let Some(opened) = self.shared.family(number) else { return Ok(Vec::new()) };
+        let family = &opened.registered.family;
+        upkeep::begin_epochs(&self.redis, &self.shared.topology, family).await?;
+        if !look {
+            return Ok(Vec::new());
+        }
+        let strays = upkeep::strays(&self.redis, &self.shared.topology, family).await?;
+        Ok(strays.into_iter().map(|partition| (number, partition)).collect())
     }
 }
 
@@ -405,13 +411,14 @@ impl Held {
         Partition::new(redis.clone(), &self.opened.registered.family, self.id.1)
     }
 
-    fn batch(&self, deltas: Vec<(String, i64)>) -> Batch {
+    fn batch(&self, deltas: Vec<(String, i64)>, foreign: Vec<(Vec<u8>, i64)>) -> Batch {
         Batch {
             family: self.opened.registered.clone(),
             partition: self.id.1,
             incarnation: self.cut.incarnation,
             seq: self.cut.seq,
             deltas,
+            foreign,
         }
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use redis::aio::ConnectionLike;
 
+use crate::error::Result;
 use crate::family::Family;
 use crate::partition::Partition;
 use crate::shared::{Opened, Shared};
@@ -18,13 +19,13 @@ pub struct Handle<C, S> {
     pub opened: Arc<Opened>,
     pub writer: Arc<Writer<C>>,
     /// How long a call that fails is repeated before it is given up.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl<C, S> Clone for Handle<C, S> {
     fn clone(&self) -> Self {
         let (shared, opened, writer) = (self.shared.clone(), self.opened.clone(), self.writer.clone());
-        Handle { shared, opened, writer, patience: self.patience }
+        Handle { shared, opened, writer, timeout: self.timeout }
     }
 }
 
@@ -39,9 +40,9 @@ impl<C, S> Handle<C, S>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    pub fn new(shared: Arc<Shared<C, S>>, registered: Registered) -> Self {
-        let (opened, writer) = shared.open(registered);
-        Handle { shared, opened, writer, patience: Duration::from_secs(5) }
+    pub fn new(shared: Arc<Shared<C, S>>, registered: Registered) -> Result<Self> {
+        let (opened, writer) = shared.open(registered)?;
+        Ok(Handle { shared, opened, writer, timeout: Duration::from_secs(5) })
     }
 
     pub fn partition(&self, number: u32) -> Partition<C> {
@@ -55,8 +56,8 @@ macro_rules! handle_methods {
         /// How long a counting call of this handle and its clones is repeated where it fails, before it is given up; 5 s
         /// unless said otherwise. Reading the database is not part of it.
         #[must_use]
-        pub fn write_timeout(mut self, patience: std::time::Duration) -> Self {
-            self.$handle.patience = patience;
+        pub fn write_timeout(mut self, timeout: std::time::Duration) -> Self {
+            self.$handle.timeout = timeout;
             self
         }
 

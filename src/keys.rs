@@ -32,9 +32,14 @@ impl Keys {
         format!("{}meta", self.tag)
     }
 
-    /// Hash producer -> its last call.
-    pub fn producers(&self) -> String {
-        format!("{}producers", self.tag)
+    /// The fence of calls whose home this partition is: the hash of epochs, and two of caller -> its last call.
+    pub fn fence(&self) -> [String; 3] {
+        ["epochs", "calls", "calls_before"].map(|what| format!("{}{what}", self.tag))
+    }
+
+    /// Hash: the names of epochs, and the family's settings.
+    pub fn epochs(&self) -> String {
+        format!("{}epochs", self.tag)
     }
 
     /// Hash id -> value of a cached counter.
@@ -102,10 +107,5 @@ impl Keys {
         let mut key = format!("{}{what}:", self.tag).into_bytes();
         key.extend_from_slice(end);
         key
-    }
-
-    /// String, for 10 s: what asks whether a connection resends, by a number of its own.
-    pub fn probe(&self, number: u64) -> String {
-        format!("{}probe-{number:016x}", self.tag)
     }
 }

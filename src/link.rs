@@ -25,7 +25,7 @@ pub async fn send<C: ConnectionLike + Clone + 'static>(redis: &C, command: &Cmd)
     };
     match &answer {
         Err(error) if is::<C, ConnectionManager>() && is_demoted(error) => leave(&mut redis).await,
-        Err(error) if !sends_once::<C>() && error.is_timeout() => look_around(&mut redis).await,
+        Err(error) if is_cluster::<C>() && error.is_timeout() => look_around(&mut redis).await,
         _ => {}
     }
     answer
@@ -33,11 +33,18 @@ pub async fn send<C: ConnectionLike + Clone + 'static>(redis: &C, command: &Cmd)
 
 /// Whether the command was surely not executed.
 ///
-/// An answer is proof: every script checks before it writes, and its first write is a plain call. Without an answer
-/// only those that connect first and then send know that they did not send. A cluster connection does not: while it
-/// refreshes its slots, calls that were sent get the error of that, a refused connection for instance.
+/// A reply is proof where it is the only one: every script checks before it writes, and its first write is a plain call.
+/// Where the client may have sent the command before by itself, an earlier arrival may have been executed. Without a
+/// reply only those that connect first and then send know that they did not send.
 pub fn surely_not_executed<C: 'static>(error: &RedisError) -> bool {
-    error.code().is_some() || (is::<C, ConnectionManager>() && error.is_connection_refusal())
+    let crosses_slots = error.kind() == redis::ErrorKind::Server(ServerErrorKind::CrossSlot);
+    let is_reply = error.code().is_some() && (sends_once::<C>() || crosses_slots);
+    is_reply || is::<C, ConnectionManager>() && error.is_connection_refusal()
+}
+
+/// Whether the connection is of a kind that is known to send a command once.
+pub fn sends_once<C: 'static>() -> bool {
+    is::<C, Primary>() || is::<C, ConnectionManager>() || is::<C, MultiplexedConnection>()
 }
 
 /// The error of a command that was not sent for this reason.
@@ -45,9 +52,12 @@ pub fn unsent(error: &RedisError) -> RedisError {
     redis::make_extension_error(UNSENT.to_owned(), Some(error.to_string()))
 }
 
-/// Whether the connection is of a kind that is known to send a command once.
-pub fn sends_once<C: 'static>() -> bool {
-    is::<C, Primary>() || is::<C, ConnectionManager>() || is::<C, MultiplexedConnection>()
+/// Whether it is a cluster connection of the redis crate, which sends a command again by itself unless it is told not to.
+pub fn is_cluster<C: 'static>() -> bool {
+    #[cfg(feature = "cluster")]
+    return is::<C, redis::cluster_async::ClusterConnection>();
+    #[cfg(not(feature = "cluster"))]
+    false
 }
 
 fn is<C: 'static, D: 'static>() -> bool {

@@ -34,6 +34,8 @@ pub const LAG_SECONDS: &str = "counterfoil_lag_seconds";
 /// Age in seconds of the oldest hit in the batches that this reconciler holds, 0 if it holds none. It grows while the
 /// database is away. Hits that wait for their sync, for the family's sync time at most, are not in it.
 pub const WAITING_SECONDS: &str = "counterfoil_waiting_seconds";
+/// Partitions beyond a family's number that somebody counted in, by `family`: what is there is brought to the database.
+pub const STRAYS: &str = "counterfoil_stray_partitions_total";
 /// Calls made again after a failure, by `what` (`add`, `reconcile`, `fetch`, `apply`, `release`, `save`).
 pub const RETRIES: &str = "counterfoil_retries_total";
 
@@ -47,6 +49,7 @@ pub fn describe() {
     describe_counter!(BATCHES, "batches that reached the database");
     describe_counter!(ROWS, "rows changed in the database");
     describe_counter!(REJECTS, "deltas that the database refused");
+    describe_counter!(STRAYS, "partitions beyond a family's number that somebody counted in");
     describe_counter!(SEEDS, "rows that were read because their cached counter was not in Redis");
     describe_counter!(DELETED, "cached counters that left Redis");
     describe_counter!(CONFLICTS, "rows of cached counters that somebody else wrote");

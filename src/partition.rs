@@ -1,15 +1,16 @@
-//! One partition of a family in one Redis, and what is the same for all kinds: who writes it. The calls of each kind are
-//! in [`buffered`](crate::buffered) and [`cached`](crate::cached).
+//! One partition of a family in one Redis, and what is the same for all kinds. The calls of each kind are in
+//! [`buffered`](crate::buffered), [`cached`](crate::cached) and so on.
 
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
 
-use crate::ablation::{self, Guard};
+use crate::buffered::Added;
+use crate::cached::Ticket;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::keys::Keys;
-use crate::script::{self, Arg, Reply, arg, made};
+use crate::script::{Arg, Reply, arg, made};
 use crate::simulated;
 
 /// One partition of a family in one Redis.
@@ -21,28 +22,104 @@ pub struct Partition<C> {
     pub(crate) now_ms: String,
 }
 
-/// The name of a writer and the number of its call (PROTOCOL section 3, producer fence).
-#[derive(Clone, Copy, Debug)]
-pub struct Fence<'a> {
-    /// The writer's random name, which is registered.
-    pub producer: &'a str,
-    /// The call's number, higher than that of the last one.
-    pub seq: u64,
-    /// An earlier send of this call may have been executed.
-    pub repeat: bool,
+/// What a counting script did.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Counted {
+    /// Executed now, or before.
+    Executed {
+        /// What became of each pair.
+        results: Vec<PairResult>,
+        /// The partitions, by their place in the call, in which a sync is due.
+        due: Vec<usize>,
+        /// It was executed before: what is pending may contain later hits, or lack those that are on their way.
+        repeated: bool,
+    },
+    /// Redis does not know the epoch: nothing was done now, and what was done before is not known.
+    Expired,
 }
 
-impl Fence<'_> {
-    /// How a script is told whether the call is a repeat.
-    pub(crate) fn attempt(fence: Option<&Self>) -> &'static str {
-        if fence.is_some_and(|fence| fence.repeat) { "repeat" } else { "first" }
+/// What became of one pair of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairResult {
+    /// What is pending for a buffered counter, the value of a cached one.
+    Counted(i64),
+    /// Not counted: it would leave i64 or the bounds. With the value as it was, where the kind knows it.
+    OutOfRange(i64),
+    /// Not counted: too many ids are pending.
+    Full,
+    /// Not counted: the counter has to be seeded.
+    Missing(Ticket),
+    /// Counted: the visitor's first visit.
+    First,
+    /// A visitor who has been counted before.
+    Again,
+    /// Not counted: a key of its partition holds another type.
+    WrongType,
+    /// Not changed: somebody else wrote what is no integer.
+    NoInteger,
+    /// Not counted: the id is empty or longer than 255 bytes.
+    BadId,
+}
+
+impl PairResult {
+    /// As a caller of a buffered family is told.
+    pub(crate) fn added(self, family: &Family, id: &str) -> Result<Added> {
+        match self {
+            PairResult::Counted(pending) => Ok(Added::Counted { pending }),
+            PairResult::OutOfRange(_) => Ok(Added::OutOfRange),
+            PairResult::Full => Ok(Added::Full),
+            other => Err(other.corrupt(family, id)),
+        }
     }
 
-    /// As every counting script begins its arguments.
-    pub(crate) fn args<'a>(fence: Option<&Fence<'a>>) -> [Arg<'a>; 3] {
-        let (producer, seq) = fence.map_or(("", 0), |fence| (fence.producer, fence.seq));
-        [arg(producer), made(seq), arg(Fence::attempt(fence))]
+    /// The error for what no caller of this kind is told unless somebody else wrote the keys.
+    pub(crate) fn corrupt(self, family: &Family, id: &str) -> Error {
+        let tag = format!("cf1:{{{family}/{}}}", family.partition_of(id));
+        Error::corrupt(match self {
+            PairResult::WrongType => format!("{id:?} was not counted: {tag}:buffer or {tag}:meta holds another type"),
+            PairResult::BadId => format!("{id:?} was not counted: it has {} bytes, allowed are 1 to 255", id.len()),
+            PairResult::NoInteger => format!("{id:?} was not changed: {tag}:values holds no integer for it"),
+            other => format!("{family}: {other:?} came for {id:?}"),
+        })
     }
+}
+
+/// What a call does to one counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Adds.
+    Add(i64),
+    /// Makes it the value; cached counters only.
+    Set(i64),
+}
+
+impl Change {
+    /// What is added, or set.
+    pub(crate) fn amount(self) -> i64 {
+        match self {
+            Change::Add(amount) | Change::Set(amount) => amount,
+        }
+    }
+
+    /// As a script takes what is added, or "=" and what is set.
+    pub(crate) fn delta<'a>(self) -> Arg<'a> {
+        match self {
+            Change::Add(1) => arg("1"),
+            Change::Add(delta) => made(delta),
+            Change::Set(value) => made(format_args!("={value}")),
+        }
+    }
+}
+
+/// What a call carries for one partition.
+#[derive(Debug)]
+pub struct Part<'a, C> {
+    /// Where it counts.
+    pub partition: &'a Partition<C>,
+    /// How many hits its pairs stand for.
+    pub hits: u64,
+    /// Ids and what happens to them.
+    pub pairs: &'a [(&'a [u8], Change)],
 }
 
 impl<C: ConnectionLike + Clone + 'static> Partition<C> {
@@ -58,42 +135,22 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         self
     }
 
+    /// Its keys: the home of a fence.
+    #[cfg(feature = "test-hooks")]
+    pub fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    /// No fence: a call that is repeated counts again.
+    #[cfg(feature = "test-hooks")]
+    pub fn unfenced(&self) -> crate::fence::Fence<'_> {
+        crate::fence::Fence { home: &self.keys, caller: "", n: 0, epoch: "" }
+    }
+
     /// What a script is told of the time where a caller's clock has no say: nothing, but in tests.
     pub(crate) fn time(&self) -> Arg<'_> {
         simulated::time().map_or_else(|| arg(&self.now_ms), made)
     }
-
-    /// Makes the producer known.
-    pub async fn register(&self, producer: &str) -> Result<()> {
-        let reply = script::repeat_safe(
-            &self.redis,
-            "buffered_register",
-            &[self.keys.producers()],
-            &[arg(producer), self.time()],
-        )
-        .await?;
-        expect_ok(&reply)
-    }
-
-    /// Forgets the producers that have been idle for so long.
-    pub async fn trim(&self, idle: Duration) -> Result<u64> {
-        let (mut cursor, mut trimmed) = ("0".to_owned(), 0);
-        loop {
-            let args = [made(millis(idle)), made(&cursor), arg("100"), self.time()];
-            let reply = script::repeat_safe(&self.redis, "buffered_trim", &[self.keys.producers()], &args).await?;
-            expect_ok(&reply)?;
-            cursor = reply.string(0)?;
-            trimmed += reply.number::<u64>(1)?;
-            if cursor == "0" {
-                return Ok(trimmed);
-            }
-        }
-    }
-}
-
-/// The fence, unless a test has taken it out.
-pub(crate) fn guarded(fence: Option<Fence<'_>>) -> Option<Fence<'_>> {
-    fence.filter(|_| !ablation::is_out(Guard::ProducerFence))
 }
 
 pub(crate) fn expect_ok(reply: &Reply) -> Result<()> {
@@ -104,7 +161,7 @@ pub(crate) fn millis(time: Duration) -> String {
     time.as_millis().to_string()
 }
 
-/// A random number for a producer, an owner, an incarnation or a ticket.
+/// A random number for callers, an owner, an incarnation or a ticket.
 pub fn random() -> Result<u64> {
     getrandom::u64().map_err(|error| {
         Error::new(ErrorKind::Unsafe, "the operating system has no random numbers").with_source(error.to_string())

@@ -24,8 +24,10 @@ const MEASURE: Duration = Duration::from_secs(1);
 const ROTATE: usize = 256;
 /// How often within a family's sync time it is looked at for what other processes counted: they cannot wake this one.
 const LOOKS: u32 = 4;
-/// How often an active partition's idle producers are looked for.
-const TRIM: Duration = Duration::from_secs(3600);
+/// How often each family gets its upkeep.
+const UPKEEP: Duration = Duration::from_secs(60);
+/// In every how many rounds of upkeep partitions are looked for that the family does not have.
+const STRAYS: u32 = 10;
 /// Longer than any time to wait: a partition that is looked at again when it is due, or with its family.
 const NEVER: Duration = Duration::MAX;
 /// After something that no waiting mends, such as a table that is gone.
@@ -59,7 +61,7 @@ where
 {
     pub(crate) fn new(shared: Arc<Shared<C, S>>) -> Self {
         let lease = Some(Duration::from_secs(2));
-        ReconcilerBuilder { shared, redis: None, lease, max_rows: 50_000, allow_evicting: false }
+        ReconcilerBuilder { shared, redis: None, lease, max_rows: 10_000, allow_evicting: false }
     }
 
     /// A connection of its own, so that large fetches do not keep hits waiting.
@@ -76,7 +78,7 @@ where
         self
     }
 
-    /// About how many ids one transaction takes, and so how much memory a flush needs; 50,000 unless said otherwise. A
+    /// About how many ids one transaction takes, and so how much memory a flush needs; 10,000 unless said otherwise. A
     /// batch is never split.
     pub fn max_rows(mut self, rows: u64) -> Self {
         self.max_rows = rows;
@@ -129,7 +131,7 @@ where
             flushing: HashMap::new(),
             saving: HashMap::new(),
             failures: HashMap::new(),
-            trimmed: HashMap::new(),
+            kept: HashMap::new(),
         };
         Ok(Reconciler { stop, task: tokio::spawn(scheduler.run()) })
     }
@@ -153,7 +155,7 @@ enum Done {
     Rotated(Vec<(PartitionId, Result<Rotated>)>),
     Flushed(Vec<(PartitionId, Flushed)>),
     Saved(u64, Result<Round>),
-    Trimmed,
+    Kept(u64, Result<Vec<PartitionId>>),
 }
 
 /// How rounds through cached families are made.
@@ -188,7 +190,8 @@ struct Scheduler<C, S> {
     /// The cached families that a round is made through.
     saving: HashMap<Id, u64>,
     failures: HashMap<Announced, Backoff>,
-    trimmed: HashMap<PartitionId, Instant>,
+    /// When each family had its upkeep last, and how often it has had it.
+    kept: HashMap<u64, (Instant, u32)>,
 }
 
 impl<C> SaverSettings<C>
@@ -307,6 +310,7 @@ where
         let mut buffered = Vec::new();
         for number in numbers {
             let Some(opened) = self.shared.family(number) else { continue };
+            self.keep_up(number);
             match self.saver.of(&self.shared, &opened) {
                 Some(saver) => self.start_round(number, saver),
                 None => buffered.push(opened),
@@ -352,7 +356,7 @@ where
             Ok(Done::Rotated(all)) => all.into_iter().for_each(|(id, rotated)| self.rotated(id, rotated)),
             Ok(Done::Flushed(all)) => all.into_iter().for_each(|(id, end)| self.flushed(id, end)),
             Ok(Done::Saved(number, round)) => self.saved(number, round),
-            Ok(Done::Trimmed) => {}
+            Ok(Done::Kept(number, strays)) => self.kept(number, strays),
             Err(error) => {
                 tracing::error!(%error, "a step of the reconciler ended, and is tried again");
                 round.into_iter().for_each(|number| self.look_at(Announced::Family(number), MEND));
@@ -386,7 +390,6 @@ where
         match round {
             Ok(round) => {
                 self.failures.remove(&what);
-                round.active.into_iter().for_each(|partition| self.trim_now_and_then((number, partition)));
                 if let Some(opened) = self.shared.family(number) {
                     let save_after = opened.registered.family.sync_time;
                     self.look_at(what, round.next.map_or(save_after, |next| next.min(save_after)));
@@ -421,7 +424,6 @@ where
             Flushed::Done | Flushed::Stale => {
                 self.failures.remove(&what);
                 self.free(id, NEVER);
-                self.trim_now_and_then(id);
             }
             Flushed::Failed(error) => {
                 let pause = self.pause(what, &error);
@@ -449,19 +451,28 @@ where
         self.look_at(what, time);
     }
 
-    fn trim_now_and_then(&mut self, id: PartitionId) {
+    fn keep_up(&mut self, number: u64) {
         let now = Instant::now();
-        if self.finishing || self.trimmed.get(&id).is_some_and(|last| now - *last < TRIM) {
+        let (due, rounds) = self.kept.get(&number).map_or((now, 0), |(last, rounds)| (*last + UPKEEP, *rounds));
+        if now < due {
             return;
         }
-        self.trimmed.insert(id, now);
+        self.kept.insert(number, (now, rounds + 1));
         let flusher = self.flusher.clone();
-        self.tasks.spawn(async move {
-            if let Err(error) = flusher.trim(id).await {
-                tracing::debug!(%error, "idle producers were not trimmed");
+        let look = rounds % STRAYS == 0;
+        self.tasks.spawn(async move { Done::Kept(number, flusher.upkeep(number, look).await) });
+    }
+
+    fn kept(&mut self, number: u64, strays: Result<Vec<PartitionId>>) {
+        match strays {
+            Ok(strays) => strays.into_iter().for_each(|(number, partition)| {
+                self.look_at(Announced::Due(number, partition), Duration::ZERO);
+            }),
+            Err(error) => {
+                tracing::warn!(number, %error, "the family's upkeep failed, and is tried again");
+                self.kept.remove(&number);
             }
-            Done::Trimmed
-        });
+        }
     }
 
     /// How long to wait after this failure.
@@ -477,5 +488,5 @@ where
     }
 }
 
-/// How many flushes run at a time: one fetches while the other one is in the database.
-const FLUSHES: usize = 2;
+/// How many flushes run at a time: one fetches while two are in the database.
+const FLUSHES: usize = 3;

@@ -4,7 +4,7 @@
 //! Nothing is remembered between two rounds: a claim stands in Redis, and whoever looks at it when its time has come goes
 //! on with it.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,8 +30,8 @@ const CALLS: usize = 64;
 /// How many counters are written together, where the reconciler allows as many: enough for the transaction to cost
 /// little, few enough for Redis and the database to work at the same time.
 const BATCH: usize = 10_000;
-/// How many transactions are under way at a time.
-const WRITES: usize = 2;
+/// How many saves are under way at a time: one is claimed or marked in Redis while the others are written.
+const WRITES: usize = 3;
 /// How many ids one call has: few enough for the script to stay near a millisecond.
 const IDS: usize = 200;
 /// After a value that the database refuses.
@@ -52,8 +52,6 @@ pub struct Saver<C, S> {
 pub struct Round {
     /// When to look again; not before somebody counts if it is `None`.
     pub next: Option<Duration>,
-    /// The partitions that counters were saved from.
-    pub active: BTreeSet<u32>,
 }
 
 /// A counter's save on its way, and whether everything counted before this round is in it.
@@ -132,7 +130,6 @@ where
             while goes_on && writing.len() < WRITES {
                 let due = self.gather().await?;
                 round.look_in(due.is_full.then_some(Duration::ZERO).or(due.next));
-                round.active.extend(due.saves.iter().map(|save| save.partition));
                 // without a lease the same ones would come again
                 goes_on = due.is_full && !self.lease.is_zero() && !*stop.borrow();
                 let (saver, stop) = (self.clone(), stop.clone());

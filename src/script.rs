@@ -88,6 +88,7 @@ where
     }
     match answer {
         Ok(value) => Reply::new(name, value),
+        Err(error) if is_wrong_type(&error) => Err(wrong_type(name, keys, error)),
         Err(error) => Err(classify::<C>(name, error)),
     }
 }
@@ -135,6 +136,18 @@ fn not_executed(error: RedisError) -> Error {
     Error::new(ErrorKind::Redis, "Redis did not execute the call").with_source(error)
 }
 
+/// Redis 6.2 puts it into an error of the script's.
+fn is_wrong_type(error: &RedisError) -> bool {
+    error.code() == Some("WRONGTYPE") || error.detail().is_some_and(|detail| detail.contains("WRONGTYPE"))
+}
+
+/// Every script reads before it writes, so nothing was done.
+fn wrong_type(name: &'static str, keys: &[impl AsRef<[u8]>], error: RedisError) -> Error {
+    let keys: Vec<_> = keys.iter().take(20).map(|key| String::from_utf8_lossy(key.as_ref())).collect();
+    let message = format!("{name}: a key holds another type: {}", keys.join(", "));
+    Error::new(ErrorKind::Corrupt, message).with_source(error)
+}
+
 fn classify<C: 'static>(name: &'static str, error: RedisError) -> Error {
     match error.code() {
         Some("BADARG") => Error::new(ErrorKind::InvalidInput, name).with_source(error),
@@ -157,8 +170,17 @@ for i = 1, #KEYS do words[#words + 1] = KEYS[i] end
 for i = 2, #ARGV do words[#words + 1] = ARGV[i] end
 return redis.call(unpack(words))";
     let words: Vec<&str> = std::iter::once(verb).chain(args.iter().copied()).collect();
-    let value = eval(redis, READ, keys, &words).await.map_err(not_executed)?;
-    T::from_redis_value(value).map_err(|error| Error::corrupt(format!("the answer of {verb}")).with_source(error))
+    reading(redis, READ, keys, &words).await
+}
+
+/// Runs a text that only reads.
+pub async fn reading<C, T>(redis: &C, text: &str, keys: &[impl AsRef<[u8]>], args: &[impl AsRef<[u8]>]) -> Result<T>
+where
+    C: ConnectionLike + Clone + 'static,
+    T: redis::FromRedisValue,
+{
+    let value = eval(redis, text, keys, args).await.map_err(not_executed)?;
+    T::from_redis_value(value).map_err(|error| Error::corrupt("what was read").with_source(error))
 }
 
 /// Whether a call was refused because its keys lie in several slots of a cluster.
@@ -219,12 +241,16 @@ impl Reply {
         strings(self.rest.split_off(from)).ok_or_else(|| self.misshapen())
     }
 
-    /// The array of strings at the given place.
-    pub fn list(&mut self, at: usize) -> Result<Vec<String>> {
-        match self.rest.get_mut(at).map(|value| std::mem::replace(value, Value::Nil)) {
-            Some(Value::Array(items)) => strings(items).ok_or_else(|| self.misshapen()),
-            _ => Err(self.misshapen()),
-        }
+    /// The array of strings of any bytes at the given place.
+    pub fn byte_strings(&mut self, at: usize) -> Result<Vec<Vec<u8>>> {
+        let Some(Value::Array(items)) = self.rest.get_mut(at).map(|item| std::mem::replace(item, Value::Nil)) else {
+            return Err(self.misshapen());
+        };
+        let bytes = |item| match item {
+            Value::BulkString(bytes) => Some(bytes),
+            _ => None,
+        };
+        items.into_iter().map(bytes).collect::<Option<_>>().ok_or_else(|| self.misshapen())
     }
 
     /// The number at the given place, sent as an integer or a string.

@@ -6,21 +6,14 @@ use std::time::Duration;
 use redis::Value;
 use redis::aio::ConnectionLike;
 
+use crate::buffered::{refusal, refuse_again};
 use crate::calendar::Precision;
 use crate::error::{Error, Result};
 use crate::family::{Window, Windows};
-use crate::partition::{Fence, Partition, expect_ok, guarded};
+use crate::fence::Fence;
+use crate::partition::{Counted, PairResult, Partition, expect_ok};
 use crate::script::{self, arg, made};
 use crate::server_clock::ServerClock;
-
-/// What `series_add` answers.
-#[derive(Debug, PartialEq, Eq)]
-pub enum SeriesReply {
-    /// Executed now, or before (DUP): whether each pair was counted, or would have left i64.
-    Executed(Vec<bool>),
-    /// Redis lost its memory of the producer.
-    Unknown,
-}
 
 impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     /// Counts each name into the current slices of all precisions.
@@ -28,22 +21,20 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         &'p self,
         windows: &Windows,
         clock: &ServerClock,
-        fence: Option<Fence<'p>>,
+        fence: Fence<'p>,
         pairs: impl IntoIterator<Item = (&'p [u8], i64)>,
-    ) -> Result<SeriesReply> {
-        let fence = guarded(fence);
+    ) -> Result<Counted> {
         let pairs: Vec<_> = pairs.into_iter().collect();
-        let mut keys =
-            [self.keys.producers(), self.keys.open(), self.keys.agenda(), self.keys.names(), self.keys.idle()]
-                .map(String::into_bytes)
-                .to_vec();
+        let (mut keys, begin) = fence.begin(self.time());
+        let own = [self.keys.open(), self.keys.agenda(), self.keys.names(), self.keys.idle()];
+        keys.extend(own.map(String::into_bytes));
         keys.extend(
             pairs.iter().flat_map(|(name, _)| windows.windows.iter().map(|one| self.keys.window(one.precision, name))),
         );
         let mut guess = clock.guess();
         let reply = loop {
-            let mut args = Vec::from(Fence::args(fence.as_ref()));
-            args.extend([self.time(), made(windows.windows.len())]);
+            let mut args = begin.clone();
+            args.push(made(windows.windows.len()));
             for window in &windows.windows {
                 args.push(made(windows.descriptor(window, guess.now())?));
             }
@@ -52,18 +43,24 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
                 break reply;
             }
         };
-        let counted = |word: &Value| match word {
-            Value::Int(1) => Some(true),
-            Value::BulkString(word) if **word == *b"RANGE" => Some(false),
+        let result = |word: &Value| match word {
+            Value::Int(1) => Some(PairResult::Counted(0)),
+            Value::BulkString(word) => refusal(word),
             _ => None,
         };
         match reply.status() {
-            "OK" | "DUP" => {
-                let words: Option<Vec<_>> = reply.rest(0)?.iter().map(counted).collect();
-                let words = words.filter(|words| words.len() == pairs.len());
-                words.map(SeriesReply::Executed).ok_or_else(|| reply.misshapen())
+            "OK" => {
+                let results: Option<Vec<_>> = reply.rest(0)?.iter().map(result).collect();
+                let results =
+                    results.filter(|results| results.len() == pairs.len()).ok_or_else(|| reply.misshapen())?;
+                Ok(Counted::Executed { results, due: Vec::new(), repeated: false })
             }
-            "UNKNOWN" => Ok(SeriesReply::Unknown),
+            "DUP" => {
+                let mut results = vec![PairResult::Counted(0); pairs.len()];
+                refuse_again(&reply.string(0)?, &mut results).ok_or_else(|| reply.misshapen())?;
+                Ok(Counted::Executed { results, due: Vec::new(), repeated: true })
+            }
+            "EXPIRED" => Ok(Counted::Expired),
             _ => Err(reply.misshapen()),
         }
     }

@@ -12,11 +12,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Window, Windows};
 use crate::handle::{Handle, handle_methods};
 use crate::mysql::MysqlStore;
+use crate::partition::PairResult;
 use crate::partition::Partition;
 use crate::primary::Primary;
 use crate::series::seconds;
 use crate::store::Store;
-use crate::writer::Answer;
 
 /// One slice of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,7 +63,7 @@ where
     /// at all, the reply was lost and could not be asked for again within the [write timeout](Self::write_timeout).
     pub async fn add(&self, name: &str, n: u64) -> Result<()> {
         let n = self.checked(name, n)?;
-        let answer = self.handle.writer.add(name.as_bytes(), n, self.handle.patience, true).await?;
+        let answer = self.handle.writer.add(name.as_bytes(), n, self.handle.timeout, true).await?;
         self.counted(name, answer)
     }
 
@@ -75,8 +75,8 @@ where
     pub async fn add_many(&self, hits: &[(impl AsRef<str>, u64)]) -> Result<Vec<Result<()>>> {
         let checked = |name, n| Ok((str::as_bytes(name), self.checked(name, n)?));
         let checked = hits.iter().map(|(name, n)| checked(name.as_ref(), *n)).collect::<Result<Vec<_>>>()?;
-        let answers = self.handle.writer.add_many(&checked, self.handle.patience).await;
-        let counted = |((name, _), answer): (&(_, u64), Result<Answer>)| self.counted(AsRef::as_ref(name), answer?);
+        let answers = self.handle.writer.add_many(&checked, self.handle.timeout).await;
+        let counted = |((name, _), answer): (&(_, u64), Result<PairResult>)| self.counted(AsRef::as_ref(name), answer?);
         Ok(hits.iter().zip(answers).map(counted).collect())
     }
 
@@ -237,9 +237,10 @@ where
         self.family().check_name("name", name, kept)
     }
 
-    fn counted(&self, name: &str, answer: Answer) -> Result<()> {
-        match answer {
-            Answer::Counted(_) => Ok(()),
+    fn counted(&self, name: &str, result: PairResult) -> Result<()> {
+        match result {
+            PairResult::Counted(_) => Ok(()),
+            PairResult::WrongType => Err(result.corrupt(self.family(), name)),
             _ => Err(Error::new(ErrorKind::Range, format!("{}: a slice of {name:?} would leave i64", self.family()))),
         }
     }

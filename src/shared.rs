@@ -7,17 +7,20 @@ use metrics::SharedString;
 use redis::aio::ConnectionLike;
 use tokio::sync::Notify;
 
+use crate::error::Result;
 use crate::family::Family;
 use crate::partition::Partition;
+use crate::read::Incarnations;
 use crate::server_clock::ServerClock;
 use crate::store::Registered;
-use crate::writer::{Dispatch, Writer};
+use crate::topology::Topology;
+use crate::writer::Writer;
 
 /// What the handles of one pair share.
 #[derive(Debug)]
 pub struct Shared<C, S> {
     pub redis: C,
-    pub dispatch: Arc<Dispatch<C>>,
+    pub topology: Arc<Topology>,
     pub store: S,
     families: RwLock<BTreeMap<u64, InUse<C>>>,
     pub work: Arc<Work>,
@@ -32,6 +35,8 @@ pub struct Opened {
     /// The family's name as metrics take it, cheap to clone.
     pub label: SharedString,
     pub clock: ServerClock,
+    /// What exact reads guess.
+    pub incarnations: Incarnations,
 }
 
 impl<C, S> Shared<C, S>
@@ -39,23 +44,28 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     pub fn new(redis: C, store: S) -> Self {
-        let dispatch = Arc::new(Dispatch::new(redis.clone()));
-        Shared { redis, dispatch, store, families: RwLock::default(), work: Arc::default() }
+        Shared {
+            redis,
+            topology: Arc::new(Topology::of::<C>()),
+            store,
+            families: RwLock::default(),
+            work: Arc::default(),
+        }
     }
 
     /// The family, in use from now on, with its writer; the same ones as before if it is configured as before.
-    pub fn open(&self, registered: Registered) -> InUse<C> {
+    pub fn open(&self, registered: Registered) -> Result<InUse<C>> {
         let mut families = self.families.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(same) = families.get(&registered.number).filter(|(opened, _)| *opened.registered == registered) {
-            return same.clone();
+            return Ok(same.clone());
         }
         let number = registered.number;
         let opened = Arc::new(Opened::new(registered));
-        let writer = Writer::new(opened.clone(), self.dispatch.clone(), self.work.clone());
+        let writer = Writer::new(self.redis.clone(), opened.clone(), self.topology.clone(), self.work.clone())?;
         let both = (opened, Arc::new(writer));
         families.insert(number, both.clone());
         self.work.announce(Announced::Family(number));
-        both
+        Ok(both)
     }
 
     pub fn opened(&self) -> Vec<Arc<Opened>> {
@@ -72,14 +82,19 @@ where
     }
 
     pub fn partition(&self, family: &Family, partition: u32) -> Partition<C> {
-        self.dispatch.partition(family, partition)
+        Partition::new(self.redis.clone(), family, partition)
     }
 }
 
 impl Opened {
     fn new(registered: Registered) -> Self {
         let label = Arc::<str>::from(registered.family.name()).into();
-        Opened { label, registered: Arc::new(registered), clock: ServerClock::default() }
+        Opened {
+            label,
+            registered: Arc::new(registered),
+            clock: ServerClock::default(),
+            incarnations: Incarnations::default(),
+        }
     }
 }
 

@@ -41,6 +41,8 @@ pub struct Batch {
     pub seq: u64,
     /// Each id once.
     pub deltas: Vec<(String, i64)>,
+    /// What was counted, in another language, for ids that are not UTF-8: it goes to the rejects.
+    pub foreign: Vec<(Vec<u8>, i64)>,
 }
 
 /// What a transaction did.

@@ -5,10 +5,10 @@ use redis::aio::ConnectionLike;
 use crate::error::{Error, ErrorKind, Result};
 use crate::handle::{Handle, handle_methods};
 use crate::mysql::MysqlStore;
+use crate::partition::PairResult;
 use crate::primary::Primary;
 use crate::store::Store;
 use crate::visit;
-use crate::writer::Answer;
 
 /// The visitors of scopes and days of one open family, each counted once (PROTOCOL section 5). Cloning is cheap.
 #[derive(Debug)]
@@ -46,9 +46,10 @@ where
     pub async fn first_visit(&self, scope: &str, day: &str, visitor: impl AsRef<[u8]>) -> Result<bool> {
         let id = self.id(scope, day)?;
         visit::check(self.family(), visitor.as_ref())?;
-        match self.0.writer.add(&visit::key(&id, visitor.as_ref()), 1, self.0.patience, true).await? {
-            Answer::First => Ok(true),
-            Answer::Again => Ok(false),
+        match self.0.writer.add(&visit::key(&id, visitor.as_ref()), 1, self.0.timeout, true).await? {
+            PairResult::First => Ok(true),
+            PairResult::Again => Ok(false),
+            other @ PairResult::WrongType => Err(other.corrupt(self.family(), &id)),
             _ => Err(Error::new(ErrorKind::Busy, format!("{}: not counted: too many ids are pending", self.family()))),
         }
     }

@@ -6,36 +6,13 @@ use indexmap::IndexMap;
 use redis::Value;
 use redis::aio::ConnectionLike;
 
-use crate::error::Result;
+use crate::buffered::refusal;
+use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::partition::{Fence, Partition, guarded, millis};
+use crate::fence::Fence;
+use crate::partition::{Counted, PairResult, Partition, millis};
 use crate::script::{self, Reply, arg, made};
 use crate::visit;
-
-/// What became of a visit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Visited {
-    /// The visitor's first one: it counts.
-    First,
-    /// The visitor has been counted.
-    Again,
-    /// Not counted: too many ids are pending.
-    Full,
-}
-
-/// What `visitors_first` answers.
-#[derive(Debug, PartialEq, Eq)]
-pub enum VisitReply {
-    /// Executed now, or before (DUP).
-    Executed {
-        /// Whether a sync is due.
-        due: bool,
-        /// What became of each visit.
-        visited: Vec<Visited>,
-    },
-    /// Redis lost its memory of the producer.
-    Unknown,
-}
 
 impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     /// Counts each visit whose visitor was not counted for its id before.
@@ -43,28 +20,35 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         &'p self,
         family: &Family,
         remember: Duration,
-        fence: Option<Fence<'p>>,
+        fence: Fence<'p>,
         visits: impl IntoIterator<Item = &'p [u8]>,
-    ) -> Result<VisitReply> {
-        let fence = guarded(fence);
+    ) -> Result<Counted> {
         let (ids, count) = by_id(visits);
-        let mut keys = [self.keys.buffer(), self.keys.meta(), self.keys.producers()].map(String::into_bytes).to_vec();
+        let (mut keys, mut args) = fence.begin(self.time());
+        keys.extend([self.keys.buffer(), self.keys.meta()].map(String::into_bytes));
         keys.extend(ids.keys().map(|id| self.keys.seen(id)));
-        let mut args = Vec::from(Fence::args(fence.as_ref()));
-        args.extend([made(family.sync_hits), made(millis(family.sync_time)), made(family.max_pending)]);
-        args.extend([made(millis(remember)), self.time(), made(ids.len())]);
+        args.extend([made(millis(remember)), made(ids.len())]);
         for (id, visitors) in &ids {
             args.extend([arg(*id), made(visitors.len())]);
             args.extend(visitors.iter().map(|(_, visitor)| arg(*visitor)));
         }
         let reply = script::call(&self.redis, "visitors_first", &keys, &args).await?;
+        let places = ids.values().flatten().map(|(place, _)| *place);
+        let executed = |from, due, repeated| {
+            let results = in_order(&reply, from, places, count)?;
+            Ok(Counted::Executed { results, due, repeated })
+        };
         match reply.status() {
-            "OK" | "DUP" => {
-                let places = ids.values().flatten().map(|(place, _)| *place);
-                let visited = in_order(&reply, places, count)?;
-                Ok(VisitReply::Executed { due: reply.number::<u8>(0)? == 1, visited })
+            "OK" => {
+                let new = reply.rest(1)?.iter().filter(|word| **word == Value::Int(1)).count() as u64;
+                let due = new > 0 && family.is_due(new, reply.number(0)?);
+                executed(1, if due { vec![0] } else { Vec::new() }, false)
             }
-            "UNKNOWN" => Ok(VisitReply::Unknown),
+            "DUP" if reply.rest(0)?.is_empty() => {
+                Err(Error::new(ErrorKind::OutcomeUnknown, "visitors_first: the caller has made another call since"))
+            }
+            "DUP" => executed(0, Vec::new(), true),
+            "EXPIRED" => Ok(Counted::Expired),
             _ => Err(reply.misshapen()),
         }
     }
@@ -84,17 +68,20 @@ fn by_id<'p>(visits: impl IntoIterator<Item = &'p [u8]>) -> (ById<'p>, usize) {
     (ids, count)
 }
 
-/// The words of the answer, brought to the places of their visits.
-fn in_order(reply: &Reply, places: impl Iterator<Item = usize>, count: usize) -> Result<Vec<Visited>> {
-    let visited = |word: &Value| match word {
-        Value::Int(1) => Some(Visited::First),
-        Value::Int(0) => Some(Visited::Again),
-        Value::BulkString(word) if **word == *b"FULL" => Some(Visited::Full),
+/// What became of the visits, in the order in which they were given; the script has them by id.
+fn in_order(reply: &Reply, from: usize, places: impl Iterator<Item = usize>, count: usize) -> Result<Vec<PairResult>> {
+    let result = |word: &Value| match word {
+        Value::Int(number) => Some(if *number == 1 { PairResult::First } else { PairResult::Again }),
+        Value::BulkString(word) => match &**word {
+            b"1" => Some(PairResult::First),
+            b"0" => Some(PairResult::Again),
+            word => refusal(word),
+        },
         _ => None,
     };
-    let words: Option<Vec<_>> = reply.rest(1)?.iter().map(visited).collect();
+    let words: Option<Vec<_>> = reply.rest(from)?.iter().map(result).collect();
     let words = words.filter(|words| words.len() == count).ok_or_else(|| reply.misshapen())?;
-    let mut ordered = vec![Visited::Again; count];
+    let mut ordered = vec![PairResult::Again; count];
     for (place, word) in places.zip(words) {
         ordered[place] = word;
     }

@@ -1,4 +1,5 @@
-//! Both sides in turn, so that what else the machine does meets both, and the median of what they did.
+//! Both sides in turn, so that what else the machine does meets both. A figure is the median of the ratios of
+//! neighbouring rounds, which a noisy machine moves less than the ratio of two medians.
 
 /// What both sides did, round by round.
 pub struct Rounds<T> {
@@ -6,15 +7,27 @@ pub struct Rounds<T> {
     pub theirs: Vec<T>,
 }
 
-/// Runs both sides in turn, each first in every other round. One more round before warms them up and is not kept.
+/// Runs both sides in so many rounds, after one that warms them up.
 pub async fn alternate<T>(
     rounds: usize,
     mut ours: impl AsyncFnMut() -> T,
     mut theirs: impl AsyncFnMut() -> T,
 ) -> Rounds<T> {
-    let mut kept = Rounds { ours: Vec::new(), theirs: Vec::new() };
+    let mut kept = Rounds::new();
     for round in 0..=rounds {
-        let (one, other) = if round % 2 == 0 {
+        kept.measure(round, &mut ours, &mut theirs).await;
+    }
+    kept
+}
+
+impl<T> Rounds<T> {
+    pub fn new() -> Self {
+        Rounds { ours: Vec::new(), theirs: Vec::new() }
+    }
+
+    /// Runs both sides in turn, each first in every other round. Round 0 warms them up and is not kept.
+    pub async fn measure(&mut self, round: usize, ours: impl AsyncFnOnce() -> T, theirs: impl AsyncFnOnce() -> T) {
+        let (one, other) = if round.is_multiple_of(2) {
             let one = ours().await;
             (one, theirs().await)
         } else {
@@ -22,17 +35,19 @@ pub async fn alternate<T>(
             (ours().await, other)
         };
         if round > 0 {
-            kept.ours.push(one);
-            kept.theirs.push(other);
+            self.ours.push(one);
+            self.theirs.push(other);
         }
     }
-    kept
-}
 
-impl<T> Rounds<T> {
-    /// The median of the rounds' ratios, ours to theirs.
+    /// Ours to theirs, round by round.
+    pub fn ratios(&self, of: impl Fn(&T) -> f64) -> impl Iterator<Item = f64> {
+        self.ours.iter().zip(&self.theirs).map(move |(ours, theirs)| of(ours) / of(theirs))
+    }
+
+    /// The median of these ratios.
     pub fn ratio(&self, of: impl Fn(&T) -> f64) -> f64 {
-        median(self.ours.iter().zip(&self.theirs).map(|(ours, theirs)| of(ours) / of(theirs)))
+        median(self.ratios(of))
     }
 }
 

@@ -1,5 +1,7 @@
 //! One run: how much is measured, and what was found.
 
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::figure::Figure;
@@ -40,9 +42,9 @@ impl Bench {
         if self.quick { quick } else { full }
     }
 
-    /// How often both sides are measured.
+    /// How often both sides are measured: an even number, so that each side is first as often as the other.
     pub fn rounds(&self) -> usize {
-        self.size(7, 3)
+        self.size(8, 4)
     }
 
     /// How long one side runs in one round.
@@ -60,5 +62,32 @@ impl Bench {
 
     pub fn found(&self) -> &Found {
         &self.found
+    }
+}
+
+impl Found {
+    /// Prints it as a table.
+    pub fn print(&self) {
+        if !self.figures.is_empty() {
+            println!("\n{:28} {:>10} {:>8}  {:11}  what", "name", "figure", "target", "");
+        }
+        for (figure, value) in &self.figures {
+            let reached = if figure.target.is_reached_by(*value) { "reached" } else { "not reached" };
+            let (name, target) = (figure.name, figure.target.to_string());
+            println!("{name:28} {value:10.2} {target:>8}  {reached:11}  {}", figure.what);
+        }
+        println!();
+        for (name, value) in &self.absolute {
+            println!("{name:44} {value:14.3}");
+        }
+    }
+
+    /// Writes it as one flat JSON object, name: number.
+    pub fn write_json(&self, path: &Path) {
+        let figures = self.figures.iter().map(|(figure, value)| (figure.name, *value));
+        let absolute = self.absolute.iter().map(|(name, value)| (name.as_str(), *value));
+        let numbers: BTreeMap<&str, f64> = figures.chain(absolute).collect();
+        let json = serde_json::to_string_pretty(&numbers).unwrap();
+        std::fs::write(path, json + "\n").expect("the figures are written");
     }
 }

@@ -13,7 +13,7 @@ use crate::pending::Stage;
 use crate::servers::{Counters, connect};
 
 const FIGURE: Figure =
-    Figure { name: "exact_read_vs_plain", what: "latency of get(), p50 : HGET and then SELECT", target: AtMost(1.1) };
+    Figure { name: "exact_read_vs_plain", what: "latency of get(), p50 : HGET and then SELECT", target: AtMost(1.25) };
 const IDS: u32 = 10_000;
 const HASH: &str = "plain";
 

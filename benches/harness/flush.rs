@@ -39,7 +39,7 @@ pub async fn measure(bench: &mut Bench) {
         let values = hand_written::upsert(&stage.pool, Way::Values, &rows).await;
         [values, hand_written::upsert(&stage.pool, Way::JsonTable, &rows).await].map(rows_per_second)
     };
-    let rounds = alternate(bench.size(5, 3), ours, theirs).await;
+    let rounds = alternate(bench.size(6, 2), ours, theirs).await;
     bench.figure(FIGURE, rounds.ratio(|[values, json]| values.max(*json)));
     bench.absolute("flushed_rows_per_second", median(rounds.ours.iter().map(|both| both[0])));
     bench.absolute("hand_written_values_rows_per_second", median(rounds.theirs.iter().map(|both| both[0])));

@@ -25,6 +25,10 @@ impl Load {
         self.hits / self.seconds
     }
 
+    pub fn us_per_hit(&self) -> f64 {
+        1e6 / self.per_second()
+    }
+
     pub fn redis_cpu_per_hit(&self) -> f64 {
         self.redis_cpu / self.hits
     }

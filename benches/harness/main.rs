@@ -3,9 +3,9 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod acked;
+mod add_script;
 mod alternate;
 mod bench;
-mod by_tasks;
 mod cached;
 mod curve;
 mod exact_read;
@@ -20,7 +20,6 @@ mod memory;
 mod one_task;
 mod pending;
 mod recorded;
-mod report;
 mod scripts;
 mod servers;
 mod sides;
@@ -57,7 +56,8 @@ async fn main() {
     // first, while the process holds no memory that it could use again
     idle::measure(&mut bench).await;
     acked::measure(&mut bench).await;
-    by_tasks::measure(&mut bench).await;
+    acked::measure_by_tasks(&mut bench).await;
+    add_script::measure(&mut bench).await;
     one_task::measure(&mut bench).await;
     recorded::measure(&mut bench).await;
     through_mysql::measure(&mut bench).await;
@@ -67,11 +67,11 @@ async fn main() {
     growth::measure(&mut bench).await;
     cached::measure(&mut bench).await;
     slices::measure(&mut bench).await;
-    report::print(bench.found());
+    bench.found().print();
     if args.quick {
         println!("quick: shorter, with fewer rounds, and at most 1 M ids pending where a figure says 5 M");
     }
     if let Some(path) = args.json {
-        report::write_json(bench.found(), &path);
+        bench.found().write_json(&path);
     }
 }

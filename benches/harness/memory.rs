@@ -24,7 +24,7 @@ pub async fn measure(bench: &mut Bench) {
         redis::cmd("HINCRBY").arg(HASH).arg(id).arg(1).exec_async(&mut stage.probe.clone()).await.unwrap();
     }
     let mut ours = 0.0;
-    for kind in ["buffer", "meta", "producers"] {
+    for kind in ["buffer", "meta", "epochs", "calls", "calls_before"] {
         for key in stage.keys(kind) {
             ours += stage.bytes(&key).await;
         }

@@ -14,7 +14,7 @@ use crate::sides::{Acked, Side};
 const FIGURE: Figure = Figure {
     name: "acked_one_task_vs_hincrby",
     what: "latency of add().await of one task, p50 : plain HINCRBY",
-    target: AtMost(1.3),
+    target: AtMost(1.15),
 };
 
 pub async fn measure(bench: &mut Bench) {

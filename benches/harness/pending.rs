@@ -11,16 +11,17 @@ use testkit::RedisServer;
 
 use crate::bench::Bench;
 use crate::servers::{Counters, Pair, connect};
+use crate::sides::PlainHashes;
 
-const PARTITIONS: u32 = 16;
 /// Pairs of one call while it is being filled.
 const PAIRS: usize = 1000;
 
-/// A Redis and a database with one family.
+/// A Redis and a database with one family, and plain hashes beside it.
 pub struct Stage {
     pub pair: Pair,
     pub pool: MySqlPool,
     pub counters: Counters,
+    pub plain: PlainHashes,
     pub redis: RedisServer,
     pub probe: MultiplexedConnection,
 }
@@ -30,19 +31,17 @@ impl Stage {
         let redis = bench.servers.redis().await;
         let (pair, pool) = bench.servers.pair_with_pool(&redis).await;
         // this Redis keeps nothing on disk
-        let family = Family::buffered("bench", "pending")
-            .partitions(PARTITIONS)
-            .durability(Durability::Immediate)
-            .max_pending(10_000_000);
+        let family = Family::buffered("bench", "pending").durability(Durability::Immediate).max_pending(10_000_000);
         let counters = pair.open(family.build().unwrap()).await.unwrap();
         let probe = connect(&redis).await;
-        Stage { pair, pool, counters, redis, probe }
+        let plain = PlainHashes::new(connect(&redis).await, counters.clone());
+        Stage { pair, pool, counters, plain, redis, probe }
     }
 
     /// Counts 1 for each of the ids.
     pub async fn fill(&self, ids: impl Iterator<Item = String>) {
         let family = self.counters.family();
-        let mut waiting = vec![Vec::with_capacity(PAIRS); PARTITIONS as usize];
+        let mut waiting = vec![Vec::with_capacity(PAIRS); family.partitions() as usize];
         let mut full = Vec::new();
         for id in ids {
             let partition = family.partition_of(&id);
@@ -51,7 +50,7 @@ impl Stage {
             if ids.len() == PAIRS {
                 full.push((partition, std::mem::replace(ids, Vec::with_capacity(PAIRS))));
             }
-            if full.len() == PARTITIONS as usize {
+            if full.len() == waiting.len() {
                 join_all(full.drain(..).map(|(partition, ids)| self.add(partition, ids))).await;
             }
         }
@@ -62,11 +61,11 @@ impl Stage {
     async fn add(&self, partition: u32, ids: Vec<String>) {
         let pairs: Vec<_> = ids.iter().map(|id| (id.as_str(), 1)).collect();
         let partition = self.partition(partition);
-        let _ = partition.add(self.counters.family(), None, pairs.len() as u64, pairs).await.unwrap();
+        let _ = partition.add(self.counters.family(), partition.unfenced(), pairs.len() as u64, pairs).await.unwrap();
     }
 
     pub fn partitions(&self) -> impl Iterator<Item = Partition<MultiplexedConnection>> {
-        (0..PARTITIONS).map(|number| self.partition(number))
+        (0..self.counters.family().partitions()).map(|number| self.partition(number))
     }
 
     fn partition(&self, number: u32) -> Partition<MultiplexedConnection> {
@@ -93,6 +92,7 @@ impl Stage {
 
     /// The keys of that kind of all partitions.
     pub fn keys(&self, kind: &str) -> impl Iterator<Item = String> {
-        (0..PARTITIONS).map(move |partition| format!("cf1:{{{}/{partition}}}:{kind}", self.counters.family()))
+        let family = self.counters.family();
+        (0..family.partitions()).map(move |partition| format!("cf1:{{{family}/{partition}}}:{kind}"))
     }
 }

@@ -1,4 +1,4 @@
-//! How long scripts run, by Redis's own SLOWLOG.
+//! How long scripts run, and plain commands that move as much, by Redis's own SLOWLOG.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,21 +11,18 @@ use rand::{RngExt, SeedableRng};
 use redis::Value;
 use redis::aio::MultiplexedConnection;
 
-use crate::alternate::median;
-
 /// Everything that took longer is looked at, in microseconds.
-const SLOW: u64 = 100;
-/// How many ids a busy writer adds in a call.
+const SLOW: u64 = 20;
+/// As many ids as a writer adds in its largest call.
 const IDS_OF_CALL: u32 = 400;
 /// About how many ids a page of a fetch has.
 const PAGE: usize = 500;
 
 /// Looks at what ran long, time and again.
-pub struct Watch {
-    redis: MultiplexedConnection,
-    /// For each look what ran longest, by name.
-    looks: Vec<BTreeMap<String, f64>>,
-}
+pub struct Watch(MultiplexedConnection);
+
+/// What ran longest since the last look, in microseconds, by name.
+pub type Longest = BTreeMap<String, f64>;
 
 /// Takes a batch from the cut to the release, while hits come in on random ones of the ids, and are read.
 pub async fn batch_through(partition: &Partition<MultiplexedConnection>, family: &Family, ids: u32) {
@@ -33,20 +30,73 @@ pub async fn batch_through(partition: &Partition<MultiplexedConnection>, family:
     let RotateReply::Batch(batch) = cut else { panic!("nothing was cut: {cut:?}") };
     let fetched = AtomicBool::new(false);
     let fetch = async {
-        assert!(matches!(partition.fetch(&batch, Duration::ZERO, PAGE).await.unwrap(), FetchReply::Deltas(_)));
+        assert!(matches!(partition.fetch(&batch, Duration::ZERO, PAGE).await.unwrap(), FetchReply::Deltas { .. }));
         fetched.store(true, Ordering::Relaxed);
     };
     let hits = async {
-        let mut random = SmallRng::seed_from_u64(1);
+        let mut calls = Calls::of(ids);
         while !fetched.load(Ordering::Relaxed) {
-            let ids: Vec<_> = (0..IDS_OF_CALL).map(|_| format!("page/{}", random.random_range(0..ids))).collect();
-            let pairs: Vec<_> = ids.iter().map(|id| (id.as_str(), 1)).collect();
-            let _ = partition.add(family, None, pairs.len() as u64, pairs.iter().copied()).await.unwrap();
-            partition.read(&pairs.iter().map(|(id, _)| *id).collect::<Vec<_>>()).await.unwrap();
+            let ids = calls.next();
+            let pairs = ids.iter().map(|id| (id.as_str(), 1));
+            let _ = partition.add(family, partition.unfenced(), ids.len() as u64, pairs).await.unwrap();
+            partition.read(&ids.iter().map(String::as_str).collect::<Vec<_>>()).await.unwrap();
         }
     };
     tokio::join!(fetch, hits);
     partition.release(&batch).await.unwrap();
+}
+
+/// Does to a plain hash what [`batch_through`] does to a partition, with plain commands of as many ids.
+pub async fn commands_through(redis: &MultiplexedConnection, hash: &str, ids: u32) {
+    let (mut redis, mut other, cut) = (redis.clone(), redis.clone(), format!("{hash}/cut"));
+    redis::cmd("RENAME").arg(hash).arg(&cut).exec_async(&mut redis).await.unwrap();
+    let fetched = AtomicBool::new(false);
+    let fetch = async {
+        let mut cursor = "0".to_owned();
+        loop {
+            let mut scan = redis::cmd("HSCAN");
+            scan.arg(&cut).arg(cursor).arg("COUNT").arg(PAGE);
+            let (next, _): (String, Vec<(String, i64)>) = scan.query_async(&mut other).await.unwrap();
+            cursor = next;
+            if cursor == "0" {
+                break;
+            }
+        }
+        fetched.store(true, Ordering::Relaxed);
+    };
+    let hits = async {
+        let mut calls = Calls::of(ids);
+        while !fetched.load(Ordering::Relaxed) {
+            let ids = calls.next();
+            let mut set = redis::cmd("HSET");
+            set.arg(hash);
+            for id in &ids {
+                set.arg(id).arg(1);
+            }
+            set.exec_async(&mut redis).await.unwrap();
+            for hash in [hash, &cut] {
+                redis::cmd("HMGET").arg(hash).arg(&ids).exec_async(&mut redis).await.unwrap();
+            }
+        }
+    };
+    tokio::join!(fetch, hits);
+    redis::cmd("UNLINK").arg(&cut).exec_async(&mut redis).await.unwrap();
+}
+
+/// The ids of one call after the other, the same in every run.
+struct Calls {
+    ids: u32,
+    random: SmallRng,
+}
+
+impl Calls {
+    fn of(ids: u32) -> Self {
+        Calls { ids, random: SmallRng::seed_from_u64(1) }
+    }
+
+    fn next(&mut self) -> Vec<String> {
+        (0..IDS_OF_CALL).map(|_| format!("page/{}", self.random.random_range(0..self.ids))).collect()
+    }
 }
 
 /// Number, time, microseconds, arguments, client's address and name.
@@ -59,46 +109,41 @@ impl Watch {
         pipe.cmd("CONFIG").arg("SET").arg("slowlog-max-len").arg(100_000).ignore();
         pipe.cmd("SLOWLOG").arg("RESET").ignore();
         pipe.exec_async(&mut redis).await.unwrap();
-        Watch { redis, looks: Vec::new() }
+        Watch(redis)
     }
 
-    /// Takes what ran long since the last look.
-    pub async fn look(&mut self) {
+    /// The longest run of each script since the last look.
+    pub async fn scripts(&self) -> Longest {
+        let script = |arguments: &[String]| {
+            let [command, sha1, ..] = arguments else { return None };
+            let script = Script::all().find(|script| command == "EVALSHA" && script.sha1 == *sha1);
+            script.map(|script| script.name.to_owned())
+        };
+        self.look(script).await
+    }
+
+    /// The longest run of each plain command since the last look.
+    pub async fn commands(&self) -> Longest {
+        const PLAIN: [&str; 5] = ["RENAME", "HSCAN", "HSET", "HMGET", "UNLINK"];
+        let plain = |arguments: &[String]| {
+            let command = arguments.first().filter(|command| PLAIN.contains(&command.as_str()));
+            command.map(|command| command.to_lowercase())
+        };
+        self.look(plain).await
+    }
+
+    async fn look(&self, name: impl Fn(&[String]) -> Option<String>) -> Longest {
         let mut pipe = redis::pipe();
         pipe.cmd("SLOWLOG").arg("GET").arg(100_000).cmd("SLOWLOG").arg("RESET").ignore();
-        let (entries,): (Vec<Entry>,) = pipe.query_async(&mut self.redis).await.unwrap();
-        let mut longest = BTreeMap::new();
+        let (entries,): (Vec<Entry>,) = pipe.query_async(&mut self.0.clone()).await.unwrap();
+        let mut longest = Longest::new();
         for (_, _, micros, arguments, ..) in entries {
-            let longest = longest.entry(name(&arguments)).or_insert(0.0);
-            *longest = micros.max(*longest);
+            if let Some(name) = name(&arguments) {
+                let longest = longest.entry(name).or_insert(0.0);
+                *longest = micros.max(*longest);
+            }
         }
-        self.looks.push(longest);
-    }
-}
-
-/// The script's name, or `command` for anything else.
-fn name(arguments: &[String]) -> String {
-    let [command, sha1, ..] = arguments else { return "command".to_owned() };
-    let script = Script::all().find(|script| command == "EVALSHA" && script.sha1 == *sha1);
-    script.map_or("command", |script| script.name).to_owned()
-}
-
-impl Watch {
-    /// The longest run of each script, and of what is no script.
-    pub fn longest(&self) -> BTreeMap<String, f64> {
-        let mut longest = BTreeMap::new();
-        for (name, micros) in self.looks.iter().flatten() {
-            let longest = longest.entry(name.clone()).or_insert(0.0);
-            *longest = micros.max(*longest);
-        }
+        assert!(!longest.is_empty(), "nothing took longer than {SLOW} us");
         longest
-    }
-
-    /// The median of the looks' longest runs: a script that the machine itself interrupts is none of ours.
-    pub fn longest_script(&self) -> f64 {
-        median(self.looks.iter().map(|look| {
-            let scripts = look.iter().filter(|(name, _)| *name != "command");
-            scripts.map(|(_, micros)| *micros).fold(0.0, f64::max)
-        }))
     }
 }

@@ -69,35 +69,29 @@ pub async fn redis_cpu(redis: &mut MultiplexedConnection) -> f64 {
     ["used_cpu_user:", "used_cpu_sys:"].iter().map(|name| number_after(&info, name)).sum()
 }
 
-/// What Redis has done with scripts: how many calls, for how many seconds, and how many increments there were.
+/// What Redis has done with scripts: how many calls, and for how many seconds.
 #[derive(Clone, Copy)]
 pub struct Scripts {
     pub calls: f64,
     pub seconds: f64,
-    pub increments: f64,
 }
 
 impl Scripts {
     pub async fn so_far(redis: &mut MultiplexedConnection) -> Self {
         let info = info(redis, "commandstats").await;
         // "cmdstat_evalsha:calls=12,usec=345,usec_per_call=28.75,..."
-        let of =
-            |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("calls=0,usec=0").to_owned();
-        let (evalsha, hincrby) = (of("cmdstat_evalsha:"), of("cmdstat_hincrby:"));
+        let evalsha = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:")).unwrap_or("calls=0,usec=0");
         let micros = evalsha.split(',').nth(1).map_or(f64::NAN, |usec| number_after(usec, "usec="));
-        Scripts {
-            calls: number_after(&evalsha, "calls="),
-            seconds: micros / 1e6,
-            increments: number_after(&hincrby, "calls="),
-        }
+        Scripts { calls: number_after(evalsha, "calls="), seconds: micros / 1e6 }
+    }
+
+    /// The mean time of a call in microseconds.
+    pub fn mean_us(self) -> f64 {
+        self.seconds * 1e6 / self.calls
     }
 
     pub fn since(self, before: Self) -> Self {
-        Scripts {
-            calls: self.calls - before.calls,
-            seconds: self.seconds - before.seconds,
-            increments: self.increments - before.increments,
-        }
+        Scripts { calls: self.calls - before.calls, seconds: self.seconds - before.seconds }
     }
 }
 

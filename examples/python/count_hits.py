@@ -1,15 +1,20 @@
 #!/usr/bin/env python3
 """Counts hits on made-up products through counterfoil's Lua bundle; see the README beside this file."""
-import argparse, os, queue, random, secrets, threading, time, zlib
+import argparse, hashlib, os, random, re, secrets, threading, time, zlib
 from collections import Counter as Tally
+from itertools import groupby
 from pathlib import Path
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+from redis.exceptions import DataError, NoScriptError, ResponseError
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "lua" / "v1"
-SYNC_HITS, SYNC_MS, MAX_PENDING = 50, 60_000, 1_000_000
+PAIRS = 1000  # of one call at most
+PASSES = re.compile("LOADING|BUSY|CLUSTERDOWN|MASTERDOWN|TRYAGAIN|READONLY")
+
+
+class NotCounted(Exception):
+    """The hits were not counted, and a repeat would not count them either."""
 
 
 class OutcomeUnknown(Exception):
@@ -17,89 +22,126 @@ class OutcomeUnknown(Exception):
 
 
 class Counter:
-    """One family of counters. Threads may share it, and so may processes that were forked after it was made."""
+    """One buffered family. Threads may share it, and so may processes that were forked after it was made."""
 
     def __init__(self, client, namespace, family, partitions):
         self.redis, self.tag, self.partitions = client, f"cf1:{{{namespace}/{family}/%d}}:", partitions
-        self.scripts = {name: (SCRIPTS / f"{name}.lua").read_bytes() for name in ("buffered_register", "buffered_add")}
-        self.sha1 = {name: client.script_load(source) for name, source in self.scripts.items()}
-        self.lanes = {}
+        self.is_cluster = isinstance(client, redis.RedisCluster)
+        self.scripts = {name: (SCRIPTS / f"{name}.lua").read_bytes() for name in ("family_epoch", "buffered_add")}
+        self.epochs, self.callers = {}, {}
 
     def add(self, deltas):
-        """Adds each delta to its id, with one call a partition. For each id it answers what is pending in Redis now, or
-        "RANGE" or "FULL" where the delta was not counted. If it raises, the other partitions may have been counted."""
-        partitions, answers = {}, {}
-        for id, delta in deltas.items():
-            partitions.setdefault(zlib.crc32(id.encode()) % self.partitions, []).append((id, delta))
-        for partition, pairs in partitions.items():
-            pending = self._add(partition, pairs)
-            for (id, _), word in zip(pairs, pending):
-                answers[id] = word.decode() if word in (b"RANGE", b"FULL") else int(word)
-        return answers
-
-    def _add(self, partition, pairs):
-        keys = [self.tag % partition + kind for kind in ("buffer", "meta", "producers")]
-        # a lane is a producer with one call in flight; the threads that wait for one share those that are there
-        lanes = self.lanes.setdefault((os.getpid(), partition), queue.SimpleQueue())
-        try:
-            producer, seq, until = lanes.get_nowait()
-        except queue.Empty:
-            producer, seq, until = None, 0, -1
-        if time.monotonic() > until:  # a new one, or one that Redis is about to forget
-            producer, seq = secrets.token_hex(8), 0
-            self._call("buffered_register", keys[2:], lambda attempt: [producer, ""])
-        flat = [item for pair in pairs for item in pair]
-        hits = min(sum(abs(delta) for _, delta in pairs), SYNC_HITS)  # with so many a sync is due anyway
-        status, *answer = self._call("buffered_add", keys, lambda attempt: [
-            producer, seq + 1, attempt, hits, SYNC_HITS, SYNC_MS, MAX_PENDING, "", *flat])
-        if status == b"UNKNOWN":
-            raise OutcomeUnknown("Redis lost its memory while a reply was missing")
-        lanes.put((producer, seq + 1, time.monotonic() + 12 * 3600))  # not where the outcome is unknown
-        return answer[1:]
-
-    def _call(self, name, keys, arguments, patience=10):
-        attempt, loaded, deadline = "first", True, time.monotonic() + patience
-        while time.monotonic() < deadline:
+        """Adds each delta to its id. Returns for each id what is pending in Redis now, None where it was counted but that
+        reply was lost, or an exception: NotCounted or OutcomeUnknown. Calls fail one by one, so it may be some of each."""
+        results = {}
+        for home, items in self._calls(deltas):
             try:
-                if not loaded:
-                    self.redis.script_load(self.scripts[name])
-                return self.redis.evalsha(self.sha1[name], len(keys), *keys, *arguments(attempt))
-            except redis.exceptions.NoScriptError:
-                loaded = False  # Redis was started again, or told to forget it; not executed
-                continue
-            except (redis.ConnectionError, redis.TimeoutError):
-                attempt = "repeat"  # it may have been executed
-            except redis.ResponseError as error:
-                if attempt == "first" or str(error).startswith("BAD"):
-                    raise  # surely not executed
-            time.sleep(random.uniform(0.01, 0.1))
-        raise OutcomeUnknown(f"no answer within {patience} s")
+                results.update(zip((id for _, id, _ in items), self._add(home, items)))
+            except (NotCounted, OutcomeUnknown) as error:
+                results.update((id, error) for _, id, _ in items)
+        return results
+
+    def _calls(self, deltas):
+        """Home and (partition, id, delta)... of each call: in a cluster its partition, else 0 with all partitions."""
+        items = sorted((zlib.crc32(id.encode()) % self.partitions, id, delta) for id, delta in deltas.items())
+        for home, group in groupby(items, lambda item: item[0] if self.is_cluster else 0):
+            group = list(group)
+            for start in range(0, len(group), PAIRS):
+                yield home, group[start : start + PAIRS]
+
+    def _add(self, home, items):
+        fence = self._keys(home, "epochs", "calls", "calls_before")
+        keys, args = list(fence), []
+        for partition, pairs in groupby(items, lambda item: item[0]):
+            pairs = [(id, delta) for _, id, delta in pairs]
+            keys += self._keys(partition, "buffer", "meta")
+            hits = min(sum(abs(delta) for _, delta in pairs), 1000)  # they only say when a sync is due
+            args += [hits, len(pairs), *(word for pair in pairs for word in pair)]
+        epoch = self._epoch(fence)
+        # a caller is a thread, which has one call in flight; the process number, since threads are forked
+        caller = self.callers.setdefault((os.getpid(), threading.get_ident()), [secrets.token_hex(8), 0])
+        caller[1] += 1
+        status, *reply = self._send("buffered_add", keys, [*caller, epoch, "", *args])
+        if status == b"EXPIRED":
+            self.epochs.pop(fence[0], None)
+            raise OutcomeUnknown("Redis lost its memory, or the call took too long")
+        if status == b"DUP":
+            refused = dict(word.split(":") for word in reply[0].decode().split())
+            return [NotCounted(refused[str(i)]) if str(i) in refused else None for i in range(1, len(items) + 1)]
+        results, at = [], 0
+        for _, group in groupby(items, lambda item: item[0]):
+            words = reply[at + 1 : at + 1 + len(list(group))]  # after the partition's total
+            at += 1 + len(words)
+            results += [NotCounted(word.decode()) if isinstance(word, bytes) and word.isalpha() else int(word) for word in words]
+        return results
+
+    def _epoch(self, fence):
+        """The epoch for a new call: what was asked for less than 30 s ago."""
+        asked_at = time.monotonic()
+        epoch, until = self.epochs.get(fence[0], ("", 0))
+        if asked_at < until:
+            return epoch
+        try:
+            status, epoch, *right = self._send("family_epoch", fence, ["buffered", self.partitions, ""])
+        except OutcomeUnknown as error:
+            raise NotCounted("no epoch") from error
+        if status != b"OK":
+            raise NotCounted(f"the family is another one: {epoch}, {right}")
+        self.epochs[fence[0]] = epoch, asked_at + 30
+        return epoch
+
+    def _keys(self, partition, *names):
+        return [self.tag % partition + name for name in names]
+
+    def _send(self, script, keys, args):
+        """Sends a call until there is a reply, for 10 s; redis-py and proxies may repeat it as they like."""
+        source, was_lost, deadline = self.scripts[script], False, time.monotonic() + 10
+        call = "EVALSHA", hashlib.sha1(source).hexdigest()
+        while True:
+            try:
+                return self.redis.execute_command(*call, len(keys), *keys, *args)
+            except NoScriptError:
+                call = "EVAL", source  # Redis was started again, or told to forget it; not executed
+            except Exception as error:  # pylint: disable=broad-except
+                passes = PASSES.search(f"{type(error)} {error}".upper())
+                if isinstance(error, (ResponseError, DataError)) and not passes:
+                    raise (OutcomeUnknown if was_lost else NotCounted)(str(error)) from error
+                if time.monotonic() > deadline:
+                    raise OutcomeUnknown(str(error)) from error
+                was_lost = True  # an arrival of this call may have been executed, or may still be
+                time.sleep(random.uniform(0.01, 0.1))
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("redis", help="redis://HOST:PORT or unix://SOCKET")
+    parser.add_argument("--cluster", action="store_true", help="it is a node of a Redis Cluster")
     parser.add_argument("--namespace", default="example")
     parser.add_argument("--family", default="page_views")
     parser.add_argument("--partitions", type=int, default=8, help="the same for everybody who uses the family")
     parser.add_argument("--hits", type=int, default=10_000)
     parser.add_argument("--threads", type=int, default=4)
     args = parser.parse_args(arguments)
-    # redis-py must not send again by itself: it would not say that it repeats
-    client = redis.Redis.from_url(args.redis, socket_timeout=2, retry=Retry(NoBackoff(), 0))
+    client = (redis.RedisCluster if args.cluster else redis.Redis).from_url(args.redis, socket_timeout=2)
     counter = Counter(client, args.namespace, args.family, args.partitions)
     shares = [len(range(i, args.hits, args.threads)) for i in range(args.threads)]
+    outcomes, lock = Tally(), threading.Lock()
 
     def visit(hits):
         for start in range(0, hits, 50):  # 50 hits a call
-            counter.add(Tally(f"product-{random.randint(1, 20)}" for _ in range(min(50, hits - start))))
+            deltas = Tally(f"product-{random.randint(1, 20)}" for _ in range(min(50, hits - start)))
+            results = counter.add(deltas)
+            with lock:
+                for id, delta in deltas.items():
+                    is_error = isinstance(results[id], Exception)
+                    outcomes[type(results[id]).__name__ if is_error else "counted"] += delta
 
     threads = [threading.Thread(target=visit, args=(hits,)) for hits in shares]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    print(f"{args.hits} hits counted")
+    print(", ".join(f"{outcome}: {hits}" for outcome, hits in sorted(outcomes.items())))
 
 
 if __name__ == "__main__":

@@ -2,314 +2,99 @@
 -- Counts views of pages and notes who was there.
 --
 -- KEYS
---   1 producers                hash   producer -> "SEQ AT_MS [INDEX:WORD ...]": its last call
---   2 open                     hash   kept id -> count of a minute that is not over yet
---   3 agenda                   zset   kept id -> ms: when its minute is over; every id in open is on it
---   4 views:STRIPE:PAGE...     hash   layer -> views in it
---   5 visitors:STRIPE:PAGE...  zset   visitor -> ms: when it was seen last; then both keys of the next place
+--   1 epochs                   hash  of the caller's home partition: now, before
+--   2 calls                    hash  caller -> "N": its last call in this epoch
+--   3 calls_before             hash  the same of the epoch before
+--   4 open                     hash  kept id -> count of a minute that is not over yet
+--   5 agenda                   zset  kept id -> ms: when its minute is over; every id in open is on it
+--   6 views:STRIPE:PAGE...     hash  layer -> views in it
+--   7 visitors:STRIPE:PAGE...  zset  visitor -> -ms: when it was seen last, below 0; then both keys of the next place
 -- ARGV
---   1 producer      string    name of a registered writer, [0-9A-Za-z_-]{1,64}; "" gives up the fence against repeats
---   2 seq           integer   number of the call, higher than the producer's last; 0 without a producer
---   3 attempt       word      "first", or "repeat" when an earlier send of this call may have been executed
+--   1 caller        string    random name of the caller, which has one call in flight; "" gives up the fence
+--   2 n             integer   number of the call, higher than the caller's last
+--   3 epoch         string    as family_epoch told it
 --   4 now_ms        integer   "" for the server's clock; anything else is for tests
 --   5 layer_ms      integer   how long a layer lasts, 1 to 3600000; a layer's number is floor(now / layer_ms)
 --   6 layers        integer   how many layers the window has, the current one included, 1 to 1000
---   7 keep          flag      1: what a minute had is kept in the database, as views/MINUTE/PAGE and
---                             visitors/MINUTE/PAGE, MINUTE being its start in Unix seconds; layer_ms divides 60000
---                             then; 0: only the window counts
---   8 places        integer   how many places follow, 1 to 1000; a place is one stripe of one page
---   9 page, views, count, visitor...  places  page: 1 to 200 bytes of UTF-8, the one of the place's keys; views: of
---                             all its visitors, 1 or more; count: of the visitors that follow, 1 or more;
---                             visitor: 1 to 255 bytes of any kind
+--   7 keep          flag      1: minutes are kept in the database, as views/MINUTE/PAGE and visitors/MINUTE/PAGE by
+--                             their start in Unix seconds; layer_ms divides 60000 then; 0: only the window counts
+--   8 places        integer   how many places follow; a place is one stripe of one page
+--   9 page, views, count, visitor...  places  page: 1 to 200 bytes; views: 1 or more; count: of the visitors that
+--                             follow, 1 or more; visitor: bytes of any kind; 1000 visitors in all at most
 -- REPLIES
 --   {"OK"}                    counted
 --   {"DUP"}                   this call was executed before, nothing done now
---   {"UNKNOWN"}               a repeat from a producer that is not known: Redis lost its memory; nothing done
+--   {"EXPIRED"}               the epoch is not known (any more): nothing done now, and not known what was done before
 -- ERRORS
---   BADARG                    an argument is missing or wrong; nothing done
---   BADKEY                    a key is misspelt or holds another type; nothing done
---   BADSTATE                  a count is none: somebody wrote there; nothing done
--- REPEAT  safe with a producer and the same seq, attempt "repeat"; counts again without a producer
+--   BADARG                    the arguments do not fit the keys, or an id is too long; nothing done
+--   BADSTATE                  somebody else wrote into open, and it is no count; nothing done
+-- REPEAT  safe, whoever repeats it, with a caller
 -- SINCE   0.1.0
 
--- what an error quotes is short and ASCII: some clients end the connection over other bytes
-local function shown(text) return (text:sub(1, 200):gsub('[^ -~]', '?')) end
-
--- what every key begins with, as the first one has it; nothing where that is misspelt
-local function tag_of_keys()
-  local tag, namespace, family, number = KEYS[1]:match('^(cf1:{([a-z0-9_.%-]+)/([a-z0-9_.%-]+)/(%d+)}:)')
-  return tag and #namespace <= 64 and #family <= 64 and (number == '0' or number:byte() ~= 48) and tag
+local call, pcall, type, KEYS, ARGV = redis.call, redis.pcall, type, KEYS, ARGV
+local caller, n, epoch, keep, places = ARGV[1], ARGV[2], ARGV[3], ARGV[7] == '1', tonumber(ARGV[8]) or 0
+local fit, starts = places > 0 and #KEYS == 5 + 2 * places and #ARGV <= 1008 + 3 * places, { 9 }
+for i = 1, fit and places or 0 do
+  local page, count = ARGV[starts[i]], ARGV[starts[i] + 2]
+  count = count == '1' and 1 or tonumber(count) or 0
+  fit, starts[i + 1] = fit and count >= 1 and page ~= '' and #page <= 200, starts[i] + 3 + count
 end
-
-local function misspelt(i, kind)
-  return redis.error_reply('BADKEY ' .. i .. ' of ' .. #KEYS .. ' is ' .. shown(KEYS[i]) .. ', expected '
-    .. 'cf1:{NAMESPACE/FAMILY/PARTITION}:' .. shown(kind) .. ' with names of [a-z0-9_.-]{1,64}')
+fit = fit and starts[places + 1] == #ARGV + 1
+if not fit then return redis.error_reply('BADARG expected for each place two keys, page, views, count and visitors') end
+local now, before = unpack(redis.call('HMGET', KEYS[1], 'now', 'before'))
+if caller ~= '' and epoch ~= now and epoch ~= before then return { 'EXPIRED' } end
+local last = redis.call('HGET', KEYS[2], caller) or epoch ~= now and redis.call('HGET', KEYS[3], caller)
+local last_n = last and (tonumber(last) or tonumber(last:match('^%d+')))
+if last_n and tonumber(n) <= last_n then return { 'DUP' } end
+local time, layer_ms, layers = ARGV[4] == '' and call('TIME'), tonumber(ARGV[5]), tonumber(ARGV[6])
+local now_ms = time and time[1] * 1000 + math.floor(time[2] / 1000) or tonumber(ARGV[4])
+local layer, minute, kept, looks, line = math.floor(now_ms / layer_ms), math.floor(now_ms / 60000) * 60, {}, {}, {}
+local gone, since, stay = layer - layers, (layer - layers + 1) * layer_ms, (layers + 1) * layer_ms
+-- times are below 0, so that who comes is put in front of all others: there it costs Redis least
+local name, seen_at, of = ('%.0f'):format(layer), ('%.0f'):format(0 - now_ms), keep and '/' .. minute .. '/'
+if keep then since, stay = math.min(since, minute * 1000), math.max(stay, 60000 + layer_ms) end -- nobody of it leaves
+for i = 1, keep and 2 * places or 0 do
+  kept[i] = (i % 2 == 1 and 'views' or 'visitors') .. of .. ARGV[starts[math.ceil(i / 2)]]
 end
-
-local function bad_count(name, text)
-  if (text ~= '0' and not text:find('^[1-9]%d*$')) or #text > 15 then
-    return redis.error_reply('BADARG ' .. name .. ' is ' .. shown(text) .. ', expected an integer of up to 15 digits')
+for _, count in ipairs(keep and call('ZCARD', KEYS[5]) and call('HMGET', KEYS[4], unpack(kept)) or {}) do
+  if count and (#count > 16 or count:find('%D')) then return redis.error_reply('BADSTATE open holds no count') end
+end
+-- what is refused is refused here, and taken back; looks: a number where a place's layer begins, true now and then
+for i = 1, places do
+  local views, try_call = ARGV[starts[i] + 1], i == 1 and call or pcall -- the first write is refused for all
+  local sum, hits = try_call('HINCRBY', KEYS[4 + 2 * i], name, views), views == '1' and 1 or tonumber(views)
+  local look = type(sum) == 'table' and sum or sum == hits and pcall('ZCARD', KEYS[5 + 2 * i]) or sum % 64 < hits
+  if look then
+    for j = 1, type(look) ~= 'table' and 0 or look == sum and i - 1 or i do
+      local left = call('HINCRBY', KEYS[4 + 2 * j], name, '-' .. ARGV[starts[j] + 1])
+      if left == 0 then call('HDEL', KEYS[4 + 2 * j], name) end
+    end
+    if type(look) == 'table' then return look end
+    looks[i] = look
   end
 end
-
-local function bad_number(name, text, least, most)
-  local wrong = bad_count(name, text)
-  if wrong then return wrong end
-  if tonumber(text) < least or tonumber(text) > most then
-    return redis.error_reply('BADARG ' .. name .. ' is ' .. text .. ', expected ' .. least .. ' to ' .. most)
-  end
-end
-
-local function ask(command, key, ...)
-  local reply = redis.pcall(command, key, ...)
-  if type(reply) == 'table' and reply.err then
-    return nil, redis.error_reply('BADKEY ' .. key .. ' cannot be read: ' .. reply.err)
-  end
-  return reply
-end
-
--- every well-formed sequence becomes one ASCII letter, so that its neighbours cannot join to a new one
-local function is_utf8(text)
-  for _, sequence in ipairs({ '[\194-\223][\128-\191]', '\224[\160-\191][\128-\191]',
-    '[\225-\236\238\239][\128-\191][\128-\191]', '\237[\128-\159][\128-\191]', '\240[\144-\191][\128-\191][\128-\191]',
-    '[\241-\243][\128-\191][\128-\191][\128-\191]', '\244[\128-\143][\128-\191][\128-\191]' }) do
-    text = text:gsub(sequence, 'a')
-  end
-  return not text:find('[\128-\255]')
-end
-
-local function bad_page(page)
-  if page == '' or #page > 200 then return 'page has ' .. #page .. ' bytes, expected 1 to 200' end
-  if page:find('[\128-\255]') and not is_utf8(page) then return 'page is not UTF-8' end
-end
-
-local function bad_visitors(from, to)
-  for i = from, to do
-    local bytes = #ARGV[i]
-    if bytes < 1 or bytes > 255 then
-      return 'visitor ' .. i - from + 1 .. ' has ' .. bytes .. ' bytes, expected 1 to 255'
+if caller ~= '' then redis.call('HSET', KEYS[2], caller, n) end
+for i = 1, places do
+  local visitors, from, count, look = KEYS[5 + 2 * i], starts[i] + 2, starts[i + 1] - starts[i] - 3, looks[i]
+  local seen = keep and call('ZCOUNT', visitors, '-inf', -1000 * minute)
+  for v = 1, count do line[2 * v - 1], line[2 * v] = seen_at, ARGV[from + v] end
+  call('ZADD', visitors, 'LT', unpack(line, 1, 2 * count)) -- with LT a clock that stepped back takes nobody out
+  for k = 1, keep and 2 or 0 do
+    local more = k == 1 and tonumber(ARGV[from - 1]) or call('ZCOUNT', visitors, '-inf', -1000 * minute) - seen
+    local sum = more > 0 and call('HINCRBY', KEYS[4], kept[2 * i - 2 + k], more)
+    if sum == more then
+      call('ZADD', KEYS[5], (minute + 60) * 1000, kept[2 * i - 2 + k])
+      local longer = call('HLEN', KEYS[4]) == 64 and (' '):rep(256) -- a table, as in buffered_add
+      if longer and call('HSET', KEYS[4], longer, '0') then call('HDEL', KEYS[4], longer) end
     end
   end
-end
-
--- what HINCRBY cannot add to; up to 16 digits leave room for whatever a call may add
-local function bad_count_of(key, count)
-  if count and (#count > 16 or not count:find('^%d+$')) then
-    return redis.error_reply('BADSTATE ' .. shown(key) .. ' holds no count, but ' .. shown(count))
+  if look and look ~= true then
+    local views, fields = KEYS[4 + 2 * i], call('HKEYS', KEYS[4 + 2 * i])
+    for _, field in ipairs(fields) do if (tonumber(field) or layer) <= gone then call('HDEL', views, field) end end
+    if #fields == 64 and call('HSET', views, (' '):rep(256), '0') then call('HDEL', views, (' '):rep(256)) end
+    for k = 4 + 2 * i, 5 + 2 * i do if call('PTTL', KEYS[k]) < stay then call('PEXPIRE', KEYS[k], stay) end end
   end
+  local left = look and call('ZCOUNT', visitors, 1 - since, '+inf') or 0
+  if left > 0 then call('ZREMRANGEBYRANK', visitors, -math.min(left, 200 + 2 * count), -1) end -- not all at once
 end
-
-local function bad_counts(key, counts)
-  for i = 1, #counts do
-    local wrong = bad_count_of(key, counts[i])
-    if wrong then return wrong end
-  end
-end
-
--- Lua passes on only so many arguments at once
-local function part(list, from) return unpack(list, from, math.min(from + 999, #list)) end
-
-local function ask_all(key, ids)
-  local found, wrong = ask('HMGET', key, part(ids, 1))
-  for from = 1001, wrong and 0 or #ids, 1000 do
-    for i, answer in ipairs(redis.call('HMGET', key, part(ids, from))) do found[from + i - 1] = answer end
-  end
-  return found, wrong
-end
-
-if #ARGV < 12 then
-  return redis.error_reply('BADARG ' .. #ARGV .. ' arguments, expected 8 and then places')
-end
-local producers, open, agenda = KEYS[1], KEYS[2], KEYS[3]
-local producer, attempt, keep = ARGV[1], ARGV[3], ARGV[7] == '1'
-if #producer > 64 or producer:find('[^0-9A-Za-z_-]') then
-  return redis.error_reply('BADARG producer is ' .. shown(producer) .. ', expected "" or [0-9A-Za-z_-]{1,64}')
-end
-if attempt ~= 'first' and attempt ~= 'repeat' then
-  return redis.error_reply('BADARG attempt is ' .. shown(attempt) .. ', expected first or repeat')
-end
-local wrong = bad_count('seq', ARGV[2]) or (ARGV[4] ~= '' and bad_count('now_ms', ARGV[4]))
-  or bad_number('layer_ms', ARGV[5], 1, 3600000) or bad_number('layers', ARGV[6], 1, 1000)
-  or bad_number('keep', ARGV[7], 0, 1) or bad_number('places', ARGV[8], 1, 1000)
-if wrong then return wrong end
-local seq, layer_ms, layers, places = tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[8])
-if (seq > 0) ~= (producer ~= '') then
-  return redis.error_reply('BADARG seq is ' .. shown(ARGV[2]) .. ', expected 1 or more with a producer, 0 without')
-end
-if keep and 60000 % layer_ms ~= 0 then
-  return redis.error_reply('BADARG layer_ms is ' .. ARGV[5] .. ', expected one that divides a minute')
-end
-if #KEYS ~= 3 + 2 * places then
-  return redis.error_reply('BADKEY ' .. #KEYS .. ' keys, expected ' .. 3 + 2 * places)
-end
-local tag = tag_of_keys()
-for i, kind in ipairs({ 'producers', 'open', 'agenda' }) do
-  if not tag or KEYS[i] ~= tag .. kind then return misspelt(i, kind) end
-end
--- a call has many places, and what it does for each is most of its time: locals are found faster than globals
-local keys, argv, argc, call, pcall = KEYS, ARGV, #ARGV, redis.call, redis.pcall
-local of_views, of_visitors = tag .. 'views:', tag .. 'visitors:'
-local at, starts = 9, {}
-for i = 1, places do
-  local page, views, count, last = argv[at], argv[at + 1], argv[at + 2] or '', at + 3
-  if count ~= '1' then last = at + 2 + (count:match('^[1-9]%d*$') or math.huge) end
-  local bad = last > argc
-    and 'page, views and count with its visitors, expected among the arguments'
-    or (page == '' or #page > 200 or page:find('[\128-\255]')) and bad_page(page)
-    or views ~= '1' and (#views > 15 or not views:find('^[1-9]%d*$'))
-      and 'views is ' .. shown(views) .. ', expected an integer of up to 15 digits, 1 or more'
-    or bad_visitors(at + 3, last)
-  if bad then return redis.error_reply('BADARG place ' .. i .. ': ' .. bad) end
-  local k = 2 + 2 * i
-  local stripe = keys[k]:sub(#of_views + 1, -2 - #page)
-  if stripe ~= '0' and not stripe:find('^[1-9]%d*$') or keys[k] ~= of_views .. stripe .. ':' .. page then
-    return misspelt(k, 'views:STRIPE:' .. page)
-  end
-  if keys[k + 1] ~= of_visitors .. stripe .. ':' .. page then
-    return misspelt(k + 1, 'visitors:' .. stripe .. ':' .. page)
-  end
-  starts[i], at = at, last + 1
-end
-if at <= #ARGV then
-  return redis.error_reply('BADARG ' .. #ARGV .. ' arguments, expected ' .. at - 1 .. ' with these places')
-end
-
-local clock = redis.call('TIME')
-local now = ARGV[4] ~= '' and tonumber(ARGV[4]) or clock[1] * 1000 + math.floor(clock[2] / 1000)
-local last
-last, wrong = ask('HGET', producers, producer)
-if wrong then return wrong end
-if attempt == 'repeat' and producer ~= '' and not last then return { 'UNKNOWN' } end
-if last and seq <= tonumber(last:match('^%d+')) then return { 'DUP' } end
-
-local layer = math.floor(now / layer_ms)
-local minute = math.floor(now / 60000) * 60
-local named = string.format('%.0f', layer)
-local gone = layer - layers
--- visitors by ms rather than by layer: who comes is behind all others, and is put there without a comparison of names
-local now_ms, minute_ms = string.format('%.0f', now), minute * 1000
--- with minutes nobody of this one is forgotten, also where the window is shorter
-local since = (gone + 1) * layer_ms
-local forgotten = string.format('(%.0f', keep and math.min(since, minute_ms) or since)
-local views_head, visitors_head, over
-if keep then
-  views_head, visitors_head = string.format('views/%.0f/', minute), string.format('visitors/%.0f/', minute)
-  over = string.format('%.0f', (minute + 60) * 1000)
-end
-local kept = {}
-if keep then
-  for i = 1, places do
-    local page = argv[starts[i]]
-    kept[2 * i - 1], kept[2 * i] = views_head .. page, visitors_head .. page
-  end
-  local counts, _
-  counts, wrong = ask_all(open, kept)
-  wrong = wrong or bad_counts(open, counts)
-  if wrong then return wrong end
-  _, wrong = ask('ZCARD', agenda)
-  if wrong then return wrong end
-end
-
--- The first write is a plain call, and one that Redis can refuse (OOM, READONLY, MISCONF), without a producer as well:
--- what the guarded HINCRBY can answer below is about its key.
-redis.call('HSET', producers, producer, ARGV[2] .. ' ' .. now_ms)
-
--- Whether a key holds what it should shows when it is written to, which saves a look at each; where one does not, the
--- views counted so far are taken back, and nothing else was done.
-local function take_back_views(up_to, why)
-  for i = 1, up_to do
-    local views = KEYS[2 + 2 * i]
-    local left = redis.call('HINCRBY', views, named, '-' .. ARGV[starts[i] + 1])
-    if left == 0 then redis.call('HDEL', views, named) end
-  end
-  if last then redis.call('HSET', producers, producer, last) else redis.call('HDEL', producers, producer) end
-  return why
-end
-
-local function bad_views(i, sum)
-  local key, refused = KEYS[2 + 2 * i], type(sum) == 'table' and sum.err
-  if refused and not refused:find('hash value') and not refused:find('overflow') then
-    return take_back_views(i - 1, redis.error_reply('BADKEY ' .. key .. ' cannot be counted in: ' .. refused))
-  end
-  local why = redis.error_reply('BADSTATE ' .. shown(key) .. ' holds no count: ' .. (refused or sum))
-  return take_back_views(refused and i - 1 or i, why)
-end
-
--- the places that are counted in for the first time in this layer, and how many of each have left the window; of busy
--- ones it is looked now and then as well
-local opened, olds = {}, {}
-for i = 1, places do
-  local k, views = 2 + 2 * i, argv[starts[i] + 1]
-  local n, sum = views + 0, pcall('HINCRBY', keys[k], named, views)
-  if type(sum) == 'table' or sum < n or sum >= 1e16 then return bad_views(i, sum) end
-  if sum == n or sum % 64 < n then
-    opened[i] = sum == n
-    olds[i], wrong = ask('ZCOUNT', keys[k + 1], '-inf', forgotten)
-    if wrong then return take_back_views(i, wrong) end
-  end
-end
-
--- Nothing below can fail. What a crash leaves of it was counted once at most.
-local stay = math.max((layers + 1) * layer_ms, keep and 60000 + layer_ms or 0)
-
-local function prolong(key, ms)
-  if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, ms) end
-end
-
--- Drops the layers that left the window; those ahead of now, from before the clock stepped back, stay.
-local function open_layer(views)
-  local fields = redis.call('HKEYS', views)
-  for _, field in ipairs(fields) do
-    if (tonumber(field) or layer) <= gone then redis.call('HDEL', views, field) end
-  end
-  -- Redis keeps up to 512 fields as a list, and looks for each from its start; one that is long makes it a table
-  if #fields == 64 then
-    local longer = string.rep(' ', 256)
-    redis.call('HSET', views, longer, '0')
-    redis.call('HDEL', views, longer)
-  end
-end
-
--- more than comes in goes, and not so many that a call takes long
-local function forget(visitors, count)
-  local old = redis.call('ZCOUNT', visitors, '-inf', forgotten)
-  if old > 0 then redis.call('ZREMRANGEBYRANK', visitors, 0, math.min(old, 200 + 2 * count) - 1) end
-end
-
--- with GT a clock that stepped back takes nobody out
-local line = {}
-local function see(visitors, from, to)
-  if from == to then return call('ZADD', visitors, 'GT', now_ms, argv[from]) end
-  for first = from, to, 500 do
-    local n = 0
-    for i = first, math.min(first + 499, to) do
-      line[n + 1], line[n + 2] = now_ms, argv[i]
-      n = n + 2
-    end
-    call('ZADD', visitors, 'GT', unpack(line, 1, n))
-  end
-end
-
-local function count_kept(id, n)
-  if redis.call('HINCRBY', open, id, n) == n then redis.call('ZADD', agenda, over, id) end
-end
-
-for i = 1, places do
-  local k, start = 2 + 2 * i, starts[i]
-  local visitors, count = keys[k + 1], argv[start + 2] + 0
-  local before = keep and call('ZCOUNT', visitors, minute_ms, '+inf')
-  see(visitors, start + 3, start + 2 + count)
-  if keep then
-    count_kept(kept[2 * i - 1], argv[start + 1] + 0)
-    local more = call('ZCOUNT', visitors, minute_ms, '+inf') - before
-    if more > 0 then count_kept(kept[2 * i], more) end
-  end
-  if opened[i] then
-    open_layer(keys[k])
-    prolong(keys[k], stay)
-    prolong(visitors, stay)
-  end
-  if (olds[i] or 0) > 0 then forget(visitors, count) end
-end
-if producer == '' then redis.call('HDEL', producers, '') end
 return { 'OK' }

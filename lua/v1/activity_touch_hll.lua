@@ -2,286 +2,99 @@
 -- Counts views of pages and notes who was there, in HyperLogLogs, which take little memory and err a little.
 --
 -- KEYS
---   1 producers                     hash   producer -> "SEQ AT_MS [INDEX:WORD ...]": its last call
---   2 open                          hash   kept id -> count of a minute that is not over yet
---   3 agenda                        zset   kept id -> ms: when its minute is over; every id in open is on it
---   4 views:STRIPE:PAGE...          hash   layer -> views in it
---   5 layer:LAYER:STRIPE:PAGE...    hll    visitors of that layer; with keep 0 then both keys of the next place
---   6 minute:MINUTE:STRIPE:PAGE...  hll    only with keep 1: visitors of the minute in which the layer begins; then
---                                          the three keys of the next place
+--   1 epochs                        hash  of the caller's home partition: now, before
+--   2 calls                         hash  caller -> "N": its last call in this epoch
+--   3 calls_before                  hash  the same of the epoch before
+--   4 open                          hash  kept id -> count of a minute that is not over yet
+--   5 agenda                        zset  kept id -> ms: when its minute is over; every id in open is on it
+--   6 views:STRIPE:PAGE...          hash  layer -> views in it
+--   7 layer:LAYER:STRIPE:PAGE...    hll   visitors of the layer
+--   8 minute:MINUTE:STRIPE:PAGE...  hll   visitors of its minute, only where keep is 1; then the keys of the next place
 -- ARGV
---   1 producer      string    name of a registered writer, [0-9A-Za-z_-]{1,64}; "" gives up the fence against repeats
---   2 seq           integer   number of the call, higher than the producer's last; 0 without a producer
---   3 attempt       word      "first", or "repeat" when an earlier send of this call may have been executed
+--   1 caller        string    random name of the caller, which has one call in flight; "" gives up the fence
+--   2 n             integer   number of the call, higher than the caller's last
+--   3 epoch         string    as family_epoch told it
 --   4 now_ms        integer   "" for the server's clock; anything else is for tests
 --   5 layer_ms      integer   how long a layer lasts, 1 to 3600000; a layer's number is floor(now / layer_ms)
 --   6 layers        integer   how many layers the window has, the current one included, 1 to 1000
---   7 keep          flag      1: what a minute had is kept in the database, as views/MINUTE/PAGE and
---                             visitors/MINUTE/PAGE, MINUTE being its start in Unix seconds; layer_ms divides 60000
---                             then; 0: only the window counts
+--   7 keep          flag      1: minutes are kept in the database, as views/MINUTE/PAGE and visitors/MINUTE/PAGE by
+--                             their start in Unix seconds; layer_ms divides 60000 then; 0: only the window counts
 --   8 layer         integer   the layer that the caller believes to be the current one: the one of the keys
---   9 places        integer   how many places follow, 1 to 1000; a place is one stripe of one page
---   10 page, views, count, visitor...  places  page: 1 to 200 bytes of UTF-8, the one of the place's keys; views: of
---                             all its visitors, 1 or more; count: of the visitors that follow, 1 or more;
---                             visitor: 1 to 255 bytes of any kind
+--   9 places        integer   how many places follow; a place is one stripe of one page
+--   10 page, views, count, visitor...  places  page: 1 to 200 bytes; views: 1 or more; count: of the visitors that
+--                             follow, 1 or more; visitor: bytes of any kind; 1000 visitors in all at most
 -- REPLIES
 --   {"OK"}                    counted
 --   {"DUP"}                   this call was executed before, nothing done now
---   {"UNKNOWN"}               a repeat from a producer that is not known: Redis lost its memory; nothing done
---   {"OUTSIDE", now_ms}       another layer is the current one by this time, a string; nothing done, not even the seq
---                             is taken: call again with the keys of that layer
+--   {"EXPIRED"}               the epoch is not known (any more): nothing done now, and not known what was done before
+--   {"OUTSIDE", now_ms}       by this time, a string, the layer is another one; nothing done: call with its keys
 -- ERRORS
---   BADARG                    an argument is missing or wrong; nothing done
---   BADKEY                    a key is misspelt or holds another type; nothing done
---   BADSTATE                  a count is none: somebody wrote there; nothing done
--- REPEAT  safe with a producer and the same seq, attempt "repeat"; counts again without a producer
+--   BADARG                    the arguments do not fit the keys, or an id is too long; nothing done
+--   BADSTATE                  somebody else wrote into open, and it is no count; nothing done
+-- REPEAT  safe, whoever repeats it, with a caller
 -- SINCE   0.1.0
 
--- what an error quotes is short and ASCII: some clients end the connection over other bytes
-local function shown(text) return (text:sub(1, 200):gsub('[^ -~]', '?')) end
-
--- what every key begins with, as the first one has it; nothing where that is misspelt
-local function tag_of_keys()
-  local tag, namespace, family, number = KEYS[1]:match('^(cf1:{([a-z0-9_.%-]+)/([a-z0-9_.%-]+)/(%d+)}:)')
-  return tag and #namespace <= 64 and #family <= 64 and (number == '0' or number:byte() ~= 48) and tag
+local caller, n, epoch, keep, places = ARGV[1], ARGV[2], ARGV[3], ARGV[7] == '1', tonumber(ARGV[9]) or 0
+local call, pcall, each, at, given, kept, opened = redis.call, redis.pcall, keep and 3 or 2, 10, {}, {}, {}
+local fit = places >= 1 and places % 1 == 0 and #KEYS == 5 + each * places and #ARGV <= 1009 + 3 * places
+for k = 6, fit and #KEYS or 0, each do
+  local count = tonumber(ARGV[at + 2]) or 0
+  fit, given[k], at = fit and count >= 1 and ARGV[at] ~= '' and #ARGV[at] <= 200, at, at + 3 + count
 end
-
-local function misspelt(i, kind)
-  return redis.error_reply('BADKEY ' .. i .. ' of ' .. #KEYS .. ' is ' .. shown(KEYS[i]) .. ', expected '
-    .. 'cf1:{NAMESPACE/FAMILY/PARTITION}:' .. shown(kind) .. ' with names of [a-z0-9_.-]{1,64}')
-end
-
-local function bad_count(name, text)
-  if (text ~= '0' and not text:find('^[1-9]%d*$')) or #text > 15 then
-    return redis.error_reply('BADARG ' .. name .. ' is ' .. shown(text) .. ', expected an integer of up to 15 digits')
+fit = fit and at == #ARGV + 1
+if not fit then return redis.error_reply('BADARG expected for each place its keys, page, views, count and visitors') end
+local now, before = unpack(redis.call('HMGET', KEYS[1], 'now', 'before'))
+if caller ~= '' and epoch ~= now and epoch ~= before then return { 'EXPIRED' } end
+local last = redis.call('HGET', KEYS[2], caller) or epoch ~= now and redis.call('HGET', KEYS[3], caller)
+local last_n = last and (tonumber(last) or tonumber(last:match('^%d+')))
+if last_n and tonumber(n) <= last_n then return { 'DUP' } end
+local layer_ms, layers, layer, time = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[8]), call('TIME')
+local now_ms = tonumber(ARGV[4]) or time[1] * 1000 + math.floor(time[2] / 1000)
+if math.floor(now_ms / layer_ms) ~= layer then return { 'OUTSIDE', string.format('%.0f', now_ms) } end
+local stay, gone, minute = (layers + 1) * layer_ms, layer - layers, math.floor(layer * layer_ms / 60000) * 60
+for k = 6, keep and #KEYS or 0, 3 do
+  call('PFCOUNT', KEYS[k + 2]) -- as each read here: another type ends the script, and nothing is written
+  kept[k], kept[k + 1] = 'views/' .. minute .. '/' .. ARGV[given[k]], 'visitors/' .. minute .. '/' .. ARGV[given[k]]
+  for _, count in ipairs(call('HMGET', KEYS[4], kept[k], kept[k + 1])) do
+    if count and (#count > 16 or count:find('%D')) then return redis.error_reply('BADSTATE open holds no count') end
   end
 end
-
-local function bad_number(name, text, least, most)
-  local wrong = bad_count(name, text)
-  if wrong then return wrong end
-  if tonumber(text) < least or tonumber(text) > most then
-    return redis.error_reply('BADARG ' .. name .. ' is ' .. text .. ', expected ' .. least .. ' to ' .. most)
+if keep then call('ZCARD', KEYS[5]) end
+-- what is refused is refused here, all by the first write or taken back; a log is looked at when its layer begins
+for k = 6, #KEYS, each do
+  local views, try_call = ARGV[given[k] + 1], k == 6 and call or pcall
+  local sum = try_call('HINCRBY', KEYS[k], ARGV[8], views)
+  opened[k] = type(sum) == 'table' and sum or sum == tonumber(views) and pcall('PFCOUNT', KEYS[k + 1])
+  if type(opened[k]) == 'table' then
+    for j = 6, opened[k] == sum and k - 1 or k, each do
+      if call('HINCRBY', KEYS[j], ARGV[8], '-' .. ARGV[given[j] + 1]) == 0 then call('HDEL', KEYS[j], ARGV[8]) end
+    end
+    return opened[k]
   end
 end
-
-local function ask(command, key, ...)
-  local reply = redis.pcall(command, key, ...)
-  if type(reply) == 'table' and reply.err then
-    return nil, redis.error_reply('BADKEY ' .. key .. ' cannot be read: ' .. reply.err)
-  end
-  return reply
+if caller ~= '' then redis.call('HSET', KEYS[2], caller, n) end
+local function count_kept(id, more)
+  if more <= 0 or call('HINCRBY', KEYS[4], id, more) ~= more then return end
+  call('ZADD', KEYS[5], (minute + 60) * 1000, id)
+  local longer = call('HLEN', KEYS[4]) == 64 and (' '):rep(256) -- a table, as in buffered_add
+  if longer and call('HSET', KEYS[4], longer, '0') then call('HDEL', KEYS[4], longer) end
 end
-
--- every well-formed sequence becomes one ASCII letter, so that its neighbours cannot join to a new one
-local function is_utf8(text)
-  for _, sequence in ipairs({ '[\194-\223][\128-\191]', '\224[\160-\191][\128-\191]',
-    '[\225-\236\238\239][\128-\191][\128-\191]', '\237[\128-\159][\128-\191]', '\240[\144-\191][\128-\191][\128-\191]',
-    '[\241-\243][\128-\191][\128-\191][\128-\191]', '\244[\128-\143][\128-\191][\128-\191]' }) do
-    text = text:gsub(sequence, 'a')
-  end
-  return not text:find('[\128-\255]')
-end
-
-local function bad_page(page)
-  if page == '' or #page > 200 then return 'page has ' .. #page .. ' bytes, expected 1 to 200' end
-  if page:find('[\128-\255]') and not is_utf8(page) then return 'page is not UTF-8' end
-end
-
-local function bad_visitors(from, to)
-  for i = from, to do
-    local bytes = #ARGV[i]
-    if bytes < 1 or bytes > 255 then
-      return 'visitor ' .. i - from + 1 .. ' has ' .. bytes .. ' bytes, expected 1 to 255'
+for k = 6, #KEYS, each do
+  local from, to = given[k] + 3, given[k] + 2 + ARGV[given[k] + 2]
+  call('PFADD', KEYS[k + 1], unpack(ARGV, from, to))
+  if keep then
+    local seen = call('PFCOUNT', KEYS[k + 2])
+    count_kept(kept[k], tonumber(ARGV[from - 2]))
+    if call('PFADD', KEYS[k + 2], unpack(ARGV, from, to)) == 1 then
+      call('PEXPIRE', KEYS[k + 2], 180000)
+      count_kept(kept[k + 1], call('PFCOUNT', KEYS[k + 2]) - seen)
     end
   end
-end
-
--- what HINCRBY cannot add to; up to 16 digits leave room for whatever a call may add
-local function bad_count_of(key, count)
-  if count and (#count > 16 or not count:find('^%d+$')) then
-    return redis.error_reply('BADSTATE ' .. shown(key) .. ' holds no count, but ' .. shown(count))
-  end
-end
-
-local function bad_counts(key, counts)
-  for i = 1, #counts do
-    local wrong = bad_count_of(key, counts[i])
-    if wrong then return wrong end
-  end
-end
-
--- Lua passes on only so many arguments at once
-local function part(list, from) return unpack(list, from, math.min(from + 999, #list)) end
-
-local function ask_all(key, ids)
-  local found, wrong = ask('HMGET', key, part(ids, 1))
-  for from = 1001, wrong and 0 or #ids, 1000 do
-    for i, answer in ipairs(redis.call('HMGET', key, part(ids, from))) do found[from + i - 1] = answer end
-  end
-  return found, wrong
-end
-
-if #ARGV < 13 then
-  return redis.error_reply('BADARG ' .. #ARGV .. ' arguments, expected 9 and then places')
-end
-local producers, open, agenda = KEYS[1], KEYS[2], KEYS[3]
-local producer, attempt, keep = ARGV[1], ARGV[3], ARGV[7] == '1'
-if #producer > 64 or producer:find('[^0-9A-Za-z_-]') then
-  return redis.error_reply('BADARG producer is ' .. shown(producer) .. ', expected "" or [0-9A-Za-z_-]{1,64}')
-end
-if attempt ~= 'first' and attempt ~= 'repeat' then
-  return redis.error_reply('BADARG attempt is ' .. shown(attempt) .. ', expected first or repeat')
-end
-local wrong = bad_count('seq', ARGV[2]) or (ARGV[4] ~= '' and bad_count('now_ms', ARGV[4]))
-  or bad_number('layer_ms', ARGV[5], 1, 3600000) or bad_number('layers', ARGV[6], 1, 1000)
-  or bad_number('keep', ARGV[7], 0, 1) or bad_count('layer', ARGV[8]) or bad_number('places', ARGV[9], 1, 1000)
-if wrong then return wrong end
-local seq, layer_ms, layers = tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local layer, places = tonumber(ARGV[8]), tonumber(ARGV[9])
-if (seq > 0) ~= (producer ~= '') then
-  return redis.error_reply('BADARG seq is ' .. shown(ARGV[2]) .. ', expected 1 or more with a producer, 0 without')
-end
-if keep and 60000 % layer_ms ~= 0 then
-  return redis.error_reply('BADARG layer_ms is ' .. ARGV[5] .. ', expected one that divides a minute')
-end
-local each = keep and 3 or 2
-if #KEYS ~= 3 + each * places then
-  return redis.error_reply('BADKEY ' .. #KEYS .. ' keys, expected ' .. 3 + each * places)
-end
-local minute = math.floor(layer * layer_ms / 60000) * 60
-local layer_head, minute_head = 'layer:' .. ARGV[8] .. ':', string.format('minute:%.0f:', minute)
-local tag = tag_of_keys()
-for i, kind in ipairs({ 'producers', 'open', 'agenda' }) do
-  if not tag or KEYS[i] ~= tag .. kind then return misspelt(i, kind) end
-end
--- a call has many places, and what it does for each is most of its time: locals are found faster than globals
-local keys, argv, argc = KEYS, ARGV, #ARGV
-local of_views, of_layer, of_minute = tag .. 'views:', tag .. layer_head, tag .. minute_head
-local at, starts = 10, {}
-for i = 1, places do
-  local page, views, count, last = argv[at], argv[at + 1], argv[at + 2] or '', at + 3
-  if count ~= '1' then last = at + 2 + (count:match('^[1-9]%d*$') or math.huge) end
-  local bad = last > argc
-    and 'page, views and count with its visitors, expected among the arguments'
-    or (page == '' or #page > 200 or page:find('[\128-\255]')) and bad_page(page)
-    or views ~= '1' and (#views > 15 or not views:find('^[1-9]%d*$'))
-      and 'views is ' .. shown(views) .. ', expected an integer of up to 15 digits, 1 or more'
-    or bad_visitors(at + 3, last)
-  if bad then return redis.error_reply('BADARG place ' .. i .. ': ' .. bad) end
-  local k = 4 + (i - 1) * each
-  local stripe = keys[k]:sub(#of_views + 1, -2 - #page)
-  local place = stripe .. ':' .. page
-  if stripe ~= '0' and not stripe:find('^[1-9]%d*$') or keys[k] ~= of_views .. place then
-    return misspelt(k, 'views:STRIPE:' .. page)
-  end
-  if keys[k + 1] ~= of_layer .. place then return misspelt(k + 1, layer_head .. place) end
-  if keep and keys[k + 2] ~= of_minute .. place then return misspelt(k + 2, minute_head .. place) end
-  starts[i], at = at, last + 1
-end
-if at <= #ARGV then
-  return redis.error_reply('BADARG ' .. #ARGV .. ' arguments, expected ' .. at - 1 .. ' with these places')
-end
-
-local clock = redis.call('TIME')
-local now = ARGV[4] ~= '' and tonumber(ARGV[4]) or clock[1] * 1000 + math.floor(clock[2] / 1000)
-local last
-last, wrong = ask('HGET', producers, producer)
-if wrong then return wrong end
-if attempt == 'repeat' and producer ~= '' and not last then return { 'UNKNOWN' } end
-if last and seq <= tonumber(last:match('^%d+')) then return { 'DUP' } end
-if math.floor(now / layer_ms) ~= layer then return { 'OUTSIDE', string.format('%.0f', now) } end
-
-local function bad_hll(key)
-  local head, refused = ask('GETRANGE', key, 0, 3)
-  if refused then return refused end
-  if head ~= '' and not head:find('^HYLL') then
-    return redis.error_reply('BADKEY ' .. key .. ' holds no HyperLogLog')
-  end
-end
-
-local views_head, visitors_head, over
-if keep then
-  views_head, visitors_head = string.format('views/%.0f/', minute), string.format('visitors/%.0f/', minute)
-  over = string.format('%.0f', (minute + 60) * 1000)
-end
-local kept, opened = {}, {}
-for i = 1, places do
-  local k = 4 + (i - 1) * each
-  local held
-  held, wrong = ask('HGET', keys[k], ARGV[8])
-  wrong = wrong or bad_count_of(keys[k], held) or bad_hll(keys[k + 1]) or (keep and bad_hll(keys[k + 2]))
-  if wrong then return wrong end
-  opened[i] = not held
-  if keep then
-    local page = argv[starts[i]]
-    kept[2 * i - 1], kept[2 * i] = views_head .. page, visitors_head .. page
-  end
-end
-if keep then
-  local counts, _
-  counts, wrong = ask_all(open, kept)
-  wrong = wrong or bad_counts(open, counts)
-  if wrong then return wrong end
-  _, wrong = ask('ZCARD', agenda)
-  if wrong then return wrong end
-end
-
--- Nothing below can fail but the first write, where Redis takes none (OOM, READONLY, MISCONF). What a crash leaves of
--- it was counted once at most.
-if producer ~= '' then redis.call('HSET', producers, producer, ARGV[2] .. ' ' .. string.format('%.0f', now)) end
-
-local stay, gone, named = (layers + 1) * layer_ms, layer - layers, ARGV[8]
-
-local function prolong(key, ms)
-  if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, ms) end
-end
-
--- Drops the layers that left the window; those ahead of now, from before the clock stepped back, stay.
-local function open_layer(views)
-  local fields = redis.call('HKEYS', views)
-  for _, field in ipairs(fields) do
-    if (tonumber(field) or layer) <= gone then redis.call('HDEL', views, field) end
-  end
-  -- Redis keeps up to 512 fields as a list, and looks for each from its start; one that is long makes it a table
-  if #fields == 64 then
-    local longer = string.rep(' ', 256)
-    redis.call('HSET', views, longer, '0')
-    redis.call('HDEL', views, longer)
-  end
-end
-
--- adds visitors, and answers whether that changed anything
-local function has_new(key, from, to)
-  local changed = 0
-  for first = from, to, 1000 do
-    changed = changed + redis.call('PFADD', key, unpack(ARGV, first, math.min(first + 999, to)))
-  end
-  return changed > 0
-end
-
-local function count_kept(id, n)
-  if redis.call('HINCRBY', open, id, n) == n then redis.call('ZADD', agenda, over, id) end
-end
-
-for i = 1, places do
-  local k, start = 4 + (i - 1) * each, starts[i]
-  local from, to = start + 3, start + 2 + argv[start + 2]
-  redis.call('HINCRBY', keys[k], named, argv[start + 1])
-  has_new(keys[k + 1], from, to)
-  if keep then
-    local before = redis.call('PFCOUNT', keys[k + 2])
-    count_kept(kept[2 * i - 1], argv[start + 1] + 0)
-    if has_new(keys[k + 2], from, to) then
-      prolong(keys[k + 2], 180000)
-      local more = redis.call('PFCOUNT', keys[k + 2]) - before
-      if more > 0 then count_kept(kept[2 * i], more) end
-    end
-  end
-  if opened[i] then
-    open_layer(keys[k])
-    prolong(keys[k], stay)
-    prolong(keys[k + 1], stay)
+  if opened[k] then
+    local fields = call('HKEYS', KEYS[k])
+    for _, field in ipairs(fields) do if (tonumber(field) or layer) <= gone then call('HDEL', KEYS[k], field) end end
+    if #fields == 64 and call('HSET', KEYS[k], (' '):rep(256), '0') then call('HDEL', KEYS[k], (' '):rep(256)) end
+    for j = k, k + 1 do if call('PTTL', KEYS[j]) < stay then call('PEXPIRE', KEYS[j], stay) end end
   end
 end
 return { 'OK' }

@@ -79,13 +79,14 @@ impl CachedFamilyBuilder {
     }
 
     /// Refuses increments that lead below this value, such as a stock below 0; one that leads up is let through also
-    /// from below it.
+    /// from below it. The bound must be smaller than 2^53 in size; values may be larger.
     pub fn min(mut self, value: i64) -> Self {
         self.stay.min = Some(value);
         self
     }
 
-    /// Refuses increments that lead above this value; one that leads down is let through also from above it.
+    /// Refuses increments that lead above this value; one that leads down is let through also from above it. The bound must
+    /// be smaller than 2^53 in size; values may be larger.
     pub fn max(mut self, value: i64) -> Self {
         self.stay.max = Some(value);
         self
@@ -100,6 +101,11 @@ impl CachedFamilyBuilder {
         family.check()?;
         family.check_time("save_after", family.sync_time)?;
         family.check_time("retain", stay.retain)?;
+        for (setting, bound) in [("min", stay.min), ("max", stay.max)] {
+            if let Some(bound) = bound.filter(|bound| bound.unsigned_abs() >= 1 << 53) {
+                return Err(family.refused(setting, format!("{bound} is not smaller than 2^53 in size")));
+            }
+        }
         if let (Some(min), Some(max)) = (stay.min, stay.max)
             && min > max
         {
@@ -133,6 +139,7 @@ mod tests {
         assert!(wrong(ok().save_after(Duration::ZERO)).contains("save_after"));
         assert!(wrong(ok().retain(Duration::from_secs(90_000))).contains("retain"));
         assert!(wrong(ok().min(2).max(1)).contains("min 2"));
+        assert!(wrong(ok().max(1 << 53)).contains("max"));
         assert!(ok().min(1).max(1).build().is_ok());
     }
 }

@@ -4,8 +4,8 @@
 macro_rules! common_settings {
     () => {
         /// Into how many partitions the family is cut: 1 to [`Family::MAX_PARTITIONS`], 8 unless said otherwise. Fixed
-        /// for the life of the family. A call is about one partition: more of them spread a busy family over more Redis
-        /// Cluster nodes, fewer make larger calls where one Redis holds them all; with one, Redis waits for the client.
+        /// for the life of the family. In a cluster a call is about one partition: more of them spread a busy family over
+        /// more nodes. On one Redis a call counts in all of them (buffered, cached), and fewer make less work.
         /// Each one that was ever counted into keeps a hash of about 150 bytes in Redis.
         pub fn partitions(mut self, partitions: u32) -> Self {
             self.family.partitions = partitions;
@@ -280,6 +280,12 @@ impl Family {
         crc32fast::hash(bytes) % self.partitions
     }
 
+    /// Whether a sync is due in a partition with so many hits since its last rotation, these included: with the first one,
+    /// and when there are enough.
+    pub(crate) fn is_due(&self, hits: u64, total: i64) -> bool {
+        u64::try_from(total).is_ok_and(|total| total == hits || total >= self.sync_hits)
+    }
+
     /// How many pairs a call carries: few enough for the script to stay below a millisecond.
     pub(crate) fn pairs_a_call(&self) -> usize {
         match &self.kind {
@@ -287,6 +293,11 @@ impl Family {
             Kind::Series(windows) => (700 / (windows.windows.len() + windows.kept().count())).clamp(1, 100),
             _ => 400,
         }
+    }
+
+    /// Whether its script takes several partitions that lie on one node.
+    pub(crate) fn spans_partitions(&self) -> bool {
+        matches!(self.kind, Kind::Buffered | Kind::Cached(_))
     }
 
     /// The partition that a hit on this key counts in: an id, a series' name, or a visit. `None` for any.

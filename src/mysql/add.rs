@@ -99,7 +99,7 @@ pub(super) async fn add<'b>(
         for (row, reason) in refused {
             match row.deltas {
                 [Delta { batch, id, delta, .. }] => {
-                    rejected.push(Rejected { origin: Origin::batch(batch), id, delta: *delta, reason });
+                    rejected.push(Rejected { origin: Origin::batch(batch), id: id.as_bytes(), delta: *delta, reason });
                 }
                 several => steps.extend(one_by_one(target, several)),
             }

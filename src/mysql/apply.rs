@@ -55,7 +55,9 @@ impl Work for Apply<'_> {
             rows,
             rejected: rejected.len() as u64,
         };
-        match new.iter().map(|batch| batch.deltas.len() as u64).sum::<u64>() == applied.rows + applied.rejected {
+        match new.iter().map(|batch| (batch.deltas.len() + batch.foreign.len()) as u64).sum::<u64>()
+            == applied.rows + applied.rejected
+        {
             true => Ok(applied),
             false => Err(sqlx::Error::Protocol(format!("deltas are unaccounted for: {applied:?}"))),
         }
@@ -71,11 +73,19 @@ fn by_target<'b, 't>(
     let mut groups = BTreeMap::new();
     for &batch in batches {
         let Some(target) = targets.get(&batch.family.number) else { continue };
+        rejected.extend(batch.foreign.iter().map(|(id, delta)| Rejected {
+            origin: Origin::batch(batch),
+            id,
+            delta: *delta,
+            reason: "the id is not UTF-8".to_owned(),
+        }));
         let (_, deltas) = groups.entry(target.label.as_str()).or_insert_with(|| (&**target, Vec::new()));
         for (id, delta) in &batch.deltas {
             match target::segments(&batch.family, id) {
                 Ok(key) => deltas.push(Delta { key, batch, id, delta: *delta }),
-                Err(reason) => rejected.push(Rejected { origin: Origin::batch(batch), id, delta: *delta, reason }),
+                Err(reason) => {
+                    rejected.push(Rejected { origin: Origin::batch(batch), id: id.as_bytes(), delta: *delta, reason })
+                }
             }
         }
     }

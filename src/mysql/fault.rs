@@ -66,6 +66,12 @@ pub(super) fn is_denied(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1044 | 1142 | 1143 | 1227))
 }
 
+/// Whether the connection is gone: mostly an idle one that the server closed, or an earlier server's. Some servers say so
+/// first: 1053 (shutdown), 1927 (killed), 4031 (idle for too long).
+pub(super) fn is_lost(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Io(_)) || matches!(number(error), Some(1053 | 1927 | 4031))
+}
+
 /// The server's own words.
 pub(super) fn message(error: &sqlx::Error) -> String {
     error.as_database_error().map_or_else(|| error.to_string(), |error| error.message().to_owned())

@@ -4,7 +4,7 @@ use sqlx::{AssertSqlSafe, MySqlPool, Row};
 
 use super::fault::store;
 use super::read;
-use super::session::Meter;
+use super::session::{self, Meter};
 use super::target::{Key, Target};
 use crate::error::Result;
 use crate::store::Registered;
@@ -125,14 +125,16 @@ async fn page(
     range: &Range,
     limit: usize,
 ) -> Result<Vec<(Vec<u8>, String)>, sqlx::Error> {
-    let mut query = sqlx::query(AssertSqlSafe(text.to_owned()));
-    for (segment, key) in range.fixed.iter().zip(&target.keys) {
-        query = match key.kind {
-            KeyType::Text => query.bind(segment.clone().into_bytes()),
-            _ => query.bind(segment.clone()),
-        };
-    }
-    let query = query.bind(range.from.clone()).bind(range.to.clone()).bind(limit as u64);
-    meter.sent(1);
-    query.fetch_all(pool).await?.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+    let query = || {
+        let mut query = sqlx::query(AssertSqlSafe(text.to_owned()));
+        for (segment, key) in range.fixed.iter().zip(&target.keys) {
+            query = match key.kind {
+                KeyType::Text => query.bind(segment.as_bytes()),
+                _ => query.bind(segment),
+            };
+        }
+        query.bind(&range.from).bind(&range.to).bind(limit as u64)
+    };
+    let rows = session::fetch(pool, meter, query).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
 }

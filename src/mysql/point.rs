@@ -7,7 +7,7 @@ use sqlx::{MySqlPool, Row};
 
 use super::fault::store;
 use super::read;
-use super::session::Meter;
+use super::session::{self, Meter};
 use super::target::{self, Segment, Target};
 use crate::error::Result;
 use crate::store::{Incarnation, Registered, Snapshot};
@@ -37,11 +37,12 @@ impl<'a> Point<'a> {
 
     /// One statement, so one snapshot of InnoDB, in any isolation level but READ UNCOMMITTED.
     pub(super) async fn send(self, pool: &MySqlPool, meter: &Meter) -> Result<Snapshot> {
-        let query = self.key.iter().fold(self.target.point.query(), |query, segment| segment.bind(query));
-        let query = query.bind(self.family.number).bind(self.partition).bind(self.incarnation.0);
-        meter.sent(1);
+        let query = || {
+            let query = self.key.iter().fold(self.target.point.query(), |query, segment| segment.bind(query));
+            query.bind(self.family.number).bind(self.partition).bind(self.incarnation.0)
+        };
         let read = async {
-            let row = query.fetch_one(pool).await?;
+            let row = session::fetch_one(pool, meter, query).await?;
             Ok((row.try_get::<Option<String>, _>(0)?, row.try_get::<Option<u64>, _>(1)?))
         };
         let (digits, seq) = read.await.map_err(store("values were not read"))?;

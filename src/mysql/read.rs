@@ -8,7 +8,7 @@ use sqlx::{MySqlPool, Row};
 use super::answer;
 use super::fault::store;
 use super::json::JsonRows;
-use super::session::Meter;
+use super::session::{self, Meter};
 use super::target::{self, Target};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Incarnation, Registered, Snapshot};
@@ -48,9 +48,8 @@ impl Read {
 
     /// One statement, so one snapshot of InnoDB, in any isolation level but READ UNCOMMITTED.
     pub(super) async fn send(self, pool: &MySqlPool, meter: &Meter) -> Result<Snapshot> {
-        meter.sent(1);
-        let query = self.target.read.query().bind(&self.keys).bind(&self.ledger).bind(self.family.number);
-        let rows = query.fetch_all(pool).await.map_err(store("values were not read"))?;
+        let query = || self.target.read.query().bind(&self.keys).bind(&self.ledger).bind(self.family.number);
+        let rows = session::fetch(pool, meter, query).await.map_err(store("values were not read"))?;
         if rows.len() != self.asked.len() + self.ledger_rows {
             return Err(store("values were not read")(answer::unexpected(
                 self.asked.len() + self.ledger_rows,

@@ -60,7 +60,7 @@ impl Origin {
 /// A delta about to become a [`Reject`].
 pub(super) struct Rejected<'b> {
     pub(super) origin: Origin,
-    pub(super) id: &'b str,
+    pub(super) id: &'b [u8],
     pub(super) delta: i64,
     pub(super) reason: String,
 }
@@ -89,13 +89,21 @@ pub(super) async fn write(transaction: &mut Transaction, rejected: &[Rejected<'_
         for Rejected { origin, id, delta, reason } in chunk {
             let row = rows.row();
             row.number(origin.family).number(origin.partition).number(origin.incarnation).number(origin.seq);
-            row.bytes(&id.as_bytes()[..id.floor_char_boundary(ID_BYTES)]);
+            row.bytes(fitting(id));
             row.number(delta);
             row.bytes(reason.chars().take(REASON_CHARS).collect::<String>().as_bytes());
         }
         transaction.execute(sqlx::query(WRITE).bind(rows.finish())).await?;
     }
     Ok(())
+}
+
+/// The id, without a letter that is cut in half.
+fn fitting(id: &[u8]) -> &[u8] {
+    match std::str::from_utf8(id) {
+        Ok(text) => &id[..text.floor_char_boundary(ID_BYTES)],
+        Err(_) => &id[..id.len().min(ID_BYTES)],
+    }
 }
 
 /// Up to `limit` rejects with numbers above `after`, ascending.

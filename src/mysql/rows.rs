@@ -9,7 +9,7 @@ use super::cached::ASK_READ_ONLY;
 use super::fault::store;
 use super::json::JsonRows;
 use super::read;
-use super::session::Meter;
+use super::session::{self, Meter};
 use super::target::{self, Segment, Target};
 use super::versions;
 use crate::error::{Error, ErrorKind, Result};
@@ -58,10 +58,11 @@ async fn one(
     id: &str,
     key: &[Segment<'_>],
 ) -> Result<Vec<Answer>, sqlx::Error> {
-    let query = key.iter().fold(target.cached.row.query(), |query, segment| segment.bind(query));
-    meter.sent(1);
-    let query = query.bind(family.number).bind(id.as_bytes());
-    Ok(vec![Answer::new(&query.fetch_one(pool).await?, 0)?])
+    let query = || {
+        let query = key.iter().fold(target.cached.row.query(), |query, segment| segment.bind(query));
+        query.bind(family.number).bind(id.as_bytes())
+    };
+    Ok(vec![Answer::new(&session::fetch_one(pool, meter, query).await?, 0)?])
 }
 
 async fn several(
@@ -76,8 +77,9 @@ async fn several(
     for (index, key) in asked {
         target.cached.write_id(json.row(), key, &ids[*index]);
     }
-    meter.sent(1);
-    let rows = target.cached.rows.query().bind(json.finish()).bind(family.number).fetch_all(pool).await?;
+    let json = json.finish();
+    let query = || target.cached.rows.query().bind(&json).bind(family.number);
+    let rows = session::fetch(pool, meter, query).await?;
     answer::by_position(&rows, asked.len(), |row| Answer::new(row, 1))
 }
 

@@ -307,7 +307,7 @@ impl<'s> Outcome<'s> {
     fn reject(&mut self, at: usize, saved: Saved, reason: String) {
         let save = &self.saves[at];
         let delta = save.value.saturating_sub(save.known.value.unwrap_or(0));
-        self.rejected.push(Rejected { origin: Origin::save(self.family, save), id: &save.id, delta, reason });
+        self.rejected.push(Rejected { origin: Origin::save(self.family, save), id: save.id.as_bytes(), delta, reason });
         self.set(at, saved);
     }
 

@@ -6,7 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use sqlx::mysql::{MySqlArguments, MySqlQueryResult, MySqlRow};
 use sqlx::pool::PoolConnection;
 use sqlx::query::Query;
-use sqlx::{MySql, MySqlPool};
+use sqlx::{Connection, MySql, MySqlPool};
+
+use super::fault;
+use super::target::Statement;
 
 /// Counts the statements sent.
 #[derive(Clone, Default)]
@@ -19,6 +22,48 @@ impl Meter {
 
     pub(super) fn total(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What a SELECT outside of a transaction finds. An idle connection is used as it is, without the ping of
+/// [`MySqlPool::acquire`]; where it turns out to be dead, the question is asked again on one that was tried.
+pub(super) async fn fetch(
+    pool: &MySqlPool,
+    meter: &Meter,
+    query: impl Fn() -> Statement,
+) -> Result<Vec<MySqlRow>, sqlx::Error> {
+    if let Some(mut idle) = pool.try_acquire() {
+        meter.sent(1);
+        match query().fetch_all(&mut *idle).await {
+            Err(error) if fault::is_lost(&error) => {
+                tracing::debug!(%error, "an idle connection was dead");
+                idle.close_on_drop();
+            }
+            result => return result,
+        }
+    }
+    let mut connection = tried(pool).await?;
+    meter.sent(1);
+    query().fetch_all(&mut *connection).await
+}
+
+/// The same of a statement that always finds one row.
+pub(super) async fn fetch_one(
+    pool: &MySqlPool,
+    meter: &Meter,
+    query: impl Fn() -> Statement,
+) -> Result<MySqlRow, sqlx::Error> {
+    fetch(pool, meter, query).await?.pop().ok_or(sqlx::Error::RowNotFound)
+}
+
+/// A connection that was alive a moment ago.
+async fn tried(pool: &MySqlPool) -> Result<PoolConnection<MySql>, sqlx::Error> {
+    loop {
+        let mut connection = pool.acquire().await?;
+        if pool.options().get_test_before_acquire() || connection.ping().await.is_ok() {
+            return Ok(connection);
+        }
+        connection.close_on_drop();
     }
 }
 
@@ -53,7 +98,7 @@ pub(super) struct Transaction {
 
 impl Transaction {
     pub(super) async fn begin(pool: &MySqlPool, meter: &Meter) -> Result<Self, sqlx::Error> {
-        let connection = pool.acquire().await?;
+        let connection = tried(pool).await?;
         let mut transaction = Transaction { connection, meter: meter.clone(), ended: false };
         transaction.packet(BEGIN, 3).await?;
         Ok(transaction)

@@ -1,14 +1,14 @@
 //! A call to one partition as those see it who wait for it.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::writer::answer::Answer;
-use crate::writer::group::{Group, Seat};
+use crate::partition::PairResult;
+use crate::writer::group::{Group, Position};
 
 /// Until when a caller waits.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +40,10 @@ pub struct Call {
     born: Instant,
     /// What it carries, from the moment it is made.
     group: OnceLock<Group>,
+    /// The epoch that every send of it names.
+    epoch: OnceLock<Arc<str>>,
+    /// How many sends of it may have been executed.
+    in_doubt: Mutex<u32>,
     outcome: OnceLock<Outcome>,
     waiting: Mutex<Vec<Waker>>,
 }
@@ -48,16 +52,17 @@ pub struct Call {
 #[derive(Debug)]
 pub enum Outcome {
     /// It was executed; what became of each pair, or, after a repeat, how it stood by then.
-    Counted { answers: Vec<Answer>, repeated: bool },
+    Counted { results: Vec<PairResult>, repeated: bool },
     /// Surely not executed; its hits may join another call.
     NotExecuted(Error),
-    /// This error is the answer to all.
+    /// This error is what all callers are told.
     Failed(Error),
 }
 
 impl Call {
     pub fn new() -> Self {
-        Call { born: Instant::now(), group: OnceLock::new(), outcome: OnceLock::new(), waiting: Mutex::default() }
+        let (group, epoch, outcome) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Call { born: Instant::now(), group, epoch, in_doubt: Mutex::default(), outcome, waiting: Mutex::default() }
     }
 
     /// When a caller that came for this call with that much patience leaves.
@@ -78,7 +83,35 @@ impl Call {
         self.outcome.get()
     }
 
-    /// Says how it ended, and answers whether nobody had said so before: the first is right.
+    /// The epoch that its first send named, or this one if there was none.
+    pub fn epoch(&self, epoch: Arc<str>) -> &Arc<str> {
+        self.epoch.get_or_init(|| epoch)
+    }
+
+    /// A send of it begins, which may be executed; false if its outcome is known already.
+    pub fn sends(&self) -> bool {
+        let mut in_doubt = self.in_doubt();
+        *in_doubt += u32::from(self.outcome().is_none());
+        self.outcome().is_none()
+    }
+
+    /// A send of it was surely not executed. If no other may have been, this is the outcome, and true is returned.
+    pub fn not_executed(&self, outcome: Outcome) -> bool {
+        let mut in_doubt = self.in_doubt();
+        *in_doubt -= 1;
+        *in_doubt == 0 && self.settle(outcome)
+    }
+
+    /// Whether a send of it may have been executed.
+    pub fn is_in_doubt(&self) -> bool {
+        *self.in_doubt() > 0
+    }
+
+    fn in_doubt(&self) -> MutexGuard<'_, u32> {
+        self.in_doubt.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says how it ended, and returns whether nobody had said so before: the first is right.
     pub fn settle(&self, outcome: Outcome) -> bool {
         self.outcome.set(outcome).is_ok()
     }
@@ -133,15 +166,15 @@ impl Call {
     }
 
     /// What became of a hit; `None` if it has to be tried alone.
-    pub fn own(&self, seat: Seat) -> Result<Option<Answer>> {
+    pub fn own(&self, position: Position) -> Result<Option<PairResult>> {
         match (self.outcome(), self.group()) {
-            (Some(Outcome::Counted { answers, repeated }), Some(group)) => Ok(group.own(seat, answers, *repeated)),
+            (Some(Outcome::Counted { results, repeated }), Some(group)) => Ok(group.own(position, results, *repeated)),
             (Some(Outcome::NotExecuted(error) | Outcome::Failed(error)), _) => Err(error.again()),
             _ => Err(Error::corrupt("a call has no outcome")),
         }
     }
 
-    fn waiting(&self) -> std::sync::MutexGuard<'_, Vec<Waker>> {
+    fn waiting(&self) -> MutexGuard<'_, Vec<Waker>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,15 +1,17 @@
 //! What is gathered for one call: pairs of id and delta, with equal ids summed.
 
+use std::collections::HashMap;
+
 use indexmap::IndexMap;
 
-use crate::cached::{Change, Seed};
-use crate::writer::answer::Answer;
+use crate::cached::Seed;
+use crate::partition::{Change, PairResult};
 use crate::writer::call::Until;
 
 /// How many hits may wait for one call.
 const HITS: u64 = 100_000;
 
-/// The hits for one call to one partition.
+/// The hits for one call.
 ///
 /// Deltas of one sign are summed by id. So each value in between lies between the one before and the one after, and
 /// every caller can be told its own; a sum of both signs could leave the range on its way and yet end within it.
@@ -20,13 +22,14 @@ pub struct Group {
     /// Not to be summed with any other.
     alone: Vec<(Box<[u8]>, Pair)>,
     /// What missing counters are seeded with before.
-    seeds: IndexMap<Box<[u8]>, Seed>,
+    seeds: IndexMap<Box<[u8]>, (u32, Seed)>,
     hits: u64,
     until: Option<Until>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Pair {
+    partition: u32,
     sum: i64,
     hits: u64,
     callers: u32,
@@ -34,13 +37,23 @@ struct Pair {
     sets: bool,
 }
 
-/// A hit's place in its group.
+/// A hit's position in its group.
 #[derive(Clone, Copy, Debug)]
-pub struct Seat {
+pub struct Position {
     list: List,
     index: usize,
     /// The sum of its pair up to this hit.
     so_far: i64,
+}
+
+/// What one partition gets of a group.
+#[derive(Debug)]
+pub struct Share<'a> {
+    pub partition: u32,
+    pub hits: u64,
+    /// Where its pairs stand in the group.
+    pub indexes: Vec<usize>,
+    pub pairs: Vec<(&'a [u8], Change)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -83,74 +96,84 @@ impl Group {
     }
 
     /// Adds a delta that stands for so many hits.
-    pub fn push(&mut self, id: &[u8], delta: i64, hits: u64) -> Seat {
+    pub fn push(&mut self, partition: u32, id: &[u8], delta: i64, hits: u64) -> Position {
         let (list, pairs) = if delta < 0 { (List::Downs, &mut self.downs) } else { (List::Ups, &mut self.ups) };
         let Some((index, _, pair)) = pairs.get_full_mut(id) else {
             self.hits += hits;
-            let (index, _) = pairs.insert_full(id.into(), Pair { sum: delta, hits, callers: 1, sets: false });
-            return Seat { list, index, so_far: delta };
+            let (index, _) =
+                pairs.insert_full(id.into(), Pair { partition, sum: delta, hits, callers: 1, sets: false });
+            return Position { list, index, so_far: delta };
         };
-        let Some(so_far) = pair.sum.checked_add(delta) else { return self.push_alone(id, delta, hits) };
-        *pair = Pair { sum: so_far, hits: pair.hits + hits, callers: pair.callers + 1, sets: false };
+        let Some(so_far) = pair.sum.checked_add(delta) else { return self.push_alone(partition, id, delta, hits) };
+        *pair = Pair { sum: so_far, hits: pair.hits + hits, callers: pair.callers + 1, ..*pair };
         self.hits += hits;
-        Seat { list, index, so_far }
+        Position { list, index, so_far }
     }
 
     /// Adds a delta that is not summed with others.
-    pub fn push_alone(&mut self, id: &[u8], delta: i64, hits: u64) -> Seat {
-        self.push_single(id, Pair { sum: delta, hits, callers: 1, sets: false })
+    pub fn push_alone(&mut self, partition: u32, id: &[u8], delta: i64, hits: u64) -> Position {
+        self.push_single(id, Pair { partition, sum: delta, hits, callers: 1, sets: false })
     }
 
     /// Adds a value that replaces the counter's, after everything that is summed.
-    pub fn push_set(&mut self, id: &[u8], value: i64) -> Seat {
-        self.push_single(id, Pair { sum: value, hits: 1, callers: 1, sets: true })
+    pub fn push_set(&mut self, partition: u32, id: &[u8], value: i64) -> Position {
+        self.push_single(id, Pair { partition, sum: value, hits: 1, callers: 1, sets: true })
     }
 
-    fn push_single(&mut self, id: &[u8], pair: Pair) -> Seat {
+    fn push_single(&mut self, id: &[u8], pair: Pair) -> Position {
         self.hits += pair.hits;
         self.alone.push((id.into(), pair));
-        Seat { list: List::Alone, index: self.alone.len() - 1, so_far: pair.sum }
+        Position { list: List::Alone, index: self.alone.len() - 1, so_far: pair.sum }
     }
 
     /// Adds what the counter is to be seeded with if it is missing. Of several the last one: it has the latest ticket.
-    pub fn push_seed(&mut self, id: &[u8], seed: Seed) {
-        self.seeds.insert(id.into(), seed);
+    pub fn push_seed(&mut self, partition: u32, id: &[u8], seed: Seed) {
+        self.seeds.insert(id.into(), (partition, seed));
     }
 
-    /// The ids and deltas in the order in which a call carries them.
-    pub fn pairs(&self) -> impl Iterator<Item = (&[u8], i64)> {
-        self.all().map(|(id, pair)| (&**id, pair.sum))
+    /// The pairs by partition, as a call carries them; each has its index in the results of the whole group.
+    pub fn by_partition(&self) -> Vec<Share<'_>> {
+        let mut shares: Vec<Share<'_>> = Vec::new();
+        let mut at = HashMap::<u32, usize>::new();
+        for (index, (id, pair)) in self.all().enumerate() {
+            let share = *at.entry(pair.partition).or_insert_with(|| {
+                shares.push(Share { partition: pair.partition, hits: 0, indexes: Vec::new(), pairs: Vec::new() });
+                shares.len() - 1
+            });
+            let share = &mut shares[share];
+            share.hits += pair.hits;
+            share.indexes.push(index);
+            share.pairs.push((id, if pair.sets { Change::Set(pair.sum) } else { Change::Add(pair.sum) }));
+        }
+        shares
     }
 
-    /// The same as changes of cached counters.
-    pub fn changes(&self) -> impl Iterator<Item = (&[u8], Change)> {
-        self.all().map(|(id, pair)| (&**id, if pair.sets { Change::Set(pair.sum) } else { Change::Add(pair.sum) }))
-    }
-
-    pub fn seeds(&self) -> impl Iterator<Item = (&[u8], Seed)> {
-        self.seeds.iter().map(|(id, seed)| (&**id, *seed))
+    /// What missing counters of this partition are seeded with.
+    pub fn seeds_of(&self, partition: u32) -> Vec<(&[u8], Seed)> {
+        let own = self.seeds.iter().filter(|(_, (of, _))| *of == partition);
+        own.map(|(id, (_, seed))| (&**id, *seed)).collect()
     }
 
     /// For each pair how many hits it stands for, unless its callers were many and its sum was refused: they come again.
-    pub fn settled_hits<'a>(&'a self, answers: &'a [Answer]) -> impl Iterator<Item = (u64, Answer)> + 'a {
-        let settled = |((_, pair), answer): ((_, &Pair), &Answer)| (pair.hits, *answer, pair.comes_again(*answer));
-        self.all().zip(answers).map(settled).filter(|(.., again)| !again).map(|(hits, answer, _)| (hits, answer))
+    pub fn settled_hits<'a>(&'a self, results: &'a [PairResult]) -> impl Iterator<Item = (u64, PairResult)> + 'a {
+        let settled = |((_, pair), result): ((_, &Pair), &PairResult)| (pair.hits, *result, pair.comes_again(*result));
+        self.all().zip(results).map(settled).filter(|(.., again)| !again).map(|(hits, result, _)| (hits, result))
     }
 
     /// What became of a hit, given what became of the pairs; `None` if it was refused in a sum and must be tried alone.
-    pub fn own(&self, seat: Seat, answers: &[Answer], repeated: bool) -> Option<Answer> {
-        let (place, pair) = match seat.list {
-            List::Ups => (seat.index, &self.ups[seat.index]),
-            List::Downs => (self.ups.len() + seat.index, &self.downs[seat.index]),
-            List::Alone => (self.ups.len() + self.downs.len() + seat.index, &self.alone[seat.index].1),
+    pub fn own(&self, position: Position, results: &[PairResult], repeated: bool) -> Option<PairResult> {
+        let (place, pair) = match position.list {
+            List::Ups => (position.index, &self.ups[position.index]),
+            List::Downs => (self.ups.len() + position.index, &self.downs[position.index]),
+            List::Alone => (self.ups.len() + self.downs.len() + position.index, &self.alone[position.index].1),
         };
-        match answers[place] {
-            // a repeat is answered what is pending by then, whoever else has counted meanwhile
-            Answer::Counted(sum) if !repeated => {
-                Some(Answer::Counted(sum.wrapping_sub(pair.sum).wrapping_add(seat.so_far)))
+        match results[place] {
+            // a repeat is told what is pending by then, whoever else has counted meanwhile
+            PairResult::Counted(sum) if !repeated => {
+                Some(PairResult::Counted(sum.wrapping_sub(pair.sum).wrapping_add(position.so_far)))
             }
             // of several visits of one visitor the first one is the first
-            Answer::First if seat.so_far > 1 => Some(Answer::Again),
+            PairResult::First if position.so_far > 1 => Some(PairResult::Again),
             refused if pair.comes_again(refused) => None,
             same => Some(same),
         }
@@ -163,7 +186,7 @@ impl Group {
 
 impl Pair {
     /// One of many may fit where the sum does not.
-    fn comes_again(self, answer: Answer) -> bool {
-        self.callers > 1 && matches!(answer, Answer::OutOfRange(_))
+    fn comes_again(self, result: PairResult) -> bool {
+        self.callers > 1 && matches!(result, PairResult::OutOfRange(_))
     }
 }

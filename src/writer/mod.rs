@@ -1,33 +1,28 @@
-//! The write path of a family (PROTOCOL section 3): one producer-fenced call at a time per partition, which carries
-//! everything that was asked for while the one before was under way. This is group commit: nothing waits for a timer,
-//! and calls grow with the load.
+//! The write path of a family (PROTOCOL section 3): fenced calls, each of which carries everything that was asked for
+//! while others were out. This is group commit: nothing waits for a timer, and calls grow with the load.
 
-mod answer;
 mod call;
-mod dispatch;
 mod group;
-mod lane;
-mod lead;
-mod producer;
+mod queue;
 mod recorder;
+mod send;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use redis::aio::ConnectionLike;
 
-pub use self::answer::Answer;
-pub use self::dispatch::Dispatch;
 use self::group::Group;
-use self::lane::Lane;
+use self::queue::Queue;
 use self::recorder::Recorder;
-use crate::cached::{Change, Seed};
+use crate::cached::Seed;
 use crate::error::{Error, Result};
-use crate::partition::random;
+use crate::partition::{Change, PairResult, random};
 use crate::shared::{Opened, Work};
+use crate::topology::Topology;
 
 /// Of how many partitions of a wide family the least busy one is looked for.
 const CANDIDATES: u32 = 8;
@@ -35,106 +30,119 @@ const CANDIDATES: u32 = 8;
 /// Counts the hits of one family.
 #[derive(Debug)]
 pub struct Writer<C> {
-    opened: Arc<Opened>,
-    dispatch: Arc<Dispatch<C>>,
-    work: Arc<Work>,
-    lanes: Box<[OnceLock<Arc<Lane<C>>>]>,
+    queue: Arc<Queue<C>>,
     /// Where the search for the least busy partition of a wide family begins.
     turn: AtomicU32,
     recorder: Recorder,
 }
 
+/// A hit of many, or several that are summed.
+#[derive(Clone, Copy)]
+struct Hit<'a> {
+    partition: u32,
+    id: &'a [u8],
+    delta: i64,
+    hits: u64,
+}
+
 /// What became of one hit of many.
-type Own = Result<Answer>;
+type Own = Result<PairResult>;
 
 impl<C> Writer<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    pub fn new(opened: Arc<Opened>, dispatch: Arc<Dispatch<C>>, work: Arc<Work>) -> Self {
-        let lanes = (0..opened.registered.family.partitions()).map(|_| OnceLock::new()).collect();
+    pub fn new(redis: C, opened: Arc<Opened>, topology: Arc<Topology>, work: Arc<Work>) -> Result<Self> {
         // so that not all processes begin with the same one
-        let turn = AtomicU32::new(random().unwrap_or(0) as u32);
-        Writer { opened, dispatch, work, lanes, turn, recorder: Recorder::new() }
+        let turn = AtomicU32::new(random()? as u32);
+        let queue = Arc::new(Queue::new(redis, opened, topology, work)?);
+        Ok(Writer { queue, turn, recorder: Recorder::new() })
     }
 
     /// Counts one hit. Without `wait` it is an error if many others wait already.
-    pub async fn add(&self, id: &[u8], delta: i64, patience: Duration, wait: bool) -> Own {
-        self.change(id, Change::Add(delta), None, patience, wait).await
+    pub async fn add(&self, id: &[u8], delta: i64, timeout: Duration, wait: bool) -> Own {
+        self.change(id, Change::Add(delta), None, timeout, wait).await
     }
 
     /// The same for any change, before which a missing counter is seeded if a seed is given.
-    pub async fn change(&self, id: &[u8], change: Change, seed: Option<Seed>, patience: Duration, wait: bool) -> Own {
-        let lane = self.lane(self.partition_for(id));
+    pub async fn change(&self, id: &[u8], change: Change, seed: Option<Seed>, timeout: Duration, wait: bool) -> Own {
+        let partition = self.partition_for(id);
         let push = |group: &mut Group| {
-            lane.has_room_for(group, 1).then(|| {
+            self.queue.has_room_for(group, 1).then(|| {
                 if let Some(seed) = seed {
-                    group.push_seed(id, seed);
+                    group.push_seed(partition, id, seed);
                 }
                 match change {
-                    Change::Add(delta) => group.push(id, delta, 1),
-                    Change::Set(value) => group.push_set(id, value),
+                    Change::Add(delta) => group.push(partition, id, delta, 1),
+                    Change::Set(value) => group.push_set(partition, id, value),
                 }
             })
         };
-        let (call, seat) = lane.count(patience, wait, push).await?;
-        match (call.own(seat)?, change) {
-            (None, Change::Add(delta)) => Self::add_alone(lane, id, delta, 1, patience).await,
-            (answer, _) => answer.ok_or_else(|| Error::corrupt("a value was summed")),
+        let (call, position) = self.queue.count((partition, false), timeout, wait, push).await?;
+        match (call.own(position)?, change) {
+            (None, Change::Add(delta)) => self.add_alone(partition, id, delta, 1, timeout).await,
+            (result, _) => result.ok_or_else(|| Error::corrupt("a value was summed")),
         }
     }
 
     /// Counts what stands for so many hits and was refused in a sum with others.
-    async fn add_alone(lane: &Arc<Lane<C>>, id: &[u8], delta: i64, hits: u64, patience: Duration) -> Own {
-        let push = |group: &mut Group| lane.has_room_for(group, 1).then(|| group.push_alone(id, delta, hits));
-        let (call, seat) = lane.count(patience, true, push).await?;
-        call.own(seat)?.ok_or_else(|| Error::corrupt("a hit that was tried alone was summed"))
+    async fn add_alone(&self, partition: u32, id: &[u8], delta: i64, hits: u64, timeout: Duration) -> Own {
+        let push =
+            |group: &mut Group| self.queue.has_room_for(group, 1).then(|| group.push_alone(partition, id, delta, hits));
+        let (call, position) = self.queue.count((partition, false), timeout, true, push).await?;
+        call.own(position)?.ok_or_else(|| Error::corrupt("a hit that was tried alone was summed"))
     }
 
-    /// Counts many hits, and answers what became of each: those of one partition go together, and partitions fail by
+    /// Counts many hits, and returns what became of each: those that one call can carry go together, and calls fail by
     /// themselves.
-    pub async fn add_many(&self, hits: &[(&[u8], i64)], patience: Duration) -> Vec<Own> {
-        let mut places: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for (place, (id, _)) in hits.iter().enumerate() {
-            places.entry(self.partition_for(id)).or_default().push(place);
-        }
-        let parts = places.iter().map(|(partition, places)| async move {
-            let mut owns = Vec::with_capacity(places.len());
-            for some in places.chunks(self.chunk()) {
-                let some: Vec<_> = some.iter().map(|place| hits[*place]).collect();
-                owns.extend(self.add_some(self.lane(*partition), &some, patience).await);
-            }
-            owns
-        });
-        let owns = join_all(parts).await.into_iter().flatten();
-        let mut owns: Vec<_> = places.values().flatten().zip(owns).collect();
-        owns.sort_unstable_by_key(|(place, _)| **place);
-        owns.into_iter().map(|(_, own)| own).collect()
+    pub async fn add_many(&self, hits: &[(&[u8], i64)], timeout: Duration) -> Vec<Own> {
+        let all = hits.iter().map(|(id, delta)| Hit { partition: self.partition_for(id), id, delta: *delta, hits: 1 });
+        self.add_all(&all.collect::<Vec<_>>(), timeout).await
     }
 
-    async fn add_some(&self, lane: &Arc<Lane<C>>, hits: &[(&[u8], i64)], patience: Duration) -> Vec<Own> {
+    async fn add_all(&self, hits: &[Hit<'_>], timeout: Duration) -> Vec<Own> {
+        let mut shares: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        let spans = self.queue.spans_partitions();
+        for (index, hit) in hits.iter().enumerate() {
+            shares.entry(if spans { 0 } else { hit.partition }).or_default().push(index);
+        }
+        let chunks: Vec<_> = shares.values().flat_map(|indexes| indexes.chunks(self.chunk())).collect();
+        let results = join_all(chunks.iter().map(|indexes| self.add_some(indexes, hits, timeout))).await;
+        let mut results: Vec<_> = chunks.into_iter().flatten().zip(results.into_iter().flatten()).collect();
+        results.sort_unstable_by_key(|(index, _)| **index);
+        results.into_iter().map(|(_, result)| result).collect()
+    }
+
+    async fn add_some(&self, indexes: &[usize], hits: &[Hit<'_>], timeout: Duration) -> Vec<Own> {
+        let some = || indexes.iter().map(|index| &hits[*index]);
         let push = |group: &mut Group| {
-            let fits = lane.has_room_for(group, hits.len());
-            fits.then(|| hits.iter().map(|(id, delta)| group.push(id, *delta, 1)).collect::<Vec<_>>())
+            let fits = self.queue.has_room_for(group, indexes.len());
+            let push = |hit: &Hit<'_>| group.push(hit.partition, hit.id, hit.delta, hit.hits);
+            fits.then(|| some().map(push).collect::<Vec<_>>())
         };
-        let (call, seats) = match lane.count(patience, true, push).await {
+        let partition = hits[indexes[0]].partition;
+        let mixed = some().any(|hit| hit.partition != partition);
+        let (call, positions) = match self.queue.count((partition, mixed), timeout, true, push).await {
             Ok(counted) => counted,
-            Err(error) => return hits.iter().map(|_| Err(error.again())).collect(),
+            Err(error) if mixed && error.is_retryable() && !self.queue.spans_partitions() => {
+                return Box::pin(self.add_all(&some().copied().collect::<Vec<_>>(), timeout)).await;
+            }
+            Err(error) => return indexes.iter().map(|_| Err(error.again())).collect(),
         };
-        let mut owns = Vec::with_capacity(hits.len());
-        for (seat, (id, delta)) in seats.into_iter().zip(hits) {
-            owns.push(match call.own(seat) {
-                Ok(Some(answer)) => Ok(answer),
-                Ok(None) => Self::add_alone(lane, id, *delta, 1, patience).await,
+        let mut results = Vec::with_capacity(indexes.len());
+        for (position, hit) in positions.into_iter().zip(some()) {
+            results.push(match call.own(position) {
+                Ok(Some(result)) => Ok(result),
+                Ok(None) => self.add_alone(hit.partition, hit.id, hit.delta, hit.hits, timeout).await,
                 Err(error) => Err(error),
             });
         }
-        owns
+        results
     }
 
     /// Counts a hit in this process, and sees to it that it is sent soon.
     pub fn record(self: &Arc<Self>, id: &[u8], delta: i64) -> Result<()> {
-        let family = &self.opened.registered.family;
+        let family = self.queue.family();
         self.recorder.record(family, family.home_of(id).unwrap_or_else(|| family.partition_by(id)), id, delta)?;
         Recorder::begin(self);
         Ok(())
@@ -147,30 +155,23 @@ where
 
     /// How many hits of one caller go together: they must find room beside others.
     fn chunk(&self) -> usize {
-        self.opened.registered.family.pairs_a_call().div_ceil(2)
-    }
-
-    fn lane(&self, number: u32) -> &Arc<Lane<C>> {
-        self.lanes[number as usize].get_or_init(|| {
-            let partition = self.dispatch.partition(&self.opened.registered.family, number);
-            Arc::new(Lane::new(self.opened.clone(), number, partition, self.dispatch.clone(), self.work.clone()))
-        })
+        self.queue.family().pairs_a_call().div_ceil(2)
     }
 
     /// The partition that takes an increment of this id: its own, or the least busy one of a wide family.
     fn partition_for(&self, id: &[u8]) -> u32 {
-        let family = &self.opened.registered.family;
+        let family = self.queue.family();
         if let Some(home) = family.home_of(id) {
             return home;
         }
         // as long as nothing waits there, the same one as before: fewer partitions are brought to the database
         let count = family.partitions();
         let last = self.turn.load(Ordering::Relaxed) % count;
-        if self.lane(last).waiting() == 0 {
+        if self.queue.waiting(last) == 0 {
             return last;
         }
         let first = self.turn.fetch_add(1, Ordering::Relaxed);
         let candidates = (0..count.min(CANDIDATES)).map(|step| first.wrapping_add(step) % count);
-        candidates.min_by_key(|number| self.lane(*number).waiting()).unwrap_or(0)
+        candidates.min_by_key(|number| self.queue.waiting(*number)).unwrap_or(0)
     }
 }

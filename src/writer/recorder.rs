@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use redis::aio::ConnectionLike;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
@@ -13,14 +12,14 @@ use tokio::time::{Instant, sleep};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
+use crate::partition::PairResult;
+use crate::writer::Hit;
 use crate::writer::Writer;
-use crate::writer::answer::Answer;
-use crate::writer::group::Group;
 
 /// How long sums are kept before they are sent.
 const PAUSE: Duration = Duration::from_millis(5);
 /// How long Redis is waited for; what it then surely has not counted is kept, and sent again.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// How many ids are kept for one partition.
 const IDS: usize = 16_384;
 
@@ -111,12 +110,10 @@ impl Recorder {
     {
         let _one = self.sending.lock().await;
         let Some(all) = self.sums.get() else { return Ok(()) };
-        let gauge = ::metrics::gauge!(metrics::RECORDED, "family" => writer.opened.label.clone());
+        let gauge = ::metrics::gauge!(metrics::RECORDED, "family" => writer.queue.opened.label.clone());
         let taken: Vec<_> = all.iter().map(|sums| std::mem::take(&mut *lock(sums))).collect();
         gauge.set(taken.iter().map(hits).sum::<u64>() as f64);
-        let parts = (0..).zip(taken).filter(|(_, sums)| !sums.is_empty());
-        let sent = join_all(parts.map(|(partition, sums)| self.send_part(writer, partition, sums))).await;
-        let sent = sent.into_iter().fold(Ok(()), worse);
+        let sent = self.send_all(writer, &taken).await;
         let kept = if sent.is_ok() { 0 } else { all.iter().map(|sums| hits(&lock(sums))).sum() };
         gauge.set(kept as f64);
         // what is kept is sent again; what is lost has to be said, whoever was sending it
@@ -128,38 +125,25 @@ impl Recorder {
         sent
     }
 
-    async fn send_part<C>(&self, writer: &Writer<C>, partition: u32, sums: Sums) -> Result<()>
+    async fn send_all<C>(&self, writer: &Writer<C>, taken: &[Sums]) -> Result<()>
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
-        let lane = writer.lane(partition);
+        let mut hits = Vec::new();
+        for (partition, sums) in (0..).zip(taken) {
+            hits.extend(sums.iter().map(|(id, sum)| Hit { partition, id, delta: sum.delta, hits: sum.hits }));
+        }
+        let family = writer.queue.family();
         let mut result = Ok(());
-        let sums: Vec<_> = sums.into_iter().collect();
-        for some in sums.chunks(writer.chunk()) {
-            let push = |group: &mut Group| {
-                let fits = lane.has_room_for(group, some.len());
-                fits.then(|| some.iter().map(|(id, sum)| group.push(id, sum.delta, sum.hits)).collect::<Vec<_>>())
+        for (hit, own) in hits.iter().zip(writer.add_all(&hits, TIMEOUT).await) {
+            let sum = Sum { delta: hit.delta, hits: hit.hits };
+            let settled = match own {
+                Ok(PairResult::Counted(_)) => Ok(()),
+                Ok(refused) => Err(out_of_range(family, hit.id, sum, &format!("{refused:?}"))),
+                Err(error) if error.is_retryable() => worse(Err(error), self.keep(family, hit.partition, hit.id, sum)),
+                Err(error) => Err(error),
             };
-            let counted = lane.count(PATIENCE, true, push).await;
-            for (place, (id, sum)) in some.iter().enumerate() {
-                let own = match &counted {
-                    Ok((call, seats)) => call.own(seats[place]),
-                    Err(error) => Err(error.again()),
-                };
-                let own = match own {
-                    Ok(None) => Writer::add_alone(lane, id, sum.delta, sum.hits, PATIENCE).await.map(Some),
-                    own => own,
-                };
-                let settled = match own {
-                    Ok(Some(Answer::Counted(_)) | None) => Ok(()),
-                    Ok(Some(refused)) => Err(out_of_range(lane.family(), id, *sum, &format!("{:?}", refused.added()))),
-                    Err(error) if error.is_retryable() => {
-                        worse(Err(error), self.keep(lane.family(), partition, id, *sum))
-                    }
-                    Err(error) => Err(error),
-                };
-                result = worse(result, settled);
-            }
+            result = worse(result, settled);
         }
         result
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use redis::Client;
 use redis::aio::ConnectionManager;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -24,7 +24,8 @@ pub struct Proxy {
     process: Process,
     socket: PathBuf,
     network: Arc<Network>,
-    listening: JoinHandle<()>,
+    target: Target,
+    listening: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// What becomes of everything that a black hole held back.
@@ -101,13 +102,28 @@ impl Proxy {
             requests: AtomicU64::new(0),
             replies: AtomicU64::new(0),
         });
-        let listening = tokio::spawn(listen(listener, target, network.clone()));
-        Proxy { process, socket, network, listening }
+        let accept = async move || listener.accept().await.map(|(client, _)| client.into_split());
+        let listening = tokio::spawn(listen(accept, target.clone(), network.clone()));
+        Proxy { process, socket, network, target, listening: Mutex::new(vec![listening]) }
     }
 
     /// The socket that it listens on.
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// Listens on a port of 127.0.0.1 as well, and returns it: for clients that know no Unix sockets.
+    ///
+    /// # Panics
+    ///
+    /// Where no port is free.
+    pub async fn listen_on_port(&self) -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let port = listener.local_addr().expect("a bound listener").port();
+        let accept = async move || listener.accept().await.map(|(client, _)| client.into_split());
+        let listening = tokio::spawn(listen(accept, self.target.clone(), self.network.clone()));
+        self.listening.lock().unwrap_or_else(PoisonError::into_inner).push(listening);
+        port
     }
 
     /// The address for the redis crate, `redis+unix:///...`.
@@ -183,30 +199,37 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         // the connections, which are its own, go with it
-        self.listening.abort();
+        self.listening.get_mut().unwrap_or_else(PoisonError::into_inner).iter().for_each(JoinHandle::abort);
     }
 }
 
-async fn listen(listener: UnixListener, target: Target, network: Arc<Network>) {
+async fn listen<R, W>(accept: impl AsyncFn() -> io::Result<(R, W)>, target: Target, network: Arc<Network>)
+where
+    R: AsyncRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
     let mut connections = JoinSet::new();
     let mut weather = network.weather.subscribe();
     loop {
-        let (client, _) =
-            listener.accept().await.unwrap_or_else(|e| panic!("the proxy cannot accept connections: {e}"));
+        let client = accept().await.unwrap_or_else(|e| panic!("the proxy cannot accept connections: {e}"));
         // new ones are let through in either case
         let _ = weather.wait_for(|weather| !weather.black_hole).await;
-        connections.spawn(connect(client, target.clone(), network.clone()));
+        let (target, network) = (target.clone(), network.clone());
+        connections.spawn(async move { connect(client, target, &network).await });
         // those that are over
         while connections.try_join_next().is_some() {}
     }
 }
 
 /// One connection, from its start to its end. Where the server is down it is closed at once.
-async fn connect(client: UnixStream, target: Target, network: Arc<Network>) -> io::Result<()> {
-    let client = client.into_split();
+async fn connect<R, W>(client: (R, W), target: Target, network: &Network) -> io::Result<()>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
     match target {
-        Target::Unix(path) => forward(client, UnixStream::connect(path).await?.into_split(), &network).await,
-        Target::Tcp(address) => forward(client, TcpStream::connect(address).await?.into_split(), &network).await,
+        Target::Unix(path) => forward(client, UnixStream::connect(path).await?.into_split(), network).await,
+        Target::Tcp(address) => forward(client, TcpStream::connect(address).await?.into_split(), network).await,
     }
 }
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs the Python of lua/README.md and of examples/python on a private Redis server, and then takes replies away from it.
+"""Runs the Python of lua/README.md and of examples/python on a private Redis server, behind a proxy that loses requests
+and replies, with the retries that redis-py has by default.
 
     readme.py SOCKET ROOT
 """
@@ -7,49 +8,30 @@ import contextlib
 import importlib.util
 import io
 import os
-import random
 import re
 import sys
+import tempfile
 import threading
+import time
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import redis
-from redis.backoff import NoBackoff
+from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.retry import Retry
+
+from lossy import HITS, Forgetful, Proxy, pending, without_fence
 
 IDS = ["a", "b", "c", "é/2014-09-20"]
 
 
-class Unreliable(redis.Redis):
-    """A client whose calls get lost on their way there, or on their way back, and whose scripts get forgotten."""
-
-    chance = 0.0
-    on_loss = staticmethod(lambda: None)
-
-    def script_load(self, script):
-        if random.random() < self.chance:
-            raise redis.ConnectionError("lost on the way there")
-        return super().script_load(script)
-
-    def evalsha(self, *args):
-        if random.random() < self.chance:
-            raise redis.ConnectionError("lost on the way there")
-        if random.random() < self.chance:
-            self.script_flush()
-        reply = super().evalsha(*args)
-        if random.random() < self.chance:
-            self.on_loss()
-            raise redis.TimeoutError("lost on the way back")
-        return reply
-
-
-def pending(client):
-    """What is pending, and how many hits were counted."""
-    sums = {}
-    for key in client.keys("cf1:{*}:buffer"):
-        for id, delta in client.hgetall(key).items():
-            sums[id.decode()] = sums.get(id.decode(), 0) + int(delta)
-    return sums, sum(int(client.hget(key, "hits")) for key in client.keys("cf1:{*}:meta"))
+def connect(socket, **options):
+    """A client that resends by itself, as redis-py's do from 6 on if nothing is said."""
+    if int(redis.__version__.split(".", 1)[0]) < 6:
+        options["retry"] = Retry(ExponentialBackoff(0.1, 0.01), 3)
+        options["retry_on_error"] = [redis.ConnectionError, redis.TimeoutError]
+    return redis.Redis(unix_socket_path=socket, socket_timeout=2, **options)
 
 
 def expect(what, got, expected):
@@ -57,164 +39,211 @@ def expect(what, got, expected):
         sys.exit(f"{what}: expected {expected!r}, got {got!r}")
 
 
-def values(client):
-    """The values of cached counters, and their sum."""
-    found = {}
-    for key in client.keys("cf1:{*}:values"):
-        found.update({id.decode(): int(value) for id, value in client.hgetall(key).items()})
-    return found, sum(found.values())
-
-
-def exact_in_spite_of_losses(what, client, hit, count=pending):
-    """Four threads count; every third call loses something."""
-    client.flushall()
-    client.chance = 0.12
-    failures = []
-
-    def work():
-        try:
-            for i in range(60):
-                hit(IDS[i % len(IDS)])
-        except Exception as error:  # pylint: disable=broad-except
-            failures.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    client.chance = 0.0
-    expect(f"{what}: failures", failures, [])
-    expect(f"{what}: counts", count(client), ({id: 60 for id in IDS}, 240))
-
-
-def tells_when_redis_forgot(what, client, hit, unknown):
-    """The reply of a hit is lost, and with it the memory of Redis."""
-    hit("a")
-    losses = iter([True])
-
-    def forget():
-        client.chance = 0.0
-        client.flushall()
-
-    evalsha = client.evalsha
-
-    def lose(*args):
-        reply = redis.Redis.evalsha(client, *args)
-        if next(losses, None):
-            forget()
-            raise redis.TimeoutError("lost on the way back")
-        return reply
-
-    client.evalsha = lose
+@contextlib.contextmanager
+def raises(what, error):
     try:
-        hit("a")
-        sys.exit(f"{what}: a hit of which nothing is known was called counted")
-    except unknown:
-        pass
-    finally:
-        client.evalsha = evalsha
-    expect(f"{what}: nothing was done", pending(client), ({}, 0))
-    hit("a")
-    expect(f"{what}: and it goes on", pending(client), ({"a": 1}, 1))
+        yield
+    except error:
+        return
+    sys.exit(f"{what}: {error.__name__} was not raised")
 
 
-def changes_cached_counters(client, readme):
-    """Each change is answered with a value of its own, also where the counter has to be brought from its row first."""
-    stock = readme["Cached"](client, "lua/v1", "shop-12345", "stock", 8)
-    answers = {id: [] for id in IDS}
-    exact_in_spite_of_losses(
-        "cached", client, lambda id: answers[id].append(stock.change(id, 1, lambda id: ("-", "-"))), values)
-    for id in IDS:
-        expect(f"cached: answers for {id}", sorted(answers[id]), [*range(1, 61)])
-    no_row = lambda id: sys.exit("cached: the row was read although the counter is there")
-    expect("cached: from a row", stock.change("x", -2, lambda id: (5, "00000000000000aa:3"), low=0), 3)
-    expect("cached: from Redis", stock.change("x", -3, no_row, low=0), 0)
-    expect("cached: beyond 2^53", stock.change("y", 1, lambda id: (2**62, "-")), 2**62 + 1)
-    try:
-        stock.change("x", -1, no_row, low=0)
-        sys.exit("cached: a change out of bounds was called counted")
-    except readme["NotCounted"]:
-        pass
+class Checks:
+    def __init__(self, socket, proxy):
+        self.socket, self.proxy, self.redis = socket, proxy, redis.Redis(unix_socket_path=socket)
+        self.lossy = connect(proxy.socket)
+
+    def hits(self, what, hit, family, kind):
+        """Four threads make 300 hits while requests and replies get lost."""
+        lost, failures, started = dict(self.proxy.lost), [], time.monotonic()
+
+        def work(id):
+            try:
+                for _ in range(HITS // len(IDS)):
+                    hit(id)
+            except Exception as error:  # pylint: disable=broad-except
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(id,)) for id in IDS]
+        with Forgetful(self.redis, "lua", family, kind):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        time.sleep(0.4)  # for what is late
+        expect(f"{what}: failures", failures, [])
+        lost = {fate: self.proxy.lost[fate] - before for fate, before in lost.items()}
+        print(f"{what}: {HITS} hits, lost {lost}, {time.monotonic() - started:.1f} s")
+
+    def exact(self, what, hit, family, kind, there):
+        self.redis.flushall()
+        self.hits(what, hit, family, kind)
+        expect(f"{what}: counted", there(), {id: HITS // len(IDS) for id in IDS})
+
+    def buffered(self, what, make, hit, unknown):
+        """What a client of buffered counters must do; `make` makes one with a connection and the scripts of a folder."""
+        family = "shop-12345/product_views"
+        counter = make(self.lossy, "lua/v1")
+        self.exact(what, lambda id: hit(counter, id), family, "buffered", lambda: pending(self.redis, family))
+        self.redis.flushall()
+        with tempfile.TemporaryDirectory() as folder:
+            unfenced = make(self.lossy, without_fence("lua", f"{folder}/lua") + "/v1")
+            self.hits(f"{what} without the fence", lambda id: hit(unfenced, id), family, "buffered")
+        there = sum(pending(self.redis, family).values())
+        print(f"{what} without the fence: {there} there")
+        expect(f"{what} without the fence: more than {HITS}", there > HITS, True)
+        self.forks(what, make(self.redis, "lua/v1"), hit, family)
+        self.forgotten(what, make, hit, unknown, family)
+
+    def forks(self, what, counter, hit, family):
+        """A process and its child are callers with names of their own."""
+        self.redis.flushall()
+        hit(counter, "a")
+        child = os.fork()
+        if child == 0:
+            try:
+                hit(counter, "a")
+                os._exit(0)
+            finally:
+                os._exit(1)
+        hit(counter, "a")
+        expect(f"{what}: the child", os.waitpid(child, 0)[1], 0)
+        expect(f"{what}: hits of a process and its child", pending(self.redis, family), {"a": 3})
+
+    def forgotten(self, what, make, hit, unknown, family):
+        """The reply of a hit is lost, and with it the memory of Redis."""
+        self.redis.flushall()
+        client = connect(self.socket)
+        counter = make(client, "lua/v1")
+        hit(counter, "a")
+        execute, losses = client.execute_command, [True]
+
+        def lose(*args, **options):
+            reply = execute(*args, **options)
+            if losses and losses.pop():
+                self.redis.flushall()
+                raise redis.ConnectionError("lost on the way back")
+            return reply
+
+        client.execute_command = lose
+        with raises(f"{what}: a hit of which nothing is known", unknown):
+            hit(counter, "a")
+        expect(f"{what}: nothing was done", pending(self.redis, family), {})
+        hit(counter, "a")
+        expect(f"{what}: and it goes on", pending(self.redis, family), {"a": 1})
+
+    def refused(self, readme):
+        """What is not counted, and the caller is told so."""
+        self.redis.flushall()
+        make = lambda client=self.lossy, **changed: readme["Counter"](
+            client, "lua/v1", **{"family": "shop/views", "kind": "buffered", "partitions": 8, **changed})
+        counter, other = make(), make(partitions=9)
+        counter.hit("max", 2**63 - 1)
+        with raises("a sum beyond i64", readme["NotCounted"]):
+            counter.hit("max")
+        configure = Path("lua/v1/family_configure.lua").read_text(encoding="utf-8")
+        self.redis.eval(configure, 1, "cf1:{shop/views/0}:epochs", "buffered", 8)
+        with raises("another number of partitions", readme["NotCounted"]):
+            other.hit("a")
+        with raises("decode_responses", readme["NotCounted"]):
+            make(connect(self.socket, decode_responses=True)).hit("a")
+        fresh = make(redis.Redis(unix_socket_path=self.socket))
+        fresh.hit("b")
+        self.redis.config_set("maxmemory", 1)
+        with raises("a full Redis", readme["NotCounted"]):
+            fresh.hit("a")
+        self.redis.config_set("maxmemory", 0)
+        readme["time"] = SimpleNamespace(monotonic=count(1, 4).__next__, sleep=lambda seconds: None)
+        with raises("no Redis", readme["NotCounted"]):
+            make(redis.Redis(unix_socket_path="/nowhere", retry=Retry(NoBackoff(), 0))).hit("a")
+        readme["time"] = time
+        expect("refused", pending(self.redis, "shop/views"), {"max": 2**63 - 1, "b": 1})
+
+    def cached(self, readme):
+        """Each change has a value of its own, also where the counter has to be brought from its row first."""
+        stock = readme["Cached"](self.lossy, "lua/v1", "shop/stock", "cached", 8)
+        values = {id: [] for id in IDS}
+        change = lambda id: values[id].append(stock.change(id, 1, lambda id: ("-", "-")))
+        there = lambda: {id.decode(): int(value) for key in self.redis.keys("cf1:{*}:values")
+                         for id, value in self.redis.hgetall(key).items()}
+        self.exact("cached", change, "shop/stock", "cached", there)
+        for id in IDS:
+            expect(f"cached: values of {id}", sorted(values[id]), [*range(1, HITS // len(IDS) + 1)])
+        no_row = lambda id: sys.exit("cached: the row was read although the counter is there")
+        expect("cached: from a row", stock.change("x", -2, lambda id: (5, "00000000000000aa:3"), low=0), 3)
+        expect("cached: from Redis", stock.change("x", -3, no_row, low=0), 0)
+        expect("cached: beyond 2^53", stock.change("y", 1, lambda id: (2**62, "-")), 2**62 + 1)
+        with raises("cached: out of bounds", readme["NotCounted"]):
+            stock.change("x", -1, no_row, low=0)
+
+    def example(self):
+        spec = importlib.util.spec_from_file_location("count_hits", "examples/python/count_hits.py")
+        example = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(example)
+
+        def make(client, scripts):
+            example.SCRIPTS = Path(scripts)
+            return example.Counter(client, "shop-12345", "product_views", 8)
+
+        def hit(counter, id):
+            [(_, result)] = counter.add({id: 1}).items()
+            if isinstance(result, Exception):
+                raise result
+
+        self.buffered("example", make, hit, example.OutcomeUnknown)
+        self.redis.flushall()
+        counter = make(connect(self.socket), "lua/v1")
+        expect("example: what it returns", counter.add({"a": 2**63 - 1, "b": -2}), {"a": 2**63 - 1, "b": -2})
+        results = counter.add({"a": 1, "b": -2})
+        expect("example: what it returns", (str(results["a"]), results["b"]), ("RANGE", -4))
+        expect("example: beyond a call", len(counter.add({f"p{i}": 1 for i in range(2500)})), 2500)
+        self.redis.flushall()
+        with contextlib.redirect_stdout(io.StringIO()):
+            example.main([f"unix://{self.socket}", "--namespace", "shop", "--family", "views", "--hits", "1000"])
+        expect("example: hits", sum(pending(self.redis, "shop/views").values()), 1000)
 
 
-def counts_in_slices(client, readme):
-    """Hits in slices of seconds, minutes and months, each once at each."""
-    series = readme["Series"](client, "lua/v1", "shop-12345", "hits", 8)
-
-    def months(_):
-        keys = {key: client.hvals(key) for key in client.keys("cf1:{*}:series:month:*")}
-        found = {key.decode().split(":")[-1]: sum(map(int, counts)) for key, counts in keys.items()}
-        return found, sum(found.values())
-
-    exact_in_spite_of_losses("series", client, series.count, months)
-    for id in IDS:
-        minutes = series.window(id, "60s", 60, 120)
-        expect(f"series: the window of {id}", (len(minutes), sum(count for _, count in minutes)), (120, 60))
-
-
-def tells_who_is_here(client, readme):
-    """Views and visitors of pages, each once, whatever gets lost."""
-    here, came = readme["Here"](client, "lua/v1", "shop-12345", "here", 8), set()
-
-    def touch(page):
-        visitor = random.choice([b"\0", b"\xff", *(b"v%d" % i for i in range(20))])
-        here.touch(page, visitor)
-        came.add((page, visitor))
-
-    def views(_):
-        found = {page: here.now(page)[0] for page in IDS}
-        return found, sum(found.values())
-
-    exact_in_spite_of_losses("here", client, touch, views)
-    for page in IDS:
-        expect(f"here: visitors of {page}", here.now(page)[1], sum(its_page == page for its_page, _ in came))
-    expect("here: a page that nobody touched", here.now("none"), (0, 0))
+def keys_and_fields(client):
+    """What the calls of the other kinds left: the names of the keys, without the fence's, and how many items each has."""
+    size = {b"hash": client.hlen, b"zset": client.zcard, b"set": client.scard}
+    keys = {key.decode().rsplit("}:", 1)[1]: size[client.type(key)](key) for key in client.keys()}
+    return {name: size for name, size in sorted(keys.items()) if name not in ("epochs", "calls", "calls_before")}
 
 
 def main(socket, root):
     os.chdir(root)
-    client = Unreliable(unix_socket_path=socket, retry=Retry(NoBackoff(), 0))
-
     text = Path("lua/README.md").read_text(encoding="utf-8")
-    source, *others = re.findall(r"^```python\n(.*?)^```$", text, re.S | re.M)
-    expect("lines of the snippet, 50 at most", len(source.splitlines()) <= 50, True)
+    source, cached, *kinds = re.findall(r"^```python\n(.*?)^```$", text, re.S | re.M)
+    client = redis.Redis(unix_socket_path=socket)
+    client.flushall()
+    acl = re.search(r"^    (~cf1:.*)$", text, re.M)[1].replace("NAMESPACE", "shop-12345").split()
+    client.execute_command("ACL", "SETUSER", "shop", "reset", "on", ">password", *acl)
     sys.argv = ["snippet", socket]
     readme, printed = {"__name__": "readme"}, io.StringIO()
-    client.flushall()
     with contextlib.redirect_stdout(printed):
         exec(compile(source, "lua/README.md", "exec"), readme)  # pylint: disable=exec-used
-    expect("what the snippet prints", printed.getvalue(), "1\n")
-    expect("what the snippet counts", pending(client), ({"product-1": 1}, 1))
-    counter = readme["Counter"](client, "lua/v1", "shop-12345", "product_views", 8)
-    exact_in_spite_of_losses("snippet", client, counter.hit)
-    tells_when_redis_forgot("snippet", client, counter.hit, readme["OutcomeUnknown"])
-    counter.hit("max", 2**63 - 1)
-    try:
-        counter.hit("max")
-        sys.exit("snippet: a refused hit was called counted")
-    except readme["NotCounted"]:
-        pass
+    expect("what the snippet prints", printed.getvalue(), "counted\n")
+    expect("what the snippet counts", pending(client, "shop-12345/product_views"), {"product-1": 1})
+    exec(compile(cached, "lua/README.md", "exec"), readme)  # pylint: disable=exec-used
+    with Proxy(socket) as proxy:
+        checks = Checks(socket, proxy)
+        make = lambda client, scripts: readme["Counter"](client, scripts, "shop-12345/product_views", "buffered", 8)
+        checks.buffered("snippet", make, lambda counter, id: counter.hit(id), readme["OutcomeUnknown"])
+        checks.refused(readme)
+        checks.cached(readme)
+        checks.example()
 
-    checks = {"Cached": changes_cached_counters, "Series": counts_in_slices, "Here": tells_who_is_here}
-    for source in others:
+    readme["client"] = redis.Redis(unix_socket_path=socket, username="shop", password="password")
+    left = [
+        {"agenda": 1, "idle": 1, "names": 1, "open": 1, "series:60s:site": 1},
+        {"views:4:cart": 1, "visitors:4:cart": 1},
+        {"buffer": 1, "meta": 2, "seen:12345/2014-09-20": 1},
+    ]
+    expect("snippets of other kinds", len(kinds), len(left))
+    for source, expected in zip(kinds, left):
+        client.flushall()
         exec(compile(source, "lua/README.md", "exec"), readme)  # pylint: disable=exec-used
-        checks.pop(re.search(r"class (\w+)\(Counter\)", source)[1])(client, readme)
-    expect("snippets that are not there", list(checks), [])
-
-    spec = importlib.util.spec_from_file_location("count_hits", "examples/python/count_hits.py")
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    counter = example.Counter(client, "shop-12345", "product_views", 8)
-    exact_in_spite_of_losses("example", client, lambda id: counter.add({id: 1}))
-    tells_when_redis_forgot("example", client, lambda id: counter.add({id: 1}), example.OutcomeUnknown)
-    client.flushall()
-    expect("example: what it answers", counter.add({"a": 2**63 - 1, "b": -2}), {"a": 2**63 - 1, "b": -2})
-    expect("example: what it answers", counter.add({"a": 1, "b": -2}), {"a": "RANGE", "b": -4})
-    client.flushall()
-    with contextlib.redirect_stdout(printed):
-        example.main([f"unix://{socket}", "--namespace", "shop", "--family", "views", "--hits", "1000"])
-    expect("example: hits", sum(pending(client)[0].values()), 1000)
+        expect("what a call leaves", keys_and_fields(client), expected)
     print("passed")
 
 

@@ -110,7 +110,8 @@ class Run {
       return `expected ${show(call.reply)}, got ${got instanceof Error ? got : show(got)}`;
     }
     const [, word, text] = call.reply.error.match(/^(\S+) ?([^]*)$/);
-    if (!(got instanceof Error) || got.message.split(' ')[0] !== word || !got.message.includes(text)) {
+    // the word comes first, unless it is Redis's own: 6.2 has "Error running script" in front of it
+    if (!(got instanceof Error) || !got.message.split(' ').includes(word) || !got.message.includes(text)) {
       return `expected the error ${call.reply.error}, got ${got instanceof Error ? got : show(got)}`;
     }
     return isDeepStrictEqual(await this.contents(), before) ? undefined : `${got}, but keys were changed`;
@@ -127,9 +128,7 @@ class Run {
       found.push(reply[2]);
     }
     if (found.length <= moreThan) return `expected more than ${moreThan} pages, got ${found.length}`;
-    const isSum = typeof collected === 'number';
-    const got = isSum ? found.reduce((sum, part) => sum + part, 0) : pairs(found.flat());
-    const expected = isSum ? collected : hashOf(collected);
+    const [got, expected] = [pairs(found.flat()), hashOf(collected)];
     return isDeepStrictEqual(got, expected) ? undefined : `expected ${show(expected)}, got ${show(got)}`;
   }
 

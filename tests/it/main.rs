@@ -5,6 +5,7 @@ mod activity;
 mod buffered;
 mod bundle;
 mod cached;
+mod clients;
 mod connection;
 mod live_page;
 mod mysql;

@@ -29,7 +29,7 @@ impl<O: Side, T: Side> Comparison<O, T> {
         bench.absolute(format!("{ours}_per_second"), of_ours(Load::per_second));
         bench.absolute(format!("{theirs}_per_second"), median(rounds.theirs.iter().map(Load::per_second)));
         bench.absolute(format!("{ours}_per_call"), of_ours(|load| load.hits / load.scripts.calls));
-        bench.absolute(format!("{ours}_script_us"), of_ours(|load| load.scripts.seconds * 1e6 / load.scripts.calls));
+        bench.absolute(format!("{ours}_script_us"), of_ours(|load| load.scripts.mean_us()));
         self.wait(bench).await;
     }
 

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use crate::support::{Pair, pause};
 use counterfoil::{
     Activity, ActivityFamilyBuilder, Counting, Durability, ErrorKind, Family, KeyType, MysqlStore, Table, VisitorCount,
 };
 use futures_util::future::{join_all, try_join_all};
 use redis::aio::ConnectionManager;
-use crate::support::{Pair, pause};
 
 type OnMysql = Activity<ConnectionManager, MysqlStore>;
 
@@ -67,7 +67,8 @@ async fn what_left_the_window_expires() {
         touch(&online, "/").await;
         let is_left = async || {
             let keys: Vec<String> = pair.redis.run("KEYS *").await.unwrap();
-            keys.iter().any(|key| !key.ends_with(":producers"))
+            let fence = [":epochs", ":calls", ":calls_before"];
+            keys.iter().any(|key| !fence.iter().any(|end| key.ends_with(end)))
         };
         let gone = async {
             while is_left().await {

@@ -8,28 +8,39 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
+use crate::support::model::{Checked, Model, Number, Scripts, agrees, notices, numbers};
+use proptest::bool::weighted;
 use proptest::collection::vec;
+use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 use redis::{Connection, Value, cmd, pipe};
-use crate::support::model::{Checked, Model, Number, Scripts, agrees, notices, numbers};
 use testkit::{RedisOptions, RedisServer};
 
 /// Stripe and page of each place.
 const PLACES: [&str; 4] = ["0:p", "1:p", "0:é/q", "12:p:"];
 const VISITORS: [&str; 5] = ["a", "b", "A", "é", "nul\0"];
 const IDS: [&str; 3] = ["12345/2014-09-20", "12345/2014-09-21", "é"];
-const PRODUCERS: [&str; 2] = ["w1", "w2"];
+/// Of visits: those, and two that are refused.
+const VISIT_IDS: [&str; 5] = [IDS[0], IDS[1], IDS[2], "", TOO_LONG];
+const TOO_LONG: &str = match std::str::from_utf8(&[b'x'; 256]) {
+    Ok(text) => text,
+    Err(_) => panic!("no text"),
+};
+const FENCE: [&str; 3] = ["epochs", "calls", "calls_before"];
+const TOUCH_KEYS: [&str; 5] = [FENCE[0], FENCE[1], FENCE[2], "open", "agenda"];
+const CALLERS: [&str; 2] = ["w1", "w2"];
 const START: u64 = 1_410_134_400_000;
 /// Three layers a minute, so long that nothing expires during a sequence.
 const LAYER_MS: u64 = 20_000;
 const MINUTE_MS: u64 = 60_000;
-const SYNC_MS: u64 = 50_000;
+const EPOCH_MS: u64 = 60_000;
 const REMEMBER_MS: u64 = 86_400_000;
 
 /// What a partition holds and does, as the headers say.
 #[derive(Clone, Debug, Default)]
 struct Reference {
+    family: Family,
     /// By place; those of the HyperLogLogs beside the others.
     views: [BTreeMap<&'static str, Views>; 2],
     /// By place: when each visitor was seen last.
@@ -41,22 +52,31 @@ struct Reference {
     seen: BTreeMap<&'static str, BTreeSet<&'static str>>,
     buffer: BTreeMap<&'static str, i64>,
     meta: BTreeMap<&'static str, i64>,
-    producers: BTreeMap<&'static str, LastCall>,
     /// By the end of the key: how long it stays, in ms.
     stays: BTreeMap<String, i64>,
+}
+
+/// What a home partition knows of the epochs and of its callers.
+#[derive(Clone, Debug, Default)]
+struct Family {
+    epoch: Option<String>,
+    before: Option<String>,
+    began_at: Option<u64>,
+    max_pending: Option<usize>,
+    calls: BTreeMap<&'static str, LastCall>,
+    calls_before: BTreeMap<&'static str, LastCall>,
+}
+
+#[derive(Clone, Debug)]
+struct LastCall {
+    n: u64,
+    /// Of visitors_first.
+    words: Vec<&'static str>,
 }
 
 /// By layer.
 #[derive(Clone, Debug, Default)]
 struct Views(BTreeMap<i64, i64>);
-
-#[derive(Clone, Debug)]
-struct LastCall {
-    seq: u64,
-    at: u64,
-    /// Of visitors_first.
-    words: Vec<&'static str>,
-}
 
 #[derive(Clone, Debug, PartialEq)]
 enum Content {
@@ -70,9 +90,16 @@ enum Content {
 enum Step {
     /// The clock goes on, or back.
     Clock(i64),
+    /// A new epoch, where one is due.
+    Epoch,
     Touch(Call, Touch),
     Now(Window),
     First(Call, First),
+    /// What an id has pending has room for so much more.
+    Fill {
+        id: usize,
+        room: i64,
+    },
     /// The buffer is cut off.
     Rotate,
     /// What is over goes to the buffer.
@@ -81,12 +108,35 @@ enum Step {
     Forget,
 }
 
-/// What the fence knows a call by.
+/// What the fence knows a call by, and what troubles it.
 #[derive(Clone, Debug)]
 struct Call {
-    producer: Option<usize>,
+    caller: Option<usize>,
     number: Number,
-    repeat: bool,
+    epoch: Epoch,
+    /// The number of a key that holds something else for once.
+    spoilt: Option<usize>,
+    /// Redis has no memory left for it.
+    full: bool,
+}
+
+/// Which epoch a call names.
+#[derive(Clone, Copy, Debug)]
+enum Epoch {
+    Current,
+    Before,
+    Unknown,
+}
+
+/// A call as it is sent.
+#[derive(Clone, Debug)]
+struct Sent {
+    now: u64,
+    caller: &'static str,
+    n: u64,
+    epoch: String,
+    /// The end of the key that holds something else.
+    spoilt: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -108,7 +158,6 @@ struct Touch {
 
 #[derive(Clone, Debug)]
 struct First {
-    sync_hits: i64,
     max_pending: usize,
     visits: Vec<(usize, Vec<usize>)>,
 }
@@ -151,6 +200,80 @@ fn texts<K: ToString, V: ToString>(fields: &BTreeMap<K, V>) -> BTreeMap<String, 
     fields.iter().map(|(field, value)| (field.to_string(), value.to_string())).collect()
 }
 
+/// The keys of views, and of visitors or of the layer's log.
+fn place_keys(place: &str, log_of: Option<i64>) -> [String; 2] {
+    match log_of {
+        None => [format!("views:{place}"), format!("visitors:{place}")],
+        Some(layer) => [format!("views:9{place}"), format!("layer:{layer}:9{place}")],
+    }
+}
+
+fn minute_key(place: &str, layer: i64) -> String {
+    format!("minute:{}:9{place}", minute_of(layer))
+}
+
+impl Sent {
+    /// Fails where the key holds something else.
+    fn look_at(&self, key: &str) -> Result<(), &'static str> {
+        if self.spoilt.as_deref() == Some(key) { Err("WRONGTYPE") } else { Ok(()) }
+    }
+
+    fn fence(&self) -> [String; 4] {
+        [self.caller.into(), self.n.to_string(), self.epoch.clone(), self.now.to_string()]
+    }
+}
+
+impl Family {
+    /// The reply to a call that is not executed: its status, and what was noted of the call.
+    fn refusal(&self, call: &Sent) -> Result<Option<(&'static str, Vec<&'static str>)>, &'static str> {
+        call.look_at("epochs")?;
+        let is_current = self.epoch.as_deref() == Some(&call.epoch);
+        if !call.caller.is_empty() && !is_current && self.before.as_deref() != Some(&call.epoch) {
+            return Ok(Some(("EXPIRED", vec![])));
+        }
+        call.look_at("calls")?;
+        let mut last = self.calls.get(call.caller);
+        if last.is_none() && !is_current {
+            call.look_at("calls_before")?;
+            last = self.calls_before.get(call.caller);
+        }
+        let last = last.filter(|last| call.n <= last.n);
+        Ok(last.map(|last| ("DUP", if call.n == last.n { last.words.clone() } else { vec![] })))
+    }
+
+    fn note(&mut self, call: &Sent, words: Vec<&'static str>) {
+        if !call.caller.is_empty() {
+            self.calls.insert(call.caller, LastCall { n: call.n, words });
+        }
+    }
+
+    /// Whether a new epoch is to begin.
+    fn is_over(&self, now: u64) -> bool {
+        self.began_at.is_none_or(|at| at > now || now - at >= EPOCH_MS)
+    }
+
+    fn begin(&mut self, now: u64, name: String) {
+        self.before = self.epoch.replace(name.clone()).or(Some(name));
+        self.began_at = Some(now);
+        self.calls_before = std::mem::take(&mut self.calls);
+    }
+
+    fn keys(&self) -> [BTreeMap<String, String>; 3] {
+        let record = |LastCall { n, words }: &LastCall| format!("{n} {}", words.join(" ")).trim_end().to_owned();
+        let calls = |calls: &BTreeMap<&'static str, LastCall>| {
+            calls.iter().map(|(caller, last)| (caller.to_string(), record(last))).collect::<BTreeMap<_, _>>()
+        };
+        let epochs = [
+            ("now", self.epoch.clone()),
+            ("before", self.before.clone()),
+            ("began_at", self.began_at.map(|at| at.to_string())),
+            ("max_pending", self.max_pending.map(|max| max.to_string())),
+        ];
+        let epochs = epochs.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value?)));
+        [epochs.collect(), calls(&self.calls), calls(&self.calls_before)]
+    }
+}
+
 impl Views {
     /// Counts, and answers whether the layer is new, and whether it is looked for who left the window.
     fn count(&mut self, layer: i64, window: i64, views: i64) -> (bool, bool) {
@@ -170,20 +293,6 @@ impl Views {
 }
 
 impl Reference {
-    /// What a call is answered that is not executed: whether it was before, or a repeat that nobody remembers.
-    fn fenced(&self, call: &Call, seq: u64) -> Option<&'static str> {
-        match self.producers.get(PRODUCERS[call.producer?]) {
-            Some(last) => (seq <= last.seq).then_some("DUP"),
-            None => call.repeat.then_some("UNKNOWN"),
-        }
-    }
-
-    fn note(&mut self, now: u64, call: &Call, seq: u64, words: Vec<&'static str>) {
-        if let Some(producer) = call.producer {
-            self.producers.insert(PRODUCERS[producer], LastCall { seq, at: now, words });
-        }
-    }
-
     fn keep(&mut self, kind: &str, minute: i64, place: &str, count: i64) {
         if count > 0 {
             let id = format!("{kind}/{minute}/{}", page(place));
@@ -192,30 +301,30 @@ impl Reference {
         }
     }
 
-    fn touch(&mut self, now: u64, call: &Call, seq: u64, touch: &Touch) -> Value {
-        if let Some(word) = self.fenced(call, seq) {
-            return status(word);
+    /// The reply, or how the call fails, and then nothing is done.
+    fn touch(&mut self, call: &Sent, touch: &Touch) -> Result<Value, &'static str> {
+        if let Some((refusal, _)) = self.family.refusal(call)? {
+            return Ok(status(refusal));
         }
+        let now = call.now;
         let (layer, Window { logs, layers, places }) = (layer_of(now), &touch.window);
         if logs.is_some_and(|off| off != 0) {
-            return outside(now);
+            return Ok(outside(now));
         }
-        self.note(now, call, seq, vec![]);
+        let kind = usize::from(logs.is_some());
+        self.look_at(call, touch, layer)?;
+        self.family.note(call, vec![]);
         let mut stay = (layers + 1) * LAYER_MS as i64;
         if touch.keep && logs.is_none() {
             stay = stay.max((MINUTE_MS + LAYER_MS) as i64);
         }
         for ((&place, &views), visitors) in places.iter().zip(&touch.views).zip(&touch.visitors) {
             let place = PLACES[place];
-            let (kind, others) = match logs {
-                None => ("", format!("visitors:{place}")),
-                Some(_) => ("9", format!("layer:{layer}:9{place}")),
-            };
-            let (is_opened, looks) =
-                self.views[usize::from(logs.is_some())].entry(place).or_default().count(layer, *layers, views);
+            let (is_opened, looks) = self.views[kind].entry(place).or_default().count(layer, *layers, views);
             if is_opened {
-                longer(&mut self.stays, format!("views:{kind}{place}"), stay);
-                longer(&mut self.stays, others, stay);
+                for key in place_keys(place, logs.map(|_| layer)) {
+                    longer(&mut self.stays, key, stay);
+                }
             }
             let is_new = match logs {
                 None => self.see(place, now, *layers, touch.keep, looks, visitors),
@@ -226,7 +335,32 @@ impl Reference {
                 self.keep("visitors", minute_of(layer), place, is_new);
             }
         }
-        status("OK")
+        Ok(status("OK"))
+    }
+
+    fn is_open(&self, place: &str, layer: i64, logs: Option<i64>) -> bool {
+        self.views[usize::from(logs.is_some())].get(place).is_some_and(|views| views.0.contains_key(&layer))
+    }
+
+    /// Fails where one of the keys that are looked at first holds something else.
+    fn look_at(&self, call: &Sent, touch: &Touch, layer: i64) -> Result<(), &'static str> {
+        if touch.keep {
+            call.look_at("open")?;
+            call.look_at("agenda")?;
+        }
+        let logs = touch.window.logs;
+        for &place in &touch.window.places {
+            let place = PLACES[place];
+            let [views, others] = place_keys(place, logs.map(|_| layer));
+            call.look_at(&views)?;
+            if !self.is_open(place, layer, logs) {
+                call.look_at(&others)?;
+            }
+            if touch.keep && logs.is_some() {
+                call.look_at(&minute_key(place, layer))?;
+            }
+        }
+        Ok(())
     }
 
     /// Notes who was there, and answers how many of them are new in the minute.
@@ -253,7 +387,7 @@ impl Reference {
         if !keep {
             return 0;
         }
-        let key = format!("minute:{}:9{place}", minute_of(layer));
+        let key = minute_key(place, layer);
         let minute = self.logs.entry(key.clone()).or_default();
         let before = minute.len();
         minute.extend(&visitors);
@@ -285,78 +419,81 @@ impl Reference {
         answer([text("OK")].into_iter().chain(places.iter().flat_map(of_place)))
     }
 
-    fn first(&mut self, now: u64, call: &Call, seq: u64, first: &First) -> Value {
-        let reply = |status: &str, is_due: bool, words: &[&str]| {
-            let word = |word: &&str| match *word {
-                "NEW" => Value::Int(1),
-                "" => Value::Int(0),
-                other => text(other),
-            };
-            answer([text(status), Value::Int(i64::from(is_due))].into_iter().chain(words.iter().map(word)))
-        };
-        let since = self.meta.get("rotated_at").map(|at| now as i64 - at);
-        let is_time = since.is_none_or(|since| since < 0 || since >= SYNC_MS as i64);
-        let hits = self.meta.get("hits").copied().unwrap_or(0);
-        if let Some(word) = self.fenced(call, seq) {
-            if word == "UNKNOWN" {
-                return status(word);
-            }
-            let last = &self.producers[PRODUCERS[call.producer.unwrap()]];
-            let visits = first.visits.iter().map(|(_, visitors)| visitors.len()).sum();
-            let mut words = if seq == last.seq { last.words.clone() } else { vec![] };
-            words.resize(visits, "");
-            return reply("DUP", is_time || hits >= first.sync_hits, &words);
+    /// The reply, or how the call fails, and then nothing is done.
+    fn first(&mut self, call: &Sent, first: &First) -> Result<Value, &'static str> {
+        let word = |word: &&str| word.parse().map_or_else(|_| text(word), Value::Int);
+        if let Some((refusal, words)) = self.family.refusal(call)? {
+            return Ok(answer([text(refusal)].into_iter().chain(words.iter().map(word))));
         }
-        let mut words = vec![];
+        call.look_at("meta")?;
+        call.look_at("buffer")?;
+        let (mut words, mut counted) = (vec![], 0);
         for (id, visitors) in &first.visits {
-            let id = IDS[*id];
-            let is_full = !self.buffer.contains_key(id) && self.buffer.len() >= first.max_pending;
-            for &visitor in visitors {
-                let seen = self.seen.entry(id).or_default();
-                words.push(match () {
-                    () if seen.contains(VISITORS[visitor]) => "",
-                    () if is_full => "FULL",
-                    () => {
-                        seen.insert(VISITORS[visitor]);
-                        *self.buffer.entry(id).or_default() += 1;
-                        self.stays.insert(format!("seen:{id}"), REMEMBER_MS as i64);
-                        "NEW"
-                    }
-                });
+            counted += self.count(call, VISIT_IDS[*id], visitors, &mut words);
+        }
+        let hits = self.meta.get("hits").copied().unwrap_or(0);
+        if counted > 0 || call.caller.is_empty() {
+            self.meta.insert("hits", hits + counted);
+        }
+        if counted > 0 && hits == 0 {
+            self.meta.insert("first_at", call.now as i64);
+        }
+        self.family.note(call, words.clone());
+        Ok(answer([text("OK"), Value::Int(hits + counted)].into_iter().chain(words.iter().map(word))))
+    }
+
+    /// Counts who is new to the id, and adds a word for each of the visitors.
+    fn count(&mut self, call: &Sent, id: &'static str, visitors: &[usize], words: &mut Vec<&'static str>) -> i64 {
+        let key = format!("seen:{id}");
+        let max_pending = self.family.max_pending.unwrap_or(1_000_000);
+        let refusal = match call.look_at(&key) {
+            Err(word) => Some(word),
+            Ok(()) if id.is_empty() || id.len() > 255 => Some("BADID"),
+            Ok(()) => (!self.buffer.contains_key(id) && self.buffer.len() >= max_pending).then_some("FULL"),
+        };
+        let seen = self.seen.get(id).filter(|_| refusal != Some("WRONGTYPE"));
+        let (mut new, first_word) = (BTreeSet::new(), words.len());
+        for &visitor in visitors {
+            let visitor = VISITORS[visitor];
+            let is_known = seen.is_some_and(|seen| seen.contains(visitor)) || new.contains(visitor);
+            words.push(if is_known { "0" } else { refusal.unwrap_or("1") });
+            if !is_known && refusal.is_none() {
+                new.insert(visitor);
             }
         }
-        self.seen.retain(|_, seen| !seen.is_empty());
-        let new = words.iter().filter(|word| **word == "NEW").count() as i64;
-        if new > 0 {
-            self.meta.insert("hits", hits + new);
-            if hits == 0 {
-                self.meta.insert("first_at", now as i64);
-            }
+        if new.is_empty() {
+            return 0;
         }
-        self.note(now, call, seq, words.clone());
-        reply("OK", is_time || hits + new >= first.sync_hits, &words)
+        let counted = new.len() as i64;
+        let Some(sum) = self.buffer.get(id).unwrap_or(&0).checked_add(counted) else {
+            let new = words[first_word..].iter_mut().filter(|word| **word == "1");
+            new.for_each(|word| *word = "RANGE");
+            return 0;
+        };
+        self.buffer.insert(id, sum);
+        self.seen.entry(id).or_default().extend(new);
+        self.stays.insert(key, REMEMBER_MS as i64);
+        counted
     }
 
     /// Every key as it is in Redis, by its end.
     fn keys(&self) -> BTreeMap<String, Content> {
-        let last_call = |LastCall { seq, at, words }: &LastCall| {
-            let words = words.iter().enumerate().filter(|(_, word)| !word.is_empty());
-            words.fold(format!("{seq} {at}"), |text, (i, word)| format!("{text} {}:{word}", i + 1))
-        };
-        let producers = self.producers.iter().map(|(name, call)| (*name, last_call(call))).collect();
         let whole = [
             ("open", Content::Hash(texts(&self.open))),
             ("agenda", Content::Zset(texts(&self.agenda))),
             ("buffer", Content::Hash(texts(&self.buffer))),
             ("meta", Content::Hash(texts(&self.meta))),
-            ("producers", Content::Hash(texts(&producers))),
         ];
-        let whole = whole.into_iter().map(|(key, content)| (key.to_owned(), content));
+        let fence = FENCE.into_iter().zip(self.family.keys().map(Content::Hash));
+        let whole = whole.into_iter().chain(fence).map(|(key, content)| (key.to_owned(), content));
         let [exact, logged] = &self.views;
         let views = exact.iter().map(|(place, views)| (format!("views:{place}"), Content::Hash(texts(&views.0))));
         let others = logged.iter().map(|(place, views)| (format!("views:9{place}"), Content::Hash(texts(&views.0))));
-        let visitors =
-            self.visitors.iter().map(|(place, seen)| (format!("visitors:{place}"), Content::Zset(texts(seen))));
+        // the scores are below 0
+        let visitors = self.visitors.iter().map(|(place, seen)| {
+            let scores = seen.iter().map(|(visitor, at)| (visitor.to_string(), (-at).to_string())).collect();
+            (format!("visitors:{place}"), Content::Zset(scores))
+        });
         let logs = self.logs.iter().map(|(key, visitors)| (key.clone(), Content::Log(visitors.len())));
         let seen = self.seen.iter().map(|(id, seen)| {
             (format!("seen:{id}"), Content::Set(seen.iter().map(|&visitor| visitor.to_owned()).collect()))
@@ -377,9 +514,13 @@ impl Content {
 }
 
 fn call() -> impl Strategy<Value = Call> {
-    let number = numbers(8);
-    let producer = prop_oneof![1 => Just(None), 2 => (0..PRODUCERS.len()).prop_map(Some)];
-    (producer, number).prop_map(|(producer, (number, repeat))| Call { producer, number, repeat })
+    let caller = prop_oneof![1 => Just(None), 3 => (0..CALLERS.len()).prop_map(Some)];
+    let epoch = prop_oneof![8 => Just(Epoch::Current), 3 => Just(Epoch::Before), 1 => Just(Epoch::Unknown)];
+    let trouble = (option::weighted(0.15, 0..12_usize), weighted(0.05));
+    (caller, numbers(8), epoch, trouble).prop_map(|(caller, number, epoch, (spoilt, full))| {
+        let full = full && spoilt.is_none();
+        Call { caller, number, epoch, spoilt, full }
+    })
 }
 
 fn window() -> impl Strategy<Value = Window> {
@@ -397,17 +538,19 @@ fn step() -> impl Strategy<Value = Step> {
     let views = prop_oneof![4 => 1..9_i64, 1 => 30..90_i64];
     let touch = (window(), any::<bool>(), vec(views, 3), vec(some_visitors(), 3));
     let touch = touch.prop_map(|(window, keep, views, visitors)| Touch { window, keep, views, visitors });
-    let visits = vec((0..IDS.len(), some_visitors()), 1..4);
-    let first = (select(vec![0_i64, 3, 100]), select(vec![0_usize, 1, 2, 9, 9]), visits);
-    let first = first.prop_map(|(sync_hits, max_pending, visits)| First { sync_hits, max_pending, visits });
+    let id = prop_oneof![12 => 0..IDS.len(), 1 => IDS.len()..VISIT_IDS.len()];
+    let first = (select(vec![0_usize, 1, 2, 9, 9]), vec((id, some_visitors()), 1..4));
+    let first = first.prop_map(|(max_pending, visits)| First { max_pending, visits });
     prop_oneof![
         8 => clock.prop_map(Step::Clock),
+        3 => Just(Step::Epoch),
         12 => (call(), touch).prop_map(|(call, touch)| Step::Touch(call, touch)),
         6 => window().prop_map(Step::Now),
         6 => (call(), first).prop_map(|(call, first)| Step::First(call, first)),
+        1 => (0..IDS.len(), 0..3_i64).prop_map(|(id, room)| Step::Fill { id, room }),
         1 => Just(Step::Rotate),
         1 => Just(Step::Close),
-        1 => prop::bool::weighted(0.3).prop_map(|forget| if forget { Step::Forget } else { Step::Clock(1) }),
+        1 => weighted(0.3).prop_map(|forget| if forget { Step::Forget } else { Step::Clock(1) }),
     ]
 }
 
@@ -416,7 +559,8 @@ struct Play {
     scripts: Scripts,
     reference: Reference,
     now: u64,
-    last_seq: [u64; PRODUCERS.len()],
+    /// The number of each caller's last call.
+    last_n: [u64; CALLERS.len()],
 }
 
 impl Model for Play {
@@ -428,20 +572,30 @@ impl Model for Play {
     }
 
     fn new(scripts: Scripts) -> Self {
-        Play { scripts, reference: Reference::default(), now: START, last_seq: [0; PRODUCERS.len()] }
+        let (reference, last_n) = Default::default();
+        let mut play = Play { scripts, reference, now: START, last_n };
+        // or most calls would be of no epoch
+        play.epoch().unwrap();
+        play
     }
 
     fn step(&mut self, step: &Step) -> Checked {
         match step {
             Step::Clock(ms) => self.now = self.now.saturating_add_signed(*ms),
+            Step::Epoch => self.epoch()?,
             Step::Touch(call, touch) => self.touch(call, touch)?,
             Step::Now(window) => self.now(window)?,
             Step::First(call, first) => self.first(call, first)?,
+            Step::Fill { id, room } => {
+                let pending = i64::MAX - room;
+                self.scripts.ask::<()>(pipe().hset(self.scripts.key("buffer"), IDS[*id], pending).ignore());
+                self.reference.buffer.insert(IDS[*id], pending);
+            }
             Step::Rotate => self.rotate(),
             Step::Close => self.close(),
             Step::Forget => {
                 self.scripts.forget();
-                self.reference = Reference::default();
+                *self = Play { now: self.now, last_n: self.last_n, ..Play::new(self.scripts.clone()) };
             }
         }
         self.check_keys()
@@ -449,15 +603,85 @@ impl Model for Play {
 }
 
 impl Play {
-    /// The number that the call has, and its fence as arguments.
-    fn fence(&mut self, call: &Call) -> (u64, [String; 3]) {
-        let seq = call.producer.map_or(0, |producer| {
-            let last = &mut self.last_seq[producer];
-            call.number.after(last)
-        });
-        let producer = call.producer.map_or("", |producer| PRODUCERS[producer]);
-        let attempt = if call.repeat { "repeat" } else { "first" };
-        (seq, [producer.into(), seq.to_string(), attempt.into()])
+    fn epoch(&mut self) -> Checked {
+        let got = self.scripts.call("family_epoch", &FENCE, &["activity".into(), "1".into(), self.now.to_string()])?;
+        let (status, name): (String, String) =
+            redis::from_redis_value(got).map_err(|error| TestCaseError::fail(error.to_string()))?;
+        prop_assert_eq!(status, "OK");
+        let family = &mut self.reference.family;
+        prop_assert_eq!(family.is_over(self.now), family.epoch.as_ref() != Some(&name));
+        if family.is_over(self.now) {
+            family.begin(self.now, name);
+        }
+        Ok(())
+    }
+
+    /// Number and epoch of a call, and which of its keys holds something else.
+    fn sent(&mut self, call: &Call, keys: &[String]) -> Sent {
+        let n = call.caller.map_or(0, |caller| call.number.after(&mut self.last_n[caller]));
+        let epoch = match call.epoch {
+            Epoch::Current => self.reference.family.epoch.clone(),
+            Epoch::Before => self.reference.family.before.clone(),
+            Epoch::Unknown => None,
+        };
+        Sent {
+            now: self.now,
+            caller: call.caller.map_or("", |caller| CALLERS[caller]),
+            n,
+            epoch: epoch.unwrap_or_else(|| "unknown".into()),
+            spoilt: call.spoilt.and_then(|nth| keys.get(nth).cloned()),
+        }
+    }
+
+    /// Calls in such trouble, and compares with what the reference did, which had been like `before`.
+    fn compare(
+        &mut self,
+        script: &str,
+        keys: &[String],
+        args: &[String],
+        (full, spoilt): (bool, Option<String>),
+        before: Reference,
+        expected: Result<Value, &'static str>,
+    ) -> Checked {
+        let spoilt = spoilt.map(|key| self.scripts.key(&key));
+        if full {
+            self.fill_up(1);
+        }
+        spoilt.iter().for_each(|key| self.spoil(key));
+        let got = self.call(script, keys, args);
+        spoilt.iter().for_each(|key| self.restore(key));
+        if full {
+            self.fill_up(0);
+        }
+        let fails_with = |got: Result<Value, TestCaseError>, text| got.is_err_and(|e| e.to_string().contains(text));
+        match expected {
+            Ok(Value::Array(words)) if full && words[0] == text("OK") => {
+                self.reference = before;
+                prop_assert!(fails_with(got, "maxmemory"));
+            }
+            Ok(expected) => prop_assert_eq!(got?, expected),
+            Err(word) => prop_assert!(fails_with(got, word)),
+        }
+        Ok(())
+    }
+
+    fn fill_up(&self, max_memory: u8) {
+        self.scripts.ask::<()>(pipe().cmd("CONFIG").arg("SET").arg("maxmemory").arg(max_memory).ignore());
+    }
+
+    /// Puts a string where the key is, which waits elsewhere.
+    fn spoil(&self, key: &str) {
+        if self.scripts.ask::<(bool,)>(pipe().exists(key)).0 {
+            self.scripts.ask::<()>(pipe().rename(key, "spare").ignore());
+        }
+        self.scripts.ask::<()>(pipe().set(key, "1").ignore());
+    }
+
+    fn restore(&self, key: &str) {
+        self.scripts.ask::<()>(pipe().del(key).ignore());
+        if self.scripts.ask::<(bool,)>(pipe().exists("spare")).0 {
+            self.scripts.ask::<()>(pipe().rename("spare", key).ignore());
+        }
     }
 
     /// The layer that the caller believes to be the current one.
@@ -466,29 +690,30 @@ impl Play {
     }
 
     fn touch(&mut self, call: &Call, touch: &Touch) -> Checked {
-        let (seq, fence) = self.fence(call);
         let Window { logs, layers, places } = &touch.window;
-        let mut keys = ["producers", "open", "agenda"].map(str::to_owned).to_vec();
-        let numbers = [self.now as i64, LAYER_MS as i64, *layers, i64::from(touch.keep)];
-        let numbers = numbers.into_iter().chain(logs.map(|off| self.layer(off))).chain([places.len() as i64]);
-        let mut args: Vec<_> = fence.into_iter().chain(numbers.map(|number| number.to_string())).collect();
+        let layer = self.layer(logs.unwrap_or(0));
+        let (mut keys, mut in_use) = (TOUCH_KEYS.map(str::to_owned).to_vec(), vec![]);
+        let mut of_places = vec![];
         for ((&place, views), visitors) in places.iter().zip(&touch.views).zip(&touch.visitors) {
             let place = PLACES[place];
-            match *logs {
-                None => keys.extend([format!("views:{place}"), format!("visitors:{place}")]),
-                Some(off) => {
-                    let layer = self.layer(off);
-                    keys.extend([format!("views:9{place}"), format!("layer:{layer}:9{place}")]);
-                    keys.extend(touch.keep.then(|| format!("minute:{}:9{place}", minute_of(layer))));
-                }
-            }
-            args.extend([page(place).to_owned(), views.to_string(), visitors.len().to_string()]);
-            args.extend(visitors.iter().map(|&visitor| VISITORS[visitor].to_owned()));
+            let of_place = place_keys(place, logs.map(|_| layer));
+            in_use.extend(self.reference.is_open(place, layer, *logs).then(|| of_place[1].clone()));
+            keys.extend(of_place);
+            keys.extend((touch.keep && logs.is_some()).then(|| minute_key(place, layer)));
+            of_places.extend([page(place).to_owned(), views.to_string(), visitors.len().to_string()]);
+            of_places.extend(visitors.iter().map(|&visitor| VISITORS[visitor].to_owned()));
         }
+        let mut sent = self.sent(call, &keys);
+        // while a layer lasts, its visitors are not looked at before something is written
+        sent.spoilt = sent.spoilt.filter(|key| !in_use.contains(key));
+        let numbers = [LAYER_MS as i64, *layers, i64::from(touch.keep)];
+        let numbers = numbers.into_iter().chain(logs.map(|_| layer)).chain([places.len() as i64]);
+        let args = sent.fence().into_iter().chain(numbers.map(|number| number.to_string())).chain(of_places);
+        let args: Vec<_> = args.collect();
         let script = if logs.is_some() { "activity_touch_hll" } else { "activity_touch" };
-        let got = self.call(script, &keys, &args)?;
-        prop_assert_eq!(got, self.reference.touch(self.now, call, seq, touch));
-        Ok(())
+        let before = self.reference.clone();
+        let expected = self.reference.touch(&sent, touch);
+        self.compare(script, &keys, &args, (call.full, sent.spoilt), before, expected)
     }
 
     fn now(&mut self, window: &Window) -> Checked {
@@ -511,19 +736,23 @@ impl Play {
     }
 
     fn first(&mut self, call: &Call, first: &First) -> Checked {
-        let (seq, fence) = self.fence(call);
-        let numbers = [first.sync_hits as u64, SYNC_MS, first.max_pending as u64, REMEMBER_MS, self.now];
-        let numbers = numbers.into_iter().chain([first.visits.len() as u64]).map(|number| number.to_string());
-        let mut args: Vec<_> = fence.into_iter().chain(numbers).collect();
-        let mut keys = ["buffer", "meta", "producers"].map(str::to_owned).to_vec();
+        let (mut keys, mut of_ids) =
+            ([FENCE[0], FENCE[1], FENCE[2], "buffer", "meta"].map(str::to_owned).to_vec(), vec![]);
         for (id, visitors) in &first.visits {
-            keys.push(format!("seen:{}", IDS[*id]));
-            args.extend([IDS[*id].to_owned(), visitors.len().to_string()]);
-            args.extend(visitors.iter().map(|&visitor| VISITORS[visitor].to_owned()));
+            let id = VISIT_IDS[*id];
+            keys.push(format!("seen:{id}"));
+            of_ids.extend([id.to_owned(), visitors.len().to_string()]);
+            of_ids.extend(visitors.iter().map(|&visitor| VISITORS[visitor].to_owned()));
         }
-        let got = self.call("visitors_first", &keys, &args)?;
-        prop_assert_eq!(got, self.reference.first(self.now, call, seq, first));
-        Ok(())
+        let epochs = self.scripts.key("epochs");
+        self.scripts.ask::<()>(pipe().hset(epochs, "max_pending", first.max_pending).ignore());
+        self.reference.family.max_pending = Some(first.max_pending);
+        let sent = self.sent(call, &keys);
+        let numbers = [REMEMBER_MS.to_string(), first.visits.len().to_string()];
+        let args: Vec<_> = sent.fence().into_iter().chain(numbers).chain(of_ids).collect();
+        let before = self.reference.clone();
+        let expected = self.reference.first(&sent, first);
+        self.compare("visitors_first", &keys, &args, (call.full, sent.spoilt), before, expected)
     }
 
     fn call(&self, script: &str, keys: &[String], args: &[String]) -> Result<Value, TestCaseError> {
@@ -592,36 +821,61 @@ async fn scripts_do_what_the_reference_does() {
     agrees::<Play>(file!()).await;
 }
 
-/// A script with one thing taken out must not pass.
+/// A script with one thing changed must not pass.
 #[tokio::test]
 async fn a_change_to_a_script_is_noticed() {
     notices::<Play>(&[
-        ("activity_touch", "seq <= tonumber(last:match('^%d+'))", "false"),
-        ("activity_touch", "attempt == 'repeat' and", "false and"),
-        ("activity_touch", "'ZADD', visitors, 'GT', now_ms", "'ZADD', visitors, now_ms"),
-        ("activity_touch", "'GT', unpack", "unpack"),
-        ("activity_touch", "keep and math.min(since, minute_ms) or since", "since"),
-        ("activity_touch", "opened[i] = sum == n", "opened[i] = false"),
+        ("activity_touch", "tonumber(n) <= last_n", "false"),
+        ("activity_touch", "'ZADD', visitors, 'LT', unpack", "'ZADD', visitors, unpack"),
+        ("activity_touch", "math.min(since, minute * 1000)", "since"),
+        ("activity_touch", "sum == hits and pcall('ZCARD', KEYS[5 + 2 * i]) or", "sum == hits or"),
         ("activity_touch", "or layer) <= gone", "or layer) < gone"),
-        ("activity_touch", "sum % 64 < n", "false"),
-        ("activity_touch", "minute_ms, '+inf') - before", "minute_ms, '+inf')"),
-        ("activity_touch", "redis.call('PTTL', key) < ms", "false"),
-        ("activity_touch", "if old > 0 then", "if false then"),
-        ("activity_touch_hll", "seq <= tonumber(last:match('^%d+'))", "false"),
-        ("activity_touch_hll", "math.floor(now / layer_ms) ~= layer", "false"),
-        ("activity_touch_hll", "redis.call('PFCOUNT', keys[k + 2]) - before", "redis.call('PFCOUNT', keys[k + 2])"),
-        ("activity_touch_hll", "prolong(keys[k + 1], stay)", ""),
+        ("activity_touch", "sum % 64 < hits", "false"),
+        ("activity_touch", "-1000 * minute) - seen", "-1000 * minute)"),
+        ("activity_touch", "call('PTTL', KEYS[k]) < stay", "false"),
+        ("activity_touch", "if left > 0 then", "if false then"),
+        ("activity_touch", "math.max(stay, 60000 + layer_ms)", "stay"),
+        ("activity_touch", "or layer) <= gone then", "or layer) <= gone + 1 then"),
+        ("activity_touch", "* layer_ms, (layers + 1) * layer_ms", "* layer_ms, layer_ms"),
+        ("activity_touch", "and epoch ~= now and epoch ~= before then return", "and false then return"),
+        ("activity_touch", " or epoch ~= now and redis.call('HGET', KEYS[3], caller)", ""),
+        ("activity_touch", "local last = redis.call('HGET', KEYS[2], caller)", "local last = false"),
+        ("activity_touch", "look == sum and i - 1 or i", "i - 1"),
+        ("activity_touch", "if left == 0 then call('HDEL', KEYS[4 + 2 * j], name) end", ""),
+        ("activity_touch", "keep and call('ZCARD', KEYS[5]) and call", "keep and call"),
+        ("activity_touch_hll", "tonumber(n) <= last_n", "false"),
+        ("activity_touch_hll", "math.floor(now_ms / layer_ms) ~= layer", "false"),
+        ("activity_touch_hll", "call('PFCOUNT', KEYS[k + 2]) - seen", "call('PFCOUNT', KEYS[k + 2])"),
+        ("activity_touch_hll", "for j = k, k + 1 do", "for j = k, k do"),
+        ("activity_touch_hll", "if math.floor(now_ms / layer_ms) ~= layer then", "if false then"),
+        ("activity_touch_hll", "or layer) <= gone then", "or layer) <= gone + 1 then"),
+        ("activity_touch_hll", "stay, gone, minute = (layers + 1) * layer_ms,", "stay, gone, minute = layer_ms,"),
+        ("activity_touch_hll", "and epoch ~= now and epoch ~= before then return", "and false then return"),
+        ("activity_touch_hll", " or epoch ~= now and redis.call('HGET', KEYS[3], caller)", ""),
+        ("activity_touch_hll", "local last = redis.call('HGET', KEYS[2], caller)", "local last = false"),
+        ("activity_touch_hll", "opened[k] == sum and k - 1 or k", "k - 1"),
+        ("activity_touch_hll", " == 0 then call('HDEL', KEYS[j], ARGV[8]) end", " then end"),
+        ("activity_touch_hll", "call('PFCOUNT', KEYS[k + 2]) --", "--"),
+        ("activity_touch_hll", "if keep then call('ZCARD', KEYS[5]) end", ""),
         ("activity_now", "or gone) > gone", "or gone) >= gone"),
         ("activity_now", "(gone + 1) * layer_ms", "gone * layer_ms"),
-        ("activity_now_hll", "k + 1, k + layers", "k + 2, k + layers"),
-        ("activity_now_hll", "math.floor(now / tonumber(ARGV[2])) ~= layer", "false"),
-        ("visitors_first", "seq <= last_seq", "false"),
-        ("visitors_first", "redis.call('SADD', seen, ARGV[i]) == 1", "redis.call('SADD', seen, ARGV[i])"),
-        ("visitors_first", "held >= max_pending", "false"),
-        ("visitors_first", "if is_other then held = held + 1 end", ""),
-        ("visitors_first", "if waiting == 0 then", "if true then"),
-        ("visitors_first", "due(waiting + hits)", "due(waiting)"),
-        ("visitors_first", "redis.call('PEXPIRE', seen, ARGV[7])", ""),
+        ("activity_now_hll", "'PFCOUNT', KEYS[k + 1], unpack", "'PFCOUNT', unpack"),
+        ("activity_now_hll", "math.floor(now_ms / ARGV[2]) ~= layer", "false"),
+        ("visitors_first", "tonumber(n) <= last_n", "false"),
+        ("visitors_first", "epoch ~= now and epoch ~= before", "false"),
+        ("visitors_first", "or epoch ~= now and redis.call('HGET', KEYS[3], caller)", ""),
+        ("visitors_first", "tonumber(n) == last_n and last or ''", "last"),
+        ("visitors_first", "known[i - first + 1] ~= 1 and ", ""),
+        ("visitors_first", " and not new[ARGV[i]]", ""),
+        ("visitors_first", "pending >= max", "false"),
+        ("visitors_first", "pending + (other and 1 or 0)", "pending"),
+        ("visitors_first", "counted > 0 and hits == 0 and call('TIME')", "counted > 0 and call('TIME')"),
+        ("visitors_first", "reply[2] = hits + counted", "reply[2] = hits"),
+        ("visitors_first", "call('PEXPIRE', key, ARGV[5])", ""),
+        ("visitors_first", "for i = 1, #new do reply[new[new[i]]] = 'RANGE' end", ""),
+        ("visitors_first", "known.err and 'WRONGTYPE' or ", ""),
+        ("visitors_first", "(id == '' or #id > 255) and 'BADID' or ", ""),
+        ("visitors_first", "else redis.call('HINCRBY', KEYS[5], 'hits', 0) end", "end"),
     ])
     .await;
 }
@@ -631,8 +885,11 @@ struct Experiment {
     redis: Connection,
     touch: String,
     now: String,
-    /// By producer: the number of its last call.
+    epoch: String,
+    /// By caller: the number of its last call.
     calls: [u64; 5],
+    /// The epoch that is named, and when it was asked for.
+    asked: Option<(String, u64)>,
 }
 
 const TAG: &str = "cf1:{shop/here/0}:";
@@ -646,8 +903,21 @@ impl Experiment {
             let source = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/v1").join(name)).unwrap();
             cmd("SCRIPT").arg("LOAD").arg(source).query(&mut redis).unwrap()
         };
-        let (touch, now) = (load("activity_touch.lua"), load("activity_now.lua"));
-        Experiment { redis, touch, now, calls: [0; 5] }
+        let [touch, now, epoch] = ["activity_touch.lua", "activity_now.lua", "family_epoch.lua"].map(&mut load);
+        Experiment { redis, touch, now, epoch, calls: [0; 5], asked: None }
+    }
+
+    /// As callers do, it asks for the epoch again after 30 s.
+    fn epoch(&mut self, at: u64) -> String {
+        if let Some((epoch, _)) = self.asked.as_ref().filter(|(_, asked_at)| at - asked_at < 30_000) {
+            return epoch.clone();
+        }
+        let mut call = cmd("EVALSHA");
+        call.arg(&self.epoch).arg(FENCE.len()).arg(&FENCE.map(|kind| format!("{TAG}{kind}")));
+        let (word, epoch): (String, String) = call.arg("activity").arg(1).arg(at).query(&mut self.redis).unwrap();
+        assert_eq!(word, "OK");
+        self.asked = Some((epoch.clone(), at));
+        epoch
     }
 
     /// One call with all of these visits, one a visitor and view; every third one is sent twice, as if its reply was lost.
@@ -658,10 +928,11 @@ impl Experiment {
         }
         let nth = (self.calls.iter().sum::<u64>() % 5) as usize;
         self.calls[nth] += 1;
-        for attempt in ["first", "repeat"].iter().take(1 + usize::from(self.calls[nth].is_multiple_of(3))) {
+        let epoch = self.epoch(at);
+        for word in ["OK", "DUP"].iter().take(1 + usize::from(self.calls[nth].is_multiple_of(3))) {
             let mut call = cmd("EVALSHA");
-            call.arg(&self.touch).arg(3 + 2 * stripes.len());
-            for kind in ["producers", "open", "agenda"] {
+            call.arg(&self.touch).arg(TOUCH_KEYS.len() + 2 * stripes.len());
+            for kind in TOUCH_KEYS {
                 call.arg(format!("{TAG}{kind}"));
             }
             for stripe in stripes.keys() {
@@ -669,7 +940,7 @@ impl Experiment {
             }
             call.arg(format!("w{nth}"))
                 .arg(self.calls[nth])
-                .arg(*attempt)
+                .arg(&epoch)
                 .arg(at)
                 .arg(&[3000, 200, 1])
                 .arg(stripes.len());
@@ -680,8 +951,8 @@ impl Experiment {
                     call.arg(*visitor);
                 }
             }
-            let (word,): (String,) = call.query(&mut self.redis).unwrap();
-            assert_eq!(word, if *attempt == "first" { "OK" } else { "DUP" });
+            let (got,): (String,) = call.query(&mut self.redis).unwrap();
+            assert_eq!(&got, word);
         }
     }
 

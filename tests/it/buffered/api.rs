@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use counterfoil::test_hooks::{Cut, Lease, Partition, RotateReply};
+use crate::support::{Pair, eventually, family};
+use counterfoil::test_hooks::{Counted, Cut, Fence, Lease, Partition, RotateReply};
 use counterfoil::{
     Added, Counterfoil, Durability, Error, ErrorKind, Family, Incarnation, KeyType, MysqlStore, Severity, Table,
 };
-use crate::support::{Pair, eventually, family};
 use testkit::RedisOptions;
 
 const OWN: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
@@ -85,7 +85,7 @@ async fn bad_input_is_refused_by_name_and_nothing_is_written() {
     refused(visitors.add("12345/2014-02-30", 1).await.unwrap_err(), "column day");
     refused(visitors.add("012345/2014-02-28", 1).await.unwrap_err(), "column store_id");
     let keys: Vec<String> = redis::cmd("KEYS").arg("*").query_async(&mut pair.redis.manager().await).await.unwrap();
-    assert_eq!(keys, [""; 0]);
+    assert!(keys.iter().all(|key| key.ends_with(":epochs")), "{keys:?}");
 }
 
 #[tokio::test]
@@ -126,7 +126,7 @@ async fn scripts_may_be_flushed_at_any_moment() {
 }
 
 #[tokio::test]
-async fn however_many_callers_a_partition_has_few_producers() {
+async fn however_many_tasks_count_redis_remembers_few_callers() {
     let pair = Pair::new().await;
     let views = pair.counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap();
     let callers = (0..200).map(|_| views.add("page", 1));
@@ -135,8 +135,45 @@ async fn however_many_callers_a_partition_has_few_producers() {
     }
     assert_eq!(views.get("page").await.unwrap(), 200);
     let mut redis = pair.redis.manager().await;
-    let producers: u64 = redis::cmd("HLEN").arg("cf1:{test/views/0}:producers").query_async(&mut redis).await.unwrap();
-    assert!((1..=8).contains(&producers), "{producers}");
+    let callers: u64 = redis::cmd("HLEN").arg("cf1:{test/views/0}:calls").query_async(&mut redis).await.unwrap();
+    assert!((1..=2).contains(&callers), "{callers}");
+}
+
+/// As under php-fpm, where each request is a caller of its own.
+#[tokio::test]
+async fn callers_that_call_once_are_forgotten_within_two_epochs() {
+    let pair = Pair::new().await;
+    let views = family("views").partitions(1).build().unwrap();
+    let home = Partition::new(pair.redis.manager().await, &views, 0);
+    let epoch = home.epoch(&views).await.unwrap();
+    let used_memory = async || -> u64 {
+        let info: String = pair.redis.run("INFO memory").await.unwrap();
+        info.lines().find_map(|line| line.strip_prefix("used_memory:")?.trim().parse().ok()).unwrap()
+    };
+    let before = used_memory().await;
+    let callers: Vec<_> = (0..100_000).map(|number| format!("{number:016x}")).collect();
+    for callers in callers.chunks(1000) {
+        let calls = callers
+            .iter()
+            .map(|caller| home.add(&views, Fence { home: home.keys(), caller, n: 1, epoch: &epoch }, 1, [("page", 1)]));
+        for counted in futures_util::future::join_all(calls).await {
+            assert!(matches!(counted.unwrap(), Counted::Executed { repeated: false, .. }));
+        }
+    }
+    let full = used_memory().await;
+    assert_eq!(pair.redis.run::<u64>("HLEN cf1:{test/views/0}:calls").await.unwrap(), 100_000);
+    println!("{} bytes a caller", (full - before) / 100_000);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;
+    for minutes in 1..=2 {
+        let _ = home.clone().at(now + minutes * 61_000).epoch(&views).await.unwrap();
+    }
+    let left: u64 = pair.redis.run("EXISTS cf1:{test/views/0}:calls cf1:{test/views/0}:calls_before").await.unwrap();
+    assert_eq!(left, 0);
+    eventually("the memory is back", || async { used_memory().await < before + (full - before) / 10 }).await;
+    // none of them counts again
+    let late = Fence { home: home.keys(), caller: &callers[0], n: 1, epoch: &epoch };
+    assert_eq!(home.add(&views, late, 1, [("page", 1)]).await.unwrap(), Counted::Expired);
+    assert_eq!(home.read(&["page"]).await.unwrap().deltas, [(0, 100_000)]);
 }
 
 #[tokio::test]
@@ -149,8 +186,6 @@ async fn a_wide_family_sums_over_its_partitions() {
         callers.spawn(async move { hot.add("front", 1).await.unwrap() });
     }
     callers.join_all().await;
-    let used: Vec<String> = pair.redis.run("KEYS cf1:*/hot/*:buffer").await.unwrap();
-    assert!(used.len() > 1, "{used:?}");
     assert_eq!(hot.get("front").await.unwrap(), 40);
     assert_eq!(hot.pending(&["front"]).await.unwrap(), [40]);
     assert_eq!(hot.list("fr", None, 10).await.unwrap(), [("front".into(), 40)]);
@@ -438,6 +473,64 @@ async fn a_redis_that_cannot_be_written_counts_nothing() {
     redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg("0").exec_async(&mut redis).await.unwrap();
     assert_eq!(views.get("page").await.unwrap(), 1);
     assert_eq!(views.add("page", 1).await.unwrap(), Added::Counted { pending: 2 });
+}
+
+/// Somebody counted in another language: for an id that is no text, and for one that is no row of the table.
+#[tokio::test]
+async fn an_id_that_no_row_can_have_holds_no_batch_up() {
+    let pair = Pair::new().await;
+    pair.sql("CREATE TABLE item (id INT PRIMARY KEY, n BIGINT NOT NULL)").await;
+    let table = Table::upsert("item").key("id", KeyType::Signed).value("n");
+    let items = family("items").partitions(1).table(table).build().unwrap();
+    let items = pair.counterfoil.open(items).await.unwrap();
+    let _ = items.add("7", 1).await.unwrap();
+    let mut redis = pair.redis.manager().await;
+    for (id, delta) in [(&b"\xff\xfe"[..], 5), (b"no number", 3)] {
+        let mut count = redis::cmd("HINCRBY");
+        count.arg("cf1:{test/items/0}:buffer").arg(id).arg(delta).exec_async(&mut redis).await.unwrap();
+    }
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!(items.list("", None, 10).await.unwrap(), [("7".to_owned(), 1)]);
+    let rejects = pair.counterfoil.store().rejects(0, 10).await.unwrap();
+    let mut told: Vec<_> = rejects.iter().map(|reject| (reject.delta, reject.reason.as_str())).collect();
+    told.sort_unstable();
+    assert_eq!(told[1], (5, "the id is not UTF-8"));
+    assert_eq!((told.len(), told[0].0), (2, 3), "{told:?}");
+}
+
+/// A program in another language believes in 16 partitions of a family that has 8.
+#[tokio::test]
+async fn who_believes_in_another_number_of_partitions_is_refused() {
+    let pair = Pair::new().await;
+    let views = pair.counterfoil.open(family("views").partitions(8).build().unwrap()).await.unwrap();
+    let wrong = family("views").partitions(16).build().unwrap();
+    let home = Partition::new(pair.redis.manager().await, &wrong, 0);
+    let error = home.epoch(&wrong).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+    assert!(error.to_string().contains("8 partitions, not buffered with 16"), "{error}");
+    assert!(home.epoch(views.family()).await.is_ok());
+}
+
+/// In a cluster nobody can refuse them before somebody has looked: their hits are found and brought home.
+#[tokio::test]
+async fn hits_in_partitions_that_the_family_does_not_have_are_brought_home() {
+    let pair = Pair::new().await;
+    let wrong = family("views").partitions(16).build().unwrap();
+    let stray = Partition::new(pair.redis.manager().await, &wrong, 12);
+    let epoch = stray.epoch(&wrong).await.unwrap();
+    let fence = |n| Fence { home: stray.keys(), caller: "elsewhere", n, epoch: &epoch };
+    let counted = stray.add(&wrong, fence(1), 1, [("page", 3)]).await.unwrap();
+    assert!(matches!(counted, Counted::Executed { .. }), "{counted:?}");
+
+    let views = pair.counterfoil.open(family("views").partitions(8).build().unwrap()).await.unwrap();
+    let _ = views.add("page", 1).await.unwrap();
+    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    eventually("all hits are in MySQL", || async { pair.number(OWN).await == 4 }).await;
+    assert_eq!(views.get("page").await.unwrap(), 4);
+    // from now on it is refused
+    assert_eq!(stray.add(&wrong, fence(2), 1, [("page", 3)]).await.unwrap(), Counted::Expired);
+    assert_eq!(stray.epoch(&wrong).await.unwrap_err().kind(), ErrorKind::Mismatch);
+    reconciler.shutdown().await.unwrap();
 }
 
 #[tokio::test]

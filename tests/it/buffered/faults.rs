@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::{Pair, eventually, family};
 use counterfoil::{Counterfoil, Counters, Durability, ErrorKind, Family, MysqlStore, Store};
 use redis::aio::{ConnectionLike, ConnectionManager};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, Value};
-use crate::support::{Pair, eventually, family};
+use sqlx::mysql::MySqlPoolOptions;
 use testkit::{MysqlServer, RedisOptions};
 use tokio::task::JoinSet;
 
@@ -358,4 +359,88 @@ async fn a_table_that_is_gone_holds_up_only_its_own_family() {
     pair.counterfoil.drain().await.unwrap();
     assert_eq!(pair.number("SELECT n FROM doomed").await, 1);
     reconciler.shutdown().await.unwrap();
+}
+
+/// A connection on which nothing is sent while somebody holds the gate.
+#[derive(Clone)]
+struct Late {
+    inner: ConnectionManager,
+    gate: Arc<tokio::sync::RwLock<()>>,
+}
+
+impl ConnectionLike for Late {
+    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
+        Box::pin(async move {
+            drop(self.gate.read().await);
+            self.inner.req_packed_command(cmd).await
+        })
+    }
+
+    fn req_packed_commands<'a>(&'a mut self, pipe: &'a Pipeline, at: usize, n: usize) -> RedisFuture<'a, Vec<Value>> {
+        self.inner.req_packed_commands(pipe, at, n)
+    }
+
+    fn get_db(&self) -> i64 {
+        self.inner.get_db()
+    }
+}
+
+/// An exact read asks both at once. Here the database answers first, and things happen before Redis does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_is_exact_although_the_database_was_asked_first() {
+    let pair = Pair::new().await;
+    let writer = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let store = MysqlStore::new(pair.pool.clone());
+    let late = Late { inner: pair.redis.manager().await, gate: Arc::default() };
+    let reader = Counterfoil::new(late.clone(), store.clone()).open(family("views").build().unwrap()).await.unwrap();
+    let mut total = 0;
+    // how many are counted and drained before, and in between
+    for [counted, drained, counted_then, drained_then] in
+        [[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1], [0, 0, 1, 1], [1, 1, 1, 0], [1, 0, 1, 2], [0, 0, 0, 0], [1, 0, 1, 1]]
+    {
+        let change = async |counted, drained| {
+            for _ in 0..counted {
+                let _ = writer.add("page", 1).await.unwrap();
+            }
+            for _ in 0..drained {
+                pair.counterfoil.drain().await.unwrap();
+                let _ = writer.add("page", 1).await.unwrap();
+            }
+            counted + drained
+        };
+        total += change(counted, drained).await;
+        assert_eq!(reader.get("page").await.unwrap(), total);
+        let closed = late.gate.write().await;
+        let asked = store.statements();
+        let reading = tokio::spawn({
+            let reader = reader.clone();
+            async move { reader.get("page").await.unwrap() }
+        });
+        eventually("the database is asked", async || store.statements() > asked).await;
+        pause(50).await;
+        total += change(counted_then, drained_then).await;
+        drop(closed);
+        assert_eq!(reading.await.unwrap(), total);
+    }
+}
+
+#[tokio::test]
+async fn a_read_survives_an_idle_connection_that_was_closed() {
+    let pair = Pair::new().await;
+    for tested in [true, false] {
+        let options = MySqlPoolOptions::new().max_connections(1).test_before_acquire(tested);
+        let pool = options.connect_with((*pair.pool.connect_options()).clone()).await.unwrap();
+        let counterfoil = Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pool.clone()));
+        let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
+        for _ in 0..3 {
+            let before = views.get("page").await.unwrap();
+            let idle: u64 = sqlx::query_scalar("SELECT CONNECTION_ID()").fetch_one(&pool).await.unwrap();
+            let kill = sqlx::raw_sql(sqlx::AssertSqlSafe(format!("KILL {idle}")));
+            pause(50).await;
+            kill.execute(&pair.pool).await.unwrap();
+            pause(50).await;
+            let _ = views.add("page", 1).await.unwrap();
+            assert_eq!(views.get("page").await.unwrap(), before + 1, "{tested}");
+        }
+    }
 }

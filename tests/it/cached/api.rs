@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use crate::support::reference::Reference;
+use crate::support::{Pair, Plain, eventually};
 use counterfoil::{
     CachedCounters, CachedFamilyBuilder, Changed, Durability, ErrorKind, Family, KeyType, MysqlStore, Table,
 };
 use futures_util::future::{join_all, try_join_all};
 use redis::aio::ConnectionManager;
-use crate::support::reference::Reference;
-use crate::support::{Pair, Plain, eventually};
 
 /// A family that is durable and due at once.
 fn family(name: &str) -> CachedFamilyBuilder {

@@ -3,13 +3,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::reference::Reference;
+use crate::support::{Pair, eventually, pause};
 use counterfoil::{
     Applied, Batch, CachedCounters, CachedFamilyBuilder, Changed, Counterfoil, Durability, ErrorKind, Family,
     Incarnation, KeyType, MysqlStore, ReadFrom, Registered, Result, Row, Save, Saved, Snapshot, Store, Table,
 };
 use redis::aio::ConnectionManager;
-use crate::support::reference::Reference;
-use crate::support::{Pair, eventually, pause};
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 
 type Cached = CachedCounters<ConnectionManager, MysqlStore>;

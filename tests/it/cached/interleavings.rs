@@ -10,19 +10,19 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use counterfoil::test_hooks::{Change, Claim, Guard, IncrReply, Rebased, Seed, Stay, Ticket, Word};
-use counterfoil::{Family, MysqlStore, Registered, Result, Row, Save, Saved, Store, Version};
-use proptest::prelude::*;
-use proptest::test_runner::{TestCaseError, TestError};
-use sqlx::MySqlPool;
 use crate::support::interleaving::connect::Direct;
 use crate::support::interleaving::database::Mortal;
 use crate::support::interleaving::hunt::{cases, expect_exact, expect_failure, hunt, runtime};
 use crate::support::interleaving::stage::{Gone, Stage};
 use crate::support::interleaving::token::{delta, digit, fault};
-use crate::support::interleaving::writer::Writer;
+use crate::support::interleaving::writer::{Key, Writer, turn_epoch};
 use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate};
 use crate::support::reference::Reference;
+use counterfoil::test_hooks::{Change, Claim, Counted, Guard, PairResult, Rebased, Seed, Stay, Ticket};
+use counterfoil::{Family, MysqlStore, Registered, Result, Row, Save, Saved, Store, Version};
+use proptest::prelude::*;
+use proptest::test_runner::{TestCaseError, TestError};
+use sqlx::MySqlPool;
 use testkit::RedisServer;
 use tokio::runtime::Runtime;
 
@@ -49,6 +49,11 @@ enum Step {
         many: bool,
         fate: Fate,
     },
+    /// A call that was sent before arrives again, whoever resent it and whatever has happened since.
+    Echo {
+        call: usize,
+    },
+    TurnEpoch,
     /// The client dies with whatever it has begun, and another takes its place.
     ClientDies {
         client: usize,
@@ -109,6 +114,8 @@ fn step(disturbed: Disturbed) -> impl Strategy<Value = Step> {
     ];
     prop_oneof![
         20 => count.prop_map(|(client, id, many, fate)| Step::Count { client, id, many: many < 50, fate }),
+        3 => (0..1000usize).prop_map(|call| Step::Echo { call }),
+        1 => Just(Step::TurnEpoch),
         1 => (0..CLIENTS).prop_map(|client| Step::ClientDies { client }),
         12 => (0..WORKERS, partition(), fate())
             .prop_map(|(worker, partition, fate)| Step::Work { worker, partition, fate }),
@@ -165,14 +172,13 @@ fn in_redis(_: usize, token: Token) -> (u8, u8) {
 }
 
 /// A call that is not yet answered; before it is sent, the rows of what is missing have to be read.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Call {
     tokens: Vec<usize>,
     missing: Vec<Ticket>,
     seeds: Vec<Seed>,
-    is_repeat: bool,
     /// What it was answered when it was executed, and the length of the file with its effect.
-    executed: Option<(Vec<Word>, u64)>,
+    executed: Option<(Vec<PairResult>, u64)>,
 }
 
 /// A worker has a list of what it is going to do.
@@ -237,7 +243,11 @@ impl Held {
         let base = if words[0] == "-" { 0 } else { words[0].parse().ok()? };
         let lineage = u64::from_str_radix(words.get(2)?, 16).ok()?;
         let n = words.get(3)?.parse().ok()?;
-        Some(Held { value: value.parse().ok()?, base, lineage, n, claim, due: due.parse().ok()? })
+        // "=" marks a counter that has not been changed since it was seeded or saved
+        let unchanged = value.strip_prefix('=');
+        let held =
+            Held { value: unchanged.unwrap_or(value).parse().ok()?, base, lineage, n, claim, due: due.parse().ok()? };
+        (unchanged.is_none() || (held.claim.is_none() && held.value == held.base)).then_some(held)
     }
 
     /// How far ahead its next plan may lie.
@@ -322,6 +332,8 @@ struct World<'s> {
     stay: Stay,
     disturbed: Disturbed,
     clients: Vec<Writer<Call>>,
+    /// Every call that was ever sent.
+    sent: Vec<(Key, Call)>,
     /// The last one never stalls.
     workers: Vec<Worker>,
     reader: Option<Reader>,
@@ -345,11 +357,17 @@ impl<'s> World<'s> {
             stay: cached.stay().clone(),
             disturbed,
             clients: (0..CLIENTS).map(|_| Writer::new(stage.new_name())).collect(),
+            sent: Vec::new(),
             workers: (0..=WORKERS).map(|_| Worker::default()).collect(),
             reader: None,
             tokens: Vec::new(),
             stage,
         }
+    }
+
+    /// A reconciler has written the family's settings, among them when a save is due.
+    async fn configure(&self) -> Checked {
+        self.stage.partition(0).configure(&self.stage.family.family).await.map_err(failed)
     }
 
     fn partition_of(&self, id: usize) -> u32 {
@@ -359,6 +377,8 @@ impl<'s> World<'s> {
     async fn step(&mut self, step: Step) -> Checked {
         match step {
             Step::Count { client, id, many, fate } => self.count(client, id, many, fate).await?,
+            Step::Echo { call } => self.echo(call).await?,
+            Step::TurnEpoch => turn_epoch(&mut self.stage, 0).await?,
             Step::ClientDies { client } => self.clients[client] = Writer::new(self.stage.new_name()),
             Step::Work { worker, partition, fate } => self.work(worker, partition, fate).await?,
             Step::WorkOn { partition } => self.work_on(WORKERS, partition).await?,
@@ -368,6 +388,10 @@ impl<'s> World<'s> {
             Step::Tick { ms } => self.stage.pass(ms),
             Step::Mishap(mishap) => {
                 if let Some(gone) = self.stage.suffer(mishap).await? {
+                    self.configure().await?;
+                    // who was told what is missing counts it by another call: no copy of the first may outlive a crash
+                    // that forgets it
+                    self.sent.clear();
                     self.forget(&gone).await?;
                 }
             }
@@ -385,7 +409,6 @@ impl<'s> World<'s> {
         }
         let client = &mut self.clients[number];
         let Some(call) = client.open.take() else { return Ok(()) };
-        client.register(&self.stage).await?;
         if call.missing.is_empty() { self.send(number, call, fate).await } else { self.ask(number, call, fate).await }
     }
 
@@ -412,27 +435,21 @@ impl<'s> World<'s> {
     }
 
     async fn send(&mut self, number: usize, mut call: Call, fate: Fate) -> Checked {
+        let key = self.clients[number].key(&self.stage, &self.stage.partition(0)).await?;
+        self.sent.push((key.clone(), call.clone()));
         if fate == Fate::LostBefore {
-            call.is_repeat = true;
             self.clients[number].open = Some(call);
             return Ok(());
         }
-        let ids: Vec<_> = call.tokens.iter().map(|token| IDS[self.tokens[*token].id]).collect();
-        let seeds = ids.iter().copied().zip(call.seeds.iter().copied());
-        let changes = ids.iter().copied().zip(call.tokens.iter().map(|token| Change::Add(delta(*token))));
-        let fence = Some(self.clients[number].fence(call.is_repeat));
-        let partition = self.stage.partition(self.stage.partition_of(ids[0]));
-        let reply = partition.incr(&self.stage.family.family, &self.stay, fence, seeds, changes).await;
+        let reply = self.arrive(&key, &call).await;
         let at = self.stage.note_length();
         let words = match reply.map_err(failed)? {
-            IncrReply::Executed(words) => words,
-            // what was executed is forgotten by a crash only
-            IncrReply::Unknown if call.is_repeat && call.executed.is_none() => {
+            Counted::Executed { results, .. } => results,
+            Counted::Expired => {
                 // the caller is told that the outcome is unknown
                 self.clients[number] = Writer::new(self.stage.new_name());
                 return Ok(());
             }
-            IncrReply::Unknown => return Err(failed(format!("UNKNOWN: {call:?}"))),
         };
         match &call.executed {
             None => self.executed(&call.tokens, &words, at)?,
@@ -442,7 +459,6 @@ impl<'s> World<'s> {
             Some(_) => {}
         }
         if fate == Fate::LostAfter {
-            call.is_repeat = true;
             call.executed.get_or_insert((words, at));
             self.clients[number].open = Some(call);
         } else {
@@ -451,25 +467,60 @@ impl<'s> World<'s> {
         Ok(())
     }
 
+    /// Redis gets the call, whose ids all lie in one partition.
+    async fn arrive(&self, key: &Key, call: &Call) -> counterfoil::Result<Counted> {
+        let ids: Vec<_> = call.tokens.iter().map(|token| IDS[self.tokens[*token].id]).collect();
+        let seeds = ids.iter().copied().zip(call.seeds.iter().copied());
+        let changes = ids.iter().copied().zip(call.tokens.iter().map(|token| Change::Add(delta(*token))));
+        let (partition, home) = (self.stage.partition(self.stage.partition_of(ids[0])), self.stage.partition(0));
+        partition.incr(&self.stay, key.fence(&home), seeds, changes).await
+    }
+
+    async fn echo(&mut self, call: usize) -> Checked {
+        let Some((key, call)) = self.sent.get(call % self.sent.len().max(1)).cloned() else { return Ok(()) };
+        let results = match self.arrive(&key, &call).await {
+            Ok(Counted::Executed { results, .. }) => results,
+            Ok(Counted::Expired) => return Ok(()),
+            // of a caller that has called again since, nothing is kept
+            Err(error) if error.outcome_unknown() => return Ok(()),
+            Err(error) => return Err(failed(error)),
+        };
+        let at = self.stage.note_length();
+        let open = self.clients.iter_mut().find(|client| client.made(&key)).and_then(|client| client.open.as_mut());
+        match open {
+            Some(open) if open.executed.is_none() => {
+                open.executed = Some((results.clone(), at));
+                self.executed(&call.tokens, &results, at)
+            }
+            Some(_) => Ok(()),
+            // its client died, or a crash forgot what was replied to it
+            None => {
+                let unseen = |token: &&usize| matches!(self.tokens[**token].state, State::Waiting | State::Forgotten);
+                let unseen = call.tokens.iter().filter(unseen).count();
+                if unseen == call.tokens.len() { self.executed(&call.tokens, &results, at) } else { Ok(()) }
+            }
+        }
+    }
+
     /// Each value that is answered has to be the running total.
-    fn executed(&mut self, tokens: &[usize], words: &[Word], at: u64) -> Checked {
+    fn executed(&mut self, tokens: &[usize], words: &[PairResult], at: u64) -> Checked {
         for (&token, word) in tokens.iter().zip(words) {
             let id = self.tokens[token].id;
             match *word {
-                Word::Missing(_) => continue,
-                Word::OutOfRange(value) => return Err(failed(format!("RANGE: {} at {value}", IDS[id]))),
-                Word::Value(value) => {
+                PairResult::Missing(_) => continue,
+                PairResult::Counted(value) => {
                     self.tokens[token].state = State::Counted { at };
                     self.check_digits(&format!("answered to increment {token}"), id, value.into(), in_redis)?;
                 }
+                refused => return Err(failed(format!("REFUSED: {} with {refused:?}", IDS[id]))),
             }
         }
         Ok(())
     }
 
-    fn answered(&mut self, number: usize, call: &Call, words: &[Word]) {
+    fn answered(&mut self, number: usize, call: &Call, words: &[PairResult]) {
         let missing = call.tokens.iter().zip(words).filter_map(|(token, word)| match word {
-            Word::Missing(ticket) => Some((*token, *ticket)),
+            PairResult::Missing(ticket) => Some((*token, *ticket)),
             _ => None,
         });
         let (tokens, missing): (Vec<_>, Vec<_>) = missing.unzip();
@@ -583,10 +634,14 @@ impl<'s> World<'s> {
         match reader.next {
             Next::Look(seed) => {
                 let partition = self.stage.partition(self.partition_of(reader.id));
-                let seeds = seed.map(|seed| (name, seed));
-                match partition.values(&self.stay, seeds, &[name]).await.map_err(failed)?[..] {
-                    [Word::Value(value)] => return self.check_read(&reader, value),
-                    [Word::Missing(ticket)] => reader.next = Next::AskTheDatabase(ticket),
+                let results = match seed {
+                    Some(seed) => partition.seed(&self.stay, &[(name.as_bytes(), seed)]).await,
+                    None => partition.values(&[name]).await,
+                };
+                match results.map_err(failed)?[..] {
+                    [PairResult::Counted(value)] => return self.check_read(&reader, value),
+                    [PairResult::Missing(_)] if seed.is_some() => reader.next = Next::Look(None),
+                    [PairResult::Missing(ticket)] => reader.next = Next::AskTheDatabase(ticket),
                     ref words => return Err(failed(format!("{words:?} was answered to a reader"))),
                 }
             }
@@ -738,6 +793,7 @@ async fn run(
     steps: Vec<Step>,
 ) -> Checked {
     let mut world = World::new(server, database, name, disturbed).await;
+    world.configure().await?;
     for step in steps {
         world.step(step).await?;
         // time alone changes nothing
@@ -768,32 +824,32 @@ fn exact(crashes: Crashes, outsider: bool, default: u32) {
 
 #[test]
 fn exact_without_crashes_of_redis() {
-    exact(Crashes::None, false, 1500);
+    exact(Crashes::None, false, 400);
 }
 
 #[test]
 fn exact_when_redis_goes_back_to_its_last_fsync() {
-    exact(Crashes::BackToTheLastFsync, false, 800);
+    exact(Crashes::BackToTheLastFsync, false, 250);
 }
 
 #[test]
 fn exact_when_redis_is_emptied() {
-    exact(Crashes::Empty, false, 1200);
+    exact(Crashes::Empty, false, 300);
 }
 
 #[test]
 fn exact_when_somebody_else_writes_the_rows() {
-    exact(Crashes::None, true, 300);
+    exact(Crashes::None, true, 150);
 }
 
 #[test]
 fn exact_when_redis_goes_back_and_somebody_else_writes_the_rows() {
-    exact(Crashes::BackToTheLastFsync, true, 200);
+    exact(Crashes::BackToTheLastFsync, true, 100);
 }
 
 #[test]
 fn exact_when_redis_is_emptied_and_somebody_else_writes_the_rows() {
-    exact(Crashes::Empty, true, 300);
+    exact(Crashes::Empty, true, 150);
 }
 
 #[test]
@@ -819,8 +875,8 @@ fn breaks_in(runtime: &Runtime, database: &Database, guard: Guard, crashes: Cras
 }
 
 #[test]
-fn without_the_producer_fence_a_repeat_counts_twice() {
-    breaks(Guard::ProducerFence, Crashes::None, &["DOUBLE", "REPEAT"]);
+fn without_the_fence_a_repeat_counts_twice() {
+    breaks(Guard::Fence, Crashes::None, &["DOUBLE", "REPEAT"]);
 }
 
 #[test]
@@ -853,5 +909,5 @@ fn without_the_look_at_what_is_saved_a_deletion_loses() {
 
 #[test]
 fn without_the_look_at_the_claim_a_late_mark_loses() {
-    breaks(Guard::Unchanged, Crashes::None, &["LOST"]);
+    breaks(Guard::Unchanged, Crashes::None, &["LOST", "REBASE"]);
 }

@@ -5,15 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::hits::{Hit, Hits, Reckoning};
+use crate::support::{database, eventually, family};
 use counterfoil::{
-    Counterfoil, Counters, Durability, ErrorKind, Family, MysqlStore, Precision, Script, Series, Slice,
-    cluster_settings,
+    Counterfoil, Counters, Durability, Family, MysqlStore, Precision, Script, Series, Slice, cluster_settings,
 };
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use sqlx::MySqlPool;
-use crate::support::hits::{Hit, Hits, Reckoning};
-use crate::support::{database, eventually, family};
 use testkit::{RedisCluster, RedisOptions};
 use tokio::task::JoinSet;
 
@@ -89,12 +88,6 @@ async fn the_main_path() {
         used.insert(rig.cluster.primary_of_slot(slot).await);
     }
     assert_eq!(used.len(), 3, "partitions lie on the nodes {used:?} only");
-
-    // a client with its own retries, as it comes
-    let client = ClusterClient::new(rig.cluster.urls()).unwrap();
-    let resending = Counterfoil::new(client.get_async_connection().await.unwrap(), MysqlStore::new(rig.pool.clone()));
-    let refused = resending.open(rig.views.family().clone()).await.err().unwrap();
-    assert_eq!(refused.kind(), ErrorKind::Unsafe);
 
     let ids: Vec<_> = (0..200).map(|number| format!("page/{number:03}")).collect();
     for round in 1..=2 {

@@ -2,13 +2,15 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::support::{Pair, eventually, family};
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
     Added, CachedCounters, Counting, Durability, Family, MysqlStore, Precision, Series, VisitorCount, Visitors,
 };
 use redis::aio::ConnectionManager;
-use crate::support::{Pair, eventually, family};
-use testkit::Proxy;
+use redis::cluster::ClusterClient;
+use redis::cluster_async::ClusterConnection;
+use testkit::{Proxy, RedisOptions, RedisServer};
 
 type Counterfoil = counterfoil::Counterfoil<ConnectionManager>;
 type Counters = counterfoil::Counters<ConnectionManager>;
@@ -32,7 +34,7 @@ impl Frail {
         Frail { pair, proxy, redis, exact }
     }
 
-    /// Over the frail network, with producers of its own.
+    /// Over the frail network, with callers of its own.
     fn counterfoil(&self) -> Counterfoil {
         Counterfoil::new(self.redis.clone(), MysqlStore::new(self.pair.pool.clone()))
     }
@@ -113,9 +115,56 @@ async fn a_hit_is_counted_once_wherever_its_call_is_cut() {
     frail.is_in_mysql(hits).await;
 }
 
+/// Redis as a cluster of one node, which names the proxy as its address.
+async fn cluster_behind(proxy: &Proxy, redis: &RedisServer) -> ClusterConnection {
+    let port = proxy.listen_on_port().await;
+    let slots: Vec<_> = (0..testkit::SLOTS).map(|slot| slot.to_string()).collect();
+    for command in [
+        "CONFIG SET cluster-announce-ip 127.0.0.1".to_owned(),
+        format!("CONFIG SET cluster-announce-port {port}"),
+        format!("CLUSTER ADDSLOTS {}", slots.join(" ")),
+    ] {
+        redis.run::<()>(&command).await.unwrap();
+    }
+    eventually("a cluster", || async {
+        redis.run::<String>("CLUSTER INFO").await.unwrap().contains("cluster_state:ok")
+    })
+    .await;
+    // as it comes, but for the pauses between its retries
+    let client = ClusterClient::builder([format!("redis://127.0.0.1:{port}")]).min_retry_wait(1).max_retry_wait(20);
+    client.build().unwrap().get_async_connection().await.unwrap()
+}
+
+/// The redis crate's cluster client sends a call again by itself: the scripts tell a repeat, whoever sends it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_resends_counts_once_wherever_its_call_is_cut() {
+    let pair = Pair::with(RedisOptions::volatile().tcp().arg("cluster-enabled", "yes")).await;
+    let proxy = Proxy::to(&pair.redis);
+    let redis = cluster_behind(&proxy, &pair.redis).await;
+    let counterfoil = counterfoil::Counterfoil::new(redis, MysqlStore::new(pair.pool.clone()));
+    let counters = counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap();
+    let mut hits = 0;
+    for ((_, cut), step) in DIRECTIONS.into_iter().zip([5, 1]) {
+        let cuts = cut_after_each(step, &proxy, cut, async |arm| {
+            assert!(matches!(counters.add("page", 0).await.unwrap(), Added::Counted { .. }), "there is a connection");
+            arm();
+            let added = counters.add("page", 1).await.unwrap();
+            assert!(matches!(added, Added::Counted { .. }), "{added:?}");
+            hits += 1;
+            let pending = counters.pending(&["page"]).await.unwrap();
+            assert_eq!(pending, [hits], "after a cut");
+        })
+        .await;
+        println!("a hit of a client that resends was cut {cuts} times");
+        assert!(cuts > 5, "{cuts} cuts");
+    }
+    counterfoil.drain().await.unwrap();
+    assert_eq!(pair.number(STORED).await, hits);
+}
+
 #[tokio::test]
-async fn without_the_producer_fence_it_is_counted_twice() {
-    take_out(Some(Guard::ProducerFence));
+async fn without_the_fence_it_is_counted_twice() {
+    take_out(Some(Guard::Fence));
     let frail = Frail::new().await;
     let counters = Frail::open(&frail.counterfoil()).await;
     assert_eq!(frail.add(&counters).await, 1);
@@ -133,7 +182,7 @@ async fn without_the_producer_fence_it_is_counted_twice() {
 }
 
 #[tokio::test]
-async fn a_producer_is_registered_wherever_its_first_calls_are_cut() {
+async fn an_epoch_is_told_wherever_the_first_calls_are_cut() {
     let frail = Frail::new().await;
     assert_eq!(frail.add(&Frail::open(&frail.counterfoil()).await).await, 1);
     let mut hits = 1;
@@ -380,8 +429,8 @@ async fn a_touch_of_a_hyperloglog_is_counted_once_wherever_its_call_is_cut() {
 }
 
 #[tokio::test]
-async fn without_the_producer_fence_hits_double_and_visitors_are_not_told() {
-    take_out(Some(Guard::ProducerFence));
+async fn without_the_fence_hits_double_and_visitors_are_not_told() {
+    take_out(Some(Guard::Fence));
     let kinds = Kinds::new().await;
     kinds.hits.add("a", 1).await.unwrap();
     let (mut hits, mut doubled, mut untold) = (1, 0, 0);

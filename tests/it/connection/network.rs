@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use crate::support::hits::{Hits, Outcome, Reckoning};
+use crate::support::{Pair, eventually, family};
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{Counterfoil, MysqlStore};
 use redis::AsyncConnectionConfig;
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
-use crate::support::hits::{Hits, Outcome, Reckoning};
-use crate::support::{Pair, eventually, family};
 use testkit::{Held, Proxy, RedisOptions};
 
 async fn pause(ms: u64) {
@@ -118,8 +118,8 @@ async fn replies_come_later_than_a_call_waits() {
 
 // on one thread, as a guard is taken out for one
 #[tokio::test]
-async fn without_the_producer_fence_late_replies_do_harm() {
-    take_out(Some(Guard::ProducerFence));
+async fn without_the_fence_late_replies_do_harm() {
+    take_out(Some(Guard::Fence));
     let reckoning = late_replies().await;
     take_out(None);
     assert!(!reckoning.doubled.is_empty());

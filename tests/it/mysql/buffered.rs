@@ -84,7 +84,7 @@ impl Db {
 
 fn batch(family: &Arc<Registered>, partition: u32, seq: u64, deltas: &[(&str, i64)]) -> Batch {
     let deltas = deltas.iter().map(|&(id, delta)| (id.to_owned(), delta)).collect();
-    Batch { family: family.clone(), partition, incarnation: I1, seq, deltas }
+    Batch { family: family.clone(), partition, incarnation: I1, seq, deltas, foreign: Vec::new() }
 }
 
 fn views() -> FamilyBuilder {

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use crate::support::{Pair, Plain, pause};
 use counterfoil::{
     Durability, ErrorKind, Family, KeyType, MysqlStore, Precision, Series, SeriesFamilyBuilder, Slice, Table,
 };
 use futures_util::future::try_join_all;
 use redis::aio::ConnectionManager;
-use crate::support::{Pair, Plain, pause};
 
 type OnMysql = Series<ConnectionManager, MysqlStore>;
 
@@ -97,8 +97,9 @@ async fn an_idle_series_vanishes_by_itself_and_so_does_its_name() {
     assert_eq!(hits.names("", None, 10).await.unwrap(), [""; 0]);
     assert_eq!(sum(&hits.get("gone", Precision::SECOND).await.unwrap()), 0);
     let keys: Vec<String> = pair.redis.run("KEYS *").await.unwrap();
-    // of what a partition holds the producers stay, for a day
-    assert!(keys.iter().all(|key| key.ends_with(":producers")), "{keys:?}");
+    // of what a partition holds the memory of callers stays, until two epochs are over
+    let fence = [":epochs", ":calls", ":calls_before"];
+    assert!(keys.iter().all(|key| fence.iter().any(|end| key.ends_with(end))), "{keys:?}");
 }
 
 #[tokio::test]

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::support::tally::{Tally, now_ms};
+use crate::support::{Pair, Plain, pause, trouble};
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
     Counterfoil, Counting, Durability, Family, MysqlStore, Precision, Series, SeriesFamilyBuilder, Slice, Store,
 };
 use rand::random_range;
 use redis::aio::{ConnectionLike, ConnectionManager};
-use crate::support::tally::{Tally, now_ms};
-use crate::support::{Pair, Plain, pause, trouble};
 use testkit::{MysqlServer, Proxy, RedisOptions};
 use tokio::task::JoinSet;
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-use counterfoil::{Counterfoil, Durability, FamilyBuilder};
 use crate::support::reference::Reference;
 use crate::support::{counted, family, pause};
+use counterfoil::{Counterfoil, Durability, FamilyBuilder};
 use testkit::{RedisOptions, RedisServer};
 use tokio::task::JoinSet;
 

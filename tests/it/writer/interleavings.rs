@@ -9,14 +9,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use counterfoil::test_hooks::Guard;
-use counterfoil::{Added, Counterfoil, Counters, Family, Registered, Result, Store};
-use proptest::prelude::*;
-use proptest::test_runner::TestError;
-use redis::aio::ConnectionLike;
-use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value};
 use crate::support::interleaving::connect::Direct;
 use crate::support::interleaving::database::Database;
 use crate::support::interleaving::hunt::{Case, cases, expect_exact, expect_failure, hunt, runtime};
@@ -25,6 +19,12 @@ use crate::support::interleaving::token::{delta, digit, fault};
 use crate::support::interleaving::workers::{WORKERS, Work, Workers};
 use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, failed};
 use crate::support::reference::Reference;
+use counterfoil::test_hooks::Guard;
+use counterfoil::{Added, Counterfoil, Counters, Family, Registered, Result, Store};
+use proptest::prelude::*;
+use proptest::test_runner::TestError;
+use redis::aio::ConnectionLike;
+use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value};
 use testkit::{RedisOptions, RedisServer};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -75,6 +75,7 @@ enum Step {
     WorkerDies {
         worker: usize,
     },
+    TurnEpoch,
     Tick {
         ms: u64,
     },
@@ -105,7 +106,9 @@ fn step(crashes: Crashes) -> impl Strategy<Value = Step> {
         12 => Just(Step::Turn),
         10 => work().prop_map(Step::Work),
         1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
-        8 => prop_oneof![3 => Just(6), 4 => Just(60), 1 => Just(700), 1 => Just(2100)].prop_map(|ms| Step::Tick { ms }),
+        2 => Just(Step::TurnEpoch),
+        8 => prop_oneof![3 => Just(6), 4 => Just(60), 1 => Just(700), 1 => Just(2100), 1 => Just(31_000)]
+            .prop_map(|ms| Step::Tick { ms }),
         1 => Just(Step::Mishap(Mishap::ScriptFlush)),
         2 => crashes.mishap().prop_map(Step::Mishap),
     ]
@@ -195,6 +198,7 @@ struct World<'s> {
     tokens: Vec<Increment>,
     /// How often Redis lost its memory.
     losses: u64,
+    epochs: u64,
 }
 
 impl<'s> World<'s> {
@@ -207,7 +211,6 @@ impl<'s> World<'s> {
             .expect("a valid family");
         let number = store.register(&family).await.expect("registered");
         let stage = Stage::<Direct>::new(server, crashes, Registered { family, number }, 1_000_000).await;
-        // whether the line resends is asked before
         let counterfoil = Counterfoil::new(line.clone(), store.clone());
         let mut open = std::pin::pin!(counterfoil.open(stage.family.family.clone()));
         let counters = loop {
@@ -228,12 +231,21 @@ impl<'s> World<'s> {
             workers: Workers::default(),
             tokens: Vec::new(),
             losses: 0,
+            epochs: 0,
         }
     }
 
     async fn tick(&mut self, ms: u64) {
         self.stage.pass(ms);
         tokio::time::sleep(Duration::from_millis(ms)).await;
+    }
+
+    /// A minute goes by for the home of the calls, which begins a new epoch.
+    async fn turn_epoch(&mut self) -> Checked {
+        self.epochs += 1;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis() as u64;
+        let home = self.stage.partition(0).at(now + 120_000 * self.epochs);
+        home.epoch(&self.stage.family.family).await.map(drop).map_err(failed)
     }
 
     fn comes(&mut self, id: usize) {
@@ -304,7 +316,7 @@ impl<'s> World<'s> {
     /// Executes a call, and notes which increments it counted.
     fn execute(&mut self, cmd: &Cmd) -> RedisResult<Value> {
         let answer = self.stage.redis.run(cmd);
-        let at = self.stage.note_length();
+        let at_length = self.stage.note_length();
         let is_ok =
             matches!(&answer, Ok(Value::Array(words)) if matches!(&words[0], Value::BulkString(word) if word == b"OK"));
         let args: Vec<_> = cmd.args_iter().collect();
@@ -312,11 +324,21 @@ impl<'s> World<'s> {
             Some(redis::Arg::Simple(bytes)) => std::str::from_utf8(bytes).unwrap_or_default(),
             _ => "",
         };
-        if is_ok && text(5).ends_with(":producers") {
-            for place in (15..args.len()).step_by(2) {
-                let sum: i64 = text(place).parse().expect("a delta");
-                let counted = (0..self.tokens.len()).filter(|token| digit(sum.into(), *token) > 0).collect::<Vec<_>>();
-                counted.into_iter().for_each(|token| self.tokens[token].executed_at = Some(at));
+        let keys: usize = text(2).parse().unwrap_or(0);
+        if is_ok && keys >= 5 && text(3).ends_with(":epochs") {
+            // after the fence and the time: hits, the number of pairs and the pairs of each partition
+            let mut at = 3 + keys + 4;
+            while at < args.len() {
+                let pairs: usize = text(at + 1).parse().expect("a number of pairs");
+                for pair in 0..pairs {
+                    let sum: i64 = text(at + 3 + 2 * pair).parse().expect("a delta");
+                    let counted = (0..self.tokens.len()).filter(|token| digit(sum.into(), *token) > 0);
+                    counted
+                        .collect::<Vec<_>>()
+                        .into_iter()
+                        .for_each(|token| self.tokens[token].executed_at = Some(at_length));
+                }
+                at += 2 + 2 * pairs;
             }
         }
         answer
@@ -381,6 +403,7 @@ impl Case for World<'_> {
             Step::Turn => turn().await,
             Step::Work(work) => self.workers.step(work, &mut self.stage, &self.database).await?,
             Step::WorkerDies { worker } => self.workers.die(worker),
+            Step::TurnEpoch => self.turn_epoch().await?,
             Step::Tick { ms } => self.tick(ms).await,
             Step::Mishap(mishap) => self.suffer(mishap).await?,
         }
@@ -484,7 +507,7 @@ fn exact_when_redis_is_emptied() {
     exact(Crashes::Empty, 300);
 }
 
-/// A case by itself, with one increment told before, so that the producer and the scripts are known.
+/// A case by itself, with one increment told before, so that the epoch and the scripts are known.
 fn replay(crashes: Crashes, steps: &[Step]) {
     let first = [Step::Poll { caller: 0 }, ANSWERED, Step::Turn].repeat(8);
     let steps = [&[Step::Add { id: 0 }], &first[..], steps].concat();
@@ -522,7 +545,7 @@ fn a_leader_that_was_replaced_sends_nothing_any_more() {
 /// A call was executed, its reply was lost, its hits reached the database, and Redis lost its memory before it was asked
 /// again.
 #[test]
-fn a_repeat_says_that_it_is_one() {
+fn a_repeat_that_meets_an_emptied_redis_is_not_executed() {
     let (poll, work) = (Step::Poll { caller: 0 }, Step::Work(Work::answered(0, 0)));
     let other = Step::Work(Work::answered(1, 1));
     let lost = Step::Call { which: 0, fate: CallFate::LostAfter };
@@ -532,7 +555,7 @@ fn a_repeat_says_that_it_is_one() {
 }
 
 #[test]
-fn without_the_producer_fence_a_repeat_counts_twice() {
-    let guard = Guard::ProducerFence;
+fn without_the_fence_a_repeat_counts_twice() {
+    let guard = Guard::Fence;
     expect_failure(hunt_in(Crashes::None, 2000, Some(guard)), guard, &["DOUBLE"]);
 }

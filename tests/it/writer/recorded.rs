@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::reference::Reference;
+use crate::support::{Plain, PlainCounters, counted, eventually, family, look, pause};
 use counterfoil::metrics::{HITS, RECORDED, REFUSED, UNKNOWN};
 use counterfoil::{Counterfoil, ErrorKind};
 use metrics_util::debugging::DebuggingRecorder;
 use rand::RngExt;
-use crate::support::reference::Reference;
-use crate::support::{Plain, PlainCounters, counted, eventually, family, look, pause};
 use testkit::{RedisOptions, RedisServer};
 use tokio::time::timeout;
 

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use crate::support::{Plain, PlainCounters, counted, family, ids_of, pause};
 use counterfoil::Added;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use crate::support::{Plain, PlainCounters, counted, family, ids_of, pause};
 use tokio::task::JoinSet;
 
 /// Many callers, each of which counts what `delta` says, one after the other. Answers who was told what.

@@ -30,6 +30,8 @@ pub const PARTITIONS: u32 = 2;
 
 pub type Checked = Result<(), TestCaseError>;
 
+pub type Failed = TestCaseError;
+
 pub fn failed(what: impl Display) -> TestCaseError {
     TestCaseError::fail(what.to_string())
 }

@@ -131,9 +131,9 @@ async fn fetch<C: Connect>(number: u32, cut: CutBatch, stage: &Stage<'_, C>) -> 
         _ => Duration::ZERO,
     };
     match stage.partition(number).fetch(&cut, settle, 10).await.map_err(failed)? {
-        FetchReply::Deltas(deltas) => {
+        FetchReply::Deltas { deltas, foreign } => {
             let (family, CutBatch { incarnation, seq, .. }) = (stage.family.clone(), cut);
-            Ok(Task::Apply(Batch { family, partition: number, incarnation, seq, deltas }, cut))
+            Ok(Task::Apply(Batch { family, partition: number, incarnation, seq, deltas, foreign }, cut))
         }
         FetchReply::Wait(_) => Ok(Task::Fetch(number, cut)),
         FetchReply::Stale => Ok(Task::Rotate),

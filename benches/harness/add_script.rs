@@ -1,0 +1,77 @@
+//! What an add costs in Redis, against a script that only counts.
+
+use counterfoil::test_hooks::{Counted, Fence};
+use futures_util::future::join_all;
+
+use crate::alternate::{alternate, median};
+use crate::bench::Bench;
+use crate::figure::{Figure, Target::AtMost};
+use crate::ids::Ids;
+use crate::pending::Stage;
+use crate::servers::Scripts;
+
+const FIGURE: Figure = Figure {
+    name: "add_script_vs_bare",
+    what: "time in Redis of an add of one id of 100 k pending ones : a script of one HINCRBY",
+    target: AtMost(3.0),
+};
+const BARE: &str = "return redis.call('HINCRBY', KEYS[1], ARGV[1], ARGV[2])";
+const IDS: u32 = 100_000;
+/// Calls under way at a time: what a call costs is to be the script, not the way from sleep to work.
+const CALLERS: usize = 16;
+
+pub async fn measure(bench: &mut Bench) {
+    if !bench.wants(&[FIGURE.name]) {
+        return;
+    }
+    let (stage, ids, calls) = (Stage::set(bench).await, Ids::zipf(IDS), bench.size(10_000, 2_000));
+    let names = || (0..IDS).map(|number| format!("page/{number}"));
+    stage.fill(names()).await;
+    stage.plain.fill(names()).await;
+    let mut round = 0;
+    let ours = async || {
+        round += 1;
+        add(&stage, &ids, calls, round).await
+    };
+    let rounds = alternate(bench.rounds(), ours, async || bare(&stage, &ids, calls).await).await;
+    bench.figure(FIGURE, rounds.ratio(|micros| *micros));
+    bench.absolute("add_script_us", median(rounds.ours));
+    bench.absolute("bare_script_us", median(rounds.theirs));
+}
+
+/// The mean microseconds of a fenced add, as a writer makes it: all of a server's calls have one home partition.
+async fn add(stage: &Stage, ids: &Ids, calls: usize, round: u64) -> f64 {
+    let (family, partitions) = (stage.counters.family(), stage.partitions().collect::<Vec<_>>());
+    let epoch = partitions[0].epoch(family).await.unwrap();
+    let before = Scripts::so_far(&mut stage.probe.clone()).await;
+    let (partitions, epoch) = (&partitions, epoch.as_str());
+    join_all((0..CALLERS).map(|number| async move {
+        let caller = format!("{number:016x}-0");
+        for (id, n) in ids.of_task(number, CALLERS).take(calls).zip(round * calls as u64..) {
+            let fence = Fence { home: partitions[0].keys(), caller: &caller, n, epoch };
+            let partition = &partitions[family.partition_of(id) as usize];
+            let counted = partition.add(family, fence, 1, [(id, 1)]).await.unwrap();
+            assert!(matches!(counted, Counted::Executed { repeated: false, .. }), "{counted:?}");
+        }
+    }))
+    .await;
+    Scripts::so_far(&mut stage.probe.clone()).await.since(before).mean_us()
+}
+
+/// The same of the script that only counts, in hashes of the same ids.
+async fn bare(stage: &Stage, ids: &Ids, calls: usize) -> f64 {
+    let mut probe = stage.probe.clone();
+    let sha1: String = redis::cmd("SCRIPT").arg("LOAD").arg(BARE).query_async(&mut probe).await.unwrap();
+    let before = Scripts::so_far(&mut probe).await;
+    let sha1 = &sha1;
+    join_all((0..CALLERS).map(|number| async move {
+        let mut redis = stage.probe.clone();
+        for id in ids.of_task(number, CALLERS).take(calls) {
+            let mut call = redis::cmd("EVALSHA");
+            call.arg(sha1).arg(1).arg(stage.plain.hash_of(id)).arg(id).arg(1);
+            call.exec_async(&mut redis).await.unwrap();
+        }
+    }))
+    .await;
+    Scripts::so_far(&mut probe).await.since(before).mean_us()
+}

@@ -1,0 +1,381 @@
+//! Hits gather while calls are under way, and go together into the next one: group commit without a timer.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use redis::aio::ConnectionLike;
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::backoff::Backoff;
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::Family;
+use crate::fence::{Caller, Home, Names};
+use crate::partition::Partition;
+use crate::shared::{Opened, Work};
+use crate::topology::Topology;
+use crate::writer::call::{Call, Outcome, Until};
+use crate::writer::group::Group;
+use crate::writer::send::Sender;
+
+/// A call that takes longer does not hold up other partitions any more, and those who wait for it look at the time.
+const SLOW: Duration = Duration::from_millis(50);
+/// How many calls to one partition at a time are under way, where a call stays in one: few, so that each carries more.
+const PARTITION_CALLS: usize = 4;
+/// How many calls to one node: hits gather for the one while the other is out.
+const NODE_CALLS: usize = 2;
+/// However often Redis refused, it is asked again after so long.
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
+/// The hits of one family on their way to Redis.
+#[derive(Debug)]
+pub struct Queue<C> {
+    pub opened: Arc<Opened>,
+    pub topology: Arc<Topology>,
+    pub work: Arc<Work>,
+    redis: C,
+    homes: Box<[OnceLock<Home<C>>]>,
+    names: Names,
+    state: Mutex<State>,
+    /// Notified when a full group has gone.
+    room: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By partition where a call stays in one; else all in the first.
+    gathering: Vec<Gathering>,
+    /// Those of them that wait for a call to end.
+    ready: VecDeque<usize>,
+    under_way: Vec<UnderWay>,
+    calls: u64,
+    /// Callers without a call in flight.
+    idle: Vec<Caller>,
+    refusals: Backoff,
+    /// Why Redis did not take the last call, if it did not.
+    refusal: Option<Error>,
+    watched: bool,
+}
+
+/// Hits, and the call for which they gather.
+#[derive(Debug)]
+struct Gathering {
+    group: Group,
+    call: Arc<Call>,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    number: u64,
+    to: usize,
+    call: Arc<Call>,
+    caller: Caller,
+    since: Instant,
+    /// Made by one of its callers only, who may stop polling at any moment.
+    by_caller: bool,
+    slow: bool,
+}
+
+/// Hits that have joined a call.
+enum Joined<C: ConnectionLike + Clone + Send + Sync + 'static, T> {
+    /// The call is gathered for or waits for its turn.
+    Waits { positions: T, call: Arc<Call>, waker: usize },
+    /// The caller is the first, and makes the call itself.
+    Leads { positions: T, sender: Sender<C> },
+    /// There is no room in what is gathered for this call.
+    Full(Arc<Call>),
+}
+
+impl<C> Queue<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    pub fn new(redis: C, opened: Arc<Opened>, topology: Arc<Topology>, work: Arc<Work>) -> Result<Self> {
+        let names = Names::new()?;
+        let homes = (0..opened.registered.family.partitions()).map(|_| OnceLock::new()).collect();
+        Ok(Queue { opened, topology, work, redis, homes, names, state: Mutex::default(), room: Notify::new() })
+    }
+
+    pub fn family(&self) -> &Family {
+        &self.opened.registered.family
+    }
+
+    pub fn partition(&self, number: u32) -> Partition<C> {
+        Partition::new(self.redis.clone(), self.family(), number)
+    }
+
+    /// The home of calls to this partition.
+    pub fn home(&self, partition: u32) -> &Home<C> {
+        let home = self.topology.home_of(partition);
+        self.homes[home as usize].get_or_init(|| Home::new(self.partition(home)))
+    }
+
+    /// Whether a call carries hits of several partitions.
+    pub fn spans_partitions(&self) -> bool {
+        self.family().spans_partitions() && !self.topology.is_cluster()
+    }
+
+    /// Where hits of this partition gather.
+    fn place_of(&self, partition: u32) -> usize {
+        if self.spans_partitions() { 0 } else { partition as usize }
+    }
+
+    /// How many ids wait for a call to this partition.
+    pub fn waiting(&self, partition: u32) -> usize {
+        self.state().gathering.get(self.place_of(partition)).map_or(0, |gathering| gathering.group.len())
+    }
+
+    /// Whether the group takes so many more pairs.
+    pub fn has_room_for(&self, group: &Group, pairs: usize) -> bool {
+        group.has_room_for(pairs, self.family().pairs_a_call())
+    }
+
+    /// Counts what `push` puts into a group, which it does if there is room, and returns when Redis has done it: the call
+    /// with its outcome, and the hits' positions in it. Without `wait` a full group is an error. Hits of several
+    /// partitions come as `mixed`, and are refused once the server turns out to be a cluster.
+    pub async fn count<T>(
+        self: &Arc<Self>,
+        (partition, mixed): (u32, bool),
+        timeout: Duration,
+        wait: bool,
+        mut push: impl FnMut(&mut Group) -> Option<T>,
+    ) -> Result<(Arc<Call>, T)> {
+        let mut until = None;
+        loop {
+            if mixed && !self.spans_partitions() {
+                return Err(self.error(ErrorKind::Redis, "not counted: the partitions lie on several nodes"));
+            }
+            let joined = poll_fn(|cx| Poll::Ready(self.join(partition, cx.waker(), timeout, until, &mut push))).await;
+            let (call, positions, mut waker) = match joined {
+                Joined::Waits { positions, call, waker } => (call, positions, Some(waker)),
+                Joined::Leads { positions, sender } => {
+                    let call = sender.call().clone();
+                    sender.run().await;
+                    (call, positions, None)
+                }
+                Joined::Full(call) if wait => {
+                    let until = until.get_or_insert_with(|| Until::new(Instant::now(), timeout));
+                    self.wait_for_room(&call, until.deadline).await?;
+                    continue;
+                }
+                Joined::Full(_) => return Err(self.error(ErrorKind::Busy, "too many hits wait for Redis")),
+            };
+            let until = *until.get_or_insert(call.until(timeout));
+            // woken not before the end, in all but a few cases
+            let mut first = waker.is_some();
+            poll_fn(|cx| match std::mem::take(&mut first) {
+                true if call.outcome().is_none() => Poll::Pending,
+                _ => call.poll_end(cx, &mut waker, until.deadline),
+            })
+            .await?;
+            match call.outcome() {
+                Some(Outcome::NotExecuted(_)) if Instant::now() < until.begin => {}
+                Some(Outcome::NotExecuted(error) | Outcome::Failed(error)) => return Err(error.again()),
+                _ => return Ok((call, positions)),
+            }
+        }
+    }
+
+    fn join<T>(
+        self: &Arc<Self>,
+        partition: u32,
+        waker: &Waker,
+        timeout: Duration,
+        until: Option<Until>,
+        push: &mut impl FnMut(&mut Group) -> Option<T>,
+    ) -> Joined<C, T> {
+        let to = self.place_of(partition);
+        let mut guard = self.state();
+        let state = &mut *guard;
+        if state.gathering.len() <= to {
+            state.gathering.resize_with(to + 1, Gathering::new);
+        }
+        let Gathering { group, call } = &mut state.gathering[to];
+        let is_first = group.is_empty();
+        if is_first {
+            *call = Arc::new(Call::new());
+        }
+        let Some(positions) = push(group) else { return Joined::Full(call.clone()) };
+        group.wait_until(until.unwrap_or_else(|| call.until(timeout)));
+        if is_first {
+            if state.ready.is_empty() && self.may_start(state, to) {
+                return Joined::Leads { positions, sender: self.take_off(state, to, true) };
+            }
+            state.ready.push_back(to);
+        }
+        let call = state.gathering[to].call.clone();
+        let waker = call.wake(waker);
+        if !state.watched
+            && let Ok(runtime) = Handle::try_current()
+        {
+            state.watched = true;
+            runtime.spawn(Watch(self.clone()).run());
+        }
+        Joined::Waits { positions, call, waker }
+    }
+
+    fn may_start(&self, state: &State, to: usize) -> bool {
+        let (most, to_one) = if self.spans_partitions() { (NODE_CALLS, NODE_CALLS) } else { (PARTITION_CALLS, 1) };
+        let quick = state.under_way.iter().filter(|one| !one.slow || one.to == to).count();
+        quick < most && state.under_way.iter().filter(|one| one.to == to).count() < to_one
+    }
+
+    fn take_off(self: &Arc<Self>, state: &mut State, to: usize, by_caller: bool) -> Sender<C> {
+        let Gathering { group, call } = &mut state.gathering[to];
+        let call = call.clone();
+        let next = Group::with_capacity(group.len());
+        call.carry(std::mem::replace(group, next));
+        self.room.notify_waiters();
+        let mut caller = state.idle.pop().unwrap_or_else(|| self.names.caller());
+        caller.n += 1;
+        state.calls += 1;
+        let (number, since) = (state.calls, Instant::now());
+        let sender = Sender::new(self.clone(), number, call.clone(), caller.clone(), by_caller);
+        state.under_way.push(UnderWay { number, to, call, caller, since, by_caller, slow: false });
+        sender
+    }
+
+    /// The next call whose turn it is.
+    fn next(self: &Arc<Self>, state: &mut State) -> Option<Sender<C>> {
+        loop {
+            let at = state.ready.iter().position(|to| self.may_start(state, *to))?;
+            let to = state.ready.remove(at)?;
+            if state.gathering[to].group.until().is_some_and(|until| Instant::now() >= until.begin) {
+                self.send_away(state, to);
+            }
+            if !state.gathering[to].group.is_empty() {
+                return Some(self.take_off(state, to, false));
+            }
+        }
+    }
+
+    /// Makes room for another call in place of this one, and returns the one whose turn it is.
+    pub fn finish(self: &Arc<Self>, number: u64) -> Option<Sender<C>> {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let ended = state.under_way.iter().position(|one| one.number == number);
+        if let Some(UnderWay { call, caller, .. }) = ended.map(|at| state.under_way.swap_remove(at)) {
+            // a call whose outcome is unknown may still arrive, and must not be taken for one before the next
+            if matches!(call.outcome(), Some(Outcome::Counted { .. } | Outcome::NotExecuted(_))) {
+                state.idle.push(caller);
+            }
+        }
+        self.next(state)
+    }
+
+    /// Redis did not take a call. Returns how long to wait.
+    pub fn refused(&self, number: u64, refusal: Error) -> Duration {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        state.refusal = Some(refusal);
+        // others need not wait until this one is tried again
+        state.under_way.iter_mut().filter(|one| one.number == number).for_each(|one| one.slow = true);
+        state.refusals.next().min(LONGEST_PAUSE)
+    }
+
+    /// Redis took a call.
+    pub fn accepted(&self) {
+        let mut state = self.state();
+        if state.refusal.is_some() {
+            (state.refusals, state.refusal) = (Backoff::default(), None);
+        }
+    }
+
+    /// Lets those who wait for a call that cannot be made look at the time and come again.
+    fn send_away(&self, state: &mut State, to: usize) {
+        let Gathering { group, call } = &mut state.gathering[to];
+        if !group.is_empty() {
+            *group = Group::default();
+            let silence = || self.error(ErrorKind::Redis, "not counted: Redis has not replied to the calls before");
+            call.end(Outcome::NotExecuted(state.refusal.as_ref().map_or_else(silence, Error::again)));
+            self.room.notify_waiters();
+        }
+        state.ready.retain(|ready| *ready != to);
+    }
+
+    /// Returns when nothing is gathered for this call any more.
+    async fn wait_for_room(&self, full: &Call, deadline: Instant) -> Result<()> {
+        let late = || self.error(ErrorKind::Redis, "not counted: too many hits were waiting for Redis");
+        let room = self.room.notified();
+        tokio::pin!(room);
+        room.as_mut().enable();
+        if full.group().is_some() || full.outcome().is_some() {
+            return Ok(());
+        }
+        timeout_at(deadline, room).await.map_err(|_| late())
+    }
+
+    /// Looks after slow calls: one that only its caller makes is made by a task as well, those who wait look at the time,
+    /// and what cannot be sent behind a slow call is sent away. Returns whether there is anything left to watch.
+    fn look(self: &Arc<Self>) -> bool {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let now = Instant::now();
+        // whoever made it may rest a moment after a refusal, or never come back
+        state.under_way.retain(|one| one.call.outcome().is_none() || now - one.since < SLOW + LONGEST_PAUSE);
+        let mut senders = Vec::new();
+        for one in state.under_way.iter_mut().filter(|one| now - one.since >= SLOW) {
+            one.slow = true;
+            one.call.remind();
+            if std::mem::take(&mut one.by_caller) && one.call.outcome().is_none() {
+                senders.push(Sender::new(self.clone(), one.number, one.call.clone(), one.caller.clone(), false));
+            }
+        }
+        senders.extend(std::iter::from_fn(|| self.next(state)));
+        if state.under_way.iter().any(|one| one.slow) {
+            for to in Vec::from(std::mem::take(&mut state.ready)) {
+                self.send_away(state, to);
+            }
+        }
+        let goes_on = !state.under_way.is_empty() || !state.ready.is_empty();
+        state.watched &= goes_on;
+        drop(guard);
+        senders.into_iter().for_each(Sender::spawn);
+        goes_on
+    }
+
+    pub fn error(&self, kind: ErrorKind, what: &'static str) -> Error {
+        Error::new(kind, format!("{}: {what}", self.family()))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Gathering {
+    fn new() -> Self {
+        Gathering { group: Group::default(), call: Arc::new(Call::new()) }
+    }
+}
+
+/// Looks after the calls of a queue as long as there are any.
+struct Watch<C: ConnectionLike + Clone + Send + Sync + 'static>(Arc<Queue<C>>);
+
+impl<C> Watch<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    async fn run(self) {
+        loop {
+            sleep(SLOW).await;
+            if !self.0.look() {
+                return;
+            }
+        }
+    }
+}
+
+/// Also where its runtime ends: another one may go on.
+impl<C> Drop for Watch<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    fn drop(&mut self) {
+        self.0.state().watched = false;
+    }
+}
