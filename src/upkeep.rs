@@ -32,9 +32,12 @@ pub async fn begin_epochs<C>(redis: &C, topology: &Topology, family: &Family) ->
 where
     C: ConnectionLike + Clone + 'static,
 {
-    configure(redis, topology, family).await?;
     for homes in homes(redis, topology, family).chunks(CALLS) {
-        try_join_all(homes.iter().map(|home| home.epoch(family))).await?;
+        try_join_all(homes.iter().map(|home| async move {
+            home.configure(family).await?;
+            home.epoch(family).await
+        }))
+        .await?;
     }
     Ok(())
 }

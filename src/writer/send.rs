@@ -61,12 +61,8 @@ where
 
     /// Makes the call, tells everybody how it ended, and returns the one whose turn it is then.
     async fn make(mut self) -> Option<Self> {
-        if let Some(outcome) = self.outcome().await
-            && self.call.settle(outcome)
-        {
-            self.measure();
-        }
-        self.call.wake_all();
+        let outcome = self.outcome().await;
+        self.end(outcome);
         match self.call.outcome() {
             Some(Outcome::NotExecuted(refusal)) => sleep(self.queue.refused(self.number, refusal.again())).await,
             _ => self.queue.accepted(),
@@ -77,6 +73,14 @@ where
         }
         self.over = true;
         self.queue.finish(self.number)
+    }
+
+    /// Tells everybody how the call ended, which somebody else may have settled before.
+    fn end(&self, outcome: Option<Outcome>) {
+        if outcome.is_some_and(|outcome| self.call.settle(outcome)) {
+            self.measure();
+        }
+        self.call.wake_all();
     }
 
     /// Sends the call until its outcome is known; `None` if that is settled already.
@@ -195,10 +199,7 @@ where
             true => Outcome::Failed(self.unknown("the call was given up")),
             false => Outcome::NotExecuted(self.queue.error(ErrorKind::Redis, "not counted: the call was given up")),
         };
-        if self.call.settle(outcome) {
-            self.measure();
-        }
-        self.call.wake_all();
+        self.end(Some(outcome));
         if let Some(next) = self.queue.finish(self.number) {
             next.spawn();
         }
