@@ -29,7 +29,7 @@
 -- REPEAT  safe, whoever repeats it, with a caller
 -- SINCE   0.1.0
 
-local call, caller, n, epoch, arg = redis.call, ARGV[1], ARGV[2], ARGV[3], 8
+local call, tonumber, format, caller, n, epoch, arg = redis.call, tonumber, string.format, ARGV[1], ARGV[2], ARGV[3], 8
 for _ = 4, #KEYS, 3 do arg = (tonumber(ARGV[arg]) or 0) > 0 and arg + 1 + 2 * ARGV[arg] or math.huge end
 if #KEYS < 6 or #KEYS % 3 ~= 0 or arg ~= #ARGV + 1 or #ARGV > 2006 + #KEYS / 3 then
   return redis.error_reply('BADARG expected for every three keys from the 4th on: pairs, and so many pairs')
@@ -44,23 +44,23 @@ if last_n and tonumber(n) <= last_n then
   for word in last:gmatch(tonumber(n) == last_n and ' (%S+)' or '^$') do words[#words + 1] = word end
   return { 'DUP', unpack(words) }
 end
-
 local low, high = ARGV[6] == '' and -math.huge or ARGV[6] + 0, ARGV[7] == '' and math.huge or ARGV[7] + 0
 for k = 4, #KEYS, 3 do
-  local ids, due, rows, texts, latest, size = {}, {}, {}, {}, writes[KEYS[k]] or {}, 0
-  for i = 1, ARGV[from] do ids[i] = ARGV[from + 2 * i - 1] end
+  local count, due, rows, latest, size = ARGV[from] + 0, {}, {}, writes[KEYS[k]] or {}, 0
+  -- made at their full size, since a table that grows is slow
+  local ids, texts = { unpack(ARGV, from + 1, from + count) }, { unpack(ARGV, from + 1, from + 2 * count) }
+  for i = 1, count do ids[i] = texts[2 * i - 1] end
   local values = call('HMGET', KEYS[k], unpack(ids))
-  for i = 1, #ids do
-    local id, change = ids[i], ARGV[from + 2 * i]
-    local was, delta, text, small, delay = latest[id] or values[i], tonumber(change)
-    local x = tonumber(was)
+  for i, id in ipairs(ids) do
+    local was, change, text, small, delay = latest[id] or values[i], texts[2 * i], nil, nil, nil
+    local delta, x = change == '1' and 1 or tonumber(change), tonumber(was or nil)
     time = time or not x and (ARGV[4] == '' and call('TIME') or { '0', ARGV[4] .. '000' })
     if was then
       local unchanged = not x and was:match('^=(.+)')
       if unchanged then was, x = unchanged, tonumber(unchanged) end
       local sum = x and (delta and x + delta or tonumber(change:match('^=(.+)')))
       if sum and x > -1e14 and x < 1e14 and sum > -1e14 and sum < 1e14 and sum % 1 == 0 then
-        text = sum .. ''
+        text = format('%d', sum)
       elseif x and x % 1 == 0 then
         -- Lua's numbers are exact below 2^53 only: larger ones are added by Redis, in a field that is no caller's
         call('HSET', KEYS[2], '', delta and was or '0')
@@ -86,15 +86,15 @@ for k = 4, #KEYS, 3 do
     words[at + i], reply[at + i + 1] = text, small or text
   end
   if due[1] then call('ZCARD', KEYS[k + 2]) end
-  writes[k], writes[KEYS[k]], at, from = { due, rows, texts }, latest, at + #ids, from + 1 + 2 * #ids
+  writes[k], writes[KEYS[k]], at, from = { due, rows, texts, size }, latest, at + count, from + 1 + 2 * count
 end
 
 -- the first write is refused where Redis takes none, and types are known; in this order since a crash may keep a part
 if caller ~= '' then call('HSET', KEYS[2], caller, n .. ' ' .. table.concat(words, ' ')) end
 for k = 4, #KEYS, 3 do
-  local due, rows, texts = unpack(writes[k])
+  local due, rows, texts, size = unpack(writes[k])
   if due[1] then call('ZADD', KEYS[k + 2], 'LT', unpack(due)) end
   if rows[1] then call('HSET', KEYS[k + 1], unpack(rows)) end
-  if texts[1] then call('HSET', KEYS[k], unpack(texts)) end
+  if size > 0 then call('HSET', KEYS[k], unpack(texts, 1, size)) end
 end
 return reply

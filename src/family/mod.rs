@@ -3,7 +3,7 @@
 /// What the builders of all kinds take alike.
 macro_rules! common_settings {
     () => {
-        /// Into how many partitions the family is cut: 1 to [`Family::MAX_PARTITIONS`], 8 unless said otherwise. Fixed
+        /// Into how many partitions the family is cut: 1 to [`Family::MAX_PARTITIONS`], 4 unless said otherwise. Fixed
         /// for the life of the family. In a cluster a call is about one partition: more of them spread a busy family over
         /// more nodes. On one Redis a call counts in all of them (buffered, cached), and fewer make less work.
         /// Each one that was ever counted into keeps a hash of about 150 bytes in Redis.
@@ -147,7 +147,7 @@ impl Family {
         Family {
             namespace,
             name,
-            partitions: 8,
+            partitions: 4,
             wide: false,
             durability: Durability::default(),
             table: None,

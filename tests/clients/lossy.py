@@ -4,7 +4,7 @@
     lossy.py SOCKET LUA_DIR CLIENT...
 
 CLIENT... is a command, to which three arguments are added: the socket of a proxy, a folder like lua, and a number of hits.
-It counts so many hits on ids of its choice in the buffered family shop/hits, which has 8 partitions, and prints how many
+It counts so many hits on ids of its choice in the buffered family shop/hits, which has 4 partitions, and prints how many
 were counted and of how many the outcome is unknown, as `{"counted": 300, "unknown": 0}`. It runs twice: with the scripts as
 they are each hit must be there once, and with the fence taken out of them there must be more.
 """
@@ -112,7 +112,7 @@ class Forgetful:
             if not has_begun and self.redis.hlen(self.keys[1]) and random.random() < 0.1:
                 has_begun = True
                 self.redis.hset(self.keys[0], "began_at", 0)
-                self.redis.eval(self.script, 3, *self.keys, self.kind, 8, "")
+                self.redis.eval(self.script, 3, *self.keys, self.kind, 4, "")
 
 
 def pending(client, family):

@@ -136,13 +136,13 @@ class Checks:
         """What is not counted, and the caller is told so."""
         self.redis.flushall()
         make = lambda client=self.lossy, **changed: readme["Counter"](
-            client, "lua/v1", **{"family": "shop/views", "kind": "buffered", "partitions": 8, **changed})
+            client, "lua/v1", **{"family": "shop/views", "kind": "buffered", "partitions": 4, **changed})
         counter, other = make(), make(partitions=9)
         counter.hit("max", 2**63 - 1)
         with raises("a sum beyond i64", readme["NotCounted"]):
             counter.hit("max")
         configure = Path("lua/v1/family_configure.lua").read_text(encoding="utf-8")
-        self.redis.eval(configure, 1, "cf1:{shop/views/0}:epochs", "buffered", 8)
+        self.redis.eval(configure, 1, "cf1:{shop/views/0}:epochs", "buffered", 4)
         with raises("another number of partitions", readme["NotCounted"]):
             other.hit("a")
         with raises("decode_responses", readme["NotCounted"]):
@@ -161,7 +161,7 @@ class Checks:
 
     def cached(self, readme):
         """Each change has a value of its own, also where the counter has to be brought from its row first."""
-        stock = readme["Cached"](self.lossy, "lua/v1", "shop/stock", "cached", 8)
+        stock = readme["Cached"](self.lossy, "lua/v1", "shop/stock", "cached", 4)
         values = {id: [] for id in IDS}
         change = lambda id: values[id].append(stock.change(id, 1, lambda id: ("-", "-")))
         there = lambda: {id.decode(): int(value) for key in self.redis.keys("cf1:{*}:values")
@@ -183,7 +183,7 @@ class Checks:
 
         def make(client, scripts):
             example.SCRIPTS = Path(scripts)
-            return example.Counter(client, "shop-12345", "product_views", 8)
+            return example.Counter(client, "shop-12345", "product_views", 4)
 
         def hit(counter, id):
             [(_, result)] = counter.add({id: 1}).items()
@@ -227,7 +227,7 @@ def main(socket, root):
     exec(compile(cached, "lua/README.md", "exec"), readme)  # pylint: disable=exec-used
     with Proxy(socket) as proxy:
         checks = Checks(socket, proxy)
-        make = lambda client, scripts: readme["Counter"](client, scripts, "shop-12345/product_views", "buffered", 8)
+        make = lambda client, scripts: readme["Counter"](client, scripts, "shop-12345/product_views", "buffered", 4)
         checks.buffered("snippet", make, lambda counter, id: counter.hit(id), readme["OutcomeUnknown"])
         checks.refused(readme)
         checks.cached(readme)

@@ -19,7 +19,7 @@ pub async fn measure(bench: &mut Bench) {
     let ids = bench.size(196_608, 49_152);
     let names: Vec<_> = (0..ids).map(|number| format!("item/{number:06}")).collect();
     let stage = Stage::set(bench).await;
-    let counters = stage.family("memory", 8).await;
+    let counters = stage.family("memory", 4).await;
     let before = stage.used().await;
     fill(&counters, &names).await;
     stage.pair.drain().await.unwrap();

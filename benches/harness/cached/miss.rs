@@ -21,7 +21,7 @@ pub async fn measure(bench: &mut Bench) {
         return;
     }
     let stage = Stage::set(bench).await;
-    let counters = stage.family("cold", 8).await;
+    let counters = stage.family("cold", 4).await;
     let names: Vec<_> = (0..bench.size(10_000, 2_000)).map(|number| format!("page/{number}")).collect();
     fill(&counters, &names).await;
     stage.pair.drain().await.unwrap();

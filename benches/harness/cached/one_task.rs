@@ -18,7 +18,7 @@ pub async fn measure(bench: &mut Bench) {
         return;
     }
     let stage = Stage::set(bench).await;
-    let (incr, plain) = (Incr(stage.family("hot", 8).await), stage.plain().await);
+    let (incr, plain) = (Incr(stage.family("hot", 4).await), stage.plain().await);
     let (ids, time) = (Ids::even(1), bench.time());
     let ours = async || latency(incr.clone(), &ids, time).await;
     let theirs = async || latency(plain.clone(), &ids, time).await;

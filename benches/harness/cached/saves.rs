@@ -24,7 +24,7 @@ pub async fn measure(bench: &mut Bench) {
         return;
     }
     let stage = Stage::set(bench).await;
-    let counters = stage.family("saves", 8).await;
+    let counters = stage.family("saves", 4).await;
     let names: Vec<_> = (0..bench.size(200_000, 50_000)).map(|number| format!("page/{number:07}")).collect();
     create_tables(&stage.pool).await;
     let rows_per_second = |seconds: f64| names.len() as f64 / seconds;

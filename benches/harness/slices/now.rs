@@ -42,7 +42,7 @@ pub async fn measure(bench: &mut Bench) {
         return;
     }
     let stage = Stage::set(bench).await;
-    let (ours, theirs) = (Ours(stage.activity("now", 8).await), Plain(connect(&stage.redis).await));
+    let (ours, theirs) = (Ours(stage.activity("now", 4).await), Plain(connect(&stage.redis).await));
     let ids = Ids::even(1);
     let page = ids.of_task(0, 1).next().unwrap();
     redis::cmd("SET").arg(page).arg(VISITORS).exec_async(&mut stage.probe.clone()).await.unwrap();
