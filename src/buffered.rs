@@ -227,7 +227,7 @@ return pending";
                 _ => return Err(reply.misshapen()),
             }
             cursor = reply.string(0)?;
-            let mut words = reply.byte_strings(1)?.into_iter();
+            let mut words = reply.byte_strings_in(1)?.into_iter();
             while let (Some(id), Some(delta)) = (words.next(), words.next()) {
                 let number = std::str::from_utf8(&delta).ok().and_then(|delta| delta.parse().ok());
                 let number = number.ok_or_else(|| {

@@ -179,7 +179,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     }
 
     /// The counters whose time has come, up to `count`, and how long until the next one's has.
-    pub async fn due(&self, count: usize, horizon: Duration) -> Result<(Vec<String>, Option<Duration>)> {
+    pub async fn due(&self, count: usize, horizon: Duration) -> Result<(Vec<Vec<u8>>, Option<Duration>)> {
         let args = [count.to_string(), millis(horizon), self.now_ms.clone()];
         let mut reply = script::repeat_safe(&self.redis, "cached_due", &[self.keys.agenda()], &args).await?;
         expect_ok(&reply)?;
@@ -187,14 +187,14 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
             Ok(none) if none.is_empty() => None,
             _ => Some(Duration::from_millis(reply.number(0)?)),
         };
-        Ok((reply.strings(1)?, next))
+        Ok((reply.byte_strings(1)?, next))
     }
 
     /// Claims what is to be saved, and hands out what is durable.
-    pub async fn claim(&self, family: &Family, stay: &Stay, lease: Duration, ids: &[&str]) -> Result<Vec<Claim>> {
+    pub async fn claim(&self, family: &Family, stay: &Stay, lease: Duration, ids: &[Vec<u8>]) -> Result<Vec<Claim>> {
         let settle = if ablation::is_out(Guard::Settle) { Duration::ZERO } else { family.durability().settle() };
-        let mut args = vec![millis(settle), millis(lease), millis(stay.retain), self.now_ms.clone()];
-        args.extend(ids.iter().map(|&id| id.to_owned()));
+        let mut args = vec![made(millis(settle)), made(millis(lease)), made(millis(stay.retain)), arg(&self.now_ms)];
+        args.extend(ids.iter().map(|id| arg(id)));
         let reply = script::repeat_safe(&self.redis, "cached_claim", &self.cached_keys(), &args).await?;
         expect_ok(&reply)?;
         let claims: Option<Vec<_>> = reply.rest(0)?.iter().map(claim).collect();
@@ -202,9 +202,9 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     }
 
     /// Marks what was written to the database as saved, if it is still claimed in that version.
-    pub async fn saved(&self, family: &Family, stay: &Stay, saves: &[(&str, Version)]) -> Result<Vec<Marked>> {
-        let mut args = vec![millis(family.sync_time), millis(stay.retain), self.now_ms.clone()];
-        args.extend(saves.iter().flat_map(|(id, version)| [(*id).to_owned(), version.to_string()]));
+    pub async fn saved(&self, family: &Family, stay: &Stay, saves: &[(&[u8], Version)]) -> Result<Vec<Marked>> {
+        let mut args = vec![made(millis(family.sync_time)), made(millis(stay.retain)), arg(&self.now_ms)];
+        args.extend(saves.iter().flat_map(|(id, version)| [arg(*id), made(version)]));
         let reply = script::repeat_safe(&self.redis, "cached_saved", &self.cached_keys(), &args).await?;
         let marked = |word: &str| match word {
             "CLEAN" => Some(Marked::Clean),
@@ -216,11 +216,11 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     }
 
     /// Puts what is not saved yet on top of the row that somebody else wrote.
-    pub async fn rebase(&self, stay: &Stay, rows: &[(&str, Version, Row)]) -> Result<Vec<Rebased>> {
-        let mut args = vec![millis(stay.retain), self.now_ms.clone()];
+    pub async fn rebase(&self, stay: &Stay, rows: &[(&[u8], Version, Row)]) -> Result<Vec<Rebased>> {
+        let mut args = vec![made(millis(stay.retain)), arg(&self.now_ms)];
         for (id, claimed, row) in rows {
-            let [value, version] = row_words(*row);
-            args.extend([(*id).to_owned(), claimed.to_string(), value, version]);
+            let [value, version] = row_words(*row).map(made);
+            args.extend([arg(*id), made(claimed), value, version]);
         }
         let reply = script::repeat_safe(&self.redis, "cached_rebase", &self.cached_keys(), &args).await?;
         let rebased = |word: &str| match word {
@@ -233,9 +233,9 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     }
 
     /// Deletes the counters that are saved, unclaimed, and have not been used for as long as they are to stay.
-    pub async fn delete(&self, stay: &Stay, ids: &[&str]) -> Result<Vec<Deleted>> {
-        let mut args = vec![millis(stay.retain), self.now_ms.clone()];
-        args.extend(ids.iter().map(|&id| id.to_owned()));
+    pub async fn delete(&self, stay: &Stay, ids: &[Vec<u8>]) -> Result<Vec<Deleted>> {
+        let mut args = vec![made(millis(stay.retain)), arg(&self.now_ms)];
+        args.extend(ids.iter().map(|id| arg(id)));
         let reply = script::repeat_safe(&self.redis, "cached_delete", &self.cached_keys(), &args).await?;
         let deleted = |word: &str| match word {
             "DELETED" | "GONE" => Some(Deleted::Done),
@@ -246,7 +246,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     }
 
     /// All counters that are in Redis, each once. One that is there for as long as the call takes is among them.
-    pub async fn cached_ids(&self) -> Result<Vec<String>> {
+    pub async fn cached_ids(&self) -> Result<Vec<Vec<u8>>> {
         let key = [self.keys.agenda()];
         let mut found = HashSet::new();
         // a cursor means nothing to another server: after a failover between two pages ids are missing
@@ -254,7 +254,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
             let mut cursor = 0u64;
             loop {
                 let args = [&*cursor.to_string(), "COUNT", "1000"];
-                let (next, words): (u64, Vec<String>) = script::read(&self.redis, "ZSCAN", &key, &args).await?;
+                let (next, words): (u64, Vec<Vec<u8>>) = script::read(&self.redis, "ZSCAN", &key, &args).await?;
                 found.extend(words.into_iter().step_by(2));
                 cursor = next;
                 if cursor == 0 {

@@ -79,7 +79,7 @@ enum End {
 struct Due {
     saves: Vec<Save>,
     /// To be deleted, by partition.
-    idle: Vec<(u32, Vec<String>)>,
+    idle: Vec<(u32, Vec<Vec<u8>>)>,
     /// In how long the next one is due.
     next: Option<Duration>,
     /// Whether there may be more.
@@ -91,9 +91,9 @@ struct Due {
 struct Claimed {
     ready: Vec<Ready>,
     /// Not durable yet, with how long that takes.
-    waiting: Vec<(String, Duration, bool)>,
+    waiting: Vec<(Vec<u8>, Duration, bool)>,
     /// Nothing to save, and to be deleted in so long.
-    clean: Vec<(String, Duration)>,
+    clean: Vec<(Vec<u8>, Duration)>,
 }
 
 impl<C, S> Saver<C, S>
@@ -195,14 +195,12 @@ where
         Ok(ends.iter().any(|end| matches!(end, End::Dirty | End::Again)))
     }
 
-    async fn claim(&self, number: u32, ids: &[String], lease: Duration) -> Result<Claimed> {
+    async fn claim(&self, number: u32, ids: &[Vec<u8>], lease: Duration) -> Result<Claimed> {
         let mut claimed = Claimed::default();
         let partition = self.partition(number);
         for some in ids.chunks(IDS) {
-            let some: Vec<_> = some.iter().map(String::as_str).collect();
-            let claims = partition.claim(self.family(), &self.stay, lease, &some).await?;
-            for (id, claim) in some.into_iter().zip(claims) {
-                let id = id.to_owned();
+            let claims = partition.claim(self.family(), &self.stay, lease, some).await?;
+            for (id, claim) in some.iter().cloned().zip(claims) {
                 match claim {
                     Claim::Save { known, value, version, fresh } => {
                         claimed
@@ -212,7 +210,10 @@ where
                     Claim::Wait { time, fresh } => claimed.waiting.push((id, time, fresh)),
                     Claim::Clean(time) => claimed.clean.push((id, time)),
                     Claim::Gone => {}
-                    Claim::Bad(why) => tracing::error!(family = %self.family(), id, why, "a counter cannot be saved"),
+                    Claim::Bad(why) => {
+                        let id = String::from_utf8_lossy(&id);
+                        tracing::error!(family = %self.family(), %id, why, "a counter cannot be saved");
+                    }
                 }
             }
         }
@@ -291,18 +292,18 @@ where
     }
 
     fn report(&self, save: &Save, row: Row, rebased: Rebased) {
-        let (family, id, value) = (self.family(), &save.id, save.value);
+        let (family, id, value) = (self.family(), String::from_utf8_lossy(&save.id), save.value);
         let (known, found) = (save.known, row);
         match rebased {
             Rebased::Done => {
                 ::metrics::counter!(metrics::CONFLICTS, "family" => self.opened.label.clone()).increment(1);
-                tracing::warn!(%family, id, value, ?known, ?found, "somebody else wrote the row: both are kept");
+                tracing::warn!(%family, %id, value, ?known, ?found, "somebody else wrote the row: both are kept");
                 if was_behind(known, found) {
-                    tracing::error!(%family, id, "rows are read from a database that is behind: is its pool on a replica?");
+                    tracing::error!(%family, %id, "rows are read from a database that is behind: is its pool on a replica?");
                 }
             }
             Rebased::OutOfRange => {
-                tracing::error!(%family, id, value, ?known, ?found, "the sum with what somebody else wrote is no i64");
+                tracing::error!(%family, %id, value, ?known, ?found, "the sum with what somebody else wrote is no i64");
             }
             Rebased::Stale => {}
         }
@@ -310,16 +311,15 @@ where
 
     /// Nobody is handed these again before long.
     async fn put_off(&self, saves: impl Iterator<Item = &Save>) -> Result<()> {
-        let mut partitions: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+        let mut partitions: BTreeMap<u32, Vec<Vec<u8>>> = BTreeMap::new();
         saves.for_each(|save| partitions.entry(save.partition).or_default().push(save.id.clone()));
         try_join_all(partitions.iter().map(|(number, ids)| self.claim(*number, ids, MEND))).await.map(drop)
     }
 
-    async fn delete(&self, number: u32, ids: &[String]) -> Result<()> {
+    async fn delete(&self, number: u32, ids: &[Vec<u8>]) -> Result<()> {
         let partition = self.partition(number);
         for some in ids.chunks(IDS) {
-            let some: Vec<_> = some.iter().map(String::as_str).collect();
-            let deleted = partition.delete(&self.stay, &some).await?;
+            let deleted = partition.delete(&self.stay, some).await?;
             let left = deleted.iter().filter(|deleted| **deleted == Deleted::Done).count() as u64;
             ::metrics::counter!(metrics::DELETED, "family" => self.opened.label.clone()).increment(left);
         }
@@ -362,10 +362,10 @@ where
     async fn drain_once(
         &self,
         number: u32,
-        ids: &[String],
-        covered: &mut HashSet<String>,
+        ids: &[Vec<u8>],
+        covered: &mut HashSet<Vec<u8>>,
         stop: &watch::Receiver<bool>,
-    ) -> Result<Vec<String>> {
+    ) -> Result<Vec<Vec<u8>>> {
         let mut left = Vec::new();
         for some in ids.chunks(self.max_rows) {
             let claimed = self.claim(number, some, Duration::ZERO).await?;

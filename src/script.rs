@@ -241,16 +241,20 @@ impl Reply {
         strings(self.rest.split_off(from)).ok_or_else(|| self.misshapen())
     }
 
-    /// The array of strings of any bytes at the given place.
-    pub fn byte_strings(&mut self, at: usize) -> Result<Vec<Vec<u8>>> {
-        let Some(Value::Array(items)) = self.rest.get_mut(at).map(|item| std::mem::replace(item, Value::Nil)) else {
+    /// The same of any bytes.
+    pub fn byte_strings(&mut self, from: usize) -> Result<Vec<Vec<u8>>> {
+        if from > self.rest.len() {
             return Err(self.misshapen());
-        };
-        let bytes = |item| match item {
-            Value::BulkString(bytes) => Some(bytes),
-            _ => None,
-        };
-        items.into_iter().map(bytes).collect::<Option<_>>().ok_or_else(|| self.misshapen())
+        }
+        byte_strings(self.rest.split_off(from)).ok_or_else(|| self.misshapen())
+    }
+
+    /// The array of strings of any bytes at the given place.
+    pub fn byte_strings_in(&mut self, at: usize) -> Result<Vec<Vec<u8>>> {
+        match self.rest.get_mut(at).map(|item| std::mem::replace(item, Value::Nil)) {
+            Some(Value::Array(items)) => byte_strings(items).ok_or_else(|| self.misshapen()),
+            _ => Err(self.misshapen()),
+        }
     }
 
     /// The number at the given place, sent as an integer or a string.
@@ -267,6 +271,14 @@ impl Reply {
     pub fn string(&self, at: usize) -> Result<String> {
         self.rest.get(at).cloned().and_then(text).ok_or_else(|| self.misshapen())
     }
+}
+
+fn byte_strings(values: Vec<Value>) -> Option<Vec<Vec<u8>>> {
+    let bytes = |value| match value {
+        Value::BulkString(bytes) => Some(bytes),
+        _ => None,
+    };
+    values.into_iter().map(bytes).collect()
 }
 
 fn strings(values: Vec<Value>) -> Option<Vec<String>> {

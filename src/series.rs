@@ -81,14 +81,20 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     }
 
     /// Up to `limit` names that begin with `prefix` and come after `after`, ascending, and whether there may be more: the
-    /// last one that was looked at.
-    pub(crate) async fn names(&self, prefix: &str, after: &str, limit: usize) -> Result<(Vec<String>, Option<String>)> {
+    /// last one that was looked at. Those that are not UTF-8, from another language, are left out.
+    pub(crate) async fn names(
+        &self,
+        prefix: &str,
+        after: &[u8],
+        limit: usize,
+    ) -> Result<(Vec<String>, Option<Vec<u8>>)> {
         let args = [arg(prefix), arg(after), made(limit), self.time()];
         let keys = [self.keys.names(), self.keys.idle()];
         let mut reply = script::repeat_safe(&self.redis, "series_names", &keys, &args).await?;
         expect_ok(&reply)?;
-        let last = reply.string(0)?;
-        Ok((reply.strings(1)?, (!last.is_empty()).then_some(last)))
+        let mut words = reply.byte_strings(0)?.into_iter();
+        let last = words.next().filter(|last| !last.is_empty());
+        Ok((words.filter_map(|name| String::from_utf8(name).ok()).collect(), last))
     }
 
     /// Hands on to the buffer what is over, and answers how long it is until the next slice is.

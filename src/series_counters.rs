@@ -183,7 +183,7 @@ where
     async fn names_of(&self, number: u32, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<String>> {
         const PAGE: usize = 1000;
         let partition = self.handle.partition(number);
-        let (mut names, mut after) = (Vec::new(), after.unwrap_or_default().to_owned());
+        let (mut names, mut after) = (Vec::new(), after.unwrap_or_default().as_bytes().to_vec());
         while names.len() < limit {
             let (page, last) = partition.names(prefix, &after, limit.min(PAGE)).await?;
             names.extend(page);

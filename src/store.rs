@@ -86,8 +86,8 @@ pub struct Row {
 /// A cached counter's value on its way to its row: to be written only where the row is as it was last known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Save {
-    /// The counter.
-    pub id: String,
+    /// The counter, as it is in Redis: what was seeded in another language may be no UTF-8, and is refused.
+    pub id: Vec<u8>,
     /// Its partition.
     pub partition: u32,
     /// The row as last known.

@@ -77,7 +77,7 @@ fn by_target<'b, 't>(
             origin: Origin::batch(batch),
             id,
             delta: *delta,
-            reason: "the id is not UTF-8".to_owned(),
+            reason: rejects::NOT_UTF8.to_owned(),
         }));
         let (_, deltas) = groups.entry(target.label.as_str()).or_insert_with(|| (&**target, Vec::new()));
         for (id, delta) in &batch.deltas {

@@ -73,10 +73,10 @@ impl Cached {
     }
 
     /// Writes a row of [`rows`](Self::rows) or [`lock`](Self::lock).
-    pub(super) fn write_id(&self, cells: &mut JsonRows, key: &[Segment<'_>], id: &str) {
+    pub(super) fn write_id(&self, cells: &mut JsonRows, key: &[Segment<'_>], id: &[u8]) {
         key.iter().for_each(|segment| segment.write(cells));
         if self.takes_id {
-            cells.bytes(id.as_bytes());
+            cells.bytes(id);
         }
     }
 }

@@ -68,6 +68,9 @@ pub(super) struct Rejected<'b> {
 /// Most rows of a statement: a reason may have some thousand bytes.
 const CHUNK: usize = 500;
 
+/// The reason for an id that another language wrote.
+pub(super) const NOT_UTF8: &str = "the id is not UTF-8";
+
 const ID_BYTES: usize = 255;
 const REASON_CHARS: usize = 1024;
 

@@ -75,7 +75,7 @@ async fn several(
 ) -> Result<Vec<Answer>, sqlx::Error> {
     let mut json = JsonRows::default();
     for (index, key) in asked {
-        target.cached.write_id(json.row(), key, &ids[*index]);
+        target.cached.write_id(json.row(), key, ids[*index].as_bytes());
     }
     let json = json.finish();
     let query = || target.cached.rows.query().bind(&json).bind(family.number);

@@ -79,7 +79,8 @@ impl<'s> Saves<'s> {
     fn new(target: &'s Target, family: &'s Registered, saves: &'s [Save], trusting: bool) -> Result<Self, sqlx::Error> {
         let (mut entries, mut strays) = (Vec::with_capacity(saves.len()), Vec::new());
         for (at, save) in saves.iter().enumerate() {
-            match target::segments(family, &save.id) {
+            let key = std::str::from_utf8(&save.id).map_err(|_| rejects::NOT_UTF8.to_owned());
+            match key.and_then(|id| target::segments(family, id)) {
                 Ok(key) => entries.push(Entry { key, save, at }),
                 Err(reason) => strays.push((at, reason)),
             }
@@ -87,7 +88,10 @@ impl<'s> Saves<'s> {
         entries.sort_by(|one, other| one.key.cmp(&other.key));
         match entries.windows(2).find(|pair| pair[0].key == pair[1].key) {
             None => Ok(Saves { target, family, saves, entries, strays, trusting }),
-            Some(pair) => Err(sqlx::Error::Protocol(format!("{:?} is saved twice at once", pair[0].save.id))),
+            Some(pair) => Err(sqlx::Error::Protocol(format!(
+                "{:?} is saved twice at once",
+                String::from_utf8_lossy(&pair[0].save.id)
+            ))),
         }
     }
 
@@ -307,7 +311,7 @@ impl<'s> Outcome<'s> {
     fn reject(&mut self, at: usize, saved: Saved, reason: String) {
         let save = &self.saves[at];
         let delta = save.value.saturating_sub(save.known.value.unwrap_or(0));
-        self.rejected.push(Rejected { origin: Origin::save(self.family, save), id: save.id.as_bytes(), delta, reason });
+        self.rejected.push(Rejected { origin: Origin::save(self.family, save), id: &save.id, delta, reason });
         self.set(at, saved);
     }
 

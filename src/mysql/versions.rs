@@ -81,7 +81,7 @@ pub(super) async fn swap(
     );
     let mut rows = JsonRows::default();
     for (Save { id, version, .. }, known) in saves {
-        rows.row().number(version.lineage).number(version.n).number(known.lineage).number(known.n).bytes(id.as_bytes());
+        rows.row().number(version.lineage).number(version.n).number(known.lineage).number(known.n).bytes(id);
     }
     transaction.execute(sqlx::query(SWAP).bind(rows.finish()).bind(family.number)).await
 }
@@ -99,7 +99,7 @@ pub(super) fn read(row: &MySqlRow, index: usize) -> Result<Option<Version>, sqlx
 fn rows(saves: &[&Save]) -> String {
     let mut rows = JsonRows::default();
     for Save { id, version, .. } in saves {
-        rows.row().number(version.lineage).number(version.n).bytes(id.as_bytes());
+        rows.row().number(version.lineage).number(version.n).bytes(id);
     }
     rows.finish()
 }

@@ -20,8 +20,8 @@ use crate::writer::Writer;
 const PAUSE: Duration = Duration::from_millis(5);
 /// How long Redis is waited for; what it then surely has not counted is kept, and sent again.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How many ids are kept for one partition.
-const IDS: usize = 16_384;
+/// How many ids are kept for a family, as many for each of its partitions.
+const IDS: usize = 131_072;
 
 /// What was recorded and not yet sent.
 #[derive(Debug)]
@@ -66,10 +66,13 @@ impl Recorder {
                 )
             })?;
             *sum = Sum { delta, hits: sum.hits + 1 };
-        } else if sums.len() < IDS {
+        } else if sums.len() < IDS.div_ceil(all.len()) {
             sums.insert(id.into(), Sum { delta, hits: 1 });
         } else {
-            return Err(Error::new(ErrorKind::Busy, format!("{family}: {IDS} ids of a partition wait to be sent")));
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!("{family}: {} ids of a partition wait to be sent", sums.len()),
+            ));
         }
         Ok(())
     }

@@ -171,6 +171,17 @@ impl RedisServer {
         self.process.start(binary(), &self.args, || answers(&self.socket)).await;
     }
 
+    /// Starts it over the data that is there as a cluster of one node, which serves the slots that hold keys.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not start, or has no [port](RedisOptions::tcp).
+    pub async fn start_again_as_cluster(&self) {
+        let cluster = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"].map(str::to_owned);
+        assert!(self.port > 0, "a node of a cluster has a port");
+        self.process.start(binary(), &[&self.args[..], &cluster].concat(), || answers(&self.socket)).await;
+    }
+
     /// SIGSTOP: connections stay open and nothing is answered. Returns when the server stands still.
     pub fn pause(&self) {
         self.process.pause();

@@ -131,6 +131,40 @@ async fn a_value_that_the_column_cannot_hold_is_rejected_and_stays() {
     reconciler.shutdown().await.unwrap();
 }
 
+/// Somebody counted in another language for an id that is no text.
+#[tokio::test]
+async fn an_id_that_no_row_can_have_holds_no_other_up() {
+    let pair = Pair::new().await;
+    pair.sql(CREATE).await;
+    let votes = votes(&pair, Table::update("item")).await;
+    let (mut redis, id, key) = (pair.redis.manager().await, b"\xff\xfe", "cf1:{test/votes/0}");
+    redis::pipe()
+        .hset(format!("{key}:values"), id, "5")
+        .hset(format!("{key}:rows"), id, "- - 00000000000000ab 0 0")
+        .zadd(format!("{key}:agenda"), id, 1)
+        .exec_async(&mut redis)
+        .await
+        .unwrap();
+    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    for id in ["1", "2", "3"] {
+        assert_eq!(value(votes.incr(id, 1).await.unwrap()), 1);
+    }
+    eventually("the others are saved", || async {
+        pair.number("SELECT COUNT(*) FROM item WHERE vote_count = 1").await == 3
+    })
+    .await;
+    pair.counterfoil.drain().await.unwrap();
+    let rejects = pair.counterfoil.store().rejects(0, 10).await.unwrap();
+    let rejects: Vec<_> = rejects.iter().map(|reject| (reject.delta, &*reject.reason)).collect();
+    assert_eq!(rejects, [(5, "the id is not UTF-8")]);
+    // it is not lost either
+    assert_eq!(
+        redis::cmd("HGET").arg(format!("{key}:values")).arg(id).query_async::<i64>(&mut redis).await.unwrap(),
+        5
+    );
+    reconciler.shutdown().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_database_that_takes_no_writes_is_refused() {
     let mysql = MysqlServer::start().await;

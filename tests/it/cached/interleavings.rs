@@ -190,11 +190,11 @@ struct Worker {
 
 #[derive(Clone, Debug)]
 enum Task {
-    Claim(Vec<String>),
+    Claim(Vec<Vec<u8>>),
     Save(Vec<Save>),
-    Mark(Vec<(String, Version)>),
-    Rebase(Vec<(String, Version, Row)>),
-    Delete(Vec<String>),
+    Mark(Vec<(Vec<u8>, Version)>),
+    Rebase(Vec<(Vec<u8>, Version, Row)>),
+    Delete(Vec<Vec<u8>>),
 }
 
 impl Task {
@@ -560,8 +560,7 @@ impl<'s> World<'s> {
                 Vec::new()
             }
             Some(Task::Delete(ids)) => {
-                let ids: Vec<_> = ids.iter().map(|id| &**id).collect();
-                self.stage.partition(partition).delete(&self.stay, &ids).await.map_err(failed)?;
+                self.stage.partition(partition).delete(&self.stay, ids).await.map_err(failed)?;
                 Vec::new()
             }
         };
@@ -580,19 +579,18 @@ impl<'s> World<'s> {
         Ok(vec![Task::Claim(ids)])
     }
 
-    async fn claim(&self, number: u32, ids: &[String]) -> Result<Vec<Task>, TestCaseError> {
+    async fn claim(&self, number: u32, ids: &[Vec<u8>]) -> Result<Vec<Task>, TestCaseError> {
         let (mut saves, mut idle) = (Vec::new(), Vec::new());
-        let names: Vec<_> = ids.iter().map(|id| &**id).collect();
         let partition = self.stage.partition(number);
         let claims =
-            partition.claim(&self.stage.family.family, &self.stay, Duration::ZERO, &names).await.map_err(failed)?;
+            partition.claim(&self.stage.family.family, &self.stay, Duration::ZERO, ids).await.map_err(failed)?;
         for (id, claim) in ids.iter().cloned().zip(claims) {
             match claim {
                 Claim::Save { known, value, version, .. } => {
                     saves.push(Save { id, partition: number, known, value, version });
                 }
                 Claim::Clean(Duration::ZERO) => idle.push(id),
-                Claim::Bad(why) => return Err(failed(format!("BAD: {id}, {why}"))),
+                Claim::Bad(why) => return Err(failed(format!("BAD: {id:?}, {why}"))),
                 Claim::Clean(_) | Claim::Wait { .. } | Claim::Gone => {}
             }
         }

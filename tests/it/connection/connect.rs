@@ -16,7 +16,8 @@ use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_read_routing::RandomReplicaStrategy;
 use redis::{Cmd, Pipeline, RedisFuture, Value};
-use testkit::{RedisCluster, RedisOptions, RedisServer, Sentinel};
+use testkit::{Held, Proxy, RedisCluster, RedisOptions, RedisServer, Sentinel};
+use tokio::time::sleep;
 
 const OWN: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
 
@@ -82,6 +83,47 @@ async fn a_cluster_is_found_out() {
     }
     counterfoil.drain().await.unwrap();
     assert_eq!(pair.number(OWN).await, 100);
+}
+
+/// A call for several partitions was executed and its reply is lost; when it is repeated, no node takes it any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
+    let pair = Pair::with(RedisOptions::aof("always").tcp()).await;
+    let proxy = Proxy::to(&pair.redis);
+    let views = pair_of(proxy.manager().await, &pair).open(family("views").build().unwrap()).await.unwrap();
+    let hits: Vec<_> = (0..20).map(|number| (format!("page/{number}"), 1)).collect();
+    // the epoch is known from now on
+    assert_eq!(views.add("page", 1).await.unwrap(), Added::Counted { pending: 1 });
+    let mut redis = pair.redis.manager().await;
+    let mut executed = async || {
+        let mut ask = redis::pipe();
+        for partition in 0..4 {
+            ask.hlen(format!("cf1:{{test/views/{partition}}}:buffer"));
+        }
+        ask.query_async::<Vec<usize>>(&mut redis).await.unwrap().iter().sum::<usize>() == 1 + hits.len()
+    };
+    proxy.delay_replies(Duration::from_secs(2));
+    let counting = tokio::spawn({
+        let (views, hits) = (views.clone(), hits.clone());
+        async move { views.add_many(&hits).await.unwrap() }
+    });
+    while !executed().await {
+        sleep(Duration::from_millis(5)).await;
+    }
+    proxy.black_hole();
+    pair.redis.start_again_as_cluster().await;
+    proxy.delay_replies(Duration::ZERO);
+    proxy.heal(Held::Lost);
+    for added in counting.await.unwrap() {
+        assert_eq!(added.unwrap_err().kind(), ErrorKind::OutcomeUnknown);
+    }
+    eventually("the cluster takes calls", || async {
+        pair.redis.run::<String>("CLUSTER INFO").await.unwrap().contains("cluster_state:ok")
+    })
+    .await;
+    for added in views.add_many(&hits).await.unwrap() {
+        assert_eq!(added.unwrap(), Added::Counted { pending: 2 });
+    }
 }
 
 /// A connection of the application's own making.

@@ -90,7 +90,11 @@ fn row(value: impl Into<Option<i64>>, version: impl Into<Option<Version>>) -> Se
 }
 
 fn save(id: impl ToString, known: Seed, value: i64, version: Version) -> Save {
-    Save { id: id.to_string(), partition: 3, known, value, version }
+    Save { id: id.to_string().into_bytes(), partition: 3, known, value, version }
+}
+
+fn name(save: &Save) -> &str {
+    std::str::from_utf8(&save.id).expect("UTF-8")
 }
 
 const NOTHING: Seed = Seed { value: None, version: None };
@@ -398,7 +402,7 @@ async fn race(db: &Db, family: &Registered, ids: u64, known: impl Fn(u64) -> See
     for hand in hands.collect::<Vec<_>>() {
         let (lineage, saved) = hand.await.expect("no panic");
         for (save, saved) in saved {
-            let id: usize = save.id.parse().expect("a number");
+            let id: usize = name(&save).parse().expect("a number");
             match saved {
                 Saved::Done => assert_eq!(*winners[id].get_or_insert(lineage), lineage, "two winners"),
                 Saved::Conflict(found) => answers.push((id, found)),
@@ -534,7 +538,7 @@ async fn a_connection_cut_anywhere_keeps_all_or_nothing() {
                 assert_eq!(saved, done);
             }
         }
-        let ids = saves.each_ref().map(|save| save.id.as_str());
+        let ids = saves.each_ref().map(name);
         let rows = db.rows(&votes, &ids).await;
         if rows == [row(0, None), row(0, None), NOTHING] {
             lost += 1;
@@ -578,11 +582,12 @@ async fn fifty_thousand_at_once() {
     let first = shuffled((0..50_000).map(|id| save(format!("product-{id}"), NOTHING, id, V1)));
     assert!(db.save(&own, &first).await.iter().all(|saved| *saved == Saved::Done));
     let before = db.store.statements();
-    let second: Vec<_> = first.iter().map(|first| save(&first.id, row(first.value, V1), first.value + 1, V2)).collect();
+    let second: Vec<_> =
+        first.iter().map(|first| save(name(first), row(first.value, V1), first.value + 1, V2)).collect();
     assert!(db.save(&own, &second).await.iter().all(|saved| *saved == Saved::Done));
     // three to begin, a savepoint, two for each 10,000, two to commit
     assert_eq!(db.store.statements() - before, 16);
-    let ids: Vec<_> = second.iter().map(|save| save.id.as_str()).collect();
+    let ids: Vec<_> = second.iter().map(name).collect();
     let expected: Vec<_> = second.iter().map(|save| row(save.value, V2)).collect();
     assert_eq!(db.rows(&own, &ids).await, expected);
 }

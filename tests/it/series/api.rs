@@ -85,6 +85,12 @@ async fn names_come_in_order_and_page_by_page() {
     }
     assert_eq!(listed, names);
     assert_eq!(hits.names("n24", None, 3).await.unwrap(), ["n24", "n240", "n241"]);
+    // somebody counted in another language, under no text; its page ends with it
+    let (mut redis, name, later) = (pair.redis.manager().await, b"n24\xff", 1e15);
+    let key = |kind| format!("cf1:{{{}/0}}:{kind}", hits.family());
+    redis::pipe().zadd(key("names"), name, 0).zadd(key("idle"), name, later).exec_async(&mut redis).await.unwrap();
+    assert_eq!(hits.names("n24", None, 100).await.unwrap().len(), 11);
+    assert_eq!(hits.names("n24", Some("n249"), 1).await.unwrap(), [""; 0]);
 }
 
 #[tokio::test]

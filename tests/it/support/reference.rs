@@ -112,14 +112,15 @@ impl Store for Reference {
     async fn save(&self, family: &Registered, saves: &[Save]) -> Result<Vec<Saved>> {
         let mut tables = self.0.lock().unwrap();
         let mut write = |save: &Save| {
-            let found = tables.row(family.number, &save.id);
+            let id = std::str::from_utf8(&save.id).expect("UTF-8");
+            let found = tables.row(family.number, id);
             if !tables.is_trusting && found.version == Some(save.version) {
                 return Saved::Done;
             }
             if !tables.is_trusting && found != save.known {
                 return Saved::Conflict(found);
             }
-            let key = (family.number, save.id.clone());
+            let key = (family.number, id.to_owned());
             tables.values.insert(key.clone(), save.value);
             tables.versions.insert(key, save.version);
             Saved::Done

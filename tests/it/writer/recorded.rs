@@ -187,7 +187,7 @@ async fn what_redis_does_not_take_is_sent_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_kept_is_bounded() {
-    const KEPT: usize = 16_384;
+    const KEPT: usize = 131_072;
     let plain = Plain::new().await;
     let views = plain.open(family("views").partitions(1)).await;
     views.record("known", 1).unwrap();
