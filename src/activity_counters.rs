@@ -180,7 +180,8 @@ where
         let chunks = stripes.iter().flat_map(|(number, stripes)| stripes.chunks(most).map(|some| (*number, some)));
         let clock = &self.handle.opened.clock;
         let reads = chunks.map(|(number, some)| async move {
-            self.handle.partition(number).seen(&self.sliding, clock, page, some).await
+            let partition = self.handle.partition(number);
+            self.handle.repeating(|_| partition.seen(&self.sliding, clock, page, some)).await
         });
         let seen: Vec<Seen> = try_join_all(reads).await?.into_iter().flatten().collect();
         Ok(Now {

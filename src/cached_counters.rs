@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use redis::aio::ConnectionLike;
@@ -9,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::cached::{Seed, Ticket};
 use crate::error::{Error, ErrorKind, Result};
+use crate::exact::Shown;
 use crate::family::Stay;
 use crate::handle::{Handle, handle_methods};
 use crate::metrics;
@@ -123,20 +125,34 @@ where
     #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family(), ids = ids.len()))]
     pub async fn get_many(&self, ids: &[impl AsRef<str>]) -> Result<Vec<i64>> {
         let ids = self.family().check_ids(ids)?;
+        self.handle.repeating(|deadline| self.get_once(&ids, deadline)).await
+    }
+
+    async fn get_once(&self, ids: &[&str], deadline: Instant) -> Result<Vec<i64>> {
         let mut values = vec![0; ids.len()];
         let mut left: Vec<_> = (0..ids.len()).collect();
         for _ in 0..ATTEMPTS {
-            let missing = self.look(&ids, &left, &mut values).await?;
-            let rows = self.rows(&ids, &missing).await?;
+            let missing = self.look(ids, &left, &mut values).await?;
+            let rows = self.handle.stored_by(deadline, self.rows(ids, &missing)).await?;
             // whoever has no row is 0, and does not get into Redis by being asked for
             let seeds = missing.into_iter().zip(rows).filter(|(_, row)| row.value.is_some());
             let seeds: Vec<_> = seeds.map(|((place, ticket), row)| (place, Seed { ticket, row })).collect();
-            left = self.seed(&ids, &seeds, &mut values).await?;
+            left = self.seed(ids, &seeds, &mut values).await?;
             if left.is_empty() {
                 return Ok(values);
             }
         }
         Err(self.comes_and_goes(ids[left[0]]))
+    }
+
+    /// The exact values if they can be read within that time, or else what the database [holds](Self::stored), 0 where there
+    /// is no row: for pages that would rather show a number of a moment ago than wait for a Redis that is away.
+    ///
+    /// # Errors
+    /// [`Store`](ErrorKind::Store) where the database cannot be asked either; [`Range`](ErrorKind::Range).
+    pub async fn get_or_stored(&self, ids: &[impl AsRef<str>], within: Duration) -> Result<Shown> {
+        let ids = self.family().check_ids(ids)?;
+        self.handle.or_stored(&ids, within, self.get_many(&ids)).await
     }
 
     /// What the database holds of each id, `None` where there is no row. It may lag behind by the time to save, or by a

@@ -1,9 +1,12 @@
 //! A buffered family in use: counting and reading.
 
+use std::time::Duration;
+
 use redis::aio::ConnectionLike;
 
 use crate::buffered::Added;
 use crate::error::Result;
+use crate::exact::Shown;
 use crate::handle::{Handle, handle_methods};
 use crate::mysql::MysqlStore;
 use crate::partition::PairResult;
@@ -121,6 +124,16 @@ where
     pub async fn get_many(&self, ids: &[impl AsRef<str>]) -> Result<Vec<i64>> {
         let ids = self.family().check_ids(ids)?;
         self.0.exact(&ids).await
+    }
+
+    /// The exact values if they can be read within that time, or else what the database [holds](Self::stored), 0 where there
+    /// is no row: for pages that would rather show a number of a moment ago than wait for a Redis that is away.
+    ///
+    /// # Errors
+    /// [`Store`](crate::ErrorKind::Store) where the database cannot be asked either; [`Range`](crate::ErrorKind::Range).
+    pub async fn get_or_stored(&self, ids: &[impl AsRef<str>], within: Duration) -> Result<Shown> {
+        let ids = self.family().check_ids(ids)?;
+        self.0.or_stored(&ids, within, self.0.exact(&ids)).await
     }
 
     /// What the database holds of each id, `None` where there is no row. It may lag behind by a sync, or by a read

@@ -1,9 +1,11 @@
 //! Exact reads of what goes the buffered way: Redis, the ledger and the rows, put together (PROTOCOL section 3).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use futures_util::future::{join, try_join_all};
 use redis::aio::ConnectionLike;
+use tokio::time::{Instant, timeout};
 
 use crate::buffered::Pending;
 use crate::error::{Error, ErrorKind, Result};
@@ -11,6 +13,15 @@ use crate::handle::Handle;
 use crate::partition::{Partition, random};
 use crate::read::{Verdict, beyond, judge, lacks_incarnation, may_be_forgotten};
 use crate::store::{Incarnation, ReadFrom, Store};
+
+/// Values that are exact, or else as the database holds them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// In the order of the ids that were asked for.
+    pub values: Vec<i64>,
+    /// Whether they are exact: if not, hits of the last moments may be missing from them.
+    pub exact: bool,
+}
 
 /// The ids, by their places in the question, that one call to one partition reads.
 struct Group {
@@ -34,8 +45,12 @@ where
 {
     /// The exact values of the rows with these ids, in their order, in one call per partition concerned and one query.
     pub async fn exact(&self, ids: &[&str]) -> Result<Vec<i64>> {
+        self.repeating(|deadline| self.exact_once(ids, deadline)).await
+    }
+
+    async fn exact_once(&self, ids: &[&str], deadline: Instant) -> Result<Vec<i64>> {
         for round in 0..100 {
-            if let Some(values) = self.try_exact(ids, round == 0).await? {
+            if let Some(values) = self.try_exact(ids, round == 0, deadline).await? {
                 return Ok(values);
             }
         }
@@ -45,13 +60,31 @@ where
 
     /// What the database holds of each id; a copy of it may be behind.
     pub async fn stored(&self, ids: &[&str]) -> Result<Vec<Option<i64>>> {
-        Ok(self.shared.store.read(&self.opened.registered, ids, &[], ReadFrom::Nearest).await?.values)
+        let read = || self.shared.store.read(&self.opened.registered, ids, &[], ReadFrom::Nearest);
+        Ok(self.repeating(|deadline| self.stored_by(deadline, read())).await?.values)
+    }
+
+    /// What an exact read tells within that time, or else what the database holds.
+    pub async fn or_stored(
+        &self,
+        ids: &[&str],
+        within: Duration,
+        exact: impl Future<Output = Result<Vec<i64>>>,
+    ) -> Result<Shown> {
+        match timeout(within, exact).await {
+            Ok(Ok(values)) => Ok(Shown { values, exact: true }),
+            Ok(Err(error)) if !error.is_retryable() => Err(error),
+            _ => {
+                let values = self.stored(ids).await?.into_iter().map(|value| value.unwrap_or(0)).collect();
+                Ok(Shown { values, exact: false })
+            }
+        }
     }
 
     /// What Redis holds of each id.
     pub async fn pending(&self, ids: &[&str]) -> Result<Vec<i64>> {
         let groups = self.groups(ids);
-        let pending = self.read_groups(&groups, ids).await?;
+        let pending = self.repeating(|_| self.read_groups(&groups, ids)).await?;
         let mut sums = vec![0i128; ids.len()];
         for (group, pending) in groups.iter().zip(&pending) {
             group.add_to(&mut sums, pending, Verdict::AddBatch);
@@ -61,27 +94,39 @@ where
 
     /// Up to `limit` ids that begin with `prefix` and come after `after`, ascending, each with its exact value.
     pub async fn list(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<(String, i64)>> {
+        self.repeating(|deadline| self.list_once(prefix, after, limit, deadline)).await
+    }
+
+    async fn list_once(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+        deadline: Instant,
+    ) -> Result<Vec<(String, i64)>> {
         let partitions: Vec<_> = (0..self.family().partitions()).map(|number| self.partition(number)).collect();
         let pending = try_join_all(partitions.iter().map(|partition| partition.pending_ids(prefix))).await?;
         // after Redis: what left it meanwhile is in the database by now
-        let stored = self.shared.store.list(&self.opened.registered, prefix, after, limit).await?;
+        let stored = self.shared.store.list(&self.opened.registered, prefix, after, limit);
+        let stored = self.stored_by(deadline, stored).await?;
         let is_after = |id: &String| after.is_none_or(|after| id.as_bytes() > after.as_bytes());
         let pending = pending.into_iter().flatten().filter(is_after);
         let ids: BTreeSet<_> = pending.chain(stored.into_iter().map(|(id, _)| id)).collect();
         let page: Vec<_> = ids.into_iter().take(limit).collect();
         let ids: Vec<_> = page.iter().map(String::as_str).collect();
-        let values = self.exact(&ids).await?;
+        let values = self.exact_once(&ids, deadline).await?;
         Ok(page.into_iter().zip(values).collect())
     }
 
     /// One round of an exact read; `None` if it has to be started again, mostly because a batch landed in between. With
     /// `at_once` the database is asked while Redis is: whichever is read first, the ledger tells how they fit.
-    async fn try_exact(&self, ids: &[&str], at_once: bool) -> Result<Option<Vec<i64>>> {
+    async fn try_exact(&self, ids: &[&str], at_once: bool, deadline: Instant) -> Result<Option<Vec<i64>>> {
         let groups = self.groups(ids);
         let guess = if at_once { self.guess(&groups) } else { None };
         let (guessed, pending) = match guess {
             Some(marks) => {
                 let snapshot = self.shared.store.read(&self.opened.registered, ids, &marks, ReadFrom::Nearest);
+                let snapshot = self.stored_by(deadline, snapshot);
                 // not try_join: a question to the database is better not dropped half-way
                 let (snapshot, pending) = join(snapshot, self.read_groups(&groups, ids)).await;
                 (Some((marks, snapshot)), pending?)
@@ -102,7 +147,10 @@ where
         for &copy in copies {
             let snapshot = match guessed.take() {
                 Some(snapshot) => snapshot?,
-                None => self.shared.store.read(&self.opened.registered, ids, &marks, copy).await?,
+                None => {
+                    let read = self.shared.store.read(&self.opened.registered, ids, &marks, copy);
+                    self.stored_by(deadline, read).await?
+                }
             };
             let stands = |(group, pending): (&Group, &Pending)| {
                 let mark = |incarnation| marks.binary_search(&(group.partition, incarnation)).ok();

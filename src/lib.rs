@@ -54,6 +54,7 @@ pub use connect::cluster_settings;
 pub use counterfoil::Counterfoil;
 pub use counters::Counters;
 pub use error::{Error, ErrorKind, Result};
+pub use exact::Shown;
 pub use family::{
     ActivityFamily, ActivityFamilyBuilder, CachedFamily, CachedFamilyBuilder, Counting, Durability, Family,
     FamilyBuilder, SeriesFamily, SeriesFamilyBuilder, VisitorsFamily, VisitorsFamilyBuilder,

@@ -130,7 +130,10 @@ where
             .flat_map(|(number, places)| places.chunks(Partition::<C>::WINDOWS).map(|some| (*number, some)));
         let reads = chunks.map(|(number, some)| {
             let some_names: Vec<_> = some.iter().map(|place| names[*place]).collect();
-            async move { Ok::<_, Error>((some, self.handle.partition(number).windows(precision, &some_names).await?)) }
+            let partition = self.handle.partition(number);
+            async move {
+                Ok::<_, Error>((some, self.handle.repeating(|_| partition.windows(precision, &some_names)).await?))
+            }
         });
         let mut series = vec![Vec::new(); names.len()];
         for (some, (now, counts)) in try_join_all(reads).await? {
@@ -185,7 +188,8 @@ where
         let partition = self.handle.partition(number);
         let (mut names, mut after) = (Vec::new(), after.unwrap_or_default().as_bytes().to_vec());
         while names.len() < limit {
-            let (page, last) = partition.names(prefix, &after, limit.min(PAGE)).await?;
+            let page = |_| partition.names(prefix, &after, limit.min(PAGE));
+            let (page, last) = self.handle.repeating(page).await?;
             names.extend(page);
             match last {
                 Some(last) => after = last,

@@ -152,7 +152,7 @@ async fn callers_that_call_once_are_forgotten_within_two_epochs() {
     };
     let before = used_memory().await;
     let callers: Vec<_> = (0..100_000).map(|number| format!("{number:016x}")).collect();
-    for callers in callers.chunks(1000) {
+    for callers in callers.chunks(100) {
         let calls = callers
             .iter()
             .map(|caller| home.add(&views, Fence { home: home.keys(), caller, n: 1, epoch: &epoch }, 1, [("page", 1)]));

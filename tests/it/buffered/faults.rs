@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::{Pair, eventually, family};
-use counterfoil::{Counterfoil, Counters, Durability, ErrorKind, Family, MysqlStore, Store};
+use counterfoil::{Counterfoil, Counters, Durability, ErrorKind, Family, MysqlStore, Shown, Store};
 use redis::aio::{ConnectionLike, ConnectionManager};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, Value};
 use sqlx::mysql::MySqlPoolOptions;
@@ -443,4 +443,52 @@ async fn a_read_survives_an_idle_connection_that_was_closed() {
             assert_eq!(views.get("page").await.unwrap(), before + 1, "{tested}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_outlast_a_redis_that_starts_again() {
+    let pair = Pair::with(RedisOptions::aof("always")).await;
+    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let _ = views.add("page", 3).await.unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let reading = tokio::spawn({
+        let (views, stop) = (views.clone(), stop.clone());
+        async move {
+            while !stop.load(Ordering::Relaxed) {
+                assert_eq!(views.get("page").await.unwrap(), 3);
+                assert_eq!(views.pending(&["page"]).await.unwrap(), [3]);
+                assert_eq!(views.list("", None, 10).await.unwrap().len(), 1);
+            }
+        }
+    });
+    for _ in 0..5 {
+        pause(100).await;
+        pair.redis.start_again().await;
+    }
+    pause(100).await;
+    stop.store(true, Ordering::Relaxed);
+    reading.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_may_show_what_is_stored() {
+    let pair = Pair::new().await;
+    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let votes = Family::cached("test", "votes").durability(Durability::Immediate).build().unwrap();
+    let votes = pair.counterfoil.open_cached(votes).await.unwrap();
+    let _ = (views.add("page", 3).await.unwrap(), votes.incr("page", 3).await.unwrap());
+    pair.counterfoil.drain().await.unwrap();
+    let _ = (views.add("page", 1).await.unwrap(), votes.incr("page", 1).await.unwrap());
+    let (ids, within) = (["page", "none"], Duration::from_millis(200));
+    let exact = Shown { values: vec![4, 0], exact: true };
+    assert_eq!(views.get_or_stored(&ids, Duration::from_secs(5)).await.unwrap(), exact);
+    assert_eq!(votes.get_or_stored(&ids, Duration::from_secs(5)).await.unwrap(), exact);
+    pair.redis.pause();
+    let stored = Shown { values: vec![3, 0], exact: false };
+    assert_eq!(views.get_or_stored(&ids, within).await.unwrap(), stored);
+    assert_eq!(votes.get_or_stored(&ids, within).await.unwrap(), stored);
+    let (asked, impatient) = (Instant::now(), views.clone().read_timeout(within));
+    assert_eq!(impatient.get("page").await.unwrap_err().kind(), ErrorKind::Redis);
+    assert!(asked.elapsed() < Duration::from_secs(4), "{:?}", asked.elapsed());
+    pair.redis.resume();
 }
