@@ -7,9 +7,7 @@ use std::time::Duration;
 use redis::aio::ConnectionLike;
 use redis::{Cmd, FromRedisValue, Value};
 
-use crate::error::Result;
-#[cfg(feature = "cluster")]
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::script;
 
@@ -60,13 +58,28 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The `maxmemory-policy`, if it is one that throws counts away. The `volatile-` policies only evict keys that have a
-/// time to live, and no key of counterfoil's has one.
-pub(crate) async fn evicting_policy<C: ConnectionLike + Clone + 'static>(redis: &C) -> Result<Option<String>> {
-    let evicting = |(_, info): (String, Info)| {
-        info.get("maxmemory_policy").filter(|policy| policy.starts_with("allkeys-")).cloned()
-    };
-    Ok(info(redis, "memory").await?.into_iter().find_map(evicting))
+/// Refuses a `maxmemory-policy` that throws counts away: any that evicts all keys, and for families whose keys expire also
+/// one that evicts those that do.
+pub(crate) async fn eviction<C: ConnectionLike + Clone + 'static>(redis: &C, families: &[Family]) -> Result<()> {
+    for (_, node) in info(redis, "memory").await? {
+        if let Some(loss) = node.get("maxmemory_policy").and_then(|policy| evicts(policy, families)) {
+            let message = format!("Redis has maxmemory-policy {loss}: set noeviction, or allow_evicting");
+            return Err(Error::new(ErrorKind::Unsafe, message));
+        }
+    }
+    Ok(())
+}
+
+/// The policy, and what it throws away of these families when memory is full.
+fn evicts(policy: &str, families: &[Family]) -> Option<String> {
+    if policy.starts_with("allkeys-") {
+        return Some(format!("{policy}, which throws counts away when memory is full"));
+    }
+    let family = families.iter().find(|family| policy.starts_with("volatile-") && family.has_expiring_keys())?;
+    Some(format!(
+        "{policy}, which throws windows and known visitors of the family {family} away when memory is full: what is \
+         shown falls short, and visitors are counted again"
+    ))
 }
 
 /// Looks at Redis: at each primary, where it is a cluster.
@@ -97,7 +110,7 @@ pub(crate) async fn redis<C: ConnectionLike + Clone + 'static>(redis: &C, famili
         let snapshots = save.of(name).is_none_or(|save| !save.is_empty());
         let found = [
             version(setting("redis_version")),
-            memory(setting("maxmemory_policy"), setting("maxmemory")),
+            memory(setting("maxmemory_policy"), setting("maxmemory"), families),
             role(setting("role")),
             name.is_empty().then(|| cluster(setting("cluster_enabled"))).flatten(),
             persistence(setting("aof_enabled") == "1", fsync.of(name), snapshots, families),
@@ -129,11 +142,10 @@ fn version(version: &str) -> Option<Finding> {
     })
 }
 
-fn memory(policy: &str, limit: &str) -> Option<Finding> {
+fn memory(policy: &str, limit: &str, families: &[Family]) -> Option<Finding> {
     let message = match policy {
-        policy if policy.starts_with("allkeys-") => format!("{policy} throws counts away when memory is full"),
         "" => "the server does not say it".to_owned(),
-        _ => return None,
+        policy => evicts(policy, families)?,
     };
     let limit = if limit == "0" { " There is no memory limit yet, so nothing is thrown away so far." } else { "" };
     let advice = format!("Set maxmemory-policy noeviction, or keep the counters in a Redis of their own.{limit}");

@@ -288,7 +288,7 @@ async fn an_evicting_redis_is_refused_unless_forced() {
     reconciler.shutdown().await.unwrap();
     let findings = pair.counterfoil.check().await;
     assert!(findings.iter().any(|finding| finding.subject == "redis maxmemory-policy"), "{findings:?}");
-    // keys of counterfoil have no time to live, so these policies leave them alone
+    // keys of buffered and cached families have no time to live, so these policies leave them alone
     redis::cmd("CONFIG").arg("SET").arg("maxmemory-policy").arg("volatile-lru").exec_async(&mut redis).await.unwrap();
     pair.counterfoil.reconciler().start().await.unwrap().shutdown().await.unwrap();
 }

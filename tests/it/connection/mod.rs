@@ -1,4 +1,5 @@
 mod cluster;
 mod connect;
 mod cuts;
+mod eviction;
 mod network;
