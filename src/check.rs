@@ -99,7 +99,12 @@ pub(crate) async fn redis<C: ConnectionLike + Clone + 'static>(redis: &C, famili
     let nodes = match sections.await {
         Ok(nodes) => nodes,
         Err(error) => {
-            let advice = "See that the server runs and that the connection points to it.";
+            let advice = match error.kind() {
+                ErrorKind::AccessDenied => {
+                    "Give the connection a user and password that Redis accepts, and who may +info."
+                }
+                _ => "See that the server runs and that the connection points to it.",
+            };
             return vec![Finding::new(Severity::Error, "redis", error.to_string(), advice)];
         }
     };

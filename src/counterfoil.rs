@@ -5,6 +5,7 @@ use std::sync::Arc;
 use futures_util::future::{join, join_all};
 use redis::aio::ConnectionLike;
 
+use crate::access;
 use crate::activity_counters::Activity;
 use crate::cached_counters::CachedCounters;
 use crate::check::{self, Finding};
@@ -86,6 +87,7 @@ where
     /// # Errors
     /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting in which the family is known differently, or what
     /// its table lacks; [`Store`](crate::ErrorKind::Store) where the database cannot be asked;
+    /// [`AccessDenied`](crate::ErrorKind::AccessDenied) naming what the user of Redis lacks;
     /// [`Unsafe`](crate::ErrorKind::Unsafe) on a Redis that throws away what the family needs when memory is full;
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for a family of another kind, which is opened by a call of its own.
     pub async fn open(&self, family: Family) -> Result<Counters<C, S>> {
@@ -135,7 +137,7 @@ where
         self.shared.refuse_unsafe(&family).await.or_else(unless_refused)?;
         let number = self.shared.store.register(&family).await?;
         let configured = upkeep::configure(&self.shared.redis, &self.shared.topology, &family).await;
-        configured.or_else(unless_refused)?;
+        configured.map_err(|error| access::explain(&family, error)).or_else(unless_refused)?;
         Handle::new(self.shared.clone(), Registered { family, number })
     }
 
@@ -143,6 +145,7 @@ where
     pub async fn check(&self) -> Vec<Finding> {
         let families = self.shared.families();
         let mut findings = check::redis(&self.shared.redis, &families).await;
+        findings.extend(access::findings(&self.shared.redis, &families).await);
         findings.extend(self.shared.store.check(&families).await);
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         findings
@@ -177,7 +180,7 @@ where
 /// A Redis that is away refuses nothing: the first reconciler after it is back writes the family's settings.
 fn unless_refused(error: Error) -> Result<()> {
     match error.kind() {
-        ErrorKind::Unsafe => Err(error),
+        ErrorKind::AccessDenied | ErrorKind::Unsafe => Err(error),
         _ => {
             tracing::warn!(%error, "the family is opened, and its settings are not yet in Redis");
             Ok(())

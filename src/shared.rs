@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use futures_util::future::join;
 use metrics::SharedString;
 use redis::aio::ConnectionLike;
 use tokio::sync::Notify;
 
+use crate::access;
 use crate::check;
 use crate::error::Result;
 use crate::family::Family;
@@ -98,14 +100,17 @@ where
         self.allow_evicting.store(allow, Ordering::Relaxed);
     }
 
-    /// Refuses a family for which Redis is not safe; looked at once for each kind.
+    /// Refuses a family for which Redis is not safe, or its user lacks something; looked at once for each kind.
     pub async fn refuse_unsafe(&self, family: &Family) -> Result<()> {
         let safe_for = || self.safe_for.lock().unwrap_or_else(PoisonError::into_inner);
         if safe_for().contains(family.kind_name()) {
             return Ok(());
         }
+        let eviction = check::eviction(&self.redis, std::slice::from_ref(family));
+        let (access, eviction) = join(access::refuse_lacking(&self.redis, family), eviction).await;
+        access?;
         if !self.allows_evicting() {
-            check::eviction(&self.redis, std::slice::from_ref(family)).await?;
+            eviction?;
         }
         safe_for().insert(family.kind_name());
         Ok(())

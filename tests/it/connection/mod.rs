@@ -3,3 +3,4 @@ mod connect;
 mod cuts;
 mod eviction;
 mod network;
+mod permissions;

@@ -72,6 +72,29 @@ where
         }
     }
 
+    /// Counts, and reads in every way that the kind has.
+    pub async fn use_all(&self) -> Result<()> {
+        for _ in 0..3 {
+            self.hit().await?;
+        }
+        self.shown().await?;
+        match self {
+            OfKind::Buffered(views) => {
+                // enough for a table in place of a list
+                let many: Vec<_> = (0..200).map(|page| (format!("page/{page}"), 1)).collect();
+                assert!(views.add_many(&many).await?.into_iter().all(|added| added.is_ok()));
+                views.list("", None, 10).await.map(drop)
+            }
+            OfKind::Cached(votes) => votes.get_many(&["item", "cold"]).await.map(drop),
+            OfKind::Series(hits) => {
+                hits.get_range("page", Precision::Day, 0..7 * 86_400).await?;
+                hits.names("", None, 10).await.map(drop)
+            }
+            OfKind::Activity(online) => online.minutes("page", 0..60).await.map(drop),
+            OfKind::Visitors(visitors) => visitors.list("", None, 10).await.map(drop),
+        }
+    }
+
     /// How many hits it shows; of visitors 1 at most.
     pub async fn shown(&self) -> Result<i64> {
         Ok(match self {
