@@ -91,7 +91,10 @@ pub fn sends_once<C: 'static>() -> bool {
 
 /// The error of a command that was not sent for this reason.
 pub fn unsent(error: &RedisError) -> RedisError {
-    redis::make_extension_error(UNSENT.to_owned(), Some(error.to_string()))
+    match error.code() {
+        Some("NOAUTH" | "WRONGPASS") => error.clone(),
+        _ => redis::make_extension_error(UNSENT.to_owned(), Some(error.to_string())),
+    }
 }
 
 /// Whether it is a cluster connection of the redis crate, which sends a command again by itself unless it is told not to.

@@ -7,7 +7,7 @@ use crate::bundle::acl_rules;
 use crate::support::Plain;
 use crate::support::kinds::{KINDS, OfKind};
 use crate::support::reference::Reference;
-use counterfoil::{Counterfoil, Error, ErrorKind, Family, Severity, cluster_settings};
+use counterfoil::{Counterfoil, Error, ErrorKind, Family, Primary, Severity, cluster_settings};
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use redis::cluster::ClusterClient;
 use redis::{Client, IntoConnectionInfo};
@@ -199,6 +199,39 @@ fn refused<T>(result: counterfoil::Result<T>) -> Error {
     assert_eq!(error.kind(), ErrorKind::AccessDenied, "{error}");
     assert!(!error.is_retryable() && !error.outcome_unknown(), "{error}");
     error
+}
+
+/// A server that requires a password.
+async fn protected() -> RedisServer {
+    RedisServer::start(RedisOptions::volatile().arg("requirepass", "right")).await
+}
+
+#[tokio::test]
+async fn connecting_without_the_right_password_fails_at_once() {
+    let (redis, started) = (protected().await, Instant::now());
+    let wrong = format!("{}?pass=wrong", redis.url());
+    for url in [&redis.url(), &wrong, &format!("{}?user=nobody&pass=right", redis.url())] {
+        let error = refused(Primary::connect(url).await);
+        assert!(error.to_string().contains("redis.sock does not accept the credentials"), "{error}");
+        refused(Counterfoil::connect(url, "mysql://root@localhost/x").await);
+    }
+    Primary::connect(&format!("{}?pass=right", redis.url())).await.unwrap();
+    assert!(started.elapsed() < AT_ONCE);
+}
+
+/// A connection of the application's own, which logs in nowhere.
+#[tokio::test]
+async fn opening_and_starting_without_a_password_fails_at_once() {
+    let redis = protected().await;
+    let counterfoil = Counterfoil::new(manager(redis.client()).await, Reference::default());
+    let started = Instant::now();
+    for kind in KINDS {
+        refused(OfKind::open(&counterfoil, kind).await);
+    }
+    refused(counterfoil.reconciler().start().await);
+    let findings = counterfoil.check().await;
+    assert!(findings.iter().any(|found| found.advice.contains("user and password")), "{findings:?}");
+    assert!(started.elapsed() < AT_ONCE);
 }
 
 /// An administrator takes everything away while the application runs.
