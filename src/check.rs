@@ -85,18 +85,7 @@ fn evicts(policy: &str, families: &[Family]) -> Option<String> {
 /// Looks at Redis: at each primary, where it is a cluster.
 pub(crate) async fn redis<C: ConnectionLike + Clone + 'static>(redis: &C, families: &[Family]) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let sections = async {
-        let mut nodes = info(redis, "server").await?;
-        for section in ["memory", "persistence", "replication", "cluster"] {
-            for (node, mut more) in info(redis, section).await? {
-                if let Some((_, known)) = nodes.iter_mut().find(|(name, _)| *name == node) {
-                    known.extend(more.drain());
-                }
-            }
-        }
-        Ok::<_, crate::Error>(nodes)
-    };
-    let nodes = match sections.await {
+    let nodes = match info(redis, "default").await {
         Ok(nodes) => nodes,
         Err(error) => {
             let advice = match error.kind() {
@@ -112,13 +101,12 @@ pub(crate) async fn redis<C: ConnectionLike + Clone + 'static>(redis: &C, famili
     let save = config(redis, "save").await;
     for (name, node) in &nodes {
         let setting = |name: &str| node.get(name).map_or("", String::as_str);
-        let snapshots = save.of(name).is_none_or(|save| !save.is_empty());
         let found = [
             version(setting("redis_version")),
             memory(setting("maxmemory_policy"), setting("maxmemory"), families),
             role(setting("role")),
             name.is_empty().then(|| cluster(setting("cluster_enabled"))).flatten(),
-            persistence(setting("aof_enabled") == "1", fsync.of(name), snapshots, families),
+            persistence(setting("aof_enabled") == "1", fsync.of(name), save.of(name), families),
         ];
         findings.extend(found.into_iter().flatten().map(|mut finding| {
             if !name.is_empty() {
@@ -165,7 +153,7 @@ fn role(role: &str) -> Option<Finding> {
 }
 
 /// The durability table of PROTOCOL section 6.
-fn persistence(aof: bool, fsync: Option<&str>, snapshots: bool, families: &[Family]) -> Option<Finding> {
+fn persistence(aof: bool, fsync: Option<&str>, save: Option<&str>, families: &[Family]) -> Option<Finding> {
     let subject = "redis persistence";
     // Redis itself holds writes back when an fsync takes longer than 2 s
     let hasty = families.iter().find(|family| family.durability().settle() < Duration::from_secs(2));
@@ -201,9 +189,12 @@ fn persistence(aof: bool, fsync: Option<&str>, snapshots: bool, families: &[Fami
                 }
             }
         }
-        (false, _) if snapshots => {
-            let message = "with RDB snapshots only, a crash takes Redis back to the last snapshot: counts since then are \
-                           lost, and batches that reached the database since then are counted twice";
+        (false, _) if save != Some("") => {
+            let with = save.map_or("without appendonly, and perhaps with RDB snapshots", |_| "with RDB snapshots only");
+            let message = format!(
+                "{with}, a crash takes Redis back to the last snapshot: counts since then are lost, and batches that \
+                 reached the database since then are counted twice"
+            );
             let advice =
                 "Set appendonly yes; or switch snapshots off too (save \"\") if losing what is pending is fine.";
             Some(Finding::new(Severity::Error, subject, message, advice))
@@ -213,6 +204,14 @@ fn persistence(aof: bool, fsync: Option<&str>, snapshots: bool, families: &[Fami
             let advice = "Nothing is ever doubled. If no hit may be lost, set appendonly yes.";
             Some(Finding::new(Severity::Warning, subject, message, advice))
         }
+    }
+}
+
+/// Says so where nobody can know what a crash of Redis takes back.
+pub(crate) async fn warn_of_persistence<C: ConnectionLike + Clone + 'static>(redis: &C, families: &[Family]) {
+    let findings = self::redis(redis, families).await.into_iter();
+    for found in findings.filter(|found| found.severity == Severity::Error && found.subject.ends_with("persistence")) {
+        tracing::warn!("{}: {}. {}", found.subject, found.message, found.advice);
     }
 }
 

@@ -93,17 +93,19 @@ where
     }
 
     /// Starts it on the current tokio runtime. It takes up what earlier reconcilers left at once, and families as they
-    /// are opened.
+    /// are opened. A warning is logged where a crash of Redis can double counts, as with RDB snapshots only.
     ///
     /// # Errors
     /// [`Unsafe`](ErrorKind::Unsafe) on a Redis whose `maxmemory-policy` throws away what an open family needs;
-    /// [`Redis`](ErrorKind::Redis) where it cannot be asked.
+    /// [`Redis`](ErrorKind::Redis) where it cannot be asked; [`AccessDenied`](ErrorKind::AccessDenied) where it may not be.
     pub async fn start(self) -> Result<Reconciler> {
         let redis = self.redis.unwrap_or_else(|| self.shared.redis.clone());
-        match check::eviction(&redis, &self.shared.families()).await {
+        let families = self.shared.families();
+        match check::eviction(&redis, &families).await {
             Err(error) if error.kind() == ErrorKind::Unsafe && self.allow_evicting => {}
             looked => looked?,
         }
+        check::warn_of_persistence(&redis, &families).await;
         let mut flusher = Flusher::new(self.shared.clone()).over(redis.clone()).max_rows(self.max_rows);
         if let Some(lease) = self.lease {
             flusher = flusher.leasing(lease)?;

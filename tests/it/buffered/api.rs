@@ -1,5 +1,6 @@
 //! What a user does with the crate, on real servers: counting, reading, syncing, and what is refused.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::support::{Pair, eventually, family};
@@ -314,6 +315,22 @@ async fn check_tells_how_durable_redis_is() {
     assert_eq!(persistence(&pair.counterfoil).await, None);
     set("appendfsync", "everysec").await;
     assert_eq!(persistence(&pair.counterfoil).await, Some(Severity::Error), "an immediate family on everysec");
+}
+
+/// Redis as it comes, which keeps snapshots and no append-only file.
+#[tokio::test]
+async fn starting_warns_where_a_crash_can_double_counts() {
+    for (save, aof, warnings) in [("3600 1", "no", 1), ("3600 1", "yes", 0), ("", "no", 0)] {
+        let pair = Pair::with(RedisOptions::volatile().arg("save", save).arg("appendonly", aof)).await;
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let subscriber = tracing_subscriber::fmt().with_writer(Mutex::new(log.reopen().unwrap())).finish();
+        let _logging = tracing::subscriber::set_default(subscriber);
+        pair.counterfoil.reconciler().start().await.unwrap().shutdown().await.unwrap();
+        let text = std::fs::read_to_string(log.path()).unwrap();
+        let found =
+            text.lines().filter(|line| line.contains("WARN") && line.contains("with RDB snapshots only")).count();
+        assert_eq!(found, warnings, "save {save:?}, appendonly {aof}: {text}");
+    }
 }
 
 #[tokio::test]
