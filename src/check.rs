@@ -8,7 +8,7 @@ use redis::aio::ConnectionLike;
 use redis::{Cmd, FromRedisValue, Value};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::Family;
+use crate::family::{Family, Kind};
 use crate::script;
 
 /// How bad a finding is.
@@ -200,6 +200,12 @@ fn persistence(aof: bool, fsync: Option<&str>, save: Option<&str>, families: &[F
             Some(Finding::new(Severity::Error, subject, message, advice))
         }
         (false, _) => {
+            let visitors = families.iter().find(|family| matches!(family.kind, Kind::Visitors { .. }));
+            if let Some(family) = visitors {
+                let message =
+                    format!("without persistence a crash of Redis forgets who was there: {family} counts them again");
+                return Some(Finding::new(Severity::Error, subject, message, "Set appendonly yes."));
+            }
             let message = "without persistence a crash of Redis loses what is not yet in the database";
             let advice = "Nothing is ever doubled. If no hit may be lost, set appendonly yes.";
             Some(Finding::new(Severity::Warning, subject, message, advice))

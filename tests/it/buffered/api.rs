@@ -317,6 +317,33 @@ async fn check_tells_how_durable_redis_is() {
     assert_eq!(persistence(&pair.counterfoil).await, Some(Severity::Error), "an immediate family on everysec");
 }
 
+/// Who has been there is known to Redis alone.
+#[tokio::test]
+async fn check_tells_who_is_counted_again_without_persistence() {
+    let pair = Pair::new().await;
+    let visitors = Family::visitors("test", "visitors").durability(Durability::Immediate).build().unwrap();
+    let visitors = pair.counterfoil.open_visitors(visitors).await.unwrap();
+    let findings = pair.counterfoil.check().await;
+    let told = findings.iter().any(|finding| {
+        finding.severity == Severity::Error
+            && finding.subject == "redis persistence"
+            && finding.message.contains("test/visitors counts them again")
+    });
+    assert!(told, "{findings:?}");
+    assert!(visitors.first_visit("shop", "2014-09-20", "visitor").await.unwrap());
+    pair.counterfoil.drain().await.unwrap();
+    pair.redis.kill();
+    pair.redis.start_again().await;
+    // the first call may find the connection broken, and its epoch forgotten
+    let is_first = loop {
+        if let Ok(is_first) = visitors.first_visit("shop", "2014-09-20", "visitor").await {
+            break is_first;
+        }
+    };
+    assert!(is_first);
+    assert_eq!(visitors.get("shop", "2014-09-20").await.unwrap(), 2, "as check and the README say");
+}
+
 /// Redis as it comes, which keeps snapshots and no append-only file.
 #[tokio::test]
 async fn starting_warns_where_a_crash_can_double_counts() {
