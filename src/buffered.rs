@@ -136,7 +136,10 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         match reply.status() {
             "OK" => counted(&reply, family, parts),
             "DUP" => {
-                let mut results = Self::now_pending(parts).await?;
+                // it was counted: where this read fails the call was not refused
+                let unknown =
+                    |error| Error::new(ErrorKind::OutcomeUnknown, "what is pending by now").with_source(error);
+                let mut results = Self::now_pending(parts).await.map_err(unknown)?;
                 refuse_again(&reply.string(0)?, &mut results).ok_or_else(|| reply.misshapen())?;
                 Ok(Counted::Executed { results, due: Vec::new(), repeated: true })
             }

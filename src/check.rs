@@ -7,10 +7,8 @@ use std::time::Duration;
 use redis::aio::ConnectionLike;
 use redis::{Cmd, FromRedisValue, Value};
 
-use crate::error::Result;
-#[cfg(feature = "cluster")]
-use crate::error::{Error, ErrorKind};
-use crate::family::Family;
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::{Family, Kind};
 use crate::script;
 
 /// How bad a finding is.
@@ -60,33 +58,42 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The `maxmemory-policy`, if it is one that throws counts away. The `volatile-` policies only evict keys that have a
-/// time to live, and no key of counterfoil's has one.
-pub(crate) async fn evicting_policy<C: ConnectionLike + Clone + 'static>(redis: &C) -> Result<Option<String>> {
-    let evicting = |(_, info): (String, Info)| {
-        info.get("maxmemory_policy").filter(|policy| policy.starts_with("allkeys-")).cloned()
-    };
-    Ok(info(redis, "memory").await?.into_iter().find_map(evicting))
+/// Refuses a `maxmemory-policy` that throws counts away: any that evicts all keys, and for families whose keys expire also
+/// one that evicts those that do.
+pub(crate) async fn eviction<C: ConnectionLike + Clone + 'static>(redis: &C, families: &[Family]) -> Result<()> {
+    for (_, node) in info(redis, "memory").await? {
+        if let Some(loss) = node.get("maxmemory_policy").and_then(|policy| evicts(policy, families)) {
+            let message = format!("Redis has maxmemory-policy {loss}: set noeviction, or allow_evicting");
+            return Err(Error::new(ErrorKind::Unsafe, message));
+        }
+    }
+    Ok(())
+}
+
+/// The policy, and what it throws away of these families when memory is full.
+fn evicts(policy: &str, families: &[Family]) -> Option<String> {
+    if policy.starts_with("allkeys-") {
+        return Some(format!("{policy}, which throws counts away when memory is full"));
+    }
+    let family = families.iter().find(|family| policy.starts_with("volatile-") && family.has_expiring_keys())?;
+    Some(format!(
+        "{policy}, which throws windows and known visitors of the family {family} away when memory is full: what is \
+         shown falls short, and visitors are counted again"
+    ))
 }
 
 /// Looks at Redis: at each primary, where it is a cluster.
 pub(crate) async fn redis<C: ConnectionLike + Clone + 'static>(redis: &C, families: &[Family]) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let sections = async {
-        let mut nodes = info(redis, "server").await?;
-        for section in ["memory", "persistence", "replication", "cluster"] {
-            for (node, mut more) in info(redis, section).await? {
-                if let Some((_, known)) = nodes.iter_mut().find(|(name, _)| *name == node) {
-                    known.extend(more.drain());
-                }
-            }
-        }
-        Ok::<_, crate::Error>(nodes)
-    };
-    let nodes = match sections.await {
+    let nodes = match info(redis, "default").await {
         Ok(nodes) => nodes,
         Err(error) => {
-            let advice = "See that the server runs and that the connection points to it.";
+            let advice = match error.kind() {
+                ErrorKind::AccessDenied => {
+                    "Give the connection a user and password that Redis accepts, and who may +info."
+                }
+                _ => "See that the server runs and that the connection points to it.",
+            };
             return vec![Finding::new(Severity::Error, "redis", error.to_string(), advice)];
         }
     };
@@ -94,13 +101,12 @@ pub(crate) async fn redis<C: ConnectionLike + Clone + 'static>(redis: &C, famili
     let save = config(redis, "save").await;
     for (name, node) in &nodes {
         let setting = |name: &str| node.get(name).map_or("", String::as_str);
-        let snapshots = save.of(name).is_none_or(|save| !save.is_empty());
         let found = [
             version(setting("redis_version")),
-            memory(setting("maxmemory_policy"), setting("maxmemory")),
+            memory(setting("maxmemory_policy"), setting("maxmemory"), families),
             role(setting("role")),
             name.is_empty().then(|| cluster(setting("cluster_enabled"))).flatten(),
-            persistence(setting("aof_enabled") == "1", fsync.of(name), snapshots, families),
+            persistence(setting("aof_enabled") == "1", fsync.of(name), save.of(name), families),
         ];
         findings.extend(found.into_iter().flatten().map(|mut finding| {
             if !name.is_empty() {
@@ -129,11 +135,10 @@ fn version(version: &str) -> Option<Finding> {
     })
 }
 
-fn memory(policy: &str, limit: &str) -> Option<Finding> {
+fn memory(policy: &str, limit: &str, families: &[Family]) -> Option<Finding> {
     let message = match policy {
-        policy if policy.starts_with("allkeys-") => format!("{policy} throws counts away when memory is full"),
         "" => "the server does not say it".to_owned(),
-        _ => return None,
+        policy => evicts(policy, families)?,
     };
     let limit = if limit == "0" { " There is no memory limit yet, so nothing is thrown away so far." } else { "" };
     let advice = format!("Set maxmemory-policy noeviction, or keep the counters in a Redis of their own.{limit}");
@@ -148,7 +153,7 @@ fn role(role: &str) -> Option<Finding> {
 }
 
 /// The durability table of PROTOCOL section 6.
-fn persistence(aof: bool, fsync: Option<&str>, snapshots: bool, families: &[Family]) -> Option<Finding> {
+fn persistence(aof: bool, fsync: Option<&str>, save: Option<&str>, families: &[Family]) -> Option<Finding> {
     let subject = "redis persistence";
     // Redis itself holds writes back when an fsync takes longer than 2 s
     let hasty = families.iter().find(|family| family.durability().settle() < Duration::from_secs(2));
@@ -184,18 +189,35 @@ fn persistence(aof: bool, fsync: Option<&str>, snapshots: bool, families: &[Fami
                 }
             }
         }
-        (false, _) if snapshots => {
-            let message = "with RDB snapshots only, a crash takes Redis back to the last snapshot: counts since then are \
-                           lost, and batches that reached the database since then are counted twice";
+        (false, _) if save != Some("") => {
+            let with = save.map_or("without appendonly, and perhaps with RDB snapshots", |_| "with RDB snapshots only");
+            let message = format!(
+                "{with}, a crash takes Redis back to the last snapshot: counts since then are lost, and batches that \
+                 reached the database since then are counted twice"
+            );
             let advice =
                 "Set appendonly yes; or switch snapshots off too (save \"\") if losing what is pending is fine.";
             Some(Finding::new(Severity::Error, subject, message, advice))
         }
         (false, _) => {
+            let visitors = families.iter().find(|family| matches!(family.kind, Kind::Visitors { .. }));
+            if let Some(family) = visitors {
+                let message =
+                    format!("without persistence a crash of Redis forgets who was there: {family} counts them again");
+                return Some(Finding::new(Severity::Error, subject, message, "Set appendonly yes."));
+            }
             let message = "without persistence a crash of Redis loses what is not yet in the database";
             let advice = "Nothing is ever doubled. If no hit may be lost, set appendonly yes.";
             Some(Finding::new(Severity::Warning, subject, message, advice))
         }
+    }
+}
+
+/// Says so where nobody can know what a crash of Redis takes back.
+pub(crate) async fn warn_of_persistence<C: ConnectionLike + Clone + 'static>(redis: &C, families: &[Family]) {
+    let findings = self::redis(redis, families).await.into_iter();
+    for found in findings.filter(|found| found.severity == Severity::Error && found.subject.ends_with("persistence")) {
+        tracing::warn!("{}: {}. {}", found.subject, found.message, found.advice);
     }
 }
 

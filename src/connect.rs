@@ -13,7 +13,7 @@ use sqlx::{Connection, MySqlConnection};
 use crate::counterfoil::Counterfoil;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mysql::MysqlStore;
-use crate::primary::Primary;
+use crate::primary::{self, Primary};
 
 impl Counterfoil<Primary, MysqlStore> {
     /// Connects to a Redis, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, and a database, e.g.
@@ -22,7 +22,8 @@ impl Counterfoil<Primary, MysqlStore> {
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that is none; [`Redis`](ErrorKind::Redis) or
-    /// [`Store`](ErrorKind::Store) where a server cannot be reached, naming where it was looked for.
+    /// [`Store`](ErrorKind::Store) where a server cannot be reached, naming where it was looked for;
+    /// [`AccessDenied`](ErrorKind::AccessDenied) where Redis does not accept the credentials.
     pub async fn connect(redis_url: &str, mysql_url: &str) -> Result<Self> {
         let redis = Primary::connect(redis_url).await?;
         Ok(Counterfoil::new(redis, connect_mysql(mysql_url).await?))
@@ -53,8 +54,7 @@ impl Counterfoil<ClusterConnection, MysqlStore> {
         let client = cluster_settings(ClusterClient::builder(nodes)).build();
         let client = client.map_err(|error| Error::invalid("the URLs of the cluster").with_source(error))?;
         let redis = client.get_async_connection().await;
-        let redis =
-            redis.map_err(|error| Error::new(ErrorKind::Redis, "no Redis Cluster at its URLs").with_source(error))?;
+        let redis = redis.map_err(|error| primary::unreachable("the cluster's URLs", error))?;
         Ok(Counterfoil::new(redis, connect_mysql(mysql_url).await?))
     }
 }

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use futures_util::future::{join, join_all};
 use redis::aio::ConnectionLike;
 
+use crate::access;
 use crate::activity_counters::Activity;
 use crate::cached_counters::CachedCounters;
 use crate::check::{self, Finding};
 use crate::counters::Counters;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::family::{ActivityFamily, CachedFamily, Family, Kind, SeriesFamily, VisitorsFamily};
 use crate::flush::Flusher;
 use crate::handle::Handle;
@@ -72,12 +73,22 @@ where
         &self.shared.store
     }
 
+    /// Opens families, and starts reconcilers, also on a Redis whose `maxmemory-policy` throws away what they need when
+    /// memory is full. They are refused unless this is said.
+    #[must_use]
+    pub fn allow_evicting(self, allow: bool) -> Self {
+        self.shared.allow_evicting(allow);
+        self
+    }
+
     /// Opens a family: registers it with the database, or compares it with what the database knows of it, and writes its
     /// settings to Redis. While Redis is away the family is opened all the same, and a reconciler writes them later.
     ///
     /// # Errors
     /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting in which the family is known differently, or what
     /// its table lacks; [`Store`](crate::ErrorKind::Store) where the database cannot be asked;
+    /// [`AccessDenied`](crate::ErrorKind::AccessDenied) naming what the user of Redis lacks;
+    /// [`Unsafe`](crate::ErrorKind::Unsafe) on a Redis that throws away what the family needs when memory is full;
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for a family of another kind, which is opened by a call of its own.
     pub async fn open(&self, family: Family) -> Result<Counters<C, S>> {
         if family.kind != Kind::Buffered {
@@ -123,18 +134,18 @@ where
 
     /// What a handle of the family consists of, once the database knows it.
     async fn handle(&self, family: Family) -> Result<Handle<C, S>> {
+        self.shared.refuse_unsafe(&family).await.or_else(unless_refused)?;
         let number = self.shared.store.register(&family).await?;
-        // a Redis that is away is written to by the first reconciler after it is back
-        if let Err(error) = upkeep::configure(&self.shared.redis, &self.shared.topology, &family).await {
-            tracing::warn!(%family, %error, "the family's settings are not yet in Redis");
-        }
+        let configured = upkeep::configure(&self.shared.redis, &self.shared.topology, &family).await;
+        configured.map_err(|error| access::explain(&family, error)).or_else(unless_refused)?;
         Handle::new(self.shared.clone(), Registered { family, number })
     }
 
     /// Looks at the servers and returns what should be known or changed, the worst first. No findings is a good sign.
     pub async fn check(&self) -> Vec<Finding> {
-        let families: Vec<_> = self.shared.opened().iter().map(|opened| opened.registered.family.clone()).collect();
+        let families = self.shared.families();
         let mut findings = check::redis(&self.shared.redis, &families).await;
+        findings.extend(access::findings(&self.shared.redis, &families).await);
         findings.extend(self.shared.store.check(&families).await);
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         findings
@@ -163,5 +174,16 @@ where
         // what cannot be brought there holds nothing else back
         let (flushed, saved) = join(Flusher::new(self.shared.clone()).drain(buffered), drains).await;
         saved.into_iter().fold(flushed, Result::and)
+    }
+}
+
+/// A Redis that is away refuses nothing: the first reconciler after it is back writes the family's settings.
+fn unless_refused(error: Error) -> Result<()> {
+    match error.kind() {
+        ErrorKind::AccessDenied | ErrorKind::Unsafe => Err(error),
+        _ => {
+            tracing::warn!(%error, "the family is opened, and its settings are not yet in Redis");
+            Ok(())
+        }
     }
 }

@@ -17,6 +17,8 @@ pub enum ErrorKind {
     Mismatch,
     /// A server is set up in a way under which counts would be lost, and starting was not forced.
     Unsafe,
+    /// A server does not accept the credentials, or its user lacks a permission. Nothing was done, and no waiting mends it.
+    AccessDenied,
     /// Redis could not be reached or refused the call; it was **not** executed, or may be executed again without harm.
     Redis,
     /// The database could not be reached or refused the transaction; nothing of it was kept.

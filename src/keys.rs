@@ -42,6 +42,11 @@ impl Keys {
         format!("{}epochs", self.tag)
     }
 
+    /// Nothing: what commands are tried on.
+    pub fn probe(&self) -> String {
+        format!("{}probe", self.tag)
+    }
+
     /// Hash id -> value of a cached counter.
     pub fn values(&self) -> String {
         format!("{}values", self.tag)

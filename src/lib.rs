@@ -2,6 +2,7 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod ablation;
+mod access;
 mod activity;
 mod activity_counters;
 mod backoff;

@@ -31,15 +31,57 @@ pub async fn send<C: ConnectionLike + Clone + 'static>(redis: &C, command: &Cmd)
     answer
 }
 
+/// The codes of replies after which nothing was done: Redis refuses the command itself with them, or a script's first write,
+/// which is a plain call in every script. NOPERM is none of them: in the middle of a script one command may be refused.
+const NOTHING_DONE: [&str; 16] = [
+    "ASK",
+    "BUSY",
+    "CLUSTERDOWN",
+    "CROSSSLOT",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "MOVED",
+    "NOAUTH",
+    "NOREPLICAS",
+    "NOSCRIPT",
+    "OOM",
+    "READONLY",
+    "TRYAGAIN",
+    "WRONGPASS",
+    UNSENT,
+];
+
 /// Whether the command was surely not executed.
 ///
-/// A reply is proof where it is the only one: every script checks before it writes, and its first write is a plain call.
-/// Where the client may have sent the command before by itself, an earlier arrival may have been executed. Without a
-/// reply only those that connect first and then send know that they did not send.
+/// A reply that says so is proof where it is the only one. Where the client may have sent the command before by itself, an
+/// earlier arrival may have been executed. Without a reply only those that connect first and then send know that they did
+/// not send.
 pub fn surely_not_executed<C: 'static>(error: &RedisError) -> bool {
     let crosses_slots = error.kind() == redis::ErrorKind::Server(ServerErrorKind::CrossSlot);
-    let is_reply = error.code().is_some() && (sends_once::<C>() || crosses_slots);
-    is_reply || is::<C, ConnectionManager>() && error.is_connection_refusal()
+    let is_proof = tells_that_nothing_was_done(error) && (sends_once::<C>() || crosses_slots);
+    is_proof || is::<C, ConnectionManager>() && error.is_connection_refusal()
+}
+
+/// Whether it is a reply whose code says that this arrival did nothing. Redis 6.2 puts the code of a command within a script
+/// into the text, as in "ERR Error running script ... -OOM ...".
+pub fn tells_that_nothing_was_done(error: &RedisError) -> bool {
+    let within = |text: &str| {
+        text.starts_with("Error running script") && NOTHING_DONE.iter().any(|code| text.contains(&format!("-{code} ")))
+    };
+    match error.code() {
+        Some("ERR") => error.detail().is_some_and(within),
+        code => code.is_some_and(|code| NOTHING_DONE.contains(&code)),
+    }
+}
+
+/// Whether the server does not accept the user, or the user may not do this. A command within a script is refused without a
+/// code of its own by most servers.
+pub fn is_denied(error: &RedisError) -> bool {
+    const WITHIN: [&str; 2] = ["ACL failure in script", "The user executing the script can't"];
+    matches!(error.code(), Some("NOAUTH" | "NOPERM" | "WRONGPASS"))
+        || error.kind() == redis::ErrorKind::AuthenticationFailed
+        || error.detail().is_some_and(|text| WITHIN.iter().any(|within| text.contains(within)))
 }
 
 /// Whether the connection is of a kind that is known to send a command once.
@@ -49,7 +91,10 @@ pub fn sends_once<C: 'static>() -> bool {
 
 /// The error of a command that was not sent for this reason.
 pub fn unsent(error: &RedisError) -> RedisError {
-    redis::make_extension_error(UNSENT.to_owned(), Some(error.to_string()))
+    match error.code() {
+        Some("NOAUTH" | "WRONGPASS") => error.clone(),
+        _ => redis::make_extension_error(UNSENT.to_owned(), Some(error.to_string())),
+    }
 }
 
 /// Whether it is a cluster connection of the redis crate, which sends a command again by itself unless it is told not to.

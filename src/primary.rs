@@ -66,7 +66,7 @@ impl Primary {
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that is none; [`Redis`](ErrorKind::Redis) where no primary
-    /// is found.
+    /// is found; [`AccessDenied`](ErrorKind::AccessDenied) where it does not accept the credentials.
     pub async fn connect(url: &str) -> Result<Self> {
         let info = url.into_connection_info().map_err(invalid)?.set_tcp_settings(tcp_settings());
         let place = info.addr().to_string();
@@ -95,9 +95,7 @@ impl Primary {
         let search = primary.search();
         match search.await {
             Ok(_) => Ok(primary),
-            Err(error) => {
-                Err(Error::new(ErrorKind::Redis, format!("no Redis at {}", primary.0.place)).with_source(error))
-            }
+            Err(error) => Err(unreachable(&primary.0.place, error)),
         }
     }
 
@@ -150,12 +148,12 @@ impl Source {
                 client.get_multiplexed_async_connection_with_config(&config).await?
             }
         };
-        // a user who may not ask for the role is told by the first write
+        // a user who may not ask for the role is told by the first write; one who is unknown, here
         match redis::cmd("ROLE").query_async::<Vec<Value>>(&mut connection).await {
             Ok(role) if matches!(role.first(), Some(Value::BulkString(role)) if role != b"master") => {
                 Err((ServerErrorKind::ReadOnly.into(), "the server is a replica").into())
             }
-            Err(error) if error.code().is_none() => Err(error),
+            Err(error) if matches!(error.code(), None | Some("NOAUTH")) => Err(error),
             _ => Ok(connection),
         }
     }
@@ -263,6 +261,15 @@ fn service(primary: &ConnectionInfo) -> Result<String> {
         ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => Ok(host.to_string()),
         _ => Err(Error::invalid("the primary's URL has no name that Sentinel could know")),
     }
+}
+
+/// Why nothing there can be used.
+pub(crate) fn unreachable(place: &str, error: RedisError) -> Error {
+    let failure = match link::is_denied(&error) {
+        true => Error::new(ErrorKind::AccessDenied, format!("the Redis at {place} does not accept the credentials")),
+        false => Error::new(ErrorKind::Redis, format!("no Redis at {place}")),
+    };
+    failure.with_source(error)
 }
 
 pub(crate) fn invalid(error: RedisError) -> Error {

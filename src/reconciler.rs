@@ -60,8 +60,8 @@ where
     S: Store,
 {
     pub(crate) fn new(shared: Arc<Shared<C, S>>) -> Self {
-        let lease = Some(Duration::from_secs(2));
-        ReconcilerBuilder { shared, redis: None, lease, max_rows: 10_000, allow_evicting: false }
+        let (lease, allow_evicting) = (Some(Duration::from_secs(2)), shared.allows_evicting());
+        ReconcilerBuilder { shared, redis: None, lease, max_rows: 10_000, allow_evicting }
     }
 
     /// A connection of its own, so that large fetches do not keep hits waiting.
@@ -85,30 +85,27 @@ where
         self
     }
 
-    /// Starts also on a Redis that throws counts away when its memory is full.
+    /// Starts also on a Redis that throws counts away when its memory is full; as the
+    /// [pair](crate::Counterfoil::allow_evicting) unless said otherwise.
     pub fn allow_evicting(mut self, allow: bool) -> Self {
         self.allow_evicting = allow;
         self
     }
 
     /// Starts it on the current tokio runtime. It takes up what earlier reconcilers left at once, and families as they
-    /// are opened.
+    /// are opened. A warning is logged where a crash of Redis can double counts, as with RDB snapshots only.
     ///
     /// # Errors
-    /// [`Unsafe`](ErrorKind::Unsafe) on a Redis with an evicting `maxmemory-policy`; [`Redis`](ErrorKind::Redis) where
-    /// it cannot be asked.
+    /// [`Unsafe`](ErrorKind::Unsafe) on a Redis whose `maxmemory-policy` throws away what an open family needs;
+    /// [`Redis`](ErrorKind::Redis) where it cannot be asked; [`AccessDenied`](ErrorKind::AccessDenied) where it may not be.
     pub async fn start(self) -> Result<Reconciler> {
         let redis = self.redis.unwrap_or_else(|| self.shared.redis.clone());
-        if let Some(policy) = check::evicting_policy(&redis).await?
-            && !self.allow_evicting
-        {
-            return Err(Error::new(
-                ErrorKind::Unsafe,
-                format!(
-                    "Redis has maxmemory-policy {policy}, which throws counts away: set noeviction, or allow_evicting"
-                ),
-            ));
+        let families = self.shared.families();
+        match check::eviction(&redis, &families).await {
+            Err(error) if error.kind() == ErrorKind::Unsafe && self.allow_evicting => {}
+            looked => looked?,
         }
+        check::warn_of_persistence(&redis, &families).await;
         let mut flusher = Flusher::new(self.shared.clone()).over(redis.clone()).max_rows(self.max_rows);
         if let Some(lease) = self.lease {
             flusher = flusher.leasing(lease)?;

@@ -44,6 +44,11 @@ impl Script {
     pub fn named(name: &str) -> Option<&'static Script> {
         BUNDLE.get(name)
     }
+
+    /// The Redis commands that it calls, in upper case, some of them several times.
+    pub(crate) fn commands(&self) -> impl Iterator<Item = &'static str> {
+        self.source.split("call('").skip(1).filter_map(|call| call.split('\'').next())
+    }
 }
 
 /// An argument of a call: bytes of any kind.
@@ -66,7 +71,8 @@ pub fn made<'a>(word: impl fmt::Display) -> Arg<'a> {
 /// EVAL when there are hundreds of others: they come again then.
 ///
 /// # Errors
-/// [`Redis`](ErrorKind::Redis): surely not executed. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): no answer came.
+/// [`Redis`](ErrorKind::Redis), [`AccessDenied`](ErrorKind::AccessDenied): surely not executed.
+/// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): no answer came, or one that does not say that nothing was done.
 /// [`InvalidInput`](ErrorKind::InvalidInput), [`Corrupt`](ErrorKind::Corrupt): the script refused, and did nothing.
 pub async fn call<C>(
     redis: &C,
@@ -124,8 +130,9 @@ pub async fn repeat_safe<C>(
 where
     C: ConnectionLike + Clone + 'static,
 {
-    call(redis, name, keys, args).await.map_err(|error| match error.kind() {
-        ErrorKind::OutcomeUnknown => {
+    call(redis, name, keys, args).await.map_err(|error| match (error.kind(), below(&error)) {
+        (ErrorKind::OutcomeUnknown, Some(refusal)) if link::is_denied(refusal) => not_executed(refusal.clone()),
+        (ErrorKind::OutcomeUnknown, _) => {
             Error::new(ErrorKind::Redis, "Redis did not answer a call that may be repeated").with_source(error)
         }
         _ => error,
@@ -133,7 +140,11 @@ where
 }
 
 fn not_executed(error: RedisError) -> Error {
-    Error::new(ErrorKind::Redis, "Redis did not execute the call").with_source(error)
+    let refusal = match link::is_denied(&error) {
+        true => Error::new(ErrorKind::AccessDenied, "Redis denies access"),
+        false => Error::new(ErrorKind::Redis, "Redis did not execute the call"),
+    };
+    refusal.with_source(error)
 }
 
 /// Redis 6.2 puts it into an error of the script's.
@@ -153,7 +164,11 @@ fn classify<C: 'static>(name: &'static str, error: RedisError) -> Error {
         Some("BADARG") => Error::new(ErrorKind::InvalidInput, name).with_source(error),
         Some("BADKEY" | "BADSTATE") => Error::new(ErrorKind::Corrupt, name).with_source(error),
         _ if link::surely_not_executed::<C>(&error) => not_executed(error),
-        _ => Error::new(ErrorKind::OutcomeUnknown, format!("{name}: the reply was lost")).with_source(error),
+        None => Error::new(ErrorKind::OutcomeUnknown, format!("{name}: the reply was lost")).with_source(error),
+        Some(_) => {
+            let message = format!("{name}: Redis refused it, perhaps after a part or an earlier arrival was executed");
+            Error::new(ErrorKind::OutcomeUnknown, message).with_source(error)
+        }
     }
 }
 
@@ -183,10 +198,32 @@ where
     T::from_redis_value(value).map_err(|error| Error::corrupt("what was read").with_source(error))
 }
 
+/// Calls a script that there is not: an error only where Redis does not even look for it.
+pub async fn call_none<C>(redis: &C, key: &str) -> Result<()>
+where
+    C: ConnectionLike + Clone + 'static,
+{
+    let answer = link::send(redis, &command("EVALSHA", &"0".repeat(40), &[key], &[""; 0])).await;
+    match answer {
+        Err(error) if error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript) => Ok(()),
+        answer => answer.map(drop).map_err(not_executed),
+    }
+}
+
 /// Whether a call was refused because its keys lie in several slots of a cluster.
 pub fn crosses_slots(error: &Error) -> bool {
-    let below = std::error::Error::source(error).and_then(|below| below.downcast_ref::<RedisError>());
-    below.is_some_and(|error| error.kind() == redis::ErrorKind::Server(ServerErrorKind::CrossSlot))
+    below(error).is_some_and(|error| error.kind() == redis::ErrorKind::Server(ServerErrorKind::CrossSlot))
+}
+
+/// Whether a call was refused by a reply that does not tell that nothing was done. Of a repeat Redis would say that it was
+/// executed before, although a part of it may be missing.
+pub fn may_be_half_done(error: &Error) -> bool {
+    below(error).is_some_and(|error| error.code().is_some() && !link::tells_that_nothing_was_done(error))
+}
+
+/// What Redis, or its client, said.
+pub fn below(error: &Error) -> Option<&RedisError> {
+    std::error::Error::source(error)?.downcast_ref()
 }
 
 /// A plain reading command, for which it does not matter how often it is executed, nor where.

@@ -1,12 +1,16 @@
 //! What the handles of one pair share: the connections, the families in use, and what there is to do for a reconciler.
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use futures_util::future::join;
 use metrics::SharedString;
 use redis::aio::ConnectionLike;
 use tokio::sync::Notify;
 
+use crate::access;
+use crate::check;
 use crate::error::Result;
 use crate::family::Family;
 use crate::partition::Partition;
@@ -23,6 +27,9 @@ pub struct Shared<C, S> {
     pub topology: Arc<Topology>,
     pub store: S,
     families: RwLock<BTreeMap<u64, InUse<C>>>,
+    allow_evicting: AtomicBool,
+    /// The kinds that Redis was found to be safe for.
+    safe_for: Mutex<HashSet<&'static str>>,
     pub work: Arc<Work>,
 }
 
@@ -49,6 +56,8 @@ where
             topology: Arc::new(Topology::of::<C>()),
             store,
             families: RwLock::default(),
+            allow_evicting: AtomicBool::new(false),
+            safe_for: Mutex::default(),
             work: Arc::default(),
         }
     }
@@ -75,6 +84,36 @@ where
             .values()
             .map(|(opened, _)| opened.clone())
             .collect()
+    }
+
+    /// The configurations of the families in use.
+    pub fn families(&self) -> Vec<Family> {
+        self.opened().iter().map(|opened| opened.registered.family.clone()).collect()
+    }
+
+    /// Whether a Redis will do that throws counts away when its memory is full.
+    pub fn allows_evicting(&self) -> bool {
+        self.allow_evicting.load(Ordering::Relaxed)
+    }
+
+    pub fn allow_evicting(&self, allow: bool) {
+        self.allow_evicting.store(allow, Ordering::Relaxed);
+    }
+
+    /// Refuses a family for which Redis is not safe, or its user lacks something; looked at once for each kind.
+    pub async fn refuse_unsafe(&self, family: &Family) -> Result<()> {
+        let safe_for = || self.safe_for.lock().unwrap_or_else(PoisonError::into_inner);
+        if safe_for().contains(family.kind_name()) {
+            return Ok(());
+        }
+        let eviction = check::eviction(&self.redis, std::slice::from_ref(family));
+        let (access, eviction) = join(access::refuse_lacking(&self.redis, family), eviction).await;
+        access?;
+        if !self.allows_evicting() {
+            eviction?;
+        }
+        safe_for().insert(family.kind_name());
+        Ok(())
     }
 
     pub fn family(&self, number: u64) -> Option<Arc<Opened>> {

@@ -11,6 +11,8 @@ from redis.exceptions import DataError, NoScriptError, ResponseError
 SCRIPTS = Path(__file__).resolve().parents[2] / "lua" / "v1"
 PAIRS = 1000  # of one call at most
 PASSES = re.compile("LOADING|BUSY|CLUSTERDOWN|MASTERDOWN|TRYAGAIN|READONLY")
+# any other error may come from the middle of a script
+NOTHING_DONE = re.compile("DATAERROR|MEMORY|MISCONF|NOREPLICAS|WRONGTYPE|BADARG|BADKEY|BADSTATE|CROSSSLOT")
 
 
 class NotCounted(Exception):
@@ -103,9 +105,10 @@ class Counter:
             except NoScriptError:
                 call = "EVAL", source  # Redis was started again, or told to forget it; not executed
             except Exception as error:  # pylint: disable=broad-except
-                passes = PASSES.search(f"{type(error)} {error}".upper())
-                if isinstance(error, (ResponseError, DataError)) and not passes:
-                    raise (OutcomeUnknown if was_lost else NotCounted)(str(error)) from error
+                text = f"{type(error)} {error}".upper()
+                if isinstance(error, (ResponseError, DataError)) and not PASSES.search(text):
+                    is_refused = NOTHING_DONE.search(text) and not was_lost
+                    raise (NotCounted if is_refused else OutcomeUnknown)(str(error)) from error
                 if time.monotonic() > deadline:
                     raise OutcomeUnknown(str(error)) from error
                 was_lost = True  # an arrival of this call may have been executed, or may still be

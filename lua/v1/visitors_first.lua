@@ -61,12 +61,13 @@ for k = 6, #KEYS do
     reply[#reply + 1] = is_new and (word or 1) or 0
     if is_new and not word then new[#new + 1], new[ARGV[i]] = ARGV[i], #reply end
   end
+  -- noted before it is counted: should the script be refused in between, nobody is counted again
+  if new[1] and call('SADD', key, unpack(new)) then call('PEXPIRE', key, ARGV[5]) end
   local sum = new[1] and pcall('HINCRBY', buffer, id, #new)
   if type(sum) == 'table' then
+    call('SREM', key, unpack(new))
     for i = 1, #new do reply[new[new[i]]] = 'RANGE' end
   elseif sum then
-    call('SADD', key, unpack(new))
-    call('PEXPIRE', key, ARGV[5])
     counted, pending = counted + #new, pending + (other and 1 or 0)
   end
 end

@@ -230,6 +230,15 @@ impl Family {
         }
     }
 
+    /// Whether it counts with keys that have a time to live: windows, their names, and visitors. What is to reach the
+    /// database never has one.
+    pub(crate) fn has_expiring_keys(&self) -> bool {
+        match &self.kind {
+            Kind::Series(_) | Kind::Activity(_) | Kind::Visitors { .. } => true,
+            Kind::Buffered | Kind::Cached(_) => false,
+        }
+    }
+
     /// Whether a counter without a row gets one.
     pub(crate) fn makes_rows(&self) -> bool {
         self.table.as_ref().is_none_or(|table| table.missing == Missing::Insert)

@@ -97,6 +97,9 @@ where
             if !call.is_in_doubt() {
                 return Some(self.refused(error));
             }
+            if script::may_be_half_done(&error) {
+                return Some(Outcome::Failed(self.unknown("perhaps counted in part").with_source(error)));
+            }
             let wait = pause.next();
             if !may_pass(&error) || Instant::now() + wait >= until.deadline || script::crosses_slots(&error) {
                 return Some(Outcome::Failed(self.unknown("a reply was lost").with_source(error)));

@@ -82,7 +82,8 @@ class Counter {
         }
         const isReply = error.name === 'ReplyError';
         if (isReply && !/LOADING|BUSY|CLUSTERDOWN|MASTERDOWN|TRYAGAIN|READONLY/.test(error.message)) {
-          throw new (lost ? OutcomeUnknown : NotCounted)(error.message, { cause: error });
+          const nothingDone = /OOM|MISCONF|NOREPLICAS|NOAUTH|WRONGTYPE|BADARG|BADKEY|BADSTATE|CROSSSLOT/.test(error.message);
+          throw new (nothingDone && !lost ? NotCounted : OutcomeUnknown)(error.message, { cause: error });
         }
         if (performance.now() > deadline) throw new OutcomeUnknown(error.message, { cause: error });
         lost = true; // an arrival of this call may have been executed, or may still be

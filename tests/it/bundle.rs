@@ -418,6 +418,61 @@ fn the_readme_has_a_row_for_every_script() {
     assert!(wrong.is_empty(), "rows that lua/README.md has and should not have, or the other way round: {wrong:#?}");
 }
 
+/// The rules of an ACL that the documentation has, for a namespace.
+pub(crate) fn acl_rules(namespace: &str) -> Vec<String> {
+    documented_rules(&read("README.md")).replace("NAMESPACE", namespace).split(' ').map(str::to_owned).collect()
+}
+
+fn documented_rules(text: &str) -> String {
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("    ").filter(|line| line.starts_with("~cf1:{")));
+    lines.next().expect("a line of rules").to_owned()
+}
+
+/// What is between the quotes after each of these words.
+fn quoted_after<'a>(text: &'a str, before: &str, quote: char) -> impl Iterator<Item = &'a str> {
+    text.split(before).skip(1).filter_map(move |rest| rest.trim_start().strip_prefix(quote)?.split(quote).next())
+}
+
+/// The commands that the sources of the crate have: sent by themselves, in texts of its own, and by `script::read`.
+fn commands_of_the_crate() -> BTreeSet<String> {
+    fn sources(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        entries
+            .flat_map(|path| if path.is_dir() { sources(&path) } else { vec![fs::read_to_string(path).unwrap()] })
+            .collect()
+    }
+    let mut commands = BTreeSet::new();
+    for source in sources(&lua().parent().unwrap().join("src")) {
+        commands.extend(quoted_after(&source, "cmd(", '"').map(str::to_lowercase));
+        commands.extend(quoted_after(&source, "command(", '"').map(str::to_lowercase));
+        commands.extend(quoted_after(&source, "redis.call(", '\'').map(str::to_lowercase));
+        for call in source.split("script::read").skip(1) {
+            let verb = call.split('"').nth(1).filter(|verb| call.find('"') < Some(60) && is_word(verb));
+            commands.extend(verb.map(str::to_lowercase));
+        }
+    }
+    commands
+}
+
+/// What works without: `leave` and `connect` look at the role, `check` at a setting; a client that is told to leave is
+/// asked to by QUIT and PING.
+const OPTIONAL: [&str; 4] = ["config", "ping", "quit", "role"];
+
+#[test]
+fn the_documented_rules_are_those_that_are_needed() {
+    let scripts = bundle();
+    let in_scripts =
+        scripts.iter().flat_map(|script| quoted_after(&script.source, "call(", '\'').map(str::to_lowercase));
+    let commands: BTreeSet<_> = in_scripts.chain(commands_of_the_crate()).collect();
+    assert!(["eval", "evalsha", "info", "zscan", "srem"].iter().all(|known| commands.contains(*known)), "{commands:?}");
+    let needed = commands.iter().filter(|command| !OPTIONAL.contains(&command.as_str()));
+    let rules: Vec<_> =
+        std::iter::once("~cf1:{NAMESPACE/*".to_owned()).chain(needed.map(|name| format!("+{name}"))).collect();
+    for (file, text) in [("lua/README.md", read("README.md")), ("docs/operations.md", read("../docs/operations.md"))] {
+        assert_eq!(documented_rules(&text), rules.join(" "), "{file} has other rules than scripts and crate need");
+    }
+}
+
 /// The strings of a reply, also of arrays within it, and of what is repeated there.
 fn strings(reply: &Json) -> Vec<&str> {
     match reply {

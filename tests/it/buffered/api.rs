@@ -1,5 +1,6 @@
 //! What a user does with the crate, on real servers: counting, reading, syncing, and what is refused.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::support::{Pair, eventually, family};
@@ -288,7 +289,7 @@ async fn an_evicting_redis_is_refused_unless_forced() {
     reconciler.shutdown().await.unwrap();
     let findings = pair.counterfoil.check().await;
     assert!(findings.iter().any(|finding| finding.subject == "redis maxmemory-policy"), "{findings:?}");
-    // keys of counterfoil have no time to live, so these policies leave them alone
+    // keys of buffered and cached families have no time to live, so these policies leave them alone
     redis::cmd("CONFIG").arg("SET").arg("maxmemory-policy").arg("volatile-lru").exec_async(&mut redis).await.unwrap();
     pair.counterfoil.reconciler().start().await.unwrap().shutdown().await.unwrap();
 }
@@ -314,6 +315,49 @@ async fn check_tells_how_durable_redis_is() {
     assert_eq!(persistence(&pair.counterfoil).await, None);
     set("appendfsync", "everysec").await;
     assert_eq!(persistence(&pair.counterfoil).await, Some(Severity::Error), "an immediate family on everysec");
+}
+
+/// Who has been there is known to Redis alone.
+#[tokio::test]
+async fn check_tells_who_is_counted_again_without_persistence() {
+    let pair = Pair::new().await;
+    let visitors = Family::visitors("test", "visitors").durability(Durability::Immediate).build().unwrap();
+    let visitors = pair.counterfoil.open_visitors(visitors).await.unwrap();
+    let findings = pair.counterfoil.check().await;
+    let told = findings.iter().any(|finding| {
+        finding.severity == Severity::Error
+            && finding.subject == "redis persistence"
+            && finding.message.contains("test/visitors counts them again")
+    });
+    assert!(told, "{findings:?}");
+    assert!(visitors.first_visit("shop", "2014-09-20", "visitor").await.unwrap());
+    pair.counterfoil.drain().await.unwrap();
+    pair.redis.kill();
+    pair.redis.start_again().await;
+    // the first call may find the connection broken, and its epoch forgotten
+    let is_first = loop {
+        if let Ok(is_first) = visitors.first_visit("shop", "2014-09-20", "visitor").await {
+            break is_first;
+        }
+    };
+    assert!(is_first);
+    assert_eq!(visitors.get("shop", "2014-09-20").await.unwrap(), 2, "as check and the README say");
+}
+
+/// Redis as it comes, which keeps snapshots and no append-only file.
+#[tokio::test]
+async fn starting_warns_where_a_crash_can_double_counts() {
+    for (save, aof, warnings) in [("3600 1", "no", 1), ("3600 1", "yes", 0), ("", "no", 0)] {
+        let pair = Pair::with(RedisOptions::volatile().arg("save", save).arg("appendonly", aof)).await;
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let subscriber = tracing_subscriber::fmt().with_writer(Mutex::new(log.reopen().unwrap())).finish();
+        let _logging = tracing::subscriber::set_default(subscriber);
+        pair.counterfoil.reconciler().start().await.unwrap().shutdown().await.unwrap();
+        let text = std::fs::read_to_string(log.path()).unwrap();
+        let found =
+            text.lines().filter(|line| line.contains("WARN") && line.contains("with RDB snapshots only")).count();
+        assert_eq!(found, warnings, "save {save:?}, appendonly {aof}: {text}");
+    }
 }
 
 #[tokio::test]

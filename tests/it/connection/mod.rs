@@ -1,4 +1,6 @@
 mod cluster;
 mod connect;
 mod cuts;
+mod eviction;
 mod network;
+mod permissions;

@@ -3,6 +3,7 @@
 
 pub mod hits;
 pub mod interleaving;
+pub mod kinds;
 pub mod model;
 pub mod reference;
 pub mod tally;

@@ -1,0 +1,256 @@
+//! What the user of Redis may do: what is missing is named when a family is opened, and doubles nothing when it goes missing
+//! later; credentials that are wrong fail at once.
+
+use std::time::{Duration, Instant};
+
+use crate::bundle::acl_rules;
+use crate::support::Plain;
+use crate::support::kinds::{KINDS, OfKind};
+use crate::support::reference::Reference;
+use counterfoil::{Counterfoil, Error, ErrorKind, Family, Primary, Severity, cluster_settings};
+use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+use redis::cluster::ClusterClient;
+use redis::{Client, IntoConnectionInfo};
+use testkit::{RedisCluster, RedisOptions, RedisServer};
+
+/// Nothing that fails for good may be waited for.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+/// Makes the user `shop` of these rules, and connects as it.
+async fn connect_with(redis: &RedisServer, rules: &[String]) -> Counterfoil<ConnectionManager, Reference> {
+    allow(redis, &[&["reset".to_owned(), "on".to_owned(), ">secret".to_owned()], rules].concat()).await;
+    let info = redis.url().into_connection_info().unwrap();
+    let user = info.redis_settings().clone().set_username("shop").set_password("secret");
+    let client = Client::open(info.set_redis_settings(user)).unwrap();
+    Counterfoil::new(manager(client).await, Reference::default())
+}
+
+async fn manager(client: Client) -> ConnectionManager {
+    let config = ConnectionManagerConfig::new().set_response_timeout(Some(Duration::from_secs(5)));
+    ConnectionManager::new_with_config(client, config).await.unwrap()
+}
+
+async fn allow(redis: &RedisServer, rules: &[String]) {
+    let mut command = redis::cmd("ACL");
+    command.arg("SETUSER").arg("shop").arg(rules).exec_async(&mut redis.manager().await).await.unwrap();
+}
+
+/// The line of the documentation without one rule of it, for the namespace `shop`.
+fn rules_without(missing: &str) -> Vec<String> {
+    acl_rules("shop").into_iter().filter(|rule| rule != missing).collect()
+}
+
+#[tokio::test]
+async fn the_documented_rules_are_enough_for_every_kind() {
+    let plain = Plain::new().await;
+    let counterfoil = connect_with(&plain.redis, &rules_without("")).await;
+    for kind in KINDS {
+        let family = OfKind::open(&counterfoil, kind).await.unwrap();
+        family.use_all().await.unwrap();
+    }
+    let reconciler = counterfoil.reconciler().start().await.unwrap();
+    counterfoil.drain().await.unwrap();
+    reconciler.shutdown().await.unwrap();
+    let errors: Vec<_> = counterfoil.check().await.into_iter().filter(|one| one.severity == Severity::Error).collect();
+    assert!(errors.iter().all(|finding| finding.subject == "redis persistence"), "{errors:?}");
+    assert_eq!(plain.redis.run::<Vec<String>>("KEYS *:probe").await.unwrap(), [""; 0]);
+}
+
+#[tokio::test]
+async fn opening_names_each_rule_that_is_missing() {
+    let plain = Plain::new().await;
+    for missing in acl_rules("shop") {
+        let mut kinds = 0;
+        for kind in KINDS {
+            let _: () = plain.redis.run("FLUSHALL").await.unwrap();
+            let counterfoil = connect_with(&plain.redis, &rules_without(&missing)).await;
+            let opened = OfKind::open(&counterfoil, kind).await;
+            let is_missed = opened.is_err();
+            match opened {
+                Ok(family) => {
+                    family.use_all().await.unwrap_or_else(|error| panic!("{kind} without {missing}: {error}"));
+                    counterfoil.drain().await.unwrap_or_else(|error| panic!("{kind} without {missing}: {error}"));
+                }
+                Err(error) => {
+                    kinds += 1;
+                    assert_eq!(error.kind(), ErrorKind::AccessDenied, "{kind} without {missing}: {error}");
+                    let names = |text: &str| text.split_whitespace().any(|word| word == missing);
+                    assert!(names(&error.to_string()), "{kind} without {missing}: {error}");
+                }
+            }
+            // taken away while the application runs
+            let counterfoil = connect_with(&plain.redis, &rules_without("")).await;
+            let _family = OfKind::open(&counterfoil, kind).await.unwrap();
+            let rest = rules_without(&missing);
+            allow(&plain.redis, &[&["resetkeys".to_owned(), "-@all".to_owned()], &rest[..]].concat()).await;
+            let findings = counterfoil.check().await;
+            let named = findings.iter().any(|finding| {
+                let says = |text: &str| text.split([' ', ',', '.']).any(|word| word == missing);
+                finding.severity == Severity::Error && (says(&finding.message) || says(&finding.advice))
+            });
+            assert_eq!(named, is_missed, "{kind} without {missing}: {findings:?}");
+        }
+        assert!(kinds > 0, "no kind misses {missing}");
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_goes_missing_doubles_nothing() {
+    let plain = Plain::new().await;
+    let mut half_done = 0;
+    for missing in acl_rules("shop").into_iter().filter(|rule| rule.starts_with('+')) {
+        for kind in KINDS {
+            for before in [0, 1] {
+                let _: () = plain.redis.run("FLUSHALL").await.unwrap();
+                let counterfoil = connect_with(&plain.redis, &rules_without("")).await;
+                let family = OfKind::open(&counterfoil, kind).await.unwrap();
+                for _ in 0..before {
+                    family.hit().await.unwrap();
+                }
+                allow(&plain.redis, &[missing.replacen('+', "-", 1)]).await;
+                let (started, hit) = (Instant::now(), family.hit().await);
+                let what = format!("{kind} without {missing}, after {before} hits: {hit:?}");
+                assert!(started.elapsed() < AT_ONCE, "{what}");
+                allow(&plain.redis, std::slice::from_ref(&missing)).await;
+                let shown = family.shown().await.unwrap();
+                if let Err(error) = &hit {
+                    assert!(!error.is_retryable() || shown == before, "{what}: {shown}");
+                    half_done += u32::from(error.outcome_unknown() && shown > before);
+                }
+                let most = if kind == "visitors" { 1 } else { before + 1 };
+                let least = if hit.is_ok() { most } else { before };
+                assert!((least..=most).contains(&shown), "{what}: {shown}");
+                // the visitor comes back
+                family.hit().await.unwrap();
+                let again = family.shown().await.unwrap();
+                let most = if kind == "visitors" { 1 } else { shown + 1 };
+                assert!(again <= most, "{what}: {again} in the end");
+            }
+        }
+    }
+    assert!(half_done > 0, "no command was refused in the middle of a script");
+}
+
+#[tokio::test]
+async fn keys_of_another_namespace_are_named() {
+    let plain = Plain::new().await;
+    let counterfoil = connect_with(&plain.redis, &rules_without("")).await;
+    let open = async |namespace: &str| {
+        let family = Family::buffered(namespace, "views").build().unwrap();
+        counterfoil.open(family).await.map(drop)
+    };
+    // the first of its kind, and one after another that was looked at
+    for round in 0..2 {
+        let error = open("elsewhere").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AccessDenied, "{round}: {error}");
+        assert!(error.to_string().contains("lacks ~cf1:{elsewhere/* "), "{round}: {error}");
+        open("shop").await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_needs_one_rule_more() {
+    let cluster = RedisCluster::start(RedisOptions::volatile()).await;
+    let rules = [&["reset", "on", ">secret", "+cluster|slots"].map(str::to_owned)[..], &acl_rules("shop")].concat();
+    for number in 0..cluster.size() {
+        allow(cluster.node(number), &rules).await;
+    }
+    let builder = ClusterClient::builder(cluster.urls()).username("shop").password("secret");
+    let connection = cluster_settings(builder).build().unwrap().get_async_connection().await.unwrap();
+    let counterfoil = Counterfoil::new(connection.clone(), Reference::default());
+    for kind in KINDS {
+        OfKind::open(&counterfoil, kind).await.unwrap().use_all().await.unwrap();
+    }
+    counterfoil.drain().await.unwrap();
+    for number in cluster.primaries().await {
+        allow(cluster.node(number), &["-pexpire".to_owned()]).await;
+    }
+    let fresh = Counterfoil::new(connection, Reference::default());
+    let error = refused(OfKind::open(&fresh, "visitors").await);
+    assert!(error.to_string().contains("lacks +pexpire "), "{error}");
+}
+
+#[tokio::test]
+async fn opening_looks_once_for_each_kind() {
+    let plain = Plain::new().await;
+    let stats = async || {
+        let info: String = plain.redis.run("INFO commandstats").await.unwrap();
+        let calls = |command: &str| {
+            let line = info.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")))?;
+            line.split(',').next()?.parse::<u64>().ok()
+        };
+        [calls("eval").unwrap_or(0), calls("evalsha").unwrap_or(0)]
+    };
+    let open = async |number: u32| {
+        let family = Family::buffered("shop", format!("views-{number}")).build().unwrap();
+        plain.counterfoil.open(family).await.unwrap()
+    };
+    let _first = open(0).await;
+    let [eval, evalsha] = stats().await;
+    for number in 1..=10 {
+        let _other = open(number).await;
+    }
+    assert_eq!(stats().await, [eval, evalsha + 10], "each family is configured, and nothing else");
+}
+
+/// The error, which is one that no waiting mends.
+fn refused<T>(result: counterfoil::Result<T>) -> Error {
+    let error = result.map(drop).expect_err("it is refused");
+    assert_eq!(error.kind(), ErrorKind::AccessDenied, "{error}");
+    assert!(!error.is_retryable() && !error.outcome_unknown(), "{error}");
+    error
+}
+
+/// A server that requires a password.
+async fn protected() -> RedisServer {
+    RedisServer::start(RedisOptions::volatile().arg("requirepass", "right")).await
+}
+
+#[tokio::test]
+async fn connecting_without_the_right_password_fails_at_once() {
+    let (redis, started) = (protected().await, Instant::now());
+    let wrong = format!("{}?pass=wrong", redis.url());
+    for url in [&redis.url(), &wrong, &format!("{}?user=nobody&pass=right", redis.url())] {
+        let error = refused(Primary::connect(url).await);
+        assert!(error.to_string().contains("redis.sock does not accept the credentials"), "{error}");
+        refused(Counterfoil::connect(url, "mysql://root@localhost/x").await);
+    }
+    Primary::connect(&format!("{}?pass=right", redis.url())).await.unwrap();
+    assert!(started.elapsed() < AT_ONCE);
+}
+
+/// A connection of the application's own, which logs in nowhere.
+#[tokio::test]
+async fn opening_and_starting_without_a_password_fails_at_once() {
+    let redis = protected().await;
+    let counterfoil = Counterfoil::new(manager(redis.client()).await, Reference::default());
+    let started = Instant::now();
+    for kind in KINDS {
+        refused(OfKind::open(&counterfoil, kind).await);
+    }
+    refused(counterfoil.reconciler().start().await);
+    let findings = counterfoil.check().await;
+    assert!(findings.iter().any(|found| found.advice.contains("user and password")), "{findings:?}");
+    assert!(started.elapsed() < AT_ONCE);
+}
+
+/// An administrator takes everything away while the application runs.
+#[tokio::test]
+async fn nothing_is_repeated_that_the_user_may_not_do() {
+    let plain = Plain::new().await;
+    let counterfoil = connect_with(&plain.redis, &rules_without("")).await;
+    let mut families = Vec::new();
+    for kind in KINDS {
+        families.push(OfKind::open(&counterfoil, kind).await.unwrap());
+    }
+    allow(&plain.redis, &["-@all".to_owned()]).await;
+    let started = Instant::now();
+    for family in &families {
+        let error = family.hit().await.unwrap_err();
+        assert!(!error.is_retryable(), "{error}");
+        refused(family.shown().await);
+    }
+    refused(counterfoil.drain().await);
+    refused(counterfoil.reconciler().start().await);
+    assert!(started.elapsed() < AT_ONCE);
+}
