@@ -6,6 +6,7 @@ mod activity;
 mod activity_counters;
 mod backoff;
 mod buffered;
+mod builder;
 mod cached;
 mod cached_counters;
 mod calendar;
@@ -46,6 +47,7 @@ mod writer;
 
 pub use activity_counters::{Activity, Minute, Now, VisitorCount};
 pub use buffered::Added;
+pub use builder::CounterfoilBuilder;
 pub use cached_counters::{CachedCounters, Changed};
 pub use calendar::Precision;
 pub use check::{Finding, Severity};

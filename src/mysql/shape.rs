@@ -7,6 +7,7 @@ use sqlx::{MySqlPool, Row};
 
 use super::fault::store;
 use super::session::Meter;
+use super::target::{self, quoted};
 use crate::error::{Error, ErrorKind, Result};
 use crate::table::{KeyType, Missing, Table};
 
@@ -90,7 +91,11 @@ async fn check_engine(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<
                 WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
     let rows = describe(pool, meter, table, text).await?;
     let Some(row) = rows.first() else {
-        return Err(refuse(table, "does not exist, or this user may not see it"));
+        let advice = match table.missing {
+            Missing::Insert => format!(". This would do: {}", creation(table)),
+            Missing::Reject => String::new(),
+        };
+        return Err(refuse(table, format!("does not exist, or this user may not see it{advice}")));
     };
     let (kind, engine): (String, Option<String>) = (get(row, 0)?, get(row, 1)?);
     if kind != "BASE TABLE" {
@@ -106,6 +111,21 @@ async fn check_engine(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<
             ),
         )),
     }
+}
+
+/// A statement that creates a table of this description.
+fn creation(table: &Table) -> String {
+    let kind = |kind| match kind {
+        KeyType::Unsigned => "BIGINT UNSIGNED",
+        KeyType::Signed => "BIGINT",
+        KeyType::Date => "DATE",
+        KeyType::Text => "VARBINARY(255)",
+    };
+    let columns: String =
+        table.keys.iter().map(|key| format!("{} {} NOT NULL, ", quoted(&key.name), kind(key.kind))).collect();
+    let keys: Vec<_> = table.keys.iter().map(|key| quoted(&key.name)).collect();
+    let (name, value) = (target::table_name(table), quoted(&table.value));
+    format!("CREATE TABLE {name} ({columns}{value} BIGINT NOT NULL, PRIMARY KEY ({}))", keys.join(", "))
 }
 
 async fn columns(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<Vec<Column>> {

@@ -187,7 +187,7 @@ impl Parts {
     fn new(table: &Table, shape: &Shape) -> Self {
         let keys = table.keys.iter().zip(shape.keys.iter().copied());
         Parts {
-            name: table.name.split('.').map(quoted).collect::<Vec<_>>().join("."),
+            name: table_name(table),
             keys: keys.map(|(key, storage)| Key { column: quoted(&key.name), kind: key.kind, storage }).collect(),
             value: quoted(&table.value),
             nullable: shape.nullable,
@@ -306,8 +306,13 @@ fn json_type(kind: KeyType) -> &'static str {
     }
 }
 
+/// The table's name, quoted, with its schema if that is given.
+pub(super) fn table_name(table: &Table) -> String {
+    table.name.split('.').map(quoted).collect::<Vec<_>>().join(".")
+}
+
 /// A name as SQL takes it. [`Table`] has refused those with a backtick.
-fn quoted(name: &str) -> String {
+pub(super) fn quoted(name: &str) -> String {
     format!("`{name}`")
 }
 

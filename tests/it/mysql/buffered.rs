@@ -659,6 +659,53 @@ async fn a_family_has_one_number_and_one_identity() {
 }
 
 #[tokio::test]
+async fn a_database_without_tables_is_refused_with_what_to_do() {
+    let (_, pool) = SERVER.get_or_init(MysqlServer::start).await.database("empty").await;
+    let store = MysqlStore::new(pool);
+    let error = store.register(&views().build().expect("valid")).await.expect_err("no tables");
+    assert_eq!(error.kind(), ErrorKind::Mismatch);
+    for word in ["counterfoil_families", "counterfoil_ledger", "create_tables(true)", "MysqlStore::schema()"] {
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    store.create_tables().await.expect("created");
+    store.register(&views().build().expect("valid")).await.expect("registered");
+}
+
+#[tokio::test]
+async fn tables_that_are_there_need_no_privilege_to_create() {
+    let db = Db::new().await;
+    let (name, user) = (&db.name, format!("u{}", db.name));
+    db.run(&format!(
+        "CREATE USER '{user}'@'localhost'; GRANT SELECT, INSERT, UPDATE ON {name}.* TO '{user}'@'localhost'"
+    ))
+    .await;
+    let pool = MySqlPool::connect_with((*db.pool.connect_options()).clone().username(&user)).await.expect("connected");
+    let store = MysqlStore::new(pool);
+    store.create_tables().await.expect("all are there");
+    db.run("DROP TABLE counterfoil_rejects").await;
+    let error = store.create_tables().await.expect_err("may not create");
+    assert_eq!(error.kind(), ErrorKind::Mismatch);
+    assert!(error.to_string().contains("counterfoil_rejects") && error.to_string().contains("CREATE"), "{error}");
+}
+
+#[tokio::test]
+async fn a_missing_table_is_refused_with_the_sql_that_creates_it() {
+    let db = Db::new().await;
+    let table = Table::upsert(format!("{}.order", db.name))
+        .key("id", KeyType::Unsigned)
+        .key("way", KeyType::Signed)
+        .key("day", KeyType::Date)
+        .key("name", KeyType::Text)
+        .value("n");
+    let message = db.mismatch(Family::buffered("shop", "orders").table(table.clone())).await;
+    let (_, sql) = message.split_once(": CREATE").expect(&message);
+    db.run(&format!("CREATE{sql}")).await;
+    let orders = db.table("orders", table).await;
+    assert_eq!(db.apply(&[batch(&orders, 0, 1, &[("7/-1/2014-09-20/a/b", 5)])]).await, applied(1, 0, 1, 0));
+    assert_eq!(db.values(&orders, &["7/-1/2014-09-20/a/b"]).await, [Some(5)]);
+}
+
+#[tokio::test]
 async fn a_table_that_could_lose_counts_is_refused_by_name() {
     let db = Db::new().await;
     let exact = db.exact();
