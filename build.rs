@@ -20,7 +20,10 @@ fn write_programs(readme: &str) {
     for (index, program) in blocks.enumerate() {
         let program = program
             .replace(r#""redis://localhost""#, "crate::readme::redis_url()")
-            .replace(r#""mysql://root@localhost/shop""#, "crate::readme::mysql_url()");
+            .replace(r#""mysql://root@localhost/shop""#, "crate::readme::mysql_url()")
+            .replace(r#""rediss://redis.internal""#, "crate::readme::tls().redis_url()")
+            .replace(".mysql(mysql)", ".mysql(crate::readme::tls().mysql_url(mysql))")
+            .replace("use std::fs;", "use crate::readme::files as fs;");
         fs::write(Path::new(&folder).join(format!("readme_{}.rs", index + 1)), program).expect("a file is written");
     }
 }

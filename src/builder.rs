@@ -35,13 +35,13 @@ impl Counterfoil<Primary, MysqlStore> {
 }
 
 impl CounterfoilBuilder {
-    /// The Redis: a URL, or a [`ConnectionInfo`] of the redis crate. Has to be given.
+    /// The Redis: a URL, or a [`ConnectionInfo`] of the redis crate, which may hold certificates. Has to be given.
     pub fn redis(mut self, redis: impl IntoConnectionInfo) -> Self {
         self.redis = Some(redis.into_connection_info());
         self
     }
 
-    /// The database's URL. Has to be given.
+    /// The database's URL, as [sqlx takes it](sqlx::mysql::MySqlConnectOptions). Has to be given.
     pub fn mysql(mut self, url: impl Into<String>) -> Self {
         self.mysql = Some(url.into());
         self

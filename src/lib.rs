@@ -69,6 +69,11 @@ pub use store::{Applied, Batch, Incarnation, ReadFrom, Registered, Row, Save, Sa
 pub use table::{KeyType, Table};
 pub use visitor_counters::Visitors;
 
+/// The version of the redis crate whose connections [`Counterfoil::new`] takes.
+pub use ::redis;
+/// The version of sqlx whose pools [`MysqlStore::new`] takes.
+pub use ::sqlx;
+
 /// Opened for the project's own tests: nothing here is part of the crate's interface.
 #[cfg(feature = "test-hooks")]
 pub mod test_hooks {

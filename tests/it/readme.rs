@@ -6,6 +6,9 @@ use counterfoil::{Counterfoil, Family};
 use sqlx::MySqlPool;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 
+use crate::support::tls::Tls;
+use crate::support::{counted, family};
+
 const README: &str = include_str!("../../README.md");
 
 /// Of Redis and the database.
@@ -40,15 +43,49 @@ macro_rules! program {
     };
 }
 
+mod secure {
+    include!(concat!(env!("OUT_DIR"), "/readme_7.rs"));
+
+    pub async fn run() -> Result<Counterfoil, Box<dyn std::error::Error>> {
+        connect().await
+    }
+}
+
 program!(own_table, "/readme_2.rs", shop);
 program!(cached, "/readme_3.rs", forum);
 program!(series, "/readme_4.rs", site);
 program!(activity, "/readme_5.rs", forum);
 program!(visitors, "/readme_6.rs", shop);
 
+static TLS: OnceLock<Tls> = OnceLock::new();
+
+pub fn tls() -> &'static Tls {
+    TLS.get().expect("servers run")
+}
+
+/// In place of `std::fs`.
+mod files {
+    pub fn read(file: &str) -> std::io::Result<Vec<u8>> {
+        super::tls().read(file)
+    }
+}
+
+#[tokio::test]
+async fn the_program_with_tls_runs() {
+    assert!(TLS.set(Tls::start().await).is_ok(), "one test");
+    let counterfoil = secure::run().await.expect("connected");
+    counterfoil.store().create_tables().await.expect("created");
+    let views = counterfoil.open(family("views").build().expect("valid")).await.expect("opened");
+    assert_eq!(counted(views.add("product/7", 1).await.expect("counted")), 1);
+    counterfoil.drain().await.expect("drained");
+    let counted: i64 =
+        sqlx::query_scalar("SELECT value FROM counterfoil_values").fetch_one(&tls().pool).await.expect("read");
+    assert_eq!(counted, 1);
+}
+
 #[test]
 fn every_program_of_the_readme_runs() {
-    assert_eq!(README.matches("\n```rust").count(), 6, "a program that is not run here");
+    assert_eq!(README.matches("\n```rust").count(), 7, "a program that is not run here");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let (_redis, _mysql, pool) = runtime.block_on(start());
     first::run().expect("the first program");

@@ -6,6 +6,7 @@ pub mod interleaving;
 pub mod model;
 pub mod reference;
 pub mod tally;
+pub mod tls;
 pub mod trouble;
 
 use std::collections::HashMap;
