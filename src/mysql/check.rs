@@ -180,13 +180,13 @@ fn probes(target: &Target) -> Vec<Probe> {
     let value = format!("`{}`", target.value);
     let columns = target.columns().collect::<Vec<_>>().join(", ");
     let nothing = "FROM DUAL WHERE FALSE";
-    let zeros = vec!["0"; target.keys.len() + 1].join(", ");
+    let nulls = vec!["NULL"; target.keys.len() + 1].join(", ");
     let mut probes = vec![
         ("SELECT", format!("SELECT {columns} FROM {name} WHERE FALSE")),
         ("UPDATE", format!("UPDATE {name} SET {value} = {value} WHERE FALSE")),
     ];
     if target.inserts {
-        probes.push(("INSERT", format!("INSERT INTO {name} ({columns}) SELECT {zeros} {nothing}")));
+        probes.push(("INSERT", format!("INSERT INTO {name} ({columns}) SELECT {nulls} {nothing}")));
     }
     let probe = |(privilege, text)| Probe { table: name.replace('`', ""), privilege, text };
     probes.into_iter().map(probe).collect()

@@ -1,2 +1,3 @@
 mod buffered;
 mod cached;
+mod keys;
