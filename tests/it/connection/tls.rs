@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use counterfoil::redis::{Client, ClientTlsConfig, ConnectionInfo, IntoConnectionInfo, TlsCertificates};
-use counterfoil::sqlx::raw_sql;
+use counterfoil::sqlx::{AssertSqlSafe, raw_sql};
 use counterfoil::{Counterfoil, ErrorKind};
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 
+use crate::support::family;
 use crate::support::tls::{CERTIFIED, Tls};
-use crate::support::{counted, family};
 
 /// How Redis is connected to, with what of the certificates.
 fn redis(tls: &Tls, url: &str, with_authority: bool, with_client: bool) -> ConnectionInfo {
@@ -62,17 +62,21 @@ async fn what_is_not_certified_is_refused() {
     }
 }
 
-/// MySQL from 8 on has it encrypted, by TLS or by RSA.
+/// MySQL from 8 on has it encrypted: over TCP by RSA, over a Unix socket by the TLS that it offers by itself.
 #[tokio::test]
-async fn a_password_goes_over_tcp_without_tls() {
+async fn a_password_is_taken_also_without_certificates() {
     let (redis, mysql) = (RedisServer::start(RedisOptions::volatile()).await, MysqlServer::start_tcp(None).await);
     let (database, pool) = mysql.database("shop").await;
-    raw_sql("CREATE USER shop@'%' IDENTIFIED BY 'secret'; GRANT ALL ON *.* TO shop@'%'").execute(&pool).await.unwrap();
-    let url = |password| format!("mysql://shop:{password}@127.0.0.1:{}/{database}?ssl-mode=DISABLED", mysql.port());
-    let counterfoil =
-        Counterfoil::builder().redis(redis.url()).mysql(url("secret")).create_tables(true).connect().await;
-    let views = counterfoil.unwrap().open(family("views").build().unwrap()).await.unwrap();
-    assert_eq!(counted(views.add("a", 1).await.unwrap()), 1);
-    let (kind, message) = refusal(redis.url(), url("wrong")).await;
+    for user in ["shop@'%'", "local@localhost"] {
+        let sql = format!("CREATE USER {user} IDENTIFIED BY 'secret'; GRANT ALL ON *.* TO {user}");
+        raw_sql(AssertSqlSafe(sql)).execute(&pool).await.unwrap();
+    }
+    let tcp = format!("mysql://shop:secret@127.0.0.1:{}/{database}?ssl-mode=DISABLED", mysql.port());
+    let socket = format!("mysql://local:secret@localhost/{database}?socket={}", mysql.socket().display());
+    for url in [&tcp, &socket] {
+        let pair = Counterfoil::builder().redis(redis.url()).mysql(url).create_tables(true).connect().await.expect(url);
+        pair.open(family("views").build().unwrap()).await.expect(url);
+    }
+    let (kind, message) = refusal(redis.url(), tcp.replace("secret", "wrong")).await;
     assert!(kind == ErrorKind::Store && message.contains("Access denied"), "{kind:?} {message}");
 }
