@@ -52,7 +52,7 @@ type Search = Shared<BoxFuture<'static, RedisResult<MultiplexedConnection>>>;
 
 #[derive(Clone)]
 enum Source {
-    Address(Client),
+    Address(Box<Client>),
     #[cfg(feature = "sentinel")]
     Sentinel(Arc<tokio::sync::Mutex<SentinelClient>>),
 }
@@ -71,7 +71,7 @@ impl Primary {
     pub(crate) async fn connect_to(info: ConnectionInfo) -> Result<Self> {
         let info = info.set_tcp_settings(tcp_settings());
         let place = info.addr().to_string();
-        Self::found(place, Source::Address(Client::open(info).map_err(invalid)?)).await
+        Self::found(place, Source::Address(Box::new(Client::open(info).map_err(invalid)?))).await
     }
 
     /// Connects to the primary that Sentinel names. `sentinels` are their URLs, `redis://host:26379`; `url` is that of
