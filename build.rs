@@ -1,4 +1,29 @@
-//! `include_dir` does not notice new files by itself; this makes cargo watch the bundle's folder.
+//! Makes cargo watch the bundle, and hands the programs of README.md to the test that runs them.
+
+use std::path::Path;
+use std::{env, fs};
+
 fn main() {
+    // `include_dir` does not notice new files by itself
     println!("cargo::rerun-if-changed=lua");
+    if env::var_os("CARGO_FEATURE_TEST_HOOKS").is_some() {
+        println!("cargo::rerun-if-changed=README.md");
+        write_programs(&fs::read_to_string("README.md").expect("README.md is here"));
+    }
+}
+
+/// Writes the Rust programs of the README where a test includes them, `readme_1.rs` and so on; with the addresses of
+/// that test's servers.
+fn write_programs(readme: &str) {
+    let folder = env::var("OUT_DIR").expect("cargo sets it");
+    let blocks = readme.split("\n```rust").skip(1).filter_map(|block| block.split_once('\n')?.1.split("\n```").next());
+    for (index, program) in blocks.enumerate() {
+        let program = program
+            .replace(r#""redis://localhost""#, "crate::readme::redis_url()")
+            .replace(r#""mysql://root@localhost/shop""#, "crate::readme::mysql_url()")
+            .replace(r#""rediss://redis.internal""#, "crate::readme::tls().redis_url()")
+            .replace(".mysql(mysql)", ".mysql(crate::readme::tls().mysql_url(mysql))")
+            .replace("use std::fs;", "use crate::readme::files as fs;");
+        fs::write(Path::new(&folder).join(format!("readme_{}.rs", index + 1)), program).expect("a file is written");
+    }
 }

@@ -18,7 +18,8 @@ use crate::primary::{self, Primary};
 impl Counterfoil<Primary, MysqlStore> {
     /// Connects to a Redis, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, and a database, e.g.
     /// `mysql://user:password@localhost/shop`. The connection to Redis comes back by itself after it was lost, and
-    /// follows a name or address that moves with a failover: see [`Primary`].
+    /// follows a name or address that moves with a failover: see [`Primary`]. Counterfoil's tables have to be there, or are
+    /// created by [`builder`](Self::builder).
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that is none; [`Redis`](ErrorKind::Redis) or
@@ -86,7 +87,7 @@ pub fn cluster_settings(builder: ClusterClientBuilder) -> ClusterClientBuilder {
         .tcp_settings(crate::primary::tcp_settings())
 }
 
-async fn connect_mysql(url: &str) -> Result<MysqlStore> {
+pub(crate) async fn connect_mysql(url: &str) -> Result<MysqlStore> {
     let options: MySqlConnectOptions =
         url.parse().map_err(|error: sqlx::Error| Error::invalid("the database's URL").with_source(error))?;
     let place = match options.get_socket() {

@@ -7,6 +7,7 @@ mod activity;
 mod activity_counters;
 mod backoff;
 mod buffered;
+mod builder;
 mod cached;
 mod cached_counters;
 mod calendar;
@@ -47,6 +48,7 @@ mod writer;
 
 pub use activity_counters::{Activity, Minute, Now, VisitorCount};
 pub use buffered::Added;
+pub use builder::CounterfoilBuilder;
 pub use cached_counters::{CachedCounters, Changed};
 pub use calendar::Precision;
 pub use check::{Finding, Severity};
@@ -68,6 +70,11 @@ pub use series_counters::{Series, Slice};
 pub use store::{Applied, Batch, Incarnation, ReadFrom, Registered, Row, Save, Saved, Snapshot, Store, Version};
 pub use table::{KeyType, Table};
 pub use visitor_counters::Visitors;
+
+/// The version of the redis crate whose connections [`Counterfoil::new`] takes.
+pub use ::redis;
+/// The version of sqlx whose pools [`MysqlStore::new`] takes.
+pub use ::sqlx;
 
 /// Opened for the project's own tests: nothing here is part of the crate's interface.
 #[cfg(feature = "test-hooks")]

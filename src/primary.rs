@@ -7,14 +7,11 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use redis::aio::{ConnectionLike, MultiplexedConnection};
-use redis::{
-    AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo, Pipeline, RedisError, RedisFuture, RedisResult,
-    ServerErrorKind, Value,
-};
 #[cfg(feature = "sentinel")]
+use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{
-    ConnectionInfo,
-    sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType},
+    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, IntoConnectionInfo, Pipeline, RedisError, RedisFuture,
+    RedisResult, ServerErrorKind, Value,
 };
 
 use crate::error::{Error, ErrorKind, Result};
@@ -55,7 +52,7 @@ type Search = Shared<BoxFuture<'static, RedisResult<MultiplexedConnection>>>;
 
 #[derive(Clone)]
 enum Source {
-    Address(Client),
+    Address(Box<Client>),
     #[cfg(feature = "sentinel")]
     Sentinel(Arc<tokio::sync::Mutex<SentinelClient>>),
 }
@@ -68,9 +65,13 @@ impl Primary {
     /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that is none; [`Redis`](ErrorKind::Redis) where no primary
     /// is found; [`AccessDenied`](ErrorKind::AccessDenied) where it does not accept the credentials.
     pub async fn connect(url: &str) -> Result<Self> {
-        let info = url.into_connection_info().map_err(invalid)?.set_tcp_settings(tcp_settings());
+        Self::connect_to(url.into_connection_info().map_err(invalid)?).await
+    }
+
+    pub(crate) async fn connect_to(info: ConnectionInfo) -> Result<Self> {
+        let info = info.set_tcp_settings(tcp_settings());
         let place = info.addr().to_string();
-        Self::found(place, Source::Address(Client::open(info).map_err(invalid)?)).await
+        Self::found(place, Source::Address(Box::new(Client::open(info).map_err(invalid)?))).await
     }
 
     /// Connects to the primary that Sentinel names. `sentinels` are their URLs, `redis://host:26379`; `url` is that of

@@ -51,6 +51,12 @@ pub enum KeyType {
     Date,
     /// The bytes as they are; a `VARBINARY` column, or a `VARCHAR` one with a binary collation that does not pad.
     Text,
+    /// Text that does not end in a space, which a `CHAR` column cannot keep; a `CHAR` column with a binary collation of
+    /// utf8mb4.
+    Char,
+    /// `5d41402a-bc4b-4a76-b971-9d911017c592`, in lower case; a `BINARY(16)` column with the bytes in this order (as
+    /// `UUID_TO_BIN(text)` puts them, not with its swap), MariaDB's `UUID`, or a `CHAR` or `VARCHAR` of 36 and more.
+    Uuid,
 }
 
 impl Table {
@@ -159,6 +165,8 @@ impl KeyType {
             KeyType::Signed => segment.parse::<i64>().is_ok_and(|number| number.to_string() == segment),
             KeyType::Date => is_date(segment),
             KeyType::Text => true,
+            KeyType::Char => !segment.ends_with(' '),
+            KeyType::Uuid => is_uuid(segment),
         }
     }
 
@@ -168,6 +176,8 @@ impl KeyType {
             KeyType::Signed => "a signed number without leading zeros",
             KeyType::Date => "a day YYYY-MM-DD",
             KeyType::Text => "text",
+            KeyType::Char => "text that does not end in a space",
+            KeyType::Uuid => "a UUID in lower case with hyphens",
         }
     }
 }
@@ -189,6 +199,14 @@ fn is_date(text: &str) -> bool {
         _ => 0,
     };
     year >= 1000 && (1..=days).contains(&day)
+}
+
+fn is_uuid(text: &str) -> bool {
+    let shape = |(index, byte): (usize, u8)| match index {
+        8 | 13 | 18 | 23 => byte == b'-',
+        _ => matches!(byte, b'0'..=b'9' | b'a'..=b'f'),
+    };
+    text.len() == 36 && text.bytes().enumerate().all(shape)
 }
 
 #[cfg(test)]
@@ -216,6 +234,21 @@ mod tests {
             assert!(split(id).is_err(), "{id}");
         }
         assert!(split("07/2014-09-20").unwrap_err().contains("store_id"));
+    }
+
+    #[test]
+    fn a_uuid_has_one_spelling() {
+        assert!(KeyType::Uuid.is_canonical("5d41402a-bc4b-4a76-b971-9d911017c592"));
+        for other in [
+            "5D41402A-BC4B-4A76-B971-9D911017C592",
+            "5d41402abc4b4a76b9719d911017c592",
+            "{5d41402a-bc4b-4a76-b971-9d911017c592}",
+            "5d41402a-bc4b-4a76-b971-9d911017c59g",
+            "5d41402a-bc4b-4a76-b9719-d911017c592",
+            "",
+        ] {
+            assert!(!KeyType::Uuid.is_canonical(other), "{other}");
+        }
     }
 
     #[test]

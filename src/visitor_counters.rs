@@ -35,7 +35,7 @@ where
     /// counts one for `SCOPE/DAY`, which reaches the database exactly once. Also where a reply was lost the one call that
     /// was the first is told so.
     ///
-    /// The day is the caller's to name, such as `2014-09-20`; a visitor is 1 to 255 bytes of any kind. Who has been there
+    /// The day is the caller's to name, such as `2014-09-20`, without a `/`; a visitor is 1 to 255 bytes of any kind. Who has been there
     /// is known to Redis alone: where Redis loses its memory, visitors of the day count again.
     ///
     /// # Errors
@@ -81,9 +81,23 @@ where
         self.0.list(prefix, after, limit).await
     }
 
+    /// `SCOPE/DAY`, refused where another scope and day would make the same: a scope may hold the separator, a day may not.
+    /// In a table's last column the day is alone.
     fn id(&self, scope: &str, day: &str) -> Result<String> {
-        let separator = self.family().table().map_or('/', |table| table.separator);
+        let table = self.family().table();
+        let separator = table.map_or('/', |table| table.separator);
         let id = format!("{scope}{separator}{day}");
-        self.family().check_id(&id).map(|()| id)
+        self.family().check_id(&id)?;
+        let last = match table {
+            Some(table) if table.keys.len() > 1 => id.splitn(table.keys.len(), separator).last(),
+            _ => id.rsplit(separator).next(),
+        };
+        match last == Some(day) {
+            true => Ok(id),
+            false => Err(Error::invalid(format!(
+                "{}: scope {scope:?} and day {day:?}, parted by {separator:?}, cannot be told from others",
+                self.family()
+            ))),
+        }
     }
 }

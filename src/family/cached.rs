@@ -15,6 +15,15 @@ pub struct Stay {
     pub(crate) max: Option<i64>,
 }
 
+impl Stay {
+    /// What all processes must agree on.
+    pub(crate) fn describe(&self) -> String {
+        let bounds = [("min", self.min), ("max", self.max)];
+        let given = bounds.iter().filter_map(|(name, bound)| bound.map(|bound| format!("{name} {bound}")));
+        given.collect::<Vec<_>>().join(", ")
+    }
+}
+
 /// A [`Family`] of cached counters: a type of its own, since they are counted and read by other calls than buffered ones.
 ///
 /// ```
@@ -79,14 +88,16 @@ impl CachedFamilyBuilder {
     }
 
     /// Refuses increments that lead below this value, such as a stock below 0; one that leads up is let through also
-    /// from below it. The bound must be smaller than 2^53 in size; values may be larger.
+    /// from below it. The bound must be smaller than 2^53 in size; values may be larger. Every process has to come with the
+    /// same bounds, or is refused: to change them, write the new ones into the family's `shape` in `counterfoil_families`
+    /// (`min 0, max 10`), and start all processes anew.
     pub fn min(mut self, value: i64) -> Self {
         self.stay.min = Some(value);
         self
     }
 
     /// Refuses increments that lead above this value; one that leads down is let through also from above it. The bound must
-    /// be smaller than 2^53 in size; values may be larger.
+    /// be smaller than 2^53 in size; values may be larger. It is the same for every process, as [`min`](Self::min) is.
     pub fn max(mut self, value: i64) -> Self {
         self.stay.max = Some(value);
         self

@@ -217,7 +217,8 @@ impl Family {
         match &self.kind {
             Kind::Series(windows) => windows.describe(),
             Kind::Activity(sliding) => sliding.describe(),
-            Kind::Buffered | Kind::Cached(_) | Kind::Visitors { .. } => String::new(),
+            Kind::Cached(stay) => stay.describe(),
+            Kind::Buffered | Kind::Visitors { .. } => String::new(),
         }
     }
 

@@ -6,7 +6,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Row};
 
 use super::target::Target;
-use super::{MysqlStore, fault};
+use super::{MysqlStore, fault, schema};
 use crate::check::{Finding, Severity};
 use crate::family::Family;
 
@@ -45,13 +45,13 @@ impl MysqlStore {
                 "Nothing is wrong: a read that finds it behind goes to the primary",
             ));
         }
-        match self.missing_tables().await {
+        match schema::missing(&self.primary, &self.meter).await {
             Ok(missing) if missing.is_empty() => findings.extend(self.table_findings(families).await),
             Ok(missing) => findings.push(Finding::new(
                 Severity::Error,
                 "mysql tables",
-                format!("not there: {}", missing.join(", ")),
-                "Call MysqlStore::create_tables, or add MysqlStore::schema to your migrations",
+                format!("not there: {}", schema::names(&missing)),
+                schema::ADVICE,
             )),
             Err(error) => findings.push(unreachable(&error)),
         }
@@ -69,23 +69,6 @@ impl MysqlStore {
         let rows = sqlx::query(SETTINGS).fetch_all(&self.primary).await?;
         let settings = rows.iter().map(setting).collect::<Result<_, sqlx::Error>>()?;
         Ok(Server { mariadb: version.contains("MariaDB"), version, settings })
-    }
-
-    /// Which of counterfoil's tables are not there.
-    async fn missing_tables(&self) -> Result<Vec<&'static str>, sqlx::Error> {
-        const TABLES: [&str; 5] = [
-            "counterfoil_families",
-            "counterfoil_values",
-            "counterfoil_versions",
-            "counterfoil_ledger",
-            "counterfoil_rejects",
-        ];
-        self.meter.sent(1);
-        let text = "SELECT CAST(TABLE_NAME AS CHAR) FROM information_schema.TABLES \
-                    WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME LIKE 'counterfoil%'";
-        let rows = sqlx::query(text).fetch_all(&self.primary).await?;
-        let there = rows.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<String>, _>>()?;
-        Ok(TABLES.into_iter().filter(|table| !there.contains(*table)).collect())
     }
 
     /// The tables that the families write, each once: their definition, and what this user may do to them.
@@ -197,13 +180,13 @@ fn probes(target: &Target) -> Vec<Probe> {
     let value = format!("`{}`", target.value);
     let columns = target.columns().collect::<Vec<_>>().join(", ");
     let nothing = "FROM DUAL WHERE FALSE";
-    let zeros = vec!["0"; target.keys.len() + 1].join(", ");
+    let nulls = vec!["NULL"; target.keys.len() + 1].join(", ");
     let mut probes = vec![
         ("SELECT", format!("SELECT {columns} FROM {name} WHERE FALSE")),
         ("UPDATE", format!("UPDATE {name} SET {value} = {value} WHERE FALSE")),
     ];
     if target.inserts {
-        probes.push(("INSERT", format!("INSERT INTO {name} ({columns}) SELECT {zeros} {nothing}")));
+        probes.push(("INSERT", format!("INSERT INTO {name} ({columns}) SELECT {nulls} {nothing}")));
     }
     let probe = |(privilege, text)| Probe { table: name.replace('`', ""), privilege, text };
     probes.into_iter().map(probe).collect()

@@ -1,11 +1,13 @@
 //! What an error of the database means for the transaction that it came up in.
 
+use std::borrow::Cow;
+
 use sqlx::mysql::MySqlDatabaseError;
 
 use crate::error::{Error, ErrorKind};
 
 /// Wraps an error of the database, saying what it was that failed.
-pub(super) fn store(what: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
+pub(super) fn store(what: impl Into<Cow<'static, str>>) -> impl FnOnce(sqlx::Error) -> Error {
     move |source| {
         let kind = if blames_table(&source) { ErrorKind::Mismatch } else { ErrorKind::Store };
         Error::new(kind, what).with_source(source)

@@ -129,7 +129,7 @@ async fn page(
         let mut query = sqlx::query(AssertSqlSafe(text.to_owned()));
         for (segment, key) in range.fixed.iter().zip(&target.keys) {
             query = match key.kind {
-                KeyType::Text => query.bind(segment.as_bytes()),
+                KeyType::Text | KeyType::Char => query.bind(segment.as_bytes()),
                 _ => query.bind(segment),
             };
         }

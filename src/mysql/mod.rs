@@ -16,6 +16,7 @@ mod read;
 mod rejects;
 mod rows;
 mod save;
+mod schema;
 mod session;
 mod shape;
 mod swap;
@@ -26,6 +27,7 @@ mod whole;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use sqlx::MySqlPool;
@@ -69,12 +71,20 @@ pub struct MysqlStore {
     meter: Meter,
     /// By description; `None` is counterfoil's own table.
     targets: Arc<RwLock<HashMap<Option<Table>, Arc<Target>>>>,
+    /// Whether counterfoil's own tables were seen.
+    has_tables: Arc<AtomicBool>,
 }
 
 impl MysqlStore {
     /// A store in the database that the pool's connections are in. It must be the one that is written.
     pub fn new(pool: MySqlPool) -> Self {
-        MysqlStore { primary: pool, replica: None, meter: Meter::default(), targets: Arc::default() }
+        MysqlStore {
+            primary: pool,
+            replica: None,
+            meter: Meter::default(),
+            targets: Arc::default(),
+            has_tables: Arc::default(),
+        }
     }
 
     /// Answers reads [from the nearest](ReadFrom::Nearest) with this pool, which may be behind the first one.
@@ -87,23 +97,18 @@ impl MysqlStore {
     /// The statements, separated by `;`, that create counterfoil's tables where they are not there yet; for those who
     /// create tables by migrations.
     pub const fn schema() -> &'static str {
-        include_str!("schema.sql")
+        schema::SCHEMA
     }
 
-    /// Creates counterfoil's tables where they are not there yet.
+    /// Creates those of counterfoil's tables that are not there yet. Where all of them are, the database's user needs no
+    /// CREATE privilege.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store). Tables created before it stay: the database commits each at once.
+    /// [`Store`](crate::ErrorKind::Store), or [`Mismatch`](crate::ErrorKind::Mismatch) where the user may not, naming
+    /// the table. Tables created before it stay: the database commits each at once.
     pub async fn create_tables(&self) -> Result<()> {
         let mysql = self.clone();
-        detached(async move {
-            for statement in Self::schema().split_terminator(';').filter(|statement| !statement.trim().is_empty()) {
-                mysql.meter.sent(1);
-                sqlx::raw_sql(statement).execute(&mysql.primary).await.map_err(store("tables were not created"))?;
-            }
-            Ok(())
-        })
-        .await
+        detached(async move { schema::create(&mysql.primary, &mysql.meter).await }).await
     }
 
     /// Up to `limit` rejects with numbers above `after` (0 for the first page), ascending.
@@ -153,6 +158,10 @@ impl Store for MysqlStore {
     async fn register(&self, family: &Family) -> Result<u64> {
         let (mysql, family) = (self.clone(), family.clone());
         detached(async move {
+            if !mysql.has_tables.load(Ordering::Relaxed) {
+                schema::require(&mysql.primary, &mysql.meter).await?;
+                mysql.has_tables.store(true, Ordering::Relaxed);
+            }
             mysql.target(&family).await?;
             if let Kind::Cached(_) = family.kind {
                 rows::refuse_replica(&mysql.primary, &mysql.meter, &family).await?;

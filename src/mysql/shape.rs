@@ -7,6 +7,7 @@ use sqlx::{MySqlPool, Row};
 
 use super::fault::store;
 use super::session::Meter;
+use super::target::{self, quoted};
 use crate::error::{Error, ErrorKind, Result};
 use crate::table::{KeyType, Missing, Table};
 
@@ -23,19 +24,26 @@ pub(super) struct Shape {
 }
 
 /// How a key column keeps its values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Storage {
     /// A number or a day.
     Plain,
     /// Text as VARBINARY.
     Bytes,
-    /// Text as VARCHAR.
-    Characters,
+    /// Text, or a UUID's, as VARCHAR or CHAR.
+    Characters { charset: String, collation: String },
+    /// A UUID as BINARY(16).
+    UuidBytes,
+    /// A UUID as MariaDB's type for it.
+    Uuid,
 }
 
 /// Collations under which two texts are the same only if their bytes are: MySQL's and MariaDB's. All others fold
 /// letters or ignore trailing spaces, so that two ids would mean one row, or an UPDATE would count only one of them.
 const EXACT_COLLATIONS: [&str; 2] = ["utf8mb4_0900_bin", "utf8mb4_nopad_bin"];
+
+/// The same for texts that do not end in a space.
+const EXACT_CHAR_COLLATIONS: [&str; 3] = ["utf8mb4_bin", "utf8mb4_0900_bin", "utf8mb4_nopad_bin"];
 
 struct Column {
     name: String,
@@ -44,7 +52,10 @@ struct Column {
     unsigned: bool,
     nullable: bool,
     has_default: bool,
+    charset: String,
     collation: String,
+    /// Of characters, or of bytes where there are none.
+    length: i64,
     auto_increment: bool,
     generated: bool,
 }
@@ -90,7 +101,11 @@ async fn check_engine(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<
                 WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
     let rows = describe(pool, meter, table, text).await?;
     let Some(row) = rows.first() else {
-        return Err(refuse(table, "does not exist, or this user may not see it"));
+        let advice = match table.missing {
+            Missing::Insert => format!(". This would do: {}", creation(table)),
+            Missing::Reject => String::new(),
+        };
+        return Err(refuse(table, format!("does not exist, or this user may not see it{advice}")));
     };
     let (kind, engine): (String, Option<String>) = (get(row, 0)?, get(row, 1)?);
     if kind != "BASE TABLE" {
@@ -108,10 +123,29 @@ async fn check_engine(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<
     }
 }
 
+/// A statement that creates a table of this description.
+fn creation(table: &Table) -> String {
+    let kind = |kind| match kind {
+        KeyType::Unsigned => "BIGINT UNSIGNED",
+        KeyType::Signed => "BIGINT",
+        KeyType::Date => "DATE",
+        KeyType::Text => "VARBINARY(255)",
+        KeyType::Char => "CHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
+        KeyType::Uuid => "BINARY(16)",
+    };
+    let columns: String =
+        table.keys.iter().map(|key| format!("{} {} NOT NULL, ", quoted(&key.name), kind(key.kind))).collect();
+    let keys: Vec<_> = table.keys.iter().map(|key| quoted(&key.name)).collect();
+    let (name, value) = (target::table_name(table), quoted(&table.value));
+    format!("CREATE TABLE {name} ({columns}{value} BIGINT NOT NULL, PRIMARY KEY ({}))", keys.join(", "))
+}
+
 async fn columns(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<Vec<Column>> {
     let text = "SELECT CAST(COLUMN_NAME AS CHAR), CAST(DATA_TYPE AS CHAR), CAST(COLUMN_TYPE AS CHAR), \
                 CAST(IS_NULLABLE AS CHAR), CAST(COALESCE(COLUMN_DEFAULT <> 'NULL', 0) AS SIGNED), \
-                CAST(COALESCE(COLLATION_NAME, '') AS CHAR), CAST(EXTRA AS CHAR) FROM information_schema.COLUMNS \
+                CAST(COALESCE(COLLATION_NAME, '') AS CHAR), CAST(EXTRA AS CHAR), \
+                CAST(COALESCE(CHARACTER_SET_NAME, '') AS CHAR), CAST(COALESCE(CHARACTER_MAXIMUM_LENGTH, 0) AS SIGNED) \
+                FROM information_schema.COLUMNS \
                 WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
     // no default is NULL on MySQL, and the word NULL for a nullable column on MariaDB
     let column = |row: &MySqlRow| {
@@ -123,7 +157,9 @@ async fn columns(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<Vec<C
             unsigned: kind.to_ascii_lowercase().contains("unsigned"),
             nullable: nullable == "YES",
             has_default: get::<i64>(row, 4)? != 0,
+            charset: get(row, 7)?,
             collation: get(row, 5)?,
+            length: get(row, 8)?,
             auto_increment: extra.contains("AUTO_INCREMENT"),
             // DEFAULT_GENERATED is an ordinary column whose default is an expression
             generated: extra.contains("VIRTUAL GENERATED") || extra.contains("STORED GENERATED"),
@@ -179,28 +215,42 @@ fn key_storage(table: &Table, column: &Column, kind: KeyType) -> Result<Storage>
         let name = &column.name;
         Err(refuse(table, format!("key column {name} is {}, needed for {kind:?} is {needed}", column.data_type)))
     };
-    match kind {
-        KeyType::Unsigned if is_integer(column) => Ok(Storage::Plain),
-        KeyType::Unsigned => wrong("an integer"),
-        KeyType::Signed if is_integer(column) && !column.unsigned => Ok(Storage::Plain),
-        KeyType::Signed => wrong("a signed integer"),
-        KeyType::Date if column.data_type == "date" => Ok(Storage::Plain),
-        KeyType::Date => wrong("DATE"),
-        KeyType::Text if column.data_type == "varbinary" => Ok(Storage::Bytes),
-        KeyType::Text if column.data_type == "varchar" => match EXACT_COLLATIONS.contains(&column.collation.as_str()) {
-            true => Ok(Storage::Characters),
-            false => Err(refuse(
-                table,
-                format!(
-                    "key column {} has collation {}, under which different ids can be one row; needed is VARBINARY, \
-                     or collation utf8mb4_0900_bin (MySQL) or utf8mb4_nopad_bin (MariaDB)",
-                    column.name, column.collation
-                ),
-            )),
-        },
+    let exact = |collations: &[&str], needed: &str| match collations.contains(&column.collation.as_str()) {
+        true => Ok(characters(column)),
+        false => Err(refuse(
+            table,
+            format!(
+                "key column {} has collation {}, under which different ids can be one row; needed is {needed}",
+                column.name, column.collation
+            ),
+        )),
+    };
+    match (kind, column.data_type.as_str()) {
+        (KeyType::Unsigned, _) if is_integer(column) => Ok(Storage::Plain),
+        (KeyType::Unsigned, _) => wrong("an integer"),
+        (KeyType::Signed, _) if is_integer(column) && !column.unsigned => Ok(Storage::Plain),
+        (KeyType::Signed, _) => wrong("a signed integer"),
+        (KeyType::Date, "date") => Ok(Storage::Plain),
+        (KeyType::Date, _) => wrong("DATE"),
+        (KeyType::Text, "varbinary") => Ok(Storage::Bytes),
+        (KeyType::Text, "varchar") => {
+            exact(&EXACT_COLLATIONS, "VARBINARY, or collation utf8mb4_0900_bin (MySQL) or utf8mb4_nopad_bin (MariaDB)")
+        }
         // CHAR drops and BINARY adds trailing characters, whatever the collation
-        KeyType::Text => wrong("VARBINARY or VARCHAR"),
+        (KeyType::Text, "char") => wrong("VARBINARY or VARCHAR, or KeyType::Char"),
+        (KeyType::Text, _) => wrong("VARBINARY or VARCHAR"),
+        (KeyType::Char, "char") => exact(&EXACT_CHAR_COLLATIONS, "collation utf8mb4_bin"),
+        (KeyType::Char, _) => wrong("CHAR"),
+        (KeyType::Uuid, "uuid") => Ok(Storage::Uuid),
+        (KeyType::Uuid, "binary") if column.length == 16 => Ok(Storage::UuidBytes),
+        // no collation takes two of these for one
+        (KeyType::Uuid, "char" | "varchar") if column.length >= 36 => Ok(characters(column)),
+        (KeyType::Uuid, _) => wrong("BINARY(16), UUID (MariaDB), or CHAR or VARCHAR of at least 36"),
     }
+}
+
+fn characters(column: &Column) -> Storage {
+    Storage::Characters { charset: column.charset.clone(), collation: column.collation.clone() }
 }
 
 fn check_value(table: &Table, value: &Column) -> Result<()> {

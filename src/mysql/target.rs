@@ -67,7 +67,8 @@ impl Text {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Segment<'id> {
     Number(i128),
-    Date(&'id str),
+    /// Of ASCII without quotes and backslashes: a day or a UUID.
+    Plain(&'id str),
     Text(&'id str),
 }
 
@@ -91,15 +92,15 @@ impl<'id> Segment<'id> {
         match kind {
             // split() lets nothing pass that is no number
             KeyType::Unsigned | KeyType::Signed => text.parse().map_or(Segment::Text(text), Segment::Number),
-            KeyType::Date => Segment::Date(text),
-            KeyType::Text => Segment::Text(text),
+            KeyType::Date | KeyType::Uuid => Segment::Plain(text),
+            KeyType::Text | KeyType::Char => Segment::Text(text),
         }
     }
 
     pub(super) fn write(&self, row: &mut JsonRows) {
         match self {
             Segment::Number(number) => row.number(number),
-            Segment::Date(date) => row.plain(date),
+            Segment::Plain(text) => row.plain(text),
             Segment::Text(text) => row.bytes(text.as_bytes()),
         };
     }
@@ -108,7 +109,7 @@ impl<'id> Segment<'id> {
     pub(super) fn bind(self, query: Statement) -> Statement {
         match self {
             Segment::Number(number) => query.bind(number.to_string()),
-            Segment::Date(date) => query.bind(date),
+            Segment::Plain(text) => query.bind(text),
             Segment::Text(text) => query.bind(text.as_bytes()),
         }
     }
@@ -185,9 +186,9 @@ pub(super) struct Parts {
 
 impl Parts {
     fn new(table: &Table, shape: &Shape) -> Self {
-        let keys = table.keys.iter().zip(shape.keys.iter().copied());
+        let keys = table.keys.iter().zip(shape.keys.iter().cloned());
         Parts {
-            name: table.name.split('.').map(quoted).collect::<Vec<_>>().join("."),
+            name: table_name(table),
             keys: keys.map(|(key, storage)| Key { column: quoted(&key.name), kind: key.kind, storage }).collect(),
             value: quoted(&table.value),
             nullable: shape.nullable,
@@ -262,35 +263,52 @@ impl Key {
     /// The value given in the JSON, as the column takes it.
     fn given(&self, index: usize) -> String {
         let json = format!("{INPUT}.k{index}");
-        match self.storage {
-            Storage::Plain => json,
-            Storage::Bytes => format!("UNHEX({json})"),
-            Storage::Characters => format!("CONVERT(UNHEX({json}) USING utf8mb4)"),
+        match self.kind {
+            KeyType::Text | KeyType::Char => self.stored(&format!("UNHEX({json})")),
+            _ => self.stored(&json),
         }
     }
 
     /// The condition that the column has the value given as a parameter, spelt as in an id.
     pub(super) fn equals_parameter(&self) -> String {
-        let parameter = match (self.kind, self.storage) {
-            (KeyType::Unsigned, _) => "CAST(? AS UNSIGNED)",
-            (KeyType::Signed, _) => "CAST(? AS SIGNED)",
-            (KeyType::Date, _) => "CAST(? AS DATE)",
-            (KeyType::Text, Storage::Characters) => "CONVERT(? USING utf8mb4)",
-            (KeyType::Text, _) => "?",
+        let parameter = match self.kind {
+            KeyType::Unsigned => "CAST(? AS UNSIGNED)",
+            KeyType::Signed => "CAST(? AS SIGNED)",
+            KeyType::Date => "CAST(? AS DATE)",
+            KeyType::Text | KeyType::Char | KeyType::Uuid => "?",
         };
-        format!("t.{} = {parameter}", self.column)
+        format!("t.{} = {}", self.column, self.stored(parameter))
+    }
+
+    /// The value as it is compared with the column, so that the index is used.
+    fn stored(&self, value: &str) -> String {
+        match &self.storage {
+            Storage::Plain | Storage::Bytes => value.to_owned(),
+            Storage::Characters { charset, collation } => {
+                format!("CONVERT({value} USING {charset}) COLLATE {collation}")
+            }
+            Storage::UuidBytes => format!("UNHEX(REPLACE({value}, '-', ''))"),
+            Storage::Uuid => format!("CAST({value} AS UUID)"),
+        }
     }
 
     /// The column as it is spelt in an id, in bytes.
     pub(super) fn bytes(&self) -> String {
         let column = format!("t.{}", self.column);
-        match (self.kind, self.storage) {
+        match (self.kind, &self.storage) {
             // + 0 takes off the zeros of a ZEROFILL column
             (KeyType::Unsigned | KeyType::Signed, _) => format!("CAST(CAST({column} + 0 AS CHAR) AS BINARY)"),
-            (KeyType::Date, _) => format!("CAST(CAST({column} AS CHAR) AS BINARY)"),
+            (KeyType::Date, _) | (_, Storage::Uuid) => format!("CAST(CAST({column} AS CHAR) AS BINARY)"),
+            (_, Storage::UuidBytes) => {
+                let groups = [(1, 4), (5, 2), (7, 2), (9, 2), (11, 6)];
+                let groups = groups.map(|(from, bytes)| format!("HEX(SUBSTR({column}, {from}, {bytes}))"));
+                format!("CAST(LOWER(CONCAT_WS('-', {})) AS BINARY)", groups.join(", "))
+            }
             // bare, so that a range of it is a range of the index
             (KeyType::Text, Storage::Bytes) => column,
             (KeyType::Text, _) => format!("CAST({column} AS BINARY)"),
+            // a session may have CHAR filled up with spaces
+            (KeyType::Char | KeyType::Uuid, _) => format!("CAST(CONVERT(RTRIM({column}) USING utf8mb4) AS BINARY)"),
         }
     }
 }
@@ -302,12 +320,18 @@ fn json_type(kind: KeyType) -> &'static str {
         KeyType::Signed => "BIGINT",
         KeyType::Date => "DATE",
         // 255 bytes as hexadecimal digits
-        KeyType::Text => "VARCHAR(510)",
+        KeyType::Text | KeyType::Char => "VARCHAR(510)",
+        KeyType::Uuid => "VARCHAR(36)",
     }
 }
 
+/// The table's name, quoted, with its schema if that is given.
+pub(super) fn table_name(table: &Table) -> String {
+    table.name.split('.').map(quoted).collect::<Vec<_>>().join(".")
+}
+
 /// A name as SQL takes it. [`Table`] has refused those with a backtick.
-fn quoted(name: &str) -> String {
+pub(super) fn quoted(name: &str) -> String {
     format!("`{name}`")
 }
 

@@ -27,6 +27,8 @@
 //! ([`RedisServer::replica_of`]) when the primary is gone; a [`RedisCluster`] is six servers whose slots are moved and
 //! whose primaries fail over. These need ports, which are picked among those of 127.0.0.1 that are free.
 //!
+//! [`Certificates`] of a test's own make servers that take TLS alone.
+//!
 //! A server lives as long as its handle and never longer than the process that owns the handle, however that process
 //! ends: a SIGKILL, Ctrl-C, or a `static` that is never dropped leave neither a server nor a directory behind.
 //!
@@ -44,6 +46,7 @@
 //! Without the first two, the servers are looked up on `PATH` and in the usual places of Debian and Homebrew. After a
 //! panic the directory is kept as if `COUNTERFOIL_KEEP` were set.
 
+mod certificates;
 mod client;
 mod cluster;
 mod mysql;
@@ -54,6 +57,7 @@ mod redis;
 mod replica;
 mod sentinel;
 
+pub use self::certificates::Certificates;
 pub use self::cluster::{RedisCluster, SLOTS};
 pub use self::mysql::MysqlServer;
 pub use self::proxy::{Held, Proxy};

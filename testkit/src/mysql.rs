@@ -11,12 +11,16 @@ use std::time::Duration;
 use sqlx::mysql::{MySqlConnection, MySqlPool, MySqlPoolOptions};
 use sqlx::{AssertSqlSafe, Connection};
 
+use crate::certificates::Certificates;
+use crate::port;
 use crate::process::{self, Process};
 
 /// A private MySQL or MariaDB server with a `root` without password. It ends, and its directory goes, with this handle.
 pub struct MysqlServer {
     process: Process,
     socket: PathBuf,
+    /// 0 where it has none.
+    port: u16,
     args: Vec<String>,
     databases: AtomicU32,
 }
@@ -28,6 +32,28 @@ impl MysqlServer {
     ///
     /// Where no server is found or it does not start.
     pub async fn start() -> Self {
+        Self::start_with(0, Vec::new()).await
+    }
+
+    /// One that listens on a port of 127.0.0.1 as well; with certificates it takes TLS alone there.
+    ///
+    /// # Panics
+    ///
+    /// As [`start`](Self::start).
+    pub async fn start_tcp(certificates: Option<&Certificates>) -> Self {
+        let port = port::free();
+        // or a user of any host would be one of localhost, and perhaps another one
+        let mut args =
+            vec![format!("--port={port}"), "--bind-address=127.0.0.1".to_owned(), "--skip-name-resolve".to_owned()];
+        if let Some(certificates) = certificates {
+            let files = [("ca", "ca.pem"), ("cert", "server.pem"), ("key", "server.key")];
+            args.extend(files.map(|(name, file)| format!("--ssl-{name}={}", certificates.file(file))));
+            args.push("--require-secure-transport=ON".to_owned());
+        }
+        Self::start_with(port, args).await
+    }
+
+    async fn start_with(port: u16, more: Vec<String>) -> Self {
         let process = Process::new();
         let socket = process.dir().join("mysql.sock");
         let data = process.dir().join("data");
@@ -41,7 +67,6 @@ impl MysqlServer {
         args.push(format!("--pid-file={}", process.dir().join("pid").display()));
         args.extend(
             [
-                "--skip-networking",
                 "--loose-mysqlx=OFF",
                 "--skip-log-bin",
                 "--performance-schema=OFF",
@@ -53,7 +78,11 @@ impl MysqlServer {
             ]
             .map(str::to_owned),
         );
-        let server = Self { process, socket, args, databases: AtomicU32::new(0) };
+        if port == 0 {
+            args.push("--skip-networking".to_owned());
+        }
+        args.extend(more);
+        let server = Self { process, socket, port, args, databases: AtomicU32::new(0) };
         server.start_again().await;
         server
     }
@@ -63,9 +92,20 @@ impl MysqlServer {
         &self.socket
     }
 
-    /// The address of a database for sqlx, `mysql://root@localhost/...?socket=...`; of none for an empty name.
+    /// The address of a database for sqlx, `mysql://root@localhost/...?socket=...`; of none for an empty name. Without
+    /// TLS, which some servers offer by themselves.
     pub fn url(&self, database: &str) -> String {
-        format!("mysql://root@localhost/{database}?socket={}", self.socket.display())
+        format!("mysql://root@localhost/{database}?socket={}&ssl-mode=DISABLED", self.socket.display())
+    }
+
+    /// The port that it has.
+    ///
+    /// # Panics
+    ///
+    /// Where it was not started by [`start_tcp`](Self::start_tcp).
+    pub fn port(&self) -> u16 {
+        assert!(self.port > 0, "a server without a port: start it with MysqlServer::start_tcp()");
+        self.port
     }
 
     /// Creates a database, named after `prefix` and unlike any other of this server, and gives its name and a pool.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use redis::aio::ConnectionManager;
 use redis::{Client, Cmd, FromRedisValue, RedisResult};
 
+use crate::certificates::Certificates;
 use crate::client;
 use crate::port;
 use crate::process::{self, Process};
@@ -19,12 +20,13 @@ use crate::process::{self, Process};
 pub struct RedisOptions {
     settings: Vec<(String, String)>,
     tcp: bool,
+    tls: bool,
 }
 
 impl RedisOptions {
     /// No persistence: everything is gone after a kill.
     pub fn volatile() -> Self {
-        Self { settings: Vec::new(), tcp: false }.arg("appendonly", "no")
+        Self { settings: Vec::new(), tcp: false, tls: false }.arg("appendonly", "no")
     }
 
     /// An append-only file; `fsync` is Redis's `appendfsync`: `"always"`, `"everysec"` or `"no"`.
@@ -34,7 +36,7 @@ impl RedisOptions {
     /// With `"everysec"` Redis itself may put the file's write off for up to two seconds while a sync is going on, so
     /// that a reply may be ahead of the file.
     pub fn aof(fsync: &str) -> Self {
-        Self { settings: Vec::new(), tcp: false }.arg("appendonly", "yes").arg("appendfsync", fsync)
+        Self { settings: Vec::new(), tcp: false, tls: false }.arg("appendonly", "yes").arg("appendfsync", fsync)
     }
 
     /// Lines of redis.conf over which all others win.
@@ -48,6 +50,14 @@ impl RedisOptions {
     pub fn tcp(mut self) -> Self {
         self.tcp = true;
         self
+    }
+
+    /// A [port](Self::tcp) that takes TLS alone, from clients with a certificate of the same authority.
+    pub fn tls(mut self, certificates: &Certificates) -> Self {
+        self.tls = true;
+        [("tls-ca-cert-file", "ca.pem"), ("tls-cert-file", "server.pem"), ("tls-key-file", "server.key")]
+            .into_iter()
+            .fold(self.tcp(), |options, (name, file)| options.arg(name, certificates.file(file)))
     }
 
     /// One more line of redis.conf, which wins over what is set already.
@@ -76,8 +86,9 @@ impl RedisServer {
         let process = Process::new();
         let socket = process.dir().join("redis.sock");
         let port = if options.tcp { port::free() } else { 0 };
+        let (plain, secure) = if options.tls { (0, port) } else { (port, 0) };
         let mut settings = vec![
-            ("port", port.to_string()),
+            ("port", plain.to_string()),
             ("bind", "127.0.0.1".to_owned()),
             ("unixsocket", socket.display().to_string()),
             ("dir", process.dir().display().to_string()),
@@ -89,6 +100,9 @@ impl RedisServer {
             // linked without the writes of a second.
             ("repl-diskless-sync", "no".to_owned()),
         ];
+        if secure > 0 {
+            settings.push(("tls-port", secure.to_string()));
+        }
         if major_version() >= 7 {
             settings.push(("enable-debug-command", "yes".to_owned()));
         }

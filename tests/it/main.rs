@@ -9,6 +9,7 @@ mod clients;
 mod connection;
 mod live_page;
 mod mysql;
+mod readme;
 mod series;
 mod support;
 mod vectors;

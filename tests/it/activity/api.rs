@@ -159,3 +159,26 @@ async fn a_visitor_of_a_day_counts_once() {
     let error = daily.first_visit("12345", "2014-02-30", "a").await.expect_err("no such day");
     assert!(error.to_string().contains("2014-02-30"), "{error}");
 }
+
+/// With a table, whose last column is the day, and without.
+#[tokio::test]
+async fn a_scope_and_a_day_are_one_counter_and_no_other_pair_is() {
+    let pair = Pair::new().await;
+    pair.sql(
+        "CREATE TABLE days (scope VARBINARY(99), day VARBINARY(99), count INT NOT NULL, PRIMARY KEY (scope, day))",
+    )
+    .await;
+    let table = Table::upsert("days").key("scope", KeyType::Text).key("day", KeyType::Text).value("count");
+    let own = Family::visitors("test", "own").durability(Durability::Immediate).build().unwrap();
+    let tabled = Family::visitors("test", "tabled").durability(Durability::Immediate).table(table).build().unwrap();
+    for (family, taken, refused) in [(own, ("7/8", "day"), ("7", "8/day")), (tabled, ("7", "8/day"), ("7/8", "day"))] {
+        let visitors = pair.counterfoil.open_visitors(family).await.unwrap();
+        assert!(visitors.first_visit(taken.0, taken.1, "a").await.unwrap());
+        let error = visitors.first_visit(refused.0, refused.1, "a").await.expect_err("taken for another one");
+        assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains("'/'"), "{error}");
+        assert_eq!(visitors.get(refused.0, refused.1).await.unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(visitors.get(taken.0, taken.1).await.unwrap(), 1);
+    }
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!(pair.number("SELECT CAST(count AS SIGNED) FROM days WHERE scope = '7' AND day = '8/day'").await, 1);
+}

@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::support::reference::Reference;
 use crate::support::{Pair, Plain, eventually};
 use counterfoil::{
-    CachedCounters, CachedFamilyBuilder, Changed, Durability, ErrorKind, Family, KeyType, MysqlStore, Table,
+    CachedCounters, CachedFamilyBuilder, Changed, Counterfoil, Durability, ErrorKind, Family, KeyType, MysqlStore,
+    Table,
 };
 use futures_util::future::{join_all, try_join_all};
 use redis::aio::ConnectionManager;
@@ -78,6 +79,25 @@ async fn bounds_refuse_and_answer_the_value() {
             .filter(|changed| changed.counted().is_none())
             .all(|changed| *changed == Changed::OutOfRange { value: 0 })
     );
+}
+
+#[tokio::test]
+async fn a_process_with_other_bounds_is_refused() {
+    let pair = Pair::new().await;
+    let stock = |bounds: fn(CachedFamilyBuilder) -> CachedFamilyBuilder| bounds(family("stock")).build().unwrap();
+    let opened = |family| async {
+        let other = Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pair.pool.clone()));
+        other.open_cached(family).await
+    };
+    opened(stock(|family| family.min(0).max(10))).await.unwrap();
+    opened(stock(|family| family.max(10).min(0))).await.unwrap();
+    for other in [stock(|family| family), stock(|family| family.min(0)), stock(|family| family.min(0).max(11))] {
+        let error = opened(other).await.expect_err("other bounds");
+        assert!(error.kind() == ErrorKind::Mismatch && error.to_string().contains("min 0, max 10"), "{error}");
+    }
+    // as the documentation says that they are changed
+    pair.sql("UPDATE counterfoil_families SET shape = 'min 0' WHERE namespace = 'test' AND name = 'stock'").await;
+    opened(stock(|family| family.min(0))).await.unwrap();
 }
 
 #[tokio::test]

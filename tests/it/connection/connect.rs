@@ -16,7 +16,7 @@ use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_read_routing::RandomReplicaStrategy;
 use redis::{Cmd, Pipeline, RedisFuture, Value};
-use testkit::{Held, Proxy, RedisCluster, RedisOptions, RedisServer, Sentinel};
+use testkit::{Held, MysqlServer, Proxy, RedisCluster, RedisOptions, RedisServer, Sentinel};
 use tokio::time::sleep;
 
 const OWN: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
@@ -146,6 +146,29 @@ impl ConnectionLike for Wrapped {
 
     fn get_db(&self) -> i64 {
         self.0.get_db()
+    }
+}
+
+#[tokio::test]
+async fn the_builder_creates_tables_only_where_it_is_told_to() {
+    let (redis, mysql) = (RedisServer::start(RedisOptions::volatile()).await, MysqlServer::start().await);
+    let (database, _) = mysql.database("shop").await;
+    let builder = || Counterfoil::builder().redis(redis.url()).mysql(mysql.url(&database));
+    let views = || family("views").build().unwrap();
+    let bare = builder().connect().await.unwrap();
+    assert_eq!(bare.open(views()).await.unwrap_err().kind(), ErrorKind::Mismatch);
+    let counterfoil = builder().create_tables(true).connect().await.unwrap();
+    let counters = counterfoil.open(views()).await.unwrap();
+    assert_eq!(counters.add("a", 1).await.unwrap(), Added::Counted { pending: 1 });
+    bare.open(views()).await.unwrap();
+
+    for (half, missing) in [
+        (Counterfoil::builder().redis(redis.url()), "mysql is not given"),
+        (Counterfoil::builder().mysql(mysql.url(&database)), "redis is not given"),
+        (builder().redis("http://localhost"), "URL of Redis"),
+    ] {
+        let error = half.connect().await.unwrap_err();
+        assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains(missing), "{error}");
     }
 }
 

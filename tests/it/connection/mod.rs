@@ -4,3 +4,4 @@ mod cuts;
 mod eviction;
 mod network;
 mod permissions;
+mod tls;

@@ -15,18 +15,18 @@ use tokio::sync::OnceCell;
 
 static SERVER: OnceCell<MysqlServer> = OnceCell::const_new();
 
-const I1: Incarnation = Incarnation(u64::MAX);
+pub const I1: Incarnation = Incarnation(u64::MAX);
 
 /// A database of its own, with counterfoil's tables.
-struct Db {
-    name: String,
-    pool: MySqlPool,
-    store: MysqlStore,
-    mariadb: bool,
+pub struct Db {
+    pub name: String,
+    pub pool: MySqlPool,
+    pub store: MysqlStore,
+    pub mariadb: bool,
 }
 
 impl Db {
-    async fn new() -> Self {
+    pub async fn new() -> Self {
         let (name, pool) = SERVER.get_or_init(MysqlServer::start).await.database("store").await;
         let store = MysqlStore::new(pool.clone());
         store.create_tables().await.expect("created");
@@ -34,11 +34,11 @@ impl Db {
         Db { name, pool, store, mariadb: version.contains("MariaDB") }
     }
 
-    async fn run(&self, sql: &str) {
+    pub async fn run(&self, sql: &str) {
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&self.pool).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
     }
 
-    async fn number(&self, sql: &str) -> i64 {
+    pub async fn number(&self, sql: &str) -> i64 {
         let sql = format!("SELECT CAST(({sql}) AS SIGNED)");
         let query = sqlx::query_scalar::<_, Option<i64>>(AssertSqlSafe(sql.clone()));
         query
@@ -49,40 +49,40 @@ impl Db {
     }
 
     /// The collation that keeps texts apart byte by byte.
-    fn exact(&self) -> &'static str {
+    pub fn exact(&self) -> &'static str {
         if self.mariadb { "utf8mb4_nopad_bin" } else { "utf8mb4_0900_bin" }
     }
 
-    async fn family(&self, builder: FamilyBuilder) -> Arc<Registered> {
+    pub async fn family(&self, builder: FamilyBuilder) -> Arc<Registered> {
         let family = builder.build().expect("valid");
         let number = self.store.register(&family).await.expect("registered");
         Arc::new(Registered { family, number })
     }
 
-    async fn table(&self, name: &str, table: Table) -> Arc<Registered> {
+    pub async fn table(&self, name: &str, table: Table) -> Arc<Registered> {
         self.family(Family::buffered("shop", name).table(table)).await
     }
 
-    async fn values(&self, family: &Registered, ids: &[&str]) -> Vec<Option<i64>> {
+    pub async fn values(&self, family: &Registered, ids: &[&str]) -> Vec<Option<i64>> {
         self.store.read(family, ids, &[], ReadFrom::Primary).await.expect("read").values
     }
 
-    async fn rejects(&self) -> Vec<Reject> {
+    pub async fn rejects(&self) -> Vec<Reject> {
         self.store.rejects(0, 100_000).await.expect("rejects")
     }
 
-    async fn apply(&self, batches: &[Batch]) -> Applied {
+    pub async fn apply(&self, batches: &[Batch]) -> Applied {
         self.store.apply(batches).await.expect("applied")
     }
 
-    async fn mismatch(&self, builder: FamilyBuilder) -> String {
+    pub async fn mismatch(&self, builder: FamilyBuilder) -> String {
         let error = self.store.register(&builder.build().expect("valid")).await.expect_err("refused");
         assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
         error.to_string()
     }
 }
 
-fn batch(family: &Arc<Registered>, partition: u32, seq: u64, deltas: &[(&str, i64)]) -> Batch {
+pub fn batch(family: &Arc<Registered>, partition: u32, seq: u64, deltas: &[(&str, i64)]) -> Batch {
     let deltas = deltas.iter().map(|&(id, delta)| (id.to_owned(), delta)).collect();
     Batch { family: family.clone(), partition, incarnation: I1, seq, deltas, foreign: Vec::new() }
 }
@@ -91,7 +91,7 @@ fn views() -> FamilyBuilder {
     Family::buffered("shop", "views")
 }
 
-fn applied(batches: u64, repeated: u64, rows: u64, rejected: u64) -> Applied {
+pub fn applied(batches: u64, repeated: u64, rows: u64, rejected: u64) -> Applied {
     Applied { batches, repeated, rows, rejected }
 }
 
@@ -659,6 +659,53 @@ async fn a_family_has_one_number_and_one_identity() {
 }
 
 #[tokio::test]
+async fn a_database_without_tables_is_refused_with_what_to_do() {
+    let (_, pool) = SERVER.get_or_init(MysqlServer::start).await.database("empty").await;
+    let store = MysqlStore::new(pool);
+    let error = store.register(&views().build().expect("valid")).await.expect_err("no tables");
+    assert_eq!(error.kind(), ErrorKind::Mismatch);
+    for word in ["counterfoil_families", "counterfoil_ledger", "create_tables(true)", "MysqlStore::schema()"] {
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    store.create_tables().await.expect("created");
+    store.register(&views().build().expect("valid")).await.expect("registered");
+}
+
+#[tokio::test]
+async fn tables_that_are_there_need_no_privilege_to_create() {
+    let db = Db::new().await;
+    let (name, user) = (&db.name, format!("u{}", db.name));
+    db.run(&format!(
+        "CREATE USER '{user}'@'localhost'; GRANT SELECT, INSERT, UPDATE ON {name}.* TO '{user}'@'localhost'"
+    ))
+    .await;
+    let pool = MySqlPool::connect_with((*db.pool.connect_options()).clone().username(&user)).await.expect("connected");
+    let store = MysqlStore::new(pool);
+    store.create_tables().await.expect("all are there");
+    db.run("DROP TABLE counterfoil_rejects").await;
+    let error = store.create_tables().await.expect_err("may not create");
+    assert_eq!(error.kind(), ErrorKind::Mismatch);
+    assert!(error.to_string().contains("counterfoil_rejects") && error.to_string().contains("CREATE"), "{error}");
+}
+
+#[tokio::test]
+async fn a_missing_table_is_refused_with_the_sql_that_creates_it() {
+    let db = Db::new().await;
+    let table = Table::upsert(format!("{}.order", db.name))
+        .key("id", KeyType::Unsigned)
+        .key("way", KeyType::Signed)
+        .key("day", KeyType::Date)
+        .key("name", KeyType::Text)
+        .value("n");
+    let message = db.mismatch(Family::buffered("shop", "orders").table(table.clone())).await;
+    let (_, sql) = message.split_once(": CREATE").expect(&message);
+    db.run(&format!("CREATE{sql}")).await;
+    let orders = db.table("orders", table).await;
+    assert_eq!(db.apply(&[batch(&orders, 0, 1, &[("7/-1/2014-09-20/a/b", 5)])]).await, applied(1, 0, 1, 0));
+    assert_eq!(db.values(&orders, &["7/-1/2014-09-20/a/b"]).await, [Some(5)]);
+}
+
+#[tokio::test]
 async fn a_table_that_could_lose_counts_is_refused_by_name() {
     let db = Db::new().await;
     let exact = db.exact();
@@ -856,14 +903,14 @@ async fn rows_are_looked_up_and_not_scanned() {
 }
 
 /// By this connection, those of JSON_TABLE and of the answer to the first look at the status among them.
-async fn rows_read(pool: &MySqlPool) -> usize {
+pub async fn rows_read(pool: &MySqlPool) -> usize {
     let rows = sqlx::query("SHOW SESSION STATUS LIKE 'Handler_read%'").fetch_all(pool).await.expect("status");
     rows.iter().map(|row| row.get::<String, _>(1).parse::<usize>().expect("a number")).sum()
 }
 
 // ---------------------------------------------------------------------------------------------------------- listing
 
-async fn pages(db: &Db, family: &Registered, prefix: &str, limit: usize) -> Vec<String> {
+pub async fn pages(db: &Db, family: &Registered, prefix: &str, limit: usize) -> Vec<String> {
     let (mut all, mut after) = (Vec::<String>::new(), None);
     loop {
         let page = db.store.list(family, prefix, after.as_deref(), limit).await.expect("listed");

@@ -1,2 +1,4 @@
 mod buffered;
 mod cached;
+mod keys;
+mod privileges;

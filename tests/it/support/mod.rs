@@ -7,6 +7,7 @@ pub mod kinds;
 pub mod model;
 pub mod reference;
 pub mod tally;
+pub mod tls;
 pub mod trouble;
 
 use std::collections::HashMap;

@@ -1,0 +1,53 @@
+//! Certificates for servers that take TLS.
+
+use std::fs;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
+use tempfile::TempDir;
+
+/// An authority that nobody knows, with a certificate for a server named `localhost`, and one for a client. They are
+/// PEM files in a directory that goes with this handle: `ca.pem`, and `server` and `client` with `.pem` and `.key`.
+pub struct Certificates(TempDir);
+
+impl Certificates {
+    /// Makes new ones.
+    ///
+    /// # Panics
+    ///
+    /// Where the files cannot be written.
+    pub fn issue() -> Self {
+        let certificates = Certificates(TempDir::with_prefix("cf-").expect("create a directory"));
+        let mut ca = CertificateParams::default();
+        ca.distinguished_name.push(DnType::CommonName, "authority");
+        ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        ca.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let key = KeyPair::generate().expect("a key");
+        certificates.write("ca.pem", &ca.self_signed(&key).expect("the authority's certificate").pem());
+
+        let authority = Issuer::new(ca, key);
+        for (name, host, usage) in [
+            ("server", "localhost", ExtendedKeyUsagePurpose::ServerAuth),
+            ("client", "client", ExtendedKeyUsagePurpose::ClientAuth),
+        ] {
+            let mut params = CertificateParams::new([host.to_owned()]).expect("a name");
+            params.distinguished_name.push(DnType::CommonName, host);
+            params.extended_key_usages = vec![usage];
+            let key = KeyPair::generate().expect("a key");
+            let certificate = params.signed_by(&key, &authority).expect("a certificate");
+            certificates.write(&format!("{name}.pem"), &certificate.pem());
+            certificates.write(&format!("{name}.key"), &key.serialize_pem());
+        }
+        certificates
+    }
+
+    /// The path of one of the files.
+    pub fn file(&self, name: &str) -> String {
+        self.0.path().join(name).display().to_string()
+    }
+
+    fn write(&self, name: &str, pem: &str) {
+        fs::write(self.file(name), pem).expect("write a certificate");
+    }
+}
