@@ -47,8 +47,23 @@ pub struct ReconcilerBuilder<C, S> {
 /// A running reconciler. Any number of them may run, in one process or many, beside the writers or alone: which of
 /// them brings a batch to the database makes no difference, and neither does their death at any moment.
 ///
-/// Dropping it lets what it holds be finished in the background; [`shutdown`](Self::shutdown) waits for that.
+/// Dropping it stops it: what it holds is finished in the background, and nothing new is begun. So it is bound for as long
+/// as it is to run, or told to [`detach`](Self::detach); [`shutdown`](Self::shutdown) stops it and waits.
+///
+/// ```compile_fail
+/// # #![deny(unused_must_use)]
+/// # async fn stops_at_once(counterfoil: counterfoil::Counterfoil) -> counterfoil::Result<()> {
+/// counterfoil.reconciler().start().await?; // a warning: nothing would reach the database
+/// # Ok(()) }
+/// ```
+/// ```no_run
+/// # #![deny(unused_must_use)]
+/// # async fn goes_on(counterfoil: counterfoil::Counterfoil) -> counterfoil::Result<()> {
+/// counterfoil.reconciler().start().await?.detach();
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
+#[must_use = "dropping a reconciler stops it: bind it, or call detach()"]
 pub struct Reconciler {
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
@@ -147,6 +162,12 @@ impl Reconciler {
         self.stop.send_replace(true);
         self.task.await.map_err(|error| Error::new(ErrorKind::Closed, "the reconciler had ended").with_source(error))
     }
+
+    /// Lets it run until the tokio runtime ends, with nothing bound.
+    pub fn detach(self) {
+        // it stops when the sender is dropped
+        std::mem::forget(self.stop);
+    }
 }
 
 /// What a task of the scheduler ends with.
@@ -228,10 +249,16 @@ where
                 Some(done) = self.tasks.join_next_with_id() => self.finished(done),
                 () = sleep_until(next) => {}
                 // an error means that the handle was dropped
-                _ = stopping.wait_for(|&stop| stop) => break,
+                asked = stopping.wait_for(|&stop| stop) => {
+                    let held = self.held.len();
+                    match asked.is_ok() {
+                        true => tracing::info!(held, "the reconciler was shut down"),
+                        false => tracing::warn!(held, "the reconciler was dropped, and so it stops"),
+                    }
+                    break;
+                }
             }
         }
-        tracing::debug!(held = self.held.len(), "finishing what is held");
         self.finishing = true;
         loop {
             self.start_flushes();
