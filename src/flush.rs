@@ -10,7 +10,7 @@ use redis::aio::ConnectionLike;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use crate::backoff::{Backoff, wait_out};
+use crate::backoff::{Backoff, GRACE, pause_unless_stopped, unless_stopped, wait_out};
 use crate::buffered::{Cut, CutBatch, FetchReply, Lease, RotateReply, anything_pending};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
@@ -287,17 +287,20 @@ where
 
     /// Tries again as long as the database is away, and nobody says stop.
     async fn apply_patiently(&self, batches: &[Batch], stop: &watch::Receiver<bool>) -> Result<()> {
-        let mut pause = Backoff::default();
+        let (mut pause, mut grace) = (Backoff::default(), GRACE);
         loop {
-            match self.shared.store.apply(batches).await {
+            match unless_stopped(stop, grace, self.shared.store.apply(batches)).await {
                 Ok(applied) => {
                     record(applied);
                     return Ok(());
                 }
-                Err(error) if error.is_retryable() && !*stop.borrow() => {
+                Err(error) if error.is_retryable() => {
                     let error = retried("apply", error);
-                    tracing::warn!(%error, batches = batches.len(), "the database did not take the batches, trying again");
-                    sleep(pause.next()).await;
+                    tracing::warn!(%error, batches = batches.len(), "the database did not take the batches");
+                    grace = Duration::ZERO;
+                    if !pause_unless_stopped(stop, pause.next()).await {
+                        return Err(error);
+                    }
                 }
                 Err(error) => return Err(error),
             }

@@ -153,8 +153,10 @@ where
 }
 
 impl Reconciler {
-    /// Starts nothing new, finishes what it holds, and returns. Where the database is away it does not wait for it:
-    /// what stays in Redis is for the next reconciler.
+    /// Starts nothing new, finishes what it holds, and returns. That takes the settle time and a transaction at most; a
+    /// database that is away or silent is waited for 2 s at most. What it does not hold yet, also of hits that were counted
+    /// long before, stays in Redis for the next reconciler: [`Counterfoil::shutdown`](crate::Counterfoil::shutdown) or
+    /// [`drain`](crate::Counterfoil::drain) brings everything to the database.
     ///
     /// # Errors
     /// [`Closed`](ErrorKind::Closed) if it had ended before, by a panic.
@@ -453,6 +455,10 @@ where
                 self.free(id, NEVER);
             }
             Flushed::Failed(error) => {
+                if self.finishing && error.is_retryable() {
+                    // a server is away: what is held is for the next reconciler
+                    self.held.clear();
+                }
                 let pause = self.pause(what, &error);
                 self.rest(id, pause);
             }

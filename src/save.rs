@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::backoff::{Backoff, wait_out};
+use crate::backoff::{Backoff, GRACE, pause_unless_stopped, unless_stopped, wait_out};
 use crate::cached::{Claim, Deleted, Marked, Rebased, any_cached};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Kind, Stay};
@@ -246,18 +246,21 @@ where
 
     /// Tries again as long as the database is away, and nobody says stop.
     async fn write(&self, saves: &[Save], stop: &watch::Receiver<bool>) -> Result<Vec<Saved>> {
-        let mut pause = Backoff::default();
+        let (mut pause, mut grace) = (Backoff::default(), GRACE);
         loop {
-            match self.shared.store.save(&self.opened.registered, saves).await {
+            match unless_stopped(stop, grace, self.shared.store.save(&self.opened.registered, saves)).await {
                 Ok(outcomes) if outcomes.len() == saves.len() => return Ok(outcomes),
                 Ok(outcomes) => {
                     let (some, all) = (outcomes.len(), saves.len());
                     return Err(Error::corrupt(format!("the store says of {some} of {all} saves what became of them")));
                 }
-                Err(error) if error.is_retryable() && !*stop.borrow() => {
+                Err(error) if error.is_retryable() => {
                     metrics::retried("save");
-                    tracing::warn!(%error, saves = saves.len(), "the database did not take the saves, trying again");
-                    sleep(pause.next()).await;
+                    tracing::warn!(%error, saves = saves.len(), "the database did not take the saves");
+                    grace = Duration::ZERO;
+                    if !pause_unless_stopped(stop, pause.next()).await {
+                        return Err(error);
+                    }
                 }
                 Err(error) => return Err(error),
             }
