@@ -65,6 +65,16 @@ macro_rules! handle_methods {
         pub fn family(&self) -> &crate::family::Family {
             self.$handle.family()
         }
+
+        /// What of the family waits in Redis for the database, whoever counted it; it needs neither a reconciler nor the
+        /// database. Cached counters are looked through one by one. It also sets the gauges
+        /// [`BACKLOG_IDS`](crate::metrics::BACKLOG_IDS) and [`BACKLOG_SECONDS`](crate::metrics::BACKLOG_SECONDS).
+        ///
+        /// # Errors
+        /// [`Redis`](crate::ErrorKind::Redis) where it cannot be asked.
+        pub async fn backlog(&self) -> crate::error::Result<crate::backlog::Backlog> {
+            self.$handle.backlog().await
+        }
     };
 }
 pub(crate) use handle_methods;

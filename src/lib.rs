@@ -4,6 +4,7 @@
 mod ablation;
 mod activity;
 mod activity_counters;
+mod backlog;
 mod backoff;
 mod buffered;
 mod cached;
@@ -45,6 +46,7 @@ mod visitors;
 mod writer;
 
 pub use activity_counters::{Activity, Minute, Now, VisitorCount};
+pub use backlog::Backlog;
 pub use buffered::Added;
 pub use cached_counters::{CachedCounters, Changed};
 pub use calendar::Precision;

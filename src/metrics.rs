@@ -34,6 +34,11 @@ pub const LAG_SECONDS: &str = "counterfoil_lag_seconds";
 /// Age in seconds of the oldest hit in the batches that this reconciler holds, 0 if it holds none. It grows while the
 /// database is away. Hits that wait for their sync, for the family's sync time at most, are not in it.
 pub const WAITING_SECONDS: &str = "counterfoil_waiting_seconds";
+/// Distinct ids, or cached counters, that wait in Redis for the database, by `family`, as of the last call of the handle's
+/// [`backlog`](crate::Counters::backlog): to be called where no reconciler runs, or none that works.
+pub const BACKLOG_IDS: &str = "counterfoil_backlog_ids";
+/// Age in seconds of the oldest of these hits, 0 if there are none, by `family`, likewise.
+pub const BACKLOG_SECONDS: &str = "counterfoil_backlog_seconds";
 /// Partitions beyond a family's number that somebody counted in, by `family`: what is there is brought to the database.
 pub const STRAYS: &str = "counterfoil_stray_partitions_total";
 /// Calls made again after a failure, by `what` (`add`, `reconcile`, `fetch`, `apply`, `release`, `save`).
@@ -56,6 +61,8 @@ pub fn describe() {
     describe_histogram!(FLUSH_SECONDS, Unit::Seconds, "from fetching batches to their release");
     describe_histogram!(LAG_SECONDS, Unit::Seconds, "age of a batch's oldest hit when it reached the database");
     describe_gauge!(WAITING_SECONDS, Unit::Seconds, "age of the oldest hit in the batches that this reconciler holds");
+    describe_gauge!(BACKLOG_IDS, "distinct ids that wait in Redis for the database, as last looked at");
+    describe_gauge!(BACKLOG_SECONDS, Unit::Seconds, "age of the oldest hit that waits in Redis, as last looked at");
     describe_counter!(RETRIES, "calls made again after a failure");
 }
 
