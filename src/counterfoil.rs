@@ -47,7 +47,7 @@ use crate::visitor_counters::Visitors;
 /// The types are those that [`connect`](Counterfoil::connect) makes, where they are not named.
 #[derive(Debug)]
 pub struct Counterfoil<C = Primary, S = MysqlStore> {
-    shared: Arc<Shared<C, S>>,
+    pub(crate) shared: Arc<Shared<C, S>>,
 }
 
 impl<C, S> Clone for Counterfoil<C, S> {

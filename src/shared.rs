@@ -1,13 +1,14 @@
 //! What the handles of one pair share: the connections, the families in use, and what there is to do for a reconciler.
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use metrics::SharedString;
 use redis::aio::ConnectionLike;
 use tokio::sync::Notify;
 
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::partition::Partition;
 use crate::read::Incarnations;
@@ -24,9 +25,14 @@ pub struct Shared<C, S> {
     pub store: S,
     families: RwLock<BTreeMap<u64, InUse<C>>>,
     pub work: Arc<Work>,
+    /// No hit is taken any more.
+    closed: Arc<AtomicBool>,
 }
 
-type InUse<C> = (Arc<Opened>, Arc<Writer<C>>);
+/// Why a hit is not taken.
+pub const SHUT_DOWN: &str = "the pair was shut down";
+
+pub type InUse<C> = (Arc<Opened>, Arc<Writer<C>>);
 
 /// A family in use by this process.
 #[derive(Debug)]
@@ -50,22 +56,34 @@ where
             store,
             families: RwLock::default(),
             work: Arc::default(),
+            closed: Arc::default(),
         }
     }
 
     /// The family, in use from now on, with its writer; the same ones as before if it is configured as before.
     pub fn open(&self, registered: Registered) -> Result<InUse<C>> {
         let mut families = self.families.write().unwrap_or_else(PoisonError::into_inner);
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Closed, format!("{}: not opened: {SHUT_DOWN}", registered.family)));
+        }
         if let Some(same) = families.get(&registered.number).filter(|(opened, _)| *opened.registered == registered) {
             return Ok(same.clone());
         }
         let number = registered.number;
         let opened = Arc::new(Opened::new(registered));
-        let writer = Writer::new(self.redis.clone(), opened.clone(), self.topology.clone(), self.work.clone())?;
+        let (topology, work, closed) = (self.topology.clone(), self.work.clone(), self.closed.clone());
+        let writer = Writer::new(self.redis.clone(), opened.clone(), topology, work, closed)?;
         let both = (opened, Arc::new(writer));
         families.insert(number, both.clone());
         self.work.announce(Announced::Family(number));
         Ok(both)
+    }
+
+    /// Takes no more hits and opens no more families. Returns those in use.
+    pub fn close(&self) -> Vec<InUse<C>> {
+        let families = self.families.write().unwrap_or_else(PoisonError::into_inner);
+        self.closed.store(true, Ordering::Relaxed);
+        families.values().cloned().collect()
     }
 
     pub fn opened(&self) -> Vec<Arc<Opened>> {

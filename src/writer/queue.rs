@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -16,8 +17,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::fence::{Caller, Home, Names};
 use crate::partition::Partition;
-use crate::shared::{Opened, Work};
+use crate::shared::{Opened, SHUT_DOWN, Work};
 use crate::topology::Topology;
+use crate::writer::Terms;
 use crate::writer::call::{Call, Outcome, Until};
 use crate::writer::group::Group;
 use crate::writer::send::Sender;
@@ -37,6 +39,8 @@ pub struct Queue<C> {
     pub opened: Arc<Opened>,
     pub topology: Arc<Topology>,
     pub work: Arc<Work>,
+    /// Hits are not taken any more.
+    closed: Arc<AtomicBool>,
     redis: C,
     homes: Box<[OnceLock<Home<C>>]>,
     names: Names,
@@ -88,16 +92,24 @@ enum Joined<C: ConnectionLike + Clone + Send + Sync + 'static, T> {
     Leads { positions: T, sender: Sender<C> },
     /// There is no room in what is gathered for this call.
     Full(Arc<Call>),
+    /// Hits are not taken any more.
+    Closed(Error),
 }
 
 impl<C> Queue<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    pub fn new(redis: C, opened: Arc<Opened>, topology: Arc<Topology>, work: Arc<Work>) -> Result<Self> {
+    pub fn new(
+        redis: C,
+        opened: Arc<Opened>,
+        topology: Arc<Topology>,
+        work: Arc<Work>,
+        closed: Arc<AtomicBool>,
+    ) -> Result<Self> {
         let names = Names::new()?;
         let homes = (0..opened.registered.family.partitions()).map(|_| OnceLock::new()).collect();
-        Ok(Queue { opened, topology, work, redis, homes, names, state: Mutex::default(), room: Notify::new() })
+        Ok(Queue { opened, topology, work, closed, redis, homes, names, state: Mutex::default(), room: Notify::new() })
     }
 
     pub fn family(&self) -> &Family {
@@ -106,6 +118,20 @@ where
 
     pub fn partition(&self, number: u32) -> Partition<C> {
         Partition::new(self.redis.clone(), self.family(), number)
+    }
+
+    /// An error once hits are not taken any more.
+    pub fn check_open(&self) -> Result<()> {
+        match self.closed.load(Ordering::Relaxed) {
+            true => Err(Error::new(ErrorKind::Closed, format!("{}: not counted: {SHUT_DOWN}", self.family()))),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether no hit is gathered or under way: stays so once it is closed, but for what was recorded before.
+    pub fn is_idle(&self) -> bool {
+        let state = self.state();
+        state.under_way.is_empty() && state.gathering.iter().all(|gathering| gathering.group.is_empty())
     }
 
     /// The home of calls to this partition.
@@ -135,13 +161,12 @@ where
     }
 
     /// Counts what `push` puts into a group, which it does if there is room, and returns when Redis has done it: the call
-    /// with its outcome, and the hits' positions in it. Without `wait` a full group is an error. Hits of several
-    /// partitions come as `mixed`, and are refused once the server turns out to be a cluster.
+    /// with its outcome, and the hits' positions in it. A full group is an error unless the terms say to wait.
+    /// Hits of several partitions come as `mixed`, and are refused once the server turns out to be a cluster.
     pub async fn count<T>(
         self: &Arc<Self>,
         (partition, mixed): (u32, bool),
-        timeout: Duration,
-        wait: bool,
+        terms: Terms,
         mut push: impl FnMut(&mut Group) -> Option<T>,
     ) -> Result<(Arc<Call>, T)> {
         let mut until = None;
@@ -149,7 +174,7 @@ where
             if mixed && !self.spans_partitions() {
                 return Err(self.error(ErrorKind::Redis, "not counted: the partitions lie on several nodes"));
             }
-            let joined = poll_fn(|cx| Poll::Ready(self.join(partition, cx.waker(), timeout, until, &mut push))).await;
+            let joined = poll_fn(|cx| Poll::Ready(self.join(partition, cx.waker(), terms, until, &mut push))).await;
             let (call, positions, mut waker) = match joined {
                 Joined::Waits { positions, call, waker } => (call, positions, Some(waker)),
                 Joined::Leads { positions, sender } => {
@@ -157,14 +182,15 @@ where
                     sender.run().await;
                     (call, positions, None)
                 }
-                Joined::Full(call) if wait => {
-                    let until = until.get_or_insert_with(|| Until::new(Instant::now(), timeout));
+                Joined::Full(call) if terms.wait => {
+                    let until = until.get_or_insert_with(|| Until::new(Instant::now(), terms.timeout));
                     self.wait_for_room(&call, until.deadline).await?;
                     continue;
                 }
+                Joined::Closed(error) => return Err(error),
                 Joined::Full(_) => return Err(self.error(ErrorKind::Busy, "too many hits wait for Redis")),
             };
-            let until = *until.get_or_insert(call.until(timeout));
+            let until = *until.get_or_insert(call.until(terms.timeout));
             // woken not before the end, in all but a few cases
             let mut first = waker.is_some();
             poll_fn(|cx| match std::mem::take(&mut first) {
@@ -184,12 +210,16 @@ where
         self: &Arc<Self>,
         partition: u32,
         waker: &Waker,
-        timeout: Duration,
+        terms: Terms,
         until: Option<Until>,
         push: &mut impl FnMut(&mut Group) -> Option<T>,
     ) -> Joined<C, T> {
         let to = self.place_of(partition);
         let mut guard = self.state();
+        // under the lock, so that whoever finds it idle afterwards knows of all that were taken
+        if let (false, Err(error)) = (terms.taken, self.check_open()) {
+            return Joined::Closed(error);
+        }
         let state = &mut *guard;
         if state.gathering.len() <= to {
             state.gathering.resize_with(to + 1, Gathering::new);
@@ -200,7 +230,7 @@ where
             *call = Arc::new(Call::new());
         }
         let Some(positions) = push(group) else { return Joined::Full(call.clone()) };
-        group.wait_until(until.unwrap_or_else(|| call.until(timeout)));
+        group.wait_until(until.unwrap_or_else(|| call.until(terms.timeout)));
         if is_first {
             if state.ready.is_empty() && self.may_start(state, to) {
                 return Joined::Leads { positions, sender: self.take_off(state, to, true) };

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use crate::support::{Pair, eventually, family, pause};
-use counterfoil::{Backlog, Durability, Family, Precision};
+use counterfoil::{Backlog, Durability, ErrorKind, Family, Precision};
 use testkit::{MysqlServer, RedisOptions};
+use tokio::task::JoinSet;
 
 const OWN: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
 
@@ -84,4 +85,89 @@ async fn a_backlog_grows_older_while_the_database_is_away() {
         assert_eq!(backlog.ids, ids);
         assert!(backlog.oldest.unwrap() >= Duration::from_millis(600), "{backlog:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shutdown_brings_everything_to_the_database_and_takes_no_more() {
+    let pair = Pair::new().await;
+    let settling = family("views").durability(Durability::Settle(Duration::from_millis(300)));
+    let views = pair.counterfoil.open(settling.build().unwrap()).await.unwrap();
+    let votes = Family::cached("test", "votes").durability(Durability::Immediate).build().unwrap();
+    let votes = pair.counterfoil.open_cached(votes).await.unwrap();
+    // hits that come all the time, until they are refused
+    let mut tasks = JoinSet::new();
+    for _ in 0..16 {
+        let (views, votes) = (views.clone(), votes.clone());
+        tasks.spawn(async move {
+            let (mut hits, mut open) = (0, true);
+            while open {
+                let results = [
+                    views.record("page", 1).map(|()| 1),
+                    views.add("page", 1).await.map(|_| 1),
+                    views.try_add("page", 1).await.map(|_| 1),
+                    views.add_many(&[("page", 1)]).await.unwrap().remove(0).map(|_| 1),
+                    votes.incr("page", 1).await.map(|_| 1),
+                ];
+                for result in results {
+                    match result {
+                        Ok(hit) => hits += hit,
+                        Err(error) => {
+                            assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+                            open = false;
+                        }
+                    }
+                }
+            }
+            hits
+        });
+    }
+    pause(300).await;
+    let began = Instant::now();
+    let remaining = pair.counterfoil.shutdown(Duration::from_secs(20)).await.unwrap();
+    assert!(remaining.is_empty(), "{remaining:?}");
+    assert!(began.elapsed() < Duration::from_secs(10), "it returns early: {:?}", began.elapsed());
+    let stored = pair.number(OWN).await;
+    assert_eq!(stored, tasks.join_all().await.into_iter().sum::<i64>());
+    // reading goes on, and what is refused is not counted
+    assert_eq!(views.get("page").await.unwrap() + votes.get("page").await.unwrap(), stored);
+    let error = pair.counterfoil.open(family("later").build().unwrap()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed);
+    assert!(pair.counterfoil.shutdown(Duration::from_secs(1)).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_shutdown_without_the_database_returns_in_time_and_tells_what_is_left() {
+    let mysql = MysqlServer::start().await;
+    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let _idle = pair.counterfoil.open(family("idle").build().unwrap()).await.unwrap();
+    mysql.kill();
+    let _ = (views.add("a", 1).await.unwrap(), views.add("b", 1).await.unwrap());
+    views.record("c", 1).unwrap();
+    let began = Instant::now();
+    let remaining = pair.counterfoil.shutdown(Duration::from_secs(1)).await.unwrap();
+    assert!(began.elapsed() < Duration::from_millis(1_500), "{:?}", began.elapsed());
+    let [one] = &*remaining else { panic!("{remaining:?}") };
+    assert_eq!((one.family.name(), one.recorded, one.backlog.unwrap().ids), ("views", 0, 3));
+    mysql.start_again().await;
+    assert!(pair.counterfoil.shutdown(Duration::from_secs(20)).await.unwrap().is_empty());
+    assert_eq!(pair.number(OWN).await, 3);
+}
+
+#[tokio::test]
+async fn a_shutdown_without_redis_tells_what_was_recorded() {
+    let pair = Pair::new().await;
+    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    pair.redis.pause();
+    for _ in 0..3 {
+        views.record("page", 1).unwrap();
+    }
+    let began = Instant::now();
+    let remaining = pair.counterfoil.shutdown(Duration::from_secs(1)).await.unwrap();
+    assert!(began.elapsed() < Duration::from_millis(1_500), "{:?}", began.elapsed());
+    let [one] = &*remaining else { panic!("{remaining:?}") };
+    assert_eq!((one.recorded, one.backlog), (3, None));
+    pair.redis.resume();
+    assert!(pair.counterfoil.shutdown(Duration::from_secs(20)).await.unwrap().is_empty());
+    assert_eq!(pair.number(OWN).await, 3);
 }
