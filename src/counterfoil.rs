@@ -145,13 +145,29 @@ where
         ReconcilerBuilder::new(self.shared.clone())
     }
 
-    /// Returns when every hit on an open family that was acknowledged before the call is in the database. It needs no
-    /// reconciler, and waits as long as Redis or the database is away: a shutdown that has to end gives it a
-    /// `tokio::time::timeout`. A value that the database refuses is kept as a reject, and not waited for.
+    /// Returns when every hit on an open family that was acknowledged before the call is in the database, but for slices of
+    /// series and minutes of activity that are kept and **not over**: those stay in Redis, which closes them when they are,
+    /// and [`drain_all`](Self::drain_all) brings them too. What expires with its window is for Redis alone.
+    ///
+    /// It needs no reconciler, and waits as long as Redis or the database is away: a shutdown that has to end calls
+    /// [`shutdown`](Self::shutdown). A value that the database refuses is kept as a reject, and not waited for.
     ///
     /// # Errors
     /// What no waiting mends: [`Corrupt`](crate::ErrorKind::Corrupt) keys in Redis.
     pub async fn drain(&self) -> Result<()> {
+        self.drain_families(false).await
+    }
+
+    /// The same, and closes kept slices that are not over: for a Redis that is given up for good. What is counted into such
+    /// a slice later is brought to the database when it is over, and added; the table shows a part of it until then.
+    ///
+    /// # Errors
+    /// As for [`drain`](Self::drain).
+    pub async fn drain_all(&self) -> Result<()> {
+        self.drain_families(true).await
+    }
+
+    async fn drain_families(&self, closing_all: bool) -> Result<()> {
         let (mut buffered, mut savers) = (Vec::new(), Vec::new());
         for opened in self.shared.opened() {
             match Saver::new(self.shared.clone(), self.shared.redis.clone(), opened.clone()) {
@@ -160,8 +176,9 @@ where
             }
         }
         let drains = join_all(savers.iter().map(Saver::drain));
+        let flusher = Flusher::new(self.shared.clone()).closing_all(closing_all);
         // what cannot be brought there holds nothing else back
-        let (flushed, saved) = join(Flusher::new(self.shared.clone()).drain(buffered), drains).await;
+        let (flushed, saved) = join(flusher.drain(buffered), drains).await;
         saved.into_iter().fold(flushed, Result::and)
     }
 }

@@ -39,6 +39,7 @@ pub struct Flusher<C, S> {
     redis: C,
     lease: Option<(String, Duration)>,
     max_rows: u64,
+    closing_all: bool,
 }
 
 /// A batch that this process knows of, and that waits to be durable.
@@ -99,7 +100,7 @@ where
     /// Without leases, over the pair's own connection.
     pub fn new(shared: Arc<Shared<C, S>>) -> Self {
         let redis = shared.redis.clone();
-        Flusher { shared, redis, lease: None, max_rows: 50_000 }
+        Flusher { shared, redis, lease: None, max_rows: 50_000, closing_all: false }
     }
 
     pub fn over(mut self, redis: C) -> Self {
@@ -109,6 +110,12 @@ where
 
     pub fn max_rows(mut self, rows: u64) -> Self {
         self.max_rows = rows;
+        self
+    }
+
+    /// Closes slices that are kept also where they are not over.
+    pub fn closing_all(mut self, all: bool) -> Self {
+        self.closing_all = all;
         self
     }
 
@@ -155,7 +162,7 @@ where
         Ok(found.collect())
     }
 
-    /// Hands the slices that are over on to the buffers.
+    /// Hands the slices that are over, or all, on to the buffers.
     async fn close_slices(&self, partitions: &[Partition<C>]) -> Result<()> {
         if !self.shared.topology.is_cluster() {
             match any_slices(&self.redis, partitions).await {
@@ -165,7 +172,11 @@ where
             }
         }
         for some in partitions.chunks(CALLS) {
-            try_join_all(some.iter().map(Partition::close_slices)).await?;
+            try_join_all(some.iter().map(async |partition| match self.closing_all {
+                true => partition.close_all_slices().await,
+                false => partition.close_slices().await.map(drop),
+            }))
+            .await?;
         }
         Ok(())
     }

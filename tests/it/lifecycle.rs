@@ -1,6 +1,6 @@
 //! From start to shutdown: what a service does with a pair before it counts, and before it ends.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::support::{Pair, eventually, family, pause};
 use counterfoil::{Backlog, Durability, ErrorKind, Family, Precision};
@@ -170,4 +170,37 @@ async fn a_shutdown_without_redis_tells_what_was_recorded() {
     pair.redis.resume();
     assert!(pair.counterfoil.shutdown(Duration::from_secs(20)).await.unwrap().is_empty());
     assert_eq!(pair.number(OWN).await, 3);
+}
+
+/// A slice that was closed early is opened by the next hit, and what that adds is neither lost nor doubled.
+#[tokio::test]
+async fn a_drain_of_all_closes_slices_that_are_not_over() {
+    let pair = Pair::new().await;
+    let hits = Family::series("test", "hits").windows([(Precision::Day, 3)]).keep([Precision::Day]).build().unwrap();
+    let hits = pair.counterfoil.open_series(hits).await.unwrap();
+    let kept = Duration::from_secs(3);
+    let online = Family::activity("test", "online").window(Duration::from_secs(60), kept).keep_minutes(true);
+    let online = pair.counterfoil.open_activity(online.build().unwrap()).await.unwrap();
+    let open = async || (hits.backlog().await.unwrap().open, online.backlog().await.unwrap().open > 0);
+    let stored = |like: &'static str| {
+        let sum = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values WHERE id LIKE ?";
+        sqlx::query_scalar::<_, i64>(sum).bind(like).fetch_one(&pair.pool)
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as i64;
+    for round in 1..=3 {
+        hits.add("/", 5).await.unwrap();
+        online.touch("/", "a visitor").await.unwrap();
+        online.touch("/", format!("visitor {round}")).await.unwrap();
+        pair.counterfoil.drain().await.unwrap();
+        assert_eq!(open().await.0, 1, "a day is not over");
+        assert_eq!(stored("20%/").await.unwrap(), 5 * (round - 1));
+        pair.counterfoil.drain_all().await.unwrap();
+        assert_eq!(open().await, (0, false));
+        assert_eq!(stored("20%/").await.unwrap(), 5 * round);
+        let days = hits.get_range("/", Precision::Day, now - 86_400..now + 1).await;
+        assert_eq!(days.unwrap().iter().map(|day| day.count).sum::<i64>(), 5 * round);
+    }
+    assert_eq!(stored("views/%").await.unwrap(), 6);
+    // each of the four once; the first one again if a minute ended meanwhile
+    assert!((4..=6).contains(&stored("visitors/%").await.unwrap()));
 }
