@@ -2,6 +2,9 @@
 //!
 //! Counters and histograms of a family carry the label `family`, and not its namespace: an application with ten
 //! thousand tenants would else have ten thousand times as many series.
+//!
+//! Counters and gauges are there with 0 from the moment a family is opened, or a reconciler started, so that an alert on
+//! one that never moved can fire; histograms come with their first value. The recorder has to be installed before.
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 
@@ -64,6 +67,30 @@ pub fn describe() {
     describe_gauge!(BACKLOG_IDS, "distinct ids that wait in Redis for the database, as last looked at");
     describe_gauge!(BACKLOG_SECONDS, Unit::Seconds, "age of the oldest hit that waits in Redis, as last looked at");
     describe_counter!(RETRIES, "calls made again after a failure");
+}
+
+/// Everything that may be counted of the family is there from now on. Nothing is set: other namespaces have the label too.
+pub(crate) fn begin_family(family: &metrics::SharedString, is_cached: bool) {
+    let counter = |name: &'static str| metrics::counter!(name, "family" => family.clone()).increment(0);
+    [HITS, UNKNOWN, STRAYS].into_iter().for_each(counter);
+    if is_cached {
+        [SEEDS, DELETED, CONFLICTS].into_iter().for_each(counter);
+    }
+    for reason in ["range", "full"] {
+        metrics::counter!(REFUSED, "family" => family.clone(), "reason" => reason).increment(0);
+    }
+    for name in [RECORDED, PENDING_IDS] {
+        metrics::gauge!(name, "family" => family.clone()).increment(0.0);
+    }
+    metrics::counter!(RETRIES, "what" => "add").increment(0);
+}
+
+/// The same of what a reconciler counts by itself.
+pub(crate) fn begin_reconciler() {
+    [BATCHES, ROWS, REJECTS].into_iter().for_each(|name| metrics::counter!(name).increment(0));
+    for what in ["reconcile", "fetch", "apply", "release", "save"] {
+        metrics::counter!(RETRIES, "what" => what).increment(0);
+    }
 }
 
 /// A failed call is made again.

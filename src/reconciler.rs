@@ -128,6 +128,7 @@ where
         if let Some(lease) = self.lease {
             flusher = flusher.leasing(lease)?;
         }
+        metrics::begin_reconciler();
         let (stop, stopping) = watch::channel(false);
         let scheduler = Scheduler {
             flusher: Arc::new(flusher),

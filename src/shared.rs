@@ -9,7 +9,7 @@ use redis::aio::ConnectionLike;
 use tokio::sync::Notify;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::Family;
+use crate::family::{Family, Kind};
 use crate::partition::Partition;
 use crate::read::Incarnations;
 use crate::server_clock::ServerClock;
@@ -71,6 +71,8 @@ where
         }
         let number = registered.number;
         let opened = Arc::new(Opened::new(registered));
+        let is_cached = matches!(opened.registered.family.kind, Kind::Cached(_));
+        crate::metrics::begin_family(&opened.label, is_cached);
         let (topology, work, closed) = (self.topology.clone(), self.work.clone(), self.closed.clone());
         let writer = Writer::new(self.redis.clone(), opened.clone(), topology, work, closed)?;
         let both = (opened, Arc::new(writer));

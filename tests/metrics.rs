@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use counterfoil::metrics::{
-    BATCHES, CONFLICTS, DELETED, HITS, LAG_SECONDS, REFUSED, REJECTS, RETRIES, ROWS, SEEDS, WAITING_SECONDS, describe,
+    BATCHES, CONFLICTS, DELETED, HITS, LAG_SECONDS, PENDING_IDS, RECORDED, REFUSED, REJECTS, RETRIES, ROWS, SEEDS,
+    STRAYS, UNKNOWN, WAITING_SECONDS, describe,
 };
 use counterfoil::{Durability, Family, KeyType, Table};
 use metrics_util::debugging::DebuggingRecorder;
@@ -54,6 +55,26 @@ async fn every_boundary_is_measured() {
     mysql.start_again().await;
     eventually("the hit", || async { pair.number("SELECT CAST(n AS SIGNED) FROM item").await == 3 }).await;
     reconciler.shutdown().await.unwrap();
+}
+
+#[tokio::test]
+async fn every_count_is_there_from_the_start() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let _installed = metrics::set_default_local_recorder(&recorder);
+    let pair = Pair::new().await;
+    let _views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let _votes = pair.counterfoil.open_cached(Family::cached("test", "votes").build().unwrap()).await.unwrap();
+    let seen = look(&snapshotter);
+    for name in [HITS, REFUSED, UNKNOWN, RECORDED, PENDING_IDS, STRAYS, SEEDS, DELETED, CONFLICTS, RETRIES] {
+        assert_eq!(seen.get(name), Some(&0.0), "{name} in {seen:?}");
+    }
+    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    reconciler.shutdown().await.unwrap();
+    let seen = look(&snapshotter);
+    for name in [BATCHES, ROWS, REJECTS, RETRIES, WAITING_SECONDS] {
+        assert_eq!(seen.get(name), Some(&0.0), "{name} in {seen:?}");
+    }
 }
 
 /// What the library logs in this thread.
