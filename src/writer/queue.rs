@@ -30,6 +30,8 @@ const SLOW: Duration = Duration::from_millis(50);
 const PARTITION_CALLS: usize = 4;
 /// How many calls to one node: hits gather for the one while the other is out.
 const NODE_CALLS: usize = 2;
+/// How long a call that nobody makes any more may be taken over.
+const LEFT: Duration = Duration::from_secs(10);
 /// However often Redis refused, it is asked again after so long.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
@@ -82,6 +84,8 @@ struct UnderWay {
     /// Made by one of its callers only, who may stop polling at any moment.
     by_caller: bool,
     slow: bool,
+    /// The task that made it has ended with its runtime, and nobody else has gone on.
+    left: bool,
 }
 
 /// Hits that have joined a call.
@@ -131,7 +135,7 @@ where
     /// Whether no hit is gathered or under way: stays so once it is closed, but for what was recorded before.
     pub fn is_idle(&self) -> bool {
         let state = self.state();
-        state.under_way.is_empty() && state.gathering.iter().all(|gathering| gathering.group.is_empty())
+        state.under_way.iter().all(|one| one.left) && state.gathering.iter().all(|gathering| gathering.group.is_empty())
     }
 
     /// The home of calls to this partition.
@@ -193,11 +197,17 @@ where
             let until = *until.get_or_insert(call.until(terms.timeout));
             // woken not before the end, in all but a few cases
             let mut first = waker.is_some();
-            poll_fn(|cx| match std::mem::take(&mut first) {
+            while let Some(sender) = poll_fn(|cx| match std::mem::take(&mut first) {
                 true if call.outcome().is_none() => Poll::Pending,
-                _ => call.poll_end(cx, &mut waker, until.deadline),
+                _ => match self.take_over(&call) {
+                    None => call.poll_end(cx, &mut waker, until.deadline).map_ok(|()| None),
+                    sender => Poll::Ready(Ok(sender)),
+                },
             })
-            .await?;
+            .await?
+            {
+                sender.run().await;
+            }
             match call.outcome() {
                 Some(Outcome::NotExecuted(_)) if Instant::now() < until.begin => {}
                 Some(Outcome::NotExecuted(error) | Outcome::Failed(error)) => return Err(error.again()),
@@ -239,19 +249,48 @@ where
         }
         let call = state.gathering[to].call.clone();
         let waker = call.wake(waker);
+        self.watch(state);
+        Joined::Waits { positions, call, waker }
+    }
+
+    /// Sees to it that calls are looked after.
+    fn watch(self: &Arc<Self>, state: &mut State) {
         if !state.watched
             && let Ok(runtime) = Handle::try_current()
         {
             state.watched = true;
             runtime.spawn(Watch(self.clone()).run());
         }
-        Joined::Waits { positions, call, waker }
+    }
+
+    /// Goes on for a task that has ended with its runtime: with this call, and with looking after calls.
+    fn take_over(self: &Arc<Self>, call: &Arc<Call>) -> Option<Sender<C>> {
+        if call.outcome().is_some() {
+            return None;
+        }
+        let mut state = self.state();
+        self.watch(&mut state);
+        let one = state.under_way.iter_mut().find(|one| one.left && Arc::ptr_eq(&one.call, call))?;
+        (one.left, one.by_caller, one.since) = (false, true, Instant::now());
+        Some(Sender::new(self.clone(), one.number, one.call.clone(), one.caller.clone(), true))
+    }
+
+    /// The task that made the call ends with its runtime: others who wait for it go on. False if it has ended.
+    pub fn leave(&self, number: u64) -> bool {
+        let mut state = self.state();
+        let one = state.under_way.iter_mut().find(|one| one.number == number && one.call.outcome().is_none());
+        one.is_some_and(|one| {
+            one.left = true;
+            one.call.remind();
+            true
+        })
     }
 
     fn may_start(&self, state: &State, to: usize) -> bool {
         let (most, to_one) = if self.spans_partitions() { (NODE_CALLS, NODE_CALLS) } else { (PARTITION_CALLS, 1) };
-        let quick = state.under_way.iter().filter(|one| !one.slow || one.to == to).count();
-        quick < most && state.under_way.iter().filter(|one| one.to == to).count() < to_one
+        let under_way = || state.under_way.iter().filter(|one| !one.left);
+        let quick = under_way().filter(|one| !one.slow || one.to == to).count();
+        quick < most && under_way().filter(|one| one.to == to).count() < to_one
     }
 
     fn take_off(self: &Arc<Self>, state: &mut State, to: usize, by_caller: bool) -> Sender<C> {
@@ -264,8 +303,15 @@ where
         caller.n += 1;
         state.calls += 1;
         let (number, since) = (state.calls, Instant::now());
+        state.under_way.retain(|one| {
+            let is_over = one.left && since - one.since >= LEFT;
+            if is_over {
+                one.call.end(Outcome::Failed(self.error(ErrorKind::OutcomeUnknown, "the call was given up")));
+            }
+            !is_over
+        });
         let sender = Sender::new(self.clone(), number, call.clone(), caller.clone(), by_caller);
-        state.under_way.push(UnderWay { number, to, call, caller, since, by_caller, slow: false });
+        state.under_way.push(UnderWay { number, to, call, caller, since, by_caller, slow: false, left: false });
         sender
     }
 
@@ -351,7 +397,8 @@ where
         for one in state.under_way.iter_mut().filter(|one| now - one.since >= SLOW) {
             one.slow = true;
             one.call.remind();
-            if std::mem::take(&mut one.by_caller) && one.call.outcome().is_none() {
+            let is_left = std::mem::take(&mut one.by_caller) | std::mem::take(&mut one.left);
+            if is_left && one.call.outcome().is_none() {
                 senders.push(Sender::new(self.clone(), one.number, one.call.clone(), one.caller.clone(), false));
             }
         }
@@ -406,6 +453,10 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     fn drop(&mut self) {
-        self.0.state().watched = false;
+        let mut state = self.0.state();
+        if std::mem::take(&mut state.watched) {
+            let gathering = state.gathering.iter().map(|gathering| &gathering.call);
+            state.under_way.iter().map(|one| &one.call).chain(gathering).for_each(|call| call.remind());
+        }
     }
 }

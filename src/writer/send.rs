@@ -192,7 +192,7 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     fn drop(&mut self) {
-        if self.over {
+        if self.over || !self.by_caller && self.call.is_in_doubt() && self.queue.leave(self.number) {
             return;
         }
         let outcome = match self.call.is_in_doubt() {

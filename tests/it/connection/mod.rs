@@ -2,3 +2,4 @@ mod cluster;
 mod connect;
 mod cuts;
 mod network;
+mod runtimes;
