@@ -43,7 +43,7 @@ where
 {
     /// The backlog of all partitions of the family, as measured from now on.
     pub async fn backlog(&self, opened: &Opened) -> Result<Backlog> {
-        let family = &opened.registered.family;
+        let family = &opened.family;
         let partitions: Vec<_> = (0..family.partitions()).map(|number| self.partition(family, number)).collect();
         let mut backlog = Backlog::default();
         for some in partitions.chunks(CALLS) {

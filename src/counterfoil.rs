@@ -1,15 +1,17 @@
 //! The entry point: a Redis and a database that belong together.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use redis::aio::ConnectionLike;
+use tokio::time::timeout;
 
 use crate::activity_counters::Activity;
 use crate::cached_counters::CachedCounters;
 use crate::check::{self, Finding};
 use crate::counters::Counters;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::family::{ActivityFamily, CachedFamily, Family, Kind, SeriesFamily, VisitorsFamily};
 use crate::flush::Flusher;
 use crate::handle::Handle;
@@ -19,9 +21,12 @@ use crate::reconciler::ReconcilerBuilder;
 use crate::save::Saver;
 use crate::series_counters::Series;
 use crate::shared::Shared;
-use crate::store::{Registered, Store};
+use crate::store::Store;
 use crate::upkeep;
 use crate::visitor_counters::Visitors;
+
+/// How long the database is waited for when a family is opened.
+const REGISTERING: Duration = Duration::from_secs(3);
 
 /// One Redis and one database that keep an application's counters together.
 ///
@@ -75,9 +80,13 @@ where
     /// Opens a family: registers it with the database, or compares it with what the database knows of it, and writes its
     /// settings to Redis. While Redis is away the family is opened all the same, and a reconciler writes them later.
     ///
+    /// A database that is away is waited for 3 s at most, and the family is opened all the same if Redis knows no other
+    /// kind or number of partitions of it: hits count, and are brought to the database after it has registered the family.
+    /// Where it then refuses that, hits stay in Redis until the configuration is mended, and each look logs the error.
+    ///
     /// # Errors
     /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting in which the family is known differently, or what
-    /// its table lacks; [`Store`](crate::ErrorKind::Store) where the database cannot be asked;
+    /// its table lacks;
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for a family of another kind, which is opened by a call of its own.
     pub async fn open(&self, family: Family) -> Result<Counters<C, S>> {
         if family.kind != Kind::Buffered {
@@ -121,19 +130,38 @@ where
         Ok(Visitors::new(self.handle(family.family).await?))
     }
 
-    /// What a handle of the family consists of, once the database knows it.
+    /// What a handle of the family consists of.
     async fn handle(&self, family: Family) -> Result<Handle<C, S>> {
-        let number = self.shared.store.register(&family).await?;
-        // a Redis that is away is written to by the first reconciler after it is back
-        if let Err(error) = upkeep::configure(&self.shared.redis, &self.shared.topology, &family).await {
-            tracing::warn!(%family, %error, "the family's settings are not yet in Redis");
+        let registered = self.register(&family).await?;
+        let Shared { redis, topology, .. } = &*self.shared;
+        let configured = match registered {
+            Some(_) => upkeep::configure(redis, topology, &family).await,
+            None => upkeep::configure_unconfirmed(redis, topology, &family).await,
+        };
+        match configured {
+            Err(error) if error.kind() == ErrorKind::Mismatch => return Err(error),
+            // a Redis that is away is written to by the first reconciler after it is back
+            Err(error) => tracing::warn!(%family, %error, "the family's settings are not yet in Redis"),
+            Ok(()) => {}
         }
-        Handle::new(self.shared.clone(), Registered { family, number })
+        Handle::new(self.shared.clone(), family, registered)
+    }
+
+    /// The database's number for the family; `None` where it is away.
+    async fn register(&self, family: &Family) -> Result<Option<u64>> {
+        let error = match timeout(REGISTERING, self.shared.store.register(family)).await {
+            Ok(Ok(number)) => return Ok(Some(number)),
+            Ok(Err(error)) if !error.is_retryable() => return Err(error),
+            Ok(Err(error)) => error,
+            Err(elapsed) => Error::new(ErrorKind::Store, "the database did not reply").with_source(elapsed),
+        };
+        tracing::warn!(%family, %error, "opened without the database: it is asked for the family when it is back");
+        Ok(None)
     }
 
     /// Looks at the servers and returns what should be known or changed, the worst first. No findings is a good sign.
     pub async fn check(&self) -> Vec<Finding> {
-        let families: Vec<_> = self.shared.opened().iter().map(|opened| opened.registered.family.clone()).collect();
+        let families: Vec<_> = self.shared.opened().iter().map(|opened| opened.family.clone()).collect();
         let mut findings = check::redis(&self.shared.redis, &families).await;
         findings.extend(self.shared.store.check(&families).await);
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));

@@ -45,7 +45,7 @@ where
 
     /// What the database holds of each id; a copy of it may be behind.
     pub async fn stored(&self, ids: &[&str]) -> Result<Vec<Option<i64>>> {
-        Ok(self.shared.store.read(&self.opened.registered, ids, &[], ReadFrom::Nearest).await?.values)
+        Ok(self.shared.store.read(self.registered().await?, ids, &[], ReadFrom::Nearest).await?.values)
     }
 
     /// What Redis holds of each id.
@@ -64,7 +64,7 @@ where
         let partitions: Vec<_> = (0..self.family().partitions()).map(|number| self.partition(number)).collect();
         let pending = try_join_all(partitions.iter().map(|partition| partition.pending_ids(prefix))).await?;
         // after Redis: what left it meanwhile is in the database by now
-        let stored = self.shared.store.list(&self.opened.registered, prefix, after, limit).await?;
+        let stored = self.shared.store.list(self.registered().await?, prefix, after, limit).await?;
         let is_after = |id: &String| after.is_none_or(|after| id.as_bytes() > after.as_bytes());
         let pending = pending.into_iter().flatten().filter(is_after);
         let ids: BTreeSet<_> = pending.chain(stored.into_iter().map(|(id, _)| id)).collect();
@@ -77,11 +77,12 @@ where
     /// One round of an exact read; `None` if it has to be started again, mostly because a batch landed in between. With
     /// `at_once` the database is asked while Redis is: whichever is read first, the ledger tells how they fit.
     async fn try_exact(&self, ids: &[&str], at_once: bool) -> Result<Option<Vec<i64>>> {
+        let registered = self.registered().await?;
         let groups = self.groups(ids);
         let guess = if at_once { self.guess(&groups) } else { None };
         let (guessed, pending) = match guess {
             Some(marks) => {
-                let snapshot = self.shared.store.read(&self.opened.registered, ids, &marks, ReadFrom::Nearest);
+                let snapshot = self.shared.store.read(registered, ids, &marks, ReadFrom::Nearest);
                 // not try_join: a question to the database is better not dropped half-way
                 let (snapshot, pending) = join(snapshot, self.read_groups(&groups, ids)).await;
                 (Some((marks, snapshot)), pending?)
@@ -102,7 +103,7 @@ where
         for &copy in copies {
             let snapshot = match guessed.take() {
                 Some(snapshot) => snapshot?,
-                None => self.shared.store.read(&self.opened.registered, ids, &marks, copy).await?,
+                None => self.shared.store.read(registered, ids, &marks, copy).await?,
             };
             let stands = |(group, pending): (&Group, &Pending)| {
                 let mark = |incarnation| marks.binary_search(&(group.partition, incarnation)).ok();

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::family::Family;
 use crate::partition::Partition;
 use crate::shared::{Opened, Shared};
-use crate::store::Registered;
+use crate::store::{Registered, Store};
 use crate::writer::Writer;
 
 /// A family in use. Cloning is cheap.
@@ -32,7 +32,14 @@ impl<C, S> Clone for Handle<C, S> {
 impl<C, S> Handle<C, S> {
     /// The configuration.
     pub fn family(&self) -> &Family {
-        &self.opened.registered.family
+        &self.opened.family
+    }
+}
+
+impl<C, S: Store> Handle<C, S> {
+    /// The family as the database knows it.
+    pub async fn registered(&self) -> Result<&Arc<Registered>> {
+        self.opened.registered(&self.shared.store).await
     }
 }
 
@@ -40,8 +47,9 @@ impl<C, S> Handle<C, S>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    pub fn new(shared: Arc<Shared<C, S>>, registered: Registered) -> Result<Self> {
-        let (opened, writer) = shared.open(registered)?;
+    /// Of a family that the database has this number for, if it could be asked.
+    pub fn new(shared: Arc<Shared<C, S>>, family: Family, registered: Option<u64>) -> Result<Self> {
+        let (opened, writer) = shared.open(family, registered)?;
         Ok(Handle { shared, opened, writer, timeout: Duration::from_secs(5) })
     }
 

@@ -238,7 +238,7 @@ where
         let shared = self.shared.clone();
         let mut stopping = self.stopping.clone();
         for opened in shared.opened() {
-            self.look_at(Announced::Family(opened.registered.number), Duration::ZERO);
+            self.look_at(Announced::Family(opened.number), Duration::ZERO);
         }
         loop {
             self.start_what_is_due();
@@ -404,7 +404,7 @@ where
                     self.look_at(Announced::Due(number, partition), Duration::ZERO);
                 });
                 if let Some(opened) = self.shared.family(number) {
-                    self.look_at(what, opened.registered.family.sync_time / LOOKS);
+                    self.look_at(what, opened.family.sync_time / LOOKS);
                 }
             }
             Err(error) => {
@@ -421,7 +421,7 @@ where
             Ok(round) => {
                 self.failures.remove(&what);
                 if let Some(opened) = self.shared.family(number) {
-                    let save_after = opened.registered.family.sync_time;
+                    let save_after = opened.family.sync_time;
                     self.look_at(what, round.next.map_or(save_after, |next| next.min(save_after)));
                 }
             }
@@ -436,7 +436,7 @@ where
         match rotated {
             Ok(Rotated::Held(held)) => self.held.push(held),
             Ok(Rotated::Early(time)) => {
-                let sync_time = self.shared.family(id.0).map_or(time, |opened| opened.registered.family.sync_time);
+                let sync_time = self.shared.family(id.0).map_or(time, |opened| opened.family.sync_time);
                 self.free(id, time.min(sync_time / LOOKS));
             }
             Ok(Rotated::Leased(time)) => self.rest(id, time),

@@ -103,7 +103,7 @@ where
 {
     /// For this family, if it is a cached one; without leases.
     pub fn new(shared: Arc<Shared<C, S>>, redis: C, opened: Arc<Opened>) -> Option<Self> {
-        let Kind::Cached(stay) = opened.registered.family.kind.clone() else { return None };
+        let Kind::Cached(stay) = opened.family.kind.clone() else { return None };
         Some(Saver { shared, redis, opened, stay, lease: Duration::ZERO, max_rows: 50_000 })
     }
 
@@ -248,7 +248,11 @@ where
     async fn write(&self, saves: &[Save], stop: &watch::Receiver<bool>) -> Result<Vec<Saved>> {
         let (mut pause, mut grace) = (Backoff::default(), GRACE);
         loop {
-            match unless_stopped(stop, grace, self.shared.store.save(&self.opened.registered, saves)).await {
+            let save = async {
+                let registered = self.opened.registered(&self.shared.store).await?;
+                self.shared.store.save(registered, saves).await
+            };
+            match unless_stopped(stop, grace, save).await {
                 Ok(outcomes) if outcomes.len() == saves.len() => return Ok(outcomes),
                 Ok(outcomes) => {
                     let (some, all) = (outcomes.len(), saves.len());
@@ -407,7 +411,7 @@ where
     }
 
     fn family(&self) -> &Family {
-        &self.opened.registered.family
+        &self.opened.family
     }
 
     fn numbers(&self) -> Range<u32> {

@@ -60,7 +60,7 @@ where
         }
         let looks = families.iter().map(|(opened, writer)| async move {
             let backlog = timeout_at(end, self.shared.backlog(opened)).await.ok().and_then(Result::ok);
-            Remaining { family: opened.registered.family.clone(), recorded: writer.recorded(), backlog }
+            Remaining { family: opened.family.clone(), recorded: writer.recorded(), backlog }
         });
         let mut remaining = join_all(looks).await;
         remaining.retain(|one| one.recorded > 0 || one.backlog.is_none_or(|backlog| backlog.ids > 0));

@@ -112,12 +112,12 @@ where
         closed: Arc<AtomicBool>,
     ) -> Result<Self> {
         let names = Names::new()?;
-        let homes = (0..opened.registered.family.partitions()).map(|_| OnceLock::new()).collect();
+        let homes = (0..opened.family.partitions()).map(|_| OnceLock::new()).collect();
         Ok(Queue { opened, topology, work, closed, redis, homes, names, state: Mutex::default(), room: Notify::new() })
     }
 
     pub fn family(&self) -> &Family {
-        &self.opened.registered.family
+        &self.opened.family
     }
 
     pub fn partition(&self, number: u32) -> Partition<C> {

@@ -120,7 +120,7 @@ where
         match count(queue, fence, group, &shares).await {
             Ok(Counted::Executed { results, due, repeated }) => {
                 for place in due {
-                    let family = queue.opened.registered.number;
+                    let family = queue.opened.number;
                     queue.work.announce(Announced::Due(family, shares[place].partition));
                 }
                 Ok(Some(Outcome::Counted { results: in_group_order(group, &shares, results), repeated }))

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::support::{Pair, eventually, family, pause};
-use counterfoil::{Backlog, Durability, ErrorKind, Family, Precision};
-use testkit::{MysqlServer, RedisOptions};
+use counterfoil::{Backlog, Counterfoil, Durability, ErrorKind, Family, MysqlStore, Precision};
+use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::task::JoinSet;
 
 const OWN: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
@@ -203,4 +203,45 @@ async fn a_drain_of_all_closes_slices_that_are_not_over() {
     assert_eq!(stored("views/%").await.unwrap(), 6);
     // each of the four once; the first one again if a minute ended meanwhile
     assert!((4..=6).contains(&stored("visitors/%").await.unwrap()));
+}
+
+/// Everything is opened, and counted, while the database is away from the start; it arrives when the database is there.
+#[tokio::test]
+async fn an_application_starts_without_the_database() {
+    let mysql = MysqlServer::start().await;
+    let (database, pool) = mysql.database("test").await;
+    MysqlStore::new(pool.clone()).create_tables().await.unwrap();
+    let redis = RedisServer::start(RedisOptions::volatile()).await;
+    mysql.kill();
+    let pair = Counterfoil::new(redis.manager().await, MysqlStore::connect_lazy(&mysql.url(&database)).unwrap());
+    let began = Instant::now();
+    let views = pair.open(family("views").build().unwrap()).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    let hits = Family::series("test", "hits").windows([(Precision::SECOND, 3)]).keep([Precision::SECOND]);
+    let hits = pair.open_series(hits.build().unwrap()).await.unwrap();
+    let _running = pair.reconciler().start().await.unwrap();
+    for _ in 0..3 {
+        let _ = views.add("page", 1).await.unwrap();
+        hits.add("page", 1).await.unwrap();
+    }
+    assert_eq!(views.pending(&["page"]).await.unwrap(), [3]);
+    mysql.start_again().await;
+    let stored = async || sqlx::query_scalar::<_, i64>(OWN).fetch_one(&pool).await.is_ok_and(|stored| stored == 6);
+    eventually("what was counted", stored).await;
+    assert_eq!(views.get("page").await.unwrap(), 3);
+    // a family that the database knows in another way is found out then, and what was counted stays in Redis
+    mysql.kill();
+    let other = pair.open(family("views").durability(Durability::Settle(Duration::from_secs(1))).build().unwrap());
+    let other = other.await.unwrap();
+    let error = pair.open(family("views").partitions(8).build().unwrap()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Mismatch, "Redis knows its partitions: {error}");
+    let _ = other.add("page", 1).await.unwrap();
+    mysql.start_again().await;
+    eventually("the refusal", async || other.get("page").await.is_err_and(|error| error.kind() == ErrorKind::Mismatch))
+        .await;
+    pause(300).await;
+    assert_eq!((views.pending(&["page"]).await.unwrap(), views.get("page").await.unwrap()), (vec![1], 4));
+    let _ = pair.open(family("views").build().unwrap()).await.unwrap();
+    pair.drain().await.unwrap();
+    assert_eq!(views.stored(&["page"]).await.unwrap(), [Some(4)]);
 }
