@@ -154,10 +154,10 @@ where
 }
 
 impl Reconciler {
-    /// Starts nothing new, finishes what it holds, and returns. That takes the settle time and a transaction at most; a
-    /// database that is away or silent is waited for 2 s at most. What it does not hold yet, also of hits that were counted
-    /// long before, stays in Redis for the next reconciler: [`Counterfoil::shutdown`](crate::Counterfoil::shutdown) or
-    /// [`drain`](crate::Counterfoil::drain) brings everything to the database.
+    /// Starts nothing new, finishes what it holds, and returns. That takes the settle time and a transaction, of which 2 s at
+    /// most are waited for: a database that is away or silent holds nothing up. What it does not hold yet, also of hits
+    /// that were counted long before, stays in Redis for the next reconciler;
+    /// [`Counterfoil::shutdown`](crate::Counterfoil::shutdown) brings everything to the database.
     ///
     /// # Errors
     /// [`Closed`](ErrorKind::Closed) if it had ended before, by a panic.
@@ -503,20 +503,31 @@ where
                 self.look_at(Announced::Due(number, partition), Duration::ZERO);
             }),
             Err(error) => {
-                tracing::warn!(number, %error, "the family's upkeep failed, and is tried again");
+                let family = self.called(Announced::Family(number));
+                tracing::warn!(family, %error, "the family's upkeep failed, and is tried again");
                 self.kept.remove(&number);
             }
+        }
+    }
+
+    /// What logs call it: a family, or one of its partitions.
+    fn called(&self, what: Announced) -> String {
+        let (Announced::Family(number) | Announced::Due(number, _)) = what;
+        let family = self.shared.family(number).map_or_else(String::new, |opened| opened.family.to_string());
+        match what {
+            Announced::Family(_) => family,
+            Announced::Due(_, partition) => format!("{family}/{partition}"),
         }
     }
 
     /// How long to wait after this failure.
     fn pause(&mut self, what: Announced, error: &Error) -> Duration {
         if !error.is_retryable() {
-            tracing::error!(?what, %error, "this will not mend by itself");
+            tracing::error!(what = self.called(what), %error, "this will not mend by itself");
             return MEND;
         }
         let pause = self.failures.entry(what).or_default().next();
-        tracing::warn!(?what, %error, ?pause, "waiting");
+        tracing::warn!(what = self.called(what), %error, ?pause, "waiting");
         metrics::retried("reconcile");
         pause
     }
