@@ -3,6 +3,7 @@
 //! `REDIS_URL` and `DATABASE_URL` say where to count. Any number of these servers may run side by side.
 
 use std::env;
+use std::time::Duration;
 
 use axum::extract::{Path, State};
 use axum::response::Html;
@@ -18,15 +19,18 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Creates counterfoil's own tables where they are missing. With migrations, MysqlStore::schema() goes into one.
     pair.store().create_tables().await?;
     let views = pair.open(Family::buffered("example", "article_views").build()?).await?;
-    let reconciler = pair.reconciler().start().await?;
+    let _reconciler = pair.reconciler().start().await?;
 
     let app = Router::new().route("/articles/{number}", get(article)).with_state(views);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
     println!("http://{}/articles/7", listener.local_addr()?);
     axum::serve(listener, app).with_graceful_shutdown(interrupted()).await?;
 
-    // What is on its way to MySQL gets there; what else is pending is safe in Redis until the next start.
-    Ok(reconciler.shutdown().await?)
+    // Mostly this returns at once; what is left after the time is safe in Redis until the next start.
+    for remaining in pair.shutdown(Duration::from_secs(10)).await? {
+        eprintln!("{remaining:?}");
+    }
+    Ok(())
 }
 
 async fn article(State(views): State<Counters>, Path(number): Path<u32>) -> Result<Html<String>, StatusCode> {

@@ -250,7 +250,6 @@ where
 
     /// The rows of the missing counters: a single one is shared with others who miss it, many come in one query.
     async fn rows(&self, ids: &[&str], missing: &[(usize, Ticket)]) -> Result<Vec<Row>> {
-        let registered = &self.handle.opened.registered;
         match missing {
             [] => Ok(Vec::new()),
             [(place, ticket)] => {
@@ -260,7 +259,7 @@ where
             _ => {
                 let ids: Vec<_> = missing.iter().map(|(place, _)| ids[*place]).collect();
                 metrics::seeded(&self.handle.opened.label, ids.len());
-                self.handle.shared.store.rows(registered, &ids).await
+                self.handle.shared.store.rows(self.handle.registered().await?, &ids).await
             }
         }
     }

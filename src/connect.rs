@@ -88,8 +88,7 @@ pub fn cluster_settings(builder: ClusterClientBuilder) -> ClusterClientBuilder {
 }
 
 pub(crate) async fn connect_mysql(url: &str) -> Result<MysqlStore> {
-    let options: MySqlConnectOptions =
-        url.parse().map_err(|error: sqlx::Error| Error::invalid("the database's URL").with_source(error))?;
+    let options = options(url)?;
     let place = match options.get_socket() {
         Some(socket) => socket.display().to_string(),
         None => format!("{}:{}", options.get_host(), options.get_port()),
@@ -97,6 +96,33 @@ pub(crate) async fn connect_mysql(url: &str) -> Result<MysqlStore> {
     // by itself first: a pool that cannot connect says only that it timed out
     let connection = MySqlConnection::connect_with(&options).await;
     connection.map_err(|error| Error::new(ErrorKind::Store, format!("no database at {place}")).with_source(error))?;
+    Ok(lazy(options))
+}
+
+impl MysqlStore {
+    /// A store in the database at the URL, with a pool of its own. Nothing is connected yet: for an application that is to
+    /// start also while the database is away.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that is none.
+    ///
+    /// ```no_run
+    /// # use counterfoil::{Counterfoil, MysqlStore, Primary};
+    /// # async fn start() -> counterfoil::Result<()> {
+    /// let redis = Primary::connect("redis://localhost").await?;
+    /// let counterfoil = Counterfoil::new(redis, MysqlStore::connect_lazy("mysql://shop@localhost/shop")?);
+    /// # Ok(()) }
+    /// ```
+    pub fn connect_lazy(url: &str) -> Result<Self> {
+        Ok(lazy(options(url)?))
+    }
+}
+
+fn options(url: &str) -> Result<MySqlConnectOptions> {
+    url.parse().map_err(|error: sqlx::Error| Error::invalid("the database's URL").with_source(error))
+}
+
+fn lazy(options: MySqlConnectOptions) -> MysqlStore {
     let pool = MySqlPoolOptions::new().max_connections(10).acquire_timeout(Duration::from_secs(5));
-    Ok(MysqlStore::new(pool.connect_lazy_with(options)))
+    MysqlStore::new(pool.connect_lazy_with(options))
 }

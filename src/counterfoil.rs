@@ -1,9 +1,11 @@
 //! The entry point: a Redis and a database that belong together.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use redis::aio::ConnectionLike;
+use tokio::time::timeout;
 
 use crate::access;
 use crate::activity_counters::Activity;
@@ -20,9 +22,12 @@ use crate::reconciler::ReconcilerBuilder;
 use crate::save::Saver;
 use crate::series_counters::Series;
 use crate::shared::Shared;
-use crate::store::{Registered, Store};
+use crate::store::Store;
 use crate::upkeep;
 use crate::visitor_counters::Visitors;
+
+/// How long the database is waited for when a family is opened.
+const REGISTERING: Duration = Duration::from_secs(3);
 
 /// One Redis and one database that keep an application's counters together.
 ///
@@ -48,7 +53,7 @@ use crate::visitor_counters::Visitors;
 /// The types are those that [`connect`](Counterfoil::connect) makes, where they are not named.
 #[derive(Debug)]
 pub struct Counterfoil<C = Primary, S = MysqlStore> {
-    shared: Arc<Shared<C, S>>,
+    pub(crate) shared: Arc<Shared<C, S>>,
 }
 
 impl<C, S> Clone for Counterfoil<C, S> {
@@ -84,10 +89,13 @@ where
     /// Opens a family: registers it with the database, or compares it with what the database knows of it, and writes its
     /// settings to Redis. While Redis is away the family is opened all the same, and a reconciler writes them later.
     ///
+    /// A database that is away is waited for 3 s at most, and the family is opened all the same if Redis knows no other
+    /// kind or number of partitions of it: hits count, and are brought to the database after it has registered the family.
+    /// Where it then refuses that, hits stay in Redis until the configuration is mended, and each look logs the error.
+    ///
     /// # Errors
     /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting in which the family is known differently, or what
-    /// its table lacks; [`Store`](crate::ErrorKind::Store) where the database cannot be asked;
-    /// [`AccessDenied`](crate::ErrorKind::AccessDenied) naming what the user of Redis lacks;
+    /// its table lacks; [`AccessDenied`](crate::ErrorKind::AccessDenied) naming what the user of Redis lacks;
     /// [`Unsafe`](crate::ErrorKind::Unsafe) on a Redis that throws away what the family needs when memory is full;
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for a family of another kind, which is opened by a call of its own.
     pub async fn open(&self, family: Family) -> Result<Counters<C, S>> {
@@ -132,13 +140,29 @@ where
         Ok(Visitors::new(self.handle(family.family).await?))
     }
 
-    /// What a handle of the family consists of, once the database knows it.
+    /// What a handle of the family consists of.
     async fn handle(&self, family: Family) -> Result<Handle<C, S>> {
         self.shared.refuse_unsafe(&family).await.or_else(unless_refused)?;
-        let number = self.shared.store.register(&family).await?;
-        let configured = upkeep::configure(&self.shared.redis, &self.shared.topology, &family).await;
+        let registered = self.register(&family).await?;
+        let Shared { redis, topology, .. } = &*self.shared;
+        let configured = match registered {
+            Some(_) => upkeep::configure(redis, topology, &family).await,
+            None => upkeep::configure_unconfirmed(redis, topology, &family).await,
+        };
         configured.map_err(|error| access::explain(&family, error)).or_else(unless_refused)?;
-        Handle::new(self.shared.clone(), Registered { family, number })
+        Handle::new(self.shared.clone(), family, registered)
+    }
+
+    /// The database's number for the family; `None` where it is away.
+    async fn register(&self, family: &Family) -> Result<Option<u64>> {
+        let error = match timeout(REGISTERING, self.shared.store.register(family)).await {
+            Ok(Ok(number)) => return Ok(Some(number)),
+            Ok(Err(error)) if !error.is_retryable() => return Err(error),
+            Ok(Err(error)) => error,
+            Err(elapsed) => Error::new(ErrorKind::Store, "the database did not reply").with_source(elapsed),
+        };
+        tracing::warn!(%family, %error, "opened without the database: it is asked for the family when it is back");
+        Ok(None)
     }
 
     /// Looks at the servers and returns what should be known or changed, the worst first. No findings is a good sign.
@@ -156,13 +180,29 @@ where
         ReconcilerBuilder::new(self.shared.clone())
     }
 
-    /// Returns when every hit on an open family that was acknowledged before the call is in the database. It needs no
-    /// reconciler, and waits as long as Redis or the database is away: a shutdown that has to end gives it a
-    /// `tokio::time::timeout`. A value that the database refuses is kept as a reject, and not waited for.
+    /// Returns when every hit on an open family that was acknowledged before the call is in the database, but for slices of
+    /// series and minutes of activity that are kept and **not over**: those stay in Redis, which closes them when they are,
+    /// and [`drain_all`](Self::drain_all) brings them too. What expires with its window is for Redis alone.
+    ///
+    /// It needs no reconciler, and waits as long as Redis or the database is away: a shutdown that has to end calls
+    /// [`shutdown`](Self::shutdown). A value that the database refuses is kept as a reject, and not waited for.
     ///
     /// # Errors
     /// What no waiting mends: [`Corrupt`](crate::ErrorKind::Corrupt) keys in Redis.
     pub async fn drain(&self) -> Result<()> {
+        self.drain_families(false).await
+    }
+
+    /// The same, and closes kept slices that are not over: for a Redis that is given up for good. What is counted into such
+    /// a slice later is brought to the database when it is over, and added; the table shows a part of it until then.
+    ///
+    /// # Errors
+    /// As for [`drain`](Self::drain).
+    pub async fn drain_all(&self) -> Result<()> {
+        self.drain_families(true).await
+    }
+
+    async fn drain_families(&self, closing_all: bool) -> Result<()> {
         let (mut buffered, mut savers) = (Vec::new(), Vec::new());
         for opened in self.shared.opened() {
             match Saver::new(self.shared.clone(), self.shared.redis.clone(), opened.clone()) {
@@ -171,8 +211,9 @@ where
             }
         }
         let drains = join_all(savers.iter().map(Saver::drain));
+        let flusher = Flusher::new(self.shared.clone()).closing_all(closing_all);
         // what cannot be brought there holds nothing else back
-        let (flushed, saved) = join(Flusher::new(self.shared.clone()).drain(buffered), drains).await;
+        let (flushed, saved) = join(flusher.drain(buffered), drains).await;
         saved.into_iter().fold(flushed, Result::and)
     }
 }
@@ -180,7 +221,7 @@ where
 /// A Redis that is away refuses nothing: the first reconciler after it is back writes the family's settings.
 fn unless_refused(error: Error) -> Result<()> {
     match error.kind() {
-        ErrorKind::AccessDenied | ErrorKind::Unsafe => Err(error),
+        ErrorKind::AccessDenied | ErrorKind::Mismatch | ErrorKind::Unsafe => Err(error),
         _ => {
             tracing::warn!(%error, "the family is opened, and its settings are not yet in Redis");
             Ok(())

@@ -31,7 +31,7 @@ pub enum ErrorKind {
     Corrupt,
     /// More hits wait for Redis than this process keeps; this one was not counted, and may be tried again later.
     Busy,
-    /// The reconciler has been shut down.
+    /// The pair or the reconciler has been shut down. A hit was not counted.
     Closed,
 }
 

@@ -60,7 +60,7 @@ where
 
     /// What the database holds of each id; a copy of it may be behind.
     pub async fn stored(&self, ids: &[&str]) -> Result<Vec<Option<i64>>> {
-        let read = || self.shared.store.read(&self.opened.registered, ids, &[], ReadFrom::Nearest);
+        let read = async || self.shared.store.read(self.registered().await?, ids, &[], ReadFrom::Nearest).await;
         Ok(self.repeating(|deadline| self.stored_by(deadline, read())).await?.values)
     }
 
@@ -107,7 +107,7 @@ where
         let partitions: Vec<_> = (0..self.family().partitions()).map(|number| self.partition(number)).collect();
         let pending = try_join_all(partitions.iter().map(|partition| partition.pending_ids(prefix))).await?;
         // after Redis: what left it meanwhile is in the database by now
-        let stored = self.shared.store.list(&self.opened.registered, prefix, after, limit);
+        let stored = async { self.shared.store.list(self.registered().await?, prefix, after, limit).await };
         let stored = self.stored_by(deadline, stored).await?;
         let is_after = |id: &String| after.is_none_or(|after| id.as_bytes() > after.as_bytes());
         let pending = pending.into_iter().flatten().filter(is_after);
@@ -121,11 +121,12 @@ where
     /// One round of an exact read; `None` if it has to be started again, mostly because a batch landed in between. With
     /// `at_once` the database is asked while Redis is: whichever is read first, the ledger tells how they fit.
     async fn try_exact(&self, ids: &[&str], at_once: bool, deadline: Instant) -> Result<Option<Vec<i64>>> {
+        let registered = self.stored_by(deadline, self.registered()).await?;
         let groups = self.groups(ids);
         let guess = if at_once { self.guess(&groups) } else { None };
         let (guessed, pending) = match guess {
             Some(marks) => {
-                let snapshot = self.shared.store.read(&self.opened.registered, ids, &marks, ReadFrom::Nearest);
+                let snapshot = self.shared.store.read(registered, ids, &marks, ReadFrom::Nearest);
                 let snapshot = self.stored_by(deadline, snapshot);
                 // not try_join: a question to the database is better not dropped half-way
                 let (snapshot, pending) = join(snapshot, self.read_groups(&groups, ids)).await;
@@ -148,7 +149,7 @@ where
             let snapshot = match guessed.take() {
                 Some(snapshot) => snapshot?,
                 None => {
-                    let read = self.shared.store.read(&self.opened.registered, ids, &marks, copy);
+                    let read = self.shared.store.read(registered, ids, &marks, copy);
                     self.stored_by(deadline, read).await?
                 }
             };

@@ -10,7 +10,7 @@ use redis::aio::ConnectionLike;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use crate::backoff::{Backoff, wait_out};
+use crate::backoff::{Backoff, GRACE, pause_unless_stopped, unless_stopped, wait_out};
 use crate::buffered::{Cut, CutBatch, FetchReply, Lease, RotateReply, anything_pending};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
@@ -39,6 +39,7 @@ pub struct Flusher<C, S> {
     redis: C,
     lease: Option<(String, Duration)>,
     max_rows: u64,
+    closing_all: bool,
 }
 
 /// A batch that this process knows of, and that waits to be durable.
@@ -46,6 +47,7 @@ pub struct Flusher<C, S> {
 pub struct Held {
     pub id: PartitionId,
     opened: Arc<Opened>,
+    registered: Arc<Registered>,
     pub cut: CutBatch,
     known_since: Instant,
 }
@@ -75,7 +77,7 @@ pub enum Flushed {
 impl Held {
     /// When it may be fetched, by this process's clock; the server has the last word.
     pub fn ready_at(&self) -> Instant {
-        let settle = self.opened.registered.family.durability().settle();
+        let settle = self.opened.family.durability().settle();
         self.known_since + settle.saturating_sub(self.cut.settled)
     }
 
@@ -86,7 +88,7 @@ impl Held {
 
     /// When it is flushed: where it has to wait anyway a little later, so that those cut with it come along.
     pub fn flush_at(&self) -> Instant {
-        let settle = self.opened.registered.family.durability().settle();
+        let settle = self.opened.family.durability().settle();
         self.ready_at() + settle.min(Duration::from_secs(1)) / 50
     }
 }
@@ -99,7 +101,7 @@ where
     /// Without leases, over the pair's own connection.
     pub fn new(shared: Arc<Shared<C, S>>) -> Self {
         let redis = shared.redis.clone();
-        Flusher { shared, redis, lease: None, max_rows: 50_000 }
+        Flusher { shared, redis, lease: None, max_rows: 50_000, closing_all: false }
     }
 
     pub fn over(mut self, redis: C) -> Self {
@@ -109,6 +111,12 @@ where
 
     pub fn max_rows(mut self, rows: u64) -> Self {
         self.max_rows = rows;
+        self
+    }
+
+    /// Closes slices that are kept also where they are not over.
+    pub fn closing_all(mut self, all: bool) -> Self {
+        self.closing_all = all;
         self
     }
 
@@ -122,9 +130,7 @@ where
     pub async fn sweep(&self, families: Vec<Arc<Opened>>) -> Vec<(u64, Result<Vec<PartitionId>>)> {
         let mut found = Vec::with_capacity(families.len());
         for some in families.chunks(CALLS) {
-            let looks = some
-                .iter()
-                .map(|opened| async move { (opened.registered.number, self.pending_partitions(opened).await) });
+            let looks = some.iter().map(|opened| async move { (opened.number, self.pending_partitions(opened).await) });
             found.extend(join_all(looks).await);
         }
         found
@@ -132,7 +138,7 @@ where
 
     /// The partitions of the family that have anything pending: one command where it is idle.
     async fn pending_partitions(&self, opened: &Opened) -> Result<Vec<PartitionId>> {
-        let Registered { family, number } = &*opened.registered;
+        let Opened { family, number, .. } = opened;
         let all: Vec<_> =
             (0..family.partitions()).map(|partition| Partition::new(self.redis.clone(), family, partition)).collect();
         if family.keeps_slices() {
@@ -155,7 +161,7 @@ where
         Ok(found.collect())
     }
 
-    /// Hands the slices that are over on to the buffers.
+    /// Hands the slices that are over, or all, on to the buffers.
     async fn close_slices(&self, partitions: &[Partition<C>]) -> Result<()> {
         if !self.shared.topology.is_cluster() {
             match any_slices(&self.redis, partitions).await {
@@ -165,7 +171,11 @@ where
             }
         }
         for some in partitions.chunks(CALLS) {
-            try_join_all(some.iter().map(Partition::close_slices)).await?;
+            try_join_all(some.iter().map(async |partition| match self.closing_all {
+                true => partition.close_all_slices().await,
+                false => partition.close_slices().await.map(drop),
+            }))
+            .await?;
         }
         Ok(())
     }
@@ -184,14 +194,15 @@ where
 
     async fn rotate_one(&self, id: PartitionId, due: bool) -> Result<Rotated> {
         let Some(opened) = self.shared.family(id.0) else { return Ok(Rotated::Nothing) };
-        let family = &opened.registered.family;
+        let registered = opened.registered(&self.shared.store).await?.clone();
+        let family = &registered.family;
         let settle = family.durability().settle();
         let lease = self.lease.as_ref().filter(|_| due);
         let lease = lease.map(|(owner, beyond)| Lease { owner, time: settle + *beyond });
         let cut = if due { Cut::WhenDue(family) } else { Cut::Now };
         let partition = Partition::new(self.redis.clone(), family, id.1);
         Ok(match partition.rotate(Incarnation(random()?), lease, cut).await? {
-            RotateReply::Batch(cut) => Rotated::Held(Held { id, opened, cut, known_since: Instant::now() }),
+            RotateReply::Batch(cut) => Rotated::Held(Held { id, opened, registered, cut, known_since: Instant::now() }),
             RotateReply::Early(time) => Rotated::Early(time),
             RotateReply::Leased(time) => Rotated::Leased(time),
             RotateReply::Empty => Rotated::Nothing,
@@ -247,7 +258,7 @@ where
 
     /// The batch's content; `None` if it is not there any more.
     async fn fetch(&self, held: &Held) -> Result<Option<Content>> {
-        let settle = held.opened.registered.family.durability().settle();
+        let settle = held.opened.family.durability().settle();
         let partition = held.partition(&self.redis);
         loop {
             match partition.fetch(&held.cut, settle, PAGE).await? {
@@ -287,17 +298,20 @@ where
 
     /// Tries again as long as the database is away, and nobody says stop.
     async fn apply_patiently(&self, batches: &[Batch], stop: &watch::Receiver<bool>) -> Result<()> {
-        let mut pause = Backoff::default();
+        let (mut pause, mut grace) = (Backoff::default(), GRACE);
         loop {
-            match self.shared.store.apply(batches).await {
+            match unless_stopped(stop, grace, self.shared.store.apply(batches)).await {
                 Ok(applied) => {
                     record(applied);
                     return Ok(());
                 }
-                Err(error) if error.is_retryable() && !*stop.borrow() => {
+                Err(error) if error.is_retryable() => {
                     let error = retried("apply", error);
-                    tracing::warn!(%error, batches = batches.len(), "the database did not take the batches, trying again");
-                    sleep(pause.next()).await;
+                    tracing::warn!(%error, batches = batches.len(), "the database did not take the batches");
+                    grace = Duration::ZERO;
+                    if !pause_unless_stopped(stop, pause.next()).await {
+                        return Err(error);
+                    }
                 }
                 Err(error) => return Err(error),
             }
@@ -305,7 +319,7 @@ where
     }
 
     async fn release(&self, held: &Held) {
-        let family = &held.opened.registered.family;
+        let family = &held.opened.family;
         ::metrics::histogram!(metrics::LAG_SECONDS, "family" => held.opened.label.clone())
             .record(held.oldest_hit().elapsed());
         if let Err(error) = held.partition(&self.redis).release(&held.cut).await {
@@ -396,7 +410,7 @@ where
     /// What a family needs once a minute. Returns the partitions beyond its own in which something waits, if it is to look.
     pub async fn upkeep(&self, number: u64, look: bool) -> Result<Vec<PartitionId>> {
         let Some(opened) = self.shared.family(number) else { return Ok(Vec::new()) };
-        let family = &opened.registered.family;
+        let family = &opened.registered(&self.shared.store).await?.family;
         upkeep::begin_epochs(&self.redis, &self.shared.topology, family).await?;
         if !look {
             return Ok(Vec::new());
@@ -408,12 +422,12 @@ where
 
 impl Held {
     fn partition<C: ConnectionLike + Clone + 'static>(&self, redis: &C) -> Partition<C> {
-        Partition::new(redis.clone(), &self.opened.registered.family, self.id.1)
+        Partition::new(redis.clone(), &self.opened.family, self.id.1)
     }
 
     fn batch(&self, deltas: Vec<(String, i64)>, foreign: Vec<(Vec<u8>, i64)>) -> Batch {
         Batch {
-            family: self.opened.registered.clone(),
+            family: self.registered.clone(),
             partition: self.id.1,
             incarnation: self.cut.incarnation,
             seq: self.cut.seq,

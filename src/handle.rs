@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::partition::Partition;
 use crate::shared::{Opened, Shared};
-use crate::store::Registered;
+use crate::store::{Registered, Store};
 use crate::writer::Writer;
 
 /// Who waits for the database knows more than who waits for the whole read, and is left the time to say it.
@@ -39,7 +39,14 @@ impl<C, S> Clone for Handle<C, S> {
 impl<C, S> Handle<C, S> {
     /// The configuration.
     pub fn family(&self) -> &Family {
-        &self.opened.registered.family
+        &self.opened.family
+    }
+}
+
+impl<C, S: Store> Handle<C, S> {
+    /// The family as the database knows it.
+    pub async fn registered(&self) -> Result<&Arc<Registered>> {
+        self.opened.registered(&self.shared.store).await
     }
 }
 
@@ -47,8 +54,9 @@ impl<C, S> Handle<C, S>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    pub fn new(shared: Arc<Shared<C, S>>, registered: Registered) -> Result<Self> {
-        let (opened, writer) = shared.open(registered)?;
+    /// Of a family that the database has this number for, if it could be asked.
+    pub fn new(shared: Arc<Shared<C, S>>, family: Family, registered: Option<u64>) -> Result<Self> {
+        let (opened, writer) = shared.open(family, registered)?;
         let [timeout, read_timeout] = [Duration::from_secs(5); 2];
         Ok(Handle { shared, opened, writer, timeout, read_timeout })
     }
@@ -112,6 +120,16 @@ macro_rules! handle_methods {
         /// The configuration.
         pub fn family(&self) -> &crate::family::Family {
             self.$handle.family()
+        }
+
+        /// What of the family waits in Redis for the database, whoever counted it; it needs neither a reconciler nor the
+        /// database. Cached counters are looked through one by one. It also sets the gauges
+        /// [`BACKLOG_IDS`](crate::metrics::BACKLOG_IDS) and [`BACKLOG_SECONDS`](crate::metrics::BACKLOG_SECONDS).
+        ///
+        /// # Errors
+        /// [`Redis`](crate::ErrorKind::Redis) where it cannot be asked.
+        pub async fn backlog(&self) -> crate::error::Result<crate::backlog::Backlog> {
+            self.$handle.backlog().await
         }
     };
 }

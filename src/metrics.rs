@@ -2,6 +2,9 @@
 //!
 //! Counters and histograms of a family carry the label `family`, and not its namespace: an application with ten
 //! thousand tenants would else have ten thousand times as many series.
+//!
+//! Counters and gauges are there with 0 from the moment a family is opened, or a reconciler started, so that an alert on
+//! one that never moved can fire; histograms come with their first value. The recorder has to be installed before.
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 
@@ -34,6 +37,11 @@ pub const LAG_SECONDS: &str = "counterfoil_lag_seconds";
 /// Age in seconds of the oldest hit in the batches that this reconciler holds, 0 if it holds none. It grows while the
 /// database is away. Hits that wait for their sync, for the family's sync time at most, are not in it.
 pub const WAITING_SECONDS: &str = "counterfoil_waiting_seconds";
+/// Distinct ids, or cached counters, that wait in Redis for the database, by `family`, as of the last call of the handle's
+/// [`backlog`](crate::Counters::backlog): to be called where no reconciler runs, or none that works.
+pub const BACKLOG_IDS: &str = "counterfoil_backlog_ids";
+/// Age in seconds of the oldest of these hits, 0 if there are none, by `family`, likewise.
+pub const BACKLOG_SECONDS: &str = "counterfoil_backlog_seconds";
 /// Partitions beyond a family's number that somebody counted in, by `family`: what is there is brought to the database.
 pub const STRAYS: &str = "counterfoil_stray_partitions_total";
 /// Calls made again after a failure, by `what` (`add`, `reconcile`, `fetch`, `apply`, `release`, `save`).
@@ -56,7 +64,33 @@ pub fn describe() {
     describe_histogram!(FLUSH_SECONDS, Unit::Seconds, "from fetching batches to their release");
     describe_histogram!(LAG_SECONDS, Unit::Seconds, "age of a batch's oldest hit when it reached the database");
     describe_gauge!(WAITING_SECONDS, Unit::Seconds, "age of the oldest hit in the batches that this reconciler holds");
+    describe_gauge!(BACKLOG_IDS, "distinct ids that wait in Redis for the database, as last looked at");
+    describe_gauge!(BACKLOG_SECONDS, Unit::Seconds, "age of the oldest hit that waits in Redis, as last looked at");
     describe_counter!(RETRIES, "calls made again after a failure");
+}
+
+/// Everything that may be counted of the family is there from now on. Nothing is set: other namespaces have the label too.
+pub(crate) fn begin_family(family: &metrics::SharedString, is_cached: bool) {
+    let counter = |name: &'static str| metrics::counter!(name, "family" => family.clone()).increment(0);
+    [HITS, UNKNOWN, STRAYS].into_iter().for_each(counter);
+    if is_cached {
+        [SEEDS, DELETED, CONFLICTS].into_iter().for_each(counter);
+    }
+    for reason in ["range", "full"] {
+        metrics::counter!(REFUSED, "family" => family.clone(), "reason" => reason).increment(0);
+    }
+    for name in [RECORDED, PENDING_IDS] {
+        metrics::gauge!(name, "family" => family.clone()).increment(0.0);
+    }
+    metrics::counter!(RETRIES, "what" => "add").increment(0);
+}
+
+/// The same of what a reconciler counts by itself.
+pub(crate) fn begin_reconciler() {
+    [BATCHES, ROWS, REJECTS].into_iter().for_each(|name| metrics::counter!(name).increment(0));
+    for what in ["reconcile", "fetch", "apply", "release", "save"] {
+        metrics::counter!(RETRIES, "what" => what).increment(0);
+    }
 }
 
 /// A failed call is made again.

@@ -47,8 +47,23 @@ pub struct ReconcilerBuilder<C, S> {
 /// A running reconciler. Any number of them may run, in one process or many, beside the writers or alone: which of
 /// them brings a batch to the database makes no difference, and neither does their death at any moment.
 ///
-/// Dropping it lets what it holds be finished in the background; [`shutdown`](Self::shutdown) waits for that.
+/// Dropping it stops it: what it holds is finished in the background, and nothing new is begun. So it is bound for as long
+/// as it is to run, or told to [`detach`](Self::detach); [`shutdown`](Self::shutdown) stops it and waits.
+///
+/// ```compile_fail
+/// # #![deny(unused_must_use)]
+/// # async fn stops_at_once(counterfoil: counterfoil::Counterfoil) -> counterfoil::Result<()> {
+/// counterfoil.reconciler().start().await?; // a warning: nothing would reach the database
+/// # Ok(()) }
+/// ```
+/// ```no_run
+/// # #![deny(unused_must_use)]
+/// # async fn goes_on(counterfoil: counterfoil::Counterfoil) -> counterfoil::Result<()> {
+/// counterfoil.reconciler().start().await?.detach();
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
+#[must_use = "dropping a reconciler stops it: bind it, or call detach()"]
 pub struct Reconciler {
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
@@ -110,6 +125,7 @@ where
         if let Some(lease) = self.lease {
             flusher = flusher.leasing(lease)?;
         }
+        metrics::begin_reconciler();
         let (stop, stopping) = watch::channel(false);
         let scheduler = Scheduler {
             flusher: Arc::new(flusher),
@@ -135,14 +151,22 @@ where
 }
 
 impl Reconciler {
-    /// Starts nothing new, finishes what it holds, and returns. Where the database is away it does not wait for it:
-    /// what stays in Redis is for the next reconciler.
+    /// Starts nothing new, finishes what it holds, and returns. That takes the settle time and a transaction, of which 2 s at
+    /// most are waited for: a database that is away or silent holds nothing up. What it does not hold yet, also of hits
+    /// that were counted long before, stays in Redis for the next reconciler;
+    /// [`Counterfoil::shutdown`](crate::Counterfoil::shutdown) brings everything to the database.
     ///
     /// # Errors
     /// [`Closed`](ErrorKind::Closed) if it had ended before, by a panic.
     pub async fn shutdown(self) -> Result<()> {
         self.stop.send_replace(true);
         self.task.await.map_err(|error| Error::new(ErrorKind::Closed, "the reconciler had ended").with_source(error))
+    }
+
+    /// Lets it run until the tokio runtime ends, with nothing bound.
+    pub fn detach(self) {
+        // it stops when the sender is dropped
+        std::mem::forget(self.stop);
     }
 }
 
@@ -211,7 +235,7 @@ where
         let shared = self.shared.clone();
         let mut stopping = self.stopping.clone();
         for opened in shared.opened() {
-            self.look_at(Announced::Family(opened.registered.number), Duration::ZERO);
+            self.look_at(Announced::Family(opened.number), Duration::ZERO);
         }
         loop {
             self.start_what_is_due();
@@ -225,10 +249,16 @@ where
                 Some(done) = self.tasks.join_next_with_id() => self.finished(done),
                 () = sleep_until(next) => {}
                 // an error means that the handle was dropped
-                _ = stopping.wait_for(|&stop| stop) => break,
+                asked = stopping.wait_for(|&stop| stop) => {
+                    let held = self.held.len();
+                    match asked.is_ok() {
+                        true => tracing::info!(held, "the reconciler was shut down"),
+                        false => tracing::warn!(held, "the reconciler was dropped, and so it stops"),
+                    }
+                    break;
+                }
             }
         }
-        tracing::debug!(held = self.held.len(), "finishing what is held");
         self.finishing = true;
         loop {
             self.start_flushes();
@@ -371,7 +401,7 @@ where
                     self.look_at(Announced::Due(number, partition), Duration::ZERO);
                 });
                 if let Some(opened) = self.shared.family(number) {
-                    self.look_at(what, opened.registered.family.sync_time / LOOKS);
+                    self.look_at(what, opened.family.sync_time / LOOKS);
                 }
             }
             Err(error) => {
@@ -388,7 +418,7 @@ where
             Ok(round) => {
                 self.failures.remove(&what);
                 if let Some(opened) = self.shared.family(number) {
-                    let save_after = opened.registered.family.sync_time;
+                    let save_after = opened.family.sync_time;
                     self.look_at(what, round.next.map_or(save_after, |next| next.min(save_after)));
                 }
             }
@@ -403,7 +433,7 @@ where
         match rotated {
             Ok(Rotated::Held(held)) => self.held.push(held),
             Ok(Rotated::Early(time)) => {
-                let sync_time = self.shared.family(id.0).map_or(time, |opened| opened.registered.family.sync_time);
+                let sync_time = self.shared.family(id.0).map_or(time, |opened| opened.family.sync_time);
                 self.free(id, time.min(sync_time / LOOKS));
             }
             Ok(Rotated::Leased(time)) => self.rest(id, time),
@@ -423,6 +453,10 @@ where
                 self.free(id, NEVER);
             }
             Flushed::Failed(error) => {
+                if self.finishing && error.is_retryable() {
+                    // a server is away: what is held is for the next reconciler
+                    self.held.clear();
+                }
                 let pause = self.pause(what, &error);
                 self.rest(id, pause);
             }
@@ -466,20 +500,31 @@ where
                 self.look_at(Announced::Due(number, partition), Duration::ZERO);
             }),
             Err(error) => {
-                tracing::warn!(number, %error, "the family's upkeep failed, and is tried again");
+                let family = self.called(Announced::Family(number));
+                tracing::warn!(family, %error, "the family's upkeep failed, and is tried again");
                 self.kept.remove(&number);
             }
+        }
+    }
+
+    /// What logs call it: a family, or one of its partitions.
+    fn called(&self, what: Announced) -> String {
+        let (Announced::Family(number) | Announced::Due(number, _)) = what;
+        let family = self.shared.family(number).map_or_else(String::new, |opened| opened.family.to_string());
+        match what {
+            Announced::Family(_) => family,
+            Announced::Due(_, partition) => format!("{family}/{partition}"),
         }
     }
 
     /// How long to wait after this failure.
     fn pause(&mut self, what: Announced, error: &Error) -> Duration {
         if !error.is_retryable() {
-            tracing::error!(?what, %error, "this will not mend by itself");
+            tracing::error!(what = self.called(what), %error, "this will not mend by itself");
             return MEND;
         }
         let pause = self.failures.entry(what).or_default().next();
-        tracing::warn!(?what, %error, ?pause, "waiting");
+        tracing::warn!(what = self.called(what), %error, ?pause, "waiting");
         metrics::retried("reconcile");
         pause
     }

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::backoff::{Backoff, wait_out};
+use crate::backoff::{Backoff, GRACE, pause_unless_stopped, unless_stopped, wait_out};
 use crate::cached::{Claim, Deleted, Marked, Rebased, any_cached};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Kind, Stay};
@@ -103,7 +103,7 @@ where
 {
     /// For this family, if it is a cached one; without leases.
     pub fn new(shared: Arc<Shared<C, S>>, redis: C, opened: Arc<Opened>) -> Option<Self> {
-        let Kind::Cached(stay) = opened.registered.family.kind.clone() else { return None };
+        let Kind::Cached(stay) = opened.family.kind.clone() else { return None };
         Some(Saver { shared, redis, opened, stay, lease: Duration::ZERO, max_rows: 50_000 })
     }
 
@@ -247,18 +247,25 @@ where
 
     /// Tries again as long as the database is away, and nobody says stop.
     async fn write(&self, saves: &[Save], stop: &watch::Receiver<bool>) -> Result<Vec<Saved>> {
-        let mut pause = Backoff::default();
+        let (mut pause, mut grace) = (Backoff::default(), GRACE);
         loop {
-            match self.shared.store.save(&self.opened.registered, saves).await {
+            let save = async {
+                let registered = self.opened.registered(&self.shared.store).await?;
+                self.shared.store.save(registered, saves).await
+            };
+            match unless_stopped(stop, grace, save).await {
                 Ok(outcomes) if outcomes.len() == saves.len() => return Ok(outcomes),
                 Ok(outcomes) => {
                     let (some, all) = (outcomes.len(), saves.len());
                     return Err(Error::corrupt(format!("the store says of {some} of {all} saves what became of them")));
                 }
-                Err(error) if error.is_retryable() && !*stop.borrow() => {
+                Err(error) if error.is_retryable() => {
                     metrics::retried("save");
-                    tracing::warn!(%error, saves = saves.len(), "the database did not take the saves, trying again");
-                    sleep(pause.next()).await;
+                    tracing::warn!(%error, saves = saves.len(), "the database did not take the saves");
+                    grace = Duration::ZERO;
+                    if !pause_unless_stopped(stop, pause.next()).await {
+                        return Err(error);
+                    }
                 }
                 Err(error) => return Err(error),
             }
@@ -404,7 +411,7 @@ where
     }
 
     fn family(&self) -> &Family {
-        &self.opened.registered.family
+        &self.opened.family
     }
 
     fn numbers(&self) -> Range<u32> {

@@ -48,9 +48,10 @@ impl Seeding {
             return read;
         }
         metrics::seeded(&opened.label, 1);
-        let (pair, family, id) = (pair.clone(), opened.registered.clone(), id.to_owned());
+        let (pair, opened, id) = (pair.clone(), opened.clone(), id.to_owned());
         let row = async move {
-            let rows = pair.store.rows(&family, &[&id]).await.map_err(Arc::new)?;
+            let family = opened.registered(&pair.store).await.map_err(Arc::new)?;
+            let rows = pair.store.rows(family, &[&id]).await.map_err(Arc::new)?;
             Ok(rows.first().copied().unwrap_or_default())
         };
         let read = Arc::new(Read { seeding: self.clone(), key: key.clone(), row: row.boxed().shared() });

@@ -97,21 +97,33 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         Ok((words.filter_map(|name| String::from_utf8(name).ok()).collect(), last))
     }
 
-    /// Hands on to the buffer what is over, and answers how long it is until the next slice is.
+    /// Hands on to the buffer what is over, and returns how long it is until the next slice is.
     pub async fn close_slices(&self) -> Result<Option<Duration>> {
-        const SLICES: &str = "500";
-        let keys = [self.keys.open(), self.keys.agenda(), self.keys.buffer(), self.keys.meta()];
         loop {
-            let reply = script::repeat_safe(&self.redis, "series_close", &keys, &[SLICES, &self.now_ms]).await?;
-            expect_ok(&reply)?;
-            match reply.string(1) {
-                Ok(none) if none.is_empty() => return Ok(None),
-                _ => match reply.number(1)? {
-                    0 => {}
-                    next => return Ok(Some(Duration::from_millis(next))),
-                },
+            let (_, next) = self.close("0").await?;
+            if next != Some(Duration::ZERO) {
+                return Ok(next);
             }
         }
+    }
+
+    /// Hands on to the buffer all that is open. What is counted into a slice afterwards is handed on when that is over.
+    pub async fn close_all_slices(&self) -> Result<()> {
+        while self.close("1").await?.0 > 0 {}
+        Ok(())
+    }
+
+    /// Returns how many slices were handed on, and how long it is until the next one is over.
+    async fn close(&self, all: &str) -> Result<(u64, Option<Duration>)> {
+        const SLICES: &str = "500";
+        let keys = [self.keys.open(), self.keys.agenda(), self.keys.buffer(), self.keys.meta()];
+        let reply = script::repeat_safe(&self.redis, "series_close", &keys, &[SLICES, all, &self.now_ms]).await?;
+        expect_ok(&reply)?;
+        let next = match reply.string(1) {
+            Ok(none) if none.is_empty() => None,
+            _ => Some(Duration::from_millis(reply.number(1)?)),
+        };
+        Ok((reply.number(0)?, next))
     }
 }
 

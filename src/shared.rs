@@ -1,22 +1,22 @@
 //! What the handles of one pair share: the connections, the families in use, and what there is to do for a reconciler.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use futures_util::future::join;
 use metrics::SharedString;
 use redis::aio::ConnectionLike;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OnceCell};
 
 use crate::access;
 use crate::check;
-use crate::error::Result;
-use crate::family::Family;
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::{Family, Kind};
 use crate::partition::Partition;
 use crate::read::Incarnations;
 use crate::server_clock::ServerClock;
-use crate::store::Registered;
+use crate::store::{Registered, Store};
 use crate::topology::Topology;
 use crate::writer::Writer;
 
@@ -26,19 +26,36 @@ pub struct Shared<C, S> {
     pub redis: C,
     pub topology: Arc<Topology>,
     pub store: S,
-    families: RwLock<BTreeMap<u64, InUse<C>>>,
+    families: RwLock<Families<C>>,
     allow_evicting: AtomicBool,
     /// The kinds that Redis was found to be safe for.
     safe_for: Mutex<HashSet<&'static str>>,
     pub work: Arc<Work>,
+    /// No hit is taken any more.
+    closed: Arc<AtomicBool>,
 }
 
-type InUse<C> = (Arc<Opened>, Arc<Writer<C>>);
+/// Why a hit is not taken.
+pub const SHUT_DOWN: &str = "the pair was shut down";
+
+pub type InUse<C> = (Arc<Opened>, Arc<Writer<C>>);
+
+/// The families in use, by their numbers in this process.
+#[derive(Debug)]
+struct Families<C> {
+    in_use: BTreeMap<u64, InUse<C>>,
+    /// By namespace and name.
+    numbers: HashMap<(String, String), u64>,
+}
 
 /// A family in use by this process.
 #[derive(Debug)]
 pub struct Opened {
-    pub registered: Arc<Registered>,
+    /// Its number in this process.
+    pub number: u64,
+    pub family: Family,
+    /// The family as the database knows it, once it does.
+    registered: OnceCell<Arc<Registered>>,
     /// The family's name as metrics take it, cheap to clone.
     pub label: SharedString,
     pub clock: ServerClock,
@@ -55,32 +72,53 @@ where
             redis,
             topology: Arc::new(Topology::of::<C>()),
             store,
-            families: RwLock::default(),
+            families: RwLock::new(Families { in_use: BTreeMap::new(), numbers: HashMap::new() }),
             allow_evicting: AtomicBool::new(false),
             safe_for: Mutex::default(),
             work: Arc::default(),
+            closed: Arc::default(),
         }
     }
 
-    /// The family, in use from now on, with its writer; the same ones as before if it is configured as before.
-    pub fn open(&self, registered: Registered) -> Result<InUse<C>> {
+    /// The family, in use from now on, with its writer; the same ones as before if it is configured as before. The
+    /// database's number for it is not known where that is away.
+    pub fn open(&self, family: Family, registered: Option<u64>) -> Result<InUse<C>> {
         let mut families = self.families.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(same) = families.get(&registered.number).filter(|(opened, _)| *opened.registered == registered) {
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Closed, format!("{family}: not opened: {SHUT_DOWN}")));
+        }
+        let next = families.numbers.len() as u64;
+        let name = (family.namespace().to_owned(), family.name().to_owned());
+        let number = *families.numbers.entry(name).or_insert(next);
+        let registered = registered.map(|number| Arc::new(Registered { family: family.clone(), number }));
+        if let Some(same) =
+            families.in_use.get(&number).filter(|(opened, _)| opened.is_same(&family, registered.as_ref()))
+        {
             return Ok(same.clone());
         }
-        let number = registered.number;
-        let opened = Arc::new(Opened::new(registered));
-        let writer = Writer::new(self.redis.clone(), opened.clone(), self.topology.clone(), self.work.clone())?;
+        let opened = Arc::new(Opened::new(number, family, registered));
+        let is_cached = matches!(opened.family.kind, Kind::Cached(_));
+        crate::metrics::begin_family(&opened.label, is_cached);
+        let (topology, work, closed) = (self.topology.clone(), self.work.clone(), self.closed.clone());
+        let writer = Writer::new(self.redis.clone(), opened.clone(), topology, work, closed)?;
         let both = (opened, Arc::new(writer));
-        families.insert(number, both.clone());
+        families.in_use.insert(number, both.clone());
         self.work.announce(Announced::Family(number));
         Ok(both)
+    }
+
+    /// Takes no more hits and opens no more families. Returns those in use.
+    pub fn close(&self) -> Vec<InUse<C>> {
+        let families = self.families.write().unwrap_or_else(PoisonError::into_inner);
+        self.closed.store(true, Ordering::Relaxed);
+        families.in_use.values().cloned().collect()
     }
 
     pub fn opened(&self) -> Vec<Arc<Opened>> {
         self.families
             .read()
             .unwrap_or_else(PoisonError::into_inner)
+            .in_use
             .values()
             .map(|(opened, _)| opened.clone())
             .collect()
@@ -88,7 +126,7 @@ where
 
     /// The configurations of the families in use.
     pub fn families(&self) -> Vec<Family> {
-        self.opened().iter().map(|opened| opened.registered.family.clone()).collect()
+        self.opened().iter().map(|opened| opened.family.clone()).collect()
     }
 
     /// Whether a Redis will do that throws counts away when its memory is full.
@@ -117,7 +155,12 @@ where
     }
 
     pub fn family(&self, number: u64) -> Option<Arc<Opened>> {
-        self.families.read().unwrap_or_else(PoisonError::into_inner).get(&number).map(|(opened, _)| opened.clone())
+        self.families
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .in_use
+            .get(&number)
+            .map(|(opened, _)| opened.clone())
     }
 
     pub fn partition(&self, family: &Family, partition: u32) -> Partition<C> {
@@ -126,14 +169,37 @@ where
 }
 
 impl Opened {
-    fn new(registered: Registered) -> Self {
-        let label = Arc::<str>::from(registered.family.name()).into();
+    fn new(number: u64, family: Family, registered: Option<Arc<Registered>>) -> Self {
+        let label = Arc::<str>::from(family.name()).into();
         Opened {
+            number,
+            family,
+            registered: OnceCell::new_with(registered),
             label,
-            registered: Arc::new(registered),
             clock: ServerClock::default(),
             incarnations: Incarnations::default(),
         }
+    }
+
+    /// Whether it is the family as it is opened now. The database's number for it is kept where it was not known.
+    fn is_same(&self, family: &Family, registered: Option<&Arc<Registered>>) -> bool {
+        if let (None, Some(registered)) = (self.registered.get(), registered)
+            && self.family == *family
+        {
+            let _ = self.registered.set(registered.clone());
+        }
+        let is_known = || self.registered.get().zip(registered).is_none_or(|(known, new)| known == new);
+        self.family == *family && is_known()
+    }
+
+    /// The family as the database knows it, which is asked if it was away when the family was opened. Nothing is brought
+    /// there, and none of its rows is read, before it has agreed to the configuration.
+    pub async fn registered(&self, store: &impl Store) -> Result<&Arc<Registered>> {
+        let register = || async {
+            let number = store.register(&self.family).await?;
+            Ok(Arc::new(Registered { family: self.family.clone(), number }))
+        };
+        self.registered.get_or_try_init(register).await
     }
 }
 

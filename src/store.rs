@@ -135,6 +135,8 @@ pub struct Snapshot {
 ///
 /// What makes the counters exact is [`apply`](Store::apply): ledger and values move in **one** transaction, and a batch
 /// that the ledger has is never added again (PROTOCOL section 3).
+///
+/// Its futures may be dropped half-way, at a shutdown: what must not be cut off there runs in a task of its own.
 pub trait Store: Send + Sync + 'static {
     /// Makes the family known and answers the store's number for it.
     ///

@@ -27,6 +27,20 @@ where
     Ok(())
 }
 
+/// The same where the database could not be asked whether the family is so: what Redis knows of it is compared first.
+///
+/// # Errors
+/// [`Mismatch`](crate::ErrorKind::Mismatch) where Redis knows another kind or number of partitions.
+pub async fn configure_unconfirmed<C>(redis: &C, topology: &Topology, family: &Family) -> Result<()>
+where
+    C: ConnectionLike + Clone + 'static,
+{
+    for homes in homes(redis, topology, family).chunks(CALLS) {
+        try_join_all(homes.iter().map(|home| home.epoch(family))).await?;
+    }
+    configure(redis, topology, family).await
+}
+
 /// The same, and begins new epochs.
 pub async fn begin_epochs<C>(redis: &C, topology: &Topology, family: &Family) -> Result<()>
 where

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use counterfoil::metrics::{
-    BATCHES, CONFLICTS, DELETED, HITS, LAG_SECONDS, REFUSED, REJECTS, RETRIES, ROWS, SEEDS, WAITING_SECONDS, describe,
+    BATCHES, CONFLICTS, DELETED, HITS, LAG_SECONDS, PENDING_IDS, RECORDED, REFUSED, REJECTS, RETRIES, ROWS, SEEDS,
+    STRAYS, UNKNOWN, WAITING_SECONDS, describe,
 };
 use counterfoil::{Durability, Family, KeyType, Table};
 use metrics_util::debugging::DebuggingRecorder;
@@ -56,6 +57,26 @@ async fn every_boundary_is_measured() {
     reconciler.shutdown().await.unwrap();
 }
 
+#[tokio::test]
+async fn every_count_is_there_from_the_start() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let _installed = metrics::set_default_local_recorder(&recorder);
+    let pair = Pair::new().await;
+    let _views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let _votes = pair.counterfoil.open_cached(Family::cached("test", "votes").build().unwrap()).await.unwrap();
+    let seen = look(&snapshotter);
+    for name in [HITS, REFUSED, UNKNOWN, RECORDED, PENDING_IDS, STRAYS, SEEDS, DELETED, CONFLICTS, RETRIES] {
+        assert_eq!(seen.get(name), Some(&0.0), "{name} in {seen:?}");
+    }
+    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    reconciler.shutdown().await.unwrap();
+    let seen = look(&snapshotter);
+    for name in [BATCHES, ROWS, REJECTS, RETRIES, WAITING_SECONDS] {
+        assert_eq!(seen.get(name), Some(&0.0), "{name} in {seen:?}");
+    }
+}
+
 /// What the library logs in this thread.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
@@ -71,12 +92,41 @@ impl io::Write for Log {
     }
 }
 
+impl Log {
+    /// From now on, until the guard is dropped.
+    fn begin() -> (Self, tracing::subscriber::DefaultGuard) {
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        (log, tracing::subscriber::set_default(subscriber))
+    }
+
+    fn lines_with(&self, part: &str) -> Vec<String> {
+        let log = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+        log.lines().filter(|line| line.contains(part)).map(str::to_owned).collect()
+    }
+}
+
+#[tokio::test]
+async fn a_reconciler_that_ends_says_so() {
+    let (log, _logging) = Log::begin();
+    let pair = Pair::new().await;
+    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    drop(pair.counterfoil.reconciler().start().await.unwrap());
+    eventually("a warning", || async { log.lines_with("WARN").iter().any(|line| line.contains("was dropped")) }).await;
+    pair.counterfoil.reconciler().start().await.unwrap().shutdown().await.unwrap();
+    assert_eq!(log.lines_with("was shut down").len(), 1);
+    assert!(log.lines_with("was shut down")[0].contains("INFO"));
+    // one that nobody holds goes on where it is told to
+    pair.counterfoil.reconciler().start().await.unwrap().detach();
+    let _ = views.add("page", 1).await.unwrap();
+    eventually("the hit", || async { pair.number("SELECT COUNT(*) FROM counterfoil_values").await == 1 }).await;
+    assert_eq!(log.lines_with("was dropped").len(), 1);
+}
+
 #[tokio::test]
 async fn what_somebody_else_writes_is_kept_measured_and_logged() {
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    let _logging = tracing::subscriber::set_default(subscriber);
+    let (log, _logging) = Log::begin();
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     let _measuring = metrics::set_default_local_recorder(&recorder);
@@ -91,8 +141,7 @@ async fn what_somebody_else_writes_is_kept_measured_and_logged() {
     assert_eq!(pair.number("SELECT n FROM item WHERE id = 1").await, 105);
     assert_eq!(votes.get("1").await.unwrap(), 105);
     assert_eq!(look(&snapshotter)[CONFLICTS], 1.0);
-    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-    let line = log.lines().find(|line| line.contains("somebody else wrote the row")).unwrap_or_else(|| panic!("{log}"));
+    let line = &log.lines_with("somebody else wrote the row")[0];
     for part in ["id=\"1\"", "Some(0)", "Some(100)", "value=5"] {
         assert!(line.contains(part), "{part} is not in {line}");
     }

@@ -8,7 +8,9 @@
 --   4 meta          hash      hits, first_at
 -- ARGV
 --   1 limit         integer   how many ids at most, 1 to 1000
---   2 now_ms        integer   "" for the server's clock; anything else is for tests
+--   2 all           flag      1: also what is not over; what is counted into it later opens it again, and is added;
+--                             0: not
+--   3 now_ms        integer   "" for the server's clock; anything else is for tests
 -- REPLIES
 --   {"OK", moved, next_ms}    how many ids joined the buffer; in how many ms the next slice is over, an integer, 0 for
 --                             at once, or "" if there is none. A count that cannot join, since the sum would leave i64,
@@ -19,13 +21,14 @@
 -- SINCE   0.1.0
 
 local open, agenda, buffer, meta, limit = KEYS[1], KEYS[2], KEYS[3], KEYS[4], tonumber(ARGV[1]) or 0
-if #KEYS ~= 4 or #ARGV ~= 2 or limit < 1 or limit > 1000 then
-  return redis.error_reply('BADARG expected open, agenda, buffer and meta; a limit of 1 to 1000, and now_ms')
+if #KEYS ~= 4 or #ARGV ~= 3 or limit < 1 or limit > 1000 then
+  return redis.error_reply('BADARG expected open, agenda, buffer and meta; a limit of 1 to 1000, all, and now_ms')
 end
 local time = redis.call('TIME')
-local now = tonumber(ARGV[2]) or time[1] * 1000 + math.floor(time[2] / 1000)
+local now = tonumber(ARGV[3]) or time[1] * 1000 + math.floor(time[2] / 1000)
 local now_ms = string.format('%.0f', now)
-local due = redis.call('ZRANGEBYSCORE', agenda, '-inf', now_ms, 'LIMIT', '0', ARGV[1])
+local until_ms = ARGV[2] == '1' and '+inf' or now_ms
+local due = redis.call('ZRANGEBYSCORE', agenda, '-inf', until_ms, 'LIMIT', '0', ARGV[1])
 local held, hits = redis.call('HLEN', buffer), redis.call('HGET', meta, 'hits')
 -- Redis asks for one id at least
 local counts, moved = redis.call('HMGET', open, '', unpack(due)), 0

@@ -9,15 +9,17 @@ mod send;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use redis::aio::ConnectionLike;
+use tokio::time::sleep;
 
 use self::group::Group;
 use self::queue::Queue;
 use self::recorder::Recorder;
+use crate::backoff::{Backoff, wait_out};
 use crate::cached::Seed;
 use crate::error::{Error, Result};
 use crate::partition::{Change, PairResult, random};
@@ -26,6 +28,9 @@ use crate::topology::Topology;
 
 /// Of how many partitions of a wide family the least busy one is looked for.
 const CANDIDATES: u32 = 8;
+
+/// How often calls under way are looked at that are waited for.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Counts the hits of one family.
 #[derive(Debug)]
@@ -45,6 +50,17 @@ struct Hit<'a> {
     hits: u64,
 }
 
+/// How a hit is counted.
+#[derive(Clone, Copy)]
+struct Terms {
+    /// How long a call that fails is repeated.
+    timeout: Duration,
+    /// Waits for room where many others wait.
+    wait: bool,
+    /// Was taken before the writer was closed.
+    taken: bool,
+}
+
 /// What became of one hit of many.
 type Own = Result<PairResult>;
 
@@ -52,10 +68,17 @@ impl<C> Writer<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    pub fn new(redis: C, opened: Arc<Opened>, topology: Arc<Topology>, work: Arc<Work>) -> Result<Self> {
+    /// A writer that takes hits until `closed`.
+    pub fn new(
+        redis: C,
+        opened: Arc<Opened>,
+        topology: Arc<Topology>,
+        work: Arc<Work>,
+        closed: Arc<AtomicBool>,
+    ) -> Result<Self> {
         // so that not all processes begin with the same one
         let turn = AtomicU32::new(random()? as u32);
-        let queue = Arc::new(Queue::new(redis, opened, topology, work)?);
+        let queue = Arc::new(Queue::new(redis, opened, topology, work, closed)?);
         Ok(Writer { queue, turn, recorder: Recorder::new() })
     }
 
@@ -66,6 +89,7 @@ where
 
     /// The same for any change, before which a missing counter is seeded if a seed is given.
     pub async fn change(&self, id: &[u8], change: Change, seed: Option<Seed>, timeout: Duration, wait: bool) -> Own {
+        let terms = Terms { timeout, wait, taken: false };
         let partition = self.partition_for(id);
         let push = |group: &mut Group| {
             self.queue.has_room_for(group, 1).then(|| {
@@ -78,18 +102,19 @@ where
                 }
             })
         };
-        let (call, position) = self.queue.count((partition, false), timeout, wait, push).await?;
+        let (call, position) = self.queue.count((partition, false), terms, push).await?;
         match (call.own(position)?, change) {
-            (None, Change::Add(delta)) => self.add_alone(partition, id, delta, 1, timeout).await,
+            (None, Change::Add(delta)) => self.add_alone(&Hit { partition, id, delta, hits: 1 }, terms).await,
             (result, _) => result.ok_or_else(|| Error::corrupt("a value was summed")),
         }
     }
 
     /// Counts what stands for so many hits and was refused in a sum with others.
-    async fn add_alone(&self, partition: u32, id: &[u8], delta: i64, hits: u64, timeout: Duration) -> Own {
+    async fn add_alone(&self, hit: &Hit<'_>, terms: Terms) -> Own {
+        let Hit { partition, id, delta, hits } = *hit;
         let push =
             |group: &mut Group| self.queue.has_room_for(group, 1).then(|| group.push_alone(partition, id, delta, hits));
-        let (call, position) = self.queue.count((partition, false), timeout, true, push).await?;
+        let (call, position) = self.queue.count((partition, false), Terms { wait: true, ..terms }, push).await?;
         call.own(position)?.ok_or_else(|| Error::corrupt("a hit that was tried alone was summed"))
     }
 
@@ -97,23 +122,23 @@ where
     /// themselves.
     pub async fn add_many(&self, hits: &[(&[u8], i64)], timeout: Duration) -> Vec<Own> {
         let all = hits.iter().map(|(id, delta)| Hit { partition: self.partition_for(id), id, delta: *delta, hits: 1 });
-        self.add_all(&all.collect::<Vec<_>>(), timeout).await
+        self.add_all(&all.collect::<Vec<_>>(), Terms { timeout, wait: true, taken: false }).await
     }
 
-    async fn add_all(&self, hits: &[Hit<'_>], timeout: Duration) -> Vec<Own> {
+    async fn add_all(&self, hits: &[Hit<'_>], terms: Terms) -> Vec<Own> {
         let mut shares: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         let spans = self.queue.spans_partitions();
         for (index, hit) in hits.iter().enumerate() {
             shares.entry(if spans { 0 } else { hit.partition }).or_default().push(index);
         }
         let chunks: Vec<_> = shares.values().flat_map(|indexes| indexes.chunks(self.chunk())).collect();
-        let results = join_all(chunks.iter().map(|indexes| self.add_some(indexes, hits, timeout))).await;
+        let results = join_all(chunks.iter().map(|indexes| self.add_some(indexes, hits, terms))).await;
         let mut results: Vec<_> = chunks.into_iter().flatten().zip(results.into_iter().flatten()).collect();
         results.sort_unstable_by_key(|(index, _)| **index);
         results.into_iter().map(|(_, result)| result).collect()
     }
 
-    async fn add_some(&self, indexes: &[usize], hits: &[Hit<'_>], timeout: Duration) -> Vec<Own> {
+    async fn add_some(&self, indexes: &[usize], hits: &[Hit<'_>], terms: Terms) -> Vec<Own> {
         let some = || indexes.iter().map(|index| &hits[*index]);
         let push = |group: &mut Group| {
             let fits = self.queue.has_room_for(group, indexes.len());
@@ -122,10 +147,10 @@ where
         };
         let partition = hits[indexes[0]].partition;
         let mixed = some().any(|hit| hit.partition != partition);
-        let (call, positions) = match self.queue.count((partition, mixed), timeout, true, push).await {
+        let (call, positions) = match self.queue.count((partition, mixed), terms, push).await {
             Ok(counted) => counted,
             Err(error) if mixed && error.is_retryable() && !self.queue.spans_partitions() => {
-                return Box::pin(self.add_all(&some().copied().collect::<Vec<_>>(), timeout)).await;
+                return Box::pin(self.add_all(&some().copied().collect::<Vec<_>>(), terms)).await;
             }
             Err(error) => return indexes.iter().map(|_| Err(error.again())).collect(),
         };
@@ -133,7 +158,7 @@ where
         for (position, hit) in positions.into_iter().zip(some()) {
             results.push(match call.own(position) {
                 Ok(Some(result)) => Ok(result),
-                Ok(None) => self.add_alone(hit.partition, hit.id, hit.delta, hit.hits, timeout).await,
+                Ok(None) => self.add_alone(hit, terms).await,
                 Err(error) => Err(error),
             });
         }
@@ -143,7 +168,8 @@ where
     /// Counts a hit in this process, and sees to it that it is sent soon.
     pub fn record(self: &Arc<Self>, id: &[u8], delta: i64) -> Result<()> {
         let family = self.queue.family();
-        self.recorder.record(family, family.home_of(id).unwrap_or_else(|| family.partition_by(id)), id, delta)?;
+        let partition = family.home_of(id).unwrap_or_else(|| family.partition_by(id));
+        self.recorder.record(&self.queue, partition, id, delta)?;
         Recorder::begin(self);
         Ok(())
     }
@@ -151,6 +177,24 @@ where
     /// Sends what was recorded.
     pub async fn flush(self: &Arc<Self>) -> Result<()> {
         Recorder::flush(self.clone()).await
+    }
+
+    /// After it was closed: sends what was recorded, and waits for the calls under way. It waits as long as Redis is away.
+    pub async fn finish(self: &Arc<Self>) -> Result<()> {
+        let (mut pause, mut result) = (Backoff::default(), Ok(()));
+        while let Err(error) = self.flush().await {
+            // what is lost is told at the end: others are kept, and sent again
+            result = result.and(wait_out(error, &mut pause).await);
+        }
+        while !self.queue.is_idle() {
+            sleep(LOOK).await;
+        }
+        result
+    }
+
+    /// How many hits are recorded and not known to be counted.
+    pub fn recorded(&self) -> u64 {
+        self.recorder.hits()
     }
 
     /// How many hits of one caller go together: they must find room beside others.

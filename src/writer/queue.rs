@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -16,8 +17,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::fence::{Caller, Home, Names};
 use crate::partition::Partition;
-use crate::shared::{Opened, Work};
+use crate::shared::{Opened, SHUT_DOWN, Work};
 use crate::topology::Topology;
+use crate::writer::Terms;
 use crate::writer::call::{Call, Outcome, Until};
 use crate::writer::group::Group;
 use crate::writer::send::Sender;
@@ -28,6 +30,8 @@ const SLOW: Duration = Duration::from_millis(50);
 const PARTITION_CALLS: usize = 4;
 /// How many calls to one node: hits gather for the one while the other is out.
 const NODE_CALLS: usize = 2;
+/// How long a call that nobody makes any more may be taken over.
+const LEFT: Duration = Duration::from_secs(10);
 /// However often Redis refused, it is asked again after so long.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
@@ -37,6 +41,8 @@ pub struct Queue<C> {
     pub opened: Arc<Opened>,
     pub topology: Arc<Topology>,
     pub work: Arc<Work>,
+    /// Hits are not taken any more.
+    closed: Arc<AtomicBool>,
     redis: C,
     homes: Box<[OnceLock<Home<C>>]>,
     names: Names,
@@ -78,6 +84,8 @@ struct UnderWay {
     /// Made by one of its callers only, who may stop polling at any moment.
     by_caller: bool,
     slow: bool,
+    /// The task that made it has ended with its runtime, and nobody else has gone on.
+    left: bool,
 }
 
 /// Hits that have joined a call.
@@ -88,24 +96,46 @@ enum Joined<C: ConnectionLike + Clone + Send + Sync + 'static, T> {
     Leads { positions: T, sender: Sender<C> },
     /// There is no room in what is gathered for this call.
     Full(Arc<Call>),
+    /// Hits are not taken any more.
+    Closed(Error),
 }
 
 impl<C> Queue<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    pub fn new(redis: C, opened: Arc<Opened>, topology: Arc<Topology>, work: Arc<Work>) -> Result<Self> {
+    pub fn new(
+        redis: C,
+        opened: Arc<Opened>,
+        topology: Arc<Topology>,
+        work: Arc<Work>,
+        closed: Arc<AtomicBool>,
+    ) -> Result<Self> {
         let names = Names::new()?;
-        let homes = (0..opened.registered.family.partitions()).map(|_| OnceLock::new()).collect();
-        Ok(Queue { opened, topology, work, redis, homes, names, state: Mutex::default(), room: Notify::new() })
+        let homes = (0..opened.family.partitions()).map(|_| OnceLock::new()).collect();
+        Ok(Queue { opened, topology, work, closed, redis, homes, names, state: Mutex::default(), room: Notify::new() })
     }
 
     pub fn family(&self) -> &Family {
-        &self.opened.registered.family
+        &self.opened.family
     }
 
     pub fn partition(&self, number: u32) -> Partition<C> {
         Partition::new(self.redis.clone(), self.family(), number)
+    }
+
+    /// An error once hits are not taken any more.
+    pub fn check_open(&self) -> Result<()> {
+        match self.closed.load(Ordering::Relaxed) {
+            true => Err(Error::new(ErrorKind::Closed, format!("{}: not counted: {SHUT_DOWN}", self.family()))),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether no hit is gathered or under way: stays so once it is closed, but for what was recorded before.
+    pub fn is_idle(&self) -> bool {
+        let state = self.state();
+        state.under_way.iter().all(|one| one.left) && state.gathering.iter().all(|gathering| gathering.group.is_empty())
     }
 
     /// The home of calls to this partition.
@@ -135,13 +165,12 @@ where
     }
 
     /// Counts what `push` puts into a group, which it does if there is room, and returns when Redis has done it: the call
-    /// with its outcome, and the hits' positions in it. Without `wait` a full group is an error. Hits of several
-    /// partitions come as `mixed`, and are refused once the server turns out to be a cluster.
+    /// with its outcome, and the hits' positions in it. A full group is an error unless the terms say to wait.
+    /// Hits of several partitions come as `mixed`, and are refused once the server turns out to be a cluster.
     pub async fn count<T>(
         self: &Arc<Self>,
         (partition, mixed): (u32, bool),
-        timeout: Duration,
-        wait: bool,
+        terms: Terms,
         mut push: impl FnMut(&mut Group) -> Option<T>,
     ) -> Result<(Arc<Call>, T)> {
         let mut until = None;
@@ -149,7 +178,7 @@ where
             if mixed && !self.spans_partitions() {
                 return Err(self.error(ErrorKind::Redis, "not counted: the partitions lie on several nodes"));
             }
-            let joined = poll_fn(|cx| Poll::Ready(self.join(partition, cx.waker(), timeout, until, &mut push))).await;
+            let joined = poll_fn(|cx| Poll::Ready(self.join(partition, cx.waker(), terms, until, &mut push))).await;
             let (call, positions, mut waker) = match joined {
                 Joined::Waits { positions, call, waker } => (call, positions, Some(waker)),
                 Joined::Leads { positions, sender } => {
@@ -157,21 +186,28 @@ where
                     sender.run().await;
                     (call, positions, None)
                 }
-                Joined::Full(call) if wait => {
-                    let until = until.get_or_insert_with(|| Until::new(Instant::now(), timeout));
+                Joined::Full(call) if terms.wait => {
+                    let until = until.get_or_insert_with(|| Until::new(Instant::now(), terms.timeout));
                     self.wait_for_room(&call, until.deadline).await?;
                     continue;
                 }
+                Joined::Closed(error) => return Err(error),
                 Joined::Full(_) => return Err(self.error(ErrorKind::Busy, "too many hits wait for Redis")),
             };
-            let until = *until.get_or_insert(call.until(timeout));
+            let until = *until.get_or_insert(call.until(terms.timeout));
             // woken not before the end, in all but a few cases
             let mut first = waker.is_some();
-            poll_fn(|cx| match std::mem::take(&mut first) {
+            while let Some(sender) = poll_fn(|cx| match std::mem::take(&mut first) {
                 true if call.outcome().is_none() => Poll::Pending,
-                _ => call.poll_end(cx, &mut waker, until.deadline),
+                _ => match self.take_over(&call) {
+                    None => call.poll_end(cx, &mut waker, until.deadline).map_ok(|()| None),
+                    sender => Poll::Ready(Ok(sender)),
+                },
             })
-            .await?;
+            .await?
+            {
+                sender.run().await;
+            }
             match call.outcome() {
                 Some(Outcome::NotExecuted(_)) if Instant::now() < until.begin => {}
                 Some(Outcome::NotExecuted(error) | Outcome::Failed(error)) => return Err(error.again()),
@@ -184,12 +220,16 @@ where
         self: &Arc<Self>,
         partition: u32,
         waker: &Waker,
-        timeout: Duration,
+        terms: Terms,
         until: Option<Until>,
         push: &mut impl FnMut(&mut Group) -> Option<T>,
     ) -> Joined<C, T> {
         let to = self.place_of(partition);
         let mut guard = self.state();
+        // under the lock, so that whoever finds it idle afterwards knows of all that were taken
+        if let (false, Err(error)) = (terms.taken, self.check_open()) {
+            return Joined::Closed(error);
+        }
         let state = &mut *guard;
         if state.gathering.len() <= to {
             state.gathering.resize_with(to + 1, Gathering::new);
@@ -200,7 +240,7 @@ where
             *call = Arc::new(Call::new());
         }
         let Some(positions) = push(group) else { return Joined::Full(call.clone()) };
-        group.wait_until(until.unwrap_or_else(|| call.until(timeout)));
+        group.wait_until(until.unwrap_or_else(|| call.until(terms.timeout)));
         if is_first {
             if state.ready.is_empty() && self.may_start(state, to) {
                 return Joined::Leads { positions, sender: self.take_off(state, to, true) };
@@ -209,19 +249,48 @@ where
         }
         let call = state.gathering[to].call.clone();
         let waker = call.wake(waker);
+        self.watch(state);
+        Joined::Waits { positions, call, waker }
+    }
+
+    /// Sees to it that calls are looked after.
+    fn watch(self: &Arc<Self>, state: &mut State) {
         if !state.watched
             && let Ok(runtime) = Handle::try_current()
         {
             state.watched = true;
             runtime.spawn(Watch(self.clone()).run());
         }
-        Joined::Waits { positions, call, waker }
+    }
+
+    /// Goes on for a task that has ended with its runtime: with this call, and with looking after calls.
+    fn take_over(self: &Arc<Self>, call: &Arc<Call>) -> Option<Sender<C>> {
+        if call.outcome().is_some() {
+            return None;
+        }
+        let mut state = self.state();
+        self.watch(&mut state);
+        let one = state.under_way.iter_mut().find(|one| one.left && Arc::ptr_eq(&one.call, call))?;
+        (one.left, one.by_caller, one.since) = (false, true, Instant::now());
+        Some(Sender::new(self.clone(), one.number, one.call.clone(), one.caller.clone(), true))
+    }
+
+    /// The task that made the call ends with its runtime: others who wait for it go on. False if it has ended.
+    pub fn leave(&self, number: u64) -> bool {
+        let mut state = self.state();
+        let one = state.under_way.iter_mut().find(|one| one.number == number && one.call.outcome().is_none());
+        one.is_some_and(|one| {
+            one.left = true;
+            one.call.remind();
+            true
+        })
     }
 
     fn may_start(&self, state: &State, to: usize) -> bool {
         let (most, to_one) = if self.spans_partitions() { (NODE_CALLS, NODE_CALLS) } else { (PARTITION_CALLS, 1) };
-        let quick = state.under_way.iter().filter(|one| !one.slow || one.to == to).count();
-        quick < most && state.under_way.iter().filter(|one| one.to == to).count() < to_one
+        let under_way = || state.under_way.iter().filter(|one| !one.left);
+        let quick = under_way().filter(|one| !one.slow || one.to == to).count();
+        quick < most && under_way().filter(|one| one.to == to).count() < to_one
     }
 
     fn take_off(self: &Arc<Self>, state: &mut State, to: usize, by_caller: bool) -> Sender<C> {
@@ -234,8 +303,15 @@ where
         caller.n += 1;
         state.calls += 1;
         let (number, since) = (state.calls, Instant::now());
+        state.under_way.retain(|one| {
+            let is_over = one.left && since - one.since >= LEFT;
+            if is_over {
+                one.call.end(Outcome::Failed(self.error(ErrorKind::OutcomeUnknown, "the call was given up")));
+            }
+            !is_over
+        });
         let sender = Sender::new(self.clone(), number, call.clone(), caller.clone(), by_caller);
-        state.under_way.push(UnderWay { number, to, call, caller, since, by_caller, slow: false });
+        state.under_way.push(UnderWay { number, to, call, caller, since, by_caller, slow: false, left: false });
         sender
     }
 
@@ -321,7 +397,8 @@ where
         for one in state.under_way.iter_mut().filter(|one| now - one.since >= SLOW) {
             one.slow = true;
             one.call.remind();
-            if std::mem::take(&mut one.by_caller) && one.call.outcome().is_none() {
+            let is_left = std::mem::take(&mut one.by_caller) | std::mem::take(&mut one.left);
+            if is_left && one.call.outcome().is_none() {
                 senders.push(Sender::new(self.clone(), one.number, one.call.clone(), one.caller.clone(), false));
             }
         }
@@ -376,6 +453,10 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     fn drop(&mut self) {
-        self.0.state().watched = false;
+        let mut state = self.0.state();
+        if std::mem::take(&mut state.watched) {
+            let gathering = state.gathering.iter().map(|gathering| &gathering.call);
+            state.under_way.iter().map(|one| &one.call).chain(gathering).for_each(|call| call.remind());
+        }
     }
 }

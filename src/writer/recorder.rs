@@ -1,7 +1,7 @@
 //! Hits that nobody waits for: summed in the process, and sent every few milliseconds.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
 use crate::partition::PairResult;
-use crate::writer::Hit;
-use crate::writer::Writer;
+use crate::writer::queue::Queue;
+use crate::writer::{Hit, Terms, Writer};
 
 /// How long sums are kept before they are sent.
 const PAUSE: Duration = Duration::from_millis(5);
-/// How long Redis is waited for; what it then surely has not counted is kept, and sent again.
-const TIMEOUT: Duration = Duration::from_secs(5);
+/// What Redis surely has not counted after this time is kept, and sent again.
+const TERMS: Terms = Terms { timeout: Duration::from_secs(5), wait: true, taken: true };
 /// How many ids are kept for a family, as many for each of its partitions.
 const IDS: usize = 131_072;
 
@@ -31,6 +31,8 @@ pub struct Recorder {
     sums: OnceLock<Box<[Mutex<Sums>]>>,
     running: AtomicBool,
     sending: tokio::sync::Mutex<()>,
+    /// How many hits are being sent.
+    on_their_way: AtomicU64,
     /// What was lost since the last flush.
     lost: Mutex<Option<Error>>,
 }
@@ -50,14 +52,21 @@ impl Recorder {
             sums: OnceLock::new(),
             running: AtomicBool::new(false),
             sending: tokio::sync::Mutex::default(),
+            on_their_way: AtomicU64::new(0),
             lost: Mutex::default(),
         }
     }
 
     /// Adds a hit to the sums.
-    pub fn record(&self, family: &Family, partition: u32, id: &[u8], delta: i64) -> Result<()> {
+    pub fn record<C>(&self, queue: &Queue<C>, partition: u32, id: &[u8], delta: i64) -> Result<()>
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+    {
+        let family = queue.family();
         let all = self.sums.get_or_init(|| (0..family.partitions()).map(|_| Mutex::default()).collect());
         let mut sums = lock(&all[partition as usize]);
+        // what the last flush of all may have missed is not taken
+        queue.check_open()?;
         if let Some(sum) = sums.get_mut(id) {
             let delta = sum.delta.checked_add(delta).ok_or_else(|| {
                 Error::new(
@@ -115,10 +124,11 @@ impl Recorder {
         let Some(all) = self.sums.get() else { return Ok(()) };
         let gauge = ::metrics::gauge!(metrics::RECORDED, "family" => writer.queue.opened.label.clone());
         let taken: Vec<_> = all.iter().map(|sums| std::mem::take(&mut *lock(sums))).collect();
-        gauge.set(taken.iter().map(hits).sum::<u64>() as f64);
+        self.on_their_way.store(taken.iter().map(hits).sum(), Ordering::Relaxed);
+        gauge.set(self.on_their_way.load(Ordering::Relaxed) as f64);
         let sent = self.send_all(writer, &taken).await;
-        let kept = if sent.is_ok() { 0 } else { all.iter().map(|sums| hits(&lock(sums))).sum() };
-        gauge.set(kept as f64);
+        self.on_their_way.store(0, Ordering::Relaxed);
+        gauge.set(if sent.is_ok() { 0.0 } else { self.hits() as f64 });
         // what is kept is sent again; what is lost has to be said, whoever was sending it
         if let Err(error) = &sent
             && !error.is_retryable()
@@ -138,7 +148,7 @@ impl Recorder {
         }
         let family = writer.queue.family();
         let mut result = Ok(());
-        for (hit, own) in hits.iter().zip(writer.add_all(&hits, TIMEOUT).await) {
+        for (hit, own) in hits.iter().zip(writer.add_all(&hits, TERMS).await) {
             let sum = Sum { delta: hit.delta, hits: hit.hits };
             let settled = match own {
                 Ok(PairResult::Counted(_)) => Ok(()),
@@ -160,6 +170,12 @@ impl Recorder {
         let delta = delta.ok_or_else(|| out_of_range(family, id, sum, "with later ones their sum would leave i64"))?;
         *kept = Sum { delta, hits: kept.hits + sum.hits };
         Ok(())
+    }
+
+    /// How many hits are kept or being sent.
+    pub fn hits(&self) -> u64 {
+        let kept = self.sums.get().map_or(0, |all| all.iter().map(|sums| hits(&lock(sums))).sum());
+        self.on_their_way.load(Ordering::Relaxed) + kept
     }
 
     fn is_empty(&self) -> bool {

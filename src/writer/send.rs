@@ -123,7 +123,7 @@ where
         match count(queue, fence, group, &shares).await {
             Ok(Counted::Executed { results, due, repeated }) => {
                 for place in due {
-                    let family = queue.opened.registered.number;
+                    let family = queue.opened.number;
                     queue.work.announce(Announced::Due(family, shares[place].partition));
                 }
                 Ok(Some(Outcome::Counted { results: in_group_order(group, &shares, results), repeated }))
@@ -195,7 +195,7 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     fn drop(&mut self) {
-        if self.over {
+        if self.over || !self.by_caller && self.call.is_in_doubt() && self.queue.leave(self.number) {
             return;
         }
         let outcome = match self.call.is_in_doubt() {

@@ -591,7 +591,7 @@ async fn a_full_redis_takes_no_series_and_can_be_drained() {
         check_refused(&mut run, "series_add", &add, &call(caller, "2"));
     }
     let moved = Ok(Value::Array(vec![Value::BulkString("OK".into()), Value::Int(1), Value::BulkString("".into())]));
-    equal("close", &run.send("series_close", &close, &["10", "60000"]), &moved).unwrap();
+    equal("close", &run.send("series_close", &close, &["10", "0", "60000"]), &moved).unwrap();
     limit(&mut run, 0);
 }
 

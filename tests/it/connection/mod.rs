@@ -4,4 +4,5 @@ mod cuts;
 mod eviction;
 mod network;
 mod permissions;
+mod runtimes;
 mod tls;

@@ -44,7 +44,7 @@ impl Db {
 /// Saves a value over what the row is known to hold, and returns what it then holds.
 async fn save(db: &Db, family: &Registered, id: &str, known: Row, value: i64) -> Row {
     let version = Version { lineage: 7, n: known.version.map_or(1, |version| version.n + 1) };
-    let save = Save { id: id.to_owned(), partition: 0, known, value, version };
+    let save = Save { id: id.into(), partition: 0, known, value, version };
     assert_eq!(db.store.save(family, &[save]).await.expect("saved"), [Saved::Done], "{id}");
     let row = db.store.rows(family, &[id]).await.expect("read")[0];
     assert_eq!(row, Row { value: Some(value), version: Some(version) }, "{id}");

@@ -72,7 +72,7 @@ impl Work {
             let Some(known) = self.note(rows).map(|rows| rows[0]) else { return };
             let version = Version { lineage: self.round, n };
             let value = known.value.unwrap_or(0) + 1;
-            let save = Save { id: "1".to_owned(), partition: 0, known, value, version };
+            let save = Save { id: "1".into(), partition: 0, known, value, version };
             let saved = self.store.save(&family, &[save]).await;
             if let Some(saved) = self.note(saved) {
                 assert_eq!(saved, [Saved::Done], "{name}");

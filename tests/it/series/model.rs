@@ -538,7 +538,11 @@ impl Model for Play {
             }
             Step::Close { limit, full } => {
                 self.fill_up(*full);
-                let got = self.scripts.call("series_close", &CLOSED_KEYS, &[limit.to_string(), now.to_string()]);
+                let got = self.scripts.call(
+                    "series_close",
+                    &CLOSED_KEYS,
+                    &[limit.to_string(), "0".to_owned(), now.to_string()],
+                );
                 self.fill_up(false);
                 prop_assert_eq!(got?, self.reference.close(now, *limit));
             }

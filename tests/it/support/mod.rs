@@ -120,7 +120,8 @@ pub fn family(name: &str) -> FamilyBuilder {
         .sync_after(1, Duration::from_millis(50))
 }
 
-/// What was measured since the last look, by name: counts, the last value of gauges, the number of a histogram's values.
+/// What was measured since the last look, summed by name: counts, the last values of gauges, the number of a histogram's
+/// values.
 pub fn look(snapshotter: &Snapshotter) -> HashMap<String, f64> {
     let all = snapshotter.snapshot().into_vec().into_iter();
     let number = |value| match value {
@@ -128,7 +129,9 @@ pub fn look(snapshotter: &Snapshotter) -> HashMap<String, f64> {
         DebugValue::Gauge(value) => value.0,
         DebugValue::Histogram(values) => values.len() as f64,
     };
-    all.map(|(key, _, _, value)| (key.key().name().to_owned(), number(value))).collect()
+    let mut sums = HashMap::new();
+    all.for_each(|(key, _, _, value)| *sums.entry(key.key().name().to_owned()).or_default() += number(value));
+    sums
 }
 
 /// Waits for something that happens soon.

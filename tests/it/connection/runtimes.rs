@@ -1,0 +1,84 @@
+//! One pair on many runtimes, as tests share it: a runtime that ends takes nothing with it that others need.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::support::{Plain, family};
+use counterfoil::{Added, Counterfoil, MysqlStore};
+use testkit::{MysqlServer, RedisOptions, RedisServer};
+use tokio::runtime::{Builder, Runtime};
+
+const THREADS: i64 = 4;
+const ROUNDS: i64 = 60;
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+#[test]
+fn a_pair_outlives_the_runtimes_that_use_it() {
+    let home = runtime();
+    let (redis, mysql) =
+        home.block_on(async { (RedisServer::start(RedisOptions::volatile()).await, MysqlServer::start().await) });
+    let (database, pool) = home.block_on(mysql.database("test"));
+    home.block_on(MysqlStore::new(pool).create_tables()).unwrap();
+    // the runtime that connects is the first to end
+    let views = runtime().block_on(async {
+        let pair = Counterfoil::connect(&redis.url(), &mysql.url(&database)).await.unwrap();
+        pair.open(family("views").build().unwrap()).await.unwrap()
+    });
+    let threads: Vec<_> = (0..THREADS)
+        .map(|thread| {
+            let views = views.clone();
+            thread::spawn(move || {
+                for round in 0..ROUNDS {
+                    runtime().block_on(async {
+                        let adds: Vec<_> = (0..8)
+                            .map(|_| {
+                                tokio::spawn({
+                                    let views = views.clone();
+                                    async move { views.add("page", 1).await }
+                                })
+                            })
+                            .collect();
+                        for add in adds {
+                            let added = add.await.unwrap();
+                            assert!(matches!(added, Ok(Added::Counted { .. })), "{thread}, {round}: {added:?}");
+                        }
+                        let stored = views.stored(&["page"]).await;
+                        assert!(stored.is_ok(), "{thread}, {round}: {stored:?}");
+                    });
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    // the connection has ended with the runtime that made it, which one read may notice
+    let value = home.block_on(async {
+        match views.get("page").await {
+            Err(error) if error.is_retryable() => views.get("page").await,
+            value => value,
+        }
+    });
+    assert_eq!(value.unwrap(), 8 * THREADS * ROUNDS);
+}
+
+/// Paused time jumps to the limit of a call that waits for its server; on a runtime with real time the call does not notice.
+#[tokio::test(start_paused = true)]
+async fn time_that_is_paused_stays_with_its_own_runtime() {
+    let home =
+        thread::spawn(|| Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()).join().unwrap();
+    let counted = home.spawn(async {
+        let plain = Plain::new().await;
+        let views = plain.open(family("views")).await;
+        for _ in 0..100 {
+            let _ = views.add("page", 1).await.unwrap();
+        }
+        views.get("page").await.unwrap()
+    });
+    let began = tokio::time::Instant::now();
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert!(began.elapsed() >= Duration::from_secs(3600));
+    assert_eq!(counted.await.unwrap(), 100);
+    home.shutdown_background();
+}
