@@ -4,8 +4,9 @@
 #[path = "it/support/mod.rs"]
 mod support;
 
+use std::cell::RefCell;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Once;
 use std::time::Duration;
 
 use counterfoil::metrics::{
@@ -77,13 +78,17 @@ async fn every_count_is_there_from_the_start() {
     }
 }
 
-/// What the library logs in this thread.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+thread_local! {
+    static LOG: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What the library logs in this thread, which runs the test and all its tasks. One subscriber serves all threads: with one
+/// for each, a thread without any may switch an event off for the others.
+struct Log;
 
 impl io::Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
+        LOG.with_borrow_mut(|log| log.extend_from_slice(bytes));
         Ok(bytes.len())
     }
 
@@ -93,23 +98,23 @@ impl io::Write for Log {
 }
 
 impl Log {
-    /// From now on, until the guard is dropped.
-    fn begin() -> (Self, tracing::subscriber::DefaultGuard) {
-        let log = Log::default();
-        let writer = log.clone();
-        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-        (log, tracing::subscriber::set_default(subscriber))
+    /// From now on.
+    fn begin() -> Self {
+        static SUBSCRIBER: Once = Once::new();
+        SUBSCRIBER.call_once(|| tracing_subscriber::fmt().with_ansi(false).with_writer(|| Log).init());
+        LOG.take();
+        Log
     }
 
     fn lines_with(&self, part: &str) -> Vec<String> {
-        let log = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+        let log = LOG.with_borrow(|log| String::from_utf8(log.clone()).unwrap());
         log.lines().filter(|line| line.contains(part)).map(str::to_owned).collect()
     }
 }
 
 #[tokio::test]
 async fn a_reconciler_that_ends_says_so() {
-    let (log, _logging) = Log::begin();
+    let log = Log::begin();
     let pair = Pair::new().await;
     let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
     drop(pair.counterfoil.reconciler().start().await.unwrap());
@@ -126,7 +131,7 @@ async fn a_reconciler_that_ends_says_so() {
 
 #[tokio::test]
 async fn what_somebody_else_writes_is_kept_measured_and_logged() {
-    let (log, _logging) = Log::begin();
+    let log = Log::begin();
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     let _measuring = metrics::set_default_local_recorder(&recorder);
