@@ -197,17 +197,14 @@ where
             let until = *until.get_or_insert(call.until(terms.timeout));
             // woken not before the end, in all but a few cases
             let mut first = waker.is_some();
-            while let Some(sender) = poll_fn(|cx| match std::mem::take(&mut first) {
+            poll_fn(|cx| match std::mem::take(&mut first) {
                 true if call.outcome().is_none() => Poll::Pending,
-                _ => match self.take_over(&call) {
-                    None => call.poll_end(cx, &mut waker, until.deadline).map_ok(|()| None),
-                    sender => Poll::Ready(Ok(sender)),
-                },
+                _ => {
+                    self.take_over(&call);
+                    call.poll_end(cx, &mut waker, until.deadline)
+                }
             })
-            .await?
-            {
-                sender.run().await;
-            }
+            .await?;
             match call.outcome() {
                 Some(Outcome::NotExecuted(_)) if Instant::now() < until.begin => {}
                 Some(Outcome::NotExecuted(error) | Outcome::Failed(error)) => return Err(error.again()),
@@ -264,15 +261,20 @@ where
     }
 
     /// Goes on for a task that has ended with its runtime: with this call, and with looking after calls.
-    fn take_over(self: &Arc<Self>, call: &Arc<Call>) -> Option<Sender<C>> {
+    fn take_over(self: &Arc<Self>, call: &Arc<Call>) {
         if call.outcome().is_some() {
-            return None;
+            return;
         }
         let mut state = self.state();
         self.watch(&mut state);
-        let one = state.under_way.iter_mut().find(|one| one.left && Arc::ptr_eq(&one.call, call))?;
-        (one.left, one.by_caller, one.since) = (false, true, Instant::now());
-        Some(Sender::new(self.clone(), one.number, one.call.clone(), one.caller.clone(), true))
+        let left = state.under_way.iter_mut().find(|one| one.left && Arc::ptr_eq(&one.call, call));
+        let sender = left.map(|one| {
+            (one.left, one.since) = (false, Instant::now());
+            Sender::new(self.clone(), one.number, one.call.clone(), one.caller.clone(), false)
+        });
+        drop(state);
+        // by a task: who waits for it has less time perhaps than others
+        sender.into_iter().for_each(Sender::spawn);
     }
 
     /// The task that made the call ends with its runtime: others who wait for it go on. False if it has ended.

@@ -145,8 +145,8 @@ async fn a_shutdown_without_the_database_returns_in_time_and_tells_what_is_left(
     let _ = (views.add("a", 1).await.unwrap(), views.add("b", 1).await.unwrap());
     views.record("c", 1).unwrap();
     let began = Instant::now();
-    let remaining = pair.counterfoil.shutdown(Duration::from_secs(1)).await.unwrap();
-    assert!(began.elapsed() < Duration::from_millis(1_500), "{:?}", began.elapsed());
+    let remaining = pair.counterfoil.shutdown(Duration::from_secs(3)).await.unwrap();
+    assert!(began.elapsed() < Duration::from_millis(3_500), "{:?}", began.elapsed());
     let [one] = &*remaining else { panic!("{remaining:?}") };
     assert_eq!((one.family.name(), one.recorded, one.backlog.unwrap().ids), ("views", 0, 3));
     mysql.start_again().await;
@@ -163,8 +163,8 @@ async fn a_shutdown_without_redis_tells_what_was_recorded() {
         views.record("page", 1).unwrap();
     }
     let began = Instant::now();
-    let remaining = pair.counterfoil.shutdown(Duration::from_secs(1)).await.unwrap();
-    assert!(began.elapsed() < Duration::from_millis(1_500), "{:?}", began.elapsed());
+    let remaining = pair.counterfoil.shutdown(Duration::from_secs(3)).await.unwrap();
+    assert!(began.elapsed() < Duration::from_millis(3_500), "{:?}", began.elapsed());
     let [one] = &*remaining else { panic!("{remaining:?}") };
     assert_eq!((one.recorded, one.backlog), (3, None));
     pair.redis.resume();

@@ -51,6 +51,11 @@ mod secure {
     }
 }
 
+/// A test by itself.
+mod in_tests {
+    include!(concat!(env!("OUT_DIR"), "/readme_8.rs"));
+}
+
 program!(own_table, "/readme_2.rs", shop);
 program!(cached, "/readme_3.rs", forum);
 program!(series, "/readme_4.rs", site);
@@ -85,7 +90,7 @@ async fn the_program_with_tls_runs() {
 
 #[test]
 fn every_program_of_the_readme_runs() {
-    assert_eq!(README.matches("\n```rust").count(), 7, "a program that is not run here");
+    assert_eq!(README.matches("\n```rust").count(), 8, "a program that is not run here");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let (_redis, _mysql, pool) = runtime.block_on(start());
     first::run().expect("the first program");

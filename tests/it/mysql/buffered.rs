@@ -648,7 +648,7 @@ async fn a_family_has_one_number_and_one_identity() {
 
     let table = Table::upsert("t").key("id", KeyType::Signed).value("n");
     for (setting, known, builder) in [
-        ("partitions", "\"8\"", views().partitions(4)),
+        ("partitions", "\"4\"", views().partitions(8)),
         ("wide", "\"false\"", views().wide(true)),
         ("durability", "\"settle 2500 ms\"", views().durability(Durability::Immediate)),
         ("table", "\"own\"", views().table(table)),
