@@ -53,7 +53,7 @@ const TRIES: [&str; 33] = [
 /// Those that the crate sends beside the bundle's scripts.
 const OWN: [&str; 6] = ["EXISTS", "HGET", "HSCAN", "INFO", "ZCARD", "ZSCAN"];
 
-/// Tries each, and returns the names of those that are refused to the user. Before 7.2 such an error has no code of its own.
+/// Tries each, and returns the names of those that are refused to the user. Most servers give such an error no code of its own.
 const TRY: &str = "\
 local denied = {}
 for try in ARGV[1]:gmatch('[^,]+') do

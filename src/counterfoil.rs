@@ -142,14 +142,16 @@ where
 
     /// What a handle of the family consists of.
     async fn handle(&self, family: Family) -> Result<Handle<C, S>> {
-        self.shared.refuse_unsafe(&family).await.or_else(unless_refused)?;
+        let is_there = unless_refused(self.shared.refuse_unsafe(&family).await)?;
         let registered = self.register(&family).await?;
-        let Shared { redis, topology, .. } = &*self.shared;
-        let configured = match registered {
-            Some(_) => upkeep::configure(redis, topology, &family).await,
-            None => upkeep::configure_unconfirmed(redis, topology, &family).await,
-        };
-        configured.map_err(|error| access::explain(&family, error)).or_else(unless_refused)?;
+        if is_there {
+            let Shared { redis, topology, .. } = &*self.shared;
+            let configured = match registered {
+                Some(_) => upkeep::configure(redis, topology, &family).await,
+                None => upkeep::configure_unconfirmed(redis, topology, &family).await,
+            };
+            unless_refused(configured.map_err(|error| access::explain(&family, error)))?;
+        }
         Handle::new(self.shared.clone(), family, registered)
     }
 
@@ -218,13 +220,16 @@ where
     }
 }
 
-/// A Redis that is away refuses nothing: the first reconciler after it is back writes the family's settings.
-fn unless_refused(error: Error) -> Result<()> {
-    match error.kind() {
-        ErrorKind::AccessDenied | ErrorKind::Mismatch | ErrorKind::Unsafe => Err(error),
-        _ => {
+/// Whether Redis took it. One that is away refuses nothing: the first reconciler after it is back writes the settings.
+fn unless_refused(taken: Result<()>) -> Result<bool> {
+    match taken {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.kind(), ErrorKind::AccessDenied | ErrorKind::Mismatch | ErrorKind::Unsafe) => {
+            Err(error)
+        }
+        Err(error) => {
             tracing::warn!(%error, "the family is opened, and its settings are not yet in Redis");
-            Ok(())
+            Ok(false)
         }
     }
 }

@@ -23,7 +23,8 @@ pub enum ErrorKind {
     Redis,
     /// The database could not be reached or refused the transaction; nothing of it was kept.
     Store,
-    /// The call may or may not have been executed: its reply was lost and could not be asked for again.
+    /// The call may or may not have been executed: its reply was lost and could not be asked for again, or is an error that
+    /// does not say whether a part was done.
     OutcomeUnknown,
     /// A value is outside the signed 64-bit range.
     Range,

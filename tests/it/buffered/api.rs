@@ -348,7 +348,9 @@ async fn check_tells_who_is_counted_again_without_persistence() {
 #[tokio::test]
 async fn starting_warns_where_a_crash_can_double_counts() {
     for (save, aof, warnings) in [("3600 1", "no", 1), ("3600 1", "yes", 0), ("", "no", 0)] {
-        let pair = Pair::with(RedisOptions::volatile().arg("save", save).arg("appendonly", aof)).await;
+        let pair = Pair::with(RedisOptions::volatile().arg("appendonly", aof)).await;
+        let mut redis = pair.redis.manager().await;
+        redis::cmd("CONFIG").arg("SET").arg("save").arg(save).exec_async(&mut redis).await.unwrap();
         let log = tempfile::NamedTempFile::new().unwrap();
         let subscriber = tracing_subscriber::fmt().with_writer(Mutex::new(log.reopen().unwrap())).finish();
         let _logging = tracing::subscriber::set_default(subscriber);

@@ -54,6 +54,10 @@ async fn the_documented_rules_are_enough_for_every_kind() {
     let errors: Vec<_> = counterfoil.check().await.into_iter().filter(|one| one.severity == Severity::Error).collect();
     assert!(errors.iter().all(|finding| finding.subject == "redis persistence"), "{errors:?}");
     assert_eq!(plain.redis.run::<Vec<String>>("KEYS *:probe").await.unwrap(), [""; 0]);
+    let _: () = plain.redis.run("FLUSHALL").await.unwrap();
+    let own = Primary::connect(&format!("{}?user=shop&pass=secret", plain.redis.url())).await.unwrap();
+    let own = Counterfoil::new(own, Reference::default());
+    OfKind::open(&own, "buffered").await.unwrap().use_all().await.unwrap();
 }
 
 #[tokio::test]
