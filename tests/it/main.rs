@@ -9,6 +9,7 @@ mod clients;
 mod connection;
 mod lifecycle;
 mod live_page;
+mod memory;
 mod mysql;
 mod readme;
 mod series;
