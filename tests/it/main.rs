@@ -13,6 +13,7 @@ mod memory;
 mod mysql;
 mod readme;
 mod series;
+mod service;
 mod support;
 mod vectors;
 mod writer;
