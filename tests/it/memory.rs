@@ -69,7 +69,7 @@ async fn a_batch_is_applied_once_and_what_no_row_takes_is_rejected() {
     let foreign = vec![(vec![0xff], 1)];
     let batch = Batch { family: family.clone(), partition: 0, incarnation: Incarnation(1), seq: 1, deltas, foreign };
     store.set(&family.family, "full", i64::MAX);
-    let applied = store.apply(&[batch.clone()]).await.unwrap();
+    let applied = store.apply(std::slice::from_ref(&batch)).await.unwrap();
     assert_eq!(applied, Applied { batches: 1, repeated: 0, rows: 1, rejected: 2 });
     let applied = store.apply(&[batch]).await.unwrap();
     assert_eq!(applied, Applied { batches: 0, repeated: 1, rows: 0, rejected: 0 });
