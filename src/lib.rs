@@ -24,6 +24,7 @@ mod flush;
 mod handle;
 mod keys;
 mod link;
+mod memory;
 pub mod metrics;
 mod mysql;
 mod partition;
@@ -65,6 +66,7 @@ pub use family::{
     ActivityFamily, ActivityFamilyBuilder, CachedFamily, CachedFamilyBuilder, Counting, Durability, Family,
     FamilyBuilder, SeriesFamily, SeriesFamilyBuilder, VisitorsFamily, VisitorsFamilyBuilder,
 };
+pub use memory::MemoryStore;
 pub use mysql::{MysqlStore, Reject};
 pub use primary::Primary;
 pub use reconciler::{Reconciler, ReconcilerBuilder};

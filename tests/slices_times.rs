@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use counterfoil::test_hooks::{Guard, set_clock_error, set_time, take_out};
 use counterfoil::{
-    Activity, ActivityFamilyBuilder, Counterfoil, Counting, Durability, Family, KeyType, MysqlStore, Precision, Series,
-    Slice, Store, Table,
+    Activity, ActivityFamilyBuilder, Counterfoil, Counting, Durability, Family, KeyType, MemoryStore, MysqlStore,
+    Precision, Series, Slice, Store, Table,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestError;
@@ -21,7 +21,6 @@ use redis::aio::{ConnectionLike, MultiplexedConnection};
 use support::interleaving::connect::Connect;
 use support::interleaving::hunt::{cases, expect_failure, hunt, runtime};
 use support::interleaving::{Checked, Crashes, failed};
-use support::reference::Reference;
 use support::tally::now_ms;
 use support::{Pair, Plain, eventually, pause, trouble};
 use testkit::{MysqlServer, Proxy, RedisOptions, RedisServer};
@@ -185,8 +184,8 @@ type Place = (usize, Precision, i64);
 
 struct World<'c> {
     clock: &'c Clock,
-    counterfoil: Counterfoil<MultiplexedConnection, Reference>,
-    series: Series<MultiplexedConnection, Reference>,
+    counterfoil: Counterfoil<MultiplexedConnection, MemoryStore>,
+    series: Series<MultiplexedConnection, MemoryStore>,
     now_ms: i64,
     /// All that was ever counted.
     counted: BTreeMap<Place, i64>,
@@ -197,7 +196,7 @@ struct World<'c> {
 
 impl<'c> World<'c> {
     async fn new(clock: &'c Clock, server: &RedisServer, name: String) -> Self {
-        let counterfoil = Counterfoil::new(MultiplexedConnection::to(server).await, Reference::default());
+        let counterfoil = Counterfoil::new(MultiplexedConnection::to(server).await, MemoryStore::new());
         let family = Family::series(name, "hits")
             .windows(WINDOWS)
             .keep(KEPT)

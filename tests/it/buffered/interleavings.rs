@@ -22,9 +22,8 @@ use crate::support::interleaving::token::{State, delta, digit, fault};
 use crate::support::interleaving::workers::{WORKERS, Work, Workers};
 use crate::support::interleaving::writer::{Key, Writer, turn_epoch};
 use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate};
-use crate::support::reference::Reference;
 use counterfoil::test_hooks::{Change, Counted, Guard, PairResult, Part, Partition};
-use counterfoil::{Counterfoil, Durability, Family, Registered, Store};
+use counterfoil::{Counterfoil, Durability, Family, MemoryStore, Registered, Store};
 use proptest::option;
 use proptest::prelude::*;
 use redis::aio::MultiplexedConnection;
@@ -317,7 +316,7 @@ const fn work(worker: usize, partition: u32) -> Step {
 fn replay(crashes: Crashes, steps: &[Step]) {
     runtime().block_on(async {
         let server = RedisServer::start(crashes.options()).await;
-        let database = Database::new(Reference::default());
+        let database = Database::new(MemoryStore::new());
         let given = Given { server: &server, crashes, name: "regression".to_owned(), database };
         World::new(given).await.play(steps.iter().copied()).await.expect("exact");
     });

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use crate::support::reference::Reference;
 use crate::support::{Pair, Plain, eventually};
 use counterfoil::{
-    CachedCounters, CachedFamilyBuilder, Changed, Counterfoil, Durability, ErrorKind, Family, KeyType, MysqlStore,
-    Table,
+    CachedCounters, CachedFamilyBuilder, Changed, Counterfoil, Durability, ErrorKind, Family, KeyType, MemoryStore,
+    MysqlStore, Table,
 };
 use futures_util::future::{join_all, try_join_all};
 use redis::aio::ConnectionManager;
@@ -16,7 +15,7 @@ fn family(name: &str) -> CachedFamilyBuilder {
     Family::cached("test", name).partitions(4).durability(Durability::Immediate).save_after(Duration::from_millis(20))
 }
 
-async fn open(plain: &Plain, family: CachedFamilyBuilder) -> CachedCounters<ConnectionManager, Reference> {
+async fn open(plain: &Plain, family: CachedFamilyBuilder) -> CachedCounters<ConnectionManager, MemoryStore> {
     plain.counterfoil.open_cached(family.build().expect("a valid family")).await.expect("opened")
 }
 

@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::support::reference::Reference;
 use crate::support::{Pair, eventually, pause};
 use counterfoil::{
     Applied, Batch, CachedCounters, CachedFamilyBuilder, Changed, Counterfoil, Durability, ErrorKind, Family,
-    Incarnation, KeyType, MysqlStore, ReadFrom, Registered, Result, Row, Save, Saved, Snapshot, Store, Table,
+    Incarnation, KeyType, MemoryStore, MysqlStore, ReadFrom, Registered, Result, Row, Save, Saved, Snapshot, Store,
+    Table,
 };
 use redis::aio::ConnectionManager;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
@@ -245,7 +245,7 @@ async fn keys_of_another_type_are_an_error_that_names_them() {
 /// A store whose rows come from a copy that stands still, as from a replica that does not say that it is one.
 #[derive(Clone, Default)]
 struct Behind {
-    store: Reference,
+    store: MemoryStore,
     copy: Arc<Mutex<Option<Vec<Row>>>>,
 }
 

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use crate::bundle::acl_rules;
 use crate::support::Plain;
 use crate::support::kinds::{KINDS, OfKind};
-use crate::support::reference::Reference;
-use counterfoil::{Counterfoil, Error, ErrorKind, Family, Primary, Severity, cluster_settings};
+use counterfoil::{Counterfoil, Error, ErrorKind, Family, MemoryStore, Primary, Severity, cluster_settings};
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use redis::cluster::ClusterClient;
 use redis::{Client, IntoConnectionInfo};
@@ -17,12 +16,12 @@ use testkit::{RedisCluster, RedisOptions, RedisServer};
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 /// Makes the user `shop` of these rules, and connects as it.
-async fn connect_with(redis: &RedisServer, rules: &[String]) -> Counterfoil<ConnectionManager, Reference> {
+async fn connect_with(redis: &RedisServer, rules: &[String]) -> Counterfoil<ConnectionManager, MemoryStore> {
     allow(redis, &[&["reset".to_owned(), "on".to_owned(), ">secret".to_owned()], rules].concat()).await;
     let info = redis.url().into_connection_info().unwrap();
     let user = info.redis_settings().clone().set_username("shop").set_password("secret");
     let client = Client::open(info.set_redis_settings(user)).unwrap();
-    Counterfoil::new(manager(client).await, Reference::default())
+    Counterfoil::new(manager(client).await, MemoryStore::new())
 }
 
 async fn manager(client: Client) -> ConnectionManager {
@@ -161,7 +160,7 @@ async fn a_cluster_needs_one_rule_more() {
     }
     let builder = ClusterClient::builder(cluster.urls()).username("shop").password("secret");
     let connection = cluster_settings(builder).build().unwrap().get_async_connection().await.unwrap();
-    let counterfoil = Counterfoil::new(connection.clone(), Reference::default());
+    let counterfoil = Counterfoil::new(connection.clone(), MemoryStore::new());
     for kind in KINDS {
         OfKind::open(&counterfoil, kind).await.unwrap().use_all().await.unwrap();
     }
@@ -169,7 +168,7 @@ async fn a_cluster_needs_one_rule_more() {
     for number in cluster.primaries().await {
         allow(cluster.node(number), &["-pexpire".to_owned()]).await;
     }
-    let fresh = Counterfoil::new(connection, Reference::default());
+    let fresh = Counterfoil::new(connection, MemoryStore::new());
     let error = refused(OfKind::open(&fresh, "visitors").await);
     assert!(error.to_string().contains("lacks +pexpire "), "{error}");
 }
@@ -227,7 +226,7 @@ async fn connecting_without_the_right_password_fails_at_once() {
 #[tokio::test]
 async fn opening_and_starting_without_a_password_fails_at_once() {
     let redis = protected().await;
-    let counterfoil = Counterfoil::new(manager(redis.client()).await, Reference::default());
+    let counterfoil = Counterfoil::new(manager(redis.client()).await, MemoryStore::new());
     let started = Instant::now();
     for kind in KINDS {
         refused(OfKind::open(&counterfoil, kind).await);

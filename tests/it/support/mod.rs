@@ -5,7 +5,6 @@ pub mod hits;
 pub mod interleaving;
 pub mod kinds;
 pub mod model;
-pub mod reference;
 pub mod tally;
 pub mod tls;
 pub mod trouble;
@@ -13,14 +12,12 @@ pub mod trouble;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use counterfoil::{Added, Counterfoil, Counters, Durability, Family, FamilyBuilder, MysqlStore};
+use counterfoil::{Added, Counterfoil, Counters, Durability, Family, FamilyBuilder, MemoryStore, MysqlStore};
 use metrics_util::debugging::{DebugValue, Snapshotter};
 use redis::aio::ConnectionManager;
 use sqlx::MySqlPool;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::sync::OnceCell;
-
-use self::reference::Reference;
 
 static MYSQL: OnceCell<MysqlServer> = OnceCell::const_new();
 
@@ -58,10 +55,10 @@ impl Pair {
     }
 }
 
-/// A Redis of its own and the store in plain Rust.
+/// A Redis of its own and the store in memory.
 pub struct Plain {
     pub redis: RedisServer,
-    pub counterfoil: Counterfoil<ConnectionManager, Reference>,
+    pub counterfoil: Counterfoil<ConnectionManager, MemoryStore>,
 }
 
 impl Plain {
@@ -71,7 +68,7 @@ impl Plain {
 
     pub async fn with(options: RedisOptions) -> Self {
         let redis = RedisServer::start(options).await;
-        let counterfoil = Counterfoil::new(redis.manager().await, Reference::default());
+        let counterfoil = Counterfoil::new(redis.manager().await, MemoryStore::new());
         Plain { redis, counterfoil }
     }
 
@@ -80,8 +77,8 @@ impl Plain {
     }
 }
 
-/// A family over the store in plain Rust.
-pub type PlainCounters = Counters<ConnectionManager, Reference>;
+/// A family over the store in memory.
+pub type PlainCounters = Counters<ConnectionManager, MemoryStore>;
 
 /// The value that a caller was told.
 pub fn counted(added: Added) -> i64 {

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::support::reference::Reference;
 use crate::support::{counted, family, pause};
-use counterfoil::{Counterfoil, Durability, FamilyBuilder};
+use counterfoil::{Counterfoil, Durability, FamilyBuilder, MemoryStore};
 use testkit::{RedisOptions, RedisServer};
 use tokio::task::JoinSet;
 
@@ -27,7 +26,7 @@ struct Seen {
 /// Counts and reads from two processes, as it were, each with a reconciler, also while connections are killed.
 async fn history(family: FamilyBuilder, kill: bool) {
     let redis = RedisServer::start(RedisOptions::volatile()).await;
-    let store = Reference::default();
+    let store = MemoryStore::new();
     let family = family.build().unwrap();
     let mut processes = Vec::new();
     for _ in 0..2 {

@@ -18,9 +18,8 @@ use crate::support::interleaving::stage::{Gone, Stage};
 use crate::support::interleaving::token::{delta, digit, fault};
 use crate::support::interleaving::workers::{WORKERS, Work, Workers};
 use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, failed};
-use crate::support::reference::Reference;
 use counterfoil::test_hooks::Guard;
-use counterfoil::{Added, Counterfoil, Counters, Family, Registered, Result, Store};
+use counterfoil::{Added, Counterfoil, Counters, Family, MemoryStore, Registered, Result, Store};
 use proptest::prelude::*;
 use proptest::test_runner::TestError;
 use redis::aio::ConnectionLike;
@@ -190,9 +189,9 @@ struct Caller {
 
 struct World<'s> {
     stage: Stage<'s, Direct>,
-    database: Database<'s, Reference>,
+    database: Database<'s, MemoryStore>,
     line: Line,
-    counters: Counters<Line, Reference>,
+    counters: Counters<Line, MemoryStore>,
     callers: Vec<Caller>,
     workers: Workers,
     tokens: Vec<Increment>,
@@ -203,7 +202,7 @@ struct World<'s> {
 
 impl<'s> World<'s> {
     async fn new(server: &'s RedisServer, name: String, crashes: Crashes) -> Self {
-        let (line, store) = (Line::default(), Reference::default());
+        let (line, store) = (Line::default(), MemoryStore::new());
         let family = Family::buffered(name, "hits")
             .partitions(PARTITIONS)
             .durability(crashes.durability())

@@ -5,10 +5,9 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::reference::Reference;
 use crate::support::{Plain, PlainCounters, counted, eventually, family, look, pause};
 use counterfoil::metrics::{HITS, RECORDED, REFUSED, UNKNOWN};
-use counterfoil::{Counterfoil, ErrorKind};
+use counterfoil::{Counterfoil, ErrorKind, MemoryStore};
 use metrics_util::debugging::DebuggingRecorder;
 use rand::RngExt;
 use testkit::{RedisOptions, RedisServer};
@@ -88,7 +87,7 @@ fn a_runtime_that_ends_does_not_end_the_sending() {
 #[tokio::test]
 async fn dropping_the_last_handle_sends_it() {
     let redis = RedisServer::start(RedisOptions::volatile()).await;
-    let store = Reference::default();
+    let store = MemoryStore::new();
     let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
     let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
     (0..1000).for_each(|hit| views.record(&format!("page/{hit}"), 2).unwrap());

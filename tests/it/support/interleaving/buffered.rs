@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use counterfoil::test_hooks::Guard;
-use counterfoil::{MysqlStore, Store};
+use counterfoil::{MemoryStore, MysqlStore, Store};
 use proptest::prelude::Strategy;
 use proptest::test_runner::TestError;
 use testkit::{MysqlServer, RedisServer};
@@ -13,7 +13,6 @@ use super::database::{Database, Mortal};
 use super::hunt::{cases, expect_exact, expect_failure, hunt, runtime};
 use super::{Checked, Crashes};
 use crate::support::database_on;
-use crate::support::reference::Reference;
 
 /// What a case is given.
 pub struct Given<'s, S> {
@@ -35,7 +34,7 @@ pub trait Kind {
 
 /// No case may fail.
 pub fn exact<K: Kind>(crashes: Crashes, default: u32) {
-    expect_exact(hunt_in::<K, _>(&runtime(), &Database::new(Reference::default()), (crashes, cases(default), None)));
+    expect_exact(hunt_in::<K, _>(&runtime(), &Database::new(MemoryStore::new()), (crashes, cases(default), None)));
 }
 
 /// Nor one with a MySQL that is killed at one in so many batches whose answer is lost, however Redis crashes.
@@ -50,7 +49,7 @@ pub fn exact_in_the_real_database<K: Kind>(one_in: u64, default: u32) {
 
 /// Takes the guard out and expects the failure that it prevents.
 pub fn breaks<K: Kind>(guard: Guard, crashes: Crashes, expected: &[&str]) {
-    breaks_in::<K, _>(&runtime(), &Database::new(Reference::default()), (guard, crashes), expected);
+    breaks_in::<K, _>(&runtime(), &Database::new(MemoryStore::new()), (guard, crashes), expected);
 }
 
 /// The same of a guard that is the database's.

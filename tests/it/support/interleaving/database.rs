@@ -14,7 +14,7 @@ use super::stage::Stage;
 use super::{Checked, Fate, failed};
 use crate::support::database_on;
 
-/// Where batches end: the plain reference, which is fast and so tries more, or a real store.
+/// Where batches end: one in memory, which is fast and so tries more, or a real store.
 #[derive(Clone)]
 pub struct Database<'s, S> {
     pub store: S,

@@ -1,0 +1,89 @@
+//! A small service to copy from: views, votes, visitors, downloads and readers of articles, in tables of its own.
+//!
+//! ```sh
+//! cat src/mysql/schema.sql examples/service/schema.sql | mysql shop
+//! REDIS_URL=redis://localhost MYSQL_URL=mysql://root@localhost/shop cargo run --example service
+//! curl -X POST localhost:3000/articles/1/votes
+//! ```
+//!
+//! `LISTEN` is where it listens (127.0.0.1:3000), `SHUTDOWN_SECONDS` how long it may take to bring to MySQL what is left
+//! when it is told to end (20; what waits to be durable takes 5). Any number of these may run side by side, and they start
+//! and count while MySQL is away.
+
+mod counts;
+mod routes;
+
+use std::env;
+use std::time::Duration;
+
+use counterfoil::{Counterfoil, MysqlStore, Primary};
+use metrics_exporter_prometheus::PrometheusBuilder;
+use tokio::net::TcpListener;
+use tokio::select;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::sleep;
+
+use counts::Counts;
+
+/// How long requests may take that are under way when the service is told to end.
+const REQUESTS: Duration = Duration::from_secs(5);
+
+struct Settings {
+    redis: String,
+    mysql: String,
+    listen: String,
+    shutdown: Duration,
+}
+
+impl Settings {
+    fn from_env() -> Result<Self, Box<dyn std::error::Error>> {
+        let needed = |name| env::var(name).map_err(|error| format!("{name}: {error}"));
+        let seconds = env::var("SHUTDOWN_SECONDS").unwrap_or_else(|_| "20".to_owned());
+        Ok(Settings {
+            redis: needed("REDIS_URL")?,
+            mysql: needed("MYSQL_URL")?,
+            listen: env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".to_owned()),
+            shutdown: Duration::from_secs(seconds.parse().map_err(|error| format!("SHUTDOWN_SECONDS: {error}"))?),
+        })
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    tracing_subscriber::fmt().init();
+    // Before anything is opened: each metric is there from then on.
+    let prometheus = PrometheusBuilder::new().install_recorder()?;
+    counterfoil::metrics::describe();
+
+    let settings = Settings::from_env()?;
+    let redis = Primary::connect(&settings.redis).await?;
+    let counterfoil = Counterfoil::new(redis, MysqlStore::connect_lazy(&settings.mysql)?);
+    let counts = Counts::open(&counterfoil).await?;
+    counterfoil.reconciler().start().await?.detach();
+
+    let listener = TcpListener::bind(&settings.listen).await?;
+    tracing::info!(address = %listener.local_addr()?, "listening");
+    let app = routes::router(counts, prometheus);
+    select! {
+        served = axum::serve(listener, app).with_graceful_shutdown(told_to_end()) => served?,
+        () = async { told_to_end().await; sleep(REQUESTS).await } => tracing::warn!("requests under way are cut off"),
+    }
+
+    let remaining = counterfoil.shutdown(settings.shutdown).await?;
+    for left in &remaining {
+        // Recorded hits are lost. The backlog is safe in Redis until somebody's reconciler is there.
+        tracing::warn!(family = %left.family, recorded = left.recorded, backlog = ?left.backlog, "left");
+    }
+    tracing::info!(families_left = remaining.len(), "ended");
+    Ok(())
+}
+
+/// By SIGTERM or Ctrl-C.
+async fn told_to_end() {
+    let mut terminate = signal(SignalKind::terminate()).expect("signals can be waited for");
+    let mut interrupt = signal(SignalKind::interrupt()).expect("signals can be waited for");
+    select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}

@@ -1,0 +1,126 @@
+//! The service over HTTP: a POST counts, a GET of the same path reads exactly what was counted.
+
+use std::future::ready;
+use std::time::Duration;
+
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, header::CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use counterfoil::{Changed, ErrorKind, Precision};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use metrics_exporter_prometheus::PrometheusHandle;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::counts::Counts;
+
+pub fn router(counts: Counts, prometheus: PrometheusHandle) -> Router {
+    let metrics = move || ready(([(CONTENT_TYPE, "text/plain; version=0.0.4")], prometheus.render()));
+    Router::new()
+        .route("/articles/{article}/views", post(view).get(views))
+        .route("/articles/{article}/votes", post(vote).get(votes))
+        .route("/articles/{article}/visitors", get(visitors))
+        .route("/articles/{article}/visitors/{visitor}", post(visit))
+        .route("/articles/{article}/downloads", post(download).get(downloads))
+        .route("/articles/{article}/readers", get(readers))
+        .route("/articles/{article}/readers/{reader}", post(read))
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(healthy))
+        .with_state(counts)
+}
+
+type Answer<T> = Result<T, Failed>;
+
+/// Nobody waits for it: sent to Redis within milliseconds, and lost only if the process is killed before.
+async fn view(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<StatusCode> {
+    counts.views.record(&article.to_string(), 1)?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+async fn views(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<String> {
+    Ok(counts.views.get(&article.to_string()).await?.to_string())
+}
+
+/// Returns the new number.
+async fn vote(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<Response> {
+    Ok(match counts.votes.incr(&article.to_string(), 1).await? {
+        Changed::Counted { value } => value.to_string().into_response(),
+        Changed::NoRow => StatusCode::NOT_FOUND.into_response(),
+        Changed::OutOfRange { .. } => StatusCode::CONFLICT.into_response(),
+    })
+}
+
+async fn votes(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<String> {
+    Ok(counts.votes.get(&article.to_string()).await?.to_string())
+}
+
+/// Returns whether it is the visitor's first visit today.
+async fn visit(State(counts): State<Counts>, Path((article, visitor)): Path<(u64, String)>) -> Answer<String> {
+    Ok(counts.visitors.first_visit(&article.to_string(), &today(), visitor).await?.to_string())
+}
+
+async fn visitors(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<String> {
+    Ok(counts.visitors.get(&article.to_string(), &today()).await?.to_string())
+}
+
+async fn download(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<StatusCode> {
+    counts.downloads.add(&article.to_string(), 1).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The last 120 minutes, each with its beginning in Unix seconds.
+async fn downloads(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<Json<Vec<(i64, i64)>>> {
+    let minutes = counts.downloads.get(&article.to_string(), Precision::MINUTE).await?;
+    Ok(Json(minutes.into_iter().map(|minute| (minute.start, minute.count)).collect()))
+}
+
+async fn read(State(counts): State<Counts>, Path((article, reader)): Path<(u64, String)>) -> Answer<StatusCode> {
+    counts.readers.touch(&article.to_string(), reader).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Of the last 10 minutes.
+async fn readers(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<Json<Value>> {
+    let now = counts.readers.now(&article.to_string()).await?;
+    Ok(Json(json!({ "readers": now.visitors.count(), "views": now.views })))
+}
+
+/// Whether hits count, for which Redis is enough: without MySQL they wait there.
+async fn healthy(State(counts): State<Counts>) -> StatusCode {
+    match timeout(Duration::from_secs(1), counts.views.pending(&["0"])).await {
+        Ok(Ok(_)) => StatusCode::OK,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+fn today() -> String {
+    Timestamp::now().to_zoned(TimeZone::UTC).date().to_string()
+}
+
+/// What is told where a call failed.
+struct Failed(counterfoil::Error);
+
+impl From<counterfoil::Error> for Failed {
+    fn from(error: counterfoil::Error) -> Self {
+        Failed(error)
+    }
+}
+
+impl IntoResponse for Failed {
+    fn into_response(self) -> Response {
+        let Failed(error) = self;
+        let status = match error.kind() {
+            ErrorKind::InvalidInput => StatusCode::BAD_REQUEST,
+            // surely not counted: the request may be made again
+            ErrorKind::Closed => StatusCode::SERVICE_UNAVAILABLE,
+            _ if error.is_retryable() => StatusCode::SERVICE_UNAVAILABLE,
+            // perhaps counted: made again it might count twice
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        tracing::warn!(%error, %status, "a request failed");
+        status.into_response()
+    }
+}
