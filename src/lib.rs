@@ -50,7 +50,7 @@ mod writer;
 
 pub use activity_counters::{Activity, Minute, Now, VisitorCount};
 pub use backlog::Backlog;
-pub use buffered::Added;
+pub use buffered::{Added, AddedOnce};
 pub use builder::CounterfoilBuilder;
 pub use cached_counters::{CachedCounters, Changed};
 pub use calendar::Precision;
