@@ -65,7 +65,7 @@ pub use family::{
     ActivityFamily, ActivityFamilyBuilder, CachedFamily, CachedFamilyBuilder, Counting, Durability, Family,
     FamilyBuilder, SeriesFamily, SeriesFamilyBuilder, VisitorsFamily, VisitorsFamilyBuilder,
 };
-pub use mysql::{MysqlStore, Reject};
+pub use mysql::{MysqlStore, Reject, Retried};
 pub use primary::Primary;
 pub use reconciler::{Reconciler, ReconcilerBuilder};
 pub use script::Script;
