@@ -32,6 +32,28 @@ pub enum Added {
     Full,
 }
 
+/// What became of a request to add once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a hit that was refused is not counted"]
+pub enum AddedOnce {
+    /// Counted now, with the pending value as an [`add`](crate::Counters::add) returns it.
+    Counted {
+        /// The sum of the deltas that are not yet on their way to the database.
+        pending: i64,
+    },
+    /// Counted before, and nothing was done now: by an earlier call for the request, or by an earlier arrival of this one,
+    /// whose reply was lost.
+    CountedBefore {
+        /// What is pending by now.
+        pending: i64,
+    },
+    /// Not counted, now or when the request came first: the sum would leave the signed 64-bit range.
+    OutOfRange,
+    /// Not counted, now or when the request came first: the partition holds as many ids as the family's `max_pending`
+    /// allows, and this is a further one.
+    Full,
+}
+
 /// What `buffered_rotate` answers.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RotateReply {

@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use redis::aio::ConnectionLike;
 
-use crate::buffered::Added;
-use crate::error::Result;
+use crate::buffered::{Added, AddedOnce};
+use crate::error::{Error, Result};
 use crate::exact::Shown;
 use crate::handle::{Handle, handle_methods};
 use crate::mysql::MysqlStore;
 use crate::partition::PairResult;
 use crate::primary::Primary;
 use crate::store::Store;
+use crate::writer::Request;
 
 /// The counters of one open family. Cloning is cheap.
 #[derive(Debug)]
@@ -58,6 +59,40 @@ where
     pub async fn try_add(&self, id: &str, delta: i64) -> Result<Added> {
         self.family().check_id(id)?;
         self.0.writer.add(id.as_bytes(), delta, self.0.timeout, false).await?.added(self.family(), id)
+    }
+
+    /// Counts `delta` for `id` once, however often that is asked for with the same `request`, also at once and by several
+    /// processes: for an application that may do its work again, since its future was dropped, the outcome of a call is
+    /// unknown, or a job ran twice. A request is named by 1 to 64 bytes of the application's choice together with the id: a
+    /// job may add to several counters under one name.
+    ///
+    /// **A request is remembered for a minute at least** by the server's clock, mostly for one to two minutes, and counts again
+    /// after that. So is a refusal: use another name to try again. Redis keeps some 100 bytes and the id for each meanwhile,
+    /// and forgets a request no sooner than its hit in a crash. What is remembered does not move along where a single
+    /// server is made a cluster, nor where the number of partitions is changed.
+    ///
+    /// Each is a call of its own, which costs more than an [`add`](Self::add) under load.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id or the request's name is not allowed.
+    /// [`Redis`](crate::ErrorKind::Redis) and [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) as for
+    /// [`add`](Self::add); after either the same request may be made again.
+    pub async fn add_once(&self, request: &str, id: &str, delta: i64) -> Result<AddedOnce> {
+        self.family().check_id(id)?;
+        if !(1..=64).contains(&request.len()) {
+            let family = self.family();
+            return Err(Error::invalid(format!(
+                "{family}: request {request:?} has {} bytes, allowed are 1 to 64",
+                request.len()
+            )));
+        }
+        let (result, repeated) = self.0.writer.add_once(Request { name: request, id, delta }, self.0.timeout).await?;
+        Ok(match result.added(self.family(), id)? {
+            Added::Counted { pending } if repeated => AddedOnce::CountedBefore { pending },
+            Added::Counted { pending } => AddedOnce::Counted { pending },
+            Added::OutOfRange => AddedOnce::OutOfRange,
+            Added::Full => AddedOnce::Full,
+        })
     }
 
     /// Counts many hits at once, and answers what became of each, in their order. Partitions are called side by side,

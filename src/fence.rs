@@ -65,11 +65,25 @@ impl Names {
     }
 }
 
-/// A home partition, and the epoch that it told last.
+/// The names of the current epoch and of the one before, which are the same where there was none.
+#[derive(Clone, Debug)]
+pub struct Epochs {
+    pub now: Arc<str>,
+    /// A call that names it is looked up in the memories of both, and known for a whole epoch at least.
+    pub before: Arc<str>,
+}
+
+impl Epochs {
+    pub fn knows(&self, epoch: &str) -> bool {
+        *self.now == *epoch || *self.before == *epoch
+    }
+}
+
+/// A home partition, and the epochs that it told last.
 #[derive(Debug)]
 pub struct Home<C> {
     partition: Partition<C>,
-    told: Mutex<Option<(Arc<str>, Instant)>>,
+    told: Mutex<Option<(Epochs, Instant)>>,
 }
 
 impl<C: ConnectionLike + Clone + 'static> Home<C> {
@@ -81,25 +95,25 @@ impl<C: ConnectionLike + Clone + 'static> Home<C> {
         &self.partition.keys
     }
 
-    /// The epoch for a new call; asked for if it was told too long ago.
-    pub async fn epoch(&self, family: &Family) -> Result<Arc<str>> {
+    /// The epochs for a new call; asked for if they were told too long ago.
+    pub async fn epochs(&self, family: &Family) -> Result<Epochs> {
         let asked = Instant::now();
-        if let Some((epoch, at)) = &*self.told()
+        if let Some((epochs, at)) = &*self.told()
             && asked - *at < FRESH
         {
-            return Ok(epoch.clone());
+            return Ok(epochs.clone());
         }
-        let epoch: Arc<str> = self.partition.epoch(family).await?.into();
-        *self.told() = Some((epoch.clone(), asked));
-        Ok(epoch)
+        let epochs = self.partition.epochs(family).await?;
+        *self.told() = Some((epochs.clone(), asked));
+        Ok(epochs)
     }
 
     /// Redis does not know this epoch any more.
     pub fn forget(&self, epoch: &str) {
-        self.told().take_if(|(told, _)| **told == *epoch);
+        self.told().take_if(|(told, _)| told.knows(epoch));
     }
 
-    fn told(&self) -> MutexGuard<'_, Option<(Arc<str>, Instant)>> {
+    fn told(&self) -> MutexGuard<'_, Option<(Epochs, Instant)>> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -118,12 +132,20 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     /// The current epoch of the calls whose home this partition is.
     ///
     /// # Errors
-    /// [`Mismatch`](ErrorKind::Mismatch) where the family is of another kind, or has another number of partitions.
+    /// As for [`epochs`](Self::epochs).
     pub async fn epoch(&self, family: &Family) -> Result<String> {
+        self.epochs(family).await.map(|epochs| epochs.now.as_ref().to_owned())
+    }
+
+    /// The same with the one before.
+    ///
+    /// # Errors
+    /// [`Mismatch`](ErrorKind::Mismatch) where the family is of another kind, or has another number of partitions.
+    pub async fn epochs(&self, family: &Family) -> Result<Epochs> {
         let args = [arg(family.kind_name()), made(family.partitions()), self.time()];
         let reply = crate::script::repeat_safe(&self.redis, "family_epoch", &self.keys.fence(), &args).await?;
         match reply.status() {
-            "OK" => reply.string(0),
+            "OK" => Ok(Epochs { now: reply.string(0)?.into(), before: reply.string(1)?.into() }),
             "MISMATCH" => Err(Error::new(
                 ErrorKind::Mismatch,
                 format!(

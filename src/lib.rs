@@ -51,7 +51,7 @@ mod writer;
 
 pub use activity_counters::{Activity, Minute, Now, VisitorCount};
 pub use backlog::Backlog;
-pub use buffered::Added;
+pub use buffered::{Added, AddedOnce};
 pub use builder::CounterfoilBuilder;
 pub use cached_counters::{CachedCounters, Changed};
 pub use calendar::Precision;
@@ -67,7 +67,7 @@ pub use family::{
     FamilyBuilder, SeriesFamily, SeriesFamilyBuilder, VisitorsFamily, VisitorsFamilyBuilder,
 };
 pub use memory::MemoryStore;
-pub use mysql::{MysqlStore, Reject};
+pub use mysql::{MysqlStore, Reject, Retried};
 pub use primary::Primary;
 pub use reconciler::{Reconciler, ReconcilerBuilder};
 pub use script::Script;

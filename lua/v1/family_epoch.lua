@@ -10,7 +10,8 @@
 --   2 partitions    integer   how many the caller believes the family to have
 --   3 now_ms        integer   "" for the server's clock; anything else is for tests
 -- REPLIES
---   {"OK", epoch}             valid for a minute at least; ask again after 30 s
+--   {"OK", epoch, before}     valid for a minute at least; ask again after 30 s. A call that names the epoch before is
+--                             looked up in both memories; it is the same one where there was none
 --   {"MISMATCH", kind, partitions}  the family is another one than the caller believes; nothing done
 -- ERRORS
 --   BADARG                    an argument is missing, or no such partition; nothing done
@@ -33,11 +34,12 @@ end
 
 local time = redis.call('TIME')
 local now_ms = tonumber(ARGV[3]) or time[1] * 1000 + math.floor(time[2] / 1000)
-local now, began_at, kind, right = unpack(redis.call('HMGET', KEYS[1], 'now', 'began_at', 'kind', 'partitions'))
+local fields = redis.call('HMGET', KEYS[1], 'now', 'began_at', 'kind', 'partitions', 'before')
+local now, began_at, kind, right, before = unpack(fields)
 if kind and (kind ~= ARGV[1] or tonumber(right) ~= partitions) then return { 'MISMATCH', kind, right } end
 local age = now and now_ms - began_at
 -- a clock that stepped back must not hold an epoch for ever
-if age and age >= 0 and age < 60000 then return { 'OK', now } end
+if age and age >= 0 and age < 60000 then return { 'OK', now, before or now } end
 
 -- the server makes the name, so that one that was forgotten cannot come again
 local seed = { ARGV[3], time[1], time[2], now or '' }
@@ -45,4 +47,4 @@ local name = redis.sha1hex(table.concat(seed, ' ', ARGV[3] == '' and 2 or 4) .. 
 redis.call('HSET', KEYS[1], 'now', name, 'before', now or name, 'began_at', string.format('%.0f', now_ms))
 redis.call('UNLINK', KEYS[3])
 if redis.call('EXISTS', KEYS[2]) == 1 then redis.call('RENAME', KEYS[2], KEYS[3]) end
-return { 'OK', name }
+return { 'OK', name, now or name }

@@ -8,12 +8,12 @@ use super::json::JsonRows;
 use super::rejects::{Origin, Rejected};
 use super::session::Transaction;
 use super::target::{Segment, Target};
-use crate::store::Batch;
 
 /// A delta with the row that it goes to.
 pub(super) struct Delta<'b> {
     pub(super) key: Vec<Segment<'b>>,
-    pub(super) batch: &'b Batch,
+    /// What it came in.
+    pub(super) origin: Origin,
     pub(super) id: &'b str,
     pub(super) delta: i64,
 }
@@ -98,8 +98,8 @@ pub(super) async fn add<'b>(
         };
         for (row, reason) in refused {
             match row.deltas {
-                [Delta { batch, id, delta, .. }] => {
-                    rejected.push(Rejected { origin: Origin::batch(batch), id: id.as_bytes(), delta: *delta, reason });
+                [Delta { origin, id, delta, .. }] => {
+                    rejected.push(Rejected { origin: *origin, id: id.as_bytes(), delta: *delta, reason });
                 }
                 several => steps.extend(one_by_one(target, several)),
             }

@@ -82,7 +82,7 @@ fn by_target<'b, 't>(
         let (_, deltas) = groups.entry(target.label.as_str()).or_insert_with(|| (&**target, Vec::new()));
         for (id, delta) in &batch.deltas {
             match target::segments(&batch.family, id) {
-                Ok(key) => deltas.push(Delta { key, batch, id, delta: *delta }),
+                Ok(key) => deltas.push(Delta { key, origin: Origin::batch(batch), id, delta: *delta }),
                 Err(reason) => {
                     rejected.push(Rejected { origin: Origin::batch(batch), id: id.as_bytes(), delta: *delta, reason })
                 }

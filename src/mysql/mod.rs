@@ -14,6 +14,7 @@ mod list;
 mod point;
 mod read;
 mod rejects;
+mod retry;
 mod rows;
 mod save;
 mod schema;
@@ -36,6 +37,7 @@ use self::fault::store;
 use self::point::Point;
 use self::read::Read;
 pub use self::rejects::Reject;
+pub use self::retry::Retried;
 use self::session::Meter;
 use self::shape::Shape;
 use self::target::Target;
@@ -111,7 +113,8 @@ impl MysqlStore {
         detached(async move { schema::create(&mysql.primary, &mysql.meter).await }).await
     }
 
-    /// Up to `limit` rejects with numbers above `after` (0 for the first page), ascending.
+    /// Up to `limit` rejects with numbers above `after` (0 for the first page), ascending, but for those that were
+    /// [applied since](Self::retry_rejects).
     ///
     /// A number is given before its transaction is committed: one who follows the rejects may find a lower number a
     /// moment after a higher one.
@@ -125,6 +128,24 @@ impl MysqlStore {
             rejects::read(&mysql.primary, after, limit).await.map_err(store("rejects were not read"))
         })
         .await
+    }
+
+    /// Adds rejects of a family, given by their numbers, to their rows, once what they were refused for is mended, and
+    /// answers what became of each, in the order of the numbers. Their rows stay, marked as applied. A delta that is
+    /// refused again stays a reject with the new reason.
+    ///
+    /// Each counts once, whoever applies it again and how often: the row and the mark are written in one transaction, for up
+    /// to 10,000 rejects. Any family but a cached one: there the value that was refused is still in Redis, and is
+    /// saved by itself when its row takes it. (What was counted on a row of [`Table::update`] that was not there is
+    /// left to the application: `incr` by the reject's delta once there is one.)
+    ///
+    /// # Errors
+    /// [`Store`](crate::ErrorKind::Store): nothing of the last transaction was kept, or it is unknown; call again, nothing
+    /// counts twice. [`Mismatch`](crate::ErrorKind::Mismatch) where the family or its table is another one;
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for a family of cached counters.
+    pub async fn retry_rejects(&self, family: &Family, numbers: &[u64]) -> Result<Vec<Retried>> {
+        let (mysql, family, numbers) = (self.clone(), family.clone(), numbers.to_vec());
+        detached(async move { retry::retry(&mysql, family, &numbers).await }).await
     }
 
     /// How many statements this store and its clones have sent, as the server counts them.

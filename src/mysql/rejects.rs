@@ -8,6 +8,7 @@ use sqlx::{MySqlPool, Row};
 
 use super::json::JsonRows;
 use super::session::Transaction;
+use crate::family::Family;
 use crate::store::{Batch, Incarnation, Registered, Save};
 
 /// A delta that the database refused.
@@ -37,12 +38,12 @@ pub struct Reject {
 }
 
 /// What a delta came in: with the id it names a reject, so that the same one is kept once.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Origin {
-    family: u64,
-    partition: u32,
-    incarnation: u64,
-    seq: u64,
+    pub(super) family: u64,
+    pub(super) partition: u32,
+    pub(super) incarnation: u64,
+    pub(super) seq: u64,
 }
 
 impl Origin {
@@ -94,11 +95,23 @@ pub(super) async fn write(transaction: &mut Transaction, rejected: &[Rejected<'_
             row.number(origin.family).number(origin.partition).number(origin.incarnation).number(origin.seq);
             row.bytes(fitting(id));
             row.number(delta);
-            row.bytes(reason.chars().take(REASON_CHARS).collect::<String>().as_bytes());
+            row.bytes(short(reason).as_bytes());
         }
         transaction.execute(sqlx::query(WRITE).bind(rows.finish())).await?;
     }
     Ok(())
+}
+
+/// The reason as it is kept.
+pub(super) fn short(reason: &str) -> String {
+    reason.chars().take(REASON_CHARS).collect()
+}
+
+/// Whether what is kept of an id may be less than all of it, and so another counter's id: one that was too long, or bytes
+/// of any kind.
+pub(super) fn is_cut(family: &Family, kept: &[u8], reason: &str) -> bool {
+    let was_too_long = || reason.starts_with(&format!("{family}: id "));
+    reason == NOT_UTF8 || kept.len() > ID_BYTES - 4 && was_too_long()
 }
 
 /// The id, without a letter that is cut in half.
@@ -109,12 +122,12 @@ fn fitting(id: &[u8]) -> &[u8] {
     }
 }
 
-/// Up to `limit` rejects with numbers above `after`, ascending.
+/// Up to `limit` rejects that were not applied since, with numbers above `after`, ascending.
 pub(super) async fn read(pool: &MySqlPool, after: u64, limit: u64) -> Result<Vec<Reject>, sqlx::Error> {
     const READ: &str = "SELECT r.number, f.namespace, f.name, r.id, r.delta, r.partition_no, r.incarnation, r.seq, \
          r.reason, CAST(UNIX_TIMESTAMP(r.rejected_at) * 1000 AS UNSIGNED) \
          FROM counterfoil_rejects AS r JOIN counterfoil_families AS f ON f.number = r.family \
-         WHERE r.number > ? ORDER BY r.number LIMIT ?";
+         WHERE r.number > ? AND r.applied_at IS NULL ORDER BY r.number LIMIT ?";
     sqlx::query(READ).bind(after).bind(limit).fetch_all(pool).await?.iter().map(reject).collect()
 }
 

@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS counterfoil_ledger (
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- Deltas that the database refused, each once, with the batch they came in and the reason. A cached counter's lineage and
--- number of the save stand in the places of incarnation and seq.
+-- number of the save stand in the places of incarnation and seq. One that was applied since keeps its row, and says when.
 CREATE TABLE IF NOT EXISTS counterfoil_rejects (
   number BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,
   family INT UNSIGNED NOT NULL,
@@ -58,6 +58,7 @@ CREATE TABLE IF NOT EXISTS counterfoil_rejects (
   delta BIGINT NOT NULL,
   reason VARCHAR(1024) NOT NULL,
   rejected_at TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3),
+  applied_at TIMESTAMP(3) NULL DEFAULT NULL,
   PRIMARY KEY (number),
   UNIQUE KEY origin (family, partition_no, incarnation, seq, id)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;

@@ -5,6 +5,7 @@ mod call;
 mod group;
 mod queue;
 mod recorder;
+mod request;
 mod send;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use tokio::time::sleep;
 use self::group::Group;
 use self::queue::Queue;
 use self::recorder::Recorder;
+pub use self::request::Request;
 use crate::backoff::{Backoff, wait_out};
 use crate::cached::Seed;
 use crate::error::{Error, Result};

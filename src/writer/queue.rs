@@ -65,7 +65,12 @@ struct State {
     /// Why Redis did not take the last call, if it did not.
     refusal: Option<Error>,
     watched: bool,
+    /// How many hits are under way in calls of their own.
+    alone: usize,
 }
+
+/// A hit under way in a call of its own.
+pub struct Alone<'q, C>(&'q Queue<C>);
 
 /// Hits, and the call for which they gather.
 #[derive(Debug)]
@@ -135,7 +140,16 @@ where
     /// Whether no hit is gathered or under way: stays so once it is closed, but for what was recorded before.
     pub fn is_idle(&self) -> bool {
         let state = self.state();
-        state.under_way.iter().all(|one| one.left) && state.gathering.iter().all(|gathering| gathering.group.is_empty())
+        let none_gathers = || state.gathering.iter().all(|gathering| gathering.group.is_empty());
+        state.alone == 0 && state.under_way.iter().all(|one| one.left) && none_gathers()
+    }
+
+    /// Takes a hit that goes in a call of its own, and is under way until what is returned is dropped.
+    pub fn take_alone(&self) -> Result<Alone<'_, C>> {
+        let mut state = self.state();
+        self.check_open()?;
+        state.alone += 1;
+        Ok(Alone(self))
     }
 
     /// The home of calls to this partition.
@@ -420,9 +434,17 @@ where
     pub fn error(&self, kind: ErrorKind, what: &'static str) -> Error {
         Error::new(kind, format!("{}: {what}", self.family()))
     }
+}
 
+impl<C> Queue<C> {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<C> Drop for Alone<'_, C> {
+    fn drop(&mut self) {
+        self.0.state().alone -= 1;
     }
 }
 

@@ -115,7 +115,7 @@ where
         let (queue, call) = (&self.queue, &self.call);
         let shares = group.by_partition();
         let home = queue.home(shares[0].partition);
-        let epoch = call.epoch(home.epoch(queue.family()).await?);
+        let epoch = call.epoch(home.epochs(queue.family()).await?.now);
         if !call.sends() {
             return Ok(None);
         }
@@ -210,7 +210,7 @@ where
 }
 
 /// Whether the same call may succeed later.
-fn may_pass(error: &Error) -> bool {
+pub fn may_pass(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Redis | ErrorKind::OutcomeUnknown)
 }
 

@@ -489,7 +489,7 @@ async fn a_full_redis_takes_no_hits_and_can_be_drained() {
 
     let epoch = ["buffered", "1", "900"];
     let name = run.send("family_epoch", &keys(&FENCE), &epoch).unwrap();
-    let (_, name): (String, String) = redis::from_redis_value(name).unwrap();
+    let (_, name, before): (String, String, String) = redis::from_redis_value(name).unwrap();
     let add = fenced(&["buffer", "meta"]);
     run.send("buffered_add", &add, &["w1", "1", &name, "900", "1", "1", "a", "1"]).unwrap();
     limit(&mut run, 1);
@@ -498,7 +498,7 @@ async fn a_full_redis_takes_no_hits_and_can_be_drained() {
     }
     check_refused(&mut run, "family_epoch", &keys(&FENCE), &["buffered", "1", "60900"]);
     check_refused(&mut run, "family_configure", &keys(&FENCE[..1]), &["buffered", "2"]);
-    equal("epoch", &run.send("family_epoch", &keys(&FENCE), &epoch), &words(&["OK", &name])).unwrap();
+    equal("epoch", &run.send("family_epoch", &keys(&FENCE), &epoch), &words(&["OK", &name, &before])).unwrap();
 
     let rotate = |run: &mut Run, owner: &str, now: &str| {
         run.send("buffered_rotate", &data, &[incarnation, owner, "30000", "0", "60000", now])
@@ -671,7 +671,7 @@ async fn no_epoch_comes_again() {
     for _ in 0..100 {
         cmd("FLUSHDB").exec(&mut run.redis).unwrap();
         let epoch = run.send("family_epoch", &keys(&FENCE), &["buffered", "1", ""]).unwrap();
-        let (_, name): (String, String) = redis::from_redis_value(epoch).unwrap();
+        let (_, name, _): (String, String, String) = redis::from_redis_value(epoch).unwrap();
         assert!(names.insert(name.clone()), "{name} came again");
     }
 }

@@ -605,7 +605,7 @@ impl Model for Play {
 impl Play {
     fn epoch(&mut self) -> Checked {
         let got = self.scripts.call("family_epoch", &FENCE, &["activity".into(), "1".into(), self.now.to_string()])?;
-        let (status, name): (String, String) =
+        let (status, name, _): (String, String, String) =
             redis::from_redis_value(got).map_err(|error| TestCaseError::fail(error.to_string()))?;
         prop_assert_eq!(status, "OK");
         let family = &mut self.reference.family;
@@ -914,7 +914,8 @@ impl Experiment {
         }
         let mut call = cmd("EVALSHA");
         call.arg(&self.epoch).arg(FENCE.len()).arg(&FENCE.map(|kind| format!("{TAG}{kind}")));
-        let (word, epoch): (String, String) = call.arg("activity").arg(1).arg(at).query(&mut self.redis).unwrap();
+        let (word, epoch, _): (String, String, String) =
+            call.arg("activity").arg(1).arg(at).query(&mut self.redis).unwrap();
         assert_eq!(word, "OK");
         self.asked = Some((epoch.clone(), at));
         epoch

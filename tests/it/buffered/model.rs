@@ -219,7 +219,8 @@ impl Family {
             return Some(reply([text("MISMATCH"), text(self.kind.as_ref()?), text(self.partitions?)]));
         }
         let began_at = self.began_at?;
-        (began_at <= now && now - began_at < EPOCH_MS).then(|| reply([text("OK"), text(self.epoch.as_ref().unwrap())]))
+        let told = || [&self.epoch, &self.before].map(|name| text(name.as_ref().unwrap()));
+        (began_at <= now && now - began_at < EPOCH_MS).then(|| reply([vec![text("OK")], told().to_vec()].concat()))
     }
 
     fn begin(&mut self, now: u64, name: &str) {
@@ -504,9 +505,10 @@ impl Play {
             prop_assert_eq!(got, expected);
             return Ok(());
         }
-        let (status, name): (String, String) =
+        let (status, name, before): (String, String, String) =
             redis::from_redis_value(got).map_err(|error| TestCaseError::fail(error.to_string()))?;
         prop_assert_eq!(status, "OK");
+        prop_assert_eq!(&before, family.epoch.as_ref().unwrap_or(&name));
         if !self.epochs.insert(name.clone()) {
             // names are made of the time and of the last one: without one, the test's own clock can make one twice
             prop_assume!(family.epoch.is_some());

@@ -8,10 +8,13 @@ use std::time::{Duration, Instant};
 use crate::support::hits::{Hit, Hits, Reckoning};
 use crate::support::{database, eventually, family};
 use counterfoil::{
-    Counterfoil, Counters, Durability, Family, MysqlStore, Precision, Script, Series, Slice, cluster_settings,
+    AddedOnce, Counterfoil, Counters, Durability, Family, MysqlStore, Precision, Script, Series, Slice,
+    cluster_settings,
 };
+use redis::aio::ConnectionLike;
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
+use redis::{Cmd, Pipeline, RedisFuture, Value};
 use sqlx::MySqlPool;
 use testkit::{RedisCluster, RedisOptions};
 use tokio::task::JoinSet;
@@ -116,6 +119,46 @@ async fn the_main_path() {
     rig.counterfoil.drain().await.unwrap();
     assert_eq!(stored().await, 199);
     assert_eq!(rig.views.get("page/000").await.unwrap(), 0);
+}
+
+/// Another process may take the server for a single node at first; a call with the wrong home is refused as a whole.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_counts_once_whoever_makes_it_again() {
+    let options = RedisOptions::volatile().arg("cluster-node-timeout", NO_FAILOVER);
+    let rig = Rig::start(options, Durability::Immediate).await;
+    let client = cluster_settings(ClusterClient::builder(rig.cluster.urls())).build().unwrap();
+    let unknown = Unknown(client.get_async_connection().await.unwrap());
+    let unknown = Counterfoil::new(unknown, MysqlStore::new(rig.pool.clone()));
+    for wide in [false, true] {
+        let views = || family(&format!("wide_{wide}")).partitions(PARTITIONS).wide(wide).build().unwrap();
+        let (here, there) = (rig.counterfoil.open(views()).await.unwrap(), unknown.open(views()).await.unwrap());
+        for number in 0..20 {
+            let (request, id) = (format!("job/{number}"), format!("page/{number}"));
+            let first = there.add_once(&request, &id, 1).await.unwrap();
+            assert_eq!(first, AddedOnce::Counted { pending: 1 }, "{request}");
+            let again = here.add_once(&request, &id, 1).await.unwrap();
+            assert_eq!(again, AddedOnce::CountedBefore { pending: 1 }, "{request}");
+            assert_eq!(here.get(&id).await.unwrap(), 1);
+        }
+    }
+}
+
+/// A connection of a type that nothing is known of.
+#[derive(Clone)]
+struct Unknown(ClusterConnection);
+
+impl ConnectionLike for Unknown {
+    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
+        self.0.req_packed_command(cmd)
+    }
+
+    fn req_packed_commands<'a>(&'a mut self, pipe: &'a Pipeline, at: usize, n: usize) -> RedisFuture<'a, Vec<Value>> {
+        self.0.req_packed_commands(pipe, at, n)
+    }
+
+    fn get_db(&self) -> i64 {
+        self.0.get_db()
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

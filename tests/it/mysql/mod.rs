@@ -2,3 +2,4 @@ mod buffered;
 mod cached;
 mod keys;
 mod privileges;
+mod rejects;

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use counterfoil::{Family, KeyType, MysqlStore, ReadFrom, Registered, Save, Saved, Severity, Store, Table, Version};
+use counterfoil::{
+    Family, KeyType, MysqlStore, ReadFrom, Registered, Retried, Save, Saved, Severity, Store, Table, Version,
+};
 use sqlx::mysql::MySqlPoolOptions;
 
 use super::buffered::{Db, I1, applied, batch};
@@ -34,8 +36,7 @@ impl Work {
         work.count("item", Some(item())).await;
         work.save("saved_own", None).await;
         work.save("saved_item", Some(item())).await;
-        let rejects = work.store.rejects(0, 10).await;
-        work.note(rejects);
+        work.retry("own").await;
         work
     }
 
@@ -61,6 +62,19 @@ impl Work {
         }
         let read = self.store.read(&family, &["1"], &[(0, I1)], ReadFrom::Primary).await;
         self.note(read);
+    }
+
+    /// Applies what cannot be applied.
+    async fn retry(&mut self, name: &str) {
+        let family = Family::buffered("shop", format!("{name}{}", self.round)).build().expect("valid");
+        let rejects = self.store.rejects(0, 10_000).await;
+        let Some(rejects) = self.note(rejects) else { return };
+        let of_family = rejects.iter().filter(|reject| reject.family == family.name());
+        let numbers: Vec<_> = of_family.map(|reject| reject.number).collect();
+        let again = self.store.retry_rejects(&family, &numbers).await;
+        if let Some(again) = self.note(again) {
+            assert!(again.iter().all(|one| *one == Retried::Refused), "{again:?}");
+        }
     }
 
     async fn save(&mut self, name: &str, table: Option<Table>) {

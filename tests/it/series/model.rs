@@ -584,7 +584,7 @@ impl Model for Play {
 impl Play {
     fn epoch(&mut self) -> Checked {
         let got = self.scripts.call("family_epoch", &FENCE, &["series".into(), "1".into(), self.now.to_string()])?;
-        let (status, name): (String, String) =
+        let (status, name, _): (String, String, String) =
             redis::from_redis_value(got).map_err(|error| TestCaseError::fail(error.to_string()))?;
         prop_assert_eq!(status, "OK");
         let family = &mut self.reference.family;

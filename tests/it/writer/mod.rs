@@ -3,4 +3,5 @@ mod history;
 mod interleavings;
 mod many;
 mod recorded;
+mod requests;
 mod values;

@@ -1,0 +1,166 @@
+//! Rejects that are applied again: a delta reaches its row and its reject is marked in one transaction, so it counts once.
+
+use std::collections::HashMap;
+
+use sqlx::Row;
+use sqlx::mysql::MySqlRow;
+
+use super::MysqlStore;
+use super::add::{self, Delta};
+use super::json::JsonRows;
+use super::rejects::{self, Origin};
+use super::session::Transaction;
+use super::target::{self, Target};
+use super::transact::{Work, transact};
+use crate::error::{Error, Result};
+use crate::family::{Family, Kind};
+use crate::store::{Registered, Store};
+
+/// What became of a reject that was to be applied again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retried {
+    /// Its delta was added to its row, and it is no longer among the [rejects](MysqlStore::rejects).
+    Applied,
+    /// It was applied by an earlier call, and nothing was done now.
+    AppliedBefore,
+    /// It was refused again, and stays, with the new reason.
+    Refused,
+    /// The family has no reject of this number.
+    NotFound,
+}
+
+/// Most rejects of a transaction.
+const CHUNK: usize = 10_000;
+
+/// Applies the rejects of these numbers again.
+pub(super) async fn retry(mysql: &MysqlStore, family: Family, numbers: &[u64]) -> Result<Vec<Retried>> {
+    if let Kind::Cached(_) = family.kind {
+        let why = "a cached counter keeps what was refused in Redis, and saves it when its row takes it";
+        return Err(Error::invalid(format!("{family}: rejects are not applied: {why}")));
+    }
+    let number = mysql.register(&family).await?;
+    let target = mysql.target(&family).await?;
+    let family = Registered { family, number };
+    // in one order, so that everybody locks rejects in it
+    let mut sorted = numbers.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup();
+    let mut retried = HashMap::new();
+    for numbers in sorted.chunks(CHUNK) {
+        let work = Retry { target: &target, family: &family, numbers };
+        retried.extend(transact(mysql, "rejects were not applied", &work).await?);
+    }
+    Ok(numbers.iter().map(|number| retried.get(number).copied().unwrap_or(Retried::NotFound)).collect())
+}
+
+struct Retry<'r> {
+    target: &'r Target,
+    family: &'r Registered,
+    numbers: &'r [u64],
+}
+
+/// A reject as it is kept.
+struct Kept {
+    number: u64,
+    origin: Origin,
+    id: Vec<u8>,
+    delta: i64,
+    reason: String,
+    is_applied: bool,
+}
+
+impl Work for Retry<'_> {
+    type Done = Vec<(u64, Retried)>;
+
+    async fn run(&self, transaction: &mut Transaction) -> Result<Self::Done, sqlx::Error> {
+        let kept = self.lock(transaction).await?;
+        let (mut deltas, mut refused) = (Vec::new(), HashMap::new());
+        for reject in kept.iter().filter(|reject| !reject.is_applied) {
+            match self.key(reject) {
+                Ok((id, key)) => deltas.push(Delta { key, origin: reject.origin, id, delta: reject.delta }),
+                Err(reason) => drop(refused.insert((reject.origin, &*reject.id), reason)),
+            }
+        }
+        let mut rejected = Vec::new();
+        add::add(transaction, self.target, deltas, &mut rejected).await?;
+        refused.extend(rejected.into_iter().map(|rejected| ((rejected.origin, rejected.id), rejected.reason)));
+        let mut marks = JsonRows::default();
+        let mut retried = Vec::with_capacity(kept.len());
+        for reject in &kept {
+            let again = refused.get(&(reject.origin, &*reject.id));
+            if !reject.is_applied {
+                let reason = again.unwrap_or(&reject.reason);
+                marks
+                    .row()
+                    .number(reject.number)
+                    .number(u8::from(again.is_none()))
+                    .bytes(rejects::short(reason).as_bytes());
+            }
+            retried.push((
+                reject.number,
+                match again {
+                    _ if reject.is_applied => Retried::AppliedBefore,
+                    Some(_) => Retried::Refused,
+                    None => Retried::Applied,
+                },
+            ));
+        }
+        mark(transaction, marks).await?;
+        Ok(retried)
+    }
+}
+
+impl Retry<'_> {
+    /// Locks the rejects and answers what they hold: of two who apply the same one the second waits, and finds it marked.
+    async fn lock(&self, transaction: &mut Transaction) -> Result<Vec<Kept>, sqlx::Error> {
+        // the derived table is for MySQL, which refuses to lock a JSON_TABLE (error 3569)
+        const LOCK: &str = "SELECT r.number, r.partition_no, r.incarnation, r.seq, r.id, r.delta, r.reason, \
+             CAST(r.applied_at IS NOT NULL AS SIGNED) \
+             FROM (SELECT * FROM JSON_TABLE(?, '$[*]' COLUMNS(\
+             number BIGINT UNSIGNED PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR)) AS given) AS j \
+             STRAIGHT_JOIN counterfoil_rejects AS r ON r.number = j.number WHERE r.family = ? FOR UPDATE";
+        let mut numbers = JsonRows::default();
+        for number in self.numbers {
+            numbers.row().number(number);
+        }
+        let rows = transaction.fetch(sqlx::query(LOCK).bind(numbers.finish()).bind(self.family.number)).await?;
+        rows.iter().map(|row| self.kept(row)).collect()
+    }
+
+    fn kept(&self, row: &MySqlRow) -> Result<Kept, sqlx::Error> {
+        Ok(Kept {
+            number: row.try_get(0)?,
+            origin: Origin {
+                family: self.family.number,
+                partition: row.try_get(1)?,
+                incarnation: row.try_get(2)?,
+                seq: row.try_get(3)?,
+            },
+            id: row.try_get(4)?,
+            delta: row.try_get(5)?,
+            reason: row.try_get(6)?,
+            is_applied: row.try_get::<i64, _>(7)? == 1,
+        })
+    }
+
+    /// The row that the reject goes to, or why it is none.
+    fn key<'k>(&self, reject: &'k Kept) -> Result<(&'k str, Vec<target::Segment<'k>>), String> {
+        if rejects::is_cut(&self.family.family, &reject.id, &reject.reason) {
+            return Err(reject.reason.clone());
+        }
+        let id = std::str::from_utf8(&reject.id).map_err(|_| rejects::NOT_UTF8.to_owned())?;
+        target::segments(self.family, id).map(|key| (id, key))
+    }
+}
+
+/// Marks rejects as applied, or says anew why they are refused.
+async fn mark(transaction: &mut Transaction, marks: JsonRows) -> Result<(), sqlx::Error> {
+    const MARK: &str = "UPDATE JSON_TABLE(?, '$[*]' COLUMNS(\
+         number BIGINT UNSIGNED PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR, \
+         applied INT PATH '$[1]' ERROR ON EMPTY ERROR ON ERROR, \
+         reason VARCHAR(8192) PATH '$[2]' ERROR ON EMPTY ERROR ON ERROR)) AS j \
+         STRAIGHT_JOIN counterfoil_rejects AS r ON r.number = j.number \
+         SET r.applied_at = IF(j.applied = 1, CURRENT_TIMESTAMP(3), NULL), \
+         r.reason = CONVERT(UNHEX(j.reason) USING utf8mb4)";
+    transaction.execute(sqlx::query(MARK).bind(marks.finish())).await.map(drop)
+}
