@@ -30,6 +30,7 @@ mod partition;
 mod primary;
 mod read;
 mod reconciler;
+mod registry;
 mod save;
 mod script;
 mod seeding;

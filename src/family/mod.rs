@@ -43,6 +43,7 @@ mod activity;
 mod buffered;
 mod cached;
 mod series;
+mod settings;
 mod visitors;
 
 use std::fmt;

@@ -11,6 +11,7 @@ mod lifecycle;
 mod live_page;
 mod mysql;
 mod readme;
+mod registry;
 mod series;
 mod support;
 mod vectors;
