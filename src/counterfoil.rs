@@ -147,7 +147,7 @@ where
         let Shared { redis, topology, .. } = &*self.shared;
         let configured = match registered {
             Some(_) => upkeep::configure(redis, topology, &family).await,
-            None => upkeep::configure_unconfirmed(redis, topology, &family).await,
+            None => upkeep::begin_epochs(redis, topology, &family).await,
         };
         configured.map_err(|error| access::explain(&family, error)).or_else(unless_refused)?;
         Handle::new(self.shared.clone(), family, registered)

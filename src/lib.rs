@@ -30,6 +30,7 @@ mod partition;
 mod primary;
 mod read;
 mod reconciler;
+mod reconfigure;
 mod registry;
 mod save;
 mod script;

@@ -157,6 +157,17 @@ pub trait Store: Send + Sync + 'static {
         std::future::ready(Err(Error::new(ErrorKind::Mismatch, cannot)))
     }
 
+    /// Makes `after` the configuration of a registered family, if it is still `before` by its [identity](Family::identity).
+    ///
+    /// # Errors
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) where it is not, and from a store that cannot do it;
+    /// [`Store`](crate::ErrorKind::Store) where the database cannot be reached.
+    fn reconfigure(&self, before: &Family, after: &Family) -> impl Future<Output = Result<()>> + Send {
+        let _ = after;
+        let cannot = format!("{before}: this store does not change what a family is");
+        std::future::ready(Err(Error::new(ErrorKind::Mismatch, cannot)))
+    }
+
     /// In one transaction: advances the ledger row (family, partition, incarnation) of each batch to its `seq` if it
     /// stands lower, adds the deltas of those batches, and leaves the others out. A delta that the database refuses is
     /// kept as a reject, with its batch and the reason, in the same transaction.

@@ -79,6 +79,29 @@ fn difference(row: &MySqlRow, family: &Family) -> Result<Option<(&'static str, S
     Ok(None)
 }
 
+/// Makes `after` of the family, if it is still `before`.
+pub(super) async fn reconfigure(pool: &MySqlPool, meter: &Meter, before: &Family, after: &Family) -> Result<()> {
+    const UPDATE: &str = "UPDATE counterfoil_families \
+         SET settings = ?, kind = ?, partitions = ?, wide = ?, durability = ?, target = ?, shape = ? \
+         WHERE namespace = ? AND name = ? \
+         AND kind = ? AND partitions = ? AND wide = ? AND durability = ? AND target = ? AND shape = ?";
+    let identity = |family: &Family| family.identity().map(|(_, value)| value);
+    let mut query = sqlx::query(UPDATE).bind(after.settings());
+    for value in identity(after) {
+        query = query.bind(value);
+    }
+    query = query.bind(after.namespace.as_bytes()).bind(after.name.as_bytes());
+    for value in identity(before) {
+        query = query.bind(value);
+    }
+    meter.sent(1);
+    let updated = query.execute(pool).await.map_err(store("a family was not changed"))?;
+    match updated.rows_affected() {
+        0 => Err(Error::new(ErrorKind::Mismatch, format!("{after} was changed by somebody else meanwhile"))),
+        _ => Ok(()),
+    }
+}
+
 /// All families, each with the settings that it was opened with last, or what is wrong with these.
 pub(super) async fn list(pool: &MySqlPool, meter: &Meter) -> Result<Vec<Result<Registered>>> {
     meter.sent(1);

@@ -176,6 +176,11 @@ impl Store for MysqlStore {
         detached(async move { families::list(&mysql.primary, &mysql.meter).await }).await
     }
 
+    async fn reconfigure(&self, before: &Family, after: &Family) -> Result<()> {
+        let (mysql, before, after) = (self.clone(), before.clone(), after.clone());
+        detached(async move { families::reconfigure(&mysql.primary, &mysql.meter, &before, &after).await }).await
+    }
+
     async fn apply(&self, batches: &[Batch]) -> Result<Applied> {
         // the switch holds for this thread, the task may run on another
         let trusting = ablation::is_out(Guard::Ledger);
