@@ -48,6 +48,15 @@ impl Precision {
     ];
     /// The most seconds that a slice of a fixed length has: those of 365 days.
     pub const MAX_SECONDS: u32 = 31_536_000;
+
+    /// The one that is displayed so.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        match name {
+            "day" => Some(Precision::Day),
+            "month" => Some(Precision::Month),
+            _ => name.strip_suffix('s')?.parse().ok().map(Precision::Seconds),
+        }
+    }
 }
 
 impl fmt::Display for Precision {

@@ -148,7 +148,7 @@ where
             let Shared { redis, topology, .. } = &*self.shared;
             let configured = match registered {
                 Some(_) => upkeep::configure(redis, topology, &family).await,
-                None => upkeep::configure_unconfirmed(redis, topology, &family).await,
+                None => upkeep::begin_epochs(redis, topology, &family).await,
             };
             unless_refused(configured.map_err(|error| access::explain(&family, error)))?;
         }
@@ -182,7 +182,8 @@ where
         ReconcilerBuilder::new(self.shared.clone())
     }
 
-    /// Returns when every hit on an open family that was acknowledged before the call is in the database, but for slices of
+    /// Returns when every hit on an open family, or one that a reconciler of this pair found and
+    /// [serves](ReconcilerBuilder::all), that was acknowledged before the call is in the database, but for slices of
     /// series and minutes of activity that are kept and **not over**: those stay in Redis, which closes them when they are,
     /// and [`drain_all`](Self::drain_all) brings them too. What expires with its window is for Redis alone.
     ///

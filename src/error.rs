@@ -30,7 +30,8 @@ pub enum ErrorKind {
     Range,
     /// A key in Redis, or a reply, is not of the shape that the bundle writes.
     Corrupt,
-    /// More hits wait for Redis than this process keeps; this one was not counted, and may be tried again later.
+    /// More hits wait for Redis than this process keeps; this one was not counted, and may be tried again later. Or a family
+    /// that is to be [reconfigured](crate::Counterfoil::reconfigure) has hits pending.
     Busy,
     /// The pair or the reconciler has been shut down. A hit was not counted.
     Closed,

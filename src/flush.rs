@@ -410,12 +410,20 @@ where
     /// What a family needs once a minute. Returns the partitions beyond its own in which something waits, if it is to look.
     pub async fn upkeep(&self, number: u64, look: bool) -> Result<Vec<PartitionId>> {
         let Some(opened) = self.shared.family(number) else { return Ok(Vec::new()) };
-        let family = &opened.registered(&self.shared.store).await?.family;
-        upkeep::begin_epochs(&self.redis, &self.shared.topology, family).await?;
+        let Shared { topology, store, .. } = &*self.shared;
+        let family = &opened.registered(store).await?.family;
+        match upkeep::begin_epochs(&self.redis, topology, family).await {
+            // who is right is known to the database, which may have another configuration by now
+            Err(error) if error.kind() == ErrorKind::Mismatch => {
+                store.register(family).await?;
+                upkeep::configure(&self.redis, topology, family).await?;
+            }
+            begun => begun?,
+        }
         if !look {
             return Ok(Vec::new());
         }
-        let strays = upkeep::strays(&self.redis, &self.shared.topology, family).await?;
+        let strays = upkeep::strays(&self.redis, topology, family).await?;
         Ok(strays.into_iter().map(|partition| (number, partition)).collect())
     }
 }

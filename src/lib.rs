@@ -31,6 +31,8 @@ mod partition;
 mod primary;
 mod read;
 mod reconciler;
+mod reconfigure;
+mod registry;
 mod save;
 mod script;
 mod seeding;

@@ -9,11 +9,12 @@ use tokio::sync::watch;
 use tokio::task::{Id, JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
-use crate::backoff::Backoff;
+use crate::backoff::{Backoff, unless_stopped};
 use crate::check;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
 use crate::metrics;
+use crate::registry::{self, Found, Registry, Scope};
 use crate::save::{Round, Saver};
 use crate::shared::{Announced, Opened, Shared};
 use crate::store::Store;
@@ -42,6 +43,7 @@ pub struct ReconcilerBuilder<C, S> {
     lease: Option<Duration>,
     max_rows: u64,
     allow_evicting: bool,
+    scope: Scope,
 }
 
 /// A running reconciler. Any number of them may run, in one process or many, beside the writers or alone: which of
@@ -76,7 +78,7 @@ where
 {
     pub(crate) fn new(shared: Arc<Shared<C, S>>) -> Self {
         let (lease, allow_evicting) = (Some(Duration::from_secs(2)), shared.allows_evicting());
-        ReconcilerBuilder { shared, redis: None, lease, max_rows: 10_000, allow_evicting }
+        ReconcilerBuilder { shared, redis: None, lease, max_rows: 10_000, allow_evicting, scope: Scope::Opened }
     }
 
     /// A connection of its own, so that large fetches do not keep hits waiting.
@@ -97,6 +99,23 @@ where
     /// batch is never split.
     pub fn max_rows(mut self, rows: u64) -> Self {
         self.max_rows = rows;
+        self
+    }
+
+    /// Serves every family that is registered in the database, also those that this process never opens, with the settings
+    /// that they were opened with last; new ones are looked for every 10 s. One that the process opens is served as it opens
+    /// it. Without this, families that nobody opens in a process with a reconciler stay in Redis: they are named in the log.
+    ///
+    /// Left out, and named in the log, is a family that was last opened by a version whose settings this one does not
+    /// understand.
+    pub fn all(mut self) -> Self {
+        self.scope = Scope::All;
+        self
+    }
+
+    /// The same for the families of one namespace, or of several in as many calls.
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.scope = self.scope.with(namespace.into());
         self
     }
 
@@ -145,6 +164,7 @@ where
             saving: HashMap::new(),
             failures: HashMap::new(),
             kept: HashMap::new(),
+            registry: Registry::new(self.scope),
         };
         Ok(Reconciler { stop, task: tokio::spawn(scheduler.run()) })
     }
@@ -177,6 +197,7 @@ enum Done {
     Flushed(Vec<(PartitionId, Flushed)>),
     Saved(u64, Result<Round>),
     Kept(u64, Result<Vec<PartitionId>>),
+    Listed(Found),
 }
 
 /// How rounds through cached families are made.
@@ -213,6 +234,7 @@ struct Scheduler<C, S> {
     failures: HashMap<Announced, Backoff>,
     /// When each family had its upkeep last, and how often it has had it.
     kept: HashMap<u64, (Instant, u32)>,
+    registry: Registry,
 }
 
 impl<C> SaverSettings<C>
@@ -238,6 +260,7 @@ where
             self.look_at(Announced::Family(opened.number), Duration::ZERO);
         }
         loop {
+            self.start_listing();
             self.start_what_is_due();
             self.start_flushes();
             self.measure_waiting();
@@ -293,7 +316,8 @@ where
 
     fn next_time(&self) -> Instant {
         let far = Instant::now() + Duration::from_secs(3600);
-        let timed = if self.finishing { None } else { self.times.first().map(|(time, _)| *time) };
+        let timed = self.times.first().map(|(time, _)| *time).into_iter().chain([self.registry.next_look()]).min();
+        let timed = timed.filter(|_| !self.finishing);
         let gathered = if self.flushing.len() < FLUSHES { self.held.iter().map(Held::flush_at).min() } else { None };
         let measured = (!self.held.is_empty() || !self.flushing.is_empty()).then(|| Instant::now() + MEASURE);
         timed.into_iter().chain(gathered).chain(measured).min().unwrap_or(far)
@@ -304,6 +328,26 @@ where
         let flushing = self.flushing.values().map(|(_, oldest)| *oldest);
         let oldest = self.held.iter().map(Held::oldest_hit).chain(flushing).min();
         ::metrics::gauge!(metrics::WAITING_SECONDS).set(oldest.map_or(0.0, |oldest| oldest.elapsed().as_secs_f64()));
+    }
+
+    fn start_listing(&mut self) {
+        if self.registry.begin_look() {
+            let (shared, stop) = (self.shared.clone(), self.stopping.clone());
+            let look = async move { unless_stopped(&stop, Duration::ZERO, registry::look(&shared.store)).await };
+            self.tasks.spawn(async move { Done::Listed(look.await) });
+        }
+    }
+
+    fn listed(&mut self, found: Found) {
+        if self.finishing {
+            return;
+        }
+        for taken in self.registry.take_in(&self.shared, found) {
+            match taken {
+                Ok(number) => self.look_at(Announced::Family(number), Duration::ZERO),
+                Err(error) => tracing::error!(%error, "a family is not served"),
+            }
+        }
     }
 
     fn start_what_is_due(&mut self) {
@@ -384,6 +428,7 @@ where
             Ok(Done::Flushed(all)) => all.into_iter().for_each(|(id, end)| self.flushed(id, end)),
             Ok(Done::Saved(number, round)) => self.saved(number, round),
             Ok(Done::Kept(number, strays)) => self.kept(number, strays),
+            Ok(Done::Listed(found)) => self.listed(found),
             Err(error) => {
                 tracing::error!(%error, "a step of the reconciler ended, and is tried again");
                 round.into_iter().for_each(|number| self.look_at(Announced::Family(number), MEND));

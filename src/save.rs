@@ -212,7 +212,7 @@ where
                     Claim::Gone => {}
                     Claim::Bad(why) => {
                         let id = String::from_utf8_lossy(&id);
-                        tracing::error!(family = %self.family(), %id, why, "a counter cannot be saved");
+                        tracing::error!(family = %self.family(), ?id, why, "a counter cannot be saved");
                     }
                 }
             }
@@ -304,13 +304,13 @@ where
         match rebased {
             Rebased::Done => {
                 ::metrics::counter!(metrics::CONFLICTS, "family" => self.opened.label.clone()).increment(1);
-                tracing::warn!(%family, %id, value, ?known, ?found, "somebody else wrote the row: both are kept");
+                tracing::warn!(%family, ?id, value, ?known, ?found, "somebody else wrote the row: both are kept");
                 if was_behind(known, found) {
-                    tracing::error!(%family, %id, "rows are read from a database that is behind: is its pool on a replica?");
+                    tracing::error!(%family, ?id, "rows are read from a database that is behind: is its pool on a replica?");
                 }
             }
             Rebased::OutOfRange => {
-                tracing::error!(%family, %id, value, ?known, ?found, "the sum with what somebody else wrote is no i64");
+                tracing::error!(%family, ?id, value, ?known, ?found, "the sum with what somebody else wrote is no i64");
             }
             Rebased::Stale => {}
         }

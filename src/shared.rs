@@ -54,6 +54,8 @@ pub struct Opened {
     /// Its number in this process.
     pub number: u64,
     pub family: Family,
+    /// It is in use because a reconciler found it in the database: what the process opens takes its place.
+    is_served: bool,
     /// The family as the database knows it, once it does.
     registered: OnceCell<Arc<Registered>>,
     /// The family's name as metrics take it, cheap to clone.
@@ -87,16 +89,31 @@ where
         if self.closed.load(Ordering::Relaxed) {
             return Err(Error::new(ErrorKind::Closed, format!("{family}: not opened: {SHUT_DOWN}")));
         }
-        let next = families.numbers.len() as u64;
-        let name = (family.namespace().to_owned(), family.name().to_owned());
-        let number = *families.numbers.entry(name).or_insert(next);
+        let number = families.number_of(&family);
         let registered = registered.map(|number| Arc::new(Registered { family: family.clone(), number }));
         if let Some(same) =
             families.in_use.get(&number).filter(|(opened, _)| opened.is_same(&family, registered.as_ref()))
         {
             return Ok(same.clone());
         }
-        let opened = Arc::new(Opened::new(number, family, registered));
+        self.take_in_use(&mut families, Opened::new(number, family, registered))
+    }
+
+    /// Takes a family in use as the database knows it, unless it is so already or this process has opened it. Returns its
+    /// number in this process.
+    pub fn serve(&self, registered: Arc<Registered>) -> Result<u64> {
+        let mut families = self.families.write().unwrap_or_else(PoisonError::into_inner);
+        let number = families.number_of(&registered.family);
+        let is_kept = |(opened, _): &InUse<C>| !opened.is_served || opened.registered.get() == Some(&registered);
+        if !families.in_use.get(&number).is_some_and(is_kept) {
+            let opened = Opened::new(number, registered.family.clone(), Some(registered));
+            self.take_in_use(&mut families, Opened { is_served: true, ..opened })?;
+        }
+        Ok(number)
+    }
+
+    fn take_in_use(&self, families: &mut Families<C>, opened: Opened) -> Result<InUse<C>> {
+        let (number, opened) = (opened.number, Arc::new(opened));
         let is_cached = matches!(opened.family.kind, Kind::Cached(_));
         crate::metrics::begin_family(&opened.label, is_cached);
         let (topology, work, closed) = (self.topology.clone(), self.work.clone(), self.closed.clone());
@@ -112,6 +129,12 @@ where
         let families = self.families.write().unwrap_or_else(PoisonError::into_inner);
         self.closed.store(true, Ordering::Relaxed);
         families.in_use.values().cloned().collect()
+    }
+
+    /// Whether a family of that name is.
+    pub fn is_in_use(&self, family: &Family) -> bool {
+        let families = self.families.read().unwrap_or_else(PoisonError::into_inner);
+        families.numbers.contains_key(&named(family))
     }
 
     pub fn opened(&self) -> Vec<Arc<Opened>> {
@@ -174,6 +197,7 @@ impl Opened {
         Opened {
             number,
             family,
+            is_served: false,
             registered: OnceCell::new_with(registered),
             label,
             clock: ServerClock::default(),
@@ -189,7 +213,7 @@ impl Opened {
             let _ = self.registered.set(registered.clone());
         }
         let is_known = || self.registered.get().zip(registered).is_none_or(|(known, new)| known == new);
-        self.family == *family && is_known()
+        !self.is_served && self.family == *family && is_known()
     }
 
     /// The family as the database knows it, which is asked if it was away when the family was opened. Nothing is brought
@@ -201,6 +225,17 @@ impl Opened {
         };
         self.registered.get_or_try_init(register).await
     }
+}
+
+impl<C> Families<C> {
+    fn number_of(&mut self, family: &Family) -> u64 {
+        let next = self.numbers.len() as u64;
+        *self.numbers.entry(named(family)).or_insert(next)
+    }
+}
+
+fn named(family: &Family) -> (String, String) {
+    (family.namespace().to_owned(), family.name().to_owned())
 }
 
 /// What the writers tell a reconciler of the same process.

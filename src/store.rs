@@ -146,6 +146,28 @@ pub trait Store: Send + Sync + 'static {
     /// database cannot be reached.
     fn register(&self, family: &Family) -> impl Future<Output = Result<u64>> + Send;
 
+    /// All families that are registered, with the [settings](Family::settings) that each was opened with last; in the place
+    /// of one whose settings are not understood, what is wrong with them.
+    ///
+    /// # Errors
+    /// [`Store`](crate::ErrorKind::Store) where the database cannot be reached; [`Mismatch`](crate::ErrorKind::Mismatch)
+    /// from a store that does not list families: no reconciler serves [all](crate::ReconcilerBuilder::all) of them.
+    fn families(&self) -> impl Future<Output = Result<Vec<Result<Registered>>>> + Send {
+        let cannot = "this store does not list its families";
+        std::future::ready(Err(Error::new(ErrorKind::Mismatch, cannot)))
+    }
+
+    /// Makes `after` the configuration of a registered family, if it is still `before` by its [identity](Family::identity).
+    ///
+    /// # Errors
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) where it is not, and from a store that cannot do it;
+    /// [`Store`](crate::ErrorKind::Store) where the database cannot be reached.
+    fn reconfigure(&self, before: &Family, after: &Family) -> impl Future<Output = Result<()>> + Send {
+        let _ = after;
+        let cannot = format!("{before}: this store does not change what a family is");
+        std::future::ready(Err(Error::new(ErrorKind::Mismatch, cannot)))
+    }
+
     /// In one transaction: advances the ledger row (family, partition, incarnation) of each batch to its `seq` if it
     /// stands lower, adds the deltas of those batches, and leaves the others out. A delta that the database refuses is
     /// kept as a reject, with its batch and the reason, in the same transaction.

@@ -158,6 +158,14 @@ impl Table {
 }
 
 impl KeyType {
+    const ALL: [KeyType; 6] =
+        [KeyType::Unsigned, KeyType::Signed, KeyType::Date, KeyType::Text, KeyType::Char, KeyType::Uuid];
+
+    /// The one that is written so.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        KeyType::ALL.into_iter().find(|kind| format!("{kind:?}") == name)
+    }
+
     /// Whether the segment is the one spelling of a value of this type.
     pub(crate) fn is_canonical(self, segment: &str) -> bool {
         match self {

@@ -27,11 +27,12 @@ where
     Ok(())
 }
 
-/// The same where the database could not be asked whether the family is so: what Redis knows of it is compared first.
+/// The same where the database was not asked just now whether the family is so: what Redis knows of it is compared first.
+/// Begins new epochs where it is time.
 ///
 /// # Errors
 /// [`Mismatch`](crate::ErrorKind::Mismatch) where Redis knows another kind or number of partitions.
-pub async fn configure_unconfirmed<C>(redis: &C, topology: &Topology, family: &Family) -> Result<()>
+pub async fn begin_epochs<C>(redis: &C, topology: &Topology, family: &Family) -> Result<()>
 where
     C: ConnectionLike + Clone + 'static,
 {
@@ -39,21 +40,6 @@ where
         try_join_all(homes.iter().map(|home| home.epoch(family))).await?;
     }
     configure(redis, topology, family).await
-}
-
-/// The same, and begins new epochs.
-pub async fn begin_epochs<C>(redis: &C, topology: &Topology, family: &Family) -> Result<()>
-where
-    C: ConnectionLike + Clone + 'static,
-{
-    for homes in homes(redis, topology, family).chunks(CALLS) {
-        try_join_all(homes.iter().map(|home| async move {
-            home.configure(family).await?;
-            home.epoch(family).await
-        }))
-        .await?;
-    }
-    Ok(())
 }
 
 fn homes<C>(redis: &C, topology: &Topology, family: &Family) -> Vec<Partition<C>>

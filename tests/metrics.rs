@@ -13,7 +13,7 @@ use counterfoil::metrics::{
     BATCHES, CONFLICTS, DELETED, HITS, LAG_SECONDS, PENDING_IDS, RECORDED, REFUSED, REJECTS, RETRIES, ROWS, SEEDS,
     STRAYS, UNKNOWN, WAITING_SECONDS, describe,
 };
-use counterfoil::{Durability, Family, KeyType, Table};
+use counterfoil::{Counterfoil, Durability, Family, KeyType, MysqlStore, Table};
 use metrics_util::debugging::DebuggingRecorder;
 use support::{Pair, eventually, family, look};
 use testkit::{MysqlServer, RedisOptions};
@@ -127,6 +127,34 @@ async fn a_reconciler_that_ends_says_so() {
     let _ = views.add("page", 1).await.unwrap();
     eventually("the hit", || async { pair.number("SELECT COUNT(*) FROM counterfoil_values").await == 1 }).await;
     assert_eq!(log.lines_with("was dropped").len(), 1);
+}
+
+/// Who serves all says whom not, and who does not serve all likewise, each once.
+#[tokio::test]
+async fn families_that_are_not_served_are_named() {
+    let log = Log::begin();
+    let pair = Pair::new().await;
+    for name in ["later", "earlier", "views"] {
+        let views = pair.counterfoil.open(family(name).build().unwrap()).await.unwrap();
+        let _ = views.add("page", 1).await.unwrap();
+    }
+    pair.sql("UPDATE counterfoil_families SET settings = '{\"format\":2}' WHERE name = 'later'").await;
+    pair.sql("UPDATE counterfoil_families SET settings = NULL WHERE name = 'earlier'").await;
+    let other = Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pair.pool.clone()));
+    let all = other.reconciler().all().start().await.unwrap();
+    eventually("the one", || async { pair.number("SELECT COUNT(*) FROM counterfoil_values").await == 1 }).await;
+    let lines = log.lines_with("not served");
+    assert!(lines.len() == 1 && lines[0].contains("WARN") && lines[0].contains("number=2"), "{lines:?}");
+    for part in ["test/later: its settings", "the format 2", "test/earlier: registered by an earlier version"] {
+        assert!(lines[0].contains(part), "{part} is not in {lines:?}");
+    }
+    all.shutdown().await.unwrap();
+    let other = Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pair.pool.clone()));
+    let _running = other.reconciler().start().await.unwrap();
+    eventually("a warning", || async { log.lines_with("not served").len() == 2 }).await;
+    assert!(log.lines_with("not served")[1].contains("test/views"));
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!(pair.number("SELECT COUNT(*) FROM counterfoil_values").await, 3);
 }
 
 #[tokio::test]

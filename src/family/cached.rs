@@ -89,8 +89,7 @@ impl CachedFamilyBuilder {
 
     /// Refuses increments that lead below this value, such as a stock below 0; one that leads up is let through also
     /// from below it. The bound must be smaller than 2^53 in size; values may be larger. Every process has to come with the
-    /// same bounds, or is refused: to change them, write the new ones into the family's `shape` in `counterfoil_families`
-    /// (`min 0, max 10`), and start all processes anew.
+    /// same bounds, or is refused; [`reconfigure`](crate::Counterfoil::reconfigure) changes them.
     pub fn min(mut self, value: i64) -> Self {
         self.stay.min = Some(value);
         self

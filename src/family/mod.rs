@@ -3,8 +3,8 @@
 /// What the builders of all kinds take alike.
 macro_rules! common_settings {
     () => {
-        /// Into how many partitions the family is cut: 1 to [`Family::MAX_PARTITIONS`], 4 unless said otherwise. Fixed
-        /// for the life of the family. In a cluster a call is about one partition: more of them spread a busy family over
+        /// Into how many partitions the family is cut: 1 to [`Family::MAX_PARTITIONS`], 4 unless said otherwise. Changed
+        /// by [`reconfigure`](crate::Counterfoil::reconfigure) alone. In a cluster a call is about one partition: more of them spread a busy family over
         /// more nodes. On one Redis a call counts in all of them (buffered, cached), and fewer make less work.
         /// Each one that was ever counted into keeps a hash of about 150 bytes in Redis.
         pub fn partitions(mut self, partitions: u32) -> Self {
@@ -43,6 +43,7 @@ mod activity;
 mod buffered;
 mod cached;
 mod series;
+mod settings;
 mod visitors;
 
 use std::fmt;
@@ -168,7 +169,7 @@ impl Family {
         &self.name
     }
 
-    /// The number of partitions, fixed for the life of the family.
+    /// The number of partitions.
     pub fn partitions(&self) -> u32 {
         self.partitions
     }

@@ -51,7 +51,7 @@ impl MysqlStore {
                 Severity::Error,
                 "mysql tables",
                 format!("not there: {}", schema::names(&missing)),
-                schema::ADVICE,
+                schema::advice(&missing),
             )),
             Err(error) => findings.push(unreachable(&error)),
         }
@@ -134,10 +134,10 @@ fn own_probes() -> impl Iterator<Item = Probe> {
         (
             "counterfoil_families",
             "INSERT",
-            "INSERT INTO counterfoil_families (namespace, name, kind, partitions, wide, durability, target, shape) \
-             SELECT '', '', '', 0, '', '', '', '' FROM DUAL WHERE FALSE",
+            "INSERT INTO counterfoil_families (namespace, name, kind, partitions, wide, durability, target, shape, settings) \
+             SELECT '', '', '', 0, '', '', '', '', '' FROM DUAL WHERE FALSE",
         ),
-        ("counterfoil_families", "UPDATE", "UPDATE counterfoil_families SET number = number WHERE FALSE"),
+        ("counterfoil_families", "UPDATE", "UPDATE counterfoil_families SET settings = settings WHERE FALSE"),
         ("counterfoil_ledger", "SELECT", "SELECT seq FROM counterfoil_ledger WHERE FALSE"),
         (
             "counterfoil_ledger",

@@ -1,14 +1,20 @@
-//! The families that the database knows, each with the settings that every process must agree on.
+//! The families that the database knows, each with the settings that every process must agree on, and with all settings of
+//! the process that opened it last.
 
-use sqlx::{MySqlPool, Row};
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, MySqlPool, Row};
 
 use super::fault::store;
 use super::session::Meter;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
+use crate::store::Registered;
 
-/// The columns that hold [`Family::identity`], in its order.
-const IDENTITY: &str = "kind, CAST(partitions AS CHAR), wide, durability, target, shape";
+/// The columns that hold the settings, and [`Family::identity`] in its order.
+const COLUMNS: &str = "number, settings, kind, CAST(partitions AS CHAR), wide, durability, target, shape";
+/// Where the identity begins among them.
+const IDENTITY: usize = 2;
+const UNREAD: &str = "families were not read";
 
 /// Makes the family known, if it is not yet, and answers its number.
 pub(super) async fn register(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<u64> {
@@ -23,31 +29,102 @@ pub(super) async fn register(pool: &MySqlPool, meter: &Meter, family: &Family) -
 
 /// Changes nothing where the family is there.
 async fn insert(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<(), sqlx::Error> {
-    const INSERT: &str = "INSERT INTO counterfoil_families (namespace, name, kind, partitions, wide, durability, target, shape) \
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE number = number";
-    let identity = family.identity();
+    const INSERT: &str = "INSERT INTO counterfoil_families \
+         (namespace, name, settings, kind, partitions, wide, durability, target, shape) \
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE number = number";
     let mut query = sqlx::query(INSERT).bind(family.namespace.as_bytes()).bind(family.name.as_bytes());
-    for (_, value) in identity {
+    query = query.bind(family.settings());
+    for (_, value) in family.identity() {
         query = query.bind(value);
     }
     meter.sent(1);
     query.execute(pool).await.map(drop)
 }
 
+/// The family's number. What its processes need not agree on is from now on as this one has it.
 async fn find(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<Option<u64>> {
-    let failed = "families were not read";
-    let text = format!("SELECT number, {IDENTITY} FROM counterfoil_families WHERE namespace = ? AND name = ?");
-    let query = sqlx::query(sqlx::AssertSqlSafe(text)).bind(family.namespace.as_bytes()).bind(family.name.as_bytes());
+    let text = format!("SELECT {COLUMNS} FROM counterfoil_families WHERE namespace = ? AND name = ?");
+    let query = sqlx::query(AssertSqlSafe(text)).bind(family.namespace.as_bytes()).bind(family.name.as_bytes());
     meter.sent(1);
-    let Some(row) = query.fetch_optional(pool).await.map_err(store(failed))? else { return Ok(None) };
+    let Some(row) = query.fetch_optional(pool).await.map_err(store(UNREAD))? else { return Ok(None) };
+    if let Some((setting, known, ours)) = difference(&row, family).map_err(store(UNREAD))? {
+        return Err(Error::new(
+            ErrorKind::Mismatch,
+            format!("{family}: {setting} is {known:?} in the database, and this process came with {ours:?}"),
+        ));
+    }
+    let (number, known): (u64, Option<String>) = numbered(&row).map_err(store(UNREAD))?;
+    let settings = family.settings();
+    if known.as_ref() != Some(&settings) {
+        meter.sent(1);
+        let update = sqlx::query("UPDATE counterfoil_families SET settings = ? WHERE number = ?");
+        let updated = update.bind(settings).bind(number).execute(pool).await;
+        updated.map_err(store(format!("{family}: its settings were not written")))?;
+    }
+    Ok(Some(number))
+}
+
+fn numbered(row: &MySqlRow) -> Result<(u64, Option<String>), sqlx::Error> {
+    Ok((row.try_get(0)?, row.try_get(1)?))
+}
+
+/// The setting of the family's identity that the row has another value of, with both.
+fn difference(row: &MySqlRow, family: &Family) -> Result<Option<(&'static str, String, String)>, sqlx::Error> {
     for (index, (setting, ours)) in family.identity().into_iter().enumerate() {
-        let known: String = row.try_get(index + 1).map_err(store(failed))?;
+        let known: String = row.try_get(IDENTITY + index)?;
         if known != ours {
-            return Err(Error::new(
-                ErrorKind::Mismatch,
-                format!("{family}: {setting} is {known:?} in the database, and this process came with {ours:?}"),
-            ));
+            return Ok(Some((setting, known, ours)));
         }
     }
-    row.try_get(0).map(Some).map_err(store(failed))
+    Ok(None)
+}
+
+/// Makes `after` of the family, if it is still `before`.
+pub(super) async fn reconfigure(pool: &MySqlPool, meter: &Meter, before: &Family, after: &Family) -> Result<()> {
+    const UPDATE: &str = "UPDATE counterfoil_families \
+         SET settings = ?, kind = ?, partitions = ?, wide = ?, durability = ?, target = ?, shape = ? \
+         WHERE namespace = ? AND name = ? \
+         AND kind = ? AND partitions = ? AND wide = ? AND durability = ? AND target = ? AND shape = ?";
+    let identity = |family: &Family| family.identity().map(|(_, value)| value);
+    let mut query = sqlx::query(UPDATE).bind(after.settings());
+    for value in identity(after) {
+        query = query.bind(value);
+    }
+    query = query.bind(after.namespace.as_bytes()).bind(after.name.as_bytes());
+    for value in identity(before) {
+        query = query.bind(value);
+    }
+    meter.sent(1);
+    let updated = query.execute(pool).await.map_err(store("a family was not changed"))?;
+    match updated.rows_affected() {
+        0 => Err(Error::new(ErrorKind::Mismatch, format!("{after} was changed by somebody else meanwhile"))),
+        _ => Ok(()),
+    }
+}
+
+/// All families, each with the settings that it was opened with last, or what is wrong with these.
+pub(super) async fn list(pool: &MySqlPool, meter: &Meter) -> Result<Vec<Result<Registered>>> {
+    meter.sent(1);
+    let text = format!("SELECT {COLUMNS}, namespace, name FROM counterfoil_families ORDER BY number");
+    let rows = sqlx::query(AssertSqlSafe(text)).fetch_all(pool).await.map_err(store(UNREAD))?;
+    rows.iter().map(|row| listed(row).map_err(store(UNREAD))).collect()
+}
+
+fn listed(row: &MySqlRow) -> Result<Result<Registered>, sqlx::Error> {
+    let text = |index| row.try_get(index).map(|bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned());
+    let after = IDENTITY + 6;
+    let (namespace, name) = (text(after)?, text(after + 1)?);
+    let refused = |wrong: String| Ok(Err(Error::new(ErrorKind::Mismatch, format!("{namespace}/{name}: {wrong}"))));
+    let (number, settings) = numbered(row)?;
+    let Some(settings) = settings else {
+        return refused("registered by an earlier version, which did not write its settings: open it once".to_owned());
+    };
+    let family = match Family::from_settings(&namespace, &name, &settings) {
+        Ok(family) => family,
+        Err(error) => return Ok(Err(error)),
+    };
+    if let Some((setting, known, written)) = difference(row, &family)? {
+        return refused(format!("{setting} is {known:?}, and {written:?} in its settings: open it once"));
+    }
+    Ok(Ok(Registered { family, number }))
 }

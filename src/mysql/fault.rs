@@ -55,6 +55,11 @@ pub(super) fn is_duplicate(error: &sqlx::Error) -> bool {
     number(error) == Some(1062)
 }
 
+/// Whether a column is to be added that is there (1060).
+pub(super) fn is_there(error: &sqlx::Error) -> bool {
+    number(error) == Some(1060)
+}
+
 /// Whether the transaction met another one, and may go through when it is tried again from its start: 1213 (deadlock,
 /// also a failed certification of a cluster; already rolled back by the server), 1205 (lock wait timeout; still open),
 /// 1020 (MariaDB with `innodb_snapshot_isolation`), and 1062 where it is no row's fault (another one inserted the row

@@ -102,8 +102,8 @@ impl MysqlStore {
         schema::SCHEMA
     }
 
-    /// Creates those of counterfoil's tables that are not there yet. Where all of them are, the database's user needs no
-    /// CREATE privilege.
+    /// Creates those of counterfoil's tables that are not there yet, and adds the columns that those of an earlier version
+    /// lack. Where nothing is missing, the database's user needs neither CREATE nor ALTER.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store), or [`Mismatch`](crate::ErrorKind::Mismatch) where the user may not, naming
@@ -190,6 +190,16 @@ impl Store for MysqlStore {
             families::register(&mysql.primary, &mysql.meter, &family).await
         })
         .await
+    }
+
+    async fn families(&self) -> Result<Vec<Result<Registered>>> {
+        let mysql = self.clone();
+        detached(async move { families::list(&mysql.primary, &mysql.meter).await }).await
+    }
+
+    async fn reconfigure(&self, before: &Family, after: &Family) -> Result<()> {
+        let (mysql, before, after) = (self.clone(), before.clone(), after.clone());
+        detached(async move { families::reconfigure(&mysql.primary, &mysql.meter, &before, &after).await }).await
     }
 
     async fn apply(&self, batches: &[Batch]) -> Result<Applied> {

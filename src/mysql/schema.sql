@@ -2,7 +2,7 @@
 -- Names and ids are VARBINARY: compared byte by byte, so that no collation folds `a` into `A` or drops a trailing space.
 -- InnoDB is said outright: what makes the counters exact is that ledger and values move in one transaction.
 
--- The families, each with the settings that every process must agree on.
+-- The families, each with what every process must agree on, and all settings of the process that opened it last.
 CREATE TABLE IF NOT EXISTS counterfoil_families (
   number INT UNSIGNED NOT NULL AUTO_INCREMENT,
   namespace VARBINARY(64) NOT NULL,
@@ -13,6 +13,7 @@ CREATE TABLE IF NOT EXISTS counterfoil_families (
   durability VARCHAR(64) NOT NULL,
   target TEXT NOT NULL,
   shape VARCHAR(512) NOT NULL,
+  settings TEXT,
   created_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,
   PRIMARY KEY (number),
   UNIQUE KEY family (namespace, name)

@@ -12,6 +12,7 @@ mod live_page;
 mod memory;
 mod mysql;
 mod readme;
+mod registry;
 mod series;
 mod service;
 mod support;

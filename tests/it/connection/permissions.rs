@@ -55,7 +55,7 @@ async fn the_documented_rules_are_enough_for_every_kind() {
     assert_eq!(plain.redis.run::<Vec<String>>("KEYS *:probe").await.unwrap(), [""; 0]);
     let _: () = plain.redis.run("FLUSHALL").await.unwrap();
     let own = Primary::connect(&format!("{}?user=shop&pass=secret", plain.redis.url())).await.unwrap();
-    let own = Counterfoil::new(own, Reference::default());
+    let own = Counterfoil::new(own, MemoryStore::new());
     OfKind::open(&own, "buffered").await.unwrap().use_all().await.unwrap();
 }
 

@@ -672,6 +672,34 @@ async fn a_database_without_tables_is_refused_with_what_to_do() {
 }
 
 #[tokio::test]
+async fn tables_of_an_earlier_version_are_refused_until_they_are_brought_up_to_date() {
+    let db = Db::new().await;
+    let store = || MysqlStore::new(db.pool.clone());
+    let registers = async || store().register(&views().build().expect("valid")).await;
+    let number = registers().await.expect("registered");
+    for mend in ["create_tables", "the statement"] {
+        db.run("ALTER TABLE counterfoil_families DROP COLUMN settings").await;
+        let error = registers().await.expect_err("a column is missing");
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        let message = error.to_string();
+        assert!(
+            message.contains("counterfoil_families.settings") && message.contains("create_tables(true)"),
+            "{message}"
+        );
+        match message.split_once("ALTER TABLE") {
+            Some((_, statement)) if mend == "the statement" => db.run(&format!("ALTER TABLE{statement}")).await,
+            Some(_) => store().create_tables().await.expect("added"),
+            None => panic!("{message}"),
+        }
+        let listed = store().families().await.expect("read").remove(0).expect_err("not opened since");
+        assert!(listed.to_string().contains("shop/views"), "{listed}");
+        assert_eq!(registers().await.expect("registered"), number);
+        let listed = store().families().await.expect("read").remove(0).expect("as it was opened");
+        assert_eq!(listed, Registered { family: views().build().expect("valid"), number });
+    }
+}
+
+#[tokio::test]
 async fn tables_that_are_there_need_no_privilege_to_create() {
     let db = Db::new().await;
     let (name, user) = (&db.name, format!("u{}", db.name));

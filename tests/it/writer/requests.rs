@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::support::reference::Reference;
 use crate::support::{Plain, PlainCounters, family};
 use counterfoil::test_hooks::{Guard, Partition, take_out};
-use counterfoil::{AddedOnce, Counterfoil, Counters, ErrorKind, FamilyBuilder};
+use counterfoil::{AddedOnce, Counterfoil, Counters, ErrorKind, FamilyBuilder, MemoryStore};
 use futures_util::future::join_all;
 use redis::aio::{ConnectionLike, ConnectionManager};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, Value};
@@ -19,7 +18,7 @@ fn views() -> FamilyBuilder {
 
 /// The family as another process has it.
 async fn another(plain: &Plain, family: FamilyBuilder) -> PlainCounters {
-    let counterfoil = Counterfoil::new(plain.redis.manager().await, Reference::default());
+    let counterfoil = Counterfoil::new(plain.redis.manager().await, MemoryStore::new());
     counterfoil.open(family.build().unwrap()).await.unwrap()
 }
 
@@ -152,10 +151,10 @@ impl ConnectionLike for Lossy {
 
 /// What 40 hits come to if each is made again until it is known to be counted, and how many had to be. The write timeout
 /// is too short for a call to be repeated by itself.
-async fn made_again(hit: impl AsyncFn(Counters<Lossy, Reference>, String) -> Result<(), ErrorKind>) -> (i64, u32) {
+async fn made_again(hit: impl AsyncFn(Counters<Lossy, MemoryStore>, String) -> Result<(), ErrorKind>) -> (i64, u32) {
     let plain = Plain::new().await;
     let lossy = Lossy { inner: plain.redis.manager().await, calls: Arc::default() };
-    let views = Counterfoil::new(lossy, Reference::default()).open(views().build().unwrap()).await.unwrap();
+    let views = Counterfoil::new(lossy, MemoryStore::new()).open(views().build().unwrap()).await.unwrap();
     let views = views.write_timeout(Duration::from_millis(4));
     let mut again = 0;
     for number in 0..40 {
@@ -169,14 +168,15 @@ async fn made_again(hit: impl AsyncFn(Counters<Lossy, Reference>, String) -> Res
 
 #[tokio::test]
 async fn a_request_counts_once_where_replies_are_lost() {
-    let once = async |views: Counters<Lossy, Reference>, job: String| {
+    let once = async |views: Counters<Lossy, MemoryStore>, job: String| {
         views.add_once(&job, "page", 1).await.map(drop).map_err(|error| error.kind())
     };
     let (value, again) = made_again(once).await;
     assert_eq!(value, 40);
     assert!(again > 10, "{again} were made again");
-    let plainly =
-        async |views: Counters<Lossy, Reference>, _| views.add("page", 1).await.map(drop).map_err(|error| error.kind());
+    let plainly = async |views: Counters<Lossy, MemoryStore>, _| {
+        views.add("page", 1).await.map(drop).map_err(|error| error.kind())
+    };
     let (value, again) = made_again(plainly).await;
     assert!(value > 50, "{again} were made again, and {value} counted: the request is not needed");
 }

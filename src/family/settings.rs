@@ -1,0 +1,290 @@
+//! All settings of a family as one text, which is kept beside it: a reconciler can serve it that was not told them.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use super::{Counting, Durability, Family, Kind};
+use crate::calendar::Precision;
+use crate::error::{Error, ErrorKind, Result};
+use crate::table::{KeyType, Missing, Table};
+
+/// Higher where a setting was added or means something else.
+const FORMAT: u64 = 1;
+
+impl Family {
+    /// All settings as a JSON object, for a [`Store`](crate::Store) to keep. More than the [identity](Self::identity): it
+    /// is what the process that opened the family last came with.
+    pub fn settings(&self) -> String {
+        let Family { namespace: _, name: _, partitions, wide, durability, table, .. } = self;
+        let mut settings = json!({
+            "format": FORMAT,
+            "kind": self.kind_name(),
+            "partitions": partitions,
+            "wide": wide,
+            "settle_ms": millis(durability.settle()),
+            "table": table.as_ref().map(table_settings),
+            "sync_hits": self.sync_hits,
+            "sync_ms": millis(self.sync_time),
+            "max_pending": self.max_pending,
+        });
+        settings["of_kind"] = match &self.kind {
+            Kind::Buffered => json!({}),
+            Kind::Cached(stay) => json!({ "retain_ms": millis(stay.retain), "min": stay.min, "max": stay.max }),
+            Kind::Series(windows) => {
+                let each = |window: &super::Window| json!([window.precision.to_string(), window.slices]);
+                let kept = windows.kept().map(|window| window.precision.to_string());
+                json!({
+                    "windows": windows.windows.iter().map(each).collect::<Vec<_>>(),
+                    "keep": kept.collect::<Vec<_>>(),
+                    "time_zone": windows.calendar.name(),
+                })
+            }
+            Kind::Activity(sliding) => json!({
+                "layer_ms": millis(sliding.layer),
+                "layers": sliding.layers,
+                "stripes": sliding.stripes,
+                "visitors": format!("{:?}", sliding.counting),
+                "keep_minutes": sliding.keep_minutes,
+            }),
+            Kind::Visitors { remember } => json!({ "remember_ms": millis(*remember) }),
+        };
+        settings.to_string()
+    }
+
+    /// The family of that name with [settings](Self::settings) that were kept.
+    ///
+    /// # Errors
+    /// [`Mismatch`](ErrorKind::Mismatch) naming the family, where they are of a later version, or none.
+    pub fn from_settings(namespace: &str, name: &str, settings: &str) -> Result<Family> {
+        parse(namespace, name, settings).map_err(|wrong| {
+            let what = format!("{namespace}/{name}: its settings in the database are not understood: {wrong}");
+            Error::new(ErrorKind::Mismatch, what)
+        })
+    }
+}
+
+fn table_settings(table: &Table) -> Value {
+    let keys = table.keys.iter().map(|key| json!([key.name, format!("{:?}", key.kind)]));
+    json!({
+        "name": table.name,
+        "inserts": table.missing == Missing::Insert,
+        "keys": keys.collect::<Vec<_>>(),
+        "value": table.value,
+        "separator": table.separator,
+    })
+}
+
+fn parse(namespace: &str, name: &str, settings: &str) -> Result<Family, String> {
+    let all = serde_json::from_str(settings).map_err(|error| error.to_string())?;
+    let all = Settings::of(&all, "settings")?;
+    match all.number("format")? {
+        FORMAT => {}
+        other => return Err(format!("they have the format {other}, and this version reads {FORMAT}")),
+    }
+    let more = all.get("of_kind", |value| Settings::of(value, "of_kind").ok())?;
+    let (partitions, durability, table) = (all.small("partitions")?, all.durability()?, all.table()?);
+    let sync_time = all.time("sync_ms")?;
+    /// The settings of every kind.
+    macro_rules! common {
+        ($builder:expr) => {{
+            let builder = $builder.partitions(partitions).durability(durability);
+            match table {
+                Some(table) => builder.table(table),
+                None => builder,
+            }
+        }};
+    }
+    let built = match all.text("kind")? {
+        "buffered" => common!(Family::buffered(namespace, name))
+            .wide(all.flag("wide")?)
+            .sync_after(all.number("sync_hits")?, sync_time)
+            .max_pending(all.number("max_pending")?)
+            .build(),
+        "cached" => {
+            let mut family = common!(Family::cached(namespace, name)).save_after(sync_time);
+            family = family.retain(more.time("retain_ms")?);
+            family = more.bound("min")?.into_iter().fold(family, |family, min| family.min(min));
+            more.bound("max")?.into_iter().fold(family, |family, max| family.max(max)).build().map(|built| built.family)
+        }
+        "series" => common!(Family::series(namespace, name))
+            .windows(more.list("windows", |window| Some((precision(&window[0])?, small(&window[1])?)))?)
+            .keep(more.list("keep", precision)?)
+            .time_zone(more.text("time_zone")?)
+            .sync_after(sync_time)
+            .build()
+            .map(|built| built.family),
+        "activity" => {
+            let layer = more.time("layer_ms")?;
+            common!(Family::activity(namespace, name))
+                .window(layer.saturating_mul(more.small("layers")?), layer)
+                .stripes(more.small("stripes")?)
+                .visitors(more.get("visitors", counting)?)
+                .keep_minutes(more.flag("keep_minutes")?)
+                .sync_after(sync_time)
+                .build()
+                .map(|built| built.family)
+        }
+        "visitors" => common!(Family::visitors(namespace, name))
+            .remember(more.time("remember_ms")?)
+            .sync_after(all.number("sync_hits")?, sync_time)
+            .build()
+            .map(|built| built.family),
+        other => return Err(format!("the kind {other:?}")),
+    };
+    built.map_err(|error| error.to_string())
+}
+
+/// An object of named settings.
+struct Settings<'a>(&'a Map<String, Value>);
+
+impl<'a> Settings<'a> {
+    fn of(value: &'a Value, what: &str) -> Result<Self, String> {
+        value.as_object().map(Settings).ok_or_else(|| format!("{what} is no object"))
+    }
+
+    /// The setting, if it is there and of the type wanted.
+    fn get<T>(&self, name: &str, wanted: impl FnOnce(&'a Value) -> Option<T>) -> Result<T, String> {
+        let value = self.0.get(name).ok_or_else(|| format!("{name} is not there"))?;
+        wanted(value).ok_or_else(|| format!("{name} is {value}"))
+    }
+
+    fn number(&self, name: &str) -> Result<u64, String> {
+        self.get(name, Value::as_u64)
+    }
+
+    fn small(&self, name: &str) -> Result<u32, String> {
+        self.get(name, small)
+    }
+
+    fn text(&self, name: &str) -> Result<&'a str, String> {
+        self.get(name, Value::as_str)
+    }
+
+    fn flag(&self, name: &str) -> Result<bool, String> {
+        self.get(name, Value::as_bool)
+    }
+
+    fn time(&self, name: &str) -> Result<Duration, String> {
+        self.number(name).map(Duration::from_millis)
+    }
+
+    fn bound(&self, name: &str) -> Result<Option<i64>, String> {
+        self.get(name, |value| if value.is_null() { Some(None) } else { value.as_i64().map(Some) })
+    }
+
+    fn list<T>(&self, name: &str, each: impl FnMut(&'a Value) -> Option<T>) -> Result<Vec<T>, String> {
+        self.get(name, |value| value.as_array()?.iter().map(each).collect())
+    }
+
+    fn durability(&self) -> Result<Durability, String> {
+        let settle = self.time("settle_ms")?;
+        Ok(if settle.is_zero() { Durability::Immediate } else { Durability::Settle(settle) })
+    }
+
+    fn table(&self) -> Result<Option<Table>, String> {
+        let table = self.get("table", Some)?;
+        if table.is_null() {
+            return Ok(None);
+        }
+        let table = Settings::of(table, "table")?;
+        let name = table.text("name")?;
+        let made = if table.flag("inserts")? { Table::upsert(name) } else { Table::update(name) };
+        let keys = table.list("keys", |key| Some((key[0].as_str()?, KeyType::named(key[1].as_str()?)?)))?;
+        let made = keys.into_iter().fold(made, |made, (name, kind)| made.key(name, kind));
+        let separator = table.get("separator", |value| value.as_str()?.parse().ok())?;
+        Ok(Some(made.value(table.text("value")?).separator(separator)))
+    }
+}
+
+fn small(value: &Value) -> Option<u32> {
+    value.as_u64()?.try_into().ok()
+}
+
+fn precision(value: &Value) -> Option<Precision> {
+    Precision::named(value.as_str()?)
+}
+
+fn counting(value: &Value) -> Option<Counting> {
+    [Counting::Exact, Counting::HyperLogLog].into_iter().find(|counting| value == &format!("{counting:?}"))
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        Table::update("shop.day").key("store", KeyType::Unsigned).key("id", KeyType::Uuid).value("n")
+    }
+
+    #[test]
+    fn settings_bring_every_kind_back() {
+        let (second, settle) = (Duration::from_secs(1), Durability::Settle(Duration::from_millis(70)));
+        let families = [
+            Family::buffered("a", "b").build(),
+            Family::buffered("a", "b").partitions(9).durability(settle).wide(true).max_pending(7).build(),
+            Family::buffered("a", "b").durability(Durability::Immediate).table(table().separator('|')).build(),
+            Family::buffered("a", "b")
+                .sync_after(3, second)
+                .table(Table::upsert("t").key("k", KeyType::Text).value("v"))
+                .build(),
+            Family::cached("a", "b").build().map(|built| built.family),
+            Family::cached("a", "b")
+                .min(-5)
+                .max(1 << 52)
+                .retain(second)
+                .save_after(second)
+                .table(table())
+                .build()
+                .map(|built| built.family),
+            Family::series("a", "b").build().map(|built| built.family),
+            Family::series("a", "b")
+                .windows([(Precision::HOUR, 3), (Precision::Month, 4), (Precision::Day, 5)])
+                .keep([Precision::Day, Precision::HOUR])
+                .time_zone("Europe/Berlin")
+                .sync_after(second)
+                .table(table())
+                .build()
+                .map(|built| built.family),
+            Family::activity("a", "b").build().map(|built| built.family),
+            Family::activity("a", "b")
+                .window(60 * second, 2 * second)
+                .stripes(3)
+                .visitors(Counting::HyperLogLog)
+                .keep_minutes(true)
+                .table(table())
+                .build()
+                .map(|built| built.family),
+            Family::visitors("a", "b")
+                .remember(77 * second)
+                .sync_after(3, second)
+                .table(table())
+                .build()
+                .map(|built| built.family),
+        ];
+        for family in families.map(|family| family.expect("valid")) {
+            assert_eq!(Family::from_settings("a", "b", &family.settings()).expect("understood"), family);
+        }
+    }
+
+    #[test]
+    fn settings_that_are_not_understood_name_the_family_and_what_is_wrong() {
+        let known = Family::cached("a", "b").build().expect("valid").family.settings();
+        for (from, to, what) in [
+            ("\"format\":1", "\"format\":2", "the format 2"),
+            ("cached", "sampled", "kind \"sampled\""),
+            ("partitions", "parts", "partitions is not there"),
+            ("\"partitions\":4", "\"partitions\":0", "partitions 0"),
+            ("\"min\":null", "\"min\":\"none\"", "min is \"none\""),
+            ("{\"", "", "expected"),
+        ] {
+            let wrong = known.replacen(from, to, 1);
+            let error = Family::from_settings("a", "b", &wrong).expect_err(to);
+            assert!(error.to_string().contains("a/b") && error.to_string().contains(what), "{error}");
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Families that a process serves or changes without having opened them: what the database knows of them.
+
+use std::time::Duration;
+
+use crate::support::{Pair, counted, eventually, family, pause};
+use counterfoil::{
+    CachedFamily, Counterfoil, Counting, Durability, ErrorKind, Family, KeyType, MysqlStore, Precision, SeriesFamily,
+    Table,
+};
+use redis::aio::ConnectionManager;
+
+const MOMENT: Duration = Duration::from_millis(20);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// As another process has it, which opened nothing.
+async fn another(pair: &Pair) -> Counterfoil<ConnectionManager> {
+    Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pair.pool.clone()))
+}
+
+/// The sum of what the database has of the family.
+async fn stored(pair: &Pair, name: &str) -> i64 {
+    let sum = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values JOIN counterfoil_families \
+               ON number = family WHERE name = ?";
+    sqlx::query_scalar(sum).bind(name).fetch_one(&pair.pool).await.unwrap()
+}
+
+async fn arrives(pair: &Pair, name: &str, sum: i64) {
+    eventually(name, async || stored(pair, name).await == sum).await;
+}
+
+#[tokio::test]
+async fn a_process_that_opened_nothing_serves_all_kinds() {
+    let pair = Pair::new().await;
+    let now = Durability::Immediate;
+    pair.sql("CREATE TABLE gone (id INT PRIMARY KEY, n INT NOT NULL)").await;
+    pair.sql("CREATE TABLE item (id INT PRIMARY KEY, n INT NOT NULL); INSERT INTO item VALUES (1, 0)").await;
+    let gone = family("gone").table(Table::upsert("gone").key("id", KeyType::Signed).value("n")).build().unwrap();
+    let gone = pair.counterfoil.open(gone).await.unwrap();
+    let views = pair.counterfoil.open(family("views").wide(true).build().unwrap()).await.unwrap();
+    let table = Table::update("item").key("id", KeyType::Signed).value("n");
+    let votes = Family::cached("test", "votes").durability(now).save_after(MOMENT).max(2).table(table).build().unwrap();
+    let votes = pair.counterfoil.open_cached(votes).await.unwrap();
+    let hits = Family::series("test", "hits").windows([(Precision::SECOND, 9), (Precision::Day, 3)]);
+    let hits = hits.keep([Precision::SECOND]).durability(now).sync_after(MOMENT).time_zone("Europe/Berlin");
+    let hits = pair.counterfoil.open_series(hits.build().unwrap()).await.unwrap();
+    let online = Family::activity("test", "online").durability(now).keep_minutes(true).stripes(3);
+    let online = online.visitors(Counting::HyperLogLog).build().unwrap();
+    let online = pair.counterfoil.open_activity(online).await.unwrap();
+    let visitors = Family::visitors("test", "visitors").durability(now).build().unwrap();
+    let visitors = pair.counterfoil.open_visitors(visitors).await.unwrap();
+    for number in 0..3 {
+        let _ = gone.add("1", 1).await.unwrap();
+        let _ = views.add("page", 1).await.unwrap();
+        let _ = votes.incr("1", 1).await.unwrap();
+        hits.add("page", 1).await.unwrap();
+        online.touch("page", "visitor").await.unwrap();
+        visitors.first_visit("shop", "2014-09-20", format!("visitor {number}")).await.unwrap();
+    }
+    pair.sql("DROP TABLE gone").await;
+
+    let other = another(&pair).await;
+    let _running = other.reconciler().all().start().await.unwrap();
+    for name in ["views", "hits", "visitors"] {
+        arrives(&pair, name, 3).await;
+    }
+    eventually("votes", async || pair.number("SELECT CAST(n AS SIGNED) FROM item").await == 2).await;
+    assert_eq!(gone.pending(&["1"]).await.unwrap(), [3], "it waits by itself");
+    pair.sql("CREATE TABLE gone (id INT PRIMARY KEY, n INT NOT NULL)").await;
+    other.drain_all().await.unwrap();
+    let kept = stored(&pair, "online").await;
+    assert!((4..=5).contains(&kept), "3 views and the visitor, who counts again in another minute: {kept}");
+    assert_eq!(pair.number("SELECT CAST(n AS SIGNED) FROM gone").await, 3);
+}
+
+#[tokio::test]
+async fn families_that_come_later_or_change_are_served_and_an_open_one_keeps_its_settings() {
+    let pair = Pair::new().await;
+    let opened =
+        async |builder: counterfoil::FamilyBuilder| pair.counterfoil.open(builder.build().unwrap()).await.unwrap();
+    let other = another(&pair).await;
+    let _own = other.open(family("own").sync_after(1000, MOMENT).build().unwrap()).await.unwrap();
+    let own = opened(family("own").sync_after(1000, HOUR)).await;
+    let slow = opened(family("slow").sync_after(1000, HOUR)).await;
+    let foreign = pair.counterfoil.open(Family::buffered("foreign", "foreign").build().unwrap()).await.unwrap();
+    for views in [&own, &slow, &foreign] {
+        let _ = views.add("page", 1).await.unwrap();
+    }
+    let _running = other.reconciler().namespace("test").start().await.unwrap();
+    // the first hit of all is due at once, the next ones are not
+    arrives(&pair, "slow", 1).await;
+    arrives(&pair, "own", 1).await;
+    let _ = slow.add("page", 1).await.unwrap();
+    let later = opened(family("later")).await;
+    let _ = later.add("page", 1).await.unwrap();
+    arrives(&pair, "later", 1).await;
+    assert_eq!(stored(&pair, "slow").await, 1, "as it was opened");
+    let _ = own.add("page", 1).await.unwrap();
+    arrives(&pair, "own", 2).await;
+    let _ = opened(family("slow").sync_after(1, MOMENT)).await;
+    arrives(&pair, "slow", 2).await;
+    assert_eq!(stored(&pair, "foreign").await, 0, "a namespace of others");
+}
+
+fn votes() -> counterfoil::CachedFamilyBuilder {
+    Family::cached("test", "votes").durability(Durability::Immediate)
+}
+
+#[tokio::test]
+async fn partitions_change_once_nothing_is_pending() {
+    let pair = Pair::new().await;
+    let (of_4, of_16) = (family("views").build().unwrap(), family("views").partitions(16).build().unwrap());
+    let before = pair.counterfoil.open(of_4.clone()).await.unwrap();
+    let ids: Vec<_> = (0..40).map(|number| format!("page/{number}")).collect();
+    for id in &ids {
+        assert_eq!(counted(before.add(id, 1).await.unwrap()), 1);
+    }
+    let operator = another(&pair).await;
+    let error = operator.reconfigure(&of_16).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    let _ = before.add("page/0", 1).await.unwrap();
+    pair.counterfoil.drain().await.unwrap();
+    operator.reconfigure(&of_16).await.unwrap();
+    // who still has the old number is refused, by Redis and by the database, and does not put it back
+    let error = before.add("page/0", 1).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+    let _old = pair.counterfoil.reconciler().start().await.unwrap();
+    assert_eq!(pair.counterfoil.open(of_4.clone()).await.unwrap_err().kind(), ErrorKind::Mismatch);
+    pause(500).await;
+    let home = "HGET cf1:{test/views/0}:epochs partitions";
+    assert_eq!(pair.redis.run::<String>(home).await.unwrap(), "16");
+    let after = operator.open(of_16.clone()).await.unwrap();
+    for id in &ids {
+        assert_eq!(counted(after.add(id, 1).await.unwrap()), 1);
+    }
+    operator.drain().await.unwrap();
+    assert_eq!(stored(&pair, "views").await, 81);
+    assert_eq!(after.get("page/0").await.unwrap(), 3);
+    // and back
+    operator.reconfigure(&of_4).await.unwrap();
+    assert_eq!(after.add("page/0", 1).await.unwrap_err().kind(), ErrorKind::Mismatch);
+    assert_eq!(counted(before.add("page/0", 1).await.unwrap()), 1);
+}
+
+/// A counter that is saved stays in Redis where it was: it must not be found there when the partitions come back.
+#[tokio::test]
+async fn cached_counters_follow_their_partitions() {
+    let pair = Pair::new().await;
+    let ids: Vec<_> = (0..20).map(|number| format!("item/{number}")).collect();
+    for (value, partitions) in [(1, 4), (2, 7), (3, 1), (4, 4)] {
+        let votes = votes().partitions(partitions).build().unwrap();
+        if value > 1 {
+            let error = pair.counterfoil.reconfigure(votes.family()).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+            pair.counterfoil.drain().await.unwrap();
+            pair.counterfoil.reconfigure(votes.family()).await.unwrap();
+        }
+        let votes = pair.counterfoil.open_cached(votes).await.unwrap();
+        for id in &ids {
+            assert_eq!(votes.incr(id, 1).await.unwrap().counted(), Some(value), "{id}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn durability_and_bounds_change_at_any_time_and_nothing_else_does() {
+    let pair = Pair::new().await;
+    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let _ = views.add("page", 1).await.unwrap();
+    let settling = family("views").durability(Durability::Settle(MOMENT)).build().unwrap();
+    pair.counterfoil.reconfigure(&settling).await.unwrap();
+    assert_eq!(pair.counterfoil.open(views.family().clone()).await.unwrap_err().kind(), ErrorKind::Mismatch);
+    let views = pair.counterfoil.open(settling).await.unwrap();
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!(views.stored(&["page"]).await.unwrap(), [Some(1)]);
+
+    let bounded: CachedFamily = votes().min(0).build().unwrap();
+    let _votes = pair.counterfoil.open_cached(bounded).await.unwrap();
+    let wider = votes().min(-2).build().unwrap();
+    assert_eq!(pair.counterfoil.open_cached(wider.clone()).await.unwrap_err().kind(), ErrorKind::Mismatch);
+    pair.counterfoil.reconfigure(wider.family()).await.unwrap();
+    let votes = pair.counterfoil.open_cached(wider).await.unwrap();
+    assert_eq!(votes.incr("item", -1).await.unwrap().counted(), Some(-1));
+
+    let hits = |partitions| -> SeriesFamily { Family::series("test", "hits").partitions(partitions).build().unwrap() };
+    let _hits = pair.counterfoil.open_series(hits(4)).await.unwrap();
+    for (wrong, what) in [
+        (family("views").durability(Durability::Settle(MOMENT)).wide(true).build().unwrap(), "wide"),
+        (family("votes").build().unwrap(), "kind"),
+        (hits(8).family().clone(), "another name"),
+        (family("nobody").build().unwrap(), "not registered"),
+    ] {
+        let error = pair.counterfoil.reconfigure(&wrong).await.unwrap_err();
+        assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains(what), "{error}");
+    }
+}
