@@ -6,8 +6,9 @@ mod counts;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use std::{env, io};
 
 use counterfoil::{Counterfoil, MysqlStore, Precision};
@@ -26,6 +27,9 @@ use crate::support::eventually;
 async fn program() -> &'static str {
     static PROGRAM: OnceCell<String> = OnceCell::const_new();
     let build = || async {
+        if let Some(program) = built() {
+            return program;
+        }
         let args = ["build", "--example", "service", "--message-format=json", "--manifest-path"];
         let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
         let mut cargo = Command::new(env!("CARGO"));
@@ -43,6 +47,20 @@ async fn program() -> &'static str {
         programs.find_map(|message| message["executable"].as_str().map(str::to_owned)).expect("the example's program")
     };
     PROGRAM.get_or_init(build).await
+}
+
+/// The program that cargo built along with this test, unless a source has changed since.
+fn built() -> Option<String> {
+    fn newest(path: &Path) -> SystemTime {
+        let own = path.metadata().and_then(|of| of.modified()).expect("a source");
+        let below = path.read_dir().into_iter().flatten().map(|entry| newest(&entry.expect("a source").path()));
+        below.fold(own, SystemTime::max)
+    }
+    let program = env::current_exe().ok()?.parent()?.parent()?.join("examples/service");
+    let made = program.metadata().ok()?.modified().ok()?;
+    let sources = ["examples/service", "src", "lua", "Cargo.toml", "Cargo.lock"];
+    let is_newer = |source: &&str| newest(&Path::new(env!("CARGO_MANIFEST_DIR")).join(source)) > made;
+    (!sources.iter().any(|source| is_newer(&source))).then(|| program.display().to_string())
 }
 
 struct Service {

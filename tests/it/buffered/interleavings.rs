@@ -286,22 +286,22 @@ impl Kind for Buffered {
 
 #[test]
 fn exact_without_crashes_of_redis() {
-    exact::<Buffered>(Crashes::None, 400);
+    exact::<Buffered>(Crashes::None, 200);
 }
 
 #[test]
 fn exact_when_redis_goes_back_to_its_last_fsync() {
-    exact::<Buffered>(Crashes::BackToTheLastFsync, 300);
+    exact::<Buffered>(Crashes::BackToTheLastFsync, 120);
 }
 
 #[test]
 fn exact_when_redis_is_emptied() {
-    exact::<Buffered>(Crashes::Empty, 400);
+    exact::<Buffered>(Crashes::Empty, 200);
 }
 
 #[test]
 fn exact_with_the_real_database() {
-    exact_in_the_real_database::<Buffered>(8, 150);
+    exact_in_the_real_database::<Buffered>(8, 75);
 }
 
 const fn write(writer: usize, id: usize) -> Step {

@@ -351,22 +351,22 @@ impl Kind for Slices {
 
 #[test]
 fn exact_without_crashes_of_redis() {
-    exact::<Slices>(Crashes::None, 80);
+    exact::<Slices>(Crashes::None, 50);
 }
 
 #[test]
 fn exact_when_redis_goes_back_to_its_last_fsync() {
-    exact::<Slices>(Crashes::BackToTheLastFsync, 50);
+    exact::<Slices>(Crashes::BackToTheLastFsync, 30);
 }
 
 #[test]
 fn exact_when_redis_is_emptied() {
-    exact::<Slices>(Crashes::Empty, 80);
+    exact::<Slices>(Crashes::Empty, 50);
 }
 
 #[test]
 fn exact_with_the_real_database() {
-    exact_in_the_real_database::<Slices>(2, 75);
+    exact_in_the_real_database::<Slices>(2, 50);
 }
 
 #[test]
