@@ -291,7 +291,7 @@ fn exact_without_crashes_of_redis() {
 
 #[test]
 fn exact_when_redis_goes_back_to_its_last_fsync() {
-    exact::<Buffered>(Crashes::BackToTheLastFsync, 120);
+    exact::<Buffered>(Crashes::BackToTheLastFsync, 80);
 }
 
 #[test]
