@@ -60,7 +60,7 @@ fn built() -> Option<String> {
     let made = program.metadata().ok()?.modified().ok()?;
     let sources = ["examples/service", "src", "lua", "Cargo.toml", "Cargo.lock"];
     let is_newer = |source: &&str| newest(&Path::new(env!("CARGO_MANIFEST_DIR")).join(source)) > made;
-    (!sources.iter().any(|source| is_newer(&source))).then(|| program.display().to_string())
+    (!sources.iter().any(is_newer)).then(|| program.display().to_string())
 }
 
 struct Service {
