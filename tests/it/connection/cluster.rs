@@ -49,9 +49,9 @@ impl Rig {
         let reconciler = self.counterfoil.reconciler().start().await.unwrap();
         // who waits for a read counts nothing meanwhile
         let load = Hits::on(&self.views.clone().read_timeout(Duration::from_millis(300)));
-        pause(300).await;
+        load.more(700).await;
         trouble().await;
-        pause(500).await;
+        load.more(700).await;
         let hits = load.end().await;
         self.cluster.wait_until_ok().await;
         let drained = tokio::time::timeout(Duration::from_secs(30), self.counterfoil.drain()).await;
