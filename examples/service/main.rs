@@ -1,7 +1,7 @@
 //! A small service to copy from: views, votes, visitors, downloads and readers of articles, in tables of its own.
 //!
 //! ```sh
-//! cat src/mysql/schema.sql examples/service/schema.sql | mysql shop
+//! cat src/store/mysql/schema.sql examples/service/schema.sql | mysql shop
 //! REDIS_URL=redis://localhost MYSQL_URL=mysql://root@localhost/shop cargo run --example service
 //! curl -X POST localhost:3000/articles/1/votes
 //! ```

@@ -1,4 +1,4 @@
--- The service's own tables; counterfoil's are in src/mysql/schema.sql (MysqlStore::schema()). In a deployment both are a
+-- The service's own tables; counterfoil's are in src/store/mysql/schema.sql (MysqlStore::schema()). In a deployment both are a
 -- migration, so that the service itself needs no CREATE privilege.
 
 CREATE TABLE article (

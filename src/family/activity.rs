@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::{Durability, Family, Kind};
 use crate::error::Result;
-use crate::table::Table;
-use crate::visit;
+use crate::family::table::Table;
+use crate::family::visit;
 
 /// A [`Family`] of activity: views and distinct visitors of pages over the last minutes.
 ///

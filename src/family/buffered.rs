@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Durability, Family, Kind};
 use crate::error::Result;
-use crate::table::Table;
+use crate::family::table::Table;
 
 impl Family {
     /// Starts the configuration of a family of buffered counters: deltas are summed in Redis and reach the database

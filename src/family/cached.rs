@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Durability, Family, Kind};
 use crate::error::Result;
-use crate::table::Table;
+use crate::family::table::Table;
 
 /// How a cached family's counters stay in Redis. When they are saved is the family's `sync_time`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,5 +1,9 @@
 //! A family: a named group of counters with one configuration, checked once, when it is built.
 
+pub mod calendar;
+pub mod table;
+pub mod visit;
+
 /// What the builders of all kinds take alike.
 macro_rules! common_settings {
     () => {
@@ -56,8 +60,7 @@ pub use self::cached::{CachedFamily, CachedFamilyBuilder, Stay};
 pub use self::series::{SeriesFamily, SeriesFamilyBuilder, Window, Windows};
 pub use self::visitors::{VisitorsFamily, VisitorsFamilyBuilder};
 use crate::error::{Error, Result};
-use crate::table::{Missing, Table};
-use crate::visit;
+use crate::family::table::{Missing, Table};
 
 /// A named group of counters of one kind with one configuration, in one namespace (PROTOCOL section 2).
 ///

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Durability, Family, Kind};
-use crate::calendar::{Calendar, Precision};
 use crate::error::{Error, Result};
-use crate::table::Table;
+use crate::family::calendar::{Calendar, Precision};
+use crate::family::table::Table;
 
 /// A [`Family`] of series: named counters at several precisions at once, of each of which the last slices are in Redis.
 ///

@@ -5,9 +5,9 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::{Counting, Durability, Family, Kind};
-use crate::calendar::Precision;
 use crate::error::{Error, ErrorKind, Result};
-use crate::table::{KeyType, Missing, Table};
+use crate::family::calendar::Precision;
+use crate::family::table::{KeyType, Missing, Table};
 
 /// Higher where a setting was added or means something else.
 const FORMAT: u64 = 1;

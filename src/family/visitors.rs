@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Durability, Family, Kind};
 use crate::error::Result;
-use crate::table::Table;
+use crate::family::table::Table;
 
 /// A [`Family`] of unique visitors: of a shop on a day, say. Each visitor counts once.
 ///

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::partition::PairResult;
+use crate::scripts::partition::PairResult;
 use crate::writer::group::{Group, Position};
 
 /// Until when a caller waits.

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use indexmap::IndexMap;
 
-use crate::cached::Seed;
-use crate::partition::{Change, PairResult};
+use crate::scripts::cached::Seed;
+use crate::scripts::partition::{Change, PairResult};
 use crate::writer::call::Until;
 
 /// How many hits may wait for one call.

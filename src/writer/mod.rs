@@ -7,6 +7,7 @@ mod queue;
 mod recorder;
 mod request;
 mod send;
+pub mod shared;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,12 +22,12 @@ use self::group::Group;
 use self::queue::Queue;
 use self::recorder::Recorder;
 pub use self::request::Request;
-use crate::backoff::{Backoff, wait_out};
-use crate::cached::Seed;
+use crate::connection::backoff::{Backoff, wait_out};
+use crate::connection::topology::Topology;
 use crate::error::{Error, Result};
-use crate::partition::{Change, PairResult, random};
-use crate::shared::{Opened, Work};
-use crate::topology::Topology;
+use crate::scripts::cached::Seed;
+use crate::scripts::partition::{Change, PairResult, random};
+use crate::writer::shared::{Opened, Work};
 
 /// Of how many partitions of a wide family the least busy one is looked for.
 const CANDIDATES: u32 = 8;

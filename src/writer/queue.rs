@@ -12,17 +12,17 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::backoff::Backoff;
+use crate::connection::backoff::Backoff;
+use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::fence::{Caller, Home, Names};
-use crate::partition::Partition;
-use crate::shared::{Opened, SHUT_DOWN, Work};
-use crate::topology::Topology;
+use crate::scripts::fence::{Caller, Home, Names};
+use crate::scripts::partition::Partition;
 use crate::writer::Terms;
 use crate::writer::call::{Call, Outcome, Until};
 use crate::writer::group::Group;
 use crate::writer::send::Sender;
+use crate::writer::shared::{Opened, SHUT_DOWN, Work};
 
 /// A call that takes longer does not hold up other partitions any more, and those who wait for it look at the time.
 const SLOW: Duration = Duration::from_millis(50);

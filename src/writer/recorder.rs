@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
-use crate::partition::PairResult;
+use crate::scripts::partition::PairResult;
 use crate::writer::queue::Queue;
 use crate::writer::{Hit, Terms, Writer};
 

@@ -9,15 +9,17 @@ use std::time::Duration;
 use redis::aio::ConnectionLike;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::backoff::Backoff;
+use crate::connection::backoff::Backoff;
+use crate::connection::link;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fence::Fence;
-use crate::partition::{Change, Counted, PairResult, Part, Partition};
-use crate::shared::Announced;
+use crate::metrics;
+use crate::scripts::bundle;
+use crate::scripts::fence::Fence;
+use crate::scripts::partition::{Change, Counted, PairResult, Part, Partition};
 use crate::writer::Writer;
 use crate::writer::call::Until;
 use crate::writer::send::may_pass;
-use crate::{link, metrics, script};
+use crate::writer::shared::Announced;
 
 /// A hit with the application's own name for it.
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +87,7 @@ where
                 Ok(None) => self.queue.error(ErrorKind::Redis, "its epoch has ended"),
                 Err(error) => error,
             };
-            let is_in_vain = doubt.is_some() && (script::may_be_half_done(&error) || script::crosses_slots(&error));
+            let is_in_vain = doubt.is_some() && (bundle::may_be_half_done(&error) || bundle::crosses_slots(&error));
             let wait = pause.next();
             if is_in_vain || !may_pass(&error) || Instant::now() + wait >= until.begin {
                 return Err(error);
@@ -133,7 +135,7 @@ where
                 Ok(None)
             }
             Err(error) => {
-                if script::crosses_slots(&error) {
+                if bundle::crosses_slots(&error) {
                     queue.topology.found_cluster();
                 }
                 Err(error)

@@ -6,17 +6,18 @@ use redis::aio::ConnectionLike;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::backoff::Backoff;
+use crate::connection::backoff::Backoff;
+use crate::connection::link;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Kind};
-use crate::fence::{Caller, Fence};
 use crate::metrics;
-use crate::partition::{Counted, PairResult, Part, Partition};
-use crate::shared::Announced;
+use crate::scripts::bundle;
+use crate::scripts::fence::{Caller, Fence};
+use crate::scripts::partition::{Counted, PairResult, Part, Partition};
 use crate::writer::call::{Call, Outcome};
 use crate::writer::group::{Group, Share};
 use crate::writer::queue::Queue;
-use crate::{link, script};
+use crate::writer::shared::Announced;
 
 /// Who makes a call: a task, or its first caller itself, who may stop at any moment to do so. Several may make the same one.
 #[derive(Debug)]
@@ -97,11 +98,11 @@ where
             if !call.is_in_doubt() {
                 return Some(self.refused(error));
             }
-            if script::may_be_half_done(&error) {
+            if bundle::may_be_half_done(&error) {
                 return Some(Outcome::Failed(self.unknown("perhaps counted in part").with_source(error)));
             }
             let wait = pause.next();
-            if !may_pass(&error) || Instant::now() + wait >= until.deadline || script::crosses_slots(&error) {
+            if !may_pass(&error) || Instant::now() + wait >= until.deadline || bundle::crosses_slots(&error) {
                 return Some(Outcome::Failed(self.unknown("a reply was lost").with_source(error)));
             }
             tracing::debug!(family = %self.queue.family(), %error, "a reply was lost, asking again");
@@ -136,7 +137,7 @@ where
                 Ok((!settled).then(|| Outcome::Failed(self.unknown("Redis has forgotten the epoch of the call"))))
             }
             Err(error) => {
-                if script::crosses_slots(&error) {
+                if bundle::crosses_slots(&error) {
                     queue.topology.found_cluster();
                 }
                 if !error.outcome_unknown() {

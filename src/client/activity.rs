@@ -1,0 +1,203 @@
+//! A family of activity in use: counting, and who is here now.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use moka::future::Cache;
+use redis::aio::ConnectionLike;
+
+use crate::client::handle::{Handle, handle_methods};
+use crate::connection::primary::Primary;
+use crate::error::{Error, Result};
+use crate::family::calendar::{Calendar, Precision};
+use crate::family::visit;
+use crate::family::{Counting, Family, Sliding};
+use crate::scripts::activity::Seen;
+use crate::store::Store;
+use crate::store::mysql::MysqlStore;
+
+/// A number of distinct visitors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum VisitorCount {
+    /// Each counted once.
+    Exact(u64),
+    /// Estimated by HyperLogLogs.
+    Estimated {
+        /// The estimate.
+        count: u64,
+        /// About two of three estimates are off by less than this part of the number, 19 of 20 by less than twice as much.
+        standard_error: f64,
+    },
+}
+
+impl VisitorCount {
+    /// The number, or its estimate.
+    #[must_use]
+    pub fn count(self) -> u64 {
+        match self {
+            VisitorCount::Exact(count) | VisitorCount::Estimated { count, .. } => count,
+        }
+    }
+
+    fn new(counting: Counting, count: u64) -> Self {
+        match counting {
+            Counting::Exact => VisitorCount::Exact(count),
+            Counting::HyperLogLog => VisitorCount::Estimated { count, standard_error: Counting::STANDARD_ERROR },
+        }
+    }
+}
+
+/// What a page has seen within the family's window.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Now {
+    /// How often it was viewed.
+    pub views: u64,
+    /// By how many.
+    pub visitors: VisitorCount,
+}
+
+/// What a page has seen within one minute.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Minute {
+    /// When it begins, in Unix seconds.
+    pub start: i64,
+    /// How often it was viewed.
+    pub views: i64,
+    /// By how many.
+    pub visitors: VisitorCount,
+}
+
+/// The activity on the pages of one open family (PROTOCOL section 5). Cloning is cheap.
+#[derive(Debug)]
+pub struct Activity<C = Primary, S = MysqlStore> {
+    handle: Handle<C, S>,
+    sliding: Sliding,
+    /// `None` where nothing is to be answered a second time.
+    answers: Option<Cache<String, Now>>,
+}
+
+impl<C, S> Clone for Activity<C, S> {
+    fn clone(&self) -> Self {
+        Activity { handle: self.handle.clone(), sliding: self.sliding, answers: self.answers.clone() }
+    }
+}
+
+/// For how many pages answers are remembered.
+const ANSWERS: u64 = 10_000;
+/// About how many keys one read names.
+const KEYS: u32 = 200;
+
+impl<C, S> Activity<C, S>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+    S: Store,
+{
+    pub(crate) fn new(handle: Handle<C, S>, sliding: Sliding, cache_for: Duration) -> Self {
+        let cache = || Cache::builder().time_to_live(cache_for).max_capacity(ANSWERS).build();
+        Activity { handle, sliding, answers: (!cache_for.is_zero()).then(cache) }
+    }
+
+    handle_methods!(handle);
+
+    /// Counts a view of the page, of 1 to 200 bytes, and notes that the visitor, 1 to 255 bytes of any kind, was there.
+    /// When that was is up to the Redis server's clock. Callers share calls as they do for
+    /// [`Counters::add`](crate::Counters::add).
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): page or visitor are not allowed.
+    /// [`Redis`](crate::ErrorKind::Redis): not counted; may be called again.
+    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost and could
+    /// not be asked for again within the [write timeout](Self::write_timeout).
+    pub async fn touch(&self, page: &str, visitor: impl AsRef<[u8]>) -> Result<()> {
+        self.check_page(page)?;
+        visit::check(self.family(), visitor.as_ref())?;
+        let key = visit::key(page, visitor.as_ref());
+        self.handle.writer.add(&key, 1, self.handle.timeout, true).await.map(drop)
+    }
+
+    /// The page's views and distinct visitors within the window; zeros for one that nobody touched. This process gives
+    /// the same answer again for as long as the family's [`cache_for`](crate::ActivityFamilyBuilder::cache_for) says,
+    /// and callers that come meanwhile share one question to Redis.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the page is not allowed. [`Redis`](crate::ErrorKind::Redis)
+    /// where it cannot be asked.
+    pub async fn now(&self, page: &str) -> Result<Now> {
+        self.check_page(page)?;
+        match &self.answers {
+            Some(answers) => {
+                let answer = answers.try_get_with_by_ref(page, self.ask(page)).await;
+                answer.map_err(|error| error.again())
+            }
+            None => self.ask(page).await,
+        }
+    }
+
+    /// The minutes that have any part of the time given, in Unix seconds, in order, with zeros where nobody was there:
+    /// up to [`Family::MAX_RANGE`] of them. They are exact wherever they are by now, in Redis, on their way or in the
+    /// database; visitors are as exact as the family counts them.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the family keeps no minutes, the page is not allowed, or the
+    /// range is too long. [`Redis`](crate::ErrorKind::Redis) or [`Store`](crate::ErrorKind::Store) where one of the two
+    /// cannot be asked.
+    pub async fn minutes(&self, page: &str, range: Range<i64>) -> Result<Vec<Minute>> {
+        self.check_page(page)?;
+        let family = self.family();
+        if !self.sliding.keep_minutes {
+            return Err(Error::invalid(format!("{family}: no minutes are kept")));
+        }
+        let starts = Calendar::utc().starts(Precision::MINUTE, range.start, range.end, Family::MAX_RANGE)?;
+        let too_many = || Error::invalid(format!("{family}: {range:?} has more than {} minutes", Family::MAX_RANGE));
+        let starts = starts.ok_or_else(too_many)?;
+        let ids: Vec<_> = starts.iter().flat_map(|start| kept_ids(*start, page)).collect();
+        let ids: Vec<_> = ids.iter().map(String::as_str).collect();
+        let counts = self.handle.exact(&ids).await?;
+        let minute = |(&start, two): (&i64, &[i64])| Minute {
+            start,
+            views: two[0],
+            visitors: VisitorCount::new(self.sliding.counting, u64::try_from(two[1]).unwrap_or(0)),
+        };
+        Ok(starts.iter().zip(counts.chunks_exact(2)).map(minute).collect())
+    }
+
+    /// What all stripes of the page hold, by Redis.
+    async fn ask(&self, page: &str) -> Result<Now> {
+        let partitions = self.family().partitions();
+        let mut stripes: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        for stripe in 0..self.sliding.stripes {
+            let home = self.sliding.partition_of(page.as_bytes(), stripe, partitions);
+            stripes.entry(home).or_default().push(stripe);
+        }
+        let keys = match self.sliding.counting {
+            Counting::Exact => 2,
+            Counting::HyperLogLog => 1 + self.sliding.layers,
+        };
+        let most = (KEYS / keys).max(1) as usize;
+        let chunks = stripes.iter().flat_map(|(number, stripes)| stripes.chunks(most).map(|some| (*number, some)));
+        let clock = &self.handle.opened.clock;
+        let reads = chunks.map(|(number, some)| async move {
+            let partition = self.handle.partition(number);
+            self.handle.repeating(|_| partition.seen(&self.sliding, clock, page, some)).await
+        });
+        let seen: Vec<Seen> = try_join_all(reads).await?.into_iter().flatten().collect();
+        Ok(Now {
+            views: seen.iter().map(|seen| seen.views).sum(),
+            visitors: VisitorCount::new(self.sliding.counting, seen.iter().map(|seen| seen.visitors).sum()),
+        })
+    }
+
+    /// Refuses a page that is too long, or that is no row of the family's table.
+    fn check_page(&self, page: &str) -> Result<()> {
+        let kept = std::iter::once_with(|| kept_ids(0, page)).flatten().map(Ok);
+        self.family().check_name("page", page, kept)
+    }
+}
+
+/// Under which ids a minute's views and visitors are kept.
+fn kept_ids(minute: i64, page: &str) -> [String; 2] {
+    ["views", "visitors"].map(|what| format!("{what}/{minute}/{page}"))
+}

@@ -1,0 +1,274 @@
+//! A cached family in use: counting and reading.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use redis::aio::ConnectionLike;
+use tokio::time::Instant;
+
+use crate::client::exact::Shown;
+use crate::client::handle::{Handle, handle_methods};
+use crate::client::seeding::{Read, Seeding};
+use crate::connection::primary::Primary;
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::Stay;
+use crate::metrics;
+use crate::scripts::cached::{Seed, Ticket};
+use crate::scripts::partition::{Change, PairResult, Partition};
+use crate::store::mysql::MysqlStore;
+use crate::store::{Row, Store};
+
+/// What became of one change of a cached counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a change that was refused is not counted"]
+pub enum Changed {
+    /// It is counted, and will be in the database.
+    Counted {
+        /// The counter's value as after exactly this change.
+        value: i64,
+    },
+    /// Not counted: it would lead out of the family's bounds, or of the signed 64-bit range.
+    OutOfRange {
+        /// The counter's value, which is as it was.
+        value: i64,
+    },
+    /// Not counted: there is no row for the id, and rows are the application's to make
+    /// ([`Table::update`](crate::Table::update)).
+    NoRow,
+}
+
+impl Changed {
+    /// The new value, if it was counted.
+    #[must_use]
+    pub fn counted(self) -> Option<i64> {
+        match self {
+            Changed::Counted { value } => Some(value),
+            Changed::OutOfRange { .. } | Changed::NoRow => None,
+        }
+    }
+}
+
+/// The counters of one open cached family: the value comes back with each increment, and lives in Redis for as long as
+/// the counter is used (PROTOCOL section 4). Cloning is cheap.
+#[derive(Debug)]
+pub struct CachedCounters<C = Primary, S = MysqlStore> {
+    handle: Handle<C, S>,
+    seeding: Arc<Seeding>,
+    stay: Stay,
+}
+
+impl<C, S> Clone for CachedCounters<C, S> {
+    fn clone(&self) -> Self {
+        let (handle, seeding) = (self.handle.clone(), self.seeding.clone());
+        CachedCounters { handle, seeding, stay: self.stay.clone() }
+    }
+}
+
+/// How often a read or an increment begins again because the counter came and went in between. Each time costs a whole
+/// stay of the counter in Redis, so more than once is a sign of something wrong.
+const ATTEMPTS: usize = 100;
+
+impl<C, S> CachedCounters<C, S>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+    S: Store,
+{
+    pub(crate) fn new(handle: Handle<C, S>, stay: Stay) -> Self {
+        CachedCounters { handle, seeding: Arc::default(), stay }
+    }
+
+    handle_methods!(handle);
+
+    /// Adds `delta` to `id`, and answers the value as after exactly this increment. Where the counter is not in Redis
+    /// it is read from the database first, once for all callers of this process.
+    ///
+    /// Callers that come while a call to the id's partition is under way go together into the next one, equal ids
+    /// summed; a lone caller's increment goes out at once. The value is in the database after the family's `save_after`
+    /// and its settle time.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput): the id is not allowed. [`Redis`](ErrorKind::Redis),
+    /// [`Store`](ErrorKind::Store): not counted; may be called again. [`Unsafe`](ErrorKind::Unsafe): not counted, since
+    /// the database that was asked takes no writes, as a replica does not. [`Range`](ErrorKind::Range): not counted, the
+    /// row's value is no i64. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted once or not at all, the reply was
+    /// lost and could not be asked for again within the [write timeout](Self::write_timeout).
+    pub async fn incr(&self, id: &str, delta: i64) -> Result<Changed> {
+        self.change(id, Change::Add(delta)).await
+    }
+
+    /// Replaces the value of `id`, and answers it. Increments that are acknowledged before are overwritten, later ones are
+    /// added. Where somebody else writes the row meanwhile, what is kept is the difference that it made.
+    ///
+    /// # Errors
+    /// As for [`incr`](Self::incr).
+    pub async fn set(&self, id: &str, value: i64) -> Result<Changed> {
+        self.change(id, Change::Set(value)).await
+    }
+
+    /// The exact value: every increment acknowledged before the call, none twice. 0 for an id without a row. A counter
+    /// that was not in Redis is there from now on, for the time that the family lets counters stay.
+    ///
+    /// # Errors
+    /// [`Redis`](ErrorKind::Redis) or [`Store`](ErrorKind::Store) where one of the two cannot be asked, and as for
+    /// [`incr`](Self::incr).
+    pub async fn get(&self, id: &str) -> Result<i64> {
+        Ok(self.get_many(&[id]).await?[0])
+    }
+
+    /// The exact values of many ids, in their order: in one call per partition concerned, and where some are not in Redis
+    /// one query for all of these and one more call per partition.
+    ///
+    /// # Errors
+    /// As for [`get`](Self::get).
+    #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family(), ids = ids.len()))]
+    pub async fn get_many(&self, ids: &[impl AsRef<str>]) -> Result<Vec<i64>> {
+        let ids = self.family().check_ids(ids)?;
+        self.handle.repeating(|deadline| self.get_once(&ids, deadline)).await
+    }
+
+    async fn get_once(&self, ids: &[&str], deadline: Instant) -> Result<Vec<i64>> {
+        let mut values = vec![0; ids.len()];
+        let mut left: Vec<_> = (0..ids.len()).collect();
+        for _ in 0..ATTEMPTS {
+            let missing = self.look(ids, &left, &mut values).await?;
+            let rows = self.handle.stored_by(deadline, self.rows(ids, &missing)).await?;
+            // whoever has no row is 0, and does not get into Redis by being asked for
+            let seeds = missing.into_iter().zip(rows).filter(|(_, row)| row.value.is_some());
+            let seeds: Vec<_> = seeds.map(|((place, ticket), row)| (place, Seed { ticket, row })).collect();
+            left = self.seed(ids, &seeds, &mut values).await?;
+            if left.is_empty() {
+                return Ok(values);
+            }
+        }
+        Err(self.comes_and_goes(ids[left[0]]))
+    }
+
+    /// The exact values if they can be read within that time, or else what the database [holds](Self::stored), 0 where there
+    /// is no row: for pages that would rather show a number of a moment ago than wait for a Redis that is away.
+    ///
+    /// # Errors
+    /// [`Store`](ErrorKind::Store) where the database cannot be asked either; [`Range`](ErrorKind::Range).
+    pub async fn get_or_stored(&self, ids: &[impl AsRef<str>], within: Duration) -> Result<Shown> {
+        let ids = self.family().check_ids(ids)?;
+        self.handle.or_stored(&ids, within, self.get_many(&ids)).await
+    }
+
+    /// What the database holds of each id, `None` where there is no row. It may lag behind by the time to save, or by a
+    /// read replica's lag.
+    ///
+    /// # Errors
+    /// [`Store`](ErrorKind::Store) where the database cannot be asked.
+    pub async fn stored(&self, ids: &[impl AsRef<str>]) -> Result<Vec<Option<i64>>> {
+        let ids = self.family().check_ids(ids)?;
+        self.handle.stored(&ids).await
+    }
+
+    async fn change(&self, id: &str, change: Change) -> Result<Changed> {
+        self.family().check_id(id)?;
+        let mut timeout = self.handle.timeout;
+        // the read is held until the seed is handed in: who misses the counter meanwhile joins it
+        let mut held: Option<(Seed, Arc<Read>)> = None;
+        for _ in 0..ATTEMPTS {
+            let began = Instant::now();
+            let seed = held.as_ref().map(|(seed, _)| *seed);
+            let ticket = match self.handle.writer.change(id.as_bytes(), change, seed, timeout, true).await? {
+                PairResult::Counted(value) => return Ok(Changed::Counted { value }),
+                PairResult::OutOfRange(value) => return Ok(Changed::OutOfRange { value }),
+                PairResult::Missing(ticket) => ticket,
+                other => return Err(other.corrupt(self.family(), id)),
+            };
+            timeout = timeout.saturating_sub(began.elapsed());
+            let read = self.seeding.read(&self.handle.shared, &self.handle.opened, id, ticket);
+            let row = read.row().await?;
+            if row.value.is_none() && !self.family().makes_rows() {
+                return Ok(Changed::NoRow);
+            }
+            held = Some((Seed { ticket, row }, read));
+        }
+        Err(self.comes_and_goes(id))
+    }
+
+    /// Reads the ids at the places given. Puts the values that are there in their places, and returns what is missing, with
+    /// the tickets.
+    async fn look(&self, ids: &[&str], left: &[usize], values: &mut [i64]) -> Result<Vec<(usize, Ticket)>> {
+        let chunks = self.by_partition(ids, left.iter().map(|place| (*place, ())));
+        let reads = chunks.iter().map(|(number, some)| async move {
+            let names: Vec<_> = some.iter().map(|(place, ())| ids[*place]).collect();
+            self.handle.partition(*number).values(&names).await
+        });
+        let mut missing = Vec::new();
+        for ((_, some), results) in chunks.iter().zip(try_join_all(reads).await?) {
+            for ((place, ()), result) in some.iter().zip(results) {
+                match result {
+                    PairResult::Counted(value) => values[*place] = value,
+                    PairResult::Missing(ticket) => missing.push((*place, ticket)),
+                    other => return Err(other.corrupt(self.family(), ids[*place])),
+                }
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Hands in what was missing, and returns the places of what is to be looked at again.
+    async fn seed(&self, ids: &[&str], seeds: &[(usize, Seed)], values: &mut [i64]) -> Result<Vec<usize>> {
+        let chunks = self.by_partition(ids, seeds.iter().copied());
+        let seeds = chunks.iter().map(|(number, some)| async move {
+            let seeds: Vec<_> = some.iter().map(|(place, seed)| (ids[*place].as_bytes(), *seed)).collect();
+            self.handle.partition(*number).seed(&self.stay, &seeds).await
+        });
+        let mut left = Vec::new();
+        for ((_, some), results) in chunks.iter().zip(try_join_all(seeds).await?) {
+            for ((place, _), result) in some.iter().zip(results) {
+                match result {
+                    PairResult::Counted(value) => values[*place] = value,
+                    PairResult::Missing(_) => left.push(*place),
+                    other => return Err(other.corrupt(self.family(), ids[*place])),
+                }
+            }
+        }
+        Ok(left)
+    }
+
+    /// What a call to one partition carries of these, by places in `ids`.
+    fn by_partition<T: Copy>(
+        &self,
+        ids: &[&str],
+        items: impl Iterator<Item = (usize, T)>,
+    ) -> Vec<(u32, Vec<(usize, T)>)> {
+        let mut partitions: BTreeMap<u32, Vec<(usize, T)>> = BTreeMap::new();
+        for (place, item) in items {
+            partitions.entry(self.family().partition_of(ids[place])).or_default().push((place, item));
+        }
+        let chunks = |(number, all): (u32, Vec<(usize, T)>)| {
+            let chunks: Vec<_> = all.chunks(Partition::<C>::READ_IDS).map(|some| (number, some.to_vec())).collect();
+            chunks
+        };
+        partitions.into_iter().flat_map(chunks).collect()
+    }
+
+    /// The rows of the missing counters: a single one is shared with others who miss it, many come in one query.
+    async fn rows(&self, ids: &[&str], missing: &[(usize, Ticket)]) -> Result<Vec<Row>> {
+        match missing {
+            [] => Ok(Vec::new()),
+            [(place, ticket)] => {
+                let read = self.seeding.read(&self.handle.shared, &self.handle.opened, ids[*place], *ticket);
+                Ok(vec![read.row().await?])
+            }
+            _ => {
+                let ids: Vec<_> = missing.iter().map(|(place, _)| ids[*place]).collect();
+                metrics::seeded(&self.handle.opened.label, ids.len());
+                self.handle.shared.store.rows(self.handle.registered().await?, &ids).await
+            }
+        }
+    }
+
+    fn comes_and_goes(&self, id: &str) -> Error {
+        let family = self.family();
+        Error::new(
+            ErrorKind::Redis,
+            format!("{family}: {id:?} leaves Redis again before it is seeded; is retain too short?"),
+        )
+    }
+}

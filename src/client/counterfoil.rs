@@ -1,0 +1,236 @@
+//! The entry point: a Redis and a database that belong together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{join, join_all};
+use redis::aio::ConnectionLike;
+use tokio::time::timeout;
+
+use crate::client::activity::Activity;
+use crate::client::buffered::Counters;
+use crate::client::cached::CachedCounters;
+use crate::client::handle::Handle;
+use crate::client::series::Series;
+use crate::client::visitors::Visitors;
+use crate::connection::primary::Primary;
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::{ActivityFamily, CachedFamily, Family, Kind, SeriesFamily, VisitorsFamily};
+use crate::reconciler::ReconcilerBuilder;
+use crate::reconciler::flush::Flusher;
+use crate::reconciler::save::Saver;
+use crate::reconciler::upkeep;
+use crate::scripts::access;
+use crate::scripts::check::{self, Finding};
+use crate::store::Store;
+use crate::store::mysql::MysqlStore;
+use crate::writer::shared::Shared;
+
+/// How long the database is waited for when a family is opened.
+const REGISTERING: Duration = Duration::from_secs(3);
+
+/// One Redis and one database that keep an application's counters together.
+///
+/// `C` is the connection to Redis, which is cloned for every call: a [`Primary`], or any asynchronous connection of the
+/// redis crate, made by the application:
+///
+/// - a connection manager; it comes back when it breaks, and after a failover, once a write was refused by a server that
+///   has become a replica; it stays with a server that is silent without being gone;
+/// - a cluster connection, which is best built with the settings that `cluster_settings` (feature `cluster`) makes;
+/// - a multiplexed connection; it does not come back once it is lost;
+/// - a connection of the application's own type.
+///
+/// A connection may send a call again by itself: Redis executes it once, however often it arrives. But
+/// only over a [`Primary`], a connection manager or a multiplexed connection, which are known to send a call once, is a
+/// refusal proof that nothing was counted; over others the outcome is unknown once the time limit is over.
+///
+/// A connection without time limits is given one of 5 s for each call. Replicas are not read, even where a cluster
+/// connection would.
+///
+/// An application with several pairs makes one of these for each; families are opened, also by the thousand, while it
+/// runs. Cloning is cheap and gives the same pair.
+///
+/// The types are those that [`connect`](Counterfoil::connect) makes, where they are not named.
+#[derive(Debug)]
+pub struct Counterfoil<C = Primary, S = MysqlStore> {
+    pub(crate) shared: Arc<Shared<C, S>>,
+}
+
+impl<C, S> Clone for Counterfoil<C, S> {
+    fn clone(&self) -> Self {
+        Counterfoil { shared: self.shared.clone() }
+    }
+}
+
+impl<C, S> Counterfoil<C, S>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+    S: Store,
+{
+    /// Brings a Redis and a database together. Nothing is sent yet. Any connection will do, also one that sends calls again
+    /// by itself.
+    pub fn new(redis: C, store: S) -> Self {
+        Counterfoil { shared: Arc::new(Shared::new(redis, store)) }
+    }
+
+    /// The database.
+    pub fn store(&self) -> &S {
+        &self.shared.store
+    }
+
+    /// Opens families, and starts reconcilers, also on a Redis whose `maxmemory-policy` throws away what they need when
+    /// memory is full. They are refused unless this is said.
+    #[must_use]
+    pub fn allow_evicting(self, allow: bool) -> Self {
+        self.shared.allow_evicting(allow);
+        self
+    }
+
+    /// Opens a family: registers it with the database, or compares it with what the database knows of it, and writes its
+    /// settings to Redis. While Redis is away the family is opened all the same, and a reconciler writes them later.
+    ///
+    /// A database that is away is waited for 3 s at most, and the family is opened all the same if Redis knows no other
+    /// kind or number of partitions of it: hits count, and are brought to the database after it has registered the family.
+    /// Where it then refuses that, hits stay in Redis until the configuration is mended, and each look logs the error.
+    ///
+    /// # Errors
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting in which the family is known differently, or what
+    /// its table lacks; [`AccessDenied`](crate::ErrorKind::AccessDenied) naming what the user of Redis lacks;
+    /// [`Unsafe`](crate::ErrorKind::Unsafe) on a Redis that throws away what the family needs when memory is full;
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for a family of another kind, which is opened by a call of its own.
+    pub async fn open(&self, family: Family) -> Result<Counters<C, S>> {
+        if family.kind != Kind::Buffered {
+            return Err(Error::invalid(format!("{family}: is of the kind {}, not buffered", family.kind_name())));
+        }
+        Ok(Counters::new(self.handle(family).await?))
+    }
+
+    /// Opens a family of cached counters, in the same way.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub async fn open_cached(&self, family: CachedFamily) -> Result<CachedCounters<C, S>> {
+        let CachedFamily { family, stay } = family;
+        Ok(CachedCounters::new(self.handle(family).await?, stay))
+    }
+
+    /// Opens a family of series, in the same way.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub async fn open_series(&self, family: SeriesFamily) -> Result<Series<C, S>> {
+        let SeriesFamily { family, windows } = family;
+        Ok(Series::new(self.handle(family).await?, windows))
+    }
+
+    /// Opens a family of activity, in the same way.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub async fn open_activity(&self, family: ActivityFamily) -> Result<Activity<C, S>> {
+        let ActivityFamily { family, sliding, cache_for } = family;
+        Ok(Activity::new(self.handle(family).await?, sliding, cache_for))
+    }
+
+    /// Opens a family of unique visitors, in the same way.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub async fn open_visitors(&self, family: VisitorsFamily) -> Result<Visitors<C, S>> {
+        Ok(Visitors::new(self.handle(family.family).await?))
+    }
+
+    /// What a handle of the family consists of.
+    async fn handle(&self, family: Family) -> Result<Handle<C, S>> {
+        let is_there = unless_refused(self.shared.refuse_unsafe(&family).await)?;
+        let registered = self.register(&family).await?;
+        if is_there {
+            let Shared { redis, topology, .. } = &*self.shared;
+            let configured = match registered {
+                Some(_) => upkeep::configure(redis, topology, &family).await,
+                None => upkeep::begin_epochs(redis, topology, &family).await,
+            };
+            unless_refused(configured.map_err(|error| access::explain(&family, error)))?;
+        }
+        Handle::new(self.shared.clone(), family, registered)
+    }
+
+    /// The database's number for the family; `None` where it is away.
+    async fn register(&self, family: &Family) -> Result<Option<u64>> {
+        let error = match timeout(REGISTERING, self.shared.store.register(family)).await {
+            Ok(Ok(number)) => return Ok(Some(number)),
+            Ok(Err(error)) if !error.is_retryable() => return Err(error),
+            Ok(Err(error)) => error,
+            Err(elapsed) => Error::new(ErrorKind::Store, "the database did not reply").with_source(elapsed),
+        };
+        tracing::warn!(%family, %error, "opened without the database: it is asked for the family when it is back");
+        Ok(None)
+    }
+
+    /// Looks at the servers and returns what should be known or changed, the worst first. No findings is a good sign.
+    pub async fn check(&self) -> Vec<Finding> {
+        let families = self.shared.families();
+        let mut findings = check::redis(&self.shared.redis, &families).await;
+        findings.extend(access::findings(&self.shared.redis, &families).await);
+        findings.extend(self.shared.store.check(&families).await);
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        findings
+    }
+
+    /// Configures a reconciler, which brings what the families of this pair have pending to the database.
+    pub fn reconciler(&self) -> ReconcilerBuilder<C, S> {
+        ReconcilerBuilder::new(self.shared.clone())
+    }
+
+    /// Returns when every hit on an open family, or one that a reconciler of this pair found and
+    /// [serves](ReconcilerBuilder::all), that was acknowledged before the call is in the database, but for slices of
+    /// series and minutes of activity that are kept and **not over**: those stay in Redis, which closes them when they are,
+    /// and [`drain_all`](Self::drain_all) brings them too. What expires with its window is for Redis alone.
+    ///
+    /// It needs no reconciler, and waits as long as Redis or the database is away: a shutdown that has to end calls
+    /// [`shutdown`](Self::shutdown). A value that the database refuses is kept as a reject, and not waited for.
+    ///
+    /// # Errors
+    /// What no waiting mends: [`Corrupt`](crate::ErrorKind::Corrupt) keys in Redis.
+    pub async fn drain(&self) -> Result<()> {
+        self.drain_families(false).await
+    }
+
+    /// The same, and closes kept slices that are not over: for a Redis that is given up for good. What is counted into such
+    /// a slice later is brought to the database when it is over, and added; the table shows a part of it until then.
+    ///
+    /// # Errors
+    /// As for [`drain`](Self::drain).
+    pub async fn drain_all(&self) -> Result<()> {
+        self.drain_families(true).await
+    }
+
+    async fn drain_families(&self, closing_all: bool) -> Result<()> {
+        let (mut buffered, mut savers) = (Vec::new(), Vec::new());
+        for opened in self.shared.opened() {
+            match Saver::new(self.shared.clone(), self.shared.redis.clone(), opened.clone()) {
+                Some(saver) => savers.push(saver),
+                None => buffered.push(opened),
+            }
+        }
+        let drains = join_all(savers.iter().map(Saver::drain));
+        let flusher = Flusher::new(self.shared.clone()).closing_all(closing_all);
+        // what cannot be brought there holds nothing else back
+        let (flushed, saved) = join(flusher.drain(buffered), drains).await;
+        saved.into_iter().fold(flushed, Result::and)
+    }
+}
+
+/// Whether Redis took it. One that is away refuses nothing: the first reconciler after it is back writes the settings.
+fn unless_refused(taken: Result<()>) -> Result<bool> {
+    match taken {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.kind(), ErrorKind::AccessDenied | ErrorKind::Mismatch | ErrorKind::Unsafe) => {
+            Err(error)
+        }
+        Err(error) => {
+            tracing::warn!(%error, "the family is opened, and its settings are not yet in Redis");
+            Ok(false)
+        }
+    }
+}

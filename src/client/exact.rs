@@ -1,0 +1,243 @@
+//! Exact reads of what goes the buffered way: Redis, the ledger and the rows, put together (PROTOCOL section 3).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use futures_util::future::{join, try_join_all};
+use redis::aio::ConnectionLike;
+use tokio::time::{Instant, timeout};
+
+use crate::client::handle::Handle;
+use crate::client::read::{Verdict, beyond, judge, lacks_incarnation, may_be_forgotten};
+use crate::error::{Error, ErrorKind, Result};
+use crate::scripts::buffered::Pending;
+use crate::scripts::partition::{Partition, random};
+use crate::store::{Incarnation, ReadFrom, Store};
+
+/// Values that are exact, or else as the database holds them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// In the order of the ids that were asked for.
+    pub values: Vec<i64>,
+    /// Whether they are exact: if not, hits of the last moments may be missing from them.
+    pub exact: bool,
+}
+
+/// The ids, by their places in the question, that one call to one partition reads.
+struct Group {
+    partition: u32,
+    places: Vec<usize>,
+}
+
+impl Group {
+    /// Adds what its ids have pending to the sums at their places.
+    fn add_to(&self, sums: &mut [i128], pending: &Pending, verdict: Verdict) {
+        for (&place, &deltas) in self.places.iter().zip(&pending.deltas) {
+            sums[place] += beyond(deltas, verdict);
+        }
+    }
+}
+
+impl<C, S> Handle<C, S>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+    S: Store,
+{
+    /// The exact values of the rows with these ids, in their order, in one call per partition concerned and one query.
+    pub async fn exact(&self, ids: &[&str]) -> Result<Vec<i64>> {
+        self.repeating(|deadline| self.exact_once(ids, deadline)).await
+    }
+
+    async fn exact_once(&self, ids: &[&str], deadline: Instant) -> Result<Vec<i64>> {
+        for round in 0..100 {
+            if let Some(values) = self.try_exact(ids, round == 0, deadline).await? {
+                return Ok(values);
+            }
+        }
+        let family = self.family();
+        Err(Error::corrupt(format!("{family}: Redis and the ledger do not come to agree; was the database set back?")))
+    }
+
+    /// What the database holds of each id; a copy of it may be behind.
+    pub async fn stored(&self, ids: &[&str]) -> Result<Vec<Option<i64>>> {
+        let read = async || self.shared.store.read(self.registered().await?, ids, &[], ReadFrom::Nearest).await;
+        Ok(self.repeating(|deadline| self.stored_by(deadline, read())).await?.values)
+    }
+
+    /// What an exact read tells within that time, or else what the database holds.
+    pub async fn or_stored(
+        &self,
+        ids: &[&str],
+        within: Duration,
+        exact: impl Future<Output = Result<Vec<i64>>>,
+    ) -> Result<Shown> {
+        match timeout(within, exact).await {
+            Ok(Ok(values)) => Ok(Shown { values, exact: true }),
+            Ok(Err(error)) if !error.is_retryable() => Err(error),
+            _ => {
+                let values = self.stored(ids).await?.into_iter().map(|value| value.unwrap_or(0)).collect();
+                Ok(Shown { values, exact: false })
+            }
+        }
+    }
+
+    /// What Redis holds of each id.
+    pub async fn pending(&self, ids: &[&str]) -> Result<Vec<i64>> {
+        let groups = self.groups(ids);
+        let pending = self.repeating(|_| self.read_groups(&groups, ids)).await?;
+        let mut sums = vec![0i128; ids.len()];
+        for (group, pending) in groups.iter().zip(&pending) {
+            group.add_to(&mut sums, pending, Verdict::AddBatch);
+        }
+        self.in_range(ids, sums)
+    }
+
+    /// Up to `limit` ids that begin with `prefix` and come after `after`, ascending, each with its exact value.
+    pub async fn list(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<(String, i64)>> {
+        self.repeating(|deadline| self.list_once(prefix, after, limit, deadline)).await
+    }
+
+    async fn list_once(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+        deadline: Instant,
+    ) -> Result<Vec<(String, i64)>> {
+        let partitions: Vec<_> = (0..self.family().partitions()).map(|number| self.partition(number)).collect();
+        let pending = try_join_all(partitions.iter().map(|partition| partition.pending_ids(prefix))).await?;
+        // after Redis: what left it meanwhile is in the database by now
+        let stored = async { self.shared.store.list(self.registered().await?, prefix, after, limit).await };
+        let stored = self.stored_by(deadline, stored).await?;
+        let is_after = |id: &String| after.is_none_or(|after| id.as_bytes() > after.as_bytes());
+        let pending = pending.into_iter().flatten().filter(is_after);
+        let ids: BTreeSet<_> = pending.chain(stored.into_iter().map(|(id, _)| id)).collect();
+        let page: Vec<_> = ids.into_iter().take(limit).collect();
+        let ids: Vec<_> = page.iter().map(String::as_str).collect();
+        let values = self.exact_once(&ids, deadline).await?;
+        Ok(page.into_iter().zip(values).collect())
+    }
+
+    /// One round of an exact read; `None` if it has to be started again, mostly because a batch landed in between. With
+    /// `at_once` the database is asked while Redis is: whichever is read first, the ledger tells how they fit.
+    async fn try_exact(&self, ids: &[&str], at_once: bool, deadline: Instant) -> Result<Option<Vec<i64>>> {
+        let registered = self.stored_by(deadline, self.registered()).await?;
+        let groups = self.groups(ids);
+        let guess = if at_once { self.guess(&groups) } else { None };
+        let (guessed, pending) = match guess {
+            Some(marks) => {
+                let snapshot = self.shared.store.read(registered, ids, &marks, ReadFrom::Nearest);
+                let snapshot = self.stored_by(deadline, snapshot);
+                // not try_join: a question to the database is better not dropped half-way
+                let (snapshot, pending) = join(snapshot, self.read_groups(&groups, ids)).await;
+                (Some((marks, snapshot)), pending?)
+            }
+            None => (None, self.read_groups(&groups, ids).await?),
+        };
+        if self.begin(&groups, &pending).await? {
+            return Ok(None);
+        }
+        let mark = |(group, pending): (&Group, &Pending)| Some((group.partition, pending.incarnation?));
+        let marks: BTreeSet<_> = groups.iter().zip(&pending).filter_map(mark).collect();
+        let marks: Vec<_> = marks.into_iter().collect();
+        marks.iter().for_each(|&(partition, incarnation)| self.opened.incarnations.seen(partition, incarnation));
+        // without an incarnation a replica's lag would go unseen
+        let told = pending.iter().all(|pending| pending.incarnation.is_some());
+        let mut guessed = guessed.filter(|(guess, _)| told && *guess == marks).map(|(_, snapshot)| snapshot);
+        let copies: &[_] = if told { &[ReadFrom::Nearest, ReadFrom::Primary] } else { &[ReadFrom::Primary] };
+        for &copy in copies {
+            let snapshot = match guessed.take() {
+                Some(snapshot) => snapshot?,
+                None => {
+                    let read = self.shared.store.read(registered, ids, &marks, copy);
+                    self.stored_by(deadline, read).await?
+                }
+            };
+            let stands = |(group, pending): (&Group, &Pending)| {
+                let mark = |incarnation| marks.binary_search(&(group.partition, incarnation)).ok();
+                let at = pending.incarnation.and_then(mark);
+                at.and_then(|at| snapshot.ledger.get(at).copied()).unwrap_or(0)
+            };
+            let ledger: Vec<u64> = groups.iter().zip(&pending).map(stands).collect();
+            let verdicts: Vec<_> =
+                pending.iter().zip(&ledger).map(|(pending, &ledger)| judge(pending, ledger)).collect();
+            if verdicts.contains(&Verdict::Again) {
+                return Ok(None);
+            }
+            if verdicts.contains(&Verdict::Behind) {
+                continue;
+            }
+            if self.was_forgotten(&groups, &pending, &ledger, ids).await? {
+                return Ok(None);
+            }
+            let mut sums: Vec<_> = snapshot.values.iter().map(|value| i128::from(value.unwrap_or(0))).collect();
+            for ((group, pending), verdict) in groups.iter().zip(&pending).zip(verdicts) {
+                group.add_to(&mut sums, pending, verdict);
+            }
+            return self.in_range(ids, sums).map(Some);
+        }
+        Ok(None)
+    }
+
+    /// Each partition with the incarnation that it was last seen with; `None` if one was not.
+    fn guess(&self, groups: &[Group]) -> Option<Vec<(u32, Incarnation)>> {
+        let partitions: BTreeSet<_> = groups.iter().map(|group| group.partition).collect();
+        let mark = |partition| Some((partition, self.opened.incarnations.guess(partition)?));
+        partitions.into_iter().map(mark).collect()
+    }
+
+    /// Gives an incarnation to the partitions that need one; answers whether there were any.
+    async fn begin(&self, groups: &[Group], pending: &[Pending]) -> Result<bool> {
+        let lacking = groups.iter().zip(pending).filter(|(_, pending)| lacks_incarnation(pending));
+        let begins = lacking
+            .map(|(group, _)| async move { self.partition(group.partition).begin(Incarnation(random()?)).await });
+        Ok(!try_join_all(begins).await?.is_empty())
+    }
+
+    /// Whether an incarnation that no ledger row vouches for is not there any more.
+    async fn was_forgotten(&self, groups: &[Group], pending: &[Pending], ledger: &[u64], ids: &[&str]) -> Result<bool> {
+        let doubtful =
+            groups.iter().zip(pending).zip(ledger).filter(|((_, pending), ledger)| may_be_forgotten(pending, **ledger));
+        let looks = doubtful.map(|((group, pending), _)| async move {
+            let now = self.partition(group.partition).read(&[ids[group.places[0]]]).await?;
+            Ok::<_, Error>(now.incarnation != pending.incarnation)
+        });
+        Ok(try_join_all(looks).await?.contains(&true))
+    }
+
+    async fn read_groups(&self, groups: &[Group], ids: &[&str]) -> Result<Vec<Pending>> {
+        let reads = groups.iter().map(|group| async move {
+            let members: Vec<_> = group.places.iter().map(|&place| ids[place]).collect();
+            let partition = self.partition(group.partition);
+            match self.family().keeps_slices() {
+                true => partition.read_with_slices(&members).await,
+                false => partition.read(&members).await,
+            }
+        });
+        try_join_all(reads).await
+    }
+
+    /// Which partitions have to be asked about which ids: the id's own, or all of a wide family.
+    fn groups(&self, ids: &[&str]) -> Vec<Group> {
+        let family = self.family();
+        let mut places: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for (place, id) in ids.iter().enumerate() {
+            let partitions = family.partitions_of_row(id);
+            partitions.for_each(|partition| places.entry(partition).or_default().push(place));
+        }
+        let group = |(partition, places): (u32, Vec<usize>)| {
+            let chunks: Vec<_> = places.chunks(Partition::<C>::READ_IDS).map(<[usize]>::to_vec).collect();
+            chunks.into_iter().map(move |places| Group { partition, places })
+        };
+        places.into_iter().flat_map(group).collect()
+    }
+
+    fn in_range(&self, ids: &[&str], sums: Vec<i128>) -> Result<Vec<i64>> {
+        let narrow = |(sum, id): (i128, &&str)| {
+            i64::try_from(sum).map_err(|_| {
+                Error::new(ErrorKind::Range, format!("{}: the value of {id:?}, {sum}, is not an i64", self.family()))
+            })
+        };
+        sums.into_iter().zip(ids).map(narrow).collect()
+    }
+}

@@ -1,0 +1,136 @@
+//! What the handle of an open family consists of, whatever its kind.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::ConnectionLike;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::connection::backoff::Backoff;
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::Family;
+use crate::scripts::partition::Partition;
+use crate::store::{Registered, Store};
+use crate::writer::Writer;
+use crate::writer::shared::{Opened, Shared};
+
+/// Who waits for the database knows more than who waits for the whole read, and is left the time to say it.
+const LAST_MOMENT: Duration = Duration::from_millis(20);
+
+/// A family in use. Cloning is cheap.
+#[derive(Debug)]
+pub struct Handle<C, S> {
+    pub shared: Arc<Shared<C, S>>,
+    pub opened: Arc<Opened>,
+    pub writer: Arc<Writer<C>>,
+    /// How long a call that fails is repeated before it is given up.
+    pub timeout: Duration,
+    /// How long a read takes at most, with its repeats.
+    pub read_timeout: Duration,
+}
+
+impl<C, S> Clone for Handle<C, S> {
+    fn clone(&self) -> Self {
+        let (shared, opened, writer) = (self.shared.clone(), self.opened.clone(), self.writer.clone());
+        Handle { shared, opened, writer, timeout: self.timeout, read_timeout: self.read_timeout }
+    }
+}
+
+impl<C, S> Handle<C, S> {
+    /// The configuration.
+    pub fn family(&self) -> &Family {
+        &self.opened.family
+    }
+}
+
+impl<C, S: Store> Handle<C, S> {
+    /// The family as the database knows it.
+    pub async fn registered(&self) -> Result<&Arc<Registered>> {
+        self.opened.registered(&self.shared.store).await
+    }
+}
+
+impl<C, S> Handle<C, S>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    /// Of a family that the database has this number for, if it could be asked.
+    pub fn new(shared: Arc<Shared<C, S>>, family: Family, registered: Option<u64>) -> Result<Self> {
+        let (opened, writer) = shared.open(family, registered)?;
+        let [timeout, read_timeout] = [Duration::from_secs(5); 2];
+        Ok(Handle { shared, opened, writer, timeout, read_timeout })
+    }
+
+    pub fn partition(&self, number: u32) -> Partition<C> {
+        self.shared.partition(self.family(), number)
+    }
+
+    /// Repeats a read whose error may pass, until the read timeout has gone. It is told until when it may wait for the
+    /// database; Redis is what it waits for if it takes longer.
+    pub async fn repeating<T, F>(&self, mut read: impl FnMut(Instant) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let deadline = Instant::now() + self.read_timeout;
+        let mut pause = Backoff::default();
+        loop {
+            let late = |_| Err(self.late(ErrorKind::Redis));
+            match timeout_at(deadline + LAST_MOMENT, read(deadline)).await.unwrap_or_else(late) {
+                Err(error) if error.is_retryable() => {
+                    let wait = pause.next();
+                    if Instant::now() + wait >= deadline {
+                        return Err(error);
+                    }
+                    sleep(wait).await;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// What the database replies until then.
+    pub async fn stored_by<T>(&self, deadline: Instant, asked: impl Future<Output = Result<T>>) -> Result<T> {
+        timeout_at(deadline, asked).await.unwrap_or_else(|_| Err(self.late(ErrorKind::Store)))
+    }
+
+    fn late(&self, kind: ErrorKind) -> Error {
+        Error::new(kind, format!("{}: no reply within the read timeout, {:?}", self.family(), self.read_timeout))
+    }
+}
+
+/// What the handles of all kinds offer alike.
+macro_rules! handle_methods {
+    ($handle:tt) => {
+        /// How long a counting call of this handle and its clones is repeated where it fails, before it is given up; 5 s
+        /// unless said otherwise. Reading the database is not part of it.
+        #[must_use]
+        pub fn write_timeout(mut self, timeout: std::time::Duration) -> Self {
+            self.$handle.timeout = timeout;
+            self
+        }
+
+        /// How long a read of this handle and its clones is repeated where Redis or the database does not answer it, before
+        /// it is given up; 5 s unless said otherwise.
+        #[must_use]
+        pub fn read_timeout(mut self, timeout: std::time::Duration) -> Self {
+            self.$handle.read_timeout = timeout;
+            self
+        }
+
+        /// The configuration.
+        pub fn family(&self) -> &crate::family::Family {
+            self.$handle.family()
+        }
+
+        /// What of the family waits in Redis for the database, whoever counted it; it needs neither a reconciler nor the
+        /// database. Cached counters are looked through one by one. It also sets the gauges
+        /// [`BACKLOG_IDS`](crate::metrics::BACKLOG_IDS) and [`BACKLOG_SECONDS`](crate::metrics::BACKLOG_SECONDS).
+        ///
+        /// # Errors
+        /// [`Redis`](crate::ErrorKind::Redis) where it cannot be asked.
+        pub async fn backlog(&self) -> crate::error::Result<crate::client::backlog::Backlog> {
+            self.$handle.backlog().await
+        }
+    };
+}
+pub(crate) use handle_methods;

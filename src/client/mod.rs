@@ -1,0 +1,17 @@
+//! What an application holds: the entry point, and a handle for each kind of counter.
+
+pub mod activity;
+pub mod backlog;
+pub mod buffered;
+pub mod builder;
+pub mod cached;
+pub mod connect;
+pub mod counterfoil;
+pub mod exact;
+pub mod handle;
+pub mod read;
+pub mod reconfigure;
+pub mod seeding;
+pub mod series;
+pub mod shutdown;
+pub mod visitors;

@@ -1,0 +1,121 @@
+//! Changing what all processes must agree on about a family, while it has nothing pending where that matters.
+
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use redis::aio::ConnectionLike;
+
+use crate::client::counterfoil::Counterfoil;
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::{Family, Kind, Stay};
+use crate::reconciler::upkeep;
+use crate::scripts::cached::Deleted;
+use crate::scripts::partition::Partition;
+use crate::store::Store;
+
+/// How many partitions are looked at at a time.
+const CALLS: usize = 64;
+/// The settings that may change, of those that every process must agree on.
+const CHANGEABLE: [&str; 2] = ["partitions", "durability"];
+
+impl<C, S> Counterfoil<C, S>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+    S: Store,
+{
+    /// Changes the partitions, the durability, or the bounds of cached counters of a registered family to those of `family`.
+    ///
+    /// Other partitions are for buffered and cached families that have nothing in Redis: stop the processes that count in
+    /// it, [`drain`](Self::drain), call this, and start them with the new settings. Processes that still run with the old
+    /// number are refused as [`Mismatch`](ErrorKind::Mismatch) from this call on. A new durability or bound holds for those
+    /// that open the family afterwards; until they are started anew, all others keep the old one.
+    ///
+    /// A call that fails may be made again.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) naming what cannot be changed, or that no such family is registered;
+    /// [`Busy`](ErrorKind::Busy) where the partitions are to change and something is pending: nothing was changed.
+    pub async fn reconfigure(&self, family: &Family) -> Result<()> {
+        let known = self.known(family).await?;
+        refuse_unchangeable(&known, family)?;
+        if known.partitions() == family.partitions() {
+            return self.shared.store.reconfigure(&known, family).await;
+        }
+        self.refuse_pending(&known).await?;
+        // from here on nobody counts: the old callers are refused by Redis, the new ones by the database
+        self.tell_redis(&known, family).await?;
+        if let Err(pending) = self.refuse_pending(&known).await {
+            self.tell_redis(family, &known).await?;
+            return Err(pending);
+        }
+        self.shared.store.reconfigure(&known, family).await?;
+        // a reconciler with the old number may have put it back before the database knew
+        self.tell_redis(&known, family).await
+    }
+
+    /// The family as it is registered.
+    async fn known(&self, family: &Family) -> Result<Family> {
+        let name = family.to_string();
+        for listed in self.shared.store.families().await? {
+            match listed {
+                Ok(registered) if registered.family.to_string() == name => return Ok(registered.family),
+                Err(error) if error.to_string().starts_with(&format!("{name}: ")) => return Err(error),
+                _ => {}
+            }
+        }
+        Err(Error::invalid(format!("{family} is not registered")))
+    }
+
+    async fn refuse_pending(&self, family: &Family) -> Result<()> {
+        let partitions: Vec<_> = (0..family.partitions()).map(|number| self.shared.partition(family, number)).collect();
+        for some in partitions.chunks(CALLS) {
+            if try_join_all(some.iter().map(|partition| partition.holds_anything(family))).await?.contains(&true) {
+                return Err(Error::new(ErrorKind::Busy, format!("{family}: hits are pending: drain it first")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what the family is to the homes of its calls, and to those that it had before.
+    async fn tell_redis(&self, before: &Family, family: &Family) -> Result<()> {
+        upkeep::configure(&self.shared.redis, &self.shared.topology, family).await?;
+        let beyond: Vec<_> = (family.partitions()..before.partitions()).collect();
+        for some in beyond.chunks(CALLS) {
+            try_join_all(
+                some.iter().map(|&number| async move { self.shared.partition(family, number).configure(family).await }),
+            )
+            .await?;
+        }
+        Ok(())
+    }
+}
+
+fn refuse_unchangeable(known: &Family, family: &Family) -> Result<()> {
+    for ((setting, before), (_, after)) in known.identity().into_iter().zip(family.identity()) {
+        let is_bound = setting == "shape" && matches!((&known.kind, &family.kind), (Kind::Cached(_), Kind::Cached(_)));
+        if before != after && !is_bound && !CHANGEABLE.contains(&setting) {
+            return Err(Error::invalid(format!("{family}: {setting} is {before:?} for the life of the family")));
+        }
+    }
+    match known.kind {
+        Kind::Series(_) | Kind::Activity(_) | Kind::Visitors { .. } if known.partitions() != family.partitions() => {
+            let wrong = "the partitions hold its windows, or who has been there: take a family of another name";
+            Err(Error::invalid(format!("{family}: {wrong}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl<C: ConnectionLike + Clone + 'static> Partition<C> {
+    /// Whether anything is in it that another number of partitions would hide. Cached counters that are saved leave Redis.
+    async fn holds_anything(&self, family: &Family) -> Result<bool> {
+        let Kind::Cached(stay) = &family.kind else { return self.has_pending().await };
+        let at_once = Stay { retain: Duration::ZERO, ..stay.clone() };
+        for some in self.cached_ids().await?.chunks(CALLS) {
+            if self.delete(&at_once, some).await?.contains(&Deleted::Kept) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}

@@ -1,0 +1,88 @@
+//! What missing counters are seeded with: one read of the database for all callers of this process who miss the same one.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use futures_util::future::{BoxFuture, FutureExt, Shared};
+
+use crate::error::{Error, Result};
+use crate::metrics;
+use crate::scripts::cached::Ticket;
+use crate::store::{Row, Store};
+use crate::writer::shared::{Opened, Shared as Pair};
+
+type Key = (Box<str>, Ticket);
+
+/// The reads that somebody holds.
+#[derive(Debug, Default)]
+pub struct Seeding {
+    reads: Mutex<HashMap<Key, Weak<Read>>>,
+}
+
+/// One read of a row, for everybody who has the same ticket: it was begun after the ticket was given, and as long as the
+/// ticket has seeded nothing, counterfoil has written nothing to the row since (PROTOCOL section 4, seed). Whoever holds it
+/// until the seed is handed in spares those another read who miss the counter meanwhile.
+pub struct Read {
+    seeding: Arc<Seeding>,
+    key: Key,
+    row: Shared<BoxFuture<'static, Result<Row, Arc<Error>>>>,
+}
+
+impl Seeding {
+    /// The read that somebody holds, or a new one.
+    pub fn read<C, S>(
+        self: &Arc<Self>,
+        pair: &Arc<Pair<C, S>>,
+        opened: &Arc<Opened>,
+        id: &str,
+        ticket: Ticket,
+    ) -> Arc<Read>
+    where
+        C: Send + Sync + 'static,
+        S: Store,
+    {
+        let key = (Box::from(id), ticket);
+        let mut reads = self.reads();
+        if let Some(read) = reads.get(&key).and_then(Weak::upgrade) {
+            return read;
+        }
+        metrics::seeded(&opened.label, 1);
+        let (pair, opened, id) = (pair.clone(), opened.clone(), id.to_owned());
+        let row = async move {
+            let family = opened.registered(&pair.store).await.map_err(Arc::new)?;
+            let rows = pair.store.rows(family, &[&id]).await.map_err(Arc::new)?;
+            Ok(rows.first().copied().unwrap_or_default())
+        };
+        let read = Arc::new(Read { seeding: self.clone(), key: key.clone(), row: row.boxed().shared() });
+        reads.insert(key, Arc::downgrade(&read));
+        read
+    }
+
+    fn reads(&self) -> MutexGuard<'_, HashMap<Key, Weak<Read>>> {
+        self.reads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Read {
+    /// The row, once it was read.
+    pub async fn row(&self) -> Result<Row> {
+        self.row.clone().await.map_err(|error| error.again())
+    }
+}
+
+impl Drop for Read {
+    fn drop(&mut self) {
+        let mut reads = self.seeding.reads();
+        // another one may have taken its place
+        if reads.get(&self.key).is_some_and(|read| read.strong_count() == 0) {
+            reads.remove(&self.key);
+        }
+    }
+}
+
+impl fmt::Debug for Read {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Read").field("key", &self.key).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,262 @@
+//! A family of series in use: counting and reading.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use futures_util::future::try_join_all;
+use redis::aio::ConnectionLike;
+
+use crate::client::handle::{Handle, handle_methods};
+use crate::connection::primary::Primary;
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::calendar::Precision;
+use crate::family::{Family, Window, Windows};
+use crate::scripts::partition::PairResult;
+use crate::scripts::partition::Partition;
+use crate::scripts::series::seconds;
+use crate::store::Store;
+use crate::store::mysql::MysqlStore;
+
+/// One slice of a series.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Slice {
+    /// When it begins, in Unix seconds.
+    pub start: i64,
+    /// What was counted in it.
+    pub count: i64,
+}
+
+/// The series of one open family: named counters, each at all of the family's precisions (PROTOCOL section 5). Cloning is
+/// cheap.
+#[derive(Debug)]
+pub struct Series<C = Primary, S = MysqlStore> {
+    handle: Handle<C, S>,
+    windows: Arc<Windows>,
+}
+
+impl<C, S> Clone for Series<C, S> {
+    fn clone(&self) -> Self {
+        Series { handle: self.handle.clone(), windows: self.windows.clone() }
+    }
+}
+
+impl<C, S> Series<C, S>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+    S: Store,
+{
+    pub(crate) fn new(handle: Handle<C, S>, windows: Arc<Windows>) -> Self {
+        Series { handle, windows }
+    }
+
+    handle_methods!(handle);
+
+    /// Counts `n` for the series of that name, of 1 to 200 bytes, in the current slice of every precision, and answers
+    /// when Redis has done it. What the current slices are is up to the Redis server's clock alone. Callers share calls as
+    /// they do for [`Counters::add`](crate::Counters::add).
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput): the name is not allowed, or `n` is 0 or beyond i64.
+    /// [`Range`](ErrorKind::Range): a slice would leave i64. [`Redis`](ErrorKind::Redis): not counted; may be called
+    /// again. In all these cases nothing was counted. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted once or not
+    /// at all, the reply was lost and could not be asked for again within the [write timeout](Self::write_timeout).
+    pub async fn add(&self, name: &str, n: u64) -> Result<()> {
+        let n = self.checked(name, n)?;
+        let answer = self.handle.writer.add(name.as_bytes(), n, self.handle.timeout, true).await?;
+        self.counted(name, answer)
+    }
+
+    /// Counts many names at once, and answers what became of each, in their order.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if one of the names or numbers is not allowed: none was counted then. For
+    /// each as for [`add`](Self::add).
+    pub async fn add_many(&self, hits: &[(impl AsRef<str>, u64)]) -> Result<Vec<Result<()>>> {
+        let checked = |name, n| Ok((str::as_bytes(name), self.checked(name, n)?));
+        let checked = hits.iter().map(|(name, n)| checked(name.as_ref(), *n)).collect::<Result<Vec<_>>>()?;
+        let answers = self.handle.writer.add_many(&checked, self.handle.timeout).await;
+        let counted = |((name, _), answer): (&(_, u64), Result<PairResult>)| self.counted(AsRef::as_ref(name), answer?);
+        Ok(hits.iter().zip(answers).map(counted).collect())
+    }
+
+    /// Counts `n` without waiting for Redis: summed in this process, and sent within a few milliseconds, when it counts in
+    /// the slices that are the current ones then. What was not sent yet is lost when the process is killed;
+    /// [`flush`](Self::flush) before.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput), [`Busy`](ErrorKind::Busy), [`Range`](ErrorKind::Range): as for
+    /// [`Counters::record`](crate::Counters::record).
+    pub fn record(&self, name: &str, n: u64) -> Result<()> {
+        self.handle.writer.record(name.as_bytes(), self.checked(name, n)?)
+    }
+
+    /// Returns when Redis has counted everything that was recorded before the call.
+    ///
+    /// # Errors
+    /// As for [`Counters::flush`](crate::Counters::flush).
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub async fn flush(&self) -> Result<()> {
+        self.handle.writer.flush().await
+    }
+
+    /// The window of that precision: every slice of it, in order, with 0 where nothing was counted; the last one is the
+    /// current one by the Redis server's clock. It asks Redis alone: after Redis lost its memory it holds what was
+    /// counted since.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput): the family has no such precision. [`Redis`](ErrorKind::Redis) where it
+    /// cannot be asked.
+    pub async fn get(&self, name: &str, precision: Precision) -> Result<Vec<Slice>> {
+        Ok(self.get_many(&[name], precision).await?.pop().unwrap_or_default())
+    }
+
+    /// The windows of many series, in the order of their names.
+    ///
+    /// # Errors
+    /// As for [`get`](Self::get).
+    pub async fn get_many(&self, names: &[impl AsRef<str>], precision: Precision) -> Result<Vec<Vec<Slice>>> {
+        let window = self.window(precision)?;
+        let names: Vec<_> = names.iter().map(AsRef::as_ref).collect();
+        names.iter().try_for_each(|name| self.check_name(name))?;
+        let mut places: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for (place, name) in names.iter().enumerate() {
+            places.entry(self.family().partition_of(name)).or_default().push(place);
+        }
+        let chunks = places
+            .iter()
+            .flat_map(|(number, places)| places.chunks(Partition::<C>::WINDOWS).map(|some| (*number, some)));
+        let reads = chunks.map(|(number, some)| {
+            let some_names: Vec<_> = some.iter().map(|place| names[*place]).collect();
+            let partition = self.handle.partition(number);
+            async move {
+                Ok::<_, Error>((some, self.handle.repeating(|_| partition.windows(precision, &some_names)).await?))
+            }
+        });
+        let mut series = vec![Vec::new(); names.len()];
+        for (some, (now, counts)) in try_join_all(reads).await? {
+            let starts = self.windows.calendar.window(precision, window.slices, seconds(now))?;
+            for (place, counts) in some.iter().zip(counts) {
+                series[*place] = filled(&starts, counts);
+            }
+        }
+        Ok(series)
+    }
+
+    /// All slices with any part of the time given, in Unix seconds, in order, with 0 where nothing was counted: up to
+    /// [`Family::MAX_RANGE`] of them.
+    ///
+    /// Slices of a precision that is [kept](crate::SeriesFamilyBuilder::keep) are exact wherever they are by now, in Redis,
+    /// on their way or in the database, however long ago they were, and also after Redis lost its memory (but for what it
+    /// lost that was not yet in the database). Of the other precisions there is the window in Redis.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput): the family has no such precision, the range has too many slices, or it
+    /// begins before the window of a precision that is not kept. [`Redis`](ErrorKind::Redis) or
+    /// [`Store`](ErrorKind::Store) where one of the two cannot be asked.
+    pub async fn get_range(&self, name: &str, precision: Precision, range: Range<i64>) -> Result<Vec<Slice>> {
+        let window = self.window(precision)?;
+        self.check_name(name)?;
+        let starts = self.windows.calendar.starts(precision, range.start, range.end, Family::MAX_RANGE)?;
+        let Some(starts) = starts else {
+            let family = self.family();
+            let message = format!("{family}: {range:?} has more than {} slices of {precision}", Family::MAX_RANGE);
+            return Err(Error::invalid(message));
+        };
+        match window.kept {
+            true => self.kept(name, precision, &starts).await,
+            false => self.part_of_window(name, precision, &starts).await,
+        }
+    }
+
+    /// Up to `limit` names that begin with `prefix` and come after `after` in byte order, ascending; pass the last one as
+    /// `after` for the next page. Those of which nothing is in any window any more are not among them.
+    ///
+    /// # Errors
+    /// [`Redis`](ErrorKind::Redis) where it cannot be asked.
+    pub async fn names(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<String>> {
+        let pages = (0..self.family().partitions()).map(|number| self.names_of(number, prefix, after, limit));
+        let names: BTreeSet<_> = try_join_all(pages).await?.into_iter().flatten().collect();
+        Ok(names.into_iter().take(limit).collect())
+    }
+
+    /// The first names of one partition.
+    async fn names_of(&self, number: u32, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<String>> {
+        const PAGE: usize = 1000;
+        let partition = self.handle.partition(number);
+        let (mut names, mut after) = (Vec::new(), after.unwrap_or_default().as_bytes().to_vec());
+        while names.len() < limit {
+            let page = |_| partition.names(prefix, &after, limit.min(PAGE));
+            let (page, last) = self.handle.repeating(page).await?;
+            names.extend(page);
+            match last {
+                Some(last) => after = last,
+                None => break,
+            }
+        }
+        Ok(names)
+    }
+
+    /// Slices of a precision that is kept.
+    async fn kept(&self, name: &str, precision: Precision, starts: &[i64]) -> Result<Vec<Slice>> {
+        let ids =
+            starts.iter().map(|start| self.windows.kept_id(precision, *start, name)).collect::<Result<Vec<_>>>()?;
+        let ids: Vec<_> = ids.iter().map(String::as_str).collect();
+        let counts = self.handle.exact(&ids).await?;
+        Ok(starts.iter().zip(counts).map(|(&start, count)| Slice { start, count }).collect())
+    }
+
+    /// Slices of the window.
+    async fn part_of_window(&self, name: &str, precision: Precision, starts: &[i64]) -> Result<Vec<Slice>> {
+        let window = self.get(name, precision).await?;
+        let first = window.first().map_or(0, |slice| slice.start);
+        if let Some(early) = starts.first().filter(|start| **start < first) {
+            let family = self.family();
+            return Err(Error::invalid(format!(
+                "{family}: the slices of {precision} go back to {first}, and {early} was asked for; they are not kept"
+            )));
+        }
+        let counts = window.into_iter().map(|slice| (slice.start, slice.count)).collect();
+        Ok(filled(starts, counts))
+    }
+
+    fn window(&self, precision: Precision) -> Result<&Window> {
+        let absent = || Error::invalid(format!("{}: has no slices of {precision}", self.family()));
+        self.windows.of(precision).ok_or_else(absent)
+    }
+
+    fn checked(&self, name: &str, n: u64) -> Result<i64> {
+        self.check_name(name)?;
+        match i64::try_from(n) {
+            Ok(n) if n > 0 => Ok(n),
+            _ => Err(Error::invalid(format!("{}: {n} for {name:?} is not 1 to {}", self.family(), i64::MAX))),
+        }
+    }
+
+    /// Refuses a name that is too long, or that is no row of the family's table.
+    fn check_name(&self, name: &str) -> Result<()> {
+        let kept = self.windows.kept().map(|window| self.windows.kept_id(window.precision, 0, name));
+        self.family().check_name("name", name, kept)
+    }
+
+    fn counted(&self, name: &str, result: PairResult) -> Result<()> {
+        match result {
+            PairResult::Counted(_) => Ok(()),
+            PairResult::WrongType => Err(result.corrupt(self.family(), name)),
+            _ => Err(Error::new(ErrorKind::Range, format!("{}: a slice of {name:?} would leave i64", self.family()))),
+        }
+    }
+}
+
+/// The counts at their starts, and 0 where there is none.
+fn filled(starts: &[i64], counts: Vec<(i64, i64)>) -> Vec<Slice> {
+    let mut slices: Vec<_> = starts.iter().map(|&start| Slice { start, count: 0 }).collect();
+    for (start, count) in counts {
+        if let Ok(place) = starts.binary_search(&start) {
+            slices[place].count = count;
+        }
+    }
+    slices
+}

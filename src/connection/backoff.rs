@@ -1,0 +1,69 @@
+//! How long to wait before a failed call is made again.
+
+use std::future::{Future, pending};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::scripts::partition::random;
+
+/// How long the database is waited for by what is to stop, where it did not fail before.
+pub const GRACE: Duration = Duration::from_secs(2);
+
+/// Pauses that double from 5 ms to a second, each somewhere between the half and the whole of it, so that callers who
+/// failed together do not come back together.
+#[derive(Debug)]
+pub struct Backoff(Duration);
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Backoff(Duration::from_millis(5))
+    }
+}
+
+impl Backoff {
+    pub fn next(&mut self) -> Duration {
+        let whole = self.0;
+        self.0 = (whole * 2).min(Duration::from_secs(1));
+        let share = random().unwrap_or(0) % 1000;
+        whole / 2 + whole / 2 * u32::try_from(share).unwrap_or(0) / 1000
+    }
+}
+
+/// Pauses after an error that waiting may mend, and hands on any other.
+pub async fn wait_out(error: Error, pause: &mut Backoff) -> Result<()> {
+    if !error.is_retryable() {
+        return Err(error);
+    }
+    tracing::warn!(%error, "waiting");
+    sleep(pause.next()).await;
+    Ok(())
+}
+
+/// Waits for a step to end, but once everything is told to stop no longer than `grace`. A step that is given up may still
+/// be executed.
+pub async fn unless_stopped<T>(
+    stop: &watch::Receiver<bool>,
+    grace: Duration,
+    step: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let stopped = async {
+        if stop.clone().wait_for(|&stop| stop).await.is_err() {
+            pending::<()>().await;
+        }
+        sleep(grace).await;
+    };
+    tokio::select! {
+        biased;
+        ended = step => ended,
+        () = stopped => Err(Error::new(ErrorKind::Store, "not waited for any longer: this is to stop")),
+    }
+}
+
+/// Pauses; false if it was told to stop meanwhile.
+pub async fn pause_unless_stopped(stop: &watch::Receiver<bool>, pause: Duration) -> bool {
+    unless_stopped(stop, Duration::ZERO, sleep(pause).map(Ok)).await.is_ok()
+}

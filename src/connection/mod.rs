@@ -1,0 +1,6 @@
+//! What any connection to Redis does.
+
+pub mod backoff;
+pub mod link;
+pub mod primary;
+pub mod topology;

@@ -1,0 +1,278 @@
+//! The connection to one Redis that takes writes, found again whenever it is lost.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+use redis::aio::{ConnectionLike, MultiplexedConnection};
+#[cfg(feature = "sentinel")]
+use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, IntoConnectionInfo, Pipeline, RedisError, RedisFuture,
+    RedisResult, ServerErrorKind, Value,
+};
+
+use crate::connection::link;
+use crate::error::{Error, ErrorKind, Result};
+
+/// How long a call waits for its answer.
+const RESPONSE: Duration = Duration::from_secs(2);
+/// How long a node is waited for that is connected to.
+const CONNECTION: Duration = Duration::from_secs(1);
+/// How long it may take in all to find the primary and to connect to it.
+const SEARCH: Duration = Duration::from_secs(5);
+
+/// The connection to a single Redis, to the primary behind a name that moves with a failover, or to the one that
+/// Sentinel names. Cloning is cheap and gives the same connection.
+///
+/// It never sends a command twice. It looks for the primary again, by the next command, when
+///
+/// - the connection breaks, or is silent: TCP keepalive and `TCP_USER_TIMEOUT` notice a machine that is gone,
+/// - a command is not answered within 2 s,
+/// - the server answers that it is a replica (`READONLY`, `MASTERDOWN`), as it does after a failover.
+///
+/// A server that is a replica is not connected to: what it says may be behind. A [`ConnectionManager`] knows nothing
+/// of the last two and of replicas, which is why [`Counterfoil::connect`](crate::Counterfoil::connect) makes one of
+/// these.
+///
+/// [`ConnectionManager`]: redis::aio::ConnectionManager
+#[derive(Clone)]
+pub struct Primary(Arc<Inner>);
+
+struct Inner {
+    place: String,
+    source: Source,
+    /// The connection, or the search for it that callers share.
+    current: Mutex<Search>,
+}
+
+type Search = Shared<BoxFuture<'static, RedisResult<MultiplexedConnection>>>;
+
+#[derive(Clone)]
+enum Source {
+    Address(Box<Client>),
+    #[cfg(feature = "sentinel")]
+    Sentinel(Arc<tokio::sync::Mutex<SentinelClient>>),
+}
+
+impl Primary {
+    /// Connects to the Redis at a URL, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`. Its name is looked
+    /// up again with every connection.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that is none; [`Redis`](ErrorKind::Redis) where no primary
+    /// is found; [`AccessDenied`](ErrorKind::AccessDenied) where it does not accept the credentials.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::connect_to(url.into_connection_info().map_err(invalid)?).await
+    }
+
+    pub(crate) async fn connect_to(info: ConnectionInfo) -> Result<Self> {
+        let info = info.set_tcp_settings(tcp_settings());
+        let place = info.addr().to_string();
+        Self::found(place, Source::Address(Box::new(Client::open(info).map_err(invalid)?))).await
+    }
+
+    /// Connects to the primary that Sentinel names. `sentinels` are their URLs, `redis://host:26379`; `url` is that of
+    /// the primary with the name that Sentinel knows in place of the host: `redis://mymaster`, or
+    /// `redis://user:password@mymaster/0`.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that is none, or no sentinels; [`Redis`](ErrorKind::Redis)
+    /// where no sentinel answers or none knows of a primary by that name.
+    #[cfg(feature = "sentinel")]
+    pub async fn connect_sentinel<'a>(sentinels: impl IntoIterator<Item = &'a str>, url: &str) -> Result<Self> {
+        let primary = url.into_connection_info().map_err(invalid)?;
+        let sentinels: RedisResult<Vec<_>> = sentinels.into_iter().map(|url| url.into_connection_info()).collect();
+        let client = sentinel_client(&sentinels.map_err(invalid)?, &primary).map_err(invalid)?;
+        let place = format!("sentinel's {}", service(&primary)?);
+        Self::found(place, Source::Sentinel(Arc::new(tokio::sync::Mutex::new(client)))).await
+    }
+
+    async fn found(place: String, source: Source) -> Result<Self> {
+        let current = Mutex::new(source.clone().search());
+        let primary = Primary(Arc::new(Inner { place, source, current }));
+        let search = primary.search();
+        match search.await {
+            Ok(_) => Ok(primary),
+            Err(error) => Err(unreachable(&primary.0.place, error)),
+        }
+    }
+
+    fn search(&self) -> Search {
+        self.0.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What the command is sent over, with the search that found it.
+    async fn connection(&self) -> RedisResult<(Search, MultiplexedConnection)> {
+        let search = self.search();
+        match search.clone().await {
+            Ok(connection) => Ok((search, connection)),
+            Err(error) => {
+                self.search_again(&search);
+                Err(link::unsent(&error))
+            }
+        }
+    }
+
+    /// Starts over, unless somebody did so already.
+    fn search_again(&self, failed: &Search) {
+        let mut current = self.0.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.ptr_eq(failed) {
+            tracing::debug!(redis = self.0.place, "connecting again");
+            *current = self.0.source.clone().search();
+        }
+    }
+}
+
+impl Source {
+    fn search(self) -> Search {
+        async move {
+            match tokio::time::timeout(SEARCH, self.connect()).await {
+                Ok(found) => found,
+                Err(elapsed) => Err(std::io::Error::from(elapsed).into()),
+            }
+        }
+        .boxed()
+        .shared()
+    }
+
+    async fn connect(self) -> RedisResult<MultiplexedConnection> {
+        let config =
+            AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECTION)).set_response_timeout(Some(RESPONSE));
+        let mut connection = match self {
+            Source::Address(client) => client.get_multiplexed_async_connection_with_config(&config).await?,
+            #[cfg(feature = "sentinel")]
+            Source::Sentinel(client) => {
+                let client = client.lock().await.async_get_client().await?;
+                client.get_multiplexed_async_connection_with_config(&config).await?
+            }
+        };
+        // a user who may not ask for the role is told by the first write; one who is unknown, here
+        match redis::cmd("ROLE").query_async::<Vec<Value>>(&mut connection).await {
+            Ok(role) if matches!(role.first(), Some(Value::BulkString(role)) if role != b"master") => {
+                Err((ServerErrorKind::ReadOnly.into(), "the server is a replica").into())
+            }
+            Err(error) if matches!(error.code(), None | Some("NOAUTH")) => Err(error),
+            _ => Ok(connection),
+        }
+    }
+}
+
+/// Whether the answer says that the primary is to be looked for elsewhere.
+fn is_lost(answer: &RedisResult<Value>) -> bool {
+    match answer {
+        Ok(Value::ServerError(error)) => link::is_demoted(&error.clone().into()),
+        Ok(_) => false,
+        Err(error) => error.is_unrecoverable_error() || error.is_timeout() || link::is_demoted(error),
+    }
+}
+
+impl ConnectionLike for Primary {
+    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
+        async move {
+            let (search, mut connection) = self.connection().await?;
+            let answer = connection.req_packed_command(cmd).await;
+            if is_lost(&answer) {
+                self.search_again(&search);
+            }
+            answer
+        }
+        .boxed()
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        pipeline: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        async move {
+            let (search, mut connection) = self.connection().await?;
+            let answers = connection.req_packed_commands(pipeline, offset, count).await;
+            if answers.as_ref().is_err_and(|error| is_lost(&Err(error.clone()))) {
+                self.search_again(&search);
+            }
+            answers
+        }
+        .boxed()
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+impl fmt::Debug for Primary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Primary").field(&self.0.place).finish()
+    }
+}
+
+/// TCP as a counter wants it: no waiting for more to send, and a machine that is gone is noticed within seconds, also
+/// by a connection that is idle.
+pub(crate) fn tcp_settings() -> redis::io::tcp::TcpSettings {
+    let keepalive = redis::io::tcp::socket2::TcpKeepalive::new().with_time(Duration::from_secs(5));
+    let keepalive = keepalive.with_interval(Duration::from_secs(1));
+    let settings = redis::io::tcp::TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+    #[cfg(target_os = "linux")]
+    let settings = settings.set_user_timeout(Duration::from_secs(5));
+    settings
+}
+
+#[cfg(feature = "sentinel")]
+fn sentinel_client(sentinels: &[ConnectionInfo], primary: &ConnectionInfo) -> RedisResult<SentinelClient> {
+    use redis::{ConnectionAddr, TlsMode};
+
+    let addresses = sentinels.iter().map(|info| info.addr().clone());
+    let name = service(primary).unwrap_or_default();
+    let mut builder = SentinelClientBuilder::new(addresses, name, SentinelServerType::Master)?
+        .set_client_to_redis_tcp_settings(tcp_settings())
+        .set_client_to_sentinel_tcp_settings(tcp_settings())
+        .set_client_to_redis_db(primary.redis_settings().db())
+        .set_client_to_redis_protocol(primary.redis_settings().protocol());
+    if let ConnectionAddr::TcpTls { insecure, .. } = primary.addr() {
+        let mode = if *insecure { TlsMode::Insecure } else { TlsMode::Secure };
+        builder = builder.set_client_to_redis_tls_mode(mode);
+    }
+    if let Some(username) = primary.redis_settings().username() {
+        builder = builder.set_client_to_redis_username(username);
+    }
+    if let Some(password) = primary.redis_settings().password() {
+        builder = builder.set_client_to_redis_password(password);
+    }
+    if let Some(settings) = sentinels.first().map(ConnectionInfo::redis_settings) {
+        if let Some(username) = settings.username() {
+            builder = builder.set_client_to_sentinel_username(username);
+        }
+        if let Some(password) = settings.password() {
+            builder = builder.set_client_to_sentinel_password(password);
+        }
+    }
+    builder.build()
+}
+
+/// The name that Sentinel knows.
+#[cfg(feature = "sentinel")]
+fn service(primary: &ConnectionInfo) -> Result<String> {
+    use redis::ConnectionAddr;
+
+    match primary.addr() {
+        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => Ok(host.to_string()),
+        _ => Err(Error::invalid("the primary's URL has no name that Sentinel could know")),
+    }
+}
+
+/// Why nothing there can be used.
+pub(crate) fn unreachable(place: &str, error: RedisError) -> Error {
+    let failure = match link::is_denied(&error) {
+        true => Error::new(ErrorKind::AccessDenied, format!("the Redis at {place} does not accept the credentials")),
+        false => Error::new(ErrorKind::Redis, format!("no Redis at {place}")),
+    };
+    failure.with_source(error)
+}
+
+pub(crate) fn invalid(error: RedisError) -> Error {
+    Error::invalid("the URL of Redis").with_source(error)
+}

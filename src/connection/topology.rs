@@ -1,0 +1,33 @@
+//! Whether Redis is a cluster, where a call stays in one slot and every partition is the home of its own calls.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::connection::link;
+
+/// What is known of the servers behind a connection.
+#[derive(Debug)]
+pub struct Topology {
+    cluster: AtomicBool,
+}
+
+impl Topology {
+    /// As the type of the connection tells; one that is not known is taken for a single node until it refuses keys of
+    /// several slots.
+    pub fn of<C: 'static>() -> Self {
+        Topology { cluster: AtomicBool::new(link::is_cluster::<C>()) }
+    }
+
+    pub fn is_cluster(&self) -> bool {
+        self.cluster.load(Ordering::Relaxed)
+    }
+
+    /// A call was refused since its keys lie in several slots.
+    pub fn found_cluster(&self) {
+        self.cluster.store(true, Ordering::Relaxed);
+    }
+
+    /// The partition that remembers the callers of this one.
+    pub fn home_of(&self, partition: u32) -> u32 {
+        if self.is_cluster() { partition } else { 0 }
+    }
+}

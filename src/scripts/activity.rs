@@ -1,0 +1,157 @@
+//! The scripts of activity as typed calls on one partition (PROTOCOL section 5). A *place* is one stripe of one page.
+
+use indexmap::IndexMap;
+use redis::aio::ConnectionLike;
+
+use crate::error::{Error, Result};
+use crate::family::visit;
+use crate::family::{Counting, Sliding};
+use crate::scripts::bundle::{self, Arg, Reply, arg, made};
+use crate::scripts::fence::Fence;
+use crate::scripts::keys::Key;
+use crate::scripts::partition::{Counted, PairResult, Partition};
+use crate::scripts::series::seconds;
+use crate::scripts::server_clock::ServerClock;
+
+/// What a place holds of the window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    pub views: u64,
+    pub visitors: u64,
+}
+
+/// Views and visitors of one stripe of one page, to be counted.
+#[derive(Debug, Default)]
+struct Touched<'p> {
+    views: i64,
+    visitors: Vec<&'p [u8]>,
+}
+
+/// By stripe and page.
+type Places<'p> = IndexMap<(u32, &'p [u8]), Touched<'p>>;
+
+impl<C: ConnectionLike + Clone + 'static> Partition<C> {
+    /// Counts so many views by each visit.
+    pub async fn touch<'p>(
+        &'p self,
+        sliding: &Sliding,
+        clock: &ServerClock,
+        fence: Fence<'p>,
+        visits: impl IntoIterator<Item = (&'p [u8], i64)>,
+    ) -> Result<Counted> {
+        let visits: Vec<_> = visits.into_iter().collect();
+        let places = places(sliding, &visits);
+        let reply = match sliding.counting {
+            Counting::Exact => self.touch_exact(sliding, fence, &places).await?,
+            Counting::HyperLogLog => {
+                let mut guess = clock.guess();
+                loop {
+                    if let Some(reply) = guess.accept(self.touch_hll(sliding, guess.now(), fence, &places).await?)? {
+                        break reply;
+                    }
+                }
+            }
+        };
+        match reply.status() {
+            status @ ("OK" | "DUP") => {
+                let results = vec![PairResult::Counted(0); visits.len()];
+                Ok(Counted::Executed { results, due: Vec::new(), repeated: status == "DUP" })
+            }
+            "EXPIRED" => Ok(Counted::Expired),
+            _ => Err(reply.misshapen()),
+        }
+    }
+
+    async fn touch_exact(&self, sliding: &Sliding, fence: Fence<'_>, places: &Places<'_>) -> Result<Reply> {
+        let (mut keys, mut args) = self.begin_touch(sliding, fence);
+        for (stripe, page) in places.keys() {
+            keys.extend([self.keys.views(*stripe, page), self.keys.visitors(*stripe, page)]);
+        }
+        push_places(&mut args, places);
+        bundle::call(&self.redis, "activity_touch", &keys, &args).await
+    }
+
+    async fn touch_hll(&self, sliding: &Sliding, now: i64, fence: Fence<'_>, places: &Places<'_>) -> Result<Reply> {
+        let layer = now.div_euclid(sliding.layer_ms());
+        let minute = seconds(layer * sliding.layer_ms()).div_euclid(60) * 60;
+        let (mut keys, mut args) = self.begin_touch(sliding, fence);
+        for (stripe, page) in places.keys() {
+            keys.extend([self.keys.views(*stripe, page), self.keys.layer(layer, *stripe, page)]);
+            keys.extend(sliding.keep_minutes.then(|| self.keys.minute(minute, *stripe, page)));
+        }
+        args.push(made(layer));
+        push_places(&mut args, places);
+        bundle::call(&self.redis, "activity_touch_hll", &keys, &args).await
+    }
+
+    fn begin_touch<'a>(&'a self, sliding: &Sliding, fence: Fence<'a>) -> (Vec<Key>, Vec<Arg<'a>>) {
+        let (mut keys, mut args) = fence.begin(self.time());
+        keys.extend([self.keys.open(), self.keys.agenda()].map(String::into_bytes));
+        args.extend([made(sliding.layer_ms()), made(sliding.layers), made(u8::from(sliding.keep_minutes))]);
+        (keys, args)
+    }
+
+    /// What these stripes of the page hold of the window, in their order.
+    pub async fn seen(&self, sliding: &Sliding, clock: &ServerClock, page: &str, stripes: &[u32]) -> Result<Vec<Seen>> {
+        let page = page.as_bytes();
+        let mut reply = match sliding.counting {
+            Counting::Exact => self.seen_exactly(sliding, page, stripes).await?,
+            Counting::HyperLogLog => {
+                let mut guess = clock.guess();
+                loop {
+                    if let Some(reply) = guess.accept(self.seen_hll(sliding, guess.now(), page, stripes).await?)? {
+                        break reply;
+                    }
+                }
+            }
+        };
+        if reply.status() != "OK" {
+            return Err(reply.misshapen());
+        }
+        let numbers: Vec<u64> = (0..2 * stripes.len()).map(|at| reply.number(at)).collect::<Result<_>>()?;
+        reply.strings(2 * stripes.len()).ok().filter(Vec::is_empty).ok_or_else(|| Error::corrupt("too many places"))?;
+        Ok(numbers.chunks_exact(2).map(|two| Seen { views: two[0], visitors: two[1] }).collect())
+    }
+
+    async fn seen_exactly(&self, sliding: &Sliding, page: &[u8], stripes: &[u32]) -> Result<Reply> {
+        let of = |stripe: &u32| [self.keys.views(*stripe, page), self.keys.visitors(*stripe, page)];
+        let keys: Vec<_> = stripes.iter().flat_map(of).collect();
+        bundle::repeat_safe(&self.redis, "activity_now", &keys, &self.window_args(sliding)).await
+    }
+
+    async fn seen_hll(&self, sliding: &Sliding, now: i64, page: &[u8], stripes: &[u32]) -> Result<Reply> {
+        let last = now.div_euclid(sliding.layer_ms());
+        let layers = (last + 1 - i64::from(sliding.layers))..=last;
+        let mut keys = Vec::with_capacity(stripes.len() * (1 + sliding.layers as usize));
+        for stripe in stripes {
+            keys.push(self.keys.views(*stripe, page));
+            keys.extend(layers.clone().map(|layer| self.keys.layer(layer, *stripe, page)));
+        }
+        let mut args = Vec::from(self.window_args(sliding));
+        args.push(made(last));
+        bundle::repeat_safe(&self.redis, "activity_now_hll", &keys, &args).await
+    }
+
+    fn window_args(&self, sliding: &Sliding) -> [Arg<'_>; 3] {
+        [self.time(), made(sliding.layer_ms()), made(sliding.layers)]
+    }
+}
+
+fn places<'p>(sliding: &Sliding, visits: &[(&'p [u8], i64)]) -> Places<'p> {
+    let mut places = Places::new();
+    for &(visit, views) in visits {
+        let (page, visitor) = visit::split(visit);
+        let place = places.entry((sliding.stripe_of(visitor), page)).or_default();
+        place.views += views;
+        place.visitors.push(visitor);
+    }
+    places
+}
+
+fn push_places<'a>(args: &mut Vec<Arg<'a>>, places: &'a Places<'_>) {
+    args.push(made(places.len()));
+    for ((_, page), Touched { views, visitors }) in places {
+        args.extend([arg(*page), made(views), made(visitors.len())]);
+        args.extend(visitors.iter().map(|visitor| arg(*visitor)));
+    }
+}

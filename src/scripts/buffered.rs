@@ -1,0 +1,446 @@
+//! The scripts of the buffered kind as typed calls on one partition: one script, one call (PROTOCOL section 3).
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use redis::Value;
+use redis::aio::ConnectionLike;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::Family;
+use crate::scripts::bundle::{self, Reply, arg, made};
+use crate::scripts::fence::Fence;
+#[cfg(feature = "test-hooks")]
+use crate::scripts::partition::Change;
+use crate::scripts::partition::{Counted, PairResult, Part, Partition, expect_ok, millis};
+use crate::store::Incarnation;
+use crate::testing::ablation::{self, Guard};
+
+/// What became of one pair of an add.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a hit that was refused is not counted"]
+pub enum Added {
+    /// It is counted, and will be in the database. `pending` is what the id's partition holds in its buffer for it
+    /// now, this delta included.
+    Counted {
+        /// The sum of the deltas that are not yet on their way to the database.
+        pending: i64,
+    },
+    /// Not counted: the sum would leave the signed 64-bit range.
+    OutOfRange,
+    /// Not counted: the partition holds as many ids as the family's `max_pending` allows, and this is a further one.
+    Full,
+}
+
+/// What became of a request to add once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a hit that was refused is not counted"]
+pub enum AddedOnce {
+    /// Counted now, with the pending value as an [`add`](crate::Counters::add) returns it.
+    Counted {
+        /// The sum of the deltas that are not yet on their way to the database.
+        pending: i64,
+    },
+    /// Counted before, and nothing was done now: by an earlier call for the request, or by an earlier arrival of this one,
+    /// whose reply was lost.
+    CountedBefore {
+        /// What is pending by now.
+        pending: i64,
+    },
+    /// Not counted, now or when the request came first: the sum would leave the signed 64-bit range.
+    OutOfRange,
+    /// Not counted, now or when the request came first: the partition holds as many ids as the family's `max_pending`
+    /// allows, and this is a further one.
+    Full,
+}
+
+/// What `buffered_rotate` answers.
+#[derive(Debug, PartialEq, Eq)]
+pub enum RotateReply {
+    /// The partition's one batch.
+    Batch(CutBatch),
+    /// Somebody else works on it for so long.
+    Leased(Duration),
+    /// No sync is due for so long.
+    Early(Duration),
+    /// Nothing is pending.
+    Empty,
+}
+
+/// A batch that waits in Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CutBatch {
+    /// With `seq`, its id.
+    pub incarnation: Incarnation,
+    /// Counts up from 1 within an incarnation.
+    pub seq: u64,
+    /// How many ids it holds.
+    pub ids: u64,
+    /// How long ago it was cut.
+    pub settled: Duration,
+    /// How long ago its oldest hit was counted.
+    pub oldest: Duration,
+    /// Whether the call that answered it cut it.
+    pub fresh: bool,
+}
+
+/// What `buffered_fetch` answers, all pages together.
+#[derive(Debug, PartialEq, Eq)]
+pub enum FetchReply {
+    /// Each id once.
+    Deltas {
+        /// What is to be added.
+        deltas: Vec<(String, i64)>,
+        /// What somebody counted in another language for ids that are not UTF-8, and so no row's.
+        foreign: Vec<(Vec<u8>, i64)>,
+    },
+    /// It is not durable for so long.
+    Wait(Duration),
+    /// That batch is not there (any more).
+    Stale,
+}
+
+/// What `buffered_read` answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pending {
+    /// `None` as long as nothing was ever cut, or since Redis lost its memory.
+    pub incarnation: Option<Incarnation>,
+    /// The last batch that was cut; 0 if none was.
+    pub seq: u64,
+    /// Whether that batch is still there.
+    pub in_flight: bool,
+    /// For each id what the batch and what the buffer holds.
+    pub deltas: Vec<(i64, i64)>,
+}
+
+/// When a rotation may cut.
+#[derive(Clone, Copy, Debug)]
+pub enum Cut<'f> {
+    /// Whatever is there.
+    Now,
+    /// If a sync is due by the family's settings.
+    WhenDue(&'f Family),
+}
+
+/// Who takes the lease on a batch, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Lease<'a> {
+    /// The reconciler's random name.
+    pub owner: &'a str,
+    /// How long it lasts.
+    pub time: Duration,
+}
+
+impl<C: ConnectionLike + Clone + 'static> Partition<C> {
+    /// Adds each delta to its id's pending sum, for so many hits in all.
+    #[cfg(feature = "test-hooks")]
+    pub async fn add<'p, I: AsRef<[u8]> + ?Sized + 'p>(
+        &'p self,
+        family: &Family,
+        fence: Fence<'p>,
+        hits: u64,
+        pairs: impl IntoIterator<Item = (&'p I, i64)>,
+    ) -> Result<Counted> {
+        let pairs: Vec<_> = pairs.into_iter().map(|(id, delta)| (id.as_ref(), Change::Add(delta))).collect();
+        Self::add_to(family, fence, &[Part { partition: self, hits, pairs: &pairs }]).await
+    }
+
+    /// The same in several partitions of one node, of which there must be one at least.
+    pub async fn add_to(family: &Family, fence: Fence<'_>, parts: &[Part<'_, C>]) -> Result<Counted> {
+        let Partition { redis, now_ms, .. } = parts[0].partition;
+        let (mut keys, mut args) = fence.begin(arg(now_ms));
+        for Part { partition, hits, pairs } in parts {
+            keys.extend([partition.keys.buffer(), partition.keys.meta()].map(String::into_bytes));
+            args.extend([made(hits), made(pairs.len())]);
+            args.extend(pairs.iter().flat_map(|(id, change)| [arg(*id), change.delta()]));
+        }
+        let reply = bundle::call(redis, "buffered_add", &keys, &args).await?;
+        match reply.status() {
+            "OK" => counted(&reply, family, parts),
+            "DUP" => {
+                // it was counted: where this read fails the call was not refused
+                let unknown =
+                    |error| Error::new(ErrorKind::OutcomeUnknown, "what is pending by now").with_source(error);
+                let mut results = Self::now_pending(parts).await.map_err(unknown)?;
+                refuse_again(&reply.string(0)?, &mut results).ok_or_else(|| reply.misshapen())?;
+                Ok(Counted::Executed { results, due: Vec::new(), repeated: true })
+            }
+            "EXPIRED" => Ok(Counted::Expired),
+            _ => Err(reply.misshapen()),
+        }
+    }
+
+    /// What the pairs' ids have pending by now, in one call: after a lost reply the network is bad enough.
+    async fn now_pending(parts: &[Part<'_, C>]) -> Result<Vec<PairResult>> {
+        const READ: &str = "\
+local pending, arg = {}, 1
+for k = 1, #KEYS do
+  for i = arg + 1, arg + ARGV[arg] do pending[#pending + 1] = redis.call('HGET', KEYS[k], ARGV[i]) or '0' end
+  arg = arg + 1 + ARGV[arg]
+end
+return pending";
+        let keys: Vec<_> = parts.iter().map(|part| part.partition.keys.buffer()).collect();
+        let ids = |part: &Part<'_, C>| part.pairs.iter().map(|(id, _)| id.to_vec()).collect::<Vec<_>>();
+        let args: Vec<_> = parts
+            .iter()
+            .flat_map(|part| [vec![part.pairs.len().to_string().into_bytes()], ids(part)].concat())
+            .collect();
+        let pending: Vec<i64> = bundle::reading(&parts[0].partition.redis, READ, &keys, &args).await?;
+        Ok(pending.into_iter().map(PairResult::Counted).collect())
+    }
+
+    /// Cuts the buffer off as the partition's one batch, or answers the one that is there.
+    pub async fn rotate(
+        &self,
+        incarnation: Incarnation,
+        lease: Option<Lease<'_>>,
+        cut: Cut<'_>,
+    ) -> Result<RotateReply> {
+        let incarnation = if ablation::is_out(Guard::Incarnation) { Incarnation(0) } else { incarnation };
+        let (hits, time) = match cut {
+            Cut::Now => (0, Duration::ZERO),
+            Cut::WhenDue(family) => (family.sync_hits, family.sync_time),
+        };
+        let args = [
+            incarnation.to_string(),
+            lease.map_or(String::new(), |lease| lease.owner.to_owned()),
+            millis(lease.map_or(Duration::ZERO, |lease| lease.time)),
+            hits.to_string(),
+            millis(time),
+            self.now_ms.clone(),
+        ];
+        let keys = [self.keys.buffer(), self.keys.batch(), self.keys.meta()];
+        let reply = bundle::repeat_safe(&self.redis, "buffered_rotate", &keys, &args).await?;
+        match reply.status() {
+            "OK" | "HELD" => Ok(RotateReply::Batch(CutBatch {
+                incarnation: incarnation_of(&reply.string(0)?).ok_or_else(|| reply.misshapen())?,
+                seq: reply.number(1)?,
+                ids: reply.number(2)?,
+                settled: Duration::from_millis(reply.number(3)?),
+                oldest: Duration::from_millis(reply.number(4)?),
+                fresh: reply.status() == "OK",
+            })),
+            "LEASED" => Ok(RotateReply::Leased(Duration::from_millis(reply.number(0)?))),
+            "EARLY" => Ok(RotateReply::Early(Duration::from_millis(reply.number(0)?))),
+            "EMPTY" => Ok(RotateReply::Empty),
+            _ => Err(reply.misshapen()),
+        }
+    }
+
+    /// The batch's content, page by page, once it is durable.
+    pub async fn fetch(&self, batch: &CutBatch, settle: Duration, page: usize) -> Result<FetchReply> {
+        let settle = if ablation::is_out(Guard::Settle) { Duration::ZERO } else { settle };
+        let keys = [self.keys.batch(), self.keys.meta()];
+        // HSCAN may hand an id out twice
+        let mut deltas: HashMap<Vec<u8>, i64> = HashMap::new();
+        let mut cursor = "0".to_owned();
+        let mut passes = 3;
+        loop {
+            let args = [
+                batch.incarnation.to_string(),
+                batch.seq.to_string(),
+                millis(settle),
+                cursor,
+                page.to_string(),
+                self.now_ms.clone(),
+            ];
+            let mut reply = bundle::repeat_safe(&self.redis, "buffered_fetch", &keys, &args).await?;
+            match reply.status() {
+                "OK" => {}
+                "WAIT" => return Ok(FetchReply::Wait(Duration::from_millis(reply.number(0)?))),
+                "STALE" => return Ok(FetchReply::Stale),
+                _ => return Err(reply.misshapen()),
+            }
+            cursor = reply.string(0)?;
+            let mut words = reply.byte_strings_in(1)?.into_iter();
+            while let (Some(id), Some(delta)) = (words.next(), words.next()) {
+                let number = std::str::from_utf8(&delta).ok().and_then(|delta| delta.parse().ok());
+                let number = number.ok_or_else(|| {
+                    let (id, delta) = (String::from_utf8_lossy(&id), String::from_utf8_lossy(&delta));
+                    Error::corrupt(format!("{}: {id:?} has the delta {delta:?}", self.keys.batch()))
+                })?;
+                deltas.insert(id, number);
+            }
+            if cursor != "0" {
+                continue;
+            }
+            let size: usize = reply.number(2)?;
+            if deltas.len() == size {
+                return Ok(content(deltas));
+            }
+            // A cursor means nothing to another server: each hashes in its own way. After a restart, a failover or a
+            // slot's move between two pages ids are missing.
+            if passes == 0 {
+                let message = format!("{} of {size} ids of {} came", deltas.len(), self.keys.batch());
+                return Err(Error::new(ErrorKind::Redis, message));
+            }
+            passes -= 1;
+        }
+    }
+
+    /// Drops the batch, which is in the database. Answers whether it was still there.
+    pub async fn release(&self, batch: &CutBatch) -> Result<bool> {
+        let args = [batch.incarnation.to_string(), batch.seq.to_string()];
+        let keys = [self.keys.batch(), self.keys.meta()];
+        let reply = bundle::repeat_safe(&self.redis, "buffered_release", &keys, &args).await?;
+        match reply.status() {
+            "OK" => Ok(true),
+            "STALE" => Ok(false),
+            _ => Err(reply.misshapen()),
+        }
+    }
+
+    /// How many ids one [`read`](Self::read) takes.
+    pub const READ_IDS: usize = 1000;
+
+    /// What the ids have pending, with the batch's id, as of one moment.
+    pub async fn read(&self, ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
+        self.read_from(&[self.keys.buffer(), self.keys.batch(), self.keys.meta()], ids).await
+    }
+
+    /// The same with what slices hold that are not over yet, as part of the buffer.
+    pub async fn read_with_slices(&self, ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
+        self.read_from(&[self.keys.buffer(), self.keys.batch(), self.keys.meta(), self.keys.open()], ids).await
+    }
+
+    async fn read_from(&self, keys: &[String], ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
+        let mut reply = bundle::repeat_safe(&self.redis, "buffered_read", keys, ids).await?;
+        expect_ok(&reply)?;
+        let incarnation = reply.string(0)?;
+        let mut pending = Pending {
+            incarnation: incarnation_of(&incarnation),
+            seq: reply.number(1)?,
+            in_flight: reply.number::<u8>(2)? == 1,
+            deltas: Vec::with_capacity(ids.len()),
+        };
+        if pending.incarnation.is_none() && !incarnation.is_empty() {
+            return Err(reply.misshapen());
+        }
+        let words = reply.strings(3)?;
+        let number = |word: &String| word.parse::<i64>().ok();
+        let deltas: Option<Vec<_>> =
+            words.chunks(2).map(|two| Some((number(&two[0])?, number(two.get(1)?)?))).collect();
+        pending.deltas = deltas
+            .filter(|deltas| deltas.len() == ids.len())
+            .ok_or_else(|| Error::corrupt(format!("{}: a delta is not an i64: {words:?}", self.keys.buffer())))?;
+        Ok(pending)
+    }
+
+    /// Gives the partition an incarnation if it has none.
+    pub async fn begin(&self, incarnation: Incarnation) -> Result<()> {
+        let args = [incarnation.to_string()];
+        let reply = bundle::repeat_safe(&self.redis, "buffered_begin", &[self.keys.meta()], &args).await?;
+        expect_ok(&reply)
+    }
+
+    /// Whether anything waits in the partition, for one cheap command.
+    pub async fn has_pending(&self) -> Result<bool> {
+        anything_pending(&self.redis, std::slice::from_ref(self)).await
+    }
+
+    /// The ids with that prefix that have anything pending, each at least once. An id that was counted before the call
+    /// is found here or is in the database by the end of it: the buffer is looked through before the batch that it
+    /// becomes, and the batch leaves only after it was applied.
+    pub async fn pending_ids(&self, prefix: &str) -> Result<Vec<String>> {
+        let mut found = Vec::new();
+        for key in [self.keys.buffer(), self.keys.batch()] {
+            let mut cursor = 0u64;
+            loop {
+                let args = [&cursor.to_string(), "MATCH", &starts_with(prefix), "COUNT", "1000"];
+                let (next, words): (u64, Vec<Vec<u8>>) =
+                    bundle::read(&self.redis, "HSCAN", std::slice::from_ref(&key), &args).await?;
+                found.extend(words.into_iter().step_by(2).filter_map(|id| String::from_utf8(id).ok()));
+                cursor = next;
+                if cursor == 0 {
+                    break;
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Whether anything waits in any of the partitions. In a cluster they are asked one by one: keys of several slots in
+/// one call are refused.
+pub async fn anything_pending<C>(redis: &C, partitions: &[Partition<C>]) -> Result<bool>
+where
+    C: ConnectionLike + Clone + 'static,
+{
+    let keys: Vec<_> = partitions.iter().flat_map(|one| [one.keys.buffer(), one.keys.batch()]).collect();
+    bundle::read::<_, u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
+}
+
+fn content(all: HashMap<Vec<u8>, i64>) -> FetchReply {
+    let (mut deltas, mut foreign) = (Vec::with_capacity(all.len()), Vec::new());
+    for (id, delta) in all {
+        match String::from_utf8(id) {
+            Ok(id) => deltas.push((id, delta)),
+            Err(error) => foreign.push((error.into_bytes(), delta)),
+        }
+    }
+    FetchReply::Deltas { deltas, foreign }
+}
+
+/// The glob pattern of Redis for everything that begins with the prefix.
+fn starts_with(prefix: &str) -> String {
+    let mut pattern = String::with_capacity(prefix.len() + 1);
+    for letter in prefix.chars() {
+        if matches!(letter, '*' | '?' | '[' | ']' | '\\') {
+            pattern.push('\\');
+        }
+        pattern.push(letter);
+    }
+    pattern.push('*');
+    pattern
+}
+
+/// What became of the pairs of a call that was executed just now.
+fn counted<C>(reply: &Reply, family: &Family, parts: &[Part<'_, C>]) -> Result<Counted> {
+    let (mut results, mut due) = (Vec::new(), Vec::new());
+    let mut words = reply.rest(0)?.iter();
+    for (at, part) in parts.iter().enumerate() {
+        let Some(Value::Int(total)) = words.next() else { return Err(reply.misshapen()) };
+        if family.is_due(part.hits, *total) {
+            due.push(at);
+        }
+        results.extend(words.by_ref().take(part.pairs.len()).map_while(result));
+    }
+    let expected: usize = parts.iter().map(|part| part.pairs.len()).sum();
+    match words.next() {
+        None if results.len() == expected => Ok(Counted::Executed { results, due, repeated: false }),
+        _ => Err(reply.misshapen()),
+    }
+}
+
+/// Puts in what was refused when the call was executed, "INDEX:WORD ..." with indexes from 1 on.
+pub(crate) fn refuse_again(refused: &str, results: &mut [PairResult]) -> Option<()> {
+    for one in refused.split_ascii_whitespace() {
+        let (index, word) = one.split_once(':')?;
+        *results.get_mut(index.parse::<usize>().ok()?.checked_sub(1)?)? = refusal(word.as_bytes())?;
+    }
+    Some(())
+}
+
+fn result(word: &Value) -> Option<PairResult> {
+    match word {
+        Value::Int(pending) => Some(PairResult::Counted(*pending)),
+        Value::BulkString(word) => {
+            refusal(word).or_else(|| std::str::from_utf8(word).ok()?.parse().ok().map(PairResult::Counted))
+        }
+        _ => None,
+    }
+}
+
+pub(crate) fn refusal(word: &[u8]) -> Option<PairResult> {
+    match word {
+        b"RANGE" => Some(PairResult::OutOfRange(0)),
+        b"FULL" => Some(PairResult::Full),
+        b"WRONGTYPE" => Some(PairResult::WrongType),
+        b"BADID" => Some(PairResult::BadId),
+        _ => None,
+    }
+}
+
+fn incarnation_of(text: &str) -> Option<Incarnation> {
+    u64::from_str_radix(text, 16).ok().map(Incarnation)
+}

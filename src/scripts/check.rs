@@ -1,0 +1,289 @@
+//! Start-up checks: what a look at the servers found, and what to do about it (PROTOCOL section 6).
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Duration;
+
+use redis::aio::ConnectionLike;
+use redis::{Cmd, FromRedisValue, Value};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::{Family, Kind};
+use crate::scripts::bundle;
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Severity {
+    /// Worth knowing.
+    Info,
+    /// Counts can be lost in a crash of a server or machine; never doubled.
+    Warning,
+    /// It will not work, or counts can be lost in daily operation, or doubled.
+    Error,
+}
+
+/// One thing that the start-up checks noticed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// What was looked at: `redis maxmemory-policy`, `mysql table visitors`.
+    pub subject: String,
+    /// What was found.
+    pub message: String,
+    /// What to do about it, in a sentence.
+    pub advice: String,
+}
+
+impl Finding {
+    pub(crate) fn new(
+        severity: Severity,
+        subject: impl Into<String>,
+        message: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        Finding { severity, subject: subject.into(), message: message.into(), advice: advice.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let severity = match self.severity {
+            Severity::Info => "info",
+            Severity::Warning => "warning",
+            Severity::Error => "error",
+        };
+        write!(f, "{severity}: {}: {}. {}", self.subject, self.message, self.advice)
+    }
+}
+
+/// Refuses a `maxmemory-policy` that throws counts away: any that evicts all keys, and for families whose keys expire also
+/// one that evicts those that do.
+pub(crate) async fn eviction<C: ConnectionLike + Clone + 'static>(redis: &C, families: &[Family]) -> Result<()> {
+    for (_, node) in info(redis, "memory").await? {
+        if let Some(loss) = node.get("maxmemory_policy").and_then(|policy| evicts(policy, families)) {
+            let message = format!("Redis has maxmemory-policy {loss}: set noeviction, or allow_evicting");
+            return Err(Error::new(ErrorKind::Unsafe, message));
+        }
+    }
+    Ok(())
+}
+
+/// The policy, and what it throws away of these families when memory is full.
+fn evicts(policy: &str, families: &[Family]) -> Option<String> {
+    if policy.starts_with("allkeys-") {
+        return Some(format!("{policy}, which throws counts away when memory is full"));
+    }
+    let family = families.iter().find(|family| policy.starts_with("volatile-") && family.has_expiring_keys())?;
+    Some(format!(
+        "{policy}, which throws windows and known visitors of the family {family} away when memory is full: what is \
+         shown falls short, and visitors are counted again"
+    ))
+}
+
+/// Looks at Redis: at each primary, where it is a cluster.
+pub(crate) async fn redis<C: ConnectionLike + Clone + 'static>(redis: &C, families: &[Family]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let nodes = match info(redis, "default").await {
+        Ok(nodes) => nodes,
+        Err(error) => {
+            let advice = match error.kind() {
+                ErrorKind::AccessDenied => {
+                    "Give the connection a user and password that Redis accepts, and who may +info."
+                }
+                _ => "See that the server runs and that the connection points to it.",
+            };
+            return vec![Finding::new(Severity::Error, "redis", error.to_string(), advice)];
+        }
+    };
+    let fsync = config(redis, "appendfsync").await;
+    let save = config(redis, "save").await;
+    for (name, node) in &nodes {
+        let setting = |name: &str| node.get(name).map_or("", String::as_str);
+        let found = [
+            version(setting("redis_version")),
+            memory(setting("maxmemory_policy"), setting("maxmemory"), families),
+            role(setting("role")),
+            name.is_empty().then(|| cluster(setting("cluster_enabled"))).flatten(),
+            persistence(setting("aof_enabled") == "1", fsync.of(name), save.of(name), families),
+        ];
+        findings.extend(found.into_iter().flatten().map(|mut finding| {
+            if !name.is_empty() {
+                finding.subject = finding.subject.replacen("redis", &format!("redis {name}"), 1);
+            }
+            finding
+        }));
+    }
+    findings
+}
+
+/// A connection that does not know of clusters reaches the slots of one node only.
+fn cluster(enabled: &str) -> Option<Finding> {
+    (enabled == "1").then(|| {
+        let message = "the server is a node of a Redis Cluster, and the connection is not one to a cluster";
+        Finding::new(Severity::Error, "redis cluster", message, "Connect with Counterfoil::connect_cluster.")
+    })
+}
+
+fn version(version: &str) -> Option<Finding> {
+    let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+    let number = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+    (number < (6, 2)).then(|| {
+        let message = format!("the server is version {version:?}, the scripts need 6.2");
+        Finding::new(Severity::Error, "redis version", message, "Update Redis, or use Valkey.")
+    })
+}
+
+fn memory(policy: &str, limit: &str, families: &[Family]) -> Option<Finding> {
+    let message = match policy {
+        "" => "the server does not say it".to_owned(),
+        policy => evicts(policy, families)?,
+    };
+    let limit = if limit == "0" { " There is no memory limit yet, so nothing is thrown away so far." } else { "" };
+    let advice = format!("Set maxmemory-policy noeviction, or keep the counters in a Redis of their own.{limit}");
+    Some(Finding::new(Severity::Error, "redis maxmemory-policy", message, advice))
+}
+
+fn role(role: &str) -> Option<Finding> {
+    (role != "master").then(|| {
+        let message = format!("the server is a {role}, which takes no writes");
+        Finding::new(Severity::Error, "redis role", message, "Connect to the primary.")
+    })
+}
+
+/// The durability table of PROTOCOL section 6.
+fn persistence(aof: bool, fsync: Option<&str>, save: Option<&str>, families: &[Family]) -> Option<Finding> {
+    let subject = "redis persistence";
+    // Redis itself holds writes back when an fsync takes longer than 2 s
+    let hasty = families.iter().find(|family| family.durability().settle() < Duration::from_secs(2));
+    match (aof, fsync) {
+        (true, Some("always")) => None,
+        (true, fsync) => {
+            if let Some(family) = hasty {
+                let message = format!(
+                    "appendfsync is {}, and the durability of family {family} is {}: a crash of the machine can double \
+                     counts",
+                    fsync.unwrap_or("not to be seen"),
+                    family.durability()
+                );
+                let advice = "Give the family Durability::Settle with 2.5 s, or set appendfsync always.";
+                return Some(Finding::new(Severity::Error, subject, message, advice));
+            }
+            match fsync {
+                Some("everysec") => {
+                    let message = "with appendfsync everysec a crash of the machine loses up to the last 2 s of hits";
+                    let advice = "Nothing is ever doubled. If no hit may be lost, set appendfsync always.";
+                    Some(Finding::new(Severity::Info, subject, message, advice))
+                }
+                Some(other) => {
+                    let message =
+                        format!("with appendfsync {other} nobody knows what a crash of the machine takes back");
+                    let advice = "Set appendfsync everysec or always: counts can be doubled.";
+                    Some(Finding::new(Severity::Error, subject, message, advice))
+                }
+                None => {
+                    let message = "the server does not show its appendfsync";
+                    let advice = "See that it is everysec or always.";
+                    Some(Finding::new(Severity::Warning, subject, message, advice))
+                }
+            }
+        }
+        (false, _) if save != Some("") => {
+            let with = save.map_or("without appendonly, and perhaps with RDB snapshots", |_| "with RDB snapshots only");
+            let message = format!(
+                "{with}, a crash takes Redis back to the last snapshot: counts since then are lost, and batches that \
+                 reached the database since then are counted twice"
+            );
+            let advice =
+                "Set appendonly yes; or switch snapshots off too (save \"\") if losing what is pending is fine.";
+            Some(Finding::new(Severity::Error, subject, message, advice))
+        }
+        (false, _) => {
+            let visitors = families.iter().find(|family| matches!(family.kind, Kind::Visitors { .. }));
+            if let Some(family) = visitors {
+                let message =
+                    format!("without persistence a crash of Redis forgets who was there: {family} counts them again");
+                return Some(Finding::new(Severity::Error, subject, message, "Set appendonly yes."));
+            }
+            let message = "without persistence a crash of Redis loses what is not yet in the database";
+            let advice = "Nothing is ever doubled. If no hit may be lost, set appendonly yes.";
+            Some(Finding::new(Severity::Warning, subject, message, advice))
+        }
+    }
+}
+
+/// Says so where nobody can know what a crash of Redis takes back.
+pub(crate) async fn warn_of_persistence<C: ConnectionLike + Clone + 'static>(redis: &C, families: &[Family]) {
+    let findings = self::redis(redis, families).await.into_iter();
+    for found in findings.filter(|found| found.severity == Severity::Error && found.subject.ends_with("persistence")) {
+        tracing::warn!("{}: {}. {}", found.subject, found.message, found.advice);
+    }
+}
+
+type Info = HashMap<String, String>;
+
+/// A section of INFO of each node by its address; of the only one by "".
+async fn info<C: ConnectionLike + Clone + 'static>(redis: &C, section: &str) -> Result<Vec<(String, Info)>> {
+    let mut command = ::redis::cmd("INFO");
+    command.arg(section);
+    let answers = nodes(bundle::query(redis, &command).await?);
+    let parse = |text: String| {
+        let pairs = text.lines().filter_map(|line| line.split_once(':'));
+        pairs.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect()
+    };
+    Ok(answers.into_iter().filter_map(|(node, answer)| Some((node, parse(text(answer)?)))).collect())
+}
+
+/// A setting that INFO does not show.
+struct Setting(Vec<(String, String)>);
+
+impl Setting {
+    /// Its value at the node, or at the one that was asked for all; `None` where the server does not show it either.
+    fn of(&self, node: &str) -> Option<&str> {
+        self.0.iter().find(|(name, _)| name == node || name.is_empty()).map(|(_, value)| value.as_str())
+    }
+}
+
+async fn config<C: ConnectionLike + Clone + 'static>(redis: &C, name: &str) -> Setting {
+    let mut command = ::redis::cmd("CONFIG");
+    command.arg("GET").arg(name);
+    let answer = each_primary(redis, &command).await.map(nodes).unwrap_or_default();
+    let value = |answer| HashMap::<String, String>::from_redis_value(answer).ok()?.remove(name);
+    Setting(answer.into_iter().filter_map(|(node, answer)| Some((node, value(answer)?))).collect())
+}
+
+/// The answers of all primaries to a command that a cluster connection sends to any one node by itself.
+async fn each_primary<C: ConnectionLike + Clone + 'static>(redis: &C, command: &Cmd) -> Result<Value> {
+    #[cfg(feature = "cluster")]
+    if let Some(cluster) = (redis as &dyn std::any::Any).downcast_ref::<::redis::cluster_async::ClusterConnection>() {
+        use ::redis::cluster_routing::{MultipleNodeRoutingInfo, ResponsePolicy, RoutingInfo};
+        let everywhere = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, Some(ResponsePolicy::Special)));
+        let answers = cluster.clone().route_command(command.clone(), everywhere).await;
+        return answers
+            .map_err(|error| Error::new(ErrorKind::Redis, "a node of the cluster did not answer").with_source(error));
+    }
+    bundle::query(redis, command).await
+}
+
+/// A cluster connection answers a map from addresses to answers; any other one the answer of its only node.
+fn nodes(answer: Value) -> Vec<(String, Value)> {
+    match answer {
+        Value::Map(pairs) if pairs.iter().all(|(node, _)| is_address(node)) => {
+            pairs.into_iter().filter_map(|(node, answer)| Some((text(node)?, answer))).collect()
+        }
+        answer => vec![(String::new(), answer)],
+    }
+}
+
+fn is_address(value: &Value) -> bool {
+    matches!(value, Value::BulkString(bytes) if bytes.contains(&b':'))
+}
+
+fn text(value: Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
+        _ => None,
+    }
+}

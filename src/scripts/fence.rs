@@ -1,0 +1,172 @@
+//! The fence by epochs (PROTOCOL section 3.2): what makes a call safe to repeat, whoever repeats it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use redis::aio::ConnectionLike;
+use tokio::time::Instant;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::Family;
+use crate::scripts::bundle::{Arg, arg, made};
+use crate::scripts::keys::Keys;
+use crate::scripts::partition::{Partition, random};
+use crate::testing::ablation::{self, Guard};
+
+/// For how long new calls name an epoch. Redis knows it for 30 s more at least, in which they may be repeated.
+const FRESH: Duration = Duration::from_secs(30);
+
+/// The idempotency key of a call, and where Redis remembers it.
+#[derive(Clone, Copy, Debug)]
+pub struct Fence<'a> {
+    /// The partition that remembers the caller; it lies on the node that executes the call.
+    pub home: &'a Keys,
+    /// The caller's random name. It has one call in flight.
+    pub caller: &'a str,
+    /// The call's number, higher than that of the caller's last one.
+    pub n: u64,
+    /// The epoch that the caller was told last.
+    pub epoch: &'a str,
+}
+
+impl<'a> Fence<'a> {
+    /// How the keys and the arguments of every counting script begin.
+    pub(crate) fn begin(&self, now: Arg<'a>) -> (Vec<Vec<u8>>, Vec<Arg<'a>>) {
+        let caller = if ablation::is_out(Guard::Fence) { "" } else { self.caller };
+        let args = vec![arg(caller), made(self.n), arg(self.epoch), now];
+        (self.home.fence().map(String::into_bytes).to_vec(), args)
+    }
+}
+
+/// An idempotent producer: Redis executes each of its calls once, however often it arrives.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    pub name: Arc<str>,
+    /// The number of its last call.
+    pub n: u64,
+}
+
+/// Names for callers, each given once.
+#[derive(Debug)]
+pub struct Names {
+    random: u64,
+    given: AtomicU64,
+}
+
+impl Names {
+    pub fn new() -> Result<Self> {
+        Ok(Names { random: random()?, given: AtomicU64::new(0) })
+    }
+
+    pub fn caller(&self) -> Caller {
+        let number = self.given.fetch_add(1, Ordering::Relaxed);
+        Caller { name: format!("{:016x}-{number}", self.random).into(), n: 0 }
+    }
+}
+
+/// The names of the current epoch and of the one before, which are the same where there was none.
+#[derive(Clone, Debug)]
+pub struct Epochs {
+    pub now: Arc<str>,
+    /// A call that names it is looked up in the memories of both, and known for a whole epoch at least.
+    pub before: Arc<str>,
+}
+
+impl Epochs {
+    pub fn knows(&self, epoch: &str) -> bool {
+        *self.now == *epoch || *self.before == *epoch
+    }
+}
+
+/// A home partition, and the epochs that it told last.
+#[derive(Debug)]
+pub struct Home<C> {
+    partition: Partition<C>,
+    told: Mutex<Option<(Epochs, Instant)>>,
+}
+
+impl<C: ConnectionLike + Clone + 'static> Home<C> {
+    pub fn new(partition: Partition<C>) -> Self {
+        Home { partition, told: Mutex::default() }
+    }
+
+    pub fn keys(&self) -> &Keys {
+        &self.partition.keys
+    }
+
+    /// The epochs for a new call; asked for if they were told too long ago.
+    pub async fn epochs(&self, family: &Family) -> Result<Epochs> {
+        let asked = Instant::now();
+        if let Some((epochs, at)) = &*self.told()
+            && asked - *at < FRESH
+        {
+            return Ok(epochs.clone());
+        }
+        let epochs = self.partition.epochs(family).await?;
+        *self.told() = Some((epochs.clone(), asked));
+        Ok(epochs)
+    }
+
+    /// Redis does not know this epoch any more.
+    pub fn forget(&self, epoch: &str) {
+        self.told().take_if(|(told, _)| told.knows(epoch));
+    }
+
+    fn told(&self) -> MutexGuard<'_, Option<(Epochs, Instant)>> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The settings that counting scripts read beside the epochs, as pairs of name and value.
+fn settings(family: &Family) -> Vec<Arg<'_>> {
+    let mut settings = vec![arg("max_pending"), made(family.max_pending)];
+    if let crate::family::Kind::Cached(stay) = &family.kind {
+        settings.extend([arg("save_after_ms"), made(family.sync_time.as_millis())]);
+        settings.extend([arg("retain_ms"), made(stay.retain.as_millis())]);
+    }
+    settings
+}
+
+impl<C: ConnectionLike + Clone + 'static> Partition<C> {
+    /// The current epoch of the calls whose home this partition is.
+    ///
+    /// # Errors
+    /// As for [`epochs`](Self::epochs).
+    pub async fn epoch(&self, family: &Family) -> Result<String> {
+        self.epochs(family).await.map(|epochs| epochs.now.as_ref().to_owned())
+    }
+
+    /// The same with the one before.
+    ///
+    /// # Errors
+    /// [`Mismatch`](ErrorKind::Mismatch) where the family is of another kind, or has another number of partitions.
+    pub async fn epochs(&self, family: &Family) -> Result<Epochs> {
+        let args = [arg(family.kind_name()), made(family.partitions()), self.time()];
+        let reply = crate::scripts::bundle::repeat_safe(&self.redis, "family_epoch", &self.keys.fence(), &args).await?;
+        match reply.status() {
+            "OK" => Ok(Epochs { now: reply.string(0)?.into(), before: reply.string(1)?.into() }),
+            "MISMATCH" => Err(Error::new(
+                ErrorKind::Mismatch,
+                format!(
+                    "{family} is {} with {} partitions, not {} with {}",
+                    reply.string(0)?,
+                    reply.string(1)?,
+                    family.kind_name(),
+                    family.partitions()
+                ),
+            )),
+            _ => Err(reply.misshapen()),
+        }
+    }
+
+    /// Writes what the family is beside the epochs, so that a caller with another number of partitions is refused.
+    pub async fn configure(&self, family: &Family) -> Result<()> {
+        let mut args = vec![arg(family.kind_name()), made(family.partitions())];
+        args.extend(settings(family));
+        let keys = [self.keys.epochs()];
+        crate::scripts::partition::expect_ok(
+            &crate::scripts::bundle::repeat_safe(&self.redis, "family_configure", &keys, &args).await?,
+        )
+    }
+}

@@ -1,0 +1,116 @@
+//! The only place where a key is spelt (PROTOCOL section 2).
+
+use crate::family::Family;
+use crate::family::calendar::Precision;
+
+/// A key with a name of the application's in it.
+pub type Key = Vec<u8>;
+
+/// The keys of one partition of a family. All carry one hash tag, so that they live in one Redis Cluster slot.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    tag: String,
+}
+
+impl Keys {
+    pub fn new(family: &Family, partition: u32) -> Self {
+        Keys { tag: format!("cf1:{{{}/{}/{partition}}}:", family.namespace(), family.name()) }
+    }
+
+    /// Hash id -> delta: what is being counted.
+    pub fn buffer(&self) -> String {
+        format!("{}buffer", self.tag)
+    }
+
+    /// Hash id -> delta: what is on its way to the database.
+    pub fn batch(&self) -> String {
+        format!("{}batch", self.tag)
+    }
+
+    /// Hash: the batch's id, times and counts, and the lease.
+    pub fn meta(&self) -> String {
+        format!("{}meta", self.tag)
+    }
+
+    /// The fence of calls whose home this partition is: the hash of epochs, and two of caller -> its last call.
+    pub fn fence(&self) -> [String; 3] {
+        ["epochs", "calls", "calls_before"].map(|what| format!("{}{what}", self.tag))
+    }
+
+    /// Hash: the names of epochs, and the family's settings.
+    pub fn epochs(&self) -> String {
+        format!("{}epochs", self.tag)
+    }
+
+    /// Nothing: what commands are tried on.
+    pub fn probe(&self) -> String {
+        format!("{}probe", self.tag)
+    }
+
+    /// Hash id -> value of a cached counter.
+    pub fn values(&self) -> String {
+        format!("{}values", self.tag)
+    }
+
+    /// Hash id -> what is known of a cached counter's row, or the ticket for its seeding.
+    pub fn rows(&self) -> String {
+        format!("{}rows", self.tag)
+    }
+
+    /// Sorted set id -> when something is next to be done about a cached counter; kept id -> when its slice is over.
+    pub fn agenda(&self) -> String {
+        format!("{}agenda", self.tag)
+    }
+
+    /// Hash kept id -> count of a slice that is not over yet and is to be kept.
+    pub fn open(&self) -> String {
+        format!("{}open", self.tag)
+    }
+
+    /// Sorted set of the names of series.
+    pub fn names(&self) -> String {
+        format!("{}names", self.tag)
+    }
+
+    /// Sorted set name -> when nothing of the series is in any window any more.
+    pub fn idle(&self) -> String {
+        format!("{}idle", self.tag)
+    }
+
+    /// Hash slice start -> count, of one series at one precision.
+    pub fn window(&self, precision: Precision, name: &[u8]) -> Key {
+        self.of(format_args!("series:{precision}"), name)
+    }
+
+    /// Hash layer -> views, of one stripe of a page.
+    pub fn views(&self, stripe: u32, page: &[u8]) -> Key {
+        self.of(format_args!("views:{stripe}"), page)
+    }
+
+    /// Sorted set visitor -> ms: when it was seen last, of one stripe of a page.
+    pub fn visitors(&self, stripe: u32, page: &[u8]) -> Key {
+        self.of(format_args!("visitors:{stripe}"), page)
+    }
+
+    /// HyperLogLog of the visitors of one layer, of one stripe of a page.
+    pub fn layer(&self, layer: i64, stripe: u32, page: &[u8]) -> Key {
+        self.of(format_args!("layer:{layer}:{stripe}"), page)
+    }
+
+    /// HyperLogLog of the visitors of one minute, of one stripe of a page.
+    pub fn minute(&self, minute: i64, stripe: u32, page: &[u8]) -> Key {
+        self.of(format_args!("minute:{minute}:{stripe}"), page)
+    }
+
+    /// Set of those who have been counted as visitors of an id.
+    pub fn seen(&self, id: &[u8]) -> Key {
+        self.of(format_args!("seen"), id)
+    }
+
+    /// Names, pages and ids end the key, so that they may hold what separates its parts.
+    fn of(&self, what: std::fmt::Arguments<'_>, end: &[u8]) -> Key {
+        let mut key = format!("{}{what}:", self.tag).into_bytes();
+        key.extend_from_slice(end);
+        key
+    }
+}

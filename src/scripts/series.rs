@@ -1,0 +1,172 @@
+//! The scripts of series as typed calls on one partition, and those of what is kept of them, or of activity's minutes, once
+//! it is over (PROTOCOL section 5).
+
+use std::time::Duration;
+
+use redis::Value;
+use redis::aio::ConnectionLike;
+
+use crate::error::{Error, Result};
+use crate::family::calendar::Precision;
+use crate::family::{Window, Windows};
+use crate::scripts::buffered::{refusal, refuse_again};
+use crate::scripts::bundle::{self, arg, made};
+use crate::scripts::fence::Fence;
+use crate::scripts::partition::{Counted, PairResult, Partition, expect_ok};
+use crate::scripts::server_clock::ServerClock;
+
+impl<C: ConnectionLike + Clone + 'static> Partition<C> {
+    /// Counts each name into the current slices of all precisions.
+    pub async fn add_to_series<'p>(
+        &'p self,
+        windows: &Windows,
+        clock: &ServerClock,
+        fence: Fence<'p>,
+        pairs: impl IntoIterator<Item = (&'p [u8], i64)>,
+    ) -> Result<Counted> {
+        let pairs: Vec<_> = pairs.into_iter().collect();
+        let (mut keys, begin) = fence.begin(self.time());
+        let own = [self.keys.open(), self.keys.agenda(), self.keys.names(), self.keys.idle()];
+        keys.extend(own.map(String::into_bytes));
+        keys.extend(
+            pairs.iter().flat_map(|(name, _)| windows.windows.iter().map(|one| self.keys.window(one.precision, name))),
+        );
+        let mut guess = clock.guess();
+        let reply = loop {
+            let mut args = begin.clone();
+            args.push(made(windows.windows.len()));
+            for window in &windows.windows {
+                args.push(made(windows.descriptor(window, guess.now())?));
+            }
+            args.extend(pairs.iter().flat_map(|(name, n)| [arg(*name), made(n)]));
+            if let Some(reply) = guess.accept(bundle::call(&self.redis, "series_add", &keys, &args).await?)? {
+                break reply;
+            }
+        };
+        let result = |word: &Value| match word {
+            Value::Int(1) => Some(PairResult::Counted(0)),
+            Value::BulkString(word) => refusal(word),
+            _ => None,
+        };
+        match reply.status() {
+            "OK" => {
+                let results: Option<Vec<_>> = reply.rest(0)?.iter().map(result).collect();
+                let results =
+                    results.filter(|results| results.len() == pairs.len()).ok_or_else(|| reply.misshapen())?;
+                Ok(Counted::Executed { results, due: Vec::new(), repeated: false })
+            }
+            "DUP" => {
+                let mut results = vec![PairResult::Counted(0); pairs.len()];
+                refuse_again(&reply.string(0)?, &mut results).ok_or_else(|| reply.misshapen())?;
+                Ok(Counted::Executed { results, due: Vec::new(), repeated: true })
+            }
+            "EXPIRED" => Ok(Counted::Expired),
+            _ => Err(reply.misshapen()),
+        }
+    }
+
+    /// How many windows one [`windows`](Self::windows) reads.
+    pub(crate) const WINDOWS: usize = 100;
+
+    /// The server's time in Unix milliseconds, and what lies in each name's window: starts and counts, in no order.
+    pub(crate) async fn windows(&self, precision: Precision, names: &[&str]) -> Result<(i64, Vec<Vec<(i64, i64)>>)> {
+        let keys: Vec<_> = names.iter().map(|name| self.keys.window(precision, name.as_bytes())).collect();
+        let mut reply = bundle::repeat_safe(&self.redis, "series_get", &keys, &[self.time()]).await?;
+        expect_ok(&reply)?;
+        let now = reply.number(0)?;
+        let texts = reply.strings(1)?;
+        let windows: Option<Vec<_>> = texts.iter().map(|text| slices(text)).collect();
+        let windows = windows.filter(|windows| windows.len() == names.len());
+        Ok((now, windows.ok_or_else(|| Error::corrupt(format!("a window holds what is no count: {texts:?}")))?))
+    }
+
+    /// Up to `limit` names that begin with `prefix` and come after `after`, ascending, and whether there may be more: the
+    /// last one that was looked at. Those that are not UTF-8, from another language, are left out.
+    pub(crate) async fn names(
+        &self,
+        prefix: &str,
+        after: &[u8],
+        limit: usize,
+    ) -> Result<(Vec<String>, Option<Vec<u8>>)> {
+        let args = [arg(prefix), arg(after), made(limit), self.time()];
+        let keys = [self.keys.names(), self.keys.idle()];
+        let mut reply = bundle::repeat_safe(&self.redis, "series_names", &keys, &args).await?;
+        expect_ok(&reply)?;
+        let mut words = reply.byte_strings(0)?.into_iter();
+        let last = words.next().filter(|last| !last.is_empty());
+        Ok((words.filter_map(|name| String::from_utf8(name).ok()).collect(), last))
+    }
+
+    /// Hands on to the buffer what is over, and returns how long it is until the next slice is.
+    pub async fn close_slices(&self) -> Result<Option<Duration>> {
+        loop {
+            let (_, next) = self.close("0").await?;
+            if next != Some(Duration::ZERO) {
+                return Ok(next);
+            }
+        }
+    }
+
+    /// Hands on to the buffer all that is open. What is counted into a slice afterwards is handed on when that is over.
+    pub async fn close_all_slices(&self) -> Result<()> {
+        while self.close("1").await?.0 > 0 {}
+        Ok(())
+    }
+
+    /// Returns how many slices were handed on, and how long it is until the next one is over.
+    async fn close(&self, all: &str) -> Result<(u64, Option<Duration>)> {
+        const SLICES: &str = "500";
+        let keys = [self.keys.open(), self.keys.agenda(), self.keys.buffer(), self.keys.meta()];
+        let reply = bundle::repeat_safe(&self.redis, "series_close", &keys, &[SLICES, all, &self.now_ms]).await?;
+        expect_ok(&reply)?;
+        let next = match reply.string(1) {
+            Ok(none) if none.is_empty() => None,
+            _ => Some(Duration::from_millis(reply.number(1)?)),
+        };
+        Ok((reply.number(0)?, next))
+    }
+}
+
+/// Whether any of the partitions has slices that are to be kept, for one command where they are in one slot.
+pub async fn any_slices<C>(redis: &C, partitions: &[Partition<C>]) -> Result<bool>
+where
+    C: ConnectionLike + Clone + 'static,
+{
+    let keys: Vec<_> = partitions.iter().map(|one| one.keys.agenda()).collect();
+    bundle::read::<_, u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
+}
+
+/// Whole seconds of Unix milliseconds.
+pub(crate) fn seconds(ms: i64) -> i64 {
+    ms.div_euclid(1000)
+}
+
+impl Windows {
+    /// As `series_add` is told of a window, at that time: label, slice, number of slices, and how its kept ids begin.
+    fn descriptor(&self, window: &Window, now_ms: i64) -> Result<String> {
+        let Window { precision, slices, kept } = *window;
+        let (slice, called) = match precision {
+            Precision::Seconds(seconds) => (seconds.to_string(), "*".to_owned()),
+            Precision::Day | Precision::Month => {
+                let slice = self.calendar.slice(precision, seconds(now_ms))?;
+                (format!("{}-{}", slice.start, slice.end), self.calendar.called(precision, slice.start)?)
+            }
+        };
+        let keep = if kept { self.kept_as(precision, &called) } else { "-".to_owned() };
+        Ok(format!("{precision} {slice} {slices} {keep}"))
+    }
+
+    /// The id under which a slice is kept.
+    pub(crate) fn kept_id(&self, precision: Precision, start: i64, name: &str) -> Result<String> {
+        Ok(self.kept_as(precision, &self.calendar.called(precision, start)?) + name)
+    }
+}
+
+fn slices(text: &str) -> Option<Vec<(i64, i64)>> {
+    let mut words = text.split_ascii_whitespace().map(|word| word.parse().ok());
+    let mut slices = Vec::with_capacity(128);
+    while let Some(start) = words.next() {
+        slices.push((start?, words.next()??));
+    }
+    Some(slices)
+}

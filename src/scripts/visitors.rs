@@ -1,0 +1,89 @@
+//! The script that counts visitors, as a typed call on one partition (PROTOCOL section 5).
+
+use std::time::Duration;
+
+use indexmap::IndexMap;
+use redis::Value;
+use redis::aio::ConnectionLike;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::Family;
+use crate::family::visit;
+use crate::scripts::buffered::refusal;
+use crate::scripts::bundle::{self, Reply, arg, made};
+use crate::scripts::fence::Fence;
+use crate::scripts::partition::{Counted, PairResult, Partition, millis};
+
+impl<C: ConnectionLike + Clone + 'static> Partition<C> {
+    /// Counts each visit whose visitor was not counted for its id before.
+    pub async fn first_visits<'p>(
+        &'p self,
+        family: &Family,
+        remember: Duration,
+        fence: Fence<'p>,
+        visits: impl IntoIterator<Item = &'p [u8]>,
+    ) -> Result<Counted> {
+        let (ids, count) = by_id(visits);
+        let (mut keys, mut args) = fence.begin(self.time());
+        keys.extend([self.keys.buffer(), self.keys.meta()].map(String::into_bytes));
+        keys.extend(ids.keys().map(|id| self.keys.seen(id)));
+        args.extend([made(millis(remember)), made(ids.len())]);
+        for (id, visitors) in &ids {
+            args.extend([arg(*id), made(visitors.len())]);
+            args.extend(visitors.iter().map(|(_, visitor)| arg(*visitor)));
+        }
+        let reply = bundle::call(&self.redis, "visitors_first", &keys, &args).await?;
+        let places = ids.values().flatten().map(|(place, _)| *place);
+        let executed = |from, due, repeated| {
+            let results = in_order(&reply, from, places, count)?;
+            Ok(Counted::Executed { results, due, repeated })
+        };
+        match reply.status() {
+            "OK" => {
+                let new = reply.rest(1)?.iter().filter(|word| **word == Value::Int(1)).count() as u64;
+                let due = new > 0 && family.is_due(new, reply.number(0)?);
+                executed(1, if due { vec![0] } else { Vec::new() }, false)
+            }
+            "DUP" if reply.rest(0)?.is_empty() => {
+                Err(Error::new(ErrorKind::OutcomeUnknown, "visitors_first: the caller has made another call since"))
+            }
+            "DUP" => executed(0, Vec::new(), true),
+            "EXPIRED" => Ok(Counted::Expired),
+            _ => Err(reply.misshapen()),
+        }
+    }
+}
+
+type ById<'p> = IndexMap<&'p [u8], Vec<(usize, &'p [u8])>>;
+
+/// The visitors of each id with their places among the visits, and how many there are.
+fn by_id<'p>(visits: impl IntoIterator<Item = &'p [u8]>) -> (ById<'p>, usize) {
+    let mut ids = ById::new();
+    let mut count = 0;
+    for visit in visits {
+        let (id, visitor) = visit::split(visit);
+        ids.entry(id).or_default().push((count, visitor));
+        count += 1;
+    }
+    (ids, count)
+}
+
+/// What became of the visits, in the order in which they were given; the script has them by id.
+fn in_order(reply: &Reply, from: usize, places: impl Iterator<Item = usize>, count: usize) -> Result<Vec<PairResult>> {
+    let result = |word: &Value| match word {
+        Value::Int(number) => Some(if *number == 1 { PairResult::First } else { PairResult::Again }),
+        Value::BulkString(word) => match &**word {
+            b"1" => Some(PairResult::First),
+            b"0" => Some(PairResult::Again),
+            word => refusal(word),
+        },
+        _ => None,
+    };
+    let words: Option<Vec<_>> = reply.rest(from)?.iter().map(result).collect();
+    let words = words.filter(|words| words.len() == count).ok_or_else(|| reply.misshapen())?;
+    let mut ordered = vec![PairResult::Again; count];
+    for (place, word) in places.zip(words) {
+        ordered[place] = word;
+    }
+    Ok(ordered)
+}

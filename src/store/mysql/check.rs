@@ -1,0 +1,321 @@
+//! A look at the database before work begins.
+
+use std::collections::HashSet;
+
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, Row};
+
+use super::target::Target;
+use super::{MysqlStore, fault, schema};
+use crate::family::Family;
+use crate::scripts::check::{Finding, Severity};
+
+/// A statement of the largest batch has about 5 MB.
+const PACKET: i64 = 8 * 1024 * 1024;
+
+/// What the server says of itself.
+struct Server {
+    version: String,
+    mariadb: bool,
+    settings: Vec<(String, String)>,
+}
+
+impl MysqlStore {
+    /// What is wrong, or worth knowing, with the database and the families' tables. Changes nothing and does not fail:
+    /// a database that cannot be reached is a finding as well.
+    pub(super) async fn look(&self, families: &[Family]) -> Vec<Finding> {
+        let server = match self.server().await {
+            Ok(server) => server,
+            Err(error) => return vec![unreachable(&error)],
+        };
+        let mut findings = server.findings();
+        if self.primary.options().get_max_connections() < 2 {
+            findings.push(Finding::new(
+                Severity::Warning,
+                "mysql pool",
+                "it has a single connection",
+                "Allow at least 2, or reads wait for each transaction",
+            ));
+        }
+        if self.replica.is_some() {
+            findings.push(Finding::new(
+                Severity::Info,
+                "mysql replica",
+                "reads may be answered by a replica, whose lag is not looked at",
+                "Nothing is wrong: a read that finds it behind goes to the primary",
+            ));
+        }
+        match schema::missing(&self.primary, &self.meter).await {
+            Ok(missing) if missing.is_empty() => findings.extend(self.table_findings(families).await),
+            Ok(missing) => findings.push(Finding::new(
+                Severity::Error,
+                "mysql tables",
+                format!("not there: {}", schema::names(&missing)),
+                schema::advice(&missing),
+            )),
+            Err(error) => findings.push(unreachable(&error)),
+        }
+        findings
+    }
+
+    async fn server(&self) -> Result<Server, sqlx::Error> {
+        self.meter.sent(2);
+        let version = sqlx::query("SELECT VERSION()").fetch_one(&self.primary).await?.try_get::<String, _>(0)?;
+        // by name, since not every server has every one
+        const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', 'autocommit', \
+             'innodb_flush_log_at_trx_commit', 'max_allowed_packet', 'log_bin', 'binlog_format', \
+             'transaction_isolation', 'tx_isolation')";
+        let setting = |row: &MySqlRow| Ok((row.try_get(0)?, row.try_get(1)?));
+        let rows = sqlx::query(SETTINGS).fetch_all(&self.primary).await?;
+        let settings = rows.iter().map(setting).collect::<Result<_, sqlx::Error>>()?;
+        Ok(Server { mariadb: version.contains("MariaDB"), version, settings })
+    }
+
+    /// The tables that the families write, each once: their definition, and what this user may do to them.
+    async fn table_findings(&self, families: &[Family]) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        for probe in own_probes() {
+            findings.extend(self.probe(probe).await);
+        }
+        let mut seen = HashSet::new();
+        for family in families {
+            let name = family.table.as_ref().map_or("counterfoil_values", |table| &table.name);
+            if !seen.insert(&family.table) {
+                continue;
+            }
+            match self.target(family).await {
+                Ok(target) => {
+                    for probe in probes(&target) {
+                        findings.extend(self.probe(probe).await);
+                    }
+                }
+                Err(error) => findings.push(Finding::new(
+                    Severity::Error,
+                    format!("mysql table {name}"),
+                    error.to_string(),
+                    "Change the table, or the family's description of it",
+                )),
+            }
+        }
+        findings
+    }
+
+    /// Makes a statement that needs the privilege and concerns no row.
+    async fn probe(&self, probe: Probe) -> Option<Finding> {
+        self.meter.sent(1);
+        let error = sqlx::query(AssertSqlSafe(probe.text)).fetch_all(&self.primary).await.err()?;
+        let subject = format!("mysql table {}", probe.table);
+        let message = fault::message(&error);
+        Some(if fault::is_denied(&error) {
+            let missing = format!("this user has no {} privilege: {message}", probe.privilege);
+            Finding::new(Severity::Error, subject, missing, format!("GRANT {} on it", probe.privilege))
+        } else {
+            let what = format!("a harmless {} fails: {message}", probe.privilege);
+            Finding::new(Severity::Error, subject, what, "Make the table writable for this user")
+        })
+    }
+}
+
+pub(super) fn unreachable(error: &impl ToString) -> Finding {
+    Finding::new(Severity::Error, "mysql", error.to_string(), "Make the database reachable for this user")
+}
+
+/// A statement that needs a privilege.
+struct Probe {
+    table: String,
+    privilege: &'static str,
+    text: String,
+}
+
+/// The privileges needed on counterfoil's own tables; on the values they are probed as on any family's table.
+fn own_probes() -> impl Iterator<Item = Probe> {
+    const PROBES: [(&str, &str, &str); 13] = [
+        ("counterfoil_families", "SELECT", "SELECT number FROM counterfoil_families WHERE FALSE"),
+        (
+            "counterfoil_families",
+            "INSERT",
+            "INSERT INTO counterfoil_families (namespace, name, kind, partitions, wide, durability, target, shape, settings) \
+             SELECT '', '', '', 0, '', '', '', '', '' FROM DUAL WHERE FALSE",
+        ),
+        ("counterfoil_families", "UPDATE", "UPDATE counterfoil_families SET settings = settings WHERE FALSE"),
+        ("counterfoil_ledger", "SELECT", "SELECT seq FROM counterfoil_ledger WHERE FALSE"),
+        (
+            "counterfoil_ledger",
+            "INSERT",
+            "INSERT INTO counterfoil_ledger (family, partition_no, incarnation, seq, token, applied_at) \
+             SELECT 0, 0, 0, 0, 0, CURRENT_TIMESTAMP FROM DUAL WHERE FALSE",
+        ),
+        (
+            "counterfoil_ledger",
+            "UPDATE",
+            "UPDATE counterfoil_ledger SET seq = seq, token = token, applied_at = applied_at WHERE FALSE",
+        ),
+        ("counterfoil_rejects", "SELECT", "SELECT number FROM counterfoil_rejects WHERE FALSE"),
+        (
+            "counterfoil_rejects",
+            "INSERT",
+            "INSERT INTO counterfoil_rejects (family, partition_no, incarnation, seq, id, delta, reason) \
+             SELECT 0, 0, 0, 0, '', 0, '' FROM DUAL WHERE FALSE",
+        ),
+        ("counterfoil_rejects", "UPDATE", "UPDATE counterfoil_rejects SET number = number WHERE FALSE"),
+        ("counterfoil_versions", "SELECT", "SELECT n FROM counterfoil_versions WHERE FALSE"),
+        (
+            "counterfoil_versions",
+            "INSERT",
+            "INSERT INTO counterfoil_versions (family, id, lineage, n) SELECT 0, '', 0, 0 FROM DUAL WHERE FALSE",
+        ),
+        ("counterfoil_versions", "UPDATE", "UPDATE counterfoil_versions SET lineage = lineage, n = n WHERE FALSE"),
+        ("counterfoil_values", "SELECT", "SELECT value FROM counterfoil_values WHERE FALSE"),
+    ];
+    PROBES.into_iter().map(|(table, privilege, text)| Probe {
+        table: table.to_owned(),
+        privilege,
+        text: text.to_owned(),
+    })
+}
+
+/// The privileges needed on a family's table.
+fn probes(target: &Target) -> Vec<Probe> {
+    let name = &target.name;
+    let value = format!("`{}`", target.value);
+    let columns = target.columns().collect::<Vec<_>>().join(", ");
+    let nothing = "FROM DUAL WHERE FALSE";
+    let nulls = vec!["NULL"; target.keys.len() + 1].join(", ");
+    let mut probes = vec![
+        ("SELECT", format!("SELECT {columns} FROM {name} WHERE FALSE")),
+        ("UPDATE", format!("UPDATE {name} SET {value} = {value} WHERE FALSE")),
+    ];
+    if target.inserts {
+        probes.push(("INSERT", format!("INSERT INTO {name} ({columns}) SELECT {nulls} {nothing}")));
+    }
+    let probe = |(privilege, text)| Probe { table: name.replace('`', ""), privilege, text };
+    probes.into_iter().map(probe).collect()
+}
+
+impl Server {
+    fn findings(&self) -> Vec<Finding> {
+        [
+            self.version(),
+            self.read_only(),
+            self.flush(),
+            self.packet(),
+            self.autocommit(),
+            self.isolation(),
+            self.binlog(),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
+    fn setting(&self, name: &str) -> Option<&str> {
+        self.settings.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    }
+
+    /// JSON_TABLE is there since MySQL 8.0.4 and MariaDB 10.6.
+    fn version(&self) -> Option<Finding> {
+        let oldest = if self.mariadb { [10, 6, 0] } else { [8, 0, 4] };
+        let mut numbers =
+            self.version.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0_u32));
+        let version = [(); 3].map(|()| numbers.next().unwrap_or(0));
+        (version < oldest).then(|| {
+            Finding::new(
+                Severity::Error,
+                "mysql version",
+                format!("{} is too old", self.version),
+                "Take MySQL 8.0.4, MariaDB 10.6, or later",
+            )
+        })
+    }
+
+    fn read_only(&self) -> Option<Finding> {
+        let on = ["super_read_only", "read_only"].into_iter().find(|name| self.is_on(name))?;
+        Some(Finding::new(
+            Severity::Error,
+            format!("mysql {on}"),
+            "the server takes no writes",
+            "Give MysqlStore::new a pool on the primary",
+        ))
+    }
+
+    fn flush(&self) -> Option<Finding> {
+        let value = self.setting("innodb_flush_log_at_trx_commit")?;
+        matches!(value, "0" | "2").then(|| {
+            Finding::new(
+                Severity::Warning,
+                "mysql innodb_flush_log_at_trx_commit",
+                format!("is {value}: a crash of the machine can take back commits whose batches Redis has released"),
+                "Set it to 1",
+            )
+        })
+    }
+
+    fn packet(&self) -> Option<Finding> {
+        let bytes = self.setting("max_allowed_packet")?;
+        bytes.parse::<i64>().is_ok_and(|bytes| bytes < PACKET).then(|| {
+            Finding::new(
+                Severity::Error,
+                "mysql max_allowed_packet",
+                format!("is {bytes} bytes, a large batch would not fit"),
+                format!("Set it to at least {PACKET}"),
+            )
+        })
+    }
+
+    fn autocommit(&self) -> Option<Finding> {
+        (!self.is_on("autocommit")).then(|| {
+            Finding::new(
+                Severity::Error,
+                "mysql autocommit",
+                "is off: a read would open a transaction and see the same old values for ever",
+                "Leave it on for this pool",
+            )
+        })
+    }
+
+    fn isolation(&self) -> Option<Finding> {
+        let level = self.setting("transaction_isolation").or_else(|| self.setting("tx_isolation"))?;
+        (level == "READ-UNCOMMITTED").then(|| {
+            Finding::new(
+                Severity::Error,
+                "mysql transaction_isolation",
+                "is READ UNCOMMITTED: a read would see half of a batch",
+                "Take another level for this pool",
+            )
+        })
+    }
+
+    fn binlog(&self) -> Option<Finding> {
+        (self.is_on("log_bin") && self.setting("binlog_format") == Some("STATEMENT")).then(|| {
+            Finding::new(
+                Severity::Error,
+                "mysql binlog_format",
+                "is STATEMENT: InnoDB then refuses the READ COMMITTED transactions that batches are written in",
+                "Set it to ROW or MIXED",
+            )
+        })
+    }
+
+    fn is_on(&self, name: &str) -> bool {
+        self.setting(name).is_some_and(|value| value == "ON" || value == "1")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(version: &str) -> Server {
+        Server { version: version.into(), mariadb: version.contains("MariaDB"), settings: Vec::new() }
+    }
+
+    #[test]
+    fn an_old_version_is_found() {
+        for version in ["8.0.4", "8.0.36-28", "9.7.4-2", "10.6.0-MariaDB", "11.8.9-MariaDB-4 from Debian"] {
+            assert_eq!(server(version).version(), None, "{version}");
+        }
+        for version in ["5.7.44-log", "8.0.3", "10.5.28-MariaDB", "5.5.68-MariaDB"] {
+            assert!(server(version).version().is_some(), "{version}");
+        }
+    }
+}

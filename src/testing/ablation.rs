@@ -1,0 +1,143 @@
+//! Switches that take one guard of the protocol out, so that tests can show that each is needed. Without the feature
+//! `test-hooks` no guard is ever out. With it a switch holds for the calling thread, so that tests can run side by side.
+
+/// A guard of PROTOCOL sections 3 to 5.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "test-hooks"), expect(dead_code, reason = "no guard is ever out"))]
+pub enum Guard {
+    /// The database adds a batch without asking the ledger.
+    Ledger,
+    /// Calls carry no caller.
+    Fence,
+    /// A call of any epoch is executed.
+    AnyEpoch,
+    /// Only the callers of the current epoch are looked up.
+    OneMemory,
+    /// No caller is looked up.
+    NoMemory,
+    /// A batch is handed out before its rotation is durable.
+    Settle,
+    /// Every batch carries the same incarnation.
+    Incarnation,
+    /// A reader does not compare its batch with the ledger.
+    Comparison,
+    /// A counter is seeded with whatever was read, whenever that was.
+    Ticket,
+    /// The database takes a save without comparing the row.
+    Version,
+    /// A counter is deleted without a look at whether it is saved.
+    Clean,
+    /// A counter is marked as saved whatever is claimed by now.
+    Unchanged,
+    /// What is handed on to the buffer stays among the open slices as well.
+    Handover,
+    /// Something counts in the day or the layer that the caller named, whatever the server's clock says.
+    Outside,
+    /// A window drops a slice, or a layer, while it is still in it.
+    Trim,
+    /// A window drops the slices that lie ahead of a clock that stepped back.
+    Ahead,
+    /// A window expires with its last slice.
+    Expiry,
+}
+
+#[cfg(feature = "test-hooks")]
+thread_local! {
+    static OUT: std::cell::Cell<Option<Guard>> = const { std::cell::Cell::new(None) };
+}
+
+/// Takes the guard out for this thread; `None` puts it back.
+#[cfg(feature = "test-hooks")]
+pub fn take_out(guard: Option<Guard>) {
+    OUT.set(guard);
+}
+
+#[cfg(feature = "test-hooks")]
+pub(crate) fn is_out(guard: Guard) -> bool {
+    OUT.get() == Some(guard)
+}
+
+#[cfg(not(feature = "test-hooks"))]
+pub(crate) const fn is_out(_: Guard) -> bool {
+    false
+}
+
+/// The script with its part of the guard taken out, if the guard that is out is one that lies in this script.
+#[cfg(feature = "test-hooks")]
+pub(crate) fn patched(name: &str, source: &str) -> Option<String> {
+    let (without, with) = patch(OUT.get()?, name)?;
+    // a test that takes nothing out would show nothing
+    (source.matches(without).count() == 1).then(|| source.replace(without, with))
+}
+
+/// What is replaced, and by what.
+#[cfg(feature = "test-hooks")]
+fn patch(guard: Guard, name: &str) -> Option<(&'static str, &'static str)> {
+    Some(match (guard, name) {
+        (Guard::AnyEpoch, _) => ("and epoch ~= now and epoch ~= before then return", "and false then return"),
+        (Guard::OneMemory, _) => (" or epoch ~= now and redis.call('HGET', KEYS[3], caller)", ""),
+        (Guard::NoMemory, _) => ("local last = redis.call('HGET', KEYS[2], caller)", "local last = false"),
+        (Guard::Ticket, "cached_seed") => (" and row == 'ticket ' .. ticket then", " then"),
+        (Guard::Clean, "cached_delete") => ("number ~= (base == '-' and '0' or base)", "false"),
+        (Guard::Unchanged, "cached_saved") => (" and version == lineage .. ':' .. n then", " then"),
+        (Guard::Handover, "series_close") => ("redis.call('HDEL', open, id)", ""),
+        (Guard::Outside, "series_add") => {
+            ("if not (ms >= start * 1000 and ms < over * 1000) then return", "if false then return")
+        }
+        (Guard::Outside, "activity_touch_hll") => ("if math.floor(now_ms / layer_ms) ~= layer then", "if false then"),
+        (Guard::Trim, "series_add") => ("oldest = start - slices * length", "oldest = start - (slices - 1) * length"),
+        (Guard::Ahead, "series_add") => {
+            ("or math.huge) <= to.oldest then", "or math.huge) <= to.oldest or tonumber(start) * 1000 > ms then")
+        }
+        (Guard::Expiry, "series_add") => ("(start + (slices + 1) * length) * 1000", "(start + length) * 1000"),
+        (Guard::Trim, "activity_touch" | "activity_touch_hll") => {
+            ("or layer) <= gone then", "or layer) <= gone + 1 then")
+        }
+        (Guard::Expiry, "activity_touch") => ("* layer_ms, (layers + 1) * layer_ms", "* layer_ms, layer_ms"),
+        (Guard::Expiry, "activity_touch_hll") => {
+            ("stay, gone, minute = (layers + 1) * layer_ms,", "stay, gone, minute = layer_ms,")
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(not(feature = "test-hooks"))]
+pub(crate) const fn patched(_: &str, _: &str) -> Option<String> {
+    None
+}
+
+#[cfg(all(test, feature = "test-hooks"))]
+mod tests {
+    use super::*;
+    use crate::scripts::bundle::Script;
+
+    #[test]
+    fn what_is_taken_out_of_a_script_is_there_once() {
+        for (guard, name) in [
+            (Guard::AnyEpoch, "buffered_add"),
+            (Guard::OneMemory, "buffered_add"),
+            (Guard::NoMemory, "buffered_add"),
+            (Guard::AnyEpoch, "cached_incr"),
+            (Guard::OneMemory, "cached_incr"),
+            (Guard::NoMemory, "cached_incr"),
+            (Guard::Ticket, "cached_seed"),
+            (Guard::Clean, "cached_delete"),
+            (Guard::Unchanged, "cached_saved"),
+            (Guard::Handover, "series_close"),
+            (Guard::Outside, "series_add"),
+            (Guard::Outside, "activity_touch_hll"),
+            (Guard::Trim, "series_add"),
+            (Guard::Ahead, "series_add"),
+            (Guard::Expiry, "series_add"),
+            (Guard::Trim, "activity_touch"),
+            (Guard::Trim, "activity_touch_hll"),
+            (Guard::Expiry, "activity_touch"),
+            (Guard::Expiry, "activity_touch_hll"),
+        ] {
+            take_out(Some(guard));
+            let script = Script::named(name).expect("a script of the bundle");
+            assert!(patched(name, script.source).is_some(), "{guard:?} in {name}");
+        }
+        take_out(None);
+    }
+}
