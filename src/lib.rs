@@ -5,6 +5,7 @@ mod client;
 mod connection;
 mod error;
 mod family;
+mod finding;
 pub mod metrics;
 mod reconciler;
 mod scripts;
@@ -32,10 +33,10 @@ pub use family::{
     ActivityFamily, ActivityFamilyBuilder, CachedFamily, CachedFamilyBuilder, Counting, Durability, Family,
     FamilyBuilder, SeriesFamily, SeriesFamilyBuilder, VisitorsFamily, VisitorsFamilyBuilder,
 };
-pub use reconciler::{Reconciler, ReconcilerBuilder};
+pub use finding::{Finding, Severity};
+pub use reconciler::handle::{Reconciler, ReconcilerBuilder};
 pub use scripts::buffered::{Added, AddedOnce};
 pub use scripts::bundle::Script;
-pub use scripts::check::{Finding, Severity};
 pub use store::memory::MemoryStore;
 pub use store::mysql::{MysqlStore, Reject, Retried};
 pub use store::{Applied, Batch, Incarnation, ReadFrom, Registered, Row, Save, Saved, Snapshot, Store, Version};
@@ -50,8 +51,9 @@ pub use ::sqlx;
 pub mod test_hooks {
     pub use crate::family::{Stay, Windows};
     pub use crate::scripts::buffered::{Cut, CutBatch, FetchReply, Lease, Pending, RotateReply};
-    pub use crate::scripts::cached::{Claim, Deleted, Marked, Rebased, Seed, Ticket};
+    pub use crate::scripts::cached::{Claim, Deleted, Marked, Rebased, Seed};
     pub use crate::scripts::fence::Fence;
+    pub use crate::scripts::partition::Ticket;
     pub use crate::scripts::partition::{Change, Counted, PairResult, Part, Partition};
     pub use crate::scripts::server_clock::ServerClock;
     pub use crate::testing::ablation::{Guard, take_out};

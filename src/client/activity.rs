@@ -113,7 +113,7 @@ where
     /// not be asked for again within the [write timeout](Self::write_timeout).
     pub async fn touch(&self, page: &str, visitor: impl AsRef<[u8]>) -> Result<()> {
         self.check_page(page)?;
-        visit::check(self.family(), visitor.as_ref())?;
+        self.family().check_visitor(visitor.as_ref())?;
         let key = visit::key(page, visitor.as_ref());
         self.handle.writer.add(&key, 1, self.handle.timeout, true).await.map(drop)
     }

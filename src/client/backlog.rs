@@ -5,13 +5,13 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use redis::aio::ConnectionLike;
 
-use crate::client::handle::Handle;
 use crate::error::Result;
 use crate::family::{Family, Kind};
 use crate::metrics;
 use crate::scripts::bundle;
 use crate::scripts::partition::{Partition, millis};
-use crate::writer::shared::{Opened, Shared};
+use crate::writer::opened::Opened;
+use crate::writer::shared::Shared;
 
 /// How many partitions are asked at a time.
 const CALLS: usize = 64;
@@ -54,15 +54,6 @@ where
         ::metrics::gauge!(metrics::BACKLOG_IDS, "family" => opened.label.clone()).set(backlog.ids as f64);
         ::metrics::gauge!(metrics::BACKLOG_SECONDS, "family" => opened.label.clone()).set(seconds);
         Ok(backlog)
-    }
-}
-
-impl<C, S> Handle<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    pub async fn backlog(&self) -> Result<Backlog> {
-        self.shared.backlog(&self.opened).await
     }
 }
 

@@ -6,13 +6,15 @@ use std::time::Duration;
 use redis::aio::ConnectionLike;
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::client::backlog::Backlog;
 use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::partition::Partition;
 use crate::store::{Registered, Store};
 use crate::writer::Writer;
-use crate::writer::shared::{Opened, Shared};
+use crate::writer::opened::Opened;
+use crate::writer::shared::Shared;
 
 /// Who waits for the database knows more than who waits for the whole read, and is left the time to say it.
 const LAST_MOMENT: Duration = Duration::from_millis(20);
@@ -63,6 +65,10 @@ where
 
     pub fn partition(&self, number: u32) -> Partition<C> {
         self.shared.partition(self.family(), number)
+    }
+
+    pub async fn backlog(&self) -> Result<Backlog> {
+        self.shared.backlog(&self.opened).await
     }
 
     /// Repeats a read whose error may pass, until the read timeout has gone. It is told until when it may wait for the

@@ -1,29 +1,8 @@
 //! Exact reads: what is in the database and what is not yet, put together without losing or doubling a batch that is
 //! on its way (PROTOCOL section 3).
 
-use std::collections::HashMap;
-use std::sync::{PoisonError, RwLock};
-
 use crate::scripts::buffered::Pending;
-use crate::store::Incarnation;
 use crate::testing::ablation::{self, Guard};
-
-/// The incarnation that each partition was last seen with. An exact read guesses that it is still the one, so that it can
-/// ask the database while Redis is being asked; a guess that turns out wrong is thrown away with its answer.
-#[derive(Debug, Default)]
-pub struct Incarnations(RwLock<HashMap<u32, Incarnation>>);
-
-impl Incarnations {
-    pub fn guess(&self, partition: u32) -> Option<Incarnation> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&partition).copied()
-    }
-
-    pub fn seen(&self, partition: u32, incarnation: Incarnation) {
-        if self.guess(partition) != Some(incarnation) {
-            self.0.write().unwrap_or_else(PoisonError::into_inner).insert(partition, incarnation);
-        }
-    }
-}
 
 /// What the ledger says of the batch that Redis spoke of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +60,7 @@ fn has_anything(pending: &Pending) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Incarnation;
 
     fn pending(seq: u64, in_flight: bool) -> Pending {
         Pending { incarnation: Some(Incarnation(7)), seq, in_flight, deltas: vec![(1, 2)] }

@@ -8,9 +8,10 @@ use futures_util::future::{BoxFuture, FutureExt, Shared};
 
 use crate::error::{Error, Result};
 use crate::metrics;
-use crate::scripts::cached::Ticket;
+use crate::scripts::partition::Ticket;
 use crate::store::{Row, Store};
-use crate::writer::shared::{Opened, Shared as Pair};
+use crate::writer::opened::Opened;
+use crate::writer::shared::Shared as Pair;
 
 type Key = (Box<str>, Ticket);
 

@@ -45,7 +45,7 @@ where
     /// and could not be asked for again within the [write timeout](Self::write_timeout).
     pub async fn first_visit(&self, scope: &str, day: &str, visitor: impl AsRef<[u8]>) -> Result<bool> {
         let id = self.id(scope, day)?;
-        visit::check(self.family(), visitor.as_ref())?;
+        self.family().check_visitor(visitor.as_ref())?;
         match self.0.writer.add(&visit::key(&id, visitor.as_ref()), 1, self.0.timeout, true).await? {
             PairResult::First => Ok(true),
             PairResult::Again => Ok(false),

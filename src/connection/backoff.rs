@@ -8,7 +8,6 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::scripts::partition::random;
 
 /// How long the database is waited for by what is to stop, where it did not fail before.
 pub const GRACE: Duration = Duration::from_secs(2);
@@ -28,8 +27,8 @@ impl Backoff {
     pub fn next(&mut self) -> Duration {
         let whole = self.0;
         self.0 = (whole * 2).min(Duration::from_secs(1));
-        let share = random().unwrap_or(0) % 1000;
-        whole / 2 + whole / 2 * u32::try_from(share).unwrap_or(0) / 1000
+        let share = getrandom::u32().unwrap_or(0) % 1000;
+        whole / 2 + whole / 2 * share / 1000
     }
 }
 

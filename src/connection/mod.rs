@@ -3,4 +3,5 @@
 pub mod backoff;
 pub mod link;
 pub mod primary;
+pub mod refusal;
 pub mod topology;

@@ -14,7 +14,7 @@ use redis::{
     RedisResult, ServerErrorKind, Value,
 };
 
-use crate::connection::link;
+use crate::connection::refusal;
 use crate::error::{Error, ErrorKind, Result};
 
 /// How long a call waits for its answer.
@@ -111,7 +111,7 @@ impl Primary {
             Ok(connection) => Ok((search, connection)),
             Err(error) => {
                 self.search_again(&search);
-                Err(link::unsent(&error))
+                Err(refusal::unsent(&error))
             }
         }
     }
@@ -163,9 +163,9 @@ impl Source {
 /// Whether the answer says that the primary is to be looked for elsewhere.
 fn is_lost(answer: &RedisResult<Value>) -> bool {
     match answer {
-        Ok(Value::ServerError(error)) => link::is_demoted(&error.clone().into()),
+        Ok(Value::ServerError(error)) => refusal::is_demoted(&error.clone().into()),
         Ok(_) => false,
-        Err(error) => error.is_unrecoverable_error() || error.is_timeout() || link::is_demoted(error),
+        Err(error) => error.is_unrecoverable_error() || error.is_timeout() || refusal::is_demoted(error),
     }
 }
 
@@ -266,7 +266,7 @@ fn service(primary: &ConnectionInfo) -> Result<String> {
 
 /// Why nothing there can be used.
 pub(crate) fn unreachable(place: &str, error: RedisError) -> Error {
-    let failure = match link::is_denied(&error) {
+    let failure = match refusal::is_denied(&error) {
         true => Error::new(ErrorKind::AccessDenied, format!("the Redis at {place} does not accept the credentials")),
         false => Error::new(ErrorKind::Redis, format!("no Redis at {place}")),
     };

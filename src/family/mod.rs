@@ -279,6 +279,14 @@ impl Family {
         }
     }
 
+    /// Refuses a visitor that is empty or too long.
+    pub(crate) fn check_visitor(&self, visitor: &[u8]) -> Result<()> {
+        match visitor.len() {
+            1..=255 => Ok(()),
+            length => Err(Error::invalid(format!("{self}: a visitor of {length} bytes, allowed are 1 to 255"))),
+        }
+    }
+
     /// The ids, if the family can count all of them.
     pub(crate) fn check_ids<'id>(&self, ids: &'id [impl AsRef<str>]) -> Result<Vec<&'id str>> {
         ids.iter().map(|id| self.check_id(id.as_ref()).map(|()| id.as_ref())).collect()

@@ -1,16 +1,5 @@
 //! A visit: somebody, at something. Visits of one call are gathered by both.
 
-use crate::error::{Error, Result};
-use crate::family::Family;
-
-/// Refuses a visitor that is too long.
-pub fn check(family: &Family, visitor: &[u8]) -> Result<()> {
-    match visitor.len() {
-        1..=255 => Ok(()),
-        length => Err(Error::invalid(format!("{family}: a visitor of {length} bytes, allowed are 1 to 255"))),
-    }
-}
-
 /// The two as one key: how long the first is, the first, and the visitor, which may be of any bytes.
 pub fn key(at: &str, visitor: &[u8]) -> Vec<u8> {
     let mut key = Vec::with_capacity(1 + at.len() + visitor.len());

@@ -19,7 +19,8 @@ use crate::scripts::bundle;
 use crate::scripts::partition::{Partition, random};
 use crate::scripts::series::any_slices;
 use crate::store::{Applied, Batch, Incarnation, Registered, Store};
-use crate::writer::shared::{Opened, Shared};
+use crate::writer::opened::Opened;
+use crate::writer::shared::Shared;
 
 /// A partition, by its family's number and its own.
 pub type PartitionId = (u64, u32);

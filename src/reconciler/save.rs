@@ -23,7 +23,8 @@ use crate::scripts::bundle;
 use crate::scripts::cached::{Claim, Deleted, Marked, Rebased, any_cached};
 use crate::scripts::partition::Partition;
 use crate::store::{Row, Save, Saved, Store};
-use crate::writer::shared::{Opened, Shared};
+use crate::writer::opened::Opened;
+use crate::writer::shared::Shared;
 
 /// How many calls to Redis are under way at a time.
 const CALLS: usize = 64;

@@ -8,8 +8,8 @@ use redis::aio::ConnectionLike;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Kind};
+use crate::finding::{Finding, Severity};
 use crate::scripts::bundle::{self, Script};
-use crate::scripts::check::{Finding, Severity};
 use crate::scripts::keys::Keys;
 
 /// The commands that are needed of a Redis, with arguments that change nothing: `@` is a key that is not there, or that the

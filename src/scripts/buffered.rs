@@ -131,6 +131,18 @@ pub struct Lease<'a> {
     pub time: Duration,
 }
 
+impl PairResult {
+    /// As a caller of a buffered family is told.
+    pub(crate) fn added(self, family: &Family, id: &str) -> Result<Added> {
+        match self {
+            PairResult::Counted(pending) => Ok(Added::Counted { pending }),
+            PairResult::OutOfRange(_) => Ok(Added::OutOfRange),
+            PairResult::Full => Ok(Added::Full),
+            other => Err(other.corrupt(family, id)),
+        }
+    }
+}
+
 impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     /// Adds each delta to its id's pending sum, for so many hits in all.
     #[cfg(feature = "test-hooks")]

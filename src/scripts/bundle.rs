@@ -9,7 +9,7 @@ use include_dir::{Dir, include_dir};
 use redis::aio::ConnectionLike;
 use redis::{Cmd, RedisError, RedisResult, ServerErrorKind, Value};
 
-use crate::connection::link;
+use crate::connection::{link, refusal};
 use crate::error::{Error, ErrorKind, Result};
 use crate::testing::ablation;
 
@@ -131,7 +131,7 @@ where
     C: ConnectionLike + Clone + 'static,
 {
     call(redis, name, keys, args).await.map_err(|error| match (error.kind(), below(&error)) {
-        (ErrorKind::OutcomeUnknown, Some(refusal)) if link::is_denied(refusal) => not_executed(refusal.clone()),
+        (ErrorKind::OutcomeUnknown, Some(refusal)) if refusal::is_denied(refusal) => not_executed(refusal.clone()),
         (ErrorKind::OutcomeUnknown, _) => {
             Error::new(ErrorKind::Redis, "Redis did not answer a call that may be repeated").with_source(error)
         }
@@ -140,7 +140,7 @@ where
 }
 
 fn not_executed(error: RedisError) -> Error {
-    let refusal = match link::is_denied(&error) {
+    let refusal = match refusal::is_denied(&error) {
         true => Error::new(ErrorKind::AccessDenied, "Redis denies access"),
         false => Error::new(ErrorKind::Redis, "Redis did not execute the call"),
     };
@@ -218,7 +218,7 @@ pub fn crosses_slots(error: &Error) -> bool {
 /// Whether a call was refused by a reply that does not tell that nothing was done. Of a repeat Redis would say that it was
 /// executed before, although a part of it may be missing.
 pub fn may_be_half_done(error: &Error) -> bool {
-    below(error).is_some_and(|error| error.code().is_some() && !link::tells_that_nothing_was_done(error))
+    below(error).is_some_and(|error| error.code().is_some() && !refusal::tells_that_nothing_was_done(error))
 }
 
 /// What Redis, or its client, said.
@@ -272,18 +272,21 @@ impl Reply {
 
     /// The strings from the given place on, which must be there.
     pub fn strings(&mut self, from: usize) -> Result<Vec<String>> {
-        if from > self.rest.len() {
-            return Err(self.misshapen());
-        }
-        strings(self.rest.split_off(from)).ok_or_else(|| self.misshapen())
+        let values = self.split_off(from)?;
+        values.into_iter().map(text).collect::<Option<_>>().ok_or_else(|| self.misshapen())
     }
 
     /// The same of any bytes.
     pub fn byte_strings(&mut self, from: usize) -> Result<Vec<Vec<u8>>> {
-        if from > self.rest.len() {
-            return Err(self.misshapen());
+        let values = self.split_off(from)?;
+        byte_strings(values).ok_or_else(|| self.misshapen())
+    }
+
+    fn split_off(&mut self, from: usize) -> Result<Vec<Value>> {
+        match from <= self.rest.len() {
+            true => Ok(self.rest.split_off(from)),
+            false => Err(self.misshapen()),
         }
-        byte_strings(self.rest.split_off(from)).ok_or_else(|| self.misshapen())
     }
 
     /// The array of strings of any bytes at the given place.
@@ -316,10 +319,6 @@ fn byte_strings(values: Vec<Value>) -> Option<Vec<Vec<u8>>> {
         _ => None,
     };
     values.into_iter().map(bytes).collect()
-}
-
-fn strings(values: Vec<Value>) -> Option<Vec<String>> {
-    values.into_iter().map(text).collect()
 }
 
 fn text(value: Value) -> Option<String> {

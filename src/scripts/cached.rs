@@ -1,7 +1,6 @@
 //! The scripts of the cached kind as typed calls on one partition: one script, one call (PROTOCOL section 4).
 
 use std::collections::HashSet;
-use std::fmt;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
@@ -14,7 +13,7 @@ use crate::scripts::bundle::{self, Reply, arg, made};
 use crate::scripts::fence::Fence;
 #[cfg(feature = "test-hooks")]
 use crate::scripts::partition::Change;
-use crate::scripts::partition::{Counted, PairResult, Part, Partition, expect_ok, millis, random};
+use crate::scripts::partition::{Counted, PairResult, Part, Partition, Ticket, expect_ok, millis, random};
 use crate::store::{Row, Version};
 use crate::testing::ablation::{self, Guard};
 
@@ -28,17 +27,6 @@ pub struct Seed {
     pub ticket: Ticket,
     /// Read from the database that is written.
     pub row: Row,
-}
-
-/// The right to seed a counter, once. It becomes the counter's lineage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ticket(pub u64);
-
-impl fmt::Display for Ticket {
-    /// 16 hexadecimal digits, as it travels to Redis.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
 }
 
 /// What `cached_claim` answers for one counter.

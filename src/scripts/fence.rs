@@ -9,9 +9,9 @@ use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::scripts::bundle::{Arg, arg, made};
+use crate::scripts::bundle::{self, Arg, arg, made};
 use crate::scripts::keys::Keys;
-use crate::scripts::partition::{Partition, random};
+use crate::scripts::partition::{Partition, expect_ok, random};
 use crate::testing::ablation::{self, Guard};
 
 /// For how long new calls name an epoch. Redis knows it for 30 s more at least, in which they may be repeated.
@@ -129,6 +129,12 @@ fn settings(family: &Family) -> Vec<Arg<'_>> {
 }
 
 impl<C: ConnectionLike + Clone + 'static> Partition<C> {
+    /// No fence: a call that is repeated counts again.
+    #[cfg(feature = "test-hooks")]
+    pub fn unfenced(&self) -> Fence<'_> {
+        Fence { home: &self.keys, caller: "", n: 0, epoch: "" }
+    }
+
     /// The current epoch of the calls whose home this partition is.
     ///
     /// # Errors
@@ -143,7 +149,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     /// [`Mismatch`](ErrorKind::Mismatch) where the family is of another kind, or has another number of partitions.
     pub async fn epochs(&self, family: &Family) -> Result<Epochs> {
         let args = [arg(family.kind_name()), made(family.partitions()), self.time()];
-        let reply = crate::scripts::bundle::repeat_safe(&self.redis, "family_epoch", &self.keys.fence(), &args).await?;
+        let reply = bundle::repeat_safe(&self.redis, "family_epoch", &self.keys.fence(), &args).await?;
         match reply.status() {
             "OK" => Ok(Epochs { now: reply.string(0)?.into(), before: reply.string(1)?.into() }),
             "MISMATCH" => Err(Error::new(
@@ -165,8 +171,6 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         let mut args = vec![arg(family.kind_name()), made(family.partitions())];
         args.extend(settings(family));
         let keys = [self.keys.epochs()];
-        crate::scripts::partition::expect_ok(
-            &crate::scripts::bundle::repeat_safe(&self.redis, "family_configure", &keys, &args).await?,
-        )
+        expect_ok(&bundle::repeat_safe(&self.redis, "family_configure", &keys, &args).await?)
     }
 }

@@ -1,15 +1,14 @@
 //! One partition of a family in one Redis, and what is the same for all kinds. The calls of each kind are in
 //! [`buffered`](crate::scripts::buffered), [`cached`](crate::scripts::cached) and so on.
 
+use std::fmt;
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::scripts::buffered::Added;
 use crate::scripts::bundle::{Arg, Reply, arg, made};
-use crate::scripts::cached::Ticket;
 use crate::scripts::keys::Keys;
 use crate::testing::simulated;
 
@@ -38,6 +37,17 @@ pub enum Counted {
     Expired,
 }
 
+/// The right to seed a counter, once. It becomes the counter's lineage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ticket(pub u64);
+
+impl fmt::Display for Ticket {
+    /// 16 hexadecimal digits, as it travels to Redis.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
 /// What became of one pair of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PairResult {
@@ -62,16 +72,6 @@ pub enum PairResult {
 }
 
 impl PairResult {
-    /// As a caller of a buffered family is told.
-    pub(crate) fn added(self, family: &Family, id: &str) -> Result<Added> {
-        match self {
-            PairResult::Counted(pending) => Ok(Added::Counted { pending }),
-            PairResult::OutOfRange(_) => Ok(Added::OutOfRange),
-            PairResult::Full => Ok(Added::Full),
-            other => Err(other.corrupt(family, id)),
-        }
-    }
-
     /// The error for what no caller of this kind is told unless somebody else wrote the keys.
     pub(crate) fn corrupt(self, family: &Family, id: &str) -> Error {
         let tag = format!("cf1:{{{family}/{}}}", family.partition_of(id));
@@ -139,12 +139,6 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     #[cfg(feature = "test-hooks")]
     pub fn keys(&self) -> &Keys {
         &self.keys
-    }
-
-    /// No fence: a call that is repeated counts again.
-    #[cfg(feature = "test-hooks")]
-    pub fn unfenced(&self) -> crate::scripts::fence::Fence<'_> {
-        crate::scripts::fence::Fence { home: &self.keys, caller: "", n: 0, epoch: "" }
     }
 
     /// What a script is told of the time where a caller's clock has no say: nothing, but in tests.

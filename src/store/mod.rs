@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::scripts::check::Finding;
+use crate::finding::Finding;
 
 /// A family that a store knows, with the number that the store gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]

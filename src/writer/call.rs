@@ -9,29 +9,7 @@ use tokio::time::Instant;
 use crate::error::{Error, ErrorKind, Result};
 use crate::scripts::partition::PairResult;
 use crate::writer::group::{Group, Position};
-
-/// Until when a caller waits.
-#[derive(Clone, Copy, Debug)]
-pub struct Until {
-    pub deadline: Instant,
-    /// A call begun later would only make unknown what is surely not counted.
-    pub begin: Instant,
-}
-
-/// What it takes to make a call with some hope of an answer.
-const LAST_MOMENT: Duration = Duration::from_millis(50);
-
-impl Until {
-    pub fn new(from: Instant, patience: Duration) -> Self {
-        let deadline = from + patience;
-        Until { deadline, begin: deadline - patience.min(LAST_MOMENT) / 2 }
-    }
-
-    /// Until the later of the two has gone.
-    pub fn or(self, other: Until) -> Self {
-        Until { deadline: self.deadline.max(other.deadline), begin: self.begin.max(other.begin) }
-    }
-}
+use crate::writer::terms::{LAST_MOMENT, Until};
 
 /// One call, from its first hit to its answer.
 #[derive(Debug)]

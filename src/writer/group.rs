@@ -6,7 +6,7 @@ use indexmap::IndexMap;
 
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::{Change, PairResult};
-use crate::writer::call::Until;
+use crate::writer::terms::Until;
 
 /// How many hits may wait for one call.
 const HITS: u64 = 100_000;

@@ -2,12 +2,15 @@
 //! while others were out. This is group commit: nothing waits for a timer, and calls grow with the load.
 
 mod call;
+mod commit;
 mod group;
+pub mod opened;
 mod queue;
 mod recorder;
 mod request;
 mod send;
 pub mod shared;
+mod terms;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +30,8 @@ use crate::connection::topology::Topology;
 use crate::error::{Error, Result};
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::{Change, PairResult, random};
-use crate::writer::shared::{Opened, Work};
+use crate::writer::opened::{Opened, Work};
+use crate::writer::terms::Terms;
 
 /// Of how many partitions of a wide family the least busy one is looked for.
 const CANDIDATES: u32 = 8;
@@ -51,17 +55,6 @@ struct Hit<'a> {
     id: &'a [u8],
     delta: i64,
     hits: u64,
-}
-
-/// How a hit is counted.
-#[derive(Clone, Copy)]
-struct Terms {
-    /// How long a call that fails is repeated.
-    timeout: Duration,
-    /// Waits for room where many others wait.
-    wait: bool,
-    /// Was taken before the writer was closed.
-    taken: bool,
 }
 
 /// What became of one hit of many.

@@ -1,16 +1,15 @@
-//! Hits gather while calls are under way, and go together into the next one: group commit without a timer.
+//! Hits gather while calls are under way, and go together into the next one: whose turn it is, and who makes which call.
 
 use std::collections::VecDeque;
-use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Poll, Waker};
+use std::task::Waker;
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use crate::connection::backoff::Backoff;
 use crate::connection::topology::Topology;
@@ -18,14 +17,14 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::fence::{Caller, Home, Names};
 use crate::scripts::partition::Partition;
-use crate::writer::Terms;
-use crate::writer::call::{Call, Outcome, Until};
+use crate::writer::call::{Call, Outcome};
 use crate::writer::group::Group;
-use crate::writer::send::Sender;
-use crate::writer::shared::{Opened, SHUT_DOWN, Work};
+use crate::writer::opened::{Opened, SHUT_DOWN, Work};
+use crate::writer::terms::Terms;
+use crate::writer::terms::Until;
 
 /// A call that takes longer does not hold up other partitions any more, and those who wait for it look at the time.
-const SLOW: Duration = Duration::from_millis(50);
+pub const SLOW: Duration = Duration::from_millis(50);
 /// How many calls to one partition at a time are under way, where a call stays in one: few, so that each carries more.
 const PARTITION_CALLS: usize = 4;
 /// How many calls to one node: hits gather for the one while the other is out.
@@ -93,12 +92,22 @@ struct UnderWay {
     left: bool,
 }
 
+/// A call that is to be made now.
+#[derive(Debug)]
+pub struct Started {
+    pub number: u64,
+    pub call: Arc<Call>,
+    pub caller: Caller,
+    /// By its first hit's caller itself, who may stop polling at any moment.
+    pub by_caller: bool,
+}
+
 /// Hits that have joined a call.
-enum Joined<C: ConnectionLike + Clone + Send + Sync + 'static, T> {
-    /// The call is gathered for or waits for its turn.
-    Waits { positions: T, call: Arc<Call>, waker: usize },
+pub enum Joined<T> {
+    /// The call is gathered for or waits for its turn. Whether the caller is to see to it that calls are looked after.
+    Waits { positions: T, call: Arc<Call>, waker: usize, watch: bool },
     /// The caller is the first, and makes the call itself.
-    Leads { positions: T, sender: Sender<C> },
+    Leads { positions: T, started: Started },
     /// There is no room in what is gathered for this call.
     Full(Arc<Call>),
     /// Hits are not taken any more.
@@ -178,63 +187,15 @@ where
         group.has_room_for(pairs, self.family().pairs_a_call())
     }
 
-    /// Counts what `push` puts into a group, which it does if there is room, and returns when Redis has done it: the call
-    /// with its outcome, and the hits' positions in it. A full group is an error unless the terms say to wait.
-    /// Hits of several partitions come as `mixed`, and are refused once the server turns out to be a cluster.
-    pub async fn count<T>(
-        self: &Arc<Self>,
-        (partition, mixed): (u32, bool),
-        terms: Terms,
-        mut push: impl FnMut(&mut Group) -> Option<T>,
-    ) -> Result<(Arc<Call>, T)> {
-        let mut until = None;
-        loop {
-            if mixed && !self.spans_partitions() {
-                return Err(self.error(ErrorKind::Redis, "not counted: the partitions lie on several nodes"));
-            }
-            let joined = poll_fn(|cx| Poll::Ready(self.join(partition, cx.waker(), terms, until, &mut push))).await;
-            let (call, positions, mut waker) = match joined {
-                Joined::Waits { positions, call, waker } => (call, positions, Some(waker)),
-                Joined::Leads { positions, sender } => {
-                    let call = sender.call().clone();
-                    sender.run().await;
-                    (call, positions, None)
-                }
-                Joined::Full(call) if terms.wait => {
-                    let until = until.get_or_insert_with(|| Until::new(Instant::now(), terms.timeout));
-                    self.wait_for_room(&call, until.deadline).await?;
-                    continue;
-                }
-                Joined::Closed(error) => return Err(error),
-                Joined::Full(_) => return Err(self.error(ErrorKind::Busy, "too many hits wait for Redis")),
-            };
-            let until = *until.get_or_insert(call.until(terms.timeout));
-            // woken not before the end, in all but a few cases
-            let mut first = waker.is_some();
-            poll_fn(|cx| match std::mem::take(&mut first) {
-                true if call.outcome().is_none() => Poll::Pending,
-                _ => {
-                    self.take_over(&call);
-                    call.poll_end(cx, &mut waker, until.deadline)
-                }
-            })
-            .await?;
-            match call.outcome() {
-                Some(Outcome::NotExecuted(_)) if Instant::now() < until.begin => {}
-                Some(Outcome::NotExecuted(error) | Outcome::Failed(error)) => return Err(error.again()),
-                _ => return Ok((call, positions)),
-            }
-        }
-    }
-
-    fn join<T>(
-        self: &Arc<Self>,
+    /// Puts hits into a group where there is room.
+    pub fn join<T>(
+        &self,
         partition: u32,
         waker: &Waker,
         terms: Terms,
         until: Option<Until>,
         push: &mut impl FnMut(&mut Group) -> Option<T>,
-    ) -> Joined<C, T> {
+    ) -> Joined<T> {
         let to = self.place_of(partition);
         let mut guard = self.state();
         // under the lock, so that whoever finds it idle afterwards knows of all that were taken
@@ -254,41 +215,30 @@ where
         group.wait_until(until.unwrap_or_else(|| call.until(terms.timeout)));
         if is_first {
             if state.ready.is_empty() && self.may_start(state, to) {
-                return Joined::Leads { positions, sender: self.take_off(state, to, true) };
+                return Joined::Leads { positions, started: self.take_off(state, to, true) };
             }
             state.ready.push_back(to);
         }
         let call = state.gathering[to].call.clone();
         let waker = call.wake(waker);
-        self.watch(state);
-        Joined::Waits { positions, call, waker }
+        Joined::Waits { positions, call, waker, watch: state.begin_watch() }
     }
 
-    /// Sees to it that calls are looked after.
-    fn watch(self: &Arc<Self>, state: &mut State) {
-        if !state.watched
-            && let Ok(runtime) = Handle::try_current()
-        {
-            state.watched = true;
-            runtime.spawn(Watch(self.clone()).run());
-        }
-    }
-
-    /// Goes on for a task that has ended with its runtime: with this call, and with looking after calls.
-    fn take_over(self: &Arc<Self>, call: &Arc<Call>) {
+    /// Goes on for a task that has ended with its runtime: the call, if nobody makes it, and whether the caller is to see to
+    /// it that calls are looked after.
+    pub fn take_over(&self, call: &Arc<Call>) -> (Option<Started>, bool) {
         if call.outcome().is_some() {
-            return;
+            return (None, false);
         }
         let mut state = self.state();
-        self.watch(&mut state);
+        let watch = state.begin_watch();
         let left = state.under_way.iter_mut().find(|one| one.left && Arc::ptr_eq(&one.call, call));
-        let sender = left.map(|one| {
-            (one.left, one.since) = (false, Instant::now());
-            Sender::new(self.clone(), one.number, one.call.clone(), one.caller.clone(), false)
-        });
-        drop(state);
         // by a task: who waits for it has less time perhaps than others
-        sender.into_iter().for_each(Sender::spawn);
+        let started = left.map(|one| {
+            (one.left, one.since) = (false, Instant::now());
+            one.started_by_task()
+        });
+        (started, watch)
     }
 
     /// The task that made the call ends with its runtime: others who wait for it go on. False if it has ended.
@@ -309,7 +259,7 @@ where
         quick < most && under_way().filter(|one| one.to == to).count() < to_one
     }
 
-    fn take_off(self: &Arc<Self>, state: &mut State, to: usize, by_caller: bool) -> Sender<C> {
+    fn take_off(&self, state: &mut State, to: usize, by_caller: bool) -> Started {
         let Gathering { group, call } = &mut state.gathering[to];
         let call = call.clone();
         let next = Group::with_capacity(group.len());
@@ -326,13 +276,13 @@ where
             }
             !is_over
         });
-        let sender = Sender::new(self.clone(), number, call.clone(), caller.clone(), by_caller);
+        let started = Started { number, call: call.clone(), caller: caller.clone(), by_caller };
         state.under_way.push(UnderWay { number, to, call, caller, since, by_caller, slow: false, left: false });
-        sender
+        started
     }
 
     /// The next call whose turn it is.
-    fn next(self: &Arc<Self>, state: &mut State) -> Option<Sender<C>> {
+    fn next(&self, state: &mut State) -> Option<Started> {
         loop {
             let at = state.ready.iter().position(|to| self.may_start(state, *to))?;
             let to = state.ready.remove(at)?;
@@ -346,7 +296,7 @@ where
     }
 
     /// Makes room for another call in place of this one, and returns the one whose turn it is.
-    pub fn finish(self: &Arc<Self>, number: u64) -> Option<Sender<C>> {
+    pub fn finish(&self, number: u64) -> Option<Started> {
         let mut guard = self.state();
         let state = &mut *guard;
         let ended = state.under_way.iter().position(|one| one.number == number);
@@ -390,7 +340,7 @@ where
     }
 
     /// Returns when nothing is gathered for this call any more.
-    async fn wait_for_room(&self, full: &Call, deadline: Instant) -> Result<()> {
+    pub async fn wait_for_room(&self, full: &Call, deadline: Instant) -> Result<()> {
         let late = || self.error(ErrorKind::Redis, "not counted: too many hits were waiting for Redis");
         let room = self.room.notified();
         tokio::pin!(room);
@@ -401,24 +351,25 @@ where
         timeout_at(deadline, room).await.map_err(|_| late())
     }
 
-    /// Looks after slow calls: one that only its caller makes is made by a task as well, those who wait look at the time,
-    /// and what cannot be sent behind a slow call is sent away. Returns whether there is anything left to watch.
-    fn look(self: &Arc<Self>) -> bool {
+    /// Looks after slow calls: one that only its caller makes is to be made by a task as well, those who wait look at the time,
+    /// and what cannot be sent behind a slow call is sent away. Returns what is to be made, and whether there is anything
+    /// left to watch.
+    pub fn look(&self) -> (Vec<Started>, bool) {
         let mut guard = self.state();
         let state = &mut *guard;
         let now = Instant::now();
         // whoever made it may rest a moment after a refusal, or never come back
         state.under_way.retain(|one| one.call.outcome().is_none() || now - one.since < SLOW + LONGEST_PAUSE);
-        let mut senders = Vec::new();
+        let mut started = Vec::new();
         for one in state.under_way.iter_mut().filter(|one| now - one.since >= SLOW) {
             one.slow = true;
             one.call.remind();
             let is_left = std::mem::take(&mut one.by_caller) | std::mem::take(&mut one.left);
             if is_left && one.call.outcome().is_none() {
-                senders.push(Sender::new(self.clone(), one.number, one.call.clone(), one.caller.clone(), false));
+                started.push(one.started_by_task());
             }
         }
-        senders.extend(std::iter::from_fn(|| self.next(state)));
+        started.extend(std::iter::from_fn(|| self.next(state)));
         if state.under_way.iter().any(|one| one.slow) {
             for to in Vec::from(std::mem::take(&mut state.ready)) {
                 self.send_away(state, to);
@@ -426,9 +377,16 @@ where
         }
         let goes_on = !state.under_way.is_empty() || !state.ready.is_empty();
         state.watched &= goes_on;
-        drop(guard);
-        senders.into_iter().for_each(Sender::spawn);
-        goes_on
+        (started, goes_on)
+    }
+
+    /// Nobody looks after calls any more: those who wait see to it that somebody does.
+    pub fn end_watch(&self) {
+        let mut state = self.state();
+        if std::mem::take(&mut state.watched) {
+            let gathering = state.gathering.iter().map(|gathering| &gathering.call);
+            state.under_way.iter().map(|one| &one.call).chain(gathering).for_each(|call| call.remind());
+        }
     }
 
     pub fn error(&self, kind: ErrorKind, what: &'static str) -> Error {
@@ -448,39 +406,23 @@ impl<C> Drop for Alone<'_, C> {
     }
 }
 
+impl State {
+    /// Whether somebody has to begin to look after calls, and can.
+    fn begin_watch(&mut self) -> bool {
+        let begins = !self.watched && Handle::try_current().is_ok();
+        self.watched |= begins;
+        begins
+    }
+}
+
+impl UnderWay {
+    fn started_by_task(&self) -> Started {
+        Started { number: self.number, call: self.call.clone(), caller: self.caller.clone(), by_caller: false }
+    }
+}
+
 impl Gathering {
     fn new() -> Self {
         Gathering { group: Group::default(), call: Arc::new(Call::new()) }
-    }
-}
-
-/// Looks after the calls of a queue as long as there are any.
-struct Watch<C: ConnectionLike + Clone + Send + Sync + 'static>(Arc<Queue<C>>);
-
-impl<C> Watch<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    async fn run(self) {
-        loop {
-            sleep(SLOW).await;
-            if !self.0.look() {
-                return;
-            }
-        }
-    }
-}
-
-/// Also where its runtime ends: another one may go on.
-impl<C> Drop for Watch<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    fn drop(&mut self) {
-        let mut state = self.0.state();
-        if std::mem::take(&mut state.watched) {
-            let gathering = state.gathering.iter().map(|gathering| &gathering.call);
-            state.under_way.iter().map(|one| &one.call).chain(gathering).for_each(|call| call.remind());
-        }
     }
 }

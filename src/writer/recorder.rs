@@ -14,7 +14,8 @@ use crate::family::Family;
 use crate::metrics;
 use crate::scripts::partition::PairResult;
 use crate::writer::queue::Queue;
-use crate::writer::{Hit, Terms, Writer};
+use crate::writer::terms::Terms;
+use crate::writer::{Hit, Writer};
 
 /// How long sums are kept before they are sent.
 const PAUSE: Duration = Duration::from_millis(5);

@@ -17,9 +17,9 @@ use crate::scripts::bundle;
 use crate::scripts::fence::Fence;
 use crate::scripts::partition::{Change, Counted, PairResult, Part, Partition};
 use crate::writer::Writer;
-use crate::writer::call::Until;
+use crate::writer::opened::Announced;
 use crate::writer::send::may_pass;
-use crate::writer::shared::Announced;
+use crate::writer::terms::Until;
 
 /// A hit with the application's own name for it.
 #[derive(Clone, Copy, Debug)]

@@ -16,8 +16,8 @@ use crate::scripts::fence::{Caller, Fence};
 use crate::scripts::partition::{Counted, PairResult, Part, Partition};
 use crate::writer::call::{Call, Outcome};
 use crate::writer::group::{Group, Share};
-use crate::writer::queue::Queue;
-use crate::writer::shared::Announced;
+use crate::writer::opened::Announced;
+use crate::writer::queue::{Queue, Started};
 
 /// Who makes a call: a task, or its first caller itself, who may stop at any moment to do so. Several may make the same one.
 #[derive(Debug)]
@@ -34,12 +34,9 @@ impl<C> Sender<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    pub fn new(queue: Arc<Queue<C>>, number: u64, call: Arc<Call>, caller: Caller, by_caller: bool) -> Self {
+    pub fn new(queue: Arc<Queue<C>>, started: Started) -> Self {
+        let Started { number, call, caller, by_caller } = started;
         Sender { queue, number, call, caller, by_caller, over: false }
-    }
-
-    pub fn call(&self) -> &Arc<Call> {
-        &self.call
     }
 
     /// Makes the call, and lets a task go on with what has gathered meanwhile.
@@ -73,7 +70,11 @@ where
             tokio::task::yield_now().await;
         }
         self.over = true;
-        self.queue.finish(self.number)
+        self.finish()
+    }
+
+    fn finish(&self) -> Option<Self> {
+        self.queue.finish(self.number).map(|next| Sender::new(self.queue.clone(), next))
     }
 
     /// Tells everybody how the call ended, which somebody else may have settled before.
@@ -204,7 +205,7 @@ where
             false => Outcome::NotExecuted(self.queue.error(ErrorKind::Redis, "not counted: the call was given up")),
         };
         self.end(Some(outcome));
-        if let Some(next) = self.queue.finish(self.number) {
+        if let Some(next) = self.finish() {
             next.spawn();
         }
     }

@@ -2,23 +2,20 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use futures_util::future::join;
-use metrics::SharedString;
 use redis::aio::ConnectionLike;
-use tokio::sync::{Notify, OnceCell};
 
-use crate::client::read::Incarnations;
 use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Kind};
 use crate::scripts::access;
 use crate::scripts::check;
 use crate::scripts::partition::Partition;
-use crate::scripts::server_clock::ServerClock;
-use crate::store::{Registered, Store};
+use crate::store::Registered;
 use crate::writer::Writer;
+use crate::writer::opened::{Announced, Opened, SHUT_DOWN, Work};
 
 /// What the handles of one pair share.
 #[derive(Debug)]
@@ -35,9 +32,6 @@ pub struct Shared<C, S> {
     closed: Arc<AtomicBool>,
 }
 
-/// Why a hit is not taken.
-pub const SHUT_DOWN: &str = "the pair was shut down";
-
 pub type InUse<C> = (Arc<Opened>, Arc<Writer<C>>);
 
 /// The families in use, by their numbers in this process.
@@ -46,23 +40,6 @@ struct Families<C> {
     in_use: BTreeMap<u64, InUse<C>>,
     /// By namespace and name.
     numbers: HashMap<(String, String), u64>,
-}
-
-/// A family in use by this process.
-#[derive(Debug)]
-pub struct Opened {
-    /// Its number in this process.
-    pub number: u64,
-    pub family: Family,
-    /// It is in use because a reconciler found it in the database: what the process opens takes its place.
-    is_served: bool,
-    /// The family as the database knows it, once it does.
-    registered: OnceCell<Arc<Registered>>,
-    /// The family's name as metrics take it, cheap to clone.
-    pub label: SharedString,
-    pub clock: ServerClock,
-    /// What exact reads guess.
-    pub incarnations: Incarnations,
 }
 
 impl<C, S> Shared<C, S>
@@ -85,7 +62,7 @@ where
     /// The family, in use from now on, with its writer; the same ones as before if it is configured as before. The
     /// database's number for it is not known where that is away.
     pub fn open(&self, family: Family, registered: Option<u64>) -> Result<InUse<C>> {
-        let mut families = self.families.write().unwrap_or_else(PoisonError::into_inner);
+        let mut families = self.families_mut();
         if self.closed.load(Ordering::Relaxed) {
             return Err(Error::new(ErrorKind::Closed, format!("{family}: not opened: {SHUT_DOWN}")));
         }
@@ -102,7 +79,7 @@ where
     /// Takes a family in use as the database knows it, unless it is so already or this process has opened it. Returns its
     /// number in this process.
     pub fn serve(&self, registered: Arc<Registered>) -> Result<u64> {
-        let mut families = self.families.write().unwrap_or_else(PoisonError::into_inner);
+        let mut families = self.families_mut();
         let number = families.number_of(&registered.family);
         let is_kept = |(opened, _): &InUse<C>| !opened.is_served || opened.registered.get() == Some(&registered);
         if !families.in_use.get(&number).is_some_and(is_kept) {
@@ -126,25 +103,19 @@ where
 
     /// Takes no more hits and opens no more families. Returns those in use.
     pub fn close(&self) -> Vec<InUse<C>> {
-        let families = self.families.write().unwrap_or_else(PoisonError::into_inner);
+        let families = self.families_mut();
         self.closed.store(true, Ordering::Relaxed);
         families.in_use.values().cloned().collect()
     }
 
     /// Whether a family of that name is.
     pub fn is_in_use(&self, family: &Family) -> bool {
-        let families = self.families.read().unwrap_or_else(PoisonError::into_inner);
+        let families = self.families_in_use();
         families.numbers.contains_key(&named(family))
     }
 
     pub fn opened(&self) -> Vec<Arc<Opened>> {
-        self.families
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .in_use
-            .values()
-            .map(|(opened, _)| opened.clone())
-            .collect()
+        self.families_in_use().in_use.values().map(|(opened, _)| opened.clone()).collect()
     }
 
     /// The configurations of the families in use.
@@ -178,52 +149,19 @@ where
     }
 
     pub fn family(&self, number: u64) -> Option<Arc<Opened>> {
-        self.families
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .in_use
-            .get(&number)
-            .map(|(opened, _)| opened.clone())
+        self.families_in_use().in_use.get(&number).map(|(opened, _)| opened.clone())
     }
 
     pub fn partition(&self, family: &Family, partition: u32) -> Partition<C> {
         Partition::new(self.redis.clone(), family, partition)
     }
-}
 
-impl Opened {
-    fn new(number: u64, family: Family, registered: Option<Arc<Registered>>) -> Self {
-        let label = Arc::<str>::from(family.name()).into();
-        Opened {
-            number,
-            family,
-            is_served: false,
-            registered: OnceCell::new_with(registered),
-            label,
-            clock: ServerClock::default(),
-            incarnations: Incarnations::default(),
-        }
+    fn families_in_use(&self) -> RwLockReadGuard<'_, Families<C>> {
+        self.families.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it is the family as it is opened now. The database's number for it is kept where it was not known.
-    fn is_same(&self, family: &Family, registered: Option<&Arc<Registered>>) -> bool {
-        if let (None, Some(registered)) = (self.registered.get(), registered)
-            && self.family == *family
-        {
-            let _ = self.registered.set(registered.clone());
-        }
-        let is_known = || self.registered.get().zip(registered).is_none_or(|(known, new)| known == new);
-        !self.is_served && self.family == *family && is_known()
-    }
-
-    /// The family as the database knows it, which is asked if it was away when the family was opened. Nothing is brought
-    /// there, and none of its rows is read, before it has agreed to the configuration.
-    pub async fn registered(&self, store: &impl Store) -> Result<&Arc<Registered>> {
-        let register = || async {
-            let number = store.register(&self.family).await?;
-            Ok(Arc::new(Registered { family: self.family.clone(), number }))
-        };
-        self.registered.get_or_try_init(register).await
+    fn families_mut(&self) -> RwLockWriteGuard<'_, Families<C>> {
+        self.families.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -236,39 +174,4 @@ impl<C> Families<C> {
 
 fn named(family: &Family) -> (String, String) {
     (family.namespace().to_owned(), family.name().to_owned())
-}
-
-/// What the writers tell a reconciler of the same process.
-#[derive(Debug, Default)]
-pub struct Work {
-    announced: Mutex<HashSet<Announced>>,
-    notify: Notify,
-}
-
-/// Something for the reconciler to look at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Announced {
-    /// A family was opened.
-    Family(u64),
-    /// A sync is due in this partition of a family.
-    Due(u64, u32),
-}
-
-impl Work {
-    pub fn announce(&self, announced: Announced) {
-        if self.announced.lock().unwrap_or_else(PoisonError::into_inner).insert(announced) {
-            self.notify.notify_one();
-        }
-    }
-
-    /// Waits until something was announced, and takes all of it.
-    pub async fn take(&self) -> HashSet<Announced> {
-        loop {
-            let taken = std::mem::take(&mut *self.announced.lock().unwrap_or_else(PoisonError::into_inner));
-            if !taken.is_empty() {
-                return taken;
-            }
-            self.notify.notified().await;
-        }
-    }
 }

@@ -5,9 +5,10 @@ use std::cmp::Reverse;
 use super::answer;
 use super::halves::{CHUNK, Halves};
 use super::json::JsonRows;
+use super::parts::Segment;
 use super::rejects::{Origin, Rejected};
 use super::session::Transaction;
-use super::target::{Segment, Target};
+use super::target::Target;
 
 /// A delta with the row that it goes to.
 pub(super) struct Delta<'b> {

@@ -1,7 +1,8 @@
 //! The statements on the rows of cached counters: a value in one table, and beside it the version of who wrote it.
 
 use super::json::JsonRows;
-use super::target::{INPUT, Parts, Segment, Text, text};
+use super::parts::{INPUT, Parts, Segment};
+use super::statement::{Text, text};
 
 /// The statements that depend on the table of the values.
 pub(super) struct Cached {

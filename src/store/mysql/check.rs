@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, Row};
 use super::target::Target;
 use super::{MysqlStore, fault, schema};
 use crate::family::Family;
-use crate::scripts::check::{Finding, Severity};
+use crate::finding::{Finding, Severity};
 
 /// A statement of the largest batch has about 5 MB.
 const PACKET: i64 = 8 * 1024 * 1024;

@@ -3,9 +3,10 @@
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
 
 use super::fault::store;
+use super::parts::Key;
 use super::read;
 use super::session::{self, Meter};
-use super::target::{Key, Target};
+use super::target::Target;
 use crate::error::Result;
 use crate::family::table::KeyType;
 use crate::store::Registered;

@@ -6,9 +6,10 @@
 use sqlx::{MySqlPool, Row};
 
 use super::fault::store;
+use super::parts::Segment;
 use super::read;
 use super::session::{self, Meter};
-use super::target::{self, Segment, Target};
+use super::target::{self, Target};
 use crate::error::Result;
 use crate::store::{Incarnation, Registered, Snapshot};
 

@@ -8,6 +8,7 @@ use sqlx::mysql::MySqlRow;
 use super::MysqlStore;
 use super::add::{self, Delta};
 use super::json::JsonRows;
+use super::parts::Segment;
 use super::rejects::{self, Origin};
 use super::session::Transaction;
 use super::target::{self, Target};
@@ -144,7 +145,7 @@ impl Retry<'_> {
     }
 
     /// The row that the reject goes to, or why it is none.
-    fn key<'k>(&self, reject: &'k Kept) -> Result<(&'k str, Vec<target::Segment<'k>>), String> {
+    fn key<'k>(&self, reject: &'k Kept) -> Result<(&'k str, Vec<Segment<'k>>), String> {
         if rejects::is_cut(&self.family.family, &reject.id, &reject.reason) {
             return Err(reject.reason.clone());
         }

@@ -9,7 +9,7 @@ use sqlx::query::Query;
 use sqlx::{Connection, MySql, MySqlPool};
 
 use super::fault;
-use super::target::Statement;
+use super::statement::Statement;
 
 /// Counts the statements sent.
 #[derive(Clone, Default)]

@@ -7,7 +7,7 @@ use sqlx::{MySqlPool, Row};
 
 use super::fault::store;
 use super::session::Meter;
-use super::target::{self, quoted};
+use super::statement::{self, quoted};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::table::{KeyType, Missing, Table};
 
@@ -136,7 +136,7 @@ fn creation(table: &Table) -> String {
     let columns: String =
         table.keys.iter().map(|key| format!("{} {} NOT NULL, ", quoted(&key.name), kind(key.kind))).collect();
     let keys: Vec<_> = table.keys.iter().map(|key| quoted(&key.name)).collect();
-    let (name, value) = (target::table_name(table), quoted(&table.value));
+    let (name, value) = (statement::table_name(table), quoted(&table.value));
     format!("CREATE TABLE {name} ({columns}{value} BIGINT NOT NULL, PRIMARY KEY ({}))", keys.join(", "))
 }
 

@@ -4,8 +4,8 @@ use super::cached::Cached;
 use super::fault;
 use super::halves::CHUNK;
 use super::json::JsonRows;
+use super::parts::Segment;
 use super::session::Transaction;
-use super::target::Segment;
 use super::versions;
 use crate::store::{Registered, Save, Version};
 

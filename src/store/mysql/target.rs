@@ -3,20 +3,13 @@
 //! Each statement takes its rows as one JSON text, and has one text for any number of rows
 //! so that it stays prepared. `JSON_TABLE` always drives and the table is looked up by its unique key, row by row.
 
-use std::sync::Arc;
-
-use sqlx::AssertSqlSafe;
-use sqlx::mysql::MySqlArguments;
-use sqlx::query::Query;
-
 use super::cached::Cached;
-use super::json::{self, JsonRows};
-use super::shape::{Shape, Storage};
+use super::json;
+use super::parts::{INPUT, Key, Parts, Segment};
+use super::shape::Shape;
+use super::statement::{Text, quoted, text};
 use crate::family::table::{KeyType, Missing, Table};
 use crate::store::Registered;
-
-/// The name under which a statement knows its JSON rows. No table of the application is called like this.
-pub(super) const INPUT: &str = "counterfoil_input";
 
 /// A table with everything that was learnt about it.
 pub(super) struct Target {
@@ -42,36 +35,6 @@ pub(super) struct Target {
     pub(super) keys: Vec<Key>,
 }
 
-/// A key column.
-pub(super) struct Key {
-    /// Quoted.
-    column: String,
-    pub(super) kind: KeyType,
-    storage: Storage,
-}
-
-/// A statement and its parameters so far.
-pub(super) type Statement = Query<'static, sqlx::MySql, MySqlArguments>;
-
-/// The text of a statement, made once and shared.
-#[derive(Clone)]
-pub(super) struct Text(Arc<str>);
-
-impl Text {
-    pub(super) fn query(&self) -> Statement {
-        sqlx::query(AssertSqlSafe(Arc::clone(&self.0)))
-    }
-}
-
-/// An id's part for one key column. Ordered as the column is, so that rows are locked in one order by everybody.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Segment<'id> {
-    Number(i128),
-    /// Of ASCII without quotes and backslashes: a day or a UUID.
-    Plain(&'id str),
-    Text(&'id str),
-}
-
 /// Counterfoil's own table, described like one of the application's.
 pub(super) fn own_table() -> Table {
     Table::upsert("counterfoil_values").key("family", KeyType::Unsigned).key("id", KeyType::Text).value("value")
@@ -85,34 +48,6 @@ pub(super) fn segments<'id>(family: &Registered, id: &'id str) -> Result<Vec<Seg
     };
     let parts = table.split(id)?.into_iter().zip(&table.keys);
     Ok(parts.map(|(part, key)| Segment::new(key.kind, part)).collect())
-}
-
-impl<'id> Segment<'id> {
-    fn new(kind: KeyType, text: &'id str) -> Self {
-        match kind {
-            // split() lets nothing pass that is no number
-            KeyType::Unsigned | KeyType::Signed => text.parse().map_or(Segment::Text(text), Segment::Number),
-            KeyType::Date | KeyType::Uuid => Segment::Plain(text),
-            KeyType::Text | KeyType::Char => Segment::Text(text),
-        }
-    }
-
-    pub(super) fn write(&self, row: &mut JsonRows) {
-        match self {
-            Segment::Number(number) => row.number(number),
-            Segment::Plain(text) => row.plain(text),
-            Segment::Text(text) => row.bytes(text.as_bytes()),
-        };
-    }
-
-    /// As a parameter of [`Key::equals_parameter`].
-    pub(super) fn bind(self, query: Statement) -> Statement {
-        match self {
-            Segment::Number(number) => query.bind(number.to_string()),
-            Segment::Plain(text) => query.bind(text),
-            Segment::Text(text) => query.bind(text.as_bytes()),
-        }
-    }
 }
 
 impl Target {
@@ -171,174 +106,4 @@ impl Target {
     pub(super) fn columns(&self) -> impl Iterator<Item = String> {
         self.keys.iter().map(|key| key.column.clone()).chain([quoted(&self.value)])
     }
-}
-
-/// What the statements on a table are put together from. The table goes by the name `t`.
-pub(super) struct Parts {
-    /// Quoted.
-    pub(super) name: String,
-    keys: Vec<Key>,
-    /// Quoted.
-    pub(super) value: String,
-    nullable: bool,
-    id_key: Option<usize>,
-}
-
-impl Parts {
-    fn new(table: &Table, shape: &Shape) -> Self {
-        let keys = table.keys.iter().zip(shape.keys.iter().cloned());
-        Parts {
-            name: table_name(table),
-            keys: keys.map(|(key, storage)| Key { column: quoted(&key.name), kind: key.kind, storage }).collect(),
-            value: quoted(&table.value),
-            nullable: shape.nullable,
-            id_key: shape.id_key,
-        }
-    }
-
-    /// The rows that a statement is given, named [`INPUT`]: `pos` from 1, numbers of these names, the keys
-    /// `k0`, `k1` ..., and the `id` if it is asked for. MariaDB reads a row anew for each of its columns, up to the column:
-    /// what is long comes late.
-    pub(super) fn source(&self, numbers: &[&str], with_id: bool) -> String {
-        let numbers = numbers.iter().map(|&name| (name.to_owned(), "BIGINT"));
-        let keys = self.keys.iter().enumerate().map(|(index, key)| (format!("k{index}"), json_type(key.kind)));
-        let id = with_id.then(|| ("id".to_owned(), json_type(KeyType::Text)));
-        let columns = numbers.chain(keys).chain(id).enumerate();
-        let columns: Vec<_> = columns.map(|(index, (name, kind))| json::column(&name, kind, index)).collect();
-        format!("JSON_TABLE(?, '$[*]' COLUMNS(pos FOR ORDINALITY, {})) AS {INPUT}", columns.join(", "))
-    }
-
-    /// The key columns, for an INSERT of what is [given](Self::given).
-    pub(super) fn key_columns(&self) -> String {
-        join(&self.keys, ", ", |_, key| key.column.clone())
-    }
-
-    pub(super) fn given(&self) -> String {
-        join(&self.keys, ", ", |index, key| key.given(index))
-    }
-
-    /// Whether an id is to be given beside its key.
-    pub(super) fn takes_id(&self) -> bool {
-        self.id_key.is_none()
-    }
-
-    /// The id given, in bytes.
-    pub(super) fn given_id(&self) -> String {
-        match self.id_key {
-            Some(index) => format!("UNHEX({INPUT}.k{index})"),
-            None => format!("UNHEX({INPUT}.id)"),
-        }
-    }
-
-    /// The condition that a row is the one given.
-    pub(super) fn matches(&self) -> String {
-        join(&self.keys, " AND ", |index, key| format!("t.{} = {}", key.column, key.given(index)))
-    }
-
-    /// The condition that a row is the one given by parameters.
-    pub(super) fn equals_parameters(&self) -> String {
-        join(&self.keys, " AND ", |_, key| key.equals_parameter())
-    }
-
-    /// Whether a row was found.
-    pub(super) fn there(&self) -> String {
-        self.keys.first().map_or_else(String::new, |key| format!("t.{} IS NOT NULL", key.column))
-    }
-
-    /// The value, where NULL counts as 0: NULL plus a delta would be NULL, the delta lost.
-    pub(super) fn current(&self, table: &str) -> String {
-        match self.nullable {
-            true => format!("COALESCE({table}.{}, 0)", self.value),
-            false => format!("{table}.{}", self.value),
-        }
-    }
-
-    /// The value as decimal digits, since BIGINT UNSIGNED does not decode into i64.
-    pub(super) fn digits(&self) -> String {
-        format!("CAST({} AS CHAR)", self.current("t"))
-    }
-}
-
-impl Key {
-    /// The value given in the JSON, as the column takes it.
-    fn given(&self, index: usize) -> String {
-        let json = format!("{INPUT}.k{index}");
-        match self.kind {
-            KeyType::Text | KeyType::Char => self.stored(&format!("UNHEX({json})")),
-            _ => self.stored(&json),
-        }
-    }
-
-    /// The condition that the column has the value given as a parameter, spelt as in an id.
-    pub(super) fn equals_parameter(&self) -> String {
-        let parameter = match self.kind {
-            KeyType::Unsigned => "CAST(? AS UNSIGNED)",
-            KeyType::Signed => "CAST(? AS SIGNED)",
-            KeyType::Date => "CAST(? AS DATE)",
-            KeyType::Text | KeyType::Char | KeyType::Uuid => "?",
-        };
-        format!("t.{} = {}", self.column, self.stored(parameter))
-    }
-
-    /// The value as it is compared with the column, so that the index is used.
-    fn stored(&self, value: &str) -> String {
-        match &self.storage {
-            Storage::Plain | Storage::Bytes => value.to_owned(),
-            Storage::Characters { charset, collation } => {
-                format!("CONVERT({value} USING {charset}) COLLATE {collation}")
-            }
-            Storage::UuidBytes => format!("UNHEX(REPLACE({value}, '-', ''))"),
-            Storage::Uuid => format!("CAST({value} AS UUID)"),
-        }
-    }
-
-    /// The column as it is spelt in an id, in bytes.
-    pub(super) fn bytes(&self) -> String {
-        let column = format!("t.{}", self.column);
-        match (self.kind, &self.storage) {
-            // + 0 takes off the zeros of a ZEROFILL column
-            (KeyType::Unsigned | KeyType::Signed, _) => format!("CAST(CAST({column} + 0 AS CHAR) AS BINARY)"),
-            (KeyType::Date, _) | (_, Storage::Uuid) => format!("CAST(CAST({column} AS CHAR) AS BINARY)"),
-            (_, Storage::UuidBytes) => {
-                let groups = [(1, 4), (5, 2), (7, 2), (9, 2), (11, 6)];
-                let groups = groups.map(|(from, bytes)| format!("HEX(SUBSTR({column}, {from}, {bytes}))"));
-                format!("CAST(LOWER(CONCAT_WS('-', {})) AS BINARY)", groups.join(", "))
-            }
-            // bare, so that a range of it is a range of the index
-            (KeyType::Text, Storage::Bytes) => column,
-            (KeyType::Text, _) => format!("CAST({column} AS BINARY)"),
-            // a session may have CHAR filled up with spaces
-            (KeyType::Char | KeyType::Uuid, _) => format!("CAST(CONVERT(RTRIM({column}) USING utf8mb4) AS BINARY)"),
-        }
-    }
-}
-
-/// The type of a key's column in `JSON_TABLE`.
-fn json_type(kind: KeyType) -> &'static str {
-    match kind {
-        KeyType::Unsigned => "BIGINT UNSIGNED",
-        KeyType::Signed => "BIGINT",
-        KeyType::Date => "DATE",
-        // 255 bytes as hexadecimal digits
-        KeyType::Text | KeyType::Char => "VARCHAR(510)",
-        KeyType::Uuid => "VARCHAR(36)",
-    }
-}
-
-/// The table's name, quoted, with its schema if that is given.
-pub(super) fn table_name(table: &Table) -> String {
-    table.name.split('.').map(quoted).collect::<Vec<_>>().join(".")
-}
-
-/// A name as SQL takes it. [`Table`] has refused those with a backtick.
-pub(super) fn quoted(name: &str) -> String {
-    format!("`{name}`")
-}
-
-pub(super) fn text(text: String) -> Text {
-    Text(text.into())
-}
-
-fn join(keys: &[Key], between: &str, each: impl Fn(usize, &Key) -> String) -> String {
-    keys.iter().enumerate().map(|(index, key)| each(index, key)).collect::<Vec<_>>().join(between)
 }

@@ -1,0 +1,120 @@
+//! A family in use by this process, and what its writer tells the reconciler.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use metrics::SharedString;
+use tokio::sync::{Notify, OnceCell};
+
+use crate::error::Result;
+use crate::family::Family;
+use crate::scripts::server_clock::ServerClock;
+use crate::store::{Incarnation, Registered, Store};
+
+/// Why a hit is not taken.
+pub const SHUT_DOWN: &str = "the pair was shut down";
+
+/// A family in use by this process.
+#[derive(Debug)]
+pub struct Opened {
+    /// Its number in this process.
+    pub number: u64,
+    pub family: Family,
+    /// It is in use because a reconciler found it in the database: what the process opens takes its place.
+    pub is_served: bool,
+    /// The family as the database knows it, once it does.
+    pub registered: OnceCell<Arc<Registered>>,
+    /// The family's name as metrics take it, cheap to clone.
+    pub label: SharedString,
+    pub clock: ServerClock,
+    /// What exact reads guess.
+    pub incarnations: Incarnations,
+}
+
+impl Opened {
+    pub fn new(number: u64, family: Family, registered: Option<Arc<Registered>>) -> Self {
+        let label = Arc::<str>::from(family.name()).into();
+        Opened {
+            number,
+            family,
+            is_served: false,
+            registered: OnceCell::new_with(registered),
+            label,
+            clock: ServerClock::default(),
+            incarnations: Incarnations::default(),
+        }
+    }
+
+    /// Whether it is the family as it is opened now. The database's number for it is kept where it was not known.
+    pub fn is_same(&self, family: &Family, registered: Option<&Arc<Registered>>) -> bool {
+        if let (None, Some(registered)) = (self.registered.get(), registered)
+            && self.family == *family
+        {
+            let _ = self.registered.set(registered.clone());
+        }
+        let is_known = || self.registered.get().zip(registered).is_none_or(|(known, new)| known == new);
+        !self.is_served && self.family == *family && is_known()
+    }
+
+    /// The family as the database knows it, which is asked if it was away when the family was opened. Nothing is brought
+    /// there, and none of its rows is read, before it has agreed to the configuration.
+    pub async fn registered(&self, store: &impl Store) -> Result<&Arc<Registered>> {
+        let register = || async {
+            let number = store.register(&self.family).await?;
+            Ok(Arc::new(Registered { family: self.family.clone(), number }))
+        };
+        self.registered.get_or_try_init(register).await
+    }
+}
+
+/// The incarnation that each partition was last seen with. An exact read guesses that it is still the one, so that it can
+/// ask the database while Redis is being asked; a guess that turns out wrong is thrown away with its answer.
+#[derive(Debug, Default)]
+pub struct Incarnations(RwLock<HashMap<u32, Incarnation>>);
+
+impl Incarnations {
+    pub fn guess(&self, partition: u32) -> Option<Incarnation> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&partition).copied()
+    }
+
+    pub fn seen(&self, partition: u32, incarnation: Incarnation) {
+        if self.guess(partition) != Some(incarnation) {
+            self.0.write().unwrap_or_else(PoisonError::into_inner).insert(partition, incarnation);
+        }
+    }
+}
+
+/// What the writers tell a reconciler of the same process.
+#[derive(Debug, Default)]
+pub struct Work {
+    announced: Mutex<HashSet<Announced>>,
+    notify: Notify,
+}
+
+/// Something for the reconciler to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Announced {
+    /// A family was opened.
+    Family(u64),
+    /// A sync is due in this partition of a family.
+    Due(u64, u32),
+}
+
+impl Work {
+    pub fn announce(&self, announced: Announced) {
+        if self.announced.lock().unwrap_or_else(PoisonError::into_inner).insert(announced) {
+            self.notify.notify_one();
+        }
+    }
+
+    /// Waits until something was announced, and takes all of it.
+    pub async fn take(&self) -> HashSet<Announced> {
+        loop {
+            let taken = std::mem::take(&mut *self.announced.lock().unwrap_or_else(PoisonError::into_inner));
+            if !taken.is_empty() {
+                return taken;
+            }
+            self.notify.notified().await;
+        }
+    }
+}
