@@ -11,22 +11,22 @@ use tokio::time::{Instant, timeout};
 use crate::connection::primary::Primary;
 use crate::connection::refusal::{is_demoted, tells_that_nothing_was_done};
 
-/// How long an answer is waited for over a connection that would wait longer, or for ever.
-const ANSWER: Duration = Duration::from_secs(5);
+/// How long a reply is waited for over a connection that would wait longer, or for ever.
+const REPLY: Duration = Duration::from_secs(5);
 
-/// Sends the command once. An answer that is an error is an error.
+/// Sends the command once. A reply that is an error is an error.
 pub async fn send<C: ConnectionLike + Clone + 'static>(redis: &C, command: &Cmd) -> RedisResult<Value> {
     let mut redis = redis.clone();
-    let answer = match timeout(ANSWER, redis.req_packed_command(command)).await {
-        Ok(answer) => answer.and_then(Value::extract_error),
+    let reply = match timeout(REPLY, redis.req_packed_command(command)).await {
+        Ok(reply) => reply.and_then(Value::extract_error),
         Err(elapsed) => Err(std::io::Error::from(elapsed).into()),
     };
-    match &answer {
+    match &reply {
         Err(error) if is::<C, ConnectionManager>() && is_demoted(error) => leave(&mut redis).await,
         Err(error) if is_cluster::<C>() && error.is_timeout() => look_around(&mut redis).await,
         _ => {}
     }
-    answer
+    reply
 }
 
 /// Whether the command was surely not executed.
@@ -82,7 +82,7 @@ async fn look_around(redis: &mut impl ConnectionLike) {
         }
         *last = Some(Instant::now());
     }
-    tracing::warn!("a node does not answer: the cluster is asked who has its slots");
+    tracing::warn!("a node does not reply: the cluster is asked who has its slots");
     let mut command = redis::cmd("EVAL");
     command.arg("return redis.error_reply('MOVED counterfoil asks for the slots')").arg(0);
     let _ = timeout(Duration::from_secs(1), redis.req_packed_command(&command)).await;

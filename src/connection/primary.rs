@@ -17,7 +17,7 @@ use redis::{
 use crate::connection::refusal;
 use crate::error::{Error, ErrorKind, Result};
 
-/// How long a call waits for its answer.
+/// How long a call waits for its reply.
 const RESPONSE: Duration = Duration::from_secs(2);
 /// How long a node is waited for that is connected to.
 const CONNECTION: Duration = Duration::from_secs(1);
@@ -30,8 +30,8 @@ const SEARCH: Duration = Duration::from_secs(5);
 /// It never sends a command twice. It looks for the primary again, by the next command, when
 ///
 /// - the connection breaks, or is silent: TCP keepalive and `TCP_USER_TIMEOUT` notice a machine that is gone,
-/// - a command is not answered within 2 s,
-/// - the server answers that it is a replica (`READONLY`, `MASTERDOWN`), as it does after a failover.
+/// - a command has no reply within 2 s,
+/// - the server replies that it is a replica (`READONLY`, `MASTERDOWN`), as it does after a failover.
 ///
 /// A server that is a replica is not connected to: what it says may be behind. A [`ConnectionManager`] knows nothing
 /// of the last two and of replicas, which is why [`Counterfoil::connect`](crate::Counterfoil::connect) makes one of
@@ -80,7 +80,7 @@ impl Primary {
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that is none, or no sentinels; [`Redis`](ErrorKind::Redis)
-    /// where no sentinel answers or none knows of a primary by that name.
+    /// where no sentinel replies or none knows of a primary by that name.
     #[cfg(feature = "sentinel")]
     pub async fn connect_sentinel<'a>(sentinels: impl IntoIterator<Item = &'a str>, url: &str) -> Result<Self> {
         let primary = url.into_connection_info().map_err(invalid)?;
@@ -160,9 +160,9 @@ impl Source {
     }
 }
 
-/// Whether the answer says that the primary is to be looked for elsewhere.
-fn is_lost(answer: &RedisResult<Value>) -> bool {
-    match answer {
+/// Whether the reply says that the primary is to be looked for elsewhere.
+fn is_lost(reply: &RedisResult<Value>) -> bool {
+    match reply {
         Ok(Value::ServerError(error)) => refusal::is_demoted(&error.clone().into()),
         Ok(_) => false,
         Err(error) => error.is_unrecoverable_error() || error.is_timeout() || refusal::is_demoted(error),
@@ -173,11 +173,11 @@ impl ConnectionLike for Primary {
     fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
         async move {
             let (search, mut connection) = self.connection().await?;
-            let answer = connection.req_packed_command(cmd).await;
-            if is_lost(&answer) {
+            let reply = connection.req_packed_command(cmd).await;
+            if is_lost(&reply) {
                 self.search_again(&search);
             }
-            answer
+            reply
         }
         .boxed()
     }
@@ -190,11 +190,11 @@ impl ConnectionLike for Primary {
     ) -> RedisFuture<'a, Vec<Value>> {
         async move {
             let (search, mut connection) = self.connection().await?;
-            let answers = connection.req_packed_commands(pipeline, offset, count).await;
-            if answers.as_ref().is_err_and(|error| is_lost(&Err(error.clone()))) {
+            let replies = connection.req_packed_commands(pipeline, offset, count).await;
+            if replies.as_ref().is_err_and(|error| is_lost(&Err(error.clone()))) {
                 self.search_again(&search);
             }
-            answers
+            replies
         }
         .boxed()
     }

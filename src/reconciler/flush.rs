@@ -270,8 +270,8 @@ where
         }
     }
 
-    /// Applies the batches, all together, or family by family where one of them cannot be written at all. Answers for
-    /// each batch why it was not applied.
+    /// Applies the batches, all together, or family by family where one of them cannot be written at all. Returns
+    /// for each batch why it was not applied.
     async fn apply(&self, batches: &[Batch], stop: &watch::Receiver<bool>) -> Vec<Option<Error>> {
         if batches.is_empty() {
             return Vec::new();
@@ -365,7 +365,7 @@ where
         stuck.map_or(Ok(()), Err)
     }
 
-    /// Takes one batch off each partition. Answers the partitions that may still hold a hit from before the drain: a
+    /// Takes one batch off each partition. Returns the partitions that may still hold a hit from before the drain: a
     /// batch that somebody else cut says nothing about the buffer.
     async fn drain_once(
         &self,

@@ -150,7 +150,7 @@ where
         match any_cached(&self.redis, &all).await {
             // a cluster does not take keys of several slots in one call
             Err(error) if bundle::crosses_slots(&error) => Ok(true),
-            answer => answer,
+            reply => reply,
         }
     }
 
@@ -185,7 +185,7 @@ where
         })
     }
 
-    /// Saves what is ready and deletes what is idle. Answers whether there is more to do at once.
+    /// Saves what is ready and deletes what is idle. Returns whether there is more to do at once.
     async fn finish(&self, due: &Due, stop: &watch::Receiver<bool>) -> Result<bool> {
         let started = Instant::now();
         let ends = self.save(&due.saves, stop).await?;
@@ -221,7 +221,7 @@ where
         Ok(claimed)
     }
 
-    /// Writes the counters to the database and tells Redis. Answers what became of each.
+    /// Writes the counters to the database and tells Redis. Returns what became of each.
     async fn save(&self, saves: &[Save], stop: &watch::Receiver<bool>) -> Result<Vec<End>> {
         if saves.is_empty() {
             return Ok(Vec::new());
@@ -366,7 +366,7 @@ where
         Ok(())
     }
 
-    /// Answers the counters that may still hold a hit from before the drain.
+    /// Returns the counters that may still hold a hit from before the drain.
     async fn drain_once(
         &self,
         number: u32,

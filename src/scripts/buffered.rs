@@ -54,7 +54,7 @@ pub enum AddedOnce {
     Full,
 }
 
-/// What `buffered_rotate` answers.
+/// What `buffered_rotate` replies.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RotateReply {
     /// The partition's one batch.
@@ -80,11 +80,11 @@ pub struct CutBatch {
     pub settled: Duration,
     /// How long ago its oldest hit was counted.
     pub oldest: Duration,
-    /// Whether the call that answered it cut it.
+    /// Whether the call that returned it cut it.
     pub fresh: bool,
 }
 
-/// What `buffered_fetch` answers, all pages together.
+/// What `buffered_fetch` replies, all pages together.
 #[derive(Debug, PartialEq, Eq)]
 pub enum FetchReply {
     /// Each id once.
@@ -100,7 +100,7 @@ pub enum FetchReply {
     Stale,
 }
 
-/// What `buffered_read` answers.
+/// What `buffered_read` replies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pending {
     /// `None` as long as nothing was ever cut, or since Redis lost its memory.
@@ -201,7 +201,7 @@ return pending";
         Ok(pending.into_iter().map(PairResult::Counted).collect())
     }
 
-    /// Cuts the buffer off as the partition's one batch, or answers the one that is there.
+    /// Cuts the buffer off as the partition's one batch, or returns the one that is there.
     pub async fn rotate(
         &self,
         incarnation: Incarnation,
@@ -290,7 +290,7 @@ return pending";
         }
     }
 
-    /// Drops the batch, which is in the database. Answers whether it was still there.
+    /// Drops the batch, which is in the database. Returns whether it was still there.
     pub async fn release(&self, batch: &CutBatch) -> Result<bool> {
         let args = [batch.incarnation.to_string(), batch.seq.to_string()];
         let keys = [self.keys.batch(), self.keys.meta()];

@@ -72,7 +72,7 @@ pub fn made<'a>(word: impl fmt::Display) -> Arg<'a> {
 ///
 /// # Errors
 /// [`Redis`](ErrorKind::Redis), [`AccessDenied`](ErrorKind::AccessDenied): surely not executed.
-/// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): no answer came, or one that does not say that nothing was done.
+/// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): no reply came, or one that does not say that nothing was done.
 /// [`InvalidInput`](ErrorKind::InvalidInput), [`Corrupt`](ErrorKind::Corrupt): the script refused, and did nothing.
 pub async fn call<C>(
     redis: &C,
@@ -87,12 +87,12 @@ where
     if let Some(without_guard) = ablation::patched(name, script.source) {
         return Reply::new(name, eval(redis, &without_guard, keys, args).await.map_err(not_executed)?);
     }
-    let mut answer = link::send(redis, &command("EVALSHA", &script.sha1, keys, args)).await;
-    if matches!(&answer, Err(error) if error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript)) {
+    let mut reply = link::send(redis, &command("EVALSHA", &script.sha1, keys, args)).await;
+    if matches!(&reply, Err(error) if error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript)) {
         tracing::debug!(script = name, "loading");
-        answer = link::send(redis, &command("EVAL", script.source, keys, args)).await;
+        reply = link::send(redis, &command("EVAL", script.source, keys, args)).await;
     }
-    match answer {
+    match reply {
         Ok(value) => Reply::new(name, value),
         Err(error) if is_wrong_type(&error) => Err(wrong_type(name, keys, error)),
         Err(error) => Err(classify::<C>(name, error)),
@@ -133,7 +133,7 @@ where
     call(redis, name, keys, args).await.map_err(|error| match (error.kind(), below(&error)) {
         (ErrorKind::OutcomeUnknown, Some(refusal)) if refusal::is_denied(refusal) => not_executed(refusal.clone()),
         (ErrorKind::OutcomeUnknown, _) => {
-            Error::new(ErrorKind::Redis, "Redis did not answer a call that may be repeated").with_source(error)
+            Error::new(ErrorKind::Redis, "Redis did not reply a call that may be repeated").with_source(error)
         }
         _ => error,
     })
@@ -203,10 +203,10 @@ pub async fn call_none<C>(redis: &C, key: &str) -> Result<()>
 where
     C: ConnectionLike + Clone + 'static,
 {
-    let answer = link::send(redis, &command("EVALSHA", &"0".repeat(40), &[key], &[""; 0])).await;
-    match answer {
+    let reply = link::send(redis, &command("EVALSHA", &"0".repeat(40), &[key], &[""; 0])).await;
+    match reply {
         Err(error) if error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript) => Ok(()),
-        answer => answer.map(drop).map_err(not_executed),
+        reply => reply.map(drop).map_err(not_executed),
     }
 }
 
@@ -236,7 +236,7 @@ where
     T::from_redis_value(value).map_err(|error| not_executed(error.into()))
 }
 
-/// A script's answer: a status word, then strings and integers.
+/// A script's reply: a status word, then strings and integers.
 #[derive(Debug)]
 pub struct Reply {
     script: &'static str,
@@ -260,9 +260,9 @@ impl Reply {
         &self.status
     }
 
-    /// The error for an answer that the script's header does not know.
+    /// The error for a reply that the script's header does not know.
     pub fn misshapen(&self) -> Error {
-        Error::corrupt(format!("{} answered {:?} {:?}", self.script, self.status, self.rest))
+        Error::corrupt(format!("{} replied {:?} {:?}", self.script, self.status, self.rest))
     }
 
     /// What comes from the given place on, which must be there.

@@ -29,7 +29,7 @@ pub struct Seed {
     pub row: Row,
 }
 
-/// What `cached_claim` answers for one counter.
+/// What `cached_claim` replies for one counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// Durable: it may be written to the database.
@@ -58,7 +58,7 @@ pub enum Claim {
     Bad(String),
 }
 
-/// What `cached_saved` answers for one counter.
+/// What `cached_saved` replies for one counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Marked {
     /// Everything is saved.
@@ -69,7 +69,7 @@ pub enum Marked {
     Stale,
 }
 
-/// What `cached_rebase` answers for one counter.
+/// What `cached_rebase` replies for one counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rebased {
     /// What is not saved yet lies on top of the row now.
@@ -80,7 +80,7 @@ pub enum Rebased {
     OutOfRange,
 }
 
-/// What `cached_delete` answers for one counter.
+/// What `cached_delete` replies for one counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deleted {
     /// It is not in Redis any more.
@@ -305,7 +305,7 @@ fn word(value: &Value) -> Option<PairResult> {
     }
 }
 
-/// An answer of one word for each of the ids.
+/// A reply of one word for each of the ids.
 fn each<T>(mut reply: Reply, count: usize, parse: impl Fn(&str) -> Option<T>) -> Result<Vec<T>> {
     expect_ok(&reply)?;
     let words = reply.strings(0)?;

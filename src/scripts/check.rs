@@ -180,12 +180,12 @@ type Info = HashMap<String, String>;
 async fn info<C: ConnectionLike + Clone + 'static>(redis: &C, section: &str) -> Result<Vec<(String, Info)>> {
     let mut command = ::redis::cmd("INFO");
     command.arg(section);
-    let answers = nodes(bundle::query(redis, &command).await?);
+    let replies = nodes(bundle::query(redis, &command).await?);
     let parse = |text: String| {
         let pairs = text.lines().filter_map(|line| line.split_once(':'));
         pairs.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect()
     };
-    Ok(answers.into_iter().filter_map(|(node, answer)| Some((node, parse(text(answer)?)))).collect())
+    Ok(replies.into_iter().filter_map(|(node, reply)| Some((node, parse(text(reply)?)))).collect())
 }
 
 /// A setting that INFO does not show.
@@ -201,31 +201,31 @@ impl Setting {
 async fn config<C: ConnectionLike + Clone + 'static>(redis: &C, name: &str) -> Setting {
     let mut command = ::redis::cmd("CONFIG");
     command.arg("GET").arg(name);
-    let answer = each_primary(redis, &command).await.map(nodes).unwrap_or_default();
-    let value = |answer| HashMap::<String, String>::from_redis_value(answer).ok()?.remove(name);
-    Setting(answer.into_iter().filter_map(|(node, answer)| Some((node, value(answer)?))).collect())
+    let reply = each_primary(redis, &command).await.map(nodes).unwrap_or_default();
+    let value = |reply| HashMap::<String, String>::from_redis_value(reply).ok()?.remove(name);
+    Setting(reply.into_iter().filter_map(|(node, reply)| Some((node, value(reply)?))).collect())
 }
 
-/// The answers of all primaries to a command that a cluster connection sends to any one node by itself.
+/// The replies of all primaries to a command that a cluster connection sends to any one node by itself.
 async fn each_primary<C: ConnectionLike + Clone + 'static>(redis: &C, command: &Cmd) -> Result<Value> {
     #[cfg(feature = "cluster")]
     if let Some(cluster) = (redis as &dyn std::any::Any).downcast_ref::<::redis::cluster_async::ClusterConnection>() {
         use ::redis::cluster_routing::{MultipleNodeRoutingInfo, ResponsePolicy, RoutingInfo};
         let everywhere = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, Some(ResponsePolicy::Special)));
-        let answers = cluster.clone().route_command(command.clone(), everywhere).await;
-        return answers
-            .map_err(|error| Error::new(ErrorKind::Redis, "a node of the cluster did not answer").with_source(error));
+        let replies = cluster.clone().route_command(command.clone(), everywhere).await;
+        return replies
+            .map_err(|error| Error::new(ErrorKind::Redis, "a node of the cluster did not reply").with_source(error));
     }
     bundle::query(redis, command).await
 }
 
-/// A cluster connection answers a map from addresses to answers; any other one the answer of its only node.
-fn nodes(answer: Value) -> Vec<(String, Value)> {
-    match answer {
+/// A cluster connection returns a map from addresses to replies; any other one the reply of its only node.
+fn nodes(reply: Value) -> Vec<(String, Value)> {
+    match reply {
         Value::Map(pairs) if pairs.iter().all(|(node, _)| is_address(node)) => {
-            pairs.into_iter().filter_map(|(node, answer)| Some((text(node)?, answer))).collect()
+            pairs.into_iter().filter_map(|(node, reply)| Some((text(node)?, reply))).collect()
         }
-        answer => vec![(String::new(), answer)],
+        reply => vec![(String::new(), reply)],
     }
 }
 

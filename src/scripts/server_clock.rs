@@ -43,7 +43,7 @@ impl Guess<'_> {
         self.sent + self.ahead
     }
 
-    /// The answer, unless it says that the time is another one: then nothing was done, and the call is to be made for
+    /// The reply, unless it says that the time is another one: then nothing was done, and the call is to be made for
     /// that.
     pub fn accept(&mut self, reply: Reply) -> Result<Option<Reply>> {
         if reply.status() != "OUTSIDE" {

@@ -116,7 +116,7 @@ pub enum Saved {
     Refused,
 }
 
-/// Which copy of the database answers a read.
+/// Which copy of the database serves a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadFrom {
     /// A replica where the store has one; it may be behind.
@@ -141,7 +141,7 @@ pub struct Snapshot {
 ///
 /// Its futures may be dropped half-way, at a shutdown: what must not be cut off there runs in a task of its own.
 pub trait Store: Send + Sync + 'static {
-    /// Makes the family known and answers the store's number for it.
+    /// Makes the family known and returns the store's number for it.
     ///
     /// # Errors
     /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting where the family is known with another
@@ -205,7 +205,7 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> impl Future<Output = Result<Vec<(String, i64)>>> + Send;
 
-    /// Looks at the database and answers what should be known or changed before these families are kept in it.
+    /// Looks at the database and returns what should be known or changed before these families are kept in it.
     fn check(&self, families: &[Family]) -> impl Future<Output = Vec<Finding>> + Send {
         let _ = families;
         std::future::ready(Vec::new())
@@ -216,7 +216,7 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) where the database cannot be reached; [`Unsafe`](crate::ErrorKind::Unsafe)
-    /// where the one that answers takes no writes, as a replica does; [`Range`](crate::ErrorKind::Range) for a value
+    /// where the one that replies takes no writes, as a replica does; [`Range`](crate::ErrorKind::Range) for a value
     /// that is no i64; [`Mismatch`](crate::ErrorKind::Mismatch) from a store that keeps no cached counters.
     fn rows(&self, family: &Registered, ids: &[&str]) -> impl Future<Output = Result<Vec<Row>>> + Send {
         let _ = ids;
@@ -224,7 +224,7 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// In one transaction, for each of the counters (each once): where the row's version is the save's, it was done
-    /// before; where version and value are as known, writes value and version; anything else is a conflict. Answers what
+    /// before; where version and value are as known, writes value and version; anything else is a conflict. Returns what
     /// became of each, in their order.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use crate::scripts::partition::PairResult;
 use crate::writer::group::{Group, Position};
 use crate::writer::terms::{LAST_MOMENT, Until};
 
-/// One call, from its first hit to its answer.
+/// One call, from its first hit to its reply.
 #[derive(Debug)]
 pub struct Call {
     /// When its first hit came, or soon after the first one could have.
@@ -43,9 +43,9 @@ impl Call {
         Call { born: Instant::now(), group, epoch, in_doubt: Mutex::default(), outcome, waiting: Mutex::default() }
     }
 
-    /// When a caller that came for this call with that much patience leaves.
-    pub fn until(&self, patience: Duration) -> Until {
-        Until::new(self.born, patience)
+    /// When a caller that came for this call with that timeout leaves.
+    pub fn until(&self, timeout: Duration) -> Until {
+        Until::new(self.born, timeout)
     }
 
     /// What the call carries; nothing as long as hits are gathered for it.
@@ -111,7 +111,7 @@ impl Call {
         self.waiting().iter().for_each(Waker::wake_by_ref);
     }
 
-    /// Wakes the caller when it ends. Answers the caller's place.
+    /// Wakes the caller when it ends. Returns the waker's index.
     pub fn wake(&self, waker: &Waker) -> usize {
         let mut waiting = self.waiting();
         waiting.push(waker.clone());
@@ -119,24 +119,24 @@ impl Call {
     }
 
     /// Waits for the end, at most until soon after the deadline, of which the caller is reminded: who makes the call
-    /// gives up at the latest deadline of all and knows more. `place` is that of the caller's waker.
-    pub fn poll_end(&self, cx: &Context<'_>, place: &mut Option<usize>, deadline: Instant) -> Poll<Result<()>> {
+    /// gives up at the latest deadline of all and knows more. `index` is that of the caller's waker.
+    pub fn poll_end(&self, cx: &Context<'_>, index: &mut Option<usize>, deadline: Instant) -> Poll<Result<()>> {
         if self.outcome().is_some() {
             return Poll::Ready(Ok(()));
         }
-        // as long as it is not made, whoever is late is sent away by its lane, which knows that nothing was executed
+        // as long as it is not made, who is late is sent away by the queue, which knows that nothing was executed
         if self.group().is_some() && Instant::now() >= deadline + LAST_MOMENT {
-            return Poll::Ready(Err(Error::new(ErrorKind::OutcomeUnknown, "Redis did not answer in time")));
+            return Poll::Ready(Err(Error::new(ErrorKind::OutcomeUnknown, "Redis did not reply in time")));
         }
         let mut waiting = self.waiting();
         // who ends the call says so first, and wakes the waiting then
         if self.outcome().is_some() {
             return Poll::Ready(Ok(()));
         }
-        match place.and_then(|place| waiting.get_mut(place)) {
+        match index.and_then(|index| waiting.get_mut(index)) {
             Some(waker) => waker.clone_from(cx.waker()),
             None => {
-                *place = Some(waiting.len());
+                *index = Some(waiting.len());
                 waiting.push(cx.waker().clone());
             }
         }

@@ -68,7 +68,7 @@ impl Opened {
 }
 
 /// The incarnation that each partition was last seen with. An exact read guesses that it is still the one, so that it can
-/// ask the database while Redis is being asked; a guess that turns out wrong is thrown away with its answer.
+/// ask the database while Redis is being asked; a guess that turns out wrong is thrown away with its reply.
 #[derive(Debug, Default)]
 pub struct Incarnations(RwLock<HashMap<u32, Incarnation>>);
 

@@ -23,13 +23,13 @@ pub struct Until {
     pub begin: Instant,
 }
 
-/// What it takes to make a call with some hope of an answer.
+/// What it takes to make a call with some hope of a reply.
 pub const LAST_MOMENT: Duration = Duration::from_millis(50);
 
 impl Until {
-    pub fn new(from: Instant, patience: Duration) -> Self {
-        let deadline = from + patience;
-        Until { deadline, begin: deadline - patience.min(LAST_MOMENT) / 2 }
+    pub fn new(from: Instant, timeout: Duration) -> Self {
+        let deadline = from + timeout;
+        Until { deadline, begin: deadline - timeout.min(LAST_MOMENT) / 2 }
     }
 
     /// Until the later of the two has gone.

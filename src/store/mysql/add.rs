@@ -2,10 +2,10 @@
 
 use std::cmp::Reverse;
 
-use super::answer;
 use super::halves::{CHUNK, Halves};
 use super::json::JsonRows;
 use super::parts::Segment;
+use super::positions;
 use super::rejects::{Origin, Rejected};
 use super::session::Transaction;
 use super::target::Target;
@@ -70,12 +70,12 @@ impl Way {
         // an upsert counts 1 for a row inserted and 2 for one updated, so it cannot be checked to the row
         match self {
             Way::Upsert => Ok(()),
-            Way::Find | Way::Update => answer::all(rows.len(), changed),
+            Way::Find | Way::Update => positions::all(rows.len(), changed),
         }
     }
 }
 
-/// Adds the deltas to their rows, appends those that the database refused, and answers how many were added.
+/// Adds the deltas to their rows, appends those that the database refused, and returns how many were added.
 pub(super) async fn add<'b>(
     transaction: &mut Transaction,
     target: &Target,
@@ -149,7 +149,7 @@ fn one_by_one<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Step<'d, 
 }
 
 impl<'d, 'b> Step<'d, 'b> {
-    /// Locks the rows that are there, and answers those and the others. Without the lock a row could appear or vanish
+    /// Locks the rows that are there, and returns those and the others. Without the lock a row could appear or vanish
     /// before it is updated.
     async fn find(
         self,
@@ -160,12 +160,12 @@ impl<'d, 'b> Step<'d, 'b> {
         for row in &self.rows {
             row.write_key(json.row());
         }
-        let answer = transaction.fetch(target.lock.query().bind(json.finish())).await?;
-        let mut there = answer::flags(&answer, self.rows.len())?.into_iter();
+        let found = transaction.fetch(target.lock.query().bind(json.finish())).await?;
+        let mut there = positions::flags(&found, self.rows.len())?.into_iter();
         Ok(self.rows.into_iter().partition(|_| there.next() == Some(true)))
     }
 
-    /// Answers the rows that the database refused, with its words.
+    /// Returns the rows that the database refused, with its words.
     async fn write(
         &self,
         transaction: &mut Transaction,

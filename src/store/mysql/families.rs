@@ -16,7 +16,7 @@ const COLUMNS: &str = "number, settings, kind, CAST(partitions AS CHAR), wide, d
 const IDENTITY: usize = 2;
 const UNREAD: &str = "families were not read";
 
-/// Makes the family known, if it is not yet, and answers its number.
+/// Makes the family known, if it is not yet, and returns its number.
 pub(super) async fn register(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<u64> {
     if let Some(number) = find(pool, meter, family).await? {
         return Ok(number);

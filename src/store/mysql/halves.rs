@@ -25,7 +25,7 @@ impl<'r, R> Halves<'r, R> {
         self.parts.pop()
     }
 
-    /// Takes what the statement of these rows came to. An error that blames no row is answered.
+    /// Takes what the statement of these rows came to. An error that blames no row is returned.
     pub(super) fn made(&mut self, rows: &'r [R], result: Result<(), sqlx::Error>) -> Result<(), sqlx::Error> {
         match (result, rows) {
             (Ok(()), _) => {}

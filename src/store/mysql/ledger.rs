@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::answer;
 use super::json::JsonRows;
+use super::positions;
 use super::session::Transaction;
 use crate::store::Batch;
 
@@ -28,7 +28,7 @@ fn id(batch: &Batch) -> BatchId {
     (batch.family.number, batch.partition, batch.incarnation.0, batch.seq)
 }
 
-/// Advances the ledger to the batches given and answers those that were new to it, in the ledger's order.
+/// Advances the ledger to the batches given and returns those that were new to it, in the ledger's order.
 ///
 /// A transaction signs the rows that it advances with a random token and then reads which carry it. So the two
 /// statements need no knowledge of what was there before, and a row is locked from the first to the commit: of two
@@ -78,8 +78,8 @@ async fn read_signed(
         " LEFT JOIN counterfoil_ledger AS l ",
         "ON l.family = j.family AND l.partition_no = j.partition_no AND l.incarnation = j.incarnation",
     );
-    let answer = transaction.fetch(sqlx::query(READ).bind(token).bind(rows(batches))).await?;
-    let signed = answer::flags(&answer, batches.len())?;
+    let found = transaction.fetch(sqlx::query(READ).bind(token).bind(rows(batches))).await?;
+    let signed = positions::flags(&found, batches.len())?;
     Ok(batches.iter().zip(signed).filter(|(_, signed)| *signed).map(|(batch, _)| id(batch)).collect())
 }
 

@@ -1,7 +1,6 @@
 //! MySQL and MariaDB: all SQL of the crate.
 
 mod add;
-mod answer;
 mod apply;
 mod cached;
 mod check;
@@ -13,6 +12,7 @@ mod ledger;
 mod list;
 mod parts;
 mod point;
+mod positions;
 mod read;
 mod rejects;
 mod retry;
@@ -91,7 +91,7 @@ impl MysqlStore {
         }
     }
 
-    /// Answers reads [from the nearest](ReadFrom::Nearest) with this pool, which may be behind the first one.
+    /// Serves reads [from the nearest](ReadFrom::Nearest) with this pool, which may be behind the first one.
     #[must_use]
     pub fn with_replica(mut self, pool: MySqlPool) -> Self {
         self.replica = Some(pool);
@@ -133,7 +133,7 @@ impl MysqlStore {
     }
 
     /// Adds rejects of a family, given by their numbers, to their rows, once what they were refused for is mended, and
-    /// answers what became of each, in the order of the numbers. Their rows stay, marked as applied. A delta that is
+    /// returns what became of each, in the order of the numbers. Their rows stay, marked as applied. A delta that is
     /// refused again stays a reject with the new reason.
     ///
     /// Each counts once, whoever applies it again and how often: the row and the mark are written in one transaction, for up

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlPool, Row};
 
-use super::answer;
 use super::fault::store;
 use super::json::JsonRows;
+use super::positions;
 use super::session::{self, Meter};
 use super::target::{self, Target};
 use crate::error::{Error, ErrorKind, Result};
@@ -51,7 +51,7 @@ impl Read {
         let query = || self.target.read.query().bind(&self.keys).bind(&self.ledger).bind(self.family.number);
         let rows = session::fetch(pool, meter, query).await.map_err(store("values were not read"))?;
         if rows.len() != self.asked.len() + self.ledger_rows {
-            return Err(store("values were not read")(answer::unexpected(
+            return Err(store("values were not read")(positions::unexpected(
                 self.asked.len() + self.ledger_rows,
                 rows.len(),
             )));

@@ -112,7 +112,7 @@ impl Work for Retry<'_> {
 }
 
 impl Retry<'_> {
-    /// Locks the rejects and answers what they hold: of two who apply the same one the second waits, and finds it marked.
+    /// Locks the rejects and returns what they hold: of two who apply the same one the second waits, and finds it marked.
     async fn lock(&self, transaction: &mut Transaction) -> Result<Vec<Kept>, sqlx::Error> {
         // the derived table is for MySQL, which refuses to lock a JSON_TABLE (error 3569)
         const LOCK: &str = "SELECT r.number, r.partition_no, r.incarnation, r.seq, r.id, r.delta, r.reason, \

@@ -4,11 +4,11 @@ use sqlx::MySqlPool;
 use sqlx::Row as _;
 use sqlx::mysql::MySqlRow;
 
-use super::answer;
 use super::cached::ASK_READ_ONLY;
 use super::fault::store;
 use super::json::JsonRows;
 use super::parts::Segment;
+use super::positions;
 use super::read;
 use super::session::{self, Meter};
 use super::target::{self, Target};
@@ -32,19 +32,19 @@ pub(super) async fn read(
     let key = |(index, id)| Some((index, target::segments(family, id).ok()?));
     let asked: Vec<_> = ids.iter().map(String::as_str).enumerate().filter_map(key).collect();
     let mut rows = vec![Row::default(); ids.len()];
-    let answers = match &asked[..] {
+    let found = match &asked[..] {
         [] => return Ok(rows),
         [(index, key)] => one(pool, meter, target, family, &ids[*index], key).await,
         _ => several(pool, meter, target, family, ids, &asked).await,
     };
-    for ((index, _), answer) in asked.into_iter().zip(answers.map_err(store(FAILED))?) {
-        rows[index] = row(&answer, family, &ids[index])?;
+    for ((index, _), found) in asked.into_iter().zip(found.map_err(store(FAILED))?) {
+        rows[index] = row(&found, family, &ids[index])?;
     }
     Ok(rows)
 }
 
 /// What was found of an id.
-struct Answer {
+struct Found {
     digits: Option<String>,
     version: Option<Version>,
     read_only: String,
@@ -58,12 +58,12 @@ async fn one(
     family: &Registered,
     id: &str,
     key: &[Segment<'_>],
-) -> Result<Vec<Answer>, sqlx::Error> {
+) -> Result<Vec<Found>, sqlx::Error> {
     let query = || {
         let query = key.iter().fold(target.cached.row.query(), |query, segment| segment.bind(query));
         query.bind(family.number).bind(id.as_bytes())
     };
-    Ok(vec![Answer::new(&session::fetch_one(pool, meter, query).await?, 0)?])
+    Ok(vec![Found::new(&session::fetch_one(pool, meter, query).await?, 0)?])
 }
 
 async fn several(
@@ -73,7 +73,7 @@ async fn several(
     family: &Registered,
     ids: &[String],
     asked: &[(usize, Vec<Segment<'_>>)],
-) -> Result<Vec<Answer>, sqlx::Error> {
+) -> Result<Vec<Found>, sqlx::Error> {
     let mut json = JsonRows::default();
     for (index, key) in asked {
         target.cached.write_id(json.row(), key, ids[*index].as_bytes());
@@ -81,20 +81,20 @@ async fn several(
     let json = json.finish();
     let query = || target.cached.rows.query().bind(&json).bind(family.number);
     let rows = session::fetch(pool, meter, query).await?;
-    answer::by_position(&rows, asked.len(), |row| Answer::new(row, 1))
+    positions::by_position(&rows, asked.len(), |row| Found::new(row, 1))
 }
 
-impl Answer {
+impl Found {
     /// From the columns from `at` on.
     fn new(row: &MySqlRow, at: usize) -> Result<Self, sqlx::Error> {
-        Ok(Answer { digits: row.try_get(at)?, version: versions::read(row, at + 1)?, read_only: row.try_get(at + 2)? })
+        Ok(Found { digits: row.try_get(at)?, version: versions::read(row, at + 1)?, read_only: row.try_get(at + 2)? })
     }
 }
 
-fn row(answer: &Answer, family: &Registered, id: &str) -> Result<Row> {
-    check_writable(&answer.read_only, &family.family)?;
-    let value = answer.digits.as_ref().map(|digits| read::value(family, id, digits)).transpose()?;
-    Ok(Row { value, version: answer.version })
+fn row(found: &Found, family: &Registered, id: &str) -> Result<Row> {
+    check_writable(&found.read_only, &family.family)?;
+    let value = found.digits.as_ref().map(|digits| read::value(family, id, digits)).transpose()?;
+    Ok(Row { value, version: found.version })
 }
 
 /// Refuses a server that takes no writes, before anything is seeded from it.

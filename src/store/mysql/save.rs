@@ -5,11 +5,11 @@
 //! them are locked and looked at, each by itself is decided about, and then they are written in bulk again.
 
 use super::MysqlStore;
-use super::answer;
 use super::fault;
 use super::halves::{CHUNK, Halves};
 use super::json::JsonRows;
 use super::parts::Segment;
+use super::positions;
 use super::rejects::{self, Origin, Rejected};
 use super::session::Transaction;
 use super::statement::Text;
@@ -97,7 +97,7 @@ impl<'s> Saves<'s> {
         }
     }
 
-    /// Saves what is as known in bulk, and answers the entries that are left.
+    /// Saves what is as known in bulk, and returns the entries that are left.
     async fn swap(
         &self,
         transaction: &mut Transaction,
@@ -120,7 +120,7 @@ impl<'s> Saves<'s> {
         Ok(rest)
     }
 
-    /// Locks the rows and versions of the entries and answers what they hold.
+    /// Locks the rows and versions of the entries and returns what they hold.
     async fn find(&self, transaction: &mut Transaction, entries: &[&Entry<'s>]) -> Result<Vec<Found>, sqlx::Error> {
         let mut found = Vec::with_capacity(entries.len());
         for entries in entries.chunks(CHUNK) {
@@ -150,7 +150,7 @@ impl<'s> Saves<'s> {
         }
         let query = self.target.cached.lock.query().bind(json.finish()).bind(self.family.number);
         let rows = transaction.fetch(query).await?;
-        answer::by_position(&rows, asked, |row| {
+        positions::by_position(&rows, asked, |row| {
             let digits = sqlx::Row::try_get::<Option<String>, _>(row, 1)?;
             let value = digits.map(|digits| digits.parse().map_err(|_| digits));
             Ok(Found { value, version: versions::read(row, 2)? })
@@ -183,7 +183,7 @@ impl<'s> Saves<'s> {
         }
     }
 
-    /// Answers what the database refused, with its words.
+    /// Returns what the database refused, with its words.
     async fn update<'w>(
         &self,
         transaction: &mut Transaction,
@@ -197,7 +197,7 @@ impl<'s> Saves<'s> {
         Ok(halves.refused())
     }
 
-    /// Answers what the database refused, with its words.
+    /// Returns what the database refused, with its words.
     async fn insert<'w>(
         &self,
         transaction: &mut Transaction,
@@ -279,7 +279,7 @@ async fn write(transaction: &mut Transaction, text: &Text, pairs: &[Pair<'_, '_>
         entry.key.iter().for_each(|segment| segment.write(cells));
     }
     let changed = transaction.execute(text.query().bind(json.finish())).await?;
-    answer::all(pairs.len(), changed)
+    positions::all(pairs.len(), changed)
 }
 
 /// Why a value was not written to a row that holds `known`.

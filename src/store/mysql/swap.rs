@@ -52,7 +52,7 @@ pub(super) async fn all(
     Ok(true)
 }
 
-/// Writes those values whose rows are as known; answers how many.
+/// Writes those values whose rows are as known; returns how many.
 async fn values(transaction: &mut Transaction, cached: &Cached, swaps: &[Swap<'_>]) -> Result<u64, sqlx::Error> {
     let mut json = JsonRows::default();
     for Swap { key, save, value, .. } in swaps {

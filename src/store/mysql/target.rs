@@ -88,7 +88,7 @@ impl Target {
                 json::column("partition_no", "INT UNSIGNED", 0),
                 json::column("incarnation", "BIGINT UNSIGNED", 1),
             )),
-            // of named columns, or the whole expressions would come back as the answer's column names
+            // of named columns, or the whole expressions would come back as the reply's column names
             point: text(format!(
                 "SELECT (SELECT CAST(t.{value} AS CHAR) FROM {name} AS t WHERE {}) AS digits, \
                  (SELECT l.seq FROM counterfoil_ledger AS l \

@@ -16,7 +16,7 @@ pub(super) trait Work: Sync {
     /// What comes of it.
     type Done: Send;
 
-    /// Answered with an error, nothing of it is kept.
+    /// Nothing of it is kept where it returns an error.
     fn run(&self, transaction: &mut Transaction) -> impl Future<Output = Result<Self::Done, sqlx::Error>> + Send;
 }
 

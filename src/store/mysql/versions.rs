@@ -3,9 +3,9 @@
 use sqlx::Row as _;
 use sqlx::mysql::MySqlRow;
 
-use super::answer;
 use super::halves::CHUNK;
 use super::json::JsonRows;
+use super::positions;
 use super::session::Transaction;
 use crate::store::{Registered, Save, Version};
 
@@ -57,17 +57,17 @@ impl<'s> Versions<'s> {
         );
         for saves in self.updates.chunks(CHUNK) {
             let query = sqlx::query(UPDATE).bind(rows(saves)).bind(family.number);
-            answer::all(saves.len(), transaction.execute(query).await?)?;
+            positions::all(saves.len(), transaction.execute(query).await?)?;
         }
         for saves in self.inserts.chunks(CHUNK) {
             let query = sqlx::query(INSERT).bind(family.number).bind(rows(saves));
-            answer::all(saves.len(), transaction.execute(query).await?)?;
+            positions::all(saves.len(), transaction.execute(query).await?)?;
         }
         Ok(())
     }
 }
 
-/// Writes those versions that are as given, of (save, known version); answers how many.
+/// Writes those versions that are as given, of (save, known version); returns how many.
 pub(super) async fn swap(
     transaction: &mut Transaction,
     family: &Registered,

@@ -1,28 +1,27 @@
-//! Answers to questions about many rows at once: one row each, by position.
+//! Replies to questions about many rows at once: one row each, by position.
 
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
-/// What `take` makes of the answer for each of the rows asked about, from rows that begin with their position from 1.
+/// What `take` makes of the reply for each of the rows asked about, from rows that begin with their position from 1.
 ///
-/// A statement that asks answers every row it was given, whether or not something was found for it. So an answer cut
+/// A statement that asks answers every row it was given, whether or not something was found for it. So a reply cut
 /// short (by `sql_select_limit`, by a proxy) is an error, and is not taken for rows that are not there.
 pub(super) fn by_position<T>(
     rows: &[MySqlRow],
     asked: usize,
     take: impl Fn(&MySqlRow) -> Result<T, sqlx::Error>,
 ) -> Result<Vec<T>, sqlx::Error> {
-    let mut answers: Vec<_> = std::iter::repeat_with(|| None).take(asked).collect();
+    let mut found: Vec<_> = std::iter::repeat_with(|| None).take(asked).collect();
     for row in rows {
         let position = row.try_get::<u64, _>(0)?;
         let index = usize::try_from(position).ok().and_then(|position| position.checked_sub(1));
-        *index.and_then(|index| answers.get_mut(index)).ok_or_else(|| unexpected(asked, rows.len()))? =
-            Some(take(row)?);
+        *index.and_then(|index| found.get_mut(index)).ok_or_else(|| unexpected(asked, rows.len()))? = Some(take(row)?);
     }
-    answers.into_iter().collect::<Option<_>>().ok_or_else(|| unexpected(asked, rows.len()))
+    found.into_iter().collect::<Option<_>>().ok_or_else(|| unexpected(asked, rows.len()))
 }
 
-/// Whether the answer was yes, from rows of (position from 1, 1 or 0 or NULL).
+/// Whether the reply was yes, from rows of (position from 1, 1 or 0 or NULL).
 pub(super) fn flags(rows: &[MySqlRow], asked: usize) -> Result<Vec<bool>, sqlx::Error> {
     by_position(rows, asked, |row| Ok(row.try_get::<Option<i64>, _>(1)? == Some(1)))
 }
@@ -36,6 +35,6 @@ pub(super) fn all(asked: usize, changed: u64) -> Result<(), sqlx::Error> {
 }
 
 /// The database did not do what the statement says.
-pub(super) fn unexpected(asked: usize, answered: usize) -> sqlx::Error {
-    sqlx::Error::Protocol(format!("{answered} rows instead of {asked}"))
+pub(super) fn unexpected(asked: usize, came: usize) -> sqlx::Error {
+    sqlx::Error::Protocol(format!("{came} rows instead of {asked}"))
 }
