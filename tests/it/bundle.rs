@@ -433,7 +433,7 @@ fn quoted_after<'a>(text: &'a str, before: &str, quote: char) -> impl Iterator<I
     text.split(before).skip(1).filter_map(move |rest| rest.trim_start().strip_prefix(quote)?.split(quote).next())
 }
 
-/// The commands that the sources of the crate have: sent by themselves, in texts of its own, and by `script::read`.
+/// The commands that the sources of the crate have: sent by themselves, in texts of its own, and by `bundle::read`.
 fn commands_of_the_crate() -> BTreeSet<String> {
     fn sources(folder: &Path) -> Vec<String> {
         let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
@@ -446,7 +446,7 @@ fn commands_of_the_crate() -> BTreeSet<String> {
         commands.extend(quoted_after(&source, "cmd(", '"').map(str::to_lowercase));
         commands.extend(quoted_after(&source, "command(", '"').map(str::to_lowercase));
         commands.extend(quoted_after(&source, "redis.call(", '\'').map(str::to_lowercase));
-        for call in source.split("script::read").skip(1) {
+        for call in source.split("bundle::read").skip(1) {
             let verb = call.split('"').nth(1).filter(|verb| call.find('"') < Some(60) && is_word(verb));
             commands.extend(verb.map(str::to_lowercase));
         }
