@@ -446,7 +446,7 @@ fn commands_of_the_crate() -> BTreeSet<String> {
         commands.extend(quoted_after(&source, "cmd(", '"').map(str::to_lowercase));
         commands.extend(quoted_after(&source, "command(", '"').map(str::to_lowercase));
         commands.extend(quoted_after(&source, "redis.call(", '\'').map(str::to_lowercase));
-        for call in source.split("script::read").skip(1) {
+        for call in source.split("bundle::read").skip(1) {
             let verb = call.split('"').nth(1).filter(|verb| call.find('"') < Some(60) && is_word(verb));
             commands.extend(verb.map(str::to_lowercase));
         }
