@@ -13,6 +13,7 @@ use std::time::Duration;
 use crate::support::interleaving::buffered::{
     Given, Kind, breaks, breaks_in_the_real_database, exact, exact_in_the_real_database,
 };
+use crate::support::interleaving::connect::Lasting;
 use crate::support::interleaving::database::Database;
 use crate::support::interleaving::gated::Gated;
 use crate::support::interleaving::hunt::{Case, runtime};
@@ -26,7 +27,6 @@ use counterfoil::test_hooks::{Change, Counted, Guard, PairResult, Part, Partitio
 use counterfoil::{Counterfoil, Durability, Family, MemoryStore, Registered, Store};
 use proptest::option;
 use proptest::prelude::*;
-use redis::aio::MultiplexedConnection;
 use testkit::RedisServer;
 
 const IDS: [&str; 3] = ["a", "b", "page/é"];
@@ -82,7 +82,7 @@ struct Call {
 }
 
 struct World<'s, S> {
-    stage: Stage<'s, MultiplexedConnection>,
+    stage: Stage<'s, Lasting>,
     database: Database<'s, S>,
     writers: Vec<Writer<Call>>,
     /// Every call that was ever sent.

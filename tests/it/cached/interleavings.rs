@@ -274,8 +274,7 @@ enum Database {
 }
 
 impl Database {
-    async fn real() -> Self {
-        let mysql = Mortal::one_in(8).await;
+    async fn real(mysql: Mortal) -> Self {
         let pool = mysql.database().await;
         let store = MysqlStore::new(pool.clone());
         Database::Real { mysql, pool, store }
@@ -855,7 +854,7 @@ fn exact_when_redis_is_emptied_and_somebody_else_writes_the_rows() {
 #[test]
 fn exact_with_the_real_database() {
     let runtime = runtime();
-    let database = runtime.block_on(Database::real());
+    let database = runtime.block_on(async { Database::real(Mortal::one_in(8).await).await });
     for crashes in [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty] {
         for outsider in [false, true] {
             let disturbed = Disturbed { crashes, outsider };
@@ -892,7 +891,7 @@ fn without_the_version_a_late_save_overwrites() {
 #[test]
 fn without_the_version_a_late_save_overwrites_in_the_real_database() {
     let runtime = runtime();
-    let database = runtime.block_on(Database::real());
+    let database = runtime.block_on(async { Database::real(Mortal::never().await).await });
     breaks_in(&runtime, &database, Guard::Version, Crashes::None, &["LOST"]);
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use crate::support::interleaving::buffered::{
     Given, Kind, breaks, breaks_in_the_real_database, exact, exact_in_the_real_database,
 };
+use crate::support::interleaving::connect::Lasting;
 use crate::support::interleaving::database::Database;
 use crate::support::interleaving::gated::Gated;
 use crate::support::interleaving::hunt::Case;
@@ -24,7 +25,6 @@ use counterfoil::test_hooks::{Counted, Guard, PairResult, ServerClock};
 use counterfoil::{Counterfoil, Durability, Family, Precision, Registered, SeriesFamily, Slice, Store};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
-use redis::aio::MultiplexedConnection;
 
 /// In Unix milliseconds: five seconds later a day begins in Berlin.
 const START: u64 = 1_414_364_395_000;
@@ -83,7 +83,7 @@ struct Token {
 }
 
 struct World<'s, S> {
-    stage: Stage<'s, MultiplexedConnection>,
+    stage: Stage<'s, Lasting>,
     database: Database<'s, S>,
     series: SeriesFamily,
     /// What the writers believe of the server's clock.

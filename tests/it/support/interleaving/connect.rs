@@ -11,15 +11,56 @@ use testkit::RedisServer;
 
 pub trait Connect: aio::ConnectionLike + Clone + 'static {
     async fn to(server: &RedisServer) -> Self;
+
+    /// Connects again to a server that was started again.
+    async fn again(&mut self, server: &RedisServer) {
+        *self = Self::to(server).await;
+    }
 }
 
-impl Connect for MultiplexedConnection {
-    async fn to(server: &RedisServer) -> Self {
+/// A connection whose clones come back with it, as those of a `ConnectionManager` do: who reads while Redis crashes
+/// goes on to read, and need not wait until it may give up.
+#[derive(Clone)]
+pub struct Lasting(Arc<Mutex<MultiplexedConnection>>);
+
+impl Lasting {
+    async fn connect(server: &RedisServer) -> MultiplexedConnection {
         // on a busy machine an answer may take long
         let patience = Some(Duration::from_secs(20));
         let patient = AsyncConnectionConfig::new().set_connection_timeout(patience).set_response_timeout(patience);
         let connection = server.client().get_multiplexed_async_connection_with_config(&patient).await;
         connection.expect("a connection to the private Redis")
+    }
+
+    fn connection(&self) -> MutexGuard<'_, MultiplexedConnection> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Connect for Lasting {
+    async fn to(server: &RedisServer) -> Self {
+        Lasting(Arc::new(Mutex::new(Self::connect(server).await)))
+    }
+
+    async fn again(&mut self, server: &RedisServer) {
+        let connection = Self::connect(server).await;
+        *self.connection() = connection;
+    }
+}
+
+impl aio::ConnectionLike for Lasting {
+    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
+        let mut connection = self.connection().clone();
+        Box::pin(async move { connection.req_packed_command(cmd).await })
+    }
+
+    fn req_packed_commands<'a>(&'a mut self, pipe: &'a Pipeline, at: usize, n: usize) -> RedisFuture<'a, Vec<Value>> {
+        let mut connection = self.connection().clone();
+        Box::pin(async move { connection.req_packed_commands(pipe, at, n).await })
+    }
+
+    fn get_db(&self) -> i64 {
+        0
     }
 }
 

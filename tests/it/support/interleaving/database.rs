@@ -70,17 +70,22 @@ impl<S: Store + Clone> Database<'_, S> {
     }
 }
 
-/// A MySQL that is killed now and then while it is at something of which nobody hears.
+/// A MySQL that may be killed now and then while it is at something of which nobody hears.
 pub struct Mortal {
     server: MysqlServer,
-    one_in: u64,
+    one_in: Option<u64>,
     unheard: AtomicU64,
 }
 
 impl Mortal {
     /// Of so many things of which nobody hears one kills it.
     pub async fn one_in(one_in: u64) -> Self {
-        Mortal { server: MysqlServer::start().await, one_in, unheard: AtomicU64::new(0) }
+        Mortal { one_in: Some(one_in), ..Mortal::never().await }
+    }
+
+    /// Nothing kills it.
+    pub async fn never() -> Self {
+        Mortal { server: MysqlServer::start().await, one_in: None, unheard: AtomicU64::new(0) }
     }
 
     /// A database with counterfoil's tables.
@@ -94,7 +99,7 @@ impl Mortal {
         work: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<()> {
         let number = self.unheard.fetch_add(1, Ordering::Relaxed);
-        if !number.is_multiple_of(self.one_in) {
+        if !self.one_in.is_some_and(|one_in| number.is_multiple_of(one_in)) {
             return work.await.map(drop);
         }
         let working = tokio::spawn(work);

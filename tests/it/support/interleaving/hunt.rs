@@ -60,7 +60,7 @@ pub fn hunt<T: Debug>(
     let start = || Rc::new(servers.block_on(RedisServer::start(crashes.options())));
     let server = RefCell::new(start());
     // a failure that is expected need not be made small
-    let max_shrink_iters = if guard.is_some() { 50 } else { 500 };
+    let max_shrink_iters = if guard.is_some() { 0 } else { 500 };
     let config = Config { cases, failure_persistence: None, max_shrink_iters, ..Config::default() };
     // without a guard the failure has to come every time
     let mut runner = match guard {

@@ -136,7 +136,7 @@ impl<'s, C: Connect> Stage<'s, C> {
         self.server.kill();
         self.server.cut_aof(left);
         start_again(self.server);
-        self.redis = C::to(self.server).await;
+        self.redis.again(self.server).await;
         self.lengths.restart(self.elapsed, self.server.aof_len());
         left + 1..
     }
