@@ -1,22 +1,29 @@
-//! Makes cargo watch the bundle, and hands the programs of README.md to the test that runs them.
+//! Makes cargo watch the bundle, and hands the programs of the documents to the test that runs them.
 
 use std::path::Path;
 use std::{env, fs};
+
+/// What the files of a document's programs are called, and where it is.
+const DOCUMENTS: [(&str, &str); 3] =
+    [("readme", "README.md"), ("guide", "docs/guide.md"), ("operations", "docs/operations.md")];
 
 fn main() {
     // `include_dir` does not notice new files by itself
     println!("cargo::rerun-if-changed=lua");
     if env::var_os("CARGO_FEATURE_TEST_HOOKS").is_some() {
-        println!("cargo::rerun-if-changed=README.md");
-        write_programs(&fs::read_to_string("README.md").expect("README.md is here"));
+        for (name, file) in DOCUMENTS {
+            println!("cargo::rerun-if-changed={file}");
+            write_programs(name, &fs::read_to_string(file).expect(file));
+        }
     }
 }
 
-/// Writes the Rust programs of the README where a test includes them, `readme_1.rs` and so on; with the addresses of
+/// Writes the Rust programs of a document where a test includes them, `guide_1.rs` and so on; with the addresses of
 /// that test's servers.
-fn write_programs(readme: &str) {
+fn write_programs(name: &str, document: &str) {
     let folder = env::var("OUT_DIR").expect("cargo sets it");
-    let blocks = readme.split("\n```rust").skip(1).filter_map(|block| block.split_once('\n')?.1.split("\n```").next());
+    let blocks =
+        document.split("\n```rust").skip(1).filter_map(|block| block.split_once('\n')?.1.split("\n```").next());
     for (index, program) in blocks.enumerate() {
         let program = program
             .replace(r#""redis://localhost""#, "crate::readme::redis_url()")
@@ -24,6 +31,6 @@ fn write_programs(readme: &str) {
             .replace(r#""rediss://redis.internal""#, "crate::readme::tls().redis_url()")
             .replace(".mysql(mysql)", ".mysql(crate::readme::tls().mysql_url(mysql))")
             .replace("use std::fs;", "use crate::readme::files as fs;");
-        fs::write(Path::new(&folder).join(format!("readme_{}.rs", index + 1)), program).expect("a file is written");
+        fs::write(Path::new(&folder).join(format!("{name}_{}.rs", index + 1)), program).expect("a file is written");
     }
 }

@@ -68,7 +68,7 @@ impl Error {
         matches!(self.kind, ErrorKind::Redis | ErrorKind::Store | ErrorKind::Busy)
     }
 
-    /// Whether the call may have been executed although it failed (PROTOCOL section 3.2).
+    /// Whether the call may have been executed although it failed (docs/protocol.md, section 3.2).
     pub fn outcome_unknown(&self) -> bool {
         self.kind == ErrorKind::OutcomeUnknown
     }

@@ -1,3 +1,12 @@
+// the first definition of a link counts: here the guide is a module, in the repository a file
+//! [guide]: crate::guide
+//! [buffered]: crate::guide#buffered-counters
+//! [cached]: crate::guide#cached-counters
+//! [series]: crate::guide#series
+//! [activity]: crate::guide#activity
+//! [visitors]: crate::guide#visitors-of-a-day
+//! [connecting]: crate::guide#connecting
+//!
 #![doc = include_str!("../README.md")]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
@@ -45,6 +54,9 @@ pub use store::{Applied, Batch, Incarnation, ReadFrom, Registered, Row, Save, Sa
 pub use ::redis;
 /// The version of sqlx whose pools [`MysqlStore::new`] takes.
 pub use ::sqlx;
+
+#[doc = include_str!("../docs/guide.md")]
+pub mod guide {}
 
 /// Opened for the project's own tests: nothing here is part of the crate's interface.
 #[cfg(feature = "test-hooks")]

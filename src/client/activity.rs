@@ -70,7 +70,7 @@ pub struct Minute {
     pub visitors: VisitorCount,
 }
 
-/// The activity on the pages of one open family (PROTOCOL section 5). Cloning is cheap.
+/// The activity on the pages of one open family (docs/protocol.md, section 5). Cloning is cheap.
 #[derive(Debug)]
 pub struct Activity<C = Primary, S = MysqlStore> {
     handle: Handle<C, S>,

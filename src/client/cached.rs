@@ -52,7 +52,7 @@ impl Changed {
 }
 
 /// The counters of one open cached family: the value comes back with each increment, and lives in Redis for as long as
-/// the counter is used (PROTOCOL section 4). Cloning is cheap.
+/// the counter is used (docs/protocol.md, section 4). Cloning is cheap.
 #[derive(Debug)]
 pub struct CachedCounters<C = Primary, S = MysqlStore> {
     handle: Handle<C, S>,

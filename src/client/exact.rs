@@ -1,4 +1,5 @@
-//! Exact reads of what goes the buffered way: Redis, the ledger and the rows, put together (PROTOCOL section 3).
+//! Exact reads of what goes the buffered way: Redis, the ledger and the rows, put together (docs/protocol.md, section
+//! 3.7).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,5 +1,5 @@
 //! Exact reads: what is in the database and what is not yet, put together without losing or doubling a batch that is
-//! on its way (PROTOCOL section 3).
+//! on its way (docs/protocol.md, section 3).
 
 use crate::scripts::buffered::Pending;
 use crate::testing::ablation::{self, Guard};

@@ -22,8 +22,8 @@ pub struct Seeding {
 }
 
 /// One read of a row, for everybody who has the same ticket: it was begun after the ticket was given, and as long as the
-/// ticket has seeded nothing, counterfoil has written nothing to the row since (PROTOCOL section 4, seed). Whoever holds it
-/// until the seed is handed in spares those another read who miss the counter meanwhile.
+/// ticket has seeded nothing, counterfoil has written nothing to the row since (docs/protocol.md, section 4.2). Whoever
+/// holds it until the seed is handed in spares those another read who miss the counter meanwhile.
 pub struct Read {
     seeding: Arc<Seeding>,
     key: Key,

@@ -27,8 +27,8 @@ pub struct Slice {
     pub count: i64,
 }
 
-/// The series of one open family: named counters, each at all of the family's precisions (PROTOCOL section 5). Cloning is
-/// cheap.
+/// The series of one open family: named counters, each at all of the family's precisions (docs/protocol.md, section 5).
+/// Cloning is cheap.
 #[derive(Debug)]
 pub struct Series<C = Primary, S = MysqlStore> {
     handle: Handle<C, S>,

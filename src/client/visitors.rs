@@ -10,7 +10,8 @@ use crate::scripts::partition::PairResult;
 use crate::store::Store;
 use crate::store::mysql::MysqlStore;
 
-/// The visitors of scopes and days of one open family, each counted once (PROTOCOL section 5). Cloning is cheap.
+/// The visitors of scopes and days of one open family, each counted once (docs/protocol.md, section 5). Cloning
+/// is cheap.
 #[derive(Debug)]
 pub struct Visitors<C = Primary, S = MysqlStore>(Handle<C, S>);
 

@@ -91,7 +91,7 @@ impl Family {
     /// The largest number of stripes of a page.
     pub const MAX_STRIPES: u32 = 4096;
 
-    /// Starts the configuration of a family of activity (PROTOCOL section 5). Namespace and name are of
+    /// Starts the configuration of a family of activity (docs/protocol.md, section 5). Namespace and name are of
     /// `[a-z0-9_.-]{1,64}`.
     pub fn activity(namespace: impl Into<String>, name: impl Into<String>) -> ActivityFamilyBuilder {
         let sliding = Sliding {

@@ -45,7 +45,7 @@ pub struct CachedFamily {
 
 impl Family {
     /// Starts the configuration of a family of cached counters: the value lives in Redis for as long as it is used, comes
-    /// back with each increment, and is saved as a whole (PROTOCOL section 4). Namespace and name are of
+    /// back with each increment, and is saved as a whole (docs/protocol.md, section 4). Namespace and name are of
     /// `[a-z0-9_.-]{1,64}`.
     pub fn cached(namespace: impl Into<String>, name: impl Into<String>) -> CachedFamilyBuilder {
         let stay = Stay { retain: Duration::from_secs(600), min: None, max: None };

@@ -1,4 +1,5 @@
-//! Slices of time: how long they are, where they begin, and what they are called where they are kept (PROTOCOL section 5).
+//! Slices of time: how long they are, where they begin, and what they are called where they are kept (docs/protocol.md,
+//! section 5).
 
 use std::fmt;
 

@@ -62,7 +62,7 @@ pub use self::visitors::{VisitorsFamily, VisitorsFamilyBuilder};
 use crate::error::{Error, Result};
 use crate::family::table::{Missing, Table};
 
-/// A named group of counters of one kind with one configuration, in one namespace (PROTOCOL section 2).
+/// A named group of counters of one kind with one configuration, in one namespace (docs/protocol.md, section 2).
 ///
 /// ```
 /// use std::time::Duration;
@@ -92,11 +92,11 @@ pub struct Family {
 /// How a family counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// By deltas that are summed in Redis (PROTOCOL section 3).
+    /// By deltas that are summed in Redis (docs/protocol.md, section 3).
     Buffered,
-    /// By values that stay in Redis for as long as they are used (PROTOCOL section 4).
+    /// By values that stay in Redis for as long as they are used (docs/protocol.md, section 4).
     Cached(Stay),
-    /// In slices of time; what is kept of them goes the buffered way once they are over (PROTOCOL section 5).
+    /// In slices of time; what is kept of them goes the buffered way once they are over (docs/protocol.md, section 5).
     Series(Arc<Windows>),
     /// In layers of time, with the visitors; finished minutes may be kept likewise.
     Activity(Sliding),
@@ -105,7 +105,7 @@ pub(crate) enum Kind {
 }
 
 /// When a rotation counts as durable: the database never runs ahead of what Redis would still know after a crash
-/// (PROTOCOL section 6).
+/// (docs/protocol.md, section 6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durability {
@@ -292,7 +292,8 @@ impl Family {
         ids.iter().map(|id| self.check_id(id.as_ref()).map(|()| id.as_ref())).collect()
     }
 
-    /// The partition that the id belongs to (PROTOCOL section 2: IEEE CRC-32 of its bytes, modulo the partitions).
+    /// The partition that the id belongs to (docs/protocol.md, section 2): IEEE CRC-32 of its bytes, modulo
+    /// the partitions.
     pub fn partition_of(&self, id: &str) -> u32 {
         self.partition_by(id.as_bytes())
     }

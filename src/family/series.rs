@@ -84,7 +84,7 @@ impl Family {
     /// The largest number of precisions of a series.
     pub const MAX_PRECISIONS: usize = 16;
 
-    /// Starts the configuration of a family of series (PROTOCOL section 5). Namespace and name are of
+    /// Starts the configuration of a family of series (docs/protocol.md, section 5). Namespace and name are of
     /// `[a-z0-9_.-]{1,64}`.
     pub fn series(namespace: impl Into<String>, name: impl Into<String>) -> SeriesFamilyBuilder {
         let window = |precision| Window { precision, slices: 120, kept: false };

@@ -22,7 +22,7 @@ pub struct VisitorsFamily {
 
 impl Family {
     /// Starts the configuration of a family that counts the visitors of a scope and day, each once: a buffered family
-    /// whose ids are `SCOPE/DAY` (PROTOCOL sections 3 and 5). Namespace and name are of `[a-z0-9_.-]{1,64}`.
+    /// whose ids are `SCOPE/DAY` (docs/protocol.md, sections 3 and 5). Namespace and name are of `[a-z0-9_.-]{1,64}`.
     pub fn visitors(namespace: impl Into<String>, name: impl Into<String>) -> VisitorsFamilyBuilder {
         let remember = Duration::from_secs(3 * 86_400);
         let kind = Kind::Visitors { remember };

@@ -1,5 +1,5 @@
 //! Bringing cached counters from Redis to the database: what is due is claimed, written once the claim is durable, and
-//! marked as saved; what is saved and not used any more is deleted (PROTOCOL section 4).
+//! marked as saved; what is saved and not used any more is deleted (docs/protocol.md, section 4).
 //!
 //! Nothing is remembered between two rounds: a claim stands in Redis, and whoever looks at it when its time has come goes
 //! on with it.

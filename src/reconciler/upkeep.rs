@@ -1,5 +1,6 @@
 //! What a reconciler does for a family now and then: it writes the settings beside the epochs, begins a new epoch so that
-//! Redis forgets old callers, and looks for partitions that the family does not have (PROTOCOL sections 3.2 and 8).
+//! Redis forgets old callers, and looks for partitions that the family does not have (docs/protocol.md, sections
+//! 3.2 and 3.8).
 
 use futures_util::future::{join_all, try_join_all};
 use redis::aio::ConnectionLike;

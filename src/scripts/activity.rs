@@ -1,4 +1,5 @@
-//! The scripts of activity as typed calls on one partition (PROTOCOL section 5). A *place* is one stripe of one page.
+//! The scripts of activity as typed calls on one partition (docs/protocol.md, section 5). A *place* is one stripe
+//! of one page.
 
 use indexmap::IndexMap;
 use redis::aio::ConnectionLike;

@@ -1,4 +1,5 @@
-//! The scripts of the buffered kind as typed calls on one partition: one script, one call (PROTOCOL section 3).
+//! The scripts of the buffered kind as typed calls on one partition: one script, one call (docs/protocol.md, section
+//! 3).
 
 use std::collections::HashMap;
 use std::time::Duration;

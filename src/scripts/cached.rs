@@ -1,4 +1,4 @@
-//! The scripts of the cached kind as typed calls on one partition: one script, one call (PROTOCOL section 4).
+//! The scripts of the cached kind as typed calls on one partition: one script, one call (docs/protocol.md, section 4).
 
 use std::collections::HashSet;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Start-up checks: what a look at the servers found, and what to do about it (PROTOCOL section 6).
+//! Start-up checks: what a look at the servers found, and what to do about it (docs/protocol.md, section 6).
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -105,7 +105,7 @@ fn role(role: &str) -> Option<Finding> {
     })
 }
 
-/// The durability table of PROTOCOL section 6.
+/// The durability table of docs/protocol.md, section 6.
 fn persistence(aof: bool, fsync: Option<&str>, save: Option<&str>, families: &[Family]) -> Option<Finding> {
     let subject = "redis persistence";
     // Redis itself holds writes back when an fsync takes longer than 2 s

@@ -1,4 +1,4 @@
-//! The fence by epochs (PROTOCOL section 3.2): what makes a call safe to repeat, whoever repeats it.
+//! The fence by epochs (docs/protocol.md, section 3.2): what makes a call safe to repeat, whoever repeats it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

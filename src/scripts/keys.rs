@@ -1,4 +1,4 @@
-//! The only place where a key is spelt (PROTOCOL section 2).
+//! The only place where a key is spelt (docs/protocol.md, section 2).
 
 use crate::family::Family;
 use crate::family::calendar::Precision;

@@ -1,5 +1,5 @@
 //! The scripts of series as typed calls on one partition, and those of what is kept of them, or of activity's minutes, once
-//! it is over (PROTOCOL section 5).
+//! it is over (docs/protocol.md, section 5).
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The script that counts visitors, as a typed call on one partition (PROTOCOL section 5).
+//! The script that counts visitors, as a typed call on one partition (docs/protocol.md, section 5).
 
 use std::time::Duration;
 

@@ -20,7 +20,7 @@ pub struct Registered {
     pub number: u64,
 }
 
-/// The random number that a partition's batches carry until Redis loses its memory (PROTOCOL section 3).
+/// The random number that a partition's batches carry until Redis loses its memory (docs/protocol.md, section 3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u64);
 
@@ -61,7 +61,7 @@ pub struct Applied {
     pub rejected: u64,
 }
 
-/// Who wrote a cached counter's row last, and which of its writes it was (PROTOCOL section 4).
+/// Who wrote a cached counter's row last, and which of its writes it was (docs/protocol.md, section 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version {
     /// The random number of one stay in Redis, from a counter's seeding to its deletion.
@@ -137,7 +137,7 @@ pub struct Snapshot {
 /// A database that keeps values and a ledger: [`MysqlStore`](crate::MysqlStore), or one of your own.
 ///
 /// What makes the counters exact is [`apply`](Store::apply): ledger and values move in **one** transaction, and a batch
-/// that the ledger has is never added again (PROTOCOL section 3).
+/// that the ledger has is never added again (docs/protocol.md, section 3).
 ///
 /// Its futures may be dropped half-way, at a shutdown: what must not be cut off there runs in a task of its own.
 pub trait Store: Send + Sync + 'static {

@@ -1,7 +1,7 @@
 //! Switches that take one guard of the protocol out, so that tests can show that each is needed. Without the feature
 //! `test-hooks` no guard is ever out. With it a switch holds for the calling thread, so that tests can run side by side.
 
-/// A guard of PROTOCOL sections 3 to 5.
+/// A guard of docs/protocol.md, sections 3 to 5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "test-hooks"), expect(dead_code, reason = "no guard is ever out"))]
 pub enum Guard {

@@ -1,5 +1,5 @@
-//! The write path of a family (PROTOCOL section 3): fenced calls, each of which carries everything that was asked for
-//! while others were out. This is group commit: nothing waits for a timer, and calls grow with the load.
+//! The write path of a family (docs/protocol.md, section 3): fenced calls, each of which carries everything that was
+//! asked for while others were out. This is group commit: nothing waits for a timer, and calls grow with the load.
 
 mod call;
 mod commit;

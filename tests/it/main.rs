@@ -7,6 +7,7 @@ mod bundle;
 mod cached;
 mod clients;
 mod connection;
+mod docs;
 mod layout;
 mod lifecycle;
 mod live_page;

@@ -1,8 +1,8 @@
-//! The programs of README.md as they stand, but for the addresses, on empty servers.
+//! The programs of README.md, the guide and operations.md as they stand, but for the addresses, on empty servers.
 
 use std::sync::OnceLock;
 
-use counterfoil::{Counterfoil, Family};
+use counterfoil::{Counterfoil, Family, KeyType, Retried, Table};
 use sqlx::MySqlPool;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 
@@ -10,6 +10,8 @@ use crate::support::tls::Tls;
 use crate::support::{counted, family};
 
 const README: &str = include_str!("../../README.md");
+const GUIDE: &str = include_str!("../../docs/guide.md");
+const OPERATIONS: &str = include_str!("../../docs/operations.md");
 
 /// Of Redis and the database.
 static URLS: OnceLock<(String, String)> = OnceLock::new();
@@ -44,7 +46,7 @@ macro_rules! program {
 }
 
 mod secure {
-    include!(concat!(env!("OUT_DIR"), "/readme_7.rs"));
+    include!(concat!(env!("OUT_DIR"), "/guide_11.rs"));
 
     pub async fn run() -> Result<Counterfoil, Box<dyn std::error::Error>> {
         connect().await
@@ -53,14 +55,27 @@ mod secure {
 
 /// A test by itself.
 mod in_tests {
-    include!(concat!(env!("OUT_DIR"), "/readme_8.rs"));
+    include!(concat!(env!("OUT_DIR"), "/guide_12.rs"));
 }
 
-program!(own_table, "/readme_2.rs", shop);
-program!(cached, "/readme_3.rs", forum);
-program!(series, "/readme_4.rs", site);
-program!(activity, "/readme_5.rs", forum);
-program!(visitors, "/readme_6.rs", shop);
+mod rejects {
+    include!(concat!(env!("OUT_DIR"), "/operations_1.rs"));
+
+    pub async fn run(counterfoil: Counterfoil, family: &Family) -> counterfoil::Result<Vec<Retried>> {
+        retry(counterfoil, family).await
+    }
+}
+
+program!(own_table, "/guide_1.rs", shop);
+program!(results, "/guide_2.rs", page);
+program!(requests, "/guide_3.rs", job);
+program!(recording, "/guide_4.rs", log);
+program!(reading, "/guide_5.rs", page);
+program!(cached, "/guide_6.rs", forum);
+program!(series, "/guide_7.rs", site);
+program!(activity, "/guide_8.rs", forum);
+program!(visitors, "/guide_9.rs", shop);
+program!(worker, "/guide_10.rs", worker);
 
 static TLS: OnceLock<Tls> = OnceLock::new();
 
@@ -89,8 +104,10 @@ async fn the_program_with_tls_runs() {
 }
 
 #[test]
-fn every_program_of_the_readme_runs() {
-    assert_eq!(README.matches("\n```rust").count(), 8, "a program that is not run here");
+fn every_program_of_the_documents_runs() {
+    for (document, programs) in [(README, 1), (GUIDE, 12), (OPERATIONS, 1)] {
+        assert_eq!(document.matches("\n```rust").count(), programs, "a program that is not run here");
+    }
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let (_redis, _mysql, pool) = runtime.block_on(start());
     first::run().expect("the first program");
@@ -105,7 +122,7 @@ async fn start() -> (RedisServer, MysqlServer, MySqlPool) {
 }
 
 async fn the_others(pool: &MySqlPool) -> counterfoil::Result<()> {
-    for block in README.split("\n```sql\n").skip(1) {
+    for block in GUIDE.split("\n```sql\n").skip(1) {
         let sql = block.split("\n```").next().expect("a block");
         sqlx::raw_sql(sql).execute(pool).await.expect(sql);
     }
@@ -115,9 +132,21 @@ async fn the_others(pool: &MySqlPool) -> counterfoil::Result<()> {
     series::run(counterfoil.clone()).await?;
     activity::run(counterfoil.clone()).await?;
     visitors::run(counterfoil.clone()).await?;
+    results::run(counterfoil.clone()).await?;
+    reading::run(counterfoil.clone()).await?;
+    requests::run(counterfoil.clone()).await?;
+    recording::run(counterfoil.clone()).await?;
+    worker::run(counterfoil.clone()).await?;
 
-    let views = counterfoil.open(Family::buffered("shop", "product_views").build()?).await?;
-    assert_eq!(views.get("product/7").await?, 1);
+    for (namespace, name, id, value) in [
+        ("shop", "product_views", "product/7", 1),
+        ("guide", "views", "product/7", 1),
+        ("guide", "orders", "product/7", 1),
+        ("guide", "lines", "access.log", 1000),
+    ] {
+        let counters = counterfoil.open(Family::buffered(namespace, name).build()?).await?;
+        assert_eq!(counters.get(id).await?, value, "{namespace}/{name}");
+    }
     counterfoil.drain().await?;
     for (count, query) in [
         (0, "SELECT COUNT(*) FROM counterfoil_rejects"),
@@ -128,5 +157,22 @@ async fn the_others(pool: &MySqlPool) -> counterfoil::Result<()> {
         let found: Option<i64> = sqlx::query_scalar(query).fetch_optional(pool).await.expect(query);
         assert_eq!(found, Some(count), "{query}");
     }
+    a_reject_is_retried(counterfoil, pool).await
+}
+
+/// A hit for a row that is made later.
+async fn a_reject_is_retried(counterfoil: Counterfoil, pool: &MySqlPool) -> counterfoil::Result<()> {
+    let table = Table::update("item").key("id", KeyType::Unsigned).value("vote_count");
+    let downloads = counterfoil.open(Family::buffered("shop", "downloads").table(table).build()?).await?;
+    assert_eq!(counted(downloads.add("4712", 3).await?), 3);
+    counterfoil.drain().await?;
+    sqlx::raw_sql("INSERT INTO item (id, name) VALUES (4712, 'Raspberry')").execute(pool).await.expect("inserted");
+
+    assert_eq!(rejects::run(counterfoil, downloads.family()).await?, [Retried::Applied]);
+    let found: i64 = sqlx::query_scalar("SELECT CAST(vote_count AS SIGNED) FROM item WHERE id = 4712")
+        .fetch_one(pool)
+        .await
+        .expect("read");
+    assert_eq!(found, 3);
     Ok(())
 }

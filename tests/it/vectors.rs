@@ -1,4 +1,4 @@
-//! HOUSE test 2: the vectors of `lua/vectors`, run from Rust, Python and Node against a private Redis; what a vector
+//! The vectors of `lua/vectors`, run from Rust, Python and Node against a private Redis; what a vector
 //! cannot say about the scripts (a full Redis, the server's clock).
 //!
 //! `COUNTERFOIL_PYTHON` names a Python that has redis-py, `COUNTERFOIL_NODE_MODULES` a folder that holds ioredis.

@@ -1,4 +1,4 @@
-//! Batches into the database: one transaction for ledger, values and rejects (PROTOCOL section 3, step 5).
+//! Batches into the database: one transaction for ledger, values and rejects (docs/protocol.md, section 3.5).
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};

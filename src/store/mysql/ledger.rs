@@ -1,4 +1,4 @@
-//! The ledger: which batches were applied before, told by the database itself (PROTOCOL section 3, step 5).
+//! The ledger: which batches were applied before, told by the database itself (docs/protocol.md, section 3.5).
 
 use std::collections::BTreeSet;
 

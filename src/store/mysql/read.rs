@@ -1,4 +1,4 @@
-//! Values and ledger as of one moment (PROTOCOL section 3, exact read).
+//! Values and ledger as of one moment (docs/protocol.md, section 3.7).
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 //! Deltas that the database refused: kept with their origin and the reason, so that nothing holds the others back
-//! (PROTOCOL section 1, promise 5).
+//! (docs/protocol.md, section 1, promise 5).
 
 use std::time::{Duration, SystemTime};
 

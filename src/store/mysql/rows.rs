@@ -1,4 +1,4 @@
-//! The rows of cached counters, for those that are not in Redis (PROTOCOL section 4, step 2).
+//! The rows of cached counters, for those that are not in Redis (docs/protocol.md, section 4.2).
 
 use sqlx::MySqlPool;
 use sqlx::Row as _;

@@ -1,5 +1,5 @@
 //! Absolute values of cached counters into their rows: a compare-and-set of value and version, in one transaction for
-//! many counters (PROTOCOL section 4, step 4).
+//! many counters (docs/protocol.md, section 4.4).
 //!
 //! Most rows are as they were last known, and are [swapped](super::swap) in bulk. The long way is for the others: all of
 //! them are locked and looked at, each by itself is decided about, and then they are written in bulk again.

@@ -1,4 +1,4 @@
--- counterfoil's own tables (PROTOCOL sections 2 to 4). Every statement may be run again.
+-- counterfoil's own tables (docs/protocol.md, sections 2 to 4). Every statement may be run again.
 -- Names and ids are VARBINARY: compared byte by byte, so that no collation folds `a` into `A` or drops a trailing space.
 -- InnoDB is said outright: what makes the counters exact is that ledger and values move in one transaction.
 

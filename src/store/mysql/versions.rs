@@ -1,4 +1,4 @@
-//! Who wrote which row last: the versions of cached counters, beside their values (PROTOCOL section 4).
+//! Who wrote which row last: the versions of cached counters, beside their values (docs/protocol.md, section 4).
 
 use sqlx::Row as _;
 use sqlx::mysql::MySqlRow;

@@ -1,4 +1,4 @@
-//! HOUSE test 3 for activity and daily visitors: random sequences of calls of their scripts, on a real Redis and on a plain
+//! The model of activity and daily visitors: random sequences of calls of their scripts, on a real Redis and on a plain
 //! reference written from the scripts' headers. Replies and keys must be the same after every call. And an experiment:
 //! the load under which a program that notes its visitors without scripts lost 350 of 6,800 views.
 //!

@@ -1,6 +1,6 @@
-//! HOUSE test 4: writers, reconcilers and a reader as explicit steps. proptest picks their order, where they die, which
-//! replies are lost, when Redis forgets its scripts and when it crashes; the invariants of PROTOCOL section 1 are
-//! checked after every step and at the end. The Redis is a real one; the database is a real one in one test and the
+//! Interleavings: writers, reconcilers and a reader as explicit steps. proptest picks their order, where they die, which
+//! replies are lost, when Redis forgets its scripts and when it crashes; the invariants of docs/protocol.md, section 1,
+//! are checked after every step and at the end. The Redis is a real one; the database is a real one in one test and the
 //! plain reference in the others, which is faster and so tries more.
 //!
 //! Every increment is a token: the k-th of a case adds 4^k, so that in base 4 each digit of a value says how often that
@@ -221,7 +221,7 @@ impl<S: Store + Clone> Case for World<'_, S> {
         Ok(())
     }
 
-    /// PROTOCOL section 1: every acknowledged increment is in the sum once, no other twice.
+    /// docs/protocol.md, section 1: every acknowledged increment is in the sum once, no other twice.
     async fn check(&self) -> Checked {
         let mut totals = Vec::new();
         for id in IDS {

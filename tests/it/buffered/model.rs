@@ -1,4 +1,4 @@
-//! HOUSE test 3: random sequences of calls of all buffered scripts and of those of a family, on a real Redis and on a
+//! The model: random sequences of calls of all buffered scripts and of those of a family, on a real Redis and on a
 //! plain reference written from the scripts' headers. Replies and keys must be the same after every call, what was
 //! counted must be what left with the batches and what is still there, and no call may be counted twice.
 //!

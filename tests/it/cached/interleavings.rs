@@ -1,7 +1,7 @@
-//! HOUSE test 4 for the cached kind: clients that count and seed, workers that save and delete, a reader and somebody who
+//! Interleavings of the cached kind: clients that count and seed, workers that save and delete, a reader and somebody who
 //! writes the rows by hand, as explicit steps. proptest picks their order, where they die, which replies are lost, when
-//! Redis forgets its scripts and when it crashes; the invariants of PROTOCOL section 1 are checked after every step and at
-//! the end. Each step works on what an earlier one found, however long ago that was.
+//! Redis forgets its scripts and when it crashes; the invariants of docs/protocol.md, section 1, are checked after every
+//! step and at the end. Each step works on what an earlier one found, however long ago that was.
 //!
 //! Every increment is a token: the k-th of a case adds 4^k, so that in base 4 each digit of a value says how often that
 //! increment is in it. Time is the test's own.
@@ -709,7 +709,8 @@ impl<'s> World<'s> {
         (0..IDS.len()).map(held).collect()
     }
 
-    /// PROTOCOL section 1: every increment that was counted comes to the row once, no other twice, and is seen in Redis.
+    /// docs/protocol.md, section 1: every increment that was counted comes to the row once, no other twice, and is seen
+    /// in Redis.
     async fn check(&self) -> Checked {
         let held = self.held()?;
         let rows = self.database.rows(&self.stage.family, &IDS).await.map_err(failed)?;

@@ -1,4 +1,4 @@
-//! HOUSE test 3 for cached counters: random sequences of calls of their scripts, on a real Redis and on a plain reference
+//! The model of cached counters: random sequences of calls of their scripts, on a real Redis and on a plain reference
 //! written from the scripts' headers. Replies and keys must be the same after every call, no call may be counted twice,
 //! and no ticket may be given out twice.
 //!

@@ -1,6 +1,6 @@
 //! The interleavings of series whose slices are kept: writers, closers, reconcilers and a reader as explicit steps on a
 //! clock that also steps back. proptest picks their order, where they die, which replies are lost and when Redis crashes;
-//! after every step each acknowledged hit is in its slice once (PROTOCOL sections 1 and 5).
+//! after every step each acknowledged hit is in its slice once (docs/protocol.md, sections 1 and 5).
 //!
 //! Every hit is a token: the k-th of a case adds 4^k, so that in base 4 each digit of a slice says how often that hit is
 //! in it.

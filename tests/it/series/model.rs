@@ -1,4 +1,4 @@
-//! HOUSE test 3 for series: random sequences of calls of their scripts, on a real Redis and on a plain reference
+//! The model of series: random sequences of calls of their scripts, on a real Redis and on a plain reference
 //! written from the scripts' headers. Replies, keys and what is left of the keys' lives must be the same after every
 //! call.
 //!

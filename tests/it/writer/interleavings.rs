@@ -1,6 +1,6 @@
 //! The interleavings of the buffered kind through the writer: callers as futures that are polled, left alone and dropped
 //! in random order, over a connection of which each call waits until the test says what becomes of it, on a clock that
-//! only the test moves. The invariants are those of PROTOCOL section 1, and that nobody waits for ever.
+//! only the test moves. The invariants are those of docs/protocol.md, section 1, and that nobody waits for ever.
 //!
 //! Every increment is a token: the k-th of a case adds 4^k, so that in base 4 each digit of a value says how often that
 //! increment is in it.
@@ -410,7 +410,7 @@ impl Case for World<'_> {
         Ok(())
     }
 
-    /// PROTOCOL section 1: every acknowledged increment is in the sum once, no other twice.
+    /// docs/protocol.md, section 1: every acknowledged increment is in the sum once, no other twice.
     async fn check(&self) -> Checked {
         for (id, name) in IDS.iter().enumerate() {
             let total = self.database.total(&self.stage, name).await?;

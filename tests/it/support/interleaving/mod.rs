@@ -3,7 +3,7 @@
 //!
 //! A crash of Redis that loses the last writes is its append-only file cut back, before the restart, to a length that it
 //! had within the settle time. It is cut between two commands: a tail torn within a script's writes is Redis's to drop,
-//! see ARCHITECTURE.md.
+//! see docs/operations.md.
 
 pub mod buffered;
 pub mod connect;
