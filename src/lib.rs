@@ -17,7 +17,7 @@ pub use client::activity::{Activity, Minute, Now, VisitorCount};
 pub use client::backlog::Backlog;
 pub use client::buffered::Counters;
 pub use client::builder::CounterfoilBuilder;
-pub use client::cached::{CachedCounters, Changed};
+pub use client::cached::{CachedCounters, Changed, ChangedOnce};
 #[cfg(feature = "cluster")]
 pub use client::connect::cluster_settings;
 pub use client::counterfoil::Counterfoil;
