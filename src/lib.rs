@@ -26,6 +26,8 @@ pub use client::series::{Series, Slice};
 pub use client::shutdown::Remaining;
 pub use client::visitors::Visitors;
 pub use connection::primary::Primary;
+#[cfg(feature = "sentinel")]
+pub use connection::primary::sentinel_settings;
 pub use error::{Error, ErrorKind, Result};
 pub use family::calendar::Precision;
 pub use family::table::{KeyType, Table};
