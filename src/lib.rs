@@ -26,7 +26,7 @@ pub use client::activity::{Activity, Minute, Now, VisitorCount};
 pub use client::backlog::Backlog;
 pub use client::buffered::Counters;
 pub use client::builder::CounterfoilBuilder;
-pub use client::cached::{CachedCounters, Changed};
+pub use client::cached::{CachedCounters, Changed, ChangedOnce};
 #[cfg(feature = "cluster")]
 pub use client::connect::cluster_settings;
 pub use client::counterfoil::Counterfoil;
@@ -35,6 +35,8 @@ pub use client::series::{Series, Slice};
 pub use client::shutdown::Remaining;
 pub use client::visitors::Visitors;
 pub use connection::primary::Primary;
+#[cfg(feature = "sentinel")]
+pub use connection::primary::sentinel_settings;
 pub use error::{Error, ErrorKind, Result};
 pub use family::calendar::Precision;
 pub use family::table::{KeyType, Table};

@@ -7,12 +7,12 @@ use redis::aio::ConnectionLike;
 use crate::client::exact::Shown;
 use crate::client::handle::{Handle, handle_methods};
 use crate::connection::primary::Primary;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::scripts::buffered::{Added, AddedOnce};
 use crate::scripts::partition::PairResult;
 use crate::store::Store;
 use crate::store::mysql::MysqlStore;
-use crate::writer::Request;
+use crate::writer::{Progress, Request};
 
 /// The counters of one open family. Cloning is cheap.
 #[derive(Debug)]
@@ -78,15 +78,8 @@ where
     /// [`Redis`](crate::ErrorKind::Redis) and [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) as for
     /// [`add`](Self::add); after either the same request may be made again.
     pub async fn add_once(&self, request: &str, id: &str, delta: i64) -> Result<AddedOnce> {
-        self.family().check_id(id)?;
-        if !(1..=64).contains(&request.len()) {
-            let family = self.family();
-            return Err(Error::invalid(format!(
-                "{family}: request {request:?} has {} bytes, allowed are 1 to 64",
-                request.len()
-            )));
-        }
-        let (result, repeated) = self.0.writer.add_once(Request { name: request, id, delta }, self.0.timeout).await?;
+        let request = Request::new(self.family(), request, id, delta)?;
+        let (result, repeated) = self.0.writer.once(request, &mut Progress::default(), None, self.0.timeout).await?;
         Ok(match result.added(self.family(), id)? {
             Added::Counted { pending } if repeated => AddedOnce::CountedBefore { pending },
             Added::Counted { pending } => AddedOnce::Counted { pending },

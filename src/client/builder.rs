@@ -2,7 +2,7 @@
 
 use redis::{ConnectionInfo, IntoConnectionInfo, RedisResult};
 
-use crate::client::connect::connect_mysql;
+use crate::client::connect::{connect_mysql, connect_mysql_or_later};
 use crate::client::counterfoil::Counterfoil;
 use crate::connection::primary::{self, Primary};
 use crate::error::{Error, Result};
@@ -14,6 +14,7 @@ pub struct CounterfoilBuilder {
     redis: Option<RedisResult<ConnectionInfo>>,
     mysql: Option<String>,
     create_tables: bool,
+    start_without_mysql: bool,
 }
 
 impl Counterfoil<Primary, MysqlStore> {
@@ -30,7 +31,7 @@ impl Counterfoil<Primary, MysqlStore> {
     /// # Ok(()) }
     /// ```
     pub fn builder() -> CounterfoilBuilder {
-        CounterfoilBuilder { redis: None, mysql: None, create_tables: false }
+        CounterfoilBuilder { redis: None, mysql: None, create_tables: false, start_without_mysql: false }
     }
 }
 
@@ -54,6 +55,16 @@ impl CounterfoilBuilder {
         self
     }
 
+    /// Whether [`connect`](Self::connect) succeeds also while the database cannot be reached; it is waited for 3 s at most. From
+    /// then on all is as with [`MysqlStore::connect_lazy`]: families are opened and count, and the database has everything
+    /// after it is back. The tables that [`create_tables`](Self::create_tables) asks for are created then, before anything
+    /// else. Reads, and cached counters that are not in Redis, need the database. A URL that is none, and a database that
+    /// refuses the connection, for instance the password, are errors at once all the same. Not unless said so.
+    pub fn start_without_mysql(mut self, start: bool) -> Self {
+        self.start_without_mysql = start;
+        self
+    }
+
     /// Connects, as [`Counterfoil::connect`] does.
     ///
     /// # Errors
@@ -64,9 +75,14 @@ impl CounterfoilBuilder {
         let redis = self.redis.ok_or_else(|| not_given("redis"))?.map_err(primary::invalid)?;
         let mysql = self.mysql.ok_or_else(|| not_given("mysql"))?;
         let redis = Primary::connect_to(redis).await?;
-        let store = connect_mysql(&mysql).await?;
-        if self.create_tables {
-            store.create_tables().await?;
+        let (store, is_there) = match self.start_without_mysql {
+            true => connect_mysql_or_later(&mysql).await?,
+            false => (connect_mysql(&mysql).await?, true),
+        };
+        match (self.create_tables, is_there) {
+            (true, true) => store.create_tables().await?,
+            (true, false) => return Ok(Counterfoil::new(redis, store.creating_tables())),
+            (false, _) => {}
         }
         Ok(Counterfoil::new(redis, store))
     }

@@ -20,6 +20,7 @@ use crate::scripts::partition::Ticket;
 use crate::scripts::partition::{Change, PairResult, Partition};
 use crate::store::mysql::MysqlStore;
 use crate::store::{Row, Store};
+use crate::writer::{Progress, Request};
 
 /// What became of one change of a cached counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +52,32 @@ impl Changed {
     }
 }
 
+/// What became of a request to change a cached counter once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a change that was refused is not counted"]
+pub enum ChangedOnce {
+    /// Counted now.
+    Counted {
+        /// The counter's value as after exactly this change.
+        value: i64,
+    },
+    /// Counted before, and nothing was done now: by an earlier call for the request, or by an earlier arrival of this one,
+    /// whose reply was lost.
+    CountedBefore {
+        /// The counter's value as after exactly that change. Others may have changed it since.
+        value: i64,
+    },
+    /// Not counted, now or when the request came first: it would lead out of the family's bounds, or of the signed 64-bit
+    /// range.
+    OutOfRange {
+        /// The counter's value as it was then.
+        value: i64,
+    },
+    /// Not counted: there is no row for the id, and rows are the application's to make. This is not remembered: once there
+    /// is a row the same request counts.
+    NoRow,
+}
+
 /// The counters of one open cached family: the value comes back with each increment, and lives in Redis for as long as
 /// the counter is used (docs/protocol.md, section 4). Cloning is cheap.
 #[derive(Debug)]
@@ -66,6 +93,9 @@ impl<C, S> Clone for CachedCounters<C, S> {
         CachedCounters { handle, seeding, stay: self.stay.clone() }
     }
 }
+
+/// What a missing counter is seeded with. The read is held until that is handed in: who misses the counter meanwhile joins it.
+type Held = Option<(Seed, Arc<Read>)>;
 
 /// How often a read or an increment begins again because the counter came and went in between. Each time costs a whole
 /// stay of the counter in Redis, so more than once is a sign of something wrong.
@@ -97,6 +127,43 @@ where
     /// lost and could not be asked for again within the [write timeout](Self::write_timeout).
     pub async fn incr(&self, id: &str, delta: i64) -> Result<Changed> {
         self.change(id, Change::Add(delta)).await
+    }
+
+    /// Adds `delta` to `id` once, however often that is asked for with the same `request`, also at once and by several
+    /// processes: for an application that may do its work again, since its future was dropped, the outcome of a call is
+    /// unknown, or a job ran twice. A request is named by 1 to 64 bytes of the application's choice together with the id.
+    ///
+    /// Everybody who asks is told the same value, that as after exactly this change, for as long as the request is
+    /// remembered: **for a minute at least** by the server's clock, mostly for one to two minutes. After that it counts again.
+    /// All else is as for [`Counters::add_once`](crate::Counters::add_once).
+    ///
+    /// Each is a call of its own, which costs more than an [`incr`](Self::incr) under load, and one more where another process
+    /// had to seed the counter for it.
+    ///
+    /// # Errors
+    /// As for [`incr`](Self::incr), and [`InvalidInput`](ErrorKind::InvalidInput) where the request's name is not allowed.
+    /// After any other the same request may be made again.
+    pub async fn incr_once(&self, request: &str, id: &str, delta: i64) -> Result<ChangedOnce> {
+        let request = Request::new(self.family(), request, id, delta)?;
+        let (mut timeout, mut progress) = (self.handle.timeout, Progress::default());
+        let mut held: Held = None;
+        for _ in 0..ATTEMPTS {
+            let began = Instant::now();
+            let seed = held.as_ref().map(|(seed, _)| *seed);
+            let ticket = match self.handle.writer.once(request, &mut progress, seed, timeout).await? {
+                (PairResult::Counted(value), false) => return Ok(ChangedOnce::Counted { value }),
+                (PairResult::Counted(value), true) => return Ok(ChangedOnce::CountedBefore { value }),
+                (PairResult::OutOfRange(value), _) => return Ok(ChangedOnce::OutOfRange { value }),
+                (PairResult::Missing(ticket), _) => ticket,
+                (other, _) => return Err(other.corrupt(self.family(), id)),
+            };
+            timeout = timeout.saturating_sub(began.elapsed());
+            held = self.missed(id, ticket).await?;
+            if held.is_none() {
+                return Ok(ChangedOnce::NoRow);
+            }
+        }
+        Err(self.comes_and_goes(id))
     }
 
     /// Replaces the value of `id`, and answers it. Increments that are acknowledged before are overwritten, later ones are
@@ -169,8 +236,7 @@ where
     async fn change(&self, id: &str, change: Change) -> Result<Changed> {
         self.family().check_id(id)?;
         let mut timeout = self.handle.timeout;
-        // the read is held until the seed is handed in: who misses the counter meanwhile joins it
-        let mut held: Option<(Seed, Arc<Read>)> = None;
+        let mut held: Held = None;
         for _ in 0..ATTEMPTS {
             let began = Instant::now();
             let seed = held.as_ref().map(|(seed, _)| *seed);
@@ -181,14 +247,20 @@ where
                 other => return Err(other.corrupt(self.family(), id)),
             };
             timeout = timeout.saturating_sub(began.elapsed());
-            let read = self.seeding.read(&self.handle.shared, &self.handle.opened, id, ticket);
-            let row = read.row().await?;
-            if row.value.is_none() && !self.family().makes_rows() {
+            held = self.missed(id, ticket).await?;
+            if held.is_none() {
                 return Ok(Changed::NoRow);
             }
-            held = Some((Seed { ticket, row }, read));
         }
         Err(self.comes_and_goes(id))
+    }
+
+    /// Reads what the missing counter is to be seeded with; `None` where there is no row, nor will be.
+    async fn missed(&self, id: &str, ticket: Ticket) -> Result<Held> {
+        let read = self.seeding.read(&self.handle.shared, &self.handle.opened, id, ticket);
+        let row = read.row().await?;
+        let is_there = row.value.is_some() || self.family().makes_rows();
+        Ok(is_there.then_some((Seed { ticket, row }, read)))
     }
 
     /// Reads the ids at the places given. Puts the values that are there in their places, and returns what is missing, with

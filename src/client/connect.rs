@@ -9,11 +9,15 @@ use redis::{
 };
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use sqlx::{Connection, MySqlConnection};
+use tokio::time::timeout;
 
 use crate::client::counterfoil::Counterfoil;
 use crate::connection::primary::{self, Primary};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::mysql::MysqlStore;
+
+/// How long a database is waited for that may come later.
+const LATER: Duration = Duration::from_secs(3);
 
 impl Counterfoil<Primary, MysqlStore> {
     /// Connects to a Redis, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, and a database, e.g.
@@ -89,14 +93,43 @@ pub fn cluster_settings(builder: ClusterClientBuilder) -> ClusterClientBuilder {
 
 pub(crate) async fn connect_mysql(url: &str) -> Result<MysqlStore> {
     let options = options(url)?;
+    // by itself first: a pool that cannot connect says only that it timed out
+    let connection = MySqlConnection::connect_with(&options).await;
+    connection.map_err(|error| no_database(&options).with_source(error))?;
+    Ok(lazy(options))
+}
+
+/// The same, also where the database cannot be reached: and whether it was.
+pub(crate) async fn connect_mysql_or_later(url: &str) -> Result<(MysqlStore, bool)> {
+    let options = options(url)?;
+    let missing = match timeout(LATER, MySqlConnection::connect_with(&options)).await {
+        Ok(Ok(_)) => return Ok((lazy(options), true)),
+        Ok(Err(error)) if is_away(&error, &options) => no_database(&options).with_source(error),
+        Ok(Err(error)) => return Err(no_database(&options).with_source(error)),
+        Err(elapsed) => no_database(&options).with_source(elapsed),
+    };
+    tracing::warn!(error = %missing, "started without the database");
+    Ok((lazy(options), false))
+}
+
+/// Whether nobody is there, or nobody who takes a connection at present: SQLSTATE class 08 is a server that is full, starts or
+/// stops. Certificates that are not there or do not fit are errors of input and output as well.
+fn is_away(error: &sqlx::Error, options: &MySqlConnectOptions) -> bool {
+    use std::io::ErrorKind::{InvalidData, InvalidInput, NotFound, PermissionDenied};
+    match error {
+        sqlx::Error::Io(error) if error.kind() == NotFound => options.get_socket().is_some(),
+        sqlx::Error::Io(error) => !matches!(error.kind(), InvalidData | InvalidInput | PermissionDenied),
+        sqlx::Error::Database(error) => error.code().is_some_and(|state| state.starts_with("08")),
+        _ => false,
+    }
+}
+
+fn no_database(options: &MySqlConnectOptions) -> Error {
     let place = match options.get_socket() {
         Some(socket) => socket.display().to_string(),
         None => format!("{}:{}", options.get_host(), options.get_port()),
     };
-    // by itself first: a pool that cannot connect says only that it timed out
-    let connection = MySqlConnection::connect_with(&options).await;
-    connection.map_err(|error| Error::new(ErrorKind::Store, format!("no database at {place}")).with_source(error))?;
-    Ok(lazy(options))
+    Error::new(ErrorKind::Store, format!("no database at {place}"))
 }
 
 impl MysqlStore {

@@ -90,6 +90,17 @@ impl Primary {
         Self::found(place, Source::Sentinel(Arc::new(tokio::sync::Mutex::new(client)))).await
     }
 
+    /// Connects to the primary that Sentinel names by a client of the redis crate, which takes what a URL has no room for:
+    /// certificates (`set_client_to_redis_certificates`, `set_client_to_sentinel_certificates`; feature `tls-rustls`). Each is
+    /// best built with [`sentinel_settings`](crate::sentinel_settings).
+    ///
+    /// # Errors
+    /// As for [`connect_sentinel`](Self::connect_sentinel).
+    #[cfg(feature = "sentinel")]
+    pub async fn connect_sentinel_client(client: SentinelClient) -> Result<Self> {
+        Self::found("sentinel's primary".to_owned(), Source::Sentinel(Arc::new(tokio::sync::Mutex::new(client)))).await
+    }
+
     async fn found(place: String, source: Source) -> Result<Self> {
         let current = Mutex::new(source.clone().search());
         let primary = Primary(Arc::new(Inner { place, source, current }));
@@ -221,15 +232,21 @@ pub(crate) fn tcp_settings() -> redis::io::tcp::TcpSettings {
     settings
 }
 
+/// The settings that suit a [`Primary`] best: `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT`, for the primary and the sentinels,
+/// so that a machine that is gone is noticed within seconds.
+#[cfg(feature = "sentinel")]
+pub fn sentinel_settings(builder: SentinelClientBuilder) -> SentinelClientBuilder {
+    builder.set_client_to_redis_tcp_settings(tcp_settings()).set_client_to_sentinel_tcp_settings(tcp_settings())
+}
+
 #[cfg(feature = "sentinel")]
 fn sentinel_client(sentinels: &[ConnectionInfo], primary: &ConnectionInfo) -> RedisResult<SentinelClient> {
     use redis::{ConnectionAddr, TlsMode};
 
     let addresses = sentinels.iter().map(|info| info.addr().clone());
     let name = service(primary).unwrap_or_default();
-    let mut builder = SentinelClientBuilder::new(addresses, name, SentinelServerType::Master)?
-        .set_client_to_redis_tcp_settings(tcp_settings())
-        .set_client_to_sentinel_tcp_settings(tcp_settings())
+    let builder = SentinelClientBuilder::new(addresses, name, SentinelServerType::Master)?;
+    let mut builder = sentinel_settings(builder)
         .set_client_to_redis_db(primary.redis_settings().db())
         .set_client_to_redis_protocol(primary.redis_settings().protocol());
     if let ConnectionAddr::TcpTls { insecure, .. } = primary.addr() {

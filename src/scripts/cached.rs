@@ -115,6 +115,21 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         seeds: &[(&Self, Seeds<'_>)],
         parts: &[Part<'_, C>],
     ) -> Result<Counted> {
+        match Self::incr_unless_passed(stay, fence, seeds, parts).await? {
+            // a repeat is replied to as the first arrival was
+            Some(Counted::Executed { results, due, .. }) => Ok(Counted::Executed { results, due, repeated: false }),
+            Some(Counted::Expired) => Ok(Counted::Expired),
+            None => Err(Error::new(ErrorKind::OutcomeUnknown, "cached_incr: the caller has made another call since")),
+        }
+    }
+
+    /// The same, and whether it was executed before; `None` where the caller has made a later call since.
+    pub async fn incr_unless_passed(
+        stay: &Stay,
+        fence: Fence<'_>,
+        seeds: &[(&Self, Seeds<'_>)],
+        parts: &[Part<'_, C>],
+    ) -> Result<Option<Counted>> {
         let Partition { redis, now_ms, .. } = parts[0].partition;
         let bound = |bound: Option<i64>| bound.map_or(arg(""), made);
         let (mut keys, mut args) = fence.begin(arg(now_ms));
@@ -130,12 +145,12 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         let reply = reply?;
         let count = parts.iter().map(|part| part.pairs.len()).sum();
         match reply.status() {
-            "DUP" if reply.rest(0)?.is_empty() => {
-                Err(Error::new(ErrorKind::OutcomeUnknown, "cached_incr: the caller has made another call since"))
+            "DUP" if reply.rest(0)?.is_empty() => Ok(None),
+            status @ ("OK" | "DUP") => {
+                let (results, repeated) = (words(&reply, count)?, status == "DUP");
+                Ok(Some(Counted::Executed { results, due: Vec::new(), repeated }))
             }
-            // a repeat is replied to as the first arrival was
-            "OK" | "DUP" => Ok(Counted::Executed { results: words(&reply, count)?, due: Vec::new(), repeated: false }),
-            "EXPIRED" => Ok(Counted::Expired),
+            "EXPIRED" => Ok(Some(Counted::Expired)),
             _ => Err(reply.misshapen()),
         }
     }

@@ -24,7 +24,7 @@ use tokio::time::sleep;
 use self::group::Group;
 use self::queue::Queue;
 use self::recorder::Recorder;
-pub use self::request::Request;
+pub use self::request::{Progress, Request};
 use crate::connection::backoff::{Backoff, wait_out};
 use crate::connection::topology::Topology;
 use crate::error::{Error, Result};

@@ -3,11 +3,13 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use metrics::SharedString;
+use ::metrics::SharedString;
 use tokio::sync::{Notify, OnceCell};
 
 use crate::error::Result;
 use crate::family::Family;
+use crate::metrics;
+use crate::scripts::partition::PairResult;
 use crate::scripts::server_clock::ServerClock;
 use crate::store::{Incarnation, Registered, Store};
 
@@ -64,6 +66,34 @@ impl Opened {
             Ok(Arc::new(Registered { family: self.family.clone(), number }))
         };
         self.registered.get_or_try_init(register).await
+    }
+
+    /// Measures what became of so many hits each; `None` where that is not known.
+    pub fn measure(&self, hits: impl IntoIterator<Item = (u64, Option<PairResult>)>) {
+        let (mut counted, mut range, mut full, mut unknown) = (0, 0, 0, 0);
+        for (hits, result) in hits {
+            match result {
+                Some(PairResult::Counted(_) | PairResult::First | PairResult::Again) => counted += hits,
+                Some(PairResult::OutOfRange(_)) => range += hits,
+                Some(PairResult::Full) => full += hits,
+                None => unknown += hits,
+                // a missing one comes again with a seed; no other is a hit's own fault
+                Some(_) => {}
+            }
+        }
+        let add = |name, hits| {
+            if hits > 0 {
+                ::metrics::counter!(name, "family" => self.label.clone()).increment(hits);
+            }
+        };
+        add(metrics::HITS, counted);
+        add(metrics::UNKNOWN, unknown);
+        for (reason, hits) in [("range", range), ("full", full)] {
+            if hits > 0 {
+                let family = self.label.clone();
+                ::metrics::counter!(metrics::REFUSED, "family" => family, "reason" => reason).increment(hits);
+            }
+        }
     }
 }
 

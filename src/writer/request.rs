@@ -1,7 +1,9 @@
 //! A hit that the application itself may ask for again, in another process too, and that counts once.
 //!
-//! The request is a caller with the one number 1. Its call names the epoch **before**, so that it is looked up in both
-//! memories: who asks again an epoch later is told what was done.
+//! The request is a caller whose calls are numbered from 1. They name the epoch **before**, so that they are looked up in
+//! both memories: who asks again an epoch later is told what was done. A buffered counter takes one call. A cached one that
+//! is missed is seeded and asked for by the next number, so who comes later goes through the numbers up to the last one.
+//! No call is sent whose predecessor may be forgotten: a late one never meets a memory that has begun anew.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,9 +14,11 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::connection::backoff::Backoff;
 use crate::connection::link;
 use crate::error::{Error, ErrorKind, Result};
+use crate::family::{Family, Kind};
 use crate::metrics;
 use crate::scripts::bundle;
-use crate::scripts::fence::Fence;
+use crate::scripts::cached::Seed;
+use crate::scripts::fence::{Epochs, Fence};
 use crate::scripts::partition::{Change, Counted, PairResult, Part, Partition};
 use crate::writer::Writer;
 use crate::writer::opened::Announced;
@@ -24,13 +28,23 @@ use crate::writer::terms::Until;
 /// A hit with the application's own name for it.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// Names it together with the counter.
-    pub name: &'a str,
-    pub id: &'a str,
-    pub delta: i64,
+    name: &'a str,
+    id: &'a str,
+    delta: i64,
 }
 
-impl Request<'_> {
+impl<'a> Request<'a> {
+    /// Refuses an id or a name that is not allowed. The name stands for the work together with the id.
+    pub fn new(family: &Family, name: &'a str, id: &'a str, delta: i64) -> Result<Self> {
+        family.check_id(id)?;
+        match name.len() {
+            1..=64 => Ok(Request { name, id, delta }),
+            length => {
+                Err(Error::invalid(format!("{family}: request {name:?} has {length} bytes, allowed are 1 to 64")))
+            }
+        }
+    }
+
     /// The caller that it is: no writer's name begins like this, and no other request has it.
     fn caller(&self) -> String {
         format!("request:{}:{}:{}", self.name.len(), self.name, self.id)
@@ -40,54 +54,122 @@ impl Request<'_> {
 /// What became of a request, and whether an earlier arrival decided it.
 type Done = (PairResult, bool);
 
+/// How far a request has come by what its calls were told.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// The number of its last call that is known to have been executed.
+    n: u64,
+    known: Known,
+    /// The current epoch of the first send of the next call that may have been executed.
+    doubt: Option<Arc<str>>,
+}
+
+/// What is known of a request from the call before.
+#[derive(Debug, Default)]
+enum Known {
+    #[default]
+    Nothing,
+    /// It missed the counter, and was the last one, in these epochs.
+    Missed(Epochs),
+    /// It was not the last one, and one of two epochs remembers that, of which this is the older.
+    Passed(Arc<str>),
+}
+
+/// What one send of a call was told.
+enum Told {
+    Done(Done),
+    /// The request has made a later call.
+    Passed,
+    /// Redis does not know the epoch any more.
+    Expired,
+    /// It may have been forgotten what an earlier call did.
+    Forgotten,
+}
+
+impl Progress {
+    /// Whether what it rests on is remembered. Where only what was missed is not, it begins again.
+    fn is_remembered(&mut self, epochs: &Epochs) -> bool {
+        if let Known::Missed(then) = &self.known
+            && !epochs.knows(&then.before)
+        {
+            self.n = 0;
+        }
+        let known = match &self.known {
+            Known::Nothing => None,
+            Known::Missed(then) => Some(&then.now),
+            Known::Passed(epoch) => Some(epoch),
+        };
+        known.into_iter().chain(&self.doubt).all(|epoch| epochs.knows(epoch))
+    }
+
+    /// Goes on to the next call.
+    fn next(&mut self, known: Known) {
+        *self = Progress { n: self.n + 1, known, doubt: None };
+    }
+}
+
 impl<C> Writer<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    /// Counts the hit unless the request was executed before.
-    pub async fn add_once(&self, request: Request<'_>, timeout: Duration) -> Result<Done> {
+    /// Counts the hit unless the request was executed before. Where the counter is missing it is to be called again with a
+    /// seed and the same progress, which is a new one for each time that the application asks.
+    pub async fn once(
+        &self,
+        request: Request<'_>,
+        progress: &mut Progress,
+        seed: Option<Seed>,
+        timeout: Duration,
+    ) -> Result<Done> {
         let _under_way = self.queue.take_alone()?;
         let until = Until::new(Instant::now(), timeout);
-        let mut doubt = None;
-        let done = timeout_at(until.deadline, self.repeat(request, until, &mut doubt)).await;
+        let done = timeout_at(until.deadline, self.repeat(request, seed, until, progress)).await;
         let done = done.unwrap_or_else(|_| Err(self.queue.error(ErrorKind::Redis, "no reply in time")));
-        let label = || self.queue.opened.label.clone();
-        match (&done, &doubt) {
-            (Ok((PairResult::Counted(_), false)), _) | (Ok((PairResult::Counted(_), _)), Some(_)) => {
-                ::metrics::counter!(metrics::HITS, "family" => label()).increment(1);
-            }
-            (Ok((PairResult::OutOfRange(_), _)), _) => {
-                ::metrics::counter!(metrics::REFUSED, "family" => label(), "reason" => "range").increment(1);
-            }
-            (Ok((PairResult::Full, _)), _) => {
-                ::metrics::counter!(metrics::REFUSED, "family" => label(), "reason" => "full").increment(1);
-            }
-            (Err(_), Some(_)) => ::metrics::counter!(metrics::UNKNOWN, "family" => label()).increment(1),
-            _ => {}
-        }
-        done.map_err(|error| match doubt {
+        let done = done.map_err(|error| match progress.doubt {
             Some(_) => self.queue.error(ErrorKind::OutcomeUnknown, "a reply was lost").with_source(error),
+            None if error.outcome_unknown() => error,
             None if may_pass(&error) => self.queue.error(ErrorKind::Redis, "not counted").with_source(error),
             None => error,
-        })
+        });
+        let measure = |result| self.queue.opened.measure([(1, result)]);
+        match &done {
+            // by somebody else, or by an earlier call of the application
+            Ok((PairResult::Counted(_), true)) if progress.doubt.is_none() => {}
+            Ok((PairResult::Missing(_), _)) => {}
+            Ok((result, _)) => measure(Some(*result)),
+            Err(error) if error.outcome_unknown() => measure(None),
+            Err(_) => {}
+        }
+        done
     }
 
-    /// Sends the call until a reply settles it. `doubt` is the current epoch of the first send that may have been executed.
-    async fn repeat(&self, request: Request<'_>, until: Until, doubt: &mut Option<Arc<str>>) -> Result<Done> {
+    /// Sends the call, and those after it that were made before, until a reply settles it.
+    async fn repeat(
+        &self,
+        request: Request<'_>,
+        seed: Option<Seed>,
+        until: Until,
+        progress: &mut Progress,
+    ) -> Result<Done> {
         let family = self.queue.family();
         // every process has to find the same home; of a wide family any partition will do
         let number = family.home_of(request.id.as_bytes()).unwrap_or_else(|| family.partition_of(request.name));
-        let (caller, partition) = (request.caller(), self.queue.partition(number));
-        let pairs = [(request.id.as_bytes(), Change::Add(request.delta))];
-        let parts = [Part { partition: &partition, hits: 1, pairs: &pairs }];
+        let partition = self.queue.partition(number);
         let mut pause = Backoff::default();
         loop {
-            let error = match self.send_alone(&caller, number, &parts, doubt).await {
-                Ok(Some(done)) => return Ok(done),
-                Ok(None) => self.queue.error(ErrorKind::Redis, "its epoch has ended"),
+            let error = match self.send_alone(request, seed, (number, &partition), progress).await {
+                Ok(Told::Done(done)) => return Ok(done),
+                Ok(Told::Passed) => continue,
+                Ok(Told::Expired) => self.queue.error(ErrorKind::Redis, "its epoch has ended"),
+                Ok(Told::Forgotten) => {
+                    return Err(self
+                        .queue
+                        .error(ErrorKind::OutcomeUnknown, "Redis has forgotten the request meanwhile"));
+                }
                 Err(error) => error,
             };
-            let is_in_vain = doubt.is_some() && (bundle::may_be_half_done(&error) || bundle::crosses_slots(&error));
+            let is_in_vain =
+                progress.doubt.is_some() && (bundle::may_be_half_done(&error) || bundle::crosses_slots(&error));
             let wait = pause.next();
             if is_in_vain || !may_pass(&error) || Instant::now() + wait >= until.begin {
                 return Err(error);
@@ -97,42 +179,51 @@ where
         }
     }
 
-    /// One send of the call; `None` if Redis does not know the epoch any more.
+    /// One send of the next call.
     async fn send_alone(
         &self,
-        caller: &str,
-        number: u32,
-        parts: &[Part<'_, C>],
-        doubt: &mut Option<Arc<str>>,
-    ) -> Result<Option<Done>> {
+        request: Request<'_>,
+        seed: Option<Seed>,
+        (number, partition): (u32, &Partition<C>),
+        progress: &mut Progress,
+    ) -> Result<Told> {
         let (queue, home) = (&self.queue, self.queue.home(number));
         let epochs = home.epochs(queue.family()).await?;
-        if doubt.as_ref().is_some_and(|epoch| !epochs.knows(epoch)) {
-            return Err(Error::corrupt("Redis has forgotten the epoch of the call"));
+        if !progress.is_remembered(&epochs) {
+            return Ok(Told::Forgotten);
         }
-        let earlier = doubt.clone();
-        doubt.get_or_insert_with(|| epochs.now.clone());
-        let fence = Fence { home: home.keys(), caller, n: 1, epoch: &epochs.before };
-        let counted = Partition::add_to(queue.family(), fence, parts).await;
+        let earlier = progress.doubt.clone();
+        progress.doubt.get_or_insert_with(|| epochs.now.clone());
+        let caller = request.caller();
+        let fence = Fence { home: home.keys(), caller: &caller, n: progress.n + 1, epoch: &epochs.before };
+        let counted = request.count(queue.family(), partition, fence, seed).await;
         // of a refusal only a connection that never sends a call again by itself tells that this was the only arrival
         let is_settled = match &counted {
-            Ok(Counted::Executed { .. }) => true,
-            Ok(Counted::Expired) => link::sends_once::<C>(),
+            Ok(Some(Counted::Executed { .. }) | None) => true,
+            Ok(Some(Counted::Expired)) => link::sends_once::<C>(),
             Err(error) => !error.outcome_unknown(),
         };
         if is_settled {
-            *doubt = earlier;
+            progress.doubt = earlier;
         }
         match counted {
-            Ok(Counted::Executed { results, due, repeated }) => {
+            Ok(Some(Counted::Executed { results, due, repeated })) => {
                 if !due.is_empty() {
                     queue.work.announce(Announced::Due(queue.opened.number, number));
                 }
-                Ok(results.first().map(|result| (*result, repeated)))
+                let result = results.first().copied().ok_or_else(|| Error::corrupt("a request came to nothing"))?;
+                if let PairResult::Missing(_) = result {
+                    progress.next(Known::Missed(epochs));
+                }
+                Ok(Told::Done((result, repeated)))
             }
-            Ok(Counted::Expired) => {
+            Ok(Some(Counted::Expired)) => {
                 home.forget(&epochs.before);
-                Ok(None)
+                Ok(Told::Expired)
+            }
+            Ok(None) => {
+                progress.next(Known::Passed(epochs.before));
+                Ok(Told::Passed)
             }
             Err(error) => {
                 if bundle::crosses_slots(&error) {
@@ -140,6 +231,28 @@ where
                 }
                 Err(error)
             }
+        }
+    }
+}
+
+impl Request<'_> {
+    /// The call to the script of the family's kind; `None` where the request has made a later one.
+    async fn count<C>(
+        self,
+        family: &Family,
+        partition: &Partition<C>,
+        fence: Fence<'_>,
+        seed: Option<Seed>,
+    ) -> Result<Option<Counted>>
+    where
+        C: ConnectionLike + Clone + 'static,
+    {
+        let id = self.id.as_bytes();
+        let (pairs, seeds) = ([(id, Change::Add(self.delta))], seed.map(|seed| (partition, vec![(id, seed)])));
+        let parts = [Part { partition, hits: 1, pairs: &pairs }];
+        match &family.kind {
+            Kind::Cached(stay) => Partition::incr_unless_passed(stay, fence, seeds.as_slice(), &parts).await,
+            _ => Partition::add_to(family, fence, &parts).await.map(Some),
         }
     }
 }

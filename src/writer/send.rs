@@ -163,28 +163,13 @@ where
 
     /// Measures what became of the call's hits.
     fn measure(&self) {
-        let label = || self.queue.opened.label.clone();
         match (self.call.outcome(), self.call.group()) {
             (Some(Outcome::Counted { results, .. }), Some(group)) => {
-                let (mut counted, mut range, mut full) = (0, 0, 0);
-                for (hits, result) in group.settled_hits(results) {
-                    match result {
-                        PairResult::Counted(_) | PairResult::First | PairResult::Again => counted += hits,
-                        PairResult::OutOfRange(_) => range += hits,
-                        PairResult::Full => full += hits,
-                        // a missing one comes again with a seed
-                        PairResult::Missing(_) | PairResult::WrongType | PairResult::NoInteger | PairResult::BadId => {}
-                    }
-                }
-                ::metrics::counter!(metrics::HITS, "family" => label()).increment(counted);
-                for (reason, hits) in [("range", range), ("full", full)] {
-                    if hits > 0 {
-                        ::metrics::counter!(metrics::REFUSED, "family" => label(), "reason" => reason).increment(hits);
-                    }
-                }
+                let settled = group.settled_hits(results).map(|(hits, result)| (hits, Some(result)));
+                self.queue.opened.measure(settled);
             }
             (Some(Outcome::Failed(error)), Some(group)) if error.outcome_unknown() => {
-                ::metrics::counter!(metrics::UNKNOWN, "family" => label()).increment(group.hits());
+                self.queue.opened.measure([(group.hits(), None)]);
             }
             _ => {}
         }

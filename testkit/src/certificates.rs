@@ -7,8 +7,9 @@ use rcgen::{
 };
 use tempfile::TempDir;
 
-/// An authority that nobody knows, with a certificate for a server named `localhost`, and one for a client. They are
-/// PEM files in a directory that goes with this handle: `ca.pem`, and `server` and `client` with `.pem` and `.key`.
+/// An authority that nobody knows, with a certificate for a server named `localhost`, one for a node that goes by its address,
+/// 127.0.0.1, and one for a client. They are PEM files in a directory that goes with this handle: `ca.pem`, and `server`, `node`
+/// and `client` with `.pem` and `.key`.
 pub struct Certificates(TempDir);
 
 impl Certificates {
@@ -29,6 +30,7 @@ impl Certificates {
         let authority = Issuer::new(ca, key);
         for (name, host, usage) in [
             ("server", "localhost", ExtendedKeyUsagePurpose::ServerAuth),
+            ("node", "127.0.0.1", ExtendedKeyUsagePurpose::ServerAuth),
             ("client", "client", ExtendedKeyUsagePurpose::ClientAuth),
         ] {
             let mut params = CertificateParams::new([host.to_owned()]).expect("a name");

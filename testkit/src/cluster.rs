@@ -18,11 +18,13 @@ const PRIMARIES: usize = 3;
 /// far behind they are.
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
+    tls: bool,
 }
 
 impl RedisCluster {
     /// Starts one and returns when all nodes agree that it works. Options that are given win over the cluster's own, e.g.
-    /// `cluster-require-full-coverage`.
+    /// `cluster-require-full-coverage`. With [`tls_node`](RedisOptions::tls_node) all of it speaks TLS, and its URLs are
+    /// `rediss://`.
     ///
     /// # Panics
     ///
@@ -37,13 +39,16 @@ impl RedisCluster {
             // a primary left without slots stays what it is
             settings.push(("cluster-allow-replica-migration", "no"));
         }
+        if options.takes_tls() {
+            settings.push(("tls-cluster", "yes"));
+        }
         let options = options.tcp().defaults(&settings);
         let starting: Vec<_> = (0..2 * PRIMARIES).map(|_| tokio::spawn(RedisServer::start(options.clone()))).collect();
         let mut nodes = Vec::new();
         for started in starting {
             nodes.push(started.await.expect("a node starts"));
         }
-        let cluster = RedisCluster { nodes };
+        let cluster = RedisCluster { nodes, tls: options.takes_tls() };
         cluster.form().await;
         cluster
     }
@@ -76,7 +81,8 @@ impl RedisCluster {
 
     /// The addresses of all nodes for the redis crate's cluster client.
     pub fn urls(&self) -> Vec<String> {
-        self.nodes.iter().map(RedisServer::tcp_url).collect()
+        let scheme = if self.tls { "rediss://" } else { "redis://" };
+        self.nodes.iter().map(|node| node.tcp_url().replace("redis://", scheme)).collect()
     }
 
     /// How many nodes there are.

@@ -55,9 +55,20 @@ impl RedisOptions {
     /// A [port](Self::tcp) that takes TLS alone, from clients with a certificate of the same authority.
     pub fn tls(mut self, certificates: &Certificates) -> Self {
         self.tls = true;
-        [("tls-ca-cert-file", "ca.pem"), ("tls-cert-file", "server.pem"), ("tls-key-file", "server.key")]
+        files("server")
             .into_iter()
-            .fold(self.tcp(), |options, (name, file)| options.arg(name, certificates.file(file)))
+            .fold(self.tcp(), |options, (name, file)| options.arg(name, certificates.file(&file)))
+    }
+
+    /// The same for a replica, or a node of a cluster, which goes by its address and speaks TLS to the others as well.
+    pub fn tls_node(mut self, certificates: &Certificates) -> Self {
+        self.tls = true;
+        let options = self.tcp().arg("tls-replication", "yes");
+        files("node").into_iter().fold(options, |options, (name, file)| options.arg(name, certificates.file(&file)))
+    }
+
+    pub(crate) fn takes_tls(&self) -> bool {
+        self.tls
     }
 
     /// One more line of redis.conf, which wins over what is set already.
@@ -65,6 +76,17 @@ impl RedisOptions {
         self.settings.push((name.into(), value.into()));
         self
     }
+}
+
+/// The settings that name files of certificates: those of a server, and those that it has as a client of others.
+pub(crate) fn files(name: &str) -> [(&'static str, String); 5] {
+    [
+        ("tls-ca-cert-file", "ca.pem".to_owned()),
+        ("tls-cert-file", format!("{name}.pem")),
+        ("tls-key-file", format!("{name}.key")),
+        ("tls-client-cert-file", "client.pem".to_owned()),
+        ("tls-client-key-file", "client.key".to_owned()),
+    ]
 }
 
 /// A private Redis or Valkey server. It ends, and its directory goes, with this handle.

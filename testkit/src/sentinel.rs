@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
+use crate::certificates::Certificates;
 use crate::client;
 use crate::port;
 use crate::process::Process;
@@ -27,15 +28,30 @@ impl Sentinel {
     ///
     /// Where it does not start, or there is no replica.
     pub async fn start(primary: &RedisServer) -> Self {
+        Self::start_with(primary, |port| format!("port {port}")).await
+    }
+
+    /// The same for servers that were started with [`tls_node`](crate::RedisOptions::tls_node); it takes TLS alone, too.
+    ///
+    /// # Panics
+    ///
+    /// As [`start`](Self::start).
+    pub async fn start_tls(primary: &RedisServer, certificates: &Certificates) -> Self {
+        let files = redis::files("node").map(|(name, file)| format!("{name} {}\n", certificates.file(&file))).concat();
+        Self::start_with(primary, |port| format!("port 0\ntls-port {port}\ntls-replication yes\n{files}")).await
+    }
+
+    async fn start_with(primary: &RedisServer, listens: impl FnOnce(u16) -> String) -> Self {
         let (process, port) = (Process::new(), port::free());
         let socket = process.dir().join("redis.sock");
         // it writes down here what it learns
         let file = process.dir().join("sentinel.conf");
         let settings = format!(
-            "bind 127.0.0.1\nport {port}\nunixsocket {}\ndir {}\nprotected-mode no\n\
+            "bind 127.0.0.1\n{}\nunixsocket {}\ndir {}\nprotected-mode no\n\
              sentinel monitor {NAME} 127.0.0.1 {} 1\n\
              sentinel down-after-milliseconds {NAME} 500\n\
              sentinel failover-timeout {NAME} 3000\n",
+            listens(port),
             socket.display(),
             process.dir().display(),
             primary.port(),

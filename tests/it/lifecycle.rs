@@ -245,3 +245,53 @@ async fn an_application_starts_without_the_database() {
     pair.drain().await.unwrap();
     assert_eq!(views.stored(&["page"]).await.unwrap(), [Some(4)]);
 }
+
+#[tokio::test]
+async fn a_builder_starts_without_the_database_where_it_is_told_to() {
+    let mysql = MysqlServer::start().await;
+    let (database, pool) = mysql.database("test").await;
+    let redis = RedisServer::start(RedisOptions::volatile()).await;
+    let builder = |url: &str| Counterfoil::builder().redis(redis.url()).mysql(url).create_tables(true);
+    let (url, elsewhere) = (mysql.url(&database), mysql.url("nowhere"));
+    // what waiting does not mend is told at once
+    for (wrong, kind) in [
+        ("localhost/shop", ErrorKind::InvalidInput),
+        ("mysql://localhost/shop?ssl-mode=NONE", ErrorKind::InvalidInput),
+        (&*elsewhere, ErrorKind::Store),
+    ] {
+        let error = builder(wrong).start_without_mysql(true).connect().await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+    }
+    for silent in [false, true] {
+        pool.close().await;
+        if silent {
+            mysql.pause()
+        } else {
+            mysql.kill();
+            let error = builder(&url).connect().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Store, "{error}");
+        }
+        let began = Instant::now();
+        let pair = builder(&url).start_without_mysql(true).connect().await.unwrap();
+        assert!(began.elapsed() < Duration::from_secs(4), "silent: {silent}, {:?}", began.elapsed());
+        let views = pair.open(family("views").build().unwrap()).await.unwrap();
+        let votes = Family::cached("test", "votes").durability(Durability::Immediate).build().unwrap();
+        let votes = pair.open_cached(votes).await.unwrap();
+        let _running = pair.reconciler().all().start().await.unwrap();
+        let _ = views.add("page", 1).await.unwrap();
+        if !silent {
+            assert_eq!(votes.incr("item", 1).await.unwrap_err().kind(), ErrorKind::Store, "it has to be read first");
+        }
+        if silent {
+            mysql.resume()
+        } else {
+            mysql.start_again().await
+        }
+        // the tables are created when it is back
+        let stored = async || views.stored(&["page"]).await.is_ok_and(|stored| stored == [Some(1 + i64::from(silent))]);
+        eventually("what was counted", stored).await;
+        assert_eq!(votes.incr("item", 1).await.unwrap().counted(), Some(1 + i64::from(silent)));
+        pair.drain().await.unwrap();
+        assert_eq!(votes.stored(&["item"]).await.unwrap(), [Some(1 + i64::from(silent))]);
+    }
+}

@@ -193,3 +193,64 @@ async fn durability_and_bounds_change_at_any_time_and_nothing_else_does() {
         assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains(what), "{error}");
     }
 }
+
+/// The way of docs/operations.md for kinds whose partitions hold windows, and who has been there: a family of another name on
+/// the same table.
+#[tokio::test]
+async fn other_kinds_change_their_partitions_under_another_name() {
+    let (pair, at_once) = (Pair::new().await, Durability::Immediate);
+    pair.sql("CREATE TABLE page_days (day DATE, page VARBINARY(200), hits BIGINT NOT NULL, PRIMARY KEY (day, page))")
+        .await;
+    pair.sql("CREATE TABLE minutes (what VARBINARY(16), minute BIGINT, page VARBINARY(200), n BIGINT NOT NULL, PRIMARY KEY (what, minute, page))")
+        .await;
+    pair.sql("CREATE TABLE visitors (store INT UNSIGNED, day DATE, n BIGINT NOT NULL, PRIMARY KEY (store, day))").await;
+    let open = async |name: &str, partitions: u32| {
+        let days = Table::upsert("page_days").key("day", KeyType::Date).key("page", KeyType::Text).value("hits");
+        let hits = Family::series("test", format!("hits{name}")).windows([(Precision::Day, 9)]).keep([Precision::Day]);
+        let hits = hits.table(days).durability(at_once).partitions(partitions).build().unwrap();
+        let minutes = Table::upsert("minutes").key("what", KeyType::Text).key("minute", KeyType::Signed);
+        let minutes = minutes.key("page", KeyType::Text).value("n");
+        let online = Family::activity("test", format!("online{name}")).keep_minutes(true).table(minutes);
+        let online = online.durability(at_once).partitions(partitions).build().unwrap();
+        let stores = Table::upsert("visitors").key("store", KeyType::Unsigned).key("day", KeyType::Date).value("n");
+        let visitors = Family::visitors("test", format!("visitors{name}")).table(stores);
+        let visitors = visitors.durability(at_once).partitions(partitions).build().unwrap();
+        (
+            pair.counterfoil.open_series(hits).await.unwrap(),
+            pair.counterfoil.open_activity(online).await.unwrap(),
+            pair.counterfoil.open_visitors(visitors).await.unwrap(),
+        )
+    };
+    let (old_hits, old_online, old_visitors) = open("", 4).await;
+    for number in 0..30 {
+        old_hits.add(&format!("page/{}", number % 5), 1).await.unwrap();
+        old_online.touch("page", format!("visitor {number}")).await.unwrap();
+        assert!(old_visitors.first_visit("1", "2014-09-20", format!("visitor {number}")).await.unwrap());
+    }
+    pair.counterfoil.drain_all().await.unwrap();
+    let (hits, online, visitors) = open("-9", 9).await;
+    for number in 0..50 {
+        hits.add(&format!("page/{}", number % 5), 1).await.unwrap();
+        online.touch("page", format!("later visitor {number}")).await.unwrap();
+        // the day before is not over for everybody, and most have been there
+        let is_first = old_visitors.first_visit("1", "2014-09-20", format!("visitor {number}")).await.unwrap();
+        assert_eq!(is_first, number >= 30);
+        assert!(visitors.first_visit("1", "2014-09-21", format!("visitor {number}")).await.unwrap());
+    }
+    pair.counterfoil.drain_all().await.unwrap();
+    for (sum, expected) in [
+        ("SELECT CAST(SUM(hits) AS SIGNED) FROM page_days", 80),
+        ("SELECT CAST(SUM(n) AS SIGNED) FROM minutes WHERE what = 'views'", 80),
+        ("SELECT CAST(SUM(n) AS SIGNED) FROM minutes WHERE what = 'visitors'", 80),
+        ("SELECT CAST(n AS SIGNED) FROM visitors WHERE day = '2014-09-20'", 50),
+        ("SELECT CAST(n AS SIGNED) FROM visitors WHERE day = '2014-09-21'", 50),
+    ] {
+        assert_eq!(pair.number(sum).await, expected, "{sum}");
+    }
+    let now = i64::try_from(std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs()).unwrap();
+    for page in 0..5 {
+        let days = hits.get_range(&format!("page/{page}"), Precision::Day, now - 86_400..now + 1).await.unwrap();
+        assert_eq!(days.iter().map(|day| day.count).sum::<i64>(), 16, "with what the family before counted");
+    }
+    assert_eq!(visitors.get("1", "2014-09-20").await.unwrap(), 50);
+}

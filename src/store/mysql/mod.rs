@@ -77,6 +77,8 @@ pub struct MysqlStore {
     targets: Arc<RwLock<HashMap<Option<Table>, Arc<Target>>>>,
     /// Whether counterfoil's own tables were seen.
     has_tables: Arc<AtomicBool>,
+    /// Those that are missing are created when the database is first asked.
+    creates_tables: bool,
 }
 
 impl MysqlStore {
@@ -88,6 +90,7 @@ impl MysqlStore {
             meter: Meter::default(),
             targets: Arc::default(),
             has_tables: Arc::default(),
+            creates_tables: false,
         }
     }
 
@@ -113,6 +116,25 @@ impl MysqlStore {
     pub async fn create_tables(&self) -> Result<()> {
         let mysql = self.clone();
         detached(async move { schema::create(&mysql.primary, &mysql.meter).await }).await
+    }
+
+    /// Creates what is missing when the database is first asked for families.
+    pub(crate) fn creating_tables(mut self) -> Self {
+        self.creates_tables = true;
+        self
+    }
+
+    /// Sees to counterfoil's own tables, once.
+    async fn see_to_tables(&self) -> Result<()> {
+        if !self.has_tables.load(Ordering::Relaxed) {
+            if self.creates_tables {
+                schema::create(&self.primary, &self.meter).await?;
+            } else {
+                schema::require(&self.primary, &self.meter).await?;
+            }
+            self.has_tables.store(true, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// Up to `limit` rejects with numbers above `after` (0 for the first page), ascending, but for those that were
@@ -181,10 +203,7 @@ impl Store for MysqlStore {
     async fn register(&self, family: &Family) -> Result<u64> {
         let (mysql, family) = (self.clone(), family.clone());
         detached(async move {
-            if !mysql.has_tables.load(Ordering::Relaxed) {
-                schema::require(&mysql.primary, &mysql.meter).await?;
-                mysql.has_tables.store(true, Ordering::Relaxed);
-            }
+            mysql.see_to_tables().await?;
             mysql.target(&family).await?;
             if let Kind::Cached(_) = family.kind {
                 rows::refuse_replica(&mysql.primary, &mysql.meter, &family).await?;
@@ -196,7 +215,13 @@ impl Store for MysqlStore {
 
     async fn families(&self) -> Result<Vec<Result<Registered>>> {
         let mysql = self.clone();
-        detached(async move { families::list(&mysql.primary, &mysql.meter).await }).await
+        detached(async move {
+            if mysql.creates_tables {
+                mysql.see_to_tables().await?;
+            }
+            families::list(&mysql.primary, &mysql.meter).await
+        })
+        .await
     }
 
     async fn reconfigure(&self, before: &Family, after: &Family) -> Result<()> {

@@ -40,6 +40,10 @@ impl Tls {
         files.iter().fold(url, |url, file| url.replace(file, &format!("{folder}{file}")))
     }
 
+    pub fn certificates(&self) -> &Certificates {
+        &self.certificates
+    }
+
     pub fn read(&self, file: &str) -> io::Result<Vec<u8>> {
         fs::read(self.certificates.file(file))
     }

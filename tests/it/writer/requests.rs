@@ -5,12 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::support::{Plain, PlainCounters, family};
+use crate::support::{Plain, PlainCounters, eventually, family, pause};
 use counterfoil::test_hooks::{Guard, Partition, take_out};
-use counterfoil::{AddedOnce, Counterfoil, Counters, ErrorKind, FamilyBuilder, MemoryStore};
+use counterfoil::{
+    AddedOnce, Applied, Batch, CachedCounters, CachedFamily, CachedFamilyBuilder, ChangedOnce, Counterfoil, Counters,
+    Durability, ErrorKind, Family, FamilyBuilder, Incarnation, KeyType, MemoryStore, ReadFrom, Registered, Result, Row,
+    Save, Saved, Snapshot, Store, Table,
+};
 use futures_util::future::join_all;
+use rand::random_range;
 use redis::aio::{ConnectionLike, ConnectionManager};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, Value};
+use tokio::sync::Semaphore;
 
 fn views() -> FamilyBuilder {
     family("views").partitions(4)
@@ -22,12 +28,26 @@ async fn another(plain: &Plain, family: FamilyBuilder) -> PlainCounters {
     counterfoil.open(family.build().unwrap()).await.unwrap()
 }
 
+fn votes() -> CachedFamilyBuilder {
+    Family::cached("test", "votes").partitions(4).durability(Durability::Immediate)
+}
+
+/// A process that shares the database.
+async fn process<S: Store>(plain: &Plain, store: S) -> Counterfoil<ConnectionManager, S> {
+    Counterfoil::new(plain.redis.manager().await, store)
+}
+
+/// Its cached counters.
+async fn votes_of<S: Store>(plain: &Plain, store: S, family: &CachedFamily) -> CachedCounters<ConnectionManager, S> {
+    process(plain, store).await.open_cached(family.clone()).await.unwrap()
+}
+
 /// A minute goes by, and a new epoch begins.
-async fn turn_epoch(plain: &Plain, views: &PlainCounters) {
-    let began_at: i64 = plain.redis.run("HINCRBY cf1:{test/views/0}:epochs began_at -61000").await.unwrap();
-    let before: String = plain.redis.run("HGET cf1:{test/views/0}:epochs now").await.unwrap();
-    let home = Partition::new(plain.redis.manager().await, views.family(), 0);
-    assert_ne!(home.epoch(views.family()).await.unwrap(), before, "{began_at}");
+async fn turn_epoch(plain: &Plain, family: &Family) {
+    let began_at: i64 = plain.redis.run(&format!("HINCRBY cf1:{{{family}/0}}:epochs began_at -61000")).await.unwrap();
+    let before: String = plain.redis.run(&format!("HGET cf1:{{{family}/0}}:epochs now")).await.unwrap();
+    let home = Partition::new(plain.redis.manager().await, family, 0);
+    assert_ne!(home.epoch(family).await.unwrap(), before, "{began_at}");
 }
 
 const BEFORE: fn(i64) -> AddedOnce = |pending| AddedOnce::CountedBefore { pending };
@@ -79,26 +99,39 @@ async fn a_refusal_is_remembered_too() {
     assert_eq!(views.add_once(&"x".repeat(64), "start", 1).await.unwrap(), NOW(2));
 }
 
-/// What a request is told that was made in one epoch and again after so many others have begun: by the process that made
-/// it, which was told of the epochs then, and by one that knows nothing yet.
-async fn again_after(turns: usize) -> [AddedOnce; 3] {
-    let plain = Plain::new().await;
-    let here = plain.open(views()).await;
-    let first = here.add_once("job", "page", 1).await.unwrap();
+/// Whether a request is counted now that was made in one epoch, and again after so many others have begun: by the process that
+/// made it, which was told of the epochs then, and by one that knows nothing yet. With the value that it led to.
+async fn again_after(kind: &str, turns: usize) -> [(bool, i64); 3] {
+    let (plain, cached) = (Plain::new().await, kind == "cached");
+    let (views, votes) = (views().build().unwrap(), votes().build().unwrap());
+    let told = async |pair: &Counterfoil<ConnectionManager, MemoryStore>| match cached {
+        true => match pair.open_cached(votes.clone()).await.unwrap().incr_once("job", "page", 1).await.unwrap() {
+            ChangedOnce::Counted { value } => (true, value),
+            ChangedOnce::CountedBefore { value } => (false, value),
+            refused => panic!("{refused:?}"),
+        },
+        false => match pair.open(views.clone()).await.unwrap().add_once("job", "page", 1).await.unwrap() {
+            AddedOnce::Counted { pending } => (true, pending),
+            AddedOnce::CountedBefore { pending } => (false, pending),
+            refused => panic!("{refused:?}"),
+        },
+    };
+    let (here, there) = (&plain.counterfoil, process(&plain, plain.counterfoil.store().clone()).await);
+    let first = told(here).await;
     for _ in 0..turns {
-        turn_epoch(&plain, &here).await;
+        turn_epoch(&plain, if cached { votes.family() } else { &views }).await;
     }
-    let again = here.add_once("job", "page", 1).await.unwrap();
-    let there = another(&plain, views()).await.add_once("job", "page", 1).await.unwrap();
-    [first, again, there]
+    [first, told(here).await, told(&there).await]
 }
 
 #[tokio::test]
 async fn a_request_is_remembered_for_one_whole_epoch() {
-    assert_eq!(again_after(0).await, [NOW(1), BEFORE(1), BEFORE(1)]);
-    assert_eq!(again_after(1).await, [NOW(1), BEFORE(1), BEFORE(1)]);
-    // the limit: by now it is forgotten
-    assert_eq!(again_after(2).await, [NOW(1), NOW(2), BEFORE(2)]);
+    for kind in ["buffered", "cached"] {
+        assert_eq!(again_after(kind, 0).await, [(true, 1), (false, 1), (false, 1)], "{kind}");
+        assert_eq!(again_after(kind, 1).await, [(true, 1), (false, 1), (false, 1)], "{kind}");
+        // the limit: by now it is forgotten
+        assert_eq!(again_after(kind, 2).await, [(true, 1), (true, 2), (false, 2)], "{kind}");
+    }
 }
 
 /// Told of the epochs by the first call, the process names one that is not known any more by the last.
@@ -107,19 +140,21 @@ async fn a_process_whose_epochs_have_ended_asks_again() {
     let plain = Plain::new().await;
     let (here, there) = (plain.open(views()).await, another(&plain, views()).await);
     assert_eq!(here.add_once("job/1", "page", 1).await.unwrap(), NOW(1));
-    turn_epoch(&plain, &here).await;
+    turn_epoch(&plain, here.family()).await;
     assert_eq!(there.add_once("job/2", "page", 1).await.unwrap(), NOW(2));
-    turn_epoch(&plain, &here).await;
+    turn_epoch(&plain, here.family()).await;
     assert_eq!(here.add_once("job/2", "page", 1).await.unwrap(), BEFORE(2));
 }
 
 #[tokio::test]
 async fn without_the_fence_or_one_of_its_memories_a_request_counts_again() {
-    for (guard, turns) in [(Guard::Fence, 0), (Guard::NoMemory, 0), (Guard::OneMemory, 1)] {
-        take_out(Some(guard));
-        let again = again_after(turns).await;
-        take_out(None);
-        assert_eq!(again[1], NOW(2), "{guard:?}");
+    for kind in ["buffered", "cached"] {
+        for (guard, turns) in [(Guard::Fence, 0), (Guard::NoMemory, 0), (Guard::OneMemory, 1)] {
+            take_out(Some(guard));
+            let again = again_after(kind, turns).await;
+            take_out(None);
+            assert_eq!(again[1], (true, 2), "{kind}, {guard:?}");
+        }
     }
 }
 
@@ -188,4 +223,214 @@ async fn a_pair_that_is_shut_down_takes_no_request() {
     assert_eq!(views.add_once("job", "page", 1).await.unwrap(), NOW(1));
     assert!(plain.counterfoil.shutdown(Duration::from_secs(5)).await.unwrap().is_empty());
     assert_eq!(views.add_once("job", "page", 1).await.unwrap_err().kind(), ErrorKind::Closed);
+}
+
+const CHANGED: fn(i64) -> ChangedOnce = |value| ChangedOnce::Counted { value };
+const CHANGED_BEFORE: fn(i64) -> ChangedOnce = |value| ChangedOnce::CountedBefore { value };
+
+#[tokio::test]
+async fn a_change_counts_once_and_everybody_is_told_its_value() {
+    let plain = Plain::new().await;
+    let family = votes().max(10).build().unwrap();
+    let here = votes_of(&plain, plain.counterfoil.store().clone(), &family).await;
+    let there = votes_of(&plain, plain.counterfoil.store().clone(), &family).await;
+    // cold: the one that came first took two calls
+    assert_eq!(here.incr_once("job/1", "item", 5).await.unwrap(), CHANGED(5));
+    let _ = here.incr("item", 2).await.unwrap();
+    for votes in [&here, &there] {
+        assert_eq!(votes.incr_once("job/1", "item", 5).await.unwrap(), CHANGED_BEFORE(5), "not as it is now");
+    }
+    // warm, on another counter, and what only looks like it
+    assert_eq!(there.incr_once("job/2", "item", 1).await.unwrap(), CHANGED(8));
+    assert_eq!(there.incr_once("job/1", "other", 1).await.unwrap(), CHANGED(1));
+    assert_eq!(there.incr_once("job/1:", "item", 1).await.unwrap(), CHANGED(9));
+    // a refusal is remembered, with the value as it was then
+    assert_eq!(here.incr_once("job/3", "item", 5).await.unwrap(), ChangedOnce::OutOfRange { value: 9 });
+    let _ = here.incr("item", -4).await.unwrap();
+    assert_eq!(there.incr_once("job/3", "item", 5).await.unwrap(), ChangedOnce::OutOfRange { value: 9 });
+    assert_eq!(there.get_many(&["item", "other"]).await.unwrap(), [5, 1]);
+    for request in ["", &"x".repeat(65)] {
+        assert_eq!(here.incr_once(request, "item", 1).await.unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+    assert!(plain.counterfoil.shutdown(Duration::from_secs(5)).await.unwrap().is_empty());
+}
+
+/// All miss the counter, and ask for it by the same numbers.
+#[tokio::test]
+async fn of_many_who_ask_at_once_one_counts() {
+    let plain = Plain::new().await;
+    let family = votes().build().unwrap();
+    let mut processes = Vec::new();
+    for _ in 0..3 {
+        processes.push(votes_of(&plain, plain.counterfoil.store().clone(), &family).await);
+    }
+    for round in 1..=20 {
+        let (request, id) = (format!("job/{round}"), format!("item/{round}"));
+        let all = processes.iter().cycle().take(12).map(|votes| votes.incr_once(&request, &id, 7));
+        let told: Vec<_> = join_all(all).await.into_iter().map(|told| told.unwrap()).collect();
+        assert_eq!(told.iter().filter(|told| **told == CHANGED(7)).count(), 1, "{told:?}");
+        assert_eq!(told.iter().filter(|told| **told == CHANGED_BEFORE(7)).count(), 11, "{told:?}");
+        assert_eq!(processes[0].get(&id).await.unwrap(), 7);
+    }
+}
+
+#[tokio::test]
+async fn a_change_without_a_row_is_not_remembered() {
+    let plain = Plain::new().await;
+    let table = Table::update("item").key("id", KeyType::Unsigned).value("n");
+    let family = votes().table(table).build().unwrap();
+    let votes = votes_of(&plain, plain.counterfoil.store().clone(), &family).await;
+    for _ in 0..2 {
+        assert_eq!(votes.incr_once("job", "1", 1).await.unwrap(), ChangedOnce::NoRow);
+    }
+    plain.counterfoil.store().set(votes.family(), "1", 40);
+    assert_eq!(votes.incr_once("job", "1", 1).await.unwrap(), CHANGED(41));
+    assert_eq!(votes.incr_once("job", "1", 1).await.unwrap(), CHANGED_BEFORE(41));
+}
+
+/// A store in which a row is read only when the test lets it.
+#[derive(Clone)]
+struct Slow {
+    store: MemoryStore,
+    gate: Arc<Semaphore>,
+    waiting: Arc<AtomicU64>,
+}
+
+impl Store for Slow {
+    async fn register(&self, family: &Family) -> Result<u64> {
+        self.store.register(family).await
+    }
+
+    async fn apply(&self, batches: &[Batch]) -> Result<Applied> {
+        self.store.apply(batches).await
+    }
+
+    async fn read(
+        &self,
+        family: &Registered,
+        ids: &[&str],
+        ledger: &[(u32, Incarnation)],
+        from: ReadFrom,
+    ) -> Result<Snapshot> {
+        self.store.read(family, ids, ledger, from).await
+    }
+
+    async fn list(
+        &self,
+        family: &Registered,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<(String, i64)>> {
+        self.store.list(family, prefix, after, limit).await
+    }
+
+    async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Row>> {
+        let rows = self.store.rows(family, ids).await;
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        self.gate.acquire().await.expect("never closed").forget();
+        rows
+    }
+
+    async fn save(&self, family: &Registered, saves: &[Save]) -> Result<Vec<Saved>> {
+        self.store.save(family, saves).await
+    }
+}
+
+/// What a process is told that has missed the counter and reads its row while so many epochs begin; another one asks before
+/// that or after, or never. And what the counter is in the end.
+async fn while_epochs_turn(turns: usize, other: Option<usize>) -> (Result<ChangedOnce>, Option<ChangedOnce>, i64) {
+    let plain = Plain::new().await;
+    let family = votes().build().unwrap();
+    let store = plain.counterfoil.store().clone();
+    let slow = Slow { store: store.clone(), gate: Arc::new(Semaphore::new(0)), waiting: Arc::default() };
+    let here = votes_of(&plain, slow.clone(), &family).await;
+    let there = votes_of(&plain, store, &family).await;
+    let asks = tokio::spawn(async move { here.incr_once("job", "item", 1).await });
+    eventually("the row is read", async || slow.waiting.load(Ordering::SeqCst) == 1).await;
+    let mut told = None;
+    for turn in 0..=turns {
+        if other == Some(turn) {
+            told = Some(there.incr_once("job", "item", 1).await.unwrap());
+        }
+        if turn < turns {
+            turn_epoch(&plain, family.family()).await;
+        }
+    }
+    // where its ticket has gone it reads the row again
+    slow.gate.add_permits(10);
+    let first = asks.await.unwrap();
+    (first, told, there.get("item").await.unwrap())
+}
+
+#[tokio::test]
+async fn a_change_that_is_overtaken_by_epochs_counts_once() {
+    // it died there, or is slow: another one goes on where it was
+    for turns in 0..=1 {
+        for other in 0..=turns {
+            let (first, second, value) = while_epochs_turn(turns, Some(other)).await;
+            let told = (first.unwrap(), second.unwrap(), value);
+            assert_eq!(told, (CHANGED_BEFORE(1), CHANGED(1), 1), "{turns} turns, asked in {other}");
+        }
+        let (first, _, value) = while_epochs_turn(turns, None).await;
+        assert_eq!((first.unwrap(), value), (CHANGED(1), 1), "{turns} turns");
+    }
+    // what was done in the meantime may be forgotten by now: it does not count again
+    for turns in 2..=3 {
+        for other in 0..turns {
+            let (first, second, value) = while_epochs_turn(turns, Some(other)).await;
+            assert_eq!((second.unwrap(), value), (CHANGED(1), 1), "{turns} turns, asked in {other}");
+            let error = first.unwrap_err();
+            assert!(error.outcome_unknown() && error.to_string().contains("forgotten"), "{error}");
+        }
+    }
+}
+
+/// Processes that ask for the same work at once, lose every third reply, and die anywhere; meanwhile counters leave Redis, and
+/// an epoch begins.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_counts_once_whoever_dies() {
+    const JOBS: usize = 60;
+    let plain = Plain::new().await;
+    let moment = Duration::from_millis(3);
+    let family = votes().save_after(moment).retain(moment).build().unwrap();
+    let store = plain.counterfoil.store().clone();
+    let _saving = plain.counterfoil.open_cached(family.clone()).await.unwrap();
+    let reconciler = plain.counterfoil.reconciler().start().await.unwrap();
+    let mut workers = Vec::new();
+    for _ in 0..3 {
+        let lossy = Lossy { inner: plain.redis.manager().await, calls: Arc::default() };
+        let votes = Counterfoil::new(lossy, store.clone()).open_cached(family.clone()).await.unwrap();
+        workers.push(tokio::spawn(async move {
+            let (mut died, mut values) = (0, Vec::new());
+            for job in 0..JOBS {
+                let (request, id) = (format!("job/{job}"), format!("item/{}", job % 5));
+                loop {
+                    let life = Duration::from_micros(random_range(100..6000));
+                    match tokio::time::timeout(life, votes.incr_once(&request, &id, 1)).await {
+                        Ok(Ok(ChangedOnce::Counted { value } | ChangedOnce::CountedBefore { value })) => {
+                            values.push(value);
+                            break;
+                        }
+                        Ok(Ok(refused)) => panic!("{refused:?}"),
+                        Ok(Err(error)) if error.outcome_unknown() || error.is_retryable() => died += 1,
+                        Ok(Err(error)) => panic!("{error}"),
+                        Err(_) => died += 1,
+                    }
+                }
+            }
+            (died, values)
+        }));
+    }
+    pause(30).await;
+    turn_epoch(&plain, family.family()).await;
+    let ended: Vec<_> = join_all(workers).await.into_iter().map(|ended| ended.unwrap()).collect();
+    let died: u32 = ended.iter().map(|(died, _)| died).sum();
+    assert!(died > 20, "{died} died");
+    let values = ended.iter().map(|(_, values)| values);
+    assert!(values.clone().all(|told| told == &ended[0].1), "each was told the same: {ended:?}");
+    reconciler.shutdown().await.unwrap();
+    let votes = votes_of(&plain, store, &family).await;
+    let ids: Vec<_> = (0..5).map(|id| format!("item/{id}")).collect();
+    assert_eq!(votes.get_many(&ids).await.unwrap(), [JOBS as i64 / 5; 5]);
 }
