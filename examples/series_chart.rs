@@ -51,7 +51,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     if servers.are_private() {
         pair.store().create_tables().await?;
     }
-    let series = pair.open_series(Family::series(args.namespace, args.family).build()?).await?;
+    let series = pair.open(Family::series(args.namespace, args.family).build()?).await?;
     if servers.are_private() {
         count_something(&series, &args.name).await?;
     }

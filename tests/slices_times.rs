@@ -203,7 +203,7 @@ impl<'c> World<'c> {
             .time_zone("Europe/Berlin")
             .partitions(1)
             .durability(Durability::Immediate);
-        let series = counterfoil.open_series(family.build().expect("valid")).await.expect("opened");
+        let series = counterfoil.open(family.build().expect("valid")).await.expect("opened");
         let now_ms = (SPRING - 3 * HOUR) * 1000;
         clock.machine_is_ahead(0);
         clock.set(now_ms);
@@ -355,7 +355,7 @@ async fn script_calls(server: &RedisServer) -> u64 {
 async fn seen_by_a_wrong_clock(clock: &Clock) -> (u64, u64) {
     let plain = Plain::new().await;
     let family = online("online", Counting::HyperLogLog).stripes(1).build().unwrap();
-    let touching = plain.counterfoil.open_activity(family.clone()).await.unwrap();
+    let touching = plain.counterfoil.open(family.clone()).await.unwrap();
     for (visitor, hours) in [5, -5, 0, 300, -300].into_iter().enumerate() {
         clock.machine_is_ahead(hours * HOUR * 1000);
         touching.touch("page", [visitor as u8]).await.unwrap();
@@ -366,7 +366,7 @@ async fn seen_by_a_wrong_clock(clock: &Clock) -> (u64, u64) {
     }
     clock.machine_is_ahead(0);
     let elsewhere = Counterfoil::new(plain.redis.manager().await, plain.counterfoil.store().clone());
-    let now = elsewhere.open_activity(family).await.unwrap().now("page").await.unwrap();
+    let now = elsewhere.open(family).await.unwrap().now("page").await.unwrap();
     (now.views, now.visitors.count())
 }
 
@@ -391,7 +391,7 @@ fn layers_are_told_over_a_long_way() {
         let far = Counterfoil::new(proxy.manager().await, plain.counterfoil.store().clone());
         let window = (Duration::from_secs(20), Duration::from_millis(40));
         let online = online("online", Counting::HyperLogLog).keep_minutes(false).stripes(1).window(window.0, window.1);
-        let online = far.open_activity(online.build().unwrap()).await.unwrap();
+        let online = far.open(online.build().unwrap()).await.unwrap();
         proxy.delay_replies(Duration::from_millis(60));
         // so that it has to learn what time it is
         clock.machine_is_ahead(3 * HOUR * 1000);
@@ -410,8 +410,8 @@ async fn cut_with_a_wrong_clock(clock: &Clock) {
     let redis = proxy.manager().await;
     let frail = Counterfoil::new(redis.clone(), plain.counterfoil.store().clone());
     let (hits, online) = (Family::series("test", "hits"), online("online", Counting::HyperLogLog).stripes(1));
-    let hits = frail.open_series(hits.windows([(Precision::Day, 3)]).build().unwrap()).await.unwrap();
-    let online = frail.open_activity(online.build().unwrap()).await.unwrap();
+    let hits = frail.open(hits.windows([(Precision::Day, 3)]).build().unwrap()).await.unwrap();
+    let online = frail.open(online.build().unwrap()).await.unwrap();
     let (mut calls, mut hours) = (0i64, 7 * 24);
     // requests are long, so only after every fifth of their bytes
     let directions: [(Cut, usize); 2] = [(Proxy::cut_requests_after, 5), (Proxy::cut_replies_after, 1)];
@@ -457,7 +457,7 @@ fn the_window_slides_by_layers() {
     runtime().block_on(async {
         for counting in [Counting::Exact, Counting::HyperLogLog] {
             let plain = Plain::new().await;
-            let online = plain.counterfoil.open_activity(online("online", counting).build().unwrap()).await.unwrap();
+            let online = plain.counterfoil.open(online("online", counting).build().unwrap()).await.unwrap();
             let noon = (AUTUMN + 10 * HOUR) * 1000;
             clock.set(noon);
             for view in 0..20u32 {
@@ -479,7 +479,7 @@ fn the_window_slides_by_layers() {
 /// The server's clock steps back in the middle of a window, and comes to where it was again.
 async fn steps_back(clock: &Clock, counting: Counting, by_ms: i64) {
     let plain = Plain::new().await;
-    let online = plain.counterfoil.open_activity(online("online", counting).build().unwrap()).await.unwrap();
+    let online = plain.counterfoil.open(online("online", counting).build().unwrap()).await.unwrap();
     let noon = (AUTUMN + 10 * HOUR) * 1000;
     let mut touches = 0;
     let mut touch = async |at_ms: i64, visitors: std::ops::Range<u32>| {
@@ -595,7 +595,7 @@ fn kept_minutes_are_exact_whatever_dies() {
         let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
         let proxy = Proxy::to(&pair.redis);
         let frail = Counterfoil::new(proxy.manager().await, MysqlStore::new(pair.pool.clone()));
-        let touched = frail.open_activity(family()).await.unwrap().write_timeout(Duration::from_secs(20));
+        let touched = frail.open(family()).await.unwrap().write_timeout(Duration::from_secs(20));
         // long over, so that it goes to the database at once
         let first = now_ms() / 60_000 - 30;
         clock.set(first * 60_000);
@@ -603,7 +603,7 @@ fn kept_minutes_are_exact_whatever_dies() {
         for round in 0..10 {
             let open = |counterfoil: Counterfoil<_>| async move {
                 let family = online("online", Counting::Exact).build().expect("valid");
-                counterfoil.open_activity(family).await.map(drop)
+                counterfoil.open(family).await.map(drop)
             };
             trouble::round(round, (&pair, &proxy, &mysql), open).await;
             let mut minute = touching.minute.write().await;
@@ -611,7 +611,7 @@ fn kept_minutes_are_exact_whatever_dies() {
             clock.set(*minute * 60_000 + rand::random_range(0..60_000));
         }
         let acknowledged = touching.end().await;
-        let safe = pair.counterfoil.open_activity(family()).await.unwrap();
+        let safe = pair.counterfoil.open(family()).await.unwrap();
         let range = first * 60..(first + 11) * 60;
         let mut read = Vec::new();
         for page in PAGES {
@@ -648,7 +648,7 @@ async fn days_of_23_and_25_hours_get_to_the_applications_own_table() {
         .keep([Precision::Day])
         .table(table)
         .durability(Durability::Immediate);
-    let hits = pair.counterfoil.open_series(family.build().unwrap()).await.unwrap();
+    let hits = pair.counterfoil.open(family.build().unwrap()).await.unwrap();
     for change in [SPRING, AUTUMN] {
         let midnight = start(Precision::Day, change);
         for hour in 0..26 {

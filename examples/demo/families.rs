@@ -80,8 +80,8 @@ pub async fn open(place: &Place) -> counterfoil::Result<Opened> {
         page_views: pair.open(family(PAGE_VIEWS).build()?).await?,
         daily_hits: pair.open(family(DAILY_HITS).table(days).build()?).await?,
         status_codes: pair.open(family(STATUS_CODES).table(codes).build()?).await?,
-        requests: pair.open_series(requests.build()?).await?,
-        visitors: pair.open_visitors(visitors.build()?).await?,
+        requests: pair.open(requests.build()?).await?,
+        visitors: pair.open(visitors.build()?).await?,
         pair,
     })
 }

@@ -71,8 +71,8 @@ impl Site {
         let pair = Counterfoil::connect(redis, mysql).await?;
         // Creates counterfoil's own tables where they are missing. Of these families only the configuration is in them.
         pair.store().create_tables().await?;
-        let hits = pair.open_series(Family::series("example", "hits").build()?).await?;
-        let online = pair.open_activity(Family::activity("example", "online").build()?).await?;
+        let hits = pair.open(Family::series("example", "hits").build()?).await?;
+        let online = pair.open(Family::activity("example", "online").build()?).await?;
         Ok(Site { hits, online })
     }
 

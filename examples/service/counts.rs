@@ -29,11 +29,10 @@ impl Counts {
 
         let (views, votes, visitors, downloads, readers) = try_join!(
             counterfoil.open(Family::buffered("site", "views").table(views).build()?),
-            counterfoil.open_cached(Family::cached("site", "votes").table(votes).build()?),
-            counterfoil.open_visitors(Family::visitors("site", "visitors").table(visitors).build()?),
-            counterfoil
-                .open_series(Family::series("site", "downloads").keep([Precision::Day]).table(downloads).build()?),
-            counterfoil.open_activity(Family::activity("site", "readers").build()?),
+            counterfoil.open(Family::cached("site", "votes").table(votes).build()?),
+            counterfoil.open(Family::visitors("site", "visitors").table(visitors).build()?),
+            counterfoil.open(Family::series("site", "downloads").keep([Precision::Day]).table(downloads).build()?),
+            counterfoil.open(Family::activity("site", "readers").build()?),
         )?;
         Ok(Counts { views, votes, visitors, downloads, readers })
     }

@@ -2,18 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use moka::future::Cache;
 use redis::aio::ConnectionLike;
 
 use crate::client::handle::{Handle, handle_methods};
+use crate::client::open::{OpenFamily, Sealed};
 use crate::connection::primary::Primary;
 use crate::error::{Error, Result};
 use crate::family::calendar::{Calendar, Precision};
 use crate::family::visit;
-use crate::family::{Counting, Family, Sliding};
+use crate::family::{ActivityFamily, Counting, Family, Kind, Sliding};
 use crate::scripts::activity::Seen;
 use crate::store::Store;
 use crate::store::mysql::MysqlStore;
@@ -90,16 +90,31 @@ const ANSWERS: u64 = 10_000;
 /// About how many keys one read names.
 const KEYS: u32 = 200;
 
+impl Sealed for ActivityFamily {
+    fn common(&self) -> &Family {
+        self.family()
+    }
+}
+
+impl OpenFamily for ActivityFamily {
+    type Handle<C, S> = Activity<C, S>;
+
+    fn in_use<C, S>(self, handle: Handle<C, S>) -> Result<Activity<C, S>>
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+        S: Store,
+    {
+        let Kind::Activity(sliding) = handle.family().kind else { return Err(handle.family().is_not("activity")) };
+        let cache = || Cache::builder().time_to_live(self.cache_for).max_capacity(ANSWERS).build();
+        Ok(Activity { handle, sliding, answers: (!self.cache_for.is_zero()).then(cache) })
+    }
+}
+
 impl<C, S> Activity<C, S>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
     S: Store,
 {
-    pub(crate) fn new(handle: Handle<C, S>, sliding: Sliding, cache_for: Duration) -> Self {
-        let cache = || Cache::builder().time_to_live(cache_for).max_capacity(ANSWERS).build();
-        Activity { handle, sliding, answers: (!cache_for.is_zero()).then(cache) }
-    }
-
     handle_methods!(handle);
 
     /// Counts a view of the page, of 1 to 200 bytes, and notes that the visitor, 1 to 255 bytes of any kind, was there.

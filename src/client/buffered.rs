@@ -6,8 +6,10 @@ use redis::aio::ConnectionLike;
 
 use crate::client::exact::Shown;
 use crate::client::handle::{Handle, handle_methods};
+use crate::client::open::{OpenFamily, Sealed};
 use crate::connection::primary::Primary;
 use crate::error::{Error, Result};
+use crate::family::{BufferedFamily, Family};
 use crate::scripts::buffered::{Added, AddedOnce};
 use crate::scripts::partition::PairResult;
 use crate::store::Store;
@@ -24,15 +26,29 @@ impl<C, S> Clone for Counters<C, S> {
     }
 }
 
+impl Sealed for BufferedFamily {
+    fn common(&self) -> &Family {
+        self.family()
+    }
+}
+
+impl OpenFamily for BufferedFamily {
+    type Handle<C, S> = Counters<C, S>;
+
+    fn in_use<C, S>(self, handle: Handle<C, S>) -> Result<Counters<C, S>>
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+        S: Store,
+    {
+        Ok(Counters(handle))
+    }
+}
+
 impl<C, S> Counters<C, S>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
     S: Store,
 {
-    pub(crate) fn new(handle: Handle<C, S>) -> Self {
-        Counters(handle)
-    }
-
     handle_methods!(0);
 
     /// Counts `delta` for `id`, and answers when Redis has done it: with the pending value as after exactly this

@@ -10,10 +10,11 @@ use tokio::time::Instant;
 
 use crate::client::exact::Shown;
 use crate::client::handle::{Handle, handle_methods};
+use crate::client::open::{OpenFamily, Sealed};
 use crate::client::seeding::{Read, Seeding};
 use crate::connection::primary::Primary;
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::Stay;
+use crate::family::{CachedFamily, Family, Stay};
 use crate::metrics;
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::Ticket;
@@ -71,15 +72,30 @@ impl<C, S> Clone for CachedCounters<C, S> {
 /// stay of the counter in Redis, so more than once is a sign of something wrong.
 const ATTEMPTS: usize = 100;
 
+impl Sealed for CachedFamily {
+    fn common(&self) -> &Family {
+        self.family()
+    }
+}
+
+impl OpenFamily for CachedFamily {
+    type Handle<C, S> = CachedCounters<C, S>;
+
+    fn in_use<C, S>(self, handle: Handle<C, S>) -> Result<CachedCounters<C, S>>
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+        S: Store,
+    {
+        let stay = handle.family().stay().ok_or_else(|| handle.family().is_not("cached"))?.clone();
+        Ok(CachedCounters { handle, seeding: Arc::default(), stay })
+    }
+}
+
 impl<C, S> CachedCounters<C, S>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
     S: Store,
 {
-    pub(crate) fn new(handle: Handle<C, S>, stay: Stay) -> Self {
-        CachedCounters { handle, seeding: Arc::default(), stay }
-    }
-
     handle_methods!(handle);
 
     /// Adds `delta` to `id`, and answers the value as after exactly this increment. Where the counter is not in Redis

@@ -9,6 +9,7 @@ pub mod connect;
 pub mod counterfoil;
 pub mod exact;
 pub mod handle;
+pub mod open;
 pub mod read;
 pub mod reconfigure;
 pub mod seeding;

@@ -8,10 +8,11 @@ use futures_util::future::try_join_all;
 use redis::aio::ConnectionLike;
 
 use crate::client::handle::{Handle, handle_methods};
+use crate::client::open::{OpenFamily, Sealed};
 use crate::connection::primary::Primary;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::calendar::Precision;
-use crate::family::{Family, Window, Windows};
+use crate::family::{Family, Kind, SeriesFamily, Window, Windows};
 use crate::scripts::partition::PairResult;
 use crate::scripts::partition::Partition;
 use crate::scripts::series::seconds;
@@ -41,15 +42,30 @@ impl<C, S> Clone for Series<C, S> {
     }
 }
 
+impl Sealed for SeriesFamily {
+    fn common(&self) -> &Family {
+        self.family()
+    }
+}
+
+impl OpenFamily for SeriesFamily {
+    type Handle<C, S> = Series<C, S>;
+
+    fn in_use<C, S>(self, handle: Handle<C, S>) -> Result<Series<C, S>>
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+        S: Store,
+    {
+        let Kind::Series(windows) = &handle.family().kind else { return Err(handle.family().is_not("series")) };
+        Ok(Series { windows: windows.clone(), handle })
+    }
+}
+
 impl<C, S> Series<C, S>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
     S: Store,
 {
-    pub(crate) fn new(handle: Handle<C, S>, windows: Arc<Windows>) -> Self {
-        Series { handle, windows }
-    }
-
     handle_methods!(handle);
 
     /// Counts `n` for the series of that name, of 1 to 200 bytes, in the current slice of every precision, and answers

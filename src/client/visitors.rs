@@ -3,9 +3,11 @@
 use redis::aio::ConnectionLike;
 
 use crate::client::handle::{Handle, handle_methods};
+use crate::client::open::{OpenFamily, Sealed};
 use crate::connection::primary::Primary;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::visit;
+use crate::family::{Family, VisitorsFamily};
 use crate::scripts::partition::PairResult;
 use crate::store::Store;
 use crate::store::mysql::MysqlStore;
@@ -20,15 +22,29 @@ impl<C, S> Clone for Visitors<C, S> {
     }
 }
 
+impl Sealed for VisitorsFamily {
+    fn common(&self) -> &Family {
+        self.family()
+    }
+}
+
+impl OpenFamily for VisitorsFamily {
+    type Handle<C, S> = Visitors<C, S>;
+
+    fn in_use<C, S>(self, handle: Handle<C, S>) -> Result<Visitors<C, S>>
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+        S: Store,
+    {
+        Ok(Visitors(handle))
+    }
+}
+
 impl<C, S> Visitors<C, S>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
     S: Store,
 {
-    pub(crate) fn new(handle: Handle<C, S>) -> Self {
-        Visitors(handle)
-    }
-
     handle_methods!(0);
 
     /// Whether this is the visitor's first visit to the scope on that day, of however many are made at a time; if so it

@@ -19,7 +19,7 @@ fn family(name: &str) -> ActivityFamilyBuilder {
 }
 
 async fn open(pair: &Pair, family: ActivityFamilyBuilder) -> OnMysql {
-    pair.counterfoil.open_activity(family.build().expect("a valid family")).await.expect("opened")
+    pair.counterfoil.open(family.build().expect("a valid family")).await.expect("opened")
 }
 
 /// 2,000 views by 500 visitors.
@@ -117,7 +117,7 @@ async fn a_wrong_touch_is_refused_by_name() {
     assert!(online.minutes("/", 0..60).await.expect_err("refused").to_string().contains("no minutes are kept"));
     online.touch("/", vec![7; 255]).await.unwrap();
     assert_eq!(online.now("/").await.unwrap().views, 1);
-    let narrower = pair.counterfoil.open_activity(family("refused").stripes(2).build().unwrap()).await;
+    let narrower = pair.counterfoil.open(family("refused").stripes(2).build().unwrap()).await;
     let error = narrower.expect_err("another width");
     assert!(error.kind() == ErrorKind::Mismatch && error.to_string().contains("2 stripes"), "{error}");
 }
@@ -145,7 +145,7 @@ async fn a_visitor_of_a_day_counts_once() {
         .await;
     let table = Table::upsert("visitors").key("store_id", KeyType::Unsigned).key("day", KeyType::Date).value("count");
     let daily = Family::visitors("test", "daily").table(table).durability(Durability::Immediate).build().unwrap();
-    let daily = pair.counterfoil.open_visitors(daily).await.unwrap();
+    let daily = pair.counterfoil.open(daily).await.unwrap();
     let visits = (0..1_000u32).map(|visit| daily.first_visit("12345", "2014-09-20", (visit % 250).to_be_bytes()));
     let firsts = join_all(visits).await.into_iter().filter(|first| *first.as_ref().unwrap()).count();
     assert_eq!(firsts, 250);
@@ -172,7 +172,7 @@ async fn a_scope_and_a_day_are_one_counter_and_no_other_pair_is() {
     let own = Family::visitors("test", "own").durability(Durability::Immediate).build().unwrap();
     let tabled = Family::visitors("test", "tabled").durability(Durability::Immediate).table(table).build().unwrap();
     for (family, taken, refused) in [(own, ("7/8", "day"), ("7", "8/day")), (tabled, ("7", "8/day"), ("7/8", "day"))] {
-        let visitors = pair.counterfoil.open_visitors(family).await.unwrap();
+        let visitors = pair.counterfoil.open(family).await.unwrap();
         assert!(visitors.first_visit(taken.0, taken.1, "a").await.unwrap());
         let error = visitors.first_visit(refused.0, refused.1, "a").await.expect_err("taken for another one");
         assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains("'/'"), "{error}");

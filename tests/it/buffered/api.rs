@@ -145,8 +145,8 @@ async fn however_many_tasks_count_redis_remembers_few_callers() {
 async fn callers_that_call_once_are_forgotten_within_two_epochs() {
     let pair = Pair::new().await;
     let views = family("views").partitions(1).build().unwrap();
-    let home = Partition::new(pair.redis.manager().await, &views, 0);
-    let epoch = home.epoch(&views).await.unwrap();
+    let home = Partition::new(pair.redis.manager().await, views.family(), 0);
+    let epoch = home.epoch(views.family()).await.unwrap();
     let used_memory = async || -> u64 {
         let info: String = pair.redis.run("INFO memory").await.unwrap();
         info.lines().find_map(|line| line.strip_prefix("used_memory:")?.trim().parse().ok()).unwrap()
@@ -154,9 +154,9 @@ async fn callers_that_call_once_are_forgotten_within_two_epochs() {
     let before = used_memory().await;
     let callers: Vec<_> = (0..100_000).map(|number| format!("{number:016x}")).collect();
     for callers in callers.chunks(100) {
-        let calls = callers
-            .iter()
-            .map(|caller| home.add(&views, Fence { home: home.keys(), caller, n: 1, epoch: &epoch }, 1, [("page", 1)]));
+        let calls = callers.iter().map(|caller| {
+            home.add(views.family(), Fence { home: home.keys(), caller, n: 1, epoch: &epoch }, 1, [("page", 1)])
+        });
         for counted in futures_util::future::join_all(calls).await {
             assert!(matches!(counted.unwrap(), Counted::Executed { repeated: false, .. }));
         }
@@ -166,14 +166,14 @@ async fn callers_that_call_once_are_forgotten_within_two_epochs() {
     println!("{} bytes a caller", (full - before) / 100_000);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;
     for minutes in 1..=2 {
-        let _ = home.clone().at(now + minutes * 61_000).epoch(&views).await.unwrap();
+        let _ = home.clone().at(now + minutes * 61_000).epoch(views.family()).await.unwrap();
     }
     let left: u64 = pair.redis.run("EXISTS cf1:{test/views/0}:calls cf1:{test/views/0}:calls_before").await.unwrap();
     assert_eq!(left, 0);
     eventually("the memory is back", || async { used_memory().await < before + (full - before) / 10 }).await;
     // none of them counts again
     let late = Fence { home: home.keys(), caller: &callers[0], n: 1, epoch: &epoch };
-    assert_eq!(home.add(&views, late, 1, [("page", 1)]).await.unwrap(), Counted::Expired);
+    assert_eq!(home.add(views.family(), late, 1, [("page", 1)]).await.unwrap(), Counted::Expired);
     assert_eq!(home.read(&["page"]).await.unwrap().deltas, [(0, 100_000)]);
 }
 
@@ -322,7 +322,7 @@ async fn check_tells_how_durable_redis_is() {
 async fn check_tells_who_is_counted_again_without_persistence() {
     let pair = Pair::new().await;
     let visitors = Family::visitors("test", "visitors").durability(Durability::Immediate).build().unwrap();
-    let visitors = pair.counterfoil.open_visitors(visitors).await.unwrap();
+    let visitors = pair.counterfoil.open(visitors).await.unwrap();
     let findings = pair.counterfoil.check().await;
     let told = findings.iter().any(|finding| {
         finding.severity == Severity::Error
@@ -550,8 +550,8 @@ async fn who_believes_in_another_number_of_partitions_is_refused() {
     let pair = Pair::new().await;
     let views = pair.counterfoil.open(family("views").partitions(8).build().unwrap()).await.unwrap();
     let wrong = family("views").partitions(16).build().unwrap();
-    let home = Partition::new(pair.redis.manager().await, &wrong, 0);
-    let error = home.epoch(&wrong).await.unwrap_err();
+    let home = Partition::new(pair.redis.manager().await, wrong.family(), 0);
+    let error = home.epoch(wrong.family()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
     assert!(error.to_string().contains("8 partitions, not buffered with 16"), "{error}");
     assert!(home.epoch(views.family()).await.is_ok());
@@ -562,10 +562,10 @@ async fn who_believes_in_another_number_of_partitions_is_refused() {
 async fn hits_in_partitions_that_the_family_does_not_have_are_brought_home() {
     let pair = Pair::new().await;
     let wrong = family("views").partitions(16).build().unwrap();
-    let stray = Partition::new(pair.redis.manager().await, &wrong, 12);
-    let epoch = stray.epoch(&wrong).await.unwrap();
+    let stray = Partition::new(pair.redis.manager().await, wrong.family(), 12);
+    let epoch = stray.epoch(wrong.family()).await.unwrap();
     let fence = |n| Fence { home: stray.keys(), caller: "elsewhere", n, epoch: &epoch };
-    let counted = stray.add(&wrong, fence(1), 1, [("page", 3)]).await.unwrap();
+    let counted = stray.add(wrong.family(), fence(1), 1, [("page", 3)]).await.unwrap();
     assert!(matches!(counted, Counted::Executed { .. }), "{counted:?}");
 
     let views = pair.counterfoil.open(family("views").partitions(8).build().unwrap()).await.unwrap();
@@ -574,8 +574,8 @@ async fn hits_in_partitions_that_the_family_does_not_have_are_brought_home() {
     eventually("all hits are in MySQL", || async { pair.number(OWN).await == 4 }).await;
     assert_eq!(views.get("page").await.unwrap(), 4);
     // from now on it is refused
-    assert_eq!(stray.add(&wrong, fence(2), 1, [("page", 3)]).await.unwrap(), Counted::Expired);
-    assert_eq!(stray.epoch(&wrong).await.unwrap_err().kind(), ErrorKind::Mismatch);
+    assert_eq!(stray.add(wrong.family(), fence(2), 1, [("page", 3)]).await.unwrap(), Counted::Expired);
+    assert_eq!(stray.epoch(wrong.family()).await.unwrap_err().kind(), ErrorKind::Mismatch);
     reconciler.shutdown().await.unwrap();
 }
 

@@ -475,7 +475,7 @@ async fn a_page_may_show_what_is_stored() {
     let pair = Pair::new().await;
     let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
     let votes = Family::cached("test", "votes").durability(Durability::Immediate).build().unwrap();
-    let votes = pair.counterfoil.open_cached(votes).await.unwrap();
+    let votes = pair.counterfoil.open(votes).await.unwrap();
     let _ = (views.add("page", 3).await.unwrap(), votes.incr("page", 3).await.unwrap());
     pair.counterfoil.drain().await.unwrap();
     let _ = (views.add("page", 1).await.unwrap(), votes.incr("page", 1).await.unwrap());

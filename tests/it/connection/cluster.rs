@@ -309,14 +309,14 @@ async fn without_settling_it_does_more_harm() {
 }
 
 /// A family of series whose slices of a second are kept.
-async fn open_series(rig: &Rig, durability: Durability) -> Series<ClusterConnection> {
+async fn open(rig: &Rig, durability: Durability) -> Series<ClusterConnection> {
     let family = Family::series("test", "hits")
         .windows([(Precision::SECOND, 300), (Precision::Day, 3)])
         .keep([Precision::SECOND])
         .partitions(PARTITIONS)
         .durability(durability)
         .sync_after(Duration::from_millis(400));
-    let series = rig.counterfoil.open_series(family.build().unwrap()).await.unwrap();
+    let series = rig.counterfoil.open(family.build().unwrap()).await.unwrap();
     series.write_timeout(Duration::from_secs(15))
 }
 
@@ -329,7 +329,7 @@ fn sum(slices: &[Slice]) -> i64 {
 async fn a_window_outlives_its_primary_but_for_what_the_replica_did_not_have() {
     let settle = Durability::Settle(BEHIND + Duration::from_millis(250));
     let rig = Rig::start(RedisOptions::volatile(), settle).await;
-    let series = open_series(&rig, settle).await;
+    let series = open(&rig, settle).await;
     let slots = rig.slots_of("hits").await;
     let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
@@ -390,7 +390,7 @@ async fn series_activity_and_visitors_go_along() {
     const VISITORS: u64 = 400;
     let options = RedisOptions::volatile().arg("cluster-node-timeout", NO_FAILOVER);
     let rig = Rig::start(options, Durability::Immediate).await;
-    let series = open_series(&rig, Durability::Immediate).await;
+    let series = open(&rig, Durability::Immediate).await;
     let patience = Duration::from_secs(15);
     let online = Family::activity("test", "online")
         .window(Duration::from_secs(1800), Duration::from_secs(3))
@@ -398,9 +398,9 @@ async fn series_activity_and_visitors_go_along() {
         .partitions(PARTITIONS)
         .cache_for(Duration::ZERO)
         .durability(Durability::Immediate);
-    let online = rig.counterfoil.open_activity(online.build().unwrap()).await.unwrap().write_timeout(patience);
+    let online = rig.counterfoil.open(online.build().unwrap()).await.unwrap().write_timeout(patience);
     let daily = Family::visitors("test", "daily").partitions(PARTITIONS).durability(Durability::Immediate);
-    let daily = rig.counterfoil.open_visitors(daily.build().unwrap()).await.unwrap().write_timeout(patience);
+    let daily = rig.counterfoil.open(daily.build().unwrap()).await.unwrap().write_timeout(patience);
     let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let mut tasks = JoinSet::new();
@@ -480,7 +480,7 @@ async fn cached_counters_go_along() {
         .durability(Durability::Immediate)
         .save_after(Duration::from_millis(10))
         .retain(Duration::from_millis(20));
-    let votes = rig.counterfoil.open_cached(votes.build().unwrap()).await.unwrap();
+    let votes = rig.counterfoil.open(votes.build().unwrap()).await.unwrap();
     let votes = votes.write_timeout(Duration::from_secs(15));
     let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));

@@ -455,7 +455,7 @@ async fn a_failover_between_two_pages_of_a_batch_loses_none_of_it() {
     let servers = [&first, &second].map(|server| async { server.client().get_multiplexed_async_connection().await });
     let [one, two] = servers;
     let moving = Moving { servers: [one.await.unwrap(), two.await.unwrap()], left: Arc::new(AtomicUsize::new(1000)) };
-    let family = family("views").partitions(1).build().unwrap();
+    let family = family("views").partitions(1).build().unwrap().family().clone();
     let partition = Partition::new(moving.clone(), &family, 0);
     let ids: Vec<_> = (0..2000).map(|number| format!("page/{number}")).collect();
     let pairs: Vec<_> = ids.iter().map(|id| (id.as_str(), 1)).collect();

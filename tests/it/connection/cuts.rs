@@ -244,7 +244,7 @@ async fn a_batch_reaches_the_database_once_wherever_its_calls_are_cut() {
 /// A cached family over this pair.
 async fn votes(counterfoil: &Counterfoil) -> CachedCounters<ConnectionManager> {
     let family = Family::cached("test", "votes").partitions(1).durability(Durability::Immediate);
-    counterfoil.open_cached(family.build().unwrap()).await.unwrap()
+    counterfoil.open(family.build().unwrap()).await.unwrap()
 }
 
 impl Frail {
@@ -345,10 +345,10 @@ impl Kinds {
         let daily =
             || Family::visitors("test", "daily").partitions(1).durability(Durability::Immediate).build().unwrap();
         Kinds {
-            hits: over.open_series(hits()).await.unwrap(),
-            exact_hits: safe.open_series(hits()).await.unwrap(),
-            daily: over.open_visitors(daily()).await.unwrap(),
-            exact_daily: safe.open_visitors(daily()).await.unwrap(),
+            hits: over.open(hits()).await.unwrap(),
+            exact_hits: safe.open(hits()).await.unwrap(),
+            daily: over.open(daily()).await.unwrap(),
+            exact_daily: safe.open(daily()).await.unwrap(),
             frail,
         }
     }
@@ -399,8 +399,8 @@ async fn a_touch_is_counted_once(counting: Counting) {
         let family = window.visitors(counting).keep_minutes(true).cache_for(Duration::ZERO);
         family.partitions(1).durability(Durability::Immediate).build().unwrap()
     };
-    let online = frail.counterfoil().open_activity(family()).await.unwrap();
-    let exact = frail.pair.counterfoil.open_activity(family()).await.unwrap();
+    let online = frail.counterfoil().open(family()).await.unwrap();
+    let exact = frail.pair.counterfoil.open(family()).await.unwrap();
     let mut views = 0u64;
     tried_with_each_cut(&frail, async || {
         online.touch("page", (views / 2).to_be_bytes()).await.unwrap();

@@ -16,7 +16,7 @@ fn family(name: &str) -> SeriesFamilyBuilder {
 }
 
 async fn open(pair: &Pair, family: SeriesFamilyBuilder) -> OnMysql {
-    pair.counterfoil.open_series(family.build().expect("a valid family")).await.expect("opened")
+    pair.counterfoil.open(family.build().expect("a valid family")).await.expect("opened")
 }
 
 fn sum(slices: &[Slice]) -> i64 {
@@ -159,7 +159,7 @@ async fn days_go_into_the_applications_own_table() {
 async fn a_wrong_call_is_refused_by_name_and_nothing_is_counted() {
     let plain = Plain::new().await;
     let built = family("hits").windows([(Precision::MINUTE, 3), (Precision::HOUR, 3)]).build().unwrap();
-    let hits = plain.counterfoil.open_series(built).await.unwrap();
+    let hits = plain.counterfoil.open(built).await.unwrap();
     let refused = async |what: &str, result: counterfoil::Result<()>| {
         let error = result.expect_err(what);
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
@@ -170,8 +170,6 @@ async fn a_wrong_call_is_refused_by_name_and_nothing_is_counted() {
     refused("0 for \"a\"", hits.add("a", 0).await).await;
     refused("18446744073709551615 for \"a\"", hits.add("a", u64::MAX).await).await;
     refused("0 for \"b\"", hits.add_many(&[("a", 1), ("b", 0)]).await.map(drop)).await;
-    let family = hits.family().clone();
-    refused("is of the kind series", plain.counterfoil.open(family).await.map(drop)).await;
     refused("no slices of day", hits.get("a", Precision::Day).await.map(drop)).await;
     refused("more than 10000 slices", hits.get_range("a", Precision::MINUTE, 0..700_000).await.map(drop)).await;
     refused("they are not kept", hits.get_range("a", Precision::MINUTE, 0..60).await.map(drop)).await;

@@ -39,21 +39,21 @@ where
             }
             "cached" => {
                 let family = Family::cached("shop", kind).partitions(1).durability(now).build()?;
-                OfKind::Cached(counterfoil.open_cached(family).await?)
+                OfKind::Cached(counterfoil.open(family).await?)
             }
             "series" => {
                 let family =
                     Family::series("shop", kind).partitions(1).durability(now).keep([Precision::Day]).build()?;
-                OfKind::Series(counterfoil.open_series(family).await?)
+                OfKind::Series(counterfoil.open(family).await?)
             }
-            "activity" => OfKind::Activity(counterfoil.open_activity(activity().build()?).await?),
+            "activity" => OfKind::Activity(counterfoil.open(activity().build()?).await?),
             "activity_hll" => {
                 let family = activity().visitors(Counting::HyperLogLog).build()?;
-                OfKind::Activity(counterfoil.open_activity(family).await?)
+                OfKind::Activity(counterfoil.open(family).await?)
             }
             "visitors" => {
                 let family = Family::visitors("shop", kind).partitions(1).durability(now).build()?;
-                OfKind::Visitors(counterfoil.open_visitors(family).await?)
+                OfKind::Visitors(counterfoil.open(family).await?)
             }
             other => panic!("no kind {other}"),
         })

@@ -12,7 +12,7 @@ pub mod trouble;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use counterfoil::{Added, Counterfoil, Counters, Durability, Family, FamilyBuilder, MemoryStore, MysqlStore};
+use counterfoil::{Added, BufferedFamilyBuilder, Counterfoil, Counters, Durability, Family, MemoryStore, MysqlStore};
 use metrics_util::debugging::{DebugValue, Snapshotter};
 use redis::aio::ConnectionManager;
 use sqlx::MySqlPool;
@@ -72,7 +72,7 @@ impl Plain {
         Plain { redis, counterfoil }
     }
 
-    pub async fn open(&self, family: FamilyBuilder) -> PlainCounters {
+    pub async fn open(&self, family: BufferedFamilyBuilder) -> PlainCounters {
         self.counterfoil.open(family.build().expect("a valid family")).await.expect("opened")
     }
 }
@@ -110,7 +110,7 @@ async fn database_on(mysql: &MysqlServer) -> MySqlPool {
 }
 
 /// A family that is durable at once and due at every hit, unless the test says otherwise.
-pub fn family(name: &str) -> FamilyBuilder {
+pub fn family(name: &str) -> BufferedFamilyBuilder {
     Family::buffered("test", name)
         .partitions(4)
         .durability(Durability::Immediate)

@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use crate::support::{Plain, PlainCounters, family};
 use counterfoil::test_hooks::{Guard, Partition, take_out};
-use counterfoil::{AddedOnce, Counterfoil, Counters, ErrorKind, FamilyBuilder, MemoryStore};
+use counterfoil::{AddedOnce, BufferedFamilyBuilder, Counterfoil, Counters, ErrorKind, MemoryStore};
 use futures_util::future::join_all;
 use redis::aio::{ConnectionLike, ConnectionManager};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, Value};
 
-fn views() -> FamilyBuilder {
+fn views() -> BufferedFamilyBuilder {
     family("views").partitions(4)
 }
 
 /// The family as another process has it.
-async fn another(plain: &Plain, family: FamilyBuilder) -> PlainCounters {
+async fn another(plain: &Plain, family: BufferedFamilyBuilder) -> PlainCounters {
     let counterfoil = Counterfoil::new(plain.redis.manager().await, MemoryStore::new());
     counterfoil.open(family.build().unwrap()).await.unwrap()
 }
