@@ -15,7 +15,7 @@ mod writer;
 
 pub use client::activity::{Activity, Minute, Now, VisitorCount};
 pub use client::backlog::Backlog;
-pub use client::buffered::Counters;
+pub use client::buffered::BufferedCounters;
 pub use client::builder::CounterfoilBuilder;
 pub use client::cached::{CachedCounters, Changed};
 #[cfg(feature = "cluster")]

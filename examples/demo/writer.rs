@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use counterfoil::test_hooks::set_time;
-use counterfoil::{Added, Counters};
+use counterfoil::{Added, BufferedCounters};
 
 use crate::Result;
 use crate::child::{self, Report};
@@ -67,7 +67,7 @@ async fn count_line(opened: &Opened, hit: &Hit) -> Result<Tally> {
     Ok(tally)
 }
 
-async fn count_hit(counters: &Counters, id: &str, tally: &mut Tally) -> Result<()> {
+async fn count_hit(counters: &BufferedCounters, id: &str, tally: &mut Tally) -> Result<()> {
     match tally.surely(async || counters.add(id, 1).await).await? {
         Some(Added::Counted { .. }) => tally.hits += 1,
         Some(Added::OutOfRange | Added::Full) => tally.refused += 1,

@@ -1,14 +1,15 @@
 //! What the service counts: one family of each kind.
 
 use counterfoil::{
-    Activity, CachedCounters, Counterfoil, Counters, Family, KeyType, Precision, Result, Series, Table, Visitors,
+    Activity, BufferedCounters, CachedCounters, Counterfoil, Family, KeyType, Precision, Result, Series, Table,
+    Visitors,
 };
 use tokio::try_join;
 
 #[derive(Clone)]
 pub struct Counts {
     /// How often an article was seen, in `article_views`.
-    pub views: Counters,
+    pub views: BufferedCounters,
     /// Its votes, in `article`.
     pub votes: CachedCounters,
     /// How many saw it on each day, in `article_visitors`.

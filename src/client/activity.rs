@@ -119,7 +119,7 @@ where
 
     /// Counts a view of the page, of 1 to 200 bytes, and notes that the visitor, 1 to 255 bytes of any kind, was there.
     /// When that was is up to the Redis server's clock. Callers share calls as they do for
-    /// [`Counters::add`](crate::Counters::add).
+    /// [`BufferedCounters::add`](crate::BufferedCounters::add).
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): page or visitor are not allowed.

@@ -18,11 +18,11 @@ use crate::writer::Request;
 
 /// The counters of one open family. Cloning is cheap.
 #[derive(Debug)]
-pub struct Counters<C = Primary, S = MysqlStore>(Handle<C, S>);
+pub struct BufferedCounters<C = Primary, S = MysqlStore>(Handle<C, S>);
 
-impl<C, S> Clone for Counters<C, S> {
+impl<C, S> Clone for BufferedCounters<C, S> {
     fn clone(&self) -> Self {
-        Counters(self.0.clone())
+        BufferedCounters(self.0.clone())
     }
 }
 
@@ -33,18 +33,18 @@ impl Sealed for BufferedFamily {
 }
 
 impl OpenFamily for BufferedFamily {
-    type Handle<C, S> = Counters<C, S>;
+    type Handle<C, S> = BufferedCounters<C, S>;
 
-    fn in_use<C, S>(self, handle: Handle<C, S>) -> Result<Counters<C, S>>
+    fn in_use<C, S>(self, handle: Handle<C, S>) -> Result<BufferedCounters<C, S>>
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
         S: Store,
     {
-        Ok(Counters(handle))
+        Ok(BufferedCounters(handle))
     }
 }
 
-impl<C, S> Counters<C, S>
+impl<C, S> BufferedCounters<C, S>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
     S: Store,

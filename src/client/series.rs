@@ -70,7 +70,7 @@ where
 
     /// Counts `n` for the series of that name, of 1 to 200 bytes, in the current slice of every precision, and answers
     /// when Redis has done it. What the current slices are is up to the Redis server's clock alone. Callers share calls as
-    /// they do for [`Counters::add`](crate::Counters::add).
+    /// they do for [`BufferedCounters::add`](crate::BufferedCounters::add).
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput): the name is not allowed, or `n` is 0 or beyond i64.
@@ -102,7 +102,7 @@ where
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput), [`Busy`](ErrorKind::Busy), [`Range`](ErrorKind::Range): as for
-    /// [`Counters::record`](crate::Counters::record).
+    /// [`BufferedCounters::record`](crate::BufferedCounters::record).
     pub fn record(&self, name: &str, n: u64) -> Result<()> {
         self.handle.writer.record(name.as_bytes(), self.checked(name, n)?)
     }
@@ -110,7 +110,7 @@ where
     /// Returns when Redis has counted everything that was recorded before the call.
     ///
     /// # Errors
-    /// As for [`Counters::flush`](crate::Counters::flush).
+    /// As for [`BufferedCounters::flush`](crate::BufferedCounters::flush).
     ///
     /// # Panics
     /// Outside of a tokio runtime.

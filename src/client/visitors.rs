@@ -73,7 +73,7 @@ where
     /// The exact number of visitors that the scope has had on that day.
     ///
     /// # Errors
-    /// As for [`Counters::get`](crate::Counters::get).
+    /// As for [`BufferedCounters::get`](crate::BufferedCounters::get).
     pub async fn get(&self, scope: &str, day: &str) -> Result<i64> {
         Ok(self.get_many(&[(scope, day)]).await?[0])
     }

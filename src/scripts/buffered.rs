@@ -36,7 +36,7 @@ pub enum Added {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a hit that was refused is not counted"]
 pub enum AddedOnce {
-    /// Counted now, with the pending value as an [`add`](crate::Counters::add) returns it.
+    /// Counted now, with the pending value as an [`add`](crate::BufferedCounters::add) returns it.
     Counted {
         /// The sum of the deltas that are not yet on their way to the database.
         pending: i64,

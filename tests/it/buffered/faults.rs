@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::{Pair, eventually, family};
-use counterfoil::{Counterfoil, Counters, Durability, ErrorKind, Family, MysqlStore, Shown, Store};
+use counterfoil::{BufferedCounters, Counterfoil, Durability, ErrorKind, Family, MysqlStore, Shown, Store};
 use redis::aio::{ConnectionLike, ConnectionManager};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, Value};
 use sqlx::mysql::MySqlPoolOptions;
@@ -56,7 +56,7 @@ struct Load {
 }
 
 impl Load {
-    fn on<C, S>(counters: &Counters<C, S>) -> Self
+    fn on<C, S>(counters: &BufferedCounters<C, S>) -> Self
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
         S: Store,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::support::hits::{Hit, Hits, Reckoning};
 use crate::support::{database, eventually, family};
 use counterfoil::{
-    AddedOnce, Counterfoil, Counters, Durability, Family, MysqlStore, Precision, Script, Series, Slice,
+    AddedOnce, BufferedCounters, Counterfoil, Durability, Family, MysqlStore, Precision, Script, Series, Slice,
     cluster_settings,
 };
 use redis::aio::ConnectionLike;
@@ -29,7 +29,7 @@ struct Rig {
     cluster: RedisCluster,
     pool: MySqlPool,
     counterfoil: Counterfoil<ClusterConnection>,
-    views: Counters<ClusterConnection>,
+    views: BufferedCounters<ClusterConnection>,
 }
 
 impl Rig {

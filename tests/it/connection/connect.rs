@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use crate::support::{Pair, eventually, family};
 use counterfoil::test_hooks::{Cut, FetchReply, Partition, RotateReply};
 use counterfoil::{
-    Added, Counterfoil, Counters, ErrorKind, Family, Incarnation, MysqlStore, Primary, Severity, cluster_settings,
+    Added, BufferedCounters, Counterfoil, ErrorKind, Family, Incarnation, MysqlStore, Primary, Severity,
+    cluster_settings,
 };
 use futures_util::future::join_all;
 use redis::aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig, MultiplexedConnection};
@@ -37,7 +38,7 @@ where
 }
 
 /// Counts a hit, again and again, until one is counted; answers how long that took and how many are counted.
-async fn count_until_counted<C>(counters: &Counters<C>, id: &str) -> (Duration, i64)
+async fn count_until_counted<C>(counters: &BufferedCounters<C>, id: &str) -> (Duration, i64)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {

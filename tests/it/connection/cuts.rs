@@ -13,7 +13,7 @@ use redis::cluster_async::ClusterConnection;
 use testkit::{Proxy, RedisOptions, RedisServer};
 
 type Counterfoil = counterfoil::Counterfoil<ConnectionManager>;
-type Counters = counterfoil::Counters<ConnectionManager>;
+type Counters = counterfoil::BufferedCounters<ConnectionManager>;
 
 const STORED: &str = "SELECT value FROM counterfoil_values";
 

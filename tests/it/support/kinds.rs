@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use counterfoil::{
-    Activity, CachedCounters, Changed, Counterfoil, Counters, Counting, Durability, Family, Precision, Result, Series,
-    Store, Visitors,
+    Activity, BufferedCounters, CachedCounters, Changed, Counterfoil, Counting, Durability, Family, Precision, Result,
+    Series, Store, Visitors,
 };
 use redis::aio::ConnectionLike;
 
@@ -13,7 +13,7 @@ pub const KINDS: [&str; 6] = ["buffered", "cached", "series", "activity", "activ
 
 /// A family of one kind, in one partition, that keeps what its kind can keep.
 pub enum OfKind<C, S> {
-    Buffered(Counters<C, S>),
+    Buffered(BufferedCounters<C, S>),
     Cached(CachedCounters<C, S>),
     Series(Series<C, S>),
     Activity(Activity<C, S>),

@@ -12,7 +12,9 @@ pub mod trouble;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use counterfoil::{Added, BufferedFamilyBuilder, Counterfoil, Counters, Durability, Family, MemoryStore, MysqlStore};
+use counterfoil::{
+    Added, BufferedCounters, BufferedFamilyBuilder, Counterfoil, Durability, Family, MemoryStore, MysqlStore,
+};
 use metrics_util::debugging::{DebugValue, Snapshotter};
 use redis::aio::ConnectionManager;
 use sqlx::MySqlPool;
@@ -78,7 +80,7 @@ impl Plain {
 }
 
 /// A family over the store in memory.
-pub type PlainCounters = Counters<ConnectionManager, MemoryStore>;
+pub type PlainCounters = BufferedCounters<ConnectionManager, MemoryStore>;
 
 /// The value that a caller was told.
 pub fn counted(added: Added) -> i64 {

@@ -19,7 +19,7 @@ use crate::support::interleaving::token::{delta, digit, fault};
 use crate::support::interleaving::workers::{WORKERS, Work, Workers};
 use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, failed};
 use counterfoil::test_hooks::Guard;
-use counterfoil::{Added, Counterfoil, Counters, Family, MemoryStore, Registered, Result, Store};
+use counterfoil::{Added, BufferedCounters, Counterfoil, Family, MemoryStore, Registered, Result, Store};
 use proptest::prelude::*;
 use proptest::test_runner::TestError;
 use redis::aio::ConnectionLike;
@@ -191,7 +191,7 @@ struct World<'s> {
     stage: Stage<'s, Direct>,
     database: Database<'s, MemoryStore>,
     line: Line,
-    counters: Counters<Line, MemoryStore>,
+    counters: BufferedCounters<Line, MemoryStore>,
     callers: Vec<Caller>,
     workers: Workers,
     tokens: Vec<Increment>,

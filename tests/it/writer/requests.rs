@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::support::{Plain, PlainCounters, family};
 use counterfoil::test_hooks::{Guard, Partition, take_out};
-use counterfoil::{AddedOnce, BufferedFamilyBuilder, Counterfoil, Counters, ErrorKind, MemoryStore};
+use counterfoil::{AddedOnce, BufferedCounters, BufferedFamilyBuilder, Counterfoil, ErrorKind, MemoryStore};
 use futures_util::future::join_all;
 use redis::aio::{ConnectionLike, ConnectionManager};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, Value};
@@ -151,7 +151,9 @@ impl ConnectionLike for Lossy {
 
 /// What 40 hits come to if each is made again until it is known to be counted, and how many had to be. The write timeout
 /// is too short for a call to be repeated by itself.
-async fn made_again(hit: impl AsyncFn(Counters<Lossy, MemoryStore>, String) -> Result<(), ErrorKind>) -> (i64, u32) {
+async fn made_again(
+    hit: impl AsyncFn(BufferedCounters<Lossy, MemoryStore>, String) -> Result<(), ErrorKind>,
+) -> (i64, u32) {
     let plain = Plain::new().await;
     let lossy = Lossy { inner: plain.redis.manager().await, calls: Arc::default() };
     let views = Counterfoil::new(lossy, MemoryStore::new()).open(views().build().unwrap()).await.unwrap();
@@ -168,13 +170,13 @@ async fn made_again(hit: impl AsyncFn(Counters<Lossy, MemoryStore>, String) -> R
 
 #[tokio::test]
 async fn a_request_counts_once_where_replies_are_lost() {
-    let once = async |views: Counters<Lossy, MemoryStore>, job: String| {
+    let once = async |views: BufferedCounters<Lossy, MemoryStore>, job: String| {
         views.add_once(&job, "page", 1).await.map(drop).map_err(|error| error.kind())
     };
     let (value, again) = made_again(once).await;
     assert_eq!(value, 40);
     assert!(again > 10, "{again} were made again");
-    let plainly = async |views: Counters<Lossy, MemoryStore>, _| {
+    let plainly = async |views: BufferedCounters<Lossy, MemoryStore>, _| {
         views.add("page", 1).await.map(drop).map_err(|error| error.kind())
     };
     let (value, again) = made_again(plainly).await;
