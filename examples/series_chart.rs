@@ -73,7 +73,7 @@ async fn count_something(series: &Series, name: &str) -> counterfoil::Result<()>
     let mut time = interval(Duration::from_millis(100));
     for step in ProgressBar::new(STEPS).with_message("counting").wrap_iter(0..STEPS) {
         time.tick().await;
-        series.add(name, 1 + step % 30).await?;
+        let _ = series.add(name, 1 + step % 30).await?;
     }
     Ok(())
 }

@@ -49,7 +49,7 @@ async fn vote(State(votes): State<CachedCounters>, Path(item): Path<u64>) -> Res
         Ok(Changed::Counted { value }) => Ok(format!("{value}\n")),
         // The table is the site's: a vote makes no item.
         Ok(Changed::NoRow) => Err(StatusCode::NOT_FOUND),
-        Ok(Changed::OutOfRange { .. }) => Err(StatusCode::CONFLICT),
+        Ok(_) => Err(StatusCode::CONFLICT),
         Err(error) => Err(unavailable(item, &error)),
     }
 }

@@ -223,7 +223,7 @@ impl<'c> World<'c> {
     async fn step(&mut self, step: &Step) -> Checked {
         match *step {
             Step::Add { name, n } => {
-                self.series.add(NAMES[name], n).await.map_err(failed)?;
+                let _ = self.series.add(NAMES[name], n).await.map_err(failed)?;
                 self.count(name, n.cast_signed());
             }
             Step::Jump { ms } => self.go_to(self.now_ms + ms),
@@ -430,11 +430,11 @@ async fn cut_with_a_wrong_clock(clock: &Clock) {
             clock.machine_is_ahead(-hours * HOUR * 1000);
             cut(&proxy, bytes);
             if calls % 2 == 0 {
-                hits.add("page", 1).await.unwrap();
+                let _ = hits.add("page", 1).await.unwrap();
                 online.touch("page", "visitor").await.unwrap();
             } else {
                 online.touch("page", "visitor").await.unwrap();
-                hits.add("page", 1).await.unwrap();
+                let _ = hits.add("page", 1).await.unwrap();
             }
             calls += 1;
             if proxy.call_off() {
@@ -653,7 +653,7 @@ async fn days_of_23_and_25_hours_get_to_the_applications_own_table() {
         let midnight = start(Precision::Day, change);
         for hour in 0..26 {
             clock.set((midnight + hour * HOUR) * 1000);
-            hits.add("/a/b", 1).await.unwrap();
+            let _ = hits.add("/a/b", 1).await.unwrap();
         }
     }
     pair.counterfoil.drain().await.unwrap();

@@ -9,7 +9,7 @@ use axum::response::{Html, IntoResponse};
 use axum::routing::{get, post};
 use axum::{BoxError, Router};
 use axum_extra::extract::cookie::{Cookie, CookieJar};
-use counterfoil::{Activity, Counterfoil, Family, Precision, Series};
+use counterfoil::{Activity, Counterfoil, Family, Precision, Series, SeriesAdded};
 use futures_util::stream::{self, Stream};
 use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval};
@@ -80,8 +80,10 @@ impl Site {
     async fn count(&self, cookies: CookieJar) -> CookieJar {
         let (visitor, cookies) = visitor(cookies);
         // A page is worth more than its count.
-        if let Err(error) = self.hits.add(PAGE, 1).await {
-            eprintln!("hits: {error}");
+        match self.hits.add(PAGE, 1).await {
+            Ok(SeriesAdded::Counted) => {}
+            Ok(refused) => eprintln!("hits: {refused:?}"),
+            Err(error) => eprintln!("hits: {error}"),
         }
         if let Err(error) = self.online.touch(PAGE, visitor).await {
             eprintln!("online: {error}");

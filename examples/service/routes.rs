@@ -8,7 +8,7 @@ use axum::http::{StatusCode, header::CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use counterfoil::{Changed, ErrorKind, Precision};
+use counterfoil::{Changed, ErrorKind, Precision, SeriesAdded, Visited};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -49,7 +49,7 @@ async fn vote(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<
     Ok(match counts.votes.incr(&article.to_string(), 1).await? {
         Changed::Counted { value } => value.to_string().into_response(),
         Changed::NoRow => StatusCode::NOT_FOUND.into_response(),
-        Changed::OutOfRange { .. } => StatusCode::CONFLICT.into_response(),
+        _ => StatusCode::CONFLICT.into_response(),
     })
 }
 
@@ -59,7 +59,7 @@ async fn votes(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer
 
 /// Returns whether it is the visitor's first visit today.
 async fn visit(State(counts): State<Counts>, Path((article, visitor)): Path<(u64, String)>) -> Answer<String> {
-    Ok(counts.visitors.first_visit(&article.to_string(), &today(), visitor).await?.to_string())
+    Ok((counts.visitors.first_visit(&article.to_string(), &today(), visitor).await? == Visited::Counted).to_string())
 }
 
 async fn visitors(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<String> {
@@ -67,8 +67,10 @@ async fn visitors(State(counts): State<Counts>, Path(article): Path<u64>) -> Ans
 }
 
 async fn download(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<StatusCode> {
-    counts.downloads.add(&article.to_string(), 1).await?;
-    Ok(StatusCode::NO_CONTENT)
+    Ok(match counts.downloads.add(&article.to_string(), 1).await? {
+        SeriesAdded::Counted => StatusCode::NO_CONTENT,
+        _ => StatusCode::CONFLICT,
+    })
 }
 
 /// The last 120 minutes, each with its beginning in Unix seconds.

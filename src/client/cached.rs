@@ -24,6 +24,7 @@ use crate::store::{Row, Store};
 
 /// What became of one change of a cached counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 #[must_use = "a change that was refused is not counted"]
 pub enum Changed {
     /// It is counted, and will be in the database.

@@ -28,6 +28,17 @@ pub struct Slice {
     pub count: i64,
 }
 
+/// What became of one hit on a series.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use = "a hit that was refused is not counted"]
+pub enum SeriesAdded {
+    /// It is counted in the current slice of every precision.
+    Counted,
+    /// Not counted in any: the sum of a slice would leave the signed 64-bit range.
+    OutOfRange,
+}
+
 /// The series of one open family: named counters, each at all of the family's precisions (PROTOCOL section 5). Cloning is
 /// cheap.
 #[derive(Debug)]
@@ -74,13 +85,13 @@ where
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput): the name is not allowed, or `n` is 0 or beyond i64.
-    /// [`Range`](ErrorKind::Range): a slice would leave i64. [`Redis`](ErrorKind::Redis): not counted; may be called
-    /// again. In all these cases nothing was counted. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted once or not
-    /// at all, the reply was lost and could not be asked for again within the [write timeout](Self::write_timeout).
-    pub async fn add(&self, name: &str, n: u64) -> Result<()> {
+    /// [`Redis`](ErrorKind::Redis): not counted; may be called again. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown):
+    /// counted once or not at all, the reply was lost and could not be asked for again within the
+    /// [write timeout](Self::write_timeout).
+    pub async fn add(&self, name: &str, n: u64) -> Result<SeriesAdded> {
         let n = self.checked(name, n)?;
         let answer = self.handle.writer.add(name.as_bytes(), n, self.handle.timeout, true).await?;
-        self.counted(name, answer)
+        self.added(name, answer)
     }
 
     /// Counts many names at once, and answers what became of each, in their order.
@@ -88,11 +99,11 @@ where
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) if one of the names or numbers is not allowed: none was counted then. For
     /// each as for [`add`](Self::add).
-    pub async fn add_many(&self, hits: &[(impl AsRef<str>, u64)]) -> Result<Vec<Result<()>>> {
+    pub async fn add_many(&self, hits: &[(impl AsRef<str>, u64)]) -> Result<Vec<Result<SeriesAdded>>> {
         let checked = |name, n| Ok((str::as_bytes(name), self.checked(name, n)?));
         let checked = hits.iter().map(|(name, n)| checked(name.as_ref(), *n)).collect::<Result<Vec<_>>>()?;
         let answers = self.handle.writer.add_many(&checked, self.handle.timeout).await;
-        let counted = |((name, _), answer): (&(_, u64), Result<PairResult>)| self.counted(AsRef::as_ref(name), answer?);
+        let counted = |((name, _), answer): (&(_, u64), Result<PairResult>)| self.added(AsRef::as_ref(name), answer?);
         Ok(hits.iter().zip(answers).map(counted).collect())
     }
 
@@ -257,11 +268,11 @@ where
         self.family().check_name("name", name, kept)
     }
 
-    fn counted(&self, name: &str, result: PairResult) -> Result<()> {
+    fn added(&self, name: &str, result: PairResult) -> Result<SeriesAdded> {
         match result {
-            PairResult::Counted(_) => Ok(()),
-            PairResult::WrongType => Err(result.corrupt(self.family(), name)),
-            _ => Err(Error::new(ErrorKind::Range, format!("{}: a slice of {name:?} would leave i64", self.family()))),
+            PairResult::Counted(_) => Ok(SeriesAdded::Counted),
+            PairResult::OutOfRange(_) => Ok(SeriesAdded::OutOfRange),
+            other => Err(other.corrupt(self.family(), name)),
         }
     }
 }

@@ -12,6 +12,21 @@ use crate::scripts::partition::PairResult;
 use crate::store::Store;
 use crate::store::mysql::MysqlStore;
 
+/// What became of one visit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use = "a visit that was refused is not counted"]
+pub enum Visited {
+    /// It is the visitor's first visit to the scope on that day: it is counted, and will be in the database.
+    Counted,
+    /// The visitor has been there before, and is counted since then.
+    CountedBefore,
+    /// Not counted, nor remembered: the number would leave the signed 64-bit range.
+    OutOfRange,
+    /// Not counted, nor remembered: as many scopes and days are pending as a family may have, and this is a further one.
+    Full,
+}
+
 /// The visitors of scopes and days of one open family, each counted once (PROTOCOL section 5). Cloning is cheap.
 #[derive(Debug)]
 pub struct Visitors<C = Primary, S = MysqlStore>(Handle<C, S>);
@@ -47,26 +62,26 @@ where
 {
     handle_methods!(0);
 
-    /// Whether this is the visitor's first visit to the scope on that day, of however many are made at a time; if so it
-    /// counts one for `SCOPE/DAY`, which reaches the database exactly once. Also where a reply was lost the one call that
-    /// was the first is told so.
+    /// Counts the visitor for `SCOPE/DAY` if this is the first visit to the scope on that day, and returns whether it is, of
+    /// however many are made at a time. The number reaches the database exactly once. Also where a reply was lost the one
+    /// call that was the first is told so.
     ///
     /// The day is the caller's to name, such as `2014-09-20`, without a `/`; a visitor is 1 to 255 bytes of any kind. Who has been there
     /// is known to Redis alone: where Redis loses its memory, visitors of the day count again.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput): scope, day or visitor are not allowed. [`Busy`](ErrorKind::Busy): not
-    /// counted, since as many scopes and days are pending as a family may have. [`Redis`](ErrorKind::Redis): not counted;
-    /// may be called again. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost
+    /// [`InvalidInput`](ErrorKind::InvalidInput): scope, day or visitor are not allowed.
+    /// [`Redis`](ErrorKind::Redis): not counted; may be called again. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost
     /// and could not be asked for again within the [write timeout](Self::write_timeout).
-    pub async fn first_visit(&self, scope: &str, day: &str, visitor: impl AsRef<[u8]>) -> Result<bool> {
+    pub async fn first_visit(&self, scope: &str, day: &str, visitor: impl AsRef<[u8]>) -> Result<Visited> {
         let id = self.id(scope, day)?;
         self.family().check_visitor(visitor.as_ref())?;
         match self.0.writer.add(&visit::key(&id, visitor.as_ref()), 1, self.0.timeout, true).await? {
-            PairResult::First => Ok(true),
-            PairResult::Again => Ok(false),
-            other @ PairResult::WrongType => Err(other.corrupt(self.family(), &id)),
-            _ => Err(Error::new(ErrorKind::Busy, format!("{}: not counted: too many ids are pending", self.family()))),
+            PairResult::First => Ok(Visited::Counted),
+            PairResult::Again => Ok(Visited::CountedBefore),
+            PairResult::OutOfRange(_) => Ok(Visited::OutOfRange),
+            PairResult::Full => Ok(Visited::Full),
+            other => Err(other.corrupt(self.family(), &id)),
         }
     }
 

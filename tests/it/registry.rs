@@ -52,9 +52,9 @@ async fn a_process_that_opened_nothing_serves_all_kinds() {
         let _ = gone.add("1", 1).await.unwrap();
         let _ = views.add("page", 1).await.unwrap();
         let _ = votes.incr("1", 1).await.unwrap();
-        hits.add("page", 1).await.unwrap();
+        let _ = hits.add("page", 1).await.unwrap();
         online.touch("page", "visitor").await.unwrap();
-        visitors.first_visit("shop", "2014-09-20", format!("visitor {number}")).await.unwrap();
+        let _ = visitors.first_visit("shop", "2014-09-20", format!("visitor {number}")).await.unwrap();
     }
     pair.sql("DROP TABLE gone").await;
 

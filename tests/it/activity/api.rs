@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::support::{Pair, pause};
 use counterfoil::{
-    Activity, ActivityFamilyBuilder, Counting, Durability, ErrorKind, Family, KeyType, MysqlStore, Table, VisitorCount,
+    Activity, ActivityFamilyBuilder, Counting, Durability, ErrorKind, Family, KeyType, MysqlStore, Table, Visited,
+    VisitorCount,
 };
 use futures_util::future::{join_all, try_join_all};
 use redis::aio::ConnectionManager;
@@ -147,12 +148,12 @@ async fn a_visitor_of_a_day_counts_once() {
     let daily = Family::visitors("test", "daily").table(table).durability(Durability::Immediate).build().unwrap();
     let daily = pair.counterfoil.open(daily).await.unwrap();
     let visits = (0..1_000u32).map(|visit| daily.first_visit("12345", "2014-09-20", (visit % 250).to_be_bytes()));
-    let firsts = join_all(visits).await.into_iter().filter(|first| *first.as_ref().unwrap()).count();
+    let firsts = join_all(visits).await.into_iter().filter(|told| *told.as_ref().unwrap() == Visited::Counted).count();
     assert_eq!(firsts, 250);
-    assert!(daily.first_visit("12345", "2014-09-21", 0u32.to_be_bytes()).await.unwrap());
+    assert_eq!(daily.first_visit("12345", "2014-09-21", 0u32.to_be_bytes()).await.unwrap(), Visited::Counted);
     assert_eq!(daily.get("12345", "2014-09-20").await.unwrap(), 250);
     pair.counterfoil.drain().await.unwrap();
-    assert!(!daily.first_visit("12345", "2014-09-20", 0u32.to_be_bytes()).await.unwrap());
+    assert_eq!(daily.first_visit("12345", "2014-09-20", 0u32.to_be_bytes()).await.unwrap(), Visited::CountedBefore);
     assert_eq!(pair.number("SELECT CAST(count AS SIGNED) FROM visitors WHERE day = '2014-09-20'").await, 250);
     let listed = daily.list("12345/", None, 10).await.unwrap();
     assert_eq!(listed, [("12345/2014-09-20".to_owned(), 250), ("12345/2014-09-21".to_owned(), 1)]);
@@ -173,7 +174,7 @@ async fn a_scope_and_a_day_are_one_counter_and_no_other_pair_is() {
     let tabled = Family::visitors("test", "tabled").durability(Durability::Immediate).table(table).build().unwrap();
     for (family, taken, refused) in [(own, ("7/8", "day"), ("7", "8/day")), (tabled, ("7", "8/day"), ("7/8", "day"))] {
         let visitors = pair.counterfoil.open(family).await.unwrap();
-        assert!(visitors.first_visit(taken.0, taken.1, "a").await.unwrap());
+        assert_eq!(visitors.first_visit(taken.0, taken.1, "a").await.unwrap(), Visited::Counted);
         let error = visitors.first_visit(refused.0, refused.1, "a").await.expect_err("taken for another one");
         assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains("'/'"), "{error}");
         assert_eq!(visitors.get(refused.0, refused.1).await.unwrap_err().kind(), ErrorKind::InvalidInput);

@@ -7,6 +7,7 @@ use crate::support::{Pair, eventually, family};
 use counterfoil::test_hooks::{Counted, Cut, Fence, Lease, Partition, RotateReply};
 use counterfoil::{
     Added, Counterfoil, Durability, Error, ErrorKind, Family, Incarnation, KeyType, MysqlStore, Severity, Table,
+    Visited,
 };
 use testkit::RedisOptions;
 
@@ -330,17 +331,17 @@ async fn check_tells_who_is_counted_again_without_persistence() {
             && finding.message.contains("test/visitors counts them again")
     });
     assert!(told, "{findings:?}");
-    assert!(visitors.first_visit("shop", "2014-09-20", "visitor").await.unwrap());
+    assert_eq!(visitors.first_visit("shop", "2014-09-20", "visitor").await.unwrap(), Visited::Counted);
     pair.counterfoil.drain().await.unwrap();
     pair.redis.kill();
     pair.redis.start_again().await;
     // the first call may find the connection broken, and its epoch forgotten
-    let is_first = loop {
-        if let Ok(is_first) = visitors.first_visit("shop", "2014-09-20", "visitor").await {
-            break is_first;
+    let told = loop {
+        if let Ok(told) = visitors.first_visit("shop", "2014-09-20", "visitor").await {
+            break told;
         }
     };
-    assert!(is_first);
+    assert_eq!(told, Visited::Counted);
     assert_eq!(visitors.get("shop", "2014-09-20").await.unwrap(), 2, "as check and the README say");
 }
 

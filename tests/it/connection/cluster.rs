@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use crate::support::hits::{Hit, Hits, Reckoning};
 use crate::support::{database, eventually, family};
 use counterfoil::{
-    AddedOnce, BufferedCounters, Counterfoil, Durability, Family, MysqlStore, Precision, Script, Series, Slice,
-    cluster_settings,
+    AddedOnce, BufferedCounters, Counterfoil, Durability, Family, MysqlStore, Precision, Script, Series, SeriesAdded,
+    Slice, Visited, cluster_settings,
 };
 use redis::aio::ConnectionLike;
 use redis::cluster::ClusterClient;
@@ -340,7 +340,7 @@ async fn a_window_outlives_its_primary_but_for_what_the_replica_did_not_have() {
             let mut hits = Vec::new();
             while !stop.load(Ordering::Relaxed) {
                 let (name, asked) = (format!("{writer}-{}", hits.len()), Instant::now());
-                let added = series.add(&name, 1).await;
+                let added = series.add(&name, 1).await.map(|added| assert_eq!(added, SeriesAdded::Counted));
                 hits.push((name, asked, Instant::now(), added.map_err(|error| error.outcome_unknown())));
                 pause(2).await;
             }
@@ -417,9 +417,9 @@ async fn series_activity_and_visitors_go_along() {
                     online.touch("/", visitor),
                     daily.first_visit(scope, "today", visitor)
                 );
-                added.unwrap().into_iter().for_each(|added| added.unwrap());
+                assert!(added.unwrap().into_iter().all(|added| added.unwrap() == SeriesAdded::Counted));
                 touched.unwrap();
-                firsts += u64::from(first.unwrap());
+                firsts += u64::from(first.unwrap() == Visited::Counted);
                 been.insert((scope, number));
                 turns += 1;
                 pause(1).await;

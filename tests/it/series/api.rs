@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::support::{Pair, Plain, pause};
 use counterfoil::{
-    Durability, ErrorKind, Family, KeyType, MysqlStore, Precision, Series, SeriesFamilyBuilder, Slice, Table,
+    Durability, ErrorKind, Family, KeyType, MysqlStore, Precision, Series, SeriesAdded, SeriesFamilyBuilder, Slice,
+    Table,
 };
 use futures_util::future::try_join_all;
 use redis::aio::ConnectionManager;
@@ -33,8 +34,8 @@ async fn server_time(pair: &Pair) -> i64 {
 async fn a_hit_counts_in_the_current_slice_of_every_precision() {
     let pair = Pair::new().await;
     let hits = open(&pair, family("hits")).await;
-    hits.add("site", 1).await.unwrap();
-    hits.add("site", 41).await.unwrap();
+    let _ = hits.add("site", 1).await.unwrap();
+    let _ = hits.add("site", 41).await.unwrap();
     let now = server_time(&pair).await;
     for precision in Precision::DEFAULT {
         let window = hits.get("site", precision).await.unwrap();
@@ -53,10 +54,11 @@ async fn callers_share_calls_and_none_is_lost() {
     let pair = Pair::new().await;
     let hits = open(&pair, family("hits")).await;
     let names: Vec<_> = (0..50).map(|number| format!("page/{number}")).collect();
-    try_join_all((0..2_000).map(|hit| hits.add(&names[hit % 50], 1))).await.unwrap();
+    let added = try_join_all((0..2_000).map(|hit| hits.add(&names[hit % 50], 1))).await.unwrap();
+    assert_eq!(added, [SeriesAdded::Counted; 2_000]);
     let many: Vec<_> = names.iter().map(|name| (name, 3)).collect();
     for done in hits.add_many(&many).await.unwrap() {
-        done.unwrap();
+        assert_eq!(done.unwrap(), SeriesAdded::Counted);
     }
     (0..100).for_each(|hit| hits.record(&names[hit % 50], 2).unwrap());
     hits.flush().await.unwrap();
@@ -97,7 +99,7 @@ async fn names_come_in_order_and_page_by_page() {
 async fn an_idle_series_vanishes_by_itself_and_so_does_its_name() {
     let pair = Pair::new().await;
     let hits = open(&pair, family("hits").windows([(Precision::SECOND, 2)])).await;
-    hits.add("gone", 1).await.unwrap();
+    let _ = hits.add("gone", 1).await.unwrap();
     assert_eq!(hits.names("", None, 10).await.unwrap(), ["gone"]);
     pause(3_600).await;
     assert_eq!(hits.names("", None, 10).await.unwrap(), [""; 0]);
@@ -116,7 +118,7 @@ async fn slices_that_are_over_are_kept_once_each() {
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     let began = server_time(&pair).await;
     for hit in 0..60 {
-        hits.add(["a", "b/c"][hit % 2], 1).await.unwrap();
+        let _ = hits.add(["a", "b/c"][hit % 2], 1).await.unwrap();
         pause(80).await;
     }
     let now = server_time(&pair).await;
@@ -144,7 +146,7 @@ async fn days_go_into_the_applications_own_table() {
     let table = Table::upsert("page_days").key("day", KeyType::Date).key("page", KeyType::Text).value("hits");
     let days = family("days").keep([Precision::Day]).time_zone("Pacific/Auckland").table(table);
     let hits = open(&pair, days).await;
-    hits.add("/a/b", 7).await.unwrap();
+    let _ = hits.add("/a/b", 7).await.unwrap();
     let today = hits.get("/a/b", Precision::Day).await.unwrap().pop().unwrap();
     assert_eq!(today.count, 7);
     // it is not over, so it is not in the table, and yet it is read
@@ -165,10 +167,10 @@ async fn a_wrong_call_is_refused_by_name_and_nothing_is_counted() {
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
         assert!(error.to_string().contains(what), "{error}");
     };
-    refused("0 bytes", hits.add("", 1).await).await;
-    refused("201 bytes", hits.add(&"n".repeat(201), 1).await).await;
-    refused("0 for \"a\"", hits.add("a", 0).await).await;
-    refused("18446744073709551615 for \"a\"", hits.add("a", u64::MAX).await).await;
+    refused("0 bytes", hits.add("", 1).await.map(drop)).await;
+    refused("201 bytes", hits.add(&"n".repeat(201), 1).await.map(drop)).await;
+    refused("0 for \"a\"", hits.add("a", 0).await.map(drop)).await;
+    refused("18446744073709551615 for \"a\"", hits.add("a", u64::MAX).await.map(drop)).await;
     refused("0 for \"b\"", hits.add_many(&[("a", 1), ("b", 0)]).await.map(drop)).await;
     refused("no slices of day", hits.get("a", Precision::Day).await.map(drop)).await;
     refused("more than 10000 slices", hits.get_range("a", Precision::MINUTE, 0..700_000).await.map(drop)).await;
@@ -183,12 +185,11 @@ async fn a_slice_holds_an_i64_and_no_more() {
     let hits = open(&pair, family("hits").windows([(Precision::Day, 3)]).keep([Precision::Day])).await;
     let half = i64::MAX as u64 / 2;
     let adds = try_join_all([hits.add("a", half), hits.add("a", half), hits.add("a", 1)]);
-    adds.await.unwrap();
-    let error = hits.add("a", 1).await.expect_err("it is full");
-    assert_eq!(error.kind(), ErrorKind::Range, "{error}");
+    assert_eq!(adds.await.unwrap(), [SeriesAdded::Counted; 3]);
+    assert_eq!(hits.add("a", 1).await.unwrap(), SeriesAdded::OutOfRange);
     // those who share the call are counted
     let (full, other) = futures_util::future::join(hits.add("a", 7), hits.add("b", 7)).await;
-    assert!(full.is_err() && other.is_ok());
+    assert_eq!((full.unwrap(), other.unwrap()), (SeriesAdded::OutOfRange, SeriesAdded::Counted));
     assert_eq!(sum(&hits.get("a", Precision::Day).await.unwrap()), i64::MAX);
     assert_eq!(sum(&hits.get("b", Precision::Day).await.unwrap()), 7);
 }

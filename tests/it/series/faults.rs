@@ -10,7 +10,8 @@ use crate::support::tally::{Tally, now_ms};
 use crate::support::{Pair, Plain, pause, trouble};
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
-    Counterfoil, Counting, Durability, Family, MysqlStore, Precision, Series, SeriesFamilyBuilder, Slice, Store,
+    Counterfoil, Counting, Durability, Family, MysqlStore, Precision, Series, SeriesAdded, SeriesFamilyBuilder, Slice,
+    Store,
 };
 use rand::random_range;
 use redis::aio::{ConnectionLike, ConnectionManager};
@@ -57,7 +58,10 @@ impl Load {
                     let (name, tally) = (NAMES[turn % NAMES.len()], &tallies[turn % NAMES.len()]);
                     let began = tally.begin();
                     match hits.add(name, 1).await {
-                        Ok(()) => tally.end(began, true),
+                        Ok(added) => {
+                            assert_eq!(added, SeriesAdded::Counted);
+                            tally.end(began, true)
+                        }
                         Err(error) if error.is_retryable() => tally.end(began, false),
                         Err(error) => panic!("{error}"),
                     }
@@ -151,7 +155,7 @@ async fn handed_over() -> (i64, i64) {
     let pair = Pair::new().await;
     let hits = pair.counterfoil.open(family().build().unwrap()).await.unwrap();
     let began = now_ms() / 1000;
-    hits.add("a", 1).await.unwrap();
+    let _ = hits.add("a", 1).await.unwrap();
     let read = async || sum(&hits.get_range("a", Precision::SECOND, began..began + 3).await.unwrap());
     let at_once = read().await;
     pause(1100).await;
@@ -182,7 +186,7 @@ async fn windows_that_are_trimmed_and_expire(seconds: i64) -> Vec<String> {
         writers.spawn(async move {
             loop {
                 let began = tally.begin();
-                hits.add(&name, 1).await.unwrap();
+                let _ = hits.add(&name, 1).await.unwrap();
                 tally.end(began, true);
                 pause(random_range(longest / 2..=longest)).await;
             }

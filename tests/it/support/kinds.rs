@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use counterfoil::{
     Activity, BufferedCounters, CachedCounters, Changed, Counterfoil, Counting, Durability, Family, Precision, Result,
-    Series, Store, Visitors,
+    Series, SeriesAdded, Store, Visitors,
 };
 use redis::aio::ConnectionLike;
 
@@ -66,7 +66,7 @@ where
             OfKind::Cached(votes) => votes.incr("item", 1).await.map(|changed| {
                 assert!(matches!(changed, Changed::Counted { .. }), "{changed:?}");
             }),
-            OfKind::Series(hits) => hits.add("page", 1).await,
+            OfKind::Series(hits) => hits.add("page", 1).await.map(|added| assert_eq!(added, SeriesAdded::Counted)),
             OfKind::Activity(online) => online.touch("page", "visitor").await,
             OfKind::Visitors(visitors) => visitors.first_visit("page", "2014-09-20", "visitor").await.map(drop),
         }
