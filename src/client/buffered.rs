@@ -11,7 +11,6 @@ use crate::connection::primary::Primary;
 use crate::error::{Error, Result};
 use crate::family::{BufferedFamily, Family};
 use crate::scripts::buffered::{Added, AddedOnce};
-use crate::scripts::partition::PairResult;
 use crate::store::Store;
 use crate::store::mysql::MysqlStore;
 use crate::writer::Request;
@@ -111,23 +110,20 @@ where
         })
     }
 
-    /// Counts many hits at once, and answers what became of each, in their order. Partitions are called side by side,
-    /// and fail by themselves.
+    /// Counts many hits at once, and returns what became of each, in their order. Partitions are called side by side, and
+    /// fail by themselves; so does a hit whose id is not allowed.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if one of the ids is not allowed: none was counted then. For
-    /// each hit as for [`add`](Self::add).
-    pub async fn add_many(&self, hits: &[(impl AsRef<str>, i64)]) -> Result<Vec<Result<Added>>> {
-        let checked = |id| self.family().check_id(id).map(|()| id);
-        let hits = hits
-            .iter()
-            .map(|(id, delta)| Ok((checked(id.as_ref())?.as_bytes(), *delta)))
-            .collect::<Result<Vec<_>>>()?;
-        let results = self.0.writer.add_many(&hits, self.0.timeout).await;
-        let added = |(result, (id, _)): (Result<PairResult>, &(&[u8], i64))| {
-            result?.added(self.family(), &String::from_utf8_lossy(id))
-        };
-        Ok(results.into_iter().zip(&hits).map(added).collect())
+    /// For each hit as for [`add`](Self::add).
+    pub async fn add_many(&self, hits: impl IntoIterator<Item = (impl AsRef<str>, i64)>) -> Vec<Result<Added>> {
+        let (family, hits) = (self.family(), hits.into_iter().collect::<Vec<_>>());
+        let checked = hits.iter().map(|(id, delta)| {
+            let id = id.as_ref();
+            family.check_id(id).map(|()| (id.as_bytes(), *delta))
+        });
+        let results = self.0.add_many(checked.collect()).await;
+        let results = results.into_iter().zip(&hits);
+        results.map(|(result, (id, _))| result?.added(family, id.as_ref())).collect()
     }
 
     /// Counts `delta` for `id` without waiting for Redis: summed in this process, and sent within a few milliseconds,
@@ -171,9 +167,10 @@ where
     ///
     /// # Errors
     /// As for [`get`](Self::get).
-    #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family(), ids = ids.len()))]
-    pub async fn get_many(&self, ids: &[impl AsRef<str>]) -> Result<Vec<i64>> {
-        let ids = self.family().check_ids(ids)?;
+    #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family()))]
+    pub async fn get_many(&self, ids: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Vec<i64>> {
+        let ids: Vec<_> = ids.into_iter().collect();
+        let ids = self.family().check_ids(&ids)?;
         self.0.exact(&ids).await
     }
 
@@ -182,8 +179,13 @@ where
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) where the database cannot be asked either; [`Range`](crate::ErrorKind::Range).
-    pub async fn get_or_stored(&self, ids: &[impl AsRef<str>], within: Duration) -> Result<Shown> {
-        let ids = self.family().check_ids(ids)?;
+    pub async fn get_or_stored(
+        &self,
+        ids: impl IntoIterator<Item = impl AsRef<str>>,
+        within: Duration,
+    ) -> Result<Shown> {
+        let ids: Vec<_> = ids.into_iter().collect();
+        let ids = self.family().check_ids(&ids)?;
         self.0.or_stored(&ids, within, self.0.exact(&ids)).await
     }
 
@@ -192,8 +194,9 @@ where
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) where the database cannot be asked.
-    pub async fn stored(&self, ids: &[impl AsRef<str>]) -> Result<Vec<Option<i64>>> {
-        let ids = self.family().check_ids(ids)?;
+    pub async fn stored(&self, ids: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Vec<Option<i64>>> {
+        let ids: Vec<_> = ids.into_iter().collect();
+        let ids = self.family().check_ids(&ids)?;
         self.0.stored(&ids).await
     }
 
@@ -203,8 +206,9 @@ where
     ///
     /// # Errors
     /// [`Redis`](crate::ErrorKind::Redis) where it cannot be asked; [`Range`](crate::ErrorKind::Range).
-    pub async fn pending(&self, ids: &[impl AsRef<str>]) -> Result<Vec<i64>> {
-        let ids = self.family().check_ids(ids)?;
+    pub async fn pending(&self, ids: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Vec<i64>> {
+        let ids: Vec<_> = ids.into_iter().collect();
+        let ids = self.family().check_ids(&ids)?;
         self.0.pending(&ids).await
     }
 

@@ -140,9 +140,10 @@ where
     ///
     /// # Errors
     /// As for [`get`](Self::get).
-    #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family(), ids = ids.len()))]
-    pub async fn get_many(&self, ids: &[impl AsRef<str>]) -> Result<Vec<i64>> {
-        let ids = self.family().check_ids(ids)?;
+    #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family()))]
+    pub async fn get_many(&self, ids: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Vec<i64>> {
+        let ids: Vec<_> = ids.into_iter().collect();
+        let ids = self.family().check_ids(&ids)?;
         self.handle.repeating(|deadline| self.get_once(&ids, deadline)).await
     }
 
@@ -168,8 +169,13 @@ where
     ///
     /// # Errors
     /// [`Store`](ErrorKind::Store) where the database cannot be asked either; [`Range`](ErrorKind::Range).
-    pub async fn get_or_stored(&self, ids: &[impl AsRef<str>], within: Duration) -> Result<Shown> {
-        let ids = self.family().check_ids(ids)?;
+    pub async fn get_or_stored(
+        &self,
+        ids: impl IntoIterator<Item = impl AsRef<str>>,
+        within: Duration,
+    ) -> Result<Shown> {
+        let ids: Vec<_> = ids.into_iter().collect();
+        let ids = self.family().check_ids(&ids)?;
         self.handle.or_stored(&ids, within, self.get_many(&ids)).await
     }
 
@@ -178,8 +184,9 @@ where
     ///
     /// # Errors
     /// [`Store`](ErrorKind::Store) where the database cannot be asked.
-    pub async fn stored(&self, ids: &[impl AsRef<str>]) -> Result<Vec<Option<i64>>> {
-        let ids = self.family().check_ids(ids)?;
+    pub async fn stored(&self, ids: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Vec<Option<i64>>> {
+        let ids: Vec<_> = ids.into_iter().collect();
+        let ids = self.family().check_ids(&ids)?;
         self.handle.stored(&ids).await
     }
 

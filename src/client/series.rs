@@ -94,17 +94,19 @@ where
         self.added(name, answer)
     }
 
-    /// Counts many names at once, and answers what became of each, in their order.
+    /// Counts many names at once, and returns what became of each, in their order. One that is not allowed is refused by
+    /// itself.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) if one of the names or numbers is not allowed: none was counted then. For
-    /// each as for [`add`](Self::add).
-    pub async fn add_many(&self, hits: &[(impl AsRef<str>, u64)]) -> Result<Vec<Result<SeriesAdded>>> {
-        let checked = |name, n| Ok((str::as_bytes(name), self.checked(name, n)?));
-        let checked = hits.iter().map(|(name, n)| checked(name.as_ref(), *n)).collect::<Result<Vec<_>>>()?;
-        let answers = self.handle.writer.add_many(&checked, self.handle.timeout).await;
-        let counted = |((name, _), answer): (&(_, u64), Result<PairResult>)| self.added(AsRef::as_ref(name), answer?);
-        Ok(hits.iter().zip(answers).map(counted).collect())
+    /// For each as for [`add`](Self::add).
+    pub async fn add_many(&self, hits: impl IntoIterator<Item = (impl AsRef<str>, u64)>) -> Vec<Result<SeriesAdded>> {
+        let hits: Vec<_> = hits.into_iter().collect();
+        let checked = hits.iter().map(|(name, n)| {
+            let name = name.as_ref();
+            self.checked(name, *n).map(|n| (name.as_bytes(), n))
+        });
+        let results = self.handle.add_many(checked.collect()).await;
+        results.into_iter().zip(&hits).map(|(result, (name, _))| self.added(name.as_ref(), result?)).collect()
     }
 
     /// Counts `n` without waiting for Redis: summed in this process, and sent within a few milliseconds, when it counts in
@@ -144,9 +146,14 @@ where
     ///
     /// # Errors
     /// As for [`get`](Self::get).
-    pub async fn get_many(&self, names: &[impl AsRef<str>], precision: Precision) -> Result<Vec<Vec<Slice>>> {
+    pub async fn get_many(
+        &self,
+        names: impl IntoIterator<Item = impl AsRef<str>>,
+        precision: Precision,
+    ) -> Result<Vec<Vec<Slice>>> {
         let window = self.window(precision)?;
-        let names: Vec<_> = names.iter().map(AsRef::as_ref).collect();
+        let names: Vec<_> = names.into_iter().collect();
+        let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
         names.iter().try_for_each(|name| self.check_name(name))?;
         let mut places: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for (place, name) in names.iter().enumerate() {

@@ -90,15 +90,19 @@ where
     /// # Errors
     /// As for [`BufferedCounters::get`](crate::BufferedCounters::get).
     pub async fn get(&self, scope: &str, day: &str) -> Result<i64> {
-        Ok(self.get_many(&[(scope, day)]).await?[0])
+        Ok(self.get_many([(scope, day)]).await?[0])
     }
 
     /// The exact numbers of many scopes and days, in their order.
     ///
     /// # Errors
     /// As for [`get`](Self::get).
-    pub async fn get_many(&self, days: &[(impl AsRef<str>, impl AsRef<str>)]) -> Result<Vec<i64>> {
-        let ids = days.iter().map(|(scope, day)| self.id(scope.as_ref(), day.as_ref())).collect::<Result<Vec<_>>>()?;
+    pub async fn get_many(
+        &self,
+        days: impl IntoIterator<Item = (impl AsRef<str>, impl AsRef<str>)>,
+    ) -> Result<Vec<i64>> {
+        let ids =
+            days.into_iter().map(|(scope, day)| self.id(scope.as_ref(), day.as_ref())).collect::<Result<Vec<_>>>()?;
         let ids: Vec<_> = ids.iter().map(String::as_str).collect();
         self.0.exact(&ids).await
     }

@@ -105,7 +105,7 @@ async fn a_shutdown_brings_everything_to_the_database_and_takes_no_more() {
                     views.record("page", 1).map(|()| 1),
                     views.add("page", 1).await.map(|_| 1),
                     views.try_add("page", 1).await.map(|_| 1),
-                    views.add_many(&[("page", 1)]).await.unwrap().remove(0).map(|_| 1),
+                    views.add_many([("page", 1)]).await.remove(0).map(|_| 1),
                     votes.incr("page", 1).await.map(|_| 1),
                 ];
                 for result in results {

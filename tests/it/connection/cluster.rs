@@ -413,11 +413,11 @@ async fn series_activity_and_visitors_go_along() {
                 let visitor = number.to_be_bytes();
                 let many = [(format!("page/{}", turns % 7), 1), (format!("page/{}", turns % 5), 2)];
                 let (added, touched, first) = tokio::join!(
-                    series.add_many(&many),
+                    series.add_many(many),
                     online.touch("/", visitor),
                     daily.first_visit(scope, "today", visitor)
                 );
-                assert!(added.unwrap().into_iter().all(|added| added.unwrap() == SeriesAdded::Counted));
+                assert!(added.into_iter().all(|added| added.unwrap() == SeriesAdded::Counted));
                 touched.unwrap();
                 firsts += u64::from(first.unwrap() == Visited::Counted);
                 been.insert((scope, number));
