@@ -29,6 +29,7 @@ pub use client::visitors::{Visited, Visitors};
 pub use connection::primary::Primary;
 pub use error::{Error, ErrorKind, Result};
 pub use family::calendar::Precision;
+pub use family::day::Day;
 pub use family::table::{KeyType, Table};
 pub use family::{
     ActivityFamily, ActivityFamilyBuilder, BufferedFamily, BufferedFamilyBuilder, CachedFamily, CachedFamilyBuilder,

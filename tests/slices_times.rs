@@ -22,7 +22,7 @@ use support::interleaving::connect::Connect;
 use support::interleaving::hunt::{cases, expect_failure, hunt, runtime};
 use support::interleaving::{Checked, Crashes, failed};
 use support::tally::now_ms;
-use support::{Pair, Plain, eventually, pause, trouble};
+use support::{Pair, Plain, eventually, pause, times, trouble, unix};
 use testkit::{MysqlServer, Proxy, RedisOptions, RedisServer};
 use tokio::sync::RwLock;
 use tokio::task::JoinSet;
@@ -259,11 +259,12 @@ impl<'c> World<'c> {
         let (precision, slices) = WINDOWS[window];
         let read = self.series.get(NAMES[name], precision).await.map_err(failed)?;
         let expected = starts(precision, self.now(), slices as usize);
-        let began: Vec<_> = read.iter().map(|slice| slice.start).collect();
+        let began: Vec<_> = read.iter().map(|slice| unix(slice.start)).collect();
         if began != expected {
             return Err(failed(format!("WRONG SLICES: of {precision} {began:?}, not {expected:?}")));
         }
         for Slice { start, count } in read {
+            let start = unix(start);
             let values = self.held.entry((name, precision, start)).or_insert_with(|| BTreeSet::from([0]));
             if !values.contains(&count) {
                 return Err(failed(format!("WRONG COUNT: {count} at {start} of {precision}, not {values:?}")));
@@ -274,12 +275,12 @@ impl<'c> World<'c> {
     }
 
     async fn range(&self, name: usize, precision: Precision, from: i64, to: i64) -> Checked {
-        let read = self.series.get_range(NAMES[name], precision, from..to).await.map_err(failed)?;
+        let read = self.series.get_range(NAMES[name], precision, times(from..to)).await.map_err(failed)?;
         let first = start(precision, from);
         let all = starts(precision, to - 1, 1000);
         let of = |start| self.counted.get(&(name, precision, start)).copied().unwrap_or(0);
         let all = all.into_iter().filter(|start| *start >= first && from < to);
-        let expected: Vec<_> = all.map(|start| Slice { start, count: of(start) }).collect();
+        let expected: Vec<_> = all.map(|start| Slice { start: times(start..start).start, count: of(start) }).collect();
         if read == expected { Ok(()) } else { Err(failed(format!("WRONG RANGE: {read:?}, not {expected:?}"))) }
     }
 
@@ -503,7 +504,7 @@ async fn steps_back(clock: &Clock, counting: Counting, by_ms: i64) {
     assert_eq!(now.views, expected, "{counting:?}, {by_ms} ms back");
     let (least, most) = if by_ms < 60_000 { (29, 31) } else { (24, 26) };
     assert!((least..=most).contains(&now.visitors.count()), "{now:?}");
-    let all = || online.minutes("page", AUTUMN..AUTUMN + 11 * HOUR);
+    let all = || online.minutes("page", times(AUTUMN..AUTUMN + 11 * HOUR));
     let before = all().await.unwrap();
     plain.counterfoil.drain().await.unwrap();
     assert_eq!(all().await.unwrap(), before, "what was read is what is stored");
@@ -615,14 +616,14 @@ fn kept_minutes_are_exact_whatever_dies() {
         let range = first * 60..(first + 11) * 60;
         let mut read = Vec::new();
         for page in PAGES {
-            read.push(safe.minutes(page, range.clone()).await.unwrap());
+            read.push(safe.minutes(page, times(range.clone())).await.unwrap());
         }
         pair.counterfoil.drain().await.unwrap();
         for (page, read) in read.iter().enumerate() {
-            assert_eq!(safe.minutes(PAGES[page], range.clone()).await.unwrap(), *read, "{}", PAGES[page]);
+            assert_eq!(safe.minutes(PAGES[page], times(range.clone())).await.unwrap(), *read, "{}", PAGES[page]);
             for minute in read {
-                let expected = acknowledged.get(&(page, minute.start / 60)).cloned().unwrap_or_default();
-                assert_eq!(minute.views, expected.views, "views of {} at {}", PAGES[page], minute.start);
+                let expected = acknowledged.get(&(page, unix(minute.start) / 60)).cloned().unwrap_or_default();
+                assert_eq!(minute.views, expected.views, "views of {} at {}", PAGES[page], unix(minute.start));
                 assert_eq!(minute.visitors.count(), expected.visitors.len() as u64, "{expected:?}");
             }
         }
@@ -664,7 +665,7 @@ async fn days_of_23_and_25_hours_get_to_the_applications_own_table() {
         assert_eq!(stored, Some(count), "{day}");
     }
     let spring = start(Precision::Day, SPRING);
-    let read = hits.get_range("/a/b", Precision::Day, spring..spring + 2 * DAY).await.unwrap();
+    let read = hits.get_range("/a/b", Precision::Day, times(spring..spring + 2 * DAY)).await.unwrap();
     assert_eq!(read.iter().map(|slice| slice.count).collect::<Vec<_>>(), [23, 3, 0]);
-    assert_eq!(read[1].start - read[0].start, 23 * HOUR);
+    assert_eq!(unix(read[1].start) - unix(read[0].start), 23 * HOUR);
 }

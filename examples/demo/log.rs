@@ -143,11 +143,6 @@ fn day_and_hour(time: &str) -> Option<(String, i64)> {
     (hour >= 0).then(|| (date.to_string(), hour))
 }
 
-/// The day that begins then, spelt like a hit's.
-pub fn day_at(seconds: i64) -> Result<String> {
-    Ok(Timestamp::from_second(seconds)?.to_zoned(TimeZone::UTC).date().to_string())
-}
-
 fn number(text: &str, digits: usize) -> Option<i16> {
     let is_number = text.len() == digits && text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| is_number)

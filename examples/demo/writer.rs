@@ -61,7 +61,8 @@ async fn count_line(opened: &Opened, hit: &Hit) -> Result<Tally> {
         let added = tally.surely(async || opened.requests.add(&name, 1).await).await?;
         tally.hits += u64::from(added == Some(SeriesAdded::Counted));
     }
-    let visit = tally.surely(async || opened.visitors.first_visit(SITE, &hit.day, &hit.visitor).await).await?;
+    let day = hit.day.parse()?;
+    let visit = tally.surely(async || opened.visitors.first_visit(SITE, day, &hit.visitor).await).await?;
     tally.hits += u64::from(matches!(visit, Some(Visited::Counted | Visited::CountedBefore)));
     tally.first_visits += u64::from(visit == Some(Visited::Counted));
     Ok(tally)

@@ -1,6 +1,6 @@
 //! The site: its one page, the hits on it, and what it shows of them while they come.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::extract::{Query, State};
 use axum::http::{StatusCode, header::CONTENT_TYPE};
@@ -61,7 +61,7 @@ async fn events(State(site): State<Site>, Query(chart): Query<Chart>) -> Result<
 /// What one event carries: the chart's columns as uPlot takes them, and the numbers of the line above it.
 #[derive(Serialize)]
 struct Shown {
-    chart: (Vec<i64>, Vec<i64>),
+    chart: (Vec<u64>, Vec<i64>),
     visitors: u64,
     views: u64,
 }
@@ -106,9 +106,14 @@ impl Site {
     async fn shown(&self, precision: Precision) -> Result<Event, BoxError> {
         let slices = self.hits.get(PAGE, precision).await?;
         let now = self.online.now(PAGE).await?;
-        let chart = slices.iter().map(|slice| (slice.start, slice.count)).unzip();
+        let chart = slices.iter().map(|slice| (unix_seconds(slice.start), slice.count)).unzip();
         Ok(Event::default().json_data(Shown { chart, visitors: now.visitors.count(), views: now.views })?)
     }
+}
+
+/// As the page's script takes it.
+fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 fn visitor(cookies: CookieJar) -> (String, CookieJar) {

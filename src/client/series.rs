@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use futures_util::future::try_join_all;
 use redis::aio::ConnectionLike;
@@ -10,8 +11,8 @@ use redis::aio::ConnectionLike;
 use crate::client::handle::{Handle, handle_methods};
 use crate::client::open::{OpenFamily, Sealed};
 use crate::connection::primary::Primary;
-use crate::error::{Error, ErrorKind, Result};
-use crate::family::calendar::Precision;
+use crate::error::{Error, Result};
+use crate::family::calendar::{Precision, time_at, unix_seconds};
 use crate::family::{Family, Kind, SeriesFamily, Window, Windows};
 use crate::scripts::partition::PairResult;
 use crate::scripts::partition::Partition;
@@ -22,8 +23,8 @@ use crate::store::mysql::MysqlStore;
 /// One slice of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Slice {
-    /// When it begins, in Unix seconds.
-    pub start: i64,
+    /// When it begins.
+    pub start: SystemTime,
     /// What was counted in it.
     pub count: i64,
 }
@@ -84,10 +85,10 @@ where
     /// they do for [`BufferedCounters::add`](crate::BufferedCounters::add).
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput): the name is not allowed, or `n` is 0 or beyond i64.
-    /// [`Redis`](ErrorKind::Redis): not counted; may be called again. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown):
-    /// counted once or not at all, the reply was lost and could not be asked for again within the
-    /// [write timeout](Self::write_timeout).
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the name is not allowed, or `n` is 0 or beyond i64.
+    /// [`Redis`](crate::ErrorKind::Redis): not counted; may be called again.
+    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost and could
+    /// not be asked for again within the [write timeout](Self::write_timeout).
     pub async fn add(&self, name: &str, n: u64) -> Result<SeriesAdded> {
         let n = self.checked(name, n)?;
         let answer = self.handle.writer.add(name.as_bytes(), n, self.handle.timeout, true).await?;
@@ -114,8 +115,8 @@ where
     /// [`flush`](Self::flush) before.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput), [`Busy`](ErrorKind::Busy), [`Range`](ErrorKind::Range): as for
-    /// [`BufferedCounters::record`](crate::BufferedCounters::record).
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), [`Busy`](crate::ErrorKind::Busy),
+    /// [`Range`](crate::ErrorKind::Range): as for [`BufferedCounters::record`](crate::BufferedCounters::record).
     pub fn record(&self, name: &str, n: u64) -> Result<()> {
         self.handle.writer.record(name.as_bytes(), self.checked(name, n)?)
     }
@@ -136,8 +137,8 @@ where
     /// counted since.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput): the family has no such precision. [`Redis`](ErrorKind::Redis) where it
-    /// cannot be asked.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the family has no such precision.
+    /// [`Redis`](crate::ErrorKind::Redis) where it cannot be asked.
     pub async fn get(&self, name: &str, precision: Precision) -> Result<Vec<Slice>> {
         Ok(self.get_many(&[name], precision).await?.pop().unwrap_or_default())
     }
@@ -151,9 +152,15 @@ where
         names: impl IntoIterator<Item = impl AsRef<str>>,
         precision: Precision,
     ) -> Result<Vec<Vec<Slice>>> {
-        let window = self.window(precision)?;
         let names: Vec<_> = names.into_iter().collect();
         let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+        let windows = self.windows_of(&names, precision).await?.into_iter();
+        Ok(windows.map(|window| window.into_iter().map(slice).collect()).collect())
+    }
+
+    /// The windows with their starts in Unix seconds.
+    async fn windows_of(&self, names: &[&str], precision: Precision) -> Result<Vec<Vec<(i64, i64)>>> {
+        let window = self.window(precision)?;
         names.iter().try_for_each(|name| self.check_name(name))?;
         let mut places: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for (place, name) in names.iter().enumerate() {
@@ -179,7 +186,7 @@ where
         Ok(series)
     }
 
-    /// All slices with any part of the time given, in Unix seconds, in order, with 0 where nothing was counted: up to
+    /// All slices with any part of the time given, in order, with 0 where nothing was counted: up to
     /// [`Family::MAX_RANGE`] of them.
     ///
     /// Slices of a precision that is [kept](crate::SeriesFamilyBuilder::keep) are exact wherever they are by now, in Redis,
@@ -187,16 +194,18 @@ where
     /// lost that was not yet in the database). Of the other precisions there is the window in Redis.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput): the family has no such precision, the range has too many slices, or it
-    /// begins before the window of a precision that is not kept. [`Redis`](ErrorKind::Redis) or
-    /// [`Store`](ErrorKind::Store) where one of the two cannot be asked.
-    pub async fn get_range(&self, name: &str, precision: Precision, range: Range<i64>) -> Result<Vec<Slice>> {
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the family has no such precision, the range has too many
+    /// slices, or it begins before the window of a precision that is not kept. [`Redis`](crate::ErrorKind::Redis) or
+    /// [`Store`](crate::ErrorKind::Store) where one of the two cannot be asked.
+    pub async fn get_range(&self, name: &str, precision: Precision, range: Range<SystemTime>) -> Result<Vec<Slice>> {
         let window = self.window(precision)?;
         self.check_name(name)?;
-        let starts = self.windows.calendar.starts(precision, range.start, range.end, Family::MAX_RANGE)?;
+        let Range { start, end } = unix_seconds(&range);
+        let starts = self.windows.calendar.starts(precision, start, end, Family::MAX_RANGE)?;
         let Some(starts) = starts else {
             let family = self.family();
-            let message = format!("{family}: {range:?} has more than {} slices of {precision}", Family::MAX_RANGE);
+            let most = Family::MAX_RANGE;
+            let message = format!("{family}: {start}..{end} in Unix time has more than {most} slices of {precision}");
             return Err(Error::invalid(message));
         };
         match window.kept {
@@ -209,7 +218,7 @@ where
     /// `after` for the next page. Those of which nothing is in any window any more are not among them.
     ///
     /// # Errors
-    /// [`Redis`](ErrorKind::Redis) where it cannot be asked.
+    /// [`Redis`](crate::ErrorKind::Redis) where it cannot be asked.
     pub async fn names(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<String>> {
         let pages = (0..self.family().partitions()).map(|number| self.names_of(number, prefix, after, limit));
         let names: BTreeSet<_> = try_join_all(pages).await?.into_iter().flatten().collect();
@@ -239,21 +248,20 @@ where
             starts.iter().map(|start| self.windows.kept_id(precision, *start, name)).collect::<Result<Vec<_>>>()?;
         let ids: Vec<_> = ids.iter().map(String::as_str).collect();
         let counts = self.handle.exact(&ids).await?;
-        Ok(starts.iter().zip(counts).map(|(&start, count)| Slice { start, count }).collect())
+        Ok(starts.iter().zip(counts).map(|(&start, count)| slice((start, count))).collect())
     }
 
     /// Slices of the window.
     async fn part_of_window(&self, name: &str, precision: Precision, starts: &[i64]) -> Result<Vec<Slice>> {
-        let window = self.get(name, precision).await?;
-        let first = window.first().map_or(0, |slice| slice.start);
+        let window = self.windows_of(&[name], precision).await?.pop().unwrap_or_default();
+        let first = window.first().map_or(0, |(start, _)| *start);
         if let Some(early) = starts.first().filter(|start| **start < first) {
             let family = self.family();
             return Err(Error::invalid(format!(
-                "{family}: the slices of {precision} go back to {first}, and {early} was asked for; they are not kept"
+                "{family}: the slices of {precision} go back to {first} in Unix time, not to {early}, and they are not kept"
             )));
         }
-        let counts = window.into_iter().map(|slice| (slice.start, slice.count)).collect();
-        Ok(filled(starts, counts))
+        Ok(filled(starts, window).into_iter().map(slice).collect())
     }
 
     fn window(&self, precision: Precision) -> Result<&Window> {
@@ -284,12 +292,17 @@ where
     }
 }
 
+/// A start in Unix seconds and what was counted.
+fn slice((start, count): (i64, i64)) -> Slice {
+    Slice { start: time_at(start), count }
+}
+
 /// The counts at their starts, and 0 where there is none.
-fn filled(starts: &[i64], counts: Vec<(i64, i64)>) -> Vec<Slice> {
-    let mut slices: Vec<_> = starts.iter().map(|&start| Slice { start, count: 0 }).collect();
+fn filled(starts: &[i64], counts: Vec<(i64, i64)>) -> Vec<(i64, i64)> {
+    let mut slices: Vec<_> = starts.iter().map(|&start| (start, 0)).collect();
     for (start, count) in counts {
         if let Ok(place) = starts.binary_search(&start) {
-            slices[place].count = count;
+            slices[place].1 = count;
         }
     }
     slices

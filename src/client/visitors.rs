@@ -5,7 +5,8 @@ use redis::aio::ConnectionLike;
 use crate::client::handle::{Handle, handle_methods};
 use crate::client::open::{OpenFamily, Sealed};
 use crate::connection::primary::Primary;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
+use crate::family::day::Day;
 use crate::family::visit;
 use crate::family::{Family, VisitorsFamily};
 use crate::scripts::partition::PairResult;
@@ -66,14 +67,15 @@ where
     /// however many are made at a time. The number reaches the database exactly once. Also where a reply was lost the one
     /// call that was the first is told so.
     ///
-    /// The day is the caller's to name, such as `2014-09-20`, without a `/`; a visitor is 1 to 255 bytes of any kind. Who has been there
-    /// is known to Redis alone: where Redis loses its memory, visitors of the day count again.
+    /// Which day it is is up to the caller; a visitor is 1 to 255 bytes of any kind. Who has been there is known to Redis
+    /// alone: where Redis loses its memory, visitors of the day count again.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput): scope, day or visitor are not allowed.
-    /// [`Redis`](ErrorKind::Redis): not counted; may be called again. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost
-    /// and could not be asked for again within the [write timeout](Self::write_timeout).
-    pub async fn first_visit(&self, scope: &str, day: &str, visitor: impl AsRef<[u8]>) -> Result<Visited> {
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): scope or visitor are not allowed.
+    /// [`Redis`](crate::ErrorKind::Redis): not counted; may be called again.
+    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost and could not be
+    /// asked for again within the [write timeout](Self::write_timeout).
+    pub async fn first_visit(&self, scope: &str, day: Day, visitor: impl AsRef<[u8]>) -> Result<Visited> {
         let id = self.id(scope, day)?;
         self.family().check_visitor(visitor.as_ref())?;
         match self.0.writer.add(&visit::key(&id, visitor.as_ref()), 1, self.0.timeout, true).await? {
@@ -89,7 +91,7 @@ where
     ///
     /// # Errors
     /// As for [`BufferedCounters::get`](crate::BufferedCounters::get).
-    pub async fn get(&self, scope: &str, day: &str) -> Result<i64> {
+    pub async fn get(&self, scope: &str, day: Day) -> Result<i64> {
         Ok(self.get_many([(scope, day)]).await?[0])
     }
 
@@ -97,12 +99,8 @@ where
     ///
     /// # Errors
     /// As for [`get`](Self::get).
-    pub async fn get_many(
-        &self,
-        days: impl IntoIterator<Item = (impl AsRef<str>, impl AsRef<str>)>,
-    ) -> Result<Vec<i64>> {
-        let ids =
-            days.into_iter().map(|(scope, day)| self.id(scope.as_ref(), day.as_ref())).collect::<Result<Vec<_>>>()?;
+    pub async fn get_many(&self, days: impl IntoIterator<Item = (impl AsRef<str>, Day)>) -> Result<Vec<i64>> {
+        let ids = days.into_iter().map(|(scope, day)| self.id(scope.as_ref(), day)).collect::<Result<Vec<_>>>()?;
         let ids: Vec<_> = ids.iter().map(String::as_str).collect();
         self.0.exact(&ids).await
     }
@@ -116,10 +114,9 @@ where
         self.0.list(prefix, after, limit).await
     }
 
-    /// `SCOPE/DAY`, refused where another scope and day would make the same: a scope may hold the separator, a day may not.
-    /// In a table's last column the day is alone.
-    fn id(&self, scope: &str, day: &str) -> Result<String> {
-        let table = self.family().table();
+    /// `SCOPE/DAY`, refused where it would be taken for another scope and day: in a table's last column the day is alone.
+    fn id(&self, scope: &str, day: Day) -> Result<String> {
+        let (table, day) = (self.family().table(), day.to_string());
         let separator = table.map_or('/', |table| table.separator);
         let id = format!("{scope}{separator}{day}");
         self.family().check_id(&id)?;
@@ -127,10 +124,10 @@ where
             Some(table) if table.keys.len() > 1 => id.splitn(table.keys.len(), separator).last(),
             _ => id.rsplit(separator).next(),
         };
-        match last == Some(day) {
+        match last == Some(day.as_str()) {
             true => Ok(id),
             false => Err(Error::invalid(format!(
-                "{}: scope {scope:?} and day {day:?}, parted by {separator:?}, cannot be told from others",
+                "{}: scope {scope:?} and day {day}, parted by {separator:?}, cannot be told from others",
                 self.family()
             ))),
         }

@@ -1,6 +1,7 @@
 //! A family: a named group of counters with one configuration, checked once, when it is built.
 
 pub mod calendar;
+pub mod day;
 pub mod table;
 pub mod visit;
 

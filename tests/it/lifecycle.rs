@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::support::{Pair, eventually, family, pause};
+use crate::support::{Pair, eventually, family, pause, times};
 use counterfoil::{Backlog, Counterfoil, Durability, ErrorKind, Family, MysqlStore, Precision};
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::task::JoinSet;
@@ -197,7 +197,7 @@ async fn a_drain_of_all_closes_slices_that_are_not_over() {
         pair.counterfoil.drain_all().await.unwrap();
         assert_eq!(open().await, (0, false));
         assert_eq!(stored("20%/").await.unwrap(), 5 * round);
-        let days = hits.get_range("/", Precision::Day, now - 86_400..now + 1).await;
+        let days = hits.get_range("/", Precision::Day, times(now - 86_400..now + 1)).await;
         assert_eq!(days.unwrap().iter().map(|day| day.count).sum::<i64>(), 5 * round);
     }
     assert_eq!(stored("views/%").await.unwrap(), 6);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Pair, counted, eventually, family, pause};
+use crate::support::{Pair, counted, day, eventually, family, pause};
 use counterfoil::{
     CachedFamily, Counterfoil, Counting, Durability, ErrorKind, Family, KeyType, MysqlStore, Precision, SeriesFamily,
     Table,
@@ -54,7 +54,7 @@ async fn a_process_that_opened_nothing_serves_all_kinds() {
         let _ = votes.incr("1", 1).await.unwrap();
         let _ = hits.add("page", 1).await.unwrap();
         online.touch("page", "visitor").await.unwrap();
-        let _ = visitors.first_visit("shop", "2014-09-20", format!("visitor {number}")).await.unwrap();
+        let _ = visitors.first_visit("shop", day("2014-09-20"), format!("visitor {number}")).await.unwrap();
     }
     pair.sql("DROP TABLE gone").await;
 

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::support::{Pair, eventually, family};
+use crate::support::{Pair, day, eventually, family};
 use counterfoil::test_hooks::{Counted, Cut, Fence, Lease, Partition, RotateReply};
 use counterfoil::{
     Added, Counterfoil, Durability, Error, ErrorKind, Family, Incarnation, KeyType, MysqlStore, Severity, Table,
@@ -331,18 +331,18 @@ async fn check_tells_who_is_counted_again_without_persistence() {
             && finding.message.contains("test/visitors counts them again")
     });
     assert!(told, "{findings:?}");
-    assert_eq!(visitors.first_visit("shop", "2014-09-20", "visitor").await.unwrap(), Visited::Counted);
+    assert_eq!(visitors.first_visit("shop", day("2014-09-20"), "visitor").await.unwrap(), Visited::Counted);
     pair.counterfoil.drain().await.unwrap();
     pair.redis.kill();
     pair.redis.start_again().await;
     // the first call may find the connection broken, and its epoch forgotten
     let told = loop {
-        if let Ok(told) = visitors.first_visit("shop", "2014-09-20", "visitor").await {
+        if let Ok(told) = visitors.first_visit("shop", day("2014-09-20"), "visitor").await {
             break told;
         }
     };
     assert_eq!(told, Visited::Counted);
-    assert_eq!(visitors.get("shop", "2014-09-20").await.unwrap(), 2, "as check and the README say");
+    assert_eq!(visitors.get("shop", day("2014-09-20")).await.unwrap(), 2, "as check and the README say");
 }
 
 /// Redis as it comes, which keeps snapshots and no append-only file.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::hits::{Hit, Hits, Reckoning};
-use crate::support::{database, eventually, family};
+use crate::support::{database, day, eventually, family};
 use counterfoil::{
     AddedOnce, BufferedCounters, Counterfoil, Durability, Family, MysqlStore, Precision, Script, Series, SeriesAdded,
     Slice, Visited, cluster_settings,
@@ -415,7 +415,7 @@ async fn series_activity_and_visitors_go_along() {
                 let (added, touched, first) = tokio::join!(
                     series.add_many(many),
                     online.touch("/", visitor),
-                    daily.first_visit(scope, "today", visitor)
+                    daily.first_visit(scope, day("2014-09-20"), visitor)
                 );
                 assert!(added.into_iter().all(|added| added.unwrap() == SeriesAdded::Counted));
                 touched.unwrap();
@@ -460,9 +460,10 @@ async fn series_activity_and_visitors_go_along() {
     assert_eq!(now.views, turns);
     assert_eq!(now.visitors.count(), there.len() as u64);
     assert_eq!(firsts, been.len() as u64, "who was told to be the first, and who was there");
-    let visitors = number("SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values WHERE id LIKE '%/today'").await;
+    let visitors =
+        number("SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values WHERE id LIKE '%/2014-09-20'").await;
     assert_eq!(visitors, firsts.cast_signed());
-    let seen = daily.get_many(&[("a", "today"), ("b", "today")]).await.unwrap();
+    let seen = daily.get_many([("a", day("2014-09-20")), ("b", day("2014-09-20"))]).await.unwrap();
     assert_eq!(seen.iter().sum::<i64>(), visitors);
     println!("{turns} turns by {} visitors, {firsts} first visits", there.len());
 }

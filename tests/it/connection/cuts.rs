@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::support::{Pair, eventually, family};
+use crate::support::{Pair, day, eventually, family, times};
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
     Added, CachedCounters, Counting, Durability, Family, MysqlStore, Precision, Series, Visited, VisitorCount, Visitors,
@@ -381,13 +381,16 @@ async fn a_visitor_is_told_once_to_be_new_wherever_the_call_is_cut() {
     let kinds = Kinds::new().await;
     let mut visitors = 0u32;
     tried_with_each_cut(&kinds.frail, async || {
-        assert_eq!(kinds.daily.first_visit("site", "today", visitors.to_be_bytes()).await.unwrap(), Visited::Counted);
         assert_eq!(
-            kinds.exact_daily.first_visit("site", "today", visitors.to_be_bytes()).await.unwrap(),
+            kinds.daily.first_visit("site", day("2014-09-20"), visitors.to_be_bytes()).await.unwrap(),
+            Visited::Counted
+        );
+        assert_eq!(
+            kinds.exact_daily.first_visit("site", day("2014-09-20"), visitors.to_be_bytes()).await.unwrap(),
             Visited::CountedBefore
         );
         visitors += 1;
-        assert_eq!(kinds.exact_daily.get("site", "today").await.unwrap(), i64::from(visitors));
+        assert_eq!(kinds.exact_daily.get("site", day("2014-09-20")).await.unwrap(), i64::from(visitors));
     })
     .await;
     kinds.frail.is_in_mysql(visitors as usize).await;
@@ -417,7 +420,7 @@ async fn a_touch_is_counted_once(counting: Counting) {
     })
     .await;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs().cast_signed();
-    let minutes = exact.minutes("page", now - 600..now + 1).await.unwrap();
+    let minutes = exact.minutes("page", times(now - 600..now + 1)).await.unwrap();
     assert_eq!(minutes.iter().map(|minute| minute.views).sum::<i64>(), views.cast_signed());
 }
 
@@ -451,7 +454,8 @@ async fn without_the_fence_hits_double_and_visitors_are_not_told() {
         arm();
         hits += 1;
         let visitor = format!("visitor {hits}");
-        untold += i32::from(kinds.daily.first_visit("site", "today", visitor).await.unwrap() != Visited::Counted);
+        untold +=
+            i32::from(kinds.daily.first_visit("site", day("2014-09-20"), visitor).await.unwrap() != Visited::Counted);
     })
     .await;
     take_out(None);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::support::tally::{Tally, now_ms};
-use crate::support::{Pair, Plain, pause, trouble};
+use crate::support::{Pair, Plain, pause, times, trouble, unix};
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
     Counterfoil, Counting, Durability, Family, MysqlStore, Precision, Series, SeriesAdded, SeriesFamilyBuilder, Slice,
@@ -135,11 +135,12 @@ async fn are_exact(pair: &Pair, hits: &Series<ConnectionManager>, tallies: &[Tal
         let bounds = tally.look();
         let window = hits.get(name, Precision::SECOND).await.unwrap();
         for Slice { start, count } in &window {
+            let start = unix(*start);
             let row = rows.get(&format!("{start}/{name}")).copied().unwrap_or(0);
             assert_eq!(row, *count, "slice {start} of {name}: the row, and the window");
-            assert!(bounds.of(*start).contains(&row), "slice {start} of {name}: {row}, not {:?}", bounds.of(*start));
+            assert!(bounds.of(start).contains(&row), "slice {start} of {name}: {row}, not {:?}", bounds.of(start));
         }
-        let range = window[0].start..window[119].start + 1;
+        let range = window[0].start..window[119].start + Duration::from_secs(1);
         assert_eq!(hits.get_range(name, Precision::SECOND, range).await.unwrap(), window, "{name}");
         assert_eq!(sum(&hits.get(name, Precision::Day).await.unwrap()), bounds.acknowledged, "{name}");
         acknowledged += bounds.acknowledged;
@@ -156,7 +157,7 @@ async fn handed_over() -> (i64, i64) {
     let hits = pair.counterfoil.open(family().build().unwrap()).await.unwrap();
     let began = now_ms() / 1000;
     let _ = hits.add("a", 1).await.unwrap();
-    let read = async || sum(&hits.get_range("a", Precision::SECOND, began..began + 3).await.unwrap());
+    let read = async || sum(&hits.get_range("a", Precision::SECOND, times(began..began + 3)).await.unwrap());
     let at_once = read().await;
     pause(1100).await;
     pair.counterfoil.drain().await.unwrap();
@@ -199,6 +200,7 @@ async fn windows_that_are_trimmed_and_expire(seconds: i64) -> Vec<String> {
         for (((name, window), before), after) in names.iter().zip(windows).zip(before).zip(&tallies) {
             let after = after.look();
             for Slice { start, count } in window {
+                let start = unix(start);
                 let expected = before.least(start)..=after.most(start);
                 if !expected.contains(&count) {
                     wrong.push(format!("slice {start} of {name}: {count}, not {expected:?}"));

@@ -20,6 +20,7 @@ use crate::support::interleaving::token::{State, delta, digit, fault};
 use crate::support::interleaving::workers::{WORKERS, Work, Workers};
 use crate::support::interleaving::writer::{Key, Writer, turn_epoch};
 use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate};
+use crate::support::times;
 use counterfoil::test_hooks::{Counted, Guard, PairResult, ServerClock, windows};
 use counterfoil::{Counterfoil, Durability, Family, Precision, Registered, SeriesFamily, Slice, Store};
 use proptest::prelude::*;
@@ -182,7 +183,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         let store = Gated::new(self.database.store.clone());
         let counterfoil = Counterfoil::new(self.stage.redis.clone(), store.clone());
         let series = counterfoil.open(self.series.clone()).await.expect("the family is known");
-        let range = self.all_times();
+        let range = times(self.all_times());
         let read = async move { Ok((name, series.get_range(NAMES[name], Precision::SECOND, range).await?)) };
         let before = self.tokens.iter().map(|token| token.state.is_acknowledged()).collect();
         self.reader = Some(Reader::begin(store, read, before).await);

@@ -8,6 +8,8 @@ use counterfoil::{
 };
 use redis::aio::ConnectionLike;
 
+use crate::support::{day, times};
+
 /// The kinds, with both ways to count who is here.
 pub const KINDS: [&str; 6] = ["buffered", "cached", "series", "activity", "activity_hll", "visitors"];
 
@@ -68,7 +70,7 @@ where
             }),
             OfKind::Series(hits) => hits.add("page", 1).await.map(|added| assert_eq!(added, SeriesAdded::Counted)),
             OfKind::Activity(online) => online.touch("page", "visitor").await,
-            OfKind::Visitors(visitors) => visitors.first_visit("page", "2014-09-20", "visitor").await.map(drop),
+            OfKind::Visitors(visitors) => visitors.first_visit("page", day("2014-09-20"), "visitor").await.map(drop),
         }
     }
 
@@ -87,10 +89,10 @@ where
             }
             OfKind::Cached(votes) => votes.get_many(&["item", "cold"]).await.map(drop),
             OfKind::Series(hits) => {
-                hits.get_range("page", Precision::Day, 0..7 * 86_400).await?;
+                hits.get_range("page", Precision::Day, times(0..7 * 86_400)).await?;
                 hits.names("", None, 10).await.map(drop)
             }
-            OfKind::Activity(online) => online.minutes("page", 0..60).await.map(drop),
+            OfKind::Activity(online) => online.minutes("page", times(0..60)).await.map(drop),
             OfKind::Visitors(visitors) => visitors.list("", None, 10).await.map(drop),
         }
     }
@@ -102,7 +104,7 @@ where
             OfKind::Cached(votes) => votes.get("item").await?,
             OfKind::Series(hits) => hits.get("page", Precision::HOUR).await?.iter().map(|slice| slice.count).sum(),
             OfKind::Activity(online) => i64::try_from(online.now("page").await?.views).unwrap(),
-            OfKind::Visitors(visitors) => visitors.get("page", "2014-09-20").await?,
+            OfKind::Visitors(visitors) => visitors.get("page", day("2014-09-20")).await?,
         })
     }
 }

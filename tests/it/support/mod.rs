@@ -10,10 +10,11 @@ pub mod tls;
 pub mod trouble;
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::ops::Range;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use counterfoil::{
-    Added, BufferedCounters, BufferedFamilyBuilder, Counterfoil, Durability, Family, MemoryStore, MysqlStore,
+    Added, BufferedCounters, BufferedFamilyBuilder, Counterfoil, Day, Durability, Family, MemoryStore, MysqlStore,
 };
 use metrics_util::debugging::{DebugValue, Snapshotter};
 use redis::aio::ConnectionManager;
@@ -94,6 +95,22 @@ pub fn counted(added: Added) -> i64 {
 pub fn ids_of(family: &Family, partition: u32, many: usize) -> Vec<String> {
     let ids = (0..).map(|number| format!("page/{number}"));
     ids.filter(|id| family.partition_of(id) == partition).take(many).collect()
+}
+
+/// The time between these seconds of Unix time.
+pub fn times(seconds: Range<i64>) -> Range<SystemTime> {
+    let time = |seconds| UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).expect("after 1970"));
+    time(seconds.start)..time(seconds.end)
+}
+
+/// A time in whole seconds of Unix time.
+pub fn unix(time: SystemTime) -> i64 {
+    time.duration_since(UNIX_EPOCH).expect("after 1970").as_secs().cast_signed()
+}
+
+/// A day as it is written.
+pub fn day(text: &str) -> Day {
+    text.parse().expect("a day")
 }
 
 pub async fn pause(ms: u64) {
