@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use counterfoil::{Day, Family, Precision, Series, Slice};
+use futures_util::TryStreamExt;
 
 use crate::Result;
 use crate::count::{PlainCount, Totals, day_id, hour_id};
@@ -12,8 +13,6 @@ use crate::log::SITE;
 
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
-/// How many days of visitors are listed at a time.
-const PAGE: usize = 1000;
 
 /// What is read.
 pub const FAMILIES: [&str; 2] = [REQUESTS, VISITORS];
@@ -62,13 +61,9 @@ fn seconds(time: SystemTime) -> Result<i64> {
 }
 
 async fn read_visitors(opened: &Opened, totals: &mut Totals) -> Result<()> {
-    let mut after: Option<String> = None;
-    loop {
-        let page = opened.visitors.list(&format!("{SITE}/"), after.as_deref(), PAGE).await?;
-        let Some((last, _)) = page.last() else { return Ok(()) };
-        after = Some(last.clone());
-        for (id, visitors) in page {
-            totals.insert(VISITORS, id, visitors);
-        }
+    let mut days = opened.visitors.list_all(&format!("{SITE}/"));
+    while let Some((id, visitors)) = days.try_next().await? {
+        totals.insert(VISITORS, id, visitors);
     }
+    Ok(())
 }

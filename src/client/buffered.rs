@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::Stream;
 use redis::aio::ConnectionLike;
 
 use crate::client::exact::Shown;
@@ -221,5 +222,14 @@ where
     #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family(), prefix, limit))]
     pub async fn list(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<(String, i64)>> {
         self.0.list(prefix, after, limit).await
+    }
+
+    /// The same for all ids that begin with `prefix`, as a stream that asks for one page after the other. An id that is
+    /// counted for the first time meanwhile may be missing; values are exact as of their page. After an error it ends.
+    ///
+    /// # Errors
+    /// As for [`get`](Self::get).
+    pub fn list_all(&self, prefix: &str) -> impl Stream<Item = Result<(String, i64)>> + Send + Unpin + use<C, S> {
+        self.0.list_all(prefix)
     }
 }

@@ -10,6 +10,7 @@ pub mod counterfoil;
 pub mod exact;
 pub mod handle;
 pub mod open;
+pub mod pages;
 pub mod read;
 pub mod reconfigure;
 pub mod seeding;

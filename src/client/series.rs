@@ -5,11 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use futures_util::Stream;
 use futures_util::future::try_join_all;
 use redis::aio::ConnectionLike;
 
 use crate::client::handle::{Handle, handle_methods};
 use crate::client::open::{OpenFamily, Sealed};
+use crate::client::pages::{self, PAGE};
 use crate::connection::primary::Primary;
 use crate::error::{Error, Result};
 use crate::family::calendar::{Precision, time_at, unix_seconds};
@@ -225,9 +227,22 @@ where
         Ok(names.into_iter().take(limit).collect())
     }
 
+    /// All names that begin with `prefix`, in the same way, as a stream that asks for one page after the other. After an
+    /// error it ends.
+    ///
+    /// # Errors
+    /// As for [`names`](Self::names).
+    pub fn names_all(&self, prefix: &str) -> impl Stream<Item = Result<String>> + Send + Unpin + use<C, S> {
+        let (series, prefix) = (self.clone(), prefix.to_owned());
+        let page = move |after: Option<String>| {
+            let (series, prefix) = (series.clone(), prefix.clone());
+            async move { series.names(&prefix, after.as_deref(), PAGE).await }
+        };
+        pages::all(page, String::as_str)
+    }
+
     /// The first names of one partition.
     async fn names_of(&self, number: u32, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<String>> {
-        const PAGE: usize = 1000;
         let partition = self.handle.partition(number);
         let (mut names, mut after) = (Vec::new(), after.unwrap_or_default().as_bytes().to_vec());
         while names.len() < limit {

@@ -188,4 +188,7 @@ async fn a_scope_and_a_day_are_one_counter_and_no_other_pair_is() {
     let error = tabled.first_visit("7/8", day, "a").await.expect_err("taken for another one");
     assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains("'/'"), "{error}");
     assert_eq!(tabled.get("7/8", day).await.unwrap_err().kind(), ErrorKind::InvalidInput);
+    pair.counterfoil.drain().await.unwrap();
+    let kept = "SELECT CAST(count AS SIGNED) FROM days WHERE scope = '7' AND day = '2014-09-20'";
+    assert_eq!(pair.number(kept).await, 1);
 }

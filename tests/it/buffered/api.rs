@@ -9,6 +9,7 @@ use counterfoil::{
     Added, Counterfoil, Durability, Error, ErrorKind, Family, Incarnation, KeyType, MysqlStore, Severity, Table,
     Visited,
 };
+use futures_util::{StreamExt, TryStreamExt};
 use testkit::RedisOptions;
 
 const OWN: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
@@ -239,6 +240,27 @@ async fn a_list_has_what_is_stored_and_what_is_pending() {
     assert_eq!(views.list("a/", None, 2).await.unwrap(), all(&[("a/1", 1), ("a/2", 11)]));
     assert_eq!(views.list("a/", Some("a/2"), 2).await.unwrap(), all(&[("a/3", 10), ("a/[x]", 1)]));
     assert_eq!(views.list("", None, 100).await.unwrap().len(), 7);
+}
+
+/// More than a page of them, some in MySQL and some in Redis.
+#[tokio::test]
+async fn all_ids_come_as_a_stream() {
+    let pair = Pair::new().await;
+    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    assert_eq!(views.list_all("page/").count().await, 0);
+    let ids = |from, to| (from..to).map(|number| (format!("page/{number:04}"), 1));
+    assert!(views.add_many(ids(0, 1_500)).await.into_iter().all(|added| added.is_ok()));
+    pair.counterfoil.drain().await.unwrap();
+    assert!(
+        views.add_many(ids(1_000, 2_100).chain([("other".to_owned(), 1)])).await.into_iter().all(|added| added.is_ok())
+    );
+    let listed: Vec<_> = views.list_all("page/").try_collect().await.unwrap();
+    let value = |number| if (1_000..1_500).contains(&number) { 2 } else { 1 };
+    assert!(listed.into_iter().eq((0..2_100).map(|number| (format!("page/{number:04}"), value(number)))));
+    pair.redis.kill();
+    let mut ended = views.write_timeout(Duration::ZERO).read_timeout(Duration::from_millis(50)).list_all("page/");
+    assert!(ended.next().await.unwrap().unwrap_err().is_retryable());
+    assert!(ended.next().await.is_none());
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use counterfoil::{
     Durability, ErrorKind, Family, KeyType, MysqlStore, Precision, Series, SeriesAdded, SeriesFamilyBuilder, Slice,
     Table,
 };
+use futures_util::TryStreamExt;
 use futures_util::future::try_join_all;
 use redis::aio::ConnectionManager;
 
@@ -88,6 +89,7 @@ async fn names_come_in_order_and_page_by_page() {
         listed.extend(page);
     }
     assert_eq!(listed, names);
+    assert_eq!(hits.names_all("n1").try_collect::<Vec<_>>().await.unwrap(), names[1..112]);
     assert_eq!(hits.names("n24", None, 3).await.unwrap(), ["n24", "n240", "n241"]);
     // somebody counted in another language, under no text; its page ends with it
     let (mut redis, name, later) = (pair.redis.manager().await, b"n24\xff", 1e15);
