@@ -7,7 +7,7 @@ use futures_util::future::{join, join_all};
 use redis::aio::ConnectionLike;
 use tokio::time::timeout;
 
-use crate::client::handle::Handle;
+use crate::client::handle::{Handle, Timeouts};
 use crate::client::open::OpenFamily;
 use crate::connection::primary::Primary;
 use crate::error::{Error, ErrorKind, Result};
@@ -51,11 +51,12 @@ const REGISTERING: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub struct Counterfoil<C = Primary, S = MysqlStore> {
     pub(crate) shared: Arc<Shared<C, S>>,
+    timeouts: Timeouts,
 }
 
 impl<C, S> Clone for Counterfoil<C, S> {
     fn clone(&self) -> Self {
-        Counterfoil { shared: self.shared.clone() }
+        Counterfoil { shared: self.shared.clone(), timeouts: self.timeouts }
     }
 }
 
@@ -67,7 +68,7 @@ where
     /// Brings a Redis and a database together. Nothing is sent yet. Any connection will do, also one that sends calls again
     /// by itself.
     pub fn new(redis: C, store: S) -> Self {
-        Counterfoil { shared: Arc::new(Shared::new(redis, store)) }
+        Counterfoil { shared: Arc::new(Shared::new(redis, store)), timeouts: Timeouts::default() }
     }
 
     /// The database.
@@ -80,6 +81,21 @@ where
     #[must_use]
     pub fn allow_evicting(self, allow: bool) -> Self {
         self.shared.allow_evicting(allow);
+        self
+    }
+
+    /// How long a counting call is repeated where it fails, before it is given up, by the handles that are opened from now
+    /// on; 5 s unless said otherwise. Each handle can have [its own](crate::BufferedCounters::write_timeout).
+    #[must_use]
+    pub fn write_timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.write = timeout;
+        self
+    }
+
+    /// How long a read is repeated likewise; 5 s unless said otherwise.
+    #[must_use]
+    pub fn read_timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.read = timeout;
         self
     }
 
@@ -115,7 +131,7 @@ where
             };
             unless_refused(configured.map_err(|error| access::explain(&family, error)))?;
         }
-        Handle::new(self.shared.clone(), family, registered)
+        Handle::new(self.shared.clone(), family, registered, self.timeouts)
     }
 
     /// The database's number for the family; `None` where it is away.

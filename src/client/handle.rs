@@ -31,6 +31,20 @@ pub struct Handle<C, S> {
     pub read_timeout: Duration,
 }
 
+/// How long what fails is repeated before it is given up.
+#[derive(Clone, Copy, Debug)]
+pub struct Timeouts {
+    pub write: Duration,
+    pub read: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        let [write, read] = [Duration::from_secs(5); 2];
+        Timeouts { write, read }
+    }
+}
+
 impl<C, S> Clone for Handle<C, S> {
     fn clone(&self) -> Self {
         let (shared, opened, writer) = (self.shared.clone(), self.opened.clone(), self.writer.clone());
@@ -57,10 +71,9 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     /// Of a family that the database has this number for, if it could be asked.
-    pub fn new(shared: Arc<Shared<C, S>>, family: Family, registered: Option<u64>) -> Result<Self> {
+    pub fn new(shared: Arc<Shared<C, S>>, family: Family, registered: Option<u64>, timeouts: Timeouts) -> Result<Self> {
         let (opened, writer) = shared.open(family, registered)?;
-        let [timeout, read_timeout] = [Duration::from_secs(5); 2];
-        Ok(Handle { shared, opened, writer, timeout, read_timeout })
+        Ok(Handle { shared, opened, writer, timeout: timeouts.write, read_timeout: timeouts.read })
     }
 
     /// Counts many hits, but those that are refused beforehand, and returns what became of each, in their order.

@@ -264,7 +264,7 @@ async fn an_outcome_that_cannot_be_learnt_is_said_to_be_unknown() {
     let lossy = Lossy { inner: pair.redis.manager().await, calls: Arc::default(), every: 1 };
     lossy.calls.store(1, Ordering::Relaxed);
     let quick = Counterfoil::new(lossy.clone(), MysqlStore::new(pair.pool.clone()));
-    let views = quick.open(family("views").build().unwrap()).await.unwrap().write_timeout(Duration::from_millis(300));
+    let views = quick.write_timeout(Duration::from_millis(300)).open(family("views").build().unwrap()).await.unwrap();
     // a read may be asked again: nothing is unknown about it
     let error = views.get("page").await.unwrap_err();
     assert!(error.is_retryable() && !error.outcome_unknown(), "{error}");
