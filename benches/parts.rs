@@ -20,9 +20,9 @@ criterion_main!(parts);
 
 /// What is looked at before a hit leaves the process.
 fn ids(criterion: &mut Criterion) {
-    let own = Family::buffered("bench", "own").build().unwrap();
+    let own = Family::buffered("bench", "own").build().unwrap().family().clone();
     let table = Table::upsert("visitors").key("store_id", KeyType::Unsigned).key("day", KeyType::Date).value("count");
-    let typed = Family::buffered("bench", "typed").table(table).build().unwrap();
+    let typed = Family::buffered("bench", "typed").table(table).build().unwrap().family().clone();
     let id = "12345/2014-09-20";
     criterion.bench_function("id/partition_of", |bench| bench.iter(|| own.partition_of(black_box(id))));
     criterion.bench_function("id/check", |bench| bench.iter(|| own.check_id(black_box(id))));
@@ -32,7 +32,7 @@ fn ids(criterion: &mut Criterion) {
 /// Each script as one call after the other on a private Redis.
 fn scripts(criterion: &mut Criterion) {
     let runtime = Runtime::new().unwrap();
-    let family = Family::buffered("bench", "parts").build().unwrap();
+    let family = Family::buffered("bench", "parts").build().unwrap().family().clone();
     let redis = runtime.block_on(RedisServer::start(RedisOptions::volatile()));
     let partition = Partition::new(runtime.block_on(redis.manager()), &family, 0);
     let ids: Vec<_> = (0..1000).map(|number| format!("page/{number}")).collect();

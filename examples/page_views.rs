@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::extract::{Path, State};
 use axum::response::Html;
 use axum::{Router, http::StatusCode, routing::get};
-use counterfoil::{Added, Counterfoil, Counters, Family};
+use counterfoil::{Added, BufferedCounters, Counterfoil, Family};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -33,7 +33,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-async fn article(State(views): State<Counters>, Path(number): Path<u32>) -> Result<Html<String>, StatusCode> {
+async fn article(State(views): State<BufferedCounters>, Path(number): Path<u32>) -> Result<Html<String>, StatusCode> {
     let id = number.to_string();
     match views.add(&id, 1).await {
         Ok(Added::Counted { .. }) => {}

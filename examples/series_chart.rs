@@ -8,7 +8,7 @@
 #[path = "live_page/servers.rs"]
 mod servers;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use counterfoil::{Counterfoil, Family, Precision, Series, Slice};
@@ -51,7 +51,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     if servers.are_private() {
         pair.store().create_tables().await?;
     }
-    let series = pair.open_series(Family::series(args.namespace, args.family).build()?).await?;
+    let series = pair.open(Family::series(args.namespace, args.family).build()?).await?;
     if servers.are_private() {
         count_something(&series, &args.name).await?;
     }
@@ -73,22 +73,22 @@ async fn count_something(series: &Series, name: &str) -> counterfoil::Result<()>
     let mut time = interval(Duration::from_millis(100));
     for step in ProgressBar::new(STEPS).with_message("counting").wrap_iter(0..STEPS) {
         time.tick().await;
-        series.add(name, 1 + step % 30).await?;
+        let _ = series.add(name, 1 + step % 30).await?;
     }
     Ok(())
 }
 
 fn drawn(slices: &[Slice], title: String, area: Rect) -> Buffer {
-    let points: Vec<_> = slices.iter().map(|slice| (slice.start as f64, slice.count as f64)).collect();
+    let points: Vec<_> = slices.iter().map(|slice| (seconds(slice.start), slice.count as f64)).collect();
     let most = slices.iter().map(|slice| slice.count).max().unwrap_or_default();
     // Even, so that the middle has a number as well.
     let top = (most + most % 2).max(2);
-    let start = |slice: Option<&Slice>| slice.map(|slice| slice.start).unwrap_or_default();
+    let start = |slice: Option<&Slice>| slice.map_or(UNIX_EPOCH, |slice| slice.start);
     let (first, last) = (start(slices.first()), start(slices.last()));
 
     let line = Dataset::default().marker(Marker::Braille).graph_type(GraphType::Line).data(&points);
     let times = Axis::default()
-        .bounds([first as f64, last as f64])
+        .bounds([first, last].map(seconds))
         .labels([first, last].map(time))
         .labels_alignment(Alignment::Right);
     let counts = Axis::default().bounds([0.0, top as f64]).labels([0, top / 2, top].map(|count| count.to_string()));
@@ -98,8 +98,12 @@ fn drawn(slices: &[Slice], title: String, area: Rect) -> Buffer {
     buffer
 }
 
-fn time(start: i64) -> String {
-    Timestamp::from_second(start).map(|time| time.to_string()).unwrap_or_default()
+fn seconds(time: SystemTime) -> f64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+fn time(start: SystemTime) -> String {
+    Timestamp::try_from(start).map(|time| time.to_string()).unwrap_or_default()
 }
 
 /// What would be on the screen, line by line.

@@ -27,7 +27,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Creates counterfoil's own tables where they are missing. With migrations, MysqlStore::schema() goes into one.
     pair.store().create_tables().await?;
     let items = Table::update("item").key("id", KeyType::Unsigned).value("vote_count");
-    let votes = pair.open_cached(Family::cached("example", "votes").table(items).build()?).await?;
+    let votes = pair.open(Family::cached("example", "votes").table(items).build()?).await?;
     let reconciler = pair.reconciler().start().await?;
 
     let app = Router::new().route("/items/{id}", get(show)).route("/items/{id}/vote", post(vote)).with_state(votes);
@@ -49,7 +49,7 @@ async fn vote(State(votes): State<CachedCounters>, Path(item): Path<u64>) -> Res
         Ok(Changed::Counted { value }) => Ok(format!("{value}\n")),
         // The table is the site's: a vote makes no item.
         Ok(Changed::NoRow) => Err(StatusCode::NOT_FOUND),
-        Ok(Changed::OutOfRange { .. }) => Err(StatusCode::CONFLICT),
+        Ok(_) => Err(StatusCode::CONFLICT),
         Err(error) => Err(unavailable(item, &error)),
     }
 }

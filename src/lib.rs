@@ -24,25 +24,27 @@ mod writer;
 
 pub use client::activity::{Activity, Minute, Now, VisitorCount};
 pub use client::backlog::Backlog;
-pub use client::buffered::Counters;
+pub use client::buffered::BufferedCounters;
 pub use client::builder::CounterfoilBuilder;
 pub use client::cached::{CachedCounters, Changed, ChangedOnce};
 #[cfg(feature = "cluster")]
 pub use client::connect::cluster_settings;
 pub use client::counterfoil::Counterfoil;
 pub use client::exact::Shown;
-pub use client::series::{Series, Slice};
+pub use client::open::OpenFamily;
+pub use client::series::{Series, SeriesAdded, Slice};
 pub use client::shutdown::Remaining;
-pub use client::visitors::Visitors;
+pub use client::visitors::{Visited, Visitors};
 pub use connection::primary::Primary;
 #[cfg(feature = "sentinel")]
 pub use connection::primary::sentinel_settings;
 pub use error::{Error, ErrorKind, Result};
 pub use family::calendar::Precision;
+pub use family::day::Day;
 pub use family::table::{KeyType, Table};
 pub use family::{
-    ActivityFamily, ActivityFamilyBuilder, CachedFamily, CachedFamilyBuilder, Counting, Durability, Family,
-    FamilyBuilder, SeriesFamily, SeriesFamilyBuilder, VisitorsFamily, VisitorsFamilyBuilder,
+    ActivityFamily, ActivityFamilyBuilder, BufferedFamily, BufferedFamilyBuilder, CachedFamily, CachedFamilyBuilder,
+    Counting, Durability, Family, SeriesFamily, SeriesFamilyBuilder, VisitorsFamily, VisitorsFamilyBuilder,
 };
 pub use finding::{Finding, Severity};
 pub use reconciler::handle::{Reconciler, ReconcilerBuilder};
@@ -63,6 +65,7 @@ pub mod guide {}
 /// Opened for the project's own tests: nothing here is part of the crate's interface.
 #[cfg(feature = "test-hooks")]
 pub mod test_hooks {
+    use crate::family::Kind;
     pub use crate::family::{Stay, Windows};
     pub use crate::scripts::buffered::{Cut, CutBatch, FetchReply, Lease, Pending, RotateReply};
     pub use crate::scripts::cached::{Claim, Deleted, Marked, Rebased, Seed};
@@ -72,4 +75,18 @@ pub mod test_hooks {
     pub use crate::scripts::server_clock::ServerClock;
     pub use crate::testing::ablation::{Guard, take_out};
     pub use crate::testing::simulated::{set_clock_error, set_time};
+    use crate::{CachedFamily, SeriesFamily};
+
+    /// How its counters stay in Redis, as single steps take it.
+    pub fn stay(family: &CachedFamily) -> Option<&Stay> {
+        family.family().stay()
+    }
+
+    /// Its windows, as single steps take them.
+    pub fn windows(family: &SeriesFamily) -> Option<&Windows> {
+        match &family.family().kind {
+            Kind::Series(windows) => Some(windows),
+            _ => None,
+        }
+    }
 }

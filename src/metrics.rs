@@ -38,7 +38,7 @@ pub const LAG_SECONDS: &str = "counterfoil_lag_seconds";
 /// database is away. Hits that wait for their sync, for the family's sync time at most, are not in it.
 pub const WAITING_SECONDS: &str = "counterfoil_waiting_seconds";
 /// Distinct ids, or cached counters, that wait in Redis for the database, by `family`, as of the last call of the handle's
-/// [`backlog`](crate::Counters::backlog): to be called where no reconciler runs, or none that works.
+/// [`backlog`](crate::BufferedCounters::backlog): to be called where no reconciler runs, or none that works.
 pub const BACKLOG_IDS: &str = "counterfoil_backlog_ids";
 /// Age in seconds of the oldest of these hits, 0 if there are none, by `family`, likewise.
 pub const BACKLOG_SECONDS: &str = "counterfoil_backlog_seconds";

@@ -65,7 +65,7 @@ async fn every_count_is_there_from_the_start() {
     let _installed = metrics::set_default_local_recorder(&recorder);
     let pair = Pair::new().await;
     let _views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
-    let _votes = pair.counterfoil.open_cached(Family::cached("test", "votes").build().unwrap()).await.unwrap();
+    let _votes = pair.counterfoil.open(Family::cached("test", "votes").build().unwrap()).await.unwrap();
     let seen = look(&snapshotter);
     for name in [HITS, REFUSED, UNKNOWN, RECORDED, PENDING_IDS, STRAYS, SEEDS, DELETED, CONFLICTS, RETRIES] {
         assert_eq!(seen.get(name), Some(&0.0), "{name} in {seen:?}");
@@ -167,7 +167,7 @@ async fn what_somebody_else_writes_is_kept_measured_and_logged() {
     pair.sql("CREATE TABLE item (id INT PRIMARY KEY, n INT NOT NULL); INSERT INTO item VALUES (1, 0)").await;
     let table = Table::update("item").key("id", KeyType::Signed).value("n");
     let votes = Family::cached("test", "votes").durability(Durability::Immediate).table(table).build().unwrap();
-    let votes = pair.counterfoil.open_cached(votes).await.unwrap();
+    let votes = pair.counterfoil.open(votes).await.unwrap();
     assert_eq!(votes.incr("1", 5).await.unwrap().counted(), Some(5));
     pair.sql("UPDATE item SET n = n + 100 WHERE id = 1").await;
     pair.counterfoil.drain().await.unwrap();
@@ -188,7 +188,7 @@ async fn cached_counters_come_and_go() {
     let pair = Pair::new().await;
     let moment = Duration::from_millis(10);
     let votes = Family::cached("test", "votes").durability(Durability::Immediate).save_after(moment).retain(moment);
-    let votes = pair.counterfoil.open_cached(votes.min(0).build().unwrap()).await.unwrap();
+    let votes = pair.counterfoil.open(votes.min(0).build().unwrap()).await.unwrap();
     for (id, delta) in [("a", 1), ("a", 1), ("b", 1), ("b", -2)] {
         let _ = votes.incr(id, delta).await.unwrap();
     }

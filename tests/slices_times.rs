@@ -17,12 +17,12 @@ use counterfoil::{
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestError;
-use redis::aio::{ConnectionLike, MultiplexedConnection};
-use support::interleaving::connect::Connect;
+use redis::aio::ConnectionLike;
+use support::interleaving::connect::{Connect, Lasting};
 use support::interleaving::hunt::{cases, expect_failure, hunt, runtime};
 use support::interleaving::{Checked, Crashes, failed};
 use support::tally::now_ms;
-use support::{Pair, Plain, eventually, pause, trouble};
+use support::{Pair, Plain, eventually, pause, times, trouble, unix};
 use testkit::{MysqlServer, Proxy, RedisOptions, RedisServer};
 use tokio::sync::RwLock;
 use tokio::task::JoinSet;
@@ -184,8 +184,8 @@ type Place = (usize, Precision, i64);
 
 struct World<'c> {
     clock: &'c Clock,
-    counterfoil: Counterfoil<MultiplexedConnection, MemoryStore>,
-    series: Series<MultiplexedConnection, MemoryStore>,
+    counterfoil: Counterfoil<Lasting, MemoryStore>,
+    series: Series<Lasting, MemoryStore>,
     now_ms: i64,
     /// All that was ever counted.
     counted: BTreeMap<Place, i64>,
@@ -196,14 +196,14 @@ struct World<'c> {
 
 impl<'c> World<'c> {
     async fn new(clock: &'c Clock, server: &RedisServer, name: String) -> Self {
-        let counterfoil = Counterfoil::new(MultiplexedConnection::to(server).await, MemoryStore::new());
+        let counterfoil = Counterfoil::new(Lasting::to(server).await, MemoryStore::new());
         let family = Family::series(name, "hits")
             .windows(WINDOWS)
             .keep(KEPT)
             .time_zone("Europe/Berlin")
             .partitions(1)
             .durability(Durability::Immediate);
-        let series = counterfoil.open_series(family.build().expect("valid")).await.expect("opened");
+        let series = counterfoil.open(family.build().expect("valid")).await.expect("opened");
         let now_ms = (SPRING - 3 * HOUR) * 1000;
         clock.machine_is_ahead(0);
         clock.set(now_ms);
@@ -223,7 +223,7 @@ impl<'c> World<'c> {
     async fn step(&mut self, step: &Step) -> Checked {
         match *step {
             Step::Add { name, n } => {
-                self.series.add(NAMES[name], n).await.map_err(failed)?;
+                let _ = self.series.add(NAMES[name], n).await.map_err(failed)?;
                 self.count(name, n.cast_signed());
             }
             Step::Jump { ms } => self.go_to(self.now_ms + ms),
@@ -259,11 +259,12 @@ impl<'c> World<'c> {
         let (precision, slices) = WINDOWS[window];
         let read = self.series.get(NAMES[name], precision).await.map_err(failed)?;
         let expected = starts(precision, self.now(), slices as usize);
-        let began: Vec<_> = read.iter().map(|slice| slice.start).collect();
+        let began: Vec<_> = read.iter().map(|slice| unix(slice.start)).collect();
         if began != expected {
             return Err(failed(format!("WRONG SLICES: of {precision} {began:?}, not {expected:?}")));
         }
         for Slice { start, count } in read {
+            let start = unix(start);
             let values = self.held.entry((name, precision, start)).or_insert_with(|| BTreeSet::from([0]));
             if !values.contains(&count) {
                 return Err(failed(format!("WRONG COUNT: {count} at {start} of {precision}, not {values:?}")));
@@ -274,12 +275,12 @@ impl<'c> World<'c> {
     }
 
     async fn range(&self, name: usize, precision: Precision, from: i64, to: i64) -> Checked {
-        let read = self.series.get_range(NAMES[name], precision, from..to).await.map_err(failed)?;
+        let read = self.series.get_range(NAMES[name], precision, times(from..to)).await.map_err(failed)?;
         let first = start(precision, from);
         let all = starts(precision, to - 1, 1000);
         let of = |start| self.counted.get(&(name, precision, start)).copied().unwrap_or(0);
         let all = all.into_iter().filter(|start| *start >= first && from < to);
-        let expected: Vec<_> = all.map(|start| Slice { start, count: of(start) }).collect();
+        let expected: Vec<_> = all.map(|start| Slice { start: times(start..start).start, count: of(start) }).collect();
         if read == expected { Ok(()) } else { Err(failed(format!("WRONG RANGE: {read:?}, not {expected:?}"))) }
     }
 
@@ -355,7 +356,7 @@ async fn script_calls(server: &RedisServer) -> u64 {
 async fn seen_by_a_wrong_clock(clock: &Clock) -> (u64, u64) {
     let plain = Plain::new().await;
     let family = online("online", Counting::HyperLogLog).stripes(1).build().unwrap();
-    let touching = plain.counterfoil.open_activity(family.clone()).await.unwrap();
+    let touching = plain.counterfoil.open(family.clone()).await.unwrap();
     for (visitor, hours) in [5, -5, 0, 300, -300].into_iter().enumerate() {
         clock.machine_is_ahead(hours * HOUR * 1000);
         touching.touch("page", [visitor as u8]).await.unwrap();
@@ -366,7 +367,7 @@ async fn seen_by_a_wrong_clock(clock: &Clock) -> (u64, u64) {
     }
     clock.machine_is_ahead(0);
     let elsewhere = Counterfoil::new(plain.redis.manager().await, plain.counterfoil.store().clone());
-    let now = elsewhere.open_activity(family).await.unwrap().now("page").await.unwrap();
+    let now = elsewhere.open(family).await.unwrap().now("page").await.unwrap();
     (now.views, now.visitors.count())
 }
 
@@ -391,7 +392,7 @@ fn layers_are_told_over_a_long_way() {
         let far = Counterfoil::new(proxy.manager().await, plain.counterfoil.store().clone());
         let window = (Duration::from_secs(20), Duration::from_millis(40));
         let online = online("online", Counting::HyperLogLog).keep_minutes(false).stripes(1).window(window.0, window.1);
-        let online = far.open_activity(online.build().unwrap()).await.unwrap();
+        let online = far.open(online.build().unwrap()).await.unwrap();
         proxy.delay_replies(Duration::from_millis(60));
         // so that it has to learn what time it is
         clock.machine_is_ahead(3 * HOUR * 1000);
@@ -410,8 +411,8 @@ async fn cut_with_a_wrong_clock(clock: &Clock) {
     let redis = proxy.manager().await;
     let frail = Counterfoil::new(redis.clone(), plain.counterfoil.store().clone());
     let (hits, online) = (Family::series("test", "hits"), online("online", Counting::HyperLogLog).stripes(1));
-    let hits = frail.open_series(hits.windows([(Precision::Day, 3)]).build().unwrap()).await.unwrap();
-    let online = frail.open_activity(online.build().unwrap()).await.unwrap();
+    let hits = frail.open(hits.windows([(Precision::Day, 3)]).build().unwrap()).await.unwrap();
+    let online = frail.open(online.build().unwrap()).await.unwrap();
     let (mut calls, mut hours) = (0i64, 7 * 24);
     // requests are long, so only after every fifth of their bytes
     let directions: [(Cut, usize); 2] = [(Proxy::cut_requests_after, 5), (Proxy::cut_replies_after, 1)];
@@ -430,11 +431,11 @@ async fn cut_with_a_wrong_clock(clock: &Clock) {
             clock.machine_is_ahead(-hours * HOUR * 1000);
             cut(&proxy, bytes);
             if calls % 2 == 0 {
-                hits.add("page", 1).await.unwrap();
+                let _ = hits.add("page", 1).await.unwrap();
                 online.touch("page", "visitor").await.unwrap();
             } else {
                 online.touch("page", "visitor").await.unwrap();
-                hits.add("page", 1).await.unwrap();
+                let _ = hits.add("page", 1).await.unwrap();
             }
             calls += 1;
             if proxy.call_off() {
@@ -457,7 +458,7 @@ fn the_window_slides_by_layers() {
     runtime().block_on(async {
         for counting in [Counting::Exact, Counting::HyperLogLog] {
             let plain = Plain::new().await;
-            let online = plain.counterfoil.open_activity(online("online", counting).build().unwrap()).await.unwrap();
+            let online = plain.counterfoil.open(online("online", counting).build().unwrap()).await.unwrap();
             let noon = (AUTUMN + 10 * HOUR) * 1000;
             clock.set(noon);
             for view in 0..20u32 {
@@ -479,7 +480,7 @@ fn the_window_slides_by_layers() {
 /// The server's clock steps back in the middle of a window, and comes to where it was again.
 async fn steps_back(clock: &Clock, counting: Counting, by_ms: i64) {
     let plain = Plain::new().await;
-    let online = plain.counterfoil.open_activity(online("online", counting).build().unwrap()).await.unwrap();
+    let online = plain.counterfoil.open(online("online", counting).build().unwrap()).await.unwrap();
     let noon = (AUTUMN + 10 * HOUR) * 1000;
     let mut touches = 0;
     let mut touch = async |at_ms: i64, visitors: std::ops::Range<u32>| {
@@ -503,7 +504,7 @@ async fn steps_back(clock: &Clock, counting: Counting, by_ms: i64) {
     assert_eq!(now.views, expected, "{counting:?}, {by_ms} ms back");
     let (least, most) = if by_ms < 60_000 { (29, 31) } else { (24, 26) };
     assert!((least..=most).contains(&now.visitors.count()), "{now:?}");
-    let all = || online.minutes("page", AUTUMN..AUTUMN + 11 * HOUR);
+    let all = || online.minutes("page", times(AUTUMN..AUTUMN + 11 * HOUR));
     let before = all().await.unwrap();
     plain.counterfoil.drain().await.unwrap();
     assert_eq!(all().await.unwrap(), before, "what was read is what is stored");
@@ -595,7 +596,7 @@ fn kept_minutes_are_exact_whatever_dies() {
         let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
         let proxy = Proxy::to(&pair.redis);
         let frail = Counterfoil::new(proxy.manager().await, MysqlStore::new(pair.pool.clone()));
-        let touched = frail.open_activity(family()).await.unwrap().write_timeout(Duration::from_secs(20));
+        let touched = frail.open(family()).await.unwrap().write_timeout(Duration::from_secs(20));
         // long over, so that it goes to the database at once
         let first = now_ms() / 60_000 - 30;
         clock.set(first * 60_000);
@@ -603,7 +604,7 @@ fn kept_minutes_are_exact_whatever_dies() {
         for round in 0..10 {
             let open = |counterfoil: Counterfoil<_>| async move {
                 let family = online("online", Counting::Exact).build().expect("valid");
-                counterfoil.open_activity(family).await.map(drop)
+                counterfoil.open(family).await.map(drop)
             };
             trouble::round(round, (&pair, &proxy, &mysql), open).await;
             let mut minute = touching.minute.write().await;
@@ -611,18 +612,18 @@ fn kept_minutes_are_exact_whatever_dies() {
             clock.set(*minute * 60_000 + rand::random_range(0..60_000));
         }
         let acknowledged = touching.end().await;
-        let safe = pair.counterfoil.open_activity(family()).await.unwrap();
+        let safe = pair.counterfoil.open(family()).await.unwrap();
         let range = first * 60..(first + 11) * 60;
         let mut read = Vec::new();
         for page in PAGES {
-            read.push(safe.minutes(page, range.clone()).await.unwrap());
+            read.push(safe.minutes(page, times(range.clone())).await.unwrap());
         }
         pair.counterfoil.drain().await.unwrap();
         for (page, read) in read.iter().enumerate() {
-            assert_eq!(safe.minutes(PAGES[page], range.clone()).await.unwrap(), *read, "{}", PAGES[page]);
+            assert_eq!(safe.minutes(PAGES[page], times(range.clone())).await.unwrap(), *read, "{}", PAGES[page]);
             for minute in read {
-                let expected = acknowledged.get(&(page, minute.start / 60)).cloned().unwrap_or_default();
-                assert_eq!(minute.views, expected.views, "views of {} at {}", PAGES[page], minute.start);
+                let expected = acknowledged.get(&(page, unix(minute.start) / 60)).cloned().unwrap_or_default();
+                assert_eq!(minute.views, expected.views, "views of {} at {}", PAGES[page], unix(minute.start));
                 assert_eq!(minute.visitors.count(), expected.visitors.len() as u64, "{expected:?}");
             }
         }
@@ -648,12 +649,12 @@ async fn days_of_23_and_25_hours_get_to_the_applications_own_table() {
         .keep([Precision::Day])
         .table(table)
         .durability(Durability::Immediate);
-    let hits = pair.counterfoil.open_series(family.build().unwrap()).await.unwrap();
+    let hits = pair.counterfoil.open(family.build().unwrap()).await.unwrap();
     for change in [SPRING, AUTUMN] {
         let midnight = start(Precision::Day, change);
         for hour in 0..26 {
             clock.set((midnight + hour * HOUR) * 1000);
-            hits.add("/a/b", 1).await.unwrap();
+            let _ = hits.add("/a/b", 1).await.unwrap();
         }
     }
     pair.counterfoil.drain().await.unwrap();
@@ -664,7 +665,7 @@ async fn days_of_23_and_25_hours_get_to_the_applications_own_table() {
         assert_eq!(stored, Some(count), "{day}");
     }
     let spring = start(Precision::Day, SPRING);
-    let read = hits.get_range("/a/b", Precision::Day, spring..spring + 2 * DAY).await.unwrap();
+    let read = hits.get_range("/a/b", Precision::Day, times(spring..spring + 2 * DAY)).await.unwrap();
     assert_eq!(read.iter().map(|slice| slice.count).collect::<Vec<_>>(), [23, 3, 0]);
-    assert_eq!(read[1].start - read[0].start, 23 * HOUR);
+    assert_eq!(unix(read[1].start) - unix(read[0].start), 23 * HOUR);
 }

@@ -11,7 +11,7 @@ use tokio::sync::OnceCell;
 
 /// The pair as it is measured, on the same kind of connection as the other side's.
 pub type Pair = Counterfoil<MultiplexedConnection>;
-pub type Counters = counterfoil::Counters<MultiplexedConnection>;
+pub type Counters = counterfoil::BufferedCounters<MultiplexedConnection>;
 
 /// Servers that start when they are first needed, and end with the run.
 #[derive(Default)]

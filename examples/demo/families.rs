@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use counterfoil::{
-    Counterfoil, Counters, Durability, Family, KeyType, MysqlStore, Precision, Primary, Series, Table, Visitors,
+    BufferedCounters, Counterfoil, Durability, Family, KeyType, MysqlStore, Precision, Primary, Series, Table, Visitors,
 };
 use sqlx::{AssertSqlSafe, MySqlPool};
 use tokio::time::sleep;
@@ -42,9 +42,9 @@ pub type Pair = Counterfoil<Primary, MysqlStore>;
 /// The families in use by this process.
 pub struct Opened {
     pub pair: Pair,
-    page_views: Counters,
-    daily_hits: Counters,
-    status_codes: Counters,
+    page_views: BufferedCounters,
+    daily_hits: BufferedCounters,
+    status_codes: BufferedCounters,
     /// Of each day and hour.
     pub requests: Series,
     /// Of each day.
@@ -53,7 +53,7 @@ pub struct Opened {
 
 impl Opened {
     /// Each family of counters with the id that the hit counts there.
-    pub fn ids<'a>(&'a self, hit: &'a Hit) -> [(&'a Counters, &'a str); 3] {
+    pub fn ids<'a>(&'a self, hit: &'a Hit) -> [(&'a BufferedCounters, &'a str); 3] {
         [(&self.page_views, &hit.path), (&self.daily_hits, &hit.day), (&self.status_codes, &hit.status)]
     }
 }
@@ -80,8 +80,8 @@ pub async fn open(place: &Place) -> counterfoil::Result<Opened> {
         page_views: pair.open(family(PAGE_VIEWS).build()?).await?,
         daily_hits: pair.open(family(DAILY_HITS).table(days).build()?).await?,
         status_codes: pair.open(family(STATUS_CODES).table(codes).build()?).await?,
-        requests: pair.open_series(requests.build()?).await?,
-        visitors: pair.open_visitors(visitors.build()?).await?,
+        requests: pair.open(requests.build()?).await?,
+        visitors: pair.open(visitors.build()?).await?,
         pair,
     })
 }

@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::PathBuf;
 
-use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 
@@ -141,11 +140,6 @@ fn day_and_hour(time: &str) -> Option<(String, i64)> {
     let hour = i8::try_from(number(clock.split(':').next()?, 2)?).ok().filter(|hour| *hour < 24)?;
     let hour = date.at(hour, 0, 0, 0).to_zoned(TimeZone::UTC).ok()?.timestamp().as_second();
     (hour >= 0).then(|| (date.to_string(), hour))
-}
-
-/// The day that begins then, spelt like a hit's.
-pub fn day_at(seconds: i64) -> Result<String> {
-    Ok(Timestamp::from_second(seconds)?.to_zoned(TimeZone::UTC).date().to_string())
 }
 
 fn number(text: &str, digits: usize) -> Option<i16> {

@@ -1,18 +1,18 @@
 //! What the library says of series and visitors.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use counterfoil::{Family, Precision, Series, Slice};
+use counterfoil::{Day, Family, Precision, Series, Slice};
+use futures_util::TryStreamExt;
 
 use crate::Result;
 use crate::count::{PlainCount, Totals, day_id, hour_id};
 use crate::families::{Opened, REQUESTS, VISITORS};
-use crate::log::{SITE, day_at};
+use crate::log::SITE;
 
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
-/// How many days of visitors are listed at a time.
-const PAGE: usize = 1000;
 
 /// What is read.
 pub const FAMILIES: [&str; 2] = [REQUESTS, VISITORS];
@@ -23,10 +23,10 @@ pub async fn read(opened: &Opened, counted: &PlainCount) -> Result<Totals> {
     let names: BTreeSet<_> = counted.totals.of(REQUESTS).filter_map(|(id, _)| id.rsplit('/').next()).collect();
     for name in names {
         for Slice { start, count } in slices(&opened.requests, name, Precision::HOUR, HOUR, counted).await? {
-            totals.insert(REQUESTS, hour_id(start, name), count);
+            totals.insert(REQUESTS, hour_id(seconds(start)?, name), count);
         }
         for Slice { start, count } in slices(&opened.requests, name, Precision::Day, DAY, counted).await? {
-            totals.insert(REQUESTS, day_id(&day_at(start)?, name), count);
+            totals.insert(REQUESTS, day_id(&Day::of(start)?.to_string(), name), count);
         }
     }
     read_visitors(opened, &mut totals).await?;
@@ -46,20 +46,24 @@ async fn slices(
     let mut slices = Vec::new();
     for start in whole_days.clone().step_by(Family::MAX_RANGE * usize::try_from(seconds)?) {
         let end = whole_days.end.min(start + seconds * i64::try_from(Family::MAX_RANGE)?);
-        slices.extend(series.get_range(name, precision, start..end).await?);
+        slices.extend(series.get_range(name, precision, at(start)?..at(end)?).await?);
     }
     slices.retain(|slice| slice.count != 0);
     Ok(slices)
 }
 
+fn at(seconds: i64) -> Result<SystemTime> {
+    Ok(UNIX_EPOCH + Duration::from_secs(seconds.try_into()?))
+}
+
+fn seconds(time: SystemTime) -> Result<i64> {
+    Ok(time.duration_since(UNIX_EPOCH)?.as_secs().try_into()?)
+}
+
 async fn read_visitors(opened: &Opened, totals: &mut Totals) -> Result<()> {
-    let mut after: Option<String> = None;
-    loop {
-        let page = opened.visitors.list(&format!("{SITE}/"), after.as_deref(), PAGE).await?;
-        let Some((last, _)) = page.last() else { return Ok(()) };
-        after = Some(last.clone());
-        for (id, visitors) in page {
-            totals.insert(VISITORS, id, visitors);
-        }
+    let mut days = opened.visitors.list_all(&format!("{SITE}/"));
+    while let Some((id, visitors)) = days.try_next().await? {
+        totals.insert(VISITORS, id, visitors);
     }
+    Ok(())
 }

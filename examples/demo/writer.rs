@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use counterfoil::test_hooks::set_time;
-use counterfoil::{Added, Counters};
+use counterfoil::{Added, BufferedCounters, SeriesAdded, Visited};
 
 use crate::Result;
 use crate::child::{self, Report};
@@ -59,18 +59,19 @@ async fn count_line(opened: &Opened, hit: &Hit) -> Result<Tally> {
     }
     for name in hit.series() {
         let added = tally.surely(async || opened.requests.add(&name, 1).await).await?;
-        tally.hits += u64::from(added.is_some());
+        tally.hits += u64::from(added == Some(SeriesAdded::Counted));
     }
-    let visit = tally.surely(async || opened.visitors.first_visit(SITE, &hit.day, &hit.visitor).await).await?;
-    tally.hits += u64::from(visit.is_some());
-    tally.first_visits += u64::from(visit == Some(true));
+    let day = hit.day.parse()?;
+    let visit = tally.surely(async || opened.visitors.first_visit(SITE, day, &hit.visitor).await).await?;
+    tally.hits += u64::from(matches!(visit, Some(Visited::Counted | Visited::CountedBefore)));
+    tally.first_visits += u64::from(visit == Some(Visited::Counted));
     Ok(tally)
 }
 
-async fn count_hit(counters: &Counters, id: &str, tally: &mut Tally) -> Result<()> {
+async fn count_hit(counters: &BufferedCounters, id: &str, tally: &mut Tally) -> Result<()> {
     match tally.surely(async || counters.add(id, 1).await).await? {
         Some(Added::Counted { .. }) => tally.hits += 1,
-        Some(Added::OutOfRange | Added::Full) => tally.refused += 1,
+        Some(_) => tally.refused += 1,
         None => {}
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! The site: its one page, the hits on it, and what it shows of them while they come.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::extract::{Query, State};
 use axum::http::{StatusCode, header::CONTENT_TYPE};
@@ -9,7 +9,7 @@ use axum::response::{Html, IntoResponse};
 use axum::routing::{get, post};
 use axum::{BoxError, Router};
 use axum_extra::extract::cookie::{Cookie, CookieJar};
-use counterfoil::{Activity, Counterfoil, Family, Precision, Series};
+use counterfoil::{Activity, Counterfoil, Family, Precision, Series, SeriesAdded};
 use futures_util::stream::{self, Stream};
 use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval};
@@ -61,7 +61,7 @@ async fn events(State(site): State<Site>, Query(chart): Query<Chart>) -> Result<
 /// What one event carries: the chart's columns as uPlot takes them, and the numbers of the line above it.
 #[derive(Serialize)]
 struct Shown {
-    chart: (Vec<i64>, Vec<i64>),
+    chart: (Vec<u64>, Vec<i64>),
     visitors: u64,
     views: u64,
 }
@@ -71,8 +71,8 @@ impl Site {
         let pair = Counterfoil::connect(redis, mysql).await?;
         // Creates counterfoil's own tables where they are missing. Of these families only the configuration is in them.
         pair.store().create_tables().await?;
-        let hits = pair.open_series(Family::series("example", "hits").build()?).await?;
-        let online = pair.open_activity(Family::activity("example", "online").build()?).await?;
+        let hits = pair.open(Family::series("example", "hits").build()?).await?;
+        let online = pair.open(Family::activity("example", "online").build()?).await?;
         Ok(Site { hits, online })
     }
 
@@ -80,8 +80,10 @@ impl Site {
     async fn count(&self, cookies: CookieJar) -> CookieJar {
         let (visitor, cookies) = visitor(cookies);
         // A page is worth more than its count.
-        if let Err(error) = self.hits.add(PAGE, 1).await {
-            eprintln!("hits: {error}");
+        match self.hits.add(PAGE, 1).await {
+            Ok(SeriesAdded::Counted) => {}
+            Ok(refused) => eprintln!("hits: {refused:?}"),
+            Err(error) => eprintln!("hits: {error}"),
         }
         if let Err(error) = self.online.touch(PAGE, visitor).await {
             eprintln!("online: {error}");
@@ -104,9 +106,14 @@ impl Site {
     async fn shown(&self, precision: Precision) -> Result<Event, BoxError> {
         let slices = self.hits.get(PAGE, precision).await?;
         let now = self.online.now(PAGE).await?;
-        let chart = slices.iter().map(|slice| (slice.start, slice.count)).unzip();
+        let chart = slices.iter().map(|slice| (unix_seconds(slice.start), slice.count)).unzip();
         Ok(Event::default().json_data(Shown { chart, visitors: now.visitors.count(), views: now.views })?)
     }
+}
+
+/// As the page's script takes it.
+fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 fn visitor(cookies: CookieJar) -> (String, CookieJar) {

@@ -1,14 +1,15 @@
 //! What the service counts: one family of each kind.
 
 use counterfoil::{
-    Activity, CachedCounters, Counterfoil, Counters, Family, KeyType, Precision, Result, Series, Table, Visitors,
+    Activity, BufferedCounters, CachedCounters, Counterfoil, Family, KeyType, Precision, Result, Series, Table,
+    Visitors,
 };
 use tokio::try_join;
 
 #[derive(Clone)]
 pub struct Counts {
     /// How often an article was seen, in `article_views`.
-    pub views: Counters,
+    pub views: BufferedCounters,
     /// Its votes, in `article`.
     pub votes: CachedCounters,
     /// How many saw it on each day, in `article_visitors`.
@@ -29,11 +30,10 @@ impl Counts {
 
         let (views, votes, visitors, downloads, readers) = try_join!(
             counterfoil.open(Family::buffered("site", "views").table(views).build()?),
-            counterfoil.open_cached(Family::cached("site", "votes").table(votes).build()?),
-            counterfoil.open_visitors(Family::visitors("site", "visitors").table(visitors).build()?),
-            counterfoil
-                .open_series(Family::series("site", "downloads").keep([Precision::Day]).table(downloads).build()?),
-            counterfoil.open_activity(Family::activity("site", "readers").build()?),
+            counterfoil.open(Family::cached("site", "votes").table(votes).build()?),
+            counterfoil.open(Family::visitors("site", "visitors").table(visitors).build()?),
+            counterfoil.open(Family::series("site", "downloads").keep([Precision::Day]).table(downloads).build()?),
+            counterfoil.open(Family::activity("site", "readers").build()?),
         )?;
         Ok(Counts { views, votes, visitors, downloads, readers })
     }

@@ -1,16 +1,14 @@
 //! The service over HTTP: a POST counts, a GET of the same path reads exactly what was counted.
 
 use std::future::ready;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, header::CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use counterfoil::{Changed, ErrorKind, Precision};
-use jiff::Timestamp;
-use jiff::tz::TimeZone;
+use counterfoil::{Changed, Day, ErrorKind, Precision, SeriesAdded, Visited};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -49,7 +47,7 @@ async fn vote(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<
     Ok(match counts.votes.incr(&article.to_string(), 1).await? {
         Changed::Counted { value } => value.to_string().into_response(),
         Changed::NoRow => StatusCode::NOT_FOUND.into_response(),
-        Changed::OutOfRange { .. } => StatusCode::CONFLICT.into_response(),
+        _ => StatusCode::CONFLICT.into_response(),
     })
 }
 
@@ -59,22 +57,26 @@ async fn votes(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer
 
 /// Returns whether it is the visitor's first visit today.
 async fn visit(State(counts): State<Counts>, Path((article, visitor)): Path<(u64, String)>) -> Answer<String> {
-    Ok(counts.visitors.first_visit(&article.to_string(), &today(), visitor).await?.to_string())
+    Ok((counts.visitors.first_visit(&article.to_string(), Day::today(), visitor).await? == Visited::Counted)
+        .to_string())
 }
 
 async fn visitors(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<String> {
-    Ok(counts.visitors.get(&article.to_string(), &today()).await?.to_string())
+    Ok(counts.visitors.get(&article.to_string(), Day::today()).await?.to_string())
 }
 
 async fn download(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<StatusCode> {
-    counts.downloads.add(&article.to_string(), 1).await?;
-    Ok(StatusCode::NO_CONTENT)
+    Ok(match counts.downloads.add(&article.to_string(), 1).await? {
+        SeriesAdded::Counted => StatusCode::NO_CONTENT,
+        _ => StatusCode::CONFLICT,
+    })
 }
 
 /// The last 120 minutes, each with its beginning in Unix seconds.
-async fn downloads(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<Json<Vec<(i64, i64)>>> {
+async fn downloads(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<Json<Vec<(u64, i64)>>> {
     let minutes = counts.downloads.get(&article.to_string(), Precision::MINUTE).await?;
-    Ok(Json(minutes.into_iter().map(|minute| (minute.start, minute.count)).collect()))
+    let seconds = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    Ok(Json(minutes.into_iter().map(|minute| (seconds(minute.start), minute.count)).collect()))
 }
 
 async fn read(State(counts): State<Counts>, Path((article, reader)): Path<(u64, String)>) -> Answer<StatusCode> {
@@ -94,10 +96,6 @@ async fn healthy(State(counts): State<Counts>) -> StatusCode {
         Ok(Ok(_)) => StatusCode::OK,
         _ => StatusCode::SERVICE_UNAVAILABLE,
     }
-}
-
-fn today() -> String {
-    Timestamp::now().to_zoned(TimeZone::UTC).date().to_string()
 }
 
 /// What is told where a call failed.

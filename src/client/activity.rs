@@ -2,18 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::time::Duration;
+use std::time::SystemTime;
 
 use futures_util::future::try_join_all;
 use moka::future::Cache;
 use redis::aio::ConnectionLike;
 
 use crate::client::handle::{Handle, handle_methods};
+use crate::client::open::{OpenFamily, Sealed};
 use crate::connection::primary::Primary;
 use crate::error::{Error, Result};
-use crate::family::calendar::{Calendar, Precision};
+use crate::family::calendar::{Calendar, Precision, time_at, unix_seconds};
 use crate::family::visit;
-use crate::family::{Counting, Family, Sliding};
+use crate::family::{ActivityFamily, Counting, Family, Kind, Sliding};
 use crate::scripts::activity::Seen;
 use crate::store::Store;
 use crate::store::mysql::MysqlStore;
@@ -62,8 +63,8 @@ pub struct Now {
 /// What a page has seen within one minute.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Minute {
-    /// When it begins, in Unix seconds.
-    pub start: i64,
+    /// When it begins.
+    pub start: SystemTime,
     /// How often it was viewed.
     pub views: i64,
     /// By how many.
@@ -90,21 +91,36 @@ const ANSWERS: u64 = 10_000;
 /// About how many keys one read names.
 const KEYS: u32 = 200;
 
+impl Sealed for ActivityFamily {
+    fn common(&self) -> &Family {
+        self.family()
+    }
+}
+
+impl OpenFamily for ActivityFamily {
+    type Handle<C, S> = Activity<C, S>;
+
+    fn in_use<C, S>(self, handle: Handle<C, S>) -> Result<Activity<C, S>>
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+        S: Store,
+    {
+        let Kind::Activity(sliding) = handle.family().kind else { return Err(handle.family().is_not("activity")) };
+        let cache = || Cache::builder().time_to_live(self.cache_for).max_capacity(ANSWERS).build();
+        Ok(Activity { handle, sliding, answers: (!self.cache_for.is_zero()).then(cache) })
+    }
+}
+
 impl<C, S> Activity<C, S>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
     S: Store,
 {
-    pub(crate) fn new(handle: Handle<C, S>, sliding: Sliding, cache_for: Duration) -> Self {
-        let cache = || Cache::builder().time_to_live(cache_for).max_capacity(ANSWERS).build();
-        Activity { handle, sliding, answers: (!cache_for.is_zero()).then(cache) }
-    }
-
     handle_methods!(handle);
 
     /// Counts a view of the page, of 1 to 200 bytes, and notes that the visitor, 1 to 255 bytes of any kind, was there.
     /// When that was is up to the Redis server's clock. Callers share calls as they do for
-    /// [`Counters::add`](crate::Counters::add).
+    /// [`BufferedCounters::add`](crate::BufferedCounters::add).
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): page or visitor are not allowed.
@@ -136,7 +152,7 @@ where
         }
     }
 
-    /// The minutes that have any part of the time given, in Unix seconds, in order, with zeros where nobody was there:
+    /// The minutes that have any part of the time given, in order, with zeros where nobody was there:
     /// up to [`Family::MAX_RANGE`] of them. They are exact wherever they are by now, in Redis, on their way or in the
     /// database; visitors are as exact as the family counts them.
     ///
@@ -144,20 +160,22 @@ where
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the family keeps no minutes, the page is not allowed, or the
     /// range is too long. [`Redis`](crate::ErrorKind::Redis) or [`Store`](crate::ErrorKind::Store) where one of the two
     /// cannot be asked.
-    pub async fn minutes(&self, page: &str, range: Range<i64>) -> Result<Vec<Minute>> {
+    pub async fn minutes(&self, page: &str, range: Range<SystemTime>) -> Result<Vec<Minute>> {
         self.check_page(page)?;
         let family = self.family();
         if !self.sliding.keep_minutes {
             return Err(Error::invalid(format!("{family}: no minutes are kept")));
         }
-        let starts = Calendar::utc().starts(Precision::MINUTE, range.start, range.end, Family::MAX_RANGE)?;
-        let too_many = || Error::invalid(format!("{family}: {range:?} has more than {} minutes", Family::MAX_RANGE));
+        let Range { start, end } = unix_seconds(&range);
+        let starts = Calendar::utc().starts(Precision::MINUTE, start, end, Family::MAX_RANGE)?;
+        let most = Family::MAX_RANGE;
+        let too_many = || Error::invalid(format!("{family}: {start}..{end} in Unix time has more than {most} minutes"));
         let starts = starts.ok_or_else(too_many)?;
         let ids: Vec<_> = starts.iter().flat_map(|start| kept_ids(*start, page)).collect();
         let ids: Vec<_> = ids.iter().map(String::as_str).collect();
         let counts = self.handle.exact(&ids).await?;
         let minute = |(&start, two): (&i64, &[i64])| Minute {
-            start,
+            start: time_at(start),
             views: two[0],
             visitors: VisitorCount::new(self.sliding.counting, u64::try_from(two[1]).unwrap_or(0)),
         };

@@ -6,7 +6,7 @@ use futures_util::future::try_join_all;
 use redis::aio::ConnectionLike;
 
 use crate::error::Result;
-use crate::family::{Family, Kind};
+use crate::family::Family;
 use crate::metrics;
 use crate::scripts::bundle;
 use crate::scripts::partition::{Partition, millis};
@@ -59,9 +59,9 @@ where
 
 impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     async fn backlog(&self, family: &Family) -> Result<Backlog> {
-        match family.kind {
-            Kind::Cached(_) => self.unsaved(family.sync_time).await,
-            _ => self.uncut_and_cut().await,
+        match family.is_cached() {
+            true => self.unsaved(family.sync_time).await,
+            false => self.uncut_and_cut().await,
         }
     }
 

@@ -2,37 +2,53 @@
 
 use std::time::Duration;
 
+use futures_util::Stream;
 use redis::aio::ConnectionLike;
 
 use crate::client::exact::Shown;
 use crate::client::handle::{Handle, handle_methods};
+use crate::client::open::{OpenFamily, Sealed};
 use crate::connection::primary::Primary;
 use crate::error::Result;
+use crate::family::{BufferedFamily, Family};
 use crate::scripts::buffered::{Added, AddedOnce};
-use crate::scripts::partition::PairResult;
 use crate::store::Store;
 use crate::store::mysql::MysqlStore;
 use crate::writer::{Progress, Request};
 
 /// The counters of one open family. Cloning is cheap.
 #[derive(Debug)]
-pub struct Counters<C = Primary, S = MysqlStore>(Handle<C, S>);
+pub struct BufferedCounters<C = Primary, S = MysqlStore>(Handle<C, S>);
 
-impl<C, S> Clone for Counters<C, S> {
+impl<C, S> Clone for BufferedCounters<C, S> {
     fn clone(&self) -> Self {
-        Counters(self.0.clone())
+        BufferedCounters(self.0.clone())
     }
 }
 
-impl<C, S> Counters<C, S>
+impl Sealed for BufferedFamily {
+    fn common(&self) -> &Family {
+        self.family()
+    }
+}
+
+impl OpenFamily for BufferedFamily {
+    type Handle<C, S> = BufferedCounters<C, S>;
+
+    fn in_use<C, S>(self, handle: Handle<C, S>) -> Result<BufferedCounters<C, S>>
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+        S: Store,
+    {
+        Ok(BufferedCounters(handle))
+    }
+}
+
+impl<C, S> BufferedCounters<C, S>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
     S: Store,
 {
-    pub(crate) fn new(handle: Handle<C, S>) -> Self {
-        Counters(handle)
-    }
-
     handle_methods!(0);
 
     /// Counts `delta` for `id`, and answers when Redis has done it: with the pending value as after exactly this
@@ -88,23 +104,20 @@ where
         })
     }
 
-    /// Counts many hits at once, and answers what became of each, in their order. Partitions are called side by side,
-    /// and fail by themselves.
+    /// Counts many hits at once, and returns what became of each, in their order. Partitions are called side by side, and
+    /// fail by themselves; so does a hit whose id is not allowed.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if one of the ids is not allowed: none was counted then. For
-    /// each hit as for [`add`](Self::add).
-    pub async fn add_many(&self, hits: &[(impl AsRef<str>, i64)]) -> Result<Vec<Result<Added>>> {
-        let checked = |id| self.family().check_id(id).map(|()| id);
-        let hits = hits
-            .iter()
-            .map(|(id, delta)| Ok((checked(id.as_ref())?.as_bytes(), *delta)))
-            .collect::<Result<Vec<_>>>()?;
-        let results = self.0.writer.add_many(&hits, self.0.timeout).await;
-        let added = |(result, (id, _)): (Result<PairResult>, &(&[u8], i64))| {
-            result?.added(self.family(), &String::from_utf8_lossy(id))
-        };
-        Ok(results.into_iter().zip(&hits).map(added).collect())
+    /// For each hit as for [`add`](Self::add).
+    pub async fn add_many(&self, hits: impl IntoIterator<Item = (impl AsRef<str>, i64)>) -> Vec<Result<Added>> {
+        let (family, hits) = (self.family(), hits.into_iter().collect::<Vec<_>>());
+        let checked = hits.iter().map(|(id, delta)| {
+            let id = id.as_ref();
+            family.check_id(id).map(|()| (id.as_bytes(), *delta))
+        });
+        let results = self.0.add_many(checked.collect()).await;
+        let results = results.into_iter().zip(&hits);
+        results.map(|(result, (id, _))| result?.added(family, id.as_ref())).collect()
     }
 
     /// Counts `delta` for `id` without waiting for Redis: summed in this process, and sent within a few milliseconds,
@@ -148,9 +161,10 @@ where
     ///
     /// # Errors
     /// As for [`get`](Self::get).
-    #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family(), ids = ids.len()))]
-    pub async fn get_many(&self, ids: &[impl AsRef<str>]) -> Result<Vec<i64>> {
-        let ids = self.family().check_ids(ids)?;
+    #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family()))]
+    pub async fn get_many(&self, ids: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Vec<i64>> {
+        let ids: Vec<_> = ids.into_iter().collect();
+        let ids = self.family().check_ids(&ids)?;
         self.0.exact(&ids).await
     }
 
@@ -159,8 +173,13 @@ where
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) where the database cannot be asked either; [`Range`](crate::ErrorKind::Range).
-    pub async fn get_or_stored(&self, ids: &[impl AsRef<str>], within: Duration) -> Result<Shown> {
-        let ids = self.family().check_ids(ids)?;
+    pub async fn get_or_stored(
+        &self,
+        ids: impl IntoIterator<Item = impl AsRef<str>>,
+        within: Duration,
+    ) -> Result<Shown> {
+        let ids: Vec<_> = ids.into_iter().collect();
+        let ids = self.family().check_ids(&ids)?;
         self.0.or_stored(&ids, within, self.0.exact(&ids)).await
     }
 
@@ -169,8 +188,9 @@ where
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) where the database cannot be asked.
-    pub async fn stored(&self, ids: &[impl AsRef<str>]) -> Result<Vec<Option<i64>>> {
-        let ids = self.family().check_ids(ids)?;
+    pub async fn stored(&self, ids: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Vec<Option<i64>>> {
+        let ids: Vec<_> = ids.into_iter().collect();
+        let ids = self.family().check_ids(&ids)?;
         self.0.stored(&ids).await
     }
 
@@ -180,8 +200,9 @@ where
     ///
     /// # Errors
     /// [`Redis`](crate::ErrorKind::Redis) where it cannot be asked; [`Range`](crate::ErrorKind::Range).
-    pub async fn pending(&self, ids: &[impl AsRef<str>]) -> Result<Vec<i64>> {
-        let ids = self.family().check_ids(ids)?;
+    pub async fn pending(&self, ids: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Vec<i64>> {
+        let ids: Vec<_> = ids.into_iter().collect();
+        let ids = self.family().check_ids(&ids)?;
         self.0.pending(&ids).await
     }
 
@@ -194,5 +215,14 @@ where
     #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family(), prefix, limit))]
     pub async fn list(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<(String, i64)>> {
         self.0.list(prefix, after, limit).await
+    }
+
+    /// The same for all ids that begin with `prefix`, as a stream that asks for one page after the other. An id that is
+    /// counted for the first time meanwhile may be missing; values are exact as of their page. After an error it ends.
+    ///
+    /// # Errors
+    /// As for [`get`](Self::get).
+    pub fn list_all(&self, prefix: &str) -> impl Stream<Item = Result<(String, i64)>> + Send + Unpin + use<C, S> {
+        self.0.list_all(prefix)
     }
 }

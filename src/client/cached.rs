@@ -10,10 +10,11 @@ use tokio::time::Instant;
 
 use crate::client::exact::Shown;
 use crate::client::handle::{Handle, handle_methods};
+use crate::client::open::{OpenFamily, Sealed};
 use crate::client::seeding::{Read, Seeding};
 use crate::connection::primary::Primary;
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::Stay;
+use crate::family::{CachedFamily, Family, Stay};
 use crate::metrics;
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::Ticket;
@@ -24,6 +25,7 @@ use crate::writer::{Progress, Request};
 
 /// What became of one change of a cached counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 #[must_use = "a change that was refused is not counted"]
 pub enum Changed {
     /// It is counted, and will be in the database.
@@ -101,15 +103,30 @@ type Held = Option<(Seed, Arc<Read>)>;
 /// stay of the counter in Redis, so more than once is a sign of something wrong.
 const ATTEMPTS: usize = 100;
 
+impl Sealed for CachedFamily {
+    fn common(&self) -> &Family {
+        self.family()
+    }
+}
+
+impl OpenFamily for CachedFamily {
+    type Handle<C, S> = CachedCounters<C, S>;
+
+    fn in_use<C, S>(self, handle: Handle<C, S>) -> Result<CachedCounters<C, S>>
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+        S: Store,
+    {
+        let stay = handle.family().stay().ok_or_else(|| handle.family().is_not("cached"))?.clone();
+        Ok(CachedCounters { handle, seeding: Arc::default(), stay })
+    }
+}
+
 impl<C, S> CachedCounters<C, S>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
     S: Store,
 {
-    pub(crate) fn new(handle: Handle<C, S>, stay: Stay) -> Self {
-        CachedCounters { handle, seeding: Arc::default(), stay }
-    }
-
     handle_methods!(handle);
 
     /// Adds `delta` to `id`, and answers the value as after exactly this increment. Where the counter is not in Redis
@@ -190,9 +207,10 @@ where
     ///
     /// # Errors
     /// As for [`get`](Self::get).
-    #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family(), ids = ids.len()))]
-    pub async fn get_many(&self, ids: &[impl AsRef<str>]) -> Result<Vec<i64>> {
-        let ids = self.family().check_ids(ids)?;
+    #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family()))]
+    pub async fn get_many(&self, ids: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Vec<i64>> {
+        let ids: Vec<_> = ids.into_iter().collect();
+        let ids = self.family().check_ids(&ids)?;
         self.handle.repeating(|deadline| self.get_once(&ids, deadline)).await
     }
 
@@ -218,8 +236,13 @@ where
     ///
     /// # Errors
     /// [`Store`](ErrorKind::Store) where the database cannot be asked either; [`Range`](ErrorKind::Range).
-    pub async fn get_or_stored(&self, ids: &[impl AsRef<str>], within: Duration) -> Result<Shown> {
-        let ids = self.family().check_ids(ids)?;
+    pub async fn get_or_stored(
+        &self,
+        ids: impl IntoIterator<Item = impl AsRef<str>>,
+        within: Duration,
+    ) -> Result<Shown> {
+        let ids: Vec<_> = ids.into_iter().collect();
+        let ids = self.family().check_ids(&ids)?;
         self.handle.or_stored(&ids, within, self.get_many(&ids)).await
     }
 
@@ -228,8 +251,9 @@ where
     ///
     /// # Errors
     /// [`Store`](ErrorKind::Store) where the database cannot be asked.
-    pub async fn stored(&self, ids: &[impl AsRef<str>]) -> Result<Vec<Option<i64>>> {
-        let ids = self.family().check_ids(ids)?;
+    pub async fn stored(&self, ids: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Vec<Option<i64>>> {
+        let ids: Vec<_> = ids.into_iter().collect();
+        let ids = self.family().check_ids(&ids)?;
         self.handle.stored(&ids).await
     }
 

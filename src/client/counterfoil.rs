@@ -7,15 +7,11 @@ use futures_util::future::{join, join_all};
 use redis::aio::ConnectionLike;
 use tokio::time::timeout;
 
-use crate::client::activity::Activity;
-use crate::client::buffered::Counters;
-use crate::client::cached::CachedCounters;
-use crate::client::handle::Handle;
-use crate::client::series::Series;
-use crate::client::visitors::Visitors;
+use crate::client::handle::{Handle, Timeouts};
+use crate::client::open::OpenFamily;
 use crate::connection::primary::Primary;
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::{ActivityFamily, CachedFamily, Family, Kind, SeriesFamily, VisitorsFamily};
+use crate::family::Family;
 use crate::finding::Finding;
 use crate::reconciler::flush::Flusher;
 use crate::reconciler::handle::ReconcilerBuilder;
@@ -55,11 +51,12 @@ const REGISTERING: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub struct Counterfoil<C = Primary, S = MysqlStore> {
     pub(crate) shared: Arc<Shared<C, S>>,
+    timeouts: Timeouts,
 }
 
 impl<C, S> Clone for Counterfoil<C, S> {
     fn clone(&self) -> Self {
-        Counterfoil { shared: self.shared.clone() }
+        Counterfoil { shared: self.shared.clone(), timeouts: self.timeouts }
     }
 }
 
@@ -71,7 +68,7 @@ where
     /// Brings a Redis and a database together. Nothing is sent yet. Any connection will do, also one that sends calls again
     /// by itself.
     pub fn new(redis: C, store: S) -> Self {
-        Counterfoil { shared: Arc::new(Shared::new(redis, store)) }
+        Counterfoil { shared: Arc::new(Shared::new(redis, store)), timeouts: Timeouts::default() }
     }
 
     /// The database.
@@ -87,7 +84,26 @@ where
         self
     }
 
-    /// Opens a family: registers it with the database, or compares it with what the database knows of it, and writes its
+    /// How long a counting call is repeated where it fails, before it is given up, by the handles that are opened from now
+    /// on; 5 s unless said otherwise. Each handle can have [its own](crate::BufferedCounters::write_timeout).
+    #[must_use]
+    pub fn write_timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.write = timeout;
+        self
+    }
+
+    /// How long a read is repeated likewise; 5 s unless said otherwise.
+    #[must_use]
+    pub fn read_timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.read = timeout;
+        self
+    }
+
+    /// Opens a family of any kind, whose type decides what comes back: [`BufferedCounters`](crate::BufferedCounters),
+    /// [`CachedCounters`](crate::CachedCounters), [`Series`](crate::Series), [`Activity`](crate::Activity) or
+    /// [`Visitors`](crate::Visitors).
+    ///
+    /// It registers the family with the database, or compares it with what the database knows of it, and writes its
     /// settings to Redis. While Redis is away the family is opened all the same, and a reconciler writes them later.
     ///
     /// A database that is away is waited for 3 s at most, and the family is opened all the same if Redis knows no other
@@ -97,52 +113,14 @@ where
     /// # Errors
     /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting in which the family is known differently, or what
     /// its table lacks; [`AccessDenied`](crate::ErrorKind::AccessDenied) naming what the user of Redis lacks;
-    /// [`Unsafe`](crate::ErrorKind::Unsafe) on a Redis that throws away what the family needs when memory is full;
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for a family of another kind, which is opened by a call of its own.
-    pub async fn open(&self, family: Family) -> Result<Counters<C, S>> {
-        if family.kind != Kind::Buffered {
-            return Err(Error::invalid(format!("{family}: is of the kind {}, not buffered", family.kind_name())));
-        }
-        Ok(Counters::new(self.handle(family).await?))
-    }
-
-    /// Opens a family of cached counters, in the same way.
-    ///
-    /// # Errors
-    /// As for [`open`](Self::open).
-    pub async fn open_cached(&self, family: CachedFamily) -> Result<CachedCounters<C, S>> {
-        let CachedFamily { family, stay } = family;
-        Ok(CachedCounters::new(self.handle(family).await?, stay))
-    }
-
-    /// Opens a family of series, in the same way.
-    ///
-    /// # Errors
-    /// As for [`open`](Self::open).
-    pub async fn open_series(&self, family: SeriesFamily) -> Result<Series<C, S>> {
-        let SeriesFamily { family, windows } = family;
-        Ok(Series::new(self.handle(family).await?, windows))
-    }
-
-    /// Opens a family of activity, in the same way.
-    ///
-    /// # Errors
-    /// As for [`open`](Self::open).
-    pub async fn open_activity(&self, family: ActivityFamily) -> Result<Activity<C, S>> {
-        let ActivityFamily { family, sliding, cache_for } = family;
-        Ok(Activity::new(self.handle(family).await?, sliding, cache_for))
-    }
-
-    /// Opens a family of unique visitors, in the same way.
-    ///
-    /// # Errors
-    /// As for [`open`](Self::open).
-    pub async fn open_visitors(&self, family: VisitorsFamily) -> Result<Visitors<C, S>> {
-        Ok(Visitors::new(self.handle(family.family).await?))
+    /// [`Unsafe`](crate::ErrorKind::Unsafe) on a Redis that throws away what the family needs when memory is full.
+    pub async fn open<F: OpenFamily>(&self, family: F) -> Result<F::Handle<C, S>> {
+        let handle = self.handle(family.common().clone()).await?;
+        family.in_use(handle)
     }
 
     /// What a handle of the family consists of.
-    async fn handle(&self, family: Family) -> Result<Handle<C, S>> {
+    pub(crate) async fn handle(&self, family: Family) -> Result<Handle<C, S>> {
         let is_there = unless_refused(self.shared.refuse_unsafe(&family).await)?;
         let registered = self.register(&family).await?;
         if is_there {
@@ -153,7 +131,7 @@ where
             };
             unless_refused(configured.map_err(|error| access::explain(&family, error)))?;
         }
-        Handle::new(self.shared.clone(), family, registered)
+        Handle::new(self.shared.clone(), family, registered, self.timeouts)
     }
 
     /// The database's number for the family; `None` where it is away.

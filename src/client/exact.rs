@@ -4,11 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use futures_util::Stream;
 use futures_util::future::{join, try_join_all};
 use redis::aio::ConnectionLike;
 use tokio::time::{Instant, timeout};
 
 use crate::client::handle::Handle;
+use crate::client::pages::{self, PAGE};
 use crate::client::read::{Verdict, beyond, judge, lacks_incarnation, may_be_forgotten};
 use crate::error::{Error, ErrorKind, Result};
 use crate::scripts::buffered::Pending;
@@ -96,6 +98,16 @@ where
     /// Up to `limit` ids that begin with `prefix` and come after `after`, ascending, each with its exact value.
     pub async fn list(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<(String, i64)>> {
         self.repeating(|deadline| self.list_once(prefix, after, limit, deadline)).await
+    }
+
+    /// All ids that begin with `prefix`, ascending, page by page.
+    pub fn list_all(&self, prefix: &str) -> impl Stream<Item = Result<(String, i64)>> + Send + Unpin + use<C, S> {
+        let (handle, prefix) = (self.clone(), prefix.to_owned());
+        let page = move |after: Option<String>| {
+            let (handle, prefix) = (handle.clone(), prefix.clone());
+            async move { handle.list(&prefix, after.as_deref(), PAGE).await }
+        };
+        pages::all(page, |(id, _)| id)
     }
 
     async fn list_once(

@@ -10,7 +10,7 @@ use crate::client::backlog::Backlog;
 use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::scripts::partition::Partition;
+use crate::scripts::partition::{PairResult, Partition};
 use crate::store::{Registered, Store};
 use crate::writer::Writer;
 use crate::writer::opened::Opened;
@@ -29,6 +29,20 @@ pub struct Handle<C, S> {
     pub timeout: Duration,
     /// How long a read takes at most, with its repeats.
     pub read_timeout: Duration,
+}
+
+/// How long what fails is repeated before it is given up.
+#[derive(Clone, Copy, Debug)]
+pub struct Timeouts {
+    pub write: Duration,
+    pub read: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        let [write, read] = [Duration::from_secs(5); 2];
+        Timeouts { write, read }
+    }
 }
 
 impl<C, S> Clone for Handle<C, S> {
@@ -57,10 +71,17 @@ where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
     /// Of a family that the database has this number for, if it could be asked.
-    pub fn new(shared: Arc<Shared<C, S>>, family: Family, registered: Option<u64>) -> Result<Self> {
+    pub fn new(shared: Arc<Shared<C, S>>, family: Family, registered: Option<u64>, timeouts: Timeouts) -> Result<Self> {
         let (opened, writer) = shared.open(family, registered)?;
-        let [timeout, read_timeout] = [Duration::from_secs(5); 2];
-        Ok(Handle { shared, opened, writer, timeout, read_timeout })
+        Ok(Handle { shared, opened, writer, timeout: timeouts.write, read_timeout: timeouts.read })
+    }
+
+    /// Counts many hits, but those that are refused beforehand, and returns what became of each, in their order.
+    pub async fn add_many(&self, hits: Vec<Result<(&[u8], i64)>>) -> Vec<Result<PairResult>> {
+        let checked: Vec<_> = hits.iter().filter_map(|hit| hit.as_ref().ok().copied()).collect();
+        let mut results = self.writer.add_many(&checked, self.timeout).await.into_iter();
+        let mut next = || results.next().unwrap_or_else(|| Err(Error::corrupt("a hit of many has no result")));
+        hits.into_iter().map(|hit| hit.and_then(|_| next())).collect()
     }
 
     pub fn partition(&self, number: u32) -> Partition<C> {

@@ -9,6 +9,8 @@ pub mod connect;
 pub mod counterfoil;
 pub mod exact;
 pub mod handle;
+pub mod open;
+pub mod pages;
 pub mod read;
 pub mod reconfigure;
 pub mod seeding;

@@ -7,7 +7,7 @@ use redis::aio::ConnectionLike;
 
 use crate::client::counterfoil::Counterfoil;
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::{Family, Kind, Stay};
+use crate::family::{Family, Stay};
 use crate::reconciler::upkeep;
 use crate::scripts::cached::Deleted;
 use crate::scripts::partition::Partition;
@@ -92,24 +92,22 @@ where
 
 fn refuse_unchangeable(known: &Family, family: &Family) -> Result<()> {
     for ((setting, before), (_, after)) in known.identity().into_iter().zip(family.identity()) {
-        let is_bound = setting == "shape" && matches!((&known.kind, &family.kind), (Kind::Cached(_), Kind::Cached(_)));
+        let is_bound = setting == "shape" && known.is_cached() && family.is_cached();
         if before != after && !is_bound && !CHANGEABLE.contains(&setting) {
             return Err(Error::invalid(format!("{family}: {setting} is {before:?} for the life of the family")));
         }
     }
-    match known.kind {
-        Kind::Series(_) | Kind::Activity(_) | Kind::Visitors { .. } if known.partitions() != family.partitions() => {
-            let wrong = "the partitions hold its windows, or who has been there: take a family of another name";
-            Err(Error::invalid(format!("{family}: {wrong}")))
-        }
-        _ => Ok(()),
+    if known.has_expiring_keys() && known.partitions() != family.partitions() {
+        let wrong = "the partitions hold its windows, or who has been there: take a family of another name";
+        return Err(Error::invalid(format!("{family}: {wrong}")));
     }
+    Ok(())
 }
 
 impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     /// Whether anything is in it that another number of partitions would hide. Cached counters that are saved leave Redis.
     async fn holds_anything(&self, family: &Family) -> Result<bool> {
-        let Kind::Cached(stay) = &family.kind else { return self.has_pending().await };
+        let Some(stay) = family.stay() else { return self.has_pending().await };
         let at_once = Stay { retain: Duration::ZERO, ..stay.clone() };
         for some in self.cached_ids().await?.chunks(CALLS) {
             if self.delete(&at_once, some).await?.contains(&Deleted::Kept) {

@@ -3,15 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::SystemTime;
 
+use futures_util::Stream;
 use futures_util::future::try_join_all;
 use redis::aio::ConnectionLike;
 
 use crate::client::handle::{Handle, handle_methods};
+use crate::client::open::{OpenFamily, Sealed};
+use crate::client::pages::{self, PAGE};
 use crate::connection::primary::Primary;
-use crate::error::{Error, ErrorKind, Result};
-use crate::family::calendar::Precision;
-use crate::family::{Family, Window, Windows};
+use crate::error::{Error, Result};
+use crate::family::calendar::{Precision, time_at, unix_seconds};
+use crate::family::{Family, Kind, SeriesFamily, Window, Windows};
 use crate::scripts::partition::PairResult;
 use crate::scripts::partition::Partition;
 use crate::scripts::series::seconds;
@@ -21,14 +25,25 @@ use crate::store::mysql::MysqlStore;
 /// One slice of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Slice {
-    /// When it begins, in Unix seconds.
-    pub start: i64,
+    /// When it begins.
+    pub start: SystemTime,
     /// What was counted in it.
     pub count: i64,
 }
 
-/// The series of one open family: named counters, each at all of the family's precisions (docs/protocol.md, section 5).
-/// Cloning is cheap.
+/// What became of one hit on a series.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use = "a hit that was refused is not counted"]
+pub enum SeriesAdded {
+    /// It is counted in the current slice of every precision.
+    Counted,
+    /// Not counted in any: the sum of a slice would leave the signed 64-bit range.
+    OutOfRange,
+}
+
+/// The series of one open family: named counters, each at all of the family's precisions (docs/protocol.md, section 5). Cloning is
+/// cheap.
 #[derive(Debug)]
 pub struct Series<C = Primary, S = MysqlStore> {
     handle: Handle<C, S>,
@@ -41,43 +56,60 @@ impl<C, S> Clone for Series<C, S> {
     }
 }
 
+impl Sealed for SeriesFamily {
+    fn common(&self) -> &Family {
+        self.family()
+    }
+}
+
+impl OpenFamily for SeriesFamily {
+    type Handle<C, S> = Series<C, S>;
+
+    fn in_use<C, S>(self, handle: Handle<C, S>) -> Result<Series<C, S>>
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+        S: Store,
+    {
+        let Kind::Series(windows) = &handle.family().kind else { return Err(handle.family().is_not("series")) };
+        Ok(Series { windows: windows.clone(), handle })
+    }
+}
+
 impl<C, S> Series<C, S>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
     S: Store,
 {
-    pub(crate) fn new(handle: Handle<C, S>, windows: Arc<Windows>) -> Self {
-        Series { handle, windows }
-    }
-
     handle_methods!(handle);
 
     /// Counts `n` for the series of that name, of 1 to 200 bytes, in the current slice of every precision, and answers
     /// when Redis has done it. What the current slices are is up to the Redis server's clock alone. Callers share calls as
-    /// they do for [`Counters::add`](crate::Counters::add).
+    /// they do for [`BufferedCounters::add`](crate::BufferedCounters::add).
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput): the name is not allowed, or `n` is 0 or beyond i64.
-    /// [`Range`](ErrorKind::Range): a slice would leave i64. [`Redis`](ErrorKind::Redis): not counted; may be called
-    /// again. In all these cases nothing was counted. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted once or not
-    /// at all, the reply was lost and could not be asked for again within the [write timeout](Self::write_timeout).
-    pub async fn add(&self, name: &str, n: u64) -> Result<()> {
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the name is not allowed, or `n` is 0 or beyond i64.
+    /// [`Redis`](crate::ErrorKind::Redis): not counted; may be called again.
+    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost and could
+    /// not be asked for again within the [write timeout](Self::write_timeout).
+    pub async fn add(&self, name: &str, n: u64) -> Result<SeriesAdded> {
         let n = self.checked(name, n)?;
         let answer = self.handle.writer.add(name.as_bytes(), n, self.handle.timeout, true).await?;
-        self.counted(name, answer)
+        self.added(name, answer)
     }
 
-    /// Counts many names at once, and answers what became of each, in their order.
+    /// Counts many names at once, and returns what became of each, in their order. One that is not allowed is refused by
+    /// itself.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) if one of the names or numbers is not allowed: none was counted then. For
-    /// each as for [`add`](Self::add).
-    pub async fn add_many(&self, hits: &[(impl AsRef<str>, u64)]) -> Result<Vec<Result<()>>> {
-        let checked = |name, n| Ok((str::as_bytes(name), self.checked(name, n)?));
-        let checked = hits.iter().map(|(name, n)| checked(name.as_ref(), *n)).collect::<Result<Vec<_>>>()?;
-        let answers = self.handle.writer.add_many(&checked, self.handle.timeout).await;
-        let counted = |((name, _), answer): (&(_, u64), Result<PairResult>)| self.counted(AsRef::as_ref(name), answer?);
-        Ok(hits.iter().zip(answers).map(counted).collect())
+    /// For each as for [`add`](Self::add).
+    pub async fn add_many(&self, hits: impl IntoIterator<Item = (impl AsRef<str>, u64)>) -> Vec<Result<SeriesAdded>> {
+        let hits: Vec<_> = hits.into_iter().collect();
+        let checked = hits.iter().map(|(name, n)| {
+            let name = name.as_ref();
+            self.checked(name, *n).map(|n| (name.as_bytes(), n))
+        });
+        let results = self.handle.add_many(checked.collect()).await;
+        results.into_iter().zip(&hits).map(|(result, (name, _))| self.added(name.as_ref(), result?)).collect()
     }
 
     /// Counts `n` without waiting for Redis: summed in this process, and sent within a few milliseconds, when it counts in
@@ -85,8 +117,8 @@ where
     /// [`flush`](Self::flush) before.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput), [`Busy`](ErrorKind::Busy), [`Range`](ErrorKind::Range): as for
-    /// [`Counters::record`](crate::Counters::record).
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), [`Busy`](crate::ErrorKind::Busy),
+    /// [`Range`](crate::ErrorKind::Range): as for [`BufferedCounters::record`](crate::BufferedCounters::record).
     pub fn record(&self, name: &str, n: u64) -> Result<()> {
         self.handle.writer.record(name.as_bytes(), self.checked(name, n)?)
     }
@@ -94,7 +126,7 @@ where
     /// Returns when Redis has counted everything that was recorded before the call.
     ///
     /// # Errors
-    /// As for [`Counters::flush`](crate::Counters::flush).
+    /// As for [`BufferedCounters::flush`](crate::BufferedCounters::flush).
     ///
     /// # Panics
     /// Outside of a tokio runtime.
@@ -107,8 +139,8 @@ where
     /// counted since.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput): the family has no such precision. [`Redis`](ErrorKind::Redis) where it
-    /// cannot be asked.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the family has no such precision.
+    /// [`Redis`](crate::ErrorKind::Redis) where it cannot be asked.
     pub async fn get(&self, name: &str, precision: Precision) -> Result<Vec<Slice>> {
         Ok(self.get_many(&[name], precision).await?.pop().unwrap_or_default())
     }
@@ -117,9 +149,20 @@ where
     ///
     /// # Errors
     /// As for [`get`](Self::get).
-    pub async fn get_many(&self, names: &[impl AsRef<str>], precision: Precision) -> Result<Vec<Vec<Slice>>> {
+    pub async fn get_many(
+        &self,
+        names: impl IntoIterator<Item = impl AsRef<str>>,
+        precision: Precision,
+    ) -> Result<Vec<Vec<Slice>>> {
+        let names: Vec<_> = names.into_iter().collect();
+        let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+        let windows = self.windows_of(&names, precision).await?.into_iter();
+        Ok(windows.map(|window| window.into_iter().map(slice).collect()).collect())
+    }
+
+    /// The windows with their starts in Unix seconds.
+    async fn windows_of(&self, names: &[&str], precision: Precision) -> Result<Vec<Vec<(i64, i64)>>> {
         let window = self.window(precision)?;
-        let names: Vec<_> = names.iter().map(AsRef::as_ref).collect();
         names.iter().try_for_each(|name| self.check_name(name))?;
         let mut places: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for (place, name) in names.iter().enumerate() {
@@ -145,7 +188,7 @@ where
         Ok(series)
     }
 
-    /// All slices with any part of the time given, in Unix seconds, in order, with 0 where nothing was counted: up to
+    /// All slices with any part of the time given, in order, with 0 where nothing was counted: up to
     /// [`Family::MAX_RANGE`] of them.
     ///
     /// Slices of a precision that is [kept](crate::SeriesFamilyBuilder::keep) are exact wherever they are by now, in Redis,
@@ -153,16 +196,18 @@ where
     /// lost that was not yet in the database). Of the other precisions there is the window in Redis.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput): the family has no such precision, the range has too many slices, or it
-    /// begins before the window of a precision that is not kept. [`Redis`](ErrorKind::Redis) or
-    /// [`Store`](ErrorKind::Store) where one of the two cannot be asked.
-    pub async fn get_range(&self, name: &str, precision: Precision, range: Range<i64>) -> Result<Vec<Slice>> {
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the family has no such precision, the range has too many
+    /// slices, or it begins before the window of a precision that is not kept. [`Redis`](crate::ErrorKind::Redis) or
+    /// [`Store`](crate::ErrorKind::Store) where one of the two cannot be asked.
+    pub async fn get_range(&self, name: &str, precision: Precision, range: Range<SystemTime>) -> Result<Vec<Slice>> {
         let window = self.window(precision)?;
         self.check_name(name)?;
-        let starts = self.windows.calendar.starts(precision, range.start, range.end, Family::MAX_RANGE)?;
+        let Range { start, end } = unix_seconds(&range);
+        let starts = self.windows.calendar.starts(precision, start, end, Family::MAX_RANGE)?;
         let Some(starts) = starts else {
             let family = self.family();
-            let message = format!("{family}: {range:?} has more than {} slices of {precision}", Family::MAX_RANGE);
+            let most = Family::MAX_RANGE;
+            let message = format!("{family}: {start}..{end} in Unix time has more than {most} slices of {precision}");
             return Err(Error::invalid(message));
         };
         match window.kept {
@@ -175,16 +220,29 @@ where
     /// `after` for the next page. Those of which nothing is in any window any more are not among them.
     ///
     /// # Errors
-    /// [`Redis`](ErrorKind::Redis) where it cannot be asked.
+    /// [`Redis`](crate::ErrorKind::Redis) where it cannot be asked.
     pub async fn names(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<String>> {
         let pages = (0..self.family().partitions()).map(|number| self.names_of(number, prefix, after, limit));
         let names: BTreeSet<_> = try_join_all(pages).await?.into_iter().flatten().collect();
         Ok(names.into_iter().take(limit).collect())
     }
 
+    /// All names that begin with `prefix`, in the same way, as a stream that asks for one page after the other. After an
+    /// error it ends.
+    ///
+    /// # Errors
+    /// As for [`names`](Self::names).
+    pub fn names_all(&self, prefix: &str) -> impl Stream<Item = Result<String>> + Send + Unpin + use<C, S> {
+        let (series, prefix) = (self.clone(), prefix.to_owned());
+        let page = move |after: Option<String>| {
+            let (series, prefix) = (series.clone(), prefix.clone());
+            async move { series.names(&prefix, after.as_deref(), PAGE).await }
+        };
+        pages::all(page, String::as_str)
+    }
+
     /// The first names of one partition.
     async fn names_of(&self, number: u32, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<String>> {
-        const PAGE: usize = 1000;
         let partition = self.handle.partition(number);
         let (mut names, mut after) = (Vec::new(), after.unwrap_or_default().as_bytes().to_vec());
         while names.len() < limit {
@@ -205,21 +263,20 @@ where
             starts.iter().map(|start| self.windows.kept_id(precision, *start, name)).collect::<Result<Vec<_>>>()?;
         let ids: Vec<_> = ids.iter().map(String::as_str).collect();
         let counts = self.handle.exact(&ids).await?;
-        Ok(starts.iter().zip(counts).map(|(&start, count)| Slice { start, count }).collect())
+        Ok(starts.iter().zip(counts).map(|(&start, count)| slice((start, count))).collect())
     }
 
     /// Slices of the window.
     async fn part_of_window(&self, name: &str, precision: Precision, starts: &[i64]) -> Result<Vec<Slice>> {
-        let window = self.get(name, precision).await?;
-        let first = window.first().map_or(0, |slice| slice.start);
+        let window = self.windows_of(&[name], precision).await?.pop().unwrap_or_default();
+        let first = window.first().map_or(0, |(start, _)| *start);
         if let Some(early) = starts.first().filter(|start| **start < first) {
             let family = self.family();
             return Err(Error::invalid(format!(
-                "{family}: the slices of {precision} go back to {first}, and {early} was asked for; they are not kept"
+                "{family}: the slices of {precision} go back to {first} in Unix time, not to {early}, and they are not kept"
             )));
         }
-        let counts = window.into_iter().map(|slice| (slice.start, slice.count)).collect();
-        Ok(filled(starts, counts))
+        Ok(filled(starts, window).into_iter().map(slice).collect())
     }
 
     fn window(&self, precision: Precision) -> Result<&Window> {
@@ -241,21 +298,26 @@ where
         self.family().check_name("name", name, kept)
     }
 
-    fn counted(&self, name: &str, result: PairResult) -> Result<()> {
+    fn added(&self, name: &str, result: PairResult) -> Result<SeriesAdded> {
         match result {
-            PairResult::Counted(_) => Ok(()),
-            PairResult::WrongType => Err(result.corrupt(self.family(), name)),
-            _ => Err(Error::new(ErrorKind::Range, format!("{}: a slice of {name:?} would leave i64", self.family()))),
+            PairResult::Counted(_) => Ok(SeriesAdded::Counted),
+            PairResult::OutOfRange(_) => Ok(SeriesAdded::OutOfRange),
+            other => Err(other.corrupt(self.family(), name)),
         }
     }
 }
 
+/// A start in Unix seconds and what was counted.
+fn slice((start, count): (i64, i64)) -> Slice {
+    Slice { start: time_at(start), count }
+}
+
 /// The counts at their starts, and 0 where there is none.
-fn filled(starts: &[i64], counts: Vec<(i64, i64)>) -> Vec<Slice> {
-    let mut slices: Vec<_> = starts.iter().map(|&start| Slice { start, count: 0 }).collect();
+fn filled(starts: &[i64], counts: Vec<(i64, i64)>) -> Vec<(i64, i64)> {
+    let mut slices: Vec<_> = starts.iter().map(|&start| (start, 0)).collect();
     for (start, count) in counts {
         if let Ok(place) = starts.binary_search(&start) {
-            slices[place].count = count;
+            slices[place].1 = count;
         }
     }
     slices

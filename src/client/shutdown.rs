@@ -44,7 +44,7 @@ where
     ///
     /// # Errors
     /// What no waiting mends, after everything else was done: [`Corrupt`](crate::ErrorKind::Corrupt) keys in Redis, or what
-    /// became of recorded hits, as [`Counters::flush`](crate::Counters::flush) returns it.
+    /// became of recorded hits, as [`BufferedCounters::flush`](crate::BufferedCounters::flush) returns it.
     #[tracing::instrument(skip_all)]
     pub async fn shutdown(&self, within: Duration) -> Result<Vec<Remaining>> {
         let within = within.min(LONGEST);

@@ -1,17 +1,35 @@
 //! A family of unique visitors in use: counting and reading.
 
+use futures_util::Stream;
 use redis::aio::ConnectionLike;
 
 use crate::client::handle::{Handle, handle_methods};
+use crate::client::open::{OpenFamily, Sealed};
 use crate::connection::primary::Primary;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
+use crate::family::day::Day;
 use crate::family::visit;
+use crate::family::{Family, VisitorsFamily};
 use crate::scripts::partition::PairResult;
 use crate::store::Store;
 use crate::store::mysql::MysqlStore;
 
-/// The visitors of scopes and days of one open family, each counted once (docs/protocol.md, section 5). Cloning
-/// is cheap.
+/// What became of one visit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use = "a visit that was refused is not counted"]
+pub enum Visited {
+    /// It is the visitor's first visit to the scope on that day: it is counted, and will be in the database.
+    Counted,
+    /// The visitor has been there before, and is counted since then.
+    CountedBefore,
+    /// Not counted, nor remembered: the number would leave the signed 64-bit range.
+    OutOfRange,
+    /// Not counted, nor remembered: as many scopes and days are pending as a family may have, and this is a further one.
+    Full,
+}
+
+/// The visitors of scopes and days of one open family, each counted once (docs/protocol.md, section 5). Cloning is cheap.
 #[derive(Debug)]
 pub struct Visitors<C = Primary, S = MysqlStore>(Handle<C, S>);
 
@@ -21,54 +39,69 @@ impl<C, S> Clone for Visitors<C, S> {
     }
 }
 
+impl Sealed for VisitorsFamily {
+    fn common(&self) -> &Family {
+        self.family()
+    }
+}
+
+impl OpenFamily for VisitorsFamily {
+    type Handle<C, S> = Visitors<C, S>;
+
+    fn in_use<C, S>(self, handle: Handle<C, S>) -> Result<Visitors<C, S>>
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+        S: Store,
+    {
+        Ok(Visitors(handle))
+    }
+}
+
 impl<C, S> Visitors<C, S>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
     S: Store,
 {
-    pub(crate) fn new(handle: Handle<C, S>) -> Self {
-        Visitors(handle)
-    }
-
     handle_methods!(0);
 
-    /// Whether this is the visitor's first visit to the scope on that day, of however many are made at a time; if so it
-    /// counts one for `SCOPE/DAY`, which reaches the database exactly once. Also where a reply was lost the one call that
-    /// was the first is told so.
+    /// Counts the visitor for `SCOPE/DAY` if this is the first visit to the scope on that day, and returns whether it is, of
+    /// however many are made at a time. The number reaches the database exactly once. Also where a reply was lost the one
+    /// call that was the first is told so.
     ///
-    /// The day is the caller's to name, such as `2014-09-20`, without a `/`; a visitor is 1 to 255 bytes of any kind. Who has been there
-    /// is known to Redis alone: where Redis loses its memory, visitors of the day count again.
+    /// Which day it is is up to the caller; a visitor is 1 to 255 bytes of any kind. Who has been there is known to Redis
+    /// alone: where Redis loses its memory, visitors of the day count again.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput): scope, day or visitor are not allowed. [`Busy`](ErrorKind::Busy): not
-    /// counted, since as many scopes and days are pending as a family may have. [`Redis`](ErrorKind::Redis): not counted;
-    /// may be called again. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost
-    /// and could not be asked for again within the [write timeout](Self::write_timeout).
-    pub async fn first_visit(&self, scope: &str, day: &str, visitor: impl AsRef<[u8]>) -> Result<bool> {
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): scope or visitor are not allowed.
+    /// [`Redis`](crate::ErrorKind::Redis): not counted; may be called again.
+    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost and could not be
+    /// asked for again within the [write timeout](Self::write_timeout).
+    pub async fn first_visit(&self, scope: &str, day: Day, visitor: impl AsRef<[u8]>) -> Result<Visited> {
         let id = self.id(scope, day)?;
         self.family().check_visitor(visitor.as_ref())?;
         match self.0.writer.add(&visit::key(&id, visitor.as_ref()), 1, self.0.timeout, true).await? {
-            PairResult::First => Ok(true),
-            PairResult::Again => Ok(false),
-            other @ PairResult::WrongType => Err(other.corrupt(self.family(), &id)),
-            _ => Err(Error::new(ErrorKind::Busy, format!("{}: not counted: too many ids are pending", self.family()))),
+            PairResult::First => Ok(Visited::Counted),
+            PairResult::Again => Ok(Visited::CountedBefore),
+            PairResult::OutOfRange(_) => Ok(Visited::OutOfRange),
+            PairResult::Full => Ok(Visited::Full),
+            other => Err(other.corrupt(self.family(), &id)),
         }
     }
 
     /// The exact number of visitors that the scope has had on that day.
     ///
     /// # Errors
-    /// As for [`Counters::get`](crate::Counters::get).
-    pub async fn get(&self, scope: &str, day: &str) -> Result<i64> {
-        Ok(self.get_many(&[(scope, day)]).await?[0])
+    /// As for [`BufferedCounters::get`](crate::BufferedCounters::get).
+    pub async fn get(&self, scope: &str, day: Day) -> Result<i64> {
+        Ok(self.get_many([(scope, day)]).await?[0])
     }
 
     /// The exact numbers of many scopes and days, in their order.
     ///
     /// # Errors
     /// As for [`get`](Self::get).
-    pub async fn get_many(&self, days: &[(impl AsRef<str>, impl AsRef<str>)]) -> Result<Vec<i64>> {
-        let ids = days.iter().map(|(scope, day)| self.id(scope.as_ref(), day.as_ref())).collect::<Result<Vec<_>>>()?;
+    pub async fn get_many(&self, days: impl IntoIterator<Item = (impl AsRef<str>, Day)>) -> Result<Vec<i64>> {
+        let ids = days.into_iter().map(|(scope, day)| self.id(scope.as_ref(), day)).collect::<Result<Vec<_>>>()?;
         let ids: Vec<_> = ids.iter().map(String::as_str).collect();
         self.0.exact(&ids).await
     }
@@ -82,10 +115,18 @@ where
         self.0.list(prefix, after, limit).await
     }
 
-    /// `SCOPE/DAY`, refused where another scope and day would make the same: a scope may hold the separator, a day may not.
-    /// In a table's last column the day is alone.
-    fn id(&self, scope: &str, day: &str) -> Result<String> {
-        let table = self.family().table();
+    /// The same for all ids that begin with `prefix`, as a stream that asks for one page after the other. An id that is
+    /// counted for the first time meanwhile may be missing; values are exact as of their page. After an error it ends.
+    ///
+    /// # Errors
+    /// As for [`get`](Self::get).
+    pub fn list_all(&self, prefix: &str) -> impl Stream<Item = Result<(String, i64)>> + Send + Unpin + use<C, S> {
+        self.0.list_all(prefix)
+    }
+
+    /// `SCOPE/DAY`, refused where it would be taken for another scope and day: in a table's last column the day is alone.
+    fn id(&self, scope: &str, day: Day) -> Result<String> {
+        let (table, day) = (self.family().table(), day.to_string());
         let separator = table.map_or('/', |table| table.separator);
         let id = format!("{scope}{separator}{day}");
         self.family().check_id(&id)?;
@@ -93,10 +134,10 @@ where
             Some(table) if table.keys.len() > 1 => id.splitn(table.keys.len(), separator).last(),
             _ => id.rsplit(separator).next(),
         };
-        match last == Some(day) {
+        match last == Some(day.as_str()) {
             true => Ok(id),
             false => Err(Error::invalid(format!(
-                "{}: scope {scope:?} and day {day:?}, parted by {separator:?}, cannot be told from others",
+                "{}: scope {scope:?} and day {day}, parted by {separator:?}, cannot be told from others",
                 self.family()
             ))),
         }

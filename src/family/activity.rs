@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Durability, Family, Kind};
+use serde_json::{Value, json};
+
+use super::settings::{Settings, millis};
+use super::{Durability, Family, Kind, OfKind};
 use crate::error::Result;
 use crate::family::table::Table;
 use crate::family::visit;
@@ -22,7 +25,7 @@ use crate::family::visit;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActivityFamily {
     pub(crate) family: Family,
-    pub(crate) sliding: Sliding,
+    /// Not one of its settings: each handle has its own.
     pub(crate) cache_for: Duration,
 }
 
@@ -39,6 +42,8 @@ pub enum Counting {
 }
 
 impl Counting {
+    const ALL: [Counting; 2] = [Counting::Exact, Counting::HyperLogLog];
+
     /// The standard error of a HyperLogLog as Redis makes it: 1.04 / sqrt(16384).
     pub const STANDARD_ERROR: f64 = 0.008_125;
 }
@@ -67,21 +72,47 @@ impl Sliding {
         (crc32fast::hash(page) % partitions + stripe % partitions) % partitions
     }
 
-    /// The partition, of so many, that a visit counts in.
-    pub(crate) fn home_of(&self, visit: &[u8], partitions: u32) -> u32 {
-        let (page, visitor) = visit::split(visit);
-        self.partition_of(page, self.stripe_of(visitor), partitions)
-    }
-
     pub(crate) fn layer_ms(&self) -> i64 {
         i64::try_from(self.layer.as_millis()).unwrap_or(i64::MAX)
     }
+}
 
-    /// In one line, what every process must agree on.
-    pub(crate) fn describe(&self) -> String {
+impl OfKind for Sliding {
+    fn name(&self) -> &'static str {
+        "activity"
+    }
+
+    fn scripts(&self) -> &'static [&'static str] {
+        &["activity_", "series_close", "buffered_"]
+    }
+
+    fn settings(&self) -> Value {
+        json!({
+            "layer_ms": millis(self.layer),
+            "layers": self.layers,
+            "stripes": self.stripes,
+            "visitors": format!("{:?}", self.counting),
+            "keep_minutes": self.keep_minutes,
+        })
+    }
+
+    fn describe(&self) -> String {
         let Sliding { layer, stripes, counting, keep_minutes, .. } = self;
         let kept = if *keep_minutes { "keeps minutes" } else { "keeps nothing" };
         format!("{stripes} stripes, layers of {} ms, {counting:?}, {kept}", layer.as_millis())
+    }
+
+    fn keeps_slices(&self) -> bool {
+        self.keep_minutes
+    }
+
+    fn has_expiring_keys(&self) -> bool {
+        true
+    }
+
+    fn home_of(&self, family: &Family, visit: &[u8]) -> Option<u32> {
+        let (page, visitor) = visit::split(visit);
+        Some(self.partition_of(page, self.stripe_of(visitor), family.partitions))
     }
 }
 
@@ -197,7 +228,7 @@ impl ActivityFamilyBuilder {
             return Err(family.refused("cache_for", format!("{cache_for:?} is more than a day")));
         }
         family.kind = Kind::Activity(sliding);
-        Ok(ActivityFamily { family, sliding, cache_for })
+        Ok(ActivityFamily { family, cache_for })
     }
 }
 
@@ -214,6 +245,18 @@ fn layers(family: &Family, window: Duration, layer: Duration) -> Result<u32> {
     match u32::try_from(window.as_nanos() / layer.as_nanos()) {
         Ok(layers) if layers <= Family::MAX_LAYERS => Ok(layers),
         _ => refused(format!("of {window:?} has more than {} layers of {layer:?}", Family::MAX_LAYERS)),
+    }
+}
+
+impl ActivityFamily {
+    /// The family with the settings that the database keeps.
+    pub(super) fn read(namespace: &str, name: &str, all: &Settings<'_>, own: &Settings<'_>) -> Result<Self, String> {
+        let named = |value: &Value| Counting::ALL.into_iter().find(|counting| value == &format!("{counting:?}"));
+        let layer = own.time("layer_ms")?;
+        let family = Family::activity(namespace, name).with_common(all)?.sync_after(all.time("sync_ms")?);
+        let family = family.window(layer.saturating_mul(own.small("layers")?), layer).stripes(own.small("stripes")?);
+        let family = family.visitors(own.get("visitors", named)?).keep_minutes(own.flag("keep_minutes")?);
+        family.build().map_err(|error| error.to_string())
     }
 }
 
@@ -243,12 +286,13 @@ mod tests {
 
     #[test]
     fn stripes_spread_over_the_partitions() {
-        let sliding = Family::activity("forum", "online").stripes(15).build().expect("valid").sliding;
+        let family = Family::activity("forum", "online").stripes(15).partitions(8).build().expect("valid").family;
+        let Kind::Activity(sliding) = family.kind else { panic!("{family}") };
         let homes: std::collections::BTreeSet<_> =
             (0..15).map(|stripe| sliding.partition_of(b"/", stripe, 8)).collect();
         assert_eq!(homes.len(), 8);
         let visit = visit::key("/", b"somebody");
         let stripe = sliding.stripe_of(b"somebody");
-        assert_eq!(sliding.home_of(&visit, 8), sliding.partition_of(b"/", stripe, 8));
+        assert_eq!(family.home_of(&visit), Some(sliding.partition_of(b"/", stripe, 8)));
     }
 }

@@ -2,27 +2,69 @@
 
 use std::time::Duration;
 
-use super::{Durability, Family, Kind};
+use serde_json::{Value, json};
+
+use super::settings::Settings;
+use super::{Durability, Family, Kind, OfKind};
 use crate::error::Result;
 use crate::family::table::Table;
+
+/// A [`Family`] of buffered counters.
+///
+/// ```
+/// use std::time::Duration;
+/// use counterfoil::Family;
+/// # fn main() -> counterfoil::Result<()> {
+/// let views = Family::buffered("shop-12345", "product_views")
+///     .partitions(4)
+///     .sync_after(50, Duration::from_secs(60))
+///     .build()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BufferedFamily {
+    pub(crate) family: Family,
+}
+
+/// How a buffered family counts: it has no settings but the common ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffered;
+
+impl OfKind for Buffered {
+    fn name(&self) -> &'static str {
+        "buffered"
+    }
+
+    fn scripts(&self) -> &'static [&'static str] {
+        &["buffered_"]
+    }
+
+    fn settings(&self) -> Value {
+        json!({})
+    }
+
+    fn spans_partitions(&self) -> bool {
+        true
+    }
+}
 
 impl Family {
     /// Starts the configuration of a family of buffered counters: deltas are summed in Redis and reach the database
     /// in batches. Namespace and name are of `[a-z0-9_.-]{1,64}`.
-    pub fn buffered(namespace: impl Into<String>, name: impl Into<String>) -> FamilyBuilder {
+    pub fn buffered(namespace: impl Into<String>, name: impl Into<String>) -> BufferedFamilyBuilder {
         let time = Duration::from_secs(60);
-        FamilyBuilder { family: Family::new(namespace.into(), name.into(), time, Kind::Buffered) }
+        BufferedFamilyBuilder { family: Family::new(namespace.into(), name.into(), time, Kind::Buffered(Buffered)) }
     }
 }
 
-/// A [`Family`] being configured; [`build`](Self::build) checks it.
+/// A [`BufferedFamily`] being configured; [`build`](Self::build) checks it.
 #[derive(Clone, Debug)]
 #[must_use = "a family is made by build()"]
-pub struct FamilyBuilder {
+pub struct BufferedFamilyBuilder {
     family: Family,
 }
 
-impl FamilyBuilder {
+impl BufferedFamilyBuilder {
     common_settings!();
 
     /// Lets increments go to any partition, which spreads one hot counter over all of them; a read sums over all.
@@ -56,16 +98,27 @@ impl FamilyBuilder {
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the setting.
-    pub fn build(self) -> Result<Family> {
-        let family = self.family;
+    pub fn build(self) -> Result<BufferedFamily> {
+        let BufferedFamilyBuilder { family } = self;
         family.check()?;
         family.check_sync()?;
         if family.max_pending == 0 {
             return Err(family.refused("max_pending", "0: at least 1"));
         }
-        Ok(family)
+        Ok(BufferedFamily { family })
     }
 }
+
+impl BufferedFamily {
+    /// The family with the settings that the database keeps.
+    pub(super) fn read(namespace: &str, name: &str, all: &Settings<'_>) -> Result<Self, String> {
+        let family = Family::buffered(namespace, name).with_common(all)?.wide(all.flag("wide")?);
+        let family = family.sync_after(all.number("sync_hits")?, all.time("sync_ms")?);
+        family.max_pending(all.number("max_pending")?).build().map_err(|error| error.to_string())
+    }
+}
+
+family_of_kind!(BufferedFamily);
 
 #[cfg(test)]
 mod tests {
@@ -73,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_wrong_setting_is_named() {
-        let wrong = |builder: FamilyBuilder| builder.build().expect_err("refused").to_string();
+        let wrong = |builder: BufferedFamilyBuilder| builder.build().expect_err("refused").to_string();
         let ok = || Family::buffered("shop", "views");
         assert!(wrong(Family::buffered("Shop", "views")).contains("namespace \"Shop\""));
         assert!(wrong(Family::buffered("shop", "v/iews")).contains("family \"v/iews\""));

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Durability, Family, Kind};
+use serde_json::{Value, json};
+
+use super::settings::{Settings, millis};
+use super::{Durability, Family, Kind, OfKind};
 use crate::error::Result;
 use crate::family::table::Table;
 
@@ -15,12 +18,27 @@ pub struct Stay {
     pub(crate) max: Option<i64>,
 }
 
-impl Stay {
-    /// What all processes must agree on.
-    pub(crate) fn describe(&self) -> String {
+impl OfKind for Stay {
+    fn name(&self) -> &'static str {
+        "cached"
+    }
+
+    fn scripts(&self) -> &'static [&'static str] {
+        &["cached_"]
+    }
+
+    fn settings(&self) -> Value {
+        json!({ "retain_ms": millis(self.retain), "min": self.min, "max": self.max })
+    }
+
+    fn describe(&self) -> String {
         let bounds = [("min", self.min), ("max", self.max)];
         let given = bounds.iter().filter_map(|(name, bound)| bound.map(|bound| format!("{name} {bound}")));
         given.collect::<Vec<_>>().join(", ")
+    }
+
+    fn spans_partitions(&self) -> bool {
+        true
     }
 }
 
@@ -40,7 +58,6 @@ impl Stay {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedFamily {
     pub(crate) family: Family,
-    pub(crate) stay: Stay,
 }
 
 impl Family {
@@ -121,16 +138,18 @@ impl CachedFamilyBuilder {
         {
             return Err(family.refused("min", format!("{min} is above max {max}")));
         }
-        family.kind = Kind::Cached(stay.clone());
-        Ok(CachedFamily { family, stay })
+        family.kind = Kind::Cached(stay);
+        Ok(CachedFamily { family })
     }
 }
 
 impl CachedFamily {
-    /// How its counters stay in Redis, as single steps take it.
-    #[cfg(feature = "test-hooks")]
-    pub fn stay(&self) -> &Stay {
-        &self.stay
+    /// The family with the settings that the database keeps.
+    pub(super) fn read(namespace: &str, name: &str, all: &Settings<'_>, own: &Settings<'_>) -> Result<Self, String> {
+        let family = Family::cached(namespace, name).with_common(all)?.save_after(all.time("sync_ms")?);
+        let mut family = family.retain(own.time("retain_ms")?);
+        (family.stay.min, family.stay.max) = (own.bound("min")?, own.bound("max")?);
+        family.build().map_err(|error| error.to_string())
     }
 }
 

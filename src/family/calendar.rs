@@ -2,6 +2,8 @@
 //! section 5).
 
 use std::fmt;
+use std::ops::Range;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
@@ -76,6 +78,25 @@ impl fmt::Display for Precision {
 pub struct Span {
     pub start: i64,
     pub end: i64,
+}
+
+/// The whole seconds of Unix time that a stretch of time has any part of.
+pub fn unix_seconds(range: &Range<SystemTime>) -> Range<i64> {
+    const SECOND: i128 = 1_000_000_000;
+    let nanos = |time: SystemTime| match time.duration_since(UNIX_EPOCH) {
+        Ok(since) => since.as_nanos().cast_signed(),
+        Err(before) => -before.duration().as_nanos().cast_signed(),
+    };
+    // a SystemTime has its seconds in an i64
+    let (start, end) = (nanos(range.start).div_euclid(SECOND), -(-nanos(range.end)).div_euclid(SECOND));
+    start as i64..end as i64
+}
+
+/// The time at so many seconds of Unix time.
+pub fn time_at(seconds: i64) -> SystemTime {
+    let apart = Duration::from_secs(seconds.unsigned_abs());
+    let time = if seconds < 0 { UNIX_EPOCH.checked_sub(apart) } else { UNIX_EPOCH.checked_add(apart) };
+    time.unwrap_or(UNIX_EPOCH)
 }
 
 /// Where days and months begin.
@@ -222,6 +243,14 @@ mod tests {
             let last = berlin.slice(precision, starts[39]).expect("a slice");
             assert!((last.start..last.end).contains(&AUTUMN));
         }
+    }
+
+    #[test]
+    fn a_stretch_of_time_is_rounded_to_whole_seconds_that_contain_it() {
+        let half = Duration::from_millis(500);
+        assert_eq!(unix_seconds(&(time_at(-7)..time_at(SPRING))), -7..SPRING);
+        assert_eq!(unix_seconds(&(time_at(7) + half..time_at(8) + half)), 7..9);
+        assert_eq!(unix_seconds(&(time_at(-7) - half..time_at(-7) + half)), -8..-6);
     }
 
     #[test]

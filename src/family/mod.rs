@@ -1,6 +1,7 @@
 //! A family: a named group of counters with one configuration, checked once, when it is built.
 
 pub mod calendar;
+pub mod day;
 pub mod table;
 pub mod visit;
 
@@ -22,10 +23,18 @@ macro_rules! common_settings {
             self.family.durability = durability;
             self
         }
+
+        /// With what the database keeps of every kind.
+        fn with_common(mut self, kept: &Settings<'_>) -> Result<Self, String> {
+            self.family.partitions = kept.small("partitions")?;
+            self.family.durability = kept.durability()?;
+            self.family.table = kept.table()?;
+            Ok(self)
+        }
     };
 }
 
-/// What families of all kinds but the buffered one share: they are types of their own around a [`Family`].
+/// What the families of all kinds share: they are types of their own around a [`Family`].
 macro_rules! family_of_kind {
     ($name:ident) => {
         impl $name {
@@ -54,11 +63,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
+
 pub use self::activity::{ActivityFamily, ActivityFamilyBuilder, Counting, Sliding};
-pub use self::buffered::FamilyBuilder;
+use self::buffered::Buffered;
+pub use self::buffered::{BufferedFamily, BufferedFamilyBuilder};
 pub use self::cached::{CachedFamily, CachedFamilyBuilder, Stay};
 pub use self::series::{SeriesFamily, SeriesFamilyBuilder, Window, Windows};
-pub use self::visitors::{VisitorsFamily, VisitorsFamilyBuilder};
+use self::settings::Settings;
+pub use self::visitors::{Remember, VisitorsFamily, VisitorsFamilyBuilder};
 use crate::error::{Error, Result};
 use crate::family::table::{Missing, Table};
 
@@ -93,7 +106,7 @@ pub struct Family {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// By deltas that are summed in Redis (docs/protocol.md, section 3).
-    Buffered,
+    Buffered(Buffered),
     /// By values that stay in Redis for as long as they are used (docs/protocol.md, section 4).
     Cached(Stay),
     /// In slices of time; what is kept of them goes the buffered way once they are over (docs/protocol.md, section 5).
@@ -101,7 +114,79 @@ pub(crate) enum Kind {
     /// In layers of time, with the visitors; finished minutes may be kept likewise.
     Activity(Sliding),
     /// Each visitor of an id once, who is remembered for so long; the sums go the buffered way.
-    Visitors { remember: Duration },
+    Visitors(Remember),
+}
+
+/// What a kind decides: all of it is in the file of the kind.
+pub(crate) trait OfKind {
+    /// As its scripts' names begin, and as it is kept in the database.
+    fn name(&self) -> &'static str;
+
+    /// How the names of all scripts begin that its families are used with.
+    fn scripts(&self) -> &'static [&'static str];
+
+    /// Its own settings, for the database to keep.
+    fn settings(&self) -> Value;
+
+    /// What of them all processes must agree on, in one line.
+    fn describe(&self) -> String {
+        String::new()
+    }
+
+    /// Whether it has slices that are handed on to the database once they are over.
+    fn keeps_slices(&self) -> bool {
+        false
+    }
+
+    /// Whether it counts with keys that have a time to live: windows, their names, and visitors. What is to reach the
+    /// database never has one.
+    fn has_expiring_keys(&self) -> bool {
+        false
+    }
+
+    /// Whether its script takes several partitions that lie on one node.
+    fn spans_partitions(&self) -> bool {
+        false
+    }
+
+    /// How many pairs a call carries: few enough for the script to stay below a millisecond.
+    fn pairs_a_call(&self) -> usize {
+        400
+    }
+
+    /// The partition of the family that a hit on this key counts in: an id, a series' name, or a visit. `None` for any.
+    fn home_of(&self, family: &Family, key: &[u8]) -> Option<u32> {
+        (!family.wide).then(|| family.partition_by(key))
+    }
+
+    /// The key whose partition a row's id belongs to.
+    fn key_of_row<'id>(&self, id: &'id str) -> &'id str {
+        id
+    }
+}
+
+impl Kind {
+    fn own(&self) -> &dyn OfKind {
+        match self {
+            Kind::Buffered(buffered) => buffered,
+            Kind::Cached(stay) => stay,
+            Kind::Series(windows) => &**windows,
+            Kind::Activity(sliding) => sliding,
+            Kind::Visitors(remember) => remember,
+        }
+    }
+
+    /// The family of the kind so named, with the settings that the database keeps: all of them, and those of its kind.
+    fn read(kind: &str, namespace: &str, name: &str, all: &Settings<'_>, own: &Settings<'_>) -> Result<Family, String> {
+        match kind {
+            "buffered" => BufferedFamily::read(namespace, name, all).map(|built| built.family),
+            "cached" => CachedFamily::read(namespace, name, all, own).map(|built| built.family),
+            "series" => SeriesFamily::read(namespace, name, all, own).map(|built| built.family),
+            "activity" => ActivityFamily::read(namespace, name, all, own).map(|built| built.family),
+            "visitors" => VisitorsFamily::read(namespace, name, all, own).map(|built| built.family),
+            other => Err(format!("the kind {other:?}")),
+        }
+    }
 }
 
 /// When a rotation counts as durable: the database never runs ahead of what Redis would still know after a crash
@@ -201,47 +286,46 @@ impl Family {
             ("wide", self.wide.to_string()),
             ("durability", self.durability.to_string()),
             ("table", self.table.as_ref().map_or("own".to_owned(), Table::describe)),
-            ("shape", self.shape()),
+            ("shape", self.kind.own().describe()),
         ]
     }
 
     /// The kind's name, as the scripts' names begin and as it is kept in the database.
     pub(crate) fn kind_name(&self) -> &'static str {
-        match self.kind {
-            Kind::Buffered => "buffered",
-            Kind::Cached(_) => "cached",
-            Kind::Series(_) => "series",
-            Kind::Activity(_) => "activity",
-            Kind::Visitors { .. } => "visitors",
-        }
+        self.kind.own().name()
     }
 
-    /// What beyond that its processes must agree on.
-    fn shape(&self) -> String {
-        match &self.kind {
-            Kind::Series(windows) => windows.describe(),
-            Kind::Activity(sliding) => sliding.describe(),
-            Kind::Cached(stay) => stay.describe(),
-            Kind::Buffered | Kind::Visitors { .. } => String::new(),
-        }
+    /// How the names of the scripts begin that it is used with.
+    pub(crate) fn scripts(&self) -> &'static [&'static str] {
+        self.kind.own().scripts()
     }
 
     /// Whether it has slices that are handed on to the database once they are over.
     pub(crate) fn keeps_slices(&self) -> bool {
+        self.kind.own().keeps_slices()
+    }
+
+    /// Whether it counts with keys that have a time to live.
+    pub(crate) fn has_expiring_keys(&self) -> bool {
+        self.kind.own().has_expiring_keys()
+    }
+
+    /// How its counters stay in Redis, if it is a cached one.
+    pub(crate) fn stay(&self) -> Option<&Stay> {
         match &self.kind {
-            Kind::Series(windows) => windows.kept().next().is_some(),
-            Kind::Activity(sliding) => sliding.keep_minutes,
-            Kind::Buffered | Kind::Cached(_) | Kind::Visitors { .. } => false,
+            Kind::Cached(stay) => Some(stay),
+            _ => None,
         }
     }
 
-    /// Whether it counts with keys that have a time to live: windows, their names, and visitors. What is to reach the
-    /// database never has one.
-    pub(crate) fn has_expiring_keys(&self) -> bool {
-        match &self.kind {
-            Kind::Series(_) | Kind::Activity(_) | Kind::Visitors { .. } => true,
-            Kind::Buffered | Kind::Cached(_) => false,
-        }
+    /// Whether it is of cached counters: all other kinds go the buffered way.
+    pub(crate) fn is_cached(&self) -> bool {
+        self.stay().is_some()
+    }
+
+    /// The error for who takes it for another kind.
+    pub(crate) fn is_not(&self, kind: &str) -> Error {
+        Error::invalid(format!("{self}: is of the kind {}, not {kind}", self.kind_name()))
     }
 
     /// Whether a counter without a row gets one.
@@ -309,28 +393,19 @@ impl Family {
         u64::try_from(total).is_ok_and(|total| total == hits || total >= self.sync_hits)
     }
 
-    /// How many pairs a call carries: few enough for the script to stay below a millisecond.
+    /// How many pairs a call carries.
     pub(crate) fn pairs_a_call(&self) -> usize {
-        match &self.kind {
-            // a pair is counted once for each precision, and once more where that is kept
-            Kind::Series(windows) => (700 / (windows.windows.len() + windows.kept().count())).clamp(1, 100),
-            _ => 400,
-        }
+        self.kind.own().pairs_a_call()
     }
 
     /// Whether its script takes several partitions that lie on one node.
     pub(crate) fn spans_partitions(&self) -> bool {
-        matches!(self.kind, Kind::Buffered | Kind::Cached(_))
+        self.kind.own().spans_partitions()
     }
 
     /// The partition that a hit on this key counts in: an id, a series' name, or a visit. `None` for any.
     pub(crate) fn home_of(&self, key: &[u8]) -> Option<u32> {
-        match &self.kind {
-            Kind::Activity(sliding) => Some(sliding.home_of(key, self.partitions)),
-            Kind::Visitors { .. } => Some(self.partition_by(visit::split(key).0)),
-            _ if self.wide => None,
-            _ => Some(self.partition_by(key)),
-        }
+        self.kind.own().home_of(self, key)
     }
 
     /// The partitions in which a row's id may have anything pending.
@@ -338,10 +413,7 @@ impl Family {
         if self.wide {
             return 0..self.partitions;
         }
-        let own = match &self.kind {
-            Kind::Series(windows) => self.partition_of(windows.name_of(id)),
-            _ => self.partition_of(id),
-        };
+        let own = self.partition_of(self.kind.own().key_of_row(id));
         own..own + 1
     }
 }
@@ -412,13 +484,13 @@ mod tests {
     fn partition_is_the_ieee_crc32() {
         // the check value of CRC-32/ISO-HDLC
         assert_eq!(crc32fast::hash(b"123456789"), 0xcbf4_3926);
-        let family = Family::buffered("shop", "views").partitions(16).build().expect("valid");
+        let family = Family::buffered("shop", "views").partitions(16).build().expect("valid").family;
         assert_eq!(family.partition_of("123456789"), 0xcbf4_3926 % 16);
     }
 
     #[test]
     fn an_id_has_1_to_255_bytes() {
-        let family = Family::buffered("shop", "views").build().expect("valid");
+        let family = Family::buffered("shop", "views").build().expect("valid").family;
         assert!(family.check_id("").is_err());
         assert!(family.check_id(&"é".repeat(128)).is_err());
         assert!(family.check_id(&"e".repeat(255)).is_ok());

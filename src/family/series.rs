@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Durability, Family, Kind};
+use serde_json::{Value, json};
+
+use super::settings::{self, Settings};
+use super::{Durability, Family, Kind, OfKind};
 use crate::error::{Error, Result};
 use crate::family::calendar::{Calendar, Precision};
 use crate::family::table::Table;
@@ -23,7 +26,6 @@ use crate::family::table::Table;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeriesFamily {
     pub(crate) family: Family,
-    pub(crate) windows: Arc<Windows>,
 }
 
 /// What of a series is in Redis, and what of it is kept.
@@ -60,19 +62,51 @@ impl Windows {
             None => format!("{slice}/"),
         }
     }
+}
 
-    /// The series that a kept id belongs to.
-    pub(crate) fn name_of<'id>(&self, kept: &'id str) -> &'id str {
-        let before = if self.kept().nth(1).is_some() { 2 } else { 1 };
-        kept.splitn(before + 1, '/').nth(before).unwrap_or(kept)
+impl OfKind for Windows {
+    fn name(&self) -> &'static str {
+        "series"
     }
 
-    /// In one line, what every process must agree on: where slices begin that are no multiples, and what is kept.
-    pub(crate) fn describe(&self) -> String {
+    fn scripts(&self) -> &'static [&'static str] {
+        &["series_", "buffered_"]
+    }
+
+    fn settings(&self) -> Value {
+        let each = |window: &Window| json!([window.precision.to_string(), window.slices]);
+        json!({
+            "windows": self.windows.iter().map(each).collect::<Vec<_>>(),
+            "keep": self.kept().map(|window| window.precision.to_string()).collect::<Vec<_>>(),
+            "time_zone": self.calendar.name(),
+        })
+    }
+
+    /// Where slices begin that are no multiples, and what is kept.
+    fn describe(&self) -> String {
         let labels: Vec<_> = self.kept().map(|window| window.precision.to_string()).collect();
         let is_local = |window: &Window| !matches!(window.precision, Precision::Seconds(_));
         let zone = if self.windows.iter().any(is_local) { self.calendar.name() } else { "" };
         format!("keeps {:?} zone {zone:?}", labels.join(" "))
+    }
+
+    fn keeps_slices(&self) -> bool {
+        self.kept().next().is_some()
+    }
+
+    fn has_expiring_keys(&self) -> bool {
+        true
+    }
+
+    /// A pair is counted once for each precision, and once more where that is kept.
+    fn pairs_a_call(&self) -> usize {
+        (700 / (self.windows.len() + self.kept().count())).clamp(1, 100)
+    }
+
+    /// The series that a kept id belongs to.
+    fn key_of_row<'id>(&self, kept: &'id str) -> &'id str {
+        let before = if self.kept().nth(1).is_some() { 2 } else { 1 };
+        kept.splitn(before + 1, '/').nth(before).unwrap_or(kept)
     }
 }
 
@@ -187,17 +221,19 @@ impl SeriesFamilyBuilder {
             window.ok_or_else(absent)?.kept = true;
         }
         family.check_slices_table(windows.kept().next().is_some())?;
-        let windows = Arc::new(windows);
-        family.kind = Kind::Series(windows.clone());
-        Ok(SeriesFamily { family, windows })
+        family.kind = Kind::Series(Arc::new(windows));
+        Ok(SeriesFamily { family })
     }
 }
 
 impl SeriesFamily {
-    /// Its windows, as single steps take them.
-    #[cfg(feature = "test-hooks")]
-    pub fn windows(&self) -> &Windows {
-        &self.windows
+    /// The family with the settings that the database keeps.
+    pub(super) fn read(namespace: &str, name: &str, all: &Settings<'_>, own: &Settings<'_>) -> Result<Self, String> {
+        let precision = |value: &Value| Precision::named(value.as_str()?);
+        let window = |value: &Value| Some((precision(&value[0])?, settings::small(&value[1])?));
+        let family = Family::series(namespace, name).with_common(all)?.sync_after(all.time("sync_ms")?);
+        let family = family.windows(own.list("windows", window)?).keep(own.list("keep", precision)?);
+        family.time_zone(own.text("time_zone")?).build().map_err(|error| error.to_string())
     }
 }
 
@@ -229,12 +265,13 @@ mod tests {
     fn a_kept_id_names_the_precision_where_several_are_kept() {
         let built = |keep: &[Precision]| {
             let built = Family::series("shop", "hits").keep(keep.iter().copied()).build().expect("valid");
-            built.windows
+            let Kind::Series(windows) = built.family.kind else { panic!("{built}") };
+            windows
         };
         let (one, two) = (built(&[Precision::Day]), built(&[Precision::Day, Precision::MINUTE]));
         assert_eq!(one.kept_as(Precision::Day, "2014-09-08"), "2014-09-08/");
         assert_eq!(two.kept_as(Precision::MINUTE, "*"), "60s/*/");
-        assert_eq!(one.name_of("2014-09-08/a/b"), "a/b");
-        assert_eq!(two.name_of("60s/1410134400/a/b"), "a/b");
+        assert_eq!(one.key_of_row("2014-09-08/a/b"), "a/b");
+        assert_eq!(two.key_of_row("60s/1410134400/a/b"), "a/b");
     }
 }

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::{Counting, Durability, Family, Kind};
+use super::{Durability, Family, Kind};
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::calendar::Precision;
 use crate::family::table::{KeyType, Missing, Table};
 
 /// Higher where a setting was added or means something else.
@@ -28,27 +27,7 @@ impl Family {
             "sync_ms": millis(self.sync_time),
             "max_pending": self.max_pending,
         });
-        settings["of_kind"] = match &self.kind {
-            Kind::Buffered => json!({}),
-            Kind::Cached(stay) => json!({ "retain_ms": millis(stay.retain), "min": stay.min, "max": stay.max }),
-            Kind::Series(windows) => {
-                let each = |window: &super::Window| json!([window.precision.to_string(), window.slices]);
-                let kept = windows.kept().map(|window| window.precision.to_string());
-                json!({
-                    "windows": windows.windows.iter().map(each).collect::<Vec<_>>(),
-                    "keep": kept.collect::<Vec<_>>(),
-                    "time_zone": windows.calendar.name(),
-                })
-            }
-            Kind::Activity(sliding) => json!({
-                "layer_ms": millis(sliding.layer),
-                "layers": sliding.layers,
-                "stripes": sliding.stripes,
-                "visitors": format!("{:?}", sliding.counting),
-                "keep_minutes": sliding.keep_minutes,
-            }),
-            Kind::Visitors { remember } => json!({ "remember_ms": millis(*remember) }),
-        };
+        settings["of_kind"] = self.kind.own().settings();
         settings.to_string()
     }
 
@@ -82,61 +61,12 @@ fn parse(namespace: &str, name: &str, settings: &str) -> Result<Family, String> 
         FORMAT => {}
         other => return Err(format!("they have the format {other}, and this version reads {FORMAT}")),
     }
-    let more = all.get("of_kind", |value| Settings::of(value, "of_kind").ok())?;
-    let (partitions, durability, table) = (all.small("partitions")?, all.durability()?, all.table()?);
-    let sync_time = all.time("sync_ms")?;
-    /// The settings of every kind.
-    macro_rules! common {
-        ($builder:expr) => {{
-            let builder = $builder.partitions(partitions).durability(durability);
-            match table {
-                Some(table) => builder.table(table),
-                None => builder,
-            }
-        }};
-    }
-    let built = match all.text("kind")? {
-        "buffered" => common!(Family::buffered(namespace, name))
-            .wide(all.flag("wide")?)
-            .sync_after(all.number("sync_hits")?, sync_time)
-            .max_pending(all.number("max_pending")?)
-            .build(),
-        "cached" => {
-            let mut family = common!(Family::cached(namespace, name)).save_after(sync_time);
-            family = family.retain(more.time("retain_ms")?);
-            family = more.bound("min")?.into_iter().fold(family, |family, min| family.min(min));
-            more.bound("max")?.into_iter().fold(family, |family, max| family.max(max)).build().map(|built| built.family)
-        }
-        "series" => common!(Family::series(namespace, name))
-            .windows(more.list("windows", |window| Some((precision(&window[0])?, small(&window[1])?)))?)
-            .keep(more.list("keep", precision)?)
-            .time_zone(more.text("time_zone")?)
-            .sync_after(sync_time)
-            .build()
-            .map(|built| built.family),
-        "activity" => {
-            let layer = more.time("layer_ms")?;
-            common!(Family::activity(namespace, name))
-                .window(layer.saturating_mul(more.small("layers")?), layer)
-                .stripes(more.small("stripes")?)
-                .visitors(more.get("visitors", counting)?)
-                .keep_minutes(more.flag("keep_minutes")?)
-                .sync_after(sync_time)
-                .build()
-                .map(|built| built.family)
-        }
-        "visitors" => common!(Family::visitors(namespace, name))
-            .remember(more.time("remember_ms")?)
-            .sync_after(all.number("sync_hits")?, sync_time)
-            .build()
-            .map(|built| built.family),
-        other => return Err(format!("the kind {other:?}")),
-    };
-    built.map_err(|error| error.to_string())
+    let own = all.get("of_kind", |value| Settings::of(value, "of_kind").ok())?;
+    Kind::read(all.text("kind")?, namespace, name, &all, &own)
 }
 
 /// An object of named settings.
-struct Settings<'a>(&'a Map<String, Value>);
+pub(super) struct Settings<'a>(&'a Map<String, Value>);
 
 impl<'a> Settings<'a> {
     fn of(value: &'a Value, what: &str) -> Result<Self, String> {
@@ -144,45 +74,45 @@ impl<'a> Settings<'a> {
     }
 
     /// The setting, if it is there and of the type wanted.
-    fn get<T>(&self, name: &str, wanted: impl FnOnce(&'a Value) -> Option<T>) -> Result<T, String> {
+    pub(super) fn get<T>(&self, name: &str, wanted: impl FnOnce(&'a Value) -> Option<T>) -> Result<T, String> {
         let value = self.0.get(name).ok_or_else(|| format!("{name} is not there"))?;
         wanted(value).ok_or_else(|| format!("{name} is {value}"))
     }
 
-    fn number(&self, name: &str) -> Result<u64, String> {
+    pub(super) fn number(&self, name: &str) -> Result<u64, String> {
         self.get(name, Value::as_u64)
     }
 
-    fn small(&self, name: &str) -> Result<u32, String> {
+    pub(super) fn small(&self, name: &str) -> Result<u32, String> {
         self.get(name, small)
     }
 
-    fn text(&self, name: &str) -> Result<&'a str, String> {
+    pub(super) fn text(&self, name: &str) -> Result<&'a str, String> {
         self.get(name, Value::as_str)
     }
 
-    fn flag(&self, name: &str) -> Result<bool, String> {
+    pub(super) fn flag(&self, name: &str) -> Result<bool, String> {
         self.get(name, Value::as_bool)
     }
 
-    fn time(&self, name: &str) -> Result<Duration, String> {
+    pub(super) fn time(&self, name: &str) -> Result<Duration, String> {
         self.number(name).map(Duration::from_millis)
     }
 
-    fn bound(&self, name: &str) -> Result<Option<i64>, String> {
+    pub(super) fn bound(&self, name: &str) -> Result<Option<i64>, String> {
         self.get(name, |value| if value.is_null() { Some(None) } else { value.as_i64().map(Some) })
     }
 
-    fn list<T>(&self, name: &str, each: impl FnMut(&'a Value) -> Option<T>) -> Result<Vec<T>, String> {
+    pub(super) fn list<T>(&self, name: &str, each: impl FnMut(&'a Value) -> Option<T>) -> Result<Vec<T>, String> {
         self.get(name, |value| value.as_array()?.iter().map(each).collect())
     }
 
-    fn durability(&self) -> Result<Durability, String> {
+    pub(super) fn durability(&self) -> Result<Durability, String> {
         let settle = self.time("settle_ms")?;
         Ok(if settle.is_zero() { Durability::Immediate } else { Durability::Settle(settle) })
     }
 
-    fn table(&self) -> Result<Option<Table>, String> {
+    pub(super) fn table(&self) -> Result<Option<Table>, String> {
         let table = self.get("table", Some)?;
         if table.is_null() {
             return Ok(None);
@@ -197,27 +127,21 @@ impl<'a> Settings<'a> {
     }
 }
 
-fn small(value: &Value) -> Option<u32> {
+pub(super) fn small(value: &Value) -> Option<u32> {
     value.as_u64()?.try_into().ok()
 }
 
-fn precision(value: &Value) -> Option<Precision> {
-    Precision::named(value.as_str()?)
-}
-
-fn counting(value: &Value) -> Option<Counting> {
-    [Counting::Exact, Counting::HyperLogLog].into_iter().find(|counting| value == &format!("{counting:?}"))
-}
-
-fn millis(time: Duration) -> u64 {
+pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::family::Counting;
+    use crate::family::calendar::Precision;
 
-    fn table() -> Table {
+    pub(super) fn table() -> Table {
         Table::update("shop.day").key("store", KeyType::Unsigned).key("id", KeyType::Uuid).value("n")
     }
 
@@ -225,13 +149,24 @@ mod tests {
     fn settings_bring_every_kind_back() {
         let (second, settle) = (Duration::from_secs(1), Durability::Settle(Duration::from_millis(70)));
         let families = [
-            Family::buffered("a", "b").build(),
-            Family::buffered("a", "b").partitions(9).durability(settle).wide(true).max_pending(7).build(),
-            Family::buffered("a", "b").durability(Durability::Immediate).table(table().separator('|')).build(),
+            Family::buffered("a", "b").build().map(|built| built.family),
+            Family::buffered("a", "b")
+                .partitions(9)
+                .durability(settle)
+                .wide(true)
+                .max_pending(7)
+                .build()
+                .map(|built| built.family),
+            Family::buffered("a", "b")
+                .durability(Durability::Immediate)
+                .table(table().separator('|'))
+                .build()
+                .map(|built| built.family),
             Family::buffered("a", "b")
                 .sync_after(3, second)
                 .table(Table::upsert("t").key("k", KeyType::Text).value("v"))
-                .build(),
+                .build()
+                .map(|built| built.family),
             Family::cached("a", "b").build().map(|built| built.family),
             Family::cached("a", "b")
                 .min(-5)

@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
-use super::{Durability, Family, Kind};
+use serde_json::{Value, json};
+
+use super::settings::{Settings, millis};
+use super::{Durability, Family, Kind, OfKind};
 use crate::error::Result;
 use crate::family::table::Table;
+use crate::family::visit;
 
 /// A [`Family`] of unique visitors: of a shop on a day, say. Each visitor counts once.
 ///
@@ -20,16 +24,40 @@ pub struct VisitorsFamily {
     pub(crate) family: Family,
 }
 
+/// How long visitors are remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remember(pub(crate) Duration);
+
+impl OfKind for Remember {
+    fn name(&self) -> &'static str {
+        "visitors"
+    }
+
+    fn scripts(&self) -> &'static [&'static str] {
+        &["visitors_", "buffered_"]
+    }
+
+    fn settings(&self) -> Value {
+        json!({ "remember_ms": millis(self.0) })
+    }
+
+    fn has_expiring_keys(&self) -> bool {
+        true
+    }
+
+    fn home_of(&self, family: &Family, visit: &[u8]) -> Option<u32> {
+        Some(family.partition_by(visit::split(visit).0))
+    }
+}
+
 impl Family {
     /// Starts the configuration of a family that counts the visitors of a scope and day, each once: a buffered family
     /// whose ids are `SCOPE/DAY` (docs/protocol.md, sections 3 and 5). Namespace and name are of `[a-z0-9_.-]{1,64}`.
     pub fn visitors(namespace: impl Into<String>, name: impl Into<String>) -> VisitorsFamilyBuilder {
         let remember = Duration::from_secs(3 * 86_400);
-        let kind = Kind::Visitors { remember };
-        VisitorsFamilyBuilder {
-            family: Family::new(namespace.into(), name.into(), Duration::from_secs(60), kind),
-            remember,
-        }
+        let kind = Kind::Visitors(Remember(remember));
+        let family = Family::new(namespace.into(), name.into(), Duration::from_secs(60), kind);
+        VisitorsFamilyBuilder { family, remember }
     }
 }
 
@@ -49,7 +77,7 @@ impl VisitorsFamilyBuilder {
         self
     }
 
-    /// As for [a buffered family](super::FamilyBuilder::sync_after); hits are new visitors here.
+    /// As for [a buffered family](super::BufferedFamilyBuilder::sync_after); hits are new visitors here.
     pub fn sync_after(mut self, visitors: u64, time: Duration) -> Self {
         (self.family.sync_hits, self.family.sync_time) = (visitors, time);
         self
@@ -75,8 +103,17 @@ impl VisitorsFamilyBuilder {
         if !(Duration::from_secs(1)..=year).contains(&remember) {
             return Err(family.refused("remember", format!("{remember:?} is not 1 s to 365 days")));
         }
-        family.kind = Kind::Visitors { remember };
+        family.kind = Kind::Visitors(Remember(remember));
         Ok(VisitorsFamily { family })
+    }
+}
+
+impl VisitorsFamily {
+    /// The family with the settings that the database keeps.
+    pub(super) fn read(namespace: &str, name: &str, all: &Settings<'_>, own: &Settings<'_>) -> Result<Self, String> {
+        let family = Family::visitors(namespace, name).with_common(all)?.remember(own.time("remember_ms")?);
+        let family = family.sync_after(all.number("sync_hits")?, all.time("sync_ms")?);
+        family.build().map_err(|error| error.to_string())
     }
 }
 

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::connection::backoff::{Backoff, GRACE, pause_unless_stopped, unless_stopped, wait_out};
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::{Family, Kind, Stay};
+use crate::family::{Family, Stay};
 use crate::metrics;
 use crate::scripts::bundle;
 use crate::scripts::cached::{Claim, Deleted, Marked, Rebased, any_cached};
@@ -104,7 +104,7 @@ where
 {
     /// For this family, if it is a cached one; without leases.
     pub fn new(shared: Arc<Shared<C, S>>, redis: C, opened: Arc<Opened>) -> Option<Self> {
-        let Kind::Cached(stay) = opened.family.kind.clone() else { return None };
+        let stay = opened.family.stay()?.clone();
         Some(Saver { shared, redis, opened, stay, lease: Duration::ZERO, max_rows: 50_000 })
     }
 

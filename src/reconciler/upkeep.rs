@@ -7,7 +7,7 @@ use redis::aio::ConnectionLike;
 
 use crate::connection::topology::Topology;
 use crate::error::Result;
-use crate::family::{Family, Kind};
+use crate::family::Family;
 use crate::metrics;
 use crate::scripts::bundle;
 use crate::scripts::partition::Partition;
@@ -89,9 +89,9 @@ where
 /// The keys of which one is there where something waits for the database.
 fn used_keys<C>(family: &Family, partition: &Partition<C>) -> Vec<String> {
     let keys = &partition.keys;
-    match family.kind {
-        Kind::Cached(_) => vec![keys.agenda()],
-        _ if family.keeps_slices() => vec![keys.buffer(), keys.batch(), keys.agenda()],
+    match (family.is_cached(), family.keeps_slices()) {
+        (true, _) => vec![keys.agenda()],
+        (_, true) => vec![keys.buffer(), keys.batch(), keys.agenda()],
         _ => vec![keys.buffer(), keys.batch()],
     }
 }

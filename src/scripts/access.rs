@@ -7,7 +7,7 @@ use futures_util::future::{join, join_all};
 use redis::aio::ConnectionLike;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::{Family, Kind};
+use crate::family::Family;
 use crate::finding::{Finding, Severity};
 use crate::scripts::bundle::{self, Script};
 use crate::scripts::keys::Keys;
@@ -126,14 +126,8 @@ where
 
 /// The commands of the scripts that families of this kind are used with, and those that the crate sends itself.
 fn commands_of(family: &Family) -> BTreeSet<&'static str> {
-    let names: &[&str] = match family.kind {
-        Kind::Buffered => &["buffered_"],
-        Kind::Cached(_) => &["cached_"],
-        Kind::Series(_) => &["series_", "buffered_"],
-        Kind::Activity(_) => &["activity_", "series_close", "buffered_"],
-        Kind::Visitors { .. } => &["visitors_", "buffered_"],
-    };
-    let is_used = |script: &&Script| names.iter().chain(&["family_"]).any(|name| script.name.starts_with(name));
+    let is_used =
+        |script: &&Script| family.scripts().iter().chain(&["family_"]).any(|name| script.name.starts_with(name));
     Script::all().filter(is_used).flat_map(Script::commands).chain(OWN).collect()
 }
 

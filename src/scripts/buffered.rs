@@ -19,6 +19,7 @@ use crate::testing::ablation::{self, Guard};
 
 /// What became of one pair of an add.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 #[must_use = "a hit that was refused is not counted"]
 pub enum Added {
     /// It is counted, and will be in the database. `pending` is what the id's partition holds in its buffer for it
@@ -35,9 +36,10 @@ pub enum Added {
 
 /// What became of a request to add once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 #[must_use = "a hit that was refused is not counted"]
 pub enum AddedOnce {
-    /// Counted now, with the pending value as an [`add`](crate::Counters::add) returns it.
+    /// Counted now, with the pending value as an [`add`](crate::BufferedCounters::add) returns it.
     Counted {
         /// The sum of the deltas that are not yet on their way to the database.
         pending: i64,

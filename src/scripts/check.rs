@@ -153,7 +153,7 @@ fn persistence(aof: bool, fsync: Option<&str>, save: Option<&str>, families: &[F
             Some(Finding::new(Severity::Error, subject, message, advice))
         }
         (false, _) => {
-            let visitors = families.iter().find(|family| matches!(family.kind, Kind::Visitors { .. }));
+            let visitors = families.iter().find(|family| matches!(family.kind, Kind::Visitors(_)));
             if let Some(family) = visitors {
                 let message =
                     format!("without persistence a crash of Redis forgets who was there: {family} counts them again");

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::connection::backoff::Backoff;
 use crate::connection::link;
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::{Family, Kind};
+use crate::family::{Family, Kind, Remember};
 use crate::metrics;
 use crate::scripts::bundle;
 use crate::scripts::fence::{Caller, Fence};
@@ -216,7 +216,7 @@ where
     let (one, clock) = (&partitions[0], &queue.opened.clock);
     let deltas = || parts[0].pairs.iter().map(|(id, change)| (*id, change.amount()));
     match &family.kind {
-        Kind::Buffered => Partition::add_to(family, fence, &parts).await,
+        Kind::Buffered(_) => Partition::add_to(family, fence, &parts).await,
         Kind::Cached(stay) => {
             let seeds = shares.iter().zip(&partitions);
             let seeds = seeds.map(|(share, partition)| (partition, group.seeds_of(share.partition)));
@@ -225,7 +225,7 @@ where
         }
         Kind::Series(windows) => one.add_to_series(windows, clock, fence, deltas()).await,
         Kind::Activity(sliding) => one.touch(sliding, clock, fence, deltas()).await,
-        Kind::Visitors { remember } => {
+        Kind::Visitors(Remember(remember)) => {
             one.first_visits(family, *remember, fence, parts[0].pairs.iter().map(|(visit, _)| *visit)).await
         }
     }

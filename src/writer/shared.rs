@@ -9,7 +9,7 @@ use redis::aio::ConnectionLike;
 
 use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::{Family, Kind};
+use crate::family::Family;
 use crate::scripts::access;
 use crate::scripts::check;
 use crate::scripts::partition::Partition;
@@ -91,8 +91,7 @@ where
 
     fn take_in_use(&self, families: &mut Families<C>, opened: Opened) -> Result<InUse<C>> {
         let (number, opened) = (opened.number, Arc::new(opened));
-        let is_cached = matches!(opened.family.kind, Kind::Cached(_));
-        crate::metrics::begin_family(&opened.label, is_cached);
+        crate::metrics::begin_family(&opened.label, opened.family.is_cached());
         let (topology, work, closed) = (self.topology.clone(), self.work.clone(), self.closed.clone());
         let writer = Writer::new(self.redis.clone(), opened.clone(), topology, work, closed)?;
         let both = (opened, Arc::new(writer));

@@ -32,7 +32,7 @@ async fn every_kind_counts_without_mysql() {
 async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
     let Plain { redis: _redis, counterfoil } = Plain::new().await;
     let votes = Family::cached("test", "votes").durability(Durability::Immediate).table(items()).build().unwrap();
-    let votes = counterfoil.open_cached(votes).await.unwrap();
+    let votes = counterfoil.open(votes).await.unwrap();
     assert_eq!(votes.incr("7", 1).await.unwrap(), Changed::NoRow);
     counterfoil.store().set(votes.family(), "7", 40);
     assert_eq!(votes.incr("7", 1).await.unwrap(), Changed::Counted { value: 41 });
@@ -58,11 +58,11 @@ async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
 #[tokio::test]
 async fn a_batch_is_applied_once_and_what_no_row_takes_is_rejected() {
     let store = counterfoil::MemoryStore::new();
-    let family = family("views").build().unwrap();
+    let family = family("views").build().unwrap().family().clone();
     let number = store.register(&family).await.unwrap();
     assert_eq!(store.clone().register(&family).await.unwrap(), number, "a clone is the same database");
     let other = crate::support::family("views").partitions(8).build().unwrap();
-    assert_eq!(store.register(&other).await.unwrap_err().kind(), ErrorKind::Mismatch);
+    assert_eq!(store.register(other.family()).await.unwrap_err().kind(), ErrorKind::Mismatch);
 
     let family = Arc::new(Registered { family, number });
     let deltas = vec![("a".to_owned(), 2), ("full".to_owned(), 1)];

@@ -1,11 +1,11 @@
 //! Families that a process serves or changes without having opened them: what the database knows of them.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use crate::support::{Pair, counted, eventually, family, pause};
+use crate::support::{Pair, counted, day, eventually, family, pause};
 use counterfoil::{
     CachedFamily, Counterfoil, Counting, Durability, ErrorKind, Family, KeyType, MysqlStore, Precision, SeriesFamily,
-    Table,
+    Table, Visited,
 };
 use redis::aio::ConnectionManager;
 
@@ -39,22 +39,22 @@ async fn a_process_that_opened_nothing_serves_all_kinds() {
     let views = pair.counterfoil.open(family("views").wide(true).build().unwrap()).await.unwrap();
     let table = Table::update("item").key("id", KeyType::Signed).value("n");
     let votes = Family::cached("test", "votes").durability(now).save_after(MOMENT).max(2).table(table).build().unwrap();
-    let votes = pair.counterfoil.open_cached(votes).await.unwrap();
+    let votes = pair.counterfoil.open(votes).await.unwrap();
     let hits = Family::series("test", "hits").windows([(Precision::SECOND, 9), (Precision::Day, 3)]);
     let hits = hits.keep([Precision::SECOND]).durability(now).sync_after(MOMENT).time_zone("Europe/Berlin");
-    let hits = pair.counterfoil.open_series(hits.build().unwrap()).await.unwrap();
+    let hits = pair.counterfoil.open(hits.build().unwrap()).await.unwrap();
     let online = Family::activity("test", "online").durability(now).keep_minutes(true).stripes(3);
     let online = online.visitors(Counting::HyperLogLog).build().unwrap();
-    let online = pair.counterfoil.open_activity(online).await.unwrap();
+    let online = pair.counterfoil.open(online).await.unwrap();
     let visitors = Family::visitors("test", "visitors").durability(now).build().unwrap();
-    let visitors = pair.counterfoil.open_visitors(visitors).await.unwrap();
+    let visitors = pair.counterfoil.open(visitors).await.unwrap();
     for number in 0..3 {
         let _ = gone.add("1", 1).await.unwrap();
         let _ = views.add("page", 1).await.unwrap();
         let _ = votes.incr("1", 1).await.unwrap();
-        hits.add("page", 1).await.unwrap();
+        let _ = hits.add("page", 1).await.unwrap();
         online.touch("page", "visitor").await.unwrap();
-        visitors.first_visit("shop", "2014-09-20", format!("visitor {number}")).await.unwrap();
+        let _ = visitors.first_visit("shop", day("2014-09-20"), format!("visitor {number}")).await.unwrap();
     }
     pair.sql("DROP TABLE gone").await;
 
@@ -75,8 +75,9 @@ async fn a_process_that_opened_nothing_serves_all_kinds() {
 #[tokio::test]
 async fn families_that_come_later_or_change_are_served_and_an_open_one_keeps_its_settings() {
     let pair = Pair::new().await;
-    let opened =
-        async |builder: counterfoil::FamilyBuilder| pair.counterfoil.open(builder.build().unwrap()).await.unwrap();
+    let opened = async |builder: counterfoil::BufferedFamilyBuilder| {
+        pair.counterfoil.open(builder.build().unwrap()).await.unwrap()
+    };
     let other = another(&pair).await;
     let _own = other.open(family("own").sync_after(1000, MOMENT).build().unwrap()).await.unwrap();
     let own = opened(family("own").sync_after(1000, HOUR)).await;
@@ -115,11 +116,11 @@ async fn partitions_change_once_nothing_is_pending() {
         assert_eq!(counted(before.add(id, 1).await.unwrap()), 1);
     }
     let operator = another(&pair).await;
-    let error = operator.reconfigure(&of_16).await.unwrap_err();
+    let error = operator.reconfigure(of_16.family()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
     let _ = before.add("page/0", 1).await.unwrap();
     pair.counterfoil.drain().await.unwrap();
-    operator.reconfigure(&of_16).await.unwrap();
+    operator.reconfigure(of_16.family()).await.unwrap();
     // who still has the old number is refused, by Redis and by the database, and does not put it back
     let error = before.add("page/0", 1).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
@@ -136,7 +137,7 @@ async fn partitions_change_once_nothing_is_pending() {
     assert_eq!(stored(&pair, "views").await, 81);
     assert_eq!(after.get("page/0").await.unwrap(), 3);
     // and back
-    operator.reconfigure(&of_4).await.unwrap();
+    operator.reconfigure(of_4.family()).await.unwrap();
     assert_eq!(after.add("page/0", 1).await.unwrap_err().kind(), ErrorKind::Mismatch);
     assert_eq!(counted(before.add("page/0", 1).await.unwrap()), 1);
 }
@@ -154,7 +155,7 @@ async fn cached_counters_follow_their_partitions() {
             pair.counterfoil.drain().await.unwrap();
             pair.counterfoil.reconfigure(votes.family()).await.unwrap();
         }
-        let votes = pair.counterfoil.open_cached(votes).await.unwrap();
+        let votes = pair.counterfoil.open(votes).await.unwrap();
         for id in &ids {
             assert_eq!(votes.incr(id, 1).await.unwrap().counted(), Some(value), "{id}");
         }
@@ -164,32 +165,33 @@ async fn cached_counters_follow_their_partitions() {
 #[tokio::test]
 async fn durability_and_bounds_change_at_any_time_and_nothing_else_does() {
     let pair = Pair::new().await;
-    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let at_once = family("views").build().unwrap();
+    let views = pair.counterfoil.open(at_once.clone()).await.unwrap();
     let _ = views.add("page", 1).await.unwrap();
     let settling = family("views").durability(Durability::Settle(MOMENT)).build().unwrap();
-    pair.counterfoil.reconfigure(&settling).await.unwrap();
-    assert_eq!(pair.counterfoil.open(views.family().clone()).await.unwrap_err().kind(), ErrorKind::Mismatch);
+    pair.counterfoil.reconfigure(settling.family()).await.unwrap();
+    assert_eq!(pair.counterfoil.open(at_once).await.unwrap_err().kind(), ErrorKind::Mismatch);
     let views = pair.counterfoil.open(settling).await.unwrap();
     pair.counterfoil.drain().await.unwrap();
     assert_eq!(views.stored(&["page"]).await.unwrap(), [Some(1)]);
 
     let bounded: CachedFamily = votes().min(0).build().unwrap();
-    let _votes = pair.counterfoil.open_cached(bounded).await.unwrap();
+    let _votes = pair.counterfoil.open(bounded).await.unwrap();
     let wider = votes().min(-2).build().unwrap();
-    assert_eq!(pair.counterfoil.open_cached(wider.clone()).await.unwrap_err().kind(), ErrorKind::Mismatch);
+    assert_eq!(pair.counterfoil.open(wider.clone()).await.unwrap_err().kind(), ErrorKind::Mismatch);
     pair.counterfoil.reconfigure(wider.family()).await.unwrap();
-    let votes = pair.counterfoil.open_cached(wider).await.unwrap();
+    let votes = pair.counterfoil.open(wider).await.unwrap();
     assert_eq!(votes.incr("item", -1).await.unwrap().counted(), Some(-1));
 
     let hits = |partitions| -> SeriesFamily { Family::series("test", "hits").partitions(partitions).build().unwrap() };
-    let _hits = pair.counterfoil.open_series(hits(4)).await.unwrap();
+    let _hits = pair.counterfoil.open(hits(4)).await.unwrap();
     for (wrong, what) in [
-        (family("views").durability(Durability::Settle(MOMENT)).wide(true).build().unwrap(), "wide"),
-        (family("votes").build().unwrap(), "kind"),
-        (hits(8).family().clone(), "another name"),
-        (family("nobody").build().unwrap(), "not registered"),
+        (family("views").durability(Durability::Settle(MOMENT)).wide(true).build().unwrap().family(), "wide"),
+        (family("votes").build().unwrap().family(), "kind"),
+        (hits(8).family(), "another name"),
+        (family("nobody").build().unwrap().family(), "not registered"),
     ] {
-        let error = pair.counterfoil.reconfigure(&wrong).await.unwrap_err();
+        let error = pair.counterfoil.reconfigure(wrong).await.unwrap_err();
         assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains(what), "{error}");
     }
 }
@@ -216,26 +218,28 @@ async fn other_kinds_change_their_partitions_under_another_name() {
         let visitors = Family::visitors("test", format!("visitors{name}")).table(stores);
         let visitors = visitors.durability(at_once).partitions(partitions).build().unwrap();
         (
-            pair.counterfoil.open_series(hits).await.unwrap(),
-            pair.counterfoil.open_activity(online).await.unwrap(),
-            pair.counterfoil.open_visitors(visitors).await.unwrap(),
+            pair.counterfoil.open(hits).await.unwrap(),
+            pair.counterfoil.open(online).await.unwrap(),
+            pair.counterfoil.open(visitors).await.unwrap(),
         )
     };
     let (old_hits, old_online, old_visitors) = open("", 4).await;
+    let before = day("2014-09-20");
     for number in 0..30 {
-        old_hits.add(&format!("page/{}", number % 5), 1).await.unwrap();
+        let _ = old_hits.add(&format!("page/{}", number % 5), 1).await.unwrap();
         old_online.touch("page", format!("visitor {number}")).await.unwrap();
-        assert!(old_visitors.first_visit("1", "2014-09-20", format!("visitor {number}")).await.unwrap());
+        let _ = old_visitors.first_visit("1", before, format!("visitor {number}")).await.unwrap();
     }
     pair.counterfoil.drain_all().await.unwrap();
     let (hits, online, visitors) = open("-9", 9).await;
     for number in 0..50 {
-        hits.add(&format!("page/{}", number % 5), 1).await.unwrap();
+        let _ = hits.add(&format!("page/{}", number % 5), 1).await.unwrap();
         online.touch("page", format!("later visitor {number}")).await.unwrap();
         // the day before is not over for everybody, and most have been there
-        let is_first = old_visitors.first_visit("1", "2014-09-20", format!("visitor {number}")).await.unwrap();
-        assert_eq!(is_first, number >= 30);
-        assert!(visitors.first_visit("1", "2014-09-21", format!("visitor {number}")).await.unwrap());
+        let visited = old_visitors.first_visit("1", before, format!("visitor {number}")).await.unwrap();
+        assert_eq!(visited, if number < 30 { Visited::CountedBefore } else { Visited::Counted });
+        let visited = visitors.first_visit("1", day("2014-09-21"), format!("visitor {number}")).await.unwrap();
+        assert_eq!(visited, Visited::Counted);
     }
     pair.counterfoil.drain_all().await.unwrap();
     for (sum, expected) in [
@@ -247,10 +251,11 @@ async fn other_kinds_change_their_partitions_under_another_name() {
     ] {
         assert_eq!(pair.number(sum).await, expected, "{sum}");
     }
-    let now = i64::try_from(std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs()).unwrap();
+    let now = SystemTime::now();
+    let two_days = now - Duration::from_secs(86_400)..now + Duration::from_secs(1);
     for page in 0..5 {
-        let days = hits.get_range(&format!("page/{page}"), Precision::Day, now - 86_400..now + 1).await.unwrap();
+        let days = hits.get_range(&format!("page/{page}"), Precision::Day, two_days.clone()).await.unwrap();
         assert_eq!(days.iter().map(|day| day.count).sum::<i64>(), 16, "with what the family before counted");
     }
-    assert_eq!(visitors.get("1", "2014-09-20").await.unwrap(), 50);
+    assert_eq!(visitors.get("1", before).await.unwrap(), 50);
 }

@@ -21,7 +21,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::{OnceCell, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::support::eventually;
+use crate::support::{eventually, times};
 
 /// The path of the program, which is built where it is not as its sources are.
 async fn program() -> &'static str {
@@ -232,7 +232,7 @@ async fn told_to_end_under_load_it_loses_and_doubles_nothing() {
 
         let name = article.to_string();
         let now = jiff::Timestamp::now().as_second();
-        let days = counts.downloads.get_range(&name, Precision::Day, now - 86_400..now + 1).await.expect("read");
+        let days = counts.downloads.get_range(&name, Precision::Day, times(now - 86_400..now + 1)).await.expect("read");
         assert_eq!(days.iter().map(|day| day.count).sum::<i64>(), all.counted[&path("downloads")]);
         assert_eq!(counts.downloads.backlog().await.expect("read").open, 3, "the day is not over");
         let views = counts.readers.now(&name).await.expect("read").views;

@@ -35,7 +35,7 @@ impl Stage {
             .partitions(partitions)
             .durability(Durability::Immediate)
             .save_after(Duration::from_millis(50));
-        self.pair.open_cached(family.build().unwrap()).await.unwrap()
+        self.pair.open(family.build().unwrap()).await.unwrap()
     }
 
     /// Plain INCRBY over a connection of its own.

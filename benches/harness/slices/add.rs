@@ -24,7 +24,7 @@ struct Ours(Series<MultiplexedConnection>);
 
 impl Side for Ours {
     async fn hit(&mut self, name: &str) {
-        self.0.add(name, 1).await.unwrap();
+        let _ = self.0.add(name, 1).await.unwrap();
     }
 }
 

@@ -25,7 +25,7 @@ pub async fn measure(bench: &mut Bench) {
     let empty = stage.used().await;
     // what a first hit makes, lifetimes and names included, and then the slices before
     for name in &names {
-        series.add(name, 1_000).await.unwrap();
+        let _ = series.add(name, 1_000).await.unwrap();
     }
     for name in &names {
         let partition = series.family().partition_of(name);

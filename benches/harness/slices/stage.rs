@@ -26,14 +26,14 @@ impl Stage {
     /// Of the default precisions, none of them kept.
     pub async fn series(&self, name: &str) -> Series<MultiplexedConnection> {
         let family = Family::series("bench", name).durability(Durability::Immediate);
-        self.pair.open_series(family.build().unwrap()).await.unwrap()
+        self.pair.open(family.build().unwrap()).await.unwrap()
     }
 
     /// Of the default window, in so many partitions, each answer asked for.
     pub async fn activity(&self, name: &str, partitions: u32) -> Activity<MultiplexedConnection> {
         let family = Family::activity("bench", name).partitions(partitions);
         let family = family.durability(Durability::Immediate).cache_for(Duration::ZERO);
-        self.pair.open_activity(family.build().unwrap()).await.unwrap()
+        self.pair.open(family.build().unwrap()).await.unwrap()
     }
 
     /// The server's time in Unix seconds.

@@ -25,7 +25,7 @@ pub async fn open(place: &Place) -> counterfoil::Result<(Pair, CachedCounters)> 
         .durability(Durability::Settle(SETTLE))
         .save_after(SAVE_AFTER)
         .retain(RETAIN);
-    let votes = pair.open_cached(votes.build()?).await?;
+    let votes = pair.open(votes.build()?).await?;
     Ok((pair, votes))
 }
 

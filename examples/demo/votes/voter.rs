@@ -36,7 +36,7 @@ pub async fn run(args: Args) -> Result<()> {
                 tally.hits = 1;
                 scribe.value(item, value)?;
             }
-            Some(Changed::OutOfRange { .. } | Changed::NoRow) => tally.refused = 1,
+            Some(_) => tally.refused = 1,
             None => scribe.unknown(item)?,
         }
         let now = pair.store().statements();

@@ -45,8 +45,8 @@ use self::shape::Shape;
 use self::target::Target;
 use self::whole::{detached, in_place};
 use crate::error::Result;
+use crate::family::Family;
 use crate::family::table::Table;
-use crate::family::{Family, Kind};
 use crate::finding::Finding;
 use crate::store::{Applied, Batch, Incarnation, ReadFrom, Registered, Row, Save, Saved, Snapshot, Store};
 use crate::testing::ablation::{self, Guard};
@@ -205,7 +205,7 @@ impl Store for MysqlStore {
         detached(async move {
             mysql.see_to_tables().await?;
             mysql.target(&family).await?;
-            if let Kind::Cached(_) = family.kind {
+            if family.is_cached() {
                 rows::refuse_replica(&mysql.primary, &mysql.meter, &family).await?;
             }
             families::register(&mysql.primary, &mysql.meter, &family).await

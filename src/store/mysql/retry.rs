@@ -14,7 +14,7 @@ use super::session::Transaction;
 use super::target::{self, Target};
 use super::transact::{Work, transact};
 use crate::error::{Error, Result};
-use crate::family::{Family, Kind};
+use crate::family::Family;
 use crate::store::{Registered, Store};
 
 /// What became of a reject that was to be applied again.
@@ -35,7 +35,7 @@ const CHUNK: usize = 10_000;
 
 /// Applies the rejects of these numbers again.
 pub(super) async fn retry(mysql: &MysqlStore, family: Family, numbers: &[u64]) -> Result<Vec<Retried>> {
-    if let Kind::Cached(_) = family.kind {
+    if family.is_cached() {
         let why = "a cached counter keeps what was refused in Redis, and saves it when its row takes it";
         return Err(Error::invalid(format!("{family}: rejects are not applied: {why}")));
     }

@@ -1,10 +1,11 @@
 //! Activity and unique visitors on real servers: who is here now, and what is kept of it.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use crate::support::{Pair, pause};
+use crate::support::{Pair, day, pause, times};
 use counterfoil::{
-    Activity, ActivityFamilyBuilder, Counting, Durability, ErrorKind, Family, KeyType, MysqlStore, Table, VisitorCount,
+    Activity, ActivityFamilyBuilder, Counting, Day, Durability, ErrorKind, Family, KeyType, MysqlStore, Table, Visited,
+    VisitorCount,
 };
 use futures_util::future::{join_all, try_join_all};
 use redis::aio::ConnectionManager;
@@ -19,7 +20,7 @@ fn family(name: &str) -> ActivityFamilyBuilder {
 }
 
 async fn open(pair: &Pair, family: ActivityFamilyBuilder) -> OnMysql {
-    pair.counterfoil.open_activity(family.build().expect("a valid family")).await.expect("opened")
+    pair.counterfoil.open(family.build().expect("a valid family")).await.expect("opened")
 }
 
 /// 2,000 views by 500 visitors.
@@ -114,10 +115,10 @@ async fn a_wrong_touch_is_refused_by_name() {
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         assert!(error.to_string().contains(what), "{error}");
     }
-    assert!(online.minutes("/", 0..60).await.expect_err("refused").to_string().contains("no minutes are kept"));
+    assert!(online.minutes("/", times(0..60)).await.expect_err("refused").to_string().contains("no minutes are kept"));
     online.touch("/", vec![7; 255]).await.unwrap();
     assert_eq!(online.now("/").await.unwrap().views, 1);
-    let narrower = pair.counterfoil.open_activity(family("refused").stripes(2).build().unwrap()).await;
+    let narrower = pair.counterfoil.open(family("refused").stripes(2).build().unwrap()).await;
     let error = narrower.expect_err("another width");
     assert!(error.kind() == ErrorKind::Mismatch && error.to_string().contains("2 stripes"), "{error}");
 }
@@ -130,7 +131,7 @@ async fn a_minute_is_read_before_it_is_over() {
         let online = open(&pair, minutes).await;
         let now: (i64, i64) = pair.redis.run("TIME").await.unwrap();
         touch(&online, "/").await;
-        let read = online.minutes("/", now.0 - 60..now.0 + 60).await.unwrap();
+        let read = online.minutes("/", times(now.0 - 60..now.0 + 60)).await.unwrap();
         assert_eq!(read.iter().map(|minute| minute.views).sum::<i64>(), 2_000);
         let visitors: u64 = read.iter().map(|minute| minute.visitors.count()).sum();
         // some are in two minutes, where the clock passed a full one
@@ -145,19 +146,24 @@ async fn a_visitor_of_a_day_counts_once() {
         .await;
     let table = Table::upsert("visitors").key("store_id", KeyType::Unsigned).key("day", KeyType::Date).value("count");
     let daily = Family::visitors("test", "daily").table(table).durability(Durability::Immediate).build().unwrap();
-    let daily = pair.counterfoil.open_visitors(daily).await.unwrap();
-    let visits = (0..1_000u32).map(|visit| daily.first_visit("12345", "2014-09-20", (visit % 250).to_be_bytes()));
-    let firsts = join_all(visits).await.into_iter().filter(|first| *first.as_ref().unwrap()).count();
+    let daily = pair.counterfoil.open(daily).await.unwrap();
+    let visits = (0..1_000u32).map(|visit| daily.first_visit("12345", day("2014-09-20"), (visit % 250).to_be_bytes()));
+    let firsts = join_all(visits).await.into_iter().filter(|told| *told.as_ref().unwrap() == Visited::Counted).count();
     assert_eq!(firsts, 250);
-    assert!(daily.first_visit("12345", "2014-09-21", 0u32.to_be_bytes()).await.unwrap());
-    assert_eq!(daily.get("12345", "2014-09-20").await.unwrap(), 250);
+    assert_eq!(daily.first_visit("12345", day("2014-09-21"), 0u32.to_be_bytes()).await.unwrap(), Visited::Counted);
+    assert_eq!(daily.get("12345", day("2014-09-20")).await.unwrap(), 250);
     pair.counterfoil.drain().await.unwrap();
-    assert!(!daily.first_visit("12345", "2014-09-20", 0u32.to_be_bytes()).await.unwrap());
+    assert_eq!(
+        daily.first_visit("12345", day("2014-09-20"), 0u32.to_be_bytes()).await.unwrap(),
+        Visited::CountedBefore
+    );
     assert_eq!(pair.number("SELECT CAST(count AS SIGNED) FROM visitors WHERE day = '2014-09-20'").await, 250);
     let listed = daily.list("12345/", None, 10).await.unwrap();
     assert_eq!(listed, [("12345/2014-09-20".to_owned(), 250), ("12345/2014-09-21".to_owned(), 1)]);
-    let error = daily.first_visit("12345", "2014-02-30", "a").await.expect_err("no such day");
-    assert!(error.to_string().contains("2014-02-30"), "{error}");
+    let error = daily.first_visit("no number", day("2014-09-20"), "a").await.expect_err("no such shop");
+    assert!(error.to_string().contains("no number"), "{error}");
+    let midnight = SystemTime::UNIX_EPOCH + Duration::from_secs(1_411_171_200);
+    assert_eq!(daily.get("12345", Day::of(midnight).unwrap()).await.unwrap(), 250);
 }
 
 /// With a table, whose last column is the day, and without.
@@ -171,14 +177,18 @@ async fn a_scope_and_a_day_are_one_counter_and_no_other_pair_is() {
     let table = Table::upsert("days").key("scope", KeyType::Text).key("day", KeyType::Text).value("count");
     let own = Family::visitors("test", "own").durability(Durability::Immediate).build().unwrap();
     let tabled = Family::visitors("test", "tabled").durability(Durability::Immediate).table(table).build().unwrap();
-    for (family, taken, refused) in [(own, ("7/8", "day"), ("7", "8/day")), (tabled, ("7", "8/day"), ("7/8", "day"))] {
-        let visitors = pair.counterfoil.open_visitors(family).await.unwrap();
-        assert!(visitors.first_visit(taken.0, taken.1, "a").await.unwrap());
-        let error = visitors.first_visit(refused.0, refused.1, "a").await.expect_err("taken for another one");
-        assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains("'/'"), "{error}");
-        assert_eq!(visitors.get(refused.0, refused.1).await.unwrap_err().kind(), ErrorKind::InvalidInput);
-        assert_eq!(visitors.get(taken.0, taken.1).await.unwrap(), 1);
+    let day = day("2014-09-20");
+    let own = pair.counterfoil.open(own).await.unwrap();
+    let tabled = pair.counterfoil.open(tabled).await.unwrap();
+    for (visitors, scope) in [(&own, "7/8"), (&own, "7"), (&tabled, "7")] {
+        assert_eq!(visitors.first_visit(scope, day, "a").await.unwrap(), Visited::Counted);
+        assert_eq!(visitors.get_many([(scope, day)]).await.unwrap(), [1]);
     }
+    // the table would take 8/2014-09-20 for the day
+    let error = tabled.first_visit("7/8", day, "a").await.expect_err("taken for another one");
+    assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains("'/'"), "{error}");
+    assert_eq!(tabled.get("7/8", day).await.unwrap_err().kind(), ErrorKind::InvalidInput);
     pair.counterfoil.drain().await.unwrap();
-    assert_eq!(pair.number("SELECT CAST(count AS SIGNED) FROM days WHERE scope = '7' AND day = '8/day'").await, 1);
+    let kept = "SELECT CAST(count AS SIGNED) FROM days WHERE scope = '7' AND day = '2014-09-20'";
+    assert_eq!(pair.number(kept).await, 1);
 }

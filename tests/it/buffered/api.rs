@@ -3,11 +3,13 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::support::{Pair, eventually, family};
+use crate::support::{Pair, day, eventually, family};
 use counterfoil::test_hooks::{Counted, Cut, Fence, Lease, Partition, RotateReply};
 use counterfoil::{
     Added, Counterfoil, Durability, Error, ErrorKind, Family, Incarnation, KeyType, MysqlStore, Severity, Table,
+    Visited,
 };
+use futures_util::{StreamExt, TryStreamExt};
 use testkit::RedisOptions;
 
 const OWN: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
@@ -145,8 +147,8 @@ async fn however_many_tasks_count_redis_remembers_few_callers() {
 async fn callers_that_call_once_are_forgotten_within_two_epochs() {
     let pair = Pair::new().await;
     let views = family("views").partitions(1).build().unwrap();
-    let home = Partition::new(pair.redis.manager().await, &views, 0);
-    let epoch = home.epoch(&views).await.unwrap();
+    let home = Partition::new(pair.redis.manager().await, views.family(), 0);
+    let epoch = home.epoch(views.family()).await.unwrap();
     let used_memory = async || -> u64 {
         let info: String = pair.redis.run("INFO memory").await.unwrap();
         info.lines().find_map(|line| line.strip_prefix("used_memory:")?.trim().parse().ok()).unwrap()
@@ -154,9 +156,9 @@ async fn callers_that_call_once_are_forgotten_within_two_epochs() {
     let before = used_memory().await;
     let callers: Vec<_> = (0..100_000).map(|number| format!("{number:016x}")).collect();
     for callers in callers.chunks(100) {
-        let calls = callers
-            .iter()
-            .map(|caller| home.add(&views, Fence { home: home.keys(), caller, n: 1, epoch: &epoch }, 1, [("page", 1)]));
+        let calls = callers.iter().map(|caller| {
+            home.add(views.family(), Fence { home: home.keys(), caller, n: 1, epoch: &epoch }, 1, [("page", 1)])
+        });
         for counted in futures_util::future::join_all(calls).await {
             assert!(matches!(counted.unwrap(), Counted::Executed { repeated: false, .. }));
         }
@@ -166,14 +168,14 @@ async fn callers_that_call_once_are_forgotten_within_two_epochs() {
     println!("{} bytes a caller", (full - before) / 100_000);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;
     for minutes in 1..=2 {
-        let _ = home.clone().at(now + minutes * 61_000).epoch(&views).await.unwrap();
+        let _ = home.clone().at(now + minutes * 61_000).epoch(views.family()).await.unwrap();
     }
     let left: u64 = pair.redis.run("EXISTS cf1:{test/views/0}:calls cf1:{test/views/0}:calls_before").await.unwrap();
     assert_eq!(left, 0);
     eventually("the memory is back", || async { used_memory().await < before + (full - before) / 10 }).await;
     // none of them counts again
     let late = Fence { home: home.keys(), caller: &callers[0], n: 1, epoch: &epoch };
-    assert_eq!(home.add(&views, late, 1, [("page", 1)]).await.unwrap(), Counted::Expired);
+    assert_eq!(home.add(views.family(), late, 1, [("page", 1)]).await.unwrap(), Counted::Expired);
     assert_eq!(home.read(&["page"]).await.unwrap().deltas, [(0, 100_000)]);
 }
 
@@ -238,6 +240,29 @@ async fn a_list_has_what_is_stored_and_what_is_pending() {
     assert_eq!(views.list("a/", None, 2).await.unwrap(), all(&[("a/1", 1), ("a/2", 11)]));
     assert_eq!(views.list("a/", Some("a/2"), 2).await.unwrap(), all(&[("a/3", 10), ("a/[x]", 1)]));
     assert_eq!(views.list("", None, 100).await.unwrap().len(), 7);
+}
+
+/// More than a page of them, some in MySQL and some in Redis.
+#[tokio::test]
+async fn all_ids_come_as_a_stream() {
+    let pair = Pair::new().await;
+    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    assert_eq!(views.list_all("page/").count().await, 0);
+    let ids = |from, to| (from..to).map(|number| (format!("page/{number:04}"), 1));
+    assert!(views.add_many(ids(0, 1_500)).await.into_iter().all(|added| added.is_ok()));
+    pair.counterfoil.drain().await.unwrap();
+    assert!(
+        views.add_many(ids(1_000, 2_100).chain([("other".to_owned(), 1)])).await.into_iter().all(|added| added.is_ok())
+    );
+    let listed: Vec<_> = views.list_all("page/").try_collect().await.unwrap();
+    let value = |number| if (1_000..1_500).contains(&number) { 2 } else { 1 };
+    assert!(listed.into_iter().eq((0..2_100).map(|number| (format!("page/{number:04}"), value(number)))));
+    let impatient = pair.counterfoil.clone().read_timeout(Duration::from_millis(50));
+    let impatient = impatient.open(family("views").build().unwrap()).await.unwrap();
+    pair.redis.kill();
+    let mut ended = impatient.list_all("page/");
+    assert!(ended.next().await.unwrap().unwrap_err().is_retryable());
+    assert!(ended.next().await.is_none());
 }
 
 #[tokio::test]
@@ -322,7 +347,7 @@ async fn check_tells_how_durable_redis_is() {
 async fn check_tells_who_is_counted_again_without_persistence() {
     let pair = Pair::new().await;
     let visitors = Family::visitors("test", "visitors").durability(Durability::Immediate).build().unwrap();
-    let visitors = pair.counterfoil.open_visitors(visitors).await.unwrap();
+    let visitors = pair.counterfoil.open(visitors).await.unwrap();
     let findings = pair.counterfoil.check().await;
     let told = findings.iter().any(|finding| {
         finding.severity == Severity::Error
@@ -330,18 +355,18 @@ async fn check_tells_who_is_counted_again_without_persistence() {
             && finding.message.contains("test/visitors counts them again")
     });
     assert!(told, "{findings:?}");
-    assert!(visitors.first_visit("shop", "2014-09-20", "visitor").await.unwrap());
+    assert_eq!(visitors.first_visit("shop", day("2014-09-20"), "visitor").await.unwrap(), Visited::Counted);
     pair.counterfoil.drain().await.unwrap();
     pair.redis.kill();
     pair.redis.start_again().await;
     // the first call may find the connection broken, and its epoch forgotten
-    let is_first = loop {
-        if let Ok(is_first) = visitors.first_visit("shop", "2014-09-20", "visitor").await {
-            break is_first;
+    let told = loop {
+        if let Ok(told) = visitors.first_visit("shop", day("2014-09-20"), "visitor").await {
+            break told;
         }
     };
-    assert!(is_first);
-    assert_eq!(visitors.get("shop", "2014-09-20").await.unwrap(), 2, "as check and the README say");
+    assert_eq!(told, Visited::Counted);
+    assert_eq!(visitors.get("shop", day("2014-09-20")).await.unwrap(), 2, "as check and the README say");
 }
 
 /// Redis as it comes, which keeps snapshots and no append-only file.
@@ -550,8 +575,8 @@ async fn who_believes_in_another_number_of_partitions_is_refused() {
     let pair = Pair::new().await;
     let views = pair.counterfoil.open(family("views").partitions(8).build().unwrap()).await.unwrap();
     let wrong = family("views").partitions(16).build().unwrap();
-    let home = Partition::new(pair.redis.manager().await, &wrong, 0);
-    let error = home.epoch(&wrong).await.unwrap_err();
+    let home = Partition::new(pair.redis.manager().await, wrong.family(), 0);
+    let error = home.epoch(wrong.family()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
     assert!(error.to_string().contains("8 partitions, not buffered with 16"), "{error}");
     assert!(home.epoch(views.family()).await.is_ok());
@@ -562,10 +587,10 @@ async fn who_believes_in_another_number_of_partitions_is_refused() {
 async fn hits_in_partitions_that_the_family_does_not_have_are_brought_home() {
     let pair = Pair::new().await;
     let wrong = family("views").partitions(16).build().unwrap();
-    let stray = Partition::new(pair.redis.manager().await, &wrong, 12);
-    let epoch = stray.epoch(&wrong).await.unwrap();
+    let stray = Partition::new(pair.redis.manager().await, wrong.family(), 12);
+    let epoch = stray.epoch(wrong.family()).await.unwrap();
     let fence = |n| Fence { home: stray.keys(), caller: "elsewhere", n, epoch: &epoch };
-    let counted = stray.add(&wrong, fence(1), 1, [("page", 3)]).await.unwrap();
+    let counted = stray.add(wrong.family(), fence(1), 1, [("page", 3)]).await.unwrap();
     assert!(matches!(counted, Counted::Executed { .. }), "{counted:?}");
 
     let views = pair.counterfoil.open(family("views").partitions(8).build().unwrap()).await.unwrap();
@@ -574,8 +599,8 @@ async fn hits_in_partitions_that_the_family_does_not_have_are_brought_home() {
     eventually("all hits are in MySQL", || async { pair.number(OWN).await == 4 }).await;
     assert_eq!(views.get("page").await.unwrap(), 4);
     // from now on it is refused
-    assert_eq!(stray.add(&wrong, fence(2), 1, [("page", 3)]).await.unwrap(), Counted::Expired);
-    assert_eq!(stray.epoch(&wrong).await.unwrap_err().kind(), ErrorKind::Mismatch);
+    assert_eq!(stray.add(wrong.family(), fence(2), 1, [("page", 3)]).await.unwrap(), Counted::Expired);
+    assert_eq!(stray.epoch(wrong.family()).await.unwrap_err().kind(), ErrorKind::Mismatch);
     reconciler.shutdown().await.unwrap();
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::{Pair, eventually, family};
-use counterfoil::{Counterfoil, Counters, Durability, ErrorKind, Family, MysqlStore, Shown, Store};
+use counterfoil::{BufferedCounters, Counterfoil, Durability, ErrorKind, Family, MysqlStore, Shown, Store};
 use redis::aio::{ConnectionLike, ConnectionManager};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, Value};
 use sqlx::mysql::MySqlPoolOptions;
@@ -56,7 +56,7 @@ struct Load {
 }
 
 impl Load {
-    fn on<C, S>(counters: &Counters<C, S>) -> Self
+    fn on<C, S>(counters: &BufferedCounters<C, S>) -> Self
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
         S: Store,
@@ -264,7 +264,7 @@ async fn an_outcome_that_cannot_be_learnt_is_said_to_be_unknown() {
     let lossy = Lossy { inner: pair.redis.manager().await, calls: Arc::default(), every: 1 };
     lossy.calls.store(1, Ordering::Relaxed);
     let quick = Counterfoil::new(lossy.clone(), MysqlStore::new(pair.pool.clone()));
-    let views = quick.open(family("views").build().unwrap()).await.unwrap().write_timeout(Duration::from_millis(300));
+    let views = quick.write_timeout(Duration::from_millis(300)).open(family("views").build().unwrap()).await.unwrap();
     // a read may be asked again: nothing is unknown about it
     let error = views.get("page").await.unwrap_err();
     assert!(error.is_retryable() && !error.outcome_unknown(), "{error}");
@@ -475,7 +475,7 @@ async fn a_page_may_show_what_is_stored() {
     let pair = Pair::new().await;
     let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
     let votes = Family::cached("test", "votes").durability(Durability::Immediate).build().unwrap();
-    let votes = pair.counterfoil.open_cached(votes).await.unwrap();
+    let votes = pair.counterfoil.open(votes).await.unwrap();
     let _ = (views.add("page", 3).await.unwrap(), votes.incr("page", 3).await.unwrap());
     pair.counterfoil.drain().await.unwrap();
     let _ = (views.add("page", 1).await.unwrap(), votes.incr("page", 1).await.unwrap());

@@ -24,7 +24,7 @@ use crate::support::interleaving::workers::{WORKERS, Work, Workers};
 use crate::support::interleaving::writer::{Key, Writer, turn_epoch};
 use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate};
 use counterfoil::test_hooks::{Change, Counted, Guard, PairResult, Part, Partition};
-use counterfoil::{Counterfoil, Durability, Family, MemoryStore, Registered, Store};
+use counterfoil::{BufferedFamily, Counterfoil, Durability, Family, MemoryStore, Registered, Store};
 use proptest::option;
 use proptest::prelude::*;
 use testkit::RedisServer;
@@ -84,6 +84,7 @@ struct Call {
 struct World<'s, S> {
     stage: Stage<'s, Lasting>,
     database: Database<'s, S>,
+    buffered: BufferedFamily,
     writers: Vec<Writer<Call>>,
     /// Every call that was ever sent.
     sent: Vec<(Key, Call)>,
@@ -95,14 +96,16 @@ struct World<'s, S> {
 impl<'s, S: Store + Clone> World<'s, S> {
     async fn new(given: Given<'s, S>) -> Self {
         let Given { server, crashes, name, database } = given;
-        let family = Family::buffered(name, "hits")
+        let buffered = Family::buffered(name, "hits")
             .partitions(PARTITIONS)
             .durability(Durability::Settle(Duration::from_millis(SETTLE)))
             .build()
             .expect("a valid family");
+        let family = buffered.family().clone();
         let number = database.store.register(&family).await.expect("registered");
         let mut stage = Stage::new(server, crashes, Registered { family, number }, 1_000_000).await;
         World {
+            buffered,
             database,
             writers: (0..WRITERS).map(|_| Writer::new(stage.new_name())).collect(),
             sent: Vec::new(),
@@ -171,7 +174,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         }
         let store = Gated::new(self.database.store.clone());
         let counterfoil = Counterfoil::new(self.stage.redis.clone(), store.clone());
-        let counters = counterfoil.open(self.stage.family.family.clone()).await.expect("the family is known");
+        let counters = counterfoil.open(self.buffered.clone()).await.expect("the family is known");
         let before = self.tokens.iter().map(|token| token.state.is_acknowledged()).collect();
         self.reader = Some(Reader::begin(store, async move { counters.get_many(&IDS).await }, before).await);
     }

@@ -16,7 +16,7 @@ fn family(name: &str) -> CachedFamilyBuilder {
 }
 
 async fn open(plain: &Plain, family: CachedFamilyBuilder) -> CachedCounters<ConnectionManager, MemoryStore> {
-    plain.counterfoil.open_cached(family.build().expect("a valid family")).await.expect("opened")
+    plain.counterfoil.open(family.build().expect("a valid family")).await.expect("opened")
 }
 
 type Cached = CachedCounters<ConnectionManager, MysqlStore>;
@@ -29,7 +29,7 @@ async fn items(pair: &Pair, family: CachedFamilyBuilder) -> Cached {
     )
     .await;
     let table = Table::update("item").key("id", KeyType::Unsigned).value("vote_count");
-    pair.counterfoil.open_cached(family.table(table).build().expect("a valid family")).await.expect("opened")
+    pair.counterfoil.open(family.table(table).build().expect("a valid family")).await.expect("opened")
 }
 
 async fn calls(pair: &Pair) -> u64 {
@@ -86,7 +86,7 @@ async fn a_process_with_other_bounds_is_refused() {
     let stock = |bounds: fn(CachedFamilyBuilder) -> CachedFamilyBuilder| bounds(family("stock")).build().unwrap();
     let opened = |family| async {
         let other = Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pair.pool.clone()));
-        other.open_cached(family).await
+        other.open(family).await
     };
     opened(stock(|family| family.min(0).max(10))).await.unwrap();
     opened(stock(|family| family.max(10).min(0))).await.unwrap();
@@ -139,7 +139,7 @@ async fn rows_that_do_not_exist_are_made_where_that_is_asked_for() {
     let pair = Pair::new().await;
     pair.sql("CREATE TABLE likes (page VARBINARY(100) PRIMARY KEY, likes BIGINT)").await;
     let table = Table::upsert("likes").key("page", KeyType::Text).value("likes");
-    let likes = pair.counterfoil.open_cached(family("likes").table(table).build().unwrap()).await.unwrap();
+    let likes = pair.counterfoil.open(family("likes").table(table).build().unwrap()).await.unwrap();
     assert_eq!(value(likes.incr("a/b", 2).await.unwrap()), 2);
     // asked for and refused ones get no row
     assert_eq!(likes.get("c").await.unwrap(), 0);
@@ -164,7 +164,7 @@ async fn many_increments_make_one_save() {
 #[tokio::test]
 async fn a_cold_start_asks_the_database_once() {
     let pair = Pair::new().await;
-    let values = pair.counterfoil.open_cached(family("values").build().unwrap()).await.unwrap();
+    let values = pair.counterfoil.open(family("values").build().unwrap()).await.unwrap();
     pair.sql(
         "INSERT INTO counterfoil_values (family, id, value) \
          WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 1000) \
@@ -200,7 +200,7 @@ async fn concurrent_misses_of_an_id_ask_the_database_once() {
 async fn a_family_of_another_kind_is_refused() {
     let pair = Pair::new().await;
     let _ = pair.counterfoil.open(crate::support::family("votes").build().unwrap()).await.unwrap();
-    let refused = pair.counterfoil.open_cached(family("votes").build().unwrap()).await.unwrap_err();
+    let refused = pair.counterfoil.open(family("votes").build().unwrap()).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Mismatch);
     assert!(refused.to_string().contains("kind"), "{refused}");
 }
@@ -208,7 +208,7 @@ async fn a_family_of_another_kind_is_refused() {
 #[tokio::test]
 async fn both_ends_of_i64_are_reached_and_not_passed() {
     let pair = Pair::new().await;
-    let values = pair.counterfoil.open_cached(family("values").build().unwrap()).await.unwrap();
+    let values = pair.counterfoil.open(family("values").build().unwrap()).await.unwrap();
     for (end, beyond) in [(i64::MAX, 1), (i64::MIN, -1)] {
         assert_eq!(value(values.set("a", end).await.unwrap()), end);
         assert_eq!(values.incr("a", beyond).await.unwrap(), Changed::OutOfRange { value: end });

@@ -27,7 +27,7 @@ const CREATE: &str = "CREATE TABLE item (id BIGINT UNSIGNED PRIMARY KEY, vote_co
 
 async fn votes(pair: &Pair, table: Table) -> Cached {
     let family = family().table(table.key("id", KeyType::Unsigned).value("vote_count"));
-    pair.counterfoil.open_cached(family.build().expect("a valid family")).await.expect("opened")
+    pair.counterfoil.open(family.build().expect("a valid family")).await.expect("opened")
 }
 
 fn value(changed: Changed) -> i64 {
@@ -179,7 +179,7 @@ async fn a_database_that_takes_no_writes_is_refused() {
     let again = Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pair.pool.clone()));
     let family =
         family().table(Table::update("item").key("id", KeyType::Unsigned).value("vote_count")).build().unwrap();
-    assert_eq!(again.open_cached(family).await.unwrap_err().kind(), ErrorKind::Unsafe);
+    assert_eq!(again.open(family).await.unwrap_err().kind(), ErrorKind::Unsafe);
     pair.sql("SET GLOBAL read_only = 0").await;
     assert_eq!(value(votes.incr("1", 1).await.unwrap()), 1);
 }
@@ -191,7 +191,7 @@ async fn redis_emptied_between_claim_and_save_loses_what_was_not_saved_and_nothi
     let settle = Durability::Settle(Duration::from_millis(300));
     let table = Table::update("item").key("id", KeyType::Unsigned).value("vote_count");
     let family = family().table(table).durability(settle).retain(Duration::from_secs(60)).build().unwrap();
-    let votes = pair.counterfoil.open_cached(family).await.unwrap();
+    let votes = pair.counterfoil.open(family).await.unwrap();
     assert_eq!(value(votes.incr("1", 5).await.unwrap()), 5);
     pair.counterfoil.drain().await.unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
@@ -296,7 +296,7 @@ async fn rows_from_a_database_that_is_behind_cost_no_count() {
     let redis = RedisServer::start(RedisOptions::volatile()).await;
     let store = Behind::default();
     let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
-    let votes = counterfoil.open_cached(family().build().unwrap()).await.unwrap();
+    let votes = counterfoil.open(family().build().unwrap()).await.unwrap();
     assert_eq!(value(votes.incr("a", 5).await.unwrap()), 5);
     counterfoil.drain().await.unwrap();
     let registered = Registered { family: votes.family().clone(), number: 0 };

@@ -17,7 +17,7 @@ use crate::support::interleaving::stage::{Gone, Stage};
 use crate::support::interleaving::token::{delta, digit, fault};
 use crate::support::interleaving::writer::{Key, Writer, turn_epoch};
 use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate};
-use counterfoil::test_hooks::{Change, Claim, Counted, Guard, PairResult, Rebased, Seed, Stay, Ticket};
+use counterfoil::test_hooks::{Change, Claim, Counted, Guard, PairResult, Rebased, Seed, Stay, Ticket, stay};
 use counterfoil::{Family, MemoryStore, MysqlStore, Registered, Result, Row, Save, Saved, Store, Version};
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestError};
@@ -355,7 +355,7 @@ impl<'s> World<'s> {
         let mut stage = Stage::new(server, disturbed.crashes, Registered { family, number }, 1_000_000).await;
         World {
             database,
-            stay: cached.stay().clone(),
+            stay: stay(&cached).expect("cached").clone(),
             disturbed,
             clients: (0..CLIENTS).map(|_| Writer::new(stage.new_name())).collect(),
             sent: Vec::new(),

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::hits::{Hit, Hits, Reckoning};
-use crate::support::{database, eventually, family};
+use crate::support::{database, day, eventually, family};
 use counterfoil::{
-    AddedOnce, Counterfoil, Counters, Durability, Family, MysqlStore, Precision, Script, Series, Slice,
-    cluster_settings,
+    AddedOnce, BufferedCounters, Counterfoil, Durability, Family, MysqlStore, Precision, Script, Series, SeriesAdded,
+    Slice, Visited, cluster_settings,
 };
 use redis::aio::ConnectionLike;
 use redis::cluster::ClusterClient;
@@ -29,7 +29,7 @@ struct Rig {
     cluster: RedisCluster,
     pool: MySqlPool,
     counterfoil: Counterfoil<ClusterConnection>,
-    views: Counters<ClusterConnection>,
+    views: BufferedCounters<ClusterConnection>,
 }
 
 impl Rig {
@@ -309,14 +309,14 @@ async fn without_settling_it_does_more_harm() {
 }
 
 /// A family of series whose slices of a second are kept.
-async fn open_series(rig: &Rig, durability: Durability) -> Series<ClusterConnection> {
+async fn open(rig: &Rig, durability: Durability) -> Series<ClusterConnection> {
     let family = Family::series("test", "hits")
         .windows([(Precision::SECOND, 300), (Precision::Day, 3)])
         .keep([Precision::SECOND])
         .partitions(PARTITIONS)
         .durability(durability)
         .sync_after(Duration::from_millis(400));
-    let series = rig.counterfoil.open_series(family.build().unwrap()).await.unwrap();
+    let series = rig.counterfoil.open(family.build().unwrap()).await.unwrap();
     series.write_timeout(Duration::from_secs(15))
 }
 
@@ -329,7 +329,7 @@ fn sum(slices: &[Slice]) -> i64 {
 async fn a_window_outlives_its_primary_but_for_what_the_replica_did_not_have() {
     let settle = Durability::Settle(BEHIND + Duration::from_millis(250));
     let rig = Rig::start(RedisOptions::volatile(), settle).await;
-    let series = open_series(&rig, settle).await;
+    let series = open(&rig, settle).await;
     let slots = rig.slots_of("hits").await;
     let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
@@ -340,7 +340,7 @@ async fn a_window_outlives_its_primary_but_for_what_the_replica_did_not_have() {
             let mut hits = Vec::new();
             while !stop.load(Ordering::Relaxed) {
                 let (name, asked) = (format!("{writer}-{}", hits.len()), Instant::now());
-                let added = series.add(&name, 1).await;
+                let added = series.add(&name, 1).await.map(|added| assert_eq!(added, SeriesAdded::Counted));
                 hits.push((name, asked, Instant::now(), added.map_err(|error| error.outcome_unknown())));
                 pause(2).await;
             }
@@ -390,7 +390,7 @@ async fn series_activity_and_visitors_go_along() {
     const VISITORS: u64 = 400;
     let options = RedisOptions::volatile().arg("cluster-node-timeout", NO_FAILOVER);
     let rig = Rig::start(options, Durability::Immediate).await;
-    let series = open_series(&rig, Durability::Immediate).await;
+    let series = open(&rig, Durability::Immediate).await;
     let patience = Duration::from_secs(15);
     let online = Family::activity("test", "online")
         .window(Duration::from_secs(1800), Duration::from_secs(3))
@@ -398,9 +398,9 @@ async fn series_activity_and_visitors_go_along() {
         .partitions(PARTITIONS)
         .cache_for(Duration::ZERO)
         .durability(Durability::Immediate);
-    let online = rig.counterfoil.open_activity(online.build().unwrap()).await.unwrap().write_timeout(patience);
+    let online = rig.counterfoil.open(online.build().unwrap()).await.unwrap().write_timeout(patience);
     let daily = Family::visitors("test", "daily").partitions(PARTITIONS).durability(Durability::Immediate);
-    let daily = rig.counterfoil.open_visitors(daily.build().unwrap()).await.unwrap().write_timeout(patience);
+    let daily = rig.counterfoil.open(daily.build().unwrap()).await.unwrap().write_timeout(patience);
     let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let mut tasks = JoinSet::new();
@@ -413,13 +413,13 @@ async fn series_activity_and_visitors_go_along() {
                 let visitor = number.to_be_bytes();
                 let many = [(format!("page/{}", turns % 7), 1), (format!("page/{}", turns % 5), 2)];
                 let (added, touched, first) = tokio::join!(
-                    series.add_many(&many),
+                    series.add_many(many),
                     online.touch("/", visitor),
-                    daily.first_visit(scope, "today", visitor)
+                    daily.first_visit(scope, day("2014-09-20"), visitor)
                 );
-                added.unwrap().into_iter().for_each(|added| added.unwrap());
+                assert!(added.into_iter().all(|added| added.unwrap() == SeriesAdded::Counted));
                 touched.unwrap();
-                firsts += u64::from(first.unwrap());
+                firsts += u64::from(first.unwrap() == Visited::Counted);
                 been.insert((scope, number));
                 turns += 1;
                 pause(1).await;
@@ -460,9 +460,10 @@ async fn series_activity_and_visitors_go_along() {
     assert_eq!(now.views, turns);
     assert_eq!(now.visitors.count(), there.len() as u64);
     assert_eq!(firsts, been.len() as u64, "who was told to be the first, and who was there");
-    let visitors = number("SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values WHERE id LIKE '%/today'").await;
+    let visitors =
+        number("SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values WHERE id LIKE '%/2014-09-20'").await;
     assert_eq!(visitors, firsts.cast_signed());
-    let seen = daily.get_many(&[("a", "today"), ("b", "today")]).await.unwrap();
+    let seen = daily.get_many([("a", day("2014-09-20")), ("b", day("2014-09-20"))]).await.unwrap();
     assert_eq!(seen.iter().sum::<i64>(), visitors);
     println!("{turns} turns by {} visitors, {firsts} first visits", there.len());
 }
@@ -480,7 +481,7 @@ async fn cached_counters_go_along() {
         .durability(Durability::Immediate)
         .save_after(Duration::from_millis(10))
         .retain(Duration::from_millis(20));
-    let votes = rig.counterfoil.open_cached(votes.build().unwrap()).await.unwrap();
+    let votes = rig.counterfoil.open(votes.build().unwrap()).await.unwrap();
     let votes = votes.write_timeout(Duration::from_secs(15));
     let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use crate::support::{Pair, eventually, family};
 use counterfoil::test_hooks::{Cut, FetchReply, Partition, RotateReply};
 use counterfoil::{
-    Added, Counterfoil, Counters, ErrorKind, Family, Incarnation, MysqlStore, Primary, Severity, cluster_settings,
+    Added, BufferedCounters, Counterfoil, ErrorKind, Family, Incarnation, MysqlStore, Primary, Severity,
+    cluster_settings,
 };
 use futures_util::future::join_all;
 use redis::aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig, MultiplexedConnection};
@@ -37,7 +38,7 @@ where
 }
 
 /// Counts a hit, again and again, until one is counted; answers how long that took and how many are counted.
-async fn count_until_counted<C>(counters: &Counters<C>, id: &str) -> (Duration, i64)
+async fn count_until_counted<C>(counters: &BufferedCounters<C>, id: &str) -> (Duration, i64)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
@@ -78,7 +79,7 @@ async fn a_cluster_is_found_out() {
     let counterfoil = pair_of(Wrapped(connect(&cluster).await), &pair);
     let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
     let hits: Vec<_> = (0..100).map(|number| (format!("page/{number}"), 1)).collect();
-    for added in views.add_many(&hits).await.unwrap() {
+    for added in views.add_many(hits.clone()).await {
         assert_eq!(added.unwrap(), Added::Counted { pending: 1 });
     }
     counterfoil.drain().await.unwrap();
@@ -105,7 +106,7 @@ async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
     proxy.delay_replies(Duration::from_secs(2));
     let counting = tokio::spawn({
         let (views, hits) = (views.clone(), hits.clone());
-        async move { views.add_many(&hits).await.unwrap() }
+        async move { views.add_many(hits).await }
     });
     while !executed().await {
         sleep(Duration::from_millis(5)).await;
@@ -121,7 +122,7 @@ async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
         pair.redis.run::<String>("CLUSTER INFO").await.unwrap().contains("cluster_state:ok")
     })
     .await;
-    for added in views.add_many(&hits).await.unwrap() {
+    for added in views.add_many(hits.clone()).await {
         assert_eq!(added.unwrap(), Added::Counted { pending: 2 });
     }
 }
@@ -455,7 +456,7 @@ async fn a_failover_between_two_pages_of_a_batch_loses_none_of_it() {
     let servers = [&first, &second].map(|server| async { server.client().get_multiplexed_async_connection().await });
     let [one, two] = servers;
     let moving = Moving { servers: [one.await.unwrap(), two.await.unwrap()], left: Arc::new(AtomicUsize::new(1000)) };
-    let family = family("views").partitions(1).build().unwrap();
+    let family = family("views").partitions(1).build().unwrap().family().clone();
     let partition = Partition::new(moving.clone(), &family, 0);
     let ids: Vec<_> = (0..2000).map(|number| format!("page/{number}")).collect();
     let pairs: Vec<_> = ids.iter().map(|id| (id.as_str(), 1)).collect();

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
-    Applied, Batch, Durability, ErrorKind, Family, FamilyBuilder, Incarnation, KeyType, MysqlStore, ReadFrom,
+    Applied, Batch, BufferedFamilyBuilder, Durability, ErrorKind, Family, Incarnation, KeyType, MysqlStore, ReadFrom,
     Registered, Reject, Severity, Store, Table,
 };
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions, MySqlRow};
@@ -53,8 +53,8 @@ impl Db {
         if self.mariadb { "utf8mb4_nopad_bin" } else { "utf8mb4_0900_bin" }
     }
 
-    pub async fn family(&self, builder: FamilyBuilder) -> Arc<Registered> {
-        let family = builder.build().expect("valid");
+    pub async fn family(&self, builder: BufferedFamilyBuilder) -> Arc<Registered> {
+        let family = builder.build().expect("valid").family().clone();
         let number = self.store.register(&family).await.expect("registered");
         Arc::new(Registered { family, number })
     }
@@ -75,8 +75,8 @@ impl Db {
         self.store.apply(batches).await.expect("applied")
     }
 
-    pub async fn mismatch(&self, builder: FamilyBuilder) -> String {
-        let error = self.store.register(&builder.build().expect("valid")).await.expect_err("refused");
+    pub async fn mismatch(&self, builder: BufferedFamilyBuilder) -> String {
+        let error = self.store.register(builder.build().expect("valid").family()).await.expect_err("refused");
         assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
         error.to_string()
     }
@@ -87,7 +87,7 @@ pub fn batch(family: &Arc<Registered>, partition: u32, seq: u64, deltas: &[(&str
     Batch { family: family.clone(), partition, incarnation: I1, seq, deltas, foreign: Vec::new() }
 }
 
-fn views() -> FamilyBuilder {
+fn views() -> BufferedFamilyBuilder {
     Family::buffered("shop", "views")
 }
 
@@ -634,7 +634,9 @@ async fn a_family_has_one_number_and_one_identity() {
     let registered = db.family(views()).await;
     let hands = (0..8).map(|_| {
         let store = db.store.clone();
-        tokio::spawn(async move { store.register(&Family::buffered("new", "new").build().expect("valid")).await })
+        tokio::spawn(
+            async move { store.register(Family::buffered("new", "new").build().expect("valid").family()).await },
+        )
     });
     let mut numbers = Vec::new();
     for hand in hands.collect::<Vec<_>>() {
@@ -662,20 +664,20 @@ async fn a_family_has_one_number_and_one_identity() {
 async fn a_database_without_tables_is_refused_with_what_to_do() {
     let (_, pool) = SERVER.get_or_init(MysqlServer::start).await.database("empty").await;
     let store = MysqlStore::new(pool);
-    let error = store.register(&views().build().expect("valid")).await.expect_err("no tables");
+    let error = store.register(views().build().expect("valid").family()).await.expect_err("no tables");
     assert_eq!(error.kind(), ErrorKind::Mismatch);
     for word in ["counterfoil_families", "counterfoil_ledger", "create_tables(true)", "MysqlStore::schema()"] {
         assert!(error.to_string().contains(word), "{error}");
     }
     store.create_tables().await.expect("created");
-    store.register(&views().build().expect("valid")).await.expect("registered");
+    store.register(views().build().expect("valid").family()).await.expect("registered");
 }
 
 #[tokio::test]
 async fn tables_of_an_earlier_version_are_refused_until_they_are_brought_up_to_date() {
     let db = Db::new().await;
     let store = || MysqlStore::new(db.pool.clone());
-    let registers = async || store().register(&views().build().expect("valid")).await;
+    let registers = async || store().register(views().build().expect("valid").family()).await;
     let number = registers().await.expect("registered");
     for mend in ["create_tables", "the statement"] {
         db.run("ALTER TABLE counterfoil_families DROP COLUMN settings").await;
@@ -695,7 +697,7 @@ async fn tables_of_an_earlier_version_are_refused_until_they_are_brought_up_to_d
         assert!(listed.to_string().contains("shop/views"), "{listed}");
         assert_eq!(registers().await.expect("registered"), number);
         let listed = store().families().await.expect("read").remove(0).expect("as it was opened");
-        assert_eq!(listed, Registered { family: views().build().expect("valid"), number });
+        assert_eq!(listed, Registered { family: views().build().expect("valid").family().clone(), number });
     }
 }
 
@@ -1042,7 +1044,7 @@ async fn what_is_wrong_with_the_database_is_found() {
     .await;
     let table = |table: Table| table.key("id", KeyType::Signed).value("n");
     let families = [Table::update("votes"), Table::upsert("days"), Table::update("bad")]
-        .map(|made| Family::buffered("shop", "family").table(table(made)).build().expect("valid"));
+        .map(|made| Family::buffered("shop", "family").table(table(made)).build().expect("valid").family().clone());
     let good = findings(&db.store, &families[..2]).await;
     // testkit's own setting
     let (flush, rest): (Vec<_>, Vec<_>) = good.into_iter().partition(|(_, text)| text.contains("flush_log"));
@@ -1114,7 +1116,7 @@ async fn an_unreachable_database_is_a_finding_and_an_error() {
     let pool = MySqlPoolOptions::new().acquire_timeout(Duration::from_millis(200)).connect_lazy_with(options);
     let store = MysqlStore::new(pool);
     assert!(matches!(&findings(&store, &[]).await[..], [(Severity::Error, text)] if text.starts_with("mysql: ")));
-    let family = views().build().expect("valid");
+    let family = views().build().expect("valid").family().clone();
     let error = store.register(&family).await.expect_err("unreachable");
     assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error}");
     let family = Arc::new(Registered { family, number: 1 });

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
-    ErrorKind, Family, FamilyBuilder, KeyType, MysqlStore, Registered, Reject, Row as Seed, Save, Saved, Store, Table,
-    Version,
+    BufferedFamilyBuilder, ErrorKind, Family, KeyType, MysqlStore, Registered, Reject, Row as Seed, Save, Saved, Store,
+    Table, Version,
 };
 use rand::seq::SliceRandom;
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
@@ -48,8 +48,8 @@ impl Db {
             .unwrap_or_else(|e| panic!("{sql}: {e}"))
     }
 
-    async fn family(&self, builder: FamilyBuilder) -> Arc<Registered> {
-        let family = builder.build().expect("valid");
+    async fn family(&self, builder: BufferedFamilyBuilder) -> Arc<Registered> {
+        let family = builder.build().expect("valid").family().clone();
         let number = self.store.register(&family).await.expect("registered");
         Arc::new(Registered { family, number })
     }

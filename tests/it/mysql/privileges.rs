@@ -52,7 +52,7 @@ impl Work {
     async fn count(&mut self, name: &str, table: Option<Table>) {
         let family = Family::buffered("shop", format!("{name}{}", self.round));
         let family = table.into_iter().fold(family, |family, table| family.table(table)).build().expect("valid");
-        let Some(family) = self.register(family).await.map(Arc::new) else { return };
+        let Some(family) = self.register(family.family().clone()).await.map(Arc::new) else { return };
         for seq in 1..=2 {
             // the second one is no row's
             let done = self.store.apply(&[batch(&family, 0, seq, &[("1", 1), ("", 1)])]).await;
@@ -69,9 +69,10 @@ impl Work {
         let family = Family::buffered("shop", format!("{name}{}", self.round)).build().expect("valid");
         let rejects = self.store.rejects(0, 10_000).await;
         let Some(rejects) = self.note(rejects) else { return };
+        let family = family.family();
         let of_family = rejects.iter().filter(|reject| reject.family == family.name());
         let numbers: Vec<_> = of_family.map(|reject| reject.number).collect();
-        let again = self.store.retry_rejects(&family, &numbers).await;
+        let again = self.store.retry_rejects(family, &numbers).await;
         if let Some(again) = self.note(again) {
             assert!(again.iter().all(|one| *one == Retried::Refused), "{again:?}");
         }
@@ -114,7 +115,7 @@ async fn each_privilege_of_the_documentation_is_enough_and_needed() {
     }
     let family = |name| Family::buffered("shop", name);
     let families = [family("own"), family("sales").table(sales()), family("item").table(item())];
-    let families = families.map(|family| family.build().expect("valid"));
+    let families = families.map(|family| family.build().expect("valid").family().clone());
     let mut round = 1;
     let work = Work::done(&db, round).await;
     assert_eq!(work.failures, [""; 0]);

@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::support::tally::{Tally, now_ms};
-use crate::support::{Pair, Plain, pause, trouble};
+use crate::support::{Pair, Plain, pause, times, trouble, unix};
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
-    Counterfoil, Counting, Durability, Family, MysqlStore, Precision, Series, SeriesFamilyBuilder, Slice, Store,
+    Counterfoil, Counting, Durability, Family, MysqlStore, Precision, Series, SeriesAdded, SeriesFamilyBuilder, Slice,
+    Store,
 };
 use rand::random_range;
 use redis::aio::{ConnectionLike, ConnectionManager};
@@ -57,7 +58,10 @@ impl Load {
                     let (name, tally) = (NAMES[turn % NAMES.len()], &tallies[turn % NAMES.len()]);
                     let began = tally.begin();
                     match hits.add(name, 1).await {
-                        Ok(()) => tally.end(began, true),
+                        Ok(added) => {
+                            assert_eq!(added, SeriesAdded::Counted);
+                            tally.end(began, true)
+                        }
                         Err(error) if error.is_retryable() => tally.end(began, false),
                         Err(error) => panic!("{error}"),
                     }
@@ -80,7 +84,7 @@ async fn finished_slices_are_exact_when_redis_is_killed_and_comes_back_with_its_
     let mysql = MysqlServer::start().await;
     // everything that was acknowledged is in the file, so a killed process loses nothing
     let pair = Pair::on(RedisOptions::aof("always"), &mysql).await;
-    let hits = pair.counterfoil.open_series(family().build().unwrap()).await.unwrap();
+    let hits = pair.counterfoil.open(family().build().unwrap()).await.unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     let load = Load::on(&hits.clone().write_timeout(Duration::from_secs(20)));
     for _ in 0..8 {
@@ -103,18 +107,18 @@ async fn finished_slices_are_exact_whatever_dies() {
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
     let proxy = Proxy::to(&pair.redis);
     let frail = Counterfoil::new(proxy.manager().await, MysqlStore::new(pair.pool.clone()));
-    let hits = frail.open_series(family().build().unwrap()).await.unwrap().write_timeout(Duration::from_secs(20));
+    let hits = frail.open(family().build().unwrap()).await.unwrap().write_timeout(Duration::from_secs(20));
     let load = Load::on(&hits);
     for round in 0..10 {
         let open = |counterfoil: Counterfoil<_>| async move {
-            counterfoil.open_series(family().build().expect("valid")).await.map(drop)
+            counterfoil.open(family().build().expect("valid")).await.map(drop)
         };
         trouble::round(round, (&pair, &proxy, &mysql), open).await;
     }
     let tallies = load.end().await;
     // the last slice is over
     pause(1100).await;
-    let safe = pair.counterfoil.open_series(family().build().unwrap()).await.unwrap();
+    let safe = pair.counterfoil.open(family().build().unwrap()).await.unwrap();
     let stored = pair.number("SELECT COUNT(*) FROM counterfoil_values").await;
     assert!(stored > 3, "nothing got through meanwhile: {stored} rows");
     pair.counterfoil.drain().await.unwrap();
@@ -131,11 +135,12 @@ async fn are_exact(pair: &Pair, hits: &Series<ConnectionManager>, tallies: &[Tal
         let bounds = tally.look();
         let window = hits.get(name, Precision::SECOND).await.unwrap();
         for Slice { start, count } in &window {
+            let start = unix(*start);
             let row = rows.get(&format!("{start}/{name}")).copied().unwrap_or(0);
             assert_eq!(row, *count, "slice {start} of {name}: the row, and the window");
-            assert!(bounds.of(*start).contains(&row), "slice {start} of {name}: {row}, not {:?}", bounds.of(*start));
+            assert!(bounds.of(start).contains(&row), "slice {start} of {name}: {row}, not {:?}", bounds.of(start));
         }
-        let range = window[0].start..window[119].start + 1;
+        let range = window[0].start..window[119].start + Duration::from_secs(1);
         assert_eq!(hits.get_range(name, Precision::SECOND, range).await.unwrap(), window, "{name}");
         assert_eq!(sum(&hits.get(name, Precision::Day).await.unwrap()), bounds.acknowledged, "{name}");
         acknowledged += bounds.acknowledged;
@@ -149,10 +154,10 @@ async fn are_exact(pair: &Pair, hits: &Series<ConnectionManager>, tallies: &[Tal
 /// How often one hit is in its slice, read at once and read when it is over.
 async fn handed_over() -> (i64, i64) {
     let pair = Pair::new().await;
-    let hits = pair.counterfoil.open_series(family().build().unwrap()).await.unwrap();
+    let hits = pair.counterfoil.open(family().build().unwrap()).await.unwrap();
     let began = now_ms() / 1000;
-    hits.add("a", 1).await.unwrap();
-    let read = async || sum(&hits.get_range("a", Precision::SECOND, began..began + 3).await.unwrap());
+    let _ = hits.add("a", 1).await.unwrap();
+    let read = async || sum(&hits.get_range("a", Precision::SECOND, times(began..began + 3)).await.unwrap());
     let at_once = read().await;
     pause(1100).await;
     pair.counterfoil.drain().await.unwrap();
@@ -173,7 +178,7 @@ async fn a_slice_is_read_once_before_and_after_it_is_handed_over() {
 async fn windows_that_are_trimmed_and_expire(seconds: i64) -> Vec<String> {
     let plain = Plain::new().await;
     let family = Family::series("test", "hits").windows([(Precision::SECOND, 3), (Precision::FIVE_SECONDS, 2)]);
-    let hits = plain.counterfoil.open_series(family.partitions(1).build().unwrap()).await.unwrap();
+    let hits = plain.counterfoil.open(family.partitions(1).build().unwrap()).await.unwrap();
     let names: Vec<_> = (0..PAUSES.len()).map(|number| format!("page/{number}")).collect();
     let tallies = PAUSES.map(|_| Tally::default());
     let mut writers = JoinSet::new();
@@ -182,7 +187,7 @@ async fn windows_that_are_trimmed_and_expire(seconds: i64) -> Vec<String> {
         writers.spawn(async move {
             loop {
                 let began = tally.begin();
-                hits.add(&name, 1).await.unwrap();
+                let _ = hits.add(&name, 1).await.unwrap();
                 tally.end(began, true);
                 pause(random_range(longest / 2..=longest)).await;
             }
@@ -195,6 +200,7 @@ async fn windows_that_are_trimmed_and_expire(seconds: i64) -> Vec<String> {
         for (((name, window), before), after) in names.iter().zip(windows).zip(before).zip(&tallies) {
             let after = after.look();
             for Slice { start, count } in window {
+                let start = unix(start);
                 let expected = before.least(start)..=after.most(start);
                 if !expected.contains(&count) {
                     wrong.push(format!("slice {start} of {name}: {count}, not {expected:?}"));
@@ -216,7 +222,7 @@ async fn layers_that_are_trimmed_and_expire(counting: Counting, seconds: i64) ->
     let plain = Plain::new().await;
     let window = Family::activity("test", "online").window(Duration::from_secs(3), Duration::from_secs(1));
     let family = window.visitors(counting).stripes(2).partitions(1).cache_for(Duration::ZERO);
-    let online = plain.counterfoil.open_activity(family.build().unwrap()).await.unwrap();
+    let online = plain.counterfoil.open(family.build().unwrap()).await.unwrap();
     let tallies = PAUSES.map(|_| Tally::default());
     let pages: Vec<_> = (0..PAUSES.len()).map(|number| format!("page/{number}")).collect();
     let mut writers = JoinSet::new();

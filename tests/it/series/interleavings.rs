@@ -21,7 +21,8 @@ use crate::support::interleaving::token::{State, delta, digit, fault};
 use crate::support::interleaving::workers::{WORKERS, Work, Workers};
 use crate::support::interleaving::writer::{Key, Writer, turn_epoch};
 use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate};
-use counterfoil::test_hooks::{Counted, Guard, PairResult, ServerClock};
+use crate::support::times;
+use counterfoil::test_hooks::{Counted, Guard, PairResult, ServerClock, windows};
 use counterfoil::{Counterfoil, Durability, Family, Precision, Registered, SeriesFamily, Slice, Store};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -162,7 +163,10 @@ impl<'s, S: Store + Clone> World<'s, S> {
         let name = NAMES[self.tokens[token].name];
         let (partition, home) = (self.stage.partition(self.stage.partition_of(name)), self.stage.partition(0));
         let pair = (name.as_bytes(), delta(token));
-        partition.add_to_series(self.series.windows(), &self.clock, key.fence(&home), [pair]).await.map_err(failed)
+        partition
+            .add_to_series(windows(&self.series).expect("a series"), &self.clock, key.fence(&home), [pair])
+            .await
+            .map_err(failed)
     }
 
     async fn echo(&mut self, call: usize) -> Checked {
@@ -178,8 +182,8 @@ impl<'s, S: Store + Clone> World<'s, S> {
         }
         let store = Gated::new(self.database.store.clone());
         let counterfoil = Counterfoil::new(self.stage.redis.clone(), store.clone());
-        let series = counterfoil.open_series(self.series.clone()).await.expect("the family is known");
-        let range = self.all_times();
+        let series = counterfoil.open(self.series.clone()).await.expect("the family is known");
+        let range = times(self.all_times());
         let read = async move { Ok((name, series.get_range(NAMES[name], Precision::SECOND, range).await?)) };
         let before = self.tokens.iter().map(|token| token.state.is_acknowledged()).collect();
         self.reader = Some(Reader::begin(store, read, before).await);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use counterfoil::{Added, Counters, Store};
+use counterfoil::{Added, BufferedCounters, Store};
 use redis::aio::ConnectionLike;
 use sqlx::MySqlPool;
 use tokio::task::JoinSet;
@@ -39,7 +39,7 @@ pub enum Outcome {
 }
 
 impl Hits {
-    pub fn on<C, S>(counters: &Counters<C, S>) -> Self
+    pub fn on<C, S>(counters: &BufferedCounters<C, S>) -> Self
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
         S: Store,

@@ -3,17 +3,19 @@
 use std::time::Duration;
 
 use counterfoil::{
-    Activity, CachedCounters, Changed, Counterfoil, Counters, Counting, Durability, Family, Precision, Result, Series,
-    Store, Visitors,
+    Activity, BufferedCounters, CachedCounters, Changed, Counterfoil, Counting, Durability, Family, Precision, Result,
+    Series, SeriesAdded, Store, Visitors,
 };
 use redis::aio::ConnectionLike;
+
+use crate::support::{day, times};
 
 /// The kinds, with both ways to count who is here.
 pub const KINDS: [&str; 6] = ["buffered", "cached", "series", "activity", "activity_hll", "visitors"];
 
 /// A family of one kind, in one partition, that keeps what its kind can keep.
 pub enum OfKind<C, S> {
-    Buffered(Counters<C, S>),
+    Buffered(BufferedCounters<C, S>),
     Cached(CachedCounters<C, S>),
     Series(Series<C, S>),
     Activity(Activity<C, S>),
@@ -39,21 +41,21 @@ where
             }
             "cached" => {
                 let family = Family::cached("shop", kind).partitions(1).durability(now).build()?;
-                OfKind::Cached(counterfoil.open_cached(family).await?)
+                OfKind::Cached(counterfoil.open(family).await?)
             }
             "series" => {
                 let family =
                     Family::series("shop", kind).partitions(1).durability(now).keep([Precision::Day]).build()?;
-                OfKind::Series(counterfoil.open_series(family).await?)
+                OfKind::Series(counterfoil.open(family).await?)
             }
-            "activity" => OfKind::Activity(counterfoil.open_activity(activity().build()?).await?),
+            "activity" => OfKind::Activity(counterfoil.open(activity().build()?).await?),
             "activity_hll" => {
                 let family = activity().visitors(Counting::HyperLogLog).build()?;
-                OfKind::Activity(counterfoil.open_activity(family).await?)
+                OfKind::Activity(counterfoil.open(family).await?)
             }
             "visitors" => {
                 let family = Family::visitors("shop", kind).partitions(1).durability(now).build()?;
-                OfKind::Visitors(counterfoil.open_visitors(family).await?)
+                OfKind::Visitors(counterfoil.open(family).await?)
             }
             other => panic!("no kind {other}"),
         })
@@ -66,9 +68,9 @@ where
             OfKind::Cached(votes) => votes.incr("item", 1).await.map(|changed| {
                 assert!(matches!(changed, Changed::Counted { .. }), "{changed:?}");
             }),
-            OfKind::Series(hits) => hits.add("page", 1).await,
+            OfKind::Series(hits) => hits.add("page", 1).await.map(|added| assert_eq!(added, SeriesAdded::Counted)),
             OfKind::Activity(online) => online.touch("page", "visitor").await,
-            OfKind::Visitors(visitors) => visitors.first_visit("page", "2014-09-20", "visitor").await.map(drop),
+            OfKind::Visitors(visitors) => visitors.first_visit("page", day("2014-09-20"), "visitor").await.map(drop),
         }
     }
 
@@ -82,15 +84,15 @@ where
             OfKind::Buffered(views) => {
                 // enough for a table in place of a list
                 let many: Vec<_> = (0..200).map(|page| (format!("page/{page}"), 1)).collect();
-                assert!(views.add_many(&many).await?.into_iter().all(|added| added.is_ok()));
+                assert!(views.add_many(many).await.into_iter().all(|added| added.is_ok()));
                 views.list("", None, 10).await.map(drop)
             }
             OfKind::Cached(votes) => votes.get_many(&["item", "cold"]).await.map(drop),
             OfKind::Series(hits) => {
-                hits.get_range("page", Precision::Day, 0..7 * 86_400).await?;
+                hits.get_range("page", Precision::Day, times(0..7 * 86_400)).await?;
                 hits.names("", None, 10).await.map(drop)
             }
-            OfKind::Activity(online) => online.minutes("page", 0..60).await.map(drop),
+            OfKind::Activity(online) => online.minutes("page", times(0..60)).await.map(drop),
             OfKind::Visitors(visitors) => visitors.list("", None, 10).await.map(drop),
         }
     }
@@ -102,7 +104,7 @@ where
             OfKind::Cached(votes) => votes.get("item").await?,
             OfKind::Series(hits) => hits.get("page", Precision::HOUR).await?.iter().map(|slice| slice.count).sum(),
             OfKind::Activity(online) => i64::try_from(online.now("page").await?.views).unwrap(),
-            OfKind::Visitors(visitors) => visitors.get("page", "2014-09-20").await?,
+            OfKind::Visitors(visitors) => visitors.get("page", day("2014-09-20")).await?,
         })
     }
 }

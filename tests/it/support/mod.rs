@@ -10,9 +10,12 @@ pub mod tls;
 pub mod trouble;
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::ops::Range;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use counterfoil::{Added, Counterfoil, Counters, Durability, Family, FamilyBuilder, MemoryStore, MysqlStore};
+use counterfoil::{
+    Added, BufferedCounters, BufferedFamilyBuilder, Counterfoil, Day, Durability, Family, MemoryStore, MysqlStore,
+};
 use metrics_util::debugging::{DebugValue, Snapshotter};
 use redis::aio::ConnectionManager;
 use sqlx::MySqlPool;
@@ -72,13 +75,13 @@ impl Plain {
         Plain { redis, counterfoil }
     }
 
-    pub async fn open(&self, family: FamilyBuilder) -> PlainCounters {
+    pub async fn open(&self, family: BufferedFamilyBuilder) -> PlainCounters {
         self.counterfoil.open(family.build().expect("a valid family")).await.expect("opened")
     }
 }
 
 /// A family over the store in memory.
-pub type PlainCounters = Counters<ConnectionManager, MemoryStore>;
+pub type PlainCounters = BufferedCounters<ConnectionManager, MemoryStore>;
 
 /// The value that a caller was told.
 pub fn counted(added: Added) -> i64 {
@@ -92,6 +95,22 @@ pub fn counted(added: Added) -> i64 {
 pub fn ids_of(family: &Family, partition: u32, many: usize) -> Vec<String> {
     let ids = (0..).map(|number| format!("page/{number}"));
     ids.filter(|id| family.partition_of(id) == partition).take(many).collect()
+}
+
+/// The time between these seconds of Unix time.
+pub fn times(seconds: Range<i64>) -> Range<SystemTime> {
+    let time = |seconds| UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).expect("after 1970"));
+    time(seconds.start)..time(seconds.end)
+}
+
+/// A time in whole seconds of Unix time.
+pub fn unix(time: SystemTime) -> i64 {
+    time.duration_since(UNIX_EPOCH).expect("after 1970").as_secs().cast_signed()
+}
+
+/// A day as it is written.
+pub fn day(text: &str) -> Day {
+    text.parse().expect("a day")
 }
 
 pub async fn pause(ms: u64) {
@@ -110,7 +129,7 @@ async fn database_on(mysql: &MysqlServer) -> MySqlPool {
 }
 
 /// A family that is durable at once and due at every hit, unless the test says otherwise.
-pub fn family(name: &str) -> FamilyBuilder {
+pub fn family(name: &str) -> BufferedFamilyBuilder {
     Family::buffered("test", name)
         .partitions(4)
         .durability(Durability::Immediate)

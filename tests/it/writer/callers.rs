@@ -300,8 +300,8 @@ fn many_wait_for_room_on_one_thread() {
             let hits = |part| (0..180).map(|number| (format!("page/{part}/{number}"), 1)).collect::<Vec<_>>();
             let parts: Vec<_> = (0..6).map(hits).collect();
             // the first one leads, two find room, and three do not
-            let told = join_all(parts.iter().map(|part| views.add_many(part))).await;
-            let told = told.into_iter().flat_map(|part| part.unwrap());
+            let told = join_all(parts.into_iter().map(|part| views.add_many(part))).await;
+            let told = told.into_iter().flatten();
             assert!(told.map(|told| counted(told.unwrap())).eq(std::iter::repeat_n(1, 6 * 180)));
         });
         done.send(()).unwrap();
@@ -350,7 +350,7 @@ async fn while_redis_stands_still_callers_give_up_in_time() {
     let patience = Duration::from_millis(400);
     let views = plain.open(family("views").partitions(2)).await.write_timeout(patience);
     let ids: Vec<_> = (0..2).flat_map(|number| ids_of(views.family(), number, 40)).collect();
-    let _ = views.add_many(&ids.iter().map(|id| (id, 1)).collect::<Vec<_>>()).await.unwrap();
+    let _ = views.add_many(ids.iter().map(|id| (id, 1))).await;
     plain.redis.pause();
     let errors = after(patience, ids.iter().map(|id| views.add(id, 1)).collect()).await;
     let unknown = errors.iter().filter(|error| error.outcome_unknown()).count();
@@ -401,10 +401,10 @@ async fn one_partition_s_trouble_is_its_own() {
     let ids: Vec<_> = (0..4).flat_map(|number| ids_of(views.family(), number, 10)).collect();
     let hits: Vec<_> = ids.iter().map(|id| (id, 1)).collect();
     let began = Instant::now();
-    let (told, alone, elsewhere) = tokio::join!(views.add_many(&hits), views.add(&ids[20], 1), other.add("page", 1));
+    let (told, alone, elsewhere) = tokio::join!(views.add_many(hits), views.add(&ids[20], 1), other.add("page", 1));
     assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
     let wrong: HashMap<_, _> = ids[20..30].iter().map(|id| (id, ())).collect();
-    for (id, told) in ids.iter().zip(told.unwrap()) {
+    for (id, told) in ids.iter().zip(told) {
         match told {
             Ok(added) => assert!(!wrong.contains_key(id) && counted(added) == 1),
             Err(error) => assert!(wrong.contains_key(id) && error.kind() == ErrorKind::Corrupt, "{id}: {error}"),

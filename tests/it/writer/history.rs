@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::support::{counted, family, pause};
-use counterfoil::{Counterfoil, Durability, FamilyBuilder, MemoryStore};
+use counterfoil::{BufferedFamilyBuilder, Counterfoil, Durability, MemoryStore};
 use testkit::{RedisOptions, RedisServer};
 use tokio::task::JoinSet;
 
@@ -24,7 +24,7 @@ struct Seen {
 }
 
 /// Counts and reads from two processes, as it were, each with a reconciler, also while connections are killed.
-async fn history(family: FamilyBuilder, kill: bool) {
+async fn history(family: BufferedFamilyBuilder, kill: bool) {
     let redis = RedisServer::start(RedisOptions::volatile()).await;
     let store = MemoryStore::new();
     let family = family.build().unwrap();

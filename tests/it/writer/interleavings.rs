@@ -19,7 +19,7 @@ use crate::support::interleaving::token::{delta, digit, fault};
 use crate::support::interleaving::workers::{WORKERS, Work, Workers};
 use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, failed};
 use counterfoil::test_hooks::Guard;
-use counterfoil::{Added, Counterfoil, Counters, Family, MemoryStore, Registered, Result, Store};
+use counterfoil::{Added, BufferedCounters, Counterfoil, Family, MemoryStore, Registered, Result, Store};
 use proptest::prelude::*;
 use proptest::test_runner::TestError;
 use redis::aio::ConnectionLike;
@@ -191,7 +191,7 @@ struct World<'s> {
     stage: Stage<'s, Direct>,
     database: Database<'s, MemoryStore>,
     line: Line,
-    counters: Counters<Line, MemoryStore>,
+    counters: BufferedCounters<Line, MemoryStore>,
     callers: Vec<Caller>,
     workers: Workers,
     tokens: Vec<Increment>,
@@ -203,15 +203,16 @@ struct World<'s> {
 impl<'s> World<'s> {
     async fn new(server: &'s RedisServer, name: String, crashes: Crashes) -> Self {
         let (line, store) = (Line::default(), MemoryStore::new());
-        let family = Family::buffered(name, "hits")
+        let buffered = Family::buffered(name, "hits")
             .partitions(PARTITIONS)
             .durability(crashes.durability())
             .build()
             .expect("a valid family");
+        let family = buffered.family().clone();
         let number = store.register(&family).await.expect("registered");
         let stage = Stage::<Direct>::new(server, crashes, Registered { family, number }, 1_000_000).await;
         let counterfoil = Counterfoil::new(line.clone(), store.clone());
-        let mut open = std::pin::pin!(counterfoil.open(stage.family.family.clone()));
+        let mut open = std::pin::pin!(counterfoil.open(buffered));
         let counters = loop {
             match poll(open.as_mut()) {
                 Poll::Ready(counters) => break counters.expect("opened").write_timeout(PATIENCE),

@@ -8,9 +8,9 @@ use std::time::Duration;
 use crate::support::{Plain, PlainCounters, eventually, family, pause};
 use counterfoil::test_hooks::{Guard, Partition, take_out};
 use counterfoil::{
-    AddedOnce, Applied, Batch, CachedCounters, CachedFamily, CachedFamilyBuilder, ChangedOnce, Counterfoil, Counters,
-    Durability, ErrorKind, Family, FamilyBuilder, Incarnation, KeyType, MemoryStore, ReadFrom, Registered, Result, Row,
-    Save, Saved, Snapshot, Store, Table,
+    AddedOnce, Applied, Batch, BufferedCounters, BufferedFamilyBuilder, CachedCounters, CachedFamily,
+    CachedFamilyBuilder, ChangedOnce, Counterfoil, Durability, ErrorKind, Family, Incarnation, KeyType, MemoryStore,
+    ReadFrom, Registered, Result, Row, Save, Saved, Snapshot, Store, Table,
 };
 use futures_util::future::join_all;
 use rand::random_range;
@@ -18,12 +18,12 @@ use redis::aio::{ConnectionLike, ConnectionManager};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, Value};
 use tokio::sync::Semaphore;
 
-fn views() -> FamilyBuilder {
+fn views() -> BufferedFamilyBuilder {
     family("views").partitions(4)
 }
 
 /// The family as another process has it.
-async fn another(plain: &Plain, family: FamilyBuilder) -> PlainCounters {
+async fn another(plain: &Plain, family: BufferedFamilyBuilder) -> PlainCounters {
     let counterfoil = Counterfoil::new(plain.redis.manager().await, MemoryStore::new());
     counterfoil.open(family.build().unwrap()).await.unwrap()
 }
@@ -39,7 +39,7 @@ async fn process<S: Store>(plain: &Plain, store: S) -> Counterfoil<ConnectionMan
 
 /// Its cached counters.
 async fn votes_of<S: Store>(plain: &Plain, store: S, family: &CachedFamily) -> CachedCounters<ConnectionManager, S> {
-    process(plain, store).await.open_cached(family.clone()).await.unwrap()
+    process(plain, store).await.open(family.clone()).await.unwrap()
 }
 
 /// A minute goes by, and a new epoch begins.
@@ -105,7 +105,7 @@ async fn again_after(kind: &str, turns: usize) -> [(bool, i64); 3] {
     let (plain, cached) = (Plain::new().await, kind == "cached");
     let (views, votes) = (views().build().unwrap(), votes().build().unwrap());
     let told = async |pair: &Counterfoil<ConnectionManager, MemoryStore>| match cached {
-        true => match pair.open_cached(votes.clone()).await.unwrap().incr_once("job", "page", 1).await.unwrap() {
+        true => match pair.open(votes.clone()).await.unwrap().incr_once("job", "page", 1).await.unwrap() {
             ChangedOnce::Counted { value } => (true, value),
             ChangedOnce::CountedBefore { value } => (false, value),
             refused => panic!("{refused:?}"),
@@ -119,7 +119,7 @@ async fn again_after(kind: &str, turns: usize) -> [(bool, i64); 3] {
     let (here, there) = (&plain.counterfoil, process(&plain, plain.counterfoil.store().clone()).await);
     let first = told(here).await;
     for _ in 0..turns {
-        turn_epoch(&plain, if cached { votes.family() } else { &views }).await;
+        turn_epoch(&plain, if cached { votes.family() } else { views.family() }).await;
     }
     [first, told(here).await, told(&there).await]
 }
@@ -186,7 +186,9 @@ impl ConnectionLike for Lossy {
 
 /// What 40 hits come to if each is made again until it is known to be counted, and how many had to be. The write timeout
 /// is too short for a call to be repeated by itself.
-async fn made_again(hit: impl AsyncFn(Counters<Lossy, MemoryStore>, String) -> Result<(), ErrorKind>) -> (i64, u32) {
+async fn made_again(
+    hit: impl AsyncFn(BufferedCounters<Lossy, MemoryStore>, String) -> Result<(), ErrorKind>,
+) -> (i64, u32) {
     let plain = Plain::new().await;
     let lossy = Lossy { inner: plain.redis.manager().await, calls: Arc::default() };
     let views = Counterfoil::new(lossy, MemoryStore::new()).open(views().build().unwrap()).await.unwrap();
@@ -203,13 +205,13 @@ async fn made_again(hit: impl AsyncFn(Counters<Lossy, MemoryStore>, String) -> R
 
 #[tokio::test]
 async fn a_request_counts_once_where_replies_are_lost() {
-    let once = async |views: Counters<Lossy, MemoryStore>, job: String| {
+    let once = async |views: BufferedCounters<Lossy, MemoryStore>, job: String| {
         views.add_once(&job, "page", 1).await.map(drop).map_err(|error| error.kind())
     };
     let (value, again) = made_again(once).await;
     assert_eq!(value, 40);
     assert!(again > 10, "{again} were made again");
-    let plainly = async |views: Counters<Lossy, MemoryStore>, _| {
+    let plainly = async |views: BufferedCounters<Lossy, MemoryStore>, _| {
         views.add("page", 1).await.map(drop).map_err(|error| error.kind())
     };
     let (value, again) = made_again(plainly).await;
@@ -395,12 +397,12 @@ async fn a_change_counts_once_whoever_dies() {
     let moment = Duration::from_millis(3);
     let family = votes().save_after(moment).retain(moment).build().unwrap();
     let store = plain.counterfoil.store().clone();
-    let _saving = plain.counterfoil.open_cached(family.clone()).await.unwrap();
+    let _saving = plain.counterfoil.open(family.clone()).await.unwrap();
     let reconciler = plain.counterfoil.reconciler().start().await.unwrap();
     let mut workers = Vec::new();
     for _ in 0..3 {
         let lossy = Lossy { inner: plain.redis.manager().await, calls: Arc::default() };
-        let votes = Counterfoil::new(lossy, store.clone()).open_cached(family.clone()).await.unwrap();
+        let votes = Counterfoil::new(lossy, store.clone()).open(family.clone()).await.unwrap();
         workers.push(tokio::spawn(async move {
             let (mut died, mut values) = (0, Vec::new());
             for job in 0..JOBS {

@@ -222,7 +222,7 @@ async fn what_leaves_the_range_in_between_and_not_in_the_end() {
 async fn full_is_said_to_those_whom_it_concerns() {
     let plain = Plain::new().await;
     let small = plain.open(family("small").partitions(1).max_pending(2)).await;
-    let _ = small.add_many(&[("a", 1), ("b", 1)]).await.unwrap();
+    let _ = small.add_many([("a", 1), ("b", 1)]).await;
     let told = together(&plain, &small, &[("c", 1), ("a", 1), ("c", 1), ("b", -1), ("d", 1), ("c", -1)]).await;
     for (id, delta, added) in &told {
         match *id {
@@ -257,7 +257,7 @@ async fn a_buffer_that_is_large_at_once_is_a_table() {
     let plain = Plain::new().await;
     let views = plain.open(family("views").partitions(1)).await;
     let hits: Vec<_> = (0..100).map(|number| (format!("page/{number}"), 1)).collect();
-    let _ = views.add_many(&hits).await.unwrap();
+    let _ = views.add_many(hits).await;
     let encoding = plain.redis.run::<String>("OBJECT ENCODING cf1:{test/views/0}:buffer").await.unwrap();
     assert_eq!(encoding, "hashtable");
 }

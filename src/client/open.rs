@@ -1,0 +1,25 @@
+//! From the type of a family to the type of its handle.
+
+use redis::aio::ConnectionLike;
+
+use crate::client::handle::Handle;
+use crate::error::Result;
+use crate::family::Family;
+use crate::store::Store;
+
+/// A family of some kind, as [`Counterfoil::open`](crate::Counterfoil::open) takes it. The kinds are those of this crate.
+pub trait OpenFamily: Sealed {
+    /// What counts and reads in it, over the connection `C` to Redis and the store `S`.
+    type Handle<C, S>;
+
+    #[doc(hidden)]
+    fn in_use<C, S>(self, handle: Handle<C, S>) -> Result<Self::Handle<C, S>>
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+        S: Store;
+}
+
+/// Keeps other crates from having kinds of their own.
+pub trait Sealed {
+    fn common(&self) -> &Family;
+}

@@ -1,0 +1,28 @@
+//! A listing as a stream, built on the call for one page.
+
+use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
+
+use crate::error::{Error, Result};
+
+/// How many are asked for at a time.
+pub const PAGE: usize = 1000;
+
+/// Everything that is listed, one page at a time: `page` returns what comes after a name, and `name` is what it goes by.
+pub fn all<T, F>(
+    page: impl Fn(Option<String>) -> F + Send + 'static,
+    name: fn(&T) -> &str,
+) -> BoxStream<'static, Result<T>>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<Vec<T>>> + Send + 'static,
+{
+    let pages = stream::try_unfold(None, move |after| {
+        let asked = page(after);
+        async move {
+            let page = asked.await?;
+            let last = page.last().map(|last| name(last).to_owned());
+            Ok::<_, Error>(last.map(|last| (page, Some(last))))
+        }
+    });
+    pages.map_ok(|page| stream::iter(page.into_iter().map(Ok::<T, Error>))).try_flatten().boxed()
+}

@@ -1,0 +1,113 @@
+//! A day, as visitors are counted by.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::SystemTime;
+
+use jiff::Timestamp;
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+
+use crate::error::{Error, Result};
+
+/// A day of the Gregorian calendar, from 1000-01-01 to 9999-12-31, as a `DATE` column of MySQL takes it. In which time zone
+/// it begins is up to the application.
+///
+/// ```
+/// use counterfoil::Day;
+/// # fn main() -> counterfoil::Result<()> {
+/// let day: Day = "2014-09-20".parse()?;
+/// assert_eq!(day, Day::new(2014, 9, 20)?);
+/// assert!(day < Day::today());
+/// assert_eq!(day.to_string(), "2014-09-20");
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Day(Date);
+
+impl Day {
+    /// The day of that year, month (1 to 12) and day of the month (from 1 on).
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) where there is no such day.
+    pub fn new(year: u16, month: u8, day: u8) -> Result<Self> {
+        let date = || Date::new(year.try_into().ok()?, month.try_into().ok()?, day.try_into().ok()?).ok();
+        let none =
+            || Error::invalid(format!("there is no day {year:04}-{month:02}-{day:02} in the years 1000 to 9999"));
+        date().filter(|date| date.year() >= 1000).map(Day).ok_or_else(none)
+    }
+
+    /// The current day in UTC, by the clock of this machine.
+    pub fn today() -> Self {
+        Day(Timestamp::now().to_zoned(TimeZone::UTC).date())
+    }
+
+    /// The day in UTC that the time falls into.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) before the year 1000 and after the year 9999.
+    pub fn of(time: SystemTime) -> Result<Self> {
+        let none = || Error::invalid(format!("{time:?} is not in the years 1000 to 9999"));
+        let date = Timestamp::try_from(time).ok().map(|time| time.to_zoned(TimeZone::UTC).date());
+        date.filter(|date| date.year() >= 1000).map(Day).ok_or_else(none)
+    }
+}
+
+impl FromStr for Day {
+    type Err = Error;
+
+    /// From `2014-09-20`, and no other spelling.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) where it is no such day.
+    fn from_str(text: &str) -> Result<Self> {
+        let day = || {
+            let mut parts = text.splitn(3, '-');
+            let (year, month, day) = (parts.next()?, parts.next()?, parts.next()?);
+            Day::new(year.parse().ok()?, month.parse().ok()?, day.parse().ok()?).ok()
+        };
+        let none = || Error::invalid(format!("{text:?} is no day YYYY-MM-DD of the years 1000 to 9999"));
+        day().filter(|day| day.to_string() == text).ok_or_else(none)
+    }
+}
+
+impl fmt::Display for Day {
+    /// As `2014-09-20`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Day {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::*;
+
+    #[test]
+    fn a_day_has_one_spelling() {
+        assert_eq!("2000-02-29".parse::<Day>().expect("a day"), Day::new(2000, 2, 29).expect("a day"));
+        for wrong in
+            ["1900-02-29", "2014-9-20", "2014-09-31", "0999-12-31", "10000-01-01", "+2014-09-20", "2014-09", "today"]
+        {
+            let error = wrong.parse::<Day>().expect_err(wrong);
+            assert!(error.to_string().contains(wrong), "{error}");
+        }
+        assert!(Day::new(2014, 13, 1).expect_err("no month").to_string().contains("2014-13-01"));
+    }
+
+    #[test]
+    fn a_time_falls_into_a_day_of_utc() {
+        let day = Duration::from_secs(86_400);
+        assert_eq!(Day::of(UNIX_EPOCH).expect("a day").to_string(), "1970-01-01");
+        assert_eq!(Day::of(UNIX_EPOCH - Duration::from_nanos(1)).expect("a day").to_string(), "1969-12-31");
+        assert_eq!(Day::of(UNIX_EPOCH + day).expect("a day").to_string(), "1970-01-02");
+        assert!(Day::of(UNIX_EPOCH - 366 * 1000 * day).is_err());
+    }
+}
