@@ -40,7 +40,8 @@ where
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput): scope, day or visitor are not allowed. [`Busy`](ErrorKind::Busy): not
-    /// counted, since as many scopes and days are pending as a family may have. [`Redis`](ErrorKind::Redis): not counted;
+    /// counted, since as many scopes and days are pending as a family may have. [`Range`](ErrorKind::Range): not counted, since
+    /// the number would leave the signed 64-bit range. [`Redis`](ErrorKind::Redis): not counted;
     /// may be called again. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost
     /// and could not be asked for again within the [write timeout](Self::write_timeout).
     pub async fn first_visit(&self, scope: &str, day: &str, visitor: impl AsRef<[u8]>) -> Result<bool> {
@@ -49,9 +50,14 @@ where
         match self.0.writer.add(&visit::key(&id, visitor.as_ref()), 1, self.0.timeout, true).await? {
             PairResult::First => Ok(true),
             PairResult::Again => Ok(false),
-            other @ PairResult::WrongType => Err(other.corrupt(self.family(), &id)),
-            _ => Err(Error::new(ErrorKind::Busy, format!("{}: not counted: too many ids are pending", self.family()))),
+            PairResult::Full => Err(self.refused(ErrorKind::Busy, "too many ids are pending")),
+            PairResult::OutOfRange(_) => Err(self.refused(ErrorKind::Range, "what is pending would leave i64")),
+            other => Err(other.corrupt(self.family(), &id)),
         }
+    }
+
+    fn refused(&self, kind: ErrorKind, why: &str) -> Error {
+        Error::new(kind, format!("{}: not counted: {why}", self.family()))
     }
 
     /// The exact number of visitors that the scope has had on that day.
