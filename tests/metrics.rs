@@ -206,3 +206,26 @@ async fn cached_counters_come_and_go() {
     assert_eq!(seen.0, 2.0);
     reconciler.shutdown().await.unwrap();
 }
+
+#[tokio::test]
+async fn ids_of_a_drain_that_is_given_up_are_not_pending() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let _measuring = metrics::set_default_local_recorder(&recorder);
+    let mysql = MysqlServer::start().await;
+    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    for id in ["a", "b"] {
+        let _ = views.add(id, 1).await.unwrap();
+    }
+    mysql.pause();
+    tokio::select! {
+        drained = pair.counterfoil.drain() => panic!("{drained:?}"),
+        () = eventually("the write", || async { look(&snapshotter)[PENDING_IDS] == 2.0 }) => {}
+    }
+    // a look tells what has changed since the one before
+    assert_eq!(look(&snapshotter)[PENDING_IDS], -2.0);
+    mysql.resume();
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!(look(&snapshotter)[PENDING_IDS], 0.0);
+}

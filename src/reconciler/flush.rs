@@ -219,9 +219,9 @@ where
         let (fetched, batches) = self.fetch_all(held, &mut ends).await;
         let ids: usize = batches.iter().map(|batch| batch.deltas.len()).sum();
         tracing::Span::current().record("rows", ids);
-        batches.iter().for_each(|batch| pending_ids(batch).increment(batch.deltas.len() as f64));
+        let pending = PendingIds::of(&batches);
         let refusals = self.apply(&batches, stop).await;
-        batches.iter().for_each(|batch| pending_ids(batch).decrement(batch.deltas.len() as f64));
+        drop(pending);
         let mut applied = Vec::with_capacity(fetched.len());
         for (held, refused) in fetched.into_iter().zip(refusals) {
             match refused {
@@ -451,8 +451,23 @@ fn retried(what: &'static str, error: Error) -> Error {
     error
 }
 
-fn pending_ids(batch: &Batch) -> ::metrics::Gauge {
-    ::metrics::gauge!(metrics::PENDING_IDS, "family" => batch.family.family.name.clone())
+/// The ids of batches that are being written: no more of them once it is dropped, as when the caller gives up.
+struct PendingIds(Vec<(::metrics::Gauge, f64)>);
+
+impl PendingIds {
+    fn of(batches: &[Batch]) -> Self {
+        let gauge =
+            |batch: &Batch| ::metrics::gauge!(metrics::PENDING_IDS, "family" => batch.family.family.name.clone());
+        let pending: Vec<_> = batches.iter().map(|batch| (gauge(batch), batch.deltas.len() as f64)).collect();
+        pending.iter().for_each(|(gauge, ids)| gauge.increment(*ids));
+        PendingIds(pending)
+    }
+}
+
+impl Drop for PendingIds {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|(gauge, ids)| gauge.decrement(*ids));
+    }
 }
 
 fn record(applied: Applied) {

@@ -192,3 +192,15 @@ async fn a_scope_and_a_day_are_one_counter_and_no_other_pair_is() {
     let kept = "SELECT CAST(count AS SIGNED) FROM days WHERE scope = '7' AND day = '2014-09-20'";
     assert_eq!(pair.number(kept).await, 1);
 }
+
+#[tokio::test]
+async fn a_visit_that_is_refused_says_why() {
+    let pair = Pair::new().await;
+    let daily = Family::visitors("test", "daily").partitions(1).durability(Durability::Immediate).build().unwrap();
+    let daily = pair.counterfoil.open_visitors(daily).await.unwrap();
+    let full = format!("HSET cf1:{{test/daily/0}}:buffer shop/2014-09-20 {}", i64::MAX);
+    pair.redis.run::<()>(&full).await.unwrap();
+    let error = daily.first_visit("shop", "2014-09-20", "visitor").await.unwrap_err();
+    assert!(error.kind() == counterfoil::ErrorKind::Range && error.to_string().contains("i64"), "{error}");
+    assert!(daily.first_visit("shop", "2014-09-21", "visitor").await.unwrap());
+}

@@ -407,8 +407,9 @@ async fn a_change_counts_once_whoever_dies() {
             let (mut died, mut values) = (0, Vec::new());
             for job in 0..JOBS {
                 let (request, id) = (format!("job/{job}"), format!("item/{}", job % 5));
-                loop {
-                    let life = Duration::from_micros(random_range(100..6000));
+                for attempt in 1.. {
+                    // longer each time: a busy machine may take longer than any life
+                    let life = Duration::from_micros(random_range(100..6000) * attempt);
                     match tokio::time::timeout(life, votes.incr_once(&request, &id, 1)).await {
                         Ok(Ok(ChangedOnce::Counted { value } | ChangedOnce::CountedBefore { value })) => {
                             values.push(value);
