@@ -152,7 +152,7 @@ where
     ///
     /// Everybody who asks is told the same value, that as after exactly this change, for as long as the request is
     /// remembered: **for a minute at least** by the server's clock, mostly for one to two minutes. After that it counts again.
-    /// All else is as for [`Counters::add_once`](crate::Counters::add_once).
+    /// All else is as for [`BufferedCounters::add_once`](crate::BufferedCounters::add_once).
     ///
     /// Each is a call of its own, which costs more than an [`incr`](Self::incr) under load, and one more where another process
     /// had to seed the counter for it.

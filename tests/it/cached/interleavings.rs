@@ -270,14 +270,14 @@ impl Held {
 /// The database: one in memory, which is fast and so tries more, or a real one.
 enum Database {
     Plain(MemoryStore),
-    Real { mysql: Mortal, pool: MySqlPool, store: MysqlStore },
+    Real { mysql: Box<Mortal>, pool: MySqlPool, store: MysqlStore },
 }
 
 impl Database {
     async fn real(mysql: Mortal) -> Self {
         let pool = mysql.database().await;
         let store = MysqlStore::new(pool.clone());
-        Database::Real { mysql, pool, store }
+        Database::Real { mysql: Box::new(mysql), pool, store }
     }
 
     async fn register(&self, family: &Family) -> Result<u64> {
