@@ -19,4 +19,5 @@ mod series;
 mod service;
 mod support;
 mod vectors;
+mod visitors;
 mod writer;
