@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use counterfoil::{
-    Activity, BufferedCounters, CachedCounters, Changed, Counterfoil, Counting, Durability, Family, Precision, Result,
-    Series, SeriesAdded, Store, Visitors,
+    Activity, BufferedCounters, CachedCounters, Changed, Counterfoil, Counting, Durability, Error, ErrorKind, Family,
+    Precision, Result, Series, SeriesAdded, Store, Visited, Visitors,
 };
 use redis::aio::ConnectionLike;
 
@@ -68,9 +68,15 @@ where
             OfKind::Cached(votes) => votes.incr("item", 1).await.map(|changed| {
                 assert!(matches!(changed, Changed::Counted { .. }), "{changed:?}");
             }),
-            OfKind::Series(hits) => hits.add("page", 1).await.map(|added| assert_eq!(added, SeriesAdded::Counted)),
+            OfKind::Series(hits) => match hits.add("page", 1).await? {
+                SeriesAdded::Counted => Ok(()),
+                refused => Err(Error::new(ErrorKind::Range, format!("{refused:?}"))),
+            },
             OfKind::Activity(online) => online.touch("page", "visitor").await,
-            OfKind::Visitors(visitors) => visitors.first_visit("page", day("2014-09-20"), "visitor").await.map(drop),
+            OfKind::Visitors(visitors) => match visitors.first_visit("page", day("2014-09-20"), "visitor").await? {
+                Visited::Counted | Visited::CountedBefore => Ok(()),
+                refused => Err(Error::new(ErrorKind::Busy, format!("{refused:?}"))),
+            },
         }
     }
 

@@ -99,7 +99,10 @@ pub fn ids_of(family: &Family, partition: u32, many: usize) -> Vec<String> {
 
 /// The time between these seconds of Unix time.
 pub fn times(seconds: Range<i64>) -> Range<SystemTime> {
-    let time = |seconds| UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).expect("after 1970"));
+    let time = |seconds: i64| match u64::try_from(seconds) {
+        Ok(after) => UNIX_EPOCH + Duration::from_secs(after),
+        Err(_) => UNIX_EPOCH - Duration::from_secs(seconds.unsigned_abs()),
+    };
     time(seconds.start)..time(seconds.end)
 }
 
