@@ -75,10 +75,16 @@ pub struct MysqlStore {
     meter: Meter,
     /// By description; `None` is counterfoil's own table.
     targets: Arc<RwLock<HashMap<Option<Table>, Arc<Target>>>>,
-    /// Whether counterfoil's own tables were seen.
-    has_tables: Arc<AtomicBool>,
-    /// Those that are missing are created when the database is first asked.
-    creates_tables: bool,
+    own: Arc<Own>,
+}
+
+/// What is known of counterfoil's own tables.
+#[derive(Default)]
+struct Own {
+    /// They were seen.
+    are_there: AtomicBool,
+    /// Those that are missing are created when the database is first asked for families.
+    creates: bool,
 }
 
 impl MysqlStore {
@@ -89,8 +95,7 @@ impl MysqlStore {
             replica: None,
             meter: Meter::default(),
             targets: Arc::default(),
-            has_tables: Arc::default(),
-            creates_tables: false,
+            own: Arc::default(),
         }
     }
 
@@ -120,19 +125,19 @@ impl MysqlStore {
 
     /// Creates what is missing when the database is first asked for families.
     pub(crate) fn creating_tables(mut self) -> Self {
-        self.creates_tables = true;
+        self.own = Arc::new(Own { creates: true, ..Own::default() });
         self
     }
 
     /// Sees to counterfoil's own tables, once.
     async fn see_to_tables(&self) -> Result<()> {
-        if !self.has_tables.load(Ordering::Relaxed) {
-            if self.creates_tables {
+        if !self.own.are_there.load(Ordering::Relaxed) {
+            if self.own.creates {
                 schema::create(&self.primary, &self.meter).await?;
             } else {
                 schema::require(&self.primary, &self.meter).await?;
             }
-            self.has_tables.store(true, Ordering::Relaxed);
+            self.own.are_there.store(true, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -216,7 +221,7 @@ impl Store for MysqlStore {
     async fn families(&self) -> Result<Vec<Result<Registered>>> {
         let mysql = self.clone();
         detached(async move {
-            if mysql.creates_tables {
+            if mysql.own.creates {
                 mysql.see_to_tables().await?;
             }
             families::list(&mysql.primary, &mysql.meter).await
