@@ -56,6 +56,7 @@ impl Changed {
 
 /// What became of a request to change a cached counter once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 #[must_use = "a change that was refused is not counted"]
 pub enum ChangedOnce {
     /// Counted now.
