@@ -12,7 +12,9 @@ use sqlx::{Connection, MySqlConnection};
 use tokio::time::timeout;
 
 use crate::client::counterfoil::Counterfoil;
-use crate::connection::primary::{self, Primary};
+#[cfg(feature = "cluster")]
+use crate::connection::primary;
+use crate::connection::primary::Primary;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::mysql::MysqlStore;
 

@@ -44,8 +44,8 @@ pub(crate) fn command(words: &str) -> Cmd {
 /// One command over a connection of its own.
 pub(crate) async fn run<T: FromRedisValue>(url: &str, command: &Cmd) -> RedisResult<T> {
     let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(Duration::from_secs(1)))
-        .set_response_timeout(Some(Duration::from_secs(5)));
+        .set_connection_timeout(Some(Duration::from_secs(5)))
+        .set_response_timeout(Some(Duration::from_secs(20)));
     let mut connection = client(url).get_multiplexed_async_connection_with_config(&config).await?;
     command.query_async(&mut connection).await
 }

@@ -5,6 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 
@@ -12,16 +13,21 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// In a task of its own: the work goes on also while the caller does not look at it, so that a transaction is not left
 /// open by one that is busy elsewhere.
-pub(super) async fn detached<T: Send + 'static>(work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
-    let lost = |error| Error::new(ErrorKind::Store, "the task of a database call ended early").with_source(error);
-    tokio::spawn(work).await.map_err(lost)?
+pub(super) fn detached<T: Send + 'static>(
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> BoxFuture<'static, Result<T>> {
+    // boxed, since an application's futures go on around it, and rustc looks 128 deep at most
+    let work = work.boxed();
+    async move {
+        let lost = |error| Error::new(ErrorKind::Store, "the task of a database call ended early").with_source(error);
+        tokio::spawn(work).await.map_err(lost)?
+    }
+    .boxed()
 }
 
 /// In the caller's own task for as long as the caller is there, which saves a read the way to another task and back.
-pub(super) fn in_place<T: Send + 'static>(
-    work: impl Future<Output = T> + Send + 'static,
-) -> impl Future<Output = T> + Send {
-    InPlace(Some(Box::pin(work)))
+pub(super) fn in_place<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> BoxFuture<'static, T> {
+    InPlace(Some(work.boxed())).boxed()
 }
 
 struct InPlace<T: Send + 'static>(Option<BoxFuture<'static, T>>);

@@ -46,14 +46,17 @@ impl Member {
     /// From "ID IP:PORT@BUS[,HOST] FLAG,... PRIMARY|- PING PONG EPOCH LINK [SLOT|SLOT-SLOT|[SLOT->-ID] ...]".
     fn parse(line: &str) -> Option<Self> {
         let words: Vec<_> = line.split(' ').collect();
-        let (_, port) = words.get(1)?.split('@').next()?.rsplit_once(':')?;
+        let (address, bus) = words.get(1)?.split_once('@')?;
+        let (_, port) = address.rsplit_once(':')?;
+        let bus: u16 = bus.split(',').next()?.parse().ok()?;
         let range = |word: &&str| {
             let (from, to) = word.split_once('-').unwrap_or((word, word));
             Some(from.parse().ok()?..=to.parse().ok()?)
         };
         Some(Member {
             id: words[0].to_owned(),
-            port: port.parse().ok()?,
+            // newer servers have 0 for a node that takes TLS alone; its bus is 10,000 above its port
+            port: port.parse().ok().filter(|port| *port != 0).or(bus.checked_sub(10_000))?,
             is_own: words.get(2)?.split(',').any(|flag| flag == "myself"),
             primary: words.get(3).filter(|id| **id != "-").map(|id| (*id).to_owned()),
             epoch: words.get(6)?.parse().ok()?,

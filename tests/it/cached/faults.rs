@@ -3,12 +3,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::rows::Rows;
 use crate::support::{Pair, eventually, pause};
 use counterfoil::{
-    Applied, Batch, CachedCounters, CachedFamilyBuilder, Changed, Counterfoil, Durability, ErrorKind, Family,
-    Incarnation, KeyType, MemoryStore, MysqlStore, ReadFrom, Registered, Result, Row, Save, Saved, Snapshot, Store,
-    Table,
+    CachedCounters, CachedFamilyBuilder, Changed, Counterfoil, Durability, ErrorKind, Family, KeyType, MemoryStore,
+    MysqlStore, Registered, Row, Store, Table,
 };
+use futures_util::future::ready;
 use redis::aio::ConnectionManager;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 
@@ -242,59 +243,14 @@ async fn keys_of_another_type_are_an_error_that_names_them() {
     assert_eq!(votes.get("1").await.unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
-/// A store whose rows come from a copy that stands still, as from a replica that does not say that it is one.
-#[derive(Clone, Default)]
-struct Behind {
-    store: MemoryStore,
-    copy: Arc<Mutex<Option<Vec<Row>>>>,
-}
-
-impl Store for Behind {
-    async fn register(&self, family: &Family) -> Result<u64> {
-        self.store.register(family).await
-    }
-
-    async fn apply(&self, batches: &[Batch]) -> Result<Applied> {
-        self.store.apply(batches).await
-    }
-
-    async fn read(
-        &self,
-        family: &Registered,
-        ids: &[&str],
-        ledger: &[(u32, Incarnation)],
-        from: ReadFrom,
-    ) -> Result<Snapshot> {
-        self.store.read(family, ids, ledger, from).await
-    }
-
-    async fn list(
-        &self,
-        family: &Registered,
-        prefix: &str,
-        after: Option<&str>,
-        limit: usize,
-    ) -> Result<Vec<(String, i64)>> {
-        self.store.list(family, prefix, after, limit).await
-    }
-
-    async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Row>> {
-        let copy = self.copy.lock().unwrap().clone();
-        match copy {
-            Some(rows) => Ok(rows),
-            None => self.store.rows(family, ids).await,
-        }
-    }
-
-    async fn save(&self, family: &Registered, saves: &[Save]) -> Result<Vec<Saved>> {
-        self.store.save(family, saves).await
-    }
-}
-
+/// The rows come from a copy that stands still, as from a replica that does not say that it is one.
 #[tokio::test]
 async fn rows_from_a_database_that_is_behind_cost_no_count() {
     let redis = RedisServer::start(RedisOptions::volatile()).await;
-    let store = Behind::default();
+    let copy: Arc<Mutex<Option<Vec<Row>>>> = Arc::default();
+    let copied = copy.clone();
+    let seen = move |rows| ready(copied.lock().unwrap().clone().unwrap_or(rows));
+    let store = Rows { store: MemoryStore::new(), seen };
     let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
     let votes = counterfoil.open(family().build().unwrap()).await.unwrap();
     assert_eq!(value(votes.incr("a", 5).await.unwrap()), 5);
@@ -304,7 +260,7 @@ async fn rows_from_a_database_that_is_behind_cost_no_count() {
     assert_eq!(value(votes.incr("a", 10).await.unwrap()), 15);
     counterfoil.drain().await.unwrap();
     redis.run::<()>("FLUSHALL").await.unwrap();
-    *store.copy.lock().unwrap() = Some(behind);
+    *copy.lock().unwrap() = Some(behind);
     // seen wrong for as long as it is not saved: nobody can know
     assert_eq!(value(votes.incr("a", 1).await.unwrap()), 6);
     counterfoil.drain().await.unwrap();

@@ -5,6 +5,7 @@ pub mod hits;
 pub mod interleaving;
 pub mod kinds;
 pub mod model;
+pub mod rows;
 pub mod tally;
 pub mod tls;
 pub mod trouble;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::support::rows::Rows;
 use crate::support::{Plain, PlainCounters, eventually, family, pause};
 use counterfoil::test_hooks::{Guard, Partition, take_out};
 use counterfoil::{
-    AddedOnce, Applied, Batch, BufferedCounters, BufferedFamilyBuilder, CachedCounters, CachedFamily,
-    CachedFamilyBuilder, ChangedOnce, Counterfoil, Durability, ErrorKind, Family, Incarnation, KeyType, MemoryStore,
-    ReadFrom, Registered, Result, Row, Save, Saved, Snapshot, Store, Table,
+    AddedOnce, BufferedCounters, BufferedFamilyBuilder, CachedCounters, CachedFamily, CachedFamilyBuilder, ChangedOnce,
+    Counterfoil, Durability, ErrorKind, Family, KeyType, MemoryStore, Result, Store, Table,
 };
 use futures_util::future::join_all;
 use rand::random_range;
@@ -291,66 +291,26 @@ async fn a_change_without_a_row_is_not_remembered() {
     assert_eq!(votes.incr_once("job", "1", 1).await.unwrap(), CHANGED_BEFORE(41));
 }
 
-/// A store in which a row is read only when the test lets it.
-#[derive(Clone)]
-struct Slow {
-    store: MemoryStore,
-    gate: Arc<Semaphore>,
-    waiting: Arc<AtomicU64>,
-}
-
-impl Store for Slow {
-    async fn register(&self, family: &Family) -> Result<u64> {
-        self.store.register(family).await
-    }
-
-    async fn apply(&self, batches: &[Batch]) -> Result<Applied> {
-        self.store.apply(batches).await
-    }
-
-    async fn read(
-        &self,
-        family: &Registered,
-        ids: &[&str],
-        ledger: &[(u32, Incarnation)],
-        from: ReadFrom,
-    ) -> Result<Snapshot> {
-        self.store.read(family, ids, ledger, from).await
-    }
-
-    async fn list(
-        &self,
-        family: &Registered,
-        prefix: &str,
-        after: Option<&str>,
-        limit: usize,
-    ) -> Result<Vec<(String, i64)>> {
-        self.store.list(family, prefix, after, limit).await
-    }
-
-    async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Row>> {
-        let rows = self.store.rows(family, ids).await;
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        self.gate.acquire().await.expect("never closed").forget();
-        rows
-    }
-
-    async fn save(&self, family: &Registered, saves: &[Save]) -> Result<Vec<Saved>> {
-        self.store.save(family, saves).await
-    }
-}
-
 /// What a process is told that has missed the counter and reads its row while so many epochs begin; another one asks before
 /// that or after, or never. And what the counter is in the end.
 async fn while_epochs_turn(turns: usize, other: Option<usize>) -> (Result<ChangedOnce>, Option<ChangedOnce>, i64) {
     let plain = Plain::new().await;
     let family = votes().build().unwrap();
     let store = plain.counterfoil.store().clone();
-    let slow = Slow { store: store.clone(), gate: Arc::new(Semaphore::new(0)), waiting: Arc::default() };
-    let here = votes_of(&plain, slow.clone(), &family).await;
+    let (gate, waiting) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicU64::new(0)));
+    let (closed, waits) = (gate.clone(), waiting.clone());
+    let seen = move |rows| {
+        let (closed, waits) = (closed.clone(), waits.clone());
+        async move {
+            waits.fetch_add(1, Ordering::SeqCst);
+            closed.acquire().await.expect("never closed").forget();
+            rows
+        }
+    };
+    let here = votes_of(&plain, Rows { store: store.clone(), seen }, &family).await;
     let there = votes_of(&plain, store, &family).await;
     let asks = tokio::spawn(async move { here.incr_once("job", "item", 1).await });
-    eventually("the row is read", async || slow.waiting.load(Ordering::SeqCst) == 1).await;
+    eventually("the row is read", async || waiting.load(Ordering::SeqCst) == 1).await;
     let mut told = None;
     for turn in 0..=turns {
         if other == Some(turn) {
@@ -361,7 +321,7 @@ async fn while_epochs_turn(turns: usize, other: Option<usize>) -> (Result<Change
         }
     }
     // where its ticket has gone it reads the row again
-    slow.gate.add_permits(10);
+    gate.add_permits(10);
     let first = asks.await.unwrap();
     (first, told, there.get("item").await.unwrap())
 }
