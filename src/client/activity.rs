@@ -9,7 +9,7 @@ use moka::future::Cache;
 use redis::aio::ConnectionLike;
 
 use crate::client::handle::{Handle, handle_methods};
-use crate::client::open::{OpenFamily, Sealed};
+use crate::client::open::OpenFamily;
 use crate::connection::primary::Primary;
 use crate::error::{Error, Result};
 use crate::family::calendar::{Calendar, Precision, time_at, unix_seconds};
@@ -90,12 +90,6 @@ impl<C, S> Clone for Activity<C, S> {
 const ANSWERS: u64 = 10_000;
 /// About how many keys one read names.
 const KEYS: u32 = 200;
-
-impl Sealed for ActivityFamily {
-    fn common(&self) -> &Family {
-        self.family()
-    }
-}
 
 impl OpenFamily for ActivityFamily {
     type Handle<C, S> = Activity<C, S>;

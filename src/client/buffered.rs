@@ -7,10 +7,10 @@ use redis::aio::ConnectionLike;
 
 use crate::client::exact::Shown;
 use crate::client::handle::{Handle, handle_methods};
-use crate::client::open::{OpenFamily, Sealed};
+use crate::client::open::OpenFamily;
 use crate::connection::primary::Primary;
 use crate::error::Result;
-use crate::family::{BufferedFamily, Family};
+use crate::family::BufferedFamily;
 use crate::scripts::buffered::{Added, AddedOnce};
 use crate::store::Store;
 use crate::store::mysql::MysqlStore;
@@ -23,12 +23,6 @@ pub struct BufferedCounters<C = Primary, S = MysqlStore>(Handle<C, S>);
 impl<C, S> Clone for BufferedCounters<C, S> {
     fn clone(&self) -> Self {
         BufferedCounters(self.0.clone())
-    }
-}
-
-impl Sealed for BufferedFamily {
-    fn common(&self) -> &Family {
-        self.family()
     }
 }
 

@@ -10,11 +10,11 @@ use tokio::time::Instant;
 
 use crate::client::exact::Shown;
 use crate::client::handle::{Handle, handle_methods};
-use crate::client::open::{OpenFamily, Sealed};
+use crate::client::open::OpenFamily;
 use crate::client::seeding::{Read, Seeding};
 use crate::connection::primary::Primary;
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::{CachedFamily, Family, Stay};
+use crate::family::{CachedFamily, Stay};
 use crate::metrics;
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::Ticket;
@@ -103,12 +103,6 @@ type Held = Option<(Seed, Arc<Read>)>;
 /// How often a read or an increment begins again because the counter came and went in between. Each time costs a whole
 /// stay of the counter in Redis, so more than once is a sign of something wrong.
 const ATTEMPTS: usize = 100;
-
-impl Sealed for CachedFamily {
-    fn common(&self) -> &Family {
-        self.family()
-    }
-}
 
 impl OpenFamily for CachedFamily {
     type Handle<C, S> = CachedCounters<C, S>;

@@ -18,7 +18,7 @@ use crate::reconciler::handle::ReconcilerBuilder;
 use crate::reconciler::save::Saver;
 use crate::reconciler::upkeep;
 use crate::scripts::access;
-use crate::scripts::check::{self};
+use crate::scripts::check;
 use crate::store::Store;
 use crate::store::mysql::MysqlStore;
 use crate::writer::shared::Shared;

@@ -102,9 +102,7 @@ where
         let mut pause = Backoff::default();
         loop {
             let late = |_| Err(self.late(ErrorKind::Redis));
-            // boxed, since an application's futures go on around it, and rustc lays out 128 within each other at most
-            let read = Box::pin(read(deadline));
-            match timeout_at(deadline + LAST_MOMENT, read).await.unwrap_or_else(late) {
+            match timeout_at(deadline + LAST_MOMENT, read(deadline)).await.unwrap_or_else(late) {
                 Err(error) if error.is_retryable() => {
                     let wait = pause.next();
                     if Instant::now() + wait >= deadline {

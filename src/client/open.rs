@@ -4,7 +4,7 @@ use redis::aio::ConnectionLike;
 
 use crate::client::handle::Handle;
 use crate::error::Result;
-use crate::family::Family;
+use crate::family::Sealed;
 use crate::store::Store;
 
 /// A family of some kind, as [`Counterfoil::open`](crate::Counterfoil::open) takes it. The kinds are those of this crate.
@@ -17,9 +17,4 @@ pub trait OpenFamily: Sealed {
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
         S: Store;
-}
-
-/// Keeps other crates from having kinds of their own.
-pub trait Sealed {
-    fn common(&self) -> &Family;
 }

@@ -10,7 +10,7 @@ use futures_util::future::try_join_all;
 use redis::aio::ConnectionLike;
 
 use crate::client::handle::{Handle, handle_methods};
-use crate::client::open::{OpenFamily, Sealed};
+use crate::client::open::OpenFamily;
 use crate::client::pages::{self, PAGE};
 use crate::connection::primary::Primary;
 use crate::error::{Error, Result};
@@ -53,12 +53,6 @@ pub struct Series<C = Primary, S = MysqlStore> {
 impl<C, S> Clone for Series<C, S> {
     fn clone(&self) -> Self {
         Series { handle: self.handle.clone(), windows: self.windows.clone() }
-    }
-}
-
-impl Sealed for SeriesFamily {
-    fn common(&self) -> &Family {
-        self.family()
     }
 }
 

@@ -4,12 +4,12 @@ use futures_util::Stream;
 use redis::aio::ConnectionLike;
 
 use crate::client::handle::{Handle, handle_methods};
-use crate::client::open::{OpenFamily, Sealed};
+use crate::client::open::OpenFamily;
 use crate::connection::primary::Primary;
 use crate::error::{Error, Result};
+use crate::family::VisitorsFamily;
 use crate::family::day::Day;
 use crate::family::visit;
-use crate::family::{Family, VisitorsFamily};
 use crate::scripts::partition::PairResult;
 use crate::store::Store;
 use crate::store::mysql::MysqlStore;
@@ -36,12 +36,6 @@ pub struct Visitors<C = Primary, S = MysqlStore>(Handle<C, S>);
 impl<C, S> Clone for Visitors<C, S> {
     fn clone(&self) -> Self {
         Visitors(self.0.clone())
-    }
-}
-
-impl Sealed for VisitorsFamily {
-    fn common(&self) -> &Family {
-        self.family()
     }
 }
 

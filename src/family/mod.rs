@@ -44,6 +44,12 @@ macro_rules! family_of_kind {
             }
         }
 
+        impl crate::family::Sealed for $name {
+            fn common(&self) -> &Family {
+                &self.family
+            }
+        }
+
         impl std::fmt::Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 self.family.fmt(f)
@@ -100,6 +106,11 @@ pub struct Family {
     pub(crate) sync_time: Duration,
     pub(crate) max_pending: u64,
     pub(crate) kind: Kind,
+}
+
+/// A family of some kind. Keeps other crates from having kinds of their own.
+pub trait Sealed {
+    fn common(&self) -> &Family;
 }
 
 /// How a family counts.

@@ -12,25 +12,20 @@ use tokio::runtime::Handle;
 use crate::error::{Error, ErrorKind, Result};
 
 /// In a task of its own: the work goes on also while the caller does not look at it, so that a transaction is not left
-/// open by one that is busy elsewhere.
+/// open by one that is busy elsewhere. Boxed, since an application's futures go on around it, and rustc looks 128 deep.
 pub(super) fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> BoxFuture<'static, Result<T>> {
-    // boxed, since an application's futures go on around it, and rustc looks 128 deep at most
-    let work = work.boxed();
-    async move {
-        let lost = |error| Error::new(ErrorKind::Store, "the task of a database call ended early").with_source(error);
-        tokio::spawn(work).await.map_err(lost)?
-    }
-    .boxed()
+    let lost = |error| Error::new(ErrorKind::Store, "the task of a database call ended early").with_source(error);
+    async move { tokio::spawn(work).await.map_err(lost)? }.boxed()
 }
 
 /// In the caller's own task for as long as the caller is there, which saves a read the way to another task and back.
-pub(super) fn in_place<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> BoxFuture<'static, T> {
-    InPlace(Some(work.boxed())).boxed()
+pub(super) fn in_place<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> InPlace<T> {
+    InPlace(Some(work.boxed()))
 }
 
-struct InPlace<T: Send + 'static>(Option<BoxFuture<'static, T>>);
+pub(super) struct InPlace<T: Send + 'static>(Option<BoxFuture<'static, T>>);
 
 impl<T: Send + 'static> Future for InPlace<T> {
     type Output = T;
