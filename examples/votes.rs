@@ -1,4 +1,4 @@
-//! A voting site: `curl -X POST localhost:3000/items/7/vote` answers the item's new number of votes.
+//! A voting site: `curl -X POST localhost:3000/items/7/vote` returns the item's new number of votes.
 //!
 //! The votes are kept in a table of the site's own, which has to be there:
 //!

@@ -97,7 +97,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// For the `main` of a program that answers it: the kind, then what [`Display`](fmt::Display) says.
+/// For the `main` of a program that returns it: the kind, then what [`Display`](fmt::Display) says.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}: {self}", self.kind)

@@ -47,7 +47,7 @@ pub use family::{
     Counting, Durability, Family, SeriesFamily, SeriesFamilyBuilder, VisitorsFamily, VisitorsFamilyBuilder,
 };
 pub use finding::{Finding, Severity};
-pub use reconciler::handle::{Reconciler, ReconcilerBuilder};
+pub use reconciler::lifecycle::{Reconciler, ReconcilerBuilder};
 pub use scripts::buffered::{Added, AddedOnce};
 pub use scripts::bundle::Script;
 pub use store::memory::MemoryStore;
@@ -66,7 +66,7 @@ pub mod guide {}
 #[cfg(feature = "test-hooks")]
 pub mod test_hooks {
     use crate::family::Kind;
-    pub use crate::family::{Stay, Windows};
+    pub use crate::family::{Retention, Windows};
     pub use crate::scripts::buffered::{Cut, CutBatch, FetchReply, Lease, Pending, RotateReply};
     pub use crate::scripts::cached::{Claim, Deleted, Marked, Rebased, Seed};
     pub use crate::scripts::fence::Fence;
@@ -78,8 +78,8 @@ pub mod test_hooks {
     use crate::{CachedFamily, SeriesFamily};
 
     /// How its counters stay in Redis, as single steps take it.
-    pub fn stay(family: &CachedFamily) -> Option<&Stay> {
-        family.family().stay()
+    pub fn retention(family: &CachedFamily) -> Option<&Retention> {
+        family.family().retention()
     }
 
     /// Its windows, as single steps take them.

@@ -352,7 +352,7 @@ async fn script_calls(server: &RedisServer) -> u64 {
     info.lines().filter_map(calls).sum()
 }
 
-/// The layer is named by the caller, whose clock is wrong by hours. Answers what is seen of ten views by five.
+/// The layer is named by the caller, whose clock is wrong by hours. Returns what is seen of ten views by five.
 async fn seen_by_a_wrong_clock(clock: &Clock) -> (u64, u64) {
     let plain = Plain::new().await;
     let family = online("online", Counting::HyperLogLog).stripes(1).build().unwrap();

@@ -76,7 +76,7 @@ pub async fn create_tables(pool: &MySqlPool) {
     }
 }
 
-/// Adds the rows to the table; answers the seconds that it took.
+/// Adds the rows to the table; returns the seconds that it took.
 pub async fn upsert(pool: &MySqlPool, way: Way, rows: &[Row]) -> f64 {
     let (pool, rows) = (pool.clone(), rows.to_vec());
     let upserting = tokio::spawn(async move {

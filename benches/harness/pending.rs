@@ -72,7 +72,7 @@ impl Stage {
         Partition::new(self.probe.clone(), self.counters.family(), number)
     }
 
-    /// Runs a reconciler until nothing is pending any more; answers the seconds that it took.
+    /// Runs a reconciler until nothing is pending any more; returns the seconds that it took.
     pub async fn flush(&self) -> f64 {
         let started = Instant::now();
         let reconciler = self.pair.reconciler().redis(connect(&self.redis).await).start().await.unwrap();

@@ -44,7 +44,7 @@ impl Reconcilers {
         self.start_one().await
     }
 
-    /// Lets all of them finish what they hold. Answers the ages of all batches that they reported, in seconds.
+    /// Lets all of them finish what they hold. Returns the ages of all batches that they reported, in seconds.
     pub async fn stop(self) -> Result<Vec<f64>> {
         for (worker, reports) in self.running {
             let status = worker.terminate().await?;

@@ -21,7 +21,7 @@ use crate::{Demo, Result, families, generate, read_back};
 /// So that also a short log lasts for many syncs.
 const ROUND_TIME: Duration = Duration::from_millis(250);
 
-/// Answers whether MySQL holds what is in the log.
+/// Returns whether MySQL holds what is in the log.
 pub async fn run(demo: Demo) -> Result<bool> {
     let dump = demo.dump.as_deref().map(create).transpose()?;
     let given = demo.log.map(Log::open).transpose()?;

@@ -43,7 +43,7 @@ pub struct Found {
     pub read: Totals,
 }
 
-/// Prints everything, and answers whether what was found is what was counted.
+/// Prints everything, and returns whether what was found is what was counted.
 pub fn print(figures: &Figures, found: &Found, counted: &PlainCount) -> bool {
     let Found { mysql, read } = found;
     println!();

@@ -26,7 +26,7 @@ impl Writers {
         Ok(Writers(writers))
     }
 
-    /// Lets all of them count up to this line, adding to the tally as they do. Answers how many seconds the
+    /// Lets all of them count up to this line, adding to the tally as they do. Returns how many seconds the
     /// slowest of them needed.
     pub async fn round(&mut self, end: u64, tally: &watch::Sender<Tally>) -> Result<f64> {
         let rounds = self.0.iter_mut().map(|(worker, reports)| async move {

@@ -30,20 +30,20 @@ pub fn router(counts: Counts, prometheus: PrometheusHandle) -> Router {
         .with_state(counts)
 }
 
-type Answer<T> = Result<T, Failed>;
+type Reply<T> = Result<T, Failed>;
 
 /// Nobody waits for it: sent to Redis within milliseconds, and lost only if the process is killed before.
-async fn view(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<StatusCode> {
+async fn view(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<StatusCode> {
     counts.views.record(&article.to_string(), 1)?;
     Ok(StatusCode::ACCEPTED)
 }
 
-async fn views(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<String> {
+async fn views(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<String> {
     Ok(counts.views.get(&article.to_string()).await?.to_string())
 }
 
 /// Returns the new number.
-async fn vote(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<Response> {
+async fn vote(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<Response> {
     Ok(match counts.votes.incr(&article.to_string(), 1).await? {
         Changed::Counted { value } => value.to_string().into_response(),
         Changed::NoRow => StatusCode::NOT_FOUND.into_response(),
@@ -51,21 +51,21 @@ async fn vote(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<
     })
 }
 
-async fn votes(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<String> {
+async fn votes(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<String> {
     Ok(counts.votes.get(&article.to_string()).await?.to_string())
 }
 
 /// Returns whether it is the visitor's first visit today.
-async fn visit(State(counts): State<Counts>, Path((article, visitor)): Path<(u64, String)>) -> Answer<String> {
+async fn visit(State(counts): State<Counts>, Path((article, visitor)): Path<(u64, String)>) -> Reply<String> {
     Ok((counts.visitors.first_visit(&article.to_string(), Day::today(), visitor).await? == Visited::Counted)
         .to_string())
 }
 
-async fn visitors(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<String> {
+async fn visitors(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<String> {
     Ok(counts.visitors.get(&article.to_string(), Day::today()).await?.to_string())
 }
 
-async fn download(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<StatusCode> {
+async fn download(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<StatusCode> {
     Ok(match counts.downloads.add(&article.to_string(), 1).await? {
         SeriesAdded::Counted => StatusCode::NO_CONTENT,
         _ => StatusCode::CONFLICT,
@@ -73,19 +73,19 @@ async fn download(State(counts): State<Counts>, Path(article): Path<u64>) -> Ans
 }
 
 /// The last 120 minutes, each with its beginning in Unix seconds.
-async fn downloads(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<Json<Vec<(u64, i64)>>> {
+async fn downloads(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<Json<Vec<(u64, i64)>>> {
     let minutes = counts.downloads.get(&article.to_string(), Precision::MINUTE).await?;
     let seconds = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     Ok(Json(minutes.into_iter().map(|minute| (seconds(minute.start), minute.count)).collect()))
 }
 
-async fn read(State(counts): State<Counts>, Path((article, reader)): Path<(u64, String)>) -> Answer<StatusCode> {
+async fn read(State(counts): State<Counts>, Path((article, reader)): Path<(u64, String)>) -> Reply<StatusCode> {
     counts.readers.touch(&article.to_string(), reader).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Of the last 10 minutes.
-async fn readers(State(counts): State<Counts>, Path(article): Path<u64>) -> Answer<Json<Value>> {
+async fn readers(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<Json<Value>> {
     let now = counts.readers.now(&article.to_string()).await?;
     Ok(Json(json!({ "readers": now.visitors.count(), "views": now.views })))
 }

@@ -6,7 +6,7 @@
 --   2 calls                    hash  caller -> "N": its last call in this epoch
 --   3 calls_before             hash  the same of the epoch before
 --   4 open                     hash  kept id -> count of a minute that is not over yet
---   5 agenda                   zset  kept id -> ms: when its minute is over; every id in open is on it
+--   5 schedule                 zset  kept id -> ms: when its minute is over; every id in open is on it
 --   6 views:STRIPE:PAGE...     hash  layer -> views in it
 --   7 visitors:STRIPE:PAGE...  zset  visitor -> -ms: when it was seen last, below 0; then both keys of the next place
 -- ARGV
@@ -49,10 +49,10 @@ if last_n and tonumber(n) <= last_n then return { 'DUP' } end
 local time, layer_ms, layers = ARGV[4] == '' and call('TIME'), tonumber(ARGV[5]), tonumber(ARGV[6])
 local now_ms = time and time[1] * 1000 + math.floor(time[2] / 1000) or tonumber(ARGV[4])
 local layer, minute, kept, looks, line = math.floor(now_ms / layer_ms), math.floor(now_ms / 60000) * 60, {}, {}, {}
-local gone, since, stay = layer - layers, (layer - layers + 1) * layer_ms, (layers + 1) * layer_ms
+local gone, since, ttl = layer - layers, (layer - layers + 1) * layer_ms, (layers + 1) * layer_ms
 -- times are below 0, so that who comes is put in front of all others: there it costs Redis least
 local name, seen_at, of = ('%.0f'):format(layer), ('%.0f'):format(0 - now_ms), keep and '/' .. minute .. '/'
-if keep then since, stay = math.min(since, minute * 1000), math.max(stay, 60000 + layer_ms) end -- nobody of it leaves
+if keep then since, ttl = math.min(since, minute * 1000), math.max(ttl, 60000 + layer_ms) end -- nobody of it leaves
 for i = 1, keep and 2 * places or 0 do
   kept[i] = (i % 2 == 1 and 'views' or 'visitors') .. of .. ARGV[starts[math.ceil(i / 2)]]
 end
@@ -92,7 +92,7 @@ for i = 1, places do
     local views, fields = KEYS[4 + 2 * i], call('HKEYS', KEYS[4 + 2 * i])
     for _, field in ipairs(fields) do if (tonumber(field) or layer) <= gone then call('HDEL', views, field) end end
     if #fields == 64 and call('HSET', views, (' '):rep(256), '0') then call('HDEL', views, (' '):rep(256)) end
-    for k = 4 + 2 * i, 5 + 2 * i do if call('PTTL', KEYS[k]) < stay then call('PEXPIRE', KEYS[k], stay) end end
+    for k = 4 + 2 * i, 5 + 2 * i do if call('PTTL', KEYS[k]) < ttl then call('PEXPIRE', KEYS[k], ttl) end end
   end
   local left = look and call('ZCOUNT', visitors, 1 - since, '+inf') or 0
   if left > 0 then call('ZREMRANGEBYRANK', visitors, -math.min(left, 200 + 2 * count), -1) end -- not all at once

@@ -6,7 +6,7 @@
 --   2 calls                         hash  caller -> "N": its last call in this epoch
 --   3 calls_before                  hash  the same of the epoch before
 --   4 open                          hash  kept id -> count of a minute that is not over yet
---   5 agenda                        zset  kept id -> ms: when its minute is over; every id in open is on it
+--   5 schedule                      zset  kept id -> ms: when its minute is over; every id in open is on it
 --   6 views:STRIPE:PAGE...          hash  layer -> views in it
 --   7 layer:LAYER:STRIPE:PAGE...    hll   visitors of the layer
 --   8 minute:MINUTE:STRIPE:PAGE...  hll   visitors of its minute, only where keep is 1; then the keys of the next place
@@ -51,7 +51,7 @@ if last_n and tonumber(n) <= last_n then return { 'DUP' } end
 local layer_ms, layers, layer, time = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[8]), call('TIME')
 local now_ms = tonumber(ARGV[4]) or time[1] * 1000 + math.floor(time[2] / 1000)
 if math.floor(now_ms / layer_ms) ~= layer then return { 'OUTSIDE', string.format('%.0f', now_ms) } end
-local stay, gone, minute = (layers + 1) * layer_ms, layer - layers, math.floor(layer * layer_ms / 60000) * 60
+local ttl, gone, minute = (layers + 1) * layer_ms, layer - layers, math.floor(layer * layer_ms / 60000) * 60
 for k = 6, keep and #KEYS or 0, 3 do
   call('PFCOUNT', KEYS[k + 2]) -- as each read here: another type ends the script, and nothing is written
   kept[k], kept[k + 1] = 'views/' .. minute .. '/' .. ARGV[given[k]], 'visitors/' .. minute .. '/' .. ARGV[given[k]]
@@ -94,7 +94,7 @@ for k = 6, #KEYS, each do
     local fields = call('HKEYS', KEYS[k])
     for _, field in ipairs(fields) do if (tonumber(field) or layer) <= gone then call('HDEL', KEYS[k], field) end end
     if #fields == 64 and call('HSET', KEYS[k], (' '):rep(256), '0') then call('HDEL', KEYS[k], (' '):rep(256)) end
-    for j = k, k + 1 do if call('PTTL', KEYS[j]) < stay then call('PEXPIRE', KEYS[j], stay) end end
+    for j = k, k + 1 do if call('PTTL', KEYS[j]) < ttl then call('PEXPIRE', KEYS[j], ttl) end end
   end
 end
 return { 'OK' }

@@ -4,7 +4,7 @@
 -- KEYS
 --   1 values        hash      id -> value; a counter is there while it has one; "=VALUE" until it is changed
 --   2 rows          hash      id -> "BASE SAVED LINEAGE N USED [CLAIM AT]", or "ticket HEX16" before it is seeded
---   3 agenda        zset      id -> ms: when something is next to be done about it
+--   3 schedule      zset      id -> ms: when something is next to be done about it
 -- ARGV
 --   1 settle_ms     integer   how long after it was made a claim counts as durable
 --   2 lease_ms      integer   for how long others are to leave alone what is handed out
@@ -16,7 +16,7 @@
 --                             the row has that base ("-" for no row) and was saved in that version ("-" for none);
 --                             or WAIT, ms, fresh: it is claimed, and durable in so many ms; or CLEAN, ms: nothing to
 --                             save, and it may be deleted in so many ms (also a ticket that ends then); or GONE:
---                             nothing is known of it, and it was taken off the agenda; or BAD, why: its value or row
+--                             nothing is known of it, and it was taken off the schedule; or BAD, why: its value or row
 --                             has another shape, somebody wrote there. fresh is 1 where this call claimed it, else 0
 -- ERRORS
 --   BADARG                    an argument is missing, or an id too long or empty; nothing done
@@ -29,9 +29,9 @@ if not good then return redis.error_reply('BADARG expected 3 keys, 4 numbers of 
 
 local time, settle_ms, lease_ms, retain_ms = redis.call('TIME'), ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0
 local now = tonumber(ARGV[4]) or time[1] * 1000 + math.floor(time[2] / 1000)
-local now_ms, agenda = string.format('%.0f', now), KEYS[3]
+local now_ms, schedule = string.format('%.0f', now), KEYS[3]
 local values, rows = redis.call('HMGET', KEYS[1], unpack(ARGV, 5)), redis.call('HMGET', KEYS[2], unpack(ARGV, 5))
-redis.call('ZCARD', agenda) -- as the reads above: a key of another type ends the script before anything is written
+redis.call('ZCARD', schedule) -- as the reads above: a key of another type ends the script before anything is written
 
 local reply, due, new_rows, unchanged, gone = { 'OK' }, {}, {}, {}, {}
 for i, value in ipairs(values) do
@@ -43,7 +43,7 @@ for i, value in ipairs(values) do
     reply[i + 1], gone[#gone + 1] = { 'GONE' }, id
   elseif not value then
     -- a row without a value is what a crash left of a seed or a deletion, and waits for nothing
-    local ends = row:find('^ticket ') and tonumber(redis.call('ZSCORE', agenda, id) or nil) or now
+    local ends = row:find('^ticket ') and tonumber(redis.call('ZSCORE', schedule, id) or nil) or now
     -- one that ends later than anything does is from before the clock stepped back
     if ends > now + retain_ms then ends, due_at = now + retain_ms, now + retain_ms end
     reply[i + 1] = { 'CLEAN', math.max(0, ends - now) }
@@ -81,6 +81,6 @@ end
 redis.call('HDEL', KEYS[2], '')
 if new_rows[1] then redis.call('HSET', KEYS[2], unpack(new_rows)) end
 if unchanged[1] then redis.call('HSET', KEYS[1], unpack(unchanged)) end
-if due[1] then redis.call('ZADD', agenda, unpack(due)) end
-if gone[1] then redis.call('ZREM', agenda, unpack(gone)) end
+if due[1] then redis.call('ZADD', schedule, unpack(due)) end
+if gone[1] then redis.call('ZREM', schedule, unpack(gone)) end
 return reply

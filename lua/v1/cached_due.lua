@@ -2,7 +2,7 @@
 -- Names the counters that are due.
 --
 -- KEYS
---   1 agenda        zset      id -> ms: when something is next to be done about it
+--   1 schedule      zset      id -> ms: when something is next to be done about it
 -- ARGV
 --   1 count         integer   how many at most, 1 to 10000
 --   2 horizon_ms    integer   nothing is scheduled further ahead: what is, is due, from before the clock stepped back

@@ -4,7 +4,7 @@
 -- KEYS
 --   1 values        hash      id -> value; a counter is there while it has one; "=VALUE" until it is changed
 --   2 rows          hash      id -> "BASE SAVED LINEAGE N USED [CLAIM AT]", or "ticket HEX16" before it is seeded
---   3 agenda        zset      id -> ms: when something is next to be done about it
+--   3 schedule      zset      id -> ms: when something is next to be done about it
 -- ARGV
 --   1 ticket_ms     integer   how long a ticket is kept; "" or 0 to make none
 --   2 now_ms        integer   "" for the server's clock; anything else is for tests
@@ -39,7 +39,7 @@ for i, value in ipairs(reply) do
   reply[i] = number and number > -2^53 and number < 2^53 and number or text
 end
 
--- in this order since a crash may keep the first of these writes only: the agenda knows of all that is there
+-- in this order since a crash may keep the first of these writes only: the schedule knows of all that is there
 if due[1] then
   redis.call('ZADD', KEYS[3], unpack(due))
   redis.call('HSET', KEYS[2], unpack(rows))

@@ -7,7 +7,7 @@
 --   3 calls_before  hash      the same of the epoch before
 --   4 values        hash      id -> value; a counter is there while it has one; "=VALUE" until it is changed
 --   5 rows          hash      id -> "BASE SAVED LINEAGE N USED [CLAIM AT]", or "ticket HEX16" before it is seeded
---   6 agenda        zset      id -> ms: when something is to be done; then these three of the node's next partition
+--   6 schedule      zset      id -> ms: when something is to be done; then these three of the node's next partition
 -- ARGV
 --   1 caller        string    random name of the caller, which has one call in flight; "" gives up the fence
 --   2 n             integer   number of the call, higher than the caller's last

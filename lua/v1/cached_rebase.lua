@@ -4,7 +4,7 @@
 -- KEYS
 --   1 values        hash      id -> value; a counter is there while it has one; "=VALUE" until it is changed
 --   2 rows          hash      id -> "BASE SAVED LINEAGE N USED [CLAIM AT]", or "ticket HEX16" before it is seeded
---   3 agenda        zset      id -> ms: when something is next to be done about it
+--   3 schedule      zset      id -> ms: when something is next to be done about it
 -- ARGV
 --   1 retain_ms     integer   a counter that is saved may be deleted when it was not changed for so long
 --   2 now_ms        integer   "" for the server's clock; anything else is for tests

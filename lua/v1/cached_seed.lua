@@ -4,7 +4,7 @@
 -- KEYS
 --   1 values        hash      id -> value; a counter is there while it has one; "=VALUE" until it is changed
 --   2 rows          hash      id -> "BASE SAVED LINEAGE N USED [CLAIM AT]", or "ticket HEX16" before it is seeded
---   3 agenda        zset      id -> ms: when something is next to be done about it
+--   3 schedule      zset      id -> ms: when something is next to be done about it
 -- ARGV
 --   1 retain_ms     integer   a counter that is saved may be deleted when it was not changed for so long
 --   2 now_ms        integer   "" for the server's clock; anything else is for tests
@@ -50,7 +50,7 @@ end
 if due[1] then
   -- up to 512 fields Redis walks a hash as a list; a field longer than any id makes it a table
   local longer = held < 64 and held + #due / 2 >= 64 and string.rep(' ', 256)
-  -- in this order since a crash may keep the first of these writes only: the agenda knows of all that is there
+  -- in this order since a crash may keep the first of these writes only: the schedule knows of all that is there
   redis.call('ZADD', KEYS[3], unpack(due))
   for i, fields in ipairs({ new_rows, new_values }) do
     redis.call('HSET', KEYS[3 - i], unpack(fields))

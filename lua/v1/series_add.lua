@@ -6,7 +6,7 @@
 --   2 calls         hash      caller -> "N [INDEX:WORD ...]": its last call in this epoch, and the pairs refused in it
 --   3 calls_before  hash      the same of the epoch before
 --   4 open          hash      kept id -> count of a slice that is not over, and is to be kept in the database
---   5 agenda        zset      kept id -> ms: when its slice is over; every id in open is on it
+--   5 schedule      zset      kept id -> ms: when its slice is over; every id in open is on it
 --   6 names         zset      name -> 0: those with anything in a window
 --   7 idle          zset      name -> ms: when the last slice of it has left every window
 --   8 series:LABEL:NAME...  hash  slice's start in Unix seconds -> count; for each pair one for each precision

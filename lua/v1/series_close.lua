@@ -3,7 +3,7 @@
 --
 -- KEYS
 --   1 open          hash      kept id -> count of a slice that is not over, and is to be kept in the database
---   2 agenda        zset      kept id -> ms: when its slice is over; every id in open is on it
+--   2 schedule      zset      kept id -> ms: when its slice is over; every id in open is on it
 --   3 buffer        hash      id -> pending delta
 --   4 meta          hash      hits, first_at
 -- ARGV
@@ -20,15 +20,15 @@
 -- REPEAT  safe
 -- SINCE   0.1.0
 
-local open, agenda, buffer, meta, limit = KEYS[1], KEYS[2], KEYS[3], KEYS[4], tonumber(ARGV[1]) or 0
+local open, schedule, buffer, meta, limit = KEYS[1], KEYS[2], KEYS[3], KEYS[4], tonumber(ARGV[1]) or 0
 if #KEYS ~= 4 or #ARGV ~= 3 or limit < 1 or limit > 1000 then
-  return redis.error_reply('BADARG expected open, agenda, buffer and meta; a limit of 1 to 1000, all, and now_ms')
+  return redis.error_reply('BADARG expected open, schedule, buffer and meta; a limit of 1 to 1000, all, and now_ms')
 end
 local time = redis.call('TIME')
 local now = tonumber(ARGV[3]) or time[1] * 1000 + math.floor(time[2] / 1000)
 local now_ms = string.format('%.0f', now)
 local until_ms = ARGV[2] == '1' and '+inf' or now_ms
-local due = redis.call('ZRANGEBYSCORE', agenda, '-inf', until_ms, 'LIMIT', '0', ARGV[1])
+local due = redis.call('ZRANGEBYSCORE', schedule, '-inf', until_ms, 'LIMIT', '0', ARGV[1])
 local held, hits = redis.call('HLEN', buffer), redis.call('HGET', meta, 'hits')
 -- Redis asks for one id at least
 local counts, moved = redis.call('HMGET', open, '', unpack(due)), 0
@@ -42,9 +42,9 @@ for i, id in ipairs(due) do
   local count = counts[i + 1]
   local sum = count and redis.pcall('HINCRBY', buffer, id, count)
   if type(sum) == 'table' then
-    redis.call('ZADD', agenda, string.format('%.0f', now + 60000), id)
+    redis.call('ZADD', schedule, string.format('%.0f', now + 60000), id)
   else
-    redis.call('ZREM', agenda, id)
+    redis.call('ZREM', schedule, id)
     if sum then
       redis.call('HDEL', open, id)
       moved = moved + 1
@@ -56,5 +56,5 @@ if moved > 0 then
   if tonumber(hits or 0) == 0 then redis.call('HSET', meta, 'first_at', now_ms) end
   redis.pcall('HINCRBY', meta, 'hits', moved)
 end
-local next_one = redis.call('ZRANGE', agenda, '0', '0', 'WITHSCORES')
+local next_one = redis.call('ZRANGE', schedule, '0', '0', 'WITHSCORES')
 return { 'OK', moved, next_one[2] and math.max(0, tonumber(next_one[2]) - now) or '' }

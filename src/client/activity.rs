@@ -76,18 +76,18 @@ pub struct Minute {
 pub struct Activity<C = Primary, S = MysqlStore> {
     handle: Handle<C, S>,
     sliding: Sliding,
-    /// `None` where nothing is to be answered a second time.
-    answers: Option<Cache<String, Now>>,
+    /// `None` where nothing is to be returned a second time.
+    recent: Option<Cache<String, Now>>,
 }
 
 impl<C, S> Clone for Activity<C, S> {
     fn clone(&self) -> Self {
-        Activity { handle: self.handle.clone(), sliding: self.sliding, answers: self.answers.clone() }
+        Activity { handle: self.handle.clone(), sliding: self.sliding, recent: self.recent.clone() }
     }
 }
 
-/// For how many pages answers are remembered.
-const ANSWERS: u64 = 10_000;
+/// For how many pages results are remembered.
+const RECENT: u64 = 10_000;
 /// About how many keys one read names.
 const KEYS: u32 = 200;
 
@@ -100,8 +100,8 @@ impl OpenFamily for ActivityFamily {
         S: Store,
     {
         let Kind::Activity(sliding) = handle.family().kind else { return Err(handle.family().is_not("activity")) };
-        let cache = || Cache::builder().time_to_live(self.cache_for).max_capacity(ANSWERS).build();
-        Ok(Activity { handle, sliding, answers: (!self.cache_for.is_zero()).then(cache) })
+        let cache = || Cache::builder().time_to_live(self.cache_for).max_capacity(RECENT).build();
+        Ok(Activity { handle, sliding, recent: (!self.cache_for.is_zero()).then(cache) })
     }
 }
 
@@ -129,7 +129,7 @@ where
     }
 
     /// The page's views and distinct visitors within the window; zeros for one that nobody touched. This process gives
-    /// the same answer again for as long as the family's [`cache_for`](crate::ActivityFamilyBuilder::cache_for) says,
+    /// the same result again for as long as the family's [`cache_for`](crate::ActivityFamilyBuilder::cache_for) says,
     /// and callers that come meanwhile share one question to Redis.
     ///
     /// # Errors
@@ -137,10 +137,10 @@ where
     /// where it cannot be asked.
     pub async fn now(&self, page: &str) -> Result<Now> {
         self.check_page(page)?;
-        match &self.answers {
-            Some(answers) => {
-                let answer = answers.try_get_with_by_ref(page, self.ask(page)).await;
-                answer.map_err(|error| error.again())
+        match &self.recent {
+            Some(recent) => {
+                let now = recent.try_get_with_by_ref(page, self.ask(page)).await;
+                now.map_err(|error| error.again())
             }
             None => self.ask(page).await,
         }

@@ -96,7 +96,7 @@ for i = 1, #due, 2 do
   end
 end
 return { #due / 2, ids, oldest }";
-        let keys = [self.keys.values(), self.keys.rows(), self.keys.agenda()];
+        let keys = [self.keys.values(), self.keys.rows(), self.keys.schedule()];
         let (mut backlog, mut first) = (Backlog::default(), 0);
         loop {
             let args = [first.to_string(), (first + PAGE - 1).to_string(), millis(save_after)];

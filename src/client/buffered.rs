@@ -45,7 +45,7 @@ where
 {
     handle_methods!(0);
 
-    /// Counts `delta` for `id`, and answers when Redis has done it: with the pending value as after exactly this
+    /// Counts `delta` for `id`, and returns when Redis has done it: with the pending value as after exactly this
     /// increment. The value is in the database after the next sync, exactly once, whatever dies in between.
     ///
     /// Callers that come while a call to the id's partition is under way go together into the next one, equal ids

@@ -14,7 +14,7 @@ use crate::client::open::OpenFamily;
 use crate::client::seeding::{Read, Seeding};
 use crate::connection::primary::Primary;
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::{CachedFamily, Stay};
+use crate::family::{CachedFamily, Retention};
 use crate::metrics;
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::Ticket;
@@ -87,18 +87,18 @@ pub enum ChangedOnce {
 pub struct CachedCounters<C = Primary, S = MysqlStore> {
     handle: Handle<C, S>,
     seeding: Arc<Seeding>,
-    stay: Stay,
+    retention: Retention,
 }
 
 impl<C, S> Clone for CachedCounters<C, S> {
     fn clone(&self) -> Self {
         let (handle, seeding) = (self.handle.clone(), self.seeding.clone());
-        CachedCounters { handle, seeding, stay: self.stay.clone() }
+        CachedCounters { handle, seeding, retention: self.retention.clone() }
     }
 }
 
 /// What a missing counter is seeded with. The read is held until that is handed in: who misses the counter meanwhile joins it.
-type Held = Option<(Seed, Arc<Read>)>;
+type HeldSeed = Option<(Seed, Arc<Read>)>;
 
 /// How often a read or an increment begins again because the counter came and went in between. Each time costs a whole
 /// stay of the counter in Redis, so more than once is a sign of something wrong.
@@ -112,8 +112,8 @@ impl OpenFamily for CachedFamily {
         C: ConnectionLike + Clone + Send + Sync + 'static,
         S: Store,
     {
-        let stay = handle.family().stay().ok_or_else(|| handle.family().is_not("cached"))?.clone();
-        Ok(CachedCounters { handle, seeding: Arc::default(), stay })
+        let retention = handle.family().retention().ok_or_else(|| handle.family().is_not("cached"))?.clone();
+        Ok(CachedCounters { handle, seeding: Arc::default(), retention })
     }
 }
 
@@ -124,7 +124,7 @@ where
 {
     handle_methods!(handle);
 
-    /// Adds `delta` to `id`, and answers the value as after exactly this increment. Where the counter is not in Redis
+    /// Adds `delta` to `id`, and returns the value as after exactly this increment. Where the counter is not in Redis
     /// it is read from the database first, once for all callers of this process.
     ///
     /// Callers that come while a call to the id's partition is under way go together into the next one, equal ids
@@ -158,7 +158,7 @@ where
     pub async fn incr_once(&self, request: &str, id: &str, delta: i64) -> Result<ChangedOnce> {
         let request = Request::new(self.family(), request, id, delta)?;
         let (mut timeout, mut progress) = (self.handle.timeout, Progress::default());
-        let mut held: Held = None;
+        let mut held: HeldSeed = None;
         for _ in 0..ATTEMPTS {
             let began = Instant::now();
             let seed = held.as_ref().map(|(seed, _)| *seed);
@@ -178,7 +178,7 @@ where
         Err(self.comes_and_goes(id))
     }
 
-    /// Replaces the value of `id`, and answers it. Increments that are acknowledged before are overwritten, later ones are
+    /// Replaces the value of `id`, and returns it. Increments that are acknowledged before are overwritten, later ones are
     /// added. Where somebody else writes the row meanwhile, what is kept is the difference that it made.
     ///
     /// # Errors
@@ -255,7 +255,7 @@ where
     async fn change(&self, id: &str, change: Change) -> Result<Changed> {
         self.family().check_id(id)?;
         let mut timeout = self.handle.timeout;
-        let mut held: Held = None;
+        let mut held: HeldSeed = None;
         for _ in 0..ATTEMPTS {
             let began = Instant::now();
             let seed = held.as_ref().map(|(seed, _)| *seed);
@@ -275,7 +275,7 @@ where
     }
 
     /// Reads what the missing counter is to be seeded with; `None` where there is no row, nor will be.
-    async fn missed(&self, id: &str, ticket: Ticket) -> Result<Held> {
+    async fn missed(&self, id: &str, ticket: Ticket) -> Result<HeldSeed> {
         let read = self.seeding.read(&self.handle.shared, &self.handle.opened, id, ticket);
         let row = read.row().await?;
         let is_there = row.value.is_some() || self.family().makes_rows();
@@ -308,7 +308,7 @@ where
         let chunks = self.by_partition(ids, seeds.iter().copied());
         let seeds = chunks.iter().map(|(number, some)| async move {
             let seeds: Vec<_> = some.iter().map(|(place, seed)| (ids[*place].as_bytes(), *seed)).collect();
-            self.handle.partition(*number).seed(&self.stay, &seeds).await
+            self.handle.partition(*number).seed(&self.retention, &seeds).await
         });
         let mut left = Vec::new();
         for ((_, some), results) in chunks.iter().zip(try_join_all(seeds).await?) {

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::finding::Finding;
 use crate::reconciler::flush::Flusher;
-use crate::reconciler::handle::ReconcilerBuilder;
+use crate::reconciler::lifecycle::ReconcilerBuilder;
 use crate::reconciler::save::Saver;
 use crate::reconciler::upkeep;
 use crate::scripts::access;

@@ -27,12 +27,12 @@ pub struct Shown {
 }
 
 /// The ids, by their places in the question, that one call to one partition reads.
-struct Group {
+struct PartitionRead {
     partition: u32,
     places: Vec<usize>,
 }
 
-impl Group {
+impl PartitionRead {
     /// Adds what its ids have pending to the sums at their places.
     fn add_to(&self, sums: &mut [i128], pending: &Pending, verdict: Verdict) {
         for (&place, &deltas) in self.places.iter().zip(&pending.deltas) {
@@ -150,7 +150,7 @@ where
         if self.begin(&groups, &pending).await? {
             return Ok(None);
         }
-        let mark = |(group, pending): (&Group, &Pending)| Some((group.partition, pending.incarnation?));
+        let mark = |(group, pending): (&PartitionRead, &Pending)| Some((group.partition, pending.incarnation?));
         let marks: BTreeSet<_> = groups.iter().zip(&pending).filter_map(mark).collect();
         let marks: Vec<_> = marks.into_iter().collect();
         marks.iter().for_each(|&(partition, incarnation)| self.opened.incarnations.seen(partition, incarnation));
@@ -166,7 +166,7 @@ where
                     self.stored_by(deadline, read).await?
                 }
             };
-            let stands = |(group, pending): (&Group, &Pending)| {
+            let stands = |(group, pending): (&PartitionRead, &Pending)| {
                 let mark = |incarnation| marks.binary_search(&(group.partition, incarnation)).ok();
                 let at = pending.incarnation.and_then(mark);
                 at.and_then(|at| snapshot.ledger.get(at).copied()).unwrap_or(0)
@@ -193,14 +193,14 @@ where
     }
 
     /// Each partition with the incarnation that it was last seen with; `None` if one was not.
-    fn guess(&self, groups: &[Group]) -> Option<Vec<(u32, Incarnation)>> {
+    fn guess(&self, groups: &[PartitionRead]) -> Option<Vec<(u32, Incarnation)>> {
         let partitions: BTreeSet<_> = groups.iter().map(|group| group.partition).collect();
         let mark = |partition| Some((partition, self.opened.incarnations.guess(partition)?));
         partitions.into_iter().map(mark).collect()
     }
 
-    /// Gives an incarnation to the partitions that need one; answers whether there were any.
-    async fn begin(&self, groups: &[Group], pending: &[Pending]) -> Result<bool> {
+    /// Gives an incarnation to the partitions that need one; returns whether there were any.
+    async fn begin(&self, groups: &[PartitionRead], pending: &[Pending]) -> Result<bool> {
         let lacking = groups.iter().zip(pending).filter(|(_, pending)| lacks_incarnation(pending));
         let begins = lacking
             .map(|(group, _)| async move { self.partition(group.partition).begin(Incarnation(random()?)).await });
@@ -208,7 +208,13 @@ where
     }
 
     /// Whether an incarnation that no ledger row vouches for is not there any more.
-    async fn was_forgotten(&self, groups: &[Group], pending: &[Pending], ledger: &[u64], ids: &[&str]) -> Result<bool> {
+    async fn was_forgotten(
+        &self,
+        groups: &[PartitionRead],
+        pending: &[Pending],
+        ledger: &[u64],
+        ids: &[&str],
+    ) -> Result<bool> {
         let doubtful =
             groups.iter().zip(pending).zip(ledger).filter(|((_, pending), ledger)| may_be_forgotten(pending, **ledger));
         let looks = doubtful.map(|((group, pending), _)| async move {
@@ -218,7 +224,7 @@ where
         Ok(try_join_all(looks).await?.contains(&true))
     }
 
-    async fn read_groups(&self, groups: &[Group], ids: &[&str]) -> Result<Vec<Pending>> {
+    async fn read_groups(&self, groups: &[PartitionRead], ids: &[&str]) -> Result<Vec<Pending>> {
         let reads = groups.iter().map(|group| async move {
             let members: Vec<_> = group.places.iter().map(|&place| ids[place]).collect();
             let partition = self.partition(group.partition);
@@ -231,7 +237,7 @@ where
     }
 
     /// Which partitions have to be asked about which ids: the id's own, or all of a wide family.
-    fn groups(&self, ids: &[&str]) -> Vec<Group> {
+    fn groups(&self, ids: &[&str]) -> Vec<PartitionRead> {
         let family = self.family();
         let mut places: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for (place, id) in ids.iter().enumerate() {
@@ -240,7 +246,7 @@ where
         }
         let group = |(partition, places): (u32, Vec<usize>)| {
             let chunks: Vec<_> = places.chunks(Partition::<C>::READ_IDS).map(<[usize]>::to_vec).collect();
-            chunks.into_iter().map(move |places| Group { partition, places })
+            chunks.into_iter().map(move |places| PartitionRead { partition, places })
         };
         places.into_iter().flat_map(group).collect()
     }

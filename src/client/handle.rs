@@ -136,7 +136,7 @@ macro_rules! handle_methods {
             self
         }
 
-        /// How long a read of this handle and its clones is repeated where Redis or the database does not answer it, before
+        /// How long a read of this handle and its clones is repeated where Redis or the database does not reply, before
         /// it is given up; 5 s unless said otherwise.
         #[must_use]
         pub fn read_timeout(mut self, timeout: std::time::Duration) -> Self {

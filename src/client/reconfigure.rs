@@ -7,7 +7,7 @@ use redis::aio::ConnectionLike;
 
 use crate::client::counterfoil::Counterfoil;
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::{Family, Stay};
+use crate::family::{Family, Retention};
 use crate::reconciler::upkeep;
 use crate::scripts::cached::Deleted;
 use crate::scripts::partition::Partition;
@@ -107,8 +107,8 @@ fn refuse_unchangeable(known: &Family, family: &Family) -> Result<()> {
 impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     /// Whether anything is in it that another number of partitions would hide. Cached counters that are saved leave Redis.
     async fn holds_anything(&self, family: &Family) -> Result<bool> {
-        let Some(stay) = family.stay() else { return self.has_pending().await };
-        let at_once = Stay { retain: Duration::ZERO, ..stay.clone() };
+        let Some(retention) = family.retention() else { return self.has_pending().await };
+        let at_once = Retention { retain: Duration::ZERO, ..retention.clone() };
         for some in self.cached_ids().await?.chunks(CALLS) {
             if self.delete(&at_once, some).await?.contains(&Deleted::Kept) {
                 return Ok(true);

@@ -13,12 +13,12 @@ use crate::store::{Row, Store};
 use crate::writer::opened::Opened;
 use crate::writer::shared::Shared as Pair;
 
-type Key = (Box<str>, Ticket);
+type ReadKey = (Box<str>, Ticket);
 
 /// The reads that somebody holds.
 #[derive(Debug, Default)]
 pub struct Seeding {
-    reads: Mutex<HashMap<Key, Weak<Read>>>,
+    reads: Mutex<HashMap<ReadKey, Weak<Read>>>,
 }
 
 /// One read of a row, for everybody who has the same ticket: it was begun after the ticket was given, and as long as the
@@ -26,7 +26,7 @@ pub struct Seeding {
 /// holds it until the seed is handed in spares those another read who miss the counter meanwhile.
 pub struct Read {
     seeding: Arc<Seeding>,
-    key: Key,
+    key: ReadKey,
     row: Shared<BoxFuture<'static, Result<Row, Arc<Error>>>>,
 }
 
@@ -60,7 +60,7 @@ impl Seeding {
         read
     }
 
-    fn reads(&self) -> MutexGuard<'_, HashMap<Key, Weak<Read>>> {
+    fn reads(&self) -> MutexGuard<'_, HashMap<ReadKey, Weak<Read>>> {
         self.reads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

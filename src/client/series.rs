@@ -76,7 +76,7 @@ where
 {
     handle_methods!(handle);
 
-    /// Counts `n` for the series of that name, of 1 to 200 bytes, in the current slice of every precision, and answers
+    /// Counts `n` for the series of that name, of 1 to 200 bytes, in the current slice of every precision, and returns
     /// when Redis has done it. What the current slices are is up to the Redis server's clock alone. Callers share calls as
     /// they do for [`BufferedCounters::add`](crate::BufferedCounters::add).
     ///
@@ -87,8 +87,8 @@ where
     /// not be asked for again within the [write timeout](Self::write_timeout).
     pub async fn add(&self, name: &str, n: u64) -> Result<SeriesAdded> {
         let n = self.checked(name, n)?;
-        let answer = self.handle.writer.add(name.as_bytes(), n, self.handle.timeout, true).await?;
-        self.added(name, answer)
+        let added = self.handle.writer.add(name.as_bytes(), n, self.handle.timeout, true).await?;
+        self.added(name, added)
     }
 
     /// Counts many names at once, and returns what became of each, in their order. One that is not allowed is refused by

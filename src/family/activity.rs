@@ -153,7 +153,7 @@ pub struct ActivityFamilyBuilder {
 
 impl ActivityFamilyBuilder {
     /// How far back it is looked, and the length of the layers by which that moves on; the window has up to
-    /// [`Family::MAX_LAYERS`] of them. 10 min in layers of 3 s unless said otherwise: what is answered is what was seen
+    /// [`Family::MAX_LAYERS`] of them. 10 min in layers of 3 s unless said otherwise: what is returned is what was seen
     /// since between 9:57 and 10:00 minutes ago. The number of layers may change with a deploy: while processes of both
     /// kinds run, the shorter window is what Redis holds. Their length is fixed for the life of the family.
     pub fn window(mut self, window: Duration, layer: Duration) -> Self {
@@ -190,7 +190,7 @@ impl ActivityFamilyBuilder {
         self
     }
 
-    /// For how long an answer is given again by this process without asking Redis: 1 s unless said otherwise, up to a
+    /// For how long a result is returned again by this process without asking Redis: 1 s unless said otherwise, up to a
     /// day; zero for not at all.
     pub fn cache_for(mut self, time: Duration) -> Self {
         self.cache_for = time;

@@ -81,7 +81,7 @@ impl BufferedFamilyBuilder {
         self
     }
 
-    /// How many distinct ids may wait in one partition's buffer; beyond it a hit on a further id is answered
+    /// How many distinct ids may wait in one partition's buffer; beyond it a hit on a further id returns
     /// [`Added::Full`](crate::Added::Full). 1,000,000 unless said otherwise.
     pub fn max_pending(mut self, ids: u64) -> Self {
         self.family.max_pending = ids;

@@ -11,14 +11,14 @@ use crate::family::table::Table;
 
 /// How a cached family's counters stay in Redis. When they are saved is the family's `sync_time`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stay {
+pub struct Retention {
     /// How long after the last increment.
     pub(crate) retain: Duration,
     pub(crate) min: Option<i64>,
     pub(crate) max: Option<i64>,
 }
 
-impl OfKind for Stay {
+impl OfKind for Retention {
     fn name(&self) -> &'static str {
         "cached"
     }
@@ -65,9 +65,10 @@ impl Family {
     /// back with each increment, and is saved as a whole (docs/protocol.md, section 4). Namespace and name are of
     /// `[a-z0-9_.-]{1,64}`.
     pub fn cached(namespace: impl Into<String>, name: impl Into<String>) -> CachedFamilyBuilder {
-        let stay = Stay { retain: Duration::from_secs(600), min: None, max: None };
-        let family = Family::new(namespace.into(), name.into(), Duration::from_secs(2), Kind::Cached(stay.clone()));
-        CachedFamilyBuilder { family, stay }
+        let retention = Retention { retain: Duration::from_secs(600), min: None, max: None };
+        let family =
+            Family::new(namespace.into(), name.into(), Duration::from_secs(2), Kind::Cached(retention.clone()));
+        CachedFamilyBuilder { family, retention }
     }
 }
 
@@ -76,7 +77,7 @@ impl Family {
 #[must_use = "a family is made by build()"]
 pub struct CachedFamilyBuilder {
     family: Family,
-    stay: Stay,
+    retention: Retention,
 }
 
 impl CachedFamilyBuilder {
@@ -100,7 +101,7 @@ impl CachedFamilyBuilder {
     /// A counter stays in Redis for this long after its last increment, then it is deleted, and read from the database
     /// when it is asked for again: 10 min unless said otherwise.
     pub fn retain(mut self, time: Duration) -> Self {
-        self.stay.retain = time;
+        self.retention.retain = time;
         self
     }
 
@@ -108,14 +109,14 @@ impl CachedFamilyBuilder {
     /// from below it. The bound must be smaller than 2^53 in size; values may be larger. Every process has to come with the
     /// same bounds, or is refused; [`reconfigure`](crate::Counterfoil::reconfigure) changes them.
     pub fn min(mut self, value: i64) -> Self {
-        self.stay.min = Some(value);
+        self.retention.min = Some(value);
         self
     }
 
     /// Refuses increments that lead above this value; one that leads down is let through also from above it. The bound must
     /// be smaller than 2^53 in size; values may be larger. It is the same for every process, as [`min`](Self::min) is.
     pub fn max(mut self, value: i64) -> Self {
-        self.stay.max = Some(value);
+        self.retention.max = Some(value);
         self
     }
 
@@ -124,21 +125,21 @@ impl CachedFamilyBuilder {
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the setting.
     pub fn build(self) -> Result<CachedFamily> {
-        let CachedFamilyBuilder { mut family, stay } = self;
+        let CachedFamilyBuilder { mut family, retention } = self;
         family.check()?;
         family.check_time("save_after", family.sync_time)?;
-        family.check_time("retain", stay.retain)?;
-        for (setting, bound) in [("min", stay.min), ("max", stay.max)] {
+        family.check_time("retain", retention.retain)?;
+        for (setting, bound) in [("min", retention.min), ("max", retention.max)] {
             if let Some(bound) = bound.filter(|bound| bound.unsigned_abs() >= 1 << 53) {
                 return Err(family.refused(setting, format!("{bound} is not smaller than 2^53 in size")));
             }
         }
-        if let (Some(min), Some(max)) = (stay.min, stay.max)
+        if let (Some(min), Some(max)) = (retention.min, retention.max)
             && min > max
         {
             return Err(family.refused("min", format!("{min} is above max {max}")));
         }
-        family.kind = Kind::Cached(stay);
+        family.kind = Kind::Cached(retention);
         Ok(CachedFamily { family })
     }
 }
@@ -148,7 +149,7 @@ impl CachedFamily {
     pub(super) fn read(namespace: &str, name: &str, all: &Settings<'_>, own: &Settings<'_>) -> Result<Self, String> {
         let family = Family::cached(namespace, name).with_common(all)?.save_after(all.time("sync_ms")?);
         let mut family = family.retain(own.time("retain_ms")?);
-        (family.stay.min, family.stay.max) = (own.bound("min")?, own.bound("max")?);
+        (family.retention.min, family.retention.max) = (own.bound("min")?, own.bound("max")?);
         family.build().map_err(|error| error.to_string())
     }
 }

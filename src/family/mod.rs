@@ -74,7 +74,7 @@ use serde_json::Value;
 pub use self::activity::{ActivityFamily, ActivityFamilyBuilder, Counting, Sliding};
 use self::buffered::Buffered;
 pub use self::buffered::{BufferedFamily, BufferedFamilyBuilder};
-pub use self::cached::{CachedFamily, CachedFamilyBuilder, Stay};
+pub use self::cached::{CachedFamily, CachedFamilyBuilder, Retention};
 pub use self::series::{SeriesFamily, SeriesFamilyBuilder, Window, Windows};
 use self::settings::Settings;
 pub use self::visitors::{Remember, VisitorsFamily, VisitorsFamilyBuilder};
@@ -119,7 +119,7 @@ pub(crate) enum Kind {
     /// By deltas that are summed in Redis (docs/protocol.md, section 3).
     Buffered(Buffered),
     /// By values that stay in Redis for as long as they are used (docs/protocol.md, section 4).
-    Cached(Stay),
+    Cached(Retention),
     /// In slices of time; what is kept of them goes the buffered way once they are over (docs/protocol.md, section 5).
     Series(Arc<Windows>),
     /// In layers of time, with the visitors; finished minutes may be kept likewise.
@@ -180,7 +180,7 @@ impl Kind {
     fn own(&self) -> &dyn OfKind {
         match self {
             Kind::Buffered(buffered) => buffered,
-            Kind::Cached(stay) => stay,
+            Kind::Cached(retention) => retention,
             Kind::Series(windows) => &**windows,
             Kind::Activity(sliding) => sliding,
             Kind::Visitors(remember) => remember,
@@ -322,16 +322,16 @@ impl Family {
     }
 
     /// How its counters stay in Redis, if it is a cached one.
-    pub(crate) fn stay(&self) -> Option<&Stay> {
+    pub(crate) fn retention(&self) -> Option<&Retention> {
         match &self.kind {
-            Kind::Cached(stay) => Some(stay),
+            Kind::Cached(retention) => Some(retention),
             _ => None,
         }
     }
 
     /// Whether it is of cached counters: all other kinds go the buffered way.
     pub(crate) fn is_cached(&self) -> bool {
-        self.stay().is_some()
+        self.retention().is_some()
     }
 
     /// The error for who takes it for another kind.

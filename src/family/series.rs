@@ -113,7 +113,7 @@ impl OfKind for Windows {
 impl Family {
     /// The largest number of slices of a precision that are in Redis.
     pub const MAX_SLICES: u32 = 1000;
-    /// The most slices, or minutes, that one read answers.
+    /// The most slices, or minutes, that one read returns.
     pub const MAX_RANGE: usize = 10_000;
     /// The largest number of precisions of a series.
     pub const MAX_PRECISIONS: usize = 16;

@@ -1,7 +1,7 @@
 //! What brings the numbers to the database.
 
 pub mod flush;
-pub mod handle;
+pub mod lifecycle;
 pub mod registry;
 pub mod save;
 mod scheduler;

@@ -19,7 +19,7 @@ const TELL: Duration = Duration::from_secs(60);
 const NAMES: usize = 50;
 
 /// What a look at the database returns.
-pub type Found = Result<Vec<Result<Registered>>>;
+pub type Look = Result<Vec<Result<Registered>>>;
 
 /// Which families a reconciler serves beside those that its process opens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl Registry {
 
     /// Takes those in use that are to be served, and are new or have other settings than before. Returns their numbers in
     /// this process.
-    pub fn take_in<C, S>(&mut self, shared: &Shared<C, S>, found: Found) -> Vec<Result<u64>>
+    pub fn take_in<C, S>(&mut self, shared: &Shared<C, S>, found: Look) -> Vec<Result<u64>>
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
@@ -129,7 +129,7 @@ impl Scope {
 }
 
 /// Looks at the database, for no longer than until the next look.
-pub async fn look(store: &impl Store) -> Found {
+pub async fn look(store: &impl Store) -> Look {
     let late = |_| Err(Error::new(ErrorKind::Store, "the database did not reply"));
     timeout(LOOK, store.families()).await.unwrap_or_else(late)
 }

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::connection::backoff::{Backoff, GRACE, pause_unless_stopped, unless_stopped, wait_out};
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::{Family, Stay};
+use crate::family::{Family, Retention};
 use crate::metrics;
 use crate::scripts::bundle;
 use crate::scripts::cached::{Claim, Deleted, Marked, Rebased, any_cached};
@@ -43,7 +43,7 @@ pub struct Saver<C, S> {
     shared: Arc<Shared<C, S>>,
     redis: C,
     opened: Arc<Opened>,
-    stay: Stay,
+    retention: Retention,
     lease: Duration,
     max_rows: usize,
 }
@@ -104,8 +104,8 @@ where
 {
     /// For this family, if it is a cached one; without leases.
     pub fn new(shared: Arc<Shared<C, S>>, redis: C, opened: Arc<Opened>) -> Option<Self> {
-        let stay = opened.family.stay()?.clone();
-        Some(Saver { shared, redis, opened, stay, lease: Duration::ZERO, max_rows: 50_000 })
+        let retention = opened.family.retention()?.clone();
+        Some(Saver { shared, redis, opened, retention, lease: Duration::ZERO, max_rows: 50_000 })
     }
 
     /// Keeps other reconcilers away from what this one is writing.
@@ -169,7 +169,7 @@ where
     /// Claims what is due in the partition, at most so many.
     async fn claim_due(&self, number: u32, count: usize) -> Result<Due> {
         let settle = self.family().durability().settle();
-        let horizon = self.stay.retain.max(self.family().sync_time).max(settle).max(self.lease).max(MEND);
+        let horizon = self.retention.retain.max(self.family().sync_time).max(settle).max(self.lease).max(MEND);
         let (ids, next) = self.partition(number).due(count, horizon * 2).await?;
         let claimed = self.claim(number, &ids, self.lease).await?;
         let (idle, later): (Vec<_>, Vec<_>) = claimed.clean.into_iter().partition(|(_, time)| time.is_zero());
@@ -200,7 +200,7 @@ where
         let mut claimed = Claimed::default();
         let partition = self.partition(number);
         for some in ids.chunks(IDS) {
-            let claims = partition.claim(self.family(), &self.stay, lease, some).await?;
+            let claims = partition.claim(self.family(), &self.retention, lease, some).await?;
             for (id, claim) in some.iter().cloned().zip(claims) {
                 match claim {
                     Claim::Save { known, value, version, fresh } => {
@@ -278,7 +278,7 @@ where
         let mut ends = Vec::with_capacity(places.len());
         for some in places.chunks(IDS) {
             let claims: Vec<_> = some.iter().map(|&place| (&*saves[place].id, saves[place].version)).collect();
-            let marked = partition.saved(self.family(), &self.stay, &claims).await?;
+            let marked = partition.saved(self.family(), &self.retention, &claims).await?;
             ends.extend(some.iter().copied().zip(marked.into_iter().map(End::from)));
         }
         Ok(ends)
@@ -291,7 +291,7 @@ where
         for some in conflicts.chunks(IDS) {
             let rows: Vec<_> =
                 some.iter().map(|&(place, row)| (&*saves[place].id, saves[place].version, row)).collect();
-            for (&(place, row), rebased) in some.iter().zip(partition.rebase(&self.stay, &rows).await?) {
+            for (&(place, row), rebased) in some.iter().zip(partition.rebase(&self.retention, &rows).await?) {
                 self.report(&saves[place], row, rebased);
                 ends.push((place, if rebased == Rebased::OutOfRange { End::Stuck } else { End::Again }));
             }
@@ -327,7 +327,7 @@ where
     async fn delete(&self, number: u32, ids: &[Vec<u8>]) -> Result<()> {
         let partition = self.partition(number);
         for some in ids.chunks(IDS) {
-            let deleted = partition.delete(&self.stay, some).await?;
+            let deleted = partition.delete(&self.retention, some).await?;
             let left = deleted.iter().filter(|deleted| **deleted == Deleted::Done).count() as u64;
             ::metrics::counter!(metrics::DELETED, "family" => self.opened.label.clone()).increment(left);
         }

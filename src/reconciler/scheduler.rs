@@ -13,7 +13,7 @@ use crate::connection::backoff::{Backoff, unless_stopped};
 use crate::error::{Error, Result};
 use crate::metrics;
 use crate::reconciler::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
-use crate::reconciler::registry::{self, Found, Registry, Scope};
+use crate::reconciler::registry::{self, Look, Registry, Scope};
 use crate::reconciler::save::{Round, Saver};
 use crate::store::Store;
 use crate::writer::opened::{Announced, Opened};
@@ -38,13 +38,13 @@ const MEND: Duration = Duration::from_secs(30);
 const FLUSHES: usize = 3;
 
 /// What a task of the scheduler ends with.
-enum Done {
+enum Finished {
     Swept(Vec<(u64, Result<Vec<PartitionId>>)>),
     Rotated(Vec<(PartitionId, Result<Rotated>)>),
     Flushed(Vec<(PartitionId, Flushed)>),
     Saved(u64, Result<Round>),
     Kept(u64, Result<Vec<PartitionId>>),
-    Listed(Found),
+    Listed(Look),
 }
 
 /// How partitions are flushed, and rounds made through cached families.
@@ -73,7 +73,7 @@ pub struct Scheduler<C, S> {
     again: HashSet<PartitionId>,
     /// Batches that wait to be durable.
     held: Vec<Held>,
-    tasks: JoinSet<Done>,
+    tasks: JoinSet<Finished>,
     rotating: HashMap<Id, Vec<PartitionId>>,
     /// With the time of the oldest hit in it.
     flushing: HashMap<Id, (Vec<PartitionId>, Instant)>,
@@ -218,11 +218,11 @@ where
         if self.registry.begin_look() {
             let (shared, stop) = (self.shared.clone(), self.stopping.clone());
             let look = async move { unless_stopped(&stop, Duration::ZERO, registry::look(&shared.store)).await };
-            self.tasks.spawn(async move { Done::Listed(look.await) });
+            self.tasks.spawn(async move { Finished::Listed(look.await) });
         }
     }
 
-    fn listed(&mut self, found: Found) {
+    fn listed(&mut self, found: Look) {
         if self.finishing {
             return;
         }
@@ -255,7 +255,7 @@ where
         for some in due.chunks(ROTATE) {
             let (flusher, some) = (self.flusher.clone(), some.to_vec());
             let partitions = some.clone();
-            let task = self.tasks.spawn(async move { Done::Rotated(flusher.rotate(&partitions, true).await) });
+            let task = self.tasks.spawn(async move { Finished::Rotated(flusher.rotate(&partitions, true).await) });
             self.rotating.insert(task.id(), some);
         }
     }
@@ -273,7 +273,7 @@ where
         }
         if !buffered.is_empty() {
             let flusher = self.flusher.clone();
-            self.tasks.spawn(async move { Done::Swept(flusher.sweep(buffered).await) });
+            self.tasks.spawn(async move { Finished::Swept(flusher.sweep(buffered).await) });
         }
     }
 
@@ -282,7 +282,7 @@ where
             return;
         }
         let stop = self.stopping.clone();
-        let task = self.tasks.spawn(async move { Done::Saved(number, Arc::new(saver).round(stop).await) });
+        let task = self.tasks.spawn(async move { Finished::Saved(number, Arc::new(saver).round(stop).await) });
         self.saving.insert(task.id(), number);
     }
 
@@ -294,12 +294,12 @@ where
             let ids = taken.iter().map(|held| held.id).collect();
             let oldest = taken.iter().map(Held::oldest_hit).min().unwrap_or(now);
             let (flusher, stop) = (self.flusher.clone(), self.stopping.clone());
-            let task = self.tasks.spawn(async move { Done::Flushed(flusher.flush(taken, &stop).await) });
+            let task = self.tasks.spawn(async move { Finished::Flushed(flusher.flush(taken, &stop).await) });
             self.flushing.insert(task.id(), (ids, oldest));
         }
     }
 
-    fn finished(&mut self, done: Result<(Id, Done), tokio::task::JoinError>) {
+    fn finished(&mut self, done: Result<(Id, Finished), tokio::task::JoinError>) {
         let id = match &done {
             Ok((id, _)) => *id,
             Err(error) => error.id(),
@@ -307,12 +307,12 @@ where
         let round = self.saving.remove(&id);
         let concerned = self.rotating.remove(&id).or_else(|| self.flushing.remove(&id).map(|(ids, _)| ids));
         match done.map(|(_, done)| done) {
-            Ok(Done::Swept(all)) => all.into_iter().for_each(|(number, found)| self.swept(number, found)),
-            Ok(Done::Rotated(all)) => all.into_iter().for_each(|(id, rotated)| self.rotated(id, rotated)),
-            Ok(Done::Flushed(all)) => all.into_iter().for_each(|(id, end)| self.flushed(id, end)),
-            Ok(Done::Saved(number, round)) => self.saved(number, round),
-            Ok(Done::Kept(number, strays)) => self.kept(number, strays),
-            Ok(Done::Listed(found)) => self.listed(found),
+            Ok(Finished::Swept(all)) => all.into_iter().for_each(|(number, found)| self.swept(number, found)),
+            Ok(Finished::Rotated(all)) => all.into_iter().for_each(|(id, rotated)| self.rotated(id, rotated)),
+            Ok(Finished::Flushed(all)) => all.into_iter().for_each(|(id, end)| self.flushed(id, end)),
+            Ok(Finished::Saved(number, round)) => self.saved(number, round),
+            Ok(Finished::Kept(number, strays)) => self.kept(number, strays),
+            Ok(Finished::Listed(found)) => self.listed(found),
             Err(error) => {
                 tracing::error!(%error, "a step of the reconciler ended, and is tried again");
                 round.into_iter().for_each(|number| self.look_at(Announced::Family(number), MEND));
@@ -420,7 +420,7 @@ where
         self.kept.insert(number, (now, rounds + 1));
         let flusher = self.flusher.clone();
         let look = rounds % STRAYS == 0;
-        self.tasks.spawn(async move { Done::Kept(number, flusher.upkeep(number, look).await) });
+        self.tasks.spawn(async move { Finished::Kept(number, flusher.upkeep(number, look).await) });
     }
 
     fn kept(&mut self, number: u64, strays: Result<Vec<PartitionId>>) {

@@ -90,8 +90,8 @@ where
 fn used_keys<C>(family: &Family, partition: &Partition<C>) -> Vec<String> {
     let keys = &partition.keys;
     match (family.is_cached(), family.keeps_slices()) {
-        (true, _) => vec![keys.agenda()],
-        (_, true) => vec![keys.buffer(), keys.batch(), keys.agenda()],
+        (true, _) => vec![keys.schedule()],
+        (_, true) => vec![keys.buffer(), keys.batch(), keys.schedule()],
         _ => vec![keys.buffer(), keys.batch()],
     }
 }

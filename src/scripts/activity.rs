@@ -87,7 +87,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
 
     fn begin_touch<'a>(&'a self, sliding: &Sliding, fence: Fence<'a>) -> (Vec<Key>, Vec<Arg<'a>>) {
         let (mut keys, mut args) = fence.begin(self.time());
-        keys.extend([self.keys.open(), self.keys.agenda()].map(String::into_bytes));
+        keys.extend([self.keys.open(), self.keys.schedule()].map(String::into_bytes));
         args.extend([made(sliding.layer_ms()), made(sliding.layers), made(u8::from(sliding.keep_minutes))]);
         (keys, args)
     }

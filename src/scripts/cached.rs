@@ -8,7 +8,7 @@ use redis::Value;
 use redis::aio::ConnectionLike;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::{Family, Stay};
+use crate::family::{Family, Retention};
 use crate::scripts::bundle::{self, Reply, arg, made};
 use crate::scripts::fence::Fence;
 #[cfg(feature = "test-hooks")]
@@ -97,7 +97,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     #[cfg(feature = "test-hooks")]
     pub async fn incr<'p, I: AsRef<[u8]> + ?Sized + 'p>(
         &'p self,
-        stay: &Stay,
+        retention: &Retention,
         fence: Fence<'p>,
         seeds: impl IntoIterator<Item = (&'p I, Seed)>,
         changes: impl IntoIterator<Item = (&'p I, Change)>,
@@ -105,17 +105,17 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         let pairs: Vec<_> = changes.into_iter().map(|(id, change)| (id.as_ref(), change)).collect();
         let part = Part { partition: self, hits: pairs.len() as u64, pairs: &pairs };
         let seeds: Vec<_> = seeds.into_iter().map(|(id, seed)| (id.as_ref(), seed)).collect();
-        Self::incr_in(stay, fence, &[(self, seeds)], &[part]).await
+        Self::incr_in(retention, fence, &[(self, seeds)], &[part]).await
     }
 
     /// The same in several partitions of one node, of which there must be one at least.
     pub async fn incr_in(
-        stay: &Stay,
+        retention: &Retention,
         fence: Fence<'_>,
         seeds: &[(&Self, Seeds<'_>)],
         parts: &[Part<'_, C>],
     ) -> Result<Counted> {
-        match Self::incr_unless_passed(stay, fence, seeds, parts).await? {
+        match Self::incr_unless_passed(retention, fence, seeds, parts).await? {
             // a repeat is replied to as the first arrival was
             Some(Counted::Executed { results, due, .. }) => Ok(Counted::Executed { results, due, repeated: false }),
             Some(Counted::Expired) => Ok(Counted::Expired),
@@ -125,7 +125,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
 
     /// The same, and whether it was executed before; `None` where the caller has made a later call since.
     pub async fn incr_unless_passed(
-        stay: &Stay,
+        retention: &Retention,
         fence: Fence<'_>,
         seeds: &[(&Self, Seeds<'_>)],
         parts: &[Part<'_, C>],
@@ -133,13 +133,13 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         let Partition { redis, now_ms, .. } = parts[0].partition;
         let bound = |bound: Option<i64>| bound.map_or(arg(""), made);
         let (mut keys, mut args) = fence.begin(arg(now_ms));
-        args.extend([made(millis(TICKET)), bound(stay.min), bound(stay.max)]);
+        args.extend([made(millis(TICKET)), bound(retention.min), bound(retention.max)]);
         for Part { partition, pairs, .. } in parts {
             keys.extend(partition.cached_keys().map(String::into_bytes));
             args.push(made(pairs.len()));
             args.extend(pairs.iter().flat_map(|(id, change)| [arg(*id), change.delta()]));
         }
-        let seeding = join_all(seeds.iter().map(|(partition, seeds)| partition.seed(stay, seeds)));
+        let seeding = join_all(seeds.iter().map(|(partition, seeds)| partition.seed(retention, seeds)));
         // Both travel together, the seeds first: whose counter is still missing then is told so.
         let (_, reply) = join(seeding, bundle::call(redis, "cached_incr", &keys, &args)).await;
         let reply = reply?;
@@ -147,7 +147,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         match reply.status() {
             "DUP" if reply.rest(0)?.is_empty() => Ok(None),
             status @ ("OK" | "DUP") => {
-                let (results, repeated) = (words(&reply, count)?, status == "DUP");
+                let (results, repeated) = (pair_results(&reply, count)?, status == "DUP");
                 Ok(Some(Counted::Executed { results, due: Vec::new(), repeated }))
             }
             "EXPIRED" => Ok(Some(Counted::Expired)),
@@ -157,17 +157,17 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
 
     /// Brings counters that were missed, with what the primary has of them, and returns their values. One that is missing
     /// still was seeded, saved and deleted meanwhile: it is to be looked at again.
-    pub async fn seed(&self, stay: &Stay, seeds: &[(&[u8], Seed)]) -> Result<Vec<PairResult>> {
+    pub async fn seed(&self, retention: &Retention, seeds: &[(&[u8], Seed)]) -> Result<Vec<PairResult>> {
         let mut results = Vec::with_capacity(seeds.len());
         for seeds in seeds.chunks(Self::READ_IDS) {
-            let mut args = vec![made(millis(stay.retain)), arg(&self.now_ms)];
+            let mut args = vec![made(millis(retention.retain)), arg(&self.now_ms)];
             for (id, seed) in seeds {
                 let [value, version] = row_words(seed.row).map(made);
                 args.extend([arg(*id), made(seed.ticket), value, version]);
             }
             let reply = bundle::repeat_safe(&self.redis, "cached_seed", &self.cached_keys(), &args).await?;
             expect_ok(&reply)?;
-            results.extend(words(&reply, seeds.len())?);
+            results.extend(pair_results(&reply, seeds.len())?);
         }
         Ok(results)
     }
@@ -178,13 +178,13 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         args.extend(ids.iter().map(|&id| arg(id)));
         let reply = bundle::repeat_safe(&self.redis, "cached_get", &self.cached_keys(), &args).await?;
         expect_ok(&reply)?;
-        words(&reply, ids.len())
+        pair_results(&reply, ids.len())
     }
 
     /// The counters whose time has come, up to `count`, and how long until the next one's has.
     pub async fn due(&self, count: usize, horizon: Duration) -> Result<(Vec<Vec<u8>>, Option<Duration>)> {
         let args = [count.to_string(), millis(horizon), self.now_ms.clone()];
-        let mut reply = bundle::repeat_safe(&self.redis, "cached_due", &[self.keys.agenda()], &args).await?;
+        let mut reply = bundle::repeat_safe(&self.redis, "cached_due", &[self.keys.schedule()], &args).await?;
         expect_ok(&reply)?;
         let next = match reply.string(0) {
             Ok(none) if none.is_empty() => None,
@@ -194,9 +194,16 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     }
 
     /// Claims what is to be saved, and hands out what is durable.
-    pub async fn claim(&self, family: &Family, stay: &Stay, lease: Duration, ids: &[Vec<u8>]) -> Result<Vec<Claim>> {
+    pub async fn claim(
+        &self,
+        family: &Family,
+        retention: &Retention,
+        lease: Duration,
+        ids: &[Vec<u8>],
+    ) -> Result<Vec<Claim>> {
         let settle = if ablation::is_out(Guard::Settle) { Duration::ZERO } else { family.durability().settle() };
-        let mut args = vec![made(millis(settle)), made(millis(lease)), made(millis(stay.retain)), arg(&self.now_ms)];
+        let mut args =
+            vec![made(millis(settle)), made(millis(lease)), made(millis(retention.retain)), arg(&self.now_ms)];
         args.extend(ids.iter().map(|id| arg(id)));
         let reply = bundle::repeat_safe(&self.redis, "cached_claim", &self.cached_keys(), &args).await?;
         expect_ok(&reply)?;
@@ -205,8 +212,13 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     }
 
     /// Marks what was written to the database as saved, if it is still claimed in that version.
-    pub async fn saved(&self, family: &Family, stay: &Stay, saves: &[(&[u8], Version)]) -> Result<Vec<Marked>> {
-        let mut args = vec![made(millis(family.sync_time)), made(millis(stay.retain)), arg(&self.now_ms)];
+    pub async fn saved(
+        &self,
+        family: &Family,
+        retention: &Retention,
+        saves: &[(&[u8], Version)],
+    ) -> Result<Vec<Marked>> {
+        let mut args = vec![made(millis(family.sync_time)), made(millis(retention.retain)), arg(&self.now_ms)];
         args.extend(saves.iter().flat_map(|(id, version)| [arg(*id), made(version)]));
         let reply = bundle::repeat_safe(&self.redis, "cached_saved", &self.cached_keys(), &args).await?;
         let marked = |word: &str| match word {
@@ -219,8 +231,8 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     }
 
     /// Puts what is not saved yet on top of the row that somebody else wrote.
-    pub async fn rebase(&self, stay: &Stay, rows: &[(&[u8], Version, Row)]) -> Result<Vec<Rebased>> {
-        let mut args = vec![made(millis(stay.retain)), arg(&self.now_ms)];
+    pub async fn rebase(&self, retention: &Retention, rows: &[(&[u8], Version, Row)]) -> Result<Vec<Rebased>> {
+        let mut args = vec![made(millis(retention.retain)), arg(&self.now_ms)];
         for (id, claimed, row) in rows {
             let [value, version] = row_words(*row).map(made);
             args.extend([arg(*id), made(claimed), value, version]);
@@ -236,8 +248,8 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     }
 
     /// Deletes the counters that are saved, unclaimed, and have not been used for as long as they are to stay.
-    pub async fn delete(&self, stay: &Stay, ids: &[Vec<u8>]) -> Result<Vec<Deleted>> {
-        let mut args = vec![made(millis(stay.retain)), arg(&self.now_ms)];
+    pub async fn delete(&self, retention: &Retention, ids: &[Vec<u8>]) -> Result<Vec<Deleted>> {
+        let mut args = vec![made(millis(retention.retain)), arg(&self.now_ms)];
         args.extend(ids.iter().map(|id| arg(id)));
         let reply = bundle::repeat_safe(&self.redis, "cached_delete", &self.cached_keys(), &args).await?;
         let deleted = |word: &str| match word {
@@ -250,7 +262,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
 
     /// All counters that are in Redis, each once. One that is there for as long as the call takes is among them.
     pub async fn cached_ids(&self) -> Result<Vec<Vec<u8>>> {
-        let key = [self.keys.agenda()];
+        let key = [self.keys.schedule()];
         let mut found = HashSet::new();
         // a cursor means nothing to another server: after a failover between two pages ids are missing
         for _ in 0..3 {
@@ -269,11 +281,11 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
                 return Ok(found.into_iter().collect());
             }
         }
-        Err(Error::new(ErrorKind::Redis, format!("{} does not hold still", self.keys.agenda())))
+        Err(Error::new(ErrorKind::Redis, format!("{} does not hold still", self.keys.schedule())))
     }
 
     fn cached_keys(&self) -> [String; 3] {
-        [self.keys.values(), self.keys.rows(), self.keys.agenda()]
+        [self.keys.values(), self.keys.rows(), self.keys.schedule()]
     }
 }
 
@@ -283,7 +295,7 @@ pub async fn any_cached<C>(redis: &C, partitions: &[Partition<C>]) -> Result<boo
 where
     C: ConnectionLike + Clone + 'static,
 {
-    let keys: Vec<_> = partitions.iter().map(|partition| partition.keys.agenda()).collect();
+    let keys: Vec<_> = partitions.iter().map(|partition| partition.keys.schedule()).collect();
     bundle::read::<_, u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
 }
 
@@ -296,9 +308,9 @@ fn row_words(row: Row) -> [String; 2] {
     ]
 }
 
-fn words(reply: &Reply, count: usize) -> Result<Vec<PairResult>> {
-    let words: Option<Vec<_>> = reply.rest(0)?.iter().map(word).collect();
-    words.filter(|words| words.len() == count).ok_or_else(|| reply.misshapen())
+fn pair_results(reply: &Reply, count: usize) -> Result<Vec<PairResult>> {
+    let results: Option<Vec<_>> = reply.rest(0)?.iter().map(word).collect();
+    results.filter(|results| results.len() == count).ok_or_else(|| reply.misshapen())
 }
 
 fn word(value: &Value) -> Option<PairResult> {

@@ -121,9 +121,9 @@ impl<C: ConnectionLike + Clone + 'static> Home<C> {
 /// The settings that counting scripts read beside the epochs, as pairs of name and value.
 fn settings(family: &Family) -> Vec<Arg<'_>> {
     let mut settings = vec![arg("max_pending"), made(family.max_pending)];
-    if let Some(stay) = family.stay() {
+    if let Some(retention) = family.retention() {
         settings.extend([arg("save_after_ms"), made(family.sync_time.as_millis())]);
-        settings.extend([arg("retain_ms"), made(stay.retain.as_millis())]);
+        settings.extend([arg("retain_ms"), made(retention.retain.as_millis())]);
     }
     settings
 }

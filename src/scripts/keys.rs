@@ -58,8 +58,8 @@ impl Keys {
     }
 
     /// Sorted set id -> when something is next to be done about a cached counter; kept id -> when its slice is over.
-    pub fn agenda(&self) -> String {
-        format!("{}agenda", self.tag)
+    pub fn schedule(&self) -> String {
+        format!("{}schedule", self.tag)
     }
 
     /// Hash kept id -> count of a slice that is not over yet and is to be kept.

@@ -26,7 +26,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     ) -> Result<Counted> {
         let pairs: Vec<_> = pairs.into_iter().collect();
         let (mut keys, begin) = fence.begin(self.time());
-        let own = [self.keys.open(), self.keys.agenda(), self.keys.names(), self.keys.idle()];
+        let own = [self.keys.open(), self.keys.schedule(), self.keys.names(), self.keys.idle()];
         keys.extend(own.map(String::into_bytes));
         keys.extend(
             pairs.iter().flat_map(|(name, _)| windows.windows.iter().map(|one| self.keys.window(one.precision, name))),
@@ -116,7 +116,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     /// Returns how many slices were handed on, and how long it is until the next one is over.
     async fn close(&self, all: &str) -> Result<(u64, Option<Duration>)> {
         const SLICES: &str = "500";
-        let keys = [self.keys.open(), self.keys.agenda(), self.keys.buffer(), self.keys.meta()];
+        let keys = [self.keys.open(), self.keys.schedule(), self.keys.buffer(), self.keys.meta()];
         let reply = bundle::repeat_safe(&self.redis, "series_close", &keys, &[SLICES, all, &self.now_ms]).await?;
         expect_ok(&reply)?;
         let next = match reply.string(1) {
@@ -132,7 +132,7 @@ pub async fn any_slices<C>(redis: &C, partitions: &[Partition<C>]) -> Result<boo
 where
     C: ConnectionLike + Clone + 'static,
 {
-    let keys: Vec<_> = partitions.iter().map(|one| one.keys.agenda()).collect();
+    let keys: Vec<_> = partitions.iter().map(|one| one.keys.schedule()).collect();
     bundle::read::<_, u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
 }
 

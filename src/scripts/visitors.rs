@@ -79,10 +79,10 @@ fn in_order(reply: &Reply, from: usize, places: impl Iterator<Item = usize>, cou
         },
         _ => None,
     };
-    let words: Option<Vec<_>> = reply.rest(from)?.iter().map(result).collect();
-    let words = words.filter(|words| words.len() == count).ok_or_else(|| reply.misshapen())?;
+    let results: Option<Vec<_>> = reply.rest(from)?.iter().map(result).collect();
+    let results = results.filter(|results| results.len() == count).ok_or_else(|| reply.misshapen())?;
     let mut ordered = vec![PairResult::Again; count];
-    for (place, word) in places.zip(words) {
+    for (place, word) in places.zip(results) {
         ordered[place] = word;
     }
     Ok(ordered)

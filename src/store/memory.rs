@@ -33,14 +33,14 @@ use crate::testing::ablation::{Guard, is_out};
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct MemoryStore(Arc<Mutex<Families>>);
+pub struct MemoryStore(Arc<Mutex<StoredFamilies>>);
 
 /// By namespace and name; a family's number is its position.
-type Families = IndexMap<String, Kept>;
+type StoredFamilies = IndexMap<String, Stored>;
 
 /// What is kept of a family.
 #[derive(Debug)]
-struct Kept {
+struct Stored {
     family: Family,
     rows: BTreeMap<String, Row>,
     ledger: HashMap<(u32, Incarnation), u64>,
@@ -59,17 +59,17 @@ impl MemoryStore {
         kept(&mut self.lock(), family).rows.entry(id.to_owned()).or_default().value = Some(value);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Families> {
+    fn lock(&self) -> MutexGuard<'_, StoredFamilies> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn kept<'f>(families: &'f mut Families, family: &Family) -> &'f mut Kept {
-    let new = || Kept { family: family.clone(), rows: BTreeMap::new(), ledger: HashMap::new() };
+fn kept<'f>(families: &'f mut StoredFamilies, family: &Family) -> &'f mut Stored {
+    let new = || Stored { family: family.clone(), rows: BTreeMap::new(), ledger: HashMap::new() };
     families.entry(family.to_string()).or_insert_with(new)
 }
 
-impl Kept {
+impl Stored {
     fn row(&self, id: &str) -> Row {
         self.rows.get(id).copied().unwrap_or_default()
     }

@@ -95,7 +95,7 @@ fn patch(guard: Guard, name: &str) -> Option<(&'static str, &'static str)> {
         }
         (Guard::Expiry, "activity_touch") => ("* layer_ms, (layers + 1) * layer_ms", "* layer_ms, layer_ms"),
         (Guard::Expiry, "activity_touch_hll") => {
-            ("stay, gone, minute = (layers + 1) * layer_ms,", "stay, gone, minute = layer_ms,")
+            ("ttl, gone, minute = (layers + 1) * layer_ms,", "ttl, gone, minute = layer_ms,")
         }
         _ => return None,
     })

@@ -58,7 +58,7 @@ struct Hit<'a> {
 }
 
 /// What became of one hit of many.
-type Own = Result<PairResult>;
+type HitResult = Result<PairResult>;
 
 impl<C> Writer<C>
 where
@@ -79,12 +79,19 @@ where
     }
 
     /// Counts one hit. Without `wait` it is an error if many others wait already.
-    pub async fn add(&self, id: &[u8], delta: i64, timeout: Duration, wait: bool) -> Own {
+    pub async fn add(&self, id: &[u8], delta: i64, timeout: Duration, wait: bool) -> HitResult {
         self.change(id, Change::Add(delta), None, timeout, wait).await
     }
 
     /// The same for any change, before which a missing counter is seeded if a seed is given.
-    pub async fn change(&self, id: &[u8], change: Change, seed: Option<Seed>, timeout: Duration, wait: bool) -> Own {
+    pub async fn change(
+        &self,
+        id: &[u8],
+        change: Change,
+        seed: Option<Seed>,
+        timeout: Duration,
+        wait: bool,
+    ) -> HitResult {
         let terms = Terms { timeout, wait, taken: false };
         let partition = self.partition_for(id);
         let push = |group: &mut Group| {
@@ -106,7 +113,7 @@ where
     }
 
     /// Counts what stands for so many hits and was refused in a sum with others.
-    async fn add_alone(&self, hit: &Hit<'_>, terms: Terms) -> Own {
+    async fn add_alone(&self, hit: &Hit<'_>, terms: Terms) -> HitResult {
         let Hit { partition, id, delta, hits } = *hit;
         let push =
             |group: &mut Group| self.queue.has_room_for(group, 1).then(|| group.push_alone(partition, id, delta, hits));
@@ -116,12 +123,12 @@ where
 
     /// Counts many hits, and returns what became of each: those that one call can carry go together, and calls fail by
     /// themselves.
-    pub async fn add_many(&self, hits: &[(&[u8], i64)], timeout: Duration) -> Vec<Own> {
+    pub async fn add_many(&self, hits: &[(&[u8], i64)], timeout: Duration) -> Vec<HitResult> {
         let all = hits.iter().map(|(id, delta)| Hit { partition: self.partition_for(id), id, delta: *delta, hits: 1 });
         self.add_all(&all.collect::<Vec<_>>(), Terms { timeout, wait: true, taken: false }).await
     }
 
-    async fn add_all(&self, hits: &[Hit<'_>], terms: Terms) -> Vec<Own> {
+    async fn add_all(&self, hits: &[Hit<'_>], terms: Terms) -> Vec<HitResult> {
         let mut shares: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         let spans = self.queue.spans_partitions();
         for (index, hit) in hits.iter().enumerate() {
@@ -134,7 +141,7 @@ where
         results.into_iter().map(|(_, result)| result).collect()
     }
 
-    async fn add_some(&self, indexes: &[usize], hits: &[Hit<'_>], terms: Terms) -> Vec<Own> {
+    async fn add_some(&self, indexes: &[usize], hits: &[Hit<'_>], terms: Terms) -> Vec<HitResult> {
         let some = || indexes.iter().map(|index| &hits[*index]);
         let push = |group: &mut Group| {
             let fits = self.queue.has_room_for(group, indexes.len());

@@ -98,7 +98,7 @@ impl Recorder {
         }
         let Some(runtime) = Handle::try_current().ok().or_else(|| this.home.clone()) else { return };
         if !this.running.swap(true, Ordering::AcqRel) {
-            runtime.spawn(Sender { writer: writer.clone(), on: true }.run());
+            runtime.spawn(RecordSender { writer: writer.clone(), on: true }.run());
         }
     }
 
@@ -202,12 +202,12 @@ fn worse(one: Result<()>, other: Result<()>) -> Result<()> {
 }
 
 /// Sends until nothing is left. It holds the writer, so what was recorded is also sent where its last handle is dropped.
-struct Sender<C> {
+struct RecordSender<C> {
     writer: Arc<Writer<C>>,
     on: bool,
 }
 
-impl<C> Sender<C>
+impl<C> RecordSender<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
@@ -233,7 +233,7 @@ where
 }
 
 /// Also where its runtime ends: another one may go on.
-impl<C> Drop for Sender<C> {
+impl<C> Drop for RecordSender<C> {
     fn drop(&mut self) {
         if self.on {
             self.writer.recorder.running.store(false, Ordering::Release);

@@ -52,7 +52,7 @@ impl<'a> Request<'a> {
 }
 
 /// What became of a request, and whether an earlier arrival decided it.
-type Done = (PairResult, bool);
+type Settled = (PairResult, bool);
 
 /// How far a request has come by what its calls were told.
 #[derive(Debug, Default)]
@@ -77,7 +77,7 @@ enum Known {
 
 /// What one send of a call was told.
 enum Told {
-    Done(Done),
+    Settled(Settled),
     /// The request has made a later call.
     Passed,
     /// Redis does not know the epoch any more.
@@ -120,7 +120,7 @@ where
         progress: &mut Progress,
         seed: Option<Seed>,
         timeout: Duration,
-    ) -> Result<Done> {
+    ) -> Result<Settled> {
         let _under_way = self.queue.take_alone()?;
         let until = Until::new(Instant::now(), timeout);
         let done = timeout_at(until.deadline, self.repeat(request, seed, until, progress)).await;
@@ -150,7 +150,7 @@ where
         seed: Option<Seed>,
         until: Until,
         progress: &mut Progress,
-    ) -> Result<Done> {
+    ) -> Result<Settled> {
         let family = self.queue.family();
         // every process has to find the same home; of a wide family any partition will do
         let number = family.home_of(request.id.as_bytes()).unwrap_or_else(|| family.partition_of(request.name));
@@ -158,7 +158,7 @@ where
         let mut pause = Backoff::default();
         loop {
             let error = match self.send_alone(request, seed, (number, &partition), progress).await {
-                Ok(Told::Done(done)) => return Ok(done),
+                Ok(Told::Settled(done)) => return Ok(done),
                 Ok(Told::Passed) => continue,
                 Ok(Told::Expired) => self.queue.error(ErrorKind::Redis, "its epoch has ended"),
                 Ok(Told::Forgotten) => {
@@ -215,7 +215,7 @@ where
                 if let PairResult::Missing(_) = result {
                     progress.next(Known::Missed(epochs));
                 }
-                Ok(Told::Done((result, repeated)))
+                Ok(Told::Settled((result, repeated)))
             }
             Ok(Some(Counted::Expired)) => {
                 home.forget(&epochs.before);
@@ -251,7 +251,7 @@ impl Request<'_> {
         let (pairs, seeds) = ([(id, Change::Add(self.delta))], seed.map(|seed| (partition, vec![(id, seed)])));
         let parts = [Part { partition, hits: 1, pairs: &pairs }];
         match &family.kind {
-            Kind::Cached(stay) => Partition::incr_unless_passed(stay, fence, seeds.as_slice(), &parts).await,
+            Kind::Cached(retention) => Partition::incr_unless_passed(retention, fence, seeds.as_slice(), &parts).await,
             _ => Partition::add_to(family, fence, &parts).await.map(Some),
         }
     }

@@ -217,11 +217,11 @@ where
     let deltas = || parts[0].pairs.iter().map(|(id, change)| (*id, change.amount()));
     match &family.kind {
         Kind::Buffered(_) => Partition::add_to(family, fence, &parts).await,
-        Kind::Cached(stay) => {
+        Kind::Cached(retention) => {
             let seeds = shares.iter().zip(&partitions);
             let seeds = seeds.map(|(share, partition)| (partition, group.seeds_of(share.partition)));
             let seeds: Vec<_> = seeds.filter(|(_, seeds)| !seeds.is_empty()).collect();
-            Partition::incr_in(stay, fence, &seeds, &parts).await
+            Partition::incr_in(retention, fence, &seeds, &parts).await
         }
         Kind::Series(windows) => one.add_to_series(windows, clock, fence, deltas()).await,
         Kind::Activity(sliding) => one.touch(sliding, clock, fence, deltas()).await,

@@ -192,7 +192,7 @@ impl RedisCluster {
         self.ask_own(number).await.is_some_and(|own| own.primary.is_none() && !own.slots.is_empty())
     }
 
-    /// What each node that answers thinks of the cluster.
+    /// What each node that replies thinks of the cluster.
     async fn views(&self) -> Vec<View> {
         let mut views = Vec::new();
         for number in 0..self.size() {
@@ -215,7 +215,7 @@ impl RedisCluster {
 
     async fn own(&self, number: usize) -> Member {
         let own = self.ask_own(number).await;
-        own.unwrap_or_else(|| self.nodes[number].fail(&format!("node {number} does not answer")))
+        own.unwrap_or_else(|| self.nodes[number].fail(&format!("node {number} does not reply")))
     }
 
     /// A command that has to succeed.

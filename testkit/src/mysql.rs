@@ -30,7 +30,7 @@ pub struct MysqlServer {
 }
 
 impl MysqlServer {
-    /// Makes a data directory, starts a server over it and returns when it answers.
+    /// Makes a data directory, starts a server over it and returns when it replies.
     ///
     /// # Panics
     ///
@@ -150,7 +150,7 @@ impl MysqlServer {
         self.process.start(binary(), &self.args, || greets(&self.socket)).await;
     }
 
-    /// SIGSTOP: connections stay open and nothing is answered. Returns when the server stands still.
+    /// SIGSTOP: connections stay open and nothing is replied. Returns when the server stands still.
     pub fn pause(&self) {
         self.process.pause();
     }

@@ -88,7 +88,7 @@ impl Process {
                 self.fail(&format!("{} ended while starting: {status}", program.display()));
             }
             if Instant::now() > deadline {
-                self.fail(&format!("{} did not answer within {START_LIMIT:?}", program.display()));
+                self.fail(&format!("{} did not reply within {START_LIMIT:?}", program.display()));
             }
             tokio::time::sleep(POLL).await;
         }

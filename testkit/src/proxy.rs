@@ -140,7 +140,7 @@ impl Proxy {
     ///
     /// # Panics
     ///
-    /// Where the server does not answer.
+    /// Where the server does not reply.
     pub async fn manager(&self) -> ConnectionManager {
         match client::manager(self.client()).await {
             Ok(manager) => manager,
@@ -161,12 +161,12 @@ impl Proxy {
         *self.network.cut() = Some(Cut { way: Way::Replies, after: bytes });
     }
 
-    /// Takes back a cut. Answers whether there was one to take back: whether it had not happened yet.
+    /// Takes back a cut. Returns whether there was one to take back: whether it had not happened yet.
     pub fn call_off(&self) -> bool {
         self.network.cut().take().is_some()
     }
 
-    /// From now on nothing arrives any more, and nobody is told: connections stay open, new ones get no answer before
+    /// From now on nothing arrives any more, and nobody is told: connections stay open, new ones get no reply before
     /// it has healed.
     pub fn black_hole(&self) {
         self.network.weather.send_modify(|weather| weather.black_hole = true);
@@ -190,7 +190,7 @@ impl Proxy {
         self.network.requests.load(Ordering::Relaxed) as usize
     }
 
-    /// How many bytes the server has answered so far.
+    /// How many bytes the server has replied so far.
     pub fn reply_bytes(&self) -> usize {
         self.network.replies.load(Ordering::Relaxed) as usize
     }

@@ -99,7 +99,7 @@ pub struct RedisServer {
 }
 
 impl RedisServer {
-    /// Starts a server and returns when it answers.
+    /// Starts a server and returns when it replies.
     ///
     /// # Panics
     ///
@@ -204,7 +204,7 @@ impl RedisServer {
     ///
     /// Where it does not start.
     pub async fn start_again(&self) {
-        self.process.start(binary(), &self.args, || answers(&self.socket)).await;
+        self.process.start(binary(), &self.args, || replies(&self.socket)).await;
     }
 
     /// Starts it over the data that is there as a cluster of one node, which serves the slots that hold keys.
@@ -215,10 +215,10 @@ impl RedisServer {
     pub async fn start_again_as_cluster(&self) {
         let cluster = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"].map(str::to_owned);
         assert!(self.port > 0, "a node of a cluster has a port");
-        self.process.start(binary(), &[&self.args[..], &cluster].concat(), || answers(&self.socket)).await;
+        self.process.start(binary(), &[&self.args[..], &cluster].concat(), || replies(&self.socket)).await;
     }
 
-    /// SIGSTOP: connections stay open and nothing is answered. Returns when the server stands still.
+    /// SIGSTOP: connections stay open and nothing is replied. Returns when the server stands still.
     pub fn pause(&self) {
         self.process.pause();
     }
@@ -301,8 +301,8 @@ pub(crate) fn binary() -> &'static Path {
     })
 }
 
-/// Whether commands are served: while Redis loads its data, it answers with an error that says so.
-pub(crate) fn answers(socket: &Path) -> bool {
+/// Whether commands are served: while Redis loads its data, it replies with an error that says so.
+pub(crate) fn replies(socket: &Path) -> bool {
     let ask = || -> std::io::Result<bool> {
         let mut stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(Duration::from_secs(1)))?;

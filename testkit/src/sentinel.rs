@@ -7,12 +7,12 @@ use crate::certificates::Certificates;
 use crate::client;
 use crate::port;
 use crate::process::Process;
-use crate::redis::{self, RedisServer, answers, until};
+use crate::redis::{self, RedisServer, replies, until};
 
 /// What the primary goes by.
 const NAME: &str = "primary";
 
-/// One sentinel, which decides alone: a primary that does not answer for half a second is replaced. It ends, and its
+/// One sentinel, which decides alone: a primary that does not reply for half a second is replaced. It ends, and its
 /// directory goes, with this handle.
 pub struct Sentinel {
     process: Process,
@@ -58,7 +58,7 @@ impl Sentinel {
         );
         fs::write(&file, settings).unwrap_or_else(|e| panic!("cannot write {}: {e}", file.display()));
         let args = [file.display().to_string(), "--sentinel".to_owned()];
-        process.start(redis::binary(), &args, || answers(&socket)).await;
+        process.start(redis::binary(), &args, || replies(&socket)).await;
         let sentinel = Self { process, socket, port };
         until("a sentinel that knows a replica", async || {
             let replicas: Vec<::redis::Value> = sentinel.ask(&format!("SENTINEL REPLICAS {NAME}")).await;
@@ -92,7 +92,7 @@ impl Sentinel {
     }
 
     async fn ask<T: ::redis::FromRedisValue>(&self, words: &str) -> T {
-        let answer = client::run(&client::unix_url(&self.socket), &client::command(words)).await;
-        answer.unwrap_or_else(|e| self.process.fail(&format!("{words}: {e}")))
+        let reply = client::run(&client::unix_url(&self.socket), &client::command(words)).await;
+        reply.unwrap_or_else(|e| self.process.fail(&format!("{words}: {e}")))
     }
 }

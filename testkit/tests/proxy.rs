@@ -90,12 +90,12 @@ async fn what_a_black_hole_held_arrives_late() {
     // one that gives up and closes its connection, and one that waits
     impatient.incr::<_, _, i64>("n", 1).await.unwrap_err();
     drop(impatient);
-    let answer = tokio::spawn(async move { incr(&mut redis).await });
+    let reply = tokio::spawn(async move { incr(&mut redis).await });
     tokio::time::sleep(Duration::from_millis(50)).await;
-    assert!(!answer.is_finished());
+    assert!(!reply.is_finished());
     assert_eq!(direct.get::<_, Option<i64>>("n").await.unwrap(), None);
     proxy.heal(Held::Delivered);
-    answer.await.unwrap().unwrap();
+    reply.await.unwrap().unwrap();
     let deadline = Instant::now() + Duration::from_secs(5);
     while direct.get::<_, i64>("n").await.unwrap() < 2 {
         assert!(Instant::now() < deadline, "the first of the two did not arrive");
@@ -103,7 +103,7 @@ async fn what_a_black_hole_held_arrives_late() {
 }
 
 #[tokio::test]
-async fn a_new_connection_gets_no_answer_in_a_black_hole() {
+async fn a_new_connection_gets_no_reply_in_a_black_hole() {
     let server = RedisServer::start(RedisOptions::volatile()).await;
     let (proxy, client) = (Proxy::to(&server), server.client());
     proxy.black_hole();
@@ -121,10 +121,10 @@ async fn what_a_black_hole_held_may_be_lost() {
     let mut redis = proxy.manager().await;
     proxy.black_hole();
     let mut asking = redis.clone();
-    let answer = tokio::spawn(async move { incr(&mut asking).await });
+    let reply = tokio::spawn(async move { incr(&mut asking).await });
     tokio::time::sleep(Duration::from_millis(50)).await;
     proxy.heal(Held::Lost);
-    answer.await.unwrap().unwrap_err();
+    reply.await.unwrap().unwrap_err();
     reconnected(&mut redis).await;
     assert_eq!(incr(&mut redis).await.unwrap(), 1);
 }

@@ -100,17 +100,17 @@ async fn a_manager_comes_back_after_a_restart() {
 }
 
 #[tokio::test]
-async fn a_paused_redis_answers_after_it_goes_on() {
+async fn a_paused_redis_replies_after_it_goes_on() {
     let server = RedisServer::start(RedisOptions::volatile()).await;
     let mut redis = server.manager().await;
     for _ in 0..20 {
         server.pause();
         let mut asking = redis.clone();
-        let answer = tokio::spawn(async move { redis::cmd("PING").query_async::<String>(&mut asking).await });
+        let reply = tokio::spawn(async move { redis::cmd("PING").query_async::<String>(&mut asking).await });
         tokio::time::sleep(Duration::from_millis(10)).await;
-        assert!(!answer.is_finished(), "answered while it stood still");
+        assert!(!reply.is_finished(), "replied while it stood still");
         server.resume();
-        assert_eq!(answer.await.unwrap().unwrap(), "PONG");
+        assert_eq!(reply.await.unwrap().unwrap(), "PONG");
     }
     // A server that stands still can be killed.
     server.pause();
@@ -141,11 +141,11 @@ async fn mysql_keeps_what_was_committed() {
 
     server.pause();
     let asked = pool.clone();
-    let answer = tokio::spawn(async move { sqlx::query_scalar::<_, i64>("SELECT 7").fetch_one(&asked).await });
+    let reply = tokio::spawn(async move { sqlx::query_scalar::<_, i64>("SELECT 7").fetch_one(&asked).await });
     tokio::time::sleep(Duration::from_millis(50)).await;
-    assert!(!answer.is_finished(), "answered while it stood still");
+    assert!(!reply.is_finished(), "replied while it stood still");
     server.resume();
-    assert_eq!(answer.await.unwrap().unwrap(), 7);
+    assert_eq!(reply.await.unwrap().unwrap(), 7);
 }
 
 #[tokio::test]

@@ -235,7 +235,7 @@ def main(socket, root):
 
     readme["client"] = redis.Redis(unix_socket_path=socket, username="shop", password="password")
     left = [
-        {"agenda": 1, "idle": 1, "names": 1, "open": 1, "series:60s:site": 1},
+        {"schedule": 1, "idle": 1, "names": 1, "open": 1, "series:60s:site": 1},
         {"views:4:cart": 1, "visitors:4:cart": 1},
         {"buffer": 1, "meta": 2, "seen:12345/2014-09-20": 1},
     ]

@@ -19,7 +19,7 @@ const expanded = (items) => items.flatMap((item) => {
   return [item];
 });
 
-/** As Redis takes and answers it: buffers, numbers, arrays. */
+/** As Redis takes and returns it: buffers, numbers, arrays. */
 function raw(value) {
   if (Array.isArray(value)) return expanded(value).map(raw);
   if (typeof value === 'object') return Buffer.from(value.hex, 'hex');
@@ -97,7 +97,7 @@ class Run {
     }
   }
 
-  /** What is wrong with the answer, or nothing. */
+  /** What is wrong with the reply, or nothing. */
   async call(vectors, call) {
     const script = call.script ?? vectors.script;
     const keys = raw(call.keys ?? vectors.keys);

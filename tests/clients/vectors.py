@@ -22,7 +22,7 @@ def expanded(items):
 
 
 def raw(value):
-    """As Redis takes and answers it: bytes, integers, arrays."""
+    """As Redis takes and returns it: bytes, integers, arrays."""
     if isinstance(value, list):
         return [raw(item) for item in expanded(value)]
     if isinstance(value, dict):
@@ -84,7 +84,7 @@ class Run:
             return error
 
     def call(self, vectors, call):
-        """What is wrong with the answer, or None."""
+        """What is wrong with the reply, or None."""
         script = call.get("script", vectors["script"])
         keys, args = raw(call.get("keys", vectors["keys"])), raw(call["args"])
         if "pages" in call:

@@ -531,7 +531,7 @@ async fn a_full_redis_takes_no_hits_and_can_be_drained() {
 async fn a_full_redis_takes_no_changes_and_can_be_drained() {
     let (_server, redis) = start().await;
     let mut run = Run::new(redis, &scripts());
-    let kinds = ["values", "rows", "agenda"];
+    let kinds = ["values", "rows", "schedule"];
     let (incr, cached) = (fenced(&kinds), keys(&kinds));
     fn change<'a>(caller: &'a str, n: &'a str, pairs: &[&'a str]) -> Vec<&'a str> {
         let count = ["0", "1", "2", "3"][pairs.len() / 2];
@@ -581,8 +581,8 @@ async fn a_full_redis_takes_no_changes_and_can_be_drained() {
 async fn a_full_redis_takes_no_series_and_can_be_drained() {
     let (_server, redis) = start().await;
     let mut run = Run::new(redis, &scripts());
-    let add = fenced(&["open", "agenda", "names", "idle", "series:60s:site"]);
-    let close = keys(&["open", "agenda", "buffer", "meta"]);
+    let add = fenced(&["open", "schedule", "names", "idle", "series:60s:site"]);
+    let close = keys(&["open", "schedule", "buffer", "meta"]);
     begin_epoch(&mut run);
     let call = |caller: &'static str, n: &'static str| [caller, n, EPOCH, "1000", "1", "60s 60 60 60s/*/", "site", "1"];
     run.send("series_add", &add, &call("w1", "1")).unwrap();
@@ -600,8 +600,8 @@ async fn a_full_redis_takes_no_series_and_can_be_drained() {
 async fn a_full_redis_takes_no_visitors() {
     let (_server, redis) = start().await;
     let mut run = Run::new(redis, &scripts());
-    let touch = fenced(&["open", "agenda", "views:0:p", "visitors:0:p"]);
-    let logs = fenced(&["open", "agenda", "views:9:p", "layer:333:9:p", "minute:960:9:p"]);
+    let touch = fenced(&["open", "schedule", "views:0:p", "visitors:0:p"]);
+    let logs = fenced(&["open", "schedule", "views:9:p", "layer:333:9:p", "minute:960:9:p"]);
     let first = fenced(&["buffer", "meta", "seen:a"]);
     let calls = |caller: &'static str, visitor: &'static str| {
         let args = |rest: &[&'static str]| [&[caller, "1", EPOCH, "1000000"], rest, &["1", visitor]].concat();
@@ -681,7 +681,7 @@ async fn no_epoch_comes_again() {
 async fn without_now_ms_the_servers_clock_names_the_layer() {
     let (_server, redis) = start().await;
     let mut run = Run::new(redis, &scripts());
-    let place = fenced(&["open", "agenda", "views:0:p", "visitors:0:p"]);
+    let place = fenced(&["open", "schedule", "views:0:p", "visitors:0:p"]);
     let first = fenced(&["buffer", "meta", "seen:a"]);
 
     let from = clock(&mut run);
@@ -694,12 +694,12 @@ async fn without_now_ms_the_servers_clock_names_the_layer() {
     for time in [-layer, first_at] {
         assert!((from..=to).contains(&time), "{time} is not between {from} and {to}");
     }
-    let other = fenced(&["open", "agenda", "views:1:p", "visitors:1:p"]);
+    let other = fenced(&["open", "schedule", "views:1:p", "visitors:1:p"]);
     let touch = ["", "0", "", "", "3600000", "1000", "0", "1", "p", "1", "1", "v"];
     run.send("activity_touch", &other, &touch).unwrap();
     let now = run.send("activity_now", &other[5..], &["", "3600000", "1000"]).unwrap();
     assert_eq!(redis::from_redis_value::<(String, i64, i64)>(now).unwrap(), ("OK".into(), 1, 1));
-    let logs = fenced(&["open", "agenda", "views:9:p", "layer:1:9:p"]);
+    let logs = fenced(&["open", "schedule", "views:9:p", "layer:1:9:p"]);
     let touch = ["", "0", "", "", "3000", "1", "0", "1", "1", "p", "1", "1", "v"];
     for reply in [
         run.send("activity_touch_hll", &logs, &touch).unwrap(),

@@ -43,7 +43,7 @@ pub async fn measure(bench: &mut Bench) {
     bench.absolute("hand_written_saves_per_second", median(rounds.theirs));
 }
 
-/// Runs a reconciler until everything is saved; answers the seconds that it took. All counters are due when it starts.
+/// Runs a reconciler until everything is saved; returns the seconds that it took. All counters are due when it starts.
 async fn saved(stage: &Stage, counters: &Cached) -> f64 {
     tokio::time::sleep(Duration::from_millis(60)).await;
     let started = Instant::now();
@@ -64,7 +64,7 @@ local sum = 0
 for i = 1, #KEYS do sum = sum + redis.call('ZCOUNT', KEYS[i], 0, soon) end
 return sum";
     let family = counters.family();
-    let keys: Vec<_> = (0..family.partitions()).map(|number| format!("cf1:{{{family}/{number}}}:agenda")).collect();
+    let keys: Vec<_> = (0..family.partitions()).map(|number| format!("cf1:{{{family}/{number}}}:schedule")).collect();
     let mut command = redis::cmd("EVAL");
     command.arg(PLANNED).arg(keys.len()).arg(keys);
     command.query_async::<u64>(&mut stage.probe.clone()).await.unwrap() > 0
@@ -77,7 +77,7 @@ async fn create_tables(pool: &MySqlPool) {
     sqlx::raw_sql(CREATE).execute(pool).await.unwrap();
 }
 
-/// Writes each row's value where it is the one before, and its version likewise, from memory; answers the seconds.
+/// Writes each row's value where it is the one before, and its version likewise, from memory; returns the seconds.
 async fn written_by_hand(pool: &MySqlPool, names: &[String], round: u64) -> f64 {
     const IDS: &str = "JSON_TABLE(?, '$[*]' COLUMNS(id VARCHAR(255) PATH '$[0]')) AS j ON DUPLICATE KEY UPDATE";
     let saves = [

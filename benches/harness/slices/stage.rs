@@ -29,7 +29,7 @@ impl Stage {
         self.pair.open(family.build().unwrap()).await.unwrap()
     }
 
-    /// Of the default window, in so many partitions, each answer asked for.
+    /// Of the default window, in so many partitions, each result asked for.
     pub async fn activity(&self, name: &str, partitions: u32) -> Activity<MultiplexedConnection> {
         let family = Family::activity("bench", name).partitions(partitions);
         let family = family.durability(Durability::Immediate).cache_for(Duration::ZERO);

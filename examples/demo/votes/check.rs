@@ -1,16 +1,16 @@
-//! Whether the table and the values answered are what the votes cast make them.
+//! Whether the table and the values returned are what the votes cast make them.
 
 use std::collections::BTreeMap;
 
 use super::ballot::Ballot;
-use super::told::{Answers, Told};
+use super::told::{Outcomes, Told};
 
 /// All items.
 pub struct Checked {
     items: Vec<Item>,
 }
 
-/// One item, as it was voted for, answered and stored.
+/// One item, as it was voted for, returned and stored.
 pub struct Item {
     pub id: u32,
     pub cast: u64,
@@ -55,14 +55,14 @@ impl Checked {
         self.items.iter().filter(|item| !item.is_counted())
     }
 
-    /// Items of which a wrong value was answered.
+    /// Items of which a wrong value was returned.
     pub fn mistold(&self) -> impl Iterator<Item = &Item> {
         self.items.iter().filter(|item| item.wrong_values().is_some())
     }
 }
 
 impl Item {
-    fn new(id: u32, cast: u64, stored: Option<i64>, Answers { mut values, unknown }: Answers) -> Self {
+    fn new(id: u32, cast: u64, stored: Option<i64>, Outcomes { mut values, unknown }: Outcomes) -> Self {
         values.sort_unstable();
         Item { id, cast, stored, values, unknown }
     }
@@ -76,14 +76,14 @@ impl Item {
     /// What is wrong with the values: each vote's has to be another one, and together they are 1, 2, 3 ... up to the
     /// number of votes, but for as many as there are votes of unknown outcome.
     pub fn wrong_values(&self) -> Option<String> {
-        let answered = self.values.len() as u64 + self.unknown;
-        if answered != self.cast {
-            return Some(format!("{answered} votes were answered of {}", self.cast));
+        let returned = self.values.len() as u64 + self.unknown;
+        if returned != self.cast {
+            return Some(format!("{returned} votes returned of {}", self.cast));
         }
         if let Some(twice) = self.values.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Some(format!("{} was answered twice", twice[0]));
+            return Some(format!("{} was returned twice", twice[0]));
         }
         let of_no_vote = |value: &&i64| !u64::try_from(**value).is_ok_and(|value| (1..=self.cast).contains(&value));
-        self.values.iter().find(of_no_vote).map(|value| format!("{value} was answered, of {} votes", self.cast))
+        self.values.iter().find(of_no_vote).map(|value| format!("{value} was returned, of {} votes", self.cast))
     }
 }

@@ -1,6 +1,6 @@
-//! The demo of cached counters: votes are cast for items by several processes, each vote answered with the item's new
+//! The demo of cached counters: votes are cast for items by several processes, each vote returning the item's new
 //! number of votes, while counters leave Redis and come back and everything is being killed, cut and flushed. Then
-//! MySQL and all the values that were answered are compared with the votes cast.
+//! MySQL and all the values that were returned are compared with the votes cast.
 
 mod ballot;
 mod check;
@@ -26,10 +26,10 @@ use crate::{Result, families};
 /// Long enough for the counters of the busiest items to be saved, and to leave Redis, before the next round.
 const ROUND_TIME: Duration = Duration::from_millis(500);
 
-/// Casts votes for items, and checks every number that was answered.
+/// Casts votes for items, and checks every number that was returned.
 ///
-/// Each vote is answered with the item's new number of votes, while counters leave Redis and come back, processes are
-/// killed, scripts flushed and connections cut; then the table, and every number answered, are compared with the votes
+/// Each vote returns the item's new number of votes, while counters leave Redis and come back, processes are
+/// killed, scripts flushed and connections cut; then the table, and every number returned, are compared with the votes
 /// cast. Exit status: 0 if they agree, 1 if not, 2 if it could not be found out.
 #[derive(clap::Args)]
 pub struct Args {
@@ -37,7 +37,7 @@ pub struct Args {
     ballot: Ballot,
 }
 
-/// Answers whether the table and all values answered are right.
+/// Returns whether the table and all values returned are right.
 pub async fn run(Args { ballot }: Args) -> Result<bool> {
     println!("{}", testkit::versions());
     let servers = Servers::start().await;

@@ -71,7 +71,7 @@ fn print_costs(figures: &Figures, checked: &Checked) {
 fn print_checks(checked: &Checked) {
     println!("table       {} items whose vote_count is not the votes cast", checked.miscounted().count());
     println!(
-        "values      {} answered; {} items of which they are not 1, 2, 3 ... each once",
+        "values      {} returned; {} items of which they are not 1, 2, 3 ... each once",
         count(checked.values()),
         checked.mistold().count()
     );

@@ -19,13 +19,13 @@ pub struct Scribe(File);
 
 /// Everything that was told, by item.
 #[derive(Debug, Default)]
-pub struct Told(BTreeMap<u32, Answers>);
+pub struct Told(BTreeMap<u32, Outcomes>);
 
 /// What was told of one item.
 #[derive(Clone, Debug, Default)]
-pub struct Answers {
+pub struct Outcomes {
     pub values: Vec<i64>,
-    /// Votes without an answer.
+    /// Votes without a reply.
     pub unknown: u64,
 }
 
@@ -64,16 +64,16 @@ impl Told {
         for line in BufReader::new(File::open(path(directory, voter))?).lines() {
             let line = line?;
             let (item, value) = line.split_once(' ').ok_or("a voter's file is torn")?;
-            let answers = self.0.entry(item.parse()?).or_default();
+            let outcomes = self.0.entry(item.parse()?).or_default();
             match value {
-                "?" => answers.unknown += 1,
-                value => answers.values.push(value.parse()?),
+                "?" => outcomes.unknown += 1,
+                value => outcomes.values.push(value.parse()?),
             }
         }
         Ok(())
     }
 
-    pub fn take(&mut self, item: u32) -> Answers {
+    pub fn take(&mut self, item: u32) -> Outcomes {
         self.0.remove(&item).unwrap_or_default()
     }
 }

@@ -1,4 +1,4 @@
-//! A voter process: casts its share of the votes, and writes down every value that it is answered.
+//! A voter process: casts its share of the votes, and writes down every value that is returned to it.
 
 use std::cell::Cell;
 

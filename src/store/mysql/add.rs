@@ -21,15 +21,15 @@ pub(super) struct Delta<'b> {
 
 /// What is added to a row: the sum of several deltas where the row's counter came in several batches.
 #[derive(Clone, Copy)]
-struct Row<'d, 'b> {
+struct RowDelta<'d, 'b> {
     deltas: &'d [Delta<'b>],
     sum: i64,
 }
 
 /// A bulk statement to be made.
-struct Step<'d, 'b> {
+struct Bulk<'d, 'b> {
     way: Way,
-    rows: Vec<Row<'d, 'b>>,
+    rows: Vec<RowDelta<'d, 'b>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Way {
         self,
         transaction: &mut Transaction,
         target: &Target,
-        rows: &[Row<'_, '_>],
+        rows: &[RowDelta<'_, '_>],
     ) -> Result<(), sqlx::Error> {
         let mut json = JsonRows::default();
         for row in rows {
@@ -90,7 +90,7 @@ pub(super) async fn add<'b>(
     while let Some(step) = steps.pop() {
         let refused = if step.way == Way::Find {
             let (there, missing) = step.find(transaction, target).await?;
-            steps.push(Step { way: Way::Update, rows: there });
+            steps.push(Bulk { way: Way::Update, rows: there });
             missing.into_iter().map(|row| (row, absent(target))).collect()
         } else {
             let refused = step.write(transaction, target).await?;
@@ -110,7 +110,7 @@ pub(super) async fn add<'b>(
 }
 
 /// The deltas of the rows.
-fn count<'r>(rows: impl IntoIterator<Item = &'r Row<'r, 'r>>) -> u64 {
+fn count<'r>(rows: impl IntoIterator<Item = &'r RowDelta<'r, 'r>>) -> u64 {
     rows.into_iter().map(|row| row.deltas.len() as u64).sum()
 }
 
@@ -123,39 +123,39 @@ fn absent(target: &Target) -> String {
 }
 
 /// The statements to make, the first one last.
-fn plan<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Step<'d, 'b>> {
+fn plan<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Bulk<'d, 'b>> {
     let (mut upserts, mut finds, mut steps) = (Vec::new(), Vec::new(), Vec::new());
     for deltas in deltas.chunk_by(|one, other| one.key == other.key) {
         let sum: i128 = deltas.iter().map(|delta| i128::from(delta.delta)).sum();
         match i64::try_from(sum) {
-            Ok(sum) if Way::of(target, sum) == Way::Upsert => upserts.push(Row { deltas, sum }),
-            Ok(sum) => finds.push(Row { deltas, sum }),
+            Ok(sum) if Way::of(target, sum) == Way::Upsert => upserts.push(RowDelta { deltas, sum }),
+            Ok(sum) => finds.push(RowDelta { deltas, sum }),
             Err(_) => steps.extend(one_by_one(target, deltas)),
         }
     }
     for (way, rows) in [(Way::Find, finds), (Way::Upsert, upserts)] {
-        steps.extend(rows.chunks(CHUNK).rev().map(|rows| Step { way, rows: rows.to_vec() }));
+        steps.extend(rows.chunks(CHUNK).rev().map(|rows| Bulk { way, rows: rows.to_vec() }));
     }
     steps
 }
 
 /// A statement for each delta, the first one last.
-fn one_by_one<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Step<'d, 'b>> {
+fn one_by_one<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Bulk<'d, 'b>> {
     let single = |delta: &'d Delta<'b>| {
-        let row = Row { deltas: std::slice::from_ref(delta), sum: delta.delta };
-        Step { way: Way::of(target, row.sum), rows: vec![row] }
+        let row = RowDelta { deltas: std::slice::from_ref(delta), sum: delta.delta };
+        Bulk { way: Way::of(target, row.sum), rows: vec![row] }
     };
     deltas.iter().rev().map(single).collect()
 }
 
-impl<'d, 'b> Step<'d, 'b> {
+impl<'d, 'b> Bulk<'d, 'b> {
     /// Locks the rows that are there, and returns those and the others. Without the lock a row could appear or vanish
     /// before it is updated.
     async fn find(
         self,
         transaction: &mut Transaction,
         target: &Target,
-    ) -> Result<(Vec<Row<'d, 'b>>, Vec<Row<'d, 'b>>), sqlx::Error> {
+    ) -> Result<(Vec<RowDelta<'d, 'b>>, Vec<RowDelta<'d, 'b>>), sqlx::Error> {
         let mut json = JsonRows::default();
         for row in &self.rows {
             row.write_key(json.row());
@@ -170,7 +170,7 @@ impl<'d, 'b> Step<'d, 'b> {
         &self,
         transaction: &mut Transaction,
         target: &Target,
-    ) -> Result<Vec<(Row<'d, 'b>, String)>, sqlx::Error> {
+    ) -> Result<Vec<(RowDelta<'d, 'b>, String)>, sqlx::Error> {
         let mut halves = Halves::of(&self.rows);
         while let Some(rows) = halves.next() {
             let result = self.way.write(transaction, target, rows).await;
@@ -180,7 +180,7 @@ impl<'d, 'b> Step<'d, 'b> {
     }
 }
 
-impl Row<'_, '_> {
+impl RowDelta<'_, '_> {
     fn write_key(&self, cells: &mut JsonRows) {
         // the deltas of a row have one key
         for segment in self.deltas.iter().take(1).flat_map(|delta| &delta.key) {

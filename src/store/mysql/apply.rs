@@ -10,7 +10,7 @@ use super::ledger;
 use super::rejects::{self, Origin, Rejected};
 use super::session::Transaction;
 use super::target::{self, Target};
-use super::transact::{Work, transact};
+use super::transact::{UnitOfWork, transact};
 use crate::error::Result;
 use crate::store::{Applied, Batch};
 
@@ -35,8 +35,8 @@ struct Apply<'b> {
     trusting: bool,
 }
 
-impl Work for Apply<'_> {
-    type Done = Applied;
+impl UnitOfWork for Apply<'_> {
+    type Output = Applied;
 
     async fn run(&self, transaction: &mut Transaction) -> Result<Applied, sqlx::Error> {
         let new = match ledger::advance(transaction, self.batches).await? {

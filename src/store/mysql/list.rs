@@ -3,9 +3,9 @@
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
 
 use super::fault::store;
-use super::parts::Key;
-use super::read;
+use super::parts::KeyColumn;
 use super::session::{self, Meter};
+use super::snapshot;
 use super::target::Target;
 use crate::error::Result;
 use crate::family::table::KeyType;
@@ -51,7 +51,7 @@ pub(super) async fn list(
                 && let id = format!("{}{rest}", range.lead)
                 && family.family.check_id(&id).is_ok()
             {
-                let value = read::value(family, &id, &digits)?;
+                let value = snapshot::value(family, &id, &digits)?;
                 found.push((id, value));
             }
             range.from = rest;
@@ -104,11 +104,11 @@ fn text(target: &Target, fixed: usize, separator: char) -> String {
     let rest = match rest {
         [key] => key.bytes(),
         keys => {
-            let columns: Vec<_> = keys.iter().map(Key::bytes).collect();
+            let columns: Vec<_> = keys.iter().map(KeyColumn::bytes).collect();
             format!("CONCAT({})", columns.join(&format!(", X'{separator}', ")))
         }
     };
-    let conditions: Vec<_> = fixed.iter().map(Key::equals_parameter).collect();
+    let conditions: Vec<_> = fixed.iter().map(KeyColumn::equals_parameter).collect();
     let conditions = conditions.into_iter().chain([format!("{rest} >= ? AND {rest} < ?")]).collect::<Vec<_>>();
     format!(
         "SELECT {rest}, {} FROM {} AS t WHERE {} ORDER BY {rest} LIMIT ?",

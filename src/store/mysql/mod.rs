@@ -2,10 +2,11 @@
 
 mod add;
 mod apply;
-mod cached;
-mod check;
+mod cached_statements;
+mod compare_and_set;
 mod families;
 mod fault;
+mod findings;
 mod halves;
 mod json;
 mod ledger;
@@ -13,14 +14,13 @@ mod list;
 mod parts;
 mod point;
 mod positions;
-mod read;
 mod rejects;
 mod retry;
 mod rows;
-mod save;
 mod schema;
 mod session;
 mod shape;
+mod snapshot;
 mod statement;
 mod swap;
 mod target;
@@ -37,11 +37,11 @@ use sqlx::MySqlPool;
 
 use self::fault::store;
 use self::point::Point;
-use self::read::Read;
 pub use self::rejects::Reject;
 pub use self::retry::Retried;
 use self::session::Meter;
 use self::shape::Shape;
+use self::snapshot::SnapshotRead;
 use self::target::Target;
 use self::whole::{detached, in_place};
 use crate::error::Result;
@@ -75,12 +75,12 @@ pub struct MysqlStore {
     meter: Meter,
     /// By description; `None` is counterfoil's own table.
     targets: Arc<RwLock<HashMap<Option<Table>, Arc<Target>>>>,
-    own: Arc<Own>,
+    own: Arc<OwnTables>,
 }
 
 /// What is known of counterfoil's own tables.
 #[derive(Default)]
-struct Own {
+struct OwnTables {
     /// They were seen.
     are_there: AtomicBool,
     /// Those that are missing are created when the database is first asked for families.
@@ -125,7 +125,7 @@ impl MysqlStore {
 
     /// Creates what is missing when the database is first asked for families.
     pub(crate) fn creating_tables(mut self) -> Self {
-        self.own = Arc::new(Own { creates: true, ..Own::default() });
+        self.own = Arc::new(OwnTables { creates: true, ..OwnTables::default() });
         self
     }
 
@@ -259,7 +259,7 @@ impl Store for MysqlStore {
             };
             match Point::new(&target, &family, &ids, &ledger) {
                 Some(point) => point.send(pool, &mysql.meter).await,
-                None => Read::new(target, family, ids, &ledger).send(pool, &mysql.meter).await,
+                None => SnapshotRead::new(target, family, ids, &ledger).send(pool, &mysql.meter).await,
             }
         })
         .await
@@ -284,7 +284,7 @@ impl Store for MysqlStore {
     async fn check(&self, families: &[Family]) -> Vec<Finding> {
         let (mysql, families) = (self.clone(), families.to_vec());
         let found = detached(async move { Ok(mysql.look(&families).await) }).await;
-        found.unwrap_or_else(|error| vec![check::unreachable(&error)])
+        found.unwrap_or_else(|error| vec![findings::unreachable(&error)])
     }
 
     async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Row>> {
@@ -301,6 +301,6 @@ impl Store for MysqlStore {
         // the switch holds for this thread, the task may run on another
         let trusting = ablation::is_out(Guard::Version);
         let (mysql, family, saves) = (self.clone(), family.clone(), saves.to_vec());
-        detached(async move { save::save(&mysql, &family, &saves, trusting).await }).await
+        detached(async move { compare_and_set::save(&mysql, &family, &saves, trusting).await }).await
     }
 }

@@ -1,14 +1,14 @@
-//! The read of one id of one partition, which is what most reads are: two lookups by primary key, where [`Read`] would
+//! The read of one id of one partition, which is what most reads are: two lookups by primary key, where [`SnapshotRead`] would
 //! unfold JSON.
 //!
-//! [`Read`]: super::read::Read
+//! [`SnapshotRead`]: super::snapshot::SnapshotRead
 
 use sqlx::{MySqlPool, Row};
 
 use super::fault::store;
 use super::parts::Segment;
-use super::read;
 use super::session::{self, Meter};
+use super::snapshot;
 use super::target::{self, Target};
 use crate::error::Result;
 use crate::store::{Incarnation, Registered, Snapshot};
@@ -47,7 +47,7 @@ impl<'a> Point<'a> {
             Ok((row.try_get::<Option<String>, _>(0)?, row.try_get::<Option<u64>, _>(1)?))
         };
         let (digits, seq) = read.await.map_err(store("values were not read"))?;
-        let value = digits.map(|digits| read::value(self.family, self.id, &digits)).transpose()?;
+        let value = digits.map(|digits| snapshot::value(self.family, self.id, &digits)).transpose()?;
         Ok(Snapshot { values: vec![value], ledger: vec![seq.unwrap_or(0)] })
     }
 }

@@ -5,7 +5,7 @@ use sqlx::mysql::MySqlRow;
 
 /// What `take` makes of the reply for each of the rows asked about, from rows that begin with their position from 1.
 ///
-/// A statement that asks answers every row it was given, whether or not something was found for it. So a reply cut
+/// A statement that asks returns every row it was given, whether or not something was found for it. So a reply cut
 /// short (by `sql_select_limit`, by a proxy) is an error, and is not taken for rows that are not there.
 pub(super) fn by_position<T>(
     rows: &[MySqlRow],

@@ -12,7 +12,7 @@ use super::parts::Segment;
 use super::rejects::{self, Origin};
 use super::session::Transaction;
 use super::target::{self, Target};
-use super::transact::{Work, transact};
+use super::transact::{UnitOfWork, transact};
 use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::store::{Registered, Store};
@@ -61,7 +61,7 @@ struct Retry<'r> {
 }
 
 /// A reject as it is kept.
-struct Kept {
+struct KeptReject {
     number: u64,
     origin: Origin,
     id: Vec<u8>,
@@ -70,10 +70,10 @@ struct Kept {
     is_applied: bool,
 }
 
-impl Work for Retry<'_> {
-    type Done = Vec<(u64, Retried)>;
+impl UnitOfWork for Retry<'_> {
+    type Output = Vec<(u64, Retried)>;
 
-    async fn run(&self, transaction: &mut Transaction) -> Result<Self::Done, sqlx::Error> {
+    async fn run(&self, transaction: &mut Transaction) -> Result<Self::Output, sqlx::Error> {
         let kept = self.lock(transaction).await?;
         let (mut deltas, mut refused) = (Vec::new(), HashMap::new());
         for reject in kept.iter().filter(|reject| !reject.is_applied) {
@@ -113,7 +113,7 @@ impl Work for Retry<'_> {
 
 impl Retry<'_> {
     /// Locks the rejects and returns what they hold: of two who apply the same one the second waits, and finds it marked.
-    async fn lock(&self, transaction: &mut Transaction) -> Result<Vec<Kept>, sqlx::Error> {
+    async fn lock(&self, transaction: &mut Transaction) -> Result<Vec<KeptReject>, sqlx::Error> {
         // the derived table is for MySQL, which refuses to lock a JSON_TABLE (error 3569)
         const LOCK: &str = "SELECT r.number, r.partition_no, r.incarnation, r.seq, r.id, r.delta, r.reason, \
              CAST(r.applied_at IS NOT NULL AS SIGNED) \
@@ -128,8 +128,8 @@ impl Retry<'_> {
         rows.iter().map(|row| self.kept(row)).collect()
     }
 
-    fn kept(&self, row: &MySqlRow) -> Result<Kept, sqlx::Error> {
-        Ok(Kept {
+    fn kept(&self, row: &MySqlRow) -> Result<KeptReject, sqlx::Error> {
+        Ok(KeptReject {
             number: row.try_get(0)?,
             origin: Origin {
                 family: self.family.number,
@@ -145,7 +145,7 @@ impl Retry<'_> {
     }
 
     /// The row that the reject goes to, or why it is none.
-    fn key<'k>(&self, reject: &'k Kept) -> Result<(&'k str, Vec<Segment<'k>>), String> {
+    fn key<'k>(&self, reject: &'k KeptReject) -> Result<(&'k str, Vec<Segment<'k>>), String> {
         if rejects::is_cut(&self.family.family, &reject.id, &reject.reason) {
             return Err(reject.reason.clone());
         }

@@ -4,13 +4,13 @@ use sqlx::MySqlPool;
 use sqlx::Row as _;
 use sqlx::mysql::MySqlRow;
 
-use super::cached::ASK_READ_ONLY;
+use super::cached_statements::ASK_READ_ONLY;
 use super::fault::store;
 use super::json::JsonRows;
 use super::parts::Segment;
 use super::positions;
-use super::read;
 use super::session::{self, Meter};
+use super::snapshot;
 use super::target::{self, Target};
 use super::versions;
 use crate::error::{Error, ErrorKind, Result};
@@ -93,7 +93,7 @@ impl Found {
 
 fn row(found: &Found, family: &Registered, id: &str) -> Result<Row> {
     check_writable(&found.read_only, &family.family)?;
-    let value = found.digits.as_ref().map(|digits| read::value(family, id, digits)).transpose()?;
+    let value = found.digits.as_ref().map(|digits| snapshot::value(family, id, digits)).transpose()?;
     Ok(Row { value, version: found.version })
 }
 

@@ -21,7 +21,7 @@ const ADDED: [(&str, &str, &str); 2] = [
 ];
 
 /// One of counterfoil's own tables, or a column of one.
-pub(super) struct Own {
+pub(super) struct SchemaPart {
     name: String,
     /// The statement that creates it.
     create: &'static str,
@@ -35,7 +35,7 @@ fn tables() -> impl Iterator<Item = (&'static str, &'static str)> {
 }
 
 /// The tables, and columns of those that are there, that are not there, or that this user may not see.
-pub(super) async fn missing(pool: &MySqlPool, meter: &Meter) -> Result<Vec<Own>, sqlx::Error> {
+pub(super) async fn missing(pool: &MySqlPool, meter: &Meter) -> Result<Vec<SchemaPart>, sqlx::Error> {
     meter.sent(1);
     let text = "SELECT CAST(TABLE_NAME AS CHAR), CAST(COLUMN_NAME AS CHAR) FROM information_schema.COLUMNS \
                 WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME LIKE 'counterfoil%'";
@@ -44,17 +44,17 @@ pub(super) async fn missing(pool: &MySqlPool, meter: &Meter) -> Result<Vec<Own>,
         there.entry(row.try_get(0)?).or_default().insert(row.try_get(1)?);
     }
     let absent = tables().filter(|(name, _)| !there.contains_key(*name));
-    let absent = absent.map(|(name, create)| Own { name: name.to_owned(), create });
+    let absent = absent.map(|(name, create)| SchemaPart { name: name.to_owned(), create });
     let lacking = ADDED
         .into_iter()
         .filter(|(table, column, _)| there.get(*table).is_some_and(|columns| !columns.contains(*column)));
-    let lacking = lacking.map(|(table, column, create)| Own { name: format!("{table}.{column}"), create });
+    let lacking = lacking.map(|(table, column, create)| SchemaPart { name: format!("{table}.{column}"), create });
     Ok(absent.chain(lacking).collect())
 }
 
 /// Creates what is missing. Where nothing is, no privilege to create is needed.
 pub(super) async fn create(pool: &MySqlPool, meter: &Meter) -> Result<()> {
-    for Own { name, create } in missing(pool, meter).await.map_err(fault::store(UNREAD))? {
+    for SchemaPart { name, create } in missing(pool, meter).await.map_err(fault::store(UNREAD))? {
         meter.sent(1);
         match sqlx::raw_sql(create).execute(pool).await {
             // somebody else was first
@@ -80,7 +80,7 @@ pub(super) async fn require(pool: &MySqlPool, meter: &Meter) -> Result<()> {
 const UNREAD: &str = "the database was not asked for counterfoil's tables";
 
 /// How what is missing comes to be there.
-pub(super) fn advice(missing: &[Own]) -> String {
+pub(super) fn advice(missing: &[SchemaPart]) -> String {
     let mut advice =
         "Connect by Counterfoil::builder() with create_tables(true), call MysqlStore::create_tables(), or run \
                       the SQL of MysqlStore::schema()"
@@ -93,7 +93,7 @@ pub(super) fn advice(missing: &[Own]) -> String {
     advice
 }
 
-pub(super) fn names(missing: &[Own]) -> String {
+pub(super) fn names(missing: &[SchemaPart]) -> String {
     missing.iter().map(|own| own.name.as_str()).collect::<Vec<_>>().join(", ")
 }
 

@@ -1,6 +1,6 @@
 //! The usual save: every row and its version are there and as known, which two bulk statements find out as they write.
 
-use super::cached::Cached;
+use super::cached_statements::CachedStatements;
 use super::fault;
 use super::halves::CHUNK;
 use super::json::JsonRows;
@@ -25,10 +25,10 @@ impl<'e> Swap<'e> {
 }
 
 /// Writes all values and versions, in the order given, or nothing: `false` where a row or version is not as known, or
-/// the database refuses a value. Locks are taken in the order of [the long way](super::save): no version without its row.
+/// the database refuses a value. Locks are taken in the order of [the long way](super::compare_and_set): no version without its row.
 pub(super) async fn all(
     transaction: &mut Transaction,
-    cached: &Cached,
+    cached: &CachedStatements,
     family: &Registered,
     swaps: &[Swap<'_>],
 ) -> Result<bool, sqlx::Error> {
@@ -53,7 +53,11 @@ pub(super) async fn all(
 }
 
 /// Writes those values whose rows are as known; returns how many.
-async fn values(transaction: &mut Transaction, cached: &Cached, swaps: &[Swap<'_>]) -> Result<u64, sqlx::Error> {
+async fn values(
+    transaction: &mut Transaction,
+    cached: &CachedStatements,
+    swaps: &[Swap<'_>],
+) -> Result<u64, sqlx::Error> {
     let mut json = JsonRows::default();
     for Swap { key, save, value, .. } in swaps {
         let cells = json.row().number(save.value).number(value);

@@ -3,9 +3,9 @@
 //! Each statement takes its rows as one JSON text, and has one text for any number of rows
 //! so that it stays prepared. `JSON_TABLE` always drives and the table is looked up by its unique key, row by row.
 
-use super::cached::Cached;
+use super::cached_statements::CachedStatements;
 use super::json;
-use super::parts::{INPUT, Key, Parts, Segment};
+use super::parts::{INPUT, KeyColumn, Parts, Segment};
 use super::shape::Shape;
 use super::statement::{Text, quoted, text};
 use crate::family::table::{KeyType, Missing, Table};
@@ -27,12 +27,12 @@ pub(super) struct Target {
     pub(super) read: Text,
     /// Takes a row's key, and the ledger's family, partition and incarnation; a row whatever there is.
     pub(super) point: Text,
-    pub(super) cached: Cached,
+    pub(super) cached: CachedStatements,
     /// The table's name, quoted.
     pub(super) name: String,
     /// The value as decimal digits.
     pub(super) digits: String,
-    pub(super) keys: Vec<Key>,
+    pub(super) keys: Vec<KeyColumn>,
 }
 
 /// Counterfoil's own table, described like one of the application's.
@@ -95,7 +95,7 @@ impl Target {
                  WHERE l.family = ? AND l.partition_no = ? AND l.incarnation = ?) AS seq",
                 parts.equals_parameters(),
             )),
-            cached: Cached::new(&parts),
+            cached: CachedStatements::new(&parts),
             digits: parts.digits(),
             name: parts.name,
             keys: parts.keys,

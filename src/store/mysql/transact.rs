@@ -12,16 +12,16 @@ use crate::error::Result;
 const ATTEMPTS: u32 = 5;
 
 /// What is done within a transaction.
-pub(super) trait Work: Sync {
+pub(super) trait UnitOfWork: Sync {
     /// What comes of it.
-    type Done: Send;
+    type Output: Send;
 
     /// Nothing of it is kept where it returns an error.
-    fn run(&self, transaction: &mut Transaction) -> impl Future<Output = Result<Self::Done, sqlx::Error>> + Send;
+    fn run(&self, transaction: &mut Transaction) -> impl Future<Output = Result<Self::Output, sqlx::Error>> + Send;
 }
 
 /// Does the work and commits it; `failed` says what it was that failed.
-pub(super) async fn transact<W: Work>(mysql: &MysqlStore, failed: &'static str, work: &W) -> Result<W::Done> {
+pub(super) async fn transact<W: UnitOfWork>(mysql: &MysqlStore, failed: &'static str, work: &W) -> Result<W::Output> {
     let mut attempt = 1;
     loop {
         match once(mysql, work).await {
@@ -41,7 +41,7 @@ fn pause(attempt: u32) -> Duration {
     Duration::from_micros(u64::from(attempt * random))
 }
 
-async fn once<W: Work>(mysql: &MysqlStore, work: &W) -> Result<W::Done, sqlx::Error> {
+async fn once<W: UnitOfWork>(mysql: &MysqlStore, work: &W) -> Result<W::Output, sqlx::Error> {
     let mut transaction = Transaction::begin(&mysql.primary, &mysql.meter).await?;
     match work.run(&mut transaction).await {
         Ok(done) => transaction.commit().await.map(|()| done),

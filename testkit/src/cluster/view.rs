@@ -1,4 +1,4 @@
-//! What one node thinks of the cluster: the answer of CLUSTER NODES.
+//! What one node thinks of the cluster: the reply of CLUSTER NODES.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;

@@ -80,7 +80,7 @@ async fn what_left_the_window_expires() {
 }
 
 #[tokio::test]
-async fn answers_are_given_again_for_a_while() {
+async fn a_result_is_returned_again_for_a_while() {
     let pair = Pair::new().await;
     let online = open(&pair, family("cached").cache_for(Duration::from_secs(3))).await;
     online.touch("/", "a").await.unwrap();

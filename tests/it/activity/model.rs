@@ -28,7 +28,7 @@ const TOO_LONG: &str = match std::str::from_utf8(&[b'x'; 256]) {
     Err(_) => panic!("no text"),
 };
 const FENCE: [&str; 3] = ["epochs", "calls", "calls_before"];
-const TOUCH_KEYS: [&str; 5] = [FENCE[0], FENCE[1], FENCE[2], "open", "agenda"];
+const TOUCH_KEYS: [&str; 5] = [FENCE[0], FENCE[1], FENCE[2], "open", "schedule"];
 const CALLERS: [&str; 2] = ["w1", "w2"];
 const START: u64 = 1_410_134_400_000;
 /// Three layers a minute, so long that nothing expires during a sequence.
@@ -48,12 +48,12 @@ struct Reference {
     /// By the end of the key: who is in a layer or minute.
     logs: BTreeMap<String, BTreeSet<&'static str>>,
     open: BTreeMap<String, i64>,
-    agenda: BTreeMap<String, i64>,
+    schedule: BTreeMap<String, i64>,
     seen: BTreeMap<&'static str, BTreeSet<&'static str>>,
     buffer: BTreeMap<&'static str, i64>,
     meta: BTreeMap<&'static str, i64>,
-    /// By the end of the key: how long it stays, in ms.
-    stays: BTreeMap<String, i64>,
+    /// By the end of the key: how long it ttls, in ms.
+    ttls: BTreeMap<String, i64>,
 }
 
 /// What a home partition knows of the epochs and of its callers.
@@ -166,16 +166,16 @@ fn text(text: impl ToString) -> Value {
     Value::BulkString(text.to_string().into())
 }
 
-fn answer(words: impl IntoIterator<Item = Value>) -> Value {
+fn reply(words: impl IntoIterator<Item = Value>) -> Value {
     Value::Array(words.into_iter().collect())
 }
 
 fn status(word: &str) -> Value {
-    answer([text(word)])
+    reply([text(word)])
 }
 
 fn outside(now: u64) -> Value {
-    answer([text("OUTSIDE"), text(now)])
+    reply([text("OUTSIDE"), text(now)])
 }
 
 fn page(place: &str) -> &str {
@@ -191,9 +191,9 @@ fn minute_of(layer: i64) -> i64 {
     layer * LAYER_MS as i64 / MINUTE_MS as i64 * 60
 }
 
-fn longer(stays: &mut BTreeMap<String, i64>, key: String, ms: i64) {
-    let stay = stays.entry(key).or_default();
-    *stay = ms.max(*stay);
+fn longer(ttls: &mut BTreeMap<String, i64>, key: String, ms: i64) {
+    let ttl = ttls.entry(key).or_default();
+    *ttl = ms.max(*ttl);
 }
 
 fn texts<K: ToString, V: ToString>(fields: &BTreeMap<K, V>) -> BTreeMap<String, String> {
@@ -275,7 +275,7 @@ impl Family {
 }
 
 impl Views {
-    /// Counts, and answers whether the layer is new, and whether it is looked for who left the window.
+    /// Counts, and returns whether the layer is new, and whether it is looked for who left the window.
     fn count(&mut self, layer: i64, window: i64, views: i64) -> (bool, bool) {
         let is_opened = !self.0.contains_key(&layer);
         let sum = self.0.entry(layer).or_default();
@@ -297,7 +297,7 @@ impl Reference {
         if count > 0 {
             let id = format!("{kind}/{minute}/{}", page(place));
             *self.open.entry(id.clone()).or_default() += count;
-            self.agenda.insert(id, (minute + 60) * 1000);
+            self.schedule.insert(id, (minute + 60) * 1000);
         }
     }
 
@@ -314,16 +314,16 @@ impl Reference {
         let kind = usize::from(logs.is_some());
         self.look_at(call, touch, layer)?;
         self.family.note(call, vec![]);
-        let mut stay = (layers + 1) * LAYER_MS as i64;
+        let mut ttl = (layers + 1) * LAYER_MS as i64;
         if touch.keep && logs.is_none() {
-            stay = stay.max((MINUTE_MS + LAYER_MS) as i64);
+            ttl = ttl.max((MINUTE_MS + LAYER_MS) as i64);
         }
         for ((&place, &views), visitors) in places.iter().zip(&touch.views).zip(&touch.visitors) {
             let place = PLACES[place];
             let (is_opened, looks) = self.views[kind].entry(place).or_default().count(layer, *layers, views);
             if is_opened {
                 for key in place_keys(place, logs.map(|_| layer)) {
-                    longer(&mut self.stays, key, stay);
+                    longer(&mut self.ttls, key, ttl);
                 }
             }
             let is_new = match logs {
@@ -346,7 +346,7 @@ impl Reference {
     fn look_at(&self, call: &Sent, touch: &Touch, layer: i64) -> Result<(), &'static str> {
         if touch.keep {
             call.look_at("open")?;
-            call.look_at("agenda")?;
+            call.look_at("schedule")?;
         }
         let logs = touch.window.logs;
         for &place in &touch.window.places {
@@ -363,7 +363,7 @@ impl Reference {
         Ok(())
     }
 
-    /// Notes who was there, and answers how many of them are new in the minute.
+    /// Notes who was there, and returns how many of them are new in the minute.
     fn see(&mut self, place: &'static str, now: u64, layers: i64, keep: bool, looks: bool, visitors: &[usize]) -> i64 {
         let seen = self.visitors.entry(place).or_default();
         let (layer, now) = (layer_of(now), now as i64);
@@ -391,7 +391,7 @@ impl Reference {
         let minute = self.logs.entry(key.clone()).or_default();
         let before = minute.len();
         minute.extend(&visitors);
-        self.stays.insert(key, 180_000);
+        self.ttls.insert(key, 180_000);
         (minute.len() - before) as i64
     }
 
@@ -416,14 +416,14 @@ impl Reference {
             };
             [Value::Int(views), Value::Int(visitors as i64)]
         };
-        answer([text("OK")].into_iter().chain(places.iter().flat_map(of_place)))
+        reply([text("OK")].into_iter().chain(places.iter().flat_map(of_place)))
     }
 
     /// The reply, or how the call fails, and then nothing is done.
     fn first(&mut self, call: &Sent, first: &First) -> Result<Value, &'static str> {
         let word = |word: &&str| word.parse().map_or_else(|_| text(word), Value::Int);
         if let Some((refusal, words)) = self.family.refusal(call)? {
-            return Ok(answer([text(refusal)].into_iter().chain(words.iter().map(word))));
+            return Ok(reply([text(refusal)].into_iter().chain(words.iter().map(word))));
         }
         call.look_at("meta")?;
         call.look_at("buffer")?;
@@ -439,7 +439,7 @@ impl Reference {
             self.meta.insert("first_at", call.now as i64);
         }
         self.family.note(call, words.clone());
-        Ok(answer([text("OK"), Value::Int(hits + counted)].into_iter().chain(words.iter().map(word))))
+        Ok(reply([text("OK"), Value::Int(hits + counted)].into_iter().chain(words.iter().map(word))))
     }
 
     /// Counts who is new to the id, and adds a word for each of the visitors.
@@ -472,7 +472,7 @@ impl Reference {
         };
         self.buffer.insert(id, sum);
         self.seen.entry(id).or_default().extend(new);
-        self.stays.insert(key, REMEMBER_MS as i64);
+        self.ttls.insert(key, REMEMBER_MS as i64);
         counted
     }
 
@@ -480,7 +480,7 @@ impl Reference {
     fn keys(&self) -> BTreeMap<String, Content> {
         let whole = [
             ("open", Content::Hash(texts(&self.open))),
-            ("agenda", Content::Zset(texts(&self.agenda))),
+            ("schedule", Content::Zset(texts(&self.schedule))),
             ("buffer", Content::Hash(texts(&self.buffer))),
             ("meta", Content::Hash(texts(&self.meta))),
         ];
@@ -772,11 +772,11 @@ impl Play {
     /// What is left when the minutes that are over were closed, and came to the database.
     fn close(&mut self) {
         let over: Vec<_> =
-            self.reference.agenda.extract_if(.., |_, at| *at <= self.now as i64).map(|(id, _)| id).collect();
+            self.reference.schedule.extract_if(.., |_, at| *at <= self.now as i64).map(|(id, _)| id).collect();
         for id in &over {
             self.reference.open.remove(id);
-            let [open, agenda] = ["open", "agenda"].map(|kind| self.scripts.key(kind));
-            self.scripts.ask::<()>(pipe().hdel(open, id).ignore().zrem(agenda, id).ignore());
+            let [open, schedule] = ["open", "schedule"].map(|kind| self.scripts.key(kind));
+            self.scripts.ask::<()>(pipe().hdel(open, id).ignore().zrem(schedule, id).ignore());
         }
     }
 
@@ -797,7 +797,7 @@ impl Play {
         }
         let there: Vec<Value> = if expected.is_empty() { vec![] } else { self.scripts.ask(&read) };
         for ((end, content), got) in expected.iter().zip(there.chunks(2)) {
-            let stay: i64 = redis::from_redis_value_ref(&got[1]).unwrap();
+            let ttl: i64 = redis::from_redis_value_ref(&got[1]).unwrap();
             let got = match content {
                 Content::Hash(_) => Content::Hash(redis::from_redis_value_ref(&got[0]).unwrap()),
                 Content::Zset(_) => Content::Zset(redis::from_redis_value_ref(&got[0]).unwrap()),
@@ -805,11 +805,11 @@ impl Play {
                 Content::Log(_) => Content::Log(redis::from_redis_value_ref(&got[0]).unwrap()),
             };
             prop_assert_eq!(&got, content, "{}", end);
-            match self.reference.stays.get(end) {
+            match self.reference.ttls.get(end) {
                 Some(&expected) => {
-                    prop_assert!((expected - 20_000..=expected).contains(&stay), "{end} stays {stay} ms")
+                    prop_assert!((expected - 20_000..=expected).contains(&ttl), "{end} ttls {ttl} ms")
                 }
-                None => prop_assert_eq!(stay, -1, "{} expires", end),
+                None => prop_assert_eq!(ttl, -1, "{} expires", end),
             }
         }
         Ok(())
@@ -832,9 +832,9 @@ async fn a_change_to_a_script_is_noticed() {
         ("activity_touch", "or layer) <= gone", "or layer) < gone"),
         ("activity_touch", "sum % 64 < hits", "false"),
         ("activity_touch", "-1000 * minute) - seen", "-1000 * minute)"),
-        ("activity_touch", "call('PTTL', KEYS[k]) < stay", "false"),
+        ("activity_touch", "call('PTTL', KEYS[k]) < ttl", "false"),
         ("activity_touch", "if left > 0 then", "if false then"),
-        ("activity_touch", "math.max(stay, 60000 + layer_ms)", "stay"),
+        ("activity_touch", "math.max(ttl, 60000 + layer_ms)", "ttl"),
         ("activity_touch", "or layer) <= gone then", "or layer) <= gone + 1 then"),
         ("activity_touch", "* layer_ms, (layers + 1) * layer_ms", "* layer_ms, layer_ms"),
         ("activity_touch", "and epoch ~= now and epoch ~= before then return", "and false then return"),
@@ -849,7 +849,7 @@ async fn a_change_to_a_script_is_noticed() {
         ("activity_touch_hll", "for j = k, k + 1 do", "for j = k, k do"),
         ("activity_touch_hll", "if math.floor(now_ms / layer_ms) ~= layer then", "if false then"),
         ("activity_touch_hll", "or layer) <= gone then", "or layer) <= gone + 1 then"),
-        ("activity_touch_hll", "stay, gone, minute = (layers + 1) * layer_ms,", "stay, gone, minute = layer_ms,"),
+        ("activity_touch_hll", "ttl, gone, minute = (layers + 1) * layer_ms,", "ttl, gone, minute = layer_ms,"),
         ("activity_touch_hll", "and epoch ~= now and epoch ~= before then return", "and false then return"),
         ("activity_touch_hll", " or epoch ~= now and redis.call('HGET', KEYS[3], caller)", ""),
         ("activity_touch_hll", "local last = redis.call('HGET', KEYS[2], caller)", "local last = false"),

@@ -385,7 +385,7 @@ impl ConnectionLike for Late {
     }
 }
 
-/// An exact read asks both at once. Here the database answers first, and things happen before Redis does.
+/// An exact read asks both at once. Here the database replies first, and things happen before Redis does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_read_is_exact_although_the_database_was_asked_first() {
     let pair = Pair::new().await;

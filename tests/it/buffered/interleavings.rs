@@ -182,7 +182,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
     async fn read_goes_on(&mut self) -> Checked {
         let Some(seen) = Reader::go_on(&mut self.reader).await? else { return Ok(()) };
         for (number, token) in self.tokens.iter().enumerate() {
-            let value = seen.answer[token.id];
+            let value = seen.found[token.id];
             let times = digit(value.into(), number);
             if fault(times, seen.bounds(number, token.state)).is_some() {
                 return Err(failed(format!("TORN READ: increment {number} ({token:?}) is {times} times in {value}")));
@@ -247,7 +247,7 @@ impl<S: Store + Clone> Case for World<'_, S> {
         }
         for number in 0..WRITERS {
             if self.writers[number].open.is_some() {
-                self.write(number, (0, None), Fate::Answered).await?;
+                self.write(number, (0, None), Fate::Delivered).await?;
             }
         }
         for partition in 0..PARTITIONS {
@@ -308,11 +308,11 @@ fn exact_with_the_real_database() {
 }
 
 const fn write(writer: usize, id: usize) -> Step {
-    Step::Write { writer, ids: (id, None), fate: Fate::Answered }
+    Step::Write { writer, ids: (id, None), fate: Fate::Delivered }
 }
 
 const fn work(worker: usize, partition: u32) -> Step {
-    Step::Work(Work::answered(worker, partition))
+    Step::Work(Work::delivered(worker, partition))
 }
 
 /// Runs what an earlier version got wrong.

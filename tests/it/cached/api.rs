@@ -61,7 +61,7 @@ async fn the_value_comes_back_with_the_increment() {
 }
 
 #[tokio::test]
-async fn bounds_refuse_and_answer_the_value() {
+async fn bounds_refuse_and_return_the_value() {
     let plain = Plain::new().await;
     let stock = open(&plain, family("stock").min(0).max(10)).await;
     assert_eq!(stock.incr("a", -1).await.unwrap(), Changed::OutOfRange { value: 0 });
@@ -111,7 +111,7 @@ async fn a_reconciler_saves_deletes_and_the_counter_comes_back() {
             plain.redis.run::<Vec<String>>("KEYS *values").await.unwrap().is_empty()
         })
         .await;
-        assert!(plain.redis.run::<Vec<String>>("KEYS *agenda").await.unwrap().is_empty());
+        assert!(plain.redis.run::<Vec<String>>("KEYS *schedule").await.unwrap().is_empty());
         assert!(plain.redis.run::<Vec<String>>("KEYS *rows").await.unwrap().is_empty());
         assert_eq!(votes.get("a").await.unwrap(), round);
     }

@@ -142,7 +142,7 @@ async fn an_id_that_no_row_can_have_holds_no_other_up() {
     redis::pipe()
         .hset(format!("{key}:values"), id, "5")
         .hset(format!("{key}:rows"), id, "- - 00000000000000ab 0 0")
-        .zadd(format!("{key}:agenda"), id, 1)
+        .zadd(format!("{key}:schedule"), id, 1)
         .exec_async(&mut redis)
         .await
         .unwrap();

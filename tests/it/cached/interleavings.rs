@@ -17,7 +17,7 @@ use crate::support::interleaving::stage::{Gone, Stage};
 use crate::support::interleaving::token::{delta, digit, fault};
 use crate::support::interleaving::writer::{Key, Writer, turn_epoch};
 use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate};
-use counterfoil::test_hooks::{Change, Claim, Counted, Guard, PairResult, Rebased, Seed, Stay, Ticket, stay};
+use counterfoil::test_hooks::{Change, Claim, Counted, Guard, PairResult, Rebased, Retention, Seed, Ticket, retention};
 use counterfoil::{Family, MemoryStore, MysqlStore, Registered, Result, Row, Save, Saved, Store, Version};
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestError};
@@ -170,13 +170,13 @@ fn in_redis(_: usize, token: Token) -> (u8, u8) {
     token.bounds_in_redis()
 }
 
-/// A call that is not yet answered; before it is sent, the rows of what is missing have to be read.
+/// A call that has not returned yet; before it is sent, the rows of what is missing have to be read.
 #[derive(Clone, Debug, Default)]
 struct Call {
     tokens: Vec<usize>,
     missing: Vec<Ticket>,
     seeds: Vec<Seed>,
-    /// What it was answered when it was executed, and the length of the file with its effect.
+    /// What it returned when it was executed, and the length of the file with its effect.
     executed: Option<(Vec<PairResult>, u64)>,
 }
 
@@ -301,7 +301,7 @@ impl Database {
         }
     }
 
-    /// A save whose answer is lost. Now and then a real database is killed while it is at it.
+    /// A save whose reply is lost. Now and then a real database is killed while it is at it.
     async fn save_unheard(&self, family: &Arc<Registered>, saves: &[Save]) -> Result<()> {
         let Database::Real { mysql, store, .. } = self else {
             return self.save(family, saves).await.map(drop);
@@ -330,7 +330,7 @@ impl Database {
 struct World<'s> {
     stage: Stage<'s, Direct>,
     database: &'s Database,
-    stay: Stay,
+    retention: Retention,
     disturbed: Disturbed,
     clients: Vec<Writer<Call>>,
     /// Every call that was ever sent.
@@ -355,7 +355,7 @@ impl<'s> World<'s> {
         let mut stage = Stage::new(server, disturbed.crashes, Registered { family, number }, 1_000_000).await;
         World {
             database,
-            stay: stay(&cached).expect("cached").clone(),
+            retention: retention(&cached).expect("cached").clone(),
             disturbed,
             clients: (0..CLIENTS).map(|_| Writer::new(stage.new_name())).collect(),
             sent: Vec::new(),
@@ -426,7 +426,7 @@ impl<'s> World<'s> {
 
     /// Reads the rows of what is missing.
     async fn ask(&mut self, number: usize, mut call: Call, fate: Fate) -> Checked {
-        if fate == Fate::Answered {
+        if fate == Fate::Delivered {
             let ids: Vec<_> = call.tokens.iter().map(|token| IDS[self.tokens[*token].id]).collect();
             let rows = self.database.rows(&self.stage.family, &ids).await.map_err(failed)?;
             call.seeds = call.missing.drain(..).zip(rows).map(|(ticket, row)| Seed { ticket, row }).collect();
@@ -455,7 +455,7 @@ impl<'s> World<'s> {
         match &call.executed {
             None => self.executed(&call.tokens, &words, at)?,
             Some((then, _)) if *then != words => {
-                return Err(failed(format!("REPEAT: {words:?} was answered to a repeat of {call:?}")));
+                return Err(failed(format!("REPEAT: {words:?} was returned to a repeat of {call:?}")));
             }
             Some(_) => {}
         }
@@ -463,7 +463,7 @@ impl<'s> World<'s> {
             call.executed.get_or_insert((words, at));
             self.clients[number].open = Some(call);
         } else {
-            self.answered(number, &call, &words);
+            self.returned(number, &call, &words);
         }
         Ok(())
     }
@@ -474,7 +474,7 @@ impl<'s> World<'s> {
         let seeds = ids.iter().copied().zip(call.seeds.iter().copied());
         let changes = ids.iter().copied().zip(call.tokens.iter().map(|token| Change::Add(delta(*token))));
         let (partition, home) = (self.stage.partition(self.stage.partition_of(ids[0])), self.stage.partition(0));
-        partition.incr(&self.stay, key.fence(&home), seeds, changes).await
+        partition.incr(&self.retention, key.fence(&home), seeds, changes).await
     }
 
     async fn echo(&mut self, call: usize) -> Checked {
@@ -503,7 +503,7 @@ impl<'s> World<'s> {
         }
     }
 
-    /// Each value that is answered has to be the running total.
+    /// Each value that is returned has to be the running total.
     fn executed(&mut self, tokens: &[usize], words: &[PairResult], at: u64) -> Checked {
         for (&token, word) in tokens.iter().zip(words) {
             let id = self.tokens[token].id;
@@ -511,7 +511,7 @@ impl<'s> World<'s> {
                 PairResult::Missing(_) => continue,
                 PairResult::Counted(value) => {
                     self.tokens[token].state = State::Counted { at };
-                    self.check_digits(&format!("answered to increment {token}"), id, value.into(), in_redis)?;
+                    self.check_digits(&format!("returned to increment {token}"), id, value.into(), in_redis)?;
                 }
                 refused => return Err(failed(format!("REFUSED: {} with {refused:?}", IDS[id]))),
             }
@@ -519,7 +519,7 @@ impl<'s> World<'s> {
         Ok(())
     }
 
-    fn answered(&mut self, number: usize, call: &Call, words: &[PairResult]) {
+    fn returned(&mut self, number: usize, call: &Call, words: &[PairResult]) {
         let missing = call.tokens.iter().zip(words).filter_map(|(token, word)| match word {
             PairResult::Missing(ticket) => Some((*token, *ticket)),
             _ => None,
@@ -547,12 +547,12 @@ impl<'s> World<'s> {
             Some(Task::Mark(versions)) => {
                 let versions: Vec<_> = versions.iter().map(|(id, version)| (&**id, *version)).collect();
                 let family = &self.stage.family.family;
-                self.stage.partition(partition).saved(family, &self.stay, &versions).await.map_err(failed)?;
+                self.stage.partition(partition).saved(family, &self.retention, &versions).await.map_err(failed)?;
                 Vec::new()
             }
             Some(Task::Rebase(rows)) => {
                 let rows: Vec<_> = rows.iter().map(|(id, version, row)| (&**id, *version, *row)).collect();
-                let rebased = self.stage.partition(partition).rebase(&self.stay, &rows).await.map_err(failed)?;
+                let rebased = self.stage.partition(partition).rebase(&self.retention, &rows).await.map_err(failed)?;
                 // whose rows nobody else writes has nothing to put on top of them
                 let is_alone = self.disturbed.crashes == Crashes::None && !self.disturbed.outsider;
                 if rebased.contains(&Rebased::OutOfRange) || (is_alone && rebased.contains(&Rebased::Done)) {
@@ -561,7 +561,7 @@ impl<'s> World<'s> {
                 Vec::new()
             }
             Some(Task::Delete(ids)) => {
-                self.stage.partition(partition).delete(&self.stay, ids).await.map_err(failed)?;
+                self.stage.partition(partition).delete(&self.retention, ids).await.map_err(failed)?;
                 Vec::new()
             }
         };
@@ -584,7 +584,7 @@ impl<'s> World<'s> {
         let (mut saves, mut idle) = (Vec::new(), Vec::new());
         let partition = self.stage.partition(number);
         let claims =
-            partition.claim(&self.stage.family.family, &self.stay, Duration::ZERO, ids).await.map_err(failed)?;
+            partition.claim(&self.stage.family.family, &self.retention, Duration::ZERO, ids).await.map_err(failed)?;
         for (id, claim) in ids.iter().cloned().zip(claims) {
             match claim {
                 Claim::Save { known, value, version, .. } => {
@@ -618,7 +618,7 @@ impl<'s> World<'s> {
     async fn work_on(&mut self, number: usize, partition: u32) -> Checked {
         for _ in 0..100 {
             let was_idle = self.workers[number].tasks.is_empty();
-            self.work(number, partition, Fate::Answered).await?;
+            self.work(number, partition, Fate::Delivered).await?;
             if was_idle && self.workers[number].tasks.is_empty() {
                 return Ok(());
             }
@@ -634,14 +634,14 @@ impl<'s> World<'s> {
             Next::Look(seed) => {
                 let partition = self.stage.partition(self.partition_of(reader.id));
                 let results = match seed {
-                    Some(seed) => partition.seed(&self.stay, &[(name.as_bytes(), seed)]).await,
+                    Some(seed) => partition.seed(&self.retention, &[(name.as_bytes(), seed)]).await,
                     None => partition.values(&[name]).await,
                 };
                 match results.map_err(failed)?[..] {
                     [PairResult::Counted(value)] => return self.check_read(&reader, value),
                     [PairResult::Missing(_)] if seed.is_some() => reader.next = Next::Look(None),
                     [PairResult::Missing(ticket)] => reader.next = Next::AskTheDatabase(ticket),
-                    ref words => return Err(failed(format!("{words:?} was answered to a reader"))),
+                    ref words => return Err(failed(format!("{words:?} was returned to a reader"))),
                 }
             }
             Next::AskTheDatabase(ticket) => {
@@ -695,15 +695,15 @@ impl<'s> World<'s> {
     fn held(&self) -> Result<Vec<Option<Held>>, TestCaseError> {
         let mut ask = redis::pipe();
         for partition in 0..PARTITIONS {
-            let [values, rows, agenda] = ["values", "rows", "agenda"].map(|kind| self.stage.key(partition, kind));
-            ask.hmget(values, &IDS).hmget(rows, &IDS).zscore_multiple(agenda, &IDS);
+            let [values, rows, schedule] = ["values", "rows", "schedule"].map(|kind| self.stage.key(partition, kind));
+            ask.hmget(values, &IDS).hmget(rows, &IDS).zscore_multiple(schedule, &IDS);
         }
         let all: Vec<Vec<Option<String>>> = self.stage.redis.run_all(&ask).map_err(failed)?;
         let held = |id: usize| {
             let at = 3 * self.partition_of(id) as usize;
             let [value, row, due] = [0, 1, 2].map(|key| all[at + key][id].as_deref());
             let held = |value| Held::new(value, row?, due?);
-            let torn = || failed(format!("TORN: {value:?} with {row:?}, on the agenda for {due:?}"));
+            let torn = || failed(format!("TORN: {value:?} with {row:?}, on the schedule for {due:?}"));
             value.map(|value| held(value).ok_or_else(torn)).transpose()
         };
         (0..IDS.len()).map(held).collect()
@@ -750,7 +750,7 @@ impl<'s> World<'s> {
         for _ in 0..20 {
             for number in 0..CLIENTS {
                 if self.clients[number].open.is_some() {
-                    self.count(number, 0, false, Fate::Answered).await?;
+                    self.count(number, 0, false, Fate::Delivered).await?;
                 }
             }
             if let Some(Reader { id, .. }) = self.reader {
@@ -774,10 +774,10 @@ impl<'s> World<'s> {
         self.check().await?;
         for partition in 0..PARTITIONS {
             let left = self.stage.partition(partition).cached_ids().await.map_err(failed)?;
-            let keys = ["values", "rows", "agenda"].map(|kind| self.stage.key(partition, kind));
+            let keys = ["values", "rows", "schedule"].map(|kind| self.stage.key(partition, kind));
             let [keys]: [u64; 1] = self.stage.redis.run_all(redis::pipe().exists(&keys)).map_err(failed)?;
             if !left.is_empty() || keys > 0 {
-                return Err(failed(format!("WEDGED: {keys} keys are still in Redis, {left:?} on the agenda")));
+                return Err(failed(format!("WEDGED: {keys} keys are still in Redis, {left:?} on the schedule")));
             }
         }
         Ok(())

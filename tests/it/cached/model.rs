@@ -13,8 +13,8 @@ use proptest::test_runner::TestCaseError;
 use redis::{Value, from_redis_value, pipe};
 
 const FENCE: [&str; 3] = ["epochs", "calls", "calls_before"];
-/// Values, rows and agenda of two partitions, which one call may change counters of.
-const PARTITIONS: [[&str; 3]; 2] = [["values", "rows", "agenda"], ["other:values", "other:rows", "other:agenda"]];
+/// Values, rows and schedule of two partitions, which one call may change counters of.
+const PARTITIONS: [[&str; 3]; 2] = [["values", "rows", "schedule"], ["other:values", "other:rows", "other:schedule"]];
 const IDS: [&str; 4] = ["a", "b", "é/2014-09-20", "nul\0"];
 const CALLERS: [&str; 3] = ["w1", "w2", "careless"];
 /// The one that names any epoch with any number; the others do what the header asks of them.
@@ -447,9 +447,9 @@ impl Partition {
 
     /// The three keys as they are in Redis.
     fn keys(&self) -> [BTreeMap<String, String>; 3] {
-        let [mut values, mut rows, mut agenda] = <[BTreeMap<_, _>; 3]>::default();
+        let [mut values, mut rows, mut schedule] = <[BTreeMap<_, _>; 3]>::default();
         for (&id, Counter { due, state }) in &self.counters {
-            agenda.insert(id.into(), due.to_string());
+            schedule.insert(id.into(), due.to_string());
             let row = match state {
                 State::Ticket(ticket) => format!("ticket {ticket}"),
                 State::There(there) => {
@@ -460,7 +460,7 @@ impl Partition {
             };
             rows.insert(id.into(), row);
         }
-        [values, rows, agenda]
+        [values, rows, schedule]
     }
 }
 
@@ -781,7 +781,7 @@ impl Play {
         let mut read = pipe();
         for kind in expected.keys() {
             let key = self.scripts.key(kind);
-            if kind.ends_with("agenda") {
+            if kind.ends_with("schedule") {
                 read.cmd("ZRANGE").arg(key).arg(0).arg(-1).arg("WITHSCORES");
             } else {
                 read.hgetall(key);

@@ -44,7 +44,7 @@ impl Rig {
         Rig { cluster, pool, counterfoil, views }
     }
 
-    /// Does something to the cluster under load, and answers what became of the hits.
+    /// Does something to the cluster under load, and returns what became of the hits.
     async fn under_load(&self, trouble: impl AsyncFnOnce()) -> Vec<Hit> {
         let reconciler = self.counterfoil.reconciler().start().await.unwrap();
         // who waits for a read counts nothing meanwhile
@@ -391,16 +391,16 @@ async fn series_activity_and_visitors_go_along() {
     let options = RedisOptions::volatile().arg("cluster-node-timeout", NO_FAILOVER);
     let rig = Rig::start(options, Durability::Immediate).await;
     let series = open(&rig, Durability::Immediate).await;
-    let patience = Duration::from_secs(15);
+    let timeout_after = Duration::from_secs(15);
     let online = Family::activity("test", "online")
         .window(Duration::from_secs(1800), Duration::from_secs(3))
         .stripes(10)
         .partitions(PARTITIONS)
         .cache_for(Duration::ZERO)
         .durability(Durability::Immediate);
-    let online = rig.counterfoil.open(online.build().unwrap()).await.unwrap().write_timeout(patience);
+    let online = rig.counterfoil.open(online.build().unwrap()).await.unwrap().write_timeout(timeout_after);
     let daily = Family::visitors("test", "daily").partitions(PARTITIONS).durability(Durability::Immediate);
-    let daily = rig.counterfoil.open(daily.build().unwrap()).await.unwrap().write_timeout(patience);
+    let daily = rig.counterfoil.open(daily.build().unwrap()).await.unwrap().write_timeout(timeout_after);
     let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let mut tasks = JoinSet::new();

@@ -37,7 +37,7 @@ where
     Counterfoil::new(redis, MysqlStore::new(pair.pool.clone()))
 }
 
-/// Counts a hit, again and again, until one is counted; answers how long that took and how many are counted.
+/// Counts a hit, again and again, until one is counted; returns how long that took and how many are counted.
 async fn count_until_counted<C>(counters: &BufferedCounters<C>, id: &str) -> (Duration, i64)
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,

@@ -69,7 +69,7 @@ impl Frail {
     }
 }
 
-/// Tries something with a cut after no byte, after `step` bytes and so on, until it is over before the cut. Answers how
+/// Tries something with a cut after no byte, after `step` bytes and so on, until it is over before the cut. Returns how
 /// many cuts there were.
 async fn cut_after_each(
     step: usize,
@@ -251,13 +251,13 @@ impl Frail {
     /// Saves all cached counters and lets them leave Redis.
     async fn cached_counters_leave(&self) {
         self.pair.counterfoil.drain().await.unwrap();
-        let keys = ["values", "rows", "agenda"].map(|kind| format!("cf1:{{test/votes/0}}:{kind}"));
+        let keys = ["values", "rows", "schedule"].map(|kind| format!("cf1:{{test/votes/0}}:{kind}"));
         self.pair.redis.run::<()>(&format!("DEL {}", keys.join(" "))).await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_cached_counter_answers_each_value_once_wherever_its_calls_are_cut() {
+async fn a_cached_counter_returns_each_value_once_wherever_its_calls_are_cut() {
     let frail = Frail::new().await;
     let _to_drain = votes(&frail.pair.counterfoil).await;
     let votes = votes(&frail.counterfoil()).await;
@@ -303,7 +303,7 @@ async fn a_cached_counter_is_saved_once_wherever_the_calls_are_cut() {
     }
 }
 
-/// Something is tried with each cut of both directions, and once without; answers how often that was.
+/// Something is tried with each cut of both directions, and once without; returns how often that was.
 async fn tried_with_each_cut(frail: &Frail, mut attempt: impl AsyncFnMut()) -> usize {
     attempt().await;
     let mut attempts = 1;

@@ -136,7 +136,7 @@ impl Refusal {
     async fn new(options: RedisOptions) -> Self {
         let pair = Pair::with(options).await;
         let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
-        // shorter than the refusal, and longer than a busy machine lets an answer wait: that would leave the outcome open
+        // shorter than the refusal, and longer than a busy machine lets a reply wait: that would leave the outcome open
         let load = Hits::on(&views.write_timeout(Duration::from_secs(2)));
         load.more(300).await;
         Refusal { pair, load }

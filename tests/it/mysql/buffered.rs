@@ -273,7 +273,7 @@ async fn a_dropped_future_does_not_stop_its_transaction() {
         let (ids, ledger) = (["a"], [(0, I1)]);
         let read = db.store.read(&views, &ids, &ledger, ReadFrom::Primary);
         drop(tokio::time::timeout(Duration::from_micros(20 * seq), read).await);
-        // as the reconciler does: the same batch until there is an answer
+        // as the reconciler does: the same batch until there is a reply
         db.apply(&batches).await;
         expected += 1;
     }
@@ -932,7 +932,7 @@ async fn rows_are_looked_up_and_not_scanned() {
     }
 }
 
-/// By this connection, those of JSON_TABLE and of the answer to the first look at the status among them.
+/// By this connection, those of JSON_TABLE and of the reply to the first look at the status among them.
 pub async fn rows_read(pool: &MySqlPool) -> usize {
     let rows = sqlx::query("SHOW SESSION STATUS LIKE 'Handler_read%'").fetch_all(pool).await.expect("status");
     rows.iter().map(|row| row.get::<String, _>(1).parse::<usize>().expect("a number")).sum()

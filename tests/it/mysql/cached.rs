@@ -398,14 +398,14 @@ async fn race(db: &Db, family: &Registered, ids: u64, known: impl Fn(u64) -> See
         })
     });
     let mut winners = vec![None; ids as usize];
-    let mut answers = Vec::new();
+    let mut conflicts = Vec::new();
     for hand in hands.collect::<Vec<_>>() {
         let (lineage, saved) = hand.await.expect("no panic");
         for (save, saved) in saved {
             let id: usize = name(&save).parse().expect("a number");
             match saved {
                 Saved::Done => assert_eq!(*winners[id].get_or_insert(lineage), lineage, "two winners"),
-                Saved::Conflict(found) => answers.push((id, found)),
+                Saved::Conflict(found) => conflicts.push((id, found)),
                 other => panic!("{other:?}"),
             }
         }
@@ -416,8 +416,8 @@ async fn race(db: &Db, family: &Registered, ids: u64, known: impl Fn(u64) -> See
         let winner = winner.expect("a winner");
         assert_eq!(rows[id], row(winner as i64, version(winner, 1)));
     }
-    assert_eq!(answers.len() as u64, 4 * ids);
-    for (id, found) in answers {
+    assert_eq!(conflicts.len() as u64, 4 * ids);
+    for (id, found) in conflicts {
         assert_eq!(found, rows[id], "told something else than what is there");
     }
     winners.into_iter().flatten().collect()

@@ -174,7 +174,7 @@ async fn a_slice_is_read_once_before_and_after_it_is_handed_over() {
 }
 
 /// What lies in windows of three slices of a second against what was counted, at every moment: adds without pause, and
-/// adds with pauses of about the time after which a window expires. Answers what was wrong first.
+/// adds with pauses of about the time after which a window expires. Returns what was wrong first.
 async fn windows_that_are_trimmed_and_expire(seconds: i64) -> Vec<String> {
     let plain = Plain::new().await;
     let family = Family::series("test", "hits").windows([(Precision::SECOND, 3), (Precision::FIVE_SECONDS, 2)]);

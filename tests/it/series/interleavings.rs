@@ -191,7 +191,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
 
     async fn read_goes_on(&mut self) -> Checked {
         let Some(seen) = Reader::go_on(&mut self.reader).await? else { return Ok(()) };
-        let (name, slices) = &seen.answer;
+        let (name, slices) = &seen.found;
         for (number, token) in self.tokens.iter().enumerate().filter(|(_, token)| token.name == *name) {
             let times = slices.iter().map(|slice| digit(slice.count.into(), number)).sum();
             if fault(times, seen.bounds(number, token.state)).is_some() {
@@ -308,7 +308,7 @@ impl<S: Store + Clone> Case for World<'_, S> {
         }
         for number in 0..WRITERS {
             if self.writers[number].open.is_some() {
-                self.write(number, 0, Fate::Answered).await?;
+                self.write(number, 0, Fate::Delivered).await?;
             }
         }
         // also what was counted before the clock stepped back is over

@@ -19,8 +19,8 @@ const PAIR_NAMES: [&str; 7] = [NAMES[0], NAMES[1], NAMES[2], NAMES[3], NAMES[4],
 const LONG: &str = text_of(&[b'x'; 200]);
 const TOO_LONG: &str = text_of(&[b'x'; 201]);
 const CALLERS: [&str; 2] = ["w1", "w2"];
-const FIXED_KEYS: [&str; 7] = [FENCE[0], FENCE[1], FENCE[2], "open", "agenda", "names", "idle"];
-const CLOSED_KEYS: [&str; 4] = ["open", "agenda", "buffer", "meta"];
+const FIXED_KEYS: [&str; 7] = [FENCE[0], FENCE[1], FENCE[2], "open", "schedule", "names", "idle"];
+const CLOSED_KEYS: [&str; 4] = ["open", "schedule", "buffer", "meta"];
 /// In ms, as all times here but the starts of slices.
 const START: u64 = 1_410_134_400_000;
 const EPOCH_MS: u64 = 60_000;
@@ -101,7 +101,7 @@ impl Precision {
 struct Reference {
     family: Family,
     open: BTreeMap<String, i64>,
-    agenda: BTreeMap<String, u64>,
+    schedule: BTreeMap<String, u64>,
     idle: BTreeMap<String, u64>,
     /// For how long names and idle are kept.
     names_live: Option<u64>,
@@ -215,7 +215,7 @@ fn int(number: impl TryInto<i64, Error: std::fmt::Debug>) -> Value {
     Value::Int(number.try_into().unwrap())
 }
 
-fn answer(status: &str, words: impl IntoIterator<Item = Value>) -> Value {
+fn reply(status: &str, words: impl IntoIterator<Item = Value>) -> Value {
     Value::Array([text(status)].into_iter().chain(words).collect())
 }
 
@@ -255,7 +255,7 @@ impl Family {
         look_at("epochs", spoilt)?;
         let is_current = self.epoch.as_deref() == Some(epoch);
         if !caller.is_empty() && !is_current && self.before.as_deref() != Some(epoch) {
-            return Ok(Some(answer("EXPIRED", [])));
+            return Ok(Some(reply("EXPIRED", [])));
         }
         look_at("calls", spoilt)?;
         let mut last = self.calls.get(caller);
@@ -264,7 +264,7 @@ impl Family {
             last = self.calls_before.get(caller);
         }
         let last = last.filter(|last| n <= last.n);
-        Ok(last.map(|last| answer("DUP", [text(if n == last.n { &last.refused } else { "" })])))
+        Ok(last.map(|last| reply("DUP", [text(if n == last.n { &last.refused } else { "" })])))
     }
 
     /// Whether a new epoch is to begin.
@@ -299,9 +299,9 @@ impl Reference {
         }
         let slices = call.slices(now);
         if slices.iter().any(|(_, slice)| now < slice.start * 1000 || now >= slice.end * 1000) {
-            return Ok(answer("OUTSIDE", [text(now)]));
+            return Ok(reply("OUTSIDE", [text(now)]));
         }
-        for key in ["agenda", "names", "idle"] {
+        for key in ["schedule", "names", "idle"] {
             look_at(key, spoilt)?;
         }
         let (mut words, mut refused) = (vec![], vec![]);
@@ -321,7 +321,7 @@ impl Reference {
         if !caller.is_empty() {
             self.family.calls.insert(caller.into(), LastCall { n, refused: refused.join(" ") });
         }
-        Ok(answer("OK", words))
+        Ok(reply("OK", words))
     }
 
     /// Counts a pair, or says why not; then the rest of what was done is to be forgotten.
@@ -363,7 +363,7 @@ impl Reference {
             if let Some(id) = precision.kept(slice, name) {
                 look_at("open", spoilt)?;
                 if increase(self.open.entry(id.clone()).or_default(), amount)? {
-                    self.agenda.insert(id, slice.end * 1000);
+                    self.schedule.insert(id, slice.end * 1000);
                 }
             }
         }
@@ -375,24 +375,24 @@ impl Reference {
         let page: Vec<_> = names.take(limit).collect();
         let last = page.get(limit - 1).map_or("", |(name, _)| name);
         let names = page.iter().filter(|(_, idle)| **idle > now).map(|(name, _)| text(name));
-        answer("OK", [text(last)].into_iter().chain(names))
+        reply("OK", [text(last)].into_iter().chain(names))
     }
 
     fn next(&self) -> Option<(u64, String)> {
-        self.agenda.iter().map(|(id, at)| (*at, id.clone())).min()
+        self.schedule.iter().map(|(id, at)| (*at, id.clone())).min()
     }
 
     fn close(&mut self, now: u64, limit: usize) -> Value {
         let mut moved = 0;
         let mut due: Vec<_> =
-            self.agenda.iter().filter(|(_, at)| **at <= now).map(|(id, at)| (*at, id.clone())).collect();
+            self.schedule.iter().filter(|(_, at)| **at <= now).map(|(id, at)| (*at, id.clone())).collect();
         due.sort();
         for (_, id) in due.into_iter().take(limit) {
             let pending = self.buffer.get(&id).copied().unwrap_or_default();
             match pending.checked_add(self.open[&id]) {
-                None => drop(self.agenda.insert(id, now + 60_000)),
+                None => drop(self.schedule.insert(id, now + 60_000)),
                 Some(sum) => {
-                    self.agenda.remove(&id);
+                    self.schedule.remove(&id);
                     self.open.remove(&id);
                     self.buffer.insert(id, sum);
                     moved += 1;
@@ -407,7 +407,7 @@ impl Reference {
             self.meta.insert("hits".into(), (hits + moved).to_string());
         }
         let next = self.next().map_or(text(""), |(at, _)| int(at.saturating_sub(now)));
-        answer("OK", [int(moved), next])
+        reply("OK", [int(moved), next])
     }
 
     /// Both deltas of each id, none where they cannot be added up exactly.
@@ -418,7 +418,7 @@ impl Reference {
             (a, b) => Some(a.or(b).copied().unwrap_or_default()),
         };
         let deltas = ids.iter().map(|id| sum(id).map(|sum| [text(0), text(sum)])).collect::<Option<Vec<_>>>()?;
-        Some(answer("OK", [text(""), text(0), int(0)].into_iter().chain(deltas.into_iter().flatten())))
+        Some(reply("OK", [text(""), text(0), int(0)].into_iter().chain(deltas.into_iter().flatten())))
     }
 
     /// The keys as they are in Redis, but for the windows.
@@ -429,7 +429,7 @@ impl Reference {
         let fence = FENCE.into_iter().zip(self.family.keys());
         let others = [
             ("open", numbers(&self.open)),
-            ("agenda", times(&self.agenda)),
+            ("schedule", times(&self.schedule)),
             ("names", self.idle.keys().map(|name| (name.clone(), "0".into())).collect()),
             ("idle", times(&self.idle)),
             ("buffer", numbers(&self.buffer)),
@@ -523,7 +523,7 @@ impl Model for Play {
         match step {
             Step::Clock(ms) => self.now = now.saturating_add_signed(*ms),
             Step::Edge { early } => {
-                let edges = self.reference.agenda.values().chain(self.reference.idle.values());
+                let edges = self.reference.schedule.values().chain(self.reference.idle.values());
                 self.now = edges.filter(|at| **at > now).min().map_or(now, |at| at - early);
             }
             Step::Epoch => self.epoch()?,
@@ -680,8 +680,8 @@ impl Play {
         match precision.kept(slice, name).filter(|id| kept && id.len() <= 255) {
             Some(id) => {
                 self.write("HSET", "open", &id, count);
-                self.write("ZADD", "agenda", &(slice.end * 1000).to_string(), &id);
-                self.reference.agenda.insert(id.clone(), slice.end * 1000);
+                self.write("ZADD", "schedule", &(slice.end * 1000).to_string(), &id);
+                self.reference.schedule.insert(id.clone(), slice.end * 1000);
                 self.reference.open.insert(id, count);
             }
             None => {
@@ -699,7 +699,7 @@ impl Play {
             let key = self.scripts.key(kind);
             read.pttl(&key);
             match kind {
-                "agenda" | "names" | "idle" => read.cmd("ZRANGE").arg(key).arg(0).arg(-1).arg("WITHSCORES"),
+                "schedule" | "names" | "idle" => read.cmd("ZRANGE").arg(key).arg(0).arg(-1).arg("WITHSCORES"),
                 _ => read.hgetall(key),
             };
         }
@@ -770,7 +770,7 @@ async fn a_change_to_a_script_is_noticed() {
         ("series_names", "> now then", ">= now then"),
         ("series_names", "'(' .. after", "'[' .. after"),
         ("series_close", "redis.call('HDEL', open, id)", ""),
-        ("series_close", "redis.call('ZREM', agenda, id)", ""),
+        ("series_close", "redis.call('ZREM', schedule, id)", ""),
         ("series_close", "now + 60000", "now"),
         ("series_close", "redis.call('HDEL', meta, '')", ""),
         ("series_close", "tonumber(hits or 0) == 0", "true"),

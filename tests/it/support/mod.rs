@@ -48,12 +48,12 @@ impl Pair {
         Pair { redis, pool, counterfoil }
     }
 
-    /// Runs SQL that answers nothing.
+    /// Runs SQL that returns nothing.
     pub async fn sql(&self, sql: &'static str) {
         sqlx::raw_sql(sql).execute(&self.pool).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
     }
 
-    /// The one number that the query answers; 0 for none.
+    /// The one number that the query returns; 0 for none.
     pub async fn number(&self, sql: &'static str) -> i64 {
         sqlx::query_scalar(sql).fetch_optional(&self.pool).await.expect(sql).unwrap_or(0)
     }

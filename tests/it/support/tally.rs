@@ -28,7 +28,7 @@ pub struct Bounds {
     sure: BTreeMap<i64, i64>,
     /// Acknowledged, and perhaps in this slice.
     possible: BTreeMap<i64, i64>,
-    /// Not yet answered, and in this slice or a later one.
+    /// Not yet returned, and in this slice or a later one.
     begun: BTreeMap<i64, i64>,
     pub acknowledged: i64,
 }
@@ -44,21 +44,21 @@ impl Bounds {
         self.possible.get(&slice).copied().unwrap_or(0) + self.begun.range(..=slice).map(|(_, n)| n).sum::<i64>()
     }
 
-    /// What it must and may have once everything is answered.
+    /// What it must and may have once every call returned.
     pub fn of(&self, slice: i64) -> RangeInclusive<i64> {
         self.least(slice)..=self.most(slice)
     }
 }
 
 impl Tally {
-    /// A call is about to be made; answers when.
+    /// A call is about to be made; returns when.
     pub fn begin(&self) -> i64 {
         let now = now_ms();
         *self.bounds().begun.entry(slice_of(now)).or_default() += 1;
         now
     }
 
-    /// The call that began then was answered: it counted, or surely not.
+    /// The call that began then returned: it counted, or surely not.
     pub fn end(&self, began: i64, is_counted: bool) {
         let (first, last) = (slice_of(began), slice_of(now_ms()));
         let mut bounds = self.bounds();

@@ -41,16 +41,16 @@ async fn dropped_at_random(plain: &Plain, views: &PlainCounters) {
             let mut told = Vec::new();
             for _ in 0..60 {
                 let id = format!("hit/{}", next.fetch_add(1, Ordering::Relaxed));
-                let patience = Duration::from_micros(rand::rng().random_range(0..2000));
+                let timeout_after = Duration::from_micros(rand::rng().random_range(0..2000));
                 let way = rand::rng().random_range(0..3);
                 let outcome = match way {
                     // to its end
                     0 => Some(timeout(LONG, views.add(&id, 1)).await.expect("nobody hangs")),
-                    1 => timeout(patience, views.add(&id, 1)).await.ok(),
+                    1 => timeout(timeout_after, views.add(&id, 1)).await.ok(),
                     _ => tokio::select! {
                         biased;
                         outcome = views.add(&id, 1) => Some(outcome),
-                        () = async { for _ in 0..patience.as_micros() % 4 { tokio::task::yield_now().await } } => None,
+                        () = async { for _ in 0..timeout_after.as_micros() % 4 { tokio::task::yield_now().await } } => None,
                     },
                 };
                 told.push((id, outcome));
@@ -335,29 +335,32 @@ impl Ticks {
 }
 
 /// What a caller is told once its time is over, and when.
-async fn after(patience: Duration, adds: Vec<impl Future<Output = Result<Added>>>) -> Vec<Error> {
+async fn after(timeout_after: Duration, adds: Vec<impl Future<Output = Result<Added>>>) -> Vec<Error> {
     let (began, ticks) = (Instant::now(), Ticks::begin());
-    let told = timeout(patience + LONG, join_all(adds)).await.expect("nobody hangs");
+    let told = timeout(timeout_after + LONG, join_all(adds)).await.expect("nobody hangs");
     let (waited, seen) = (began.elapsed(), ticks.elapsed());
-    assert!(waited + Duration::from_millis(50) > patience, "given up after {waited:?}");
-    assert!(seen < patience + Duration::from_millis(300), "given up after {waited:?}, {seen:?} of which it could run");
+    assert!(waited + Duration::from_millis(50) > timeout_after, "given up after {waited:?}");
+    assert!(
+        seen < timeout_after + Duration::from_millis(300),
+        "given up after {waited:?}, {seen:?} of which it could run"
+    );
     told.into_iter().map(|told| told.expect_err("Redis is not there")).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_redis_stands_still_callers_give_up_in_time() {
     let plain = Plain::new().await;
-    let patience = Duration::from_millis(400);
-    let views = plain.open(family("views").partitions(2)).await.write_timeout(patience);
+    let timeout_after = Duration::from_millis(400);
+    let views = plain.open(family("views").partitions(2)).await.write_timeout(timeout_after);
     let ids: Vec<_> = (0..2).flat_map(|number| ids_of(views.family(), number, 40)).collect();
     let _ = views.add_many(ids.iter().map(|id| (id, 1))).await;
     plain.redis.pause();
-    let errors = after(patience, ids.iter().map(|id| views.add(id, 1)).collect()).await;
+    let errors = after(timeout_after, ids.iter().map(|id| views.add(id, 1)).collect()).await;
     let unknown = errors.iter().filter(|error| error.outcome_unknown()).count();
     // one of each partition was sent; the others never were, and are told so
     assert_eq!(unknown, 2, "{errors:?}");
     assert!(errors.iter().all(|error| error.outcome_unknown() != error.is_retryable()), "{errors:?}");
-    // less patience than the one whose call it is: of another handle
+    // less timeout_after than the one whose call it is: of another handle
     let mut patient = JoinSet::new();
     let long = views.clone().write_timeout(LONG);
     for id in ids.clone() {
@@ -365,7 +368,7 @@ async fn while_redis_stands_still_callers_give_up_in_time() {
         patient.spawn(async move { long.add(&id, 1).await });
     }
     pause(100).await;
-    after(patience, ids.iter().map(|id| views.add(id, 1)).collect()).await;
+    after(timeout_after, ids.iter().map(|id| views.add(id, 1)).collect()).await;
     plain.redis.resume();
     for told in patient.join_all().await {
         let _ = counted(told.unwrap());
@@ -378,13 +381,13 @@ async fn while_redis_stands_still_callers_give_up_in_time() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_redis_nothing_is_unknown() {
     let plain = Plain::with(RedisOptions::volatile()).await;
-    let patience = Duration::from_millis(300);
-    let views = plain.open(family("views").partitions(2)).await.write_timeout(patience);
+    let timeout_after = Duration::from_millis(300);
+    let views = plain.open(family("views").partitions(2)).await.write_timeout(timeout_after);
     plain.redis.kill();
     pause(50).await;
     for _ in 0..2 {
         let ids: Vec<_> = (0..30).map(|number| format!("page/{number}")).collect();
-        let errors = after(patience, ids.iter().map(|id| views.add(id, 1)).collect()).await;
+        let errors = after(timeout_after, ids.iter().map(|id| views.add(id, 1)).collect()).await;
         assert!(errors.iter().all(|error| error.is_retryable() && !error.outcome_unknown()), "{errors:?}");
     }
     plain.redis.start_again().await;

@@ -19,7 +19,7 @@ const READERS: usize = 4;
 struct Seen {
     begun: AtomicI64,
     acknowledged: AtomicI64,
-    /// The highest value that a read has answered so far.
+    /// The highest value that a read has returned so far.
     read: AtomicI64,
 }
 

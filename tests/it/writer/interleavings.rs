@@ -40,7 +40,7 @@ const LATE: Duration = Duration::from_millis(300);
 /// What becomes of a call on the line.
 #[derive(Clone, Copy, Debug)]
 enum CallFate {
-    Answered,
+    Delivered,
     /// Redis says that it cannot take it now.
     Refused,
     /// The connection died before the call arrived.
@@ -84,14 +84,14 @@ enum Step {
 /// The reply is lost, or not.
 fn work() -> impl Strategy<Value = Work> {
     (0..WORKERS, 0..PARTITIONS, any::<u8>()).prop_map(|(worker, partition, lost)| {
-        let fate = if lost < 50 { Fate::LostAfter } else { Fate::Answered };
+        let fate = if lost < 50 { Fate::LostAfter } else { Fate::Delivered };
         Work { worker, partition, fate }
     })
 }
 
 fn step(crashes: Crashes) -> impl Strategy<Value = Step> {
     let fate = prop_oneof![
-        8 => Just(CallFate::Answered),
+        8 => Just(CallFate::Delivered),
         1 => Just(CallFate::Refused),
         1 => Just(CallFate::LostBefore),
         2 => Just(CallFate::LostAfter),
@@ -131,9 +131,9 @@ impl Line {
 
 impl ConnectionLike for Line {
     fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        let (reply, answer) = oneshot::channel();
+        let (reply, replied) = oneshot::channel();
         self.calls().push(Sent { cmd: cmd.clone(), reply: Some(reply) });
-        Box::pin(async { answer.await.unwrap_or_else(|_| Err(gone())) })
+        Box::pin(async { replied.await.unwrap_or_else(|_| Err(gone())) })
     }
 
     fn req_packed_commands<'a>(&'a mut self, _: &'a Pipeline, _: usize, _: usize) -> RedisFuture<'a, Vec<Value>> {
@@ -290,11 +290,11 @@ impl<'s> World<'s> {
 
     fn call(&mut self, which: usize, fate: CallFate) -> Checked {
         let mut sent = self.line.calls().remove(which);
-        let mut tell = |answer| drop(sent.reply.take().map(|reply| reply.send(answer)));
+        let mut tell = |result| drop(sent.reply.take().map(|reply| reply.send(result)));
         match fate {
-            CallFate::Answered => {
-                let answer = self.execute(&sent.cmd);
-                tell(answer);
+            CallFate::Delivered => {
+                let result = self.execute(&sent.cmd);
+                tell(result);
             }
             CallFate::Refused => {
                 let loading = redis::make_extension_error("LOADING".to_owned(), Some("the test says so".to_owned()));
@@ -315,10 +315,10 @@ impl<'s> World<'s> {
 
     /// Executes a call, and notes which increments it counted.
     fn execute(&mut self, cmd: &Cmd) -> RedisResult<Value> {
-        let answer = self.stage.redis.run(cmd);
+        let result = self.stage.redis.run(cmd);
         let at_length = self.stage.note_length();
         let is_ok =
-            matches!(&answer, Ok(Value::Array(words)) if matches!(&words[0], Value::BulkString(word) if word == b"OK"));
+            matches!(&result, Ok(Value::Array(words)) if matches!(&words[0], Value::BulkString(word) if word == b"OK"));
         let args: Vec<_> = cmd.args_iter().collect();
         let text = |place: usize| match args.get(place) {
             Some(redis::Arg::Simple(bytes)) => std::str::from_utf8(bytes).unwrap_or_default(),
@@ -341,7 +341,7 @@ impl<'s> World<'s> {
                 at += 2 + 2 * pairs;
             }
         }
-        answer
+        result
     }
 
     fn losses_and_cuts(&self) -> u64 {
@@ -427,7 +427,7 @@ impl Case for World<'_> {
         Ok(())
     }
 
-    /// Redis answers everything: all callers end in time, a further one is counted, and everything reaches the database.
+    /// Redis replies to everything: all callers end in time, a further one is counted, and everything reaches the database.
     async fn finish(&mut self) -> Checked {
         if self.tokens.len() < TOKENS {
             self.comes(0);
@@ -435,7 +435,7 @@ impl Case for World<'_> {
         let began = Instant::now();
         while !self.callers.is_empty() {
             while !self.line.calls().is_empty() {
-                self.call(0, CallFate::Answered)?;
+                self.call(0, CallFate::Delivered)?;
                 turn().await;
             }
             for caller in (0..self.callers.len()).rev() {
@@ -450,7 +450,7 @@ impl Case for World<'_> {
             }
         }
         while !self.line.calls().is_empty() {
-            self.call(0, CallFate::Answered)?;
+            self.call(0, CallFate::Delivered)?;
             turn().await;
         }
         for partition in 0..PARTITIONS {
@@ -509,7 +509,7 @@ fn exact_when_redis_is_emptied() {
 
 /// A case by itself, with one increment told before, so that the epoch and the scripts are known.
 fn replay(crashes: Crashes, steps: &[Step]) {
-    let first = [Step::Poll { caller: 0 }, ANSWERED, Step::Turn].repeat(8);
+    let first = [Step::Poll { caller: 0 }, DELIVERED, Step::Turn].repeat(8);
     let steps = [&[Step::Add { id: 0 }], &first[..], steps].concat();
     let server = runtime().block_on(RedisServer::start(RedisOptions::volatile()));
     paused().block_on(async {
@@ -518,7 +518,7 @@ fn replay(crashes: Crashes, steps: &[Step]) {
     });
 }
 
-const ANSWERED: Step = Step::Call { which: 0, fate: CallFate::Answered };
+const DELIVERED: Step = Step::Call { which: 0, fate: CallFate::Delivered };
 
 /// A leader was not polled for a while and was replaced; then it saw that its own send had been refused, and said that
 /// the call was not executed, which its successor's was.
@@ -527,7 +527,10 @@ fn a_leader_that_was_replaced_knows_only_what_became_of_its_own_send() {
     let (first, second) = (Step::Poll { caller: 0 }, Step::Poll { caller: 1 });
     let refused = Step::Call { which: 0, fate: CallFate::Refused };
     let begin = [Step::Add { id: 0 }, first, Step::Add { id: 0 }, second, Step::Tick { ms: 60 }, Step::Turn];
-    replay(Crashes::None, &[&begin[..], &[refused, first, ANSWERED, Step::Turn, first, ANSWERED, Step::Turn]].concat());
+    replay(
+        Crashes::None,
+        &[&begin[..], &[refused, first, DELIVERED, Step::Turn, first, DELIVERED, Step::Turn]].concat(),
+    );
 }
 
 /// A leader that was replaced came back after its successor's call was in the database and Redis had lost its memory,
@@ -535,10 +538,10 @@ fn a_leader_that_was_replaced_knows_only_what_became_of_its_own_send() {
 #[test]
 fn a_leader_that_was_replaced_sends_nothing_any_more() {
     let (first, second) = (Step::Poll { caller: 0 }, Step::Poll { caller: 1 });
-    let work = [Step::Work(Work::answered(0, 0)), Step::Work(Work::answered(1, 1))];
-    let begin = [Step::Mishap(Mishap::ScriptFlush), Step::Add { id: 0 }, first, ANSWERED, Step::Add { id: 0 }, second];
-    let succeed = [Step::Tick { ms: 60 }, Step::Turn, ANSWERED, Step::Turn, ANSWERED, Step::Turn];
-    let end = [&work.repeat(3)[..], &[Step::Mishap(Mishap::Emptied), first, ANSWERED]].concat();
+    let work = [Step::Work(Work::delivered(0, 0)), Step::Work(Work::delivered(1, 1))];
+    let begin = [Step::Mishap(Mishap::ScriptFlush), Step::Add { id: 0 }, first, DELIVERED, Step::Add { id: 0 }, second];
+    let succeed = [Step::Tick { ms: 60 }, Step::Turn, DELIVERED, Step::Turn, DELIVERED, Step::Turn];
+    let end = [&work.repeat(3)[..], &[Step::Mishap(Mishap::Emptied), first, DELIVERED]].concat();
     replay(Crashes::Empty, &[&begin[..], &succeed, &end].concat());
 }
 
@@ -546,8 +549,8 @@ fn a_leader_that_was_replaced_sends_nothing_any_more() {
 /// again.
 #[test]
 fn a_repeat_that_meets_an_emptied_redis_is_not_executed() {
-    let (poll, work) = (Step::Poll { caller: 0 }, Step::Work(Work::answered(0, 0)));
-    let other = Step::Work(Work::answered(1, 1));
+    let (poll, work) = (Step::Poll { caller: 0 }, Step::Work(Work::delivered(0, 0)));
+    let other = Step::Work(Work::delivered(1, 1));
     let lost = Step::Call { which: 0, fate: CallFate::LostAfter };
     let begin =
         [Step::Add { id: 0 }, poll, lost, work, other, work, other, work, other, Step::Mishap(Mishap::Emptied), poll];

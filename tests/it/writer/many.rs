@@ -1,4 +1,4 @@
-//! `add_many`: each of many hits is answered for itself, in their order.
+//! `add_many`: each of many hits has a result of its own, in their order.
 
 use crate::support::{Plain, counted, family, ids_of, pause};
 use counterfoil::{Added, Result};
@@ -9,7 +9,7 @@ fn values(told: Vec<Result<Added>>) -> Vec<i64> {
 }
 
 #[tokio::test]
-async fn hits_over_many_partitions_are_answered_in_their_order() {
+async fn hits_over_many_partitions_return_in_their_order() {
     let plain = Plain::new().await;
     let views = plain.open(family("views").partitions(7)).await;
     let hits: Vec<_> = (0..2000).map(|number| (format!("page/{}", number * 37 % 2000), number + 1)).collect();
@@ -105,7 +105,7 @@ async fn what_cannot_be_sent_is_told_to_each() {
     let plain = Plain::new().await;
     let views = plain.open(family("views").partitions(2)).await;
     let _ = views.add_many([("a", 1), ("b", 1), ("c", 1)]).await;
-    // longer than a busy machine lets an answer wait: that would leave the outcome open
+    // longer than a busy machine lets a reply wait: that would leave the outcome open
     let impatient = views.clone().write_timeout(std::time::Duration::from_secs(2));
     let _: () = plain.redis.run("CONFIG SET maxmemory 1").await.unwrap();
     let hits: Vec<_> = (0..600).map(|number| (format!("page/{number}"), 1)).collect();

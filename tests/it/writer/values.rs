@@ -8,7 +8,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use tokio::task::JoinSet;
 
-/// Many callers, each of which counts what `delta` says, one after the other. Answers who was told what.
+/// Many callers, each of which counts what `delta` says, one after the other. Returns who was told what.
 async fn callers(
     counters: &PlainCounters,
     many: usize,

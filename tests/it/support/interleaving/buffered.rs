@@ -37,7 +37,7 @@ pub fn exact<K: Kind>(crashes: Crashes, default: u32) {
     expect_exact(hunt_in::<K, _>(&runtime(), &Database::new(MemoryStore::new()), (crashes, cases(default), None)));
 }
 
-/// Nor one with a MySQL that is killed at one in so many batches whose answer is lost, however Redis crashes.
+/// Nor one with a MySQL that is killed at one in so many batches whose reply is lost, however Redis crashes.
 pub fn exact_in_the_real_database<K: Kind>(one_in: u64, default: u32) {
     let runtime = runtime();
     let mysql = runtime.block_on(Mortal::one_in(one_in));

@@ -25,10 +25,10 @@ pub struct Lasting(Arc<Mutex<MultiplexedConnection>>);
 
 impl Lasting {
     async fn connect(server: &RedisServer) -> MultiplexedConnection {
-        // on a busy machine an answer may take long
-        let patience = Some(Duration::from_secs(20));
-        let patient = AsyncConnectionConfig::new().set_connection_timeout(patience).set_response_timeout(patience);
-        let connection = server.client().get_multiplexed_async_connection_with_config(&patient).await;
+        // on a busy machine a reply may take long
+        let limit = Some(Duration::from_secs(20));
+        let config = AsyncConnectionConfig::new().set_connection_timeout(limit).set_response_timeout(limit);
+        let connection = server.client().get_multiplexed_async_connection_with_config(&config).await;
         connection.expect("a connection to the private Redis")
     }
 
@@ -71,7 +71,7 @@ impl Connect for Direct {
     }
 }
 
-/// One connection to Redis: whatever is sent is answered before anything else happens.
+/// One connection to Redis: whatever is sent has its reply before anything else happens.
 #[derive(Clone)]
 pub struct Direct(Arc<Mutex<redis::Connection>>);
 

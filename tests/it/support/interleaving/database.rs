@@ -93,7 +93,7 @@ impl Mortal {
         database_on(&self.server).await
     }
 
-    /// Does what is to be done, whose answer is lost. Now and then the server is killed meanwhile.
+    /// Does what is to be done, whose reply is lost. Now and then the server is killed meanwhile.
     pub async fn unheard<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T>> + Send + 'static,

@@ -39,7 +39,7 @@ pub fn failed(what: impl Display) -> TestCaseError {
 /// What becomes of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fate {
-    Answered,
+    Delivered,
     /// The connection died before the call arrived.
     LostBefore,
     /// The connection died between execution and reply.
@@ -47,7 +47,7 @@ pub enum Fate {
 }
 
 pub fn fate() -> impl Strategy<Value = Fate> {
-    prop_oneof![6 => Just(Fate::Answered), 1 => Just(Fate::LostBefore), 2 => Just(Fate::LostAfter)]
+    prop_oneof![6 => Just(Fate::Delivered), 1 => Just(Fate::LostBefore), 2 => Just(Fate::LostAfter)]
 }
 
 /// How Redis keeps what it has.

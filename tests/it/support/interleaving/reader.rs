@@ -29,7 +29,7 @@ impl<S, T: Send + 'static> Reader<S, T> {
         Reader { task, store, before, has_crashed: false }
     }
 
-    /// Lets the question of the reader through, if there is one. Answers what it has read once it is through; in a crash
+    /// Lets the question of the reader through, if there is one. Returns what it has read once it is through; in a crash
     /// it may fail.
     pub async fn go_on(reader: &mut Option<Self>) -> Result<Option<Seen<T>>, TestCaseError> {
         let Some(asking) = reader.take() else { return Ok(None) };
@@ -40,7 +40,7 @@ impl<S, T: Send + 'static> Reader<S, T> {
         }
         let Reader { task, before, has_crashed, .. } = asking;
         match task.await.map_err(failed)? {
-            Ok(answer) => Ok(Some(Seen { answer, before, has_crashed })),
+            Ok(found) => Ok(Some(Seen { found, before, has_crashed })),
             Err(_) if has_crashed => Ok(None),
             Err(error) => Err(failed(error)),
         }
@@ -49,7 +49,7 @@ impl<S, T: Send + 'static> Reader<S, T> {
 
 /// What a reader has read.
 pub struct Seen<T> {
-    pub answer: T,
+    pub found: T,
     before: Vec<bool>,
     has_crashed: bool,
 }

@@ -113,7 +113,7 @@ impl<'s, C: Connect> Stage<'s, C> {
         length
     }
 
-    /// Answers what Redis forgot, if it forgot anything that was counted.
+    /// Returns what Redis forgot, if it forgot anything that was counted.
     pub async fn suffer(&mut self, mishap: Mishap) -> Result<Option<Gone>, TestCaseError> {
         // no two epochs begin at one moment
         self.pass(1);

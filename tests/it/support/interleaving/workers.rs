@@ -23,8 +23,8 @@ pub struct Work {
 }
 
 impl Work {
-    pub const fn answered(worker: usize, partition: u32) -> Self {
-        Work { worker, partition, fate: Fate::Answered }
+    pub const fn delivered(worker: usize, partition: u32) -> Self {
+        Work { worker, partition, fate: Fate::Delivered }
     }
 
     pub fn any() -> impl Strategy<Value = Self> {
@@ -64,7 +64,7 @@ impl Workers {
         let task = std::mem::take(&mut self.tasks[work.worker]);
         self.tasks[work.worker] = match work.fate {
             Fate::LostBefore => task,
-            Fate::Answered => self.execute(&task, work, stage, database).await?,
+            Fate::Delivered => self.execute(&task, work, stage, database).await?,
             // whatever it did, it is done again
             Fate::LostAfter => {
                 self.execute(&task, work, stage, database).await?;
@@ -74,7 +74,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Answers what comes next.
+    /// Returns what comes next.
     async fn execute<C: Connect, S: Store + Clone>(
         &mut self,
         task: &Task,
@@ -118,7 +118,7 @@ impl Workers {
         for _ in 0..16 {
             for worker in 0..WORKERS {
                 stage.pass(SETTLE);
-                self.step(Work::answered(worker, partition), stage, database).await?;
+                self.step(Work::delivered(worker, partition), stage, database).await?;
             }
         }
         Ok(())

@@ -15,7 +15,7 @@ use super::session::Transaction;
 use super::statement::Text;
 use super::swap::{self, Swap};
 use super::target::{self, Target};
-use super::transact::{Work, transact};
+use super::transact::{UnitOfWork, transact};
 use super::versions::{self, Versions};
 use crate::error::Result;
 use crate::store::{Registered, Row, Save, Saved, Version};
@@ -56,14 +56,14 @@ struct Entry<'s> {
 }
 
 /// What the database has of a counter.
-struct Found {
+struct InDatabase {
     /// `None` where there is no row; the digits of a number that is no i64 as an error.
     value: Option<Result<i64, String>>,
     version: Option<Version>,
 }
 
 /// An entry with what was found of it.
-type Pair<'w, 's> = (&'w Entry<'s>, &'w Found);
+type Compared<'w, 's> = (&'w Entry<'s>, &'w InDatabase);
 
 /// What is to be done about an entry.
 enum Step {
@@ -101,7 +101,7 @@ impl<'s> Saves<'s> {
     async fn swap(
         &self,
         transaction: &mut Transaction,
-        outcome: &mut Outcome<'_>,
+        outcome: &mut SaveResults<'_>,
     ) -> Result<Vec<&Entry<'s>>, sqlx::Error> {
         let (mut swapped, mut swaps, mut rest) = (Vec::new(), Vec::new(), Vec::new());
         for entry in &self.entries {
@@ -121,7 +121,11 @@ impl<'s> Saves<'s> {
     }
 
     /// Locks the rows and versions of the entries and returns what they hold.
-    async fn find(&self, transaction: &mut Transaction, entries: &[&Entry<'s>]) -> Result<Vec<Found>, sqlx::Error> {
+    async fn find(
+        &self,
+        transaction: &mut Transaction,
+        entries: &[&Entry<'s>],
+    ) -> Result<Vec<InDatabase>, sqlx::Error> {
         let mut found = Vec::with_capacity(entries.len());
         for entries in entries.chunks(CHUNK) {
             found.extend(self.lock(transaction, entries.iter().copied()).await?);
@@ -143,7 +147,7 @@ impl<'s> Saves<'s> {
         &self,
         transaction: &mut Transaction,
         entries: impl ExactSizeIterator<Item = &'e Entry<'e>> + Send,
-    ) -> Result<Vec<Found>, sqlx::Error> {
+    ) -> Result<Vec<InDatabase>, sqlx::Error> {
         let (asked, mut json) = (entries.len(), JsonRows::default());
         for entry in entries {
             self.target.cached.write_id(json.row(), &entry.key, &entry.save.id);
@@ -153,11 +157,11 @@ impl<'s> Saves<'s> {
         positions::by_position(&rows, asked, |row| {
             let digits = sqlx::Row::try_get::<Option<String>, _>(row, 1)?;
             let value = digits.map(|digits| digits.parse().map_err(|_| digits));
-            Ok(Found { value, version: versions::read(row, 2)? })
+            Ok(InDatabase { value, version: versions::read(row, 2)? })
         })
     }
 
-    fn step(&self, save: &Save, found: &Found) -> Step {
+    fn step(&self, save: &Save, found: &InDatabase) -> Step {
         let step = match (&found.value, self.target.inserts) {
             (Some(_), _) => Step::Update,
             (None, true) => Step::Insert,
@@ -187,8 +191,8 @@ impl<'s> Saves<'s> {
     async fn update<'w>(
         &self,
         transaction: &mut Transaction,
-        pairs: &'w [Pair<'w, 's>],
-    ) -> Result<Vec<(&'w Pair<'w, 's>, String)>, sqlx::Error> {
+        pairs: &'w [Compared<'w, 's>],
+    ) -> Result<Vec<(&'w Compared<'w, 's>, String)>, sqlx::Error> {
         let mut halves = Halves::of(pairs);
         while let Some(part) = halves.next() {
             let result = write(transaction, &self.target.cached.update, part).await;
@@ -201,8 +205,8 @@ impl<'s> Saves<'s> {
     async fn insert<'w>(
         &self,
         transaction: &mut Transaction,
-        pairs: &'w [Pair<'w, 's>],
-    ) -> Result<Vec<(&'w Pair<'w, 's>, String)>, sqlx::Error> {
+        pairs: &'w [Compared<'w, 's>],
+    ) -> Result<Vec<(&'w Compared<'w, 's>, String)>, sqlx::Error> {
         let mut halves = Halves::of(pairs);
         while let Some(part) = halves.next() {
             let result = write(transaction, &self.target.cached.insert, part).await;
@@ -217,17 +221,17 @@ impl<'s> Saves<'s> {
         Ok(halves.refused())
     }
 
-    async fn any_there(&self, transaction: &mut Transaction, pairs: &[Pair<'_, 's>]) -> Result<bool, sqlx::Error> {
+    async fn any_there(&self, transaction: &mut Transaction, pairs: &[Compared<'_, 's>]) -> Result<bool, sqlx::Error> {
         let found = self.lock(transaction, pairs.iter().map(|(entry, _)| *entry)).await?;
         Ok(found.iter().any(|found| found.value.is_some()))
     }
 }
 
-impl Work for Saves<'_> {
-    type Done = Vec<Saved>;
+impl UnitOfWork for Saves<'_> {
+    type Output = Vec<Saved>;
 
     async fn run(&self, transaction: &mut Transaction) -> Result<Vec<Saved>, sqlx::Error> {
-        let mut outcome = Outcome::new(self);
+        let mut outcome = SaveResults::new(self);
         let entries = self.swap(transaction, &mut outcome).await?;
         let found = self.find(transaction, &entries).await?;
         let (mut updates, mut inserts, mut versions) = (Vec::new(), Vec::new(), Versions::default());
@@ -264,7 +268,7 @@ impl Work for Saves<'_> {
     }
 }
 
-impl Found {
+impl InDatabase {
     /// Whether the row may have been made between the looks at it and at its version.
     fn is_doubtful(&self, save: &Save) -> bool {
         self.value.is_none() && self.version != save.known.version
@@ -272,7 +276,7 @@ impl Found {
 }
 
 /// Writes the values of entries that are all there, or all not.
-async fn write(transaction: &mut Transaction, text: &Text, pairs: &[Pair<'_, '_>]) -> Result<(), sqlx::Error> {
+async fn write(transaction: &mut Transaction, text: &Text, pairs: &[Compared<'_, '_>]) -> Result<(), sqlx::Error> {
     let mut json = JsonRows::default();
     for (entry, _) in pairs {
         let cells = json.row().number(entry.save.value);
@@ -288,17 +292,17 @@ fn refusal(save: &Save, known: &str, words: &str) -> String {
 }
 
 /// What becomes of each save.
-struct Outcome<'s> {
+struct SaveResults<'s> {
     family: &'s Registered,
     saves: &'s [Save],
     saved: Vec<Option<Saved>>,
     rejected: Vec<Rejected<'s>>,
 }
 
-impl<'s> Outcome<'s> {
+impl<'s> SaveResults<'s> {
     fn new(saves: &Saves<'s>) -> Self {
         let &Saves { family, saves, .. } = saves;
-        Outcome { family, saves, saved: vec![None; saves.len()], rejected: Vec::new() }
+        SaveResults { family, saves, saved: vec![None; saves.len()], rejected: Vec::new() }
     }
 
     fn is_open(&self, at: usize) -> bool {

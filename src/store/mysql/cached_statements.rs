@@ -5,7 +5,7 @@ use super::parts::{INPUT, Parts, Segment};
 use super::statement::{Text, text};
 
 /// The statements that depend on the table of the values.
-pub(super) struct Cached {
+pub(super) struct CachedStatements {
     /// Takes rows of (key, id if [asked for](Self::takes_id)) and the family; a row whatever there is.
     pub(super) rows: Text,
     /// Takes a row's key, the family and the id; a row whatever there is.
@@ -28,7 +28,7 @@ const READ_ONLY: &str = "CAST(@@GLOBAL.read_only AS CHAR) AS read_only";
 /// The same by itself.
 pub(super) const ASK_READ_ONLY: &str = "SELECT CAST(@@GLOBAL.read_only AS CHAR)";
 
-impl Cached {
+impl CachedStatements {
     pub(super) fn new(parts: &Parts) -> Self {
         let Parts { name, value, .. } = parts;
         let (given, matches) = (parts.given(), parts.matches());
@@ -45,7 +45,7 @@ impl Cached {
              LEFT JOIN counterfoil_versions AS v ON v.family = ? AND v.id = {}",
             parts.given_id()
         );
-        Cached {
+        CachedStatements {
             rows: text(format!("SELECT {found}, {READ_ONLY} FROM {ids} {joined}")),
             row: text(format!(
                 "SELECT (SELECT {} FROM {name} AS t WHERE {}) AS digits, \

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Incarnation, Registered, Snapshot};
 
 /// A read that is ready to be sent.
-pub(super) struct Read {
+pub(super) struct SnapshotRead {
     target: Arc<Target>,
     family: Registered,
     ids: Vec<String>,
@@ -25,7 +25,7 @@ pub(super) struct Read {
     ledger: String,
 }
 
-impl Read {
+impl SnapshotRead {
     pub(super) fn new(
         target: Arc<Target>,
         family: Registered,
@@ -43,7 +43,15 @@ impl Read {
         for (partition, incarnation) in ledger {
             rows.row().number(partition).number(incarnation.0);
         }
-        Read { target, family, ids, asked, keys: keys.finish(), ledger_rows: ledger.len(), ledger: rows.finish() }
+        SnapshotRead {
+            target,
+            family,
+            ids,
+            asked,
+            keys: keys.finish(),
+            ledger_rows: ledger.len(),
+            ledger: rows.finish(),
+        }
     }
 
     /// One statement, so one snapshot of InnoDB, in any isolation level but READ UNCOMMITTED.
