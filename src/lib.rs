@@ -53,6 +53,7 @@ pub use scripts::bundle::Script;
 pub use store::memory::MemoryStore;
 pub use store::mysql::{MysqlStore, Reject, Retried};
 pub use store::{Applied, Batch, Incarnation, ReadFrom, Registered, Row, Save, Saved, Snapshot, Store, Version};
+pub use writer::Recorded;
 
 /// The version of the redis crate whose connections [`Counterfoil::new`] takes.
 pub use ::redis;

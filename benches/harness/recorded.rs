@@ -34,7 +34,7 @@ impl Side for Recorded {
     }
 
     async fn finish(self) {
-        self.counters.flush().await.unwrap();
+        let _ = self.counters.flush().await.unwrap();
     }
 }
 

@@ -14,7 +14,7 @@ use crate::family::BufferedFamily;
 use crate::scripts::buffered::{Added, AddedOnce};
 use crate::store::Store;
 use crate::store::mysql::MysqlStore;
-use crate::writer::{Progress, Request};
+use crate::writer::{Progress, Recorded, Request};
 
 /// The counters of one open family. Cloning is cheap.
 #[derive(Debug)]
@@ -120,24 +120,23 @@ where
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id is not allowed. [`Busy`](crate::ErrorKind::Busy): not
-    /// counted, since many ids wait to be sent, mostly because Redis is away. [`Range`](crate::ErrorKind::Range): not
-    /// counted, since the sum in this process would leave i64.
+    /// counted, since much waits to be sent, mostly because Redis is away: many ids, or a sum at an end of i64.
     pub fn record(&self, id: &str, delta: i64) -> Result<()> {
         self.family().check_id(id)?;
         self.0.writer.record(id.as_bytes(), delta)
     }
 
-    /// Returns when Redis has counted everything that was recorded before the call.
+    /// Returns when Redis has counted, or refused, everything that was recorded before the call: with what became of the
+    /// hits since the last flush.
     ///
     /// # Errors
     /// What went wrong with recorded hits since the last flush: [`Redis`](crate::ErrorKind::Redis) if some are not yet
     /// sent, which are kept and tried again; [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) if some may be lost;
-    /// [`Range`](crate::ErrorKind::Range) if some were refused as [`Added`] says it, and
-    /// [`Corrupt`](crate::ErrorKind::Corrupt) if by a key that is not of the bundle's shape: those are not counted.
+    /// [`Corrupt`](crate::ErrorKind::Corrupt) if some were refused by a key that is not of the bundle's shape.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
-    pub async fn flush(&self) -> Result<()> {
+    pub async fn flush(&self) -> Result<Recorded> {
         self.0.writer.flush().await
     }
 

@@ -1,9 +1,13 @@
 //! A pair from its settings.
 
+use std::time::Duration;
+
 use redis::{ConnectionInfo, IntoConnectionInfo, RedisResult};
+use sqlx::MySqlPool;
 
 use crate::client::connect::{connect_mysql, connect_mysql_or_later};
 use crate::client::counterfoil::Counterfoil;
+use crate::client::handle::Timeouts;
 use crate::connection::primary::{self, Primary};
 use crate::error::{Error, Result};
 use crate::store::mysql::MysqlStore;
@@ -11,10 +15,21 @@ use crate::store::mysql::MysqlStore;
 /// A [`Counterfoil`] being configured; [`connect`](Self::connect) makes it.
 #[must_use = "a pair is made by connect()"]
 pub struct CounterfoilBuilder {
-    redis: Option<RedisResult<ConnectionInfo>>,
-    mysql: Option<String>,
+    redis: Option<Redis>,
+    mysql: Option<Mysql>,
     create_tables: bool,
     start_without_mysql: bool,
+    timeouts: Timeouts,
+}
+
+enum Redis {
+    At(RedisResult<ConnectionInfo>),
+    Connected(Primary),
+}
+
+enum Mysql {
+    At(String),
+    Pool(MySqlPool),
 }
 
 impl Counterfoil<Primary, MysqlStore> {
@@ -31,20 +46,53 @@ impl Counterfoil<Primary, MysqlStore> {
     /// # Ok(()) }
     /// ```
     pub fn builder() -> CounterfoilBuilder {
-        CounterfoilBuilder { redis: None, mysql: None, create_tables: false, start_without_mysql: false }
+        CounterfoilBuilder {
+            redis: None,
+            mysql: None,
+            create_tables: false,
+            start_without_mysql: false,
+            timeouts: Timeouts::default(),
+        }
     }
 }
 
 impl CounterfoilBuilder {
-    /// The Redis: a URL, or a [`ConnectionInfo`] of the redis crate, which may hold certificates. Has to be given.
+    /// The Redis: a URL, or a [`ConnectionInfo`] of the redis crate, which may hold certificates. It or a
+    /// [`connection`](Self::connection) has to be given.
     pub fn redis(mut self, redis: impl IntoConnectionInfo) -> Self {
-        self.redis = Some(redis.into_connection_info());
+        self.redis = Some(Redis::At(redis.into_connection_info()));
         self
     }
 
-    /// The database's URL, as [sqlx takes it](sqlx::mysql::MySqlConnectOptions). Has to be given.
+    /// A connection that is there, for instance by [`Primary::connect_to`]. Connections of other types, as that to a cluster,
+    /// are taken by [`Counterfoil::new`].
+    pub fn connection(mut self, redis: Primary) -> Self {
+        self.redis = Some(Redis::Connected(redis));
+        self
+    }
+
+    /// The database's URL, as [sqlx takes it](sqlx::mysql::MySqlConnectOptions), for a pool of ten connections. It or a
+    /// [`pool`](Self::pool) has to be given.
     pub fn mysql(mut self, url: impl Into<String>) -> Self {
-        self.mysql = Some(url.into());
+        self.mysql = Some(Mysql::At(url.into()));
+        self
+    }
+
+    /// The application's own pool, as for [`MysqlStore::new`].
+    pub fn pool(mut self, pool: MySqlPool) -> Self {
+        self.mysql = Some(Mysql::Pool(pool));
+        self
+    }
+
+    /// As [`Counterfoil::write_timeout`].
+    pub fn write_timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.write = timeout;
+        self
+    }
+
+    /// As [`Counterfoil::read_timeout`].
+    pub fn read_timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.read = timeout;
         self
     }
 
@@ -65,25 +113,31 @@ impl CounterfoilBuilder {
         self
     }
 
-    /// Connects, as [`Counterfoil::connect`] does.
+    /// Connects where that is to be done, as [`Counterfoil::connect`] does.
     ///
     /// # Errors
     /// As for [`Counterfoil::connect`] and [`MysqlStore::create_tables`]; [`InvalidInput`](crate::ErrorKind::InvalidInput)
     /// where Redis or database is not given.
+    /// A connection and a pool that are given are not tried, except to create tables.
     pub async fn connect(self) -> Result<Counterfoil> {
         let not_given = |what| Error::invalid(format!("Counterfoil::builder(): {what} is not given"));
-        let redis = self.redis.ok_or_else(|| not_given("redis"))?.map_err(primary::invalid)?;
+        let redis = self.redis.ok_or_else(|| not_given("redis"))?;
         let mysql = self.mysql.ok_or_else(|| not_given("mysql"))?;
-        let redis = Primary::connect_to(redis).await?;
-        let (store, is_there) = match self.start_without_mysql {
-            true => connect_mysql_or_later(&mysql).await?,
-            false => (connect_mysql(&mysql).await?, true),
+        let redis = match redis {
+            Redis::At(place) => Primary::connect_to(place.map_err(primary::invalid)?).await?,
+            Redis::Connected(connection) => connection,
         };
-        match (self.create_tables, is_there) {
-            (true, true) => store.create_tables().await?,
-            (true, false) => return Ok(Counterfoil::new(redis, store.creating_tables())),
-            (false, _) => {}
-        }
-        Ok(Counterfoil::new(redis, store))
+        let (store, is_there) = match (mysql, self.start_without_mysql) {
+            (Mysql::At(url), true) => connect_mysql_or_later(&url).await?,
+            (Mysql::At(url), false) => (connect_mysql(&url).await?, true),
+            (Mysql::Pool(pool), may_be_away) => (MysqlStore::new(pool), !may_be_away),
+        };
+        let store = match (self.create_tables, is_there) {
+            (true, false) => store.creating_tables(),
+            (true, true) => store.create_tables().await.map(|()| store)?,
+            (false, _) => store,
+        };
+        let Timeouts { write, read } = self.timeouts;
+        Ok(Counterfoil::new(redis, store).write_timeout(write).read_timeout(read))
     }
 }

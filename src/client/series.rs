@@ -21,6 +21,7 @@ use crate::scripts::partition::Partition;
 use crate::scripts::series::seconds;
 use crate::store::Store;
 use crate::store::mysql::MysqlStore;
+use crate::writer::Recorded;
 
 /// One slice of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -111,20 +112,19 @@ where
     /// [`flush`](Self::flush) before.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), [`Busy`](crate::ErrorKind::Busy),
-    /// [`Range`](crate::ErrorKind::Range): as for [`BufferedCounters::record`](crate::BufferedCounters::record).
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), [`Busy`](crate::ErrorKind::Busy): as for [`BufferedCounters::record`](crate::BufferedCounters::record).
     pub fn record(&self, name: &str, n: u64) -> Result<()> {
         self.handle.writer.record(name.as_bytes(), self.checked(name, n)?)
     }
 
-    /// Returns when Redis has counted everything that was recorded before the call.
+    /// Returns when Redis has counted, or refused, everything that was recorded before the call: with what became of it.
     ///
     /// # Errors
     /// As for [`BufferedCounters::flush`](crate::BufferedCounters::flush).
     ///
     /// # Panics
     /// Outside of a tokio runtime.
-    pub async fn flush(&self) -> Result<()> {
+    pub async fn flush(&self) -> Result<Recorded> {
         self.handle.writer.flush().await
     }
 

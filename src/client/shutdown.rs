@@ -26,6 +26,9 @@ pub struct Remaining {
     pub family: Family,
     /// Recorded hits that were not sent to Redis, or of which no reply says that they were: lost when the process ends.
     pub recorded: u64,
+    /// Recorded hits that Redis refused since the last [flush](crate::BufferedCounters::flush), as [`Recorded`](crate::Recorded)
+    /// says.
+    pub refused: u64,
     /// What Redis holds for the next reconciler; `None` where Redis could not be asked.
     pub backlog: Option<Backlog>,
 }
@@ -37,7 +40,7 @@ where
 {
     /// Ends counting for good: takes no more hits, sends what was recorded, waits for calls under way, and brings to the
     /// database what the families in use have in Redis. It returns as soon as that is done, and with the time at the
-    /// latest, with what is left then: nothing of it is lost but recorded hits. Slices that are kept and not over stay in
+    /// latest, with what is left then: nothing of it is lost but recorded hits, of which those that Redis refused are told as well. Slices that are kept and not over stay in
     /// Redis (see [`drain`](Self::drain)). Under load it takes up to twice the settle time, 5 s by default: a batch that is cut
     /// already settles first. Reading goes on, and so do reconcilers; later hits are refused as
     /// [`Closed`](crate::ErrorKind::Closed), by this pair and its handles alone. It may be called again.
@@ -56,16 +59,23 @@ where
             finished.into_iter().fold(self.drain().await, Result::and)
         }
         .boxed();
-        if let Ok(done) = timeout_at(end - LOOK.min(within / 10), everything).await {
-            return done.map(|()| Vec::new());
-        }
-        let looks = families.iter().map(|(opened, writer)| async move {
-            let backlog = timeout_at(end, self.shared.backlog(opened)).await.ok().and_then(Result::ok);
-            Remaining { family: opened.family.clone(), recorded: writer.recorded(), backlog }
-        });
+        let done = timeout_at(end - LOOK.min(within / 10), everything).await;
+        let is_in_time = done.is_ok();
+        done.unwrap_or(Ok(()))?;
+        let outcomes = families.iter().map(|(opened, writer)| (opened, writer, writer.recorded_outcome().refused()));
+        let looks = outcomes.filter(|(_, _, refused)| !is_in_time || *refused > 0).map(
+            |(opened, writer, refused)| async move {
+                let backlog = timeout_at(end, self.shared.backlog(opened)).await.ok().and_then(Result::ok);
+                Remaining { family: opened.family.clone(), recorded: writer.recorded(), refused, backlog }
+            },
+        );
         let mut remaining = join_all(looks).await;
-        remaining.retain(|one| one.recorded > 0 || one.backlog.is_none_or(|backlog| backlog.ids > 0));
-        tracing::warn!(families = remaining.len(), "not everything is in the database");
+        let is_something =
+            |one: &Remaining| one.recorded + one.refused > 0 || one.backlog.is_none_or(|found| found.ids > 0);
+        remaining.retain(is_something);
+        if !remaining.is_empty() {
+            tracing::warn!(families = remaining.len(), "not everything is in the database");
+        }
         Ok(remaining)
     }
 }

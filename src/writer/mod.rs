@@ -23,6 +23,7 @@ use tokio::time::sleep;
 
 use self::group::Group;
 use self::queue::Queue;
+pub use self::recorder::Recorded;
 use self::recorder::Recorder;
 pub use self::request::{Progress, Request};
 use crate::connection::backoff::{Backoff, wait_out};
@@ -178,14 +179,20 @@ where
     }
 
     /// Sends what was recorded.
-    pub async fn flush(self: &Arc<Self>) -> Result<()> {
-        Recorder::flush(self.clone()).await
+    pub async fn flush(self: &Arc<Self>) -> Result<Recorded> {
+        Recorder::send_now(self.clone()).await?;
+        Ok(self.recorded_outcome())
+    }
+
+    /// What became of the recorded hits since this was asked last.
+    pub fn recorded_outcome(&self) -> Recorded {
+        self.recorder.outcome()
     }
 
     /// After it was closed: sends what was recorded, and waits for the calls under way. It waits as long as Redis is away.
     pub async fn finish(self: &Arc<Self>) -> Result<()> {
         let (mut pause, mut result) = (Backoff::default(), Ok(()));
-        while let Err(error) = self.flush().await {
+        while let Err(error) = Recorder::send_now(self.clone()).await {
             // what is lost is told at the end: others are kept, and sent again
             result = result.and(wait_out(error, &mut pause).await);
         }

@@ -34,8 +34,44 @@ pub struct Recorder {
     sending: tokio::sync::Mutex<()>,
     /// How many hits are being sent.
     on_their_way: AtomicU64,
-    /// What was lost since the last flush.
+    /// Of unknown outcome since the last flush.
     lost: Mutex<Option<Error>>,
+    /// Since the last flush.
+    refused: Mutex<Recorded>,
+}
+
+/// What became of the hits that were recorded since the last [`flush`](crate::BufferedCounters::flush).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
+pub enum Recorded {
+    /// Redis has counted all of them.
+    Counted,
+    /// Redis has counted the others. How many hits it refused, each with a line in the log.
+    Refused {
+        /// Since the buffer is [full](crate::Added::Full).
+        full: u64,
+        /// Since the sum would leave the [signed 64-bit range](crate::Added::OutOfRange).
+        out_of_range: u64,
+    },
+}
+
+impl Recorded {
+    fn and(self, more_full: u64, more_out_of_range: u64) -> Self {
+        let (full, out_of_range) = match self {
+            Recorded::Counted => (0, 0),
+            Recorded::Refused { full, out_of_range } => (full, out_of_range),
+        };
+        Recorded::Refused { full: full + more_full, out_of_range: out_of_range + more_out_of_range }
+    }
+
+    /// How many hits were refused.
+    pub(crate) fn refused(self) -> u64 {
+        match self {
+            Recorded::Counted => 0,
+            Recorded::Refused { full, out_of_range } => full + out_of_range,
+        }
+    }
 }
 
 type Sums = HashMap<Box<[u8]>, Sum>;
@@ -55,6 +91,7 @@ impl Recorder {
             sending: tokio::sync::Mutex::default(),
             on_their_way: AtomicU64::new(0),
             lost: Mutex::default(),
+            refused: Mutex::new(Recorded::Counted),
         }
     }
 
@@ -70,9 +107,10 @@ impl Recorder {
         queue.check_open()?;
         if let Some(sum) = sums.get_mut(id) {
             let delta = sum.delta.checked_add(delta).ok_or_else(|| {
+                let id = String::from_utf8_lossy(id);
                 Error::new(
-                    ErrorKind::Range,
-                    format!("{family}: the recorded sum of {:?} would leave i64", String::from_utf8_lossy(id)),
+                    ErrorKind::Busy,
+                    format!("{family}: the sum of {id:?} that waits to be sent would leave i64"),
                 )
             })?;
             *sum = Sum { delta, hits: sum.hits + 1 };
@@ -102,8 +140,8 @@ impl Recorder {
         }
     }
 
-    /// Sends everything that was recorded before, and says what went wrong since the last time.
-    pub async fn flush<C>(writer: Arc<Writer<C>>) -> Result<()>
+    /// Sends everything that was recorded before. What went wrong since the last time is an error; refusals are not.
+    pub async fn send_now<C>(writer: Arc<Writer<C>>) -> Result<()>
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
     {
@@ -153,8 +191,15 @@ impl Recorder {
             let sum = Sum { delta: hit.delta, hits: hit.hits };
             let settled = match own {
                 Ok(PairResult::Counted(_)) => Ok(()),
-                Ok(refused) => Err(out_of_range(family, hit.id, sum, &format!("{refused:?}"))),
-                Err(error) if error.is_retryable() => worse(Err(error), self.keep(family, hit.partition, hit.id, sum)),
+                Ok(why @ (PairResult::Full | PairResult::OutOfRange(_))) => {
+                    self.refuse(family, hit.id, sum, why);
+                    Ok(())
+                }
+                Ok(other) => Err(other.corrupt(family, &String::from_utf8_lossy(hit.id))),
+                Err(error) if error.is_retryable() => {
+                    self.keep(family, hit.partition, hit.id, sum);
+                    Err(error)
+                }
                 Err(error) => Err(error),
             };
             result = worse(result, settled);
@@ -163,14 +208,26 @@ impl Recorder {
     }
 
     /// Puts a sum back that was surely not counted.
-    fn keep(&self, family: &Family, partition: u32, id: &[u8], sum: Sum) -> Result<()> {
-        let Some(all) = self.sums.get() else { return Ok(()) };
+    fn keep(&self, family: &Family, partition: u32, id: &[u8], sum: Sum) {
+        let Some(all) = self.sums.get() else { return };
         let mut sums = lock(&all[partition as usize]);
         let kept = sums.entry(id.into()).or_default();
-        let delta = kept.delta.checked_add(sum.delta);
-        let delta = delta.ok_or_else(|| out_of_range(family, id, sum, "with later ones their sum would leave i64"))?;
-        *kept = Sum { delta, hits: kept.hits + sum.hits };
-        Ok(())
+        match kept.delta.checked_add(sum.delta) {
+            Some(delta) => *kept = Sum { delta, hits: kept.hits + sum.hits },
+            None => self.refuse(family, id, sum, PairResult::OutOfRange(0)),
+        }
+    }
+
+    fn refuse(&self, family: &Family, id: &[u8], sum: Sum, why: PairResult) {
+        tracing::warn!(%family, id = %String::from_utf8_lossy(id), hits = sum.hits, delta = sum.delta, ?why, "recorded hits were refused");
+        let (full, out_of_range) = if why == PairResult::Full { (sum.hits, 0) } else { (0, sum.hits) };
+        let mut refused = lock(&self.refused);
+        *refused = refused.and(full, out_of_range);
+    }
+
+    /// What became of all that was sent since this was asked last.
+    pub fn outcome(&self) -> Recorded {
+        std::mem::replace(&mut lock(&self.refused), Recorded::Counted)
     }
 
     /// How many hits are kept or being sent.
@@ -186,10 +243,6 @@ impl Recorder {
 
 fn hits(sums: &Sums) -> u64 {
     sums.values().map(|sum| sum.hits).sum()
-}
-
-fn out_of_range(family: &Family, id: &[u8], sum: Sum, why: &str) -> Error {
-    Error::new(ErrorKind::Range, format!("{family}: {} hits on {:?}: {why}", sum.hits, String::from_utf8_lossy(id)))
 }
 
 /// Of two results the one that says more: what is lost before what is kept.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::support::{Pair, eventually, family, pause, times};
-use counterfoil::{Backlog, Counterfoil, Durability, ErrorKind, Family, MysqlStore, Precision};
+use counterfoil::{Backlog, Counterfoil, Durability, ErrorKind, Family, MysqlStore, Precision, Primary};
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::task::JoinSet;
 
@@ -172,6 +172,19 @@ async fn a_shutdown_without_redis_tells_what_was_recorded() {
     assert_eq!(pair.number(OWN).await, 3);
 }
 
+#[tokio::test]
+async fn a_shutdown_tells_which_recorded_hits_were_refused() {
+    let pair = Pair::new().await;
+    let views = pair.counterfoil.open(family("views").partitions(1).max_pending(1).build().unwrap()).await.unwrap();
+    let _ = views.add("page", i64::MAX).await.unwrap();
+    (views.record("page", 1).unwrap(), views.record("other", 1).unwrap(), views.record("other", 1).unwrap());
+    let remaining = pair.counterfoil.shutdown(Duration::from_secs(20)).await.unwrap();
+    let [one] = &*remaining else { panic!("{remaining:?}") };
+    assert_eq!((one.recorded, one.refused, one.backlog.unwrap().ids), (0, 3, 0));
+    assert!(pair.counterfoil.shutdown(Duration::from_secs(20)).await.unwrap().is_empty(), "told once");
+    assert_eq!(pair.number(OWN).await, i64::MAX);
+}
+
 /// A slice that was closed early is opened by the next hit, and what that adds is neither lost nor doubled.
 #[tokio::test]
 async fn a_drain_of_all_closes_slices_that_are_not_over() {
@@ -244,6 +257,28 @@ async fn an_application_starts_without_the_database() {
     let _ = pair.open(family("views").build().unwrap()).await.unwrap();
     pair.drain().await.unwrap();
     assert_eq!(views.stored(&["page"]).await.unwrap(), [Some(4)]);
+}
+
+#[tokio::test]
+async fn a_builder_takes_a_connection_and_a_pool() {
+    let mysql = MysqlServer::start().await;
+    let limit = Duration::from_millis(200);
+    for may_be_away in [false, true] {
+        let redis = RedisServer::start(RedisOptions::volatile()).await;
+        let (_, pool) = mysql.database("test").await;
+        let connection = Primary::connect(&redis.url()).await.unwrap();
+        let builder = Counterfoil::builder().connection(connection).pool(pool).create_tables(true);
+        let builder = builder.start_without_mysql(may_be_away).write_timeout(limit).read_timeout(limit);
+        let pair = builder.connect().await.unwrap();
+        let views = pair.open(family("views").build().unwrap()).await.unwrap();
+        let _ = views.add("page", 1).await.unwrap();
+        assert_eq!(views.get("page").await.unwrap(), 1);
+        redis.pause();
+        let began = Instant::now();
+        assert!(views.add("page", 1).await.is_err() && views.get("page").await.is_err());
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+        redis.resume();
+    }
 }
 
 #[tokio::test]

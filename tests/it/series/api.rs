@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::support::{Pair, Plain, pause, times, unix};
 use counterfoil::{
-    Durability, ErrorKind, Family, KeyType, MysqlStore, Precision, Series, SeriesAdded, SeriesFamilyBuilder, Slice,
-    Table,
+    Durability, ErrorKind, Family, KeyType, MysqlStore, Precision, Recorded, Series, SeriesAdded, SeriesFamilyBuilder,
+    Slice, Table,
 };
 use futures_util::TryStreamExt;
 use futures_util::future::try_join_all;
@@ -64,7 +64,7 @@ async fn callers_share_calls_and_none_is_lost() {
         assert_eq!(done.unwrap(), SeriesAdded::Counted);
     }
     (0..100).for_each(|hit| hits.record(&names[hit % 50], 2).unwrap());
-    hits.flush().await.unwrap();
+    assert_eq!(hits.flush().await.unwrap(), Recorded::Counted);
     for window in hits.get_many(&names, Precision::Day).await.unwrap() {
         assert_eq!(sum(&window), 40 + 3 + 4);
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Plain, PlainCounters, counted, eventually, family, look, pause};
 use counterfoil::metrics::{HITS, RECORDED, REFUSED, UNKNOWN};
-use counterfoil::{Counterfoil, ErrorKind, MemoryStore};
+use counterfoil::{Counterfoil, ErrorKind, MemoryStore, Recorded};
 use metrics_util::debugging::DebuggingRecorder;
 use rand::RngExt;
 use testkit::{RedisOptions, RedisServer};
@@ -40,11 +40,11 @@ async fn over_many_threads_nothing_is_lost() {
         })
         .collect();
     while threads.iter().any(|thread| !thread.is_finished()) {
-        views.flush().await.unwrap();
+        assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
         let _ = views.add("total", 0).await.unwrap();
     }
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    views.flush().await.unwrap();
+    assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
     let mut expected = [0; 100];
     for thread in 0..6 {
         (0..4000).for_each(|hit| expected[(hit * 7 + thread) % 100] += 1 + hit as i64 % 3);
@@ -109,7 +109,7 @@ async fn flush_waits_for_what_is_being_sent() {
         }
         let micros = rand::rng().random_range(0..8000);
         tokio::time::sleep(Duration::from_micros(micros)).await;
-        views.flush().await.unwrap();
+        assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
         assert_eq!(views.pending(&["a", "b", "c", "d"]).await.unwrap(), [round; 4]);
     }
 }
@@ -120,7 +120,7 @@ async fn a_flush_that_is_dropped_loses_nothing() {
     let plain = Plain::new().await;
     let views = plain.open(family("views")).await;
     views.record("page", 1).unwrap();
-    views.flush().await.unwrap();
+    assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
     plain.redis.pause();
     for number in 0..1000 {
         views.record(&format!("page/{number}"), 1).unwrap();
@@ -130,7 +130,7 @@ async fn a_flush_that_is_dropped_loses_nothing() {
         views.record(&format!("page/{number}"), 1).unwrap();
     }
     plain.redis.resume();
-    views.flush().await.unwrap();
+    assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
     let ids: Vec<_> = (0..1000).map(|number| format!("page/{number}")).collect();
     assert_eq!(views.pending(&ids).await.unwrap(), vec![2; 1000]);
 }
@@ -159,7 +159,7 @@ async fn while_redis_is_away_it_is_kept() {
     plain.redis.start_again().await;
     writer.await.unwrap();
     // everything was sent in the end: nothing is wrong any more
-    views.flush().await.unwrap();
+    assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
     let ids: Vec<_> = (0..20).map(|number| format!("page/{number}")).collect();
     assert_eq!(views.pending(&ids).await.unwrap().iter().sum::<i64>(), recorded.load(Ordering::Relaxed));
 }
@@ -178,10 +178,10 @@ async fn what_redis_does_not_take_is_sent_again() {
     views.record("top", 1).unwrap();
     pause(5200).await;
     let _: () = plain.redis.run("CONFIG SET maxmemory 0").await.unwrap();
-    let error = views.flush().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Range, "what leaves i64 when it comes back is said: {error}");
+    let refused = Recorded::Refused { full: 0, out_of_range: 1 };
+    assert_eq!(views.flush().await.unwrap(), refused, "what leaves i64 when it comes back is told");
     assert_eq!(views.pending(&["page", "top"]).await.unwrap(), [4, 1]);
-    views.flush().await.unwrap();
+    assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -190,7 +190,7 @@ async fn what_is_kept_is_bounded() {
     let plain = Plain::new().await;
     let views = plain.open(family("views").partitions(1)).await;
     views.record("known", 1).unwrap();
-    views.flush().await.unwrap();
+    assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
     plain.redis.pause();
     // while this is being sent
     views.record("known", 1).unwrap();
@@ -208,7 +208,7 @@ async fn what_is_kept_is_bounded() {
     // known ids need no more room
     views.record("page/7", 1).unwrap();
     plain.redis.resume();
-    views.flush().await.unwrap();
+    assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
     let ids: Vec<_> = (0..=KEPT).map(|number| format!("page/{number}")).collect();
     let mut expected = vec![1; KEPT + 1];
     (expected[7], expected[KEPT]) = (2, 0);
@@ -226,19 +226,17 @@ async fn what_redis_refuses_is_said_by_flush() {
     for (id, delta) in [("top", 2), ("top", 3), ("a", 1), ("b", 1), ("a", 1)] {
         views.record(id, delta).unwrap();
     }
-    let error = views.flush().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Range, "{error}");
-    assert!(error.to_string().contains("2 hits on \"top\""), "{error}");
+    assert_eq!(views.flush().await.unwrap(), Recorded::Refused { full: 0, out_of_range: 2 });
     assert_eq!(views.pending(&["top", "a", "b"]).await.unwrap(), [i64::MAX - 1, 2, 1]);
     views.record("further", 1).unwrap();
-    assert!(views.flush().await.unwrap_err().to_string().contains("Full"));
-    views.flush().await.unwrap();
+    assert_eq!(views.flush().await.unwrap(), Recorded::Refused { full: 1, out_of_range: 0 });
+    assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
     let seen = look(&snapshotter);
     assert_eq!((seen[HITS], seen[RECORDED]), (4.0, 0.0), "{seen:?}");
     // a sum that leaves i64 in this process already
     views.record("a", i64::MAX).unwrap();
     let error = views.record("a", 1).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Range, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
     let error = views.record("", 1).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
 }
@@ -267,7 +265,7 @@ async fn a_recorded_sum_that_fits_is_counted_beside_one_that_does_not() {
         assert_eq!(add.await.unwrap().unwrap(), counterfoil::Added::OutOfRange);
     }
     is_counted(&views, "top", i64::MAX).await;
-    views.flush().await.unwrap();
+    assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
 }
 
 #[tokio::test]
@@ -278,7 +276,7 @@ async fn the_metrics_say_what_became_of_the_hits() {
     let plain = Plain::new().await;
     let views = plain.open(family("views").partitions(1)).await;
     (0..10).for_each(|_| views.record("page", 1).unwrap());
-    views.flush().await.unwrap();
+    assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
     let seen = look(&snapshotter);
     assert_eq!((seen[HITS], seen[RECORDED]), (10.0, 0.0), "{seen:?}");
 
