@@ -5,6 +5,7 @@
 //! [series]: crate::guide#series
 //! [activity]: crate::guide#activity
 //! [visitors]: crate::guide#visitors-of-a-day
+//! [recounting]: crate::guide#recounting
 //! [connecting]: crate::guide#connecting
 //!
 #![doc = include_str!("../README.md")]
@@ -17,6 +18,7 @@ mod family;
 mod finding;
 pub mod metrics;
 mod reconciler;
+mod recount;
 mod scripts;
 mod store;
 mod testing;
@@ -31,7 +33,7 @@ pub use client::cached::{CachedCounters, Changed, ChangedOnce};
 pub use client::connect::cluster_settings;
 pub use client::counterfoil::Counterfoil;
 pub use client::exact::Shown;
-pub use client::open::OpenFamily;
+pub use client::open::{OpenFamily, Recountable};
 pub use client::series::{Series, SeriesAdded, Slice};
 pub use client::shutdown::Remaining;
 pub use client::visitors::{Visited, Visitors};
@@ -48,10 +50,14 @@ pub use family::{
 };
 pub use finding::{Finding, Severity};
 pub use reconciler::lifecycle::{Reconciler, ReconcilerBuilder};
+pub use recount::builder::RecountBuilder;
+pub use recount::plan::{Mode, RecountIds};
+pub use recount::recounter::Recounter;
+pub use recount::run::Recounted;
 pub use scripts::buffered::{Added, AddedOnce};
 pub use scripts::bundle::Script;
 pub use store::memory::MemoryStore;
-pub use store::mysql::{MysqlStore, Reject, Retried};
+pub use store::mysql::{Drift, MysqlStore, Reject, Retried, Source};
 pub use store::{Applied, Batch, Incarnation, ReadFrom, Registered, Row, Save, Saved, Snapshot, Store, Version};
 pub use writer::Recorded;
 
@@ -68,12 +74,14 @@ pub mod guide {}
 pub mod test_hooks {
     use crate::family::Kind;
     pub use crate::family::{Retention, Windows};
+    pub use crate::recount::run::{Before, Difference, Page, Recounting};
     pub use crate::scripts::buffered::{Cut, CutBatch, FetchReply, Lease, Pending, RotateReply};
     pub use crate::scripts::cached::{Claim, Deleted, Marked, Rebased, Seed};
     pub use crate::scripts::fence::Fence;
     pub use crate::scripts::partition::Ticket;
     pub use crate::scripts::partition::{Change, Counted, PairResult, Part, Partition};
     pub use crate::scripts::server_clock::ServerClock;
+    pub use crate::store::mysql::Run;
     pub use crate::testing::ablation::{Guard, take_out};
     pub use crate::testing::simulated::{set_clock_error, set_time};
     use crate::{CachedFamily, SeriesFamily};

@@ -44,6 +44,18 @@ pub const BACKLOG_IDS: &str = "counterfoil_backlog_ids";
 pub const BACKLOG_SECONDS: &str = "counterfoil_backlog_seconds";
 /// Partitions beyond a family's number that somebody counted in, by `family`: what is there is brought to the database.
 pub const STRAYS: &str = "counterfoil_stray_partitions_total";
+/// Counters that were compared with their rows, by `family`.
+pub const RECOUNT_CHECKED: &str = "counterfoil_recount_checked_total";
+/// Counters that were found different from their rows, by `family`.
+pub const RECOUNT_DRIFTED: &str = "counterfoil_recount_drifted_total";
+/// Counters that were corrected, by `family` and `direction` (`up`, `down`).
+pub const RECOUNT_CORRECTED: &str = "counterfoil_recount_corrected_total";
+/// Counters that were too busy to be compared with their rows in a run, by `family`.
+pub const RECOUNT_BUSY: &str = "counterfoil_recount_busy_total";
+/// Seconds that a run of a recount took, by `family`.
+pub const RECOUNT_SECONDS: &str = "counterfoil_recount_seconds";
+/// When the last full run of a recount ended, by `family`, in Unix seconds: its age is the time that has passed since.
+pub const RECOUNT_FINISHED: &str = "counterfoil_recount_finished_timestamp_seconds";
 /// Calls made again after a failure, by `what` (`add`, `reconcile`, `fetch`, `apply`, `release`, `save`).
 pub const RETRIES: &str = "counterfoil_retries_total";
 
@@ -66,6 +78,12 @@ pub fn describe() {
     describe_gauge!(WAITING_SECONDS, Unit::Seconds, "age of the oldest hit in the batches that this reconciler holds");
     describe_gauge!(BACKLOG_IDS, "distinct ids that wait in Redis for the database, as last looked at");
     describe_gauge!(BACKLOG_SECONDS, Unit::Seconds, "age of the oldest hit that waits in Redis, as last looked at");
+    describe_counter!(RECOUNT_CHECKED, "counters that were compared with their rows");
+    describe_counter!(RECOUNT_DRIFTED, "counters that were found different from their rows");
+    describe_counter!(RECOUNT_CORRECTED, "counters that were corrected");
+    describe_counter!(RECOUNT_BUSY, "counters that were too busy to be compared with their rows");
+    describe_histogram!(RECOUNT_SECONDS, Unit::Seconds, "a run of a recount");
+    describe_gauge!(RECOUNT_FINISHED, Unit::Seconds, "when the last full run of a recount ended");
     describe_counter!(RETRIES, "calls made again after a failure");
 }
 
@@ -90,6 +108,16 @@ pub(crate) fn begin_reconciler() {
     [BATCHES, ROWS, REJECTS].into_iter().for_each(|name| metrics::counter!(name).increment(0));
     for what in ["reconcile", "fetch", "apply", "release", "save"] {
         metrics::counter!(RETRIES, "what" => what).increment(0);
+    }
+}
+
+/// Everything that a recount of the family counts is there from now on.
+pub(crate) fn begin_recount(family: &metrics::SharedString) {
+    for name in [RECOUNT_CHECKED, RECOUNT_DRIFTED, RECOUNT_BUSY] {
+        metrics::counter!(name, "family" => family.clone()).increment(0);
+    }
+    for direction in ["up", "down"] {
+        metrics::counter!(RECOUNT_CORRECTED, "family" => family.clone(), "direction" => direction).increment(0);
     }
 }
 

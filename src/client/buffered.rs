@@ -7,7 +7,7 @@ use redis::aio::ConnectionLike;
 
 use crate::client::exact::Shown;
 use crate::client::handle::{Handle, handle_methods};
-use crate::client::open::OpenFamily;
+use crate::client::open::{OpenFamily, Recountable};
 use crate::connection::primary::Primary;
 use crate::error::Result;
 use crate::family::BufferedFamily;
@@ -35,6 +35,12 @@ impl OpenFamily for BufferedFamily {
         S: Store,
     {
         Ok(BufferedCounters(handle))
+    }
+}
+
+impl<C> Recountable<C> for BufferedCounters<C, MysqlStore> {
+    fn of_recount(&self) -> &Handle<C, MysqlStore> {
+        &self.0
     }
 }
 

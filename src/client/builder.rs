@@ -23,7 +23,7 @@ pub struct CounterfoilBuilder {
 }
 
 enum Redis {
-    At(RedisResult<ConnectionInfo>),
+    At(Box<RedisResult<ConnectionInfo>>),
     Connected(Primary),
 }
 
@@ -60,7 +60,7 @@ impl CounterfoilBuilder {
     /// The Redis: a URL, or a [`ConnectionInfo`] of the redis crate, which may hold certificates. It or a
     /// [`connection`](Self::connection) has to be given.
     pub fn redis(mut self, redis: impl IntoConnectionInfo) -> Self {
-        self.redis = Some(Redis::At(redis.into_connection_info()));
+        self.redis = Some(Redis::At(Box::new(redis.into_connection_info())));
         self
     }
 

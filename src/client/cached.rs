@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::client::exact::Shown;
 use crate::client::handle::{Handle, handle_methods};
-use crate::client::open::OpenFamily;
+use crate::client::open::{OpenFamily, Recountable};
 use crate::client::seeding::{Read, Seeding};
 use crate::connection::primary::Primary;
 use crate::error::{Error, ErrorKind, Result};
@@ -114,6 +114,12 @@ impl OpenFamily for CachedFamily {
     {
         let retention = handle.family().retention().ok_or_else(|| handle.family().is_not("cached"))?.clone();
         Ok(CachedCounters { handle, seeding: Arc::default(), retention })
+    }
+}
+
+impl<C> Recountable<C> for CachedCounters<C, MysqlStore> {
+    fn of_recount(&self) -> &Handle<C, MysqlStore> {
+        &self.handle
     }
 }
 

@@ -6,6 +6,14 @@ use crate::client::handle::Handle;
 use crate::error::Result;
 use crate::family::Sealed;
 use crate::store::Store;
+use crate::store::mysql::MysqlStore;
+
+/// Counters that can be [recounted](crate::Counterfoil::recount): [`BufferedCounters`](crate::BufferedCounters) and
+/// [`CachedCounters`](crate::CachedCounters).
+pub trait Recountable<C> {
+    #[doc(hidden)]
+    fn of_recount(&self) -> &Handle<C, MysqlStore>;
+}
 
 /// A family of some kind, as [`Counterfoil::open`](crate::Counterfoil::open) takes it. The kinds are those of this crate.
 pub trait OpenFamily: Sealed {

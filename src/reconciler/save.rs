@@ -75,6 +75,9 @@ enum End {
     Stuck,
 }
 
+/// A save by its place, the row that it met, and whether that is a stranger's.
+type Conflict = (usize, Row, bool);
+
 /// What is due.
 #[derive(Debug, Default)]
 struct Due {
@@ -230,11 +233,12 @@ where
         self.measure(&outcomes);
         let mut ends = vec![End::Stuck; saves.len()];
         let mut written: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        let mut conflicts: BTreeMap<u32, Vec<(usize, Row)>> = BTreeMap::new();
+        let mut conflicts: BTreeMap<u32, Vec<Conflict>> = BTreeMap::new();
         for (place, (save, outcome)) in saves.iter().zip(outcomes).enumerate() {
             match outcome {
                 Saved::Done | Saved::NoRow => written.entry(save.partition).or_default().push(place),
-                Saved::Conflict(row) => conflicts.entry(save.partition).or_default().push((place, row)),
+                Saved::Conflict(row) => conflicts.entry(save.partition).or_default().push((place, row, true)),
+                Saved::Recounted(row) => conflicts.entry(save.partition).or_default().push((place, row, false)),
                 Saved::Refused => {}
             }
         }
@@ -284,15 +288,19 @@ where
         Ok(ends)
     }
 
-    /// Somebody else wrote the rows: both contributions are kept.
-    async fn rebase(&self, number: u32, saves: &[Save], conflicts: &[(usize, Row)]) -> Result<Vec<(usize, End)>> {
+    /// Somebody else, or a recount, wrote the rows: both contributions are kept.
+    async fn rebase(&self, number: u32, saves: &[Save], conflicts: &[Conflict]) -> Result<Vec<(usize, End)>> {
         let partition = self.partition(number);
         let mut ends = Vec::with_capacity(conflicts.len());
         for some in conflicts.chunks(IDS) {
             let rows: Vec<_> =
-                some.iter().map(|&(place, row)| (&*saves[place].id, saves[place].version, row)).collect();
-            for (&(place, row), rebased) in some.iter().zip(partition.rebase(&self.retention, &rows).await?) {
-                self.report(&saves[place], row, rebased);
+                some.iter().map(|&(place, row, _)| (&*saves[place].id, saves[place].version, row)).collect();
+            for (&(place, row, by_stranger), rebased) in
+                some.iter().zip(partition.rebase(&self.retention, &rows).await?)
+            {
+                if by_stranger || rebased == Rebased::OutOfRange {
+                    self.report(&saves[place], row, rebased);
+                }
                 ends.push((place, if rebased == Rebased::OutOfRange { End::Stuck } else { End::Again }));
             }
         }

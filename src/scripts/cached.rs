@@ -89,6 +89,43 @@ pub enum Deleted {
     Kept,
 }
 
+/// A counter that is in Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peeked {
+    /// Its value.
+    value: i64,
+    /// Its row as last known.
+    known: Row,
+    /// What may be in the row by now.
+    claim: Option<(i64, Version)>,
+}
+
+impl Peeked {
+    fn parse(value: &str, row: &str) -> Option<Self> {
+        let words: Vec<_> = row.split(' ').collect();
+        let (&[base, saved, lineage, n, _, ..], claim) = (&*words, words.get(5)) else { return None };
+        let own = Version { lineage: u64::from_str_radix(lineage, 16).ok()?, n: n.parse().ok()? };
+        let saved = if saved == "=" { Some(own) } else { optional(saved, version)? };
+        let claim = match claim {
+            Some(claim) => Some((claim.parse().ok()?, own)),
+            None => None,
+        };
+        let known = Row { value: optional(base, |word| word.parse().ok())?, version: saved };
+        Some(Peeked { value: value.strip_prefix('=').unwrap_or(value).parse().ok()?, known, claim })
+    }
+
+    /// The value on top of what somebody else added to the row, which was read afterwards; `None` where the row was saved in
+    /// between.
+    pub fn on_top_of(&self, row: Row) -> Option<i128> {
+        let known = match self.claim {
+            Some((value, version)) if row.version == Some(version) => value,
+            _ if row.version == self.known.version => self.known.value.unwrap_or(0),
+            _ => return None,
+        };
+        Some(i128::from(self.value) + i128::from(row.value.unwrap_or(0)) - i128::from(known))
+    }
+}
+
 /// Ids and what they are seeded with.
 type Seeds<'a> = Vec<(&'a [u8], Seed)>;
 
@@ -179,6 +216,25 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         let reply = bundle::repeat_safe(&self.redis, "cached_get", &self.cached_keys(), &args).await?;
         expect_ok(&reply)?;
         pair_results(&reply, ids.len())
+    }
+
+    /// Counters that are there, with what is known of their rows; none of them is seeded, or kept for longer.
+    pub async fn peek(&self, ids: &[&str]) -> Result<Vec<Option<Peeked>>> {
+        const PEEK: &str = "\
+local reply = {}
+local values, rows = redis.call('HMGET', KEYS[1], unpack(ARGV)), redis.call('HMGET', KEYS[2], unpack(ARGV))
+for i, value in ipairs(values) do reply[2 * i - 1], reply[2 * i] = value or '', rows[i] or '' end
+return reply";
+        let keys = [self.keys.values(), self.keys.rows()];
+        let reply: Vec<String> = bundle::reading(&self.redis, PEEK, &keys, ids).await?;
+        let peeked = reply.chunks(2).map(|pair| match pair {
+            [value, _] if value.is_empty() => Ok(None),
+            [value, row] => Peeked::parse(value, row).map(Some).ok_or_else(|| {
+                Error::corrupt(format!("{}: a counter of another shape: {value:?}, {row:?}", self.keys.values()))
+            }),
+            _ => Err(Error::corrupt("half a counter was read")),
+        });
+        peeked.collect()
     }
 
     /// The counters whose time has come, up to `count`, and how long until the next one's has.

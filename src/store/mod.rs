@@ -108,6 +108,8 @@ pub enum Saved {
     Done,
     /// Nothing was written: the row is another one than was known.
     Conflict(Row),
+    /// The same, and the difference is what recounts have added.
+    Recounted(Row),
     /// There is no row, and rows are the application's to make: what would have been added is in the rejects, and the
     /// version is kept as if it had been written.
     NoRow,

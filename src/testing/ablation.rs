@@ -39,6 +39,10 @@ pub enum Guard {
     Ahead,
     /// A window expires with its last slice.
     Expiry,
+    /// A correction does not ask whether its run goes on, nor whether the counter was corrected in it.
+    RecountRun,
+    /// A recount corrects by one difference.
+    RecountBounds,
 }
 
 #[cfg(feature = "test-hooks")]

@@ -14,6 +14,7 @@ mod live_page;
 mod memory;
 mod mysql;
 mod readme;
+mod recount;
 mod registry;
 mod series;
 mod service;

@@ -46,7 +46,7 @@ macro_rules! program {
 }
 
 mod secure {
-    include!(concat!(env!("OUT_DIR"), "/guide_11.rs"));
+    include!(concat!(env!("OUT_DIR"), "/guide_12.rs"));
 
     pub async fn run() -> Result<Counterfoil, Box<dyn std::error::Error>> {
         connect().await
@@ -55,7 +55,7 @@ mod secure {
 
 /// A test by itself.
 mod in_tests {
-    include!(concat!(env!("OUT_DIR"), "/guide_12.rs"));
+    include!(concat!(env!("OUT_DIR"), "/guide_13.rs"));
 }
 
 mod rejects {
@@ -76,6 +76,7 @@ program!(series, "/guide_7.rs", site);
 program!(activity, "/guide_8.rs", forum);
 program!(visitors, "/guide_9.rs", shop);
 program!(worker, "/guide_10.rs", worker);
+program!(recounting, "/guide_11.rs", recounting);
 
 static TLS: OnceLock<Tls> = OnceLock::new();
 
@@ -105,7 +106,7 @@ async fn the_program_with_tls_runs() {
 
 #[test]
 fn every_program_of_the_documents_runs() {
-    for (document, programs) in [(README, 1), (GUIDE, 12), (OPERATIONS, 1)] {
+    for (document, programs) in [(README, 1), (GUIDE, 13), (OPERATIONS, 1)] {
         assert_eq!(document.matches("\n```rust").count(), programs, "a program that is not run here");
     }
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -137,6 +138,7 @@ async fn the_others(pool: &MySqlPool) -> counterfoil::Result<()> {
     requests::run(counterfoil.clone()).await?;
     recording::run(counterfoil.clone()).await?;
     worker::run(counterfoil.clone()).await?;
+    recounting::run(counterfoil.clone()).await?;
 
     for (namespace, name, id, value) in [
         ("shop", "product_views", "product/7", 1),

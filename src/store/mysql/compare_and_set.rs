@@ -10,6 +10,7 @@ use super::halves::{CHUNK, Halves};
 use super::json::JsonRows;
 use super::parts::Segment;
 use super::positions;
+use super::recount;
 use super::rejects::{self, Origin, Rejected};
 use super::session::Transaction;
 use super::statement::Text;
@@ -221,6 +222,24 @@ impl<'s> Saves<'s> {
         Ok(halves.refused())
     }
 
+    /// A row that differs by what recounts added was changed by no stranger.
+    async fn meet(&self, transaction: &mut Transaction, outcome: &mut SaveResults<'_>) -> Result<(), sqlx::Error> {
+        let differs = |entry: &Entry<'s>| match &outcome.saved[entry.at] {
+            Some(Saved::Conflict(row)) if row.version == entry.save.known.version => {
+                let [found, known] = [row.value, entry.save.known.value].map(|value| i128::from(value.unwrap_or(0)));
+                Some((entry.at, *row, (&*entry.save.id, found - known)))
+            }
+            _ => None,
+        };
+        let differing: Vec<_> = self.entries.iter().filter_map(differs).collect();
+        let differences: Vec<_> = differing.iter().map(|(_, _, difference)| *difference).collect();
+        let met = recount::meet(transaction, self.family, &differences).await?;
+        for ((at, row, _), _) in differing.iter().zip(met).filter(|(_, met)| *met) {
+            outcome.set(*at, Saved::Recounted(*row));
+        }
+        Ok(())
+    }
+
     async fn any_there(&self, transaction: &mut Transaction, pairs: &[Compared<'_, 's>]) -> Result<bool, sqlx::Error> {
         let found = self.lock(transaction, pairs.iter().map(|(entry, _)| *entry)).await?;
         Ok(found.iter().any(|found| found.value.is_some()))
@@ -247,6 +266,7 @@ impl UnitOfWork for Saves<'_> {
                 Step::Leave(saved) => outcome.set(entry.at, saved),
             }
         }
+        self.meet(transaction, &mut outcome).await?;
         let mut refused = self.update(transaction, &updates).await?;
         refused.extend(self.insert(transaction, &inserts).await?);
         for ((entry, _), words) in refused {

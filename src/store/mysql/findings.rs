@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, Row};
 
 use super::target::Target;
 use super::{MysqlStore, fault, schema};
-use crate::family::Family;
+use crate::family::{Family, Kind};
 use crate::finding::{Finding, Severity};
 
 /// A statement of the largest batch has about 5 MB.
@@ -88,6 +88,7 @@ impl MysqlStore {
                     for probe in probes(&target) {
                         findings.extend(self.probe(probe).await);
                     }
+                    findings.extend(self.never_recounted(family).await);
                 }
                 Err(error) => findings.push(Finding::new(
                     Severity::Error,
@@ -98,6 +99,23 @@ impl MysqlStore {
             }
         }
         findings
+    }
+
+    /// Only of a table of the application's: what else would stand for rows.
+    async fn never_recounted(&self, family: &Family) -> Option<Finding> {
+        const RUNS: &str = "SELECT COUNT(*) FROM counterfoil_recounts AS r JOIN counterfoil_families AS f ON f.number = r.family \
+             WHERE f.namespace = ? AND f.name = ? AND r.finished_at IS NOT NULL";
+        family.table.as_ref().filter(|_| matches!(family.kind, Kind::Buffered(_) | Kind::Cached(_)))?;
+        self.meter.sent(1);
+        let runs = sqlx::query_scalar::<_, i64>(RUNS).bind(family.namespace.as_bytes()).bind(family.name.as_bytes());
+        (runs.fetch_one(&self.primary).await.ok()? == 0).then(|| {
+            Finding::new(
+                Severity::Info,
+                format!("recount of {family}"),
+                "its counters were never compared with the rows that they stand for",
+                "Where they stand for rows, let Counterfoil::recount find what the application missed",
+            )
+        })
     }
 
     /// Makes a statement that needs the privilege and concerns no row.
@@ -129,7 +147,7 @@ struct Probe {
 
 /// The privileges needed on counterfoil's own tables; on the values they are probed as on any family's table.
 fn own_probes() -> impl Iterator<Item = Probe> {
-    const PROBES: [(&str, &str, &str); 13] = [
+    const PROBES: [(&str, &str, &str); 19] = [
         ("counterfoil_families", "SELECT", "SELECT number FROM counterfoil_families WHERE FALSE"),
         (
             "counterfoil_families",
@@ -166,6 +184,21 @@ fn own_probes() -> impl Iterator<Item = Probe> {
         ),
         ("counterfoil_versions", "UPDATE", "UPDATE counterfoil_versions SET lineage = lineage, n = n WHERE FALSE"),
         ("counterfoil_values", "SELECT", "SELECT value FROM counterfoil_values WHERE FALSE"),
+        ("counterfoil_recounts", "SELECT", "SELECT run FROM counterfoil_recounts WHERE FALSE"),
+        (
+            "counterfoil_recounts",
+            "INSERT",
+            "INSERT INTO counterfoil_recounts (family, run, holder) SELECT 0, 0, 0 FROM DUAL WHERE FALSE",
+        ),
+        ("counterfoil_recounts", "UPDATE", "UPDATE counterfoil_recounts SET holder = holder WHERE FALSE"),
+        ("counterfoil_drift", "SELECT", "SELECT delta FROM counterfoil_drift WHERE FALSE"),
+        (
+            "counterfoil_drift",
+            "INSERT",
+            "INSERT INTO counterfoil_drift (family, run, id, value_before, row_count, value_after, delta, note) \
+             SELECT 0, 0, '', 0, 0, 0, 0, '' FROM DUAL WHERE FALSE",
+        ),
+        ("counterfoil_drift", "UPDATE", "UPDATE counterfoil_drift SET met = met WHERE FALSE"),
     ];
     PROBES.into_iter().map(|(table, privilege, text)| Probe {
         table: table.to_owned(),

@@ -13,7 +13,7 @@ pub(super) struct KeyColumn {
     /// Quoted.
     pub(super) column: String,
     pub(super) kind: KeyType,
-    storage: Storage,
+    pub(super) storage: Storage,
 }
 
 /// An id's part for one key column. Ordered as the column is, so that rows are locked in one order by everybody.
@@ -151,13 +151,18 @@ impl KeyColumn {
 
     /// The condition that the column has the value given as a parameter, spelt as in an id.
     pub(super) fn equals_parameter(&self) -> String {
+        self.compared("=")
+    }
+
+    /// The condition that the column is on that side of such a parameter.
+    pub(super) fn compared(&self, operator: &str) -> String {
         let parameter = match self.kind {
             KeyType::Unsigned => "CAST(? AS UNSIGNED)",
             KeyType::Signed => "CAST(? AS SIGNED)",
             KeyType::Date => "CAST(? AS DATE)",
             KeyType::Text | KeyType::Char | KeyType::Uuid => "?",
         };
-        format!("t.{} = {}", self.column, self.stored(parameter))
+        format!("t.{} {operator} {}", self.column, self.stored(parameter))
     }
 
     /// The value as it is compared with the column, so that the index is used.

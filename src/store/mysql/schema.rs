@@ -104,8 +104,8 @@ mod tests {
     #[test]
     fn every_statement_creates_a_table() {
         let names = tables().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
-        let own =
-            "counterfoil_families, counterfoil_values, counterfoil_versions, counterfoil_ledger, counterfoil_rejects";
+        let own = "counterfoil_families, counterfoil_values, counterfoil_versions, counterfoil_ledger, counterfoil_rejects, \
+             counterfoil_recounts, counterfoil_drift";
         assert_eq!(names, own);
     }
 }

@@ -63,3 +63,36 @@ CREATE TABLE IF NOT EXISTS counterfoil_rejects (
   PRIMARY KEY (number),
   UNIQUE KEY origin (family, partition_no, incarnation, seq, id)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- The runs of recounts, each family's numbered from 1: who works on it, how far it came, and when. A run without a holder may
+-- be taken over, and so may one that was not touched for long.
+CREATE TABLE IF NOT EXISTS counterfoil_recounts (
+  family INT UNSIGNED NOT NULL,
+  run BIGINT UNSIGNED NOT NULL,
+  holder BIGINT UNSIGNED NOT NULL,
+  from_source TINYINT UNSIGNED NOT NULL DEFAULT 0,
+  last_id VARBINARY(255) DEFAULT NULL,
+  checked BIGINT UNSIGNED NOT NULL DEFAULT 0,
+  drifted BIGINT UNSIGNED NOT NULL DEFAULT 0,
+  started_at TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3),
+  touched_at TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3),
+  finished_at TIMESTAMP(3) NULL DEFAULT NULL,
+  PRIMARY KEY (family, run)
+) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- What recounts found: the counter before and after its rows were counted, the rows, and what was added to it, 0 where the note
+-- says why nothing was. A cached counter's save that met the correction is noted as met.
+CREATE TABLE IF NOT EXISTS counterfoil_drift (
+  family INT UNSIGNED NOT NULL,
+  run BIGINT UNSIGNED NOT NULL,
+  id VARBINARY(255) NOT NULL,
+  value_before BIGINT NOT NULL,
+  row_count BIGINT NOT NULL,
+  value_after BIGINT NOT NULL,
+  delta BIGINT NOT NULL,
+  note VARCHAR(1024) NOT NULL,
+  met TINYINT UNSIGNED NOT NULL DEFAULT 0,
+  found_at TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3),
+  PRIMARY KEY (family, run, id),
+  KEY by_counter (family, id)
+) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;

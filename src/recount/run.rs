@@ -1,0 +1,501 @@
+//! A run: page by page the value before, the rows, and after the wait the value again and the correction. The pages of many ids
+//! wait together.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use redis::aio::ConnectionLike;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::client::handle::Handle;
+use crate::connection::backoff::Backoff;
+use crate::error::{Error, ErrorKind, Result};
+use crate::metrics;
+use crate::recount::plan::{Mode, Plan, RecountIds};
+use crate::recount::verdict::{self, Verdict};
+use crate::scripts::cached::Peeked;
+use crate::scripts::partition::{Partition, random};
+use crate::store::mysql::{Begun, Cursor, Drifted, IdPage, MysqlStore, Run, Source};
+use crate::store::{ReadFrom, Registered, Store};
+use crate::testing::ablation::{self, Guard};
+
+/// How many ids share a step.
+const PAGE: usize = 1_000;
+/// How many pages wait at most; they are in memory.
+const PAGES: usize = 256;
+/// How often a counter is looked at in a run whose rows are deleted.
+const TRIES: u32 = 3;
+/// How long a run is left to its holder that nobody touches.
+const LEASE: Duration = Duration::from_secs(60);
+/// How long a server that is away is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a run did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Recounted {
+    /// Its number among the family's, as [`MysqlStore::drift`] takes it.
+    pub run: u64,
+    /// Counters that were compared with their rows, also before the run was taken over.
+    pub checked: u64,
+    /// Of these, the ones that differ by what is proven.
+    pub drifted: u64,
+    /// Counters to which something was added.
+    pub raised: u64,
+    /// Counters from which something was taken.
+    pub lowered: u64,
+    /// Counters that differ and were not corrected, as the notes say.
+    pub only_noted: u64,
+    /// Counters that moved too much to be compared. They are left for the next run.
+    pub busy: u64,
+    /// About how many there are in all, where that is known.
+    pub about: u64,
+}
+
+/// A recount as it is configured.
+#[derive(Debug)]
+pub struct Recounting<C> {
+    handle: Handle<C, MysqlStore>,
+    source: Source,
+    within: Duration,
+    plan: Plan,
+    progress: Arc<Mutex<Recounted>>,
+}
+
+/// Ids with their values before their rows are counted.
+#[derive(Clone, Debug)]
+pub struct Before {
+    ids: Vec<String>,
+    values: Vec<i64>,
+}
+
+/// The same with their rows.
+#[derive(Debug)]
+pub struct Page {
+    before: Before,
+    rows: Vec<i64>,
+    counted: Instant,
+    /// How far the run is when this page is done.
+    until: Option<Cursor>,
+    tries: u32,
+}
+
+/// What a page's values and rows differ by.
+#[derive(Debug, Default)]
+pub struct Difference {
+    checked: u64,
+    drifted: Vec<Drifted>,
+    busy: Vec<String>,
+}
+
+/// Why a run ends before its end.
+enum Ended {
+    Stopped,
+    TakenOver,
+}
+
+impl<C> Recounting<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    pub(crate) fn new(handle: Handle<C, MysqlStore>, source: Source, within: Duration, plan: Plan) -> Self {
+        metrics::begin_recount(&handle.opened.label);
+        Recounting { handle, source, within, plan, progress: Arc::default() }
+    }
+
+    pub(crate) fn progress(&self) -> Arc<Mutex<Recounted>> {
+        self.progress.clone()
+    }
+
+    pub(crate) fn family(&self) -> String {
+        self.handle.family().to_string()
+    }
+
+    fn store(&self) -> &MysqlStore {
+        &self.handle.shared.store
+    }
+
+    fn lease(&self) -> Duration {
+        LEASE + self.plan.timeout + self.plan.pause
+    }
+
+    /// Begins a run and brings it to its end.
+    pub(crate) async fn run_now(&self) -> Result<Recounted> {
+        let (_running, stop) = watch::channel(false);
+        match self.begin(None).await? {
+            Begun::Run(run) => match self.run(run, stop).await? {
+                Some(recounted) => Ok(recounted),
+                None => Err(self.busy("took the run over")),
+            },
+            Begun::Held | Begun::Early(_) => Err(self.busy("works on a run")),
+        }
+    }
+
+    fn busy(&self, what: &str) -> Error {
+        Error::new(ErrorKind::Busy, format!("{}: another recount {what}", self.handle.family()))
+    }
+
+    /// A run to work on, if there is one; with `every` not before the last one began so long ago.
+    pub(crate) async fn begin(&self, every: Option<Duration>) -> Result<Begun> {
+        let registered = self.handle.registered().await?;
+        self.store().begin_recount(registered, random()?, self.lease(), every).await
+    }
+
+    /// Works on the run until its end. `None` where it was stopped or taken over.
+    pub(crate) async fn run(&self, mut run: Run, stop: watch::Receiver<bool>) -> Result<Option<Recounted>> {
+        let started = Instant::now();
+        let registered = self.handle.registered().await?;
+        let about = self.store().about_counters(registered).await.unwrap_or(0);
+        *self.seen() =
+            Recounted { run: run.number, checked: run.checked, drifted: run.drifted, about, ..Recounted::default() };
+        tracing::info!(family = %self.handle.family(), run = run.number, about, "a recount begins");
+        match self.work(registered, &mut run, stop).await {
+            Ok(None) => {
+                if !self.store().finish_recount(registered, &run).await? {
+                    return Ok(None);
+                }
+                let done = *self.seen();
+                ::metrics::histogram!(metrics::RECOUNT_SECONDS, "family" => self.handle.opened.label.clone())
+                    .record(started.elapsed());
+                self.tell_finished(Duration::ZERO);
+                tracing::info!(family = %self.handle.family(), ?done, "a recount is done");
+                Ok(Some(done))
+            }
+            Ok(Some(Ended::TakenOver)) => {
+                tracing::warn!(family = %self.handle.family(), run = run.number, "a recount was taken over by another process");
+                Ok(None)
+            }
+            Ok(Some(Ended::Stopped)) => self.store().leave_recount(registered, &run).await.map(|_| None),
+            Err(error) => {
+                // the cause counts, not whether the run could be left
+                let _ = self.store().leave_recount(registered, &run).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// When the last full run ended, for the metric.
+    pub(crate) async fn tell_age(&self) -> Result<()> {
+        if let Some(ago) = self.store().recounted_ago(self.handle.registered().await?).await? {
+            self.tell_finished(ago);
+        }
+        Ok(())
+    }
+
+    fn tell_finished(&self, ago: Duration) {
+        let finished = std::time::SystemTime::now() - ago;
+        let seconds = finished.duration_since(std::time::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+        ::metrics::gauge!(metrics::RECOUNT_FINISHED, "family" => self.handle.opened.label.clone()).set(seconds);
+    }
+
+    fn seen(&self) -> std::sync::MutexGuard<'_, Recounted> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn work(
+        &self,
+        registered: &Registered,
+        run: &mut Run,
+        mut stop: watch::Receiver<bool>,
+    ) -> Result<Option<Ended>> {
+        let (mut ahead, mut is_all) = (run.at.clone(), false);
+        let mut waiting: VecDeque<Page> = VecDeque::new();
+        let mut touched = Instant::now();
+        loop {
+            if *stop.borrow() {
+                return Ok(Some(Ended::Stopped));
+            }
+            if waiting.front().is_some_and(|page| page.counted.elapsed() >= self.within)
+                && let Some(page) = waiting.pop_front()
+            {
+                let until = page.until.clone();
+                let tries = page.tries;
+                let difference = self.patiently(|| self.after(&page)).await?;
+                let Some(noted) = self.patiently(|| self.correct(run, &difference)).await? else {
+                    return Ok(Some(Ended::TakenOver));
+                };
+                let again = self.note(run, Difference { drifted: noted, ..difference }, tries);
+                run.at = until.unwrap_or_else(|| run.at.clone());
+                if !again.is_empty() {
+                    waiting.push_back(Page { tries: tries + 1, until: None, ..self.measure(again).await? });
+                }
+            } else if !is_all && waiting.len() < PAGES {
+                let (ids, next) = self.patiently(|| self.next(registered, &ahead)).await?;
+                is_all = next.is_none();
+                let asked = ids.len();
+                let until = next.clone().unwrap_or_else(|| ahead.clone());
+                ahead = until.clone();
+                waiting.push_back(Page { until: Some(until), ..self.measure(ids).await? });
+                sleep(self.plan.pause + Duration::from_secs_f64(asked as f64 / f64::from(self.plan.ids_per_second)))
+                    .await;
+            } else if let Some(page) = waiting.front() {
+                let due = (page.counted + self.within).min(touched + self.lease() / 4);
+                tokio::select! {
+                    () = sleep_until(due) => {}
+                    // whoever held the other end is gone as well
+                    _ = stop.changed() => return Ok(Some(Ended::Stopped)),
+                }
+            } else {
+                return Ok(None);
+            }
+            if touched.elapsed() >= self.lease() / 4 || waiting.is_empty() {
+                touched = Instant::now();
+                if !self.patiently(|| self.store().note_recount(registered, run)).await? {
+                    return Ok(Some(Ended::TakenOver));
+                }
+            }
+        }
+    }
+
+    /// Counts what became of a page, and returns what is to be looked at again.
+    fn note(&self, run: &mut Run, done: Difference, tries: u32) -> Vec<String> {
+        let label = &self.handle.opened.label;
+        let count =
+            |name: &'static str, many: u64| ::metrics::counter!(name, "family" => label.clone()).increment(many);
+        let mut seen = self.seen();
+        let corrected = |direction: &'static str, is_so: &dyn Fn(i64) -> bool| {
+            let many = done.drifted.iter().filter(|one| is_so(one.delta)).count() as u64;
+            ::metrics::counter!(metrics::RECOUNT_CORRECTED, "family" => label.clone(), "direction" => direction)
+                .increment(many);
+            many
+        };
+        let drifted = done.drifted.len() as u64;
+        let (raised, lowered) = (corrected("up", &|delta| delta > 0), corrected("down", &|delta| delta < 0));
+        for one in &done.drifted {
+            tracing::info!(family = %self.handle.family(), id = one.id, before = one.before, rows = one.rows,
+                after = one.after, delta = one.delta, note = one.only_noted, "a counter differs from its rows");
+        }
+        (seen.raised, seen.lowered) = (seen.raised + raised, seen.lowered + lowered);
+        seen.only_noted += drifted - raised - lowered;
+        seen.checked += done.checked;
+        seen.drifted += drifted;
+        (run.checked, run.drifted) = (seen.checked, seen.drifted);
+        count(metrics::RECOUNT_CHECKED, done.checked);
+        count(metrics::RECOUNT_DRIFTED, drifted);
+        if tries < TRIES {
+            return done.busy;
+        }
+        seen.busy += done.busy.len() as u64;
+        count(metrics::RECOUNT_BUSY, done.busy.len() as u64);
+        Vec::new()
+    }
+
+    /// The ids after there, and where they end; `None` where that is the end of all.
+    async fn next(&self, registered: &Registered, at: &Cursor) -> Result<(Vec<String>, Option<Cursor>)> {
+        let (store, after) = (self.store(), at.after.as_deref());
+        let in_source = at.from_source || self.plan.ids == RecountIds::Source;
+        let IdPage { ids, is_full } = match in_source {
+            false => store.ids_after(registered, after, PAGE).await?,
+            true => self.source.ids_after(store, self.plan.replica.as_ref(), registered, after, PAGE).await?,
+        };
+        let next = match ids.last() {
+            Some(last) if is_full => Some(Cursor { from_source: in_source, after: Some(last.clone()) }),
+            _ if !in_source && self.plan.ids == RecountIds::Both => Some(Cursor { from_source: true, after: None }),
+            _ => None,
+        };
+        let mut wanted = ids;
+        wanted.retain(|id| !self.plan.leave_out.iter().any(|prefix| id.starts_with(prefix)));
+        if in_source && self.plan.ids == RecountIds::Both {
+            wanted = self.without_counter(registered, wanted).await?;
+        }
+        Ok((wanted, next))
+    }
+
+    /// Those that have none: the others were among the counters.
+    async fn without_counter(&self, registered: &Registered, ids: Vec<String>) -> Result<Vec<String>> {
+        let asked: Vec<_> = ids.iter().map(String::as_str).collect();
+        let found = self.store().read(registered, &asked, &[], ReadFrom::Primary).await?.values;
+        Ok(ids.into_iter().zip(found).filter(|(_, value)| value.is_none()).map(|(id, _)| id).collect())
+    }
+
+    async fn measure(&self, ids: Vec<String>) -> Result<Page> {
+        let before = self.patiently(|| self.before(ids.clone())).await?;
+        self.patiently(|| self.count(&before)).await
+    }
+
+    /// The first step.
+    pub async fn before(&self, ids: Vec<String>) -> Result<Before> {
+        let values = self.values(&ids).await?;
+        let kept = ids.into_iter().zip(values).filter(|(_, value)| *value <= self.plan.largest);
+        let (ids, values) = kept.unzip();
+        Ok(Before { ids, values })
+    }
+
+    /// The second step.
+    pub async fn count(&self, before: &Before) -> Result<Page> {
+        if let Some(replica) = &self.plan.replica
+            && let Some(lag) = self.store().lag(replica).await?.filter(|lag| *lag >= self.within)
+        {
+            return Err(Error::new(
+                ErrorKind::Store,
+                format!("the replica is behind by {lag:?}, within() is {:?}", self.within),
+            ));
+        }
+        let rows = self.rows(&before.ids).await?;
+        Ok(Page { before: before.clone(), rows, counted: Instant::now(), until: None, tries: 1 })
+    }
+
+    /// The last step of a run, at once, for tests that take the steps one by one.
+    #[cfg(feature = "test-hooks")]
+    pub async fn end(&self, run: &Run) -> Result<bool> {
+        self.store().finish_recount(self.handle.registered().await?, run).await
+    }
+
+    /// The last step but one. `false` where the run is over for this holder.
+    #[cfg(feature = "test-hooks")]
+    pub async fn settle(&self, run: &Run, difference: &Difference) -> Result<bool> {
+        Ok(self.correct(run, difference).await?.is_some())
+    }
+
+    /// A run, whoever works on it.
+    #[cfg(feature = "test-hooks")]
+    pub async fn take(&self) -> Result<Option<Run>> {
+        let registered = self.handle.registered().await?;
+        match self.store().begin_recount(registered, random()?, Duration::ZERO, None).await? {
+            Begun::Run(run) => Ok(Some(run)),
+            Begun::Held | Begun::Early(_) => Ok(None),
+        }
+    }
+
+    /// The third step, after the wait: what differs.
+    pub async fn after(&self, page: &Page) -> Result<Difference> {
+        let Before { ids, values } = &page.before;
+        let after = self.values(ids).await?;
+        let again = match self.plan.rows_are_deleted {
+            true => Some(self.rows(ids).await?),
+            false => None,
+        };
+        let mut difference = Difference::default();
+        for (at, id) in ids.iter().enumerate() {
+            let (before, rows, after) = (values[at], page.rows[at], after[at]);
+            let verdict = match &again {
+                Some(again) => verdict::still(before, rows, after, again[at]),
+                None if ablation::is_out(Guard::RecountBounds) => Verdict::Off(i128::from(rows) - i128::from(before)),
+                None => verdict::bounded(before, rows, after),
+            };
+            match verdict {
+                Verdict::Same | Verdict::Off(0) => difference.checked += 1,
+                Verdict::Off(off) => {
+                    difference.checked += 1;
+                    let only_noted = self.why_only_noted(off);
+                    let delta = i64::try_from(off).unwrap_or(0);
+                    difference.drifted.push(Drifted { id: id.clone(), before, rows, after, delta, only_noted });
+                }
+                Verdict::Busy => difference.busy.push(id.clone()),
+            }
+        }
+        Ok(difference)
+    }
+
+    /// The last step. `None` where the run is over for this holder.
+    pub(crate) async fn correct(&self, run: &Run, difference: &Difference) -> Result<Option<Vec<Drifted>>> {
+        if difference.drifted.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        let registered = self.handle.registered().await?;
+        let trusting = ablation::is_out(Guard::RecountRun);
+        self.store().correct(registered, run, difference.drifted.clone(), trusting).await
+    }
+
+    fn why_only_noted(&self, off: i128) -> Option<&'static str> {
+        match off.unsigned_abs() {
+            _ if self.plan.mode == Mode::Report => Some("reported only"),
+            more if more > self.plan.at_most.into() => Some("more than at_most"),
+            _ if i64::try_from(off).is_err() => Some("beyond the signed 64-bit range"),
+            _ => None,
+        }
+    }
+
+    async fn rows(&self, ids: &[String]) -> Result<Vec<i64>> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let ids: Vec<_> = ids.iter().map(String::as_str).collect();
+        let registered = self.handle.registered().await?;
+        self.source.count(self.store(), self.plan.replica.as_ref(), registered, &ids, self.plan.timeout).await
+    }
+
+    /// Exact values, without bringing a cached counter to Redis.
+    async fn values(&self, ids: &[String]) -> Result<Vec<i64>> {
+        let ids: Vec<_> = ids.iter().map(String::as_str).collect();
+        match self.handle.family().is_cached() {
+            _ if ids.is_empty() => Ok(Vec::new()),
+            true => self.handle.repeating(|_| self.cached_values(&ids)).await,
+            false => self.handle.exact(&ids).await,
+        }
+    }
+
+    async fn cached_values(&self, ids: &[&str]) -> Result<Vec<i64>> {
+        let registered = self.handle.registered().await?;
+        let mut values = vec![0; ids.len()];
+        let mut left: Vec<usize> = (0..ids.len()).collect();
+        // a row that is saved between the two looks is looked at again
+        for _ in 0..100 {
+            let asked: Vec<_> = left.iter().map(|&at| ids[at]).collect();
+            let peeked = self.peek(&asked).await?;
+            let rows = self.store().rows(registered, &asked).await?;
+            let mut again = Vec::new();
+            for ((at, peeked), row) in left.into_iter().zip(peeked).zip(rows) {
+                let value = match peeked {
+                    Some(peeked) => peeked.on_top_of(row),
+                    None => Some(row.value.unwrap_or(0).into()),
+                };
+                match value.map(i64::try_from) {
+                    Some(Ok(value)) => values[at] = value,
+                    Some(Err(_)) => {
+                        let what = format!("{}: the value of {:?} is no i64", self.handle.family(), ids[at]);
+                        return Err(Error::new(ErrorKind::Range, what));
+                    }
+                    None => again.push(at),
+                }
+            }
+            if again.is_empty() {
+                return Ok(values);
+            }
+            left = again;
+        }
+        let family = self.handle.family();
+        Err(Error::corrupt(format!("{family}: {:?} and its row do not come to agree", ids[left[0]])))
+    }
+
+    async fn peek(&self, ids: &[&str]) -> Result<Vec<Option<Peeked>>> {
+        let mut partitions: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for (at, id) in ids.iter().enumerate() {
+            partitions.entry(self.handle.family().partition_of(id)).or_default().push(at);
+        }
+        let chunks = partitions.into_iter().flat_map(|(number, all)| {
+            let chunks: Vec<_> = all.chunks(Partition::<C>::READ_IDS).map(|some| (number, some.to_vec())).collect();
+            chunks
+        });
+        let reads = chunks.map(|(number, some)| async move {
+            let names: Vec<_> = some.iter().map(|&at| ids[at]).collect();
+            let peeked = self.handle.partition(number).peek(&names).await?;
+            Ok::<_, Error>(some.into_iter().zip(peeked).collect::<Vec<_>>())
+        });
+        let mut found = vec![None; ids.len()];
+        for (at, peeked) in try_join_all(reads).await?.into_iter().flatten() {
+            found[at] = peeked;
+        }
+        Ok(found)
+    }
+
+    /// Repeats a step as long as a server is away, for a minute.
+    async fn patiently<T, F>(&self, mut step: impl FnMut() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let (until, mut pause) = (Instant::now() + PATIENCE, Backoff::default());
+        loop {
+            match step().await {
+                Err(error) if error.is_retryable() && Instant::now() < until => {
+                    tracing::warn!(family = %self.handle.family(), %error, "a recount waits");
+                    sleep(pause.next()).await;
+                }
+                result => return result,
+            }
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! The runs of recounts and their corrections: a correction, its run's row and what is noted of it are one transaction
+//! (docs/protocol.md, section 9).
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, SystemTime};
+
+use sqlx::Row;
+use sqlx::mysql::MySqlRow;
+
+use super::MysqlStore;
+use super::add::{self, Delta};
+use super::fault::store;
+use super::json::JsonRows;
+use super::rejects::{self, Origin};
+use super::session::Transaction;
+use super::target;
+use super::transact::{UnitOfWork, transact};
+use super::whole::detached;
+use crate::error::Result;
+use crate::family::Family;
+use crate::store::{Incarnation, Registered, Store};
+
+/// A run of a recount that this process works on.
+#[derive(Clone, Debug)]
+pub struct Run {
+    pub(crate) number: u64,
+    /// Random: one who takes the run over has another one.
+    pub(crate) holder: u64,
+    pub(crate) at: Cursor,
+    pub(crate) checked: u64,
+    pub(crate) drifted: u64,
+}
+
+/// How far a run came.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    /// Of the counters, or of the source's ids after those.
+    pub(crate) from_source: bool,
+    pub(crate) after: Option<String>,
+}
+
+/// Whether there is something to do.
+#[derive(Debug)]
+pub(crate) enum Begun {
+    Run(Run),
+    /// Somebody works on it.
+    Held,
+    /// The last run is not old enough by so long.
+    Early(Duration),
+}
+
+/// An id whose counter is not what its rows say, and what is to be done about it.
+#[derive(Clone, Debug)]
+pub(crate) struct Drifted {
+    pub(crate) id: String,
+    pub(crate) before: i64,
+    pub(crate) rows: i64,
+    pub(crate) after: i64,
+    pub(crate) delta: i64,
+    /// Why nothing is added, where that is so.
+    pub(crate) only_noted: Option<&'static str>,
+}
+
+/// What a recount found of one counter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Drift {
+    /// The counter.
+    pub id: String,
+    /// Its exact value before the rows were counted.
+    pub before: i64,
+    /// How many rows there were, or their sum.
+    pub rows: i64,
+    /// Its exact value afterwards.
+    pub after: i64,
+    /// What was added to it; 0 where nothing was.
+    pub delta: i64,
+    /// Why nothing was added, in the server's words where it refused; empty where it was corrected.
+    pub note: String,
+    /// When, by the database's clock.
+    pub at: SystemTime,
+}
+
+impl MysqlStore {
+    /// Up to `limit` counters that the family's run of that number (as [`Recounted`](crate::Recounted) tells it) found
+    /// different from their rows, ascending by id, after `after`. They stay until somebody deletes them from
+    /// `counterfoil_drift`.
+    ///
+    /// # Errors
+    /// [`Store`](crate::ErrorKind::Store) where the database cannot be reached; [`Mismatch`](crate::ErrorKind::Mismatch)
+    /// where the family is another one there.
+    pub async fn drift(&self, family: &Family, run: u64, after: Option<&str>, limit: u64) -> Result<Vec<Drift>> {
+        const READ: &str = "SELECT id, value_before, row_count, value_after, delta, note, \
+             CAST(UNIX_TIMESTAMP(found_at) * 1000 AS UNSIGNED) FROM counterfoil_drift \
+             WHERE family = ? AND run = ? AND id > ? ORDER BY id LIMIT ?";
+        let (mysql, family, after) = (self.clone(), family.clone(), after.unwrap_or_default().to_owned());
+        detached(async move {
+            let number = mysql.register(&family).await?;
+            mysql.meter.sent(1);
+            let query = sqlx::query(READ).bind(number).bind(run).bind(after.as_bytes()).bind(limit);
+            let rows = query.fetch_all(&mysql.primary).await.map_err(store("drift was not read"))?;
+            rows.iter().map(drift).collect::<Result<_, _>>().map_err(store("drift was not read"))
+        })
+        .await
+    }
+
+    /// Begins a run, or takes one over that nobody has touched for `lease`. With `every` only if the last one began so long
+    /// ago.
+    pub(crate) async fn begin_recount(
+        &self,
+        family: &Registered,
+        holder: u64,
+        lease: Duration,
+        every: Option<Duration>,
+    ) -> Result<Begun> {
+        let (mysql, family) = (self.clone(), family.number);
+        let begin = Begin { family, holder, lease, every };
+        detached(async move { transact(&mysql, "a recount was not begun", &begin).await }).await
+    }
+
+    /// Writes down how far the run came. `false` where it is over for this holder.
+    pub(crate) async fn note_recount(&self, family: &Registered, run: &Run) -> Result<bool> {
+        const NOTE: &str = "UPDATE counterfoil_recounts SET from_source = ?, last_id = ?, checked = ?, drifted = ?, \
+             touched_at = CURRENT_TIMESTAMP(3) WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL";
+        let query =
+            sqlx::query(NOTE).bind(run.at.from_source).bind(run.at.after.as_ref().map(|id| id.as_bytes().to_vec()));
+        let query = query.bind(run.checked).bind(run.drifted);
+        self.touch(query.bind(family.number).bind(run.number).bind(run.holder)).await
+    }
+
+    /// The run is over; the next one may begin.
+    pub(crate) async fn finish_recount(&self, family: &Registered, run: &Run) -> Result<bool> {
+        const FINISH: &str = "UPDATE counterfoil_recounts SET checked = ?, drifted = ?, holder = 0, \
+             touched_at = CURRENT_TIMESTAMP(3), finished_at = CURRENT_TIMESTAMP(3) \
+             WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL";
+        let query = sqlx::query(FINISH).bind(run.checked).bind(run.drifted);
+        self.touch(query.bind(family.number).bind(run.number).bind(run.holder)).await
+    }
+
+    /// Somebody else may go on with the run at once.
+    pub(crate) async fn leave_recount(&self, family: &Registered, run: &Run) -> Result<bool> {
+        const LEAVE: &str = "UPDATE counterfoil_recounts SET holder = 0 WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL";
+        self.touch(sqlx::query(LEAVE).bind(family.number).bind(run.number).bind(run.holder)).await
+    }
+
+    async fn touch(&self, query: super::statement::Statement) -> Result<bool> {
+        let mysql = self.clone();
+        detached(async move {
+            mysql.meter.sent(1);
+            let done = query.execute(&mysql.primary).await.map_err(store("a recount's run was not written"))?;
+            // sqlx asks the server for rows found
+            Ok(done.rows_affected() == 1)
+        })
+        .await
+    }
+
+    /// A run that corrects one counter, and is over.
+    #[cfg(feature = "test-hooks")]
+    #[doc(hidden)]
+    pub async fn correct_one(&self, family: &Registered, id: &str, delta: i64) -> Result<()> {
+        if let Begun::Run(mut run) = self.begin_recount(family, 1, Duration::ZERO, None).await? {
+            let drifted = Drifted { id: id.to_owned(), before: 0, rows: delta, after: 0, delta, only_noted: None };
+            self.correct(family, &run, vec![drifted], false).await?;
+            run.checked += 1;
+            self.note_recount(family, &run).await?;
+            self.finish_recount(family, &run).await?;
+            self.drift(&family.family, run.number, None, 10).await?;
+        }
+        Ok(())
+    }
+
+    /// How long ago the family's last finished run ended; `None` where there is none.
+    pub(crate) async fn recounted_ago(&self, family: &Registered) -> Result<Option<Duration>> {
+        const AGE: &str = "SELECT CAST(GREATEST(TIMESTAMPDIFF(MICROSECOND, MAX(finished_at), CURRENT_TIMESTAMP(3)), 0) \
+             AS UNSIGNED) FROM counterfoil_recounts WHERE family = ?";
+        self.meter.sent(1);
+        let age: Result<Option<u64>, _> = sqlx::query_scalar(AGE).bind(family.number).fetch_one(&self.primary).await;
+        Ok(age.map_err(store("recounts were not read"))?.map(Duration::from_micros))
+    }
+
+    /// About how many counters the family has.
+    pub(crate) async fn about_counters(&self, family: &Registered) -> Result<u64> {
+        const OWN: &str = "SELECT CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_values WHERE family = ?";
+        const TABLE: &str = "SELECT CAST(COALESCE(MAX(TABLE_ROWS), 0) AS UNSIGNED) FROM information_schema.TABLES \
+             WHERE TABLE_NAME = ? AND TABLE_SCHEMA = COALESCE(?, DATABASE())";
+        self.meter.sent(1);
+        let query = match &family.family.table {
+            None => sqlx::query_scalar(OWN).bind(family.number),
+            Some(table) => {
+                let (schema, name) = table.name.split_once('.').map_or((None, &*table.name), |(s, n)| (Some(s), n));
+                sqlx::query_scalar(TABLE).bind(name.to_owned()).bind(schema.map(str::to_owned))
+            }
+        };
+        query.fetch_one(&self.primary).await.map_err(store("counters were not counted"))
+    }
+
+    /// Corrects what drifted and notes it, each id once in a run. `None` where the run is over for this holder: then nothing
+    /// is done. With `trusting` nobody asks whether it is, which is for the tests that show what runs are there for.
+    pub(crate) async fn correct(
+        &self,
+        family: &Registered,
+        run: &Run,
+        drifted: Vec<Drifted>,
+        trusting: bool,
+    ) -> Result<Option<Vec<Drifted>>> {
+        let (mysql, family, run) = (self.clone(), family.clone(), (run.number, run.holder));
+        detached(async move {
+            let target = mysql.target(&family.family).await?;
+            let correct = Correct { target: &target, family: &family, run, drifted: &drifted, trusting };
+            transact(&mysql, "counters were not corrected", &correct).await
+        })
+        .await
+    }
+}
+
+/// Whether what a row has beyond what was known of it is what recounts added, of (id, difference); they are met by that.
+/// The rows are locked.
+pub(super) async fn meet(
+    transaction: &mut Transaction,
+    family: &Registered,
+    differences: &[(&[u8], i128)],
+) -> Result<Vec<bool>, sqlx::Error> {
+    const UNMET: &str = "SELECT d.id, d.delta FROM JSON_TABLE(?, '$[*]' COLUMNS(\
+         id VARCHAR(510) PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR)) AS j \
+         STRAIGHT_JOIN counterfoil_drift AS d ON d.family = ? AND d.id = UNHEX(j.id) AND d.met = 0 ORDER BY d.run DESC";
+    const MET: &str = "UPDATE JSON_TABLE(?, '$[*]' COLUMNS(\
+         id VARCHAR(510) PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR)) AS j \
+         STRAIGHT_JOIN counterfoil_drift AS d ON d.family = ? AND d.id = UNHEX(j.id) AND d.met = 0 SET d.met = 1";
+    if differences.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut json = JsonRows::default();
+    for (id, _) in differences {
+        json.row().bytes(id);
+    }
+    let json = json.finish();
+    let mut unmet: HashMap<Vec<u8>, Vec<i64>> = HashMap::new();
+    for row in transaction.fetch(sqlx::query(UNMET).bind(json.clone()).bind(family.number)).await? {
+        unmet.entry(row.try_get(0)?).or_default().push(row.try_get(1)?);
+    }
+    if !unmet.is_empty() {
+        transaction.execute(sqlx::query(MET).bind(json).bind(family.number)).await?;
+    }
+    // earlier ones may have been in the row when it was read
+    let is_of_recounts = |(id, difference): &(&[u8], i128)| {
+        let sums = unmet.get(*id).into_iter().flatten().scan(0, |sum, delta| {
+            *sum += i128::from(*delta);
+            Some(*sum)
+        });
+        sums.into_iter().any(|sum| sum == *difference)
+    };
+    Ok(differences.iter().map(is_of_recounts).collect())
+}
+
+fn drift(row: &MySqlRow) -> Result<Drift, sqlx::Error> {
+    Ok(Drift {
+        id: String::from_utf8_lossy(row.try_get(0)?).into_owned(),
+        before: row.try_get(1)?,
+        rows: row.try_get(2)?,
+        after: row.try_get(3)?,
+        delta: row.try_get(4)?,
+        note: row.try_get(5)?,
+        at: SystemTime::UNIX_EPOCH + Duration::from_millis(row.try_get(6)?),
+    })
+}
+
+struct Begin {
+    family: u64,
+    holder: u64,
+    lease: Duration,
+    every: Option<Duration>,
+}
+
+impl UnitOfWork for Begin {
+    type Output = Begun;
+
+    async fn run(&self, transaction: &mut Transaction) -> Result<Begun, sqlx::Error> {
+        // of two who begin the second waits here, and finds the first one's run
+        const LOCK: &str = "SELECT number FROM counterfoil_families WHERE number = ? FOR UPDATE";
+        const LAST: &str = "SELECT run, holder, CAST(finished_at IS NOT NULL AS SIGNED), \
+             TIMESTAMPDIFF(MICROSECOND, started_at, CURRENT_TIMESTAMP(3)), \
+             ABS(TIMESTAMPDIFF(MICROSECOND, touched_at, CURRENT_TIMESTAMP(3))), CAST(from_source AS SIGNED), last_id, \
+             checked, drifted FROM counterfoil_recounts WHERE family = ? ORDER BY run DESC LIMIT 1 FOR UPDATE";
+        const INSERT: &str = "INSERT INTO counterfoil_recounts (family, run, holder) VALUES (?, ?, ?)";
+        const TAKE: &str = "UPDATE counterfoil_recounts SET holder = ?, touched_at = CURRENT_TIMESTAMP(3) \
+             WHERE family = ? AND run = ?";
+        let &Begin { family, holder, lease, every } = self;
+        transaction.fetch(sqlx::query(LOCK).bind(family)).await?;
+        let rows = transaction.fetch(sqlx::query(LAST).bind(family)).await?;
+        let mut number = 1;
+        if let Some(row) = rows.first() {
+            let (last, held): (u64, u64) = (row.try_get(0)?, row.try_get(1)?);
+            let is_finished = row.try_get::<i64, _>(2)? == 1;
+            let age = |index| row.try_get::<i64, _>(index).map(|us| Duration::from_micros(us.max(0).unsigned_abs()));
+            if !is_finished {
+                // a clock that stepped makes a run look old: taking one over early costs work and nothing else
+                if held != 0 && age(4)? < lease {
+                    return Ok(Begun::Held);
+                }
+                transaction.execute(sqlx::query(TAKE).bind(holder).bind(family).bind(last)).await?;
+                let after = row.try_get::<Option<Vec<u8>>, _>(6)?;
+                let at = Cursor {
+                    from_source: row.try_get::<i64, _>(5)? == 1,
+                    after: after.and_then(|id| String::from_utf8(id).ok()),
+                };
+                return Ok(Begun::Run(Run {
+                    number: last,
+                    holder,
+                    at,
+                    checked: row.try_get(7)?,
+                    drifted: row.try_get(8)?,
+                }));
+            }
+            if let Some(left) = every.and_then(|every| every.checked_sub(age(3).ok()?)).filter(|left| !left.is_zero()) {
+                return Ok(Begun::Early(left));
+            }
+            number = last + 1;
+        }
+        transaction.execute(sqlx::query(INSERT).bind(family).bind(number).bind(holder)).await?;
+        Ok(Begun::Run(Run { number, holder, at: Cursor::default(), checked: 0, drifted: 0 }))
+    }
+}
+
+struct Correct<'c> {
+    target: &'c target::Target,
+    family: &'c Registered,
+    /// Its number and holder.
+    run: (u64, u64),
+    drifted: &'c [Drifted],
+    trusting: bool,
+}
+
+impl UnitOfWork for Correct<'_> {
+    type Output = Option<Vec<Drifted>>;
+
+    async fn run(&self, transaction: &mut Transaction) -> Result<Self::Output, sqlx::Error> {
+        let (run, holder) = self.run;
+        let mut done = HashSet::new();
+        if !self.trusting {
+            if !self.is_held(transaction).await? {
+                return Ok(None);
+            }
+            done = self.done(transaction).await?;
+        }
+        let open: Vec<_> = self.drifted.iter().filter(|one| !done.contains(one.id.as_bytes())).collect();
+        // every drift is an origin of its own, which says nothing beyond this transaction
+        let origin = Origin { family: self.family.number, partition: 0, incarnation: Incarnation(holder).0, seq: run };
+        let mut deltas = Vec::new();
+        let mut refused = Vec::new();
+        for one in open.iter().filter(|one| one.only_noted.is_none() && one.delta != 0) {
+            match target::segments(self.family, &one.id) {
+                Ok(key) => deltas.push(Delta { key, origin, id: &one.id, delta: one.delta }),
+                Err(reason) => refused.push((one.id.as_bytes(), reason)),
+            }
+        }
+        let mut rejected = Vec::new();
+        add::add(transaction, self.target, deltas, &mut rejected).await?;
+        refused.extend(rejected.into_iter().map(|rejected| (rejected.id, rejected.reason)));
+        let mut noted = Vec::with_capacity(open.len());
+        let mut json = JsonRows::default();
+        for one in open {
+            let reason = refused.iter().find(|(id, _)| *id == one.id.as_bytes()).map(|(_, reason)| reason.as_str());
+            let note = one.only_noted.or(reason);
+            let delta = if note.is_some() { 0 } else { one.delta };
+            let cells = json.row().number(one.before).number(one.rows).number(one.after).number(delta);
+            cells.bytes(one.id.as_bytes()).bytes(rejects::short(note.unwrap_or_default()).as_bytes());
+            noted.push(Drifted { delta, ..one.clone() });
+        }
+        self.note(transaction, json).await?;
+        Ok(Some(noted))
+    }
+}
+
+impl Correct<'_> {
+    /// Whether the run is still this holder's; if so, nobody takes it over before the transaction ends.
+    async fn is_held(&self, transaction: &mut Transaction) -> Result<bool, sqlx::Error> {
+        const HELD: &str = "SELECT run FROM counterfoil_recounts \
+             WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL FOR UPDATE";
+        let query = sqlx::query(HELD).bind(self.family.number).bind(self.run.0).bind(self.run.1);
+        Ok(!transaction.fetch(query).await?.is_empty())
+    }
+
+    /// The ids that the run has noted before.
+    async fn done(&self, transaction: &mut Transaction) -> Result<HashSet<Vec<u8>>, sqlx::Error> {
+        const DONE: &str = "SELECT d.id FROM JSON_TABLE(?, '$[*]' COLUMNS(\
+             id VARCHAR(510) PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR)) AS j \
+             STRAIGHT_JOIN counterfoil_drift AS d ON d.family = ? AND d.run = ? AND d.id = UNHEX(j.id)";
+        let mut json = JsonRows::default();
+        for one in self.drifted {
+            json.row().bytes(one.id.as_bytes());
+        }
+        let query = sqlx::query(DONE).bind(json.finish()).bind(self.family.number).bind(self.run.0);
+        transaction.fetch(query).await?.iter().map(|row| row.try_get(0)).collect()
+    }
+
+    async fn note(&self, transaction: &mut Transaction, json: JsonRows) -> Result<(), sqlx::Error> {
+        const NOTE: &str = "INSERT INTO counterfoil_drift \
+             (family, run, id, value_before, row_count, value_after, delta, note) \
+             SELECT ?, ?, UNHEX(j.id), j.value_before, j.row_count, j.value_after, j.delta, \
+             CONVERT(UNHEX(j.note) USING utf8mb4) FROM JSON_TABLE(?, '$[*]' COLUMNS(\
+             value_before BIGINT PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR, \
+             row_count BIGINT PATH '$[1]' ERROR ON EMPTY ERROR ON ERROR, \
+             value_after BIGINT PATH '$[2]' ERROR ON EMPTY ERROR ON ERROR, \
+             delta BIGINT PATH '$[3]' ERROR ON EMPTY ERROR ON ERROR, \
+             id VARCHAR(510) PATH '$[4]' ERROR ON EMPTY ERROR ON ERROR, \
+             note VARCHAR(8192) PATH '$[5]' ERROR ON EMPTY ERROR ON ERROR)) AS j \
+             ON DUPLICATE KEY UPDATE counterfoil_drift.delta = counterfoil_drift.delta + j.delta";
+        let query = sqlx::query(NOTE).bind(self.family.number).bind(self.run.0).bind(json.finish());
+        transaction.execute(query).await.map(drop)
+    }
+}

@@ -1,0 +1,372 @@
+//! Rows are inserted and counted, some never, some twice, while two recounters take each other's run over and die, in any
+//! order of steps, with the real scripts and the real database (docs/protocol.md, section 9). No counter ever leaves what
+//! its rows explain, and a quiet run ends the drift. Without one of the guards it does leave it.
+
+use counterfoil::test_hooks::{Before, Difference, Guard, Page, Recounting, Run, take_out};
+use counterfoil::{
+    BufferedCounters, CachedCounters, Changed, Durability, Family, KeyType, MysqlStore, Recounted, Source, Table,
+};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use redis::aio::ConnectionManager;
+use std::time::Duration;
+
+use crate::support::{Pair, counted, family};
+
+type Connection = ConnectionManager;
+
+const USERS: usize = 2;
+/// The most counts that never come, and that come twice, for a user.
+const WRONG: usize = 2;
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// A row, which is to be counted later.
+    Insert {
+        user: usize,
+    },
+    /// One of the rows that are not counted yet is counted, or never is, or is twice.
+    Count {
+        which: usize,
+    },
+    Never {
+        which: usize,
+    },
+    Twice {
+        which: usize,
+    },
+    /// Everything in Redis reaches the database.
+    Flush,
+    /// The recounter's next step.
+    Recount {
+        who: usize,
+    },
+    Die {
+        who: usize,
+    },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let user = 0..USERS;
+    let step = prop_oneof![
+        4 => user.prop_map(|user| Step::Insert { user }),
+        4 => (0..8_usize).prop_map(|which| Step::Count { which }),
+        1 => (0..8_usize).prop_map(|which| Step::Never { which }),
+        1 => (0..8_usize).prop_map(|which| Step::Twice { which }),
+        2 => Just(Step::Flush),
+        8 => (0..2_usize).prop_map(|who| Step::Recount { who }),
+        1 => (0..2_usize).prop_map(|who| Step::Die { who }),
+    ];
+    prop::collection::vec(step, 1..60)
+}
+
+/// What is taken out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Without {
+    Nothing,
+    /// Nobody waits for the counts of the rows that were there.
+    Wait,
+    Guard(Guard),
+    /// The number of rows is written over the counter.
+    Delta,
+}
+
+/// A recounter, by its last step.
+enum At {
+    Idle,
+    Begun(Run),
+    Before(Run, Before),
+    /// With the events whose rows were counted, and whose counts may still come.
+    Counted(Run, Page, Vec<u64>),
+    After(Run, Difference),
+}
+
+enum Counters {
+    Buffered(BufferedCounters<Connection, MysqlStore>),
+    Cached(CachedCounters<Connection, MysqlStore>),
+}
+
+/// What the rows of a user explain.
+#[derive(Clone, Copy, Debug, Default)]
+struct Told {
+    rows: i64,
+    never: usize,
+    twice: usize,
+}
+
+struct World {
+    pair: Pair,
+    counters: Counters,
+    without: Without,
+    recounters: [(Recounting<Connection>, At); 2],
+    /// Rows that are not counted yet, by their number and user.
+    coming: Vec<(u64, usize)>,
+    next: u64,
+    told: [Told; USERS],
+}
+
+fn id(user: usize) -> String {
+    (user + 1).to_string()
+}
+
+impl World {
+    /// Of buffered counters, or of cached ones that stay in Redis for so long.
+    async fn new(retain: Option<Duration>, without: Without) -> Self {
+        let pair = Pair::new().await;
+        pair.sql("CREATE TABLE saves (event BIGINT PRIMARY KEY, user_id BIGINT NOT NULL, KEY (user_id)) ENGINE=InnoDB")
+            .await;
+        pair.sql("CREATE TABLE users (id BIGINT PRIMARY KEY, saves BIGINT NOT NULL DEFAULT 0) ENGINE=InnoDB").await;
+        pair.sql("INSERT INTO users (id) VALUES (1), (2)").await;
+        let counters = match retain {
+            None => Counters::Buffered(pair.counterfoil.open(family("saves").build().unwrap()).await.unwrap()),
+            Some(retain) => {
+                let saves = Family::cached("test", "saves")
+                    .table(Table::update("users").key("id", KeyType::Unsigned).value("saves"))
+                    .durability(Durability::Immediate)
+                    .save_after(Duration::from_millis(1))
+                    .retain(retain);
+                Counters::Cached(pair.counterfoil.open(saves.build().unwrap()).await.unwrap())
+            }
+        };
+        let recounter = || (recounting(&pair, &counters), At::Idle);
+        let recounters = [recounter(), recounter()];
+        World { counters, without, recounters, coming: Vec::new(), next: 0, told: [Told::default(); USERS], pair }
+    }
+
+    async fn take(&mut self, step: Step) {
+        match step {
+            Step::Insert { user } => {
+                let insert = sqlx::query("INSERT INTO saves VALUES (?, ?)").bind(self.next).bind(user as u64 + 1);
+                insert.execute(&self.pair.pool).await.unwrap();
+                self.coming.push((self.next, user));
+                self.next += 1;
+                self.told[user].rows += 1;
+            }
+            Step::Count { which } => self.count(which, 1).await,
+            Step::Never { which } => self.count(which, 0).await,
+            Step::Twice { which } => self.count(which, 2).await,
+            Step::Flush => self.pair.counterfoil.drain().await.unwrap(),
+            Step::Die { who } => self.recounters[who].1 = At::Idle,
+            Step::Recount { who } => {
+                let at = std::mem::replace(&mut self.recounters[who].1, At::Idle);
+                self.recounters[who].1 = self.recount(who, at).await;
+            }
+        }
+    }
+
+    async fn count(&mut self, which: usize, times: i64) {
+        if self.coming.is_empty() {
+            return;
+        }
+        let at = which % self.coming.len();
+        let user = self.coming[at].1;
+        let told = &mut self.told[user];
+        match times {
+            0 if told.never < WRONG => told.never += 1,
+            2 if told.twice < WRONG => told.twice += 1,
+            1 => {}
+            _ => return,
+        }
+        self.coming.remove(at);
+        if times > 0 {
+            match &self.counters {
+                Counters::Buffered(saves) => drop(counted(saves.add(&id(user), times).await.unwrap())),
+                Counters::Cached(saves) => {
+                    let changed = saves.incr(&id(user), times).await.unwrap();
+                    assert!(matches!(changed, Changed::Counted { .. }), "{changed:?}");
+                }
+            }
+        }
+    }
+
+    async fn recount(&self, who: usize, at: At) -> At {
+        let recounting = &self.recounters[who].0;
+        match at {
+            At::Idle => recounting.take().await.unwrap().map_or(At::Idle, At::Begun),
+            At::Begun(run) => {
+                let ids = (0..USERS).map(id).collect();
+                At::Before(run, recounting.before(ids).await.unwrap())
+            }
+            At::Before(run, before) => {
+                let due = self.coming.iter().map(|(event, _)| *event).collect();
+                At::Counted(run, recounting.count(&before).await.unwrap(), due)
+            }
+            At::Counted(run, page, due) => {
+                // the wait is longer than the application takes from a row to its count
+                let waits = self.coming.iter().any(|(event, _)| due.contains(event));
+                if waits && self.without != Without::Wait {
+                    return At::Counted(run, page, due);
+                }
+                At::After(run, recounting.after(&page).await.unwrap())
+            }
+            At::After(run, difference) => {
+                if self.without == Without::Delta {
+                    let write = "INSERT INTO counterfoil_values SELECT (SELECT number FROM counterfoil_families), user_id, COUNT(*) \
+                         FROM saves GROUP BY user_id ON DUPLICATE KEY UPDATE value = VALUES(value)";
+                    self.pair.sql(write).await;
+                } else if recounting.settle(&run, &difference).await.unwrap() {
+                    recounting.end(&run).await.unwrap();
+                }
+                At::Idle
+            }
+        }
+    }
+
+    async fn value(&self, user: usize) -> i64 {
+        match &self.counters {
+            Counters::Buffered(saves) => saves.get(&id(user)).await.unwrap(),
+            Counters::Cached(saves) => saves.get(&id(user)).await.unwrap(),
+        }
+    }
+
+    /// What the rows do not explain.
+    async fn wrong(&self) -> Option<String> {
+        for user in 0..USERS {
+            let (value, told) = (self.value(user).await, self.told[user]);
+            let coming = self.coming.iter().filter(|(_, of)| *of == user).count() as i64;
+            let settled = told.rows - coming;
+            let (least, most) = (settled - told.never as i64, settled + told.twice as i64);
+            if !(least..=most).contains(&value) {
+                return Some(format!(
+                    "user {user} has {value}, and {told:?} with {coming} coming explain {least} to {most}"
+                ));
+            }
+        }
+        None
+    }
+
+    /// Everything is counted, and one more run finds nobody in its way.
+    async fn quiet(&mut self) -> Option<String> {
+        while !self.coming.is_empty() {
+            self.count(0, 1).await;
+        }
+        self.recounters.iter_mut().for_each(|(_, at)| *at = At::Idle);
+        // a run that was left is finished first, and may have corrected a counter before
+        for _ in 0..2 {
+            let mut at = At::Idle;
+            for _ in 0..RECOUNT.len() {
+                at = self.recount(0, at).await;
+            }
+        }
+        self.pair.counterfoil.drain().await.unwrap();
+        for user in 0..USERS {
+            let rows = self.told[user].rows;
+            let value = match &self.counters {
+                Counters::Buffered(_) => self.value(user).await,
+                // what is in Redis and clean does not know of the correction before it has left
+                Counters::Cached(saves) => saves.stored([id(user)]).await.unwrap()[0].unwrap_or(0),
+            };
+            if value != rows {
+                return Some(format!("after a quiet run user {user} has {value} of {rows} rows"));
+            }
+        }
+        None
+    }
+}
+
+fn recounting(pair: &Pair, counters: &Counters) -> Recounting<Connection> {
+    let builder = match counters {
+        Counters::Buffered(saves) => pair.counterfoil.recount(saves),
+        Counters::Cached(saves) => pair.counterfoil.recount(saves),
+    };
+    builder.source(Source::table("saves", ["user_id"])).within(Duration::ZERO).steps().unwrap()
+}
+
+fn play(retain: Option<Duration>, without: Without, steps: &[Step]) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut world = World::new(retain, without).await;
+        take_out(match without {
+            Without::Guard(guard) => Some(guard),
+            _ => None,
+        });
+        for &step in steps {
+            world.take(step).await;
+            // a cached counter knows of a correction when it is saved: between the two it is lower, or higher, by that
+            if let Some(wrong) = world.wrong().await {
+                return Err(format!("after {step:?}: {wrong}"));
+            }
+        }
+        world.quiet().await.map_or(Ok(()), Err)
+    })
+}
+
+fn cases(few: u32) -> u32 {
+    std::env::var("COUNTERFOIL_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(few)
+}
+
+fn exact(retain: Option<Duration>) {
+    let mut runner =
+        TestRunner::new(Config { cases: cases(24), max_shrink_iters: 200, ..Config::with_source_file(file!()) });
+    let result = runner.run(&steps(), |steps| play(retain, Without::Nothing, &steps).map_err(TestCaseError::fail));
+    take_out(None);
+    result.unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn exact_for_buffered_counters() {
+    exact(None);
+}
+
+/// Which are in Redis and out of it again.
+#[test]
+fn exact_for_cached_counters() {
+    exact(Some(Duration::from_millis(1)));
+}
+
+/// What is added to their rows is known to Redis after the next save only.
+#[test]
+fn exact_for_cached_counters_that_stay_in_redis() {
+    exact(Some(Duration::from_secs(600)));
+}
+
+/// Orders of steps that break what is taken out: the shortest ones that the model knows.
+fn breaks(without: Without, steps: &[Step]) {
+    let broken = play(None, without, steps);
+    take_out(None);
+    assert!(broken.is_err(), "{without:?} is not missed");
+    play(None, Without::Nothing, steps).unwrap();
+}
+
+const RECOUNT: [Step; 5] = [Step::Recount { who: 0 }; 5];
+const OTHER: [Step; 5] = [Step::Recount { who: 1 }; 5];
+const INSERT: Step = Step::Insert { user: 0 };
+const COUNT: Step = Step::Count { which: 0 };
+
+#[test]
+fn without_the_wait_what_is_on_its_way_counts_twice() {
+    breaks(Without::Wait, &[&[INSERT], &RECOUNT[..], &[COUNT]].concat());
+}
+
+#[test]
+fn without_the_run_two_recounters_correct_twice() {
+    let (first, second) = (&RECOUNT[..4], &OTHER[..4]);
+    let never = [INSERT, Step::Never { which: 0 }];
+    let both = [&never[..], first, second, &RECOUNT[4..], &OTHER[4..]].concat();
+    breaks(Without::Guard(Guard::RecountRun), &both);
+}
+
+#[test]
+fn with_one_difference_in_place_of_two_bounds_a_count_meanwhile_is_doubled() {
+    let steps = [&RECOUNT[..2], &[INSERT], &RECOUNT[2..3], &[COUNT], &RECOUNT[3..]].concat();
+    breaks(Without::Guard(Guard::RecountBounds), &steps);
+}
+
+#[test]
+fn a_value_that_is_written_takes_back_what_is_on_its_way_or_doubles_it() {
+    breaks(Without::Delta, &[&[INSERT, COUNT], &RECOUNT[..]].concat());
+}
+
+#[tokio::test]
+async fn a_run_tells_what_it_did() {
+    let mut world = World::new(None, Without::Nothing).await;
+    for step in [INSERT, COUNT, INSERT, Step::Never { which: 0 }, Step::Insert { user: 1 }, Step::Twice { which: 0 }] {
+        world.take(step).await;
+    }
+    let Counters::Buffered(saves) = &world.counters else { unreachable!() };
+    let recount = world.pair.counterfoil.recount(saves).source(Source::table("saves", ["user_id"]));
+    world.pair.counterfoil.drain().await.unwrap();
+    let done: Recounted = recount.within(Duration::from_millis(50)).run_once().await.unwrap();
+    assert_eq!((done.run, done.checked, done.drifted, done.raised, done.lowered), (1, 2, 2, 1, 1), "{done:?}");
+    assert_eq!(saves.get_many(["1", "2"]).await.unwrap(), [2, 1]);
+}
