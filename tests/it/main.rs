@@ -13,7 +13,6 @@ mod lifecycle;
 mod live_page;
 mod memory;
 mod mysql;
-mod nesting;
 mod readme;
 mod registry;
 mod series;
