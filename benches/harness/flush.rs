@@ -1,28 +1,32 @@
 //! Rows per second from Redis to a commit, against a loop that upserts the same rows from memory.
 
+use std::fmt::Write;
+use std::time::Instant;
+
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand::seq::index;
+use sqlx::mysql::MySqlArguments;
+use sqlx::query::Query;
+use sqlx::{MySql, MySqlPool};
 
-use crate::alternate::{alternate, median};
-use crate::bench::Bench;
-use crate::figure::{Figure, Target::AtLeast};
-use crate::hand_written::{self, Way};
-use crate::pending::Stage;
+use crate::measuring::{AtLeast, Bench, Figure, Pending, alternate, median};
 
 const FIGURE: Figure = Figure {
     name: "flush_vs_hand_written",
     what: "rows/s from Redis to the commit : the better of two hand-written upsert loops from memory",
     target: AtLeast(0.9),
 };
+/// As many as counterfoil takes unless told otherwise.
+const ROWS_OF_TRANSACTION: usize = 50_000;
 
 pub async fn measure(bench: &mut Bench) {
     if !bench.wants(&[FIGURE.name]) {
         return;
     }
     let rows = bench.size(400_000, 100_000);
-    let stage = Stage::set(bench).await;
-    hand_written::create_tables(&stage.pool).await;
+    let stage = Pending::set(bench).await;
+    create_tables(&stage.pool).await;
     let rows_per_second = |seconds: f64| rows as f64 / seconds;
     let (mut round, mut other_round) = (0, 0);
     let ours = async || {
@@ -36,8 +40,8 @@ pub async fn measure(bench: &mut Bench) {
         // for free: counterfoil has to sort them itself
         ids.sort_unstable();
         let rows: Vec<_> = ids.into_iter().map(|id| (id, 1)).collect();
-        let values = hand_written::upsert(&stage.pool, Way::Values, &rows).await;
-        [values, hand_written::upsert(&stage.pool, Way::JsonTable, &rows).await].map(rows_per_second)
+        let values = upsert(&stage.pool, Way::Values, &rows).await;
+        [values, upsert(&stage.pool, Way::JsonTable, &rows).await].map(rows_per_second)
     };
     let rounds = alternate(bench.size(6, 2), ours, theirs).await;
     bench.figure(FIGURE, rounds.ratio(|[values, json]| values.max(*json)));
@@ -50,4 +54,89 @@ pub async fn measure(bench: &mut Bench) {
 fn drawn(ids: usize, round: u64) -> Vec<String> {
     let places = index::sample(&mut SmallRng::seed_from_u64(round), ids * 5 / 2, ids);
     places.into_iter().map(|number| format!("page/{number}")).collect()
+}
+
+/// What one writes by hand to bring many sums to MySQL: rows sorted by their key, many in a statement, many statements
+/// in a transaction.
+#[derive(Clone, Copy)]
+enum Way {
+    /// `VALUES (?, ?, ?), ...`, 1,000 rows a statement.
+    Values,
+    /// One JSON text of 10,000 rows through `JSON_TABLE`.
+    JsonTable,
+}
+
+type Row = (String, i64);
+
+impl Way {
+    fn table(self) -> &'static str {
+        match self {
+            Way::Values => "by_values",
+            Way::JsonTable => "by_json",
+        }
+    }
+
+    fn rows_of_statement(self) -> usize {
+        match self {
+            Way::Values => 1_000,
+            Way::JsonTable => 10_000,
+        }
+    }
+
+    fn statement(self, rows: usize) -> String {
+        let table = self.table();
+        match self {
+            Way::Values => format!(
+                "INSERT INTO {table} (family, id, value) VALUES {} ON DUPLICATE KEY UPDATE value = value + VALUES(value)",
+                vec!["(?, ?, ?)"; rows].join(", ")
+            ),
+            Way::JsonTable => format!(
+                "INSERT INTO {table} (family, id, value) SELECT 1, j.id, j.delta FROM JSON_TABLE(?, '$[*]' \
+                 COLUMNS(id VARCHAR(255) PATH '$[0]', delta BIGINT PATH '$[1]')) AS j \
+                 ON DUPLICATE KEY UPDATE {table}.value = {table}.value + j.delta"
+            ),
+        }
+    }
+
+    fn bind<'r>(self, text: &'r str, rows: &'r [Row]) -> Query<'r, MySql, MySqlArguments> {
+        let query = sqlx::query(sqlx::AssertSqlSafe(text));
+        match self {
+            Way::Values => rows.iter().fold(query, |query, (id, delta)| query.bind(1).bind(id).bind(delta)),
+            Way::JsonTable => query.bind(json(rows)),
+        }
+    }
+}
+
+fn json(rows: &[Row]) -> String {
+    let mut text = String::from("[");
+    for (place, (id, delta)) in rows.iter().enumerate() {
+        write!(text, "{}[\"{id}\",{delta}]", if place == 0 { "" } else { "," }).unwrap();
+    }
+    text + "]"
+}
+
+/// A table for each way, of the same shape as counterfoil's.
+async fn create_tables(pool: &MySqlPool) {
+    for way in [Way::Values, Way::JsonTable] {
+        let create = format!("CREATE TABLE {} LIKE counterfoil_values", way.table());
+        sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(pool).await.unwrap();
+    }
+}
+
+/// Adds the rows to the table; returns the seconds that it took.
+async fn upsert(pool: &MySqlPool, way: Way, rows: &[Row]) -> f64 {
+    let (pool, rows) = (pool.clone(), rows.to_vec());
+    let upserting = tokio::spawn(async move {
+        let text = way.statement(way.rows_of_statement());
+        let started = Instant::now();
+        for rows in rows.chunks(ROWS_OF_TRANSACTION) {
+            let mut transaction = pool.begin().await.unwrap();
+            for rows in rows.chunks(way.rows_of_statement()) {
+                way.bind(&text, rows).execute(&mut *transaction).await.unwrap();
+            }
+            transaction.commit().await.unwrap();
+        }
+        started.elapsed().as_secs_f64()
+    });
+    upserting.await.unwrap()
 }

@@ -3,15 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::alternate::{Rounds, alternate, median};
-use crate::bench::Bench;
-use crate::curve::{Curve, draw};
-use crate::figure::{Figure, Target::AtMost};
-use crate::ids::Ids;
-use crate::load::{self, Load};
-use crate::pending::Stage;
+use crate::measuring::{Acked, AtMost, Bench, Curve, Figure, Ids, Load, Pending, Rounds, alternate, draw, median};
 use crate::scripts::{self, Longest, Watch};
-use crate::sides::Acked;
 
 const ADD: Figure = Figure {
     name: "add_growth_vs_hincrby",
@@ -32,7 +25,7 @@ const SCRIPT: Figure = Figure {
 /// A number of ids pending, and in plain hashes, on servers of its own, with what was measured there.
 struct Size {
     ids: u32,
-    stage: Stage,
+    stage: Pending,
     hits: Rounds<Load>,
     row_us: Vec<f64>,
 }
@@ -44,7 +37,7 @@ pub async fn measure(bench: &mut Bench) {
     }
     let mut sizes = Vec::new();
     for ids in bench.size([10_000, 100_000, 1_000_000, 5_000_000], [10_000, 50_000, 200_000, 1_000_000]) {
-        let size = Size { ids, stage: Stage::set(bench).await, hits: Rounds::new(), row_us: Vec::new() };
+        let size = Size { ids, stage: Pending::set(bench).await, hits: Rounds::new(), row_us: Vec::new() };
         size.stage.fill(size.names()).await;
         size.stage.plain.fill(size.names()).await;
         sizes.push(size);
@@ -69,8 +62,8 @@ impl Size {
     async fn hit(&mut self, ids: &Ids, time: Duration, round: usize) {
         const TASKS: usize = 256;
         let (acked, plain, probe) = (Acked(self.stage.counters.clone()), &self.stage.plain, &self.stage.probe);
-        let ours = async || load::run(&acked, ids, TASKS, time, &mut probe.clone()).await;
-        let theirs = async || load::run(plain, ids, TASKS, time, &mut probe.clone()).await;
+        let ours = async || Load::run(&acked, ids, TASKS, time, &mut probe.clone()).await;
+        let theirs = async || Load::run(plain, ids, TASKS, time, &mut probe.clone()).await;
         self.hits.measure(round, ours, theirs).await;
     }
 

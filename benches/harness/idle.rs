@@ -5,8 +5,7 @@ use std::time::Duration;
 use counterfoil::Family;
 use redis::aio::MultiplexedConnection;
 
-use crate::bench::Bench;
-use crate::servers::{connect, info, number_after, redis_cpu};
+use crate::measuring::{Bench, Stage, info, number_after, redis_cpu};
 
 /// What namespaces with nothing pending cost a reconciler that looks at each four times a second, instead of the usual
 /// four times a minute, so that there is something to measure.
@@ -16,17 +15,15 @@ pub async fn measure(bench: &mut Bench) {
         return;
     }
     let (namespaces, seconds) = (bench.size(10_000, 1_000), bench.size(10u32, 4));
-    let redis = bench.servers.redis().await;
-    let counterfoil = bench.servers.pair(&redis).await;
+    let Stage { pair, mut probe, redis: _redis, .. } = Stage::set(bench).await;
     let before = memory();
     for number in 0..namespaces {
         let family = Family::buffered(format!("shop-{number}"), "views").sync_after(50, Duration::from_secs(1));
-        counterfoil.open(family.build().unwrap()).await.unwrap();
+        pair.open(family.build().unwrap()).await.unwrap();
     }
     bench.absolute("idle_namespace_bytes", (memory() - before) / f64::from(namespaces));
-    let reconciler = counterfoil.reconciler().start().await.unwrap();
+    let reconciler = pair.reconciler().start().await.unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let mut probe = connect(&redis).await;
     let (process, server) = (cpu(), redis_cpu(&mut probe).await);
     let calls = exists_calls(&mut probe).await;
     tokio::time::sleep(Duration::from_secs(seconds.into())).await;

@@ -2,34 +2,23 @@
 //! `./dev bench [--quick] [--json FILE] [NAME...]`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod acked;
-mod add_script;
-mod alternate;
-mod bench;
+mod activity;
 mod cached;
-mod curve;
-mod exact_read;
-mod figure;
 mod flush;
 mod growth;
-mod hand_written;
+mod hits;
 mod idle;
-mod ids;
-mod load;
-mod memory;
-mod one_task;
-mod pending;
-mod recorded;
+mod in_redis;
+mod measuring;
+mod reads;
 mod scripts;
-mod servers;
-mod sides;
-mod slices;
+mod series;
 mod through_mysql;
 
 use std::path::PathBuf;
 
-use bench::Bench;
 use clap::Parser;
+use measuring::Bench;
 
 #[derive(Parser)]
 #[command(name = "./dev bench")]
@@ -55,18 +44,15 @@ async fn main() {
     let mut bench = Bench::new(args.quick, args.names);
     // first, while the process holds no memory that it could use again
     idle::measure(&mut bench).await;
-    acked::measure(&mut bench).await;
-    acked::measure_by_tasks(&mut bench).await;
-    add_script::measure(&mut bench).await;
-    one_task::measure(&mut bench).await;
-    recorded::measure(&mut bench).await;
+    hits::measure(&mut bench).await;
+    in_redis::measure(&mut bench).await;
     through_mysql::measure(&mut bench).await;
     flush::measure(&mut bench).await;
-    exact_read::measure(&mut bench).await;
-    memory::measure(&mut bench).await;
+    reads::measure(&mut bench).await;
     growth::measure(&mut bench).await;
     cached::measure(&mut bench).await;
-    slices::measure(&mut bench).await;
+    series::measure(&mut bench).await;
+    activity::measure(&mut bench).await;
     bench.found().print();
     if args.quick {
         println!("quick: shorter, with fewer rounds, and at most 1 M ids pending where a figure says 5 M");

@@ -6,13 +6,9 @@ use counterfoil::{Durability, Family};
 use sqlx::MySqlPool;
 use sqlx::mysql::MySqlPoolOptions;
 
-use crate::alternate::{alternate, median};
-use crate::bench::Bench;
-use crate::figure::{Figure, Target::AtLeast};
-use crate::ids::Ids;
-use crate::load::{self, Load};
-use crate::servers::{Counters, Pair, connect};
-use crate::sides::{Acked, Side};
+use crate::measuring::{
+    Acked, AtLeast, Bench, Counters, Figure, Ids, Load, Pair, Side, Stage, alternate, connect, median,
+};
 
 const FIGURE: Figure = Figure {
     name: "acked_vs_mysql",
@@ -57,19 +53,17 @@ pub async fn measure(bench: &mut Bench) {
     let ids = Ids::zipf(100_000);
     // longer than elsewhere: the drain at the end is in the time
     let time = bench.time() * 2;
-    let redis = bench.servers.redis().await;
-    let mut probe = connect(&redis).await;
+    let Stage { pair, pool, redis, mut probe } = Stage::set(bench).await;
     let mut other_probe = probe.clone();
-    let (pair, pool) = bench.servers.pair_with_pool(&redis).await;
     let upsert = Upsert(plain_table(bench, &pool).await);
     let reconciler = pair.reconciler().redis(connect(&redis).await).start().await.unwrap();
     let mut round = 0;
     let ours = async || {
         round += 1;
         let side = Through { acked: Acked(counters(&pair, round).await), pair: pair.clone() };
-        load::run(&side, &ids, 256, time, &mut probe).await
+        Load::run(&side, &ids, 256, time, &mut probe).await
     };
-    let theirs = async || load::run(&upsert, &ids, CONNECTIONS.into(), time, &mut other_probe).await;
+    let theirs = async || Load::run(&upsert, &ids, CONNECTIONS.into(), time, &mut other_probe).await;
     let rounds = alternate(bench.size(6, 2), ours, theirs).await;
     reconciler.shutdown().await.unwrap();
     bench.figure(FIGURE, rounds.ratio(Load::per_second));

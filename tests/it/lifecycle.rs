@@ -177,7 +177,9 @@ async fn a_shutdown_tells_which_recorded_hits_were_refused() {
     let pair = Pair::new().await;
     let views = pair.counterfoil.open(family("views").partitions(1).max_pending(1).build().unwrap()).await.unwrap();
     let _ = views.add("page", i64::MAX).await.unwrap();
-    (views.record("page", 1).unwrap(), views.record("other", 1).unwrap(), views.record("other", 1).unwrap());
+    for id in ["page", "other", "other"] {
+        views.record(id, 1).unwrap();
+    }
     let remaining = pair.counterfoil.shutdown(Duration::from_secs(20)).await.unwrap();
     let [one] = &*remaining else { panic!("{remaining:?}") };
     assert_eq!((one.recorded, one.refused, one.backlog.unwrap().ids), (0, 3, 0));

@@ -188,32 +188,25 @@ impl<'s> Saves<'s> {
         }
     }
 
-    /// Returns what the database refused, with its words.
-    async fn update<'w>(
+    /// Writes the values of entries that are all there, or all not. Returns what the database refused, with its words.
+    async fn write<'w>(
         &self,
         transaction: &mut Transaction,
+        text: &Text,
         pairs: &'w [Compared<'w, 's>],
     ) -> Result<Vec<(&'w Compared<'w, 's>, String)>, sqlx::Error> {
         let mut halves = Halves::of(pairs);
         while let Some(part) = halves.next() {
-            let result = write(transaction, &self.target.cached.update, part).await;
-            halves.made(part, result)?;
-        }
-        Ok(halves.refused())
-    }
-
-    /// Returns what the database refused, with its words.
-    async fn insert<'w>(
-        &self,
-        transaction: &mut Transaction,
-        pairs: &'w [Compared<'w, 's>],
-    ) -> Result<Vec<(&'w Compared<'w, 's>, String)>, sqlx::Error> {
-        let mut halves = Halves::of(pairs);
-        while let Some(part) = halves.next() {
-            let result = write(transaction, &self.target.cached.insert, part).await;
+            let mut json = JsonRows::default();
+            for (entry, _) in part {
+                let cells = json.row().number(entry.save.value);
+                entry.key.iter().for_each(|segment| segment.write(cells));
+            }
+            let changed = transaction.execute(text.query().bind(json.finish())).await;
+            let result = changed.and_then(|changed| positions::all(part.len(), changed));
             match &result {
                 // inserted meanwhile by somebody else: the transaction is begun again, and no row is to blame
-                Err(error) if fault::is_duplicate(error) && self.any_there(transaction, part).await? => {
+                Err(error) if fault::is_duplicate(error) && self.any_came(transaction, part).await? => {
                     return result.map(|()| Vec::new());
                 }
                 _ => halves.made(part, result)?,
@@ -240,9 +233,10 @@ impl<'s> Saves<'s> {
         Ok(())
     }
 
-    async fn any_there(&self, transaction: &mut Transaction, pairs: &[Compared<'_, 's>]) -> Result<bool, sqlx::Error> {
+    /// Whether any row that was not there is there now.
+    async fn any_came(&self, transaction: &mut Transaction, pairs: &[Compared<'_, 's>]) -> Result<bool, sqlx::Error> {
         let found = self.lock(transaction, pairs.iter().map(|(entry, _)| *entry)).await?;
-        Ok(found.iter().any(|found| found.value.is_some()))
+        Ok(pairs.iter().zip(found).any(|((_, before), now)| before.value.is_none() && now.value.is_some()))
     }
 }
 
@@ -267,8 +261,8 @@ impl UnitOfWork for Saves<'_> {
             }
         }
         self.meet(transaction, &mut outcome).await?;
-        let mut refused = self.update(transaction, &updates).await?;
-        refused.extend(self.insert(transaction, &inserts).await?);
+        let mut refused = self.write(transaction, &self.target.cached.update, &updates).await?;
+        refused.extend(self.write(transaction, &self.target.cached.insert, &inserts).await?);
         for ((entry, _), words) in refused {
             let known = entry.save.known.value.map_or_else(|| "nothing".to_owned(), |value| value.to_string());
             outcome.reject(entry.at, Saved::Refused, refusal(entry.save, &known, &words));
@@ -293,17 +287,6 @@ impl InDatabase {
     fn is_doubtful(&self, save: &Save) -> bool {
         self.value.is_none() && self.version != save.known.version
     }
-}
-
-/// Writes the values of entries that are all there, or all not.
-async fn write(transaction: &mut Transaction, text: &Text, pairs: &[Compared<'_, '_>]) -> Result<(), sqlx::Error> {
-    let mut json = JsonRows::default();
-    for (entry, _) in pairs {
-        let cells = json.row().number(entry.save.value);
-        entry.key.iter().for_each(|segment| segment.write(cells));
-    }
-    let changed = transaction.execute(text.query().bind(json.finish())).await?;
-    positions::all(pairs.len(), changed)
 }
 
 /// Why a value was not written to a row that holds `known`.

@@ -566,6 +566,7 @@ struct Play {
 impl Model for Play {
     type Step = Step;
     const FAMILY: &'static str = "shop/here";
+    const FENCED: &'static [&'static str] = &["activity_touch", "activity_touch_hll", "visitors_first"];
 
     fn steps() -> BoxedStrategy<Step> {
         step().boxed()
@@ -821,11 +822,9 @@ async fn scripts_do_what_the_reference_does() {
     agrees::<Play>(file!()).await;
 }
 
-/// A script with one thing changed must not pass.
 #[tokio::test]
 async fn a_change_to_a_script_is_noticed() {
     notices::<Play>(&[
-        ("activity_touch", "tonumber(n) <= last_n", "false"),
         ("activity_touch", "'ZADD', visitors, 'LT', unpack", "'ZADD', visitors, unpack"),
         ("activity_touch", "math.min(since, minute * 1000)", "since"),
         ("activity_touch", "sum == hits and pcall('ZCARD', KEYS[5 + 2 * i]) or", "sum == hits or"),
@@ -837,21 +836,16 @@ async fn a_change_to_a_script_is_noticed() {
         ("activity_touch", "math.max(ttl, 60000 + layer_ms)", "ttl"),
         ("activity_touch", "or layer) <= gone then", "or layer) <= gone + 1 then"),
         ("activity_touch", "* layer_ms, (layers + 1) * layer_ms", "* layer_ms, layer_ms"),
-        ("activity_touch", "and epoch ~= now and epoch ~= before then return", "and false then return"),
-        ("activity_touch", " or epoch ~= now and redis.call('HGET', KEYS[3], caller)", ""),
         ("activity_touch", "local last = redis.call('HGET', KEYS[2], caller)", "local last = false"),
         ("activity_touch", "look == sum and i - 1 or i", "i - 1"),
         ("activity_touch", "if left == 0 then call('HDEL', KEYS[4 + 2 * j], name) end", ""),
         ("activity_touch", "keep and call('ZCARD', KEYS[5]) and call", "keep and call"),
-        ("activity_touch_hll", "tonumber(n) <= last_n", "false"),
         ("activity_touch_hll", "math.floor(now_ms / layer_ms) ~= layer", "false"),
         ("activity_touch_hll", "call('PFCOUNT', KEYS[k + 2]) - seen", "call('PFCOUNT', KEYS[k + 2])"),
         ("activity_touch_hll", "for j = k, k + 1 do", "for j = k, k do"),
         ("activity_touch_hll", "if math.floor(now_ms / layer_ms) ~= layer then", "if false then"),
         ("activity_touch_hll", "or layer) <= gone then", "or layer) <= gone + 1 then"),
         ("activity_touch_hll", "ttl, gone, minute = (layers + 1) * layer_ms,", "ttl, gone, minute = layer_ms,"),
-        ("activity_touch_hll", "and epoch ~= now and epoch ~= before then return", "and false then return"),
-        ("activity_touch_hll", " or epoch ~= now and redis.call('HGET', KEYS[3], caller)", ""),
         ("activity_touch_hll", "local last = redis.call('HGET', KEYS[2], caller)", "local last = false"),
         ("activity_touch_hll", "opened[k] == sum and k - 1 or k", "k - 1"),
         ("activity_touch_hll", " == 0 then call('HDEL', KEYS[j], ARGV[8]) end", " then end"),
@@ -861,9 +855,6 @@ async fn a_change_to_a_script_is_noticed() {
         ("activity_now", "(gone + 1) * layer_ms", "gone * layer_ms"),
         ("activity_now_hll", "'PFCOUNT', KEYS[k + 1], unpack", "'PFCOUNT', unpack"),
         ("activity_now_hll", "math.floor(now_ms / ARGV[2]) ~= layer", "false"),
-        ("visitors_first", "tonumber(n) <= last_n", "false"),
-        ("visitors_first", "epoch ~= now and epoch ~= before", "false"),
-        ("visitors_first", "or epoch ~= now and redis.call('HGET', KEYS[3], caller)", ""),
         ("visitors_first", "tonumber(n) == last_n and last or ''", "last"),
         ("visitors_first", "known[i - first + 1] ~= 1 and ", ""),
         ("visitors_first", " and not new[ARGV[i]]", ""),

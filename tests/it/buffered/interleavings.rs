@@ -10,12 +10,12 @@
 
 use std::time::Duration;
 
+use crate::support::between::{Gate, Wrapped};
 use crate::support::interleaving::buffered::{
     Given, Kind, breaks, breaks_in_the_real_database, exact, exact_in_the_real_database,
 };
 use crate::support::interleaving::connect::Lasting;
 use crate::support::interleaving::database::Database;
-use crate::support::interleaving::gated::Gated;
 use crate::support::interleaving::hunt::{Case, runtime};
 use crate::support::interleaving::reader::Reader;
 use crate::support::interleaving::stage::{Gone, Stage};
@@ -89,7 +89,7 @@ struct World<'s, S> {
     /// Every call that was ever sent.
     sent: Vec<(Key, Call)>,
     workers: Workers,
-    reader: Option<Reader<S, Vec<i64>>>,
+    reader: Option<Reader<Vec<i64>>>,
     tokens: Vec<Increment>,
 }
 
@@ -172,11 +172,12 @@ impl<'s, S: Store + Clone> World<'s, S> {
         if self.reader.is_some() {
             return;
         }
-        let store = Gated::new(self.database.store.clone());
-        let counterfoil = Counterfoil::new(self.stage.redis.clone(), store.clone());
+        let gate = Gate::new();
+        let store = Wrapped { store: self.database.store.clone(), between: gate.clone() };
+        let counterfoil = Counterfoil::new(self.stage.redis.clone(), store);
         let counters = counterfoil.open(self.buffered.clone()).await.expect("the family is known");
         let before = self.tokens.iter().map(|token| token.state.is_acknowledged()).collect();
-        self.reader = Some(Reader::begin(store, async move { counters.get_many(&IDS).await }, before).await);
+        self.reader = Some(Reader::begin(gate, async move { counters.get_many(&IDS).await }, before).await);
     }
 
     async fn read_goes_on(&mut self) -> Checked {

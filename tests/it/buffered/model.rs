@@ -452,6 +452,7 @@ struct Play {
 impl Model for Play {
     type Step = Step;
     const FAMILY: &'static str = "shop/views";
+    const FENCED: &'static [&'static str] = &["buffered_add"];
 
     fn steps() -> BoxedStrategy<Step> {
         step().boxed()
@@ -673,14 +674,9 @@ async fn scripts_do_what_the_reference_does() {
     agrees::<Play>(file!()).await;
 }
 
-/// A script with one thing changed must not pass.
 #[tokio::test]
 async fn a_change_to_a_script_is_noticed() {
     notices::<Play>(&[
-        ("buffered_add", "tonumber(n) <= last_n", "false"),
-        ("buffered_add", "and epoch ~= before", ""),
-        ("buffered_add", "epoch ~= now and epoch ~= before", "false"),
-        ("buffered_add", "or epoch ~= now and redis.call('HGET', KEYS[3], caller)", ""),
         ("buffered_add", "tonumber(n) == last_n and last:match", "last:match"),
         ("buffered_add", "earlier == 0", "earlier < 0"),
         ("buffered_add", "sum >= 2^53 or sum <= -2^53", "false"),

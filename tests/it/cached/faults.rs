@@ -3,13 +3,12 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::support::rows::Rows;
+use crate::support::between::{Between, Wrapped};
 use crate::support::{Pair, eventually, pause};
 use counterfoil::{
     CachedCounters, CachedFamilyBuilder, Changed, Counterfoil, Durability, ErrorKind, Family, KeyType, MemoryStore,
     MysqlStore, Registered, Row, Store, Table,
 };
-use futures_util::future::ready;
 use redis::aio::ConnectionManager;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 
@@ -243,14 +242,20 @@ async fn keys_of_another_type_are_an_error_that_names_them() {
     assert_eq!(votes.get("1").await.unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
-/// The rows come from a copy that stands still, as from a replica that does not say that it is one.
+/// A copy of the rows that stands still, as on a replica that does not say that it is one; where there is none, the rows.
+#[derive(Clone, Default)]
+struct Copied(Arc<Mutex<Option<Vec<Row>>>>);
+
+impl Between for Copied {
+    async fn seen(&self, rows: Vec<Row>) -> Vec<Row> {
+        self.0.lock().unwrap().clone().unwrap_or(rows)
+    }
+}
+
 #[tokio::test]
 async fn rows_from_a_database_that_is_behind_cost_no_count() {
     let redis = RedisServer::start(RedisOptions::volatile()).await;
-    let copy: Arc<Mutex<Option<Vec<Row>>>> = Arc::default();
-    let copied = copy.clone();
-    let seen = move |rows| ready(copied.lock().unwrap().clone().unwrap_or(rows));
-    let store = Rows { store: MemoryStore::new(), seen };
+    let store = Wrapped { store: MemoryStore::new(), between: Copied::default() };
     let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
     let votes = counterfoil.open(family().build().unwrap()).await.unwrap();
     assert_eq!(value(votes.incr("a", 5).await.unwrap()), 5);
@@ -260,7 +265,7 @@ async fn rows_from_a_database_that_is_behind_cost_no_count() {
     assert_eq!(value(votes.incr("a", 10).await.unwrap()), 15);
     counterfoil.drain().await.unwrap();
     redis.run::<()>("FLUSHALL").await.unwrap();
-    *copy.lock().unwrap() = Some(behind);
+    *store.between.0.lock().unwrap() = Some(behind);
     // seen wrong for as long as it is not saved: nobody can know
     assert_eq!(value(votes.incr("a", 1).await.unwrap()), 6);
     counterfoil.drain().await.unwrap();

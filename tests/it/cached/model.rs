@@ -563,6 +563,7 @@ struct Play {
 impl Model for Play {
     type Step = Step;
     const FAMILY: &'static str = "shop/stock";
+    const FENCED: &'static [&'static str] = &["cached_incr"];
 
     fn steps() -> BoxedStrategy<Step> {
         step().boxed()
@@ -800,13 +801,9 @@ async fn scripts_do_what_the_reference_does() {
     agrees::<Play>(file!()).await;
 }
 
-/// A script with one thing changed must not pass.
 #[tokio::test]
 async fn a_change_to_a_script_is_noticed() {
     notices::<Play>(&[
-        ("cached_incr", "caller ~= '' and epoch ~= now and epoch ~= before", "false"),
-        ("cached_incr", " and epoch ~= before then", " then"),
-        ("cached_incr", " or epoch ~= now and redis.call('HGET', KEYS[3], caller)", ""),
         ("cached_incr", "if last_n and tonumber(n) <= last_n then", "if last_n and tonumber(n) < last_n then"),
         ("cached_incr", "tonumber(n) == last_n and ' (%S+)' or '^$'", "' (%S+)'"),
         ("cached_incr", "sum > -1e14 and sum < 1e14 and ", ""),

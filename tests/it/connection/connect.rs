@@ -435,14 +435,21 @@ struct Moving {
     left: Arc<AtomicUsize>,
 }
 
+impl Moving {
+    /// Where the next command goes.
+    fn server(&mut self) -> &mut MultiplexedConnection {
+        let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        &mut self.servers[usize::from(left.is_err())]
+    }
+}
+
 impl ConnectionLike for Moving {
     fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
-        let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-        self.servers[usize::from(left.is_err())].req_packed_command(command)
+        self.server().req_packed_command(command)
     }
 
-    fn req_packed_commands<'a>(&'a mut self, _: &'a Pipeline, _: usize, _: usize) -> RedisFuture<'a, Vec<Value>> {
-        unimplemented!("counterfoil sends single calls")
+    fn req_packed_commands<'a>(&'a mut self, pipe: &'a Pipeline, at: usize, n: usize) -> RedisFuture<'a, Vec<Value>> {
+        self.server().req_packed_commands(pipe, at, n)
     }
 
     fn get_db(&self) -> i64 {

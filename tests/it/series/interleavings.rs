@@ -8,12 +8,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use crate::support::between::{Gate, Wrapped};
 use crate::support::interleaving::buffered::{
     Given, Kind, breaks, breaks_in_the_real_database, exact, exact_in_the_real_database,
 };
 use crate::support::interleaving::connect::Lasting;
 use crate::support::interleaving::database::Database;
-use crate::support::interleaving::gated::Gated;
 use crate::support::interleaving::hunt::Case;
 use crate::support::interleaving::reader::Reader;
 use crate::support::interleaving::stage::{Gone, Stage};
@@ -95,7 +95,7 @@ struct World<'s, S> {
     sent: Vec<(Key, usize)>,
     workers: Workers,
     /// With the name that it reads.
-    reader: Option<Reader<S, (usize, Vec<Slice>)>>,
+    reader: Option<Reader<(usize, Vec<Slice>)>>,
     tokens: Vec<Token>,
 }
 
@@ -180,13 +180,14 @@ impl<'s, S: Store + Clone> World<'s, S> {
         if self.reader.is_some() {
             return;
         }
-        let store = Gated::new(self.database.store.clone());
-        let counterfoil = Counterfoil::new(self.stage.redis.clone(), store.clone());
+        let gate = Gate::new();
+        let store = Wrapped { store: self.database.store.clone(), between: gate.clone() };
+        let counterfoil = Counterfoil::new(self.stage.redis.clone(), store);
         let series = counterfoil.open(self.series.clone()).await.expect("the family is known");
         let range = times(self.all_times());
         let read = async move { Ok((name, series.get_range(NAMES[name], Precision::SECOND, range).await?)) };
         let before = self.tokens.iter().map(|token| token.state.is_acknowledged()).collect();
-        self.reader = Some(Reader::begin(store, read, before).await);
+        self.reader = Some(Reader::begin(gate, read, before).await);
     }
 
     async fn read_goes_on(&mut self) -> Checked {

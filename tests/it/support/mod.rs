@@ -1,11 +1,11 @@
 //! What several test programs share.
 #![allow(dead_code, missing_docs)]
 
+pub mod between;
 pub mod hits;
 pub mod interleaving;
 pub mod kinds;
 pub mod model;
-pub mod rows;
 pub mod tally;
 pub mod tls;
 pub mod trouble;

@@ -20,6 +20,8 @@ pub trait Model {
     type Step: Debug;
     /// The family whose partition 0 the scripts are called on, as it stands in keys.
     const FAMILY: &'static str;
+    /// The scripts that are fenced.
+    const FENCED: &'static [&'static str];
 
     fn steps() -> BoxedStrategy<Self::Step>;
 
@@ -138,12 +140,21 @@ pub async fn agrees<M: Model>(source_file: &'static str) {
     }
 }
 
-/// A script with one thing changed, (script, from, to), must not pass.
+/// What all scripts that are fenced have, and what it is changed to.
+const FENCE: [(&str, &str); 4] = [
+    ("caller ~= '' and epoch ~= now and epoch ~= before", "false"),
+    ("and epoch ~= before then", "then"),
+    ("or epoch ~= now and redis.call('HGET', KEYS[3], caller)", ""),
+    ("tonumber(n) <= last_n", "false"),
+];
+
+/// A script with one thing changed, (script, from, to), must not pass; those that are fenced not without the fence either.
 pub async fn notices<M: Model>(changes: &[(&str, &str, &str)]) {
     let server = RedisServer::start(RedisOptions::volatile()).await;
-    for (name, from, to) in changes {
+    let fences = M::FENCED.iter().flat_map(|name| FENCE.map(|(from, to)| (*name, from, to)));
+    for (name, from, to) in fences.chain(changes.iter().copied()) {
         let mut sources = sources();
-        let source = sources.get_mut(*name).unwrap();
+        let source = sources.get_mut(name).unwrap();
         assert_eq!(source.matches(from).count(), 1, "{name} has no {from:?}, or more than one");
         *source = source.replace(from, to);
         let config = Config { cases: 20_000, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::support::rows::Rows;
-use crate::support::{Plain, PlainCounters, eventually, family, pause};
+use crate::support::between::{Gate, Wrapped};
+use crate::support::{Plain, PlainCounters, family, pause};
 use counterfoil::test_hooks::{Guard, Partition, take_out};
 use counterfoil::{
     AddedOnce, BufferedCounters, BufferedFamilyBuilder, CachedCounters, CachedFamily, CachedFamilyBuilder, ChangedOnce,
@@ -16,7 +16,6 @@ use futures_util::future::join_all;
 use rand::random_range;
 use redis::aio::{ConnectionLike, ConnectionManager};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, Value};
-use tokio::sync::Semaphore;
 
 fn views() -> BufferedFamilyBuilder {
     family("views").partitions(4)
@@ -297,20 +296,12 @@ async fn while_epochs_turn(turns: usize, other: Option<usize>) -> (Result<Change
     let plain = Plain::new().await;
     let family = votes().build().unwrap();
     let store = plain.counterfoil.store().clone();
-    let (gate, waiting) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicU64::new(0)));
-    let (closed, waits) = (gate.clone(), waiting.clone());
-    let seen = move |rows| {
-        let (closed, waits) = (closed.clone(), waits.clone());
-        async move {
-            waits.fetch_add(1, Ordering::SeqCst);
-            closed.acquire().await.expect("never closed").forget();
-            rows
-        }
-    };
-    let here = votes_of(&plain, Rows { store: store.clone(), seen }, &family).await;
+    let gate = Gate::new();
+    let here = votes_of(&plain, Wrapped { store: store.clone(), between: gate.clone() }, &family).await;
     let there = votes_of(&plain, store, &family).await;
     let asks = tokio::spawn(async move { here.incr_once("job", "item", 1).await });
-    eventually("the row is read", async || waiting.load(Ordering::SeqCst) == 1).await;
+    gate.reach(&asks).await;
+    assert!(!asks.is_finished(), "it read no row");
     let mut told = None;
     for turn in 0..=turns {
         if other == Some(turn) {
@@ -321,7 +312,7 @@ async fn while_epochs_turn(turns: usize, other: Option<usize>) -> (Result<Change
         }
     }
     // where its ticket has gone it reads the row again
-    gate.add_permits(10);
+    gate.open();
     let first = asks.await.unwrap();
     (first, told, there.get("item").await.unwrap())
 }

@@ -8,7 +8,6 @@
 pub mod buffered;
 pub mod connect;
 pub mod database;
-pub mod gated;
 pub mod hunt;
 pub mod reader;
 pub mod stage;

@@ -5,35 +5,31 @@ use proptest::test_runner::TestCaseError;
 use tokio::task::JoinHandle;
 
 use super::failed;
-use super::gated::Gated;
 use super::token::State;
+use crate::support::between::Gate;
 
 /// A reader that stands still before each question to the database.
-pub struct Reader<S, T> {
+pub struct Reader<T> {
     task: JoinHandle<Result<T>>,
-    store: Gated<S>,
+    gate: Gate,
     /// Which increments were acknowledged before it began.
     before: Vec<bool>,
     pub has_crashed: bool,
 }
 
-impl<S, T: Send + 'static> Reader<S, T> {
+impl<T: Send + 'static> Reader<T> {
     /// Begins to read, and comes to its first question.
-    pub async fn begin(
-        store: Gated<S>,
-        read: impl Future<Output = Result<T>> + Send + 'static,
-        before: Vec<bool>,
-    ) -> Self {
+    pub async fn begin(gate: Gate, read: impl Future<Output = Result<T>> + Send + 'static, before: Vec<bool>) -> Self {
         let task = tokio::spawn(read);
-        store.reach(&task).await;
-        Reader { task, store, before, has_crashed: false }
+        gate.reach(&task).await;
+        Reader { task, gate, before, has_crashed: false }
     }
 
     /// Lets the question of the reader through, if there is one. Returns what it has read once it is through; in a crash
     /// it may fail.
     pub async fn go_on(reader: &mut Option<Self>) -> Result<Option<Seen<T>>, TestCaseError> {
         let Some(asking) = reader.take() else { return Ok(None) };
-        asking.store.let_in(&asking.task).await;
+        asking.gate.let_in(&asking.task).await;
         if !asking.task.is_finished() {
             *reader = Some(asking);
             return Ok(None);

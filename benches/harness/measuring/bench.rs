@@ -1,25 +1,15 @@
 //! One run: how much is measured, and what was found.
 
-use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::Duration;
 
-use crate::figure::Figure;
-use crate::servers::Servers;
+use super::figures::{Figure, Found};
+use super::servers::Servers;
 
 pub struct Bench {
     pub servers: Servers,
     quick: bool,
     names: Vec<String>,
     found: Found,
-}
-
-/// What a run found, in the order in which it was measured.
-#[derive(Default)]
-pub struct Found {
-    pub figures: Vec<(Figure, f64)>,
-    /// Beside the figures, what they were made of: name, number.
-    pub absolute: Vec<(String, f64)>,
 }
 
 impl Bench {
@@ -62,32 +52,5 @@ impl Bench {
 
     pub fn found(&self) -> &Found {
         &self.found
-    }
-}
-
-impl Found {
-    /// Prints it as a table.
-    pub fn print(&self) {
-        if !self.figures.is_empty() {
-            println!("\n{:28} {:>10} {:>8}  {:11}  what", "name", "figure", "target", "");
-        }
-        for (figure, value) in &self.figures {
-            let reached = if figure.target.is_reached_by(*value) { "reached" } else { "not reached" };
-            let (name, target) = (figure.name, figure.target.to_string());
-            println!("{name:28} {value:10.2} {target:>8}  {reached:11}  {}", figure.what);
-        }
-        println!();
-        for (name, value) in &self.absolute {
-            println!("{name:44} {value:14.3}");
-        }
-    }
-
-    /// Writes it as one flat JSON object, name: number.
-    pub fn write_json(&self, path: &Path) {
-        let figures = self.figures.iter().map(|(figure, value)| (figure.name, *value));
-        let absolute = self.absolute.iter().map(|(name, value)| (name.as_str(), *value));
-        let numbers: BTreeMap<&str, f64> = figures.chain(absolute).collect();
-        let json = serde_json::to_string_pretty(&numbers).unwrap();
-        std::fs::write(path, json + "\n").expect("the figures are written");
     }
 }

@@ -2,44 +2,26 @@
 
 use std::time::Duration;
 
-use counterfoil::{Counterfoil, MysqlStore};
+use counterfoil::Counterfoil;
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
-use sqlx::{Connection, MySqlConnection, MySqlPool};
-use testkit::{MysqlServer, RedisOptions, RedisServer};
+use sqlx::{Connection, MySqlConnection};
+use testkit::{MysqlServer, RedisServer};
 use tokio::sync::OnceCell;
 
 /// The pair as it is measured, on the same kind of connection as the other side's.
 pub type Pair = Counterfoil<MultiplexedConnection>;
 pub type Counters = counterfoil::BufferedCounters<MultiplexedConnection>;
 
-/// Servers that start when they are first needed, and end with the run.
+/// What all measurements share: it starts when it is first needed, and ends with the run.
 #[derive(Default)]
 pub struct Servers {
     mysql: OnceCell<MysqlServer>,
 }
 
 impl Servers {
-    /// A Redis of the measurement's own, which keeps nothing on disk.
-    pub async fn redis(&self) -> RedisServer {
-        RedisServer::start(RedisOptions::volatile()).await
-    }
-
     pub async fn mysql(&self) -> &MysqlServer {
         self.mysql.get_or_init(start_mysql).await
-    }
-
-    /// That Redis and a new database, in which counterfoil's tables are.
-    pub async fn pair(&self, redis: &RedisServer) -> Pair {
-        self.pair_with_pool(redis).await.0
-    }
-
-    /// The same with a pool of the database, for the other side.
-    pub async fn pair_with_pool(&self, redis: &RedisServer) -> (Pair, MySqlPool) {
-        let (_, pool) = self.mysql().await.database("bench").await;
-        let store = MysqlStore::new(pool.clone());
-        store.create_tables().await.unwrap();
-        (Counterfoil::new(connect(redis).await, store), pool)
     }
 }
 
@@ -57,10 +39,6 @@ async fn start_mysql() -> MysqlServer {
 pub async fn connect(redis: &RedisServer) -> MultiplexedConnection {
     let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(30)));
     redis.client().get_multiplexed_async_connection_with_config(&config).await.unwrap()
-}
-
-pub async fn flush_all(redis: &mut MultiplexedConnection) {
-    redis::cmd("FLUSHALL").arg("SYNC").exec_async(redis).await.unwrap();
 }
 
 /// Seconds of CPU that Redis has used.

@@ -5,12 +5,7 @@ use std::time::{Duration, Instant};
 use redis::aio::MultiplexedConnection;
 use sqlx::MySqlPool;
 
-use crate::alternate::{alternate, median};
-use crate::bench::Bench;
-use crate::figure::{Figure, Target::AtMost};
-use crate::ids::Ids;
-use crate::pending::Stage;
-use crate::servers::{Counters, connect};
+use crate::measuring::{AtMost, Bench, Counters, Figure, Ids, Pending, alternate, connect, median};
 
 const FIGURE: Figure =
     Figure { name: "exact_read_vs_plain", what: "latency of get(), p50 : HGET and then SELECT", target: AtMost(1.25) };
@@ -51,7 +46,7 @@ pub async fn measure(bench: &mut Bench) {
     if !bench.wants(&[FIGURE.name]) {
         return;
     }
-    let stage = Stage::set(bench).await;
+    let stage = Pending::set(bench).await;
     let names = || (0..IDS).map(|number| format!("page/{number}"));
     // each id has 1 in the database, where the reads of both sides find it, and 1 in Redis
     stage.fill(names()).await;

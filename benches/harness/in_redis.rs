@@ -1,19 +1,19 @@
-//! What an add costs in Redis, against a script that only counts.
+//! What a hit and a pending id cost in Redis.
 
 use counterfoil::test_hooks::{Counted, Fence};
 use futures_util::future::join_all;
 
-use crate::alternate::{alternate, median};
-use crate::bench::Bench;
-use crate::figure::{Figure, Target::AtMost};
-use crate::ids::Ids;
-use crate::pending::Stage;
-use crate::servers::Scripts;
+use crate::measuring::{AtMost, Bench, Figure, Ids, Pending, Scripts, alternate, median};
 
-const FIGURE: Figure = Figure {
+const ADD: Figure = Figure {
     name: "add_script_vs_bare",
     what: "time in Redis of an add of one id of 100 k pending ones : a script of one HINCRBY",
     target: AtMost(3.0),
+};
+const MEMORY: Figure = Figure {
+    name: "memory_vs_hash",
+    what: "Redis's bytes per pending id : the same ids in one plain hash",
+    target: AtMost(1.1),
 };
 const BARE: &str = "return redis.call('HINCRBY', KEYS[1], ARGV[1], ARGV[2])";
 const IDS: u32 = 100_000;
@@ -21,10 +21,16 @@ const IDS: u32 = 100_000;
 const CALLERS: usize = 16;
 
 pub async fn measure(bench: &mut Bench) {
-    if !bench.wants(&[FIGURE.name]) {
+    measure_add(bench).await;
+    measure_memory(bench).await;
+}
+
+/// The time of an add, against a script that only counts.
+async fn measure_add(bench: &mut Bench) {
+    if !bench.wants(&[ADD.name]) {
         return;
     }
-    let (stage, ids, calls) = (Stage::set(bench).await, Ids::zipf(IDS), bench.size(10_000, 2_000));
+    let (stage, ids, calls) = (Pending::set(bench).await, Ids::zipf(IDS), bench.size(10_000, 2_000));
     let names = || (0..IDS).map(|number| format!("page/{number}"));
     stage.fill(names()).await;
     stage.plain.fill(names()).await;
@@ -34,13 +40,13 @@ pub async fn measure(bench: &mut Bench) {
         add(&stage, &ids, calls, round).await
     };
     let rounds = alternate(bench.rounds(), ours, async || bare(&stage, &ids, calls).await).await;
-    bench.figure(FIGURE, rounds.ratio(|micros| *micros));
+    bench.figure(ADD, rounds.ratio(|micros| *micros));
     bench.absolute("add_script_us", median(rounds.ours));
     bench.absolute("bare_script_us", median(rounds.theirs));
 }
 
 /// The mean microseconds of a fenced add, as a writer makes it: all of a server's calls have one home partition.
-async fn add(stage: &Stage, ids: &Ids, calls: usize, round: u64) -> f64 {
+async fn add(stage: &Pending, ids: &Ids, calls: usize, round: u64) -> f64 {
     let (family, partitions) = (stage.counters.family(), stage.partitions().collect::<Vec<_>>());
     let epoch = partitions[0].epoch(family).await.unwrap();
     let before = Scripts::so_far(&mut stage.probe.clone()).await;
@@ -59,7 +65,7 @@ async fn add(stage: &Stage, ids: &Ids, calls: usize, round: u64) -> f64 {
 }
 
 /// The same of the script that only counts, in hashes of the same ids.
-async fn bare(stage: &Stage, ids: &Ids, calls: usize) -> f64 {
+async fn bare(stage: &Pending, ids: &Ids, calls: usize) -> f64 {
     let mut probe = stage.probe.clone();
     let sha1: String = redis::cmd("SCRIPT").arg("LOAD").arg(BARE).query_async(&mut probe).await.unwrap();
     let before = Scripts::so_far(&mut probe).await;
@@ -74,4 +80,39 @@ async fn bare(stage: &Stage, ids: &Ids, calls: usize) -> f64 {
     }))
     .await;
     Scripts::so_far(&mut probe).await.since(before).mean_us()
+}
+
+/// The bytes of a pending id, against those of the same in a plain hash.
+async fn measure_memory(bench: &mut Bench) {
+    const HASH: &str = "plain";
+    if !bench.wants(&[MEMORY.name]) {
+        return;
+    }
+    // three quarters of a power of two, for both sides: a hash's table is half empty after it grew
+    let ids = bench.size(196_608, 49_152);
+    let names = || (0..ids).map(|number| format!("page/{number}"));
+    let stage = Pending::set(bench).await;
+    stage.fill(names()).await;
+    for id in names() {
+        redis::cmd("HINCRBY").arg(HASH).arg(id).arg(1).exec_async(&mut stage.probe.clone()).await.unwrap();
+    }
+    let mut ours = 0.0;
+    for kind in ["buffer", "meta", "epochs", "calls", "calls_before"] {
+        for key in stage.keys(kind) {
+            ours += stage.bytes(&key).await;
+        }
+    }
+    let theirs = stage.bytes(HASH).await;
+    bench.figure(MEMORY, ours / theirs);
+    bench.absolute("redis_bytes_per_pending_id", ours / f64::from(ids));
+    bench.absolute("redis_bytes_per_id_of_hash", theirs / f64::from(ids));
+}
+
+impl Pending {
+    /// What the key takes, exactly; 0 where it is not there.
+    async fn bytes(&self, key: &str) -> f64 {
+        let mut command = redis::cmd("MEMORY");
+        command.arg("USAGE").arg(key).arg("SAMPLES").arg(0);
+        command.query_async::<Option<f64>>(&mut self.probe.clone()).await.unwrap().unwrap_or(0.0)
+    }
 }

@@ -1,0 +1,145 @@
+//! Activity, beside plain commands.
+
+use std::time::Duration;
+
+use counterfoil::{Activity, Durability, Family, test_hooks};
+use futures_util::future::try_join_all;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use redis::aio::MultiplexedConnection;
+
+use crate::measuring::{AtLeast, AtMost, Bench, Comparison, Figure, Ids, Load, Side, Stage, connect};
+
+const TOUCH: Figure = Figure {
+    name: "activity_touch_vs_two_commands",
+    what: "touch().await, 256 tasks, Zipf over 1,000 pages, 100,000 visitors, views/s : INCR and PFADD in one pipeline",
+    target: AtLeast(0.9),
+};
+const NOW: Figure = Figure {
+    name: "activity_now_vs_get",
+    what: "latency of now() of a page with 100,000 visitors in the window, one task, p50 : plain GET",
+    target: AtMost(10.0),
+};
+const VISITORS: u32 = 100_000;
+/// The family's default.
+const PARTITIONS: u32 = 4;
+
+pub async fn measure(bench: &mut Bench) {
+    measure_touch(bench).await;
+    measure_now(bench).await;
+}
+
+/// Of the default window, in so many partitions, each result asked for.
+async fn activity(stage: &Stage, name: &str, partitions: u32) -> Activity<MultiplexedConnection> {
+    let family = Family::activity("bench", name).partitions(partitions);
+    let family = family.durability(Durability::Immediate).cache_for(Duration::ZERO);
+    stage.pair.open(family.build().unwrap()).await.unwrap()
+}
+
+/// `touch().await`, each time by somebody else.
+#[derive(Clone)]
+struct Touch(Activity<MultiplexedConnection>, Visitors);
+
+impl Side for Touch {
+    async fn hit(&mut self, page: &str) {
+        self.0.touch(page, self.1.next()).await.unwrap();
+    }
+}
+
+/// What one does without counterfoil, without a window.
+#[derive(Clone)]
+struct TwoCommands(MultiplexedConnection, Visitors);
+
+impl Side for TwoCommands {
+    async fn hit(&mut self, page: &str) {
+        let mut pipe = redis::pipe();
+        pipe.incr(format!("views:{page}"), 1).ignore();
+        pipe.pfadd(format!("visitors:{page}"), self.1.next()).ignore();
+        pipe.exec_async(&mut self.0).await.unwrap();
+    }
+}
+
+/// Who comes next: another sequence in every clone.
+struct Visitors(SmallRng);
+
+impl Visitors {
+    fn next(&mut self) -> String {
+        format!("visitor-{:06}", self.0.random_range(0..VISITORS))
+    }
+}
+
+impl Clone for Visitors {
+    fn clone(&self) -> Self {
+        Visitors(SmallRng::from_rng(&mut rand::rng()))
+    }
+}
+
+/// Views that are counted with their visitors; beside the figure what fewer and more partitions do.
+async fn measure_touch(bench: &mut Bench) {
+    if !bench.wants(&[TOUCH.name]) {
+        return;
+    }
+    compare(bench, PARTITIONS).await.throughput(bench).await;
+    for partitions in [1, 2, 8] {
+        let ratio = compare(bench, partitions).await.load(bench, bench.rounds()).await.ratio(Load::per_second);
+        bench.absolute(format!("activity_touch_in_{partitions}_partitions"), ratio);
+    }
+}
+
+async fn compare(bench: &Bench, partitions: u32) -> Comparison<Touch, TwoCommands> {
+    let stage = Stage::set(bench).await;
+    let visitors = Visitors(SmallRng::seed_from_u64(1));
+    let ours = Touch(activity(&stage, "touch", partitions).await, visitors.clone());
+    let theirs = TwoCommands(connect(&stage.redis).await, visitors);
+    let (names, ids) = (["activity_touch", "activity_two_commands"], Ids::zipf(1_000));
+    Comparison { figure: TOUCH, ours, theirs, names, ids, stage }
+}
+
+/// `now()`.
+#[derive(Clone)]
+struct Now(Activity<MultiplexedConnection>);
+
+impl Side for Now {
+    async fn hit(&mut self, page: &str) {
+        assert!(self.0.now(page).await.unwrap().visitors.count() > 0);
+    }
+}
+
+#[derive(Clone)]
+struct Get(MultiplexedConnection);
+
+impl Side for Get {
+    async fn hit(&mut self, page: &str) {
+        let _: Option<u64> = redis::cmd("GET").arg(page).query_async(&mut self.0).await.unwrap();
+    }
+}
+
+/// Who is here now, against a plain GET.
+async fn measure_now(bench: &mut Bench) {
+    if !bench.wants(&[NOW.name]) {
+        return;
+    }
+    let stage = Stage::set(bench).await;
+    let (ours, theirs) = (Now(activity(&stage, "now", PARTITIONS).await), Get(connect(&stage.redis).await));
+    let ids = Ids::even(1);
+    let page = ids.of_task(0, 1).next().unwrap();
+    redis::cmd("SET").arg(page).arg(VISITORS).exec_async(&mut stage.probe.clone()).await.unwrap();
+    let empty = stage.used().await;
+    fill(&stage, &ours.0, page).await;
+    let bytes = (stage.used().await - empty) / f64::from(VISITORS);
+    bench.absolute("redis_bytes_per_visitor_of_14_bytes", bytes);
+    assert!(ours.0.now(page).await.unwrap().visitors.count() > u64::from(VISITORS) / 2);
+    Comparison { figure: NOW, ours, theirs, names: ["activity_now", "get"], ids, stage }.latency(bench).await;
+}
+
+/// Visitors in every layer of the window, as if they had come over the last ten minutes.
+async fn fill(stage: &Stage, activity: &Activity<MultiplexedConnection>, page: &str) {
+    const LAYERS: u32 = 200;
+    let now_ms = stage.time().await as u64 * 1000;
+    for layer in 0..LAYERS {
+        test_hooks::set_time(Some(now_ms - 3_000 * u64::from(LAYERS - 1 - layer)));
+        let visitors = (layer..VISITORS).step_by(LAYERS as usize);
+        try_join_all(visitors.map(|visitor| activity.touch(page, format!("visitor-{visitor:06}")))).await.unwrap();
+    }
+    test_hooks::set_time(None);
+}

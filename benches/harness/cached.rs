@@ -1,0 +1,315 @@
+//! Cached counters, beside plain commands.
+
+use std::time::{Duration, Instant};
+
+use counterfoil::{CachedCounters, Changed, Durability, Family};
+use futures_util::future::join_all;
+use redis::aio::MultiplexedConnection;
+use sqlx::MySqlPool;
+
+use crate::measuring::{
+    AtLeast, AtMost, Bench, Comparison, Figure, Ids, Load, Side, Stage, alternate, connect, median,
+};
+
+type Cached = CachedCounters<MultiplexedConnection>;
+
+const ONE_TASK: Figure = Figure {
+    name: "cached_incr_vs_incrby",
+    what: "latency of incr().await of a hot counter, one task, p50 : plain INCRBY",
+    target: AtMost(1.2),
+};
+const THROUGHPUT: Figure = Figure {
+    name: "cached_throughput_vs_incrby",
+    what: "increments/s of incr().await, 256 tasks, Zipf over 100 k warm counters in 4 partitions : plain INCRBY",
+    target: AtLeast(1.2),
+};
+const MISS: Figure = Figure {
+    name: "cached_miss_vs_select",
+    what: "latency of a cold counter's first incr().await, p50 : a SELECT by primary key",
+    target: AtMost(2.8),
+};
+const SAVES: Figure = Figure {
+    name: "cached_save_rows",
+    what: "saves/s from Redis to the commit and its being marked : hand-written compare-and-set upserts of the same rows",
+    target: AtLeast(0.7),
+};
+const MEMORY: Figure = Figure {
+    name: "cached_memory",
+    what: "Redis's bytes per warm clean counter, ids of 11 bytes : plain string keys with a TTL",
+    target: AtMost(3.0),
+};
+/// The family's default.
+const PARTITIONS: u32 = 4;
+
+pub async fn measure(bench: &mut Bench) {
+    measure_one_task(bench).await;
+    measure_throughput(bench).await;
+    measure_misses(bench).await;
+    measure_saves(bench).await;
+    measure_memory(bench).await;
+}
+
+/// A family in so many partitions. This Redis keeps nothing on disk.
+async fn family(stage: &Stage, name: &str, partitions: u32) -> Cached {
+    let family = Family::cached("bench", name)
+        .partitions(partitions)
+        .durability(Durability::Immediate)
+        .save_after(Duration::from_millis(50));
+    stage.pair.open(family.build().unwrap()).await.unwrap()
+}
+
+/// Gives each counter 1, many at a time.
+async fn fill(counters: &Cached, ids: &[String]) {
+    for some in ids.chunks(2048) {
+        let all = join_all(some.iter().map(|id| counters.incr(id, 1))).await;
+        assert!(all.iter().all(Result::is_ok));
+    }
+}
+
+/// `incr().await`.
+#[derive(Clone)]
+struct Incr(Cached);
+
+impl Side for Incr {
+    async fn hit(&mut self, id: &str) {
+        let changed = self.0.incr(id, 1).await.unwrap();
+        assert!(matches!(changed, Changed::Counted { .. }), "{id} was not counted: {changed:?}");
+    }
+}
+
+/// What one does without counterfoil: an INCRBY for each hit, over one multiplexed connection.
+#[derive(Clone)]
+struct Plain(MultiplexedConnection);
+
+impl Side for Plain {
+    async fn hit(&mut self, id: &str) {
+        let _: i64 = redis::cmd("INCRBY").arg(id).arg(1).query_async(&mut self.0).await.unwrap();
+    }
+}
+
+/// One increment of a counter that is in Redis, for somebody who is alone.
+async fn measure_one_task(bench: &mut Bench) {
+    if !bench.wants(&[ONE_TASK.name]) {
+        return;
+    }
+    let stage = Stage::set(bench).await;
+    let (ours, theirs) = (Incr(family(&stage, "hot", PARTITIONS).await), Plain(connect(&stage.redis).await));
+    Comparison { figure: ONE_TASK, ours, theirs, names: ["cached_incr", "incrby"], ids: Ids::even(1), stage }
+        .latency(bench)
+        .await;
+}
+
+/// Increments of counters that are in Redis; beside the figure what fewer and more partitions do.
+async fn measure_throughput(bench: &mut Bench) {
+    if !bench.wants(&[THROUGHPUT.name]) {
+        return;
+    }
+    let rounds = warm(bench, PARTITIONS).await.load(bench, bench.rounds()).await;
+    bench.figure(THROUGHPUT, rounds.ratio(Load::per_second));
+    let ours = |what: fn(&Load) -> f64| median(rounds.ours.iter().map(what));
+    bench.absolute("cached_per_second", ours(Load::per_second));
+    bench.absolute("cached_incrby_per_second", median(rounds.theirs.iter().map(Load::per_second)));
+    bench.absolute("cached_per_call", ours(|load| load.hits / load.scripts.calls));
+    bench.absolute("cached_script_us", ours(|load| load.scripts.mean_us()));
+    bench.absolute("cached_redis_busy", ours(|load| load.redis_cpu / load.seconds));
+    for partitions in [1, 2, 8] {
+        let rounds = warm(bench, partitions).await.load(bench, bench.size(3, 1)).await;
+        bench.absolute(format!("cached_throughput_in_{partitions}_partitions"), rounds.ratio(Load::per_second));
+    }
+}
+
+async fn warm(bench: &Bench, partitions: u32) -> Comparison<Incr, Plain> {
+    const IDS: u32 = 100_000;
+    let stage = Stage::set(bench).await;
+    let counters = family(&stage, &format!("warm-{partitions}"), partitions).await;
+    let names: Vec<_> = (0..IDS).map(|number| format!("page/{number}")).collect();
+    fill(&counters, &names).await;
+    let (ours, theirs) = (Incr(counters), Plain(connect(&stage.redis).await));
+    Comparison { figure: THROUGHPUT, ours, theirs, names: ["cached", "incrby"], ids: Ids::zipf(IDS), stage }
+}
+
+/// The first increment of a counter that is not in Redis, against the query that it cannot do without.
+async fn measure_misses(bench: &mut Bench) {
+    if !bench.wants(&[MISS.name]) {
+        return;
+    }
+    let stage = Stage::set(bench).await;
+    let counters = family(&stage, "cold", PARTITIONS).await;
+    let names: Vec<_> = (0..bench.size(10_000, 2_000)).map(|number| format!("page/{number}")).collect();
+    fill(&counters, &names).await;
+    stage.pair.drain().await.unwrap();
+    let ours = async || {
+        // nothing is in Redis any more; what was added in the round before was not saved, and is gone
+        stage.emptied().await;
+        incremented(counters.clone(), names.clone()).await
+    };
+    let theirs = async || selected(stage.pool.clone(), names.clone()).await;
+    let rounds = alternate(bench.rounds(), ours, theirs).await;
+    bench.figure(MISS, rounds.ratio(|micros| *micros));
+    bench.absolute("cached_miss_us", median(rounds.ours));
+    bench.absolute("select_us", median(rounds.theirs));
+}
+
+/// The median time of each counter's first increment in microseconds.
+async fn incremented(counters: Cached, names: Vec<String>) -> f64 {
+    let incrementing = tokio::spawn(async move {
+        // the scripts and the producers of the partitions are there
+        for name in &names[..100] {
+            assert_eq!(counters.incr(name, 1).await.unwrap().counted(), Some(2));
+        }
+        let mut micros = Vec::with_capacity(names.len());
+        for name in &names[100..] {
+            let started = Instant::now();
+            let changed = counters.incr(name, 1).await.unwrap();
+            micros.push(started.elapsed().as_secs_f64() * 1e6);
+            assert_eq!(changed.counted(), Some(2), "{name}");
+        }
+        median(micros)
+    });
+    incrementing.await.unwrap()
+}
+
+async fn selected(pool: MySqlPool, names: Vec<String>) -> f64 {
+    const SELECT: &str = "SELECT value FROM counterfoil_values WHERE family = 1 AND id = ?";
+    let selecting = tokio::spawn(async move {
+        let mut micros = Vec::with_capacity(names.len());
+        for name in names {
+            let started = Instant::now();
+            let value: Option<i64> = sqlx::query_scalar(SELECT).bind(&name).fetch_optional(&pool).await.unwrap();
+            micros.push(started.elapsed().as_secs_f64() * 1e6);
+            assert_eq!(value, Some(1), "{name}");
+        }
+        median(micros)
+    });
+    selecting.await.unwrap()
+}
+
+/// From Redis to a commit, against a loop that compares and sets the same rows from memory.
+async fn measure_saves(bench: &mut Bench) {
+    if !bench.wants(&[SAVES.name]) {
+        return;
+    }
+    let stage = Stage::set(bench).await;
+    let counters = family(&stage, "saves", PARTITIONS).await;
+    let names: Vec<_> = (0..bench.size(200_000, 50_000)).map(|number| format!("page/{number:07}")).collect();
+    create_tables(&stage.pool).await;
+    let rows_per_second = |seconds: f64| names.len() as f64 / seconds;
+    let mut round = 0;
+    let ours = async || {
+        fill(&counters, &names).await;
+        rows_per_second(saved(&stage, &counters).await)
+    };
+    let theirs = async || {
+        round += 1;
+        rows_per_second(written_by_hand(&stage.pool, &names, round).await)
+    };
+    let rounds = alternate(bench.size(6, 2), ours, theirs).await;
+    bench.figure(SAVES, rounds.ratio(|rows| *rows));
+    bench.absolute("saves_per_second", median(rounds.ours));
+    bench.absolute("hand_written_saves_per_second", median(rounds.theirs));
+}
+
+/// Runs a reconciler until everything is saved; returns the seconds that it took. All counters are due when it starts.
+async fn saved(stage: &Stage, counters: &Cached) -> f64 {
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    let started = Instant::now();
+    let reconciler = stage.pair.reconciler().redis(connect(&stage.redis).await).start().await.unwrap();
+    while is_dirty(stage, counters).await {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    reconciler.shutdown().await.unwrap();
+    seconds
+}
+
+/// Whether anything is planned before the counters' deletion, which is far ahead.
+async fn is_dirty(stage: &Stage, counters: &Cached) -> bool {
+    const PLANNED: &str = "\
+local soon = redis.call('TIME')[1] * 1000 + 60000
+local sum = 0
+for i = 1, #KEYS do sum = sum + redis.call('ZCOUNT', KEYS[i], 0, soon) end
+return sum";
+    let family = counters.family();
+    let keys: Vec<_> = (0..family.partitions()).map(|number| format!("cf1:{{{family}/{number}}}:schedule")).collect();
+    let mut command = redis::cmd("EVAL");
+    command.arg(PLANNED).arg(keys.len()).arg(keys);
+    command.query_async::<u64>(&mut stage.probe.clone()).await.unwrap() > 0
+}
+
+/// Values and versions as counterfoil has them: the version lies beside the value, whose table may be the application's.
+async fn create_tables(pool: &MySqlPool) {
+    const CREATE: &str = "CREATE TABLE values_by_hand LIKE counterfoil_values; \
+         CREATE TABLE versions_by_hand LIKE counterfoil_versions";
+    sqlx::raw_sql(CREATE).execute(pool).await.unwrap();
+}
+
+/// Writes each row's value where it is the one before, and its version likewise, from memory; returns the seconds.
+async fn written_by_hand(pool: &MySqlPool, names: &[String], round: u64) -> f64 {
+    /// As many as counterfoil takes unless told otherwise.
+    const ROWS_OF_TRANSACTION: usize = 50_000;
+    const ROWS_OF_STATEMENT: usize = 10_000;
+    const IDS: &str = "JSON_TABLE(?, '$[*]' COLUMNS(id VARCHAR(255) PATH '$[0]')) AS j ON DUPLICATE KEY UPDATE";
+    let saves = [
+        format!(
+            "INSERT INTO values_by_hand (family, id, value) SELECT 1, j.id, ? FROM {IDS} \
+             value = IF(values_by_hand.value = ?, VALUES(value), values_by_hand.value)"
+        ),
+        format!(
+            "INSERT INTO versions_by_hand (family, id, lineage, n) SELECT 1, j.id, 1, ? FROM {IDS} \
+             n = IF(versions_by_hand.n = ?, VALUES(n), versions_by_hand.n)"
+        ),
+    ];
+    let (writer, names) = (pool.clone(), names.to_vec());
+    let writing = tokio::spawn(async move {
+        let started = Instant::now();
+        for rows in names.chunks(ROWS_OF_TRANSACTION) {
+            let mut transaction = writer.begin().await.unwrap();
+            for rows in rows.chunks(ROWS_OF_STATEMENT) {
+                let ids: Vec<_> = rows.iter().map(|id| format!("[\"{id}\"]")).collect();
+                for save in &saves {
+                    let query = sqlx::query(sqlx::AssertSqlSafe(save.as_str()))
+                        .bind(round)
+                        .bind(format!("[{}]", ids.join(",")));
+                    query.bind(round - 1).execute(&mut *transaction).await.unwrap();
+                }
+            }
+            transaction.commit().await.unwrap();
+        }
+        started.elapsed().as_secs_f64()
+    });
+    let seconds = writing.await.unwrap();
+    const WRONG: &str =
+        "SELECT COUNT(*) FROM values_by_hand JOIN versions_by_hand USING (family, id) WHERE value <> ? OR n <> ?";
+    let wrong: i64 = sqlx::query_scalar(WRONG).bind(round).bind(round).fetch_one(pool).await.unwrap();
+    assert_eq!(wrong, 0);
+    seconds
+}
+
+/// What a counter costs in Redis while it is there and saved.
+async fn measure_memory(bench: &mut Bench) {
+    if !bench.wants(&[MEMORY.name]) {
+        return;
+    }
+    // three quarters of a power of two, for both sides: a table is half empty after it grew
+    let ids = bench.size(196_608, 49_152);
+    let names: Vec<_> = (0..ids).map(|number| format!("item/{number:06}")).collect();
+    let stage = Stage::set(bench).await;
+    let counters = family(&stage, "memory", PARTITIONS).await;
+    let before = stage.used().await;
+    fill(&counters, &names).await;
+    stage.pair.drain().await.unwrap();
+    let ours = stage.used().await - before;
+    let mut probe = stage.probe.clone();
+    let before = stage.used().await;
+    for some in names.chunks(1000) {
+        let mut pipe = redis::pipe();
+        for id in some {
+            pipe.cmd("SET").arg(id).arg(1).arg("EX").arg(600).ignore();
+        }
+        pipe.exec_async(&mut probe).await.unwrap();
+    }
+    let theirs = stage.used().await - before;
+    bench.figure(MEMORY, ours / theirs);
+    bench.absolute("redis_bytes_per_cached_counter", ours / f64::from(ids));
+    bench.absolute("redis_bytes_per_string_key", theirs / f64::from(ids));
+}

@@ -1,0 +1,212 @@
+//! Hits on buffered counters, acknowledged or recorded, against plain HINCRBY.
+
+use counterfoil::Family;
+
+use crate::measuring::{
+    Acked, AtLeast, AtMost, Bench, Counters, Curve, Figure, Ids, Load, Plain, Rounds, Side, Stage, alternate, connect,
+    draw, latency, median,
+};
+
+const CPU: Figure = Figure {
+    name: "cpu_per_hit_vs_hincrby",
+    what: "Redis's CPU per hit, 256 tasks, Zipf : plain HINCRBY",
+    target: AtMost(1.0),
+};
+const ONE_TASK: Figure = Figure {
+    name: "acked_one_task_vs_hincrby",
+    what: "latency of add().await of one task, p50 : plain HINCRBY",
+    target: AtMost(1.15),
+};
+const RECORDED: Figure = Figure {
+    name: "record_vs_hincrby",
+    what: "hits/s of record() and a flush at the end, 256 tasks, Zipf : plain HINCRBY",
+    target: AtLeast(20.0),
+};
+
+/// `add().await` by many tasks.
+struct Throughput {
+    figure: Figure,
+    /// How the absolute figures begin.
+    name: &'static str,
+    tasks: usize,
+    ids: fn() -> Ids,
+}
+
+const THROUGHPUTS: [Throughput; 4] = [
+    Throughput {
+        figure: Figure {
+            name: "acked_vs_hincrby",
+            what: "hits/s of add().await, 256 tasks, Zipf over 100 k ids : plain HINCRBY",
+            target: AtLeast(2.0),
+        },
+        name: "acked",
+        tasks: 256,
+        ids: || Ids::zipf(100_000),
+    },
+    Throughput {
+        figure: Figure { name: "acked_2048_vs_hincrby", what: "the same with 2,048 tasks", target: AtLeast(3.0) },
+        name: "acked_2048",
+        tasks: 2048,
+        ids: || Ids::zipf(100_000),
+    },
+    Throughput {
+        figure: Figure { name: "acked_64_vs_hincrby", what: "the same with 64 tasks", target: AtLeast(1.2) },
+        name: "acked_64",
+        tasks: 64,
+        ids: || Ids::zipf(100_000),
+    },
+    Throughput {
+        figure: Figure {
+            name: "acked_uniform_vs_hincrby",
+            what: "the same with 256 tasks, ids drawn evenly from 1 M",
+            target: AtLeast(1.2),
+        },
+        name: "acked_uniform",
+        tasks: 256,
+        ids: || Ids::even(1_000_000),
+    },
+];
+
+pub async fn measure(bench: &mut Bench) {
+    measure_throughput(bench).await;
+    measure_by_tasks(bench).await;
+    measure_one_task(bench).await;
+    measure_recorded(bench).await;
+}
+
+async fn measure_throughput(bench: &mut Bench) {
+    for throughput in THROUGHPUTS {
+        let has_cpu = throughput.name == "acked";
+        let names = [throughput.figure.name, CPU.name];
+        if !bench.wants(if has_cpu { &names } else { &names[..1] }) {
+            continue;
+        }
+        let rounds = compare(bench, &(throughput.ids)(), throughput.tasks, bench.rounds()).await;
+        bench.figure(throughput.figure, rounds.ratio(Load::per_second));
+        let name = throughput.name;
+        bench.absolute(format!("{name}_per_second"), median(rounds.ours.iter().map(Load::per_second)));
+        bench.absolute(format!("{name}_hincrby_per_second"), median(rounds.theirs.iter().map(Load::per_second)));
+        let ours = |what: fn(&Load) -> f64| median(rounds.ours.iter().map(what));
+        bench.absolute(format!("{name}_hits_per_call"), ours(|load| load.hits / load.scripts.calls));
+        bench.absolute(format!("{name}_script_us"), ours(|load| load.scripts.mean_us()));
+        bench.absolute(format!("{name}_redis_busy"), ours(|load| load.redis_cpu / load.seconds));
+        if has_cpu {
+            bench.figure(CPU, rounds.ratio(Load::redis_cpu_per_hit));
+            let micros = |load: &Load| load.redis_cpu_per_hit() * 1e6;
+            bench.absolute("redis_us_per_hit", median(rounds.ours.iter().map(micros)));
+            bench.absolute("redis_us_per_hincrby", median(rounds.theirs.iter().map(micros)));
+        }
+    }
+}
+
+/// The curve of hits per second against the number of tasks.
+async fn measure_by_tasks(bench: &mut Bench) {
+    if !bench.wants(&["acked_by_tasks"]) {
+        return;
+    }
+    let ids = Ids::zipf(100_000);
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for exponent in (0..=11).step_by(bench.size(1, 3)) {
+        let tasks = 1 << exponent;
+        let rounds = compare(bench, &ids, tasks, 1).await;
+        ours.push((tasks as f64, median(rounds.ours.iter().map(Load::per_second))));
+        theirs.push((tasks as f64, median(rounds.theirs.iter().map(Load::per_second))));
+    }
+    let curves = [Curve { name: "add().await", points: ours }, Curve { name: "plain HINCRBY", points: theirs }];
+    draw("acked_by_tasks", "tasks", "hits per second", &curves);
+}
+
+/// Both sides on one Redis, each over a connection of its own, each round on an empty Redis.
+async fn compare(bench: &Bench, ids: &Ids, tasks: usize, rounds: usize) -> Rounds<Load> {
+    let sides = Sides::set(bench).await;
+    let (time, mut family) = (bench.time(), 0);
+    let ours = async || {
+        family += 1;
+        let side = Acked(sides.counters(family).await);
+        Load::run(&side, ids, tasks, time, &mut sides.stage.emptied().await).await
+    };
+    let theirs = async || Load::run(&sides.plain, ids, tasks, time, &mut sides.stage.emptied().await).await;
+    alternate(rounds, ours, theirs).await
+}
+
+/// How long one hit takes for somebody who is alone.
+async fn measure_one_task(bench: &mut Bench) {
+    if !bench.wants(&[ONE_TASK.name]) {
+        return;
+    }
+    let (sides, ids, time) = (Sides::set(bench).await, Ids::zipf(100_000), bench.time());
+    let mut family = 0;
+    let ours = async || {
+        family += 1;
+        sides.stage.emptied().await;
+        latency(Acked(sides.counters(family).await), &ids, time).await
+    };
+    let theirs = async || {
+        sides.stage.emptied().await;
+        latency(sides.plain.clone(), &ids, time).await
+    };
+    let rounds = alternate(bench.rounds(), ours, theirs).await;
+    bench.figure(ONE_TASK, rounds.ratio(|micros| *micros));
+    bench.absolute("one_task_us", median(rounds.ours));
+    bench.absolute("one_task_hincrby_us", median(rounds.theirs));
+}
+
+/// `record()`.
+#[derive(Clone)]
+struct Recorded {
+    counters: Counters,
+    hits: u32,
+}
+
+impl Side for Recorded {
+    async fn hit(&mut self, id: &str) {
+        self.counters.record(id, 1).unwrap();
+        self.hits += 1;
+        // nothing is waited for, and the other tasks are to have their turn
+        if self.hits.is_multiple_of(64) {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn finish(self) {
+        let _ = self.counters.flush().await.unwrap();
+    }
+}
+
+/// Hits summed in the process, with a flush at the end.
+async fn measure_recorded(bench: &mut Bench) {
+    if !bench.wants(&[RECORDED.name]) {
+        return;
+    }
+    let (sides, ids, time) = (Sides::set(bench).await, Ids::zipf(100_000), bench.time());
+    let mut family = 0;
+    let ours = async || {
+        family += 1;
+        let side = Recorded { counters: sides.counters(family).await, hits: 0 };
+        Load::run(&side, &ids, 256, time, &mut sides.stage.emptied().await).await
+    };
+    let theirs = async || Load::run(&sides.plain, &ids, 256, time, &mut sides.stage.emptied().await).await;
+    let rounds = alternate(bench.rounds(), ours, theirs).await;
+    bench.figure(RECORDED, rounds.ratio(Load::per_second));
+    bench.absolute("recorded_per_second", median(rounds.ours.iter().map(Load::per_second)));
+}
+
+/// A database and a Redis, with a connection of its own for each side.
+struct Sides {
+    stage: Stage,
+    plain: Plain,
+}
+
+impl Sides {
+    async fn set(bench: &Bench) -> Self {
+        let stage = Stage::set(bench).await;
+        let plain = Plain { redis: connect(&stage.redis).await, hash: "plain" };
+        Sides { stage, plain }
+    }
+
+    /// A family of this round's own.
+    async fn counters(&self, number: usize) -> Counters {
+        let family = Family::buffered("bench", format!("round-{number}")).build().unwrap();
+        self.stage.pair.open(family).await.unwrap()
+    }
+}

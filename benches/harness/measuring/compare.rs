@@ -1,0 +1,148 @@
+//! Both sides in turn, so that what else the machine does meets both. A figure is the median of the ratios of
+//! neighbouring rounds, which a noisy machine moves less than the ratio of two medians.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::bench::Bench;
+use super::figures::Figure;
+use super::load::{Ids, Load, Side, over_after};
+use super::stage::Stage;
+
+/// What both sides did, round by round.
+pub struct Rounds<T> {
+    pub ours: Vec<T>,
+    pub theirs: Vec<T>,
+}
+
+/// Runs both sides in so many rounds, after one that warms them up.
+pub async fn alternate<T>(
+    rounds: usize,
+    mut ours: impl AsyncFnMut() -> T,
+    mut theirs: impl AsyncFnMut() -> T,
+) -> Rounds<T> {
+    let mut kept = Rounds::new();
+    for round in 0..=rounds {
+        kept.measure(round, &mut ours, &mut theirs).await;
+    }
+    kept
+}
+
+impl<T> Rounds<T> {
+    pub fn new() -> Self {
+        Rounds { ours: Vec::new(), theirs: Vec::new() }
+    }
+
+    /// Runs both sides in turn, each first in every other round. Round 0 warms them up and is not kept.
+    pub async fn measure(&mut self, round: usize, ours: impl AsyncFnOnce() -> T, theirs: impl AsyncFnOnce() -> T) {
+        let (one, other) = if round.is_multiple_of(2) {
+            let one = ours().await;
+            (one, theirs().await)
+        } else {
+            let other = theirs().await;
+            (ours().await, other)
+        };
+        if round > 0 {
+            self.ours.push(one);
+            self.theirs.push(other);
+        }
+    }
+
+    /// Ours to theirs, round by round.
+    pub fn ratios(&self, of: impl Fn(&T) -> f64) -> impl Iterator<Item = f64> {
+        self.ours.iter().zip(&self.theirs).map(move |(ours, theirs)| of(ours) / of(theirs))
+    }
+
+    /// The median of these ratios.
+    pub fn ratio(&self, of: impl Fn(&T) -> f64) -> f64 {
+        median(self.ratios(of))
+    }
+}
+
+pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => f64::NAN,
+        odd if odd % 2 == 1 => values[middle],
+        _ => f64::midpoint(values[middle - 1], values[middle]),
+    }
+}
+
+/// Two sides of one figure, and what they are called where they are told apart.
+pub struct Comparison<O, T> {
+    pub figure: Figure,
+    pub ours: O,
+    pub theirs: T,
+    pub names: [&'static str; 2],
+    pub ids: Ids,
+    /// The Redis that both hit.
+    pub stage: Stage,
+}
+
+impl<O: Side, T: Side> Comparison<O, T> {
+    /// What 256 tasks do a second; and beside the figure how long a single one waits.
+    pub async fn throughput(&self, bench: &mut Bench) {
+        let rounds = self.load(bench, bench.rounds()).await;
+        bench.figure(self.figure, rounds.ratio(Load::per_second));
+        let [ours, theirs] = self.names;
+        let of_ours = |what: fn(&Load) -> f64| median(rounds.ours.iter().map(what));
+        bench.absolute(format!("{ours}_per_second"), of_ours(Load::per_second));
+        bench.absolute(format!("{theirs}_per_second"), median(rounds.theirs.iter().map(Load::per_second)));
+        bench.absolute(format!("{ours}_per_call"), of_ours(|load| load.hits / load.scripts.calls));
+        bench.absolute(format!("{ours}_script_us"), of_ours(|load| load.scripts.mean_us()));
+        self.wait(bench).await;
+    }
+
+    /// What both sides do for 256 tasks.
+    pub async fn load(&self, bench: &Bench, rounds: usize) -> Rounds<Load> {
+        const TASKS: usize = 256;
+        let (time, probe) = (bench.time(), &self.stage.probe);
+        alternate(
+            rounds,
+            async || Load::run(&self.ours, &self.ids, TASKS, time, &mut probe.clone()).await,
+            async || Load::run(&self.theirs, &self.ids, TASKS, time, &mut probe.clone()).await,
+        )
+        .await
+    }
+
+    /// How long one task waits, p50.
+    pub async fn latency(&self, bench: &mut Bench) {
+        let ratio = self.wait(bench).await;
+        bench.figure(self.figure, ratio);
+    }
+
+    async fn wait(&self, bench: &mut Bench) -> f64 {
+        let time = bench.time();
+        let rounds = alternate(
+            bench.rounds(),
+            async || latency(self.ours.clone(), &self.ids, time).await,
+            async || latency(self.theirs.clone(), &self.ids, time).await,
+        )
+        .await;
+        let ratio = rounds.ratio(|micros| *micros);
+        let [ours, theirs] = self.names;
+        bench.absolute(format!("{ours}_us"), median(rounds.ours));
+        bench.absolute(format!("{theirs}_us"), median(rounds.theirs));
+        ratio
+    }
+}
+
+/// The median time of a hit in microseconds, in a task of the runtime's workers as it is in a server.
+pub async fn latency(mut side: impl Side, ids: &Ids, time: Duration) -> f64 {
+    let ids = ids.clone();
+    let hitting = tokio::spawn(async move {
+        let (over, mut micros) = (over_after(time), Vec::new());
+        for id in ids.of_task(0, 1) {
+            let started = Instant::now();
+            side.hit(id).await;
+            micros.push(started.elapsed().as_secs_f64() * 1e6);
+            if over.load(Ordering::Relaxed) {
+                break;
+            }
+        }
+        median(micros)
+    });
+    hitting.await.unwrap()
+}

@@ -1,0 +1,16 @@
+//! What measures: servers, sides that hit them in turn, and the figures that come of it.
+
+mod bench;
+mod compare;
+mod figures;
+mod load;
+mod servers;
+mod stage;
+
+pub use bench::Bench;
+pub use compare::{Comparison, Rounds, alternate, latency, median};
+pub use figures::Target::{AtLeast, AtMost};
+pub use figures::{Curve, Figure, draw};
+pub use load::{Acked, Ids, Load, Plain, Side};
+pub use servers::{Counters, Pair, Scripts, connect, info, number_after, redis_cpu};
+pub use stage::{Pending, Stage};

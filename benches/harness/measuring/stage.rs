@@ -1,0 +1,183 @@
+//! What figures are measured on: a Redis and a database, with nothing in them or with many ids pending.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use counterfoil::test_hooks::Partition;
+use counterfoil::{Counterfoil, Durability, Family, MysqlStore};
+use futures_util::future::join_all;
+use redis::aio::MultiplexedConnection;
+use sqlx::MySqlPool;
+use testkit::{RedisOptions, RedisServer};
+
+use super::bench::Bench;
+use super::load::Side;
+use super::servers::{Counters, Pair, connect, info, number_after};
+
+/// A Redis of the measurement's own, which keeps nothing on disk, and a new database, in which counterfoil's tables are.
+pub struct Stage {
+    pub pair: Pair,
+    /// The database, for the other side.
+    pub pool: MySqlPool,
+    pub redis: RedisServer,
+    /// A connection to look on.
+    pub probe: MultiplexedConnection,
+}
+
+impl Stage {
+    pub async fn set(bench: &Bench) -> Self {
+        let redis = RedisServer::start(RedisOptions::volatile()).await;
+        let (_, pool) = bench.servers.mysql().await.database("bench").await;
+        let store = MysqlStore::new(pool.clone());
+        store.create_tables().await.unwrap();
+        let pair = Counterfoil::new(connect(&redis).await, store);
+        let probe = connect(&redis).await;
+        Stage { pair, pool, redis, probe }
+    }
+
+    /// The server's time in Unix seconds.
+    pub async fn time(&self) -> i64 {
+        let time: (i64, i64) = redis::cmd("TIME").query_async(&mut self.probe.clone()).await.unwrap();
+        time.0
+    }
+
+    /// All that Redis has allocated.
+    pub async fn used(&self) -> f64 {
+        number_after(&info(&mut self.probe.clone(), "memory").await, "used_memory:")
+    }
+
+    /// The connection to look on, after everything was deleted.
+    pub async fn emptied(&self) -> MultiplexedConnection {
+        let mut probe = self.probe.clone();
+        redis::cmd("FLUSHALL").arg("SYNC").exec_async(&mut probe).await.unwrap();
+        probe
+    }
+}
+
+/// Pairs of one call while it is being filled.
+const PAIRS: usize = 1000;
+
+/// The same with one family that many ids are pending of, and plain hashes beside it.
+pub struct Pending {
+    pub pair: Pair,
+    pub pool: MySqlPool,
+    pub counters: Counters,
+    pub plain: PlainHashes,
+    pub redis: RedisServer,
+    pub probe: MultiplexedConnection,
+}
+
+impl Pending {
+    pub async fn set(bench: &Bench) -> Self {
+        let Stage { pair, pool, redis, probe } = Stage::set(bench).await;
+        // this Redis keeps nothing on disk
+        let family = Family::buffered("bench", "pending").durability(Durability::Immediate).max_pending(10_000_000);
+        let counters = pair.open(family.build().unwrap()).await.unwrap();
+        let plain = PlainHashes::new(connect(&redis).await, counters.clone());
+        Pending { pair, pool, counters, plain, redis, probe }
+    }
+
+    /// Counts 1 for each of the ids.
+    pub async fn fill(&self, ids: impl Iterator<Item = String>) {
+        let family = self.counters.family();
+        let mut waiting = vec![Vec::with_capacity(PAIRS); family.partitions() as usize];
+        let mut full = Vec::new();
+        for id in ids {
+            let partition = family.partition_of(&id);
+            let ids = &mut waiting[partition as usize];
+            ids.push(id);
+            if ids.len() == PAIRS {
+                full.push((partition, std::mem::replace(ids, Vec::with_capacity(PAIRS))));
+            }
+            if full.len() == waiting.len() {
+                join_all(full.drain(..).map(|(partition, ids)| self.add(partition, ids))).await;
+            }
+        }
+        full.extend((0..).zip(waiting).filter(|(_, ids)| !ids.is_empty()));
+        join_all(full.into_iter().map(|(partition, ids)| self.add(partition, ids))).await;
+    }
+
+    async fn add(&self, partition: u32, ids: Vec<String>) {
+        let pairs: Vec<_> = ids.iter().map(|id| (id.as_str(), 1)).collect();
+        let partition = self.partition(partition);
+        let _ = partition.add(self.counters.family(), partition.unfenced(), pairs.len() as u64, pairs).await.unwrap();
+    }
+
+    pub fn partitions(&self) -> impl Iterator<Item = Partition<MultiplexedConnection>> {
+        (0..self.counters.family().partitions()).map(|number| self.partition(number))
+    }
+
+    fn partition(&self, number: u32) -> Partition<MultiplexedConnection> {
+        Partition::new(self.probe.clone(), self.counters.family(), number)
+    }
+
+    /// Runs a reconciler until nothing is pending any more; returns the seconds that it took.
+    pub async fn flush(&self) -> f64 {
+        let started = Instant::now();
+        let reconciler = self.pair.reconciler().redis(connect(&self.redis).await).start().await.unwrap();
+        while self.has_pending().await {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        reconciler.shutdown().await.unwrap();
+        seconds
+    }
+
+    async fn has_pending(&self) -> bool {
+        let keys = ["buffer", "batch"].iter().flat_map(|kind| self.keys(kind));
+        redis::cmd("EXISTS").arg(keys.collect::<Vec<_>>()).query_async::<u64>(&mut self.probe.clone()).await.unwrap()
+            > 0
+    }
+
+    /// The keys of that kind of all partitions.
+    pub fn keys(&self, kind: &str) -> impl Iterator<Item = String> {
+        let family = self.counters.family();
+        (0..family.partitions()).map(move |partition| format!("cf1:{{{family}/{partition}}}:{kind}"))
+    }
+}
+
+/// [`Plain`](super::load::Plain) on as many hashes as a family has partitions, each with the ids of one.
+#[derive(Clone)]
+pub struct PlainHashes {
+    redis: MultiplexedConnection,
+    counters: Counters,
+    hashes: Arc<[String]>,
+}
+
+impl Side for PlainHashes {
+    async fn hit(&mut self, id: &str) {
+        let mut hit = redis::cmd("HINCRBY");
+        let _: i64 = hit.arg(self.hash_of(id)).arg(id).arg(1).query_async(&mut self.redis).await.unwrap();
+    }
+}
+
+impl PlainHashes {
+    pub fn new(redis: MultiplexedConnection, counters: Counters) -> Self {
+        let hashes = (0..counters.family().partitions()).map(|number| format!("plain/{number}")).collect();
+        PlainHashes { redis, counters, hashes }
+    }
+
+    pub fn hashes(&self) -> impl Iterator<Item = &str> {
+        self.hashes.iter().map(String::as_str)
+    }
+
+    pub fn hash_of(&self, id: &str) -> &str {
+        &self.hashes[self.counters.family().partition_of(id) as usize]
+    }
+
+    /// Counts 1 for each of the ids, many at a time.
+    pub async fn fill(&self, ids: impl Iterator<Item = String>) {
+        let mut ids = ids.peekable();
+        while ids.peek().is_some() {
+            let mut pipe = redis::pipe();
+            for id in ids.by_ref().take(1000) {
+                pipe.hincr(self.hash_of(&id), &id, 1).ignore();
+            }
+            pipe.exec_async(&mut self.redis.clone()).await.unwrap();
+        }
+    }
+
+    pub async fn delete(&self) {
+        redis::cmd("DEL").arg(&*self.hashes).exec_async(&mut self.redis.clone()).await.unwrap();
+    }
+}
