@@ -11,6 +11,7 @@ mod idle;
 mod in_redis;
 mod measuring;
 mod reads;
+mod recount;
 mod scripts;
 mod series;
 mod through_mysql;
@@ -49,6 +50,7 @@ async fn main() {
     through_mysql::measure(&mut bench).await;
     flush::measure(&mut bench).await;
     reads::measure(&mut bench).await;
+    recount::measure(&mut bench).await;
     growth::measure(&mut bench).await;
     cached::measure(&mut bench).await;
     series::measure(&mut bench).await;

@@ -198,3 +198,49 @@ async fn a_counter_at_an_end_of_i64_stays_there() {
     assert_eq!((saves.get("1").await.unwrap(), run(i64::MAX).await.raised), (0, 1));
     assert_eq!(saves.get("1").await.unwrap(), i64::MAX);
 }
+
+/// The server says that it is a replica, and of whom, but nothing comes: how far it is behind nobody can tell.
+#[tokio::test]
+async fn a_replica_that_does_not_replicate_is_waited_for() {
+    let mysql = MysqlServer::start().await;
+    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let saves = stage(&pair).await;
+    let version: String = sqlx::query_scalar("SELECT VERSION()").fetch_one(&pair.pool).await.unwrap();
+    let (begin, end) = match version.contains("MariaDB") {
+        true => {
+            ("CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = 1, MASTER_USER = 'nobody'", "RESET SLAVE ALL")
+        }
+        false => (
+            "CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1', SOURCE_PORT = 1, SOURCE_USER = 'nobody'",
+            "RESET REPLICA ALL",
+        ),
+    };
+    pair.sql(begin).await;
+    let recount = pair.counterfoil.recount(&saves).source(table()).replica(pair.pool.clone()).within(WITHIN);
+    let run = tokio::spawn(recount.run_once());
+    pause(500).await;
+    assert!(!run.is_finished());
+    pair.sql(end).await;
+    assert_eq!(run.await.unwrap().unwrap().raised, 1);
+}
+
+/// The application's table loses the column while the recount waits: the run fails by name, and goes on when it is back.
+#[tokio::test]
+async fn a_table_that_is_altered_fails_the_run_and_loses_nothing() {
+    let pair = Pair::new().await;
+    pair.sql("CREATE TABLE users (id INT PRIMARY KEY, saves INT NOT NULL)").await;
+    pair.sql("INSERT INTO users VALUES (1, 3)").await;
+    pair.sql("CREATE TABLE events (user_id INT NOT NULL, KEY (user_id))").await;
+    pair.sql("INSERT INTO events VALUES (1), (1), (1), (1), (1)").await;
+    let target = Table::update("users").key("id", KeyType::Unsigned).value("saves");
+    let saves = pair.counterfoil.open(family("saves").table(target).build().unwrap()).await.unwrap();
+    let recount = |within| pair.counterfoil.recount(&saves).source(Source::table("events", ["user_id"])).within(within);
+    let run = tokio::spawn(recount(Duration::from_millis(500)).run_once());
+    pause(200).await;
+    pair.sql("ALTER TABLE users RENAME COLUMN saves TO kept").await;
+    let error = run.await.unwrap().unwrap_err();
+    assert!(error.kind() == ErrorKind::Mismatch && format!("{error:?}").contains("saves"), "{error:?}");
+    pair.sql("ALTER TABLE users RENAME COLUMN kept TO saves").await;
+    let done = recount(WITHIN).run_once().await.unwrap();
+    assert_eq!((done.run, done.raised, saves.get("1").await.unwrap()), (1, 1, 5));
+}
