@@ -112,7 +112,8 @@ where
     /// [`flush`](Self::flush) before.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), [`Busy`](crate::ErrorKind::Busy): as for [`BufferedCounters::record`](crate::BufferedCounters::record).
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), [`Busy`](crate::ErrorKind::Busy): as for
+    /// [`BufferedCounters::record`](crate::BufferedCounters::record).
     pub fn record(&self, name: &str, n: u64) -> Result<()> {
         self.handle.writer.record(name.as_bytes(), self.checked(name, n)?)
     }

@@ -40,10 +40,10 @@ where
 {
     /// Ends counting for good: takes no more hits, sends what was recorded, waits for calls under way, and brings to the
     /// database what the families in use have in Redis. It returns as soon as that is done, and with the time at the
-    /// latest, with what is left then: nothing of it is lost but recorded hits, of which those that Redis refused are told as well. Slices that are kept and not over stay in
-    /// Redis (see [`drain`](Self::drain)). Under load it takes up to twice the settle time, 5 s by default: a batch that is cut
-    /// already settles first. Reading goes on, and so do reconcilers; later hits are refused as
-    /// [`Closed`](crate::ErrorKind::Closed), by this pair and its handles alone. It may be called again.
+    /// latest, with what is left then: nothing of it is lost but recorded hits, and those that Redis refused are told as well.
+    /// Slices that are kept and not over stay in Redis (see [`drain`](Self::drain)). Under load it takes up to twice the settle
+    /// time, 5 s by default: a batch that is cut already settles first. Reading goes on, and so do reconcilers; later hits are
+    /// refused as [`Closed`](crate::ErrorKind::Closed), by this pair and its handles alone. It may be called again.
     ///
     /// # Errors
     /// What no waiting mends, after everything else was done: [`Corrupt`](crate::ErrorKind::Corrupt) keys in Redis, or what

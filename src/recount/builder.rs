@@ -114,9 +114,15 @@ where
         self
     }
 
+    /// Leaves out these ids.
+    pub fn leave_out(mut self, ids: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.plan.leave_out = ids.into_iter().map(Into::into).collect();
+        self
+    }
+
     /// Leaves out the ids that begin with one of these prefixes.
-    pub fn leave_out(mut self, prefixes: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.plan.leave_out = prefixes.into_iter().map(Into::into).collect();
+    pub fn leave_out_prefixes(mut self, prefixes: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.plan.leave_out_prefixes = prefixes.into_iter().map(Into::into).collect();
         self
     }
 
@@ -126,7 +132,7 @@ where
         self
     }
 
-    /// At most so many ids a second; as fast as it goes unless said otherwise.
+    /// At most so many ids a second, 5,000 unless said otherwise: what a recount takes from others.
     pub fn ids_per_second(mut self, ids: u32) -> Self {
         self.plan.ids_per_second = ids;
         self

@@ -1,5 +1,6 @@
 //! What a recount is to do.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use sqlx::MySqlPool;
@@ -36,7 +37,8 @@ pub struct Plan {
     pub mode: Mode,
     pub rows_are_deleted: bool,
     pub at_most: u64,
-    pub leave_out: Vec<String>,
+    pub leave_out: HashSet<String>,
+    pub leave_out_prefixes: Vec<String>,
     pub largest: i64,
     pub ids_per_second: u32,
     pub pause: Duration,
@@ -51,9 +53,10 @@ impl Default for Plan {
             mode: Mode::default(),
             rows_are_deleted: false,
             at_most: u64::MAX,
-            leave_out: Vec::new(),
+            leave_out: HashSet::new(),
+            leave_out_prefixes: Vec::new(),
             largest: i64::MAX,
-            ids_per_second: u32::MAX,
+            ids_per_second: 5_000,
             pause: Duration::ZERO,
             timeout: Duration::from_secs(30),
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::try_join_all;
+use futures_util::future::{try_join, try_join_all};
 use redis::aio::ConnectionLike;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -31,7 +31,7 @@ const TRIES: u32 = 3;
 /// How long a run is left to its holder that nobody touches.
 const LEASE: Duration = Duration::from_secs(60);
 /// How long a server that is away is waited for.
-const PATIENCE: Duration = Duration::from_secs(60);
+const AWAY: Duration = Duration::from_secs(60);
 
 /// What a run did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,15 +72,24 @@ pub struct Before {
     values: Vec<i64>,
 }
 
-/// The same with their rows.
+/// Those of them that differ from their rows, with these.
 #[derive(Debug)]
 pub struct Page {
     before: Before,
     rows: Vec<i64>,
+    /// How many are the same: nothing is proven to be missing or too much there, whatever comes.
+    same: u64,
     counted: Instant,
     /// How far the run is when this page is done.
     until: Option<Cursor>,
     tries: u32,
+}
+
+impl Page {
+    /// How many ids were looked at.
+    fn ids(&self) -> u64 {
+        self.same + self.rows.len() as u64
+    }
 }
 
 /// What a page's values and rows differ by.
@@ -203,51 +212,57 @@ where
     ) -> Result<Option<Ended>> {
         let (mut ahead, mut is_all) = (run.at.clone(), false);
         let mut waiting: VecDeque<Page> = VecDeque::new();
-        let mut touched = Instant::now();
-        loop {
-            if *stop.borrow() {
-                return Ok(Some(Ended::Stopped));
-            }
-            if waiting.front().is_some_and(|page| page.counted.elapsed() >= self.within)
-                && let Some(page) = waiting.pop_front()
-            {
-                let until = page.until.clone();
-                let tries = page.tries;
-                let difference = self.patiently(|| self.after(&page)).await?;
-                let Some(noted) = self.patiently(|| self.correct(run, &difference)).await? else {
-                    return Ok(Some(Ended::TakenOver));
-                };
-                let again = self.note(run, Difference { drifted: noted, ..difference }, tries);
-                run.at = until.unwrap_or_else(|| run.at.clone());
-                if !again.is_empty() {
-                    waiting.push_back(Page { tries: tries + 1, until: None, ..self.measure(again).await? });
-                }
-            } else if !is_all && waiting.len() < PAGES {
-                let (ids, next) = self.patiently(|| self.next(registered, &ahead)).await?;
-                is_all = next.is_none();
-                let asked = ids.len();
-                let until = next.clone().unwrap_or_else(|| ahead.clone());
-                ahead = until.clone();
-                waiting.push_back(Page { until: Some(until), ..self.measure(ids).await? });
-                sleep(self.plan.pause + Duration::from_secs_f64(asked as f64 / f64::from(self.plan.ids_per_second)))
-                    .await;
-            } else if let Some(page) = waiting.front() {
-                let due = (page.counted + self.within).min(touched + self.lease() / 4);
+        let (mut touched, mut next_page) = (Instant::now(), Instant::now());
+        while !*stop.borrow() {
+            let now = Instant::now();
+            let (ready, touch) = (waiting.front().map(|page| page.counted + self.within), touched + self.lease() / 4);
+            let next = (!is_all && waiting.len() < PAGES).then_some(next_page);
+            let finishing = if ready.is_some_and(|ready| ready <= now) { waiting.pop_front() } else { None };
+            let measures = next.is_some_and(|next| next <= now);
+            if finishing.is_none() && !measures {
+                let Some(due) = ready.into_iter().chain(next).min() else { return Ok(None) };
                 tokio::select! {
-                    () = sleep_until(due) => {}
+                    () = sleep_until(due.min(touch)) => {}
                     // whoever held the other end is gone as well
-                    _ = stop.changed() => return Ok(Some(Ended::Stopped)),
+                    _ = stop.changed() => break,
                 }
-            } else {
-                return Ok(None);
             }
-            if touched.elapsed() >= self.lease() / 4 || waiting.is_empty() {
+            let finish = async {
+                let Some(page) = &finishing else { return Ok(None) };
+                let difference = self.repeated(|| self.after(page)).await?;
+                let noted = self.repeated(|| self.correct(run, &difference)).await?;
+                Ok::<_, Error>(Some((difference, noted)))
+            };
+            let measure = async {
+                match measures {
+                    true => self.next_page(registered, &ahead).await.map(Some),
+                    false => Ok(None),
+                }
+            };
+            let (finished, measured) = try_join(finish, measure).await?;
+            if let (Some((difference, noted)), Some(page)) = (finished, finishing) {
+                let Some(noted) = noted else { return Ok(Some(Ended::TakenOver)) };
+                let again = self.note(run, Difference { drifted: noted, ..difference }, page.tries);
+                run.at = page.until.unwrap_or_else(|| run.at.clone());
+                if !again.is_empty() {
+                    waiting.push_back(Page { tries: page.tries + 1, ..self.measure(again).await? });
+                }
+            }
+            if let Some((page, until)) = measured {
+                let time = Duration::from_secs_f64(page.ids() as f64 / f64::from(self.plan.ids_per_second));
+                next_page = (now + time).max(Instant::now() + self.plan.pause);
+                is_all = until.is_none();
+                ahead = until.unwrap_or(ahead);
+                waiting.push_back(Page { until: Some(ahead.clone()), ..page });
+            }
+            if touch <= Instant::now() {
                 touched = Instant::now();
-                if !self.patiently(|| self.store().note_recount(registered, run)).await? {
+                if !self.repeated(|| self.store().note_recount(registered, run)).await? {
                     return Ok(Some(Ended::TakenOver));
                 }
             }
         }
+        Ok(Some(Ended::Stopped))
     }
 
     /// Counts what became of a page, and returns what is to be looked at again.
@@ -265,7 +280,7 @@ where
         let drifted = done.drifted.len() as u64;
         let (raised, lowered) = (corrected("up", &|delta| delta > 0), corrected("down", &|delta| delta < 0));
         for one in &done.drifted {
-            tracing::info!(family = %self.handle.family(), id = one.id, before = one.before, rows = one.rows,
+            tracing::debug!(family = %self.handle.family(), id = one.id, before = one.before, rows = one.rows,
                 after = one.after, delta = one.delta, note = one.only_noted, "a counter differs from its rows");
         }
         (seen.raised, seen.lowered) = (seen.raised + raised, seen.lowered + lowered);
@@ -297,7 +312,10 @@ where
             _ => None,
         };
         let mut wanted = ids;
-        wanted.retain(|id| !self.plan.leave_out.iter().any(|prefix| id.starts_with(prefix)));
+        wanted.retain(|id| {
+            !self.plan.leave_out.contains(id)
+                && !self.plan.leave_out_prefixes.iter().any(|prefix| id.starts_with(prefix))
+        });
         if in_source && self.plan.ids == RecountIds::Both {
             wanted = self.without_counter(registered, wanted).await?;
         }
@@ -311,9 +329,15 @@ where
         Ok(ids.into_iter().zip(found).filter(|(_, value)| value.is_none()).map(|(id, _)| id).collect())
     }
 
+    /// The next page, and where it ends, as [`next`](Self::next) says it.
+    async fn next_page(&self, registered: &Registered, at: &Cursor) -> Result<(Page, Option<Cursor>)> {
+        let (ids, until) = self.repeated(|| self.next(registered, at)).await?;
+        Ok((self.measure(ids).await?, until))
+    }
+
     async fn measure(&self, ids: Vec<String>) -> Result<Page> {
-        let before = self.patiently(|| self.before(ids.clone())).await?;
-        self.patiently(|| self.count(&before)).await
+        let before = self.repeated(|| self.before(ids.clone())).await?;
+        self.repeated(|| self.count(&before)).await
     }
 
     /// The first step.
@@ -335,7 +359,13 @@ where
             ));
         }
         let rows = self.rows(&before.ids).await?;
-        Ok(Page { before: before.clone(), rows, counted: Instant::now(), until: None, tries: 1 })
+        let counted = Instant::now();
+        let all = before.ids.iter().zip(&before.values).zip(rows);
+        let differing: Vec<_> = all.filter(|((_, value), rows)| **value != *rows).collect();
+        let same = (before.ids.len() - differing.len()) as u64;
+        let (before, rows): (Vec<_>, Vec<_>) = differing.into_iter().unzip();
+        let (ids, values) = before.into_iter().map(|(id, value)| (id.clone(), *value)).unzip();
+        Ok(Page { before: Before { ids, values }, rows, same, counted, until: None, tries: 1 })
     }
 
     /// The last step of a run, at once, for tests that take the steps one by one.
@@ -368,7 +398,7 @@ where
             true => Some(self.rows(ids).await?),
             false => None,
         };
-        let mut difference = Difference::default();
+        let mut difference = Difference { checked: page.same, ..Difference::default() };
         for (at, id) in ids.iter().enumerate() {
             let (before, rows, after) = (values[at], page.rows[at], after[at]);
             let verdict = match &again {
@@ -483,11 +513,11 @@ where
     }
 
     /// Repeats a step as long as a server is away, for a minute.
-    async fn patiently<T, F>(&self, mut step: impl FnMut() -> F) -> Result<T>
+    async fn repeated<T, F>(&self, mut step: impl FnMut() -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,
     {
-        let (until, mut pause) = (Instant::now() + PATIENCE, Backoff::default());
+        let (until, mut pause) = (Instant::now() + AWAY, Backoff::default());
         loop {
             match step().await {
                 Err(error) if error.is_retryable() && Instant::now() < until => {

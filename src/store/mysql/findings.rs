@@ -41,7 +41,7 @@ impl MysqlStore {
             findings.push(Finding::new(
                 Severity::Info,
                 "mysql replica",
-                "reads may be came by a replica, whose lag is not looked at",
+                "reads may come from a replica, whose lag is not looked at",
                 "Nothing is wrong: a read that finds it behind goes to the primary",
             ));
         }
