@@ -1,6 +1,7 @@
 //! The demo: a web access log is replayed into counters, series and unique visitors by several processes while everything
 //! around them is being killed, cut and flushed; then MySQL is compared with a plain count of the file. Or, as `demo votes`, votes are cast
-//! for items, and every value that came back is looked at as well.
+//! for items, and every value that came back is looked at as well. Or, as `demo recount`, rows are counted by processes that forget
+//! some and count others twice, while counters are compared with their rows and corrected.
 //!
 //! This process supervises. It starts private servers, and itself again as writers and reconcilers.
 
@@ -16,6 +17,7 @@ mod progress;
 mod read_back;
 mod reconciler;
 mod reconcilers;
+mod recount;
 mod replay;
 mod rounds;
 mod servers;
@@ -62,10 +64,11 @@ struct Demo {
     seed: u64,
 }
 
-/// The other demo, and what the supervisor starts this program as.
+/// The other demos, and what the supervisor starts this program as.
 #[derive(Subcommand)]
 enum Role {
     Votes(votes::Args),
+    Recount(recount::Args),
     #[command(hide = true)]
     WriterProcess(writer::Args),
     #[command(hide = true)]
@@ -74,6 +77,12 @@ enum Role {
     VoterProcess(votes::voter::Args),
     #[command(hide = true)]
     SaverProcess(reconciler::Args),
+    #[command(hide = true)]
+    SaveProcess(recount::saver::Args),
+    #[command(hide = true)]
+    SaveReconcilerProcess(reconciler::Args),
+    #[command(hide = true)]
+    RecountProcess(recount::recounter::Args),
 }
 
 // One thread a process: there are more processes than most machines have cores.
@@ -85,6 +94,10 @@ async fn main() -> ExitCode {
         Some(Role::ReconcilerProcess(args)) => reconciler::run(args, families::pair).await.map(|()| true),
         Some(Role::VoterProcess(args)) => votes::voter::run(args).await.map(|()| true),
         Some(Role::SaverProcess(args)) => reconciler::run(args, votes::item::pair).await.map(|()| true),
+        Some(Role::SaveProcess(args)) => recount::saver::run(args).await.map(|()| true),
+        Some(Role::SaveReconcilerProcess(args)) => reconciler::run(args, recount::saves::pair).await.map(|()| true),
+        Some(Role::RecountProcess(args)) => recount::recounter::run(args).await.map(|()| true),
+        Some(Role::Recount(args)) => until_interrupted(recount::run(args)).await,
         Some(Role::Votes(args)) => until_interrupted(votes::run(args)).await,
         None => until_interrupted(replay::run(cli.demo)).await,
     };

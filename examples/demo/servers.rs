@@ -6,6 +6,7 @@ use redis::aio::ConnectionManager;
 use sqlx::MySqlPool;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 
+use crate::Result;
 use crate::families::Place;
 
 /// A Redis with an append-only file and a MySQL, which end with this.
@@ -31,5 +32,11 @@ impl Servers {
     /// A directory that goes with the servers, also where the demo is killed.
     pub fn directory(&self) -> &Path {
         self.redis_server.socket().parent().unwrap_or(Path::new("/tmp"))
+    }
+
+    /// The directory as an argument of a process.
+    pub fn directory_args(&self) -> Result<Vec<String>> {
+        let directory = self.directory().to_str().ok_or("the directory's path is not UTF-8")?;
+        Ok(vec![format!("--directory={directory}")])
     }
 }

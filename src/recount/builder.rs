@@ -150,6 +150,13 @@ where
         self
     }
 
+    /// How long a run is left alone that nobody touches, beyond [`timeout`](Self::timeout) and [`pause`](Self::pause), before
+    /// another process goes on with it; 60 s unless said otherwise. It saves work: correctness never depends on it.
+    pub fn lease(mut self, time: Duration) -> Self {
+        self.plan.lease = time;
+        self
+    }
+
     /// Recounts the whole family now, and returns when that is done: after [`within`](Self::within), and as long as the
     /// counting takes. A run that somebody began and left is finished in place of a new one.
     ///

@@ -43,6 +43,7 @@ pub struct Plan {
     pub ids_per_second: u32,
     pub pause: Duration,
     pub timeout: Duration,
+    pub lease: Duration,
 }
 
 impl Default for Plan {
@@ -59,6 +60,7 @@ impl Default for Plan {
             ids_per_second: 5_000,
             pause: Duration::ZERO,
             timeout: Duration::from_secs(30),
+            lease: Duration::from_secs(60),
         }
     }
 }

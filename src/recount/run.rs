@@ -28,8 +28,6 @@ const PAGE: usize = 1_000;
 const PAGES: usize = 256;
 /// How often a counter is looked at in a run whose rows are deleted.
 const TRIES: u32 = 3;
-/// How long a run is left to its holder that nobody touches.
-const LEASE: Duration = Duration::from_secs(60);
 /// How long a server that is away is waited for.
 const AWAY: Duration = Duration::from_secs(60);
 
@@ -128,7 +126,7 @@ where
     }
 
     fn lease(&self) -> Duration {
-        LEASE + self.plan.timeout + self.plan.pause
+        self.plan.lease + self.plan.timeout + self.plan.pause
     }
 
     /// Begins a run and brings it to its end.

@@ -45,8 +45,8 @@ pub async fn run(Args { ballot }: Args) -> Result<bool> {
 
     let before = Meter::read(&servers).await?;
     let mut disturber = Disturber::new(&servers, Reconcilers::start("saver-process", &servers.place).await?);
-    let told = told::args(servers.directory())?;
-    let voters = Writers::start("voter-process", &servers.place, &[ballot.args(), told].concat()).await?;
+    let args = [ballot.args(), servers.directory_args()?].concat();
+    let voters = Writers::start("voter-process", &servers.place, &args).await?;
     let started = Instant::now();
     let rounds = Rounds { lines: ballot.votes, time: ROUND_TIME, what: "votes" };
     let voted = rounds.run(voters, &mut disturber).await?;

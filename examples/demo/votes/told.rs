@@ -29,12 +29,6 @@ pub struct Outcomes {
     pub unknown: u64,
 }
 
-/// The directory as an argument of a process.
-pub fn args(directory: &Path) -> Result<Vec<String>> {
-    let directory = directory.to_str().ok_or("the directory's path is not UTF-8")?;
-    Ok(vec![format!("--directory={directory}")])
-}
-
 fn path(directory: &Path, voter: usize) -> PathBuf {
     directory.join(format!("told-{voter}"))
 }

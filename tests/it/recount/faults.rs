@@ -141,6 +141,21 @@ async fn a_second_run_is_refused_and_one_that_was_left_is_gone_on_with() {
     assert_eq!((done.run, done.checked, done.raised), (1, 1, 1), "{done:?}");
 }
 
+/// Its holder died, and could not leave it.
+#[tokio::test]
+async fn a_run_that_nobody_touches_for_its_lease_is_taken_over() {
+    let pair = Pair::new().await;
+    let saves = stage(&pair).await;
+    let recount = pair.counterfoil.recount(&saves).source(table()).within(WITHIN).timeout(Duration::from_secs(1));
+    let died = recount.clone().steps().unwrap().take().await.unwrap().unwrap();
+    let short = recount.lease(Duration::from_millis(100));
+    let error = short.clone().run_once().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    pause(1_200).await;
+    let done = short.run_once().await.unwrap();
+    assert_eq!((done.run, done.raised), (1, 1), "{done:?} after {died:?}");
+}
+
 /// The old holder still waits when another one finishes its run: it corrects nothing.
 #[tokio::test]
 async fn a_run_that_was_taken_over_corrects_nothing() {

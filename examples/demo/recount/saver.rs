@@ -1,0 +1,126 @@
+//! A writer process: inserts rows and counts each of them a little later, once or sometimes twice, until it is told to stop,
+//! or killed.
+
+use std::cell::{Cell, RefCell};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use counterfoil::{Added, BufferedCounters};
+use futures_util::future::try_join_all;
+use sqlx::MySqlPool;
+use tokio::time::sleep;
+use tokio::try_join;
+
+use super::journal::Scribe;
+use super::saves;
+use crate::Result;
+use crate::child::{self, Report};
+use crate::families::{Place, patiently};
+use crate::zipf::{Random, Zipf};
+
+/// How many rows are under way at a time.
+const CONCURRENT: usize = 8;
+/// The longest pause between a row and the count of it, in ms. Every other row has none.
+const PAUSE: u64 = 20;
+/// One row of so many is counted twice.
+const TWICE: u64 = 100;
+
+/// Whose rows.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Load {
+    /// How many users there are, Zipf-distributed: the n-th saves 1/n of what the first one does
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    pub users: u32,
+    /// Which users save, which rows are counted twice and how late: the same number draws the same
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+}
+
+impl Load {
+    /// As arguments of a process.
+    pub fn args(&self) -> Vec<String> {
+        vec![format!("--users={}", self.users), format!("--seed={}", self.seed)]
+    }
+}
+
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
+    load: Load,
+    #[arg(long)]
+    directory: PathBuf,
+    /// Of its journal.
+    #[arg(long)]
+    number: usize,
+}
+
+pub async fn run(Args { place, load, directory, number }: Args) -> Result<()> {
+    let mut orders = child::orders();
+    let scribe = Scribe::new(&directory, number)?;
+    let (_pair, saves) = patiently(async || saves::open(&place).await).await?;
+    let writer = Writer {
+        scribe,
+        saves,
+        mysql: MySqlPool::connect_lazy(&place.mysql)?,
+        zipf: Zipf::new(load.users as usize),
+        random: RefCell::new(Random(load.seed.wrapping_mul(1_000_003).wrapping_add(number as u64))),
+    };
+    child::report(&Report::Ready)?;
+    let started = Instant::now();
+    let is_over = Cell::new(false);
+    let one_after_the_other = async || {
+        while !is_over.get() {
+            writer.save().await?;
+        }
+        Ok::<_, crate::BoxError>(())
+    };
+    let stop = async {
+        orders.recv().await;
+        is_over.set(true);
+        Ok(())
+    };
+    try_join!(try_join_all((0..CONCURRENT).map(|_| one_after_the_other())), stop)?;
+    child::report(&Report::Finished { seconds: started.elapsed().as_secs_f64() })
+}
+
+struct Writer {
+    scribe: Scribe,
+    saves: BufferedCounters,
+    mysql: MySqlPool,
+    zipf: Zipf,
+    random: RefCell<Random>,
+}
+
+impl Writer {
+    async fn save(&self) -> Result<()> {
+        let (user, pause, times) = self.draw()?;
+        self.scribe.inserts(user)?;
+        let began = Instant::now();
+        let insert = sqlx::query("INSERT INTO saves (user_id) VALUES (?)").bind(user);
+        if insert.execute(&self.mysql).await.is_err() {
+            // its connection was cut
+            return self.scribe.lost(user);
+        }
+        sleep(pause).await;
+        self.scribe.counts(user, times)?;
+        for _ in 0..times {
+            match self.saves.add(&user.to_string(), 1).await {
+                Ok(Added::Counted { .. }) => {}
+                Ok(refused) => return Err(format!("a count was refused: {refused:?}").into()),
+                Err(_) => return self.scribe.counted(user, 0, began.elapsed()),
+            }
+        }
+        self.scribe.counted(user, times, began.elapsed())
+    }
+
+    /// A user, how long to wait before the row is counted, and how often it is.
+    fn draw(&self) -> Result<(u32, Duration, i64)> {
+        let mut random = self.random.borrow_mut();
+        let user = u32::try_from(self.zipf.pick(&mut random))? + 1;
+        let pause = if random.below(2) == 0 { 0 } else { 1 + random.below(PAUSE) };
+        let times = if random.below(TWICE) == 0 { 2 } else { 1 };
+        Ok((user, Duration::from_millis(pause), times))
+    }
+}
