@@ -158,7 +158,8 @@ where
     }
 
     /// Recounts the whole family now, and returns when that is done: after [`within`](Self::within), and as long as the
-    /// counting takes. A run that somebody began and left is finished in place of a new one.
+    /// counting takes. A run that somebody began and left is finished in place of a new one, from where it was
+    /// left: call it once more for a whole one.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the source cannot be asked, or what it returned is no number of
