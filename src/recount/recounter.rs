@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::aio::ConnectionLike;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::recount::run::{Recounted, Recounting};
@@ -16,7 +16,7 @@ use crate::store::mysql::Begun;
 /// How long after something failed it is tried again, and how often somebody else's run is looked at.
 const LOOK: Duration = Duration::from_secs(30);
 
-/// A recount that [runs](crate::RecountBuilder::start). It stops when this is dropped, after the page that it is at.
+/// A recount that [runs](crate::RecountBuilder::start). It stops when this is dropped.
 #[derive(Debug)]
 #[must_use = "a recount stops when its handle is dropped"]
 pub struct Recounter {
@@ -40,7 +40,7 @@ impl Recounter {
         *self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends it after the page that it is at. Another process, or the next start, goes on with the run from there.
+    /// Ends it at once. Another process, or the next start, goes on with the run.
     ///
     /// # Errors
     /// [`Closed`](ErrorKind::Closed) if it had ended before, by a panic.
@@ -60,12 +60,17 @@ async fn run<C>(recounting: Recounting<C>, every: RangeInclusive<Duration>, mut 
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    let first = *every.start();
-    while !*stop.borrow() {
-        let wait = match once(&recounting, first, &stop).await {
-            Ok(Begun::Early(left)) => left + at_random(every.end().saturating_sub(first)),
-            Ok(Begun::Run(_)) => first + at_random(every.end().saturating_sub(first)),
-            Ok(Begun::Held) => LOOK.min(first),
+    let (first, longer) = (*every.start(), every.end().saturating_sub(*every.start()));
+    loop {
+        let began = Instant::now();
+        let begun = tokio::select! {
+            begun = recounting.begin(Some(first)) => begun,
+            _ = stop.wait_for(|stop| *stop) => return,
+        };
+        let wait = match work(&recounting, begun, &stop).await {
+            Ok(Next::After(time)) => time + at_random(longer),
+            Ok(Next::Begin) => (first + at_random(longer)).saturating_sub(began.elapsed()),
+            Ok(Next::Look) => LOOK.min(first),
             Err(error) => {
                 tracing::error!(family = recounting.family(), %error, "a recount failed");
                 LOOK.min(first)
@@ -73,22 +78,36 @@ where
         };
         tokio::select! {
             () = sleep(wait) => {}
-            changed = stop.changed() => if changed.is_err() { return },
+            // whoever held the other end may be gone as well
+            _ = stop.wait_for(|stop| *stop) => return,
         }
     }
 }
 
-async fn once<C>(recounting: &Recounting<C>, every: Duration, stop: &watch::Receiver<bool>) -> Result<Begun>
+/// When to begin the next run.
+enum Next {
+    /// When this one began so long ago as is to be.
+    Begin,
+    /// In so long.
+    After(Duration),
+    /// When somebody else's is over.
+    Look,
+}
+
+async fn work<C>(recounting: &Recounting<C>, begun: Result<Begun>, stop: &watch::Receiver<bool>) -> Result<Next>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    let begun = recounting.begin(Some(every)).await?;
-    if let Begun::Run(run) = &begun {
-        recounting.run(run.clone(), stop.clone()).await?;
-    } else {
-        recounting.tell_age().await?;
-    }
-    Ok(begun)
+    let next = match begun? {
+        Begun::Run(run) => {
+            recounting.run(run, stop.clone()).await?;
+            return Ok(Next::Begin);
+        }
+        Begun::Early(left) => Next::After(left),
+        Begun::Held => Next::Look,
+    };
+    recounting.tell_age().await?;
+    Ok(next)
 }
 
 /// So that several processes do not all come at once.

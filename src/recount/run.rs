@@ -1,23 +1,23 @@
 //! A run: page by page the value before, the rows, and after the wait the value again and the correction. The pages of many ids
 //! wait together.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::{try_join, try_join_all};
+use futures_util::future::try_join;
 use redis::aio::ConnectionLike;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::client::handle::Handle;
 use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::recount::plan::{Mode, Plan, RecountIds};
+use crate::recount::values;
 use crate::recount::verdict::{self, Verdict};
-use crate::scripts::cached::Peeked;
-use crate::scripts::partition::{Partition, random};
+use crate::scripts::partition::random;
 use crate::store::mysql::{Begun, Cursor, Drifted, IdPage, MysqlStore, Run, Source};
 use crate::store::{ReadFrom, Registered, Store};
 use crate::testing::ablation::{self, Guard};
@@ -28,6 +28,8 @@ const PAGE: usize = 1_000;
 const PAGES: usize = 256;
 /// How often a counter is looked at in a run whose rows are deleted.
 const TRIES: u32 = 3;
+/// How long a run that is left waits for the database.
+const LEAVING: Duration = Duration::from_secs(2);
 /// How long a server that is away is waited for.
 const AWAY: Duration = Duration::from_secs(60);
 
@@ -98,8 +100,9 @@ pub struct Difference {
     busy: Vec<String>,
 }
 
-/// Why a run ends before its end.
+/// How work on a run ended.
 enum Ended {
+    Done,
     Stopped,
     TakenOver,
 }
@@ -152,15 +155,21 @@ where
     }
 
     /// Works on the run until its end. `None` where it was stopped or taken over.
-    pub(crate) async fn run(&self, mut run: Run, stop: watch::Receiver<bool>) -> Result<Option<Recounted>> {
+    pub(crate) async fn run(&self, mut run: Run, mut stop: watch::Receiver<bool>) -> Result<Option<Recounted>> {
         let started = Instant::now();
         let registered = self.handle.registered().await?;
         let about = self.store().about_counters(registered).await.unwrap_or(0);
         *self.seen() =
             Recounted { run: run.number, checked: run.checked, drifted: run.drifted, about, ..Recounted::default() };
         tracing::info!(family = %self.handle.family(), run = run.number, about, "a recount begins");
-        match self.work(registered, &mut run, stop).await {
-            Ok(None) => {
+        // a step may be dropped half-way: a correction that goes on is this run's, or is not made
+        let ended = tokio::select! {
+            ended = self.work(registered, &mut run) => ended,
+            // whoever held the other end may be gone as well
+            _ = stop.wait_for(|stop| *stop) => Ok(Ended::Stopped),
+        };
+        match ended {
+            Ok(Ended::Done) => {
                 if !self.store().finish_recount(registered, &run).await? {
                     return Ok(None);
                 }
@@ -171,17 +180,24 @@ where
                 tracing::info!(family = %self.handle.family(), ?done, "a recount is done");
                 Ok(Some(done))
             }
-            Ok(Some(Ended::TakenOver)) => {
+            Ok(Ended::TakenOver) => {
                 tracing::warn!(family = %self.handle.family(), run = run.number, "a recount was taken over by another process");
                 Ok(None)
             }
-            Ok(Some(Ended::Stopped)) => self.store().leave_recount(registered, &run).await.map(|_| None),
+            Ok(Ended::Stopped) => {
+                self.leave(registered, &run).await;
+                Ok(None)
+            }
             Err(error) => {
-                // the cause counts, not whether the run could be left
-                let _ = self.store().leave_recount(registered, &run).await;
+                self.leave(registered, &run).await;
                 Err(error)
             }
         }
+    }
+
+    /// Somebody else may go on at once. A database that is away is not waited for: the lease ends by itself.
+    async fn leave(&self, registered: &Registered, run: &Run) {
+        let _ = timeout(LEAVING, self.store().leave_recount(registered, run)).await;
     }
 
     /// When the last full run ended, for the metric.
@@ -202,28 +218,19 @@ where
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn work(
-        &self,
-        registered: &Registered,
-        run: &mut Run,
-        mut stop: watch::Receiver<bool>,
-    ) -> Result<Option<Ended>> {
+    async fn work(&self, registered: &Registered, run: &mut Run) -> Result<Ended> {
         let (mut ahead, mut is_all) = (run.at.clone(), false);
         let mut waiting: VecDeque<Page> = VecDeque::new();
         let (mut touched, mut next_page) = (Instant::now(), Instant::now());
-        while !*stop.borrow() {
+        loop {
             let now = Instant::now();
             let (ready, touch) = (waiting.front().map(|page| page.counted + self.within), touched + self.lease() / 4);
             let next = (!is_all && waiting.len() < PAGES).then_some(next_page);
             let finishing = if ready.is_some_and(|ready| ready <= now) { waiting.pop_front() } else { None };
             let measures = next.is_some_and(|next| next <= now);
             if finishing.is_none() && !measures {
-                let Some(due) = ready.into_iter().chain(next).min() else { return Ok(None) };
-                tokio::select! {
-                    () = sleep_until(due.min(touch)) => {}
-                    // whoever held the other end is gone as well
-                    _ = stop.changed() => break,
-                }
+                let Some(due) = ready.into_iter().chain(next).min() else { return Ok(Ended::Done) };
+                sleep_until(due.min(touch)).await;
             }
             let finish = async {
                 let Some(page) = &finishing else { return Ok(None) };
@@ -239,7 +246,7 @@ where
             };
             let (finished, measured) = try_join(finish, measure).await?;
             if let (Some((difference, noted)), Some(page)) = (finished, finishing) {
-                let Some(noted) = noted else { return Ok(Some(Ended::TakenOver)) };
+                let Some(noted) = noted else { return Ok(Ended::TakenOver) };
                 let again = self.note(run, Difference { drifted: noted, ..difference }, page.tries);
                 run.at = page.until.unwrap_or_else(|| run.at.clone());
                 if !again.is_empty() {
@@ -256,11 +263,10 @@ where
             if touch <= Instant::now() {
                 touched = Instant::now();
                 if !self.repeated(|| self.store().note_recount(registered, run)).await? {
-                    return Ok(Some(Ended::TakenOver));
+                    return Ok(Ended::TakenOver);
                 }
             }
         }
-        Ok(Some(Ended::Stopped))
     }
 
     /// Counts what became of a page, and returns what is to be looked at again.
@@ -340,7 +346,7 @@ where
 
     /// The first step.
     pub async fn before(&self, ids: Vec<String>) -> Result<Before> {
-        let values = self.values(&ids).await?;
+        let values = values::exact(&self.handle, &ids).await?;
         let kept = ids.into_iter().zip(values).filter(|(_, value)| *value <= self.plan.largest);
         let (ids, values) = kept.unzip();
         Ok(Before { ids, values })
@@ -391,7 +397,7 @@ where
     /// The third step, after the wait: what differs.
     pub async fn after(&self, page: &Page) -> Result<Difference> {
         let Before { ids, values } = &page.before;
-        let after = self.values(ids).await?;
+        let after = values::exact(&self.handle, ids).await?;
         let again = match self.plan.rows_are_deleted {
             true => Some(self.rows(ids).await?),
             false => None,
@@ -444,70 +450,6 @@ where
         let ids: Vec<_> = ids.iter().map(String::as_str).collect();
         let registered = self.handle.registered().await?;
         self.source.count(self.store(), self.plan.replica.as_ref(), registered, &ids, self.plan.timeout).await
-    }
-
-    /// Exact values, without bringing a cached counter to Redis.
-    async fn values(&self, ids: &[String]) -> Result<Vec<i64>> {
-        let ids: Vec<_> = ids.iter().map(String::as_str).collect();
-        match self.handle.family().is_cached() {
-            _ if ids.is_empty() => Ok(Vec::new()),
-            true => self.handle.repeating(|_| self.cached_values(&ids)).await,
-            false => self.handle.exact(&ids).await,
-        }
-    }
-
-    async fn cached_values(&self, ids: &[&str]) -> Result<Vec<i64>> {
-        let registered = self.handle.registered().await?;
-        let mut values = vec![0; ids.len()];
-        let mut left: Vec<usize> = (0..ids.len()).collect();
-        // a row that is saved between the two looks is looked at again
-        for _ in 0..100 {
-            let asked: Vec<_> = left.iter().map(|&at| ids[at]).collect();
-            let peeked = self.peek(&asked).await?;
-            let rows = self.store().rows(registered, &asked).await?;
-            let mut again = Vec::new();
-            for ((at, peeked), row) in left.into_iter().zip(peeked).zip(rows) {
-                let value = match peeked {
-                    Some(peeked) => peeked.on_top_of(row),
-                    None => Some(row.value.unwrap_or(0).into()),
-                };
-                match value.map(i64::try_from) {
-                    Some(Ok(value)) => values[at] = value,
-                    Some(Err(_)) => {
-                        let what = format!("{}: the value of {:?} is no i64", self.handle.family(), ids[at]);
-                        return Err(Error::new(ErrorKind::Range, what));
-                    }
-                    None => again.push(at),
-                }
-            }
-            if again.is_empty() {
-                return Ok(values);
-            }
-            left = again;
-        }
-        let family = self.handle.family();
-        Err(Error::corrupt(format!("{family}: {:?} and its row do not come to agree", ids[left[0]])))
-    }
-
-    async fn peek(&self, ids: &[&str]) -> Result<Vec<Option<Peeked>>> {
-        let mut partitions: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for (at, id) in ids.iter().enumerate() {
-            partitions.entry(self.handle.family().partition_of(id)).or_default().push(at);
-        }
-        let chunks = partitions.into_iter().flat_map(|(number, all)| {
-            let chunks: Vec<_> = all.chunks(Partition::<C>::READ_IDS).map(|some| (number, some.to_vec())).collect();
-            chunks
-        });
-        let reads = chunks.map(|(number, some)| async move {
-            let names: Vec<_> = some.iter().map(|&at| ids[at]).collect();
-            let peeked = self.handle.partition(number).peek(&names).await?;
-            Ok::<_, Error>(some.into_iter().zip(peeked).collect::<Vec<_>>())
-        });
-        let mut found = vec![None; ids.len()];
-        for (at, peeked) in try_join_all(reads).await?.into_iter().flatten() {
-            found[at] = peeked;
-        }
-        Ok(found)
     }
 
     /// Repeats a step as long as a server is away, for a minute.

@@ -259,3 +259,32 @@ async fn a_table_that_is_altered_fails_the_run_and_loses_nothing() {
     let done = recount(WITHIN).run_once().await.unwrap();
     assert_eq!((done.run, done.raised, saves.get("1").await.unwrap()), (1, 1, 5));
 }
+
+#[tokio::test]
+async fn a_recounter_stops_at_once_also_while_a_server_is_silent() {
+    let mysql = MysqlServer::start().await;
+    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let saves = stage(&pair).await;
+    let hour = Duration::from_secs(3600);
+    let start = |rate| {
+        let recount = pair.counterfoil.recount(&saves).source(table()).within(Duration::from_secs(60));
+        recount.ids_per_second(rate).every(hour..=hour).start().unwrap()
+    };
+    let recounter = start(1);
+    let began = async || pair.number("SELECT COUNT(*) FROM counterfoil_recounts WHERE holder > 0").await == 1;
+    eventually("a run", began).await;
+    pair.redis.pause();
+    pause(100).await;
+    let asked = Instant::now();
+    recounter.shutdown().await.unwrap();
+    assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+    pair.redis.resume();
+    assert_eq!(pair.number("SELECT COUNT(*) FROM counterfoil_recounts WHERE holder > 0").await, 0, "it is left");
+    let recounter = start(5_000);
+    eventually("the run again", began).await;
+    mysql.pause();
+    let asked = Instant::now();
+    recounter.shutdown().await.unwrap();
+    assert!(asked.elapsed() < Duration::from_secs(4), "{:?}", asked.elapsed());
+    mysql.resume();
+}
