@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use redis::aio::ConnectionManager;
 use std::time::Duration;
+use testkit::RedisOptions;
 
 use crate::support::{Pair, counted, family};
 
@@ -37,8 +38,11 @@ enum Step {
     },
     /// Everything in Redis reaches the database.
     Flush,
-    /// Redis loses everything: what was only there is never counted.
+    /// Redis loses everything, or what came after the last fsync, this share of it kept: it is never counted.
     Emptied,
+    Crash {
+        kept: u8,
+    },
     /// The recounter's next step.
     Recount {
         who: usize,
@@ -48,15 +52,19 @@ enum Step {
     },
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps(crashes: bool) -> impl Strategy<Value = Vec<Step>> {
     let user = 0..USERS;
+    let loss = match crashes {
+        true => any::<u8>().prop_map(|kept| Step::Crash { kept }).boxed(),
+        false => Just(Step::Emptied).boxed(),
+    };
     let step = prop_oneof![
         4 => user.prop_map(|user| Step::Insert { user }),
         4 => (0..8_usize).prop_map(|which| Step::Count { which }),
         1 => (0..8_usize).prop_map(|which| Step::Never { which }),
         1 => (0..8_usize).prop_map(|which| Step::Twice { which }),
         2 => Just(Step::Flush),
-        1 => Just(Step::Emptied),
+        1 => loss,
         8 => (0..2_usize).prop_map(|who| Step::Recount { who }),
         1 => (0..2_usize).prop_map(|who| Step::Die { who }),
     ];
@@ -109,6 +117,8 @@ struct World {
     coming: Vec<(u64, usize)>,
     next: u64,
     told: [Told; USERS],
+    /// How long Redis's file was since everything in it reached the database, where it has one: so much is durable.
+    lengths: Vec<u64>,
 }
 
 fn id(user: usize) -> String {
@@ -117,8 +127,8 @@ fn id(user: usize) -> String {
 
 impl World {
     /// Of buffered counters, or of cached ones that stay in Redis for so long.
-    async fn new(retain: Option<Duration>, without: Without) -> Self {
-        let pair = Pair::new().await;
+    async fn new(retain: Option<Duration>, without: Without, redis: RedisOptions) -> Self {
+        let pair = Pair::with(redis).await;
         pair.sql("CREATE TABLE saves (event BIGINT PRIMARY KEY, user_id BIGINT NOT NULL, KEY (user_id)) ENGINE=InnoDB")
             .await;
         pair.sql("CREATE TABLE users (id BIGINT PRIMARY KEY, saves BIGINT NOT NULL DEFAULT 0) ENGINE=InnoDB").await;
@@ -136,7 +146,8 @@ impl World {
         };
         let recounter = || (recounting(&pair, &counters), At::Idle);
         let recounters = [recounter(), recounter()];
-        World { counters, without, recounters, coming: Vec::new(), next: 0, told: [Told::default(); USERS], pair }
+        let told = [Told::default(); USERS];
+        World { counters, without, recounters, coming: Vec::new(), next: 0, told, lengths: Vec::new(), pair }
     }
 
     async fn take(&mut self, step: Step) {
@@ -152,12 +163,12 @@ impl World {
             Step::Never { which } => self.count(which, 0).await,
             Step::Twice { which } => self.count(which, 2).await,
             Step::Flush => self.pair.counterfoil.drain().await.unwrap(),
-            Step::Emptied => {
+            Step::Emptied | Step::Crash { .. } => {
                 let mut before = [0; USERS];
                 for (user, before) in before.iter_mut().enumerate() {
                     *before = self.value(user).await;
                 }
-                let _: () = self.pair.redis.run("FLUSHALL").await.unwrap();
+                self.lose(step).await;
                 for (user, before) in before.into_iter().enumerate() {
                     let lost = before - self.value(user).await;
                     self.told[user].never += usize::try_from(lost).unwrap_or(0);
@@ -169,6 +180,24 @@ impl World {
                 self.recounters[who].1 = self.recount(who, at).await;
             }
         }
+    }
+
+    async fn lose(&mut self, step: Step) {
+        let redis = &self.pair.redis;
+        let Step::Crash { kept } = step else { return redis.run("FLUSHALL").await.unwrap() };
+        let left = self.lengths[(self.lengths.len() - 1) * usize::from(kept) / 255];
+        redis.kill();
+        redis.cut_aof(left);
+        redis.start_again().await;
+        self.lengths = vec![redis.aof_len()];
+    }
+
+    /// Notes how long Redis's file is by now; after a flush all of it has to be durable.
+    fn note_length(&mut self, step: Option<Step>) {
+        if matches!(step, None | Some(Step::Flush)) {
+            self.lengths.clear();
+        }
+        self.lengths.push(self.pair.redis.aof_len());
     }
 
     async fn count(&mut self, which: usize, times: i64) {
@@ -293,15 +322,23 @@ fn recounting(pair: &Pair, counters: &Counters) -> Recounting<Connection> {
 }
 
 fn play(retain: Option<Duration>, without: Without, steps: &[Step]) -> Result<(), String> {
+    let crashes = steps.iter().any(|step| matches!(step, Step::Crash { .. }));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let mut world = World::new(retain, without).await;
+        let redis = if crashes { RedisOptions::aof("always") } else { RedisOptions::volatile() };
+        let mut world = World::new(retain, without, redis).await;
+        if crashes {
+            world.note_length(None);
+        }
         take_out(match without {
             Without::Guard(guard) => Some(guard),
             _ => None,
         });
         for &step in steps {
             world.take(step).await;
+            if crashes {
+                world.note_length(Some(step));
+            }
             // a cached counter knows of a correction when it is saved: between the two it is lower, or higher, by that
             if let Some(wrong) = world.wrong().await {
                 return Err(format!("after {step:?}: {wrong}"));
@@ -315,29 +352,40 @@ fn cases(few: u32) -> u32 {
     std::env::var("COUNTERFOIL_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(few)
 }
 
-fn exact(retain: Option<Duration>) {
+fn exact(retain: Option<Duration>, crashes: bool) {
     let mut runner =
         TestRunner::new(Config { cases: cases(24), max_shrink_iters: 200, ..Config::with_source_file(file!()) });
-    let result = runner.run(&steps(), |steps| play(retain, Without::Nothing, &steps).map_err(TestCaseError::fail));
+    let result =
+        runner.run(&steps(crashes), |steps| play(retain, Without::Nothing, &steps).map_err(TestCaseError::fail));
     take_out(None);
     result.unwrap_or_else(|error| panic!("{error}"));
 }
 
 #[test]
 fn exact_for_buffered_counters() {
-    exact(None);
+    exact(None, false);
 }
 
 /// Which are in Redis and out of it again.
 #[test]
 fn exact_for_cached_counters() {
-    exact(Some(Duration::from_millis(1)));
+    exact(Some(Duration::from_millis(1)), false);
 }
 
 /// What is added to their rows is known to Redis after the next save only.
 #[test]
 fn exact_for_cached_counters_that_stay_in_redis() {
-    exact(Some(Duration::from_secs(600)));
+    exact(Some(Duration::from_secs(600)), false);
+}
+
+#[test]
+fn exact_for_buffered_counters_when_redis_goes_back_to_its_last_fsync() {
+    exact(None, true);
+}
+
+#[test]
+fn exact_for_cached_counters_when_redis_goes_back_to_its_last_fsync() {
+    exact(Some(Duration::from_millis(1)), true);
 }
 
 /// Orders of steps that break what is taken out: the shortest ones that the model knows.
@@ -379,7 +427,7 @@ fn a_value_that_is_written_takes_back_what_is_on_its_way_or_doubles_it() {
 
 #[tokio::test]
 async fn a_run_tells_what_it_did() {
-    let mut world = World::new(None, Without::Nothing).await;
+    let mut world = World::new(None, Without::Nothing, RedisOptions::volatile()).await;
     for step in [INSERT, COUNT, INSERT, Step::Never { which: 0 }, Step::Insert { user: 1 }, Step::Twice { which: 0 }] {
         world.take(step).await;
     }
