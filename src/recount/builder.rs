@@ -132,7 +132,7 @@ where
         self
     }
 
-    /// At most so many ids a second, 5,000 unless said otherwise: what a recount takes from others.
+    /// At most so many ids a second, 3,000 unless said otherwise: what a recount takes from others.
     pub fn ids_per_second(mut self, ids: u32) -> Self {
         self.plan.ids_per_second = ids;
         self

@@ -57,7 +57,7 @@ impl Default for Plan {
             leave_out: HashSet::new(),
             leave_out_prefixes: Vec::new(),
             largest: i64::MAX,
-            ids_per_second: 5_000,
+            ids_per_second: 3_000,
             pause: Duration::ZERO,
             timeout: Duration::from_secs(30),
             lease: Duration::from_secs(60),
