@@ -64,7 +64,7 @@ impl CounterfoilBuilder {
         self
     }
 
-    /// A connection that is there, for instance by [`Primary::connect_to`]. Connections of other types, as that to a cluster,
+    /// A connection that is there, for instance one made by [`Primary::connect`]. Connections of other types, as that to a cluster,
     /// are taken by [`Counterfoil::new`].
     pub fn connection(mut self, redis: Primary) -> Self {
         self.redis = Some(Redis::Connected(redis));
