@@ -276,7 +276,7 @@ where
         if batches.is_empty() {
             return Vec::new();
         }
-        let error = match self.apply_patiently(batches, stop).await {
+        let error = match self.apply_repeated(batches, stop).await {
             Ok(()) => return batches.iter().map(|_| None).collect(),
             Err(error) => error,
         };
@@ -289,7 +289,7 @@ where
         }
         let mut failed = BTreeMap::new();
         for (number, batches) in families {
-            if let Err(error) = self.apply_patiently(&batches, stop).await {
+            if let Err(error) = self.apply_repeated(&batches, stop).await {
                 failed.insert(number, error);
             }
         }
@@ -298,7 +298,7 @@ where
     }
 
     /// Tries again as long as the database is away, and nobody says stop.
-    async fn apply_patiently(&self, batches: &[Batch], stop: &watch::Receiver<bool>) -> Result<()> {
+    async fn apply_repeated(&self, batches: &[Batch], stop: &watch::Receiver<bool>) -> Result<()> {
         let (mut pause, mut grace) = (Backoff::default(), GRACE);
         loop {
             match unless_stopped(stop, grace, self.shared.store.apply(batches)).await {

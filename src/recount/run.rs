@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::recount::plan::{Mode, Plan, RecountIds};
 use crate::recount::values;
-use crate::recount::verdict::{self, Verdict};
+use crate::recount::verdict::{self, Proof};
 use crate::scripts::partition::random;
 use crate::store::mysql::{Begun, Cursor, Drifted, IdPage, MysqlStore, Run, Source};
 use crate::store::{ReadFrom, Registered, Store};
@@ -407,18 +407,18 @@ where
             let (before, rows, after) = (values[at], page.rows[at], after[at]);
             let verdict = match &again {
                 Some(again) => verdict::still(before, rows, after, again[at]),
-                None if ablation::is_out(Guard::RecountBounds) => Verdict::Off(i128::from(rows) - i128::from(before)),
+                None if ablation::is_out(Guard::RecountBounds) => Proof::Off(i128::from(rows) - i128::from(before)),
                 None => verdict::bounded(before, rows, after),
             };
             match verdict {
-                Verdict::Same | Verdict::Off(0) => difference.checked += 1,
-                Verdict::Off(off) => {
+                Proof::Same | Proof::Off(0) => difference.checked += 1,
+                Proof::Off(off) => {
                     difference.checked += 1;
                     let only_noted = self.why_only_noted(off);
                     let delta = i64::try_from(off).unwrap_or(0);
                     difference.drifted.push(Drifted { id: id.clone(), before, rows, after, delta, only_noted });
                 }
-                Verdict::Busy => difference.busy.push(id.clone()),
+                Proof::Busy => difference.busy.push(id.clone()),
             }
         }
         Ok(difference)

@@ -3,7 +3,7 @@
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
 
 use super::fault::store;
-use super::parts::KeyColumn;
+use super::parts::StoredKey;
 use super::session::{self, Meter};
 use super::snapshot;
 use super::target::Target;
@@ -104,11 +104,11 @@ fn text(target: &Target, fixed: usize, separator: char) -> String {
     let rest = match rest {
         [key] => key.bytes(),
         keys => {
-            let columns: Vec<_> = keys.iter().map(KeyColumn::bytes).collect();
+            let columns: Vec<_> = keys.iter().map(StoredKey::bytes).collect();
             format!("CONCAT({})", columns.join(&format!(", X'{separator}', ")))
         }
     };
-    let conditions: Vec<_> = fixed.iter().map(KeyColumn::equals_parameter).collect();
+    let conditions: Vec<_> = fixed.iter().map(StoredKey::equals_parameter).collect();
     let conditions = conditions.into_iter().chain([format!("{rest} >= ? AND {rest} < ?")]).collect::<Vec<_>>();
     format!(
         "SELECT {rest}, {} FROM {} AS t WHERE {} ORDER BY {rest} LIMIT ?",

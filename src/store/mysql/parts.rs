@@ -9,7 +9,7 @@ use crate::family::table::{KeyType, Table};
 pub(super) const INPUT: &str = "counterfoil_input";
 
 /// A key column.
-pub(super) struct KeyColumn {
+pub(super) struct StoredKey {
     /// Quoted.
     pub(super) column: String,
     pub(super) kind: KeyType,
@@ -43,7 +43,7 @@ impl<'id> Segment<'id> {
         };
     }
 
-    /// As a parameter of [`KeyColumn::equals_parameter`].
+    /// As a parameter of [`StoredKey::equals_parameter`].
     pub(super) fn bind(self, query: Statement) -> Statement {
         match self {
             Segment::Number(number) => query.bind(number.to_string()),
@@ -57,7 +57,7 @@ impl<'id> Segment<'id> {
 pub(super) struct Parts {
     /// Quoted.
     pub(super) name: String,
-    pub(super) keys: Vec<KeyColumn>,
+    pub(super) keys: Vec<StoredKey>,
     /// Quoted.
     pub(super) value: String,
     nullable: bool,
@@ -69,7 +69,7 @@ impl Parts {
         let keys = table.keys.iter().zip(shape.keys.iter().cloned());
         Parts {
             name: table_name(table),
-            keys: keys.map(|(key, storage)| KeyColumn { column: quoted(&key.name), kind: key.kind, storage }).collect(),
+            keys: keys.map(|(key, storage)| StoredKey { column: quoted(&key.name), kind: key.kind, storage }).collect(),
             value: quoted(&table.value),
             nullable: shape.nullable,
             id_key: shape.id_key,
@@ -139,7 +139,7 @@ impl Parts {
     }
 }
 
-impl KeyColumn {
+impl StoredKey {
     /// The value given in the JSON, as the column takes it.
     fn given(&self, index: usize) -> String {
         let json = format!("{INPUT}.k{index}");
@@ -210,6 +210,6 @@ fn json_type(kind: KeyType) -> &'static str {
     }
 }
 
-fn join(keys: &[KeyColumn], between: &str, each: impl Fn(usize, &KeyColumn) -> String) -> String {
+fn join(keys: &[StoredKey], between: &str, each: impl Fn(usize, &StoredKey) -> String) -> String {
     keys.iter().enumerate().map(|(index, key)| each(index, key)).collect::<Vec<_>>().join(between)
 }

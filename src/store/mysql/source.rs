@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::MysqlStore;
 use super::fault::{self, store};
-use super::parts::{KeyColumn, Segment};
+use super::parts::{Segment, StoredKey};
 use super::session;
 use super::shape::Storage;
 use super::statement::{Statement, quoted};
@@ -275,7 +275,7 @@ impl MysqlStore {
         let target = self.target(&family.family).await?;
         let keys = own_keys(&target, family);
         let columns: Vec<_> = keys.iter().map(|key| format!("t.{}", key.column)).collect();
-        let spelt: Vec<_> = keys.iter().map(KeyColumn::bytes).collect();
+        let spelt: Vec<_> = keys.iter().map(StoredKey::bytes).collect();
         let compared = |index: usize, sign: &str| keys[index].compared(sign);
         let beyond = after.map_or_else(|| "TRUE".to_owned(), |_| beyond(keys.len(), compared));
         let of_family =
@@ -308,7 +308,7 @@ impl MysqlStore {
 }
 
 /// The key columns that an id spells: in counterfoil's own table all but the family.
-fn own_keys<'t>(target: &'t Target, family: &Registered) -> &'t [KeyColumn] {
+fn own_keys<'t>(target: &'t Target, family: &Registered) -> &'t [StoredKey] {
     &target.keys[usize::from(family.family.table.is_none())..]
 }
 
@@ -395,10 +395,10 @@ fn read(family: &Registered, row: &MySqlRow, keys: usize) -> Result<(String, Opt
 }
 
 /// A column as the id spells it, in bytes.
-fn spelt(key: &KeyColumn, column: &str) -> String {
+fn spelt(key: &StoredKey, column: &str) -> String {
     match (key.kind, &key.storage) {
         (KeyType::Uuid, Storage::UuidBytes) => {
-            KeyColumn { column: column.to_owned(), kind: key.kind, storage: key.storage.clone() }
+            StoredKey { column: column.to_owned(), kind: key.kind, storage: key.storage.clone() }
                 .bytes()
                 .replace("t.", "")
         }
@@ -408,7 +408,7 @@ fn spelt(key: &KeyColumn, column: &str) -> String {
 }
 
 /// As a parameter that a column of the application's is compared with: of the column's own type, so that its index is used.
-fn bind(query: Statement, key: &KeyColumn, segment: &Segment<'_>) -> Statement {
+fn bind(query: Statement, key: &StoredKey, segment: &Segment<'_>) -> Statement {
     match (segment, &key.storage) {
         (Segment::Number(number), _) => match i64::try_from(*number) {
             Ok(number) => query.bind(number),

@@ -5,7 +5,7 @@
 
 use super::cached_statements::CachedStatements;
 use super::json;
-use super::parts::{INPUT, KeyColumn, Parts, Segment};
+use super::parts::{INPUT, Parts, Segment, StoredKey};
 use super::shape::Shape;
 use super::statement::{Text, quoted, text};
 use crate::family::table::{KeyType, Missing, Table};
@@ -32,7 +32,7 @@ pub(super) struct Target {
     pub(super) name: String,
     /// The value as decimal digits.
     pub(super) digits: String,
-    pub(super) keys: Vec<KeyColumn>,
+    pub(super) keys: Vec<StoredKey>,
 }
 
 /// Counterfoil's own table, described like one of the application's.
