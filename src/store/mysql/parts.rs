@@ -68,7 +68,7 @@ impl Parts {
     pub(super) fn new(table: &Table, shape: &Shape) -> Self {
         let keys = table.keys.iter().zip(shape.keys.iter().cloned());
         Parts {
-            name: table_name(table),
+            name: table_name(&table.name),
             keys: keys.map(|(key, storage)| StoredKey { column: quoted(&key.name), kind: key.kind, storage }).collect(),
             value: quoted(&table.value),
             nullable: shape.nullable,
@@ -179,7 +179,11 @@ impl StoredKey {
 
     /// The column as it is spelt in an id, in bytes.
     pub(super) fn bytes(&self) -> String {
-        let column = format!("t.{}", self.column);
+        self.bytes_of(format!("t.{}", self.column))
+    }
+
+    /// The same of another column that keeps such values.
+    pub(super) fn bytes_of(&self, column: String) -> String {
         match (self.kind, &self.storage) {
             // + 0 takes off the zeros of a ZEROFILL column
             (KeyType::Unsigned | KeyType::Signed, _) => format!("CAST(CAST({column} + 0 AS CHAR) AS BINARY)"),

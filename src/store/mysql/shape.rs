@@ -136,7 +136,7 @@ fn creation(table: &Table) -> String {
     let columns: String =
         table.keys.iter().map(|key| format!("{} {} NOT NULL, ", quoted(&key.name), kind(key.kind))).collect();
     let keys: Vec<_> = table.keys.iter().map(|key| quoted(&key.name)).collect();
-    let (name, value) = (statement::table_name(table), quoted(&table.value));
+    let (name, value) = (statement::table_name(&table.name), quoted(&table.value));
     format!("CREATE TABLE {name} ({columns}{value} BIGINT NOT NULL, PRIMARY KEY ({}))", keys.join(", "))
 }
 

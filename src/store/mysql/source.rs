@@ -17,7 +17,7 @@ use super::fault::{self, store};
 use super::parts::{Segment, StoredKey};
 use super::session;
 use super::shape::Storage;
-use super::statement::{Statement, quoted};
+use super::statement::{Statement, quoted, table_name};
 use super::target::{self, Target};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
@@ -222,7 +222,7 @@ impl Source {
                     Some(column) => format!("COALESCE(SUM({}), 0)", quoted(column)),
                     None => "COUNT(*)".to_owned(),
                 };
-                let (name, filter) = (qualified(name), self.condition());
+                let (name, filter) = (table_name(name), self.condition());
                 format!("SELECT {keys}, {count} FROM {name} WHERE ({keys}) IN (?){filter} GROUP BY {keys}")
             }
             Rows::Function(_) => String::new(),
@@ -254,7 +254,7 @@ impl Source {
             "SELECT {} FROM (SELECT DISTINCT {order} FROM {} WHERE {beyond}{} ORDER BY {order} LIMIT ?) AS counterfoil_source \
              ORDER BY {order}",
             spelt.join(", "),
-            qualified(name),
+            table_name(name),
             self.condition(),
         );
         let pool = replica.unwrap_or(&mysql.primary);
@@ -397,11 +397,7 @@ fn read(family: &Registered, row: &MySqlRow, keys: usize) -> Result<(String, Opt
 /// A column as the id spells it, in bytes.
 fn spelt(key: &StoredKey, column: &str) -> String {
     match (key.kind, &key.storage) {
-        (KeyType::Uuid, Storage::UuidBytes) => {
-            StoredKey { column: column.to_owned(), kind: key.kind, storage: key.storage.clone() }
-                .bytes()
-                .replace("t.", "")
-        }
+        (KeyType::Uuid, Storage::UuidBytes) => key.bytes_of(column.to_owned()),
         (KeyType::Unsigned | KeyType::Signed, _) => format!("CAST(CAST({column} + 0 AS CHAR) AS BINARY)"),
         _ => format!("CAST(CAST({column} AS CHAR) AS BINARY)"),
     }
@@ -427,10 +423,6 @@ fn bind(query: Statement, key: &StoredKey, segment: &Segment<'_>) -> Statement {
 fn whole(digits: &str) -> Option<i64> {
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
     fraction.bytes().all(|digit| digit == b'0').then(|| whole.parse().ok())?
-}
-
-fn qualified(name: &str) -> String {
-    name.split('.').map(quoted).collect::<Vec<_>>().join(".")
 }
 
 fn late(limit: Duration) -> Error {

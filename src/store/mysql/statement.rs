@@ -6,8 +6,6 @@ use sqlx::AssertSqlSafe;
 use sqlx::mysql::MySqlArguments;
 use sqlx::query::Query;
 
-use crate::family::table::Table;
-
 /// A statement and its parameters so far.
 pub(super) type Statement = Query<'static, sqlx::MySql, MySqlArguments>;
 
@@ -26,11 +24,11 @@ pub(super) fn text(text: String) -> Text {
 }
 
 /// The table's name, quoted, with its schema if that is given.
-pub(super) fn table_name(table: &Table) -> String {
-    table.name.split('.').map(quoted).collect::<Vec<_>>().join(".")
+pub(super) fn table_name(name: &str) -> String {
+    name.split('.').map(quoted).collect::<Vec<_>>().join(".")
 }
 
-/// A name as SQL takes it. [`Table`] has refused those with a backtick.
+/// A name as SQL takes it. [`Table`](crate::family::table::Table) has refused those with a backtick.
 pub(super) fn quoted(name: &str) -> String {
     format!("`{name}`")
 }
