@@ -25,6 +25,7 @@ mod testing;
 mod writer;
 
 pub use client::activity::{Activity, Minute, Now, VisitorCount};
+pub use client::any::AnyCounters;
 pub use client::backlog::Backlog;
 pub use client::buffered::BufferedCounters;
 pub use client::builder::CounterfoilBuilder;
@@ -45,7 +46,7 @@ pub use family::calendar::Precision;
 pub use family::day::Day;
 pub use family::table::{KeyType, Table};
 pub use family::{
-    ActivityFamily, ActivityFamilyBuilder, BufferedFamily, BufferedFamilyBuilder, CachedFamily, CachedFamilyBuilder,
+    ActivityFamily, ActivityFamilyBuilder, AnyFamily, BufferedFamily, BufferedFamilyBuilder, CachedFamily, CachedFamilyBuilder,
     Counting, Durability, Family, SeriesFamily, SeriesFamilyBuilder, VisitorsFamily, VisitorsFamilyBuilder,
 };
 pub use finding::{Finding, Severity};

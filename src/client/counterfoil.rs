@@ -51,7 +51,7 @@ const REGISTERING: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub struct Counterfoil<C = Primary, S = MysqlStore> {
     pub(crate) shared: Arc<Shared<C, S>>,
-    timeouts: Timeouts,
+    pub(crate) timeouts: Timeouts,
 }
 
 impl<C, S> Clone for Counterfoil<C, S> {

@@ -14,7 +14,7 @@ use crate::scripts::partition::{PairResult, Partition};
 use crate::store::{Registered, Store};
 use crate::writer::Writer;
 use crate::writer::opened::Opened;
-use crate::writer::shared::Shared;
+use crate::writer::shared::{InUse, Shared};
 
 /// Who waits for the database knows more than who waits for the whole read, and is left the time to say it.
 const LAST_MOMENT: Duration = Duration::from_millis(20);
@@ -72,8 +72,18 @@ where
 {
     /// Of a family that the database has this number for, if it could be asked.
     pub fn new(shared: Arc<Shared<C, S>>, family: Family, registered: Option<u64>, timeouts: Timeouts) -> Result<Self> {
-        let (opened, writer) = shared.open(family, registered)?;
-        Ok(Handle { shared, opened, writer, timeout: timeouts.write, read_timeout: timeouts.read })
+        let in_use = shared.open(family, registered)?;
+        Ok(Self::in_use(shared, in_use, timeouts))
+    }
+
+    /// Of a family as the database has it.
+    pub fn served(shared: Arc<Shared<C, S>>, registered: Arc<Registered>, timeouts: Timeouts) -> Result<Self> {
+        let in_use = shared.serve(registered)?;
+        Ok(Self::in_use(shared, in_use, timeouts))
+    }
+
+    fn in_use(shared: Arc<Shared<C, S>>, (opened, writer): InUse<C>, timeouts: Timeouts) -> Self {
+        Handle { shared, opened, writer, timeout: timeouts.write, read_timeout: timeouts.read }
     }
 
     /// Counts many hits, but those that are refused beforehand, and returns what became of each, in their order.

@@ -1,6 +1,7 @@
 //! What an application holds: the entry point, and a handle for each kind of counter.
 
 pub mod activity;
+pub mod any;
 pub mod backlog;
 pub mod buffered;
 pub mod builder;

@@ -58,18 +58,14 @@ enum Source {
 }
 
 impl Primary {
-    /// Connects to the Redis at a URL, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`. Its name is looked
-    /// up again with every connection.
+    /// Connects to the Redis at a URL, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, or a [`ConnectionInfo`],
+    /// which may hold certificates. Its name is looked up again with every connection.
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that is none; [`Redis`](ErrorKind::Redis) where no primary
     /// is found; [`AccessDenied`](ErrorKind::AccessDenied) where it does not accept the credentials.
-    pub async fn connect(url: &str) -> Result<Self> {
-        Self::connect_to(url.into_connection_info().map_err(invalid)?).await
-    }
-
-    pub(crate) async fn connect_to(info: ConnectionInfo) -> Result<Self> {
-        let info = info.set_tcp_settings(tcp_settings());
+    pub async fn connect(redis: impl IntoConnectionInfo) -> Result<Self> {
+        let info = redis.into_connection_info().map_err(invalid)?.set_tcp_settings(tcp_settings());
         let place = info.addr().to_string();
         Self::found(place, Source::Address(Box::new(Client::open(info).map_err(invalid)?))).await
     }

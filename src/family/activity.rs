@@ -137,9 +137,12 @@ impl Family {
         family.wide = true;
         family.sync_hits = 1;
         let window = Duration::from_secs(600);
-        ActivityFamilyBuilder { family, sliding, window, cache_for: Duration::from_secs(1) }
+        ActivityFamilyBuilder { family, sliding, window, cache_for: CACHE_FOR }
     }
 }
+
+/// How long a result is returned again, unless said otherwise.
+const CACHE_FOR: Duration = Duration::from_secs(1);
 
 /// An [`ActivityFamily`] being configured; [`build`](Self::build) checks it.
 #[derive(Clone, Debug)]
@@ -249,6 +252,11 @@ fn layers(family: &Family, window: Duration, layer: Duration) -> Result<u32> {
 }
 
 impl ActivityFamily {
+    /// With what its builder begins with.
+    pub(super) fn new(family: Family) -> Self {
+        ActivityFamily { family, cache_for: CACHE_FOR }
+    }
+
     /// The family with the settings that the database keeps.
     pub(super) fn read(namespace: &str, name: &str, all: &Settings<'_>, own: &Settings<'_>) -> Result<Self, String> {
         let named = |value: &Value| Counting::ALL.into_iter().find(|counting| value == &format!("{counting:?}"));

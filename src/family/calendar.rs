@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jiff::civil::Date;
@@ -52,12 +53,18 @@ impl Precision {
     /// The most seconds that a slice of a fixed length has: those of 365 days.
     pub const MAX_SECONDS: u32 = 31_536_000;
 
-    /// The one that is displayed so.
-    pub(crate) fn named(name: &str) -> Option<Self> {
+}
+
+impl FromStr for Precision {
+    type Err = Error;
+
+    /// As it is displayed: `60s`, `day`, `month`.
+    fn from_str(name: &str) -> Result<Self> {
+        let seconds = || name.strip_suffix('s')?.parse().ok().map(Precision::Seconds);
         match name {
-            "day" => Some(Precision::Day),
-            "month" => Some(Precision::Month),
-            _ => name.strip_suffix('s')?.parse().ok().map(Precision::Seconds),
+            "day" => Ok(Precision::Day),
+            "month" => Ok(Precision::Month),
+            _ => seconds().ok_or_else(|| Error::invalid(format!("precision {name:?} is not `60s`, `day` or `month`"))),
         }
     }
 }

@@ -59,6 +59,7 @@ macro_rules! family_of_kind {
 }
 
 mod activity;
+mod any;
 mod buffered;
 mod cached;
 mod series;
@@ -72,6 +73,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 pub use self::activity::{ActivityFamily, ActivityFamilyBuilder, Counting, Sliding};
+pub use self::any::AnyFamily;
 use self::buffered::Buffered;
 pub use self::buffered::{BufferedFamily, BufferedFamilyBuilder};
 pub use self::cached::{CachedFamily, CachedFamilyBuilder, Retention};
@@ -292,7 +294,7 @@ impl Family {
     /// named in an error. When to sync and how much may be pending is not part of it: those may change with a deploy.
     pub fn identity(&self) -> [(&'static str, String); 6] {
         [
-            ("kind", self.kind_name().to_owned()),
+            ("kind", self.kind().to_owned()),
             ("partitions", self.partitions.to_string()),
             ("wide", self.wide.to_string()),
             ("durability", self.durability.to_string()),
@@ -301,8 +303,9 @@ impl Family {
         ]
     }
 
-    /// The kind's name, as the scripts' names begin and as it is kept in the database.
-    pub(crate) fn kind_name(&self) -> &'static str {
+    /// The kind's name, as the scripts' names begin and as it is kept in the database: `buffered`, `cached`, `series`,
+    /// `activity` or `visitors`.
+    pub fn kind(&self) -> &'static str {
         self.kind.own().name()
     }
 
@@ -336,7 +339,7 @@ impl Family {
 
     /// The error for who takes it for another kind.
     pub(crate) fn is_not(&self, kind: &str) -> Error {
-        Error::invalid(format!("{self}: is of the kind {}, not {kind}", self.kind_name()))
+        Error::invalid(format!("{self}: is of the kind {}, not {kind}", self.kind()))
     }
 
     /// Whether a counter without a row gets one.

@@ -229,7 +229,7 @@ impl SeriesFamilyBuilder {
 impl SeriesFamily {
     /// The family with the settings that the database keeps.
     pub(super) fn read(namespace: &str, name: &str, all: &Settings<'_>, own: &Settings<'_>) -> Result<Self, String> {
-        let precision = |value: &Value| Precision::named(value.as_str()?);
+        let precision = |value: &Value| value.as_str()?.parse::<Precision>().ok();
         let window = |value: &Value| Some((precision(&value[0])?, settings::small(&value[1])?));
         let family = Family::series(namespace, name).with_common(all)?.sync_after(all.time("sync_ms")?);
         let family = family.windows(own.list("windows", window)?).keep(own.list("keep", precision)?);

@@ -18,7 +18,7 @@ impl Family {
         let Family { namespace: _, name: _, partitions, wide, durability, table, .. } = self;
         let mut settings = json!({
             "format": FORMAT,
-            "kind": self.kind_name(),
+            "kind": self.kind(),
             "partitions": partitions,
             "wide": wide,
             "settle_ms": millis(durability.settle()),

@@ -83,7 +83,7 @@ impl Registry {
                     if self.serves.get(&registered.number).is_none_or(|known| **known != registered) {
                         let registered = Arc::new(registered);
                         self.serves.insert(registered.number, registered.clone());
-                        taken.push(shared.serve(registered));
+                        taken.push(shared.serve(registered).map(|(opened, _)| opened.number));
                     }
                 }
                 Ok(Registered { family, .. }) if shared.is_in_use(&family) => {}

@@ -117,7 +117,7 @@ pub async fn findings<C>(redis: &C, families: &[Family]) -> Vec<Finding>
 where
     C: ConnectionLike + Clone + 'static,
 {
-    let kinds: BTreeMap<_, _> = families.iter().map(|family| (family.kind_name(), family)).collect();
+    let kinds: BTreeMap<_, _> = families.iter().map(|family| (family.kind(), family)).collect();
     let refusals = join_all(kinds.values().map(|family| refuse_lacking(redis, family))).await;
     let refusals = refusals.into_iter().filter_map(Result::err).filter(|error| error.kind() == ErrorKind::AccessDenied);
     let advice = "Add it with ACL SETUSER: a script that is refused in its middle leaves half of what it does.";

@@ -148,7 +148,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     /// # Errors
     /// [`Mismatch`](ErrorKind::Mismatch) where the family is of another kind, or has another number of partitions.
     pub async fn epochs(&self, family: &Family) -> Result<Epochs> {
-        let args = [arg(family.kind_name()), made(family.partitions()), self.time()];
+        let args = [arg(family.kind()), made(family.partitions()), self.time()];
         let reply = bundle::repeat_safe(&self.redis, "family_epoch", &self.keys.fence(), &args).await?;
         match reply.status() {
             "OK" => Ok(Epochs { now: reply.string(0)?.into(), before: reply.string(1)?.into() }),
@@ -158,7 +158,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
                     "{family} is {} with {} partitions, not {} with {}",
                     reply.string(0)?,
                     reply.string(1)?,
-                    family.kind_name(),
+                    family.kind(),
                     family.partitions()
                 ),
             )),
@@ -168,7 +168,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
 
     /// Writes what the family is beside the epochs, so that a caller with another number of partitions is refused.
     pub async fn configure(&self, family: &Family) -> Result<()> {
-        let mut args = vec![arg(family.kind_name()), made(family.partitions())];
+        let mut args = vec![arg(family.kind()), made(family.partitions())];
         args.extend(settings(family));
         let keys = [self.keys.epochs()];
         expect_ok(&bundle::repeat_safe(&self.redis, "family_configure", &keys, &args).await?)

@@ -63,9 +63,7 @@ where
     /// database's number for it is not known where that is away.
     pub fn open(&self, family: Family, registered: Option<u64>) -> Result<InUse<C>> {
         let mut families = self.families_mut();
-        if self.closed.load(Ordering::Relaxed) {
-            return Err(Error::new(ErrorKind::Closed, format!("{family}: not opened: {SHUT_DOWN}")));
-        }
+        self.refuse_closed(&family)?;
         let number = families.number_of(&family);
         let registered = registered.map(|number| Arc::new(Registered { family: family.clone(), number }));
         if let Some(same) =
@@ -76,17 +74,24 @@ where
         self.take_in_use(&mut families, Opened::new(number, family, registered))
     }
 
-    /// Takes a family in use as the database knows it, unless it is so already or this process has opened it. Returns its
-    /// number in this process.
-    pub fn serve(&self, registered: Arc<Registered>) -> Result<u64> {
+    /// Takes a family in use as the database knows it, unless it is so already or this process has opened it.
+    pub fn serve(&self, registered: Arc<Registered>) -> Result<InUse<C>> {
         let mut families = self.families_mut();
+        self.refuse_closed(&registered.family)?;
         let number = families.number_of(&registered.family);
-        let is_kept = |(opened, _): &InUse<C>| !opened.is_served || opened.registered.get() == Some(&registered);
-        if !families.in_use.get(&number).is_some_and(is_kept) {
-            let opened = Opened::new(number, registered.family.clone(), Some(registered));
-            self.take_in_use(&mut families, Opened { is_served: true, ..opened })?;
+        let is_kept = |(opened, _): &&InUse<C>| !opened.is_served || opened.registered.get() == Some(&registered);
+        if let Some(kept) = families.in_use.get(&number).filter(is_kept) {
+            return Ok(kept.clone());
         }
-        Ok(number)
+        let opened = Opened::new(number, registered.family.clone(), Some(registered));
+        self.take_in_use(&mut families, Opened { is_served: true, ..opened })
+    }
+
+    fn refuse_closed(&self, family: &Family) -> Result<()> {
+        match self.closed.load(Ordering::Relaxed) {
+            true => Err(Error::new(ErrorKind::Closed, format!("{family}: not opened: {SHUT_DOWN}"))),
+            false => Ok(()),
+        }
     }
 
     fn take_in_use(&self, families: &mut Families<C>, opened: Opened) -> Result<InUse<C>> {
@@ -134,7 +139,7 @@ where
     /// Refuses a family for which Redis is not safe, or its user lacks something; looked at once for each kind.
     pub async fn refuse_unsafe(&self, family: &Family) -> Result<()> {
         let safe_for = || self.safe_for.lock().unwrap_or_else(PoisonError::into_inner);
-        if safe_for().contains(family.kind_name()) {
+        if safe_for().contains(family.kind()) {
             return Ok(());
         }
         let eviction = check::eviction(&self.redis, std::slice::from_ref(family));
@@ -143,7 +148,7 @@ where
         if !self.allows_evicting() {
             eviction?;
         }
-        safe_for().insert(family.kind_name());
+        safe_for().insert(family.kind());
         Ok(())
     }
 

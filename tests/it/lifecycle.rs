@@ -268,7 +268,7 @@ async fn a_builder_takes_a_connection_and_a_pool() {
     for may_be_away in [false, true] {
         let redis = RedisServer::start(RedisOptions::volatile()).await;
         let (_, pool) = mysql.database("test").await;
-        let connection = Primary::connect(&redis.url()).await.unwrap();
+        let connection = Primary::connect(redis.url()).await.unwrap();
         let builder = Counterfoil::builder().connection(connection).pool(pool).create_tables(true);
         let builder = builder.start_without_mysql(may_be_away).write_timeout(limit).read_timeout(limit);
         let pair = builder.connect().await.unwrap();

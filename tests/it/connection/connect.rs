@@ -488,7 +488,7 @@ async fn a_failover_between_two_pages_of_a_batch_loses_none_of_it() {
 #[tokio::test]
 async fn a_replica_is_not_connected_to() {
     let (_first, second) = two().await;
-    let error = Primary::connect(&second.tcp_url()).await.unwrap_err();
+    let error = Primary::connect(second.tcp_url()).await.unwrap_err();
     assert!(error.kind() == ErrorKind::Redis && error.to_string().contains("replica"), "{error}");
 }
 
@@ -496,7 +496,7 @@ async fn a_replica_is_not_connected_to() {
 async fn a_server_that_is_silent_is_left() {
     let ((first, second), pair) = (two().await, Pair::new().await);
     let name = Name::of(&first);
-    let views = pair_of(Primary::connect(&name.url()).await.unwrap(), &pair);
+    let views = pair_of(Primary::connect(name.url()).await.unwrap(), &pair);
     let views = views.open(family("views").build().unwrap()).await.unwrap();
     let _ = views.add("page", 1).await.unwrap();
     eventually("the replica has it", async || second.run::<u64>("DBSIZE").await.unwrap() > 1).await;
@@ -512,7 +512,7 @@ async fn a_server_that_is_silent_is_left() {
 #[tokio::test]
 async fn a_redis_that_is_away_counted_nothing() {
     let pair = Pair::new().await;
-    let views = pair_of(Primary::connect(&pair.redis.url()).await.unwrap(), &pair);
+    let views = pair_of(Primary::connect(pair.redis.url()).await.unwrap(), &pair);
     let views = views.open(family("views").build().unwrap()).await.unwrap().write_timeout(Duration::from_millis(500));
     let _ = views.add("page", 1).await.unwrap();
     pair.redis.kill();

@@ -54,7 +54,7 @@ async fn the_documented_rules_are_enough_for_every_kind() {
     assert!(errors.iter().all(|finding| finding.subject == "redis persistence"), "{errors:?}");
     assert_eq!(plain.redis.run::<Vec<String>>("KEYS *:probe").await.unwrap(), [""; 0]);
     let _: () = plain.redis.run("FLUSHALL").await.unwrap();
-    let own = Primary::connect(&format!("{}?user=shop&pass=secret", plain.redis.url())).await.unwrap();
+    let own = Primary::connect(format!("{}?user=shop&pass=secret", plain.redis.url())).await.unwrap();
     let own = Counterfoil::new(own, MemoryStore::new());
     OfKind::open(&own, "buffered").await.unwrap().use_all().await.unwrap();
 }
@@ -218,7 +218,7 @@ async fn connecting_without_the_right_password_fails_at_once() {
         assert!(error.to_string().contains("redis.sock does not accept the credentials"), "{error}");
         refused(Counterfoil::connect(url, "mysql://root@localhost/x").await);
     }
-    Primary::connect(&format!("{}?pass=right", redis.url())).await.unwrap();
+    Primary::connect(format!("{}?pass=right", redis.url())).await.unwrap();
     assert!(started.elapsed() < AT_ONCE);
 }
 

@@ -1,0 +1,155 @@
+//! `counterfoil.toml`: what is written in it, checked as a whole before anything is done.
+
+mod family;
+mod pair;
+mod secret;
+mod value;
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use indexmap::IndexMap;
+use serde::Deserialize;
+use toml::Spanned;
+
+use self::family::FamilyEntry;
+pub use self::family::{FamilyConfig, Recount};
+use self::pair::PairEntry;
+pub use self::pair::{PairConfig, RedisPlace, Serve};
+use self::secret::Secrets;
+use self::value::Time;
+pub use self::value::time;
+
+/// The commented example, in which every setting stands.
+pub const EXAMPLE: &str = include_str!("../../counterfoil.toml");
+
+/// Where the daemon listens unless said otherwise.
+const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9292);
+
+/// What a file says.
+#[derive(Debug)]
+pub struct Config {
+    pub http: Option<HttpConfig>,
+    pub shutdown: Duration,
+    pub log: LogFormat,
+    pub pairs: Vec<PairConfig>,
+    pub families: Vec<FamilyConfig>,
+}
+
+/// Where the daemon listens.
+#[derive(Clone, Debug)]
+pub struct HttpConfig {
+    pub listen: SocketAddr,
+    /// Who asks for anything but the state of health has to know it.
+    pub token: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    #[default]
+    Text,
+    Json,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    listen: Option<Spanned<String>>,
+    token: Option<String>,
+    token_file: Option<PathBuf>,
+    shutdown: Option<Time>,
+    log: Option<LogFormat>,
+    #[serde(default)]
+    pair: IndexMap<Spanned<String>, Spanned<PairEntry>>,
+    #[serde(default)]
+    family: Vec<Spanned<FamilyEntry>>,
+}
+
+/// What is wrong with a file, and where.
+#[derive(Debug)]
+pub struct ConfigError {
+    path: PathBuf,
+    line: Option<usize>,
+    message: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())?;
+        if let Some(line) = self.line {
+            write!(f, ":{line}")?;
+        }
+        write!(f, ": {}", self.message)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// What is wrong, and with which part of the text.
+struct Wrong {
+    message: String,
+    at: Range<usize>,
+}
+
+impl Wrong {
+    fn new(at: &Range<usize>, message: impl fmt::Display) -> Self {
+        Wrong { message: message.to_string(), at: at.clone() }
+    }
+}
+
+impl Config {
+    /// Reads the file and looks up what secrets it does not hold, in files and in the environment.
+    pub fn read(path: &Path) -> Result<Config, ConfigError> {
+        let unread = |error| ConfigError { path: path.to_owned(), line: None, message: format!("not read: {error}") };
+        let text = std::fs::read_to_string(path).map_err(unread)?;
+        Config::parse(&text, &Secrets::of_process(path)).map_err(|Wrong { message, at }| {
+            let line = text.get(..at.start).map(|before| before.matches('\n').count() + 1);
+            ConfigError { path: path.to_owned(), line, message }
+        })
+    }
+
+    fn parse(text: &str, secrets: &Secrets) -> Result<Config, Wrong> {
+        let file: File = toml::from_str(text)
+            .map_err(|error| Wrong { message: error.message().to_owned(), at: error.span().unwrap_or(0..0) })?;
+        let whole = 0..0;
+        let token = secrets.find("TOKEN", file.token, file.token_file).map_err(|wrong| Wrong::new(&whole, wrong))?;
+        let listen = file.listen.as_ref().map_or(Ok(Some(DEFAULT_LISTEN)), address)?;
+        let mut pairs = Vec::new();
+        for (name, entry) in file.pair {
+            pairs.push(entry.get_ref().check(&name, &entry.span(), secrets)?);
+        }
+        if pairs.is_empty() {
+            return Err(Wrong::new(&whole, "there is no [pair.NAME]: which Redis and MySQL?"));
+        }
+        let mut families: Vec<FamilyConfig> = Vec::new();
+        for entry in file.family {
+            let family = FamilyEntry::check(entry, &pairs)?;
+            if let Some(other) = families.iter().find(|other| other.is_same(&family)) {
+                let twice = format!("family {:?} of pair {:?} is described twice", other.name(), other.pair);
+                return Err(Wrong::new(&family.at, twice));
+            }
+            families.push(family);
+        }
+        Ok(Config {
+            http: listen.map(|listen| HttpConfig { listen, token }),
+            shutdown: file.shutdown.map_or(Duration::from_secs(20), |Time(time)| time),
+            log: file.log.unwrap_or_default(),
+            pairs,
+            families,
+        })
+    }
+}
+
+/// `off` for none.
+fn address(listen: &Spanned<String>) -> Result<Option<SocketAddr>, Wrong> {
+    let text = listen.get_ref();
+    if text == "off" {
+        return Ok(None);
+    }
+    let expected = |_| format!("listen = {text:?} is neither ADDRESS:PORT, such as \"127.0.0.1:9292\", nor \"off\"");
+    text.parse().map(Some).map_err(|error| Wrong::new(&listen.span(), expected(error)))
+}

@@ -1,0 +1,167 @@
+//! A pair of Redis and MySQL.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use counterfoil::Durability;
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::Wrong;
+use super::secret::Secrets;
+use super::value::{Settling, Time};
+
+/// A pair of Redis and MySQL.
+#[derive(Clone, Debug)]
+pub struct PairConfig {
+    pub name: String,
+    pub redis: RedisPlace,
+    pub redis_password: Option<String>,
+    pub redis_tls: TlsFiles,
+    pub mysql: String,
+    pub mysql_password: Option<String>,
+    /// How many connections to MySQL it may have.
+    pub connections: u32,
+    /// Of families that say nothing of it.
+    pub durability: Durability,
+    pub serve: Serve,
+    pub create_tables: bool,
+    pub allow_evicting: bool,
+    /// How often Redis is searched for namespaces.
+    pub discover: Duration,
+}
+
+/// Where Redis is.
+#[derive(Clone, Debug)]
+pub enum RedisPlace {
+    At(String),
+    /// By the URLs of sentinels, and that of the primary with its name in place of the host.
+    Sentinel(Vec<String>, String),
+    /// By the URLs of some nodes.
+    Cluster(Vec<String>),
+}
+
+/// Certificates beyond those that the system trusts, in PEM.
+#[derive(Clone, Debug, Default)]
+pub struct TlsFiles {
+    pub authority: Option<PathBuf>,
+    /// The client's own, and its key.
+    pub client: Option<(PathBuf, PathBuf)>,
+}
+
+/// Which families are brought to MySQL, beside those of the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Serve {
+    #[default]
+    All,
+    Declared,
+    Namespaces(Vec<String>),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PairEntry {
+    redis: Option<Spanned<String>>,
+    sentinel: Option<Vec<String>>,
+    cluster: Option<Vec<String>>,
+    redis_password: Option<String>,
+    redis_password_file: Option<PathBuf>,
+    redis_ca: Option<PathBuf>,
+    redis_cert: Option<PathBuf>,
+    redis_key: Option<PathBuf>,
+    mysql: Spanned<String>,
+    mysql_password: Option<String>,
+    mysql_password_file: Option<PathBuf>,
+    connections: Option<Spanned<u32>>,
+    durability: Option<Settling>,
+    serve: Option<Spanned<ServeEntry>>,
+    #[serde(default)]
+    create_tables: bool,
+    #[serde(default)]
+    allow_evicting: bool,
+    discover: Option<Time>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ServeEntry {
+    Word(String),
+    Namespaces(Vec<String>),
+}
+
+impl PairEntry {
+    pub(super) fn check(
+        &self,
+        name: &Spanned<String>,
+        at: &Range<usize>,
+        secrets: &Secrets,
+    ) -> Result<PairConfig, Wrong> {
+        let (span, name) = (name.span(), name.get_ref());
+        let wrong = |what: String| Wrong::new(at, format!("pair {name:?}: {what}"));
+        if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-') {
+            return Err(Wrong::new(&span, format!("pair {name:?}: a name has letters, digits, _ and -")));
+        }
+        let secret = |which: &str, written: &Option<String>, file: &Option<PathBuf>| {
+            let variable = format!("{}_{which}", name.to_uppercase().replace('-', "_"));
+            secrets.find(&variable, written.clone(), file.clone()).map_err(&wrong)
+        };
+        let redis = self.redis.as_ref().map(|url| url.get_ref().clone());
+        let redis = match (redis, &self.sentinel, &self.cluster) {
+            (Some(url), None, None) => RedisPlace::At(url),
+            (Some(primary), Some(sentinels), None) => RedisPlace::Sentinel(sentinels.clone(), primary),
+            (None, None, Some(nodes)) => RedisPlace::Cluster(nodes.clone()),
+            (None, Some(_), _) => {
+                return Err(wrong("sentinel needs redis = \"redis://NAME\", the name that Sentinel knows".into()));
+            }
+            (_, _, Some(_)) => return Err(wrong("cluster goes without redis and sentinel".into())),
+            (None, None, None) => return Err(wrong("redis, or cluster, is missing".into())),
+        };
+        if let RedisPlace::At(url) | RedisPlace::Sentinel(_, url) = &redis
+            && let Err(error) = counterfoil::redis::IntoConnectionInfo::into_connection_info(url.as_str())
+        {
+            let at = self.redis.as_ref().map_or(at.clone(), Spanned::span);
+            return Err(Wrong::new(&at, format!("pair {name:?}: redis is no URL of a Redis: {error}")));
+        }
+        if let Err(error) = self.mysql.get_ref().parse::<counterfoil::sqlx::mysql::MySqlConnectOptions>() {
+            let what = format!("pair {name:?}: mysql is no URL of a database: {error}");
+            return Err(Wrong::new(&self.mysql.span(), what));
+        }
+        let connections = match &self.connections {
+            Some(number) if *number.get_ref() < 2 => {
+                return Err(Wrong::new(&number.span(), format!("pair {name:?}: connections: at least 2 are needed")));
+            }
+            Some(number) => *number.get_ref(),
+            None => 10,
+        };
+        let serve = match self.serve.as_ref().map(|serve| (serve.get_ref(), serve.span())) {
+            None => Serve::All,
+            Some((ServeEntry::Namespaces(namespaces), _)) => Serve::Namespaces(namespaces.clone()),
+            Some((ServeEntry::Word(word), _)) if word == "all" => Serve::All,
+            Some((ServeEntry::Word(word), _)) if word == "declared" => Serve::Declared,
+            Some((ServeEntry::Word(word), at)) => {
+                let what = format!("pair {name:?}: serve = {word:?} is neither \"all\", \"declared\" nor [\"NAMESPACE\", ...]");
+                return Err(Wrong::new(&at, what));
+            }
+        };
+        let client = match (&self.redis_cert, &self.redis_key) {
+            (Some(cert), Some(key)) => Some((secrets.path(cert), secrets.path(key))),
+            (None, None) => None,
+            _ => return Err(wrong("redis_cert and redis_key go together".into())),
+        };
+        Ok(PairConfig {
+            redis,
+            redis_password: secret("REDIS_PASSWORD", &self.redis_password, &self.redis_password_file)?,
+            redis_tls: TlsFiles { authority: self.redis_ca.as_ref().map(|file| secrets.path(file)), client },
+            mysql: self.mysql.get_ref().clone(),
+            mysql_password: secret("MYSQL_PASSWORD", &self.mysql_password, &self.mysql_password_file)?,
+            connections,
+            durability: self.durability.map_or_else(Durability::default, |Settling(durability)| durability),
+            serve,
+            create_tables: self.create_tables,
+            allow_evicting: self.allow_evicting,
+            discover: self.discover.map_or(Duration::from_secs(30), |Time(time)| time),
+            name: name.clone(),
+        })
+    }
+}

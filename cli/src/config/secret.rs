@@ -1,0 +1,55 @@
+//! Passwords and tokens: from the configuration, from a file that it names, from a credential that systemd hands in, or from the
+//! environment.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where secrets are looked for.
+pub struct Secrets {
+    /// What relative paths of the configuration start from.
+    folder: PathBuf,
+    /// As systemd's LoadCredential= names it.
+    credentials: Option<PathBuf>,
+    environment: fn(&str) -> Option<String>,
+}
+
+impl Secrets {
+    /// Those that this process has, for a configuration at that path.
+    pub fn of_process(config: &Path) -> Self {
+        Secrets {
+            folder: config.parent().unwrap_or(Path::new("")).to_owned(),
+            credentials: std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from),
+            environment: |name| std::env::var(name).ok(),
+        }
+    }
+
+    /// A file that the configuration names, by its place beside it.
+    pub fn path(&self, file: &Path) -> PathBuf {
+        self.folder.join(file)
+    }
+
+    /// The secret of that name: `MAIN_MYSQL_PASSWORD` is `$COUNTERFOIL_MAIN_MYSQL_PASSWORD`, or the credential
+    /// `main_mysql_password`. What the configuration says goes first.
+    pub fn find(&self, name: &str, written: Option<String>, file: Option<PathBuf>) -> Result<Option<String>, String> {
+        if written.is_some() && file.is_some() {
+            return Err(format!("{} and {0}_file are both given", name.to_lowercase()));
+        }
+        if written.is_some() {
+            return Ok(written);
+        }
+        if let Some(file) = file {
+            return read(&self.path(&file)).map(Some);
+        }
+        let credential = self.credentials.as_ref().map(|folder| folder.join(name.to_lowercase()));
+        if let Some(credential) = credential.filter(|credential| credential.exists()) {
+            return read(&credential).map(Some);
+        }
+        Ok((self.environment)(&format!("COUNTERFOIL_{name}")))
+    }
+}
+
+/// Without the end of its line.
+fn read(file: &Path) -> Result<String, String> {
+    let text = fs::read_to_string(file).map_err(|error| format!("the secret {} was not read: {error}", file.display()))?;
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+}

@@ -1,0 +1,69 @@
+//! How a command ends: what monitoring plugins expect.
+
+use std::process::{ExitCode, Termination};
+
+use counterfoil::ErrorKind;
+
+use crate::config::ConfigError;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Exit {
+    Ok = 0,
+    /// Something is late, was refused, or failed.
+    Warning = 1,
+    /// A server is away, or an error was found.
+    Critical = 2,
+    /// The command line or the configuration is wrong.
+    Usage = 3,
+}
+
+impl Termination for Exit {
+    fn report(self) -> ExitCode {
+        ExitCode::from(self as u8)
+    }
+}
+
+/// What ends a command, with what to do about it.
+#[derive(Debug)]
+pub struct Failure {
+    pub exit: Exit,
+    pub message: String,
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        Failure { exit: Exit::Usage, message: error.to_string() }
+    }
+}
+
+impl From<counterfoil::Error> for Failure {
+    fn from(error: counterfoil::Error) -> Self {
+        let (exit, advice) = match error.kind() {
+            ErrorKind::InvalidInput => (Exit::Usage, ""),
+            ErrorKind::Redis => (Exit::Critical, "\nIs Redis there, and its address right?"),
+            ErrorKind::Store => (Exit::Critical, "\nIs MySQL there, and its address and user right?"),
+            ErrorKind::AccessDenied => (Exit::Critical, "\n`counterfoil acl daemon` prints what its user needs"),
+            ErrorKind::OutcomeUnknown => {
+                (Exit::Warning, "\nIt was counted once or not at all, and nobody can tell: read the counter before you repeat it")
+            }
+            _ => (Exit::Warning, ""),
+        };
+        Failure { exit, message: format!("{error}{advice}") }
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Failure { exit: Exit::Warning, message: error.to_string() }
+    }
+}
+
+impl Failure {
+    pub fn usage(message: impl Into<String>) -> Self {
+        Failure { exit: Exit::Usage, message: message.into() }
+    }
+
+    pub fn warning(message: impl Into<String>) -> Self {
+        Failure { exit: Exit::Warning, message: message.into() }
+    }
+}

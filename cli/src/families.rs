@@ -1,0 +1,37 @@
+//! The families of a pair: those that the configuration describes, and those that the database knows.
+
+use counterfoil::redis::aio::ConnectionLike;
+use counterfoil::{AnyCounters, Counterfoil, Error, ErrorKind, Registered, Result, Store};
+
+use crate::config::FamilyConfig;
+
+/// The families of one pair that the configuration describes.
+pub fn described<'a>(families: &'a [FamilyConfig], pair: &str) -> impl Iterator<Item = &'a FamilyConfig> {
+    families.iter().filter(move |family| family.pair == pair)
+}
+
+/// Opens the family of that name, NAMESPACE/FAMILY: as the configuration describes it, or as the database knows it.
+pub async fn open<C>(counterfoil: &Counterfoil<C>, families: &[FamilyConfig], name: &str) -> Result<AnyCounters<C>>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    let expected = || Error::new(ErrorKind::InvalidInput, format!("{name:?} is not NAMESPACE/FAMILY"));
+    let (namespace, family) = name.split_once('/').ok_or_else(expected)?;
+    if let Some(described) = families.iter().find(|described| described.describes(namespace, family)) {
+        return counterfoil.open(described.in_namespace(namespace)?).await;
+    }
+    let is_it = |registered: &Registered| registered.family.namespace() == namespace && registered.family.name() == family;
+    let known = registered(counterfoil).await?.into_iter().find(is_it).ok_or_else(|| {
+        let what = format!("there is no family {name}, neither in the configuration nor in the database");
+        Error::new(ErrorKind::InvalidInput, what)
+    })?;
+    counterfoil.open_registered(known)
+}
+
+/// The families that the database knows and that this version understands.
+pub async fn registered<C>(counterfoil: &Counterfoil<C>) -> Result<Vec<Registered>>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    Ok(counterfoil.store().families().await?.into_iter().filter_map(Result::ok).collect())
+}

@@ -1,0 +1,1 @@
+//! What the daemon shows over HTTP.

@@ -1,0 +1,33 @@
+//! The command `counterfoil`: a daemon that brings counters from Redis to MySQL, and tools for those who run it.
+
+mod arguments;
+mod commands;
+mod config;
+mod daemon;
+mod exit;
+mod families;
+mod http;
+mod output;
+mod pair;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use crate::arguments::Arguments;
+use crate::exit::{Exit, Failure};
+
+#[tokio::main]
+async fn main() -> Exit {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            let _ = error.print();
+            let is_asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            return if is_asked_for { Exit::Ok } else { Exit::Usage };
+        }
+    };
+    commands::execute(arguments).await.unwrap_or_else(|Failure { exit, message }| {
+        eprintln!("counterfoil: {message}");
+        exit
+    })
+}
