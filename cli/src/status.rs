@@ -1,0 +1,93 @@
+//! How a family stands: what waits of it in Redis, and what MySQL says.
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use counterfoil::redis::aio::ConnectionLike;
+use counterfoil::{Backlog, Counterfoil, Family, Overview, Result};
+use serde::Serialize;
+
+/// What counts as late unless said otherwise.
+pub const LATE: Duration = Duration::from_secs(120);
+
+/// How one family stands.
+#[derive(Clone, Debug, Serialize)]
+pub struct FamilyStatus {
+    pub namespace: String,
+    pub family: String,
+    pub kind: &'static str,
+    /// Distinct ids, or cached counters, that wait in Redis for MySQL.
+    pub pending: u64,
+    /// Age in seconds of the oldest hit that waits.
+    pub oldest_seconds: Option<f64>,
+    /// Slices that are kept and not over yet.
+    pub open: u64,
+    /// Hits that Redis knows of, for the kinds that count them.
+    pub counted: Option<u64>,
+    /// When a batch reached MySQL last, in Unix seconds; of cached counters it is not known.
+    pub last_saved: Option<u64>,
+    /// What rows refused, and nobody applied or discarded since.
+    pub rejects: u64,
+    pub state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    Ok,
+    /// Something was refused by its row.
+    Rejects,
+    /// Hits wait for too long.
+    Late,
+}
+
+impl FamilyStatus {
+    /// `NAMESPACE/FAMILY`.
+    pub fn name(&self) -> String {
+        format!("{}/{}", self.namespace, self.family)
+    }
+
+    fn new(family: &Family, backlog: Backlog, overview: Option<&Overview>, late: Duration) -> Self {
+        let rejects = overview.map_or(0, |overview| overview.rejects);
+        let state = match backlog.oldest {
+            Some(oldest) if oldest > late => State::Late,
+            _ if rejects > 0 => State::Rejects,
+            _ => State::Ok,
+        };
+        FamilyStatus {
+            namespace: family.namespace().to_owned(),
+            family: family.name().to_owned(),
+            kind: family.kind(),
+            pending: backlog.ids,
+            oldest_seconds: backlog.oldest.map(|age| age.as_secs_f64()),
+            open: backlog.open,
+            counted: (family.kind() != "cached").then_some(backlog.counted),
+            last_saved: overview.and_then(|overview| overview.last_saved).map(unix_seconds),
+            rejects,
+            state,
+        }
+    }
+}
+
+/// How the families in use stand.
+pub async fn of_families<C>(counterfoil: &Counterfoil<C>, overview: &[Overview], late: Duration) -> Result<Vec<FamilyStatus>>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    let overview: HashMap<_, _> =
+        overview.iter().map(|one| ((one.namespace.as_str(), one.family.as_str()), one)).collect();
+    let backlogs = counterfoil.backlogs().await?;
+    let of = |(family, backlog): &(Family, Backlog)| {
+        FamilyStatus::new(family, *backlog, overview.get(&(family.namespace(), family.name())).copied(), late)
+    };
+    Ok(backlogs.iter().map(of).collect())
+}
+
+
+pub fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+pub fn now() -> u64 {
+    unix_seconds(SystemTime::now())
+}
