@@ -2,6 +2,7 @@
 
 pub mod activity;
 pub mod backlog;
+pub mod backlogs;
 pub mod buffered;
 pub mod builder;
 pub mod cached;
