@@ -37,10 +37,11 @@ pub const LAG_SECONDS: &str = "counterfoil_lag_seconds";
 /// Age in seconds of the oldest hit in the batches that this reconciler holds, 0 if it holds none. It grows while the
 /// database is away. Hits that wait for their sync, for the family's sync time at most, are not in it.
 pub const WAITING_SECONDS: &str = "counterfoil_waiting_seconds";
-/// Distinct ids, or cached counters, that wait in Redis for the database, by `family`, as of the last call of the handle's
-/// [`backlog`](crate::BufferedCounters::backlog): to be called where no reconciler runs, or none that works.
+/// Distinct ids, or cached counters, that wait in Redis for the database, by `family`: of all families of that name that
+/// are in use, whatever their namespace, as of the last call of [`backlogs`](crate::Counterfoil::backlogs), which alone
+/// sets it. To be called where no reconciler runs, or none that works.
 pub const BACKLOG_IDS: &str = "counterfoil_backlog_ids";
-/// Age in seconds of the oldest of these hits, 0 if there are none, by `family`, likewise.
+/// Age in seconds of the oldest of all these hits, 0 if there are none, by `family`, likewise.
 pub const BACKLOG_SECONDS: &str = "counterfoil_backlog_seconds";
 /// Partitions beyond a family's number that somebody counted in, by `family`: what is there is brought to the database.
 pub const STRAYS: &str = "counterfoil_stray_partitions_total";

@@ -10,8 +10,8 @@ use std::sync::Once;
 use std::time::Duration;
 
 use counterfoil::metrics::{
-    BATCHES, CONFLICTS, DELETED, HITS, LAG_SECONDS, PENDING_IDS, RECORDED, REFUSED, REJECTS, RETRIES, ROWS, SEEDS,
-    STRAYS, UNKNOWN, WAITING_SECONDS, describe,
+    BACKLOG_IDS, BACKLOG_SECONDS, BATCHES, CONFLICTS, DELETED, HITS, LAG_SECONDS, PENDING_IDS, RECORDED, REFUSED,
+    REJECTS, RETRIES, ROWS, SEEDS, STRAYS, UNKNOWN, WAITING_SECONDS, describe,
 };
 use counterfoil::{Counterfoil, Durability, Family, KeyType, MysqlStore, Table};
 use metrics_util::debugging::DebuggingRecorder;
@@ -228,4 +228,32 @@ async fn ids_of_a_drain_that_is_given_up_are_not_pending() {
     mysql.resume();
     pair.counterfoil.drain().await.unwrap();
     assert_eq!(look(&snapshotter)[PENDING_IDS], 0.0);
+}
+
+/// The label has no namespace, so the gauges are those of all namespaces.
+#[tokio::test]
+async fn backlogs_are_measured_over_namespaces() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let _measuring = metrics::set_default_local_recorder(&recorder);
+    let pair = Pair::new().await;
+    let open = async |tenant: &str| {
+        let views = Family::buffered(tenant, "views").durability(Durability::Immediate).build().unwrap();
+        pair.counterfoil.open(views).await.unwrap()
+    };
+    let (first, second, _idle) = (open("first").await, open("second").await, open("third").await);
+    let _ = first.add("a", 1).await.unwrap();
+    support::pause(100).await;
+    let _ = (second.add("a", 1).await.unwrap(), second.add("b", 1).await.unwrap());
+    assert_eq!(first.backlog().await.unwrap().ids, 1);
+    assert!(!look(&snapshotter).contains_key(BACKLOG_IDS), "one handle knows of one namespace");
+    let backlogs = pair.counterfoil.backlogs().await.unwrap();
+    let ages: Vec<_> = backlogs.iter().map(|(_, backlog)| backlog.oldest.map(|age| age.as_secs_f64())).collect();
+    let seen = look(&snapshotter);
+    assert_eq!((seen[BACKLOG_IDS], Some(seen[BACKLOG_SECONDS])), (3.0, ages[0]), "{ages:?}");
+    assert!(ages[0] >= ages[1].map(|age| age + 0.1), "{ages:?}");
+    pair.counterfoil.drain().await.unwrap();
+    let _ = pair.counterfoil.backlogs().await.unwrap();
+    let seen = look(&snapshotter);
+    assert_eq!((seen[BACKLOG_IDS], seen[BACKLOG_SECONDS]), (0.0, 0.0));
 }

@@ -4,7 +4,8 @@
 -- KEYS
 --   1 buffer        hash      id -> pending delta
 --   2 batch         hash      id -> delta, never changed while it is there
---   3 meta          hash      incarnation, seq, rotated_at, batch_first_at, lease_owner, lease_until, hits, first_at
+--   3 meta          hash      incarnation, seq, rotated_at, batch_first_at, lease_owner, lease_until, hits, first_at,
+--                             hits_before: the hits of all batches that were cut
 -- ARGV
 --   1 incarnation   hex16     random, 16 hexadecimal digits in lower case; kept when the partition has none
 --   2 owner         string    random name of the caller for the lease; "" takes and heeds none
@@ -38,7 +39,7 @@ local time = redis.call('TIME')
 local now = tonumber(ARGV[6]) or time[1] * 1000 + math.floor(time[2] / 1000)
 local waiting, cut = redis.call('HLEN', buffer), redis.call('HLEN', batch)
 local state = redis.call('HMGET', meta, 'incarnation', 'seq', 'rotated_at', 'batch_first_at', 'hits', 'first_at',
-  'lease_owner', 'lease_until')
+  'lease_owner', 'lease_until', 'hits_before')
 local incarnation, seq, rotated_at = state[1], state[2] or '0', state[3]
 
 -- Redis writes some numbers as 1.7e+12
@@ -68,9 +69,10 @@ end
 -- deletes nothing: after a write a script may go on where memory is full, and draining must work there
 redis.call('HDEL', meta, '')
 if status == 'OK' then
+  local hits = (tonumber(state[9]) or 0) + (tonumber(state[5]) or 0)
   -- the id before the batch: half a transaction, as a torn append-only file can leave it, must not name a batch wrongly
   redis.call('HSET', meta, 'incarnation', incarnation, 'seq', seq, 'rotated_at', text(now), 'batch_first_at',
-    text(oldest), 'hits', '0')
+    text(oldest), 'hits', '0', 'hits_before', text(hits))
   redis.call('RENAME', buffer, batch)
 end
 if owner ~= '' then redis.call('HSET', meta, 'lease_owner', owner, 'lease_until', text(now + lease_ms)) end

@@ -1,20 +1,14 @@
-//! What of a family waits in Redis for the database, for those who watch it: read without a reconciler.
+//! What waits for the database in partitions of one Redis, for those who watch it: read without a reconciler.
 
 use std::time::Duration;
 
-use futures_util::future::try_join_all;
 use redis::aio::ConnectionLike;
 
 use crate::error::Result;
-use crate::family::Family;
-use crate::metrics;
 use crate::scripts::bundle;
-use crate::scripts::partition::{Partition, millis};
-use crate::writer::opened::Opened;
-use crate::writer::shared::Shared;
+use crate::scripts::keys::Keys;
+use crate::scripts::partition::millis;
 
-/// How many partitions are asked at a time.
-const CALLS: usize = 64;
 /// How many cached counters one call looks at.
 const PAGE: u64 = 500;
 
@@ -29,62 +23,68 @@ pub struct Backlog {
     pub oldest: Option<Duration>,
     /// Slices that are kept and not over yet, or minutes of activity: the database gets them when they are.
     pub open: u64,
+    /// Hits counted since Redis knows the family, also those that are in the database; its growth is the rate. Of
+    /// buffered counters also those that were out of range or found the buffer full, of visitors the new ones. Of series
+    /// and activity a kept slice counts as one hit, once it is over. 0 for what keeps nothing, and for cached counters.
+    pub counted: u64,
 }
 
 impl Backlog {
-    fn join(self, more: Backlog) -> Self {
-        Backlog { ids: self.ids + more.ids, oldest: self.oldest.max(more.oldest), open: self.open + more.open }
+    pub(super) fn join(self, more: Backlog) -> Self {
+        Backlog {
+            ids: self.ids + more.ids,
+            oldest: self.oldest.max(more.oldest),
+            open: self.open + more.open,
+            counted: self.counted + more.counted,
+        }
     }
 }
 
-impl<C, S> Shared<C, S>
+/// Of each of these partitions of what goes the buffered way.
+pub async fn uncut_and_cut<C>(redis: &C, partitions: Vec<&Keys>) -> Result<Vec<Backlog>>
 where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
+    C: ConnectionLike + Clone + 'static,
 {
-    /// The backlog of all partitions of the family, as measured from now on.
-    pub async fn backlog(&self, opened: &Opened) -> Result<Backlog> {
-        let family = &opened.family;
-        let partitions: Vec<_> = (0..family.partitions()).map(|number| self.partition(family, number)).collect();
-        let mut backlog = Backlog::default();
-        for some in partitions.chunks(CALLS) {
-            let all = try_join_all(some.iter().map(|partition| partition.backlog(family))).await?;
-            backlog = all.into_iter().fold(backlog, Backlog::join);
-        }
-        let seconds = backlog.oldest.map_or(0.0, |oldest| oldest.as_secs_f64());
-        ::metrics::gauge!(metrics::BACKLOG_IDS, "family" => opened.label.clone()).set(backlog.ids as f64);
-        ::metrics::gauge!(metrics::BACKLOG_SECONDS, "family" => opened.label.clone()).set(seconds);
-        Ok(backlog)
-    }
+    const LOOK: &str = "\
+local time, found = redis.call('TIME'), {}
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for k = 1, #KEYS, 4 do
+  local meta = redis.call('HMGET', KEYS[k + 2], 'first_at', 'batch_first_at', 'hits', 'hits_before')
+  local ids, oldest = { redis.call('HLEN', KEYS[k]), redis.call('HLEN', KEYS[k + 1]) }, -1
+  for i = 1, 2 do
+    if ids[i] > 0 then oldest = math.max(oldest, 0, now - (meta[i] or now)) end
+  end
+  local counted = (tonumber(meta[3]) or 0) + (tonumber(meta[4]) or 0)
+  found[#found + 1] = { ids[1] + ids[2], oldest, redis.call('HLEN', KEYS[k + 3]), counted }
+end
+return found";
+    let keys: Vec<_> =
+        partitions.iter().flat_map(|keys| [keys.buffer(), keys.batch(), keys.meta(), keys.open()]).collect();
+    let found: Vec<(u64, i64, u64, u64)> = bundle::reading(redis, LOOK, &keys, &[""; 0]).await?;
+    let backlog = |(ids, oldest, open, counted)| Backlog { ids, oldest: age(oldest), open, counted };
+    Ok(found.into_iter().map(backlog).collect())
 }
 
-impl<C: ConnectionLike + Clone + 'static> Partition<C> {
-    async fn backlog(&self, family: &Family) -> Result<Backlog> {
-        match family.is_cached() {
-            true => self.unsaved(family.sync_time).await,
-            false => self.uncut_and_cut().await,
-        }
-    }
+/// How many cached counters each of these partitions has, saved or not.
+pub async fn scheduled<C>(redis: &C, partitions: Vec<&Keys>) -> Result<Vec<u64>>
+where
+    C: ConnectionLike + Clone + 'static,
+{
+    const LOOK: &str = "\
+local sizes = {}
+for k = 1, #KEYS do sizes[k] = redis.call('ZCARD', KEYS[k]) end
+return sizes";
+    let keys: Vec<_> = partitions.iter().map(|keys| keys.schedule()).collect();
+    bundle::reading(redis, LOOK, &keys, &[""; 0]).await
+}
 
-    /// Of what goes the buffered way.
-    async fn uncut_and_cut(&self) -> Result<Backlog> {
-        const LOOK: &str = "\
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local since, oldest = redis.call('HMGET', KEYS[3], 'first_at', 'batch_first_at'), -1
-local ids = { redis.call('HLEN', KEYS[1]), redis.call('HLEN', KEYS[2]) }
-for k = 1, 2 do
-  if ids[k] > 0 then oldest = math.max(oldest, 0, now - (since[k] or now)) end
-end
-return { ids[1] + ids[2], oldest, redis.call('HLEN', KEYS[4]) }";
-        let keys = [self.keys.buffer(), self.keys.batch(), self.keys.meta(), self.keys.open()];
-        let (ids, oldest, open): (u64, i64, u64) = bundle::reading(&self.redis, LOOK, &keys, &[""; 0]).await?;
-        Ok(Backlog { ids, oldest: age(oldest), open })
-    }
-
-    /// Of cached counters, page by page of the schedule, which has all of them. A change is scheduled to be saved so much
-    /// later.
-    async fn unsaved(&self, save_after: Duration) -> Result<Backlog> {
-        const LOOK: &str = "\
+/// Of the cached counters of a partition, page by page of the schedule, which has all of them. A change is scheduled to
+/// be saved so much later.
+pub async fn unsaved<C>(redis: &C, partition: &Keys, save_after: Duration) -> Result<Backlog>
+where
+    C: ConnectionLike + Clone + 'static,
+{
+    const LOOK: &str = "\
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local due, ids, oldest = redis.call('ZRANGE', KEYS[3], ARGV[1], ARGV[2], 'WITHSCORES'), 0, -1
@@ -96,16 +96,15 @@ for i = 1, #due, 2 do
   end
 end
 return { #due / 2, ids, oldest }";
-        let keys = [self.keys.values(), self.keys.rows(), self.keys.schedule()];
-        let (mut backlog, mut first) = (Backlog::default(), 0);
-        loop {
-            let args = [first.to_string(), (first + PAGE - 1).to_string(), millis(save_after)];
-            let (seen, ids, oldest): (u64, u64, i64) = bundle::reading(&self.redis, LOOK, &keys, &args).await?;
-            backlog = backlog.join(Backlog { ids, oldest: age(oldest), open: 0 });
-            first += PAGE;
-            if seen < PAGE {
-                return Ok(backlog);
-            }
+    let keys = [partition.values(), partition.rows(), partition.schedule()];
+    let (mut backlog, mut first) = (Backlog::default(), 0);
+    loop {
+        let args = [first.to_string(), (first + PAGE - 1).to_string(), millis(save_after)];
+        let (seen, ids, oldest): (u64, u64, i64) = bundle::reading(redis, LOOK, &keys, &args).await?;
+        backlog = backlog.join(Backlog { ids, oldest: age(oldest), ..Backlog::default() });
+        first += PAGE;
+        if seen < PAGE {
+            return Ok(backlog);
         }
     }
 }

@@ -99,7 +99,7 @@ where
     }
 
     pub async fn backlog(&self) -> Result<Backlog> {
-        self.shared.backlog(&self.opened).await
+        self.shared.backlog(self.family()).await
     }
 
     /// Repeats a read whose error may pass, until the read timeout has gone. It is told until when it may wait for the
@@ -160,8 +160,8 @@ macro_rules! handle_methods {
         }
 
         /// What of the family waits in Redis for the database, whoever counted it; it needs neither a reconciler nor the
-        /// database. Cached counters are looked through one by one. It also sets the gauges
-        /// [`BACKLOG_IDS`](crate::metrics::BACKLOG_IDS) and [`BACKLOG_SECONDS`](crate::metrics::BACKLOG_SECONDS).
+        /// database. Cached counters are looked through one by one. No gauge is set:
+        /// [`Counterfoil::backlogs`](crate::Counterfoil::backlogs) does that, which sees all families of a name.
         ///
         /// # Errors
         /// [`Redis`](crate::ErrorKind::Redis) where it cannot be asked.

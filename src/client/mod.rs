@@ -3,6 +3,7 @@
 pub mod activity;
 pub mod any;
 pub mod backlog;
+pub mod backlogs;
 pub mod buffered;
 pub mod builder;
 pub mod cached;

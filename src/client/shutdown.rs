@@ -65,7 +65,7 @@ where
         let outcomes = families.iter().map(|(opened, writer)| (opened, writer, writer.recorded_outcome().refused()));
         let looks = outcomes.filter(|(_, _, refused)| !is_in_time || *refused > 0).map(
             |(opened, writer, refused)| async move {
-                let backlog = timeout_at(end, self.shared.backlog(opened)).await.ok().and_then(Result::ok);
+                let backlog = timeout_at(end, self.shared.backlog(&opened.family)).await.ok().and_then(Result::ok);
                 Remaining { family: opened.family.clone(), recorded: writer.recorded(), refused, backlog }
             },
         );

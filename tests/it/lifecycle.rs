@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::support::{Pair, eventually, family, pause, times};
+use crate::support::{Pair, Plain, day, eventually, family, pause, times};
 use counterfoil::{Backlog, Counterfoil, Durability, ErrorKind, Family, MysqlStore, Precision, Primary};
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::task::JoinSet;
@@ -56,9 +56,9 @@ async fn a_backlog_is_read_where_no_reconciler_runs() {
         let age = backlog.oldest.unwrap();
         assert!(Duration::from_millis(300) <= age && age < Duration::from_secs(20), "{age:?}");
     }
-    assert_eq!(hits.backlog().await.unwrap(), Backlog { ids: 0, oldest: None, open: 3 });
+    assert_eq!(hits.backlog().await.unwrap(), Backlog { open: 3, ..Backlog::default() });
     pair.counterfoil.drain().await.unwrap();
-    assert_eq!(views.backlog().await.unwrap(), Backlog::default());
+    assert_eq!(views.backlog().await.unwrap(), Backlog { counted: 4, ..Backlog::default() });
     assert_eq!(votes.backlog().await.unwrap(), Backlog::default());
     let _ = votes.incr("b", 1).await.unwrap();
     assert_eq!(votes.backlog().await.unwrap().ids, 1);
@@ -85,6 +85,123 @@ async fn a_backlog_grows_older_while_the_database_is_away() {
         assert_eq!(backlog.ids, ids);
         assert!(backlog.oldest.unwrap() >= Duration::from_millis(600), "{backlog:?}");
     }
+}
+
+/// In the buffer, in a batch and in the database: what was counted stays so.
+#[tokio::test]
+async fn hits_are_counted_over_rotations_and_drains() {
+    let mysql = MysqlServer::start().await;
+    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let (wide, at_once) = (family("wide").wide(true).build().unwrap(), Durability::Immediate);
+    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let wide = pair.counterfoil.open(wide).await.unwrap();
+    let visitors = Family::visitors("test", "visitors").durability(at_once).build().unwrap();
+    let visitors = pair.counterfoil.open(visitors).await.unwrap();
+    let hits = Family::series("test", "hits").windows([(Precision::Day, 3)]).keep([Precision::Day]);
+    let hits = pair.counterfoil.open(hits.durability(at_once).build().unwrap()).await.unwrap();
+    let online = Family::activity("test", "online").durability(at_once).build().unwrap();
+    let online = pair.counterfoil.open(online).await.unwrap();
+    let votes = Family::cached("test", "votes").durability(at_once).build().unwrap();
+    let votes = pair.counterfoil.open(votes).await.unwrap();
+    let count = async |round: u64| {
+        for id in ["a", "b", "a"] {
+            let _ = (views.add(id, -7).await.unwrap(), wide.add(id, 1).await.unwrap());
+            let _ = (hits.add(id, 1).await.unwrap(), votes.incr(id, 1).await.unwrap());
+            let _ = visitors.first_visit("shop", day("2014-09-20"), format!("{id} {round}")).await.unwrap();
+            online.touch("page", id).await.unwrap();
+        }
+    };
+    let counted = async || {
+        let (views, wide) = (views.backlog().await.unwrap().counted, wide.backlog().await.unwrap().counted);
+        let (visitors, hits) = (visitors.backlog().await.unwrap().counted, hits.backlog().await.unwrap().counted);
+        let nothing = [online.backlog().await.unwrap().counted, votes.backlog().await.unwrap().counted];
+        assert_eq!(nothing, [0, 0]);
+        (views, wide, visitors, hits)
+    };
+    assert_eq!(counted().await, (0, 0, 0, 0));
+    for round in 0..3 {
+        count(round).await;
+        assert_eq!(counted().await, (3 * round + 3, 3 * round + 3, 2 * round + 2, 2 * round));
+        pair.counterfoil.drain().await.unwrap();
+        assert_eq!(counted().await, (3 * round + 3, 3 * round + 3, 2 * round + 2, 2 * round), "the day is not over");
+        pair.counterfoil.drain_all().await.unwrap();
+        assert_eq!(counted().await, (3 * round + 3, 3 * round + 3, 2 * round + 2, 2 * round + 2));
+    }
+    mysql.kill();
+    count(3).await;
+    let _running = pair.counterfoil.reconciler().start().await.unwrap();
+    let cut = async || !pair.redis.run::<Vec<String>>("KEYS cf1:{test/views/*}:batch").await.unwrap().is_empty();
+    eventually("a batch", cut).await;
+    assert_eq!(counted().await, (12, 12, 8, 6));
+    assert_eq!(views.backlog().await.unwrap().ids, 2);
+}
+
+/// A hundred partitions in a call.
+#[tokio::test]
+async fn the_backlogs_of_idle_families_take_few_calls() {
+    let plain = Plain::new().await;
+    for tenant in 0..25 {
+        let tenant = format!("tenant-{tenant}");
+        let _ = plain.counterfoil.open(Family::buffered(&tenant, "views").build().unwrap()).await.unwrap();
+        let _ = plain.counterfoil.open(Family::cached(&tenant, "votes").build().unwrap()).await.unwrap();
+    }
+    let _: () = plain.redis.run("CONFIG RESETSTAT").await.unwrap();
+    let counterfoil = plain.counterfoil.clone();
+    let backlogs = tokio::spawn(async move { counterfoil.backlogs().await });
+    assert_eq!(backlogs.await.unwrap().unwrap().len(), 50);
+    let stats = plain.redis.run::<String>("INFO commandstats").await.unwrap();
+    let sent = stats.lines().filter(|line| line.starts_with("cmdstat_eval")).collect::<Vec<_>>();
+    assert!(sent.len() == 1 && sent[0].starts_with("cmdstat_eval:calls=2,"), "{sent:?}");
+}
+
+/// More partitions than one call looks at, with and without anything in them.
+#[tokio::test]
+async fn the_backlogs_of_all_families_are_those_of_each() {
+    let pair = Pair::new().await;
+    let at_once = Durability::Immediate;
+    assert_eq!(pair.counterfoil.backlogs().await.unwrap(), []);
+    let mut expected = Vec::new();
+    for tenant in ["a", "b"] {
+        let views = Family::buffered(tenant, "views").partitions(130).durability(at_once).build().unwrap();
+        let views = pair.counterfoil.open(views).await.unwrap();
+        let votes = Family::cached(tenant, "votes").partitions(130).durability(at_once).build().unwrap();
+        let votes = pair.counterfoil.open(votes).await.unwrap();
+        let hits = Family::series(tenant, "hits").windows([(Precision::Day, 3)]).keep([Precision::Day]);
+        let hits = pair.counterfoil.open(hits.durability(at_once).build().unwrap()).await.unwrap();
+        let _idle = pair.counterfoil.open(Family::cached(tenant, "idle").build().unwrap()).await.unwrap();
+        let many = if tenant == "a" { 40 } else { 3 };
+        for number in 0..many {
+            let id = format!("page/{number}");
+            let _ = (views.add(&id, 1).await.unwrap(), views.add(&id, 1).await.unwrap());
+            let _ = (votes.incr(&id, 1).await.unwrap(), hits.add(&id, 1).await.unwrap());
+        }
+        expected.extend([
+            (format!("{tenant}/views"), (many, 0, 2 * many)),
+            (format!("{tenant}/votes"), (many, 0, 0)),
+            (format!("{tenant}/hits"), (0, many, 0)),
+            (format!("{tenant}/idle"), (0, 0, 0)),
+        ]);
+    }
+    pause(50).await;
+    let numbers = async || {
+        let backlogs = pair.counterfoil.backlogs().await.unwrap();
+        let has_age = |backlog: &Backlog| backlog.oldest.is_some_and(|age| age >= Duration::from_millis(50));
+        assert!(backlogs.iter().all(|(_, backlog)| has_age(backlog) == (backlog.ids > 0)), "{backlogs:?}");
+        let numbers = |backlog: Backlog| (backlog.ids, backlog.open, backlog.counted);
+        backlogs.into_iter().map(|(family, backlog)| (family.to_string(), numbers(backlog))).collect::<Vec<_>>()
+    };
+    assert_eq!(numbers().await, expected);
+    pair.counterfoil.drain().await.unwrap();
+    expected.iter_mut().for_each(|(_, (ids, ..))| *ids = 0);
+    assert_eq!(numbers().await, expected);
+
+    // another process, which serves what it did not open
+    let other = Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pair.pool.clone()));
+    let _running = other.reconciler().namespace("b").start().await.unwrap();
+    eventually("the families", async || other.backlogs().await.unwrap().len() == 4).await;
+    let served = other.backlogs().await.unwrap();
+    let of_views = served.iter().find(|(family, _)| family.to_string() == "b/views").unwrap();
+    assert_eq!(of_views.1, Backlog { counted: 6, ..Backlog::default() });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

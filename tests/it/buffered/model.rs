@@ -60,6 +60,8 @@ struct Partition {
     /// 0 where nothing was cut yet.
     seq: u64,
     hits: Option<u64>,
+    /// Of all batches that were cut.
+    hits_before: Option<u64>,
     first_at: Option<u64>,
     rotated_at: Option<u64>,
     batch_first_at: Option<u64>,
@@ -285,7 +287,9 @@ impl Partition {
             self.incarnation.get_or_insert(brought.into());
             self.seq += 1;
             self.batch = std::mem::take(&mut self.buffer);
-            (self.rotated_at, self.batch_first_at, self.hits) = (Some(now), self.first_at.or(Some(now)), Some(0));
+            (self.rotated_at, self.batch_first_at) = (Some(now), self.first_at.or(Some(now)));
+            let hits = self.hits.replace(0).unwrap_or(0);
+            *self.hits_before.get_or_insert(0) += hits;
         } else if let Some((holder, until)) = &self.lease
             && !owner.is_empty()
             && holder != owner
@@ -360,6 +364,7 @@ impl Partition {
             ("incarnation", self.incarnation.clone()),
             ("seq", number(Some(self.seq).filter(|&seq| seq > 0))),
             ("hits", number(self.hits)),
+            ("hits_before", number(self.hits_before)),
             ("first_at", number(self.first_at)),
             ("rotated_at", number(self.rotated_at)),
             ("batch_first_at", number(self.batch_first_at)),

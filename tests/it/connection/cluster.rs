@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use crate::support::hits::{Hit, Hits, Reckoning};
 use crate::support::{database, day, eventually, family};
 use counterfoil::{
-    AddedOnce, BufferedCounters, Counterfoil, Durability, Family, MysqlStore, Precision, Script, Series, SeriesAdded,
-    Slice, Visited, cluster_settings,
+    AddedOnce, Backlog, BufferedCounters, Counterfoil, Durability, Family, MysqlStore, Precision, Script, Series,
+    SeriesAdded, Slice, Visited, cluster_settings,
 };
 use redis::aio::ConnectionLike;
 use redis::cluster::ClusterClient;
@@ -142,6 +142,38 @@ async fn a_request_counts_once_whoever_makes_it_again() {
             assert_eq!(here.get(&id).await.unwrap(), 1);
         }
     }
+}
+
+/// Partition by partition, also by a process that takes the server for a single node at first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn backlogs_are_read_on_all_nodes() {
+    let options = RedisOptions::volatile().arg("cluster-node-timeout", NO_FAILOVER);
+    let rig = Rig::start(options, Durability::Immediate).await;
+    let client = cluster_settings(ClusterClient::builder(rig.cluster.urls())).build().unwrap();
+    let unknown = Unknown(client.get_async_connection().await.unwrap());
+    let unknown = Counterfoil::new(unknown, MysqlStore::new(rig.pool.clone()));
+    let (views, at_once) = (family("views").partitions(PARTITIONS).build().unwrap(), Durability::Immediate);
+    let votes = Family::cached("test", "votes").partitions(PARTITIONS).durability(at_once).build().unwrap();
+    let _views = unknown.open(views).await.unwrap();
+    let _votes = unknown.open(votes.clone()).await.unwrap();
+    let votes = rig.counterfoil.open(votes).await.unwrap();
+    for number in 0..30 {
+        let id = format!("page/{number}");
+        let _ = (rig.views.add(&id, 1).await.unwrap(), rig.views.add(&id, 1).await.unwrap());
+        let _ = votes.incr(&id, 1).await.unwrap();
+    }
+    let numbers = async || {
+        let (here, there) = (rig.counterfoil.backlogs().await.unwrap(), unknown.backlogs().await.unwrap());
+        let numbers = |(family, backlog): &(Family, Backlog)| {
+            (family.name().to_owned(), backlog.ids, backlog.oldest.is_some(), backlog.counted)
+        };
+        let [here, there] = [here, there].map(|found| found.iter().map(numbers).collect::<Vec<_>>());
+        assert_eq!(here, there);
+        here
+    };
+    assert_eq!(numbers().await, [("views".to_owned(), 30, true, 60), ("votes".to_owned(), 30, true, 0)]);
+    rig.counterfoil.drain().await.unwrap();
+    assert_eq!(numbers().await, [("views".to_owned(), 0, false, 60), ("votes".to_owned(), 0, false, 0)]);
 }
 
 /// A connection of a type that nothing is known of.
