@@ -58,7 +58,7 @@ pub use recount::run::Recounted;
 pub use scripts::buffered::{Added, AddedOnce};
 pub use scripts::bundle::Script;
 pub use store::memory::MemoryStore;
-pub use store::mysql::{Drift, MysqlStore, Reject, Retried, Source};
+pub use store::mysql::{Drift, MysqlStore, Overview, RecountRun, Reject, Retried, Source};
 pub use store::{Applied, Batch, Incarnation, ReadFrom, Registered, Row, Save, Saved, Snapshot, Store, Version};
 pub use writer::Recorded;
 

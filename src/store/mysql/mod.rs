@@ -11,6 +11,7 @@ mod halves;
 mod json;
 mod ledger;
 mod list;
+mod overview;
 mod parts;
 mod point;
 mod positions;
@@ -38,6 +39,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use sqlx::MySqlPool;
 
 use self::fault::store;
+pub use self::overview::{Overview, RecountRun};
 use self::point::Point;
 pub use self::recount::Drift;
 pub use self::recount::Run;

@@ -1,5 +1,6 @@
 mod buffered;
 mod cached;
 mod keys;
+mod overview;
 mod privileges;
 mod rejects;

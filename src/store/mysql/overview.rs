@@ -1,0 +1,123 @@
+//! All families at a glance, for operators: one statement per table, however many families there are.
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
+
+use sqlx::Row;
+use sqlx::mysql::MySqlRow;
+
+use super::MysqlStore;
+use super::fault::store;
+use super::whole::detached;
+use crate::error::Result;
+
+/// What the database knows of how a family is getting on. Times are by the database's clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Overview {
+    /// The family's namespace.
+    pub namespace: String,
+    /// The family's name.
+    pub family: String,
+    /// When its last batch was applied, in whole seconds; `None` if none was. Always `None` for cached counters, which
+    /// have no batches and so no ledger that says when.
+    pub last_saved: Option<SystemTime>,
+    /// Deltas that its rows refused, and that were neither applied nor discarded since.
+    pub rejects: u64,
+    /// The latest run of its recounts; `None` if there was none.
+    pub recount: Option<RecountRun>,
+}
+
+/// A run of a recount as it is written down, also while somebody works on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RecountRun {
+    /// Its number among the family's, as [`MysqlStore::drift`] takes it.
+    pub run: u64,
+    /// Counters that were compared with their rows.
+    pub checked: u64,
+    /// Of these, the ones that differ by what is proven.
+    pub drifted: u64,
+    /// When it began.
+    pub started: SystemTime,
+    /// When it last wrote down how far it came.
+    pub touched: SystemTime,
+    /// When it ended; `None` while it is under way, or was left.
+    pub finished: Option<SystemTime>,
+}
+
+const UNREAD: &str = "the overview was not read";
+
+impl MysqlStore {
+    /// Every registered family at a glance, in the order in which they were registered. It takes four statements for any
+    /// number of families, which read one row or more of each.
+    ///
+    /// All rejects are looked at, also those that were applied: where there are millions of them a key on
+    /// `counterfoil_rejects (applied_at, family)`, which is not part of the schema, makes it quick.
+    ///
+    /// # Errors
+    /// [`Store`](crate::ErrorKind::Store) where the database cannot be reached.
+    pub async fn overview(&self) -> Result<Vec<Overview>> {
+        let mysql = self.clone();
+        detached(async move { mysql.look_over().await.map_err(store(UNREAD)) }).await
+    }
+
+    async fn look_over(&self) -> Result<Vec<Overview>, sqlx::Error> {
+        const FAMILIES: &str = "SELECT number, namespace, name FROM counterfoil_families ORDER BY number";
+        // of each row, and not of the latest one: a session's time zone has no say then
+        const SAVED: &str = "SELECT family, CAST(MAX(UNIX_TIMESTAMP(applied_at)) * 1000 AS UNSIGNED) \
+             FROM counterfoil_ledger GROUP BY family";
+        const REJECTS: &str = "SELECT family, CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_rejects \
+             WHERE applied_at IS NULL GROUP BY family";
+        const RECOUNTS: &str = "SELECT r.family, r.run, r.checked, r.drifted, \
+             CAST(UNIX_TIMESTAMP(r.started_at) * 1000 AS UNSIGNED), \
+             CAST(UNIX_TIMESTAMP(r.touched_at) * 1000 AS UNSIGNED), \
+             CAST(UNIX_TIMESTAMP(r.finished_at) * 1000 AS UNSIGNED) \
+             FROM (SELECT family, MAX(run) AS run FROM counterfoil_recounts GROUP BY family) AS latest \
+             STRAIGHT_JOIN counterfoil_recounts AS r ON r.family = latest.family AND r.run = latest.run";
+        self.meter.sent(1);
+        let families = sqlx::query(FAMILIES).fetch_all(&self.primary).await?;
+        let mut saved = self.by_family(SAVED, |row| row.try_get(1).map(time)).await?;
+        let mut rejects = self.by_family(REJECTS, |row| row.try_get::<u64, _>(1)).await?;
+        let mut recounts = self.by_family(RECOUNTS, recount).await?;
+        let overview = |row: &MySqlRow| {
+            let number: u64 = row.try_get(0)?;
+            let text = |index| row.try_get(index).map(|bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned());
+            Ok(Overview {
+                namespace: text(1)?,
+                family: text(2)?,
+                last_saved: saved.remove(&number),
+                rejects: rejects.remove(&number).unwrap_or(0),
+                recount: recounts.remove(&number),
+            })
+        };
+        families.iter().map(overview).collect()
+    }
+
+    /// What the statement has of each family, whose number is its first column.
+    async fn by_family<T>(
+        &self,
+        statement: &'static str,
+        read: impl Fn(&MySqlRow) -> Result<T, sqlx::Error>,
+    ) -> Result<HashMap<u64, T>, sqlx::Error> {
+        self.meter.sent(1);
+        let rows = sqlx::query(statement).fetch_all(&self.primary).await?;
+        rows.iter().map(|row| Ok((row.try_get(0)?, read(row)?))).collect()
+    }
+}
+
+fn recount(row: &MySqlRow) -> Result<RecountRun, sqlx::Error> {
+    Ok(RecountRun {
+        run: row.try_get(1)?,
+        checked: row.try_get(2)?,
+        drifted: row.try_get(3)?,
+        started: time(row.try_get(4)?),
+        touched: time(row.try_get(5)?),
+        finished: row.try_get::<Option<u64>, _>(6)?.map(time),
+    })
+}
+
+/// From milliseconds of Unix time.
+fn time(ms: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_millis(ms)
+}
