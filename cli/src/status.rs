@@ -29,6 +29,9 @@ pub struct FamilyStatus {
     /// What rows refused, and nobody applied or discarded since.
     pub rejects: u64,
     pub state: State,
+    /// What is wrong with its keys in Redis.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -39,6 +42,8 @@ pub enum State {
     Rejects,
     /// Hits wait for too long.
     Late,
+    /// Its keys in Redis are not what the bundle writes.
+    Broken,
 }
 
 impl FamilyStatus {
@@ -47,13 +52,16 @@ impl FamilyStatus {
         format!("{}/{}", self.namespace, self.family)
     }
 
-    fn new(family: &Family, backlog: Backlog, overview: Option<&Overview>, late: Duration) -> Self {
+    fn new(family: &Family, backlog: Result<Backlog>, overview: Option<&Overview>, late: Duration) -> Self {
         let rejects = overview.map_or(0, |overview| overview.rejects);
-        let state = match backlog.oldest {
-            Some(oldest) if oldest > late => State::Late,
-            _ if rejects > 0 => State::Rejects,
-            _ => State::Ok,
+        let state = match &backlog {
+            Err(_) => State::Broken,
+            Ok(backlog) if backlog.oldest.is_some_and(|oldest| oldest > late) => State::Late,
+            Ok(_) if rejects > 0 => State::Rejects,
+            Ok(_) => State::Ok,
         };
+        let problem = backlog.as_ref().err().map(ToString::to_string);
+        let backlog = backlog.unwrap_or_default();
         FamilyStatus {
             namespace: family.namespace().to_owned(),
             family: family.name().to_owned(),
@@ -61,10 +69,11 @@ impl FamilyStatus {
             pending: backlog.ids,
             oldest_seconds: backlog.oldest.map(|age| age.as_secs_f64()),
             open: backlog.open,
-            counted: (family.kind() != "cached").then_some(backlog.counted),
+            counted: matches!(family.kind(), "buffered" | "visitors").then_some(backlog.counted),
             last_saved: overview.and_then(|overview| overview.last_saved).map(unix_seconds),
             rejects,
             state,
+            problem,
         }
     }
 }
@@ -76,11 +85,11 @@ where
 {
     let overview: HashMap<_, _> =
         overview.iter().map(|one| ((one.namespace.as_str(), one.family.as_str()), one)).collect();
-    let backlogs = counterfoil.backlogs().await?;
-    let of = |(family, backlog): &(Family, Backlog)| {
-        FamilyStatus::new(family, *backlog, overview.get(&(family.namespace(), family.name())).copied(), late)
+    let of = |(family, backlog): (Family, Result<Backlog>)| {
+        let overview = overview.get(&(family.namespace(), family.name())).copied();
+        FamilyStatus::new(&family, backlog, overview, late)
     };
-    Ok(backlogs.iter().map(of).collect())
+    Ok(counterfoil.backlogs().await?.into_iter().map(of).collect())
 }
 
 

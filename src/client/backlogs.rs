@@ -7,7 +7,7 @@ use redis::aio::ConnectionLike;
 
 use crate::client::backlog::{self, Backlog};
 use crate::client::counterfoil::Counterfoil;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
 use crate::scripts::bundle;
@@ -42,23 +42,40 @@ where
     /// It sets the gauges [`BACKLOG_IDS`](crate::metrics::BACKLOG_IDS) and
     /// [`BACKLOG_SECONDS`](crate::metrics::BACKLOG_SECONDS), each over the families of a name in all namespaces.
     ///
+    /// A family whose keys are [`Corrupt`](ErrorKind::Corrupt) has that error in the place of its backlog.
+    ///
     /// # Errors
-    /// [`Redis`](crate::ErrorKind::Redis) where it cannot be asked; no gauge is set then.
-    pub async fn backlogs(&self) -> Result<Vec<(Family, Backlog)>> {
+    /// [`Redis`](ErrorKind::Redis) where it cannot be asked; no gauge is set then.
+    pub async fn backlogs(&self) -> Result<Vec<(Family, Result<Backlog>)>> {
         let families = self.shared.families();
-        let backlogs = self.shared.backlogs(&families).await?;
+        let backlogs = match self.shared.backlogs(&families).await {
+            Err(error) if error.kind() == ErrorKind::Corrupt => self.one_by_one(&families).await?,
+            looked => looked?.into_iter().map(Ok).collect(),
+        };
         let found: Vec<_> = families.into_iter().zip(backlogs).collect();
-        measure(&found);
+        measure(found.iter().filter_map(|(family, backlog)| Some((family, *backlog.as_ref().ok()?))));
         Ok(found)
+    }
+
+    /// So that what is wrong with one family is told of that one.
+    async fn one_by_one(&self, families: &[Family]) -> Result<Vec<Result<Backlog>>> {
+        let mut backlogs = Vec::with_capacity(families.len());
+        for family in families {
+            match self.shared.backlog(family).await {
+                Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
+                looked => backlogs.push(looked),
+            }
+        }
+        Ok(backlogs)
     }
 }
 
 /// Labels have no namespaces, so the families of a name are one: the sum of their ids, and the oldest of their hits.
-fn measure(found: &[(Family, Backlog)]) {
+fn measure<'a>(found: impl Iterator<Item = (&'a Family, Backlog)>) {
     let mut by_name: BTreeMap<&str, Backlog> = BTreeMap::new();
     for (family, backlog) in found {
         let all = by_name.entry(family.name()).or_default();
-        *all = all.join(*backlog);
+        *all = all.join(backlog);
     }
     for (name, all) in by_name {
         let seconds = all.oldest.map_or(0.0, |oldest| oldest.as_secs_f64());

@@ -164,7 +164,8 @@ async fn backlogs_are_read_on_all_nodes() {
     }
     let numbers = async || {
         let (here, there) = (rig.counterfoil.backlogs().await.unwrap(), unknown.backlogs().await.unwrap());
-        let numbers = |(family, backlog): &(Family, Backlog)| {
+        let numbers = |(family, backlog): &(Family, Result<Backlog, Error>)| {
+            let backlog = backlog.as_ref().unwrap();
             (family.name().to_owned(), backlog.ids, backlog.oldest.is_some(), backlog.counted)
         };
         let [here, there] = [here, there].map(|found| found.iter().map(numbers).collect::<Vec<_>>());
