@@ -46,8 +46,9 @@ pub use family::calendar::Precision;
 pub use family::day::Day;
 pub use family::table::{KeyType, Table};
 pub use family::{
-    ActivityFamily, ActivityFamilyBuilder, AnyFamily, BufferedFamily, BufferedFamilyBuilder, CachedFamily, CachedFamilyBuilder,
-    Counting, Durability, Family, SeriesFamily, SeriesFamilyBuilder, VisitorsFamily, VisitorsFamilyBuilder,
+    ActivityFamily, ActivityFamilyBuilder, AnyFamily, BufferedFamily, BufferedFamilyBuilder, CachedFamily,
+    CachedFamilyBuilder, Counting, Durability, Family, SeriesFamily, SeriesFamilyBuilder, VisitorsFamily,
+    VisitorsFamilyBuilder,
 };
 pub use finding::{Finding, Severity};
 pub use reconciler::lifecycle::{Reconciler, ReconcilerBuilder};

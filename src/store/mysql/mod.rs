@@ -168,6 +168,19 @@ impl MysqlStore {
         .await
     }
 
+    /// The last `limit` of these, the newest first.
+    ///
+    /// # Errors
+    /// As for [`rejects`](Self::rejects).
+    pub async fn latest_rejects(&self, limit: u64) -> Result<Vec<Reject>> {
+        let mysql = self.clone();
+        detached(async move {
+            mysql.meter.sent(1);
+            rejects::latest(&mysql.primary, limit).await.map_err(store("rejects were not read"))
+        })
+        .await
+    }
+
     /// Adds rejects of a family, given by their numbers, to their rows, once what they were refused for is mended, and
     /// returns what became of each, in the order of the numbers. Their rows stay, marked as applied. A delta that is
     /// refused again stays a reject with the new reason.

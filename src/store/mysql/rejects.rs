@@ -122,13 +122,29 @@ fn fitting(id: &[u8]) -> &[u8] {
     }
 }
 
+/// The rejects that were not applied since.
+macro_rules! open_rejects {
+    ($and:literal) => {
+        concat!(
+            "SELECT r.number, f.namespace, f.name, r.id, r.delta, r.partition_no, r.incarnation, r.seq, \
+             r.reason, CAST(UNIX_TIMESTAMP(r.rejected_at) * 1000 AS UNSIGNED) \
+             FROM counterfoil_rejects AS r JOIN counterfoil_families AS f ON f.number = r.family \
+             WHERE r.applied_at IS NULL ",
+            $and
+        )
+    };
+}
+
 /// Up to `limit` rejects that were not applied since, with numbers above `after`, ascending.
 pub(super) async fn read(pool: &MySqlPool, after: u64, limit: u64) -> Result<Vec<Reject>, sqlx::Error> {
-    const READ: &str = "SELECT r.number, f.namespace, f.name, r.id, r.delta, r.partition_no, r.incarnation, r.seq, \
-         r.reason, CAST(UNIX_TIMESTAMP(r.rejected_at) * 1000 AS UNSIGNED) \
-         FROM counterfoil_rejects AS r JOIN counterfoil_families AS f ON f.number = r.family \
-         WHERE r.number > ? AND r.applied_at IS NULL ORDER BY r.number LIMIT ?";
+    const READ: &str = open_rejects!("AND r.number > ? ORDER BY r.number LIMIT ?");
     sqlx::query(READ).bind(after).bind(limit).fetch_all(pool).await?.iter().map(reject).collect()
+}
+
+/// The last `limit` of them, descending.
+pub(super) async fn latest(pool: &MySqlPool, limit: u64) -> Result<Vec<Reject>, sqlx::Error> {
+    const LATEST: &str = open_rejects!("ORDER BY r.number DESC LIMIT ?");
+    sqlx::query(LATEST).bind(limit).fetch_all(pool).await?.iter().map(reject).collect()
 }
 
 fn reject(row: &MySqlRow) -> Result<Reject, sqlx::Error> {
