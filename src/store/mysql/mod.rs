@@ -8,6 +8,7 @@ mod discard;
 mod families;
 mod fault;
 mod findings;
+mod grants;
 mod halves;
 mod json;
 mod ledger;
@@ -40,6 +41,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use sqlx::MySqlPool;
 
 use self::fault::store;
+pub use self::grants::grants;
 pub use self::overview::{Overview, RecountRun};
 use self::point::Point;
 pub use self::recount::Drift;
