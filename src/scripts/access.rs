@@ -85,7 +85,8 @@ for try in ARGV[1]:gmatch('[^,]+') do
 end
 return denied";
 
-/// What the user of this connection lacks for the family, as rules of an ACL: `+pexpire`, or `~cf1:{shop/views/*` for its keys.
+/// What the user of this connection lacks for the family, as rules of an ACL: `+pexpire`, or `~cf1:{shop/views/*` for its
+/// keys.
 ///
 /// # Errors
 /// [`AccessDenied`](ErrorKind::AccessDenied) without credentials; [`Redis`](ErrorKind::Redis) where it cannot be asked.
@@ -142,9 +143,9 @@ where
     refusals.map(|error| Finding::new(Severity::Error, "redis acl", error.to_string(), advice)).collect()
 }
 
-/// The rules of an ACL, for `ACL SETUSER`, that a user of that role needs for these families: a pattern for the keys of each,
-/// as `~cf1:{shop/views/*`, and a rule for each command, as `+evalsha`, no more than the families' kinds need. Ascending, and
-/// each once.
+/// The rules of an ACL, for `ACL SETUSER`, that a user of that role needs for these families: a pattern for the keys of
+/// each, as `~cf1:{shop/views/*`, then a rule for each command, as `+evalsha`, no more than the families' kinds need. Both
+/// are ascending, and each is there once.
 ///
 /// They are beside those of the connection itself: a password, and `+cluster|slots`, `+select` or `+script|load`, as
 /// docs/operations.md says.

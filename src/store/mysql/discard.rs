@@ -34,8 +34,8 @@ impl UnitOfWork for Discard<'_> {
 }
 
 impl Discard<'_> {
-    /// Locks those that are open, and returns each with its new reason: one that is being applied at the moment is waited
-    /// for, and is open only if it was refused.
+    /// Locks those that are open, and returns each with its new reason. One that is being applied just now is waited
+    /// for, and is open if it was refused.
     async fn lock(&self, transaction: &mut Transaction) -> Result<Vec<(u64, String)>, sqlx::Error> {
         // the derived table is for MySQL, which refuses to lock a JSON_TABLE (error 3569)
         const LOCK: &str = "SELECT r.number, r.reason FROM (SELECT * FROM JSON_TABLE(?, '$[*]' COLUMNS(\

@@ -12,9 +12,10 @@ use crate::role::Role;
 /// All that counterfoil ever needs of a table, in the order in which they are granted.
 const PRIVILEGES: [&str; 3] = ["SELECT", "INSERT", "UPDATE"];
 
-/// The statements, each with `;` at its end, that give a user of that role the privileges for these families, one a table.
-/// `schema` is the database with counterfoil's tables, which have to be there before; a family's table that is named with
-/// its schema is in that one. `user` is an account without quotes: `counterfoil@10.0.0.%`, or `counterfoil` from any host.
+/// The statements, one a table and each with `;` at its end, that give a user of that role the privileges for these
+/// families. `schema` is the database with counterfoil's tables, which have to be there before; a family's table that is
+/// named with its schema is in that one. `user` is an account without quotes: `counterfoil@10.0.0.%`, or `counterfoil`
+/// from any host.
 ///
 /// There are none for a [`Writer`](Role::Writer) of families that are not cached, who needs no database. A recount also
 /// reads its source, which is not part of a family: SELECT on that is to be added.

@@ -189,16 +189,16 @@ impl MysqlStore {
         detached(async move { retry::retry(&mysql, family, &numbers).await }).await
     }
 
-    /// Gives up rejects of any family: each of these numbers that is open is marked as done without being added, and its
-    /// reason, cut at 1024 characters, begins with `discarded: ` from now on. Returns the numbers of those, ascending: others
-    /// are not there, or were applied or discarded before.
+    /// Gives up rejects of any family: each of these numbers that is open is marked as done without being added, and
+    /// its reason, cut at 1024 characters, begins with `discarded: ` from now on. Returns the numbers of those,
+    /// ascending: others are not there, or were applied or discarded before.
     ///
-    /// Of this and [`retry_rejects`](Self::retry_rejects) at the same moment one wins each reject. What a cached counter
-    /// counted is in Redis all the same, and is saved when its row takes it.
+    /// Of this and [`retry_rejects`](Self::retry_rejects) at the same moment one wins each reject. What a cached
+    /// counter counted is in Redis all the same, and is saved when its row takes it.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store): up to 10,000 rejects share a transaction, and those of the last one are open, or
-    /// that is unknown; call again.
+    /// [`Store`](crate::ErrorKind::Store): up to 10,000 rejects share a transaction, and nothing of the last one was
+    /// kept, or it is unknown; call again.
     pub async fn discard_rejects(&self, numbers: &[u64]) -> Result<Vec<u64>> {
         let (mysql, numbers) = (self.clone(), numbers.to_vec());
         detached(async move { discard::discard(&mysql, &numbers).await }).await

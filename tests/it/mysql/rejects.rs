@@ -1,4 +1,5 @@
-//! Rejects that are applied again, or discarded: each counts once or never, whoever does it, and what is refused again stays.
+//! Rejects that are applied again, or discarded: each counts once or never, whoever does it, and what is refused again
+//! stays.
 
 use std::sync::Arc;
 
