@@ -38,6 +38,8 @@ const UPKEEP: Duration = Duration::from_secs(30);
 const AGAIN: Duration = Duration::from_secs(2);
 /// How many families are opened at a time.
 const OPENING: usize = 16;
+/// How many names a line of the log has.
+const NAMES: usize = 50;
 /// How many rejects and differences are shown.
 const SHOWN: u64 = 20;
 
@@ -390,6 +392,12 @@ where
                 }
                 Err(error) => not_served.push(error.to_string()),
             }
+        }
+        let before = self.worker.live.view.borrow().not_served.clone();
+        let new: Vec<_> = not_served.iter().filter(|name| !before.contains(name)).take(NAMES).cloned().collect();
+        if !new.is_empty() {
+            let (pair, number) = (&self.worker.config.name, not_served.len());
+            tracing::warn!(pair, number, new = new.join("; "), "in the database, and not served");
         }
         self.worker.live.set_known(known);
         Some(not_served)

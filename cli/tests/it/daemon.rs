@@ -64,7 +64,9 @@ async fn a_namespace_is_found_that_fits_a_pattern() {
     for (tenant, id) in [("shop-1", "1/shoe"), ("shop-22", "22/shoe"), ("other", "3/shoe")] {
         let _ = open(tenant).await.add(id, 5).await.unwrap();
     }
-    let found = async || site.number("SELECT CAST(SUM(n) AS SIGNED) FROM views WHERE store IN (1, 22)").await == 10;
+    let found = async || {
+        site.number("SELECT CAST(COALESCE(SUM(n), 0) AS SIGNED) FROM views WHERE store IN (1, 22)").await == 10
+    };
     eventually("both tenants", found).await;
     assert_eq!(site.number("SELECT COUNT(*) FROM views").await, 2, "another namespace is not described");
     let _ = open("shop-1").await.add("1/shoe", 1).await.unwrap();
@@ -220,11 +222,11 @@ async fn systemd_is_told() {
                 all += &String::from_utf8_lossy(&buffer[..length]);
                 all.push('\n');
             }
-            let is_heard = all.contains(words);
-            if is_heard {
-                all.clear();
+            let heard = all.find(words);
+            if let Some(at) = heard {
+                all.drain(..at + words.len());
             }
-            is_heard
+            heard.is_some()
         })
         .await;
     };
@@ -276,7 +278,9 @@ async fn it_goes_on_when_nobody_reads_its_log() {
     let of_daemon = format!("{}/counterfoil.toml", site.folder().display());
     // the shell's child: found by its folder, which nobody else works in
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
-        if std::fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| of_daemon.starts_with(cwd.to_str().unwrap()) && cwd == site.folder()) {
+        if std::fs::read_link(process.path().join("cwd"))
+            .is_ok_and(|cwd| of_daemon.starts_with(cwd.to_str().unwrap()) && cwd == site.folder())
+        {
             let pid = process.file_name();
             let _ = std::process::Command::new("kill").args([std::ffi::OsStr::new("-TERM"), &pid]).status();
         }
@@ -287,7 +291,8 @@ async fn it_goes_on_when_nobody_reads_its_log() {
 #[tokio::test]
 async fn what_a_server_refuses_is_told() {
     let site = Site::new().await;
-    let wrong = site.mysql_url.replace("mysql://", "mysql://nobody:wrong@").replace("nobody:wrong@root@", "nobody:wrong@");
+    let wrong =
+        site.mysql_url.replace("mysql://", "mysql://nobody:wrong@").replace("nobody:wrong@root@", "nobody:wrong@");
     let redis = site.redis.url();
     site.write(&format!("listen = \"127.0.0.1:0\"\n[pair.main]\nredis = {redis:?}\nmysql = {wrong:?}\n{VIEWS}"));
     let daemon = site.daemon().await;
