@@ -50,6 +50,11 @@ impl Script {
         self.name.split('_').next().unwrap_or_default()
     }
 
+    /// What `lua/manifest.json` says of them: keys, arguments, replies and errors of each, for programs.
+    pub fn manifest() -> &'static str {
+        include_str!("../../lua/manifest.json")
+    }
+
     /// The Redis commands that it calls, in upper case, some of them several times.
     pub(crate) fn commands(&self) -> impl Iterator<Item = &'static str> {
         self.source.split("call('").skip(1).filter_map(|call| call.split('\'').next())
