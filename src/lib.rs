@@ -19,6 +19,7 @@ mod finding;
 pub mod metrics;
 mod reconciler;
 mod recount;
+mod role;
 mod scripts;
 mod store;
 mod testing;
@@ -46,8 +47,9 @@ pub use family::calendar::Precision;
 pub use family::day::Day;
 pub use family::table::{KeyType, Table};
 pub use family::{
-    ActivityFamily, ActivityFamilyBuilder, AnyFamily, BufferedFamily, BufferedFamilyBuilder, CachedFamily, CachedFamilyBuilder,
-    Counting, Durability, Family, SeriesFamily, SeriesFamilyBuilder, VisitorsFamily, VisitorsFamilyBuilder,
+    ActivityFamily, ActivityFamilyBuilder, AnyFamily, BufferedFamily, BufferedFamilyBuilder, CachedFamily,
+    CachedFamilyBuilder, Counting, Durability, Family, SeriesFamily, SeriesFamilyBuilder, VisitorsFamily,
+    VisitorsFamilyBuilder,
 };
 pub use finding::{Finding, Severity};
 pub use reconciler::lifecycle::{Reconciler, ReconcilerBuilder};
@@ -55,10 +57,12 @@ pub use recount::builder::RecountBuilder;
 pub use recount::plan::{Mode, RecountIds};
 pub use recount::recounter::Recounter;
 pub use recount::run::Recounted;
+pub use role::Role;
+pub use scripts::access::acl_rules;
 pub use scripts::buffered::{Added, AddedOnce};
 pub use scripts::bundle::Script;
 pub use store::memory::MemoryStore;
-pub use store::mysql::{Drift, MysqlStore, Overview, RecountRun, Reject, Retried, Source};
+pub use store::mysql::{Drift, MysqlStore, Overview, RecountRun, Reject, Retried, Source, grants};
 pub use store::{Applied, Batch, Incarnation, ReadFrom, Registered, Row, Save, Saved, Snapshot, Store, Version};
 pub use writer::Recorded;
 

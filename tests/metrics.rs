@@ -248,7 +248,8 @@ async fn backlogs_are_measured_over_namespaces() {
     assert_eq!(first.backlog().await.unwrap().ids, 1);
     assert!(!look(&snapshotter).contains_key(BACKLOG_IDS), "one handle knows of one namespace");
     let backlogs = pair.counterfoil.backlogs().await.unwrap();
-    let ages: Vec<_> = backlogs.iter().map(|(_, backlog)| backlog.as_ref().unwrap().oldest.map(|age| age.as_secs_f64())).collect();
+    let ages: Vec<_> =
+        backlogs.iter().map(|(_, backlog)| backlog.as_ref().unwrap().oldest.map(|age| age.as_secs_f64())).collect();
     let seen = look(&snapshotter);
     assert_eq!((seen[BACKLOG_IDS], Some(seen[BACKLOG_SECONDS])), (3.0, ages[0]), "{ages:?}");
     assert!(ages[0] >= ages[1].map(|age| age + 0.1), "{ages:?}");

@@ -14,7 +14,14 @@ use clap_complete::Shell;
 #[command(name = "counterfoil", version, max_term_width = 100)]
 pub struct Arguments {
     /// The configuration file
-    #[arg(long, short, global = true, default_value = "counterfoil.toml", env = "COUNTERFOIL_CONFIG", value_name = "FILE")]
+    #[arg(
+        long,
+        short,
+        global = true,
+        default_value = "counterfoil.toml",
+        env = "COUNTERFOIL_CONFIG",
+        value_name = "FILE"
+    )]
     pub config: PathBuf,
 
     /// The pair of Redis and MySQL, where the file has several

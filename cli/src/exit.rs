@@ -43,9 +43,10 @@ impl From<counterfoil::Error> for Failure {
             ErrorKind::Redis => (Exit::Critical, "\nIs Redis there, and its address right?"),
             ErrorKind::Store => (Exit::Critical, "\nIs MySQL there, and its address and user right?"),
             ErrorKind::AccessDenied => (Exit::Critical, "\n`counterfoil acl daemon` prints what its user needs"),
-            ErrorKind::OutcomeUnknown => {
-                (Exit::Warning, "\nIt was counted once or not at all, and nobody can tell: read the counter before you repeat it")
-            }
+            ErrorKind::OutcomeUnknown => (
+                Exit::Warning,
+                "\nIt was counted once or not at all, and nobody can tell: read the counter before you repeat it",
+            ),
             _ => (Exit::Warning, ""),
         };
         Failure { exit, message: format!("{error}{advice}") }

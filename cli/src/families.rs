@@ -20,7 +20,8 @@ where
     if let Some(described) = families.iter().find(|described| described.describes(namespace, family)) {
         return counterfoil.open(described.in_namespace(namespace)?).await;
     }
-    let is_it = |registered: &Registered| registered.family.namespace() == namespace && registered.family.name() == family;
+    let is_it =
+        |registered: &Registered| registered.family.namespace() == namespace && registered.family.name() == family;
     let known = registered(counterfoil).await?.into_iter().find(is_it).ok_or_else(|| {
         let what = format!("there is no family {name}, neither in the configuration nor in the database");
         Error::new(ErrorKind::InvalidInput, what)

@@ -9,6 +9,9 @@ mod families;
 mod http;
 mod output;
 mod pair;
+mod sampler;
+mod status;
+mod view;
 
 use clap::Parser;
 use clap::error::ErrorKind;

@@ -30,13 +30,15 @@ pub fn table(heads: &[&str], rows: &[Vec<String>]) -> Vec<String> {
         cells.chain([heads[column].chars().count()]).max().unwrap_or(0)
     };
     let is_number = |column: usize| {
-        rows.iter().all(|row| row[column].is_empty() || row[column].starts_with(|c: char| c.is_ascii_digit() || c == '-'))
+        rows.iter()
+            .all(|row| row[column].is_empty() || row[column].starts_with(|c: char| c.is_ascii_digit() || c == '-'))
     };
     let columns: Vec<_> = (0..heads.len()).map(|column| (width(column), is_number(column))).collect();
     let line = |cells: Vec<&str>| {
-        let cells = cells.iter().zip(&columns).map(|(cell, &(width, right))| {
-            if right { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
-        });
+        let cells = cells
+            .iter()
+            .zip(&columns)
+            .map(|(cell, &(width, right))| if right { format!("{cell:>width$}") } else { format!("{cell:<width$}") });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     let head = line(heads.to_vec());

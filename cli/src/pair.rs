@@ -7,7 +7,10 @@ use std::time::Duration;
 use counterfoil::redis::cluster::ClusterClient;
 use counterfoil::redis::cluster_async::ClusterConnection;
 use counterfoil::redis::sentinel::{SentinelClientBuilder, SentinelServerType};
-use counterfoil::redis::{Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError, TlsCertificates, TlsMode};
+use counterfoil::redis::{
+    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError, TlsCertificates, TlsMode,
+};
+use counterfoil::sqlx::MySqlPool;
 use counterfoil::sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use counterfoil::{Counterfoil, Error, ErrorKind, MysqlStore, Primary, Result, cluster_settings, sentinel_settings};
 
@@ -39,9 +42,9 @@ impl Pair {
     pub async fn connect(config: &PairConfig) -> Result<Self> {
         let store = store(config)?;
         let pair = match &config.redis {
-            RedisPlace::Cluster(nodes) => {
-                Pair::Cluster(Counterfoil::new(cluster(config, nodes).await?, store).allow_evicting(config.allow_evicting))
-            }
+            RedisPlace::Cluster(nodes) => Pair::Cluster(
+                Counterfoil::new(cluster(config, nodes).await?, store).allow_evicting(config.allow_evicting),
+            ),
             RedisPlace::Sentinel(sentinels, primary) => {
                 let redis = sentinel(config, sentinels, primary).await?;
                 Pair::Single(Counterfoil::new(redis, store).allow_evicting(config.allow_evicting))
@@ -60,13 +63,22 @@ impl Pair {
 }
 
 fn store(config: &PairConfig) -> Result<MysqlStore> {
+    let pool = MySqlPoolOptions::new().max_connections(config.connections).acquire_timeout(ACQUIRE);
+    Ok(MysqlStore::new(pool.connect_lazy_with(mysql(config)?)))
+}
+
+/// A connection of its own, to see whether MySQL is there.
+pub fn probe(config: &PairConfig) -> Result<MySqlPool> {
+    let pool = MySqlPoolOptions::new().max_connections(1).acquire_timeout(ACQUIRE);
+    Ok(pool.connect_lazy_with(mysql(config)?))
+}
+
+fn mysql(config: &PairConfig) -> Result<MySqlConnectOptions> {
     let options: MySqlConnectOptions = config.mysql.parse().map_err(|error| wrong(config, "mysql", error))?;
-    let options = match &config.mysql_password {
+    Ok(match &config.mysql_password {
         Some(password) => options.password(password),
         None => options,
-    };
-    let pool = MySqlPoolOptions::new().max_connections(config.connections).acquire_timeout(ACQUIRE);
-    Ok(MysqlStore::new(pool.connect_lazy_with(options)))
+    })
 }
 
 fn single(config: &PairConfig, url: &str) -> Result<ConnectionInfo> {
@@ -85,16 +97,14 @@ fn single(config: &PairConfig, url: &str) -> Result<ConnectionInfo> {
 async fn sentinel(config: &PairConfig, sentinels: &[String], primary: &str) -> Result<Primary> {
     let invalid = |error: RedisError| wrong(config, "sentinel", error);
     let urls = sentinels.iter().map(|url| url.as_str().into_connection_info());
-    let addresses = urls.map(|info| info.map(|info| info.addr().clone())).collect::<Result<Vec<_>, _>>().map_err(invalid)?;
+    let addresses =
+        urls.map(|info| info.map(|info| info.addr().clone())).collect::<Result<Vec<_>, _>>().map_err(invalid)?;
     let primary = primary.into_connection_info().map_err(invalid)?;
-    let (ConnectionAddr::Tcp(name, _) | ConnectionAddr::TcpTls { host: name, .. }) =
-        primary.addr()
-    else {
+    let (ConnectionAddr::Tcp(name, _) | ConnectionAddr::TcpTls { host: name, .. }) = primary.addr() else {
         return Err(Error::new(ErrorKind::InvalidInput, format!("pair {:?}: redis names no primary", config.name)));
     };
-    let mut builder = sentinel_settings(
-        SentinelClientBuilder::new(addresses, name, SentinelServerType::Master).map_err(invalid)?,
-    );
+    let mut builder =
+        sentinel_settings(SentinelClientBuilder::new(addresses, name, SentinelServerType::Master).map_err(invalid)?);
     let redis = primary.redis_settings();
     builder = builder.set_client_to_redis_db(redis.db());
     if let Some(user) = redis.username() {
@@ -122,16 +132,18 @@ async fn cluster(config: &PairConfig, nodes: &[String]) -> Result<ClusterConnect
     }
     let client = builder.build().map_err(|error| wrong(config, "cluster", error))?;
     let connected = client.get_async_connection().await;
-    connected.map_err(|error| {
-        Error::new(ErrorKind::Redis, format!("no cluster at {}", nodes.join(", "))).with_source(error)
-    })
+    connected
+        .map_err(|error| Error::new(ErrorKind::Redis, format!("no cluster at {}", nodes.join(", "))).with_source(error))
 }
 
 /// What is trusted and shown beyond what the system does.
 fn certificates(config: &PairConfig) -> Result<Option<TlsCertificates>> {
     let read = |file: &PathBuf| {
         fs::read(file).map_err(|error| {
-            Error::new(ErrorKind::InvalidInput, format!("pair {:?}: {} was not read: {error}", config.name, file.display()))
+            Error::new(
+                ErrorKind::InvalidInput,
+                format!("pair {:?}: {} was not read: {error}", config.name, file.display()),
+            )
         })
     };
     let tls = &config.redis_tls;

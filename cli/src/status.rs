@@ -79,7 +79,11 @@ impl FamilyStatus {
 }
 
 /// How the families in use stand.
-pub async fn of_families<C>(counterfoil: &Counterfoil<C>, overview: &[Overview], late: Duration) -> Result<Vec<FamilyStatus>>
+pub async fn of_families<C>(
+    counterfoil: &Counterfoil<C>,
+    overview: &[Overview],
+    late: Duration,
+) -> Result<Vec<FamilyStatus>>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
@@ -91,7 +95,6 @@ where
     };
     Ok(counterfoil.backlogs().await?.into_iter().map(of).collect())
 }
-
 
 pub fn unix_seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()

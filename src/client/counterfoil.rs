@@ -71,6 +71,11 @@ where
         Counterfoil { shared: Arc::new(Shared::new(redis, store)), timeouts: Timeouts::default() }
     }
 
+    /// The connection to Redis.
+    pub fn redis(&self) -> &C {
+        &self.shared.redis
+    }
+
     /// The database.
     pub fn store(&self) -> &S {
         &self.shared.store

@@ -52,7 +52,6 @@ impl Precision {
     ];
     /// The most seconds that a slice of a fixed length has: those of 365 days.
     pub const MAX_SECONDS: u32 = 31_536_000;
-
 }
 
 impl FromStr for Precision {

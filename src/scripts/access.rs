@@ -9,6 +9,7 @@ use redis::aio::ConnectionLike;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::finding::{Finding, Severity};
+use crate::role::Role;
 use crate::scripts::bundle::{self, Script};
 use crate::scripts::keys::Keys;
 
@@ -50,8 +51,25 @@ const TRIES: [&str; 33] = [
     "UNLINK @",
 ];
 
-/// Those that the crate sends beside the bundle's scripts.
-const OWN: [&str; 6] = ["EXISTS", "HGET", "HSCAN", "INFO", "ZCARD", "ZSCAN"];
+/// The scripts that a [`Writer`](Role::Writer) calls, of the kinds that it counts in.
+const WRITING: [&str; 9] = [
+    "activity_touch",
+    "activity_touch_hll",
+    "buffered_add",
+    "cached_get",
+    "cached_incr",
+    "cached_seed",
+    "family_epoch",
+    "series_add",
+    "visitors_first",
+];
+
+/// The scripts that a [`Reader`](Role::Reader) calls.
+const READING: [&str; 6] =
+    ["activity_now", "activity_now_hll", "buffered_read", "cached_get", "series_get", "series_names"];
+
+/// What `cached_get` calls only where it is asked for tickets, which are for those who seed.
+const TICKETS: [&str; 3] = ["HSET", "TIME", "ZADD"];
 
 /// Tries each, and returns the names of those that are refused to the user. Most servers give such an error no code of its own.
 const TRY: &str = "\
@@ -67,7 +85,8 @@ for try in ARGV[1]:gmatch('[^,]+') do
 end
 return denied";
 
-/// What the user of this connection lacks for the family, as rules of an ACL: `+pexpire`, or `~cf1:{shop/*` for its keys.
+/// What the user of this connection lacks for the family, as rules of an ACL: `+pexpire`, or `~cf1:{shop/views/*` for its
+/// keys.
 ///
 /// # Errors
 /// [`AccessDenied`](ErrorKind::AccessDenied) without credentials; [`Redis`](ErrorKind::Redis) where it cannot be asked.
@@ -75,7 +94,7 @@ pub async fn missing<C>(redis: &C, family: &Family) -> Result<Vec<String>>
 where
     C: ConnectionLike + Clone + 'static,
 {
-    let used = commands_of(family);
+    let used = commands_of(family, Role::Reconciler);
     let is_used = |words: &&str| words.split(' ').next().is_some_and(|command| used.contains(command));
     // in one word: who has not logged in is cut off for more than ten
     let tries = [TRIES.into_iter().filter(is_used).collect::<Vec<_>>().join(",")];
@@ -124,11 +143,54 @@ where
     refusals.map(|error| Finding::new(Severity::Error, "redis acl", error.to_string(), advice)).collect()
 }
 
-/// The commands of the scripts that families of this kind are used with, and those that the crate sends itself.
-fn commands_of(family: &Family) -> BTreeSet<&'static str> {
-    let is_used =
-        |script: &&Script| family.scripts().iter().chain(&["family_"]).any(|name| script.name.starts_with(name));
-    Script::all().filter(is_used).flat_map(Script::commands).chain(OWN).collect()
+/// The rules of an ACL, for `ACL SETUSER`, that a user of that role needs for these families: a pattern for the keys of
+/// each, as `~cf1:{shop/views/*`, then a rule for each command, as `+evalsha`, no more than the families' kinds need. Both
+/// are ascending, and each is there once.
+///
+/// They are beside those of the connection itself: a password, and `+cluster|slots`, `+select` or `+script|load`, as
+/// docs/operations.md says.
+pub fn acl_rules(families: &[Family], role: Role) -> Vec<String> {
+    let keys: BTreeSet<_> = families.iter().map(key_pattern).collect();
+    let commands: BTreeSet<_> = families.iter().flat_map(|family| commands_of(family, role)).collect();
+    let commands = commands.into_iter().chain(["EVAL", "EVALSHA"]).map(str::to_lowercase).collect::<BTreeSet<_>>();
+    keys.into_iter().chain(commands.into_iter().map(|command| format!("+{command}"))).collect()
+}
+
+fn key_pattern(family: &Family) -> String {
+    format!("~cf1:{{{family}/*")
+}
+
+/// The commands that a user of that role sends for a family, in scripts and by themselves.
+fn commands_of(family: &Family, role: Role) -> BTreeSet<&'static str> {
+    let is_of_kind = |script: &&Script| family.scripts().iter().any(|name| script.name.starts_with(name));
+    let all = Script::all();
+    match role {
+        Role::Reconciler => {
+            let used = all.filter(|script| is_of_kind(script) || script.name.starts_with("family_"));
+            used.flat_map(Script::commands).chain(own_commands(family).iter().copied()).collect()
+        }
+        Role::Writer => {
+            let counts = |script: &&Script| script.kind() == family.kind_name() || script.kind() == "family";
+            let used = all.filter(|script| counts(script) && WRITING.contains(&script.name));
+            used.flat_map(Script::commands).collect()
+        }
+        Role::Reader => {
+            let used = all.filter(|script| is_of_kind(script) && READING.contains(&script.name));
+            let read = |script: &'static Script| {
+                let is_asked = |command: &&str| script.name != "cached_get" || !TICKETS.contains(command);
+                script.commands().filter(is_asked)
+            };
+            used.flat_map(read).collect()
+        }
+    }
+}
+
+/// Those that the crate sends beside the scripts of the bundle.
+fn own_commands(family: &Family) -> &'static [&'static str] {
+    match family.is_cached() {
+        true => &["EXISTS", "INFO", "ZRANGE", "ZSCAN"],
+        false => &["EXISTS", "HGET", "HSCAN", "INFO"],
+    }
 }
 
 /// What the user lacks who may not send this command.
@@ -136,7 +198,27 @@ fn lacks(family: &Family, command: &str, error: Error) -> Result<String> {
     let refusal = bundle::below(&error).filter(|below| below.code() == Some("NOPERM"));
     match refusal.and_then(|below| below.detail()) {
         Some(text) if text.contains(&format!("'{command}'")) => Ok(format!("+{command}")),
-        Some(_) => Ok(format!("~cf1:{{{}/*", family.namespace())),
+        Some(_) => Ok(key_pattern(family)),
         None => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_script_of_a_role_is_in_the_bundle() {
+        for name in WRITING.iter().chain(&READING) {
+            assert!(Script::named(name).is_some(), "{name}");
+        }
+    }
+
+    #[test]
+    fn each_family_has_its_keys_and_all_share_their_commands() {
+        let family = |name| Family::buffered("shop", name).build().expect("valid").family().clone();
+        let rules = acl_rules(&[family("views"), family("clicks"), family("views")], Role::Reader);
+        let expected = ["~cf1:{shop/clicks/*", "~cf1:{shop/views/*", "+eval", "+evalsha", "+exists", "+hmget"];
+        assert_eq!(rules, expected);
     }
 }

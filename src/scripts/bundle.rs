@@ -45,6 +45,11 @@ impl Script {
         BUNDLE.get(name)
     }
 
+    /// How its name begins: the kind of the families that it is for, or `family` for any.
+    pub(crate) fn kind(&self) -> &'static str {
+        self.name.split('_').next().unwrap_or_default()
+    }
+
     /// The Redis commands that it calls, in upper case, some of them several times.
     pub(crate) fn commands(&self) -> impl Iterator<Item = &'static str> {
         self.source.split("call('").skip(1).filter_map(|call| call.split('\'').next())

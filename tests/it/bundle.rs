@@ -8,8 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use counterfoil::{Role, acl_rules};
 use serde::Serialize;
 use serde_json::Value as Json;
+
+use crate::support::kinds::{self, KINDS};
 
 /// Upper-case words of replies, and codes of errors.
 type Words = (BTreeSet<String>, BTreeSet<String>);
@@ -418,11 +421,7 @@ fn the_readme_has_a_row_for_every_script() {
     assert!(wrong.is_empty(), "rows that lua/README.md has and should not have, or the other way round: {wrong:#?}");
 }
 
-/// The rules of an ACL that the documentation has, for a namespace.
-pub(crate) fn acl_rules(namespace: &str) -> Vec<String> {
-    documented_rules(&read("README.md")).replace("NAMESPACE", namespace).split(' ').map(str::to_owned).collect()
-}
-
+/// The rules of an ACL that a document has.
 fn documented_rules(text: &str) -> String {
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("    ").filter(|line| line.starts_with("~cf1:{")));
     lines.next().expect("a line of rules").to_owned()
@@ -468,6 +467,9 @@ fn the_documented_rules_are_those_that_are_needed() {
     let needed = commands.iter().filter(|command| !OPTIONAL.contains(&command.as_str()));
     let rules: Vec<_> =
         std::iter::once("~cf1:{NAMESPACE/*".to_owned()).chain(needed.map(|name| format!("+{name}"))).collect();
+    let mut of_crate = acl_rules(&KINDS.map(kinds::family), Role::Reconciler);
+    of_crate.retain(|rule| rule.starts_with('+'));
+    assert_eq!(of_crate, rules[1..], "the crate names other rules than scripts and crate need");
     for (file, text) in [("lua/README.md", read("README.md")), ("docs/operations.md", read("../docs/operations.md"))] {
         assert_eq!(documented_rules(&text), rules.join(" "), "{file} has other rules than scripts and crate need");
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// Each uses those before it only; what shares a place may know each other's types, but not in a circle.
 const LAYERS: [&[&str]; 9] = [
-    &["error", "finding", "metrics", "testing"],
+    &["error", "finding", "metrics", "role", "testing"],
     &["family"],
     &["connection"],
     &["store"],

@@ -42,13 +42,14 @@ pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
         Command::Completions { shell } => return configuration::completions(shell),
         command => command,
     };
-    let config = Config::read(&config)?;
+    let path = config;
+    let config = Config::read(&path)?;
     if let Some(named) = pair.as_ref().filter(|named| config.pairs.iter().all(|pair| pair.name != **named)) {
         return Err(Failure::usage(format!("there is no [pair.{named}] in the configuration")));
     }
     let context = Context { config, named: pair, output };
     match command {
-        Command::Run => crate::daemon::run(context.config).await,
+        Command::Run => crate::daemon::run(context.config, &path).await,
         Command::CheckConfig => configuration::check(&context),
         Command::Init { print } => servers::init(&context, print).await,
         _ => Err(Failure::usage("not there yet")),

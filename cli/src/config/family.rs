@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use counterfoil::{AnyFamily, Counting, Durability, Error, Family, KeyType, Mode, Precision, RecountIds, Source, Table};
+use counterfoil::{
+    AnyFamily, Counting, Durability, Error, Family, KeyType, Mode, Precision, RecountIds, Source, Table,
+};
 use indexmap::IndexMap;
 use serde::Deserialize;
 use toml::Spanned;
@@ -310,8 +312,7 @@ impl Described {
                 let [window, layer] = [(self.window, 600), (self.layer, 3)]
                     .map(|(written, seconds)| written.map_or(Duration::from_secs(seconds), |Time(time)| time));
                 let builder = Family::activity(namespace, family).sync_after(time).window(window, layer);
-                let builder =
-                    with!(builder, described: partitions, durability, table, stripes, visitors, keep_minutes);
+                let builder = with!(builder, described: partitions, durability, table, stripes, visitors, keep_minutes);
                 AnyFamily::Activity(builder.build()?)
             }
             Kind::Visitors => {
@@ -365,15 +366,17 @@ impl FamilyEntry {
         let entry = entry.into_inner();
         let (written, name_at) = (entry.name.get_ref(), entry.name.span());
         let wrong = |at: &Range<usize>, what: String| Wrong::new(at, format!("family {written:?}: {what}"));
-        let Some((namespace, family)) = written.split_once('/').filter(|(namespace, _)| namespace.matches('*').count() < 2)
+        let Some((namespace, family)) =
+            written.split_once('/').filter(|(namespace, _)| namespace.matches('*').count() < 2)
         else {
             let expected = "expected NAMESPACE/FAMILY, or one * in the namespace for many".to_owned();
             return Err(wrong(&name_at, expected));
         };
         let pair = match (&entry.pair, pairs) {
-            (Some(named), _) => pairs.iter().find(|pair| pair.name == *named.get_ref()).ok_or_else(|| {
-                wrong(&named.span(), format!("there is no [pair.{}]", named.get_ref()))
-            })?,
+            (Some(named), _) => pairs
+                .iter()
+                .find(|pair| pair.name == *named.get_ref())
+                .ok_or_else(|| wrong(&named.span(), format!("there is no [pair.{}]", named.get_ref())))?,
             (None, [only]) => only,
             (None, _) => return Err(wrong(&name_at, "pair = \"NAME\" is missing, and there are several".into())),
         };

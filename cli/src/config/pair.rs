@@ -140,7 +140,9 @@ impl PairEntry {
             Some((ServeEntry::Word(word), _)) if word == "all" => Serve::All,
             Some((ServeEntry::Word(word), _)) if word == "declared" => Serve::Declared,
             Some((ServeEntry::Word(word), at)) => {
-                let what = format!("pair {name:?}: serve = {word:?} is neither \"all\", \"declared\" nor [\"NAMESPACE\", ...]");
+                let what = format!(
+                    "pair {name:?}: serve = {word:?} is neither \"all\", \"declared\" nor [\"NAMESPACE\", ...]"
+                );
                 return Err(Wrong::new(&at, what));
             }
         };

@@ -50,6 +50,7 @@ impl Secrets {
 
 /// Without the end of its line.
 fn read(file: &Path) -> Result<String, String> {
-    let text = fs::read_to_string(file).map_err(|error| format!("the secret {} was not read: {error}", file.display()))?;
+    let text =
+        fs::read_to_string(file).map_err(|error| format!("the secret {} was not read: {error}", file.display()))?;
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }

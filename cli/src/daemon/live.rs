@@ -10,7 +10,6 @@ use crate::pair::Pair;
 use crate::view::{PairView, View};
 
 /// One pair as the daemon has it.
-#[derive(Debug)]
 pub struct LivePair {
     pub name: String,
     /// Nothing until Redis was there once.
@@ -21,7 +20,7 @@ pub struct LivePair {
 }
 
 /// All pairs of the daemon.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Live {
     pub pairs: Arc<[Arc<LivePair>]>,
 }

@@ -46,11 +46,11 @@ impl Keys {
     fn are_in(&self, headers: &HeaderMap) -> bool {
         let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()).and_then(bearer);
         let cookies = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
-        let mut cookies = cookies.flat_map(|cookies| cookies.split(';')).filter_map(|cookie| cookie.trim().split_once('='));
+        let mut cookies =
+            cookies.flat_map(|cookies| cookies.split(';')).filter_map(|cookie| cookie.trim().split_once('='));
         bearer.is_some_and(|token| self.is_token(token))
-            || cookies.any(|(name, value)| {
-                name == COOKIE_NAME && bool::from(self.cookie.as_bytes().ct_eq(value.as_bytes()))
-            })
+            || cookies
+                .any(|(name, value)| name == COOKIE_NAME && bool::from(self.cookie.as_bytes().ct_eq(value.as_bytes())))
     }
 }
 

@@ -55,7 +55,9 @@ impl App {
         let Some(registered) = live.known(name) else {
             return Err(match view.mysql.up {
                 true => Problem::not_found(format!("there is no family {name:?}")).to_do("/api/v1/families lists them"),
-                false => Problem::unavailable(format!("MySQL is away, and the family {name:?} is not known without it")),
+                false => {
+                    Problem::unavailable(format!("MySQL is away, and the family {name:?} is not known without it"))
+                }
             });
         };
         Ok(Chosen { name: name.to_owned(), pair_name: live.name.clone(), pair, registered })

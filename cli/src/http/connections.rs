@@ -29,12 +29,17 @@ const FAREWELL: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves until `stop`.
-pub async fn serve(listener: TcpListener, router: Router, stop: impl Future, stopping: watch::Sender<bool>) {
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    stop: impl Future<Output = ()>,
+    stopping: watch::Sender<bool>,
+) {
     let mut connections = JoinSet::new();
     let mut stop = pin!(stop);
     loop {
         tokio::select! {
-            _ = &mut stop => break,
+            () = &mut stop => break,
             Some(_) = connections.join_next() => {}
             stream = accept(&listener), if connections.len() < MOST => {
                 connections.spawn(converse(stream, router.clone(), stopping.subscribe()));

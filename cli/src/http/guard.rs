@@ -23,7 +23,8 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 /// Refuses what would change something, and bodies.
 pub async fn only_reads(request: Request, next: Next) -> Response {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        let problem = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD: nothing can be changed over HTTP");
+        let problem =
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD: nothing can be changed over HTTP");
         return ([(ALLOW, "GET, HEAD"), (CONNECTION, "close")], problem).into_response();
     }
     if !request.body().is_end_stream() {
@@ -35,7 +36,8 @@ pub async fn only_reads(request: Request, next: Next) -> Response {
 
 /// Gives up what takes too long.
 pub async fn in_time(request: Request, next: Next) -> Response {
-    let late = || Problem::unavailable(format!("no reply within {WITHIN:?}")).to_do("see at /readyz which server is away");
+    let late =
+        || Problem::unavailable(format!("no reply within {WITHIN:?}")).to_do("see at /readyz which server is away");
     tokio::time::timeout(WITHIN, next.run(request)).await.unwrap_or_else(|_| late().into_response())
 }
 

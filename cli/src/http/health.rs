@@ -24,7 +24,8 @@ pub async fn readyz(State(app): State<Arc<App>>) -> impl IntoResponse {
 }
 
 fn missing(view: &View) -> String {
-    let servers = view.pairs.iter().flat_map(|pair| [(&pair.name, "Redis", &pair.redis), (&pair.name, "MySQL", &pair.mysql)]);
+    let servers =
+        view.pairs.iter().flat_map(|pair| [(&pair.name, "Redis", &pair.redis), (&pair.name, "MySQL", &pair.mysql)]);
     let away = servers.filter(|(_, _, server)| !server.up);
     away.map(|(pair, server, ServerView { why, .. })| {
         let why = why.as_deref().unwrap_or("it was not reached yet").replace('\n', " ");

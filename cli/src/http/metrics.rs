@@ -7,31 +7,11 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
-use counterfoil::Error;
-use counterfoil::ErrorKind::InvalidInput;
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
 use super::App;
 use super::totals::Named;
 use crate::status::State as FamilyState;
 use crate::view::{FamilyView, PairView, RecountView, View};
-
-/// The upper bounds of the buckets of what takes seconds.
-const SECONDS: [f64; 15] =
-    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 300.0, 3600.0];
-
-/// Installs the recorder of this process, before anything is measured. Once.
-pub fn install() -> counterfoil::Result<PrometheusHandle> {
-    let failed = |error| Error::new(InvalidInput, "metrics cannot be recorded").with_source(error);
-    let handle = builder().and_then(PrometheusBuilder::install_recorder).map_err(failed)?;
-    counterfoil::metrics::describe();
-    Ok(handle)
-}
-
-/// Times become histograms, which can be summed over processes.
-fn builder() -> Result<PrometheusBuilder, metrics_exporter_prometheus::BuildError> {
-    PrometheusBuilder::new().set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS)
-}
 
 pub async fn show(State(app): State<Arc<App>>) -> impl IntoResponse {
     let totals = app.totals.observe(&app.live);
@@ -57,7 +37,9 @@ impl Text {
     /// One sample for each family name of each pair.
     fn of_names(&mut self, name: &str, kind: &str, help: &str, samples: impl Iterator<Item = (Named, f64)>) {
         self.describe(name, kind, help);
-        samples.for_each(|(Named { pair, family }, value)| self.sample(name, &[("pair", &pair), ("family", &family)], value));
+        samples.for_each(|(Named { pair, family }, value)| {
+            self.sample(name, &[("pair", &pair), ("family", &family)], value)
+        });
     }
 }
 
@@ -75,7 +57,12 @@ fn text(view: &View, totals: &BTreeMap<Named, u64>) -> String {
     families(&mut text, view);
     recounts(&mut text, view);
     let counted = totals.iter().map(|(named, counted)| (named.clone(), *counted as f64));
-    text.of_names("counterfoil_counted_hits_total", "counter", "hits that Redis has counted, whoever sent them", counted);
+    text.of_names(
+        "counterfoil_counted_hits_total",
+        "counter",
+        "hits that Redis has counted, whoever sent them",
+        counted,
+    );
     text.0
 }
 
@@ -90,8 +77,12 @@ fn pairs(text: &mut Text, view: &View) {
     type Count = fn(&PairView) -> usize;
     let counts: [(&str, &str, Count); 3] = [
         ("counterfoil_families", "families that the daemon serves", |pair| pair.families.len()),
-        ("counterfoil_families_refused", "families of the configuration that were not opened", |pair| pair.refused.len()),
-        ("counterfoil_families_not_served", "families in the database that it does not serve", |pair| pair.not_served.len()),
+        ("counterfoil_families_refused", "families of the configuration that were not opened", |pair| {
+            pair.refused.len()
+        }),
+        ("counterfoil_families_not_served", "families in the database that it does not serve", |pair| {
+            pair.not_served.len()
+        }),
     ];
     for (name, help, count) in counts {
         text.describe(name, "gauge", help);
@@ -145,8 +136,18 @@ fn families(text: &mut Text, view: &View) {
             |family| Some(family.status.oldest_seconds.unwrap_or(0.0)),
             f64::max,
         ),
-        ("counterfoil_open_slices", "slices that are kept and not over yet", |family| Some(family.status.open as f64), sum),
-        ("counterfoil_open_rejects", "what rows refused and nobody mended yet", |family| Some(family.status.rejects as f64), sum),
+        (
+            "counterfoil_open_slices",
+            "slices that are kept and not over yet",
+            |family| Some(family.status.open as f64),
+            sum,
+        ),
+        (
+            "counterfoil_open_rejects",
+            "what rows refused and nobody mended yet",
+            |family| Some(family.status.rejects as f64),
+            sum,
+        ),
         (
             "counterfoil_families_late",
             "families whose oldest hit waits for too long, or whose keys in Redis are broken",
@@ -171,7 +172,13 @@ fn recounts(text: &mut Text, view: &View) {
         family.rsplit_once('/').map_or(family, |(_, name)| name)
     }
     let of = |value: fn(u64, &RecountView) -> Option<f64>, join| {
-        by_name(view, |pair| &pair.recounts, |recount| name(&recount.family), move |recount| value(view.at, recount), join)
+        by_name(
+            view,
+            |pair| &pair.recounts,
+            |recount| name(&recount.family),
+            move |recount| value(view.at, recount),
+            join,
+        )
     };
     let drifted = "counterfoil_last_recount_drifted";
     let help = "counters that differed from their rows in the last recount";
@@ -259,21 +266,11 @@ mod tests {
     }
 
     #[test]
-    fn times_are_histograms_and_no_name_is_given_twice() {
-        let recorder = builder().expect("bounds").build_recorder();
-        metrics::with_local_recorder(&recorder, || {
-            metrics::histogram!(counterfoil::metrics::FLUSH_SECONDS).record(0.02);
-            metrics::gauge!(counterfoil::metrics::BACKLOG_IDS, "family" => "views").set(1.0);
-        });
-        let library = recorder.handle().render();
-        let own = text(&view(), &BTreeMap::new());
-        let scraped = scrape(&(library.clone() + &own));
-        let flush = scraped.samples.iter().find(|sample| sample.metric == counterfoil::metrics::FLUSH_SECONDS);
-        assert!(matches!(flush.expect("a histogram").value, Value::Histogram(_)), "{library}");
-        let source = include_str!("../../../src/metrics.rs");
-        for line in own.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+    fn no_name_is_one_of_the_library() {
+        let library = include_str!("../../../src/metrics.rs");
+        for line in text(&view(), &BTreeMap::new()).lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
             let name = line.split(' ').next().expect("a name");
-            assert!(!source.contains(&format!("\"{name}\"")), "{name} is the library's");
+            assert!(!library.contains(&format!("\"{name}\"")), "{name} is the library's");
         }
     }
 
@@ -287,7 +284,8 @@ mod tests {
             let end = dashboard[at..].find(|c: char| !c.is_ascii_alphanumeric() && c != '_').expect("an end") + at;
             let name = &dashboard[at..end];
             let series = ["_bucket", "_sum", "_count"].iter().find_map(|part| name.strip_suffix(part)).unwrap_or(name);
-            let is_there = [format!("\"{series}\""), format!("# TYPE {series} ")].iter().any(|text| there.contains(text));
+            let is_there =
+                [format!("\"{series}\""), format!("# TYPE {series} ")].iter().any(|text| there.contains(text));
             assert!(is_there, "{name} is not measured");
             seen += 1;
         }

@@ -9,7 +9,7 @@ mod counters;
 mod events;
 mod guard;
 mod health;
-pub mod metrics;
+mod metrics;
 mod page;
 mod params;
 mod problem;
@@ -39,8 +39,8 @@ use crate::daemon::live::Live;
 const QUESTIONS: usize = 4;
 /// How many pages are kept up to date at a time.
 const WATCHERS: usize = 64;
-/// How often what is measured is tidied up.
-const UPKEEP: Duration = Duration::from_secs(2);
+/// How often what was counted is taken in, whether or not somebody asks.
+const OBSERVED: Duration = Duration::from_secs(2);
 
 /// What all requests share.
 struct App {
@@ -69,11 +69,10 @@ impl App {
         self.questions.acquire().await.map_err(|_| Problem::unavailable("the daemon ends"))
     }
 
-    async fn keep_up(&self) {
-        let mut ticks = tokio::time::interval(UPKEEP);
+    async fn observe(&self) {
+        let mut ticks = tokio::time::interval(OBSERVED);
         loop {
             ticks.tick().await;
-            self.prometheus.run_upkeep();
             self.totals.observe(&self.live);
         }
     }
@@ -86,15 +85,14 @@ pub async fn serve(
     live: Live,
     token: Option<String>,
     prometheus: PrometheusHandle,
-    stop: impl Future,
+    stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    tracing::info!(address = %listener.local_addr()?, token = token.is_some(), "HTTP");
     let (stopping, is_stopping) = watch::channel(false);
     let app = Arc::new(App::new(live, prometheus, is_stopping));
     let router = router(app.clone(), token.as_deref().map(Keys::new));
     tokio::select! {
         () = connections::serve(listener, router, stop, stopping) => Ok(()),
-        () = app.keep_up() => Ok(()),
+        () = app.observe() => Ok(()),
     }
 }
 
@@ -106,8 +104,7 @@ fn router(app: Arc<App>, keys: Option<Keys>) -> Router {
         .route("/metrics", get(metrics::show))
         .fallback(|| async { Problem::not_found("there is nothing at this path") })
         .layer(from_fn(guard::in_time));
-    let locked =
-        timed.route("/events", get(events::show)).layer(from_fn_with_state(keys.map(Arc::new), auth::require));
+    let locked = timed.route("/events", get(events::show)).layer(from_fn_with_state(keys.map(Arc::new), auth::require));
     let open = Router::new().route("/healthz", get(health::healthz)).route("/readyz", get(health::readyz));
     locked.merge(open).layer(from_fn(guard::only_reads)).layer(from_fn(guard::describe)).with_state(app)
 }

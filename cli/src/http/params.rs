@@ -102,7 +102,9 @@ mod tests {
         };
         assert!(wrong(params("id=%FF").expect_err("no UTF-8")).contains("parameter id"));
         let params = params("limit=8&offset=-1&famly=x").expect("parameters");
-        assert!(wrong(params.number("limit", 1, 7).expect_err("too many")).contains("parameter limit: 8 is more than 7"));
+        assert!(
+            wrong(params.number("limit", 1, 7).expect_err("too many")).contains("parameter limit: 8 is more than 7")
+        );
         assert!(wrong(params.number("offset", 1, 7).expect_err("negative")).contains("parameter offset: \"-1\""));
         assert!(wrong(params.required("id").expect_err("missing")).contains("parameter id"));
         assert!(wrong(params.only(&["limit", "offset"]).expect_err("misspelt")).contains("parameter famly"));

@@ -4,9 +4,11 @@ mod add;
 mod apply;
 mod cached_statements;
 mod compare_and_set;
+mod discard;
 mod families;
 mod fault;
 mod findings;
+mod grants;
 mod halves;
 mod json;
 mod ledger;
@@ -39,6 +41,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use sqlx::MySqlPool;
 
 use self::fault::store;
+pub use self::grants::grants;
 pub use self::overview::{Overview, RecountRun};
 use self::point::Point;
 pub use self::recount::Drift;
@@ -152,7 +155,7 @@ impl MysqlStore {
     }
 
     /// Up to `limit` rejects with numbers above `after` (0 for the first page), ascending, but for those that were
-    /// [applied since](Self::retry_rejects).
+    /// [applied](Self::retry_rejects) or [discarded](Self::discard_rejects) since.
     ///
     /// A number is given before its transaction is committed: one who follows the rejects may find a lower number a
     /// moment after a higher one.
@@ -164,6 +167,19 @@ impl MysqlStore {
         detached(async move {
             mysql.meter.sent(1);
             rejects::read(&mysql.primary, after, limit).await.map_err(store("rejects were not read"))
+        })
+        .await
+    }
+
+    /// The last `limit` of these, the newest first.
+    ///
+    /// # Errors
+    /// As for [`rejects`](Self::rejects).
+    pub async fn latest_rejects(&self, limit: u64) -> Result<Vec<Reject>> {
+        let mysql = self.clone();
+        detached(async move {
+            mysql.meter.sent(1);
+            rejects::latest(&mysql.primary, limit).await.map_err(store("rejects were not read"))
         })
         .await
     }
@@ -184,6 +200,21 @@ impl MysqlStore {
     pub async fn retry_rejects(&self, family: &Family, numbers: &[u64]) -> Result<Vec<Retried>> {
         let (mysql, family, numbers) = (self.clone(), family.clone(), numbers.to_vec());
         detached(async move { retry::retry(&mysql, family, &numbers).await }).await
+    }
+
+    /// Gives up rejects of any family: each of these numbers that is open is marked as done without being added, and
+    /// its reason, cut at 1024 characters, begins with `discarded: ` from now on. Returns the numbers of those,
+    /// ascending: others are not there, or were applied or discarded before.
+    ///
+    /// Of this and [`retry_rejects`](Self::retry_rejects) at the same moment one wins each reject. What a cached
+    /// counter counted is in Redis all the same, and is saved when its row takes it.
+    ///
+    /// # Errors
+    /// [`Store`](crate::ErrorKind::Store): up to 10,000 rejects share a transaction, and nothing of the last one was
+    /// kept, or it is unknown; call again.
+    pub async fn discard_rejects(&self, numbers: &[u64]) -> Result<Vec<u64>> {
+        let (mysql, numbers) = (self.clone(), numbers.to_vec());
+        detached(async move { discard::discard(&mysql, &numbers).await }).await
     }
 
     /// How many statements this store and its clones have sent, as the server counts them.

@@ -49,8 +49,8 @@ pub struct RecountRun {
 const UNREAD: &str = "the overview was not read";
 
 impl MysqlStore {
-    /// Every registered family at a glance, in the order in which they were registered. It takes four statements for any
-    /// number of families, which read one row or more of each.
+    /// Every registered family at a glance, in the order in which they were registered: four statements for any number
+    /// of families. They are no snapshot of one moment.
     ///
     /// All rejects are looked at, also those that were applied: where there are millions of them a key on
     /// `counterfoil_rejects (applied_at, family)`, which is not part of the schema, makes it quick.

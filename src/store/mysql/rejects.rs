@@ -66,8 +66,14 @@ pub(super) struct Rejected<'b> {
     pub(super) reason: String,
 }
 
+/// Most rejects of a transaction that locks them.
+pub(super) const MOST: usize = 10_000;
+
 /// Most rows of a statement: a reason may have some thousand bytes.
 const CHUNK: usize = 500;
+
+/// How the reason of a reject begins that was given up.
+pub(super) const DISCARDED: &str = "discarded: ";
 
 /// The reason for an id that another language wrote.
 pub(super) const NOT_UTF8: &str = "the id is not UTF-8";
@@ -122,13 +128,64 @@ fn fitting(id: &[u8]) -> &[u8] {
     }
 }
 
-/// Up to `limit` rejects that were not applied since, with numbers above `after`, ascending.
+/// The numbers, each once, in the order in which everybody locks rejects.
+pub(super) fn in_order(numbers: &[u64]) -> Vec<u64> {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup();
+    sorted
+}
+
+/// What is to become of a reject that is locked.
+pub(super) struct Mark<'m> {
+    pub(super) number: u64,
+    /// It is neither listed nor applied again.
+    pub(super) is_done: bool,
+    pub(super) reason: &'m str,
+}
+
+/// Writes it beside them.
+pub(super) async fn mark(
+    transaction: &mut Transaction,
+    marks: impl IntoIterator<Item = Mark<'_>>,
+) -> Result<(), sqlx::Error> {
+    const MARK: &str = "UPDATE JSON_TABLE(?, '$[*]' COLUMNS(\
+         number BIGINT UNSIGNED PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR, \
+         done INT PATH '$[1]' ERROR ON EMPTY ERROR ON ERROR, \
+         reason VARCHAR(8192) PATH '$[2]' ERROR ON EMPTY ERROR ON ERROR)) AS j \
+         STRAIGHT_JOIN counterfoil_rejects AS r ON r.number = j.number \
+         SET r.applied_at = IF(j.done = 1, CURRENT_TIMESTAMP(3), NULL), \
+         r.reason = CONVERT(UNHEX(j.reason) USING utf8mb4)";
+    let mut rows = JsonRows::default();
+    for Mark { number, is_done, reason } in marks {
+        rows.row().number(number).number(u8::from(is_done)).bytes(short(reason).as_bytes());
+    }
+    transaction.execute(sqlx::query(MARK).bind(rows.finish())).await.map(drop)
+}
+
+/// The rejects that were not applied since.
+macro_rules! open_rejects {
+    ($and:literal) => {
+        concat!(
+            "SELECT r.number, f.namespace, f.name, r.id, r.delta, r.partition_no, r.incarnation, r.seq, \
+             r.reason, CAST(UNIX_TIMESTAMP(r.rejected_at) * 1000 AS UNSIGNED) \
+             FROM counterfoil_rejects AS r JOIN counterfoil_families AS f ON f.number = r.family \
+             WHERE r.applied_at IS NULL ",
+            $and
+        )
+    };
+}
+
+/// Up to `limit` rejects that were neither applied nor discarded since, with numbers above `after`, ascending.
 pub(super) async fn read(pool: &MySqlPool, after: u64, limit: u64) -> Result<Vec<Reject>, sqlx::Error> {
-    const READ: &str = "SELECT r.number, f.namespace, f.name, r.id, r.delta, r.partition_no, r.incarnation, r.seq, \
-         r.reason, CAST(UNIX_TIMESTAMP(r.rejected_at) * 1000 AS UNSIGNED) \
-         FROM counterfoil_rejects AS r JOIN counterfoil_families AS f ON f.number = r.family \
-         WHERE r.number > ? AND r.applied_at IS NULL ORDER BY r.number LIMIT ?";
+    const READ: &str = open_rejects!("AND r.number > ? ORDER BY r.number LIMIT ?");
     sqlx::query(READ).bind(after).bind(limit).fetch_all(pool).await?.iter().map(reject).collect()
+}
+
+/// The last `limit` of them, descending.
+pub(super) async fn latest(pool: &MySqlPool, limit: u64) -> Result<Vec<Reject>, sqlx::Error> {
+    const LATEST: &str = open_rejects!("ORDER BY r.number DESC LIMIT ?");
+    sqlx::query(LATEST).bind(limit).fetch_all(pool).await?.iter().map(reject).collect()
 }
 
 fn reject(row: &MySqlRow) -> Result<Reject, sqlx::Error> {

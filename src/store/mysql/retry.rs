@@ -9,7 +9,7 @@ use super::MysqlStore;
 use super::add::{self, Delta};
 use super::json::JsonRows;
 use super::parts::Segment;
-use super::rejects::{self, Origin};
+use super::rejects::{self, Mark, Origin};
 use super::session::Transaction;
 use super::target::{self, Target};
 use super::transact::{UnitOfWork, transact};
@@ -26,12 +26,11 @@ pub enum Retried {
     AppliedBefore,
     /// It was refused again, and stays, with the new reason.
     Refused,
+    /// It was [discarded](MysqlStore::discard_rejects), and nothing was done now.
+    Discarded,
     /// The family has no reject of this number.
     NotFound,
 }
-
-/// Most rejects of a transaction.
-const CHUNK: usize = 10_000;
 
 /// Applies the rejects of these numbers again.
 pub(super) async fn retry(mysql: &MysqlStore, family: Family, numbers: &[u64]) -> Result<Vec<Retried>> {
@@ -42,12 +41,8 @@ pub(super) async fn retry(mysql: &MysqlStore, family: Family, numbers: &[u64]) -
     let number = mysql.register(&family).await?;
     let target = mysql.target(&family).await?;
     let family = Registered { family, number };
-    // in one order, so that everybody locks rejects in it
-    let mut sorted = numbers.to_vec();
-    sorted.sort_unstable();
-    sorted.dedup();
     let mut retried = HashMap::new();
-    for numbers in sorted.chunks(CHUNK) {
+    for numbers in rejects::in_order(numbers).chunks(rejects::MOST) {
         let work = Retry { target: &target, family: &family, numbers };
         retried.extend(transact(mysql, "rejects were not applied", &work).await?);
     }
@@ -67,7 +62,13 @@ struct KeptReject {
     id: Vec<u8>,
     delta: i64,
     reason: String,
-    is_applied: bool,
+    is_done: bool,
+}
+
+impl KeptReject {
+    fn is_discarded(&self) -> bool {
+        self.is_done && self.reason.starts_with(rejects::DISCARDED)
+    }
 }
 
 impl UnitOfWork for Retry<'_> {
@@ -76,7 +77,7 @@ impl UnitOfWork for Retry<'_> {
     async fn run(&self, transaction: &mut Transaction) -> Result<Self::Output, sqlx::Error> {
         let kept = self.lock(transaction).await?;
         let (mut deltas, mut refused) = (Vec::new(), HashMap::new());
-        for reject in kept.iter().filter(|reject| !reject.is_applied) {
+        for reject in kept.iter().filter(|reject| !reject.is_done) {
             match self.key(reject) {
                 Ok((id, key)) => deltas.push(Delta { key, origin: reject.origin, id, delta: reject.delta }),
                 Err(reason) => drop(refused.insert((reject.origin, &*reject.id), reason)),
@@ -85,28 +86,25 @@ impl UnitOfWork for Retry<'_> {
         let mut rejected = Vec::new();
         add::add(transaction, self.target, deltas, &mut rejected).await?;
         refused.extend(rejected.into_iter().map(|rejected| ((rejected.origin, rejected.id), rejected.reason)));
-        let mut marks = JsonRows::default();
+        let mut marks = Vec::with_capacity(kept.len());
         let mut retried = Vec::with_capacity(kept.len());
         for reject in &kept {
             let again = refused.get(&(reject.origin, &*reject.id));
-            if !reject.is_applied {
+            if !reject.is_done {
                 let reason = again.unwrap_or(&reject.reason);
-                marks
-                    .row()
-                    .number(reject.number)
-                    .number(u8::from(again.is_none()))
-                    .bytes(rejects::short(reason).as_bytes());
+                marks.push(Mark { number: reject.number, is_done: again.is_none(), reason });
             }
             retried.push((
                 reject.number,
                 match again {
-                    _ if reject.is_applied => Retried::AppliedBefore,
+                    _ if reject.is_discarded() => Retried::Discarded,
+                    _ if reject.is_done => Retried::AppliedBefore,
                     Some(_) => Retried::Refused,
                     None => Retried::Applied,
                 },
             ));
         }
-        mark(transaction, marks).await?;
+        rejects::mark(transaction, marks).await?;
         Ok(retried)
     }
 }
@@ -140,7 +138,7 @@ impl Retry<'_> {
             id: row.try_get(4)?,
             delta: row.try_get(5)?,
             reason: row.try_get(6)?,
-            is_applied: row.try_get::<i64, _>(7)? == 1,
+            is_done: row.try_get::<i64, _>(7)? == 1,
         })
     }
 
@@ -152,16 +150,4 @@ impl Retry<'_> {
         let id = std::str::from_utf8(&reject.id).map_err(|_| rejects::NOT_UTF8.to_owned())?;
         target::segments(self.family, id).map(|key| (id, key))
     }
-}
-
-/// Marks rejects as applied, or says anew why they are refused.
-async fn mark(transaction: &mut Transaction, marks: JsonRows) -> Result<(), sqlx::Error> {
-    const MARK: &str = "UPDATE JSON_TABLE(?, '$[*]' COLUMNS(\
-         number BIGINT UNSIGNED PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR, \
-         applied INT PATH '$[1]' ERROR ON EMPTY ERROR ON ERROR, \
-         reason VARCHAR(8192) PATH '$[2]' ERROR ON EMPTY ERROR ON ERROR)) AS j \
-         STRAIGHT_JOIN counterfoil_rejects AS r ON r.number = j.number \
-         SET r.applied_at = IF(j.applied = 1, CURRENT_TIMESTAMP(3), NULL), \
-         r.reason = CONVERT(UNHEX(j.reason) USING utf8mb4)";
-    transaction.execute(sqlx::query(MARK).bind(marks.finish())).await.map(drop)
 }

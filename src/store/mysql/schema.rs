@@ -27,7 +27,8 @@ pub(super) struct SchemaPart {
     create: &'static str,
 }
 
-fn tables() -> impl Iterator<Item = (&'static str, &'static str)> {
+/// Their names, and the statement that creates each.
+pub(super) fn tables() -> impl Iterator<Item = (&'static str, &'static str)> {
     SCHEMA.split_terminator(';').filter_map(|create| {
         let (_, definition) = create.split_once("CREATE TABLE IF NOT EXISTS ")?;
         Some((definition.split(' ').next()?, create))

@@ -48,7 +48,8 @@ CREATE TABLE IF NOT EXISTS counterfoil_ledger (
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- Deltas that the database refused, each once, with the batch they came in and the reason. A cached counter's lineage and
--- number of the save stand in the places of incarnation and seq. One that was applied since keeps its row, and says when.
+-- number of the save stand in the places of incarnation and seq. One that was applied or discarded since keeps its row, and
+-- says when.
 CREATE TABLE IF NOT EXISTS counterfoil_rejects (
   number BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,
   family INT UNSIGNED NOT NULL,

@@ -28,7 +28,7 @@ pub(super) fn table_name(name: &str) -> String {
     name.split('.').map(quoted).collect::<Vec<_>>().join(".")
 }
 
-/// A name as SQL takes it. [`Table`](crate::family::table::Table) has refused those with a backtick.
+/// A name as SQL takes it.
 pub(super) fn quoted(name: &str) -> String {
-    format!("`{name}`")
+    format!("`{}`", name.replace('`', "``"))
 }

@@ -1,22 +1,70 @@
-//! The privileges that docs/operations.md grants are enough, and each of them is needed and missed by name.
+//! The privileges of each role are enough, and each of them is needed and missed by name; docs/operations.md has them.
 
 use std::sync::Arc;
 
 use counterfoil::{
-    Family, KeyType, MysqlStore, ReadFrom, Registered, Retried, Row, Save, Saved, Severity, Store, Table, Version,
+    Family, KeyType, MysqlStore, ReadFrom, Registered, Retried, Role, Row, Save, Saved, Severity, Store, Table,
+    Version, grants,
 };
 use sqlx::mysql::MySqlPoolOptions;
 
 use super::buffered::{Db, I1, applied, batch};
 
-/// The statements of the section on MySQL, for this database and a user of its own.
-fn statements(db: &Db) -> Vec<String> {
-    let document = include_str!("../../../docs/operations.md");
-    let section = document.split("\n## MySQL\n").nth(1).expect("a section on MySQL");
-    let sql = section.split("```sql\n").nth(1).and_then(|block| block.split("```").next()).expect("a block of SQL");
-    let sql = sql.replace("shop.", &format!("{}.", db.name)).replace("IDENTIFIED BY 'secret'", "");
-    let sql = sql.replace("'counterfoil'@'%'", &format!("'u{}'@'localhost'", db.name));
-    sql.split_terminator(";\n").map(str::to_owned).collect()
+/// The families of the documentation.
+fn families() -> [Family; 3] {
+    let family = |name| Family::buffered("shop", name);
+    let families = [family("own"), family("sales").table(sales()), family("item").table(item())];
+    families.map(|family| family.build().expect("valid").family().clone())
+}
+
+/// The database with the tables, and the user with the privileges of the role.
+async fn granted(families: &[Family], role: Role) -> (Db, Vec<String>) {
+    let db = Db::new().await;
+    db.run("CREATE TABLE sales (id INT PRIMARY KEY, n INT NOT NULL); CREATE TABLE item LIKE sales").await;
+    db.run("INSERT INTO item VALUES (1, 0)").await;
+    db.run(&format!("CREATE USER 'u{}'@'localhost'", db.name)).await;
+    let grants = grants(families, role, &db.name, &format!("u{}@localhost", db.name));
+    for grant in &grants {
+        db.run(grant).await;
+    }
+    (db, grants)
+}
+
+/// The user's store, whose connections are new.
+fn store(db: &Db) -> MysqlStore {
+    let options = (*db.pool.connect_options()).clone().username(&format!("u{}", db.name));
+    MysqlStore::new(MySqlPoolOptions::new().max_connections(2).connect_lazy_with(options))
+}
+
+/// A privilege on a table, as it was granted.
+struct Granted<'g> {
+    privilege: &'g str,
+    /// With its schema, quoted.
+    table: &'g str,
+    user: &'g str,
+}
+
+impl<'g> Granted<'g> {
+    /// Those of a statement.
+    fn of(grant: &'g str) -> Vec<Self> {
+        let (privileges, rest) =
+            grant.strip_prefix("GRANT ").and_then(|rest| rest.split_once(" ON ")).expect("a grant");
+        let (table, user) = rest.trim_end_matches(';').split_once(" TO ").expect("a grant");
+        privileges.split(", ").map(|privilege| Granted { privilege, table, user }).collect()
+    }
+
+    /// The table's name alone.
+    fn name(&self) -> &str {
+        self.table.rsplit('.').next().expect("a table").trim_matches('`')
+    }
+
+    async fn revoke(&self, db: &Db) {
+        db.run(&format!("REVOKE {} ON {} FROM {}", self.privilege, self.table, self.user)).await;
+    }
+
+    async fn give_back(&self, db: &Db) {
+        db.run(&format!("GRANT {} ON {} TO {}", self.privilege, self.table, self.user)).await;
+    }
 }
 
 /// A store that does whatever stores do, for families that are new in each round.
@@ -28,9 +76,7 @@ struct Work {
 
 impl Work {
     async fn done(db: &Db, round: u64) -> Self {
-        let options = (*db.pool.connect_options()).clone().username(&format!("u{}", db.name));
-        let pool = MySqlPoolOptions::new().max_connections(2).connect_lazy_with(options);
-        let mut work = Work { store: MysqlStore::new(pool), round, failures: Vec::new() };
+        let mut work = Work { store: store(db), round, failures: Vec::new() };
         work.count("own", None).await;
         work.count("sales", Some(sales())).await;
         work.count("item", Some(item())).await;
@@ -124,50 +170,114 @@ fn item() -> Table {
     Table::update("item").key("id", KeyType::Signed).value("n")
 }
 
+#[test]
+fn the_documentation_has_the_privileges_of_a_reconciler() {
+    let document = include_str!("../../../docs/operations.md");
+    let section = document.split("\n## MySQL\n").nth(1).expect("a section on MySQL");
+    let sql = section.split("```sql\n").nth(1).and_then(|block| block.split("```").next()).expect("a block of SQL");
+    let documented: Vec<_> = sql.lines().filter(|line| line.starts_with("GRANT ")).collect();
+    assert_eq!(documented, grants(&families(), Role::Reconciler, "shop", "counterfoil@%"));
+}
+
 #[tokio::test]
-async fn each_privilege_of_the_documentation_is_enough_and_needed() {
-    let db = Db::new().await;
-    db.run("CREATE TABLE sales (id INT PRIMARY KEY, n INT NOT NULL); CREATE TABLE item LIKE sales; INSERT INTO item VALUES (1, 0)")
-        .await;
-    let statements = statements(&db);
-    for statement in &statements {
-        db.run(statement).await;
-    }
-    let family = |name| Family::buffered("shop", name);
-    let families = [family("own"), family("sales").table(sales()), family("item").table(item())];
-    let families = families.map(|family| family.build().expect("valid").family().clone());
+async fn each_privilege_of_a_reconciler_is_enough_and_needed() {
+    let (db, grants) = granted(&families(), Role::Reconciler).await;
     let mut round = 1;
     let work = Work::done(&db, round).await;
     assert_eq!(work.failures, [""; 0]);
     work.store.create_tables().await.expect("all are there");
-    let findings = work.store.check(&families).await;
+    let findings = work.store.check(&families()).await;
     assert!(findings.iter().all(|finding| finding.severity < Severity::Error), "{findings:#?}");
 
-    let grants: Vec<_> = statements.iter().filter_map(|statement| statement.strip_prefix("GRANT ")).collect();
-    assert_eq!(grants.len(), 9);
-    for grant in grants {
-        let (privileges, rest) = grant.split_once(" ON ").expect("a grant");
-        let (table, user) = rest.split_once(" TO ").expect("a grant");
-        let name = table.rsplit('.').next().expect("a table");
-        for privilege in privileges.split(", ") {
-            round += 1;
-            db.run(&format!("REVOKE {privilege} ON {table} FROM {user}")).await;
-            let work = Work::done(&db, round).await;
-            // MySQL's words for an UPDATE that may not lock
-            let locking = |failure: &String| privilege == "UPDATE" && failure.contains("with locking clause");
-            let names = |failure: &&String| failure.contains(privilege) || locking(failure);
-            let named = work.failures.iter().filter(names).any(|failure| failure.contains(name));
-            assert!(named, "without {privilege} on {table}: {:#?}", work.failures);
-            let findings = work.store.check(&families).await;
-            let found = findings.iter().any(|finding| {
-                finding.severity == Severity::Error
-                    && finding.subject.contains(name)
-                    && finding.message.contains(&format!("no {privilege} privilege"))
-            });
-            assert!(found, "without {privilege} on {table}: {findings:#?}");
-            db.run(&format!("GRANT {privilege} ON {table} TO {user}")).await;
-        }
+    for granted in grants.iter().flat_map(|grant| Granted::of(grant)) {
+        let (privilege, name) = (granted.privilege, granted.name());
+        round += 1;
+        granted.revoke(&db).await;
+        let work = Work::done(&db, round).await;
+        // MySQL's words for an UPDATE that may not lock
+        let locking = |failure: &String| privilege == "UPDATE" && failure.contains("with locking clause");
+        let names = |failure: &&String| failure.contains(privilege) || locking(failure);
+        let named = work.failures.iter().filter(names).any(|failure| failure.contains(name));
+        assert!(named, "without {privilege} on {name}: {:#?}", work.failures);
+        let findings = work.store.check(&families()).await;
+        let found = findings.iter().any(|finding| {
+            finding.severity == Severity::Error
+                && finding.subject.contains(name)
+                && finding.message.contains(&format!("no {privilege} privilege"))
+        });
+        assert!(found, "without {privilege} on {name}: {findings:#?}");
+        granted.give_back(&db).await;
     }
     round += 1;
     assert_eq!(Work::done(&db, round).await.failures, [""; 0]);
+}
+
+/// Does the work with the role's privileges, and without each of them.
+async fn try_each(db: &Db, grants: &[String], work: impl AsyncFn(MysqlStore) -> counterfoil::Result<()>) {
+    work(store(db)).await.expect("the privileges are enough");
+    for granted in grants.iter().flat_map(|grant| Granted::of(grant)) {
+        granted.revoke(db).await;
+        let error = work(store(db)).await.expect_err(granted.table).to_string();
+        let is_hidden = error.contains("does not exist") || error.contains("doesn't exist");
+        assert!(error.contains(granted.name()) && (is_hidden || error.contains(granted.privilege)), "{error}");
+        granted.give_back(db).await;
+    }
+}
+
+/// The family as the database knows it, which the user cannot register.
+async fn registered(store: &MysqlStore, name: &str) -> counterfoil::Result<Registered> {
+    let families = store.families().await?.into_iter().collect::<counterfoil::Result<Vec<_>>>()?;
+    Ok(families.into_iter().find(|one| one.family.name() == name).expect("registered"))
+}
+
+#[tokio::test]
+async fn a_writer_reads_the_rows_of_cached_counters_and_writes_none() {
+    let families = [("votes", None), ("likes", Some(item()))].map(|(name, table)| {
+        let family = Family::cached("shop", name);
+        table.into_iter().fold(family, |family, table| family.table(table)).build().expect("valid").family().clone()
+    });
+    let (db, grants) = granted(&families, Role::Writer).await;
+    let version = Version { lineage: 7, n: 1 };
+    for family in &families {
+        let number = db.store.register(family).await.expect("registered");
+        let family = Registered { family: family.clone(), number };
+        let known = db.store.rows(&family, &["1"]).await.expect("read")[0];
+        let save = Save { id: "1".into(), partition: 0, known, value: 9, version };
+        assert_eq!(db.store.save(&family, &[save]).await.expect("saved"), [Saved::Done]);
+        let known = Row { value: Some(9), version: Some(version) };
+        let next = Save { id: "1".into(), partition: 0, known, value: 10, version: Version { n: 2, ..version } };
+        store(&db).save(&family, &[next]).await.expect_err("it may not");
+    }
+    let seed = async |store: MysqlStore| {
+        for name in ["votes", "likes"] {
+            let rows = store.rows(&registered(&store, name).await?, &["1", "2"]).await?;
+            assert_eq!(rows, [Row { value: Some(9), version: Some(version) }, Row::default()], "{name}");
+        }
+        Ok(())
+    };
+    try_each(&db, &grants, seed).await;
+}
+
+#[tokio::test]
+async fn a_reader_reads_exactly_and_writes_nothing() {
+    let (db, grants) = granted(&families(), Role::Reader).await;
+    for family in families() {
+        let number = db.store.register(&family).await.expect("registered");
+        let family = Arc::new(Registered { family, number });
+        let batch = batch(&family, 0, 1, &[("1", 5)]);
+        assert_eq!(db.apply(std::slice::from_ref(&batch)).await, applied(1, 0, 1, 0));
+        store(&db).apply(&[batch]).await.expect_err("it may not");
+    }
+    let read = async |store: MysqlStore| {
+        for name in ["own", "sales", "item"] {
+            let family = registered(&store, name).await?;
+            for ids in [&["1"][..], &["1", "2"]] {
+                let snapshot = store.read(&family, ids, &[(0, I1)], ReadFrom::Primary).await?;
+                assert_eq!((snapshot.values[0], &snapshot.ledger[..]), (Some(5), &[1][..]), "{name}");
+            }
+            assert_eq!(store.list(&family, "", None, 10).await?, [("1".to_owned(), 5)], "{name}");
+        }
+        Ok(())
+    };
+    try_each(&db, &grants, read).await;
 }

@@ -1,4 +1,5 @@
-//! Rejects that are applied again: each counts once, whoever does it, and what is refused again stays.
+//! Rejects that are applied again, or discarded: each counts once or never, whoever does it, and what is refused again
+//! stays.
 
 use std::sync::Arc;
 
@@ -86,6 +87,75 @@ async fn many_who_apply_the_same_rejects_count_them_once() {
     assert_eq!(retried.iter().filter(|one| **one == Retried::Applied).count(), 6);
     assert_eq!(retried.iter().filter(|one| **one == Retried::AppliedBefore).count(), 42);
     assert_eq!(db.number(SUM).await, 6 * 200);
+}
+
+#[tokio::test]
+async fn a_discarded_reject_is_neither_listed_nor_applied() {
+    let (db, family, numbers) = six_rejects().await;
+    db.run("ALTER TABLE small MODIFY n SMALLINT NOT NULL").await;
+    let long = format!("UPDATE counterfoil_rejects SET reason = REPEAT('\u{e9}', 1024) WHERE number = {}", numbers[1]);
+    db.run(&long).await;
+    let again = db.store.retry_rejects(&family.family, &numbers[..1]).await.expect("retried");
+    assert_eq!(again, [Retried::Applied]);
+    let asked = [numbers[2], numbers[0], 1_000_000, numbers[1], numbers[2]];
+    let mut expected = [numbers[1], numbers[2]];
+    expected.sort_unstable();
+    assert_eq!(db.store.discard_rejects(&asked).await.expect("discarded"), expected, "each once, ascending");
+    assert_eq!(db.store.discard_rejects(&asked).await.expect("nothing to do"), [0; 0]);
+    assert_eq!(db.store.discard_rejects(&[]).await.expect("nothing to do"), [0; 0]);
+
+    let left: Vec<_> = db.rejects().await.iter().map(|reject| reject.number).collect();
+    assert_eq!(left.len(), 3);
+    assert!(numbers[3..].iter().all(|number| left.contains(number)), "{left:?}");
+    let again = db.store.retry_rejects(&family.family, &numbers[..3]).await.expect("retried");
+    assert_eq!(again, [Retried::AppliedBefore, Retried::Discarded, Retried::Discarded]);
+    assert_eq!(db.number(SUM).await, 200);
+    let kept = |number: u64, is: &str| {
+        format!("SELECT COUNT(*) FROM counterfoil_rejects WHERE number = {number} AND applied_at IS NOT NULL AND {is}")
+    };
+    let short = "reason = CONCAT('discarded: ', REPEAT('\u{e9}', 1013)) AND CHAR_LENGTH(reason) = 1024";
+    assert_eq!(db.number(&kept(numbers[1], short)).await, 1);
+    assert_eq!(db.number(&kept(numbers[2], "reason LIKE 'discarded: %Out of range%'")).await, 1);
+    assert_eq!(db.number(&kept(numbers[0], "reason NOT LIKE 'discarded%'")).await, 1);
+}
+
+/// Each is added to its row or discarded.
+#[tokio::test]
+async fn a_retry_and_a_discard_share_no_reject() {
+    const MANY: usize = 400;
+    let (db, family, _) = six_rejects().await;
+    let ids: Vec<_> = (0..MANY).map(|number| format!("many/{number}")).collect();
+    let deltas: Vec<_> = ids.iter().map(|id| (id.as_str(), 200)).collect();
+    assert_eq!(db.apply(&[batch(&family, 0, 2, &deltas)]).await.rejected, MANY as u64);
+    db.run("ALTER TABLE small MODIFY n SMALLINT NOT NULL").await;
+    let numbers: Vec<_> = db.rejects().await.iter().map(|reject| reject.number).collect();
+    // what many at a time get ahead of is always near what few at a time are at
+    let retry = async |numbers: &[u64]| {
+        let mut applied = Vec::new();
+        for some in numbers.chunks(40) {
+            let retried = db.store.retry_rejects(&family.family, some).await.expect("retried");
+            let done = some.iter().zip(retried).filter(|(_, retried)| *retried == Retried::Applied);
+            applied.extend(done.map(|(number, _)| *number));
+        }
+        applied
+    };
+    let discard = async |numbers: &[u64]| {
+        let mut discarded = Vec::new();
+        for some in numbers.chunks(3) {
+            discarded.extend(db.store.discard_rejects(some).await.expect("discarded"));
+        }
+        discarded
+    };
+    let backwards: Vec<_> = numbers.iter().rev().copied().collect();
+    let (one, two, three, four) =
+        tokio::join!(retry(&numbers), discard(&numbers), discard(&backwards), retry(&backwards));
+    let (applied, discarded) = ([one, four].concat(), [two, three].concat());
+    assert!(!applied.is_empty() && !discarded.is_empty(), "{} and {}", applied.len(), discarded.len());
+    let mut both = [applied.clone(), discarded].concat();
+    both.sort_unstable();
+    assert_eq!(both, numbers, "each once");
+    assert_eq!(db.number(SUM).await, 200 * applied.len() as i64);
+    assert_eq!(db.rejects().await, []);
 }
 
 #[tokio::test]

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use counterfoil::{
-    Activity, BufferedCounters, CachedCounters, Changed, Counterfoil, Counting, Durability, Error, ErrorKind, Family,
-    Precision, Result, Series, SeriesAdded, Store, Visited, Visitors,
+    Activity, ActivityFamily, BufferedCounters, BufferedFamily, CachedCounters, CachedFamily, Changed, Counterfoil,
+    Counting, Durability, Error, ErrorKind, Family, Precision, Result, Series, SeriesAdded, SeriesFamily, Store,
+    Visited, Visitors, VisitorsFamily,
 };
 use redis::aio::ConnectionLike;
 
@@ -12,6 +13,43 @@ use crate::support::{day, times};
 
 /// The kinds, with both ways to count who is here.
 pub const KINDS: [&str; 6] = ["buffered", "cached", "series", "activity", "activity_hll", "visitors"];
+
+const NOW: Durability = Durability::Immediate;
+
+fn buffered() -> Result<BufferedFamily> {
+    Family::buffered("shop", "buffered").partitions(1).durability(NOW).build()
+}
+
+fn cached() -> Result<CachedFamily> {
+    Family::cached("shop", "cached").partitions(1).durability(NOW).build()
+}
+
+fn series() -> Result<SeriesFamily> {
+    Family::series("shop", "series").partitions(1).durability(NOW).keep([Precision::Day]).build()
+}
+
+fn activity(name: &str, counting: Counting) -> Result<ActivityFamily> {
+    let family = Family::activity("shop", name).partitions(1).durability(NOW).keep_minutes(true);
+    family.cache_for(Duration::ZERO).visitors(counting).build()
+}
+
+fn visitors() -> Result<VisitorsFamily> {
+    Family::visitors("shop", "visitors").partitions(1).durability(NOW).build()
+}
+
+/// `shop/KIND`, as rules are made for it.
+pub fn family(kind: &str) -> Family {
+    let family = match kind {
+        "buffered" => buffered().map(|family| family.family().clone()),
+        "cached" => cached().map(|family| family.family().clone()),
+        "series" => series().map(|family| family.family().clone()),
+        "activity" => activity(kind, Counting::Exact).map(|family| family.family().clone()),
+        "activity_hll" => activity(kind, Counting::HyperLogLog).map(|family| family.family().clone()),
+        "visitors" => visitors().map(|family| family.family().clone()),
+        other => panic!("no kind {other}"),
+    };
+    family.expect("a valid family")
+}
 
 /// A family of one kind, in one partition, that keeps what its kind can keep.
 pub enum OfKind<C, S> {
@@ -29,34 +67,13 @@ where
 {
     /// Opens `shop/KIND`.
     pub async fn open(counterfoil: &Counterfoil<C, S>, kind: &str) -> Result<Self> {
-        let now = Durability::Immediate;
-        let activity = || {
-            let family = Family::activity("shop", kind).partitions(1).durability(now).keep_minutes(true);
-            family.cache_for(Duration::ZERO)
-        };
         Ok(match kind {
-            "buffered" => {
-                let family = Family::buffered("shop", kind).partitions(1).durability(now).build()?;
-                OfKind::Buffered(counterfoil.open(family).await?)
-            }
-            "cached" => {
-                let family = Family::cached("shop", kind).partitions(1).durability(now).build()?;
-                OfKind::Cached(counterfoil.open(family).await?)
-            }
-            "series" => {
-                let family =
-                    Family::series("shop", kind).partitions(1).durability(now).keep([Precision::Day]).build()?;
-                OfKind::Series(counterfoil.open(family).await?)
-            }
-            "activity" => OfKind::Activity(counterfoil.open(activity().build()?).await?),
-            "activity_hll" => {
-                let family = activity().visitors(Counting::HyperLogLog).build()?;
-                OfKind::Activity(counterfoil.open(family).await?)
-            }
-            "visitors" => {
-                let family = Family::visitors("shop", kind).partitions(1).durability(now).build()?;
-                OfKind::Visitors(counterfoil.open(family).await?)
-            }
+            "buffered" => OfKind::Buffered(counterfoil.open(buffered()?).await?),
+            "cached" => OfKind::Cached(counterfoil.open(cached()?).await?),
+            "series" => OfKind::Series(counterfoil.open(series()?).await?),
+            "activity" => OfKind::Activity(counterfoil.open(activity(kind, Counting::Exact)?).await?),
+            "activity_hll" => OfKind::Activity(counterfoil.open(activity(kind, Counting::HyperLogLog)?).await?),
+            "visitors" => OfKind::Visitors(counterfoil.open(visitors()?).await?),
             other => panic!("no kind {other}"),
         })
     }
@@ -80,27 +97,55 @@ where
         }
     }
 
-    /// Counts, and reads in every way that the kind has.
-    pub async fn use_all(&self) -> Result<()> {
+    /// Counts so much that what is short in Redis becomes long.
+    pub async fn hit_often(&self) -> Result<()> {
         for _ in 0..3 {
             self.hit().await?;
         }
+        if let OfKind::Buffered(views) = self {
+            let many: Vec<_> = (0..200).map(|page| (format!("page/{page}"), 1)).collect();
+            views.add_many(many).await.into_iter().try_for_each(|added| added.map(drop))?;
+        }
+        Ok(())
+    }
+
+    /// Reads what was counted in every way that the kind has, but for what looks through all that is pending.
+    pub async fn read(&self) -> Result<()> {
         self.shown().await?;
         match self {
-            OfKind::Buffered(views) => {
-                // enough for a table in place of a list
-                let many: Vec<_> = (0..200).map(|page| (format!("page/{page}"), 1)).collect();
-                assert!(views.add_many(many).await.into_iter().all(|added| added.is_ok()));
-                views.list("", None, 10).await.map(drop)
-            }
-            OfKind::Cached(votes) => votes.get_many(&["item", "cold"]).await.map(drop),
+            OfKind::Buffered(views) => views.get_many(&["page", "page/1"]).await.map(drop),
+            OfKind::Cached(votes) => votes.get_many(&["item"]).await.map(drop),
             OfKind::Series(hits) => {
                 hits.get_range("page", Precision::Day, times(0..7 * 86_400)).await?;
                 hits.names("", None, 10).await.map(drop)
             }
             OfKind::Activity(online) => online.minutes("page", times(0..60)).await.map(drop),
+            OfKind::Visitors(visitors) => visitors.get("page", day("2014-09-21")).await.map(drop),
+        }
+    }
+
+    /// Counts, and does everything else that the kind has.
+    pub async fn use_all(&self) -> Result<()> {
+        self.hit_often().await?;
+        self.read().await?;
+        self.backlog().await?;
+        match self {
+            OfKind::Buffered(views) => views.list("", None, 10).await.map(drop),
+            OfKind::Cached(votes) => votes.get_many(&["item", "cold"]).await.map(drop),
+            OfKind::Series(_) | OfKind::Activity(_) => Ok(()),
             OfKind::Visitors(visitors) => visitors.list("", None, 10).await.map(drop),
         }
+    }
+
+    async fn backlog(&self) -> Result<()> {
+        match self {
+            OfKind::Buffered(views) => views.backlog().await,
+            OfKind::Cached(votes) => votes.backlog().await,
+            OfKind::Series(hits) => hits.backlog().await,
+            OfKind::Activity(online) => online.backlog().await,
+            OfKind::Visitors(visitors) => visitors.backlog().await,
+        }
+        .map(drop)
     }
 
     /// How many hits it shows; of visitors 1 at most.

@@ -164,6 +164,9 @@ mod tests {
         let summary = part(&view, &query, "summary");
         assert!(summary.contains("1 server is away, 1 family is late, 1 family was refused."), "{summary}");
         let refused = part(&view, &query, "unserved");
-        assert!(refused.contains("shop/&lt;script&gt;") && refused.contains("&quot;reason&quot; &amp; more"), "{refused}");
+        assert!(
+            refused.contains("shop/&lt;script&gt;") && refused.contains("&quot;reason&quot; &amp; more"),
+            "{refused}"
+        );
     }
 }

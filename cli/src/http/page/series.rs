@@ -72,7 +72,8 @@ fn form(chosen: &Chosen, name: &str, precision: &str, precisions: &[String], nam
 }
 
 fn counted(chosen: &Chosen, name: &str, precision: &str, slices: &[Slice]) -> Markup {
-    let source = [("pair", chosen.pair_name.as_str()), ("family", &chosen.name), ("name", name), ("precision", precision)];
+    let source =
+        [("pair", chosen.pair_name.as_str()), ("family", &chosen.name), ("name", name), ("precision", precision)];
     html! {
         p.connection { span id="connection" role="status" {} " " span id="age" {} }
         div id="chart" data-source=(address("/api/v1/series", &source)) data-label=(name) {}

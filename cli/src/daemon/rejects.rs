@@ -1,0 +1,54 @@
+//! Rejects in the log: each once, at most ten a minute.
+
+use std::time::{Duration, Instant};
+
+use counterfoil::Reject;
+
+const A_MINUTE: u32 = 10;
+
+/// Which rejects were told.
+#[derive(Debug)]
+pub struct Told {
+    /// Nothing before the first look: what is there from before is on the page.
+    last: Option<u64>,
+    since: Instant,
+    told: u32,
+    untold: u64,
+}
+
+impl Default for Told {
+    fn default() -> Self {
+        Told { last: None, since: Instant::now(), told: 0, untold: 0 }
+    }
+}
+
+impl Told {
+    /// The latest rejects, the newest first.
+    pub fn tell(&mut self, pair: &str, latest: &[Reject]) {
+        let newest = latest.first().map_or(0, |reject| reject.number);
+        let Some(last) = self.last.replace(newest.max(self.last.unwrap_or(0))) else { return };
+        if self.since.elapsed() >= Duration::from_secs(60) {
+            if self.untold > 0 {
+                tracing::error!(pair, rejects = self.untold, "more were refused by their rows in the last minute");
+            }
+            (self.since, self.told, self.untold) = (Instant::now(), 0, 0);
+        }
+        for reject in latest.iter().rev().filter(|reject| reject.number > last) {
+            if self.told == A_MINUTE {
+                self.untold += 1;
+                continue;
+            }
+            self.told += 1;
+            let Reject { number, namespace, family, id, delta, reason, .. } = reject;
+            tracing::error!(
+                pair,
+                number,
+                family = format!("{namespace}/{family}"),
+                id,
+                delta,
+                reason,
+                "refused by its row"
+            );
+        }
+    }
+}

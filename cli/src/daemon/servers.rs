@@ -1,0 +1,91 @@
+//! Whether the two servers of a pair are there: each change is told once.
+
+use std::time::{Duration, Instant};
+
+use counterfoil::redis::aio::ConnectionLike;
+use counterfoil::redis::{Value, cmd};
+use counterfoil::sqlx::{self, MySqlPool};
+use tokio::time::timeout;
+
+use crate::status::now;
+use crate::view::ServerView;
+
+/// How long a server may take to say that it is there.
+const REPLY: Duration = Duration::from_secs(3);
+
+/// A server as it is known.
+#[derive(Debug)]
+pub struct Server {
+    pair: String,
+    /// `redis` or `mysql`.
+    name: &'static str,
+    /// Nothing before it was looked at.
+    seen: Option<ServerView>,
+    changed: Instant,
+}
+
+impl Server {
+    pub fn new(pair: &str, name: &'static str) -> Self {
+        Server { pair: pair.to_owned(), name, seen: None, changed: Instant::now() }
+    }
+
+    /// What a look found: its version, or why it is away. A change is told, with how many families wait.
+    pub fn found(&mut self, look: Result<String, String>, families_waiting: usize) -> ServerView {
+        let (pair, server) = (self.pair.as_str(), self.name);
+        let was_up = self.seen.as_ref().map(|seen| seen.up);
+        let is_up = look.is_ok();
+        if was_up != Some(is_up) {
+            let seconds = self.changed.elapsed().as_secs();
+            match (&look, was_up) {
+                (Ok(version), None) => tracing::info!(pair, server, version, "there"),
+                (Ok(version), Some(_)) => {
+                    tracing::info!(pair, server, version, away_seconds = seconds, families_waiting, "back");
+                }
+                (Err(why), _) => tracing::error!(pair, server, why, families_waiting, "away"),
+            }
+            self.changed = Instant::now();
+        }
+        let since = self.seen.as_ref().filter(|_| was_up == Some(is_up)).map_or_else(now, |seen| seen.since);
+        let version = look.as_ref().ok().cloned().or_else(|| self.seen.take().and_then(|seen| seen.version));
+        let view = ServerView { up: is_up, since, version, why: look.err() };
+        self.seen = Some(view.clone());
+        view
+    }
+}
+
+/// Redis's name and version.
+pub async fn redis<C: ConnectionLike + Clone>(redis: &C) -> Result<String, String> {
+    let mut redis = redis.clone();
+    let info = timeout(REPLY, cmd("INFO").arg("server").query_async::<Value>(&mut redis)).await;
+    let info = info.map_err(|_| no_reply())?.map_err(|error| error.to_string())?;
+    let text = first_text(&info).ok_or("INFO is not what a Redis replies")?;
+    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let valkey = field("valkey_version").map(|version| format!("Valkey {version}"));
+    let version = valkey.or_else(|| field("redis_version").map(|version| format!("Redis {version}")));
+    version.ok_or_else(|| "INFO has no version".to_owned())
+}
+
+/// A cluster's reply has one text for each node.
+fn first_text(reply: &Value) -> Option<String> {
+    match reply {
+        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        Value::VerbatimString { text, .. } => Some(text.clone()),
+        Value::Map(nodes) => nodes.first().and_then(|(_, reply)| first_text(reply)),
+        Value::Array(replies) => replies.iter().find_map(first_text),
+        _ => None,
+    }
+}
+
+/// MySQL's name and version.
+pub async fn mysql(pool: &MySqlPool) -> Result<String, String> {
+    let asked = sqlx::query_scalar::<_, String>("SELECT VERSION()").fetch_one(pool);
+    let version = timeout(REPLY, asked).await.map_err(|_| no_reply())?.map_err(|error| error.to_string())?;
+    Ok(match version.split_once("-MariaDB") {
+        Some((number, _)) => format!("MariaDB {number}"),
+        None => format!("MySQL {version}"),
+    })
+}
+
+fn no_reply() -> String {
+    format!("no reply within {} s", REPLY.as_secs())
+}

@@ -1,0 +1,316 @@
+//! The daemon: what it brings to MySQL, and how it behaves as a server.
+
+use std::os::unix::net::UnixDatagram;
+use std::process::Stdio;
+use std::time::Duration;
+
+use counterfoil::{Counterfoil, Durability, Family, KeyType, MysqlStore, Table};
+use testkit::MysqlServer;
+use tokio::time::sleep;
+
+use crate::support::{Site, eventually};
+
+const VIEWS: &str = "
+[[family]]
+name = \"shop/views\"
+kind = \"buffered\"
+sync_hits = 1
+sync_time = \"50ms\"
+";
+
+const TENANTS: &str = "
+[[family]]
+name = \"shop-*/views\"
+kind = \"buffered\"
+table = { upsert = \"views\", keys = { store = \"unsigned\", product = \"text\" }, value = \"n\" }
+sync_time = \"50ms\"
+";
+
+fn views() -> counterfoil::BufferedFamilyBuilder {
+    let sync = Duration::from_millis(50);
+    Family::buffered("shop", "views").durability(Durability::Immediate).sync_after(1, sync)
+}
+
+const ALL: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
+
+#[tokio::test]
+async fn it_brings_to_mysql_what_others_count() {
+    let site = Site::new().await;
+    site.configure(VIEWS);
+    let daemon = site.daemon().await;
+    let views = site.writer().await.open(views().build().unwrap()).await.unwrap();
+    for _ in 0..100 {
+        let _ = views.add("page", 1).await.unwrap();
+    }
+    eventually("the hits", async || site.number(ALL).await == 100).await;
+    daemon.signal("TERM");
+    let (status, log) = daemon.ended().await;
+    assert!(status.success() && log.contains("ended"), "{log}");
+}
+
+#[tokio::test]
+async fn a_namespace_is_found_that_fits_a_pattern() {
+    let site = Site::new().await;
+    site.sql("CREATE TABLE views (store INT UNSIGNED, product VARBINARY(64), n BIGINT NOT NULL, PRIMARY KEY (store, product))")
+        .await;
+    site.configure(TENANTS);
+    let daemon = site.daemon().await;
+    let writer = site.writer().await;
+    let open = async |tenant: &str| {
+        let table = Table::upsert("views").key("store", KeyType::Unsigned).key("product", KeyType::Text).value("n");
+        let family = Family::buffered(tenant, "views").durability(Durability::Immediate).table(table);
+        writer.open(family.build().unwrap()).await.unwrap()
+    };
+    for (tenant, id) in [("shop-1", "1/shoe"), ("shop-22", "22/shoe"), ("other", "3/shoe")] {
+        let _ = open(tenant).await.add(id, 5).await.unwrap();
+    }
+    let found = async || {
+        site.number("SELECT CAST(COALESCE(SUM(n), 0) AS SIGNED) FROM views WHERE store IN (1, 22)").await == 10
+    };
+    eventually("both tenants", found).await;
+    assert_eq!(site.number("SELECT COUNT(*) FROM views").await, 2, "another namespace is not described");
+    let _ = open("shop-1").await.add("1/shoe", 1).await.unwrap();
+    eventually("a further hit", async || site.number("SELECT n FROM views WHERE store = 1").await == 6).await;
+    drop(daemon);
+}
+
+#[tokio::test]
+async fn families_that_others_registered_are_served_or_named() {
+    for (serve, is_served) in [("\"all\"", true), ("[\"shop\"]", true), ("\"declared\"", false)] {
+        let site = Site::new().await;
+        site.configure_pair(&format!("serve = {serve}"), "");
+        let other = Counterfoil::new(site.redis.manager().await, MysqlStore::new(site.pool.clone()));
+        let views = other.open(views().build().unwrap()).await.unwrap();
+        let _ = views.add("page", 3).await.unwrap();
+        let daemon = site.daemon().await;
+        if is_served {
+            eventually("the hits", async || site.number(ALL).await == 3).await;
+        } else {
+            daemon.logs(&["not served", "shop/views"]).await;
+            assert_eq!(site.number(ALL).await, 0);
+        }
+    }
+}
+
+#[tokio::test]
+async fn it_waits_for_its_servers_and_tells_each_change_once() {
+    let mysql = MysqlServer::start().await;
+    let site = Site::on(&mysql).await;
+    site.configure_pair("create_tables = true", VIEWS);
+    mysql.kill();
+    let daemon = site.daemon().await;
+    daemon.logs(&["server=\"mysql\"", "away"]).await;
+    let writer = site.writer().await;
+    let views = writer.open(views().build().unwrap()).await.unwrap();
+    let _ = views.add("page", 1).await.unwrap();
+    mysql.start_again().await;
+    eventually("the first hit", async || is_there(&site).await && site.number(ALL).await == 1).await;
+    daemon.logs(&["server=\"mysql\"", "back", "away_seconds"]).await;
+    mysql.kill();
+    eventually("the second time", async || daemon.lines(&["server=\"mysql\"", "away", "why"]) == 2).await;
+    let _ = views.add("page", 1).await.unwrap();
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(daemon.lines(&["away", "why"]), 2, "{}", daemon.log());
+    mysql.start_again().await;
+    eventually("the second hit", async || is_there(&site).await && site.number(ALL).await == 2).await;
+    assert!(daemon.lines(&["families_waiting=1"]) > 0, "{}", daemon.log());
+}
+
+async fn is_there(site: &Site) -> bool {
+    let tables = "SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = 'counterfoil_values'";
+    counterfoil::sqlx::query_scalar::<_, i64>(tables).fetch_one(&site.pool).await.is_ok_and(|there| there == 1)
+}
+
+/// Killed and told to end at any moment, while hits come all the time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_death_loses_or_doubles_a_hit() {
+    let site = Site::new().await;
+    site.configure(VIEWS);
+    let views = site.writer().await.open(views().build().unwrap()).await.unwrap();
+    let counting = tokio::spawn({
+        let views = views.clone();
+        async move {
+            let mut told = 0;
+            let until = std::time::Instant::now() + Duration::from_secs(8);
+            while std::time::Instant::now() < until {
+                for page in 0..20 {
+                    let _ = views.add(&format!("page/{page}"), 1).await.unwrap();
+                    told += 1;
+                }
+            }
+            told
+        }
+    });
+    for round in 0..8 {
+        let daemon = site.daemon().await;
+        sleep(Duration::from_millis(300 + 97 * round)).await;
+        daemon.signal(if round % 2 == 0 { "KILL" } else { "TERM" });
+        let (status, log) = daemon.ended().await;
+        assert_eq!(status.success(), round % 2 == 1, "{log}");
+    }
+    let told = counting.await.unwrap();
+    let daemon = site.daemon().await;
+    eventually("every hit", async || site.number(ALL).await == told).await;
+    daemon.signal("TERM");
+    daemon.ended().await;
+    assert_eq!(site.number(ALL).await, told);
+}
+
+#[tokio::test]
+async fn sighup_takes_up_new_families_and_a_wrong_file_changes_nothing() {
+    let site = Site::new().await;
+    site.configure_pair("serve = \"declared\"", "");
+    let daemon = site.daemon().await;
+    daemon.logs(&["begun"]).await;
+    let views = site.writer().await.open(views().build().unwrap()).await.unwrap();
+    let _ = views.add("page", 1).await.unwrap();
+
+    site.configure_pair("serve = \"declared\"", "[[family]]\nname = \"shop/views\"\nkind = \"bufered\"");
+    daemon.signal("HUP");
+    daemon.logs(&["not reloaded", "counterfoil.toml:10", "bufered"]).await;
+    assert_eq!(site.number(ALL).await, 0);
+
+    site.configure_pair("serve = \"declared\"", VIEWS);
+    daemon.signal("HUP");
+    eventually("the hit", async || site.number(ALL).await == 1).await;
+}
+
+#[tokio::test]
+async fn daemons_that_disagree_about_a_family_are_told_and_count_exactly() {
+    let site = Site::new().await;
+    site.configure(VIEWS);
+    let first = site.daemon().await;
+    first.logs(&["begun"]).await;
+    site.configure(&format!("{VIEWS}partitions = 9"));
+    let second = site.daemon().await;
+    second.logs(&["not opened", "shop/views", "partitions is \\\"4\\\"", "\\\"9\\\""]).await;
+    let views = site.writer().await.open(views().build().unwrap()).await.unwrap();
+    for _ in 0..50 {
+        let _ = views.add("page", 1).await.unwrap();
+    }
+    eventually("the hits", async || site.number(ALL).await == 50).await;
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_told() {
+    let site = Site::new().await;
+    site.configure("");
+    let daemon = site.daemon().await;
+    let address = daemon.url("").replace("http://", "");
+    site.write(&format!(
+        "listen = {address:?}\n[pair.main]\nredis = {:?}\nmysql = {:?}\n",
+        site.redis.url(),
+        site.mysql_url
+    ));
+    let outcome = site.run(&["run"]).await;
+    assert!(outcome.code == 1 && outcome.err.contains(&address) && outcome.err.contains("in use"), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn systemd_is_told() {
+    let site = Site::new().await;
+    site.configure(VIEWS);
+    let socket = site.folder().join("notify");
+    let told = UnixDatagram::bind(&socket).unwrap();
+    told.set_nonblocking(true).unwrap();
+    let daemon = site.daemon_with(|command| command.env("NOTIFY_SOCKET", &socket).env("WATCHDOG_USEC", "200000")).await;
+    let mut all = String::new();
+    let mut hears = async |words: &'static str| {
+        eventually(words, async || {
+            let mut buffer = [0; 4096];
+            while let Ok(length) = told.recv(&mut buffer) {
+                all += &String::from_utf8_lossy(&buffer[..length]);
+                all.push('\n');
+            }
+            let heard = all.find(words);
+            if let Some(at) = heard {
+                all.drain(..at + words.len());
+            }
+            heard.is_some()
+        })
+        .await;
+    };
+    hears("READY=1").await;
+    hears("STATUS=pair main: works").await;
+    hears("WATCHDOG=1").await;
+    hears("WATCHDOG=1").await;
+    daemon.signal("HUP");
+    hears("RELOADING=1").await;
+    hears("READY=1").await;
+    daemon.signal("TERM");
+    hears("STOPPING=1").await;
+    daemon.ended().await;
+}
+
+#[tokio::test]
+async fn rejects_are_told_at_most_ten_a_minute() {
+    let site = Site::new().await;
+    site.sql("CREATE TABLE item (id INT UNSIGNED PRIMARY KEY, n BIGINT NOT NULL)").await;
+    let table = "table = { update = \"item\", keys = { id = \"unsigned\" }, value = \"n\" }";
+    site.configure(&format!("{VIEWS}{table}"));
+    let daemon = site.daemon().await;
+    daemon.logs(&["begun"]).await;
+    // the first look is at what was there before
+    sleep(Duration::from_secs(6)).await;
+    let table = Table::update("item").key("id", KeyType::Unsigned).value("n");
+    let views = site.writer().await.open(views().table(table).build().unwrap()).await.unwrap();
+    for id in 1..=15 {
+        let _ = views.add(&id.to_string(), id).await.unwrap();
+    }
+    eventually("the rejects", async || site.number("SELECT COUNT(*) FROM counterfoil_rejects").await == 15).await;
+    daemon.logs(&["refused by its row", "shop/views"]).await;
+    assert_eq!(daemon.lines(&["refused by its row"]), 10, "{}", daemon.log());
+}
+
+#[tokio::test]
+async fn it_goes_on_when_nobody_reads_its_log() {
+    let site = Site::new().await;
+    site.configure(VIEWS);
+    let mut shell = tokio::process::Command::new("sh");
+    let program = format!("{} run 2>&1 | head -1", env!("CARGO_BIN_EXE_counterfoil"));
+    let mut shell = shell.args(["-c", &program]).current_dir(site.folder()).stdout(Stdio::piped()).spawn().unwrap();
+    let views = site.writer().await.open(views().build().unwrap()).await.unwrap();
+    for _ in 0..3 {
+        let _ = views.add("page", 1).await.unwrap();
+        sleep(Duration::from_millis(800)).await;
+    }
+    eventually("the hits", async || site.number(ALL).await == 3).await;
+    let of_daemon = format!("{}/counterfoil.toml", site.folder().display());
+    // the shell's child: found by its folder, which nobody else works in
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        if std::fs::read_link(process.path().join("cwd"))
+            .is_ok_and(|cwd| of_daemon.starts_with(cwd.to_str().unwrap()) && cwd == site.folder())
+        {
+            let pid = process.file_name();
+            let _ = std::process::Command::new("kill").args([std::ffi::OsStr::new("-TERM"), &pid]).status();
+        }
+    }
+    shell.wait().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_server_refuses_is_told() {
+    let site = Site::new().await;
+    let wrong =
+        site.mysql_url.replace("mysql://", "mysql://nobody:wrong@").replace("nobody:wrong@root@", "nobody:wrong@");
+    let redis = site.redis.url();
+    site.write(&format!("listen = \"127.0.0.1:0\"\n[pair.main]\nredis = {redis:?}\nmysql = {wrong:?}\n{VIEWS}"));
+    let daemon = site.daemon().await;
+    daemon.logs(&["server=\"mysql\"", "away", "Access denied"]).await;
+    assert!(!daemon.log().contains("wrong@"), "no secrets: {}", daemon.log());
+}
+
+#[tokio::test]
+async fn tables_of_an_earlier_version_are_named_or_mended() {
+    let site = Site::new().await;
+    site.sql("ALTER TABLE counterfoil_rejects DROP COLUMN applied_at").await;
+    site.configure(VIEWS);
+    let daemon = site.daemon().await;
+    daemon.logs(&["not opened", "counterfoil_rejects.applied_at"]).await;
+    let outcome = site.run(&["init"]).await;
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    site.configure_pair("create_tables = true", VIEWS);
+    drop(daemon);
+    let daemon = site.daemon().await;
+    daemon.logs(&["begun", "families=1"]).await;
+}

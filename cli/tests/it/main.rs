@@ -1,0 +1,4 @@
+//! The program `counterfoil` as it is used: started with real servers.
+
+mod daemon;
+mod support;

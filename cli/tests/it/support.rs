@@ -1,0 +1,188 @@
+//! A pair of private servers with a configuration, and the program run on them.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use counterfoil::redis::aio::ConnectionManager;
+use counterfoil::sqlx::{self, AssertSqlSafe, MySqlPool};
+use counterfoil::{Counterfoil, MemoryStore, MysqlStore};
+use tempfile::TempDir;
+use testkit::{MysqlServer, RedisOptions, RedisServer};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::OnceCell;
+use tokio::time::{sleep, timeout};
+
+static MYSQL: OnceCell<MysqlServer> = OnceCell::const_new();
+
+/// A Redis of its own, a database of its own, and a folder with a configuration.
+pub struct Site {
+    pub redis: RedisServer,
+    pub pool: MySqlPool,
+    pub mysql_url: String,
+    folder: TempDir,
+}
+
+/// What a command printed, and how it ended.
+#[derive(Debug)]
+pub struct Outcome {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
+}
+
+impl Site {
+    /// With counterfoil's tables, on the test program's one MySQL.
+    pub async fn new() -> Self {
+        let site = Site::on(MYSQL.get_or_init(MysqlServer::start).await).await;
+        MysqlStore::new(site.pool.clone()).create_tables().await.expect("counterfoil's tables");
+        site
+    }
+
+    /// With nothing in its database.
+    pub async fn on(mysql: &MysqlServer) -> Self {
+        let redis = RedisServer::start(RedisOptions::volatile()).await;
+        let (database, pool) = mysql.database("cli").await;
+        Site { redis, pool, mysql_url: mysql.url(&database), folder: TempDir::new().expect("a folder") }
+    }
+
+    /// Writes the configuration: the pair `main`, and what is given.
+    pub fn configure(&self, more: &str) -> PathBuf {
+        self.configure_pair("", more)
+    }
+
+    /// The same with more settings of the pair.
+    pub fn configure_pair(&self, of_pair: &str, more: &str) -> PathBuf {
+        let (redis, mysql) = (self.redis.url(), &self.mysql_url);
+        self.write(&format!(
+            "listen = \"127.0.0.1:0\"\n[pair.main]\nredis = {redis:?}\nmysql = {mysql:?}\n\
+             durability = \"immediate\"\ndiscover = \"200ms\"\n{of_pair}\n{more}"
+        ))
+    }
+
+    pub fn write(&self, text: &str) -> PathBuf {
+        let path = self.folder.path().join("counterfoil.toml");
+        fs::write(&path, text).expect("written");
+        path
+    }
+
+    pub fn folder(&self) -> &std::path::Path {
+        self.folder.path()
+    }
+
+    /// A process that counts, which knows nothing of the database.
+    pub async fn writer(&self) -> Counterfoil<ConnectionManager, MemoryStore> {
+        Counterfoil::new(self.redis.manager().await, MemoryStore::new())
+    }
+
+    pub async fn sql(&self, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+    }
+
+    /// The one number that the query returns; 0 for none.
+    pub async fn number(&self, sql: &str) -> i64 {
+        let query = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_optional(&self.pool);
+        query.await.unwrap_or_else(|error| panic!("{sql}: {error}")).unwrap_or(0)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_counterfoil"));
+        command.current_dir(self.folder.path()).env_remove("RUST_LOG").stdin(Stdio::null()).kill_on_drop(true);
+        command
+    }
+
+    /// Runs a command of the program to its end.
+    pub async fn run(&self, args: &[&str]) -> Outcome {
+        let ended = timeout(Duration::from_secs(60), self.command().args(args).output()).await;
+        let ended = ended.unwrap_or_else(|_| panic!("{args:?} did not end")).expect("it runs");
+        let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+        Outcome { code: ended.status.code().unwrap_or(-1), out: text(ended.stdout), err: text(ended.stderr) }
+    }
+
+    /// Starts the daemon, and returns when it listens.
+    pub async fn daemon(&self) -> Daemon {
+        self.daemon_with(|command| command).await
+    }
+
+    pub async fn daemon_with(&self, change: impl FnOnce(&mut Command) -> &mut Command) -> Daemon {
+        let mut command = self.command();
+        change(command.arg("run").stderr(Stdio::piped()));
+        let mut process = command.spawn().expect("it starts");
+        let mut lines = BufReader::new(process.stderr.take().expect("piped")).lines();
+        let log = Arc::new(Mutex::new(String::new()));
+        let written = log.clone();
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                let mut log = written.lock().expect("the log");
+                *log += &line;
+                log.push('\n');
+            }
+        });
+        let daemon = Daemon { process, log };
+        eventually("the daemon listens", async || daemon.address().is_some()).await;
+        daemon
+    }
+}
+
+/// The daemon as it runs.
+pub struct Daemon {
+    pub process: Child,
+    log: Arc<Mutex<String>>,
+}
+
+impl Daemon {
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        self.log.lock().expect("the log").clone()
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        let log = self.log();
+        let address = log.split_once("listening address=")?.1.split_whitespace().next()?;
+        address.parse().ok()
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address().expect("it listens"))
+    }
+
+    /// How many lines of the log have all of these words.
+    pub fn lines(&self, words: &[&str]) -> usize {
+        self.log().lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
+    }
+
+    pub async fn logs(&self, words: &[&str]) {
+        let started = Instant::now();
+        while self.lines(words) == 0 {
+            assert!(started.elapsed() < Duration::from_secs(20), "waited for {words:?} in\n{}", self.log());
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Sends a signal: TERM, HUP, KILL.
+    pub fn signal(&self, signal: &str) {
+        let pid = self.process.id().expect("it runs").to_string();
+        let sent = std::process::Command::new("kill").args([&format!("-{signal}"), &pid]).status();
+        assert!(sent.expect("kill runs").success());
+    }
+
+    /// How it ended, and what it logged.
+    pub async fn ended(mut self) -> (ExitStatus, String) {
+        let status = timeout(Duration::from_secs(40), self.process.wait()).await.expect("it ends");
+        sleep(Duration::from_millis(50)).await;
+        (status.expect("its status"), self.log())
+    }
+}
+
+/// Waits for something that happens soon.
+pub async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    let started = Instant::now();
+    while !is_so().await {
+        assert!(started.elapsed() < Duration::from_secs(30), "waited for: {what}");
+        sleep(Duration::from_millis(10)).await;
+    }
+}
