@@ -170,7 +170,7 @@ fn commands_of(family: &Family, role: Role) -> BTreeSet<&'static str> {
             used.flat_map(Script::commands).chain(own_commands(family).iter().copied()).collect()
         }
         Role::Writer => {
-            let counts = |script: &&Script| script.kind() == family.kind_name() || script.kind() == "family";
+            let counts = |script: &&Script| script.kind() == family.kind() || script.kind() == "family";
             let used = all.filter(|script| counts(script) && WRITING.contains(&script.name));
             used.flat_map(Script::commands).collect()
         }
