@@ -41,7 +41,8 @@ name = "forum/readers"
 kind = "activity"
 "#;
 
-const TABLES: &str = "CREATE TABLE views (store INT UNSIGNED, product VARBINARY(64), n BIGINT NOT NULL, PRIMARY KEY (store, product));
+const TABLES: &str =
+    "CREATE TABLE views (store INT UNSIGNED, product VARBINARY(64), n BIGINT NOT NULL, PRIMARY KEY (store, product));
 CREATE TABLE item (id INT UNSIGNED PRIMARY KEY, votes BIGINT NOT NULL);
 CREATE TABLE vote (item INT UNSIGNED NOT NULL, voter INT NOT NULL, PRIMARY KEY (item, voter));
 INSERT INTO item VALUES (1, 0), (2, 0)";
@@ -56,7 +57,7 @@ struct Secured {
 impl Secured {
     async fn start() -> Self {
         let certificates = Certificates::issue();
-        let redis = RedisServer::start(RedisOptions::aof("everysec").tls(&certificates)).await;
+        let redis = RedisServer::start(RedisOptions::aof("always").tls(&certificates)).await;
         let mysql = MysqlServer::start_tcp(Some(&certificates)).await;
         let (database, pool) = mysql.database("shop").await;
         MysqlStore::new(pool.clone()).create_tables().await.expect("counterfoil's tables");
@@ -142,7 +143,9 @@ async fn the_printed_privileges_are_enough_over_tls_and_each_is_needed() {
         let others: Vec<_> = rules.iter().filter(|other| *other != rule).cloned().collect();
         secured.allow(&others).await;
         let found = secured.check().await;
-        assert!(found.contains(rule.trim_start_matches('+')), "without {rule}: {found}");
+        // the pattern is missed for the tenant that was found
+        let missed = rule.trim_start_matches('+').replace("shop-*", "shop-1");
+        assert!(found.contains(&missed), "without {rule}: {found}");
     }
     secured.allow(&rules).await;
     for grant in &grants {

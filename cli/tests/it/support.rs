@@ -167,9 +167,14 @@ impl Daemon {
         self.log().lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
     }
 
+    /// Waits for a line with these words.
     pub async fn logs(&self, words: &[&str]) {
+        self.logs_times(1, words).await;
+    }
+
+    pub async fn logs_times(&self, times: usize, words: &[&str]) {
         let started = Instant::now();
-        while self.lines(words) == 0 {
+        while self.lines(words) < times {
             assert!(started.elapsed() < Duration::from_secs(20), "waited for {words:?} in\n{}", self.log());
             sleep(Duration::from_millis(10)).await;
         }
