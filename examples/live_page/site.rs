@@ -26,8 +26,8 @@ pub struct Site {
 
 pub fn router(site: Site) -> Router {
     // From here: no other host learns who looks at the page.
-    let script = ([(CONTENT_TYPE, "text/javascript")], include_str!("uplot/uPlot.iife.min.js"));
-    let style = ([(CONTENT_TYPE, "text/css")], include_str!("uplot/uPlot.min.css"));
+    let script = ([(CONTENT_TYPE, "text/javascript")], include_str!("../../cli/assets/uplot/uPlot.iife.min.js"));
+    let style = ([(CONTENT_TYPE, "text/css")], include_str!("../../cli/assets/uplot/uPlot.min.css"));
     Router::new()
         .route("/", get(page))
         .route("/hit", post(hit))

@@ -1,4 +1,5 @@
 //! The program `counterfoil` as it is used: started with real servers.
 
 mod daemon;
+mod privileges;
 mod support;

@@ -47,7 +47,12 @@ impl Site {
     pub async fn on(mysql: &MysqlServer) -> Self {
         let redis = RedisServer::start(RedisOptions::volatile()).await;
         let (database, pool) = mysql.database("cli").await;
-        Site { redis, pool, mysql_url: mysql.url(&database), folder: TempDir::new().expect("a folder") }
+        Site::of(redis, pool, mysql.url(&database))
+    }
+
+    /// With servers that are there.
+    pub fn of(redis: RedisServer, pool: MySqlPool, mysql_url: String) -> Self {
+        Site { redis, pool, mysql_url, folder: TempDir::new().expect("a folder") }
     }
 
     /// Writes the configuration: the pair `main`, and what is given.
@@ -97,7 +102,14 @@ impl Site {
 
     /// Runs a command of the program to its end.
     pub async fn run(&self, args: &[&str]) -> Outcome {
-        let ended = timeout(Duration::from_secs(60), self.command().args(args).output()).await;
+        self.run_with(args, &[]).await
+    }
+
+    /// The same with more in the environment.
+    pub async fn run_with(&self, args: &[&str], environment: &[(&str, &str)]) -> Outcome {
+        let mut command = self.command();
+        command.args(args).envs(environment.iter().copied());
+        let ended = timeout(Duration::from_secs(60), command.output()).await;
         let ended = ended.unwrap_or_else(|_| panic!("{args:?} did not end")).expect("it runs");
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
         Outcome { code: ended.status.code().unwrap_or(-1), out: text(ended.stdout), err: text(ended.stderr) }

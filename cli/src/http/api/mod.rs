@@ -1,0 +1,29 @@
+//! The JSON API, as docs/http-api.md describes it.
+
+mod counters;
+mod notes;
+mod state;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::get;
+
+use super::App;
+
+/// How many rows there are in a reply unless `limit` says otherwise, and at most.
+const ROWS: u64 = 100;
+const MOST_ROWS: u64 = 1000;
+
+pub fn routes() -> Router<Arc<App>> {
+    let routes = Router::new()
+        .route("/state", get(state::state))
+        .route("/families", get(state::families))
+        .route("/values", get(counters::values))
+        .route("/series", get(counters::series))
+        .route("/series-names", get(counters::series_names))
+        .route("/activity", get(counters::activity))
+        .route("/rejects", get(notes::rejects))
+        .route("/drift", get(notes::drift));
+    Router::new().nest("/api/v1", routes)
+}

@@ -1,0 +1,65 @@
+//! Which pair, and which family, a request is about.
+
+use std::sync::Arc;
+
+use counterfoil::Registered;
+
+use super::App;
+use super::params::Params;
+use super::problem::Problem;
+use crate::daemon::live::LivePair;
+use crate::pair::Pair;
+
+/// A family that the daemon serves, and what reads it.
+pub struct Chosen {
+    pub name: String,
+    pub pair_name: String,
+    pub pair: Pair,
+    pub registered: Registered,
+}
+
+impl Chosen {
+    pub fn kind(&self) -> &'static str {
+        self.registered.family.kind()
+    }
+
+    pub fn is_no(&self, kinds: &str) -> Problem {
+        Problem::parameter("family", format!("{} is a family of the kind {}, not {kinds}", self.name, self.kind()))
+    }
+}
+
+impl App {
+    /// The pair that `pair` names, or the only one.
+    pub fn live_pair(&self, params: &Params) -> Result<&Arc<LivePair>, Problem> {
+        let named = params.first("pair");
+        self.live.pair(named).ok_or_else(|| match named {
+            Some(named) => Problem::not_found(format!("there is no pair {named:?}")),
+            None => Problem::parameter("pair", "it is missing, and there are several"),
+        })
+    }
+
+    pub fn connected(&self, live: &LivePair) -> Result<Pair, Problem> {
+        let away = || Problem::unavailable(format!("pair {}: Redis was not reached yet", live.name));
+        live.pair().ok_or_else(|| away().to_do("/readyz says when it is there"))
+    }
+
+    /// The family that `family` names. One that is not served is not opened either: to open it would be to serve it.
+    pub fn family(&self, params: &Params) -> Result<Chosen, Problem> {
+        let (live, name) = (self.live_pair(params)?, params.required("family")?);
+        let pair = self.connected(live)?;
+        let view = live.view.borrow().clone();
+        if view.not_served.iter().any(|other| other == name) {
+            let problem = Problem::not_found(format!("the family {name} is not served by this daemon"));
+            return Err(problem.to_do("ask with `counterfoil get`, or let the configuration's `serve` have it"));
+        }
+        let Some(registered) = live.known(name) else {
+            return Err(match view.mysql.up {
+                true => Problem::not_found(format!("there is no family {name:?}")).to_do("/api/v1/families lists them"),
+                false => {
+                    Problem::unavailable(format!("MySQL is away, and the family {name:?} is not known without it"))
+                }
+            });
+        };
+        Ok(Chosen { name: name.to_owned(), pair_name: live.name.clone(), pair, registered })
+    }
+}

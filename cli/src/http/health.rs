@@ -1,0 +1,35 @@
+//! Whether the daemon works, and whether its servers are there.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::IntoResponse;
+
+use super::App;
+use crate::view::{ServerView, View};
+
+/// 200 for as long as the process answers.
+pub async fn healthz() -> &'static str {
+    "ok\n"
+}
+
+/// 200 where every server is there, or 503 with a line for each that is not.
+pub async fn readyz(State(app): State<Arc<App>>) -> impl IntoResponse {
+    let missing = missing(&app.live.view());
+    match missing.is_empty() {
+        true => (StatusCode::OK, "ready\n".to_owned()),
+        false => (StatusCode::SERVICE_UNAVAILABLE, missing),
+    }
+}
+
+fn missing(view: &View) -> String {
+    let servers =
+        view.pairs.iter().flat_map(|pair| [(&pair.name, "Redis", &pair.redis), (&pair.name, "MySQL", &pair.mysql)]);
+    let away = servers.filter(|(_, _, server)| !server.up);
+    away.map(|(pair, server, ServerView { why, .. })| {
+        let why = why.as_deref().unwrap_or("it was not reached yet").replace('\n', " ");
+        format!("pair {pair}: {server} is away: {why}\n")
+    })
+    .collect()
+}

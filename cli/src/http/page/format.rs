@@ -1,0 +1,66 @@
+//! Numbers and times as people read them.
+
+use maud::{Markup, html};
+
+/// 1,234,567, with the plain number beside it for programs.
+pub fn number(number: impl Into<i128>) -> Markup {
+    let number = number.into();
+    html! { data value=(number) { (grouped(number)) } }
+}
+
+pub fn grouped(number: i128) -> String {
+    let digits = number.unsigned_abs().to_string();
+    let mut text = String::from(if number < 0 { "-" } else { "" });
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// 0.4, 12.3, 1,234.
+pub fn rate(rate: f64) -> String {
+    match rate {
+        rate if rate >= 100.0 => grouped(rate.round() as i128),
+        rate if rate > 0.0 && rate < 0.1 => "< 0.1".to_owned(),
+        rate if rate > 0.0 => format!("{rate:.1}"),
+        _ => "0".to_owned(),
+    }
+}
+
+/// 0.4 s, 12 s, 3 min, 5 h, 2 d.
+pub fn duration(seconds: f64) -> String {
+    match seconds {
+        seconds if seconds < 10.0 => format!("{seconds:.1} s"),
+        seconds if seconds < 120.0 => format!("{seconds:.0} s"),
+        seconds if seconds < 7200.0 => format!("{:.0} min", seconds / 60.0),
+        seconds if seconds < 172_800.0 => format!("{:.0} h", seconds / 3600.0),
+        seconds => format!("{:.0} d", seconds / 86_400.0),
+    }
+}
+
+/// A time of UTC.
+pub fn time(unix_seconds: u64) -> Markup {
+    let seconds = i64::try_from(unix_seconds).unwrap_or(i64::MAX);
+    let time = jiff::Timestamp::from_second(seconds).unwrap_or(jiff::Timestamp::MAX).to_string();
+    html! { time datetime=(time) { (time.trim_end_matches('Z').replace('T', " ")) } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_times_are_short() {
+        let numbers = [(0, "0"), (999, "999"), (1000, "1,000"), (-1_234_567, "-1,234,567")];
+        numbers.map(|(number, text)| assert_eq!(grouped(number), text));
+        assert_eq!(grouped(i128::from(i64::MIN)), "-9,223,372,036,854,775,808");
+        [(0.0, "0"), (0.01, "< 0.1"), (12.34, "12.3"), (1234.5, "1,235")]
+            .map(|(number, text)| assert_eq!(rate(number), text));
+        let times = [(0.25, "0.2 s"), (59.6, "60 s"), (180.0, "3 min"), (18_000.0, "5 h"), (259_200.0, "3 d")];
+        times.map(|(seconds, text)| assert_eq!(duration(seconds), text));
+        assert_eq!(time(0).into_string(), "<time datetime=\"1970-01-01T00:00:00Z\">1970-01-01 00:00:00</time>");
+    }
+}

@@ -1,0 +1,64 @@
+//! Why a request was not answered as wanted.
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use counterfoil::{Error, ErrorKind};
+use serde::Serialize;
+
+/// An answer that is none, with what to do about it where that is known.
+#[derive(Clone, Debug, Serialize)]
+pub struct Problem {
+    #[serde(skip)]
+    pub status: StatusCode,
+    pub error: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub what_to_do: Option<&'static str>,
+}
+
+impl Problem {
+    pub fn new(status: StatusCode, error: impl Into<String>) -> Self {
+        Problem { status, error: error.into(), what_to_do: None }
+    }
+
+    /// A parameter that is missing, or not what it should be.
+    pub fn parameter(name: &str, wrong: impl std::fmt::Display) -> Self {
+        Problem::new(StatusCode::BAD_REQUEST, format!("parameter {name}: {wrong}"))
+    }
+
+    pub fn not_found(error: impl Into<String>) -> Self {
+        Problem::new(StatusCode::NOT_FOUND, error)
+    }
+
+    pub fn unavailable(error: impl Into<String>) -> Self {
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, error)
+    }
+
+    pub fn to_do(self, what: &'static str) -> Self {
+        Problem { what_to_do: Some(what), ..self }
+    }
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        let problem = |status| Problem::new(status, error.to_string());
+        match error.kind() {
+            ErrorKind::InvalidInput => problem(StatusCode::BAD_REQUEST),
+            ErrorKind::Mismatch => {
+                problem(StatusCode::CONFLICT).to_do("compare the family's settings with what `counterfoil check` says")
+            }
+            ErrorKind::AccessDenied => problem(StatusCode::SERVICE_UNAVAILABLE)
+                .to_do("give the daemon's users what `counterfoil acl daemon` and `counterfoil grants daemon` print"),
+            ErrorKind::Redis | ErrorKind::Store | ErrorKind::Busy | ErrorKind::Closed | ErrorKind::Unsafe => {
+                problem(StatusCode::SERVICE_UNAVAILABLE).to_do("try again later; /readyz says which server is away")
+            }
+            _ => problem(StatusCode::INTERNAL_SERVER_ERROR).to_do("see what `counterfoil check` says"),
+        }
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        (self.status, Json(self)).into_response()
+    }
+}
