@@ -41,7 +41,8 @@ name = "forum/readers"
 kind = "activity"
 "#;
 
-const TABLES: &str = "CREATE TABLE views (store INT UNSIGNED, product VARBINARY(64), n BIGINT NOT NULL, PRIMARY KEY (store, product));
+const TABLES: &str =
+    "CREATE TABLE views (store INT UNSIGNED, product VARBINARY(64), n BIGINT NOT NULL, PRIMARY KEY (store, product));
 CREATE TABLE item (id INT UNSIGNED PRIMARY KEY, votes BIGINT NOT NULL);
 CREATE TABLE vote (item INT UNSIGNED NOT NULL, voter INT NOT NULL, PRIMARY KEY (item, voter));
 INSERT INTO item VALUES (1, 0), (2, 0)";
