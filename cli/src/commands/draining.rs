@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use counterfoil::{Backlog, Counterfoil, Family, Registered};
+use counterfoil::{Backlog, Counterfoil, Error, ErrorKind, Family, Registered};
 use futures_util::future::join_all;
 use serde::Serialize;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout_at};
 
 use super::{Context, connect};
 use crate::config::{FamilyConfig, PairConfig};
+use crate::daemon::discovery::{self, Nodes};
 use crate::exit::{Exit, Failure};
 use crate::families::registered;
 use crate::output::{count, short};
@@ -60,7 +61,7 @@ pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exi
     if not_done.is_empty() { Ok(Exit::Ok) } else { Err(Failure::warning(not_done.join("; "))) }
 }
 
-async fn drain_pair<C: Redis>(
+async fn drain_pair<C: Redis + Nodes>(
     context: &Context,
     pair: &PairConfig,
     counterfoil: &Counterfoil<C>,
@@ -97,13 +98,30 @@ async fn drain_pair<C: Redis>(
 }
 
 /// Takes in use what the database knows, and what only the configuration does.
-async fn open_all<C: Redis>(context: &Context, pair: &PairConfig, counterfoil: &Counterfoil<C>) -> Result<(), Failure> {
+async fn open_all<C: Redis + Nodes>(
+    context: &Context,
+    pair: &PairConfig,
+    counterfoil: &Counterfoil<C>,
+) -> Result<(), Failure> {
     let known = registered(counterfoil).await?;
-    let is_known = |described: &FamilyConfig| {
-        known.iter().any(|known: &Registered| described.describes(known.family.namespace(), known.family.name()))
+    let is_new = |namespace: &str, name: &str| {
+        let is_it = |known: &Registered| known.family.namespace() == namespace && known.family.name() == name;
+        !known.iter().any(is_it)
     };
-    for described in context.described(pair).filter(|described| !described.is_pattern() && !is_known(described)) {
+    let (patterns, single): (Vec<_>, Vec<_>) = context.described(pair).partition(|family| family.is_pattern());
+    for described in single.into_iter().filter(|family| is_new(&family.namespace, &family.family)) {
         counterfoil.open(described.sample()?).await?;
+    }
+    if !patterns.is_empty() {
+        let found = discovery::families(counterfoil.redis()).await;
+        let found =
+            found.map_err(|error| Error::new(ErrorKind::Redis, "no namespaces were looked for").with_source(error))?;
+        for (namespace, name) in found.iter().filter(|(namespace, name)| is_new(namespace, name)) {
+            let describes = |described: &&&FamilyConfig| described.describes(namespace, name);
+            if let Some(described) = patterns.iter().find(describes) {
+                counterfoil.open(described.in_namespace(namespace)?).await?;
+            }
+        }
     }
     for known in known {
         counterfoil.open_registered(known)?;

@@ -23,6 +23,11 @@ impl Secrets {
         }
     }
 
+    #[cfg(test)]
+    pub fn with(folder: &Path, credentials: Option<PathBuf>, environment: fn(&str) -> Option<String>) -> Self {
+        Secrets { folder: folder.to_owned(), credentials, environment }
+    }
+
     /// A file that the configuration names, by its place beside it.
     pub fn path(&self, file: &Path) -> PathBuf {
         self.folder.join(file)

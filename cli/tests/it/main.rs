@@ -1,5 +1,6 @@
 //! The program `counterfoil` as it is used: started with real servers.
 
+mod commands;
 mod daemon;
 mod privileges;
 mod support;

@@ -43,6 +43,11 @@ impl Site {
         site
     }
 
+    /// The same without the tables.
+    pub async fn without_tables() -> Self {
+        Site::on(MYSQL.get_or_init(MysqlServer::start).await).await
+    }
+
     /// With nothing in its database.
     pub async fn on(mysql: &MysqlServer) -> Self {
         let redis = RedisServer::start(RedisOptions::volatile()).await;
