@@ -1,6 +1,9 @@
 //! The program `counterfoil` as it is used: started with real servers.
 
+mod client;
 mod commands;
 mod daemon;
+mod http;
+mod page;
 mod privileges;
 mod support;

@@ -1,0 +1,67 @@
+//! HTTP as bytes, so that a test can also send what no client would.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::support::Daemon;
+
+/// What came back.
+#[derive(Clone, Debug)]
+pub struct Reply {
+    pub status: u16,
+    pub head: String,
+    pub body: String,
+}
+
+impl Reply {
+    /// The header of that name, in lower case.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let mut headers = self.head.lines().filter_map(|line| line.split_once(": "));
+        headers.find(|(given, _)| *given == name).map(|(_, value)| value)
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    fn of(bytes: &[u8]) -> Option<Self> {
+        let text = String::from_utf8_lossy(bytes);
+        let (head, body) = text.split_once("\r\n\r\n")?;
+        let status = head.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
+        Some(Reply { status, head: head.to_owned(), body: body.to_owned() })
+    }
+}
+
+/// HOST:PORT.
+pub fn address(daemon: &Daemon) -> String {
+    daemon.url("").replace("http://", "")
+}
+
+/// What comes back for these bytes until the server ends the connection; none for nothing that is HTTP.
+pub async fn send(daemon: &Daemon, bytes: &[u8]) -> Option<Reply> {
+    let mut stream = TcpStream::connect(address(daemon)).await.expect("it listens");
+    // who refuses a request early may end the connection before it was sent as a whole
+    let _ = stream.write_all(bytes).await;
+    let mut came = Vec::new();
+    let read = async {
+        let mut buffer = [0; 65_536];
+        while let Ok(length @ 1..) = stream.read(&mut buffer).await {
+            came.extend_from_slice(&buffer[..length]);
+        }
+    };
+    timeout(Duration::from_secs(40), read).await.expect("the connection ends");
+    Reply::of(&came)
+}
+
+pub async fn request(daemon: &Daemon, method: &str, path: &str, headers: &str) -> Reply {
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n");
+    send(daemon, request.as_bytes()).await.unwrap_or_else(|| panic!("no reply to {method} {path}"))
+}
+
+pub async fn get(daemon: &Daemon, path: &str) -> Reply {
+    request(daemon, "GET", path, "").await
+}
