@@ -6,4 +6,5 @@ mod daemon;
 mod http;
 mod page;
 mod privileges;
+mod restore;
 mod support;
