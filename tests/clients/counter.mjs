@@ -3,6 +3,8 @@ import { createHash, randomBytes } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 
+const NOTHING_DONE = /OOM|MISCONF|NOREPLICAS|NOAUTH|WRONGTYPE|BADARG|BADKEY|BADSTATE|CROSSSLOT/;
+
 export class OutcomeUnknown extends Error {}
 export class NotCounted extends Error {}
 
@@ -96,7 +98,7 @@ export class Counter {
         }
         const isReply = error.name === 'ReplyError';
         if (isReply && !/LOADING|BUSY|CLUSTERDOWN|MASTERDOWN|TRYAGAIN|READONLY/.test(error.message)) {
-          const nothingDone = /OOM|MISCONF|NOREPLICAS|NOAUTH|WRONGTYPE|BADARG|BADKEY|BADSTATE|CROSSSLOT/.test(error.message);
+          const nothingDone = NOTHING_DONE.test(error.message);
           throw new (nothingDone && !lost ? NotCounted : OutcomeUnknown)(error.message, { cause: error });
         }
         if (performance.now() > deadline) throw new OutcomeUnknown(error.message, { cause: error });

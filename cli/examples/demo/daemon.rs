@@ -20,7 +20,7 @@ const LISTENING: &str = "listening address=";
 /// What a shell says of a child that SIGKILL ended.
 const KILLED: i32 = 128 + 9;
 
-/// Sends the daemon the signal that is written to its standard input, or SIGKILL where nobody is there any more to write one.
+/// Sends the daemon the signal that is written to its standard input, or SIGKILL where nobody is left to write one.
 const SHELL: &str = r#""$@" & read -r signal; kill -s "${signal:-KILL}" $!; wait $!"#;
 
 /// The program `counterfoil`, which lies beside the folder of the examples.

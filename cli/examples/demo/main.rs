@@ -1,5 +1,6 @@
-//! The demo of the daemon: programs in Python and Node count with the Lua bundle alone, and daemons that are killed bring it to MySQL,
-//! while connections are cut and scripts flushed. In the end MySQL is compared with what the programs were told was counted.
+//! The demo of the daemon: programs in Python and Node count with the Lua bundle alone, and daemons that are killed
+//! bring it to MySQL, while connections are cut and scripts flushed. In the end MySQL is compared with what the
+//! programs were told was counted.
 
 mod arrival;
 mod check;
@@ -28,10 +29,10 @@ use self::writers::Writers;
 type Result<T> = std::result::Result<T, BoxError>;
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Runs the daemon with its status page, and programs in Python and Node that count with the Lua bundle alone, until Ctrl-C.
+/// Runs the daemon with its status page, and programs in Python and Node that count with the Lua bundle, until Ctrl-C.
 ///
-/// Daemons are killed, connections cut and scripts flushed meanwhile; then MySQL is compared with what the programs were told was
-/// counted. Exit status: 0 if they agree, 1 if not, 2 if it could not be found out.
+/// Daemons are killed, connections cut and scripts flushed meanwhile; then MySQL is compared with what the programs
+/// were told was counted. Exit status: 0 if they agree, 1 if not, 2 if it could not be found out.
 #[derive(Parser)]
 #[command(name = "demo daemon", max_term_width = 100)]
 struct Args {

@@ -21,7 +21,8 @@ const TABLES: [&str; 3] = [
     "CREATE TABLE item (id INT UNSIGNED PRIMARY KEY, vote_count BIGINT NOT NULL)",
 ];
 
-/// Namespaces of shops are found when they are counted in. Counters of votes leave Redis soon, so that their rows are read again.
+/// Namespaces of shops are found when they are counted in. Counters of votes leave Redis soon, so that their rows are
+/// read again.
 const FAMILIES: &str = r#"
 [[family]]
 name = "shop-*/views"
@@ -96,7 +97,8 @@ impl Site {
     }
 }
 
-/// The daemon's usual port, or the next one that nobody has: below those of clients, which could take it while it is free.
+/// The daemon's usual port, or the next one that nobody has. They are below those of clients, which could take it
+/// while the daemon is away.
 fn free() -> Result<SocketAddr> {
     let mut ports = (9292..9392).map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     let free = ports.find(|address| TcpListener::bind(address).is_ok());

@@ -9,7 +9,8 @@ use crate::Result;
 const COUNTERS: &str = "
 SELECT CAST(CONCAT('shop-', store_id, '/views') AS CHAR), CAST(CONCAT(store_id, '/', product) AS CHAR), count FROM views
 UNION ALL
-SELECT CAST(CONCAT('shop-', store_id, '/visitors') AS CHAR), CAST(CONCAT(store_id, '/', day) AS CHAR), count FROM visitors
+SELECT CAST(CONCAT('shop-', store_id, '/visitors') AS CHAR), CAST(CONCAT(store_id, '/', day) AS CHAR), count
+FROM visitors
 UNION ALL
 SELECT 'forum/votes', CAST(id AS CHAR), vote_count FROM item";
 
