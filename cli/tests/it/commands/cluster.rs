@@ -7,14 +7,14 @@ use super::FAMILIES;
 use crate::support::Site;
 
 #[tokio::test]
-async fn commands_reach_all_nodes_of_a_cluster() {
+async fn commands_reach_all_primaries_of_a_cluster() {
     let cluster = RedisCluster::start(RedisOptions::volatile()).await;
     let site = Site::new().await;
     let (nodes, mysql) = (cluster.urls(), &site.mysql_url);
     let pair = format!("[pair.main]\ncluster = {nodes:?}\nmysql = {mysql:?}\ndurability = \"immediate\"\n");
     site.write(&format!("{pair}{FAMILIES}"));
     site.printed(&["scripts", "load"]).await;
-    for node in 0..cluster.size() {
+    for node in cluster.primaries().await {
         for script in Script::all() {
             let asked = cluster.node(node).run::<Vec<bool>>(&format!("SCRIPT EXISTS {}", script.sha1)).await;
             assert_eq!(asked.expect("asked"), [true], "{} on node {node}", script.name);
