@@ -213,7 +213,7 @@ pub enum Scripts {
     List,
     /// Writes them, with their manifest, to a folder
     Export { folder: PathBuf },
-    /// Loads them into Redis
+    /// Loads them into Redis; in a cluster into every primary, so again after a failover
     Load,
 }
 

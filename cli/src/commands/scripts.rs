@@ -67,7 +67,7 @@ pub async fn load(context: &Context) -> Result<Exit, Failure> {
         let connected = connect(pair).await?;
         let done = in_time(async { with_pair!(&connected, counterfoil => load_into(counterfoil).await) }).await;
         done.map_err(|why| {
-            let advice = "SCRIPT LOAD goes to every node, and needs the rule +script|load of an ACL";
+            let advice = "SCRIPT LOAD goes to every primary of a cluster, and needs the rule +script|load of an ACL";
             Failure::critical(format!("pair {}: not all scripts were loaded: {why}. {advice}", pair.name))
         })?;
         loaded.push(&pair.name);
@@ -80,7 +80,7 @@ pub async fn load(context: &Context) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// A cluster connection sends it to all nodes.
+/// A cluster connection sends it to all primaries. It has no connections to replicas.
 async fn load_into<C: Redis>(counterfoil: &Counterfoil<C>) -> counterfoil::Result<()> {
     for script in Script::all() {
         let mut redis = counterfoil.redis().clone();

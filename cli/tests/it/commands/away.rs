@@ -12,7 +12,7 @@ async fn a_redis_that_is_gone_or_silent_is_named() {
     site.printed(&["add", "shop/views", "a"]).await;
     site.redis.pause();
     let silent = site.ends_with(2, &["status"]).await;
-    assert!(silent.out.contains("pair main: redis is away: no reply within 5 s"), "{silent:?}");
+    assert!(silent.out.contains("pair main: redis is away: "), "{silent:?}");
     site.redis.kill();
     let gone = site.json(2, &["status"]).await;
     assert_eq!((&gone[0]["redis"]["up"], &gone[0]["mysql"]["up"]), (&false.into(), &true.into()), "{gone}");

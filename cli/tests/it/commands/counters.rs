@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use counterfoil::{Added, Day, Durability, Family};
+use counterfoil::{Added, Day, Durability, Family, Visited};
 use serde_json::json;
 use tokio::process::Command;
 
@@ -109,14 +109,13 @@ async fn series_visitors_and_activity_are_read_as_what_they_are() {
     let site = Site::new().await;
     site.configure(FAMILIES);
     let writer = site.writer().await;
-    let [daily, readers] = ["daily", "readers"];
-    let visitors = Family::visitors("shop", daily).durability(Durability::Immediate).build().expect("valid");
+    let visitors = Family::visitors("shop", "daily").durability(Durability::Immediate).build().expect("valid");
     let visitors = writer.open(visitors).await.expect("opened");
     let day: Day = "2026-09-20".parse().expect("a day");
-    for visitor in ["a", "b", "a"] {
-        visitors.first_visit("12/5", day, visitor).await.expect("counted");
+    for (visitor, expected) in [("a", Visited::Counted), ("b", Visited::Counted), ("a", Visited::CountedBefore)] {
+        assert_eq!(visitors.first_visit("12/5", day, visitor).await.expect("counted"), expected);
     }
-    let activity = Family::activity("shop", readers).durability(Durability::Immediate).build().expect("valid");
+    let activity = Family::activity("shop", "readers").durability(Durability::Immediate).build().expect("valid");
     let activity = writer.open(activity).await.expect("opened");
     for visitor in ["a", "b", "a"] {
         activity.touch("/home", visitor).await.expect("counted");

@@ -22,7 +22,7 @@ async fn status_says_how_each_family_stands_and_ends_as_the_worst() {
     eventually("it is late", async || site.run(&["status", "--late", "10ms"]).await.code == 1).await;
     let late = site.json(1, &["status", "--late", "10ms"]).await;
     let family = &late[0]["families"][0];
-    assert_eq!((&family["family"], &family["state"], &family["counted"]), (&json!("views"), &json!("late"), &json!(3)));
+    assert_eq!((&family["family"], &family["state"], &family["counted"]), (&json!("views"), &json!("late"), &json!(1)));
     assert!(family["oldest_seconds"].as_f64().expect("seconds") > 0.01, "{late}");
 
     site.printed(&["drain"]).await;
@@ -30,7 +30,6 @@ async fn status_says_how_each_family_stands_and_ends_as_the_worst() {
     assert!(saved[0]["families"][0]["last_saved"].as_u64().expect("Unix seconds") > 1_700_000_000, "{saved}");
     let status = site.printed(&["status"]).await;
     assert!(status.contains(" ago "), "{status}");
-    site.redis.manager().await;
     let _: () = site.redis.run("SET cf1:{shop/views/0}:buffer text").await.expect("set");
     let broken = site.ends_with(1, &["status"]).await;
     assert!(broken.out.contains("broken"), "{broken:?}");
@@ -76,12 +75,12 @@ async fn init_makes_the_tables_and_check_misses_them_before() {
     site.ends_with(0, &["status"]).await;
     site.printed(&["add", "shop/views", "a"]).await;
     // this Redis keeps nothing on disk
-    let found = site.json(2, &["check"]).await;
+    let found = site.json(1, &["check"]).await;
     let findings = found[0]["findings"].as_array().expect("findings");
     assert!(findings.iter().any(|finding| finding["subject"] == "redis persistence"), "{found}");
     assert!(findings.iter().all(|finding| finding["subject"] != "mysql tables"), "{found}");
-    let told = site.ends_with(2, &["check"]).await;
-    assert!(told.out.starts_with("pair main: error: "), "{told:?}");
+    let told = site.ends_with(1, &["check"]).await;
+    assert!(told.out.starts_with("pair main: warning: redis persistence: "), "{told:?}");
 }
 
 #[tokio::test]

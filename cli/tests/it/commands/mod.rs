@@ -1,6 +1,7 @@
 //! Each command for people and as JSON, with its exit codes.
 
 mod away;
+mod cluster;
 mod counters;
 mod families;
 mod offline;

@@ -26,7 +26,11 @@ async fn rejects_are_listed_retried_and_discarded() {
     let list = site.json(0, &["rejects", "list"]).await;
     let rejects = list.as_array().expect("rejects");
     assert_eq!(rejects.len(), 4, "{list}");
-    assert!(rejects.iter().all(|reject| reject["id"] == reject["delta"].to_string() && reject["pair"] == "main"));
+    assert!(
+        rejects
+            .iter()
+            .all(|reject| reject["pair"] == "main" && reject["id"].as_str() == Some(&reject["delta"].to_string()))
+    );
     let number = |id: &str| {
         let reject = rejects.iter().find(|reject| reject["id"] == id).expect("of that id");
         reject["number"].to_string()
