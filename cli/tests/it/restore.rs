@@ -18,7 +18,10 @@ struct Counted {
 impl Counted {
     async fn new() -> Self {
         let site = Site::new().await;
-        site.sql("CREATE TABLE item (id INT UNSIGNED PRIMARY KEY, votes BIGINT NOT NULL); INSERT INTO item VALUES (1, 0)").await;
+        site.sql(
+            "CREATE TABLE item (id INT UNSIGNED PRIMARY KEY, votes BIGINT NOT NULL); INSERT INTO item VALUES (1, 0)",
+        )
+        .await;
         site.configure("");
         let redis = Primary::connect(site.redis.url()).await.unwrap();
         let application = Counterfoil::new(redis, MysqlStore::new(site.pool.clone()));
