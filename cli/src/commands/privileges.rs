@@ -123,7 +123,8 @@ fn account(user: &str) -> String {
     format!("{}@{}", quoted(name), quoted(host))
 }
 
-fn quoted(name: &str) -> String {
+/// A name as SQL takes it.
+pub fn quoted(name: &str) -> String {
     format!("`{}`", name.replace('`', "``"))
 }
 

@@ -1,5 +1,7 @@
 //! Commands about the servers themselves.
 
+use counterfoil::redis::{RedisResult, cmd};
+use counterfoil::sqlx::{self, AssertSqlSafe, Error};
 use counterfoil::{Counterfoil, MysqlStore, Registered, Store};
 use futures_util::future::join;
 use serde::Serialize;
@@ -7,7 +9,9 @@ use serde_json::json;
 
 use super::Context;
 use super::families::differences;
-use crate::config::PairConfig;
+use super::privileges::quoted;
+use crate::config::{FamilyConfig, PairConfig};
+use crate::daemon::discovery::Nodes;
 use crate::exit::{Exit, Failure};
 use crate::look::in_time;
 use crate::output::Output;
@@ -96,9 +100,11 @@ async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<FindingVie
             }));
         }
     }
+    let has_patterns = context.described(pair).any(FamilyConfig::is_pattern);
+    findings.extend(of_recounts(context, pair).await?);
     let of_redis = async {
         match &connected {
-            Ok(pair) => with_pair!(pair, counterfoil => of_servers(counterfoil, known).await),
+            Ok(pair) => with_pair!(pair, counterfoil => of_servers(counterfoil, known, has_patterns).await),
             Err(why) => Ok(vec![FindingView {
                 severity: "error",
                 subject: "redis".to_owned(),
@@ -119,12 +125,51 @@ async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<FindingVie
     Ok(findings)
 }
 
-async fn of_servers<C: Redis>(
+async fn of_servers<C: Redis + Nodes>(
     counterfoil: &Counterfoil<C>,
     known: Vec<Registered>,
+    has_patterns: bool,
 ) -> Result<Vec<FindingView>, Failure> {
     for registered in known {
         counterfoil.open_registered(registered)?;
     }
-    Ok(counterfoil.check().await.iter().map(FindingView::from).collect())
+    let mut findings: Vec<_> = counterfoil.check().await.iter().map(FindingView::from).collect();
+    if has_patterns && let Err(error) = try_scan(counterfoil.redis()).await {
+        findings.push(FindingView {
+            severity: "error",
+            subject: "redis acl".to_owned(),
+            message: format!("namespaces cannot be looked for: {error}"),
+            advice: "Families with a * in their names need +scan".to_owned(),
+        });
+    }
+    Ok(findings)
+}
+
+/// One page of one node shows whether the user may.
+async fn try_scan(redis: &impl Nodes) -> RedisResult<()> {
+    let nodes = redis.nodes().await?;
+    let Some(node) = nodes.first() else { return Ok(()) };
+    let mut command = cmd("SCAN");
+    command.arg(0).arg("COUNT").arg(1);
+    redis.ask(node, command).await.map(drop)
+}
+
+/// Whether the tables that recounts of the configuration read can be read.
+async fn of_recounts(context: &Context, pair: &PairConfig) -> Result<Vec<FindingView>, Failure> {
+    let pool = pair::probe(pair)?;
+    let mut findings = Vec::new();
+    for family in context.described(pair) {
+        let Some(table) = family.recount.as_ref().and_then(|recount| recount.table.as_ref()) else { continue };
+        let names: Vec<_> = table.split('.').map(quoted).collect();
+        let select = format!("SELECT 1 FROM {} LIMIT 0", names.join("."));
+        if let Err(Error::Database(error)) = sqlx::raw_sql(AssertSqlSafe(select)).execute(&pool).await {
+            findings.push(FindingView {
+                severity: "error",
+                subject: format!("recount of {}", family.name()),
+                message: format!("its rows in {table} cannot be read: {error}"),
+                advice: "`counterfoil grants daemon` prints what the user needs.".to_owned(),
+            });
+        }
+    }
+    Ok(findings)
 }

@@ -1,5 +1,5 @@
-//! Passwords and tokens: from the configuration, from a file that it names, from a credential that systemd hands in, or from the
-//! environment.
+//! Passwords and tokens: from the configuration, from a file that it names, from a credential that systemd hands in, or
+//! from the environment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
