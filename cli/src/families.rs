@@ -1,9 +1,9 @@
 //! The families of a pair: those that the configuration describes, and those that the database knows.
 
-use counterfoil::redis::aio::ConnectionLike;
 use counterfoil::{AnyCounters, Counterfoil, Error, ErrorKind, Registered, Result, Store};
 
 use crate::config::FamilyConfig;
+use crate::pair::Redis;
 
 /// The families of one pair that the configuration describes.
 pub fn described<'a>(families: &'a [FamilyConfig], pair: &str) -> impl Iterator<Item = &'a FamilyConfig> {
@@ -13,7 +13,7 @@ pub fn described<'a>(families: &'a [FamilyConfig], pair: &str) -> impl Iterator<
 /// Opens the family of that name, NAMESPACE/FAMILY: as the configuration describes it, or as the database knows it.
 pub async fn open<C>(counterfoil: &Counterfoil<C>, families: &[FamilyConfig], name: &str) -> Result<AnyCounters<C>>
 where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
+    C: Redis,
 {
     let expected = || Error::new(ErrorKind::InvalidInput, format!("{name:?} is not NAMESPACE/FAMILY"));
     let (namespace, family) = name.split_once('/').ok_or_else(expected)?;
@@ -32,7 +32,7 @@ where
 /// The families that the database knows and that this version understands.
 pub async fn registered<C>(counterfoil: &Counterfoil<C>) -> Result<Vec<Registered>>
 where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
+    C: Redis,
 {
     Ok(counterfoil.store().families().await?.into_iter().filter_map(Result::ok).collect())
 }

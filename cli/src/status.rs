@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use counterfoil::redis::aio::ConnectionLike;
 use counterfoil::{Backlog, Counterfoil, Family, Overview, Result};
 use serde::Serialize;
+
+use crate::pair::Redis;
 
 /// What counts as late unless said otherwise.
 pub const LATE: Duration = Duration::from_secs(120);
@@ -85,7 +86,7 @@ pub async fn of_families<C>(
     late: Duration,
 ) -> Result<Vec<FamilyStatus>>
 where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
+    C: Redis,
 {
     let overview: HashMap<_, _> =
         overview.iter().map(|one| ((one.namespace.as_str(), one.family.as_str()), one)).collect();

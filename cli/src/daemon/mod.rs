@@ -5,6 +5,7 @@ pub mod live;
 mod log;
 pub mod recounts;
 mod rejects;
+mod samples;
 mod servers;
 mod systemd;
 mod worker;

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use counterfoil::redis::aio::ConnectionLike;
 use counterfoil::{AnyCounters, Counterfoil, RecountBuilder, Recounted, Recounter, Result};
 use futures_util::future::join_all;
 
 use crate::config::Recount;
+use crate::pair::Redis;
 
 /// The recounters that run, by NAMESPACE/FAMILY.
 #[derive(Debug, Default)]
@@ -16,7 +16,7 @@ impl Recounts {
     /// Begins to recount a family, again and again.
     pub fn start<C>(&mut self, counterfoil: &Counterfoil<C>, counters: &AnyCounters<C>, recount: &Recount) -> Result<()>
     where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
+        C: Redis,
     {
         let Some(builder) = configured(counterfoil, counters, recount) else { return Ok(()) };
         let recounter = builder.every(recount.every..=recount.every + recount.every / 4).start()?;
@@ -46,7 +46,7 @@ pub fn configured<C>(
     recount: &Recount,
 ) -> Option<RecountBuilder<C>>
 where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
+    C: Redis,
 {
     let builder = match counters {
         AnyCounters::Buffered(counters) => counterfoil.recount(counters),

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use counterfoil::redis::aio::ConnectionLike;
 use counterfoil::redis::{Value, cmd};
 use counterfoil::sqlx::{self, MySqlPool};
 use futures_util::future::join;
@@ -11,6 +10,7 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::live::LivePair;
+use crate::pair::Redis;
 use crate::status::now;
 use crate::view::ServerView;
 
@@ -60,7 +60,7 @@ impl Server {
 }
 
 /// Looks at both servers again and again, shows how they are, and says whether both are there.
-pub async fn watch<C: ConnectionLike + Clone>(
+pub async fn watch<C: Redis>(
     (mut redis, mut mysql): (Server, Server),
     (connection, probe): (C, MySqlPool),
     live: Arc<LivePair>,
@@ -79,7 +79,7 @@ pub async fn watch<C: ConnectionLike + Clone>(
 }
 
 /// Redis's name and version.
-async fn look_at_redis<C: ConnectionLike + Clone>(redis: &C) -> Result<String, String> {
+async fn look_at_redis<C: Redis>(redis: &C) -> Result<String, String> {
     let mut redis = redis.clone();
     let info = timeout(REPLY, cmd("INFO").arg("server").query_async::<Value>(&mut redis)).await;
     let info = info.map_err(|_| no_reply())?.map_err(|error| error.to_string())?;

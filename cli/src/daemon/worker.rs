@@ -5,30 +5,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use counterfoil::redis::aio::ConnectionLike;
 use counterfoil::{AnyCounters, Counterfoil, Overview, Reconciler, Registered, Result, Store};
 use futures_util::{StreamExt, stream};
 use tokio::select;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 
 use super::discovery::{self, Nodes};
 use super::live::LivePair;
 use super::recounts::Recounts;
 use super::rejects::Told;
+use super::samples;
 use super::servers::{self, Server};
 use super::systemd;
 use crate::config::{FamilyConfig, PairConfig, Serve};
-use crate::pair::{self, Pair, with_pair};
-use crate::sampler::Sampler;
-use crate::status::{self, LATE};
+use crate::pair::{self, Pair, Redis, with_pair};
+use crate::status;
 use crate::view::{DriftView, FindingView, RecountView, Refused, RejectView};
 
-/// How often the servers and the families are looked at.
-const SAMPLE: Duration = Duration::from_secs(2);
-/// The same of many families: a look at 10,000 takes Redis some 100 ms.
-const SAMPLE_MANY: Duration = Duration::from_secs(10);
-const MANY: usize = 1_000;
 /// How often what MySQL knows is read.
 const OVERVIEW: Duration = Duration::from_secs(5);
 /// How often the families of the database are read, those that were refused are opened again, and `check` is run.
@@ -82,28 +77,29 @@ impl Worker {
 
     async fn work<C>(&mut self, counterfoil: Counterfoil<C>, redis: Server)
     where
-        C: ConnectionLike + Clone + Send + Sync + Nodes + 'static,
+        C: Redis + Nodes,
     {
         let Ok(probe) = pair::probe(&self.config) else { return };
         let servers = (redis, Server::new(&self.config.name, "mysql"));
         let (found, both_up) = watch::channel(false);
         let watching = servers::watch(servers, (counterfoil.redis().clone(), probe), self.live.clone(), found);
-        let watching = tokio::spawn(watching);
+        let (overview, known) = watch::channel(Vec::new());
+        let sampling = samples::watch(counterfoil.clone(), known, self.live.clone());
+        let watching = [tokio::spawn(watching), tokio::spawn(sampling)];
         let mut pair = Working {
             worker: self,
             counterfoil,
             both_up,
-            sampler: Sampler::default(),
             reconciler: None,
             recounts: Recounts::default(),
             opened: BTreeMap::new(),
             refused: BTreeMap::new(),
-            overview: Vec::new(),
+            overview,
             told: Told::default(),
             drift_of: BTreeMap::new(),
         };
         pair.work().await;
-        watching.abort();
+        watching.iter().for_each(JoinHandle::abort);
     }
 }
 
@@ -113,7 +109,6 @@ struct Working<'w, C> {
     counterfoil: Counterfoil<C>,
     /// Whether both servers are there.
     both_up: watch::Receiver<bool>,
-    sampler: Sampler,
     reconciler: Option<Reconciler>,
     recounts: Recounts,
     /// The families that are described and opened, by name.
@@ -121,7 +116,7 @@ struct Working<'w, C> {
     /// Why others were not.
     refused: BTreeMap<String, String>,
     /// What MySQL last knew of each family.
-    overview: Vec<Overview>,
+    overview: watch::Sender<Vec<Overview>>,
     told: Told,
     /// Of which run, with how many differences, the drift of a family was read.
     drift_of: BTreeMap<String, (u64, u64)>,
@@ -130,7 +125,6 @@ struct Working<'w, C> {
 /// What there is to do next.
 enum Next {
     Begin,
-    Sample,
     Overview,
     Upkeep,
     Discover,
@@ -140,14 +134,13 @@ enum Next {
 
 impl<C> Working<'_, C>
 where
-    C: ConnectionLike + Clone + Send + Sync + Nodes + 'static,
+    C: Redis + Nodes,
 {
     async fn work(&mut self) {
         let mut stop = self.worker.stop.clone();
         let mut families = self.worker.families.clone();
         let discover = self.worker.config.discover.max(Duration::from_millis(100));
-        let (mut samples, mut overviews) = (every(SAMPLE), every(OVERVIEW));
-        let (mut upkeep, mut discoveries) = (every(UPKEEP), every(discover));
+        let (mut overviews, mut upkeep, mut discoveries) = (every(OVERVIEW), every(UPKEEP), every(discover));
         let (mut both_up, mut turned) = (self.both_up.clone(), self.both_up.clone());
         loop {
             let is_begun = self.reconciler.is_some();
@@ -159,19 +152,12 @@ where
                 changed = families.changed() => if changed.is_ok() { Next::Reload } else { Next::Stop },
                 _ = both_up.wait_for(|up| *up), if !is_begun => Next::Begin,
                 changed = turned.changed(), if is_begun => if changed.is_ok() { continue } else { Next::Stop },
-                _ = samples.tick(), if is_begun => Next::Sample,
                 _ = overviews.tick(), if works => Next::Overview,
                 _ = upkeep.tick(), if works => Next::Upkeep,
                 _ = discoveries.tick(), if works => Next::Discover,
             };
             match next {
                 Next::Begin => self.begin().await,
-                Next::Sample => {
-                    let are_many = self.sample().await;
-                    if are_many {
-                        samples.reset_after(SAMPLE_MANY);
-                    }
-                }
                 Next::Overview => self.overview().await,
                 Next::Upkeep => self.upkeep().await,
                 Next::Discover => self.discover().await,
@@ -179,15 +165,6 @@ where
                 Next::Stop => return self.finish().await,
             }
         }
-    }
-
-    /// Looks at the families. Returns whether there are many.
-    async fn sample(&mut self) -> bool {
-        let Ok(families) = status::of_families(&self.counterfoil, &self.overview, LATE).await else { return false };
-        let families = self.sampler.sample(families);
-        let number = families.len();
-        self.worker.live.show(|view| view.families = families);
-        number > MANY
     }
 
     /// What can be done only when both servers are there.
@@ -289,10 +266,9 @@ where
     async fn overview(&mut self) {
         let store = self.counterfoil.store();
         let (Ok(overview), Ok(latest)) = (store.overview().await, store.latest_rejects(SHOWN).await) else { return };
-        self.overview = overview;
         self.told.tell(&self.worker.config.name, &latest);
         let mut recounts = Vec::new();
-        for one in &self.overview {
+        for one in &overview {
             let Some(run) = &one.recount else { continue };
             let family = format!("{}/{}", one.namespace, one.family);
             let own = self.recounts.progress(&family).filter(|own| own.run == run.run);
@@ -306,6 +282,7 @@ where
                 family,
             });
         }
+        self.overview.send_replace(overview);
         let drift = self.drift(&recounts).await;
         self.worker.live.show(|view| {
             view.rejects = latest.iter().map(RejectView::from).collect();
