@@ -108,10 +108,7 @@ async fn statements(context: &Context, pair: &PairConfig, of: &PrivilegesOf) -> 
 /// What a recount reads.
 fn of_recount(family: &FamilyConfig, schema: &str, user: &str) -> Option<String> {
     let Some(table) = &family.recount.as_ref()?.table else {
-        return Some(format!(
-            "-- {} is recounted by SQL of its own: grant SELECT on the tables that it reads",
-            family.name()
-        ));
+        return Some(format!("-- {} is recounted by SQL of its own: grant SELECT on what it reads", family.name()));
     };
     let (schema, table) = table.split_once('.').unwrap_or((schema, table));
     Some(format!("GRANT SELECT ON {}.{} TO {};", quoted(schema), quoted(table), account(user)))
