@@ -9,8 +9,8 @@ use counterfoil::Precision;
 
 /// Brings counters from Redis to MySQL exactly once, shows them, and helps those who run it.
 ///
-/// Exit codes: 0 all is well, 1 something is late, was refused or failed, 2 a server is away or an error was found, 3 the command
-/// line or the configuration is wrong.
+/// Exit codes: 0 all is well, 1 something is late, was refused or failed, 2 a server is away or an error was found, 3
+/// the command line or the configuration is wrong.
 #[derive(Debug, Parser)]
 #[command(name = "counterfoil", version, max_term_width = 100)]
 pub struct Arguments {
@@ -53,8 +53,8 @@ pub enum Command {
     },
     /// Looks at both servers, and says what should be changed. Exits with 1 for warnings and 2 for errors
     Check,
-    /// A line for each family, for people and monitoring: exits with 1 where something is late or was refused, with 2 where a
-    /// server is away
+    /// A line for each family, for people and monitoring: exits with 1 where something is late or was refused, with 2
+    /// where a server is away
     Status {
         /// What counts as late: hits that wait for longer
         #[arg(long, default_value = "2m", value_parser = time, value_name = "TIME")]
@@ -114,8 +114,8 @@ pub enum Command {
         #[command(subcommand)]
         command: Rejects,
     },
-    /// Compares counters with the rows that they stand for, as the configuration says, and corrects them. Exits with 1 where
-    /// some differ and were not corrected
+    /// Compares counters with the rows that they stand for, as the configuration says, and corrects them. Exits with 1
+    /// where some differ and were not corrected
     Recount {
         /// NAMESPACE/FAMILY
         family: String,

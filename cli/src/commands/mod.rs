@@ -54,8 +54,8 @@ impl Context {
         }
     }
 
-    /// The pair of a family, NAMESPACE/FAMILY: the one that was named, the one for which the configuration describes the
-    /// family, or the only one.
+    /// The pair of a family, NAMESPACE/FAMILY: the one that was named, the one for which the configuration describes
+    /// the family, or the only one.
     pub fn pair_of(&self, family: &str) -> Result<&PairConfig, Failure> {
         let (namespace, name) = family
             .split_once('/')
@@ -85,7 +85,7 @@ impl Context {
         Ok(open(counterfoil, &described, family).await?)
     }
 
-    /// Opens a family of that pair to look at it, as the database has it; one that it does not know, as it is described.
+    /// Opens a family of that pair to look at it, as the database has it; one that it does not know, as described.
     pub async fn open_to_read<C: Redis>(
         &self,
         pair: &PairConfig,

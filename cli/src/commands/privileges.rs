@@ -108,10 +108,7 @@ async fn statements(context: &Context, pair: &PairConfig, of: &PrivilegesOf) -> 
 /// What a recount reads.
 fn of_recount(family: &FamilyConfig, schema: &str, user: &str) -> Option<String> {
     let Some(table) = &family.recount.as_ref()?.table else {
-        return Some(format!(
-            "-- {} is recounted by SQL of its own: grant SELECT on the tables that it reads",
-            family.name()
-        ));
+        return Some(format!("-- {} is recounted by SQL of its own: grant SELECT on that", family.name()));
     };
     let (schema, table) = table.split_once('.').unwrap_or((schema, table));
     Some(format!("GRANT SELECT ON {}.{} TO {};", quoted(schema), quoted(table), account(user)))
@@ -128,7 +125,7 @@ pub fn quoted(name: &str) -> String {
     format!("`{}`", name.replace('`', "``"))
 }
 
-/// The single families of the file and, where it can be asked, of the database; and those of the file that stand for many.
+/// The single families of the file and, where it can be asked, of the database; and those of the file that are patterns.
 async fn families<'c>(
     context: &'c Context,
     pair: &PairConfig,

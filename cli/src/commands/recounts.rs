@@ -55,8 +55,8 @@ pub async fn recount(context: &Context, family: &str, report: bool) -> Result<Ex
         Found { family: family.to_owned(), run, checked, drifted, raised, lowered, only_noted, busy, drift: found };
     context.output.print(&found, |found| {
         let mut lines = vec![format!(
-            "run {run}: {checked} checked, {drifted} differ: {raised} raised, {lowered} lowered, {only_noted} only noted; \
-             {busy} moved too much to tell"
+            "run {run}: {checked} checked, {drifted} differ: {raised} raised, {lowered} lowered, \
+             {only_noted} only noted; {busy} moved too much to tell"
         )];
         lines.extend(rows(&found.drift));
         lines
