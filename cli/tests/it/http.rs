@@ -18,7 +18,7 @@ use crate::client::{Reply, address, get, request, send};
 use crate::support::{Daemon, Site, eventually};
 
 /// A family of each kind.
-pub const KINDS: &str = "
+const KINDS: &str = "
 [[family]]
 name = \"shop/views\"
 kind = \"buffered\"
@@ -52,12 +52,12 @@ pub fn views() -> counterfoil::BufferedFamily {
     family.sync_after(100_000, Duration::from_secs(3600)).build().unwrap()
 }
 
-pub async fn ready(daemon: &Daemon) {
+async fn ready(daemon: &Daemon) {
     eventually("the daemon is ready", async || get(daemon, "/readyz").await.status == 200).await;
 }
 
 /// The daemon of a site with a family of each kind.
-async fn daemon_of_kinds(site: &Site) -> Daemon {
+pub async fn daemon_of_kinds(site: &Site) -> Daemon {
     site.configure(KINDS);
     let daemon = site.daemon().await;
     ready(&daemon).await;
