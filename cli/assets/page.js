@@ -4,16 +4,17 @@
 const STALE_MS = 8_000; // no news for so long: the connection is lost, even if nobody says so
 const AGAIN_MS = 3_000;
 const CHART_MS = 2_000;
+const loaded = Date.now();
 
 const connection = document.getElementById('connection');
 const age = document.getElementById('age');
-let heard = Date.now();
+let heard; // when there was news last; the page itself is as new as its load
 
 /** Says whether there is news, and how old the page is otherwise. */
 function tell() {
-  const since = Date.now() - heard;
+  const since = Date.now() - (heard ?? loaded);
   const lost = since > STALE_MS;
-  const text = lost ? 'The daemon does not answer.' : 'Live.';
+  const text = lost ? 'The daemon does not answer.' : heard ? 'Live.' : 'Connecting…';
   if (connection.textContent !== text) connection.textContent = text;
   age.textContent = lost ? `These figures are ${Math.round(since / 1000)} s old.` : '';
   connection.parentElement.classList.toggle('lost', lost);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use counterfoil::Registered;
+use counterfoil::{Registered, Store};
 
 use super::App;
 use super::params::Params;
@@ -44,7 +44,7 @@ impl App {
     }
 
     /// The family that `family` names. One that is not served is not opened either: to open it would be to serve it.
-    pub fn family(&self, params: &Params) -> Result<Chosen, Problem> {
+    pub async fn family(&self, params: &Params) -> Result<Chosen, Problem> {
         let (live, name) = (self.live_pair(params)?, params.required("family")?);
         let pair = self.connected(live)?;
         let view = live.view.borrow().clone();
@@ -52,14 +52,23 @@ impl App {
             let problem = Problem::not_found(format!("the family {name} is not served by this daemon"));
             return Err(problem.to_do("ask with `counterfoil get`, or let the configuration's `serve` have it"));
         }
-        let Some(registered) = live.known(name) else {
-            return Err(match view.mysql.up {
-                true => Problem::not_found(format!("there is no family {name:?}")).to_do("/api/v1/families lists them"),
-                false => {
-                    Problem::unavailable(format!("MySQL is away, and the family {name:?} is not known without it"))
-                }
-            });
+        let registered = match live.known(name) {
+            Some(registered) => Some(registered),
+            // opened since the daemon last read what the database knows
+            None if view.families.iter().any(|family| family.status.name() == name) => self.read(&pair, name).await?,
+            None => None,
         };
+        let registered = registered.ok_or_else(|| match view.mysql.up {
+            true => Problem::not_found(format!("there is no family {name:?}")).to_do("/api/v1/families lists them"),
+            false => Problem::unavailable(format!("MySQL is away, and the family {name:?} is not known without it")),
+        })?;
         Ok(Chosen { name: name.to_owned(), pair_name: live.name.clone(), pair, registered })
+    }
+
+    /// The family as the database has it by now.
+    async fn read(&self, pair: &Pair, name: &str) -> Result<Option<Registered>, Problem> {
+        let _turn = self.turn().await?;
+        let families = pair.store().families().await?.into_iter().filter_map(Result::ok);
+        Ok(families.into_iter().find(|registered| registered.family.to_string() == name))
     }
 }

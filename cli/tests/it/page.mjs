@@ -100,7 +100,7 @@ try {
     try {
       await orders[order.do](order);
     } catch (error) {
-      console.log(`${error.message} (${await page.title()})`.replaceAll('\n', ' '));
+      console.log(`${error.message} (${[await page.title(), ...wrong].join('; ')})`.replaceAll('\n', ' '));
       continue;
     }
     console.log('done');

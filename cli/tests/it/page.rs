@@ -13,7 +13,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
-use crate::http::{KINDS, application, ready, views};
+use crate::http::{application, daemon_of_kinds, views};
 use crate::support::Site;
 
 /// A browser that nobody sees, told what to do line by line.
@@ -69,9 +69,7 @@ const PENDING: &str = "tr[data-family='shop/views'] .pending data";
 #[tokio::test]
 async fn pages_show_what_was_counted() {
     let site = Site::new().await;
-    site.configure(KINDS);
-    let daemon = site.daemon().await;
-    ready(&daemon).await;
+    let daemon = daemon_of_kinds(&site).await;
     let Some(mut browser) = Browser::start(&daemon.url("")) else { return };
     let counting = application(&site).await;
     let views = counting.open(views()).await.unwrap();

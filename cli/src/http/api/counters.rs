@@ -37,7 +37,7 @@ pub async fn values(State(app): State<Arc<App>>, params: Params) -> Result<impl 
         given if given > IDS => return Err(Problem::parameter("id", format!("{given} are more than {IDS}"))),
         _ => {}
     }
-    let chosen = app.family(&params)?;
+    let chosen = app.family(&params).await?;
     let _turn = app.turn().await?;
     let values = counters::values(&chosen, &ids).await?;
     let values = ids.iter().zip(values).map(|(id, value)| Value { id, value }).collect();
@@ -58,7 +58,7 @@ pub async fn series(State(app): State<Arc<App>>, params: Params) -> Result<impl 
         count: i64,
     }
     params.only(&["pair", "family", "name", "precision", "from", "to"])?;
-    let (chosen, name) = (app.family(&params)?, params.required("name")?);
+    let (chosen, name) = (app.family(&params).await?, params.required("name")?);
     let precision = precision(&params)?;
     let range = match (time(&params, "from")?, time(&params, "to")?) {
         (None, None) => None,
@@ -91,7 +91,7 @@ pub async fn series_names(State(app): State<Arc<App>>, params: Params) -> Result
         next: Option<String>,
     }
     params.only(&["pair", "family", "prefix", "after", "limit"])?;
-    let chosen = app.family(&params)?;
+    let chosen = app.family(&params).await?;
     let limit = usize::try_from(params.number("limit", ROWS, MOST_ROWS)?).unwrap_or(usize::MAX);
     let _turn = app.turn().await?;
     let prefix = params.first("prefix").unwrap_or_default();
@@ -111,7 +111,7 @@ pub async fn activity(State(app): State<Arc<App>>, params: Params) -> Result<imp
         standard_error: Option<f64>,
     }
     params.only(&["pair", "family", "page"])?;
-    let (chosen, page) = (app.family(&params)?, params.required("page")?);
+    let (chosen, page) = (app.family(&params).await?, params.required("page")?);
     let _turn = app.turn().await?;
     let now = counters::activity(&chosen, page).await?;
     let standard_error = match now.visitors {

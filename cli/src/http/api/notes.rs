@@ -40,7 +40,7 @@ pub async fn drift(State(app): State<Arc<App>>, params: Params) -> Result<impl I
         next: Option<String>,
     }
     params.only(&["pair", "family", "run", "after", "limit"])?;
-    let (chosen, limit) = (app.family(&params)?, params.number("limit", ROWS, MOST_ROWS)?);
+    let (chosen, limit) = (app.family(&params).await?, params.number("limit", ROWS, MOST_ROWS)?);
     let run: Option<u64> = params.parsed("run", "the number of a run")?;
     let view = app.live_pair(&params)?.view.borrow().clone();
     let last = || view.recounts.iter().find(|recount| recount.family == chosen.name).map(|recount| recount.run);

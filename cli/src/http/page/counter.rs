@@ -15,7 +15,7 @@ use crate::http::params::Params;
 use crate::http::problem::Problem;
 
 pub async fn show(State(app): State<Arc<App>>, params: Params) -> Response {
-    let chosen = match app.family(&params) {
+    let chosen = match app.family(&params).await {
         Ok(chosen) => chosen,
         Err(problem) => return problem_page(problem),
     };

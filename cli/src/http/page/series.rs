@@ -22,7 +22,7 @@ use crate::status::unix_seconds;
 const NAMES: usize = 100;
 
 pub async fn show(State(app): State<Arc<App>>, params: Params) -> Response {
-    let chosen = match app.family(&params) {
+    let chosen = match app.family(&params).await {
         Ok(chosen) => chosen,
         Err(problem) => return problem_page(problem),
     };
