@@ -41,12 +41,12 @@ pub async fn measure(bench: &mut Bench) {
         let (ours, server) = (process::cpu(daemon.id()), redis_cpu(&mut probe).await);
         sleep(Duration::from_secs(seconds.into())).await;
         let percent = |spent: f64| spent * 100.0 / f64::from(seconds);
-        bench.absolute(&format!("daemon_{name}_families_percent_of_a_core"), percent(process::cpu(daemon.id()) - ours));
+        bench.absolute(format!("daemon_{name}_families_percent_of_a_core"), percent(process::cpu(daemon.id()) - ours));
         bench.absolute(
-            &format!("daemon_{name}_families_percent_of_redis"),
+            format!("daemon_{name}_families_percent_of_redis"),
             percent(redis_cpu(&mut probe).await - server),
         );
-        bench.absolute(&format!("daemon_{name}_families_mb"), process::memory(daemon.id()) / 1e6);
+        bench.absolute(format!("daemon_{name}_families_mb"), process::memory(daemon.id()) / 1e6);
     }
 }
 
