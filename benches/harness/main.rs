@@ -4,6 +4,7 @@
 
 mod activity;
 mod cached;
+mod daemon;
 mod flush;
 mod growth;
 mod hits;
@@ -55,6 +56,7 @@ async fn main() {
     cached::measure(&mut bench).await;
     series::measure(&mut bench).await;
     activity::measure(&mut bench).await;
+    daemon::measure(&mut bench).await;
     bench.found().print();
     if args.quick {
         println!("quick: shorter, with fewer rounds, and at most 1 M ids pending where a figure says 5 M");

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use counterfoil::Precision;
 
 /// Brings counters from Redis to MySQL exactly once, shows them, and helps those who run it.
 ///
@@ -61,12 +62,16 @@ pub enum Command {
     },
     /// The families that the database knows, and those of the configuration
     Families,
-    /// Exact values
+    /// Exact values, whatever is on its way: a line for each id, or for each slice of a series
     Get {
         /// NAMESPACE/FAMILY
         family: String,
+        /// Ids; SCOPE/DAY of visitors, names of series, pages of activity
         #[arg(required = true)]
         ids: Vec<String>,
+        /// Which slices of a series: 60s, day, month
+        #[arg(long, default_value = "60s")]
+        precision: Precision,
     },
     /// Counts: adds to a counter, exactly once
     Add {
@@ -79,12 +84,16 @@ pub enum Command {
         #[arg(long, value_name = "NAME")]
         request: Option<String>,
     },
-    /// The counters of a family in the order of their ids, each with its exact value
+    /// The counters of a family in the order of their ids, each with its exact value; of a series, the names
     List {
         /// NAMESPACE/FAMILY
         family: String,
+        /// Only ids that begin with it
         #[arg(long, default_value = "")]
         prefix: String,
+        /// Only ids after this one, the last one of the list before
+        #[arg(long, value_name = "ID")]
+        after: Option<String>,
         /// How many at most
         #[arg(long, default_value_t = 1000)]
         limit: usize,
@@ -105,7 +114,8 @@ pub enum Command {
         #[command(subcommand)]
         command: Rejects,
     },
-    /// Compares counters with the rows that they stand for, as the configuration says, and corrects them
+    /// Compares counters with the rows that they stand for, as the configuration says, and corrects them. Exits with 1 where
+    /// some differ and were not corrected
     Recount {
         /// NAMESPACE/FAMILY
         family: String,
@@ -189,11 +199,11 @@ pub struct PrivilegesOf {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum RoleName {
-    /// An application that counts
+    /// Counts by the Lua scripts, in any language
     Writer,
-    /// The daemon
+    /// The daemon, and applications on the Rust crate
     Daemon,
-    /// Whoever only reads
+    /// Reads by the Lua scripts what others counted
     Reader,
 }
 
@@ -203,7 +213,7 @@ pub enum Scripts {
     List,
     /// Writes them, with their manifest, to a folder
     Export { folder: PathBuf },
-    /// Loads them into Redis
+    /// Loads them into Redis; in a cluster into every primary, so again after a failover
     Load,
 }
 

@@ -40,12 +40,12 @@ impl From<counterfoil::Error> for Failure {
     fn from(error: counterfoil::Error) -> Self {
         let (exit, advice) = match error.kind() {
             ErrorKind::InvalidInput => (Exit::Usage, ""),
-            ErrorKind::Redis => (Exit::Critical, "\nIs Redis there, and its address right?"),
-            ErrorKind::Store => (Exit::Critical, "\nIs MySQL there, and its address and user right?"),
-            ErrorKind::AccessDenied => (Exit::Critical, "\n`counterfoil acl daemon` prints what its user needs"),
+            ErrorKind::Redis => (Exit::Critical, ". Is Redis there, and its address right?"),
+            ErrorKind::Store => (Exit::Critical, ". Is MySQL there, and its address and user right?"),
+            ErrorKind::AccessDenied => (Exit::Critical, ". `counterfoil acl daemon` prints what its user needs"),
             ErrorKind::OutcomeUnknown => (
                 Exit::Warning,
-                "\nIt was counted once or not at all, and nobody can tell: read the counter before you repeat it",
+                ". It was counted once or not at all, and nobody can tell: read the counter before you repeat it",
             ),
             _ => (Exit::Warning, ""),
         };
@@ -62,6 +62,10 @@ impl From<std::io::Error> for Failure {
 impl Failure {
     pub fn usage(message: impl Into<String>) -> Self {
         Failure { exit: Exit::Usage, message: message.into() }
+    }
+
+    pub fn critical(message: impl Into<String>) -> Self {
+        Failure { exit: Exit::Critical, message: message.into() }
     }
 
     pub fn warning(message: impl Into<String>) -> Self {

@@ -7,6 +7,7 @@ mod daemon;
 mod exit;
 mod families;
 mod http;
+mod look;
 mod output;
 mod pair;
 mod sampler;
@@ -30,7 +31,9 @@ async fn main() -> Exit {
         }
     };
     commands::execute(arguments).await.unwrap_or_else(|Failure { exit, message }| {
-        eprintln!("counterfoil: {message}");
+        if !message.is_empty() {
+            eprintln!("counterfoil: {message}");
+        }
         exit
     })
 }

@@ -1,8 +1,12 @@
 //! What commands print: for people, or as JSON.
 
-use std::io::{self, Write};
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::time::SystemTime;
 
+use jiff::Timestamp;
 use serde::Serialize;
+
+use crate::exit::Failure;
 
 /// Where results go, and how.
 #[derive(Clone, Copy, Debug)]
@@ -12,13 +16,28 @@ pub struct Output {
 
 impl Output {
     /// Prints the value as JSON, or the lines that are made of it.
-    pub fn print<T: Serialize>(self, value: &T, lines: impl FnOnce(&T) -> Vec<String>) -> io::Result<()> {
-        let mut out = io::stdout().lock();
-        if self.json {
-            serde_json::to_writer_pretty(&mut out, value)?;
-            writeln!(out)
-        } else {
-            lines(value).iter().try_for_each(|line| writeln!(out, "{line}"))
+    pub fn print<T: Serialize>(self, value: &T, lines: impl FnOnce(&T) -> Vec<String>) -> Result<(), Failure> {
+        self.write(|out| {
+            if self.json {
+                serde_json::to_writer_pretty(&mut *out, value)?;
+                writeln!(out)
+            } else {
+                lines(value).iter().try_for_each(|line| writeln!(out, "{line}"))
+            }
+        })
+    }
+
+    /// Prints a text as it stands.
+    pub fn text(self, text: &[u8]) -> Result<(), Failure> {
+        self.write(|out| out.write_all(text))
+    }
+
+    /// Whoever reads has seen enough when the other end is closed, which is no failure.
+    fn write(self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
+        let mut out = BufWriter::new(io::stdout().lock());
+        match write(&mut out).and_then(|()| out.flush()) {
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+            written => Ok(written?),
         }
     }
 }
@@ -30,8 +49,8 @@ pub fn table(heads: &[&str], rows: &[Vec<String>]) -> Vec<String> {
         cells.chain([heads[column].chars().count()]).max().unwrap_or(0)
     };
     let is_number = |column: usize| {
-        rows.iter()
-            .all(|row| row[column].is_empty() || row[column].starts_with(|c: char| c.is_ascii_digit() || c == '-'))
+        let is_number = |cell: &String| cell.is_empty() || cell.starts_with(|c: char| c.is_ascii_digit() || c == '-');
+        rows.iter().all(|row| is_number(&row[column])) && !rows.iter().all(|row| row[column].is_empty())
     };
     let columns: Vec<_> = (0..heads.len()).map(|column| (width(column), is_number(column))).collect();
     let line = |cells: Vec<&str>| {
@@ -43,4 +62,41 @@ pub fn table(heads: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     };
     let head = line(heads.to_vec());
     [head].into_iter().chain(rows.iter().map(|row| line(row.iter().map(String::as_str).collect()))).collect()
+}
+
+/// A time as 3s, 2m, 5h or 4d.
+pub fn short(seconds: f64) -> String {
+    match seconds.max(0.0) as u64 {
+        seconds @ 0..120 => format!("{seconds}s"),
+        seconds @ 120..7200 => format!("{}m", seconds / 60),
+        seconds @ 7200..172_800 => format!("{}h", seconds / 3600),
+        seconds => format!("{}d", seconds / 86_400),
+    }
+}
+
+/// A moment as `2026-11-22T12:00:00Z`.
+pub fn moment(time: SystemTime) -> String {
+    Timestamp::try_from(time).map_or_else(|_| "?".to_owned(), |time| time.to_string())
+}
+
+/// `1 family`, `2 families`.
+pub fn count(number: u64, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_short() {
+        let shown = [0.4, 3.9, 119.0, 120.0, 7199.0, 7200.0, 172_800.0].map(short);
+        assert_eq!(shown, ["0s", "3s", "119s", "2m", "119m", "2h", "2d"]);
+    }
+
+    #[test]
+    fn numbers_stand_to_the_right() {
+        let rows = [["a", "7", ""], ["long", "100", "x"]].map(|row| row.map(str::to_owned).to_vec());
+        assert_eq!(table(&["NAME", "N", "WHY"], &rows), ["NAME    N  WHY", "a       7", "long  100  x"]);
+    }
 }

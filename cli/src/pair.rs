@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use counterfoil::redis::aio::ConnectionLike;
 use counterfoil::redis::cluster::ClusterClient;
 use counterfoil::redis::cluster_async::ClusterConnection;
 use counterfoil::redis::sentinel::{SentinelClientBuilder, SentinelServerType};
@@ -34,6 +35,11 @@ macro_rules! with_pair {
 }
 pub(crate) use with_pair;
 
+/// What a connection to Redis has to be for the library.
+pub trait Redis: ConnectionLike + Clone + Send + Sync + 'static {}
+
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> Redis for C {}
+
 /// How long a connection to MySQL is waited for.
 const ACQUIRE: Duration = Duration::from_secs(5);
 
@@ -62,7 +68,8 @@ impl Pair {
     }
 }
 
-fn store(config: &PairConfig) -> Result<MysqlStore> {
+/// Its MySQL alone, which is connected to when it is needed.
+pub fn store(config: &PairConfig) -> Result<MysqlStore> {
     let pool = MySqlPoolOptions::new().max_connections(config.connections).acquire_timeout(ACQUIRE);
     Ok(MysqlStore::new(pool.connect_lazy_with(mysql(config)?)))
 }

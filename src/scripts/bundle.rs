@@ -50,6 +50,11 @@ impl Script {
         self.name.split('_').next().unwrap_or_default()
     }
 
+    /// What `lua/manifest.json` says of them: keys, arguments, replies and errors of each, for programs.
+    pub fn manifest() -> &'static str {
+        include_str!("../../lua/manifest.json")
+    }
+
     /// The Redis commands that it calls, in upper case, some of them several times.
     pub(crate) fn commands(&self) -> impl Iterator<Item = &'static str> {
         self.source.split("call('").skip(1).filter_map(|call| call.split('\'').next())
@@ -158,7 +163,7 @@ fn is_wrong_type(error: &RedisError) -> bool {
 }
 
 /// Every script reads before it writes, so nothing was done.
-fn wrong_type(name: &'static str, keys: &[impl AsRef<[u8]>], error: RedisError) -> Error {
+fn wrong_type(name: &str, keys: &[impl AsRef<[u8]>], error: RedisError) -> Error {
     let keys: Vec<_> = keys.iter().take(20).map(|key| String::from_utf8_lossy(key.as_ref())).collect();
     let message = format!("{name}: a key holds another type: {}", keys.join(", "));
     Error::new(ErrorKind::Corrupt, message).with_source(error)
@@ -199,7 +204,10 @@ where
     C: ConnectionLike + Clone + 'static,
     T: redis::FromRedisValue,
 {
-    let value = eval(redis, text, keys, args).await.map_err(not_executed)?;
+    let value = eval(redis, text, keys, args).await.map_err(|error| match is_wrong_type(&error) {
+        true => wrong_type("a read", keys, error),
+        false => not_executed(error),
+    })?;
     T::from_redis_value(value).map_err(|error| Error::corrupt("what was read").with_source(error))
 }
 

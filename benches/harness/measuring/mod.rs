@@ -4,6 +4,7 @@ mod bench;
 mod compare;
 mod figures;
 mod load;
+pub mod process;
 mod servers;
 mod stage;
 

@@ -1,37 +1,45 @@
 //! Commands that need no server.
 
-use std::io;
-
 use clap::CommandFactory;
 use clap_complete::Shell;
-use serde_json::json;
+use serde::Serialize;
 
 use super::Context;
 use crate::arguments::Arguments;
 use crate::config::{EXAMPLE, FamilyConfig};
 use crate::exit::{Exit, Failure};
+use crate::output::Output;
+
+#[derive(Serialize)]
+struct Described {
+    pair: String,
+    families: Vec<String>,
+}
 
 /// The configuration was read already, which is the check.
 pub fn check(context: &Context) -> Result<Exit, Failure> {
-    let names = |pair: &str| {
-        let families = context.config.families.iter().filter(|family| family.pair == pair);
-        families.map(FamilyConfig::name).collect::<Vec<_>>()
-    };
-    let pairs: Vec<_> = context.pairs().map(|pair| (&pair.name, names(&pair.name))).collect();
-    let value = json!({ "ok": true, "pairs": pairs.iter().map(|(pair, families)| json!({ "pair": pair, "families": families })).collect::<Vec<_>>() });
-    context.output.print(&value, |_| {
-        let line = |(pair, families): &(&String, Vec<String>)| format!("pair {pair}: {}", families.join(", "));
+    let described = context.pairs().map(|pair| Described {
+        pair: pair.name.clone(),
+        families: context.described(pair).map(FamilyConfig::name).collect(),
+    });
+    context.output.print(&described.collect::<Vec<_>>(), |pairs| {
+        let line = |Described { pair, families }: &Described| match families.is_empty() {
+            true => format!("pair {pair}: no families"),
+            false => format!("pair {pair}: {}", families.join(", ")),
+        };
         pairs.iter().map(line).chain(["the configuration is right".to_owned()]).collect()
     })?;
     Ok(Exit::Ok)
 }
 
-pub fn example() -> Result<Exit, Failure> {
-    print!("{EXAMPLE}");
+pub fn example(output: Output) -> Result<Exit, Failure> {
+    output.text(EXAMPLE.as_bytes())?;
     Ok(Exit::Ok)
 }
 
-pub fn completions(shell: Shell) -> Result<Exit, Failure> {
-    clap_complete::generate(shell, &mut Arguments::command(), "counterfoil", &mut io::stdout());
+pub fn completions(output: Output, shell: Shell) -> Result<Exit, Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "counterfoil", &mut script);
+    output.text(&script)?;
     Ok(Exit::Ok)
 }

@@ -1,13 +1,27 @@
 //! What the command line asks for: a file for each group of commands.
 
 mod configuration;
+mod counters;
+mod draining;
+mod families;
+mod privileges;
+mod recounts;
+mod rejects;
+mod scripts;
 mod servers;
+mod top;
 
-use crate::arguments::{Arguments, Command};
-use crate::config::{Config, PairConfig};
+use std::path::Path;
+
+use counterfoil::{AnyCounters, Counterfoil};
+
+use crate::arguments::{Arguments, Command, Scripts};
+use crate::config::{Config, FamilyConfig, PairConfig};
 use crate::exit::{Exit, Failure};
+use crate::families::{described, open};
+use crate::look::in_time;
 use crate::output::Output;
-use crate::pair::Pair;
+use crate::pair::{Pair, Redis};
 
 /// What most commands need.
 pub struct Context {
@@ -18,40 +32,114 @@ pub struct Context {
 }
 
 impl Context {
+    fn read(path: &Path, named: Option<String>, output: Output) -> Result<Self, Failure> {
+        let config = Config::read(path)?;
+        if let Some(named) = named.as_ref().filter(|named| config.pairs.iter().all(|pair| pair.name != **named)) {
+            return Err(Failure::usage(format!("there is no [pair.{named}] in the configuration")));
+        }
+        Ok(Context { config, named, output })
+    }
+
     /// The pairs that the command is about: the one that was named, or all.
     pub fn pairs(&self) -> impl Iterator<Item = &PairConfig> {
         self.config.pairs.iter().filter(|pair| self.named.as_ref().is_none_or(|named| *named == pair.name))
     }
 
-    /// The one pair that the command is about, connected.
-    pub async fn pair(&self) -> Result<(&PairConfig, Pair), Failure> {
+    /// The one pair that the command is about.
+    pub fn pair(&self) -> Result<&PairConfig, Failure> {
         let mut pairs = self.pairs();
         match (pairs.next(), pairs.next()) {
-            (Some(pair), None) => Ok((pair, Pair::connect(pair).await?)),
+            (Some(pair), None) => Ok(pair),
             _ => Err(Failure::usage("the configuration has several pairs: name one with --pair")),
         }
     }
+
+    /// The pair of a family, NAMESPACE/FAMILY: the one that was named, the one for which the configuration describes the
+    /// family, or the only one.
+    pub fn pair_of(&self, family: &str) -> Result<&PairConfig, Failure> {
+        let (namespace, name) = family
+            .split_once('/')
+            .ok_or_else(|| Failure::usage(format!("{family:?} is not NAMESPACE/FAMILY, such as shop/views")))?;
+        let describes = |pair: &&PairConfig| self.described(pair).any(|family| family.describes(namespace, name));
+        let mut pairs = self.pairs().filter(describes);
+        match (pairs.next(), pairs.next()) {
+            (Some(pair), None) => Ok(pair),
+            (Some(_), Some(_)) => Err(Failure::usage(format!("several pairs have a {family}: name one with --pair"))),
+            (None, _) => self.pair(),
+        }
+    }
+
+    /// The families of that pair that the configuration describes.
+    pub fn described(&self, pair: &PairConfig) -> impl Iterator<Item = &FamilyConfig> {
+        described(&self.config.families, &pair.name)
+    }
+
+    /// Opens a family of that pair to count in it.
+    pub async fn open<C: Redis>(
+        &self,
+        pair: &PairConfig,
+        counterfoil: &Counterfoil<C>,
+        family: &str,
+    ) -> Result<AnyCounters<C>, Failure> {
+        let described: Vec<_> = self.described(pair).cloned().collect();
+        Ok(open(counterfoil, &described, family).await?)
+    }
+
+    /// Opens a family of that pair to look at it, as the database has it; one that it does not know, as it is described.
+    pub async fn open_to_read<C: Redis>(
+        &self,
+        pair: &PairConfig,
+        counterfoil: &Counterfoil<C>,
+        family: &str,
+    ) -> Result<AnyCounters<C>, Failure> {
+        let known = crate::families::registered(counterfoil).await?;
+        match known.into_iter().find(|known| known.family.to_string() == family) {
+            Some(known) => Ok(counterfoil.open_registered(known)?),
+            None => self.open(pair, counterfoil, family).await,
+        }
+    }
+}
+
+/// Connects to a pair, or says which one is away.
+pub async fn connect(pair: &PairConfig) -> Result<Pair, Failure> {
+    in_time(Pair::connect(pair)).await.map_err(|why| {
+        let advice = "Is Redis there, and are its address and password right?";
+        Failure::critical(format!("pair {}: {why}. {advice}", pair.name))
+    })
 }
 
 /// Does what the command line asks for.
 pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
     let Arguments { config, pair, json, command } = arguments;
     let output = Output { json };
-    let command = match command {
-        Command::ExampleConfig => return configuration::example(),
-        Command::Completions { shell } => return configuration::completions(shell),
-        command => command,
-    };
-    let path = config;
-    let config = Config::read(&path)?;
-    if let Some(named) = pair.as_ref().filter(|named| config.pairs.iter().all(|pair| pair.name != **named)) {
-        return Err(Failure::usage(format!("there is no [pair.{named}] in the configuration")));
-    }
-    let context = Context { config, named: pair, output };
+    let context = || Context::read(&config, pair, output);
     match command {
-        Command::Run => crate::daemon::run(context.config, &path).await,
-        Command::CheckConfig => configuration::check(&context),
-        Command::Init { print } => servers::init(&context, print).await,
-        _ => Err(Failure::usage("not there yet")),
+        Command::Run => crate::daemon::run(context()?.config, &config).await,
+        Command::CheckConfig => configuration::check(&context()?),
+        Command::ExampleConfig => configuration::example(output),
+        Command::Init { print: true } => servers::print_schema(output),
+        Command::Init { print: false } => servers::init(&context()?).await,
+        Command::Check => servers::check(&context()?).await,
+        Command::Status { late } => families::status(&context()?, late).await,
+        Command::Families => families::list(&context()?).await,
+        Command::Get { family, ids, precision } => counters::get(&context()?, &family, &ids, precision).await,
+        Command::Add { family, id, delta, request } => {
+            counters::add(&context()?, &family, &id, delta, request.as_deref()).await
+        }
+        Command::List { family, prefix, after, limit } => {
+            counters::list(&context()?, &family, &prefix, after, limit).await
+        }
+        Command::Pending => families::pending(&context()?).await,
+        Command::Drain { timeout, all } => draining::drain(&context()?, timeout, all).await,
+        Command::Rejects { command } => rejects::execute(&context()?, command).await,
+        Command::Recount { family, report } => recounts::recount(&context()?, &family, report).await,
+        Command::Drift { family, run } => recounts::drift(&context()?, &family, run).await,
+        Command::Top => top::run(&context()?).await,
+        Command::Acl { of } => privileges::acl(&context()?, &of).await,
+        Command::Grants { of } => privileges::grants(&context()?, &of).await,
+        Command::Scripts { command: Scripts::List } => scripts::list(output),
+        Command::Scripts { command: Scripts::Export { folder } } => scripts::export(output, &folder),
+        Command::Scripts { command: Scripts::Load } => scripts::load(&context()?).await,
+        Command::Completions { shell } => configuration::completions(output, shell),
     }
 }

@@ -31,6 +31,8 @@ pub struct FamilyConfig {
 #[derive(Clone, Debug)]
 pub struct Recount {
     pub source: Source,
+    /// The table with the rows; `None` where the source is SQL.
+    pub table: Option<String>,
     pub within: Duration,
     pub every: Duration,
     pub mode: Mode,
@@ -68,6 +70,11 @@ impl FamilyConfig {
             None => self.namespace == namespace,
         };
         fits && self.family == family
+    }
+
+    /// The family in a namespace that it is for: for what all of a pattern have in common.
+    pub fn sample(&self) -> Result<AnyFamily, Error> {
+        self.in_namespace(&self.namespace.replace('*', SAMPLE))
     }
 
     /// The family in that namespace.
@@ -261,6 +268,7 @@ impl RecountEntry {
         }
         Ok(Recount {
             source,
+            table: self.table.clone(),
             within: self.within.0,
             every: self.every.0,
             mode: if self.only_report { Mode::Report } else { Mode::Correct },
@@ -406,7 +414,7 @@ impl FamilyEntry {
             at,
         };
         // an error names the setting that it is about
-        config.in_namespace(&namespace.replace('*', SAMPLE)).map_err(|error| {
+        config.sample().map_err(|error| {
             let message = error.to_string();
             let place = entry.place(|name| message.contains(name)).map_or(name_at.clone(), |(_, at)| at);
             wrong(&place, message)

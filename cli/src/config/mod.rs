@@ -153,3 +153,6 @@ fn address(listen: &Spanned<String>) -> Result<Option<SocketAddr>, Wrong> {
     let expected = |_| format!("listen = {text:?} is neither ADDRESS:PORT, such as \"127.0.0.1:9292\", nor \"off\"");
     text.parse().map(Some).map_err(|error| Wrong::new(&listen.span(), expected(error)))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,5 @@
-//! Passwords and tokens: from the configuration, from a file that it names, from a credential that systemd hands in, or from the
-//! environment.
+//! Passwords and tokens: from the configuration, from a file that it names, from a credential that systemd hands in, or
+//! from the environment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,11 @@ impl Secrets {
             credentials: std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from),
             environment: |name| std::env::var(name).ok(),
         }
+    }
+
+    #[cfg(test)]
+    pub fn with(folder: &Path, credentials: Option<PathBuf>, environment: fn(&str) -> Option<String>) -> Self {
+        Secrets { folder: folder.to_owned(), credentials, environment }
     }
 
     /// A file that the configuration names, by its place beside it.

@@ -36,6 +36,11 @@ impl LivePair {
         }
     }
 
+    /// Changes what is shown of it.
+    pub fn show(&self, change: impl FnOnce(&mut PairView)) {
+        self.view.send_modify(|view| change(Arc::make_mut(view)));
+    }
+
     /// The connections, once they were made.
     pub fn pair(&self) -> Option<Pair> {
         self.connected.borrow().clone()

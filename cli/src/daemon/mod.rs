@@ -1,6 +1,6 @@
 //! The daemon: an ordinary server, of which any number may run.
 
-mod discovery;
+pub mod discovery;
 pub mod live;
 mod log;
 pub mod recounts;

@@ -1,15 +1,21 @@
 //! Whether the two servers of a pair are there: each change is told once.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use counterfoil::redis::aio::ConnectionLike;
 use counterfoil::redis::{Value, cmd};
 use counterfoil::sqlx::{self, MySqlPool};
-use tokio::time::timeout;
+use futures_util::future::join;
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
+use super::live::LivePair;
 use crate::status::now;
 use crate::view::ServerView;
 
+/// How often the servers are looked at.
+const LOOK: Duration = Duration::from_secs(2);
 /// How long a server may take to say that it is there.
 const REPLY: Duration = Duration::from_secs(3);
 
@@ -53,8 +59,27 @@ impl Server {
     }
 }
 
+/// Looks at both servers again and again, shows how they are, and says whether both are there.
+pub async fn watch<C: ConnectionLike + Clone>(
+    (mut redis, mut mysql): (Server, Server),
+    (connection, probe): (C, MySqlPool),
+    live: Arc<LivePair>,
+    both: watch::Sender<bool>,
+) {
+    let mut looks = interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        looks.tick().await;
+        let (found_redis, found_mysql) = join(look_at_redis(&connection), look_at_mysql(&probe)).await;
+        let waiting = live.view.borrow().families.iter().filter(|family| family.status.pending > 0).count();
+        let views = (redis.found(found_redis, waiting), mysql.found(found_mysql, waiting));
+        both.send_replace(views.0.up && views.1.up);
+        live.show(|view| (view.redis, view.mysql) = views);
+    }
+}
+
 /// Redis's name and version.
-pub async fn redis<C: ConnectionLike + Clone>(redis: &C) -> Result<String, String> {
+async fn look_at_redis<C: ConnectionLike + Clone>(redis: &C) -> Result<String, String> {
     let mut redis = redis.clone();
     let info = timeout(REPLY, cmd("INFO").arg("server").query_async::<Value>(&mut redis)).await;
     let info = info.map_err(|_| no_reply())?.map_err(|error| error.to_string())?;
@@ -77,7 +102,7 @@ fn first_text(reply: &Value) -> Option<String> {
 }
 
 /// MySQL's name and version.
-pub async fn mysql(pool: &MySqlPool) -> Result<String, String> {
+async fn look_at_mysql(pool: &MySqlPool) -> Result<String, String> {
     let asked = sqlx::query_scalar::<_, String>("SELECT VERSION()").fetch_one(pool);
     let version = timeout(REPLY, asked).await.map_err(|_| no_reply())?.map_err(|error| error.to_string())?;
     Ok(match version.split_once("-MariaDB") {

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use counterfoil::redis::aio::ConnectionLike;
-use counterfoil::sqlx::MySqlPool;
 use counterfoil::{AnyCounters, Counterfoil, Overview, Reconciler, Registered, Result, Store};
 use futures_util::{StreamExt, stream};
 use tokio::select;
@@ -23,7 +22,7 @@ use crate::config::{FamilyConfig, PairConfig, Serve};
 use crate::pair::{self, Pair, with_pair};
 use crate::sampler::Sampler;
 use crate::status::{self, LATE};
-use crate::view::{DriftView, FindingView, PairView, RecountView, Refused, RejectView};
+use crate::view::{DriftView, FindingView, RecountView, Refused, RejectView};
 
 /// How often the servers and the families are looked at.
 const SAMPLE: Duration = Duration::from_secs(2);
@@ -73,7 +72,7 @@ impl Worker {
                 Ok(pair) => return pair,
                 Err(error) => {
                     let view = redis.found(Err(error.to_string()), 0);
-                    self.show(|pair| pair.redis = view);
+                    self.live.show(|pair| pair.redis = view);
                     systemd::status(&format!("pair {} waits for Redis: {error}", self.config.name));
                 }
             }
@@ -81,22 +80,19 @@ impl Worker {
         }
     }
 
-    fn show(&self, change: impl FnOnce(&mut PairView)) {
-        self.live.view.send_modify(|view| change(Arc::make_mut(view)));
-    }
-
     async fn work<C>(&mut self, counterfoil: Counterfoil<C>, redis: Server)
     where
         C: ConnectionLike + Clone + Send + Sync + Nodes + 'static,
     {
         let Ok(probe) = pair::probe(&self.config) else { return };
-        let mysql = Server::new(&self.config.name, "mysql");
+        let servers = (redis, Server::new(&self.config.name, "mysql"));
+        let (found, both_up) = watch::channel(false);
+        let watching = servers::watch(servers, (counterfoil.redis().clone(), probe), self.live.clone(), found);
+        let watching = tokio::spawn(watching);
         let mut pair = Working {
             worker: self,
             counterfoil,
-            probe,
-            redis,
-            mysql,
+            both_up,
             sampler: Sampler::default(),
             reconciler: None,
             recounts: Recounts::default(),
@@ -107,6 +103,7 @@ impl Worker {
             drift_of: BTreeMap::new(),
         };
         pair.work().await;
+        watching.abort();
     }
 }
 
@@ -114,10 +111,8 @@ impl Worker {
 struct Working<'w, C> {
     worker: &'w mut Worker,
     counterfoil: Counterfoil<C>,
-    /// One connection that nobody else uses.
-    probe: MySqlPool,
-    redis: Server,
-    mysql: Server,
+    /// Whether both servers are there.
+    both_up: watch::Receiver<bool>,
     sampler: Sampler,
     reconciler: Option<Reconciler>,
     recounts: Recounts,
@@ -134,6 +129,7 @@ struct Working<'w, C> {
 
 /// What there is to do next.
 enum Next {
+    Begin,
     Sample,
     Overview,
     Upkeep,
@@ -152,17 +148,24 @@ where
         let discover = self.worker.config.discover.max(Duration::from_millis(100));
         let (mut samples, mut overviews) = (every(SAMPLE), every(OVERVIEW));
         let (mut upkeep, mut discoveries) = (every(UPKEEP), every(discover));
+        let (mut both_up, mut turned) = (self.both_up.clone(), self.both_up.clone());
         loop {
+            let is_begun = self.reconciler.is_some();
+            // what needs MySQL does not wait for it
+            let works = is_begun && *both_up.borrow();
             let next = select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => Next::Stop,
                 changed = families.changed() => if changed.is_ok() { Next::Reload } else { Next::Stop },
-                _ = samples.tick() => Next::Sample,
-                _ = overviews.tick(), if self.reconciler.is_some() => Next::Overview,
-                _ = upkeep.tick(), if self.reconciler.is_some() => Next::Upkeep,
-                _ = discoveries.tick(), if self.reconciler.is_some() => Next::Discover,
+                _ = both_up.wait_for(|up| *up), if !is_begun => Next::Begin,
+                changed = turned.changed(), if is_begun => if changed.is_ok() { continue } else { Next::Stop },
+                _ = samples.tick(), if is_begun => Next::Sample,
+                _ = overviews.tick(), if works => Next::Overview,
+                _ = upkeep.tick(), if works => Next::Upkeep,
+                _ = discoveries.tick(), if works => Next::Discover,
             };
             match next {
+                Next::Begin => self.begin().await,
                 Next::Sample => {
                     let are_many = self.sample().await;
                     if are_many {
@@ -178,20 +181,12 @@ where
         }
     }
 
-    /// Looks at the servers and the families, and begins the work once both servers are there. Returns whether there are many.
+    /// Looks at the families. Returns whether there are many.
     async fn sample(&mut self) -> bool {
-        let waiting = self.worker.live.view.borrow().families.iter().filter(|family| family.status.pending > 0).count();
-        let (redis, mysql) = tokio::join!(servers::redis(self.counterfoil.redis()), servers::mysql(&self.probe));
-        let (redis, mysql) = (self.redis.found(redis, waiting), self.mysql.found(mysql, waiting));
-        let both = redis.up && mysql.up;
-        self.worker.show(|view| (view.redis, view.mysql) = (redis, mysql));
-        if self.reconciler.is_none() && both {
-            self.begin().await;
-        }
         let Ok(families) = status::of_families(&self.counterfoil, &self.overview, LATE).await else { return false };
         let families = self.sampler.sample(families);
         let number = families.len();
-        self.worker.show(|view| view.families = families);
+        self.worker.live.show(|view| view.families = families);
         number > MANY
     }
 
@@ -312,7 +307,7 @@ where
             });
         }
         let drift = self.drift(&recounts).await;
-        self.worker.show(|view| {
+        self.worker.live.show(|view| {
             view.rejects = latest.iter().map(RejectView::from).collect();
             view.recounts = recounts;
             view.drift.splice(0..0, drift);
@@ -365,7 +360,7 @@ where
         let findings = self.counterfoil.check().await;
         let refused = self.refused.iter().map(|(family, reason)| (family.clone(), reason.clone()));
         let refused = refused.map(|(family, reason)| Refused { family, reason }).collect();
-        self.worker.show(|view| {
+        self.worker.live.show(|view| {
             view.findings = findings.iter().map(FindingView::from).collect();
             view.refused = refused;
             if let Some(not_served) = not_served {

@@ -123,7 +123,8 @@ fn sum(a: f64, b: f64) -> f64 {
 
 fn families(text: &mut Text, view: &View) {
     type Value = fn(&FamilyView) -> Option<f64>;
-    let values: [(&str, &str, Value, fn(f64, f64) -> f64); 6] = [
+    type Join = fn(f64, f64) -> f64;
+    let values: [(&str, &str, Value, Join); 6] = [
         (
             "counterfoil_unsaved_ids",
             "distinct ids, or cached counters, that wait in Redis for MySQL",

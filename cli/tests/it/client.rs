@@ -48,7 +48,7 @@ pub async fn send(daemon: &Daemon, bytes: &[u8]) -> Option<Reply> {
     let _ = stream.write_all(bytes).await;
     let mut came = Vec::new();
     let read = async {
-        let mut buffer = vec![0; 16_384];
+        let mut buffer = vec![0; 65_536];
         while let Ok(length @ 1..) = stream.read(&mut buffer).await {
             came.extend_from_slice(&buffer[..length]);
         }

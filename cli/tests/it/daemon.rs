@@ -107,7 +107,7 @@ async fn it_waits_for_its_servers_and_tells_each_change_once() {
     eventually("the first hit", async || is_there(&site).await && site.number(ALL).await == 1).await;
     daemon.logs(&["server=\"mysql\"", "back", "away_seconds"]).await;
     mysql.kill();
-    eventually("the second time", async || daemon.lines(&["server=\"mysql\"", "away", "why"]) == 2).await;
+    daemon.logs_times(2, &["server=\"mysql\"", "away", "why"]).await;
     let _ = views.add("page", 1).await.unwrap();
     sleep(Duration::from_secs(5)).await;
     assert_eq!(daemon.lines(&["away", "why"]), 2, "{}", daemon.log());

@@ -1,7 +1,10 @@
 //! The program `counterfoil` as it is used: started with real servers.
 
 mod client;
+mod commands;
 mod daemon;
 mod http;
 mod page;
+mod privileges;
+mod restore;
 mod support;

@@ -43,11 +43,21 @@ impl Site {
         site
     }
 
+    /// The same without the tables.
+    pub async fn without_tables() -> Self {
+        Site::on(MYSQL.get_or_init(MysqlServer::start).await).await
+    }
+
     /// With nothing in its database.
     pub async fn on(mysql: &MysqlServer) -> Self {
         let redis = RedisServer::start(RedisOptions::volatile()).await;
         let (database, pool) = mysql.database("cli").await;
-        Site { redis, pool, mysql_url: mysql.url(&database), folder: TempDir::new().expect("a folder") }
+        Site::of(redis, pool, mysql.url(&database))
+    }
+
+    /// With servers that are there.
+    pub fn of(redis: RedisServer, pool: MySqlPool, mysql_url: String) -> Self {
+        Site { redis, pool, mysql_url, folder: TempDir::new().expect("a folder") }
     }
 
     /// Writes the configuration: the pair `main`, and what is given.
@@ -97,7 +107,14 @@ impl Site {
 
     /// Runs a command of the program to its end.
     pub async fn run(&self, args: &[&str]) -> Outcome {
-        let ended = timeout(Duration::from_secs(60), self.command().args(args).output()).await;
+        self.run_with(args, &[]).await
+    }
+
+    /// The same with more in the environment.
+    pub async fn run_with(&self, args: &[&str], environment: &[(&str, &str)]) -> Outcome {
+        let mut command = self.command();
+        command.args(args).envs(environment.iter().copied());
+        let ended = timeout(Duration::from_secs(60), command.output()).await;
         let ended = ended.unwrap_or_else(|_| panic!("{args:?} did not end")).expect("it runs");
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
         Outcome { code: ended.status.code().unwrap_or(-1), out: text(ended.stdout), err: text(ended.stderr) }
@@ -155,9 +172,14 @@ impl Daemon {
         self.log().lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
     }
 
+    /// Waits for a line with these words.
     pub async fn logs(&self, words: &[&str]) {
+        self.logs_times(1, words).await;
+    }
+
+    pub async fn logs_times(&self, times: usize, words: &[&str]) {
         let started = Instant::now();
-        while self.lines(words) == 0 {
+        while self.lines(words) < times {
             assert!(started.elapsed() < Duration::from_secs(20), "waited for {words:?} in\n{}", self.log());
             sleep(Duration::from_millis(10)).await;
         }

@@ -278,7 +278,7 @@ async fn connecting_without_the_right_password_fails_at_once() {
     let (redis, started) = (protected().await, Instant::now());
     let wrong = format!("{}?pass=wrong", redis.url());
     for url in [&redis.url(), &wrong, &format!("{}?user=nobody&pass=right", redis.url())] {
-        let error = refused(Primary::connect(url).await);
+        let error = refused(Primary::connect(url.as_str()).await);
         assert!(error.to_string().contains("redis.sock does not accept the credentials"), "{error}");
         refused(Counterfoil::connect(url, "mysql://root@localhost/x").await);
     }

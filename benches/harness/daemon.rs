@@ -1,0 +1,78 @@
+//! What the daemon `counterfoil` takes while nothing is counted: the program of the package `cli`, which `./dev bench` builds.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use counterfoil::{Counterfoil, Family, MysqlStore};
+use testkit::{RedisOptions, RedisServer};
+use tokio::time::sleep;
+
+use crate::measuring::{Bench, process, redis_cpu};
+
+pub async fn measure(bench: &mut Bench) {
+    if !bench.wants(&["daemon"]) {
+        return;
+    }
+    let Some(program) = program() else {
+        return println!("daemon: skipped, the program is not built: cargo build --release -p counterfoil-cli");
+    };
+    let many = bench.size(10_000, 1_000);
+    for (families, name) in [(10, "10"), (many, if many == 10_000 { "10000" } else { "1000" })] {
+        let redis = RedisServer::start(RedisOptions::volatile()).await;
+        let mysql = bench.servers.mysql().await;
+        let (database, pool) = mysql.database("bench").await;
+        let store = MysqlStore::new(pool);
+        store.create_tables().await.unwrap();
+        let pair = Counterfoil::new(redis.manager().await, store);
+        for number in 0..families {
+            let _ = pair.open(Family::buffered(format!("shop-{number}"), "views").build().unwrap()).await.unwrap();
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("counterfoil.toml");
+        let (redis_url, mysql_url) = (redis.url(), mysql.url(&database));
+        let text = format!("listen = \"127.0.0.1:0\"\n[pair.main]\nredis = {redis_url:?}\nmysql = {mysql_url:?}\n");
+        std::fs::write(&file, text).unwrap();
+        let daemon = Daemon::start(&program, &file);
+        // until everything was looked at more than once
+        sleep(Duration::from_secs(35)).await;
+        let mut probe = redis.client().get_multiplexed_async_connection().await.unwrap();
+        let seconds = bench.size(60u32, 20);
+        let (ours, server) = (process::cpu(daemon.id()), redis_cpu(&mut probe).await);
+        sleep(Duration::from_secs(seconds.into())).await;
+        let percent = |spent: f64| spent * 100.0 / f64::from(seconds);
+        bench.absolute(&format!("daemon_{name}_families_percent_of_a_core"), percent(process::cpu(daemon.id()) - ours));
+        bench.absolute(
+            &format!("daemon_{name}_families_percent_of_redis"),
+            percent(redis_cpu(&mut probe).await - server),
+        );
+        bench.absolute(&format!("daemon_{name}_families_mb"), process::memory(daemon.id()) / 1e6);
+    }
+}
+
+/// It lies beside this program.
+fn program() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?.parent()?.parent()?.join("counterfoil");
+    program.exists().then_some(program)
+}
+
+struct Daemon(Child);
+
+impl Daemon {
+    fn start(program: &PathBuf, config: &PathBuf) -> Self {
+        let mut command = Command::new(program);
+        command.args(["run", "--config"]).arg(config).stderr(Stdio::null());
+        Daemon(command.spawn().unwrap())
+    }
+
+    fn id(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,48 @@
+//! Waiting for the daemon, which alone brings everything to MySQL.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use counterfoil::redis::aio::ConnectionLike;
+use counterfoil::{Counterfoil, MysqlStore, Store};
+use tokio::time::{Instant, sleep};
+
+use crate::Result;
+use crate::site::Site;
+use crate::writers::Told;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(100);
+
+/// Returns when MySQL knows every family that was counted in, and nothing of them waits in Redis.
+pub async fn wait(site: &Site, told: &Told) -> Result<()> {
+    let counterfoil = Counterfoil::new(site.redis.clone(), MysqlStore::new(site.mysql.clone()));
+    let started = Instant::now();
+    loop {
+        let waiting = waiting(&counterfoil, told).await?;
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        if started.elapsed() > LIMIT {
+            let waiting: Vec<_> = waiting.into_iter().collect();
+            return Err(format!("not in MySQL after {LIMIT:?}: {}", waiting.join(", ")).into());
+        }
+        sleep(POLL).await;
+    }
+}
+
+async fn waiting<'a, C>(counterfoil: &Counterfoil<C>, told: &'a Told) -> Result<BTreeSet<&'a str>>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    for known in counterfoil.store().families().await? {
+        counterfoil.open_registered(known?)?;
+    }
+    let mut waiting: BTreeSet<_> = told.sums.keys().map(String::as_str).collect();
+    for (family, backlog) in counterfoil.backlogs().await? {
+        if backlog?.ids == 0 {
+            waiting.remove(family.to_string().as_str());
+        }
+    }
+    Ok(waiting)
+}

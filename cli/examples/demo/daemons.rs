@@ -1,0 +1,63 @@
+//! The daemon with the status page, and at times a second one.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crate::Result;
+use crate::daemon::Daemon;
+use crate::site::Site;
+
+pub struct Daemons {
+    program: PathBuf,
+    config: PathBuf,
+    config_of_second: PathBuf,
+    /// `None` only where it could not be started again.
+    first: Option<Daemon>,
+    second: Option<Daemon>,
+}
+
+impl Daemons {
+    /// Starts the first one, and returns when it listens.
+    pub async fn start(program: PathBuf, site: &Site) -> Result<Self> {
+        let config = site.configure("first", &site.listen.to_string())?;
+        let config_of_second = site.configure("second", "off")?;
+        let mut daemons = Daemons { program, config, config_of_second, first: None, second: None };
+        daemons.start_first().await?;
+        Ok(daemons)
+    }
+
+    /// Kills the first one and starts it again where it was; returns how long nobody listened.
+    pub async fn replace_first(&mut self) -> Result<Duration> {
+        let killed = Instant::now();
+        if let Some(first) = self.first.take() {
+            first.kill().await?;
+        }
+        self.start_first().await?;
+        Ok(killed.elapsed())
+    }
+
+    pub fn start_second(&mut self) -> Result<()> {
+        self.second = Some(Daemon::start(&self.program, &self.config_of_second)?);
+        Ok(())
+    }
+
+    pub async fn kill_second(&mut self) -> Result<()> {
+        match self.second.take() {
+            Some(second) => second.kill().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Ends all that run as an operator would.
+    pub async fn stop(&mut self) -> Result<()> {
+        for daemon in [self.first.take(), self.second.take()].into_iter().flatten() {
+            daemon.terminate().await?;
+        }
+        Ok(())
+    }
+
+    async fn start_first(&mut self) -> Result<()> {
+        let first = self.first.insert(Daemon::start(&self.program, &self.config)?);
+        first.listens().await
+    }
+}

@@ -1,0 +1,106 @@
+//! Private servers, the application's tables, and the daemons' configuration.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+
+use counterfoil::redis::aio::ConnectionManager;
+use counterfoil::sqlx::{self, AssertSqlSafe, MySqlPool};
+use tempfile::TempDir;
+use testkit::{MysqlServer, RedisOptions, RedisServer};
+
+use crate::Result;
+
+/// Votes are cast for items 1 to so many, which have some already.
+const ITEMS: u32 = 100;
+
+const TABLES: [&str; 3] = [
+    "CREATE TABLE views (store_id INT UNSIGNED, product VARBINARY(64), count BIGINT NOT NULL, \
+     PRIMARY KEY (store_id, product))",
+    "CREATE TABLE visitors (store_id INT UNSIGNED, day DATE, count BIGINT NOT NULL, PRIMARY KEY (store_id, day))",
+    "CREATE TABLE item (id INT UNSIGNED PRIMARY KEY, vote_count BIGINT NOT NULL)",
+];
+
+/// Namespaces of shops are found when they are counted in. Counters of votes leave Redis soon, so that their rows are
+/// read again.
+const FAMILIES: &str = r#"
+[[family]]
+name = "shop-*/views"
+kind = "buffered"
+table = { upsert = "views", keys = { store_id = "unsigned", product = "text" }, value = "count", separator = "/" }
+sync_time = "2s"
+
+[[family]]
+name = "shop-*/visitors"
+kind = "visitors"
+table = { upsert = "visitors", keys = { store_id = "unsigned", day = "date" }, value = "count" }
+sync_time = "2s"
+
+[[family]]
+name = "forum/votes"
+kind = "cached"
+table = { update = "item", keys = { id = "unsigned" }, value = "vote_count" }
+save_after = "1s"
+retain = "3s"
+"#;
+
+/// They end with this.
+pub struct Site {
+    pub redis: ConnectionManager,
+    pub mysql: MySqlPool,
+    /// Where the status page is, in all of the run.
+    pub listen: SocketAddr,
+    redis_server: RedisServer,
+    mysql_url: String,
+    _mysql_server: MysqlServer,
+    folder: TempDir,
+}
+
+impl Site {
+    pub async fn start() -> Result<Self> {
+        let redis_server = RedisServer::start(RedisOptions::aof("everysec")).await;
+        let mysql_server = MysqlServer::start().await;
+        let (database, mysql) = mysql_server.database("demo").await;
+        for table in TABLES {
+            sqlx::query(table).execute(&mysql).await?;
+        }
+        let rows: Vec<_> = (1..=ITEMS).map(|id| format!("({id}, {})", 10 * id)).collect();
+        sqlx::query(AssertSqlSafe(format!("INSERT INTO item VALUES {}", rows.join(", ")))).execute(&mysql).await?;
+        Ok(Site {
+            redis: redis_server.manager().await,
+            mysql,
+            listen: free()?,
+            mysql_url: mysql_server.url(&database),
+            redis_server,
+            _mysql_server: mysql_server,
+            folder: TempDir::new()?,
+        })
+    }
+
+    pub fn redis_socket(&self) -> &Path {
+        self.redis_server.socket()
+    }
+
+    /// A file that goes with the servers.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes the configuration of a daemon with that `listen`.
+    pub fn configure(&self, name: &str, listen: &str) -> Result<PathBuf> {
+        let (redis, mysql) = (self.redis_server.url(), &self.mysql_url);
+        let path = self.file(&format!("{name}.toml"));
+        let pair =
+            format!("[pair.main]\nredis = {redis:?}\nmysql = {mysql:?}\ncreate_tables = true\ndiscover = \"1s\"");
+        fs::write(&path, format!("listen = {listen:?}\n{pair}\n{FAMILIES}"))?;
+        Ok(path)
+    }
+}
+
+/// The daemon's usual port, or the next one that nobody has. They are below those of clients, which could take it
+/// while the daemon is away.
+fn free() -> Result<SocketAddr> {
+    let mut ports = (9292..9392).map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    let free = ports.find(|address| TcpListener::bind(address).is_ok());
+    free.ok_or_else(|| "no port from 9292 to 9391 is free".into())
+}

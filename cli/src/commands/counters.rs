@@ -1,0 +1,333 @@
+//! Reading and changing counters of any kind.
+
+use std::io::{self, Write};
+use std::time::SystemTime;
+
+use counterfoil::{
+    Added, AddedOnce, AnyCounters, Changed, ChangedOnce, Counterfoil, Day, Precision, SeriesAdded, VisitorCount,
+};
+use serde::Serialize;
+
+use super::{Context, connect};
+use crate::config::PairConfig;
+use crate::exit::{Exit, Failure};
+use crate::output::moment;
+use crate::pair::{Redis, with_pair};
+use crate::status::unix_seconds;
+
+/// What a family has of some ids, in their order.
+#[derive(Serialize)]
+struct Values {
+    family: String,
+    kind: &'static str,
+    #[serde(flatten)]
+    values: OfKind,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "lowercase")]
+enum OfKind {
+    Values(Vec<Value>),
+    Series(Vec<Window>),
+    Pages(Vec<Page>),
+}
+
+#[derive(Serialize)]
+struct Value {
+    id: String,
+    value: i64,
+}
+
+#[derive(Serialize)]
+struct Window {
+    name: String,
+    precision: String,
+    slices: Vec<SliceOf>,
+}
+
+#[derive(Serialize)]
+struct SliceOf {
+    /// In Unix seconds.
+    start: u64,
+    #[serde(skip)]
+    at: SystemTime,
+    count: i64,
+}
+
+#[derive(Serialize)]
+struct Page {
+    page: String,
+    views: u64,
+    visitors: u64,
+    visitors_are_estimated: bool,
+}
+
+/// Exact values.
+pub async fn get(context: &Context, family: &str, ids: &[String], precision: Precision) -> Result<Exit, Failure> {
+    let pair = context.pair_of(family)?;
+    let connected = connect(pair).await?;
+    let counters = with_pair!(&connected, counterfoil => {
+        read(context.open_to_read(pair, counterfoil, family).await?, ids, precision).await?
+    });
+    context.output.print(&counters, |Values { values, .. }| match values {
+        OfKind::Values(values) => values.iter().map(|Value { id, value }| format!("{id}\t{value}")).collect(),
+        OfKind::Series(series) => {
+            let lines = series.iter().flat_map(|Window { name, slices, .. }| {
+                slices.iter().map(move |slice| format!("{name}\t{}\t{}", moment(slice.at), slice.count))
+            });
+            lines.collect()
+        }
+        OfKind::Pages(pages) => {
+            pages.iter().map(|Page { page, views, visitors, .. }| format!("{page}\t{views}\t{visitors}")).collect()
+        }
+    })?;
+    Ok(Exit::Ok)
+}
+
+async fn read<C: Redis>(counters: AnyCounters<C>, ids: &[String], precision: Precision) -> Result<Values, Failure> {
+    let (family, kind) = (counters.family().to_string(), counters.family().kind());
+    let of_ids = |values: Vec<i64>| {
+        OfKind::Values(ids.iter().cloned().zip(values).map(|(id, value)| Value { id, value }).collect())
+    };
+    let values = match counters {
+        AnyCounters::Buffered(counters) => of_ids(counters.get_many(ids).await?),
+        AnyCounters::Cached(counters) => of_ids(counters.get_many(ids).await?),
+        AnyCounters::Visitors(visitors) => {
+            let days = ids.iter().map(|id| scope_and_day(&family, id)).collect::<Result<Vec<_>, _>>()?;
+            of_ids(visitors.get_many(days).await?)
+        }
+        AnyCounters::Series(series) => {
+            let windows = series.get_many(ids, precision).await?.into_iter().zip(ids);
+            let windows = windows.map(|(slices, name)| Window {
+                name: name.clone(),
+                precision: precision.to_string(),
+                slices: slices
+                    .iter()
+                    .map(|slice| SliceOf { start: unix_seconds(slice.start), at: slice.start, count: slice.count })
+                    .collect(),
+            });
+            OfKind::Series(windows.collect())
+        }
+        AnyCounters::Activity(activity) => {
+            let mut pages = Vec::with_capacity(ids.len());
+            for page in ids {
+                let now = activity.now(page).await?;
+                pages.push(Page {
+                    page: page.clone(),
+                    views: now.views,
+                    visitors: now.visitors.count(),
+                    visitors_are_estimated: !matches!(now.visitors, VisitorCount::Exact(_)),
+                });
+            }
+            OfKind::Pages(pages)
+        }
+        _ => return Err(Failure::usage(format!("{family} is of a kind that this command does not know"))),
+    };
+    Ok(Values { family, kind, values })
+}
+
+fn scope_and_day<'i>(family: &str, id: &'i str) -> Result<(&'i str, Day), Failure> {
+    let parsed = id.rsplit_once('/').and_then(|(scope, day)| Some((scope, day.parse().ok()?)));
+    parsed.ok_or_else(|| {
+        Failure::usage(format!("{family} counts visitors: {id:?} is not SCOPE/DAY, such as 12345/2026-09-20"))
+    })
+}
+
+/// What became of a change.
+#[derive(Serialize)]
+struct Outcome {
+    family: String,
+    id: String,
+    delta: i64,
+    outcome: &'static str,
+    /// The counter's value as after the change, or as it was before one that was refused.
+    value: Option<i64>,
+}
+
+/// Adds to a counter.
+pub async fn add(
+    context: &Context,
+    family: &str,
+    id: &str,
+    delta: i64,
+    request: Option<&str>,
+) -> Result<Exit, Failure> {
+    let pair = context.pair_of(family)?;
+    let connected = connect(pair).await?;
+    let (outcome, value) = with_pair!(&connected, counterfoil => {
+        count(context, pair, counterfoil, family, id, delta, request).await?
+    });
+    let outcome = Outcome { family: family.to_owned(), id: id.to_owned(), delta, outcome, value };
+    let why = match outcome.outcome {
+        "counted" | "counted_before" => {
+            context.output.print(&outcome, |Outcome { outcome, value, .. }| {
+                let before = if *outcome == "counted_before" { "was counted before" } else { "counted" };
+                vec![value.map_or_else(|| before.to_owned(), |value| format!("{before}: {id} is {value}"))]
+            })?;
+            return Ok(Exit::Ok);
+        }
+        "out_of_range" => "it would lead out of the family's bounds, or of 64 bits",
+        "full" => "as many ids are pending as the family may have: is a daemon running, and MySQL there?",
+        _ => "there is no row for it, and rows are the application's to make",
+    };
+    if context.output.json {
+        context.output.print(&outcome, |_| Vec::new())?;
+    }
+    let is = outcome.value.map(|value| format!("; it is {value}")).unwrap_or_default();
+    Err(Failure::warning(format!("{family}: {id:?} was not counted: {why}{is}")))
+}
+
+async fn count<C: Redis>(
+    context: &Context,
+    pair: &PairConfig,
+    counterfoil: &Counterfoil<C>,
+    family: &str,
+    id: &str,
+    delta: i64,
+    request: Option<&str>,
+) -> Result<(&'static str, Option<i64>), Failure> {
+    let refused = |what: &str| Err(Failure::usage(format!("{family}: {what}")));
+    Ok(match (context.open(pair, counterfoil, family).await?, request) {
+        (AnyCounters::Buffered(counters), None) => match counters.add(id, delta).await? {
+            Added::Counted { .. } => ("counted", Some(counters.get(id).await?)),
+            Added::OutOfRange => ("out_of_range", None),
+            _ => ("full", None),
+        },
+        (AnyCounters::Buffered(counters), Some(request)) => match counters.add_once(request, id, delta).await? {
+            AddedOnce::Counted { .. } => ("counted", Some(counters.get(id).await?)),
+            AddedOnce::CountedBefore { .. } => ("counted_before", Some(counters.get(id).await?)),
+            AddedOnce::OutOfRange => ("out_of_range", None),
+            _ => ("full", None),
+        },
+        (AnyCounters::Cached(counters), None) => match counters.incr(id, delta).await? {
+            Changed::Counted { value } => ("counted", Some(value)),
+            Changed::OutOfRange { value } => ("out_of_range", Some(value)),
+            _ => ("no_row", None),
+        },
+        (AnyCounters::Cached(counters), Some(request)) => match counters.incr_once(request, id, delta).await? {
+            ChangedOnce::Counted { value } => ("counted", Some(value)),
+            ChangedOnce::CountedBefore { value } => ("counted_before", Some(value)),
+            ChangedOnce::OutOfRange { value } => ("out_of_range", Some(value)),
+            _ => ("no_row", None),
+        },
+        (AnyCounters::Series(_), Some(_)) => return refused("a series takes no --request"),
+        (AnyCounters::Series(series), None) => match u64::try_from(delta) {
+            Ok(number) if number > 0 => match series.add(id, number).await? {
+                SeriesAdded::Counted => ("counted", None),
+                _ => ("out_of_range", None),
+            },
+            _ => return refused("a series only goes up: the delta has to be more than 0"),
+        },
+        _ => return refused("it counts visitors, and here is none: the application counts them"),
+    })
+}
+
+/// How many counters are asked for at a time.
+const PAGE: usize = 1000;
+
+/// The counters of a family, page by page.
+pub async fn list(
+    context: &Context,
+    family: &str,
+    prefix: &str,
+    after: Option<String>,
+    limit: usize,
+) -> Result<Exit, Failure> {
+    let pair = context.pair_of(family)?;
+    let connected = connect(pair).await?;
+    let listed = with_pair!(&connected, counterfoil => {
+        let counters = context.open_to_read(pair, counterfoil, family).await?;
+        write_list(&counters, prefix, after, limit, context.output.json).await
+    });
+    match listed {
+        Err(ListError::Failure(failure)) => Err(failure),
+        // whoever reads has seen enough
+        Err(ListError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Ok),
+        Err(ListError::Output(error)) => Err(error.into()),
+        Ok(()) => Ok(Exit::Ok),
+    }
+}
+
+enum ListError {
+    Output(io::Error),
+    Failure(Failure),
+}
+
+impl From<io::Error> for ListError {
+    fn from(error: io::Error) -> Self {
+        ListError::Output(error)
+    }
+}
+
+impl From<Failure> for ListError {
+    fn from(failure: Failure) -> Self {
+        ListError::Failure(failure)
+    }
+}
+
+async fn write_list<C: Redis>(
+    counters: &AnyCounters<C>,
+    prefix: &str,
+    mut after: Option<String>,
+    limit: usize,
+    json: bool,
+) -> Result<(), ListError> {
+    let mut left = limit;
+    let mut is_first = true;
+    loop {
+        let asked = left.min(PAGE);
+        let page = page(counters, prefix, after.as_deref(), asked).await?;
+        let mut out = io::BufWriter::new(io::stdout().lock());
+        for (id, value) in &page {
+            if json {
+                let item = serde_json::to_string(&Listed { id, value: *value }).map_err(io::Error::from)?;
+                write!(out, "{}\n  {item}", if is_first { "[" } else { "," })?;
+                is_first = false;
+            } else {
+                match value {
+                    Some(value) => writeln!(out, "{id}\t{value}")?,
+                    None => writeln!(out, "{id}")?,
+                }
+            }
+        }
+        left -= page.len();
+        let is_last = page.len() < asked || left == 0;
+        if is_last && json {
+            writeln!(out, "{}", if is_first { "[]" } else { "\n]" })?;
+        }
+        out.flush()?;
+        if is_last {
+            return Ok(());
+        }
+        after = page.into_iter().next_back().map(|(id, _)| id);
+    }
+}
+
+#[derive(Serialize)]
+struct Listed<'l> {
+    id: &'l str,
+    /// None of a series.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<i64>,
+}
+
+async fn page<C: Redis>(
+    counters: &AnyCounters<C>,
+    prefix: &str,
+    after: Option<&str>,
+    limit: usize,
+) -> Result<Vec<(String, Option<i64>)>, Failure> {
+    let valued = |page: Vec<(String, i64)>| page.into_iter().map(|(id, value)| (id, Some(value))).collect();
+    Ok(match counters {
+        AnyCounters::Buffered(counters) => valued(counters.list(prefix, after, limit).await?),
+        AnyCounters::Visitors(visitors) => valued(visitors.list(prefix, after, limit).await?),
+        AnyCounters::Series(series) => {
+            series.names(prefix, after, limit).await?.into_iter().map(|name| (name, None)).collect()
+        }
+        other => {
+            let family = other.family();
+            let what = format!("{family}: {} counters are not listed: `get` takes their ids", family.kind());
+            return Err(Failure::usage(what));
+        }
+    })
+}

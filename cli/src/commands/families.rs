@@ -1,0 +1,251 @@
+//! How families stand: for people, and for monitoring.
+
+use std::time::Duration;
+
+use counterfoil::{Family, Registered, Store};
+use futures_util::future::join_all;
+use serde::Serialize;
+
+use super::Context;
+use crate::config::{FamilyConfig, PairConfig};
+use crate::exit::{Exit, Failure};
+use crate::look::{Look, PairStatus, in_time};
+use crate::output::{short, table};
+use crate::pair;
+use crate::status::{FamilyStatus, LATE, State, now};
+
+/// A line for each family. The worst decides how it ends.
+pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> {
+    let pairs = look(context, late).await?;
+    context.output.print(&pairs, |pairs| {
+        let at = now();
+        let row = |pair: &PairStatus, family: &FamilyStatus| {
+            let saved = family.last_saved.map(|saved| format!("{} ago", short(at.saturating_sub(saved) as f64)));
+            [
+                pair.pair.clone(),
+                family.name(),
+                family.kind.to_owned(),
+                family.pending.to_string(),
+                family.oldest_seconds.map(short).unwrap_or_default(),
+                saved.unwrap_or_default(),
+                family.rejects.to_string(),
+                word(family.state).to_owned(),
+            ]
+        };
+        let heads = ["PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "SAVED", "REJECTS", "STATE"];
+        let mut lines = lines_of(pairs, &heads, |pair| pair.families.iter().map(|family| row(pair, family)).collect());
+        lines.extend(pairs.iter().flat_map(remarks));
+        lines
+    })?;
+    let server = pairs.iter().map(|pair| if is_up(pair) { Exit::Ok } else { Exit::Critical });
+    let family = pairs.iter().flat_map(|pair| &pair.families).map(|family| match family.state {
+        State::Ok => Exit::Ok,
+        State::Rejects | State::Late | State::Broken => Exit::Warning,
+    });
+    Ok(server.chain(family).max().unwrap_or(Exit::Ok))
+}
+
+/// What waits in Redis for MySQL.
+pub async fn pending(context: &Context) -> Result<Exit, Failure> {
+    let mut pairs = look(context, LATE).await?;
+    for pair in &mut pairs {
+        pair.families.retain(|family| family.pending > 0 || family.open > 0 || family.state == State::Broken);
+    }
+    context.output.print(&pairs, |pairs| {
+        let row = |pair: &PairStatus, family: &FamilyStatus| {
+            let oldest = family.oldest_seconds.map(short).unwrap_or_default();
+            let (pending, open) = (family.pending.to_string(), family.open.to_string());
+            [pair.pair.clone(), family.name(), family.kind.to_owned(), pending, oldest, open]
+        };
+        let heads = ["PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "OPEN SLICES"];
+        let mut lines = match pairs.iter().any(|pair| !pair.families.is_empty()) {
+            true => lines_of(pairs, &heads, |pair| pair.families.iter().map(|family| row(pair, family)).collect()),
+            false if pairs.iter().all(is_up) => vec!["nothing is pending".to_owned()],
+            false => Vec::new(),
+        };
+        lines.extend(pairs.iter().flat_map(servers_away));
+        lines
+    })?;
+    Ok(if pairs.iter().all(is_up) { Exit::Ok } else { Exit::Critical })
+}
+
+async fn look(context: &Context, late: Duration) -> Result<Vec<PairStatus>, Failure> {
+    let looks = context.pairs().map(|pair| Look::new(pair, &context.config.families));
+    let mut looks = looks.collect::<counterfoil::Result<Vec<_>>>()?;
+    Ok(join_all(looks.iter_mut().map(|look| look.now(late, Duration::ZERO))).await)
+}
+
+/// A table of all pairs; which one it is only where there are several.
+fn lines_of<T, const N: usize>(pairs: &[T], heads: &[&str; N], rows: impl Fn(&T) -> Vec<[String; N]>) -> Vec<String> {
+    let rows: Vec<_> = pairs.iter().flat_map(rows).collect();
+    if rows.is_empty() {
+        return Vec::new();
+    }
+    let first = usize::from(pairs.len() == 1);
+    let rows: Vec<_> = rows.iter().map(|row| row[first..].to_vec()).collect();
+    table(&heads[first..], &rows)
+}
+
+fn is_up(pair: &PairStatus) -> bool {
+    pair.redis.up && pair.mysql.up
+}
+
+fn servers_away(pair: &PairStatus) -> Vec<String> {
+    let away = [("redis", &pair.redis), ("mysql", &pair.mysql)].map(|(name, server)| {
+        let why = server.why.as_ref()?;
+        Some(format!("pair {}: {name} is away: {why}", pair.pair))
+    });
+    away.into_iter().flatten().collect()
+}
+
+/// What is said below the table.
+fn remarks(pair: &PairStatus) -> Vec<String> {
+    let problem = |family: &FamilyStatus| {
+        let problem = family.problem.as_ref()?;
+        Some(format!("pair {}: {}: {problem}", pair.pair, family.name()))
+    };
+    let never = pair
+        .never_opened
+        .iter()
+        .map(|family| format!("pair {}: {family} is in the configuration, and was never opened", pair.pair));
+    let mut remarks = servers_away(pair);
+    remarks.extend(pair.families.iter().filter_map(problem).chain(never));
+    if remarks.is_empty() && pair.families.is_empty() {
+        remarks.push(format!("pair {}: no family was ever opened", pair.pair));
+    }
+    remarks
+}
+
+pub fn word(state: State) -> &'static str {
+    match state {
+        State::Ok => "ok",
+        State::Rejects => "rejects",
+        State::Late => "late",
+        State::Broken => "broken",
+    }
+}
+
+#[derive(Serialize)]
+struct PairFamilies {
+    pair: String,
+    families: Vec<Entry>,
+    /// Families of the database that this version does not understand.
+    unknown: Vec<String>,
+}
+
+/// A family of the database or of the configuration.
+#[derive(Serialize)]
+struct Entry {
+    family: String,
+    kind: Option<String>,
+    partitions: u32,
+    durability: Option<String>,
+    table: Option<String>,
+    /// Whether the database knows it: somebody opened it once.
+    opened: bool,
+    /// As which entry the configuration describes it.
+    described: Option<String>,
+    /// Where the configuration says something else than the database.
+    differs: Vec<String>,
+}
+
+/// The families that the database knows, and those of the configuration.
+pub async fn list(context: &Context) -> Result<Exit, Failure> {
+    let mut pairs = Vec::new();
+    for pair in context.pairs() {
+        pairs.push(families_of(context, pair).await?);
+    }
+    let differ = pairs.iter().flat_map(|pair| &pair.families).filter(|family| !family.differs.is_empty()).count();
+    context.output.print(&pairs, |pairs| {
+        let heads = ["PAIR", "FAMILY", "KIND", "PARTITIONS", "DURABILITY", "TABLE", "IN DATABASE", "IN FILE"];
+        let mut lines = lines_of(pairs, &heads, |pair| {
+            let row = |family: &Entry| {
+                [
+                    pair.pair.clone(),
+                    family.family.clone(),
+                    family.kind.clone().unwrap_or_default(),
+                    family.partitions.to_string(),
+                    family.durability.clone().unwrap_or_default(),
+                    family.table.clone().unwrap_or_default(),
+                    if family.opened { "yes" } else { "never opened" }.to_owned(),
+                    family.described.clone().unwrap_or_else(|| "no".to_owned()),
+                ]
+            };
+            pair.families.iter().map(row).collect()
+        });
+        if lines.is_empty() {
+            lines.push("there are no families".to_owned());
+        }
+        for pair in pairs {
+            let differs = pair.families.iter().flat_map(|family| {
+                family.differs.iter().map(|differs| format!("pair {}: {}: {differs}", pair.pair, family.family))
+            });
+            lines.extend(differs.chain(pair.unknown.iter().map(|unknown| format!("pair {}: {unknown}", pair.pair))));
+        }
+        lines
+    })?;
+    Ok(if differ > 0 { Exit::Warning } else { Exit::Ok })
+}
+
+async fn families_of(context: &Context, pair: &PairConfig) -> Result<PairFamilies, Failure> {
+    let store = pair::store(pair)?;
+    let found = in_time(store.families()).await;
+    let found = found.map_err(|why| Failure::critical(format!("pair {}: mysql is away: {why}", pair.name)))?;
+    let (mut known, mut unknown) = (Vec::new(), Vec::new());
+    for one in found {
+        match one {
+            Ok(registered) => known.push(registered),
+            Err(error) => unknown.push(error.to_string()),
+        }
+    }
+    let mut families = Vec::new();
+    for Registered { family, .. } in &known {
+        let is_it = |described: &&FamilyConfig| described.describes(family.namespace(), family.name());
+        let described = context.described(pair).find(is_it);
+        let differs = match described {
+            Some(described) => differences(described, family)?,
+            None => Vec::new(),
+        };
+        families.push(Entry {
+            opened: true,
+            described: described.map(FamilyConfig::name),
+            differs,
+            ..Entry::new(family.to_string(), family)
+        });
+    }
+    for described in context.described(pair) {
+        let is_it = |known: &Registered| described.describes(known.family.namespace(), known.family.name());
+        if !known.iter().any(is_it) {
+            let sample = described.sample()?;
+            let entry = Entry::new(described.name(), sample.family());
+            families.push(Entry { described: Some(described.name()), ..entry });
+        }
+    }
+    Ok(PairFamilies { pair: pair.name.clone(), families, unknown })
+}
+
+impl Entry {
+    fn new(name: String, family: &Family) -> Self {
+        let of = |what: &str| family.identity().into_iter().find(|(name, _)| *name == what).map(|(_, value)| value);
+        Entry {
+            family: name,
+            kind: of("kind"),
+            partitions: family.partitions(),
+            durability: of("durability"),
+            table: of("table"),
+            opened: false,
+            described: None,
+            differs: Vec::new(),
+        }
+    }
+}
+
+/// What the database has otherwise than the configuration says.
+pub fn differences(described: &FamilyConfig, known: &Family) -> Result<Vec<String>, Failure> {
+    let described = described.in_namespace(known.namespace())?;
+    let pairs = described.family().identity().into_iter().zip(known.identity());
+    let differs = pairs.filter(|(here, there)| here != there);
+    Ok(differs
+        .map(|((what, here), (_, there))| format!("{what} is {here} here, and {there} in the database"))
+        .collect())
+}

@@ -1,0 +1,173 @@
+//! The least privileges, as lines to paste.
+
+use std::collections::BTreeSet;
+
+use counterfoil::redis::IntoConnectionInfo;
+use counterfoil::sqlx::mysql::MySqlConnectOptions;
+use counterfoil::{Family, Role, Store, acl_rules};
+use serde::Serialize;
+
+use super::Context;
+use crate::arguments::{PrivilegesOf, RoleName};
+use crate::config::{FamilyConfig, PairConfig, RedisPlace};
+use crate::exit::{Exit, Failure};
+use crate::look::in_time;
+use crate::pair;
+
+/// What the daemon sends beside the library, or is the better for.
+const OF_DAEMON: [&str; 4] = ["+config|get", "+info", "+ping", "+role"];
+
+#[derive(Serialize)]
+struct Lines {
+    pair: String,
+    user: String,
+    lines: Vec<String>,
+}
+
+/// The rules of an ACL.
+pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> {
+    let mut all = Vec::new();
+    for pair in context.pairs() {
+        let lines = rules(context, pair, of.role).await?;
+        all.push(Lines { pair: pair.name.clone(), user: of.user.clone(), lines });
+    }
+    context.output.print(&all, |all| {
+        let lines = all.iter().flat_map(|Lines { pair, user, lines }| {
+            let rule = format!("ACL SETUSER {user} reset on >PASSWORD {}", lines.join(" "));
+            [format!("# pair {pair}, with a password of your own; in a cluster on every node"), rule]
+        });
+        lines.collect()
+    })?;
+    Ok(Exit::Ok)
+}
+
+async fn rules(context: &Context, pair: &PairConfig, role: RoleName) -> Result<Vec<String>, Failure> {
+    let (single, patterns) = families(context, pair).await?;
+    let mut rules: BTreeSet<_> = acl_rules(&single, role.role()).into_iter().collect();
+    for pattern in &patterns {
+        let of_sample = acl_rules(&[pattern.sample()?.family().clone()], role.role());
+        rules.extend(of_sample.into_iter().filter(|rule| rule.starts_with('+')));
+        rules.insert(format!("~cf1:{{{}/*", pattern.name()));
+    }
+    if let RoleName::Daemon = role {
+        rules.extend(OF_DAEMON.map(str::to_owned));
+        if !patterns.is_empty() {
+            rules.insert("+scan".to_owned());
+        }
+    }
+    match &pair.redis {
+        RedisPlace::Cluster(_) => drop(rules.insert("+cluster|slots".to_owned())),
+        RedisPlace::At(url) | RedisPlace::Sentinel(_, url) => {
+            let database = url.as_str().into_connection_info().map_or(0, |info| info.redis_settings().db());
+            if database != 0 {
+                rules.insert("+select".to_owned());
+            }
+        }
+    }
+    // keys first
+    let (keys, commands): (Vec<_>, Vec<_>) = rules.into_iter().partition(|rule| rule.starts_with('~'));
+    Ok([keys, commands].concat())
+}
+
+/// The GRANTs.
+pub async fn grants(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> {
+    let mut all = Vec::new();
+    for pair in context.pairs() {
+        let lines = statements(context, pair, of).await?;
+        all.push(Lines { pair: pair.name.clone(), user: of.user.clone(), lines });
+    }
+    context.output.print(&all, |all| {
+        let of_pair = |Lines { pair, lines, .. }: &Lines| {
+            let what = if lines.is_empty() { "needs nothing in MySQL" } else { "as a user who may grant" };
+            [vec![format!("-- pair {pair}: {what}")], lines.clone()].concat()
+        };
+        all.iter().flat_map(of_pair).collect()
+    })?;
+    Ok(Exit::Ok)
+}
+
+async fn statements(context: &Context, pair: &PairConfig, of: &PrivilegesOf) -> Result<Vec<String>, Failure> {
+    let options: MySqlConnectOptions =
+        pair.mysql.parse().map_err(|error| Failure::usage(format!("pair {}: mysql: {error}", pair.name)))?;
+    let schema =
+        options.get_database().ok_or_else(|| Failure::usage(format!("pair {}: mysql names no database", pair.name)))?;
+    let (mut all, patterns) = families(context, pair).await?;
+    for pattern in patterns {
+        all.push(pattern.sample()?.family().clone());
+    }
+    let mut lines = counterfoil::grants(&all, of.role.role(), schema, &of.user);
+    if let RoleName::Daemon = of.role {
+        lines.extend(context.described(pair).filter_map(|family| of_recount(family, schema, &of.user)));
+        if pair.create_tables {
+            lines.push(format!("GRANT CREATE, ALTER ON {}.* TO {};", quoted(schema), account(&of.user)));
+        }
+    }
+    Ok(lines)
+}
+
+/// What a recount reads.
+fn of_recount(family: &FamilyConfig, schema: &str, user: &str) -> Option<String> {
+    let Some(table) = &family.recount.as_ref()?.table else {
+        return Some(format!(
+            "-- {} is recounted by SQL of its own: grant SELECT on the tables that it reads",
+            family.name()
+        ));
+    };
+    let (schema, table) = table.split_once('.').unwrap_or((schema, table));
+    Some(format!("GRANT SELECT ON {}.{} TO {};", quoted(schema), quoted(table), account(user)))
+}
+
+/// `NAME@HOST`, or a name from any host.
+fn account(user: &str) -> String {
+    let (name, host) = user.rsplit_once('@').unwrap_or((user, "%"));
+    format!("{}@{}", quoted(name), quoted(host))
+}
+
+/// A name as SQL takes it.
+pub fn quoted(name: &str) -> String {
+    format!("`{}`", name.replace('`', "``"))
+}
+
+/// The single families of the file and, where it can be asked, of the database; and those of the file that stand for many.
+async fn families<'c>(
+    context: &'c Context,
+    pair: &PairConfig,
+) -> Result<(Vec<Family>, Vec<&'c FamilyConfig>), Failure> {
+    let described = described_in(context, pair);
+    let (patterns, single): (Vec<_>, Vec<_>) = described.into_iter().partition(|family| family.is_pattern());
+    let mut families = Vec::new();
+    for family in single {
+        families.push(family.sample()?.family().clone());
+    }
+    match in_time(pair::store(pair)?.families()).await {
+        Ok(known) => {
+            let known = known.into_iter().filter_map(Result::ok).map(|known| known.family);
+            let is_new = |family: &Family| {
+                let is_it = |other: &FamilyConfig| other.describes(family.namespace(), family.name());
+                !context.described(pair).any(is_it)
+            };
+            families.extend(known.filter(is_new));
+        }
+        Err(why) => {
+            eprintln!("pair {}: only for the families of the configuration, since MySQL is away: {why}", pair.name);
+        }
+    }
+    if families.is_empty() && patterns.is_empty() {
+        return Err(Failure::usage(format!("pair {}: there are no families, so nothing is needed", pair.name)));
+    }
+    Ok((families, patterns))
+}
+
+fn described_in<'c>(context: &'c Context, pair: &PairConfig) -> Vec<&'c FamilyConfig> {
+    context.config.families.iter().filter(|family| family.pair == pair.name).collect()
+}
+
+impl RoleName {
+    fn role(self) -> Role {
+        match self {
+            RoleName::Writer => Role::Writer,
+            RoleName::Daemon => Role::Reconciler,
+            RoleName::Reader => Role::Reader,
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! What rows refused: listed, applied again, given up.
+
+use std::collections::BTreeMap;
+
+use counterfoil::{Counterfoil, Family, MysqlStore, Reject, Retried};
+use serde::Serialize;
+use serde_json::json;
+
+use super::{Context, connect};
+use crate::arguments::{Rejects, Which};
+use crate::exit::{Exit, Failure};
+use crate::families::registered;
+use crate::output::{count, moment, table};
+use crate::pair::{self, Redis, with_pair};
+use crate::view::RejectView;
+
+/// How many rejects are read at a time.
+const PAGE: u64 = 1000;
+
+pub async fn execute(context: &Context, command: Rejects) -> Result<Exit, Failure> {
+    match command {
+        Rejects::List { family, limit } => list(context, family.as_deref(), limit).await,
+        Rejects::Retry { which } => retry(context, &which).await,
+        Rejects::Discard { which } => discard(context, &which).await,
+    }
+}
+
+#[derive(Serialize)]
+struct Listed {
+    pair: String,
+    #[serde(flatten)]
+    reject: RejectView,
+}
+
+async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exit, Failure> {
+    let (mut listed, mut times) = (Vec::new(), Vec::new());
+    for pair in context.pairs() {
+        let is_meant = |reject: &Reject| family.is_none_or(|family| name(reject) == family);
+        for reject in open_rejects(&pair::store(pair)?, limit, is_meant).await? {
+            times.push(moment(reject.at));
+            listed.push(Listed { pair: pair.name.clone(), reject: RejectView::from(&reject) });
+        }
+    }
+    context.output.print(&listed, |listed| {
+        if listed.is_empty() {
+            return vec!["there are no rejects".to_owned()];
+        }
+        let row = |(Listed { pair, reject }, time): (&Listed, &String)| {
+            let (number, delta) = (reject.number.to_string(), reject.delta.to_string());
+            let RejectView { family, id, reason, .. } = reject;
+            [pair, &number, family, &format!("{id:?}"), &delta, time, reason].map(String::clone).to_vec()
+        };
+        let rows: Vec<_> = listed.iter().zip(&times).map(row).collect();
+        table(&["PAIR", "NUMBER", "FAMILY", "ID", "DELTA", "SINCE", "REASON"], &rows)
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// Up to so many open rejects that are meant, ascending.
+async fn open_rejects(
+    store: &MysqlStore,
+    limit: u64,
+    is_meant: impl Fn(&Reject) -> bool,
+) -> Result<Vec<Reject>, Failure> {
+    let (mut open, mut after) = (Vec::new(), 0);
+    loop {
+        let page = store.rejects(after, PAGE).await?;
+        let is_last = (page.len() as u64) < PAGE;
+        after = page.last().map_or(after, |reject| reject.number);
+        open.extend(page.into_iter().filter(|reject| is_meant(reject)));
+        if is_last || open.len() as u64 >= limit {
+            open.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+            return Ok(open);
+        }
+    }
+}
+
+fn name(reject: &Reject) -> String {
+    format!("{}/{}", reject.namespace, reject.family)
+}
+
+/// The open ones of those that are named.
+async fn chosen(store: &MysqlStore, which: &Which) -> Result<Vec<Reject>, Failure> {
+    if !which.numbers.is_empty() {
+        let mut numbers = which.numbers.clone();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let mut chosen = Vec::new();
+        for number in numbers.into_iter().filter(|number| *number > 0) {
+            chosen.extend(reject(store, number).await?);
+        }
+        return Ok(chosen);
+    }
+    let is_meant = |reject: &Reject| which.family.as_ref().is_none_or(|family| name(reject) == *family);
+    open_rejects(store, u64::MAX, is_meant).await
+}
+
+/// The reject of that number, if it is open.
+async fn reject(store: &MysqlStore, number: u64) -> Result<Option<Reject>, Failure> {
+    let found = store.rejects(number.saturating_sub(1), 1).await?;
+    Ok(found.into_iter().next().filter(|reject| reject.number == number))
+}
+
+/// What became of rejects, by their numbers.
+#[derive(Default, Serialize)]
+struct Tried {
+    applied: Vec<u64>,
+    /// Somebody else had applied or discarded them.
+    done_before: Vec<u64>,
+    /// With the new reasons.
+    refused: Vec<RejectView>,
+    /// Those that cannot be applied, by their family's kind or since the database does not know the family.
+    left: Vec<Left>,
+    /// Numbers of no open reject.
+    not_found: Vec<u64>,
+}
+
+#[derive(Serialize)]
+struct Left {
+    family: String,
+    numbers: Vec<u64>,
+    why: String,
+}
+
+async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
+    let pair = context.pair()?;
+    let connected = connect(pair).await?;
+    let chosen = chosen(connected.store(), which).await?;
+    let mut tried = with_pair!(&connected, counterfoil => apply(counterfoil, &chosen).await?);
+    tried.not_found = not_among(which, &chosen);
+    context.output.print(&tried, |tried| {
+        let mut lines = vec![format!("applied: {}", tried.applied.len())];
+        if !tried.done_before.is_empty() {
+            lines.push(format!("applied or discarded by somebody else meanwhile: {}", tried.done_before.len()));
+        }
+        lines.extend(tried.refused.iter().map(|RejectView { number, family, id, reason, .. }| {
+            format!("refused again: {number} of {family}, {id:?}: {reason}")
+        }));
+        lines.extend(tried.left.iter().map(|Left { family, numbers, why }| {
+            format!("not applied: {} of {family}: {why}", count(numbers.len() as u64, "reject", "rejects"))
+        }));
+        lines.extend(tried.not_found.iter().map(|number| format!("not among the open rejects: {number}")));
+        lines
+    })?;
+    let is_done = tried.refused.is_empty() && tried.left.is_empty() && tried.not_found.is_empty();
+    Ok(if is_done { Exit::Ok } else { Exit::Warning })
+}
+
+/// Tries each once, family by family.
+async fn apply<C: Redis>(counterfoil: &Counterfoil<C>, rejects: &[Reject]) -> Result<Tried, Failure> {
+    let known = registered(counterfoil).await?;
+    let families: BTreeMap<String, Family> =
+        known.into_iter().map(|known| (known.family.to_string(), known.family)).collect();
+    let mut numbers: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    for reject in rejects {
+        numbers.entry(name(reject)).or_default().push(reject.number);
+    }
+    let store = counterfoil.store();
+    let mut tried = Tried::default();
+    for (name, numbers) in numbers {
+        let results = match families.get(&name) {
+            Some(family) if family.kind() == "cached" => {
+                Err("the value of a cached counter is still in Redis, and is saved when its row takes it".to_owned())
+            }
+            Some(family) => store.retry_rejects(family, &numbers).await.map_err(|error| error.to_string()),
+            None => Err("this version does not know the family".to_owned()),
+        };
+        let results = match results {
+            Ok(results) => results,
+            Err(why) => {
+                tried.left.push(Left { family: name, numbers, why });
+                continue;
+            }
+        };
+        for (number, result) in numbers.into_iter().zip(results) {
+            match result {
+                Retried::Applied => tried.applied.push(number),
+                Retried::Refused => tried.refused.extend(reject(store, number).await?.iter().map(RejectView::from)),
+                Retried::AppliedBefore | Retried::Discarded | Retried::NotFound => tried.done_before.push(number),
+            }
+        }
+    }
+    Ok(tried)
+}
+
+/// The numbers that were named and of which there is nothing.
+fn not_among(which: &Which, chosen: &[Reject]) -> Vec<u64> {
+    let is_there = |number: &u64| chosen.iter().any(|reject| reject.number == *number);
+    which.numbers.iter().copied().filter(|number| !is_there(number)).collect()
+}
+
+async fn discard(context: &Context, which: &Which) -> Result<Exit, Failure> {
+    let store = pair::store(context.pair()?)?;
+    let chosen = chosen(&store, which).await?;
+    let numbers: Vec<_> = chosen.iter().map(|reject| reject.number).collect();
+    let discarded = store.discard_rejects(&numbers).await?;
+    let not_found = not_among(which, &chosen);
+    context.output.print(&json!({ "discarded": discarded, "not_found": not_found }), |_| {
+        let not_found = not_found.iter().map(|number| format!("not among the open rejects: {number}"));
+        [format!("discarded: {}", discarded.len())].into_iter().chain(not_found).collect()
+    })?;
+    Ok(if not_found.is_empty() { Exit::Ok } else { Exit::Warning })
+}

@@ -1,0 +1,94 @@
+//! The Lua scripts, for applications in other languages.
+
+use std::fs;
+use std::path::Path;
+
+use counterfoil::redis::cmd;
+use counterfoil::{Counterfoil, Error, ErrorKind, Script};
+use serde::Serialize;
+use serde_json::json;
+
+use super::{Context, connect};
+use crate::exit::{Exit, Failure};
+use crate::look::in_time;
+use crate::output::{Output, table};
+use crate::pair::{Redis, with_pair};
+
+#[derive(Serialize)]
+struct Entry {
+    name: &'static str,
+    /// Its file beside the manifest.
+    file: String,
+    sha1: &'static str,
+}
+
+/// By name.
+fn entries() -> Vec<Entry> {
+    let entry = |script: &'static Script| Entry {
+        name: script.name,
+        file: format!("v1/{}.lua", script.name),
+        sha1: &script.sha1,
+    };
+    let mut entries: Vec<_> = Script::all().map(entry).collect();
+    entries.sort_unstable_by_key(|entry| entry.name);
+    entries
+}
+
+pub fn list(output: Output) -> Result<Exit, Failure> {
+    output.print(&entries(), |entries| {
+        let rows: Vec<_> = entries.iter().map(|entry| vec![entry.name.to_owned(), entry.sha1.to_owned()]).collect();
+        table(&["SCRIPT", "SHA-1"], &rows)
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// Writes `v1/NAME.lua` for each, and a manifest.
+pub fn export(output: Output, folder: &Path) -> Result<Exit, Failure> {
+    let write = |path: &Path, text: &str| {
+        fs::write(path, text).map_err(|error| Failure::warning(format!("{} was not written: {error}", path.display())))
+    };
+    let scripts = folder.join("v1");
+    fs::create_dir_all(&scripts)
+        .map_err(|error| Failure::warning(format!("{} was not made: {error}", scripts.display())))?;
+    for script in Script::all() {
+        write(&scripts.join(format!("{}.lua", script.name)), script.source)?;
+    }
+    write(&folder.join("manifest.json"), Script::manifest())?;
+    output.print(&json!({ "folder": folder, "scripts": entries() }), |_| {
+        vec![format!("{} scripts and manifest.json are in {}", entries().len(), folder.display())]
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// Loads them into the Redis of each pair.
+pub async fn load(context: &Context) -> Result<Exit, Failure> {
+    let mut loaded = Vec::new();
+    for pair in context.pairs() {
+        let connected = connect(pair).await?;
+        let done = in_time(async { with_pair!(&connected, counterfoil => load_into(counterfoil).await) }).await;
+        done.map_err(|why| {
+            let advice = "SCRIPT LOAD goes to every primary of a cluster, and needs the rule +script|load of an ACL";
+            Failure::critical(format!("pair {}: not all scripts were loaded: {why}. {advice}", pair.name))
+        })?;
+        loaded.push(&pair.name);
+    }
+    context.output.print(&json!({ "pairs": loaded, "scripts": entries() }), |_| {
+        let heads = loaded.iter().map(|pair| format!("pair {pair}: loaded"));
+        let rows: Vec<_> = entries().iter().map(|entry| vec![entry.name.to_owned(), entry.sha1.to_owned()]).collect();
+        heads.chain(table(&["SCRIPT", "SHA-1"], &rows)).collect()
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// A cluster connection sends it to all primaries. It has no connections to replicas.
+async fn load_into<C: Redis>(counterfoil: &Counterfoil<C>) -> counterfoil::Result<()> {
+    for script in Script::all() {
+        let mut redis = counterfoil.redis().clone();
+        let loaded = cmd("SCRIPT").arg("LOAD").arg(script.source).query_async::<String>(&mut redis).await;
+        let sha1 = loaded.map_err(|error| Error::new(ErrorKind::Redis, script.name).with_source(error))?;
+        if sha1 != script.sha1 {
+            return Err(Error::new(ErrorKind::Corrupt, format!("{}: Redis calls it {sha1}", script.name)));
+        }
+    }
+    Ok(())
+}

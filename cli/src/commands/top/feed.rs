@@ -1,0 +1,47 @@
+//! Looks at all pairs every second.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::look::{Look, ServerStatus};
+use crate::sampler::Sampler;
+use crate::status::LATE;
+use crate::view::FamilyView;
+
+const EVERY: Duration = Duration::from_secs(1);
+/// MySQL is asked less often: it has work to do.
+const MYSQL_AGE: Duration = Duration::from_secs(5);
+
+/// One pair at one moment.
+#[derive(Clone, Debug)]
+pub struct Shot {
+    pub pair: String,
+    pub redis: ServerStatus,
+    pub mysql: ServerStatus,
+    pub families: Vec<FamilyView>,
+}
+
+/// Each pair by itself, so that one that is away holds no other up.
+pub fn start(looks: Vec<Look>) -> watch::Receiver<Vec<Shot>> {
+    let (shots, shown) = watch::channel(Vec::<Shot>::new());
+    for mut look in looks {
+        let shots = shots.clone();
+        tokio::spawn(async move {
+            let (mut sampler, mut ticks) = (Sampler::default(), interval(EVERY));
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                ticks.tick().await;
+                let status = look.now(LATE, MYSQL_AGE).await;
+                let families = sampler.sample(status.families);
+                let shot = Shot { pair: status.pair, redis: status.redis, mysql: status.mysql, families };
+                shots.send_modify(|shots| match shots.iter_mut().find(|other| other.pair == shot.pair) {
+                    Some(other) => *other = shot,
+                    None => shots.push(shot),
+                });
+            }
+        });
+    }
+    shown
+}

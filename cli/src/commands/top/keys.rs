@@ -1,0 +1,125 @@
+//! What is shown, in which order, and what keys do about it.
+
+use std::cmp::Ordering;
+use std::ops::ControlFlow;
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::widgets::TableState;
+
+use super::feed::Shot;
+use crate::view::FamilyView;
+
+/// The rows of the screen.
+#[derive(Debug, Default)]
+pub struct Table {
+    shots: Vec<Shot>,
+    pub order: Order,
+    pub filter: String,
+    /// While the filter is typed.
+    pub is_typing: bool,
+    pub state: TableState,
+}
+
+/// What the rows are sorted by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// Trouble first.
+    #[default]
+    State,
+    Rate,
+    Pending,
+    Oldest,
+    Name,
+}
+
+impl Order {
+    pub fn word(self) -> &'static str {
+        match self {
+            Order::State => "state",
+            Order::Rate => "hits/s",
+            Order::Pending => "pending",
+            Order::Oldest => "oldest",
+            Order::Name => "name",
+        }
+    }
+
+    fn next(self) -> Self {
+        match self {
+            Order::State => Order::Rate,
+            Order::Rate => Order::Pending,
+            Order::Pending => Order::Oldest,
+            Order::Oldest => Order::Name,
+            Order::Name => Order::State,
+        }
+    }
+
+    /// The largest first, but for names.
+    fn compare(self, one: &FamilyView, other: &FamilyView) -> Ordering {
+        let number = |one: Option<f64>, other: Option<f64>| other.unwrap_or(-1.0).total_cmp(&one.unwrap_or(-1.0));
+        let (a, b) = (&one.status, &other.status);
+        let first = match self {
+            Order::State => b.state.cmp(&a.state),
+            Order::Rate => number(one.rate, other.rate),
+            Order::Pending => b.pending.cmp(&a.pending),
+            Order::Oldest => number(a.oldest_seconds, b.oldest_seconds),
+            Order::Name => Ordering::Equal,
+        };
+        first.then_with(|| (&a.namespace, &a.family).cmp(&(&b.namespace, &b.family)))
+    }
+}
+
+impl Table {
+    pub fn update(&mut self, shots: &[Shot]) {
+        self.shots = shots.to_vec();
+        let last = self.rows().len().saturating_sub(1);
+        self.state.select(Some(self.state.selected().unwrap_or(0).min(last)));
+    }
+
+    pub fn shots(&self) -> &[Shot] {
+        &self.shots
+    }
+
+    /// The families that the filter lets through, sorted, each with its pair.
+    pub fn rows(&self) -> Vec<(&str, &FamilyView)> {
+        let all = self.shots.iter().flat_map(|shot| shot.families.iter().map(|family| (shot.pair.as_str(), family)));
+        let mut rows: Vec<_> = all.filter(|(_, family)| family.status.name().contains(&self.filter)).collect();
+        rows.sort_by(|(_, one), (_, other)| self.order.compare(one, other));
+        rows
+    }
+
+    /// Whether it goes on.
+    pub fn press(&mut self, key: KeyEvent) -> ControlFlow<()> {
+        if key.kind == KeyEventKind::Release {
+            return ControlFlow::Continue(());
+        }
+        if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
+            return ControlFlow::Break(());
+        }
+        match (self.is_typing, key.code) {
+            (true, KeyCode::Enter) => self.is_typing = false,
+            (true, KeyCode::Esc) => {
+                self.is_typing = false;
+                self.filter.clear();
+            }
+            (true, KeyCode::Backspace) => drop(self.filter.pop()),
+            (true, KeyCode::Char(letter)) => self.filter.push(letter),
+            (false, KeyCode::Char('q') | KeyCode::Esc) => return ControlFlow::Break(()),
+            (false, KeyCode::Char('/')) => self.is_typing = true,
+            (false, KeyCode::Char('s')) => self.order = self.order.next(),
+            (_, KeyCode::Down) | (false, KeyCode::Char('j')) => self.move_by(1),
+            (_, KeyCode::Up) | (false, KeyCode::Char('k')) => self.move_by(-1),
+            (_, KeyCode::PageDown) => self.move_by(10),
+            (_, KeyCode::PageUp) => self.move_by(-10),
+            (_, KeyCode::Home) => self.move_by(isize::MIN),
+            (_, KeyCode::End) => self.move_by(isize::MAX),
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn move_by(&mut self, rows: isize) {
+        let last = self.rows().len().saturating_sub(1);
+        let selected = self.state.selected().unwrap_or(0);
+        self.state.select(Some(selected.saturating_add_signed(rows).min(last)));
+    }
+}

@@ -1,0 +1,149 @@
+//! A pair as it is seen from outside: whether its servers are there, and how its families stand. It writes nothing.
+
+use std::time::{Duration, Instant};
+
+use counterfoil::redis::cmd;
+use counterfoil::{Counterfoil, Error, ErrorKind, MysqlStore, Overview, Registered, Store};
+use futures_util::future::join;
+use serde::Serialize;
+use tokio::time::timeout;
+
+use crate::config::{FamilyConfig, PairConfig};
+use crate::families::described;
+use crate::pair::{self, Pair, Redis, with_pair};
+use crate::status::{self, FamilyStatus};
+
+/// How long a server is waited for.
+const REPLY: Duration = Duration::from_secs(5);
+
+/// A pair that is looked at once, or again and again.
+pub struct Look {
+    config: PairConfig,
+    described: Vec<FamilyConfig>,
+    store: MysqlStore,
+    /// Nothing until Redis was there.
+    pair: Option<Pair>,
+    known: Option<Known>,
+}
+
+/// What MySQL said.
+struct Known {
+    at: Instant,
+    families: Vec<Registered>,
+    overview: Vec<Overview>,
+}
+
+/// A pair as it stands.
+#[derive(Clone, Debug, Serialize)]
+pub struct PairStatus {
+    pub pair: String,
+    pub redis: ServerStatus,
+    pub mysql: ServerStatus,
+    pub families: Vec<FamilyStatus>,
+    /// Families of the configuration that MySQL does not know yet.
+    pub never_opened: Vec<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct ServerStatus {
+    pub up: bool,
+    /// Why it is away.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+impl<T> From<&Result<T, String>> for ServerStatus {
+    fn from(asked: &Result<T, String>) -> Self {
+        ServerStatus { up: asked.is_ok(), why: asked.as_ref().err().cloned() }
+    }
+}
+
+impl Look {
+    /// At a pair and those of the families that are its own.
+    pub fn new(config: &PairConfig, families: &[FamilyConfig]) -> counterfoil::Result<Self> {
+        let described = described(families, &config.name).cloned().collect();
+        Ok(Look { config: config.clone(), described, store: pair::store(config)?, pair: None, known: None })
+    }
+
+    /// How it stands, with what MySQL said no longer ago than that.
+    pub async fn now(&mut self, late: Duration, mysql_age: Duration) -> PairStatus {
+        let is_known = self.known.as_ref().is_some_and(|known| known.at.elapsed() < mysql_age);
+        let asked = async {
+            match is_known {
+                true => Ok(None),
+                false => in_time(read(&self.store)).await.map(Some),
+            }
+        };
+        let connected = async {
+            match &self.pair {
+                Some(pair) => Ok(pair.clone()),
+                None => in_time(Pair::connect(&self.config)).await,
+            }
+        };
+        let (asked, connected) = join(asked, connected).await;
+        let mysql = ServerStatus::from(&asked);
+        if let Ok(Some(known)) = asked {
+            self.known = Some(known);
+        }
+        let families = match connected {
+            Ok(pair) => {
+                let families = self.families(&pair, late).await;
+                self.pair = Some(pair);
+                families
+            }
+            Err(why) => Err(why),
+        };
+        PairStatus {
+            pair: self.config.name.clone(),
+            redis: ServerStatus::from(&families),
+            mysql,
+            families: families.unwrap_or_default(),
+            never_opened: self.never_opened(),
+        }
+    }
+
+    async fn families(&self, pair: &Pair, late: Duration) -> Result<Vec<FamilyStatus>, String> {
+        let (families, overview) =
+            self.known.as_ref().map_or((&[][..], &[][..]), |known| (&known.families, &known.overview));
+        in_time(async { with_pair!(pair, counterfoil => of(counterfoil, families, overview, late).await) }).await
+    }
+
+    fn never_opened(&self) -> Vec<String> {
+        let Some(known) = &self.known else { return Vec::new() };
+        let is_known = |described: &&FamilyConfig| {
+            known.families.iter().any(|known| described.describes(known.family.namespace(), known.family.name()))
+        };
+        self.described.iter().filter(|described| !is_known(described)).map(FamilyConfig::name).collect()
+    }
+}
+
+async fn read(store: &MysqlStore) -> counterfoil::Result<Known> {
+    let at = Instant::now();
+    let families = store.families().await?.into_iter().filter_map(Result::ok).collect();
+    Ok(Known { at, families, overview: store.overview().await? })
+}
+
+async fn of<C: Redis>(
+    counterfoil: &Counterfoil<C>,
+    families: &[Registered],
+    overview: &[Overview],
+    late: Duration,
+) -> counterfoil::Result<Vec<FamilyStatus>> {
+    for registered in families {
+        counterfoil.open_registered(registered.clone())?;
+    }
+    if families.is_empty() {
+        // nothing else would notice a Redis that is away
+        let pinged = cmd("PING").query_async::<()>(&mut counterfoil.redis().clone()).await;
+        pinged.map_err(|error| Error::new(ErrorKind::Redis, "Redis did not reply").with_source(error))?;
+    }
+    status::of_families(counterfoil, overview, late).await
+}
+
+/// What a server replies, or why it does not.
+pub async fn in_time<T>(reply: impl Future<Output = counterfoil::Result<T>>) -> Result<T, String> {
+    match timeout(REPLY, reply).await {
+        Ok(reply) => reply.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no reply within {} s", REPLY.as_secs())),
+    }
+}

@@ -1,0 +1,50 @@
+//! What is said where a server is away.
+
+use testkit::MysqlServer;
+
+use super::FAMILIES;
+use crate::support::Site;
+
+#[tokio::test]
+async fn a_redis_that_is_gone_or_silent_is_named() {
+    let site = Site::new().await;
+    site.configure(FAMILIES);
+    site.printed(&["add", "shop/views", "a"]).await;
+    site.redis.pause();
+    let silent = site.ends_with(2, &["status"]).await;
+    assert!(silent.out.contains("pair main: redis is away: "), "{silent:?}");
+    site.redis.kill();
+    let gone = site.json(2, &["status"]).await;
+    assert_eq!((&gone[0]["redis"]["up"], &gone[0]["mysql"]["up"]), (&false.into(), &true.into()), "{gone}");
+    assert!(site.ends_with(2, &["check"]).await.out.contains("error: redis: it cannot be asked"));
+    for args in
+        [&["get", "shop/views", "a"][..], &["add", "shop/views", "a"], &["drain"], &["scripts", "load"], &["pending"]]
+    {
+        let away = site.ends_with(2, args).await;
+        assert!((away.err.clone() + &away.out).contains("pair main: "), "{away:?}");
+        assert!(away.err.lines().count() <= 1, "{away:?}");
+    }
+    // what needs MySQL alone goes on
+    site.printed(&["families"]).await;
+    site.printed(&["rejects", "list"]).await;
+}
+
+#[tokio::test]
+async fn a_mysql_that_is_gone_is_named() {
+    let mysql = MysqlServer::start().await;
+    let site = Site::on(&mysql).await;
+    site.configure(FAMILIES);
+    site.printed(&["init"]).await;
+    site.printed(&["add", "shop/views", "a"]).await;
+    mysql.kill();
+    let gone = site.ends_with(2, &["status"]).await;
+    assert!(gone.out.contains("pair main: mysql is away: "), "{gone:?}");
+    for args in
+        [&["families"][..], &["get", "shop/views", "a"], &["rejects", "list"], &["drift", "shop/views"], &["init"]]
+    {
+        let away = site.ends_with(2, args).await;
+        assert!(!away.err.is_empty() && away.err.lines().count() == 1, "{away:?}");
+    }
+    mysql.start_again().await;
+    assert_eq!(site.printed(&["get", "shop/views", "a"]).await, "a\t1\n");
+}

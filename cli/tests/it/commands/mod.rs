@@ -1,0 +1,68 @@
+//! Each command for people and as JSON, with its exit codes.
+
+mod away;
+mod cluster;
+mod counters;
+mod families;
+mod offline;
+mod privileges;
+mod recounts;
+mod rejects;
+mod top;
+
+use serde_json::Value;
+
+use crate::support::{Outcome, Site};
+
+/// Families of each kind.
+const FAMILIES: &str = r#"
+[[family]]
+name = "shop/views"
+kind = "buffered"
+sync_time = "1h"
+sync_hits = 1000000
+
+[[family]]
+name = "shop/votes"
+kind = "cached"
+min = 0
+save_after = "1h"
+retain = "2h"
+
+[[family]]
+name = "shop/daily"
+kind = "visitors"
+
+[[family]]
+name = "shop/downloads"
+kind = "series"
+
+[[family]]
+name = "shop/readers"
+kind = "activity"
+
+[[family]]
+name = "tenant-*/views"
+kind = "buffered"
+"#;
+
+impl Site {
+    /// Runs a command that succeeds, and returns what it printed.
+    async fn printed(&self, args: &[&str]) -> String {
+        self.ends_with(0, args).await.out
+    }
+
+    /// Runs a command that ends so, with at most one line of errors.
+    async fn ends_with(&self, code: i32, args: &[&str]) -> Outcome {
+        let outcome = self.run(args).await;
+        assert_eq!(outcome.code, code, "{args:?}: {outcome:#?}");
+        assert!(!outcome.err.contains("panicked"), "{args:?}: {outcome:#?}");
+        outcome
+    }
+
+    /// The one JSON document that a command prints.
+    async fn json(&self, code: i32, args: &[&str]) -> Value {
+        let outcome = self.ends_with(code, &[args, &["--json"]].concat()).await;
+        serde_json::from_str(&outcome.out).unwrap_or_else(|error| panic!("{args:?}: {error}: {}", outcome.out))
+    }
+}
