@@ -75,7 +75,7 @@ pub async fn require(State(keys): State<Option<Arc<Keys>>>, request: Request, ne
         (Some(keys), None) if keys.are_in(request.headers()) => next.run(request).await,
         (Some(_), _) => {
             let problem = Problem::new(StatusCode::UNAUTHORIZED, "the token is missing, or is another one")
-                .advising("send the header Authorization: Bearer TOKEN; in a browser open /?token=TOKEN once");
+                .advise("send the header Authorization: Bearer TOKEN; in a browser open /?token=TOKEN once");
             ([(WWW_AUTHENTICATE, "Bearer realm=\"counterfoil\"")], problem).into_response()
         }
     }

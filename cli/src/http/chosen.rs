@@ -40,7 +40,7 @@ impl App {
 
     pub fn connected(&self, live: &LivePair) -> Result<Pair, Problem> {
         let away = || Problem::unavailable(format!("pair {}: Redis was not reached yet", live.name));
-        live.pair().ok_or_else(|| away().advising("/readyz says when it is there"))
+        live.pair().ok_or_else(|| away().advise("/readyz says when it is there"))
     }
 
     /// The family that `family` names. One that is not served is not opened either: to open it would be to serve it.
@@ -50,7 +50,7 @@ impl App {
         let view = live.view.borrow().clone();
         if view.not_served.iter().any(|other| other == name) {
             let problem = Problem::not_found(format!("the family {name} is not served by this daemon"));
-            return Err(problem.advising("ask with `counterfoil get`, or let the configuration's `serve` have it"));
+            return Err(problem.advise("ask with `counterfoil get`, or let the configuration's `serve` have it"));
         }
         let registered = match live.known(name) {
             Some(registered) => Some(registered),
@@ -59,7 +59,7 @@ impl App {
             None => None,
         };
         let registered = registered.ok_or_else(|| match view.mysql.up {
-            true => Problem::not_found(format!("there is no family {name:?}")).advising("/api/v1/families lists them"),
+            true => Problem::not_found(format!("there is no family {name:?}")).advise("/api/v1/families lists them"),
             false => Problem::unavailable(format!("MySQL is away, and the family {name:?} is not known without it")),
         })?;
         Ok(Chosen { name: name.to_owned(), pair_name: live.name.clone(), pair, registered })

@@ -37,7 +37,7 @@ pub async fn only_reads(request: Request, next: Next) -> Response {
 /// Gives up what takes too long.
 pub async fn in_time(request: Request, next: Next) -> Response {
     let late =
-        || Problem::unavailable(format!("no reply within {WITHIN:?}")).advising("see at /readyz which server is away");
+        || Problem::unavailable(format!("no reply within {WITHIN:?}")).advise("see at /readyz which server is away");
     tokio::time::timeout(WITHIN, next.run(request)).await.unwrap_or_else(|_| late().into_response())
 }
 

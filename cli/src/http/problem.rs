@@ -34,7 +34,7 @@ impl Problem {
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, error)
     }
 
-    pub fn advising(self, what: &'static str) -> Self {
+    pub fn advise(self, what: &'static str) -> Self {
         Problem { what_to_do: Some(what), ..self }
     }
 }
@@ -44,15 +44,15 @@ impl From<Error> for Problem {
         let problem = |status| Problem::new(status, error.to_string());
         match error.kind() {
             ErrorKind::InvalidInput => problem(StatusCode::BAD_REQUEST),
-            ErrorKind::Mismatch => problem(StatusCode::CONFLICT)
-                .advising("compare the family's settings with what `counterfoil check` says"),
-            ErrorKind::AccessDenied => problem(StatusCode::SERVICE_UNAVAILABLE).advising(
-                "give the daemon's users what `counterfoil acl daemon` and `counterfoil grants daemon` print",
-            ),
-            ErrorKind::Redis | ErrorKind::Store | ErrorKind::Busy | ErrorKind::Closed | ErrorKind::Unsafe => {
-                problem(StatusCode::SERVICE_UNAVAILABLE).advising("try again later; /readyz says which server is away")
+            ErrorKind::Mismatch => {
+                problem(StatusCode::CONFLICT).advise("compare the family's settings with what `counterfoil check` says")
             }
-            _ => problem(StatusCode::INTERNAL_SERVER_ERROR).advising("see what `counterfoil check` says"),
+            ErrorKind::AccessDenied => problem(StatusCode::SERVICE_UNAVAILABLE)
+                .advise("give the daemon's users what `counterfoil acl daemon` and `counterfoil grants daemon` print"),
+            ErrorKind::Redis | ErrorKind::Store | ErrorKind::Busy | ErrorKind::Closed | ErrorKind::Unsafe => {
+                problem(StatusCode::SERVICE_UNAVAILABLE).advise("try again later; /readyz says which server is away")
+            }
+            _ => problem(StatusCode::INTERNAL_SERVER_ERROR).advise("see what `counterfoil check` says"),
         }
     }
 }
