@@ -44,6 +44,9 @@ pub struct ServerView {
     pub since: u64,
     /// Its own name and version.
     pub version: Option<String>,
+    /// What Redis, or all nodes of its cluster, have allocated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
     /// Why it is away.
     pub why: Option<String>,
 }

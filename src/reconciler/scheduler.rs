@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::{Id, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
@@ -29,6 +29,8 @@ const LOOKS: u32 = 4;
 const UPKEEP: Duration = Duration::from_secs(60);
 /// In every how many rounds of upkeep partitions are looked for that the family does not have.
 const STRAYS: u32 = 10;
+/// How many families get it at a time: each look names some hundred keys.
+const UPKEEPS: usize = 16;
 /// Longer than any time to wait: a partition that is looked at again when it is due, or with its family.
 const NEVER: Duration = Duration::MAX;
 /// After something that no waiting mends, such as a table that is gone.
@@ -82,6 +84,8 @@ pub struct Scheduler<C, S> {
     failures: HashMap<Announced, Backoff>,
     /// When each family had its upkeep last, and how often it has had it.
     kept: HashMap<u64, (Instant, u32)>,
+    /// The turns of those that get it.
+    upkeeps: Arc<Semaphore>,
     registry: Registry,
 }
 
@@ -133,6 +137,7 @@ where
             saving: HashMap::new(),
             failures: HashMap::new(),
             kept: HashMap::new(),
+            upkeeps: Arc::new(Semaphore::new(UPKEEPS)),
             registry: Registry::new(scope),
         })
     }
@@ -420,7 +425,12 @@ where
         self.kept.insert(number, (now, rounds + 1));
         let flusher = self.flusher.clone();
         let look = rounds % STRAYS == 0;
-        self.tasks.spawn(async move { Finished::Kept(number, flusher.upkeep(number, look).await) });
+        let turns = self.upkeeps.clone();
+        self.tasks.spawn(async move {
+            let _turn = turns.acquire().await;
+            // boxed, so that thousands that wait for their turn take no room
+            Finished::Kept(number, Box::pin(flusher.upkeep(number, look)).await)
+        });
     }
 
     fn kept(&mut self, number: u64, strays: Result<Vec<PartitionId>>) {

@@ -35,16 +35,16 @@ impl Server {
         Server { pair: pair.to_owned(), name, seen: None, changed: Instant::now() }
     }
 
-    /// What a look found: its version, or why it is away. A change is told, with how many families wait.
-    pub fn found(&mut self, look: Result<String, String>, families_waiting: usize) -> ServerView {
+    /// What a look found, or why the server is away. A change is told, with how many families wait.
+    pub fn found(&mut self, look: Result<Found, String>, families_waiting: usize) -> ServerView {
         let (pair, server) = (self.pair.as_str(), self.name);
         let was_up = self.seen.as_ref().map(|seen| seen.up);
         let is_up = look.is_ok();
         if was_up != Some(is_up) {
             let seconds = self.changed.elapsed().as_secs();
             match (&look, was_up) {
-                (Ok(version), None) => tracing::info!(pair, server, version, "there"),
-                (Ok(version), Some(_)) => {
+                (Ok(Found { version, .. }), None) => tracing::info!(pair, server, version, "there"),
+                (Ok(Found { version, .. }), Some(_)) => {
                     tracing::info!(pair, server, version, away_seconds = seconds, families_waiting, "back");
                 }
                 (Err(why), _) => tracing::error!(pair, server, why, families_waiting, "away"),
@@ -52,8 +52,13 @@ impl Server {
             self.changed = Instant::now();
         }
         let since = self.seen.as_ref().filter(|_| was_up == Some(is_up)).map_or_else(now, |seen| seen.since);
-        let version = look.as_ref().ok().cloned().or_else(|| self.seen.take().and_then(|seen| seen.version));
-        let view = ServerView { up: is_up, since, version, why: look.err() };
+        let before = self.seen.take().and_then(|seen| seen.version);
+        let view = match look {
+            Ok(Found { version, memory_bytes }) => {
+                ServerView { up: true, since, version: Some(version), memory_bytes, why: None }
+            }
+            Err(why) => ServerView { up: false, since, version: before, memory_bytes: None, why: Some(why) },
+        };
         self.seen = Some(view.clone());
         view
     }
@@ -78,37 +83,48 @@ pub async fn watch<C: Redis>(
     }
 }
 
-/// Redis's name and version.
-async fn look_at_redis<C: Redis>(redis: &C) -> Result<String, String> {
-    let mut redis = redis.clone();
-    let info = timeout(REPLY, cmd("INFO").arg("server").query_async::<Value>(&mut redis)).await;
-    let info = info.map_err(|_| no_reply())?.map_err(|error| error.to_string())?;
-    let text = first_text(&info).ok_or("INFO is not what a Redis replies")?;
-    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    let valkey = field("valkey_version").map(|version| format!("Valkey {version}"));
-    let version = valkey.or_else(|| field("redis_version").map(|version| format!("Redis {version}")));
-    version.ok_or_else(|| "INFO has no version".to_owned())
+/// What a server says of itself.
+pub struct Found {
+    /// Its name and version.
+    version: String,
+    memory_bytes: Option<u64>,
 }
 
-/// A cluster's reply has one text for each node.
-fn first_text(reply: &Value) -> Option<String> {
+async fn look_at_redis<C: Redis>(redis: &C) -> Result<Found, String> {
+    let mut redis = redis.clone();
+    let info = timeout(REPLY, cmd("INFO").query_async::<Value>(&mut redis)).await;
+    let info = info.map_err(|_| no_reply())?.map_err(|error| error.to_string())?;
+    let nodes = texts(&info);
+    let field = |node: &String, name: &str| {
+        node.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::to_owned)
+    };
+    let first = nodes.first().ok_or("INFO is not what a Redis replies")?;
+    let valkey = field(first, "valkey_version").map(|version| format!("Valkey {version}"));
+    let version = valkey.or_else(|| field(first, "redis_version").map(|version| format!("Redis {version}")));
+    let version = version.ok_or("INFO has no version")?;
+    let memory = nodes.iter().map(|node| field(node, "used_memory")?.trim().parse::<u64>().ok());
+    Ok(Found { version, memory_bytes: memory.sum() })
+}
+
+/// One for each node of a cluster.
+fn texts(reply: &Value) -> Vec<String> {
     match reply {
-        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
-        Value::VerbatimString { text, .. } => Some(text.clone()),
-        Value::Map(nodes) => nodes.first().and_then(|(_, reply)| first_text(reply)),
-        Value::Array(replies) => replies.iter().find_map(first_text),
-        _ => None,
+        Value::BulkString(bytes) => vec![String::from_utf8_lossy(bytes).into_owned()],
+        Value::VerbatimString { text, .. } => vec![text.clone()],
+        Value::Map(nodes) => nodes.iter().flat_map(|(_, reply)| texts(reply)).collect(),
+        Value::Array(replies) => replies.iter().flat_map(texts).collect(),
+        _ => Vec::new(),
     }
 }
 
-/// MySQL's name and version.
-async fn look_at_mysql(pool: &MySqlPool) -> Result<String, String> {
+async fn look_at_mysql(pool: &MySqlPool) -> Result<Found, String> {
     let asked = sqlx::query_scalar::<_, String>("SELECT VERSION()").fetch_one(pool);
     let version = timeout(REPLY, asked).await.map_err(|_| no_reply())?.map_err(|error| error.to_string())?;
-    Ok(match version.split_once("-MariaDB") {
+    let version = match version.split_once("-MariaDB") {
         Some((number, _)) => format!("MariaDB {number}"),
         None => format!("MySQL {version}"),
-    })
+    };
+    Ok(Found { version, memory_bytes: None })
 }
 
 fn no_reply() -> String {

@@ -1,5 +1,5 @@
-//! What the daemon does for one pair: it waits for the servers, opens the families that are described, brings everything to MySQL,
-//! and looks at it.
+//! What the daemon does for one pair: it waits for the servers, opens the families that are described, brings
+//! everything to MySQL, and looks at it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -185,13 +185,13 @@ where
         let names = described_names(&self.worker.families.borrow(), &config.name);
         self.open(names).await;
         let reconciler = self.counterfoil.reconciler();
-        let reconciler = match &config_of(self).serve {
+        let reconciler = match &self.worker.config.serve {
             Serve::All => reconciler.all(),
             Serve::Declared => reconciler,
             Serve::Namespaces(namespaces) => namespaces.iter().fold(reconciler, |one, name| one.namespace(name)),
         };
         self.reconciler = Some(reconciler.start().await?);
-        let (pair, families) = (&config_of(self).name, self.opened.len());
+        let (pair, families) = (&self.worker.config.name, self.opened.len());
         tracing::info!(pair, families, "begun");
         systemd::status(&format!("pair {pair}: works"));
         Ok(())
@@ -408,10 +408,6 @@ where
             tracing::error!(pair = self.worker.config.name, %error, "not ended as it should");
         }
     }
-}
-
-fn config_of<'a, C>(working: &'a Working<'_, C>) -> &'a PairConfig {
-    &working.worker.config
 }
 
 /// The families of a pair that are described one by one.

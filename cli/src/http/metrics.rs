@@ -74,6 +74,13 @@ fn pairs(text: &mut Text, view: &View) {
             text.sample(up, &[("pair", &pair.name), ("server", server)], u8::from(seen.up));
         }
     }
+    let memory = "counterfoil_redis_memory_bytes";
+    text.describe(memory, "gauge", "what Redis, or all nodes of its cluster, have allocated");
+    for pair in &view.pairs {
+        if let Some(bytes) = pair.redis.memory_bytes {
+            text.sample(memory, &[("pair", &pair.name)], bytes);
+        }
+    }
     type Count = fn(&PairView) -> usize;
     let counts: [(&str, &str, Count); 3] = [
         ("counterfoil_families", "families that the daemon serves", |pair| pair.families.len()),

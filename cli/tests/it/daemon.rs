@@ -8,6 +8,7 @@ use counterfoil::{Counterfoil, Durability, Family, KeyType, MysqlStore, Table};
 use testkit::MysqlServer;
 use tokio::time::sleep;
 
+use crate::client::get;
 use crate::support::{Site, eventually};
 
 const VIEWS: &str = "
@@ -189,6 +190,35 @@ async fn daemons_that_disagree_about_a_family_are_told_and_count_exactly() {
         let _ = views.add("page", 1).await.unwrap();
     }
     eventually("the hits", async || site.number(ALL).await == 50).await;
+}
+
+/// One is away, which is nothing to the other.
+#[tokio::test]
+async fn several_pairs_are_served_by_one_daemon() {
+    let (first, second, gone) = (Site::new().await, Site::new().await, Site::new().await);
+    let pair = |name: &str, site: &Site| {
+        let (redis, mysql) = (site.redis.url(), &site.mysql_url);
+        format!("[pair.{name}]\nredis = {redis:?}\nmysql = {mysql:?}\ndurability = \"immediate\"\n")
+    };
+    let family = |pair: &str| format!("{VIEWS}pair = \"{pair}\"\n");
+    let pairs = pair("first", &first) + &pair("second", &second) + &pair("gone", &gone);
+    gone.redis.kill();
+    first.write(&format!("listen = \"127.0.0.1:0\"\n{pairs}{}{}", family("first"), family("second")));
+    let daemon = first.daemon().await;
+    for (site, hits) in [(&first, 3), (&second, 5)] {
+        let views = site.writer().await.open(views().build().unwrap()).await.unwrap();
+        let _ = views.add("page", hits).await.unwrap();
+        eventually("the hits", async || site.number(ALL).await == hits).await;
+    }
+    daemon.logs(&["away", "pair=\"gone\"", "server=\"redis\""]).await;
+    let ready = get(&daemon, "/readyz").await;
+    assert!(ready.status == 503 && ready.body.contains("gone"), "{ready:?}");
+    for (pair, hits) in [("first", 3), ("second", 5)] {
+        let values = get(&daemon, &format!("/api/v1/values?pair={pair}&family=shop/views&id=page")).await;
+        assert_eq!(values.json()["values"][0]["value"], hits, "{values:?}");
+    }
+    let outcome = first.run(&["status"]).await;
+    assert_eq!(outcome.code, 2, "{outcome:?}");
 }
 
 #[tokio::test]

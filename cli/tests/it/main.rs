@@ -7,4 +7,5 @@ mod http;
 mod page;
 mod privileges;
 mod restore;
+mod soak;
 mod support;
