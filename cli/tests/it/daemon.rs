@@ -222,6 +222,25 @@ async fn several_pairs_are_served_by_one_daemon() {
 }
 
 #[tokio::test]
+async fn what_waits_is_brought_to_mysql_also_where_redis_has_no_memory_left() {
+    let site = Site::new().await;
+    site.configure(VIEWS);
+    let views = site.writer().await.open(views().build().unwrap()).await.unwrap();
+    for page in 0..50 {
+        let _ = views.add(&format!("page/{page}"), 1).await.unwrap();
+    }
+    let _: () = site.redis.run("CONFIG SET maxmemory 1").await.unwrap();
+    let refused = views.clone().write_timeout(Duration::from_millis(200)).add("page/1", 1).await.unwrap_err();
+    assert!(!refused.outcome_unknown(), "{refused}");
+    let daemon = site.daemon().await;
+    eventually("what waited", async || site.number(ALL).await == 50).await;
+    let _: () = site.redis.run("CONFIG SET maxmemory 0").await.unwrap();
+    let _ = views.add("page/1", 1).await.unwrap();
+    eventually("what came later", async || site.number(ALL).await == 51).await;
+    drop(daemon);
+}
+
+#[tokio::test]
 async fn a_port_in_use_is_told() {
     let site = Site::new().await;
     site.configure("");
