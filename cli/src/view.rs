@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use counterfoil::{Finding, Reject, Severity};
+use counterfoil::{Drift, Finding, Reject, Severity};
 use serde::Serialize;
 
 use crate::status::{FamilyStatus, unix_seconds};
@@ -144,6 +144,23 @@ pub struct DriftView {
     pub note: String,
     /// In Unix seconds.
     pub at: u64,
+}
+
+impl DriftView {
+    /// Of a run of the family NAMESPACE/FAMILY.
+    pub fn new(family: &str, run: u64, drift: &Drift) -> Self {
+        DriftView {
+            family: family.to_owned(),
+            run,
+            id: drift.id.clone(),
+            before: drift.before,
+            rows: drift.rows,
+            after: drift.after,
+            delta: drift.delta,
+            note: drift.note.clone(),
+            at: unix_seconds(drift.at),
+        }
+    }
 }
 
 /// A recount that runs, or the last run of a family.

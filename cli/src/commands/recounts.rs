@@ -136,18 +136,7 @@ async fn drift_of(store: &MysqlStore, family: &Family, run: u64) -> Result<Vec<D
 }
 
 fn views(family: &str, run: u64, drift: &[Drift]) -> Vec<DriftView> {
-    let view = |drift: &Drift| DriftView {
-        family: family.to_owned(),
-        run,
-        id: drift.id.clone(),
-        before: drift.before,
-        rows: drift.rows,
-        after: drift.after,
-        delta: drift.delta,
-        note: drift.note.clone(),
-        at: crate::status::unix_seconds(drift.at),
-    };
-    drift.iter().map(view).collect()
+    drift.iter().map(|drift| DriftView::new(family, run, drift)).collect()
 }
 
 fn rows(drift: &[DriftView]) -> Vec<String> {

@@ -311,17 +311,8 @@ where
                     .map(|one| one.id.clone())
                     .collect()
             };
-            found.extend(read.into_iter().filter(|drift| !shown.contains(&drift.id)).map(|drift| DriftView {
-                family: family.clone(),
-                run: *run,
-                id: drift.id,
-                before: drift.before,
-                rows: drift.rows,
-                after: drift.after,
-                delta: drift.delta,
-                note: drift.note,
-                at: status::unix_seconds(drift.at),
-            }));
+            let new = read.iter().filter(|drift| !shown.contains(&drift.id));
+            found.extend(new.map(|drift| DriftView::new(family, *run, drift)));
         }
         found
     }

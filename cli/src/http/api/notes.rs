@@ -11,7 +11,6 @@ use super::{MOST_ROWS, ROWS};
 use crate::http::App;
 use crate::http::params::Params;
 use crate::http::problem::Problem;
-use crate::status::unix_seconds;
 use crate::view::{DriftView, RejectView};
 
 pub async fn rejects(State(app): State<Arc<App>>, params: Params) -> Result<impl IntoResponse, Problem> {
@@ -49,16 +48,6 @@ pub async fn drift(State(app): State<Arc<App>>, params: Params) -> Result<impl I
     let _turn = app.turn().await?;
     let drift = chosen.pair.store().drift(&chosen.registered.family, run, params.first("after"), limit).await?;
     let next = drift.last().filter(|_| drift.len() as u64 == limit).map(|drift| drift.id.clone());
-    let drift = drift.into_iter().map(|drift| DriftView {
-        family: chosen.name.clone(),
-        run,
-        id: drift.id,
-        before: drift.before,
-        rows: drift.rows,
-        after: drift.after,
-        delta: drift.delta,
-        note: drift.note,
-        at: unix_seconds(drift.at),
-    });
+    let drift = drift.iter().map(|drift| DriftView::new(&chosen.name, run, drift));
     Ok(Json(Shown { family: &chosen.name, run, drift: drift.collect(), next }).into_response())
 }
