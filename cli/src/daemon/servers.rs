@@ -75,8 +75,9 @@ pub async fn watch<C: Redis>(
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         looks.tick().await;
-        let (found_redis, found_mysql) = join(look_at_redis(&connection), look_at_mysql(&probe)).await;
+        // before the look: a server that is back takes at once what waited for it
         let waiting = live.view.borrow().families.iter().filter(|family| family.status.pending > 0).count();
+        let (found_redis, found_mysql) = join(look_at_redis(&connection), look_at_mysql(&probe)).await;
         let views = (redis.found(found_redis, waiting), mysql.found(found_mysql, waiting));
         both.send_replace(views.0.up && views.1.up);
         live.show(|view| (view.redis, view.mysql) = views);

@@ -110,11 +110,14 @@ async fn it_waits_for_its_servers_and_tells_each_change_once() {
     mysql.kill();
     daemon.logs_times(2, &["server=\"mysql\"", "away", "why"]).await;
     let _ = views.add("page", 1).await.unwrap();
-    sleep(Duration::from_secs(5)).await;
+    let waits = async || get(&daemon, "/api/v1/state").await.json()["pairs"][0]["families"][0]["pending"] == 1;
+    eventually("the hit is seen to wait", waits).await;
+    // longer than a look at a server that does not reply
+    sleep(Duration::from_secs(6)).await;
     assert_eq!(daemon.lines(&["away", "why"]), 2, "{}", daemon.log());
     mysql.start_again().await;
     eventually("the second hit", async || is_there(&site).await && site.number(ALL).await == 2).await;
-    assert!(daemon.lines(&["families_waiting=1"]) > 0, "{}", daemon.log());
+    daemon.logs(&["server=\"mysql\"", "back", "families_waiting=1"]).await;
 }
 
 async fn is_there(site: &Site) -> bool {
