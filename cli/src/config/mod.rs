@@ -23,6 +23,9 @@ use self::secret::Secrets;
 use self::value::Time;
 pub use self::value::time;
 
+/// Of a file that is not there.
+const ADVICE: &str = "--config names another one, and `counterfoil example-config` prints one to begin with";
+
 /// The commented example, in which every setting stands.
 pub const EXAMPLE: &str = include_str!("../../counterfoil.toml");
 
@@ -104,7 +107,8 @@ impl Wrong {
 impl Config {
     /// Reads the file and looks up what secrets it does not hold, in files and in the environment.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
-        let unread = |error| ConfigError { path: path.to_owned(), line: None, message: format!("not read: {error}") };
+        let unread =
+            |error| ConfigError { path: path.to_owned(), line: None, message: format!("not read: {error}. {ADVICE}") };
         let text = std::fs::read_to_string(path).map_err(unread)?;
         Config::parse(&text, &Secrets::of_process(path)).map_err(|Wrong { message, at }| {
             let line = text.get(..at.start).map(|before| before.matches('\n').count() + 1);
