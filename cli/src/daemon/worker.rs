@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use counterfoil::{AnyCounters, Counterfoil, Overview, Reconciler, Registered, Result, Store};
+use counterfoil::{Counterfoil, Overview, Reconciler, Registered, Result, Store};
 use futures_util::{StreamExt, stream};
 use tokio::select;
 use tokio::sync::watch;
@@ -92,7 +92,7 @@ impl Worker {
             both_up,
             reconciler: None,
             recounts: Recounts::default(),
-            opened: BTreeMap::new(),
+            opened: BTreeSet::new(),
             refused: BTreeMap::new(),
             overview,
             told: Told::default(),
@@ -111,16 +111,19 @@ struct Working<'w, C> {
     both_up: watch::Receiver<bool>,
     reconciler: Option<Reconciler>,
     recounts: Recounts,
-    /// The families that are described and opened, by name.
-    opened: BTreeMap<String, AnyCounters<C>>,
+    /// The families that are described and opened.
+    opened: BTreeSet<Name>,
     /// Why others were not.
-    refused: BTreeMap<String, String>,
+    refused: BTreeMap<Name, String>,
     /// What MySQL last knew of each family.
     overview: watch::Sender<Vec<Overview>>,
     told: Told,
     /// Of which run, with how many differences, the drift of a family was read.
     drift_of: BTreeMap<String, (u64, u64)>,
 }
+
+/// A family's namespace and its name.
+type Name = (String, String);
 
 /// What there is to do next.
 enum Next {
@@ -198,21 +201,21 @@ where
     }
 
     /// Opens families by their names, as they are described.
-    async fn open(&mut self, names: impl IntoIterator<Item = (String, String)>) {
+    async fn open(&mut self, names: impl IntoIterator<Item = Name>) {
         let described = self.worker.families.borrow().clone();
         let pair = self.worker.config.name.clone();
-        let find = |(namespace, name): &(String, String)| {
+        let find = |(namespace, name): &Name| {
             described.iter().find(|family| family.pair == pair && family.describes(namespace, name)).cloned()
         };
         let names = names.into_iter().filter_map(|name| find(&name).map(|config| (name, config)));
         let counterfoil = &self.counterfoil;
         let opened = stream::iter(names.collect::<Vec<_>>())
-            .map(async |((namespace, name), config)| {
-                let opened = match config.in_namespace(&namespace) {
+            .map(async |(name, config)| {
+                let opened = match config.in_namespace(&name.0) {
                     Ok(family) => counterfoil.open(family).await,
                     Err(error) => Err(error),
                 };
-                (format!("{namespace}/{name}"), config, opened)
+                (name, config, opened)
             })
             .buffer_unordered(OPENING)
             .collect::<Vec<_>>()
@@ -222,17 +225,18 @@ where
                 if let Some(recount) = &config.recount {
                     self.recounts.start(&self.counterfoil, &counters, recount)?;
                 }
-                Ok(counters)
+                Ok(())
             });
             match begun {
-                Ok(counters) => {
+                Ok(()) => {
                     self.refused.remove(&name);
-                    self.opened.insert(name, counters);
+                    self.opened.insert(name);
                 }
                 Err(error) => {
                     let reason = error.to_string();
-                    if self.refused.insert(name.clone(), reason.clone()).as_ref() != Some(&reason) {
-                        tracing::error!(pair, family = name, error = reason, "not opened");
+                    let family = format!("{}/{}", name.0, name.1);
+                    if self.refused.insert(name, reason.clone()).as_ref() != Some(&reason) {
+                        tracing::error!(pair, family, error = reason, "not opened");
                     }
                 }
             }
@@ -250,10 +254,7 @@ where
         }
         match discovery::families(self.counterfoil.redis()).await {
             Ok(found) => {
-                let new = |(namespace, family): &(String, String)| {
-                    !self.opened.contains_key(&format!("{namespace}/{family}"))
-                };
-                let new: Vec<_> = found.into_iter().filter(new).collect();
+                let new: Vec<_> = found.difference(&self.opened).cloned().collect();
                 self.open(new).await;
             }
             Err(error) => {
@@ -319,15 +320,17 @@ where
 
     /// Now and then: what was refused is tried again, and `check` looks at the servers.
     async fn upkeep(&mut self) {
-        let again = described_names(&self.worker.families.borrow(), &self.worker.config.name);
-        let again: Vec<_> = again.into_iter().filter(|(namespace, name)| !self.is_open(namespace, name)).collect();
-        let refused = self.refused.keys().filter_map(|name| name.split_once('/'));
-        let refused: Vec<_> = refused.map(|(namespace, name)| (namespace.to_owned(), name.to_owned())).collect();
-        self.open(again.into_iter().chain(refused).collect::<BTreeSet<_>>()).await;
+        let mut again = described_names(&self.worker.families.borrow(), &self.worker.config.name);
+        again.retain(|name| !self.opened.contains(name));
+        again.extend(self.refused.keys().cloned());
+        self.open(again).await;
         let not_served = self.look_at_families().await;
         let findings = self.counterfoil.check().await;
-        let refused = self.refused.iter().map(|(family, reason)| (family.clone(), reason.clone()));
-        let refused = refused.map(|(family, reason)| Refused { family, reason }).collect();
+        let refused = self.refused.iter().map(|((namespace, name), reason)| Refused {
+            family: format!("{namespace}/{name}"),
+            reason: reason.clone(),
+        });
+        let refused = refused.collect();
         self.worker.live.show(|view| {
             view.findings = findings.iter().map(FindingView::from).collect();
             view.refused = refused;
@@ -335,10 +338,6 @@ where
                 view.not_served = not_served;
             }
         });
-    }
-
-    fn is_open(&self, namespace: &str, name: &str) -> bool {
-        self.opened.contains_key(&format!("{namespace}/{name}"))
     }
 
     /// Reads the families that the database knows, and returns those that are not served.
@@ -372,7 +371,7 @@ where
             Serve::Declared => false,
             Serve::Namespaces(namespaces) => namespaces.iter().any(|namespace| namespace == family.namespace()),
         };
-        in_scope || self.opened.contains_key(&family.to_string())
+        in_scope || self.opened.contains(&(family.namespace().to_owned(), family.name().to_owned()))
     }
 
     /// The configuration was read again: families that are new or described otherwise are opened. One that is not described any
@@ -382,10 +381,9 @@ where
             return;
         }
         self.recounts.stop().await;
-        let names = described_names(&self.worker.families.borrow_and_update(), &self.worker.config.name);
-        let opened = self.opened.keys().filter_map(|name| name.split_once('/'));
-        let opened: Vec<_> = opened.map(|(namespace, name)| (namespace.to_owned(), name.to_owned())).collect();
-        self.open(names.into_iter().chain(opened).collect::<BTreeSet<_>>()).await;
+        let mut names = described_names(&self.worker.families.borrow_and_update(), &self.worker.config.name);
+        names.extend(self.opened.iter().cloned());
+        self.open(names).await;
         self.discover().await;
         self.upkeep().await;
     }
@@ -402,7 +400,7 @@ where
 }
 
 /// The families of a pair that are described one by one.
-fn described_names(families: &[FamilyConfig], pair: &str) -> Vec<(String, String)> {
+fn described_names(families: &[FamilyConfig], pair: &str) -> BTreeSet<Name> {
     let of_pair = families.iter().filter(|family| family.pair == pair && !family.is_pattern());
     of_pair.map(|family| (family.namespace.clone(), family.family.clone())).collect()
 }
