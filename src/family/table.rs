@@ -39,6 +39,16 @@ pub(crate) struct KeyColumn {
     pub(crate) kind: KeyType,
 }
 
+/// Whether MySQL takes it as the name of a table, which may carry its schema.
+pub(crate) fn is_table_name(name: &str) -> bool {
+    name.split('.').count() <= 2 && name.split('.').all(is_name)
+}
+
+/// Whether MySQL takes it as the name of a column.
+pub(crate) fn is_name(name: &str) -> bool {
+    (1..=64).contains(&name.chars().count()) && !name.contains(['`', '\0', '.'])
+}
+
 /// The type of a key column of an application's table, and of the id's segment that it comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -98,8 +108,7 @@ impl Table {
     /// Refuses a table without key or value column, and a name that no table or column can have.
     pub(crate) fn check(&self) -> Result<()> {
         let refuse = |what: String| Err(Error::invalid(format!("table {:?}: {what}", self.name)));
-        let ok = |name: &str| (1..=64).contains(&name.chars().count()) && !name.contains(['`', '\0', '.']);
-        if self.name.split('.').count() > 2 || !self.name.split('.').all(ok) {
+        if !is_table_name(&self.name) {
             return refuse("not a name MySQL takes".into());
         }
         if self.keys.is_empty() {
@@ -109,7 +118,7 @@ impl Table {
             return refuse("no value column is named".into());
         }
         let mut columns: Vec<_> = self.keys.iter().map(|key| &key.name).chain([&self.value]).collect();
-        if let Some(column) = columns.iter().find(|column| !ok(column)) {
+        if let Some(column) = columns.iter().find(|column| !is_name(column)) {
             return refuse(format!("column {column:?} is not a name MySQL takes"));
         }
         columns.sort();

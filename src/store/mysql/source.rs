@@ -21,7 +21,7 @@ use super::statement::{Statement, quoted, table_name};
 use super::target::{self, Target};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::family::table::KeyType;
+use crate::family::table::{KeyType, is_name, is_table_name};
 use crate::store::Registered;
 
 /// Where the rows are that a family's counters stand for, and how those of many ids are counted (docs/protocol.md, section 9).
@@ -109,8 +109,7 @@ impl Source {
         let expected = family.table.as_ref().map_or(1, |table| table.keys.len());
         match &self.rows {
             Rows::Table { name, keys } => {
-                let is_name = |name: &str| (1..=64).contains(&name.chars().count()) && !name.contains(['`', '\0', '.']);
-                if name.split('.').count() > 2 || !name.split('.').all(is_name) {
+                if !is_table_name(name) {
                     return wrong(format!("{name:?} is not a name MySQL takes"));
                 }
                 if let Some(column) = keys.iter().chain(&self.sum).find(|column| !is_name(column)) {
