@@ -52,7 +52,7 @@ class Counter:
                 yield home, group[start : start + PAIRS]
 
     def _add(self, home, items):
-        fence = self._keys(home, "epochs", "calls", "calls_before")
+        fence = self._keys(home, "calls", "calls_before")
         keys, args = list(fence), []
         for partition, pairs in groupby(items, lambda item: item[0]):
             pairs = [(id, delta) for _, id, delta in pairs]

@@ -2,14 +2,13 @@
 -- Counts views of pages and notes who was there, in HyperLogLogs, which take little memory and err a little.
 --
 -- KEYS
---   1 epochs                        hash  of the caller's home partition: now, before
---   2 calls                         hash  caller -> "N": its last call in this epoch
---   3 calls_before                  hash  the same of the epoch before
---   4 open                          hash  kept id -> count of a minute that is not over yet
---   5 schedule                      zset  kept id -> ms: when its minute is over; every id in open is on it
---   6 views:STRIPE:PAGE...          hash  layer -> views in it
---   7 layer:LAYER:STRIPE:PAGE...    hll   visitors of the layer
---   8 minute:MINUTE:STRIPE:PAGE...  hll   visitors of its minute, only where keep is 1; then the keys of the next place
+--   1 calls                         hash  of the caller's home partition: caller -> "N", its last call; =now, =before
+--   2 calls_before                  hash  the same of the epoch before
+--   3 open                          hash  kept id -> count of a minute that is not over yet
+--   4 schedule                      zset  kept id -> ms: when its minute is over; every id in open is on it
+--   5 views:STRIPE:PAGE...          hash  layer -> views in it
+--   6 layer:LAYER:STRIPE:PAGE...    hll   visitors of the layer
+--   7 minute:MINUTE:STRIPE:PAGE...  hll   visitors of its minute, only where keep is 1; then the keys of the next place
 -- ARGV
 --   1 caller        string    random name of the caller, which has one call in flight; "" gives up the fence
 --   2 n             integer   number of the call, higher than the caller's last
@@ -36,50 +35,50 @@
 
 local caller, n, epoch, keep, places = ARGV[1], ARGV[2], ARGV[3], ARGV[7] == '1', tonumber(ARGV[9]) or 0
 local call, pcall, each, at, given, kept, opened = redis.call, redis.pcall, keep and 3 or 2, 10, {}, {}, {}
-local fit = places >= 1 and places % 1 == 0 and #KEYS == 5 + each * places and #ARGV <= 1009 + 3 * places
-for k = 6, fit and #KEYS or 0, each do
+local fit = places >= 1 and places % 1 == 0 and #KEYS == 4 + each * places and #ARGV <= 1009 + 3 * places
+for k = 5, fit and #KEYS or 0, each do
   local count = tonumber(ARGV[at + 2]) or 0
   fit, given[k], at = fit and count >= 1 and ARGV[at] ~= '' and #ARGV[at] <= 200, at, at + 3 + count
 end
 fit = fit and at == #ARGV + 1
 if not fit then return redis.error_reply('BADARG expected for each place its keys, page, views, count and visitors') end
-local now, before = unpack(redis.call('HMGET', KEYS[1], 'now', 'before'))
-if caller ~= '' and epoch ~= now and epoch ~= before then return { 'EXPIRED' } end
-local last = redis.call('HGET', KEYS[2], caller) or epoch ~= now and redis.call('HGET', KEYS[3], caller)
+local now, last = unpack(redis.call('HMGET', KEYS[1], '=now', caller))
+if caller ~= '' and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before') then return { 'EXPIRED' } end
+last = last or epoch ~= now and redis.call('HGET', KEYS[2], caller)
 local last_n = last and (tonumber(last) or tonumber(last:match('^%d+')))
-if last_n and tonumber(n) <= last_n then return { 'DUP' } end
+if last_n and n - last_n <= 0 then return { 'DUP' } end
 local layer_ms, layers, layer, time = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[8]), call('TIME')
 local now_ms = tonumber(ARGV[4]) or time[1] * 1000 + math.floor(time[2] / 1000)
 if math.floor(now_ms / layer_ms) ~= layer then return { 'OUTSIDE', string.format('%.0f', now_ms) } end
 local ttl, gone, minute = (layers + 1) * layer_ms, layer - layers, math.floor(layer * layer_ms / 60000) * 60
-for k = 6, keep and #KEYS or 0, 3 do
+for k = 5, keep and #KEYS or 0, 3 do
   call('PFCOUNT', KEYS[k + 2]) -- as each read here: another type ends the script, and nothing is written
   kept[k], kept[k + 1] = 'views/' .. minute .. '/' .. ARGV[given[k]], 'visitors/' .. minute .. '/' .. ARGV[given[k]]
-  for _, count in ipairs(call('HMGET', KEYS[4], kept[k], kept[k + 1])) do
+  for _, count in ipairs(call('HMGET', KEYS[3], kept[k], kept[k + 1])) do
     if count and (#count > 16 or count:find('%D')) then return redis.error_reply('BADSTATE open holds no count') end
   end
 end
-if keep then call('ZCARD', KEYS[5]) end
+if keep then call('ZCARD', KEYS[4]) end
 -- what is refused is refused here, all by the first write or taken back; a log is looked at when its layer begins
-for k = 6, #KEYS, each do
-  local views, try_call = ARGV[given[k] + 1], k == 6 and call or pcall
+for k = 5, #KEYS, each do
+  local views, try_call = ARGV[given[k] + 1], k == 5 and call or pcall
   local sum = try_call('HINCRBY', KEYS[k], ARGV[8], views)
   opened[k] = type(sum) == 'table' and sum or sum == tonumber(views) and pcall('PFCOUNT', KEYS[k + 1])
   if type(opened[k]) == 'table' then
-    for j = 6, opened[k] == sum and k - 1 or k, each do
+    for j = 5, opened[k] == sum and k - 1 or k, each do
       if call('HINCRBY', KEYS[j], ARGV[8], '-' .. ARGV[given[j] + 1]) == 0 then call('HDEL', KEYS[j], ARGV[8]) end
     end
     return opened[k]
   end
 end
-if caller ~= '' then redis.call('HSET', KEYS[2], caller, n) end
+if caller ~= '' then redis.call('HSET', KEYS[1], caller, n) end
 local function count_kept(id, more)
-  if more <= 0 or call('HINCRBY', KEYS[4], id, more) ~= more then return end
-  call('ZADD', KEYS[5], (minute + 60) * 1000, id)
-  local longer = call('HLEN', KEYS[4]) == 64 and (' '):rep(256) -- a table, as in buffered_add
-  if longer and call('HSET', KEYS[4], longer, '0') then call('HDEL', KEYS[4], longer) end
+  if more <= 0 or call('HINCRBY', KEYS[3], id, more) ~= more then return end
+  call('ZADD', KEYS[4], (minute + 60) * 1000, id)
+  local longer = call('HLEN', KEYS[3]) == 64 and (' '):rep(256) -- a table, as in buffered_add
+  if longer and call('HSET', KEYS[3], longer, '0') then call('HDEL', KEYS[3], longer) end
 end
-for k = 6, #KEYS, each do
+for k = 5, #KEYS, each do
   local from, to = given[k] + 3, given[k] + 2 + ARGV[given[k] + 2]
   call('PFADD', KEYS[k + 1], unpack(ARGV, from, to))
   if keep then

@@ -2,11 +2,11 @@
 -- Counts hits: adds each delta to what its id has pending.
 --
 -- KEYS
---   1 epochs        hash      of the caller's home partition: now, before, max_pending
---   2 calls         hash      caller -> "N [INDEX:WORD ...]": its last call in this epoch, and what was refused in it
---   3 calls_before  hash      the same of the epoch before
---   4 buffer        hash      id -> pending delta
---   5 meta          hash      hits, first_at; then both keys of the next partition, which must lie on the same node
+--   1 calls         hash      of the caller's home partition: caller -> "N [INDEX:WORD ...]", its last call in this
+--                             epoch and what was refused in it; =now, =before, =max_pending
+--   2 calls_before  hash      the same of the epoch before
+--   3 buffer        hash      id -> pending delta
+--   4 meta          hash      hits, first_at; then both keys of the next partition, which must lie on the same node
 -- ARGV
 --   1 caller        string    random name of the caller, which has one call in flight; "" gives up the fence
 --   2 n             integer   number of the call, higher than the caller's last
@@ -31,24 +31,24 @@
 -- a local is found faster than a global
 local call, pcall, type, KEYS, ARGV = redis.call, redis.pcall, type, KEYS, ARGV
 local caller, n, epoch, arg = ARGV[1], ARGV[2], ARGV[3], 5
-for _ = 4, #KEYS, 2 do arg = arg + 2 + 2 * (ARGV[arg + 1] or math.huge) end
-if #KEYS < 5 or #KEYS % 2 == 0 or arg ~= #ARGV + 1 or #ARGV > 2002 + #KEYS then
-  return redis.error_reply('BADARG expected for every two keys from the 4th on: hits, pairs, and so many pairs')
+for _ = 3, #KEYS, 2 do arg = arg + 2 + 2 * (ARGV[arg + 1] or math.huge) end
+if #KEYS < 4 or #KEYS % 2 == 1 or arg ~= #ARGV + 1 or #ARGV > 2002 + #KEYS then
+  return redis.error_reply('BADARG expected for every two keys from the 3rd on: hits, pairs, and so many pairs')
 end
 
-local now, before, max = unpack(redis.call('HMGET', KEYS[1], 'now', 'before', 'max_pending'))
-if caller ~= '' and epoch ~= now and epoch ~= before then return { 'EXPIRED' } end
-local last = redis.call('HGET', KEYS[2], caller) or epoch ~= now and redis.call('HGET', KEYS[3], caller)
+local now, last, max = unpack(redis.call('HMGET', KEYS[1], '=now', caller, '=max_pending'))
+if caller ~= '' and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before') then return { 'EXPIRED' } end
+last = last or epoch ~= now and redis.call('HGET', KEYS[2], caller)
 local last_n = last and (tonumber(last) or tonumber(last:match('^%d+')))
-if last_n and tonumber(n) <= last_n then return { 'DUP', tonumber(n) == last_n and last:match(' (.+)') or '' } end
+if last_n and n - last_n <= 0 then return { 'DUP', n - last_n == 0 and last:match(' (.+)') or '' } end
 
 -- what is no number ends the script here, before the first write; a sum is faster than tonumber
 max, arg = (max or 1000000) + 0, 5
 -- what can be refused as a whole (OOM, READONLY, MISCONF) is refused here; below a pair can only fail by itself
-if caller ~= '' then redis.call('HSET', KEYS[2], caller, n) else redis.call('HINCRBY', KEYS[5], 'hits', 0) end
+if caller ~= '' then redis.call('HSET', KEYS[1], caller, n) else redis.call('HINCRBY', KEYS[4], 'hits', 0) end
 -- with room for a call of one pair, since a table that grows is slow
 local reply, at, refused = { 'OK', nil, nil }, 1, nil
-for k = 4, #KEYS, 2 do
+for k = 3, #KEYS, 2 do
   local buffer, meta, hits, done = KEYS[k], KEYS[k + 1], ARGV[arg], arg + 1 + 2 * ARGV[arg + 1]
   local total = pcall('HINCRBY', meta, 'hits', hits)
   local broken, held, longer = type(total) == 'table', nil, nil
@@ -89,11 +89,11 @@ for k = 4, #KEYS, 2 do
     reply[at] = word or sum
     if word then
       refused = refused or {}
-      refused[#refused + 1] = at - k / 2 .. ':' .. word
+      refused[#refused + 1] = at - (k + 1) / 2 .. ':' .. word
     end
   end
   if longer then pcall('HDEL', buffer, longer) end
   arg = done + 1
 end
-if refused and caller ~= '' then redis.call('HSET', KEYS[2], caller, n .. ' ' .. table.concat(refused, ' ')) end
+if refused and caller ~= '' then redis.call('HSET', KEYS[1], caller, n .. ' ' .. table.concat(refused, ' ')) end
 return reply

@@ -2,12 +2,12 @@
 -- Changes counters that are there, and returns each one's new value.
 --
 -- KEYS
---   1 epochs        hash      of the caller's home partition: now, before, save_after_ms
---   2 calls         hash      caller -> "N WORD ...": its last call in this epoch, and the words of the reply to it
---   3 calls_before  hash      the same of the epoch before
---   4 values        hash      id -> value; a counter is there while it has one; "=VALUE" until it is changed
---   5 rows          hash      id -> "BASE SAVED LINEAGE N USED [CLAIM AT]", or "ticket HEX16" before it is seeded
---   6 schedule      zset      id -> ms: when something is to be done; then these three of the node's next partition
+--   1 calls         hash      of the caller's home partition: caller -> "N WORD ...", its last call in this epoch and
+--                             the words of the reply to it; =now, =before, =save_after_ms
+--   2 calls_before  hash      the same of the epoch before
+--   3 values        hash      id -> value; a counter is there while it has one; "=VALUE" until it is changed
+--   4 rows          hash      id -> "BASE SAVED LINEAGE N USED [CLAIM AT]", or "ticket HEX16" before it is seeded
+--   5 schedule      zset      id -> ms: when something is to be done; then these three of the node's next partition
 -- ARGV
 --   1 caller        string    random name of the caller, which has one call in flight; "" gives up the fence
 --   2 n             integer   number of the call, higher than the caller's last
@@ -30,22 +30,22 @@
 -- SINCE   0.1.0
 
 local call, tonumber, format, caller, n, epoch, arg = redis.call, tonumber, string.format, ARGV[1], ARGV[2], ARGV[3], 8
-for _ = 4, #KEYS, 3 do arg = (tonumber(ARGV[arg]) or 0) > 0 and arg + 1 + 2 * ARGV[arg] or math.huge end
-if #KEYS < 6 or #KEYS % 3 ~= 0 or arg ~= #ARGV + 1 or #ARGV > 2006 + #KEYS / 3 then
-  return redis.error_reply('BADARG expected for every three keys from the 4th on: pairs, and so many pairs')
+for _ = 3, #KEYS, 3 do arg = (tonumber(ARGV[arg]) or 0) > 0 and arg + 1 + 2 * ARGV[arg] or math.huge end
+if #KEYS < 5 or #KEYS % 3 ~= 2 or arg ~= #ARGV + 1 or #ARGV > 2007 + #KEYS / 3 then
+  return redis.error_reply('BADARG expected for every three keys from the 3rd on: pairs, and so many pairs')
 end
 
-local now, before, save_after = unpack(redis.call('HMGET', KEYS[1], 'now', 'before', 'save_after_ms'))
-if caller ~= '' and epoch ~= now and epoch ~= before then return { 'EXPIRED' } end
-local last = redis.call('HGET', KEYS[2], caller) or epoch ~= now and redis.call('HGET', KEYS[3], caller)
+local now, last, save_after = unpack(redis.call('HMGET', KEYS[1], '=now', caller, '=save_after_ms'))
+if caller ~= '' and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before') then return { 'EXPIRED' } end
+last = last or epoch ~= now and redis.call('HGET', KEYS[2], caller)
 local last_n = last and (tonumber(last) or tonumber(last:match('^%d+')))
 local reply, words, writes, at, from, time = { 'OK' }, {}, {}, 0, 8, nil
-if last_n and tonumber(n) <= last_n then
-  for word in last:gmatch(tonumber(n) == last_n and ' (%S+)' or '^$') do words[#words + 1] = word end
+if last_n and n - last_n <= 0 then
+  for word in last:gmatch(n - last_n == 0 and ' (%S+)' or '^$') do words[#words + 1] = word end
   return { 'DUP', unpack(words) }
 end
 local low, high = ARGV[6] == '' and -math.huge or ARGV[6] + 0, ARGV[7] == '' and math.huge or ARGV[7] + 0
-for k = 4, #KEYS, 3 do
+for k = 3, #KEYS, 3 do
   local count, due, rows, latest, size = ARGV[from] + 0, {}, {}, writes[KEYS[k]] or {}, 0
   -- made at their full size, since a table that grows is slow
   local ids, texts = { unpack(ARGV, from + 1, from + count) }, { unpack(ARGV, from + 1, from + 2 * count) }
@@ -63,10 +63,10 @@ for k = 4, #KEYS, 3 do
         text = format('%d', sum)
       elseif x and x % 1 == 0 then
         -- Lua's numbers are exact below 2^53 only: larger ones are added by Redis, in a field that is no caller's
-        call('HSET', KEYS[2], '', delta and was or '0')
-        sum = redis.pcall('HINCRBY', KEYS[2], '', (change:gsub('^=', '')))
-        text = type(sum) == 'number' and call('HGET', KEYS[2], '')
-        call('HDEL', KEYS[2], '')
+        call('HSET', KEYS[1], '', delta and was or '0')
+        sum = redis.pcall('HINCRBY', KEYS[1], '', (change:gsub('^=', '')))
+        text = type(sum) == 'number' and call('HGET', KEYS[1], '')
+        call('HDEL', KEYS[1], '')
       end
       if not text or (delta or -1) < 0 and sum < low or (delta or 1) > 0 and sum > high then
         text = x and x % 1 == 0 and 'RANGE:' .. was or 'BADSTATE'
@@ -90,8 +90,8 @@ for k = 4, #KEYS, 3 do
 end
 
 -- the first write is refused where Redis takes none, and types are known; in this order since a crash may keep a part
-if caller ~= '' then call('HSET', KEYS[2], caller, n .. ' ' .. table.concat(words, ' ')) end
-for k = 4, #KEYS, 3 do
+if caller ~= '' then call('HSET', KEYS[1], caller, n .. ' ' .. table.concat(words, ' ')) end
+for k = 3, #KEYS, 3 do
   local due, rows, texts, size = unpack(writes[k])
   if due[1] then call('ZADD', KEYS[k + 2], 'LT', unpack(due)) end
   if rows[1] then call('HSET', KEYS[k + 1], unpack(rows)) end

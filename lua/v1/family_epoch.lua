@@ -2,9 +2,9 @@
 -- Tells the epoch that counting calls are to name, and begins a new one at most once a minute.
 --
 -- KEYS
---   1 epochs        hash      of the caller's home partition: now, before, began_at; kind, partitions, settings
---   2 calls         hash      caller -> "N ...": its last call in this epoch
---   3 calls_before  hash      the same of the epoch before
+--   1 calls         hash      of the caller's home partition: caller -> "N ...", its last call in this epoch; =now,
+--                             =before, =began_at; what family_configure wrote
+--   2 calls_before  hash      the same of the epoch before
 -- ARGV
 --   1 kind          word      buffered, cached, series, activity or visitors
 --   2 partitions    integer   how many the caller believes the family to have
@@ -20,11 +20,11 @@
 -- SINCE   0.1.0
 
 local kinds = { buffered = true, cached = true, series = true, activity = true, visitors = true }
-local form = '^(cf1:{([a-z0-9_.%-]+)/([a-z0-9_.%-]+)/(%d+)}:)epochs$'
-local tag, namespace, family, partition = (KEYS[1] or ''):match(form)
-if not tag or #namespace > 64 or #family > 64 or partition:find('^0%d') or #KEYS ~= 3
-  or KEYS[2] ~= tag .. 'calls' or KEYS[3] ~= tag .. 'calls_before' then
-  return redis.error_reply('BADKEY expected epochs, calls and calls_before of one cf1:{NAMESPACE/FAMILY/PARTITION}:, '
+local calls, calls_before, form = KEYS[1], KEYS[2], '^(cf1:{([a-z0-9_.%-]+)/([a-z0-9_.%-]+)/(%d+)}:)calls$'
+local tag, namespace, family, partition = (calls or ''):match(form)
+if not tag or #namespace > 64 or #family > 64 or partition:find('^0%d') or #KEYS ~= 2
+  or calls_before ~= tag .. 'calls_before' then
+  return redis.error_reply('BADKEY expected calls and calls_before of one cf1:{NAMESPACE/FAMILY/PARTITION}:, '
     .. 'names of [a-z0-9_.-]{1,64}, a number without leading zeros')
 end
 local partitions = tonumber(ARGV[2])
@@ -34,8 +34,10 @@ end
 
 local time = redis.call('TIME')
 local now_ms = tonumber(ARGV[3]) or time[1] * 1000 + math.floor(time[2] / 1000)
-local fields = redis.call('HMGET', KEYS[1], 'now', 'began_at', 'kind', 'partitions', 'before')
-local now, began_at, kind, right, before = unpack(fields)
+local settings = { '=kind', '=partitions', '=max_pending', '=save_after_ms' }
+local now, before, began_at = unpack(redis.call('HMGET', calls, '=now', '=before', '=began_at'))
+local set = redis.call('HMGET', calls, unpack(settings))
+local kind, right = set[1], set[2]
 if kind and (kind ~= ARGV[1] or tonumber(right) ~= partitions) then return { 'MISMATCH', kind, right } end
 local age = now and now_ms - began_at
 -- a clock that stepped back must not hold an epoch for ever
@@ -43,8 +45,16 @@ if age and age >= 0 and age < 60000 then return { 'OK', now, before or now } end
 
 -- the server makes the name, so that one that was forgotten cannot come again
 local seed = { ARGV[3], time[1], time[2], now or '' }
-local name = redis.sha1hex(table.concat(seed, ' ', ARGV[3] == '' and 2 or 4) .. now_ms)
-redis.call('HSET', KEYS[1], 'now', name, 'before', now or name, 'began_at', string.format('%.0f', now_ms))
-redis.call('UNLINK', KEYS[3])
-if redis.call('EXISTS', KEYS[2]) == 1 then redis.call('RENAME', KEYS[2], KEYS[3]) end
+local name = redis.sha1hex(table.concat(seed, ' ', ARGV[3] == '' and 2 or 4) .. now_ms):sub(1, 16)
+local fields = { '=now', name, '=before', now or name, '=began_at', string.format('%.0f', now_ms) }
+for i, setting in ipairs(settings) do
+  if set[i] then fields[#fields + 1], fields[#fields + 2] = setting, set[i] end
+end
+if now then
+  -- first, since a crash may keep a part of these writes: an epoch is forgotten before the callers of it are
+  redis.call('HSET', calls, '=before', now)
+  redis.call('UNLINK', calls_before)
+  redis.call('RENAME', calls, calls_before)
+end
+redis.call('HSET', calls, unpack(fields))
 return { 'OK', name, now or name }

@@ -2,14 +2,14 @@
 -- Counts into the current slice of every precision.
 --
 -- KEYS
---   1 epochs        hash      of the caller's home partition: now, before
---   2 calls         hash      caller -> "N [INDEX:WORD ...]": its last call in this epoch, and the pairs refused in it
---   3 calls_before  hash      the same of the epoch before
---   4 open          hash      kept id -> count of a slice that is not over, and is to be kept in the database
---   5 schedule      zset      kept id -> ms: when its slice is over; every id in open is on it
---   6 names         zset      name -> 0: those with anything in a window
---   7 idle          zset      name -> ms: when the last slice of it has left every window
---   8 series:LABEL:NAME...  hash  slice's start in Unix seconds -> count; for each pair one for each precision
+--   1 calls         hash      of the caller's home partition: caller -> "N [INDEX:WORD ...]", its last call in this
+--                             epoch and the pairs refused in it; =now, =before
+--   2 calls_before  hash      the same of the epoch before
+--   3 open          hash      kept id -> count of a slice that is not over, and is to be kept in the database
+--   4 schedule      zset      kept id -> ms: when its slice is over; every id in open is on it
+--   5 names         zset      name -> 0: those with anything in a window
+--   6 idle          zset      name -> ms: when the last slice of it has left every window
+--   7 series:LABEL:NAME...  hash  slice's start in Unix seconds -> count; for each pair one for each precision
 -- ARGV
 --   1 caller        string    random name of the caller, which has one call in flight; "" gives up the fence
 --   2 n             integer   number of the call, higher than the caller's last
@@ -32,14 +32,14 @@
 
 local caller, n, epoch, precisions = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[5]) or 0
 local call, pcall, format, given = redis.call, redis.pcall, string.format, (#ARGV - 5 - precisions) / 2
-local fit = precisions <= 16 and given <= 100 and given % 1 == 0 and #KEYS == 7 + given * precisions and #KEYS > 7
+local fit = precisions <= 16 and given <= 100 and given % 1 == 0 and #KEYS == 6 + given * precisions and #KEYS > 6
 if not fit then return redis.error_reply('BADARG expected 1 to 16 precisions, 1 to 100 pairs, and their windows') end
-local now, before = unpack(redis.call('HMGET', KEYS[1], 'now', 'before'))
-if caller ~= '' and epoch ~= now and epoch ~= before then return { 'EXPIRED' } end
-local last = redis.call('HGET', KEYS[2], caller) or epoch ~= now and redis.call('HGET', KEYS[3], caller)
+local now, last = unpack(redis.call('HMGET', KEYS[1], '=now', caller))
+if caller ~= '' and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before') then return { 'EXPIRED' } end
+last = last or epoch ~= now and redis.call('HGET', KEYS[2], caller)
 local last_n = last and (tonumber(last) or tonumber(last:match('^%d+')))
-if last_n and tonumber(n) <= last_n then return { 'DUP', tonumber(n) == last_n and last:match(' (.+)') or '' } end
-local names, idle, time = KEYS[6], KEYS[7], call('TIME')
+if last_n and n - last_n <= 0 then return { 'DUP', n - last_n == 0 and last:match(' (.+)') or '' } end
+local names, idle, time = KEYS[5], KEYS[6], call('TIME')
 local ms = tonumber(ARGV[4]) or time[1] * 1000 + math.floor(time[2] / 1000)
 local targets, limit, longest, reach, reply, refused = {}, 200, nil, 0, { 'OK' }, {}
 for k = 1, precisions do
@@ -49,16 +49,16 @@ for k = 1, precisions do
   local start = finish == '' and math.floor(ms / 1000 / length) * length or tonumber(slice)
   local over = tonumber(finish) or start + length
   if not (ms >= start * 1000 and ms < over * 1000) then return { 'OUTSIDE', format('%.0f', ms) } end
-  targets[#targets + 1] = { window = 7 - precisions + k, field = format('%.0f', start), slices = tonumber(slices),
+  targets[#targets + 1] = { window = 6 - precisions + k, field = format('%.0f', start), slices = tonumber(slices),
     oldest = start - slices * length, gone_ms = math.min((start + (slices + 1) * length) * 1000, 1e16) }
   if slices * length > reach then longest, reach = targets[#targets], slices * length end
   keep = keep:gsub('%*', targets[#targets].field)
-  if keep ~= '-' then targets[#targets + 1] = { hash = KEYS[4], keep = keep, over_ms = over * 1000 } end
+  if keep ~= '-' then targets[#targets + 1] = { hash = KEYS[3], keep = keep, over_ms = over * 1000 } end
   limit = math.min(limit, 255 - #keep)
 end
-for k = 5, 7 do call('ZCARD', KEYS[k]) end
+for k = 4, 6 do call('ZCARD', KEYS[k]) end
 -- what can be refused as a whole (OOM, READONLY, MISCONF) is refused here; below a pair can only fail by itself
-if caller ~= '' then redis.call('HSET', KEYS[2], caller, n) else redis.call('ZADD', names, 'XX', '0', '') end
+if caller ~= '' then redis.call('HSET', KEYS[1], caller, n) else redis.call('ZADD', names, 'XX', '0', '') end
 for i = 6 + precisions, #ARGV, 2 do
   local name, text, amount, pair = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 1]) or 0, (i - precisions) / 2 - 2
   local word, opens = (name == '' or #name > limit) and 'BADID' or amount < 1 and 'RANGE' or 1, false
@@ -74,7 +74,7 @@ for i = 6 + precisions, #ARGV, 2 do
     if word ~= 1 and to.sum then
       if call('HINCRBY', to.hash, to.field, '-' .. text) == 0 then call('HDEL', to.hash, to.field) end
     elseif to.sum == amount and to.keep then
-      call('ZADD', KEYS[5], format('%.0f', to.over_ms), to.field)
+      call('ZADD', KEYS[4], format('%.0f', to.over_ms), to.field)
       local longer = math.floor(call('HLEN', to.hash) / 16) == 4 and string.rep(' ', 256) -- a table, as in buffered_add
       if longer and call('HSET', to.hash, longer, '0') then call('HDEL', to.hash, longer) end
     elseif to.sum == amount then
@@ -96,5 +96,5 @@ for i = 6 + precisions, #ARGV, 2 do
     end
   end
 end
-if refused[1] and caller ~= '' then redis.call('HSET', KEYS[2], caller, n .. ' ' .. table.concat(refused, ' ')) end
+if refused[1] and caller ~= '' then redis.call('HSET', KEYS[1], caller, n .. ' ' .. table.concat(refused, ' ')) end
 return reply

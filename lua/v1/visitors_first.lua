@@ -2,12 +2,12 @@
 -- Counts each visitor of an id once: whoever is new to it adds 1 to what it has pending.
 --
 -- KEYS
---   1 epochs        hash      of the caller's home partition: now, before, max_pending
---   2 calls         hash      caller -> "N WORD...": its last call in this epoch, and what became of its visitors
---   3 calls_before  hash      the same of the epoch before
---   4 buffer        hash      id -> pending delta
---   5 meta          hash      hits, first_at
---   6 seen:ID...    set       visitors of the id; then the key of the next id
+--   1 calls         hash      of the caller's home partition: caller -> "N WORD...", its last call in this epoch and
+--                             what became of its visitors; =now, =before, =max_pending
+--   2 calls_before  hash      the same of the epoch before
+--   3 buffer        hash      id -> pending delta
+--   4 meta          hash      hits, first_at
+--   5 seen:ID...    set       visitors of the id; then the key of the next id
 -- ARGV
 --   1 caller        string    random name of the caller, which has one call in flight; "" gives up the fence
 --   2 n             integer   number of the call, higher than the caller's last
@@ -29,28 +29,28 @@
 -- SINCE   0.1.0
 
 local call, pcall, caller, n, epoch = redis.call, redis.pcall, ARGV[1], ARGV[2], ARGV[3]
-local buffer, meta, ids, at, reply, counted = KEYS[4], KEYS[5], #KEYS - 5, 7, { 'OK', 0 }, 0
+local buffer, meta, ids, at, reply, counted = KEYS[3], KEYS[4], #KEYS - 4, 7, { 'OK', 0 }, 0
 for _ = 1, ids do at = at + 2 + (tonumber(ARGV[at + 1]) or math.huge) end
 local fit = ids > 0 and tonumber(ARGV[6]) == ids and at == #ARGV + 1 and #ARGV <= 1006 + 2 * ids and #ARGV[5] <= 15
 fit = fit and ARGV[5]:find('^[1-9]%d*$')
 if not fit then return redis.error_reply('BADARG expected remember_ms, ids, and for each its key and visitors') end
-local now, before, max = unpack(redis.call('HMGET', KEYS[1], 'now', 'before', 'max_pending'))
-if caller ~= '' and epoch ~= now and epoch ~= before then return { 'EXPIRED' } end
-local last = redis.call('HGET', KEYS[2], caller) or epoch ~= now and redis.call('HGET', KEYS[3], caller)
+local now, last, max = unpack(redis.call('HMGET', KEYS[1], '=now', caller, '=max_pending'))
+if caller ~= '' and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before') then return { 'EXPIRED' } end
+last = last or epoch ~= now and redis.call('HGET', KEYS[2], caller)
 local last_n = last and (tonumber(last) or tonumber(last:match('^%d+')))
-if last_n and tonumber(n) <= last_n then
+if last_n and n - last_n <= 0 then
   reply = { 'DUP' }
-  for word in (tonumber(n) == last_n and last or ''):gmatch(' (%S+)') do reply[#reply + 1] = tonumber(word) or word end
+  for word in (n - last_n == 0 and last or ''):gmatch(' (%S+)') do reply[#reply + 1] = tonumber(word) or word end
   return reply
 end
 
 local hits, pending = tonumber(call('HGET', meta, 'hits')) or 0, call('HLEN', buffer)
 -- what can be refused as a whole (OOM, READONLY, MISCONF) is refused here; below an id can only fail by itself
-if caller ~= '' then redis.call('HSET', KEYS[2], caller, n) else redis.call('HINCRBY', KEYS[5], 'hits', 0) end
+if caller ~= '' then redis.call('HSET', KEYS[1], caller, n) else redis.call('HINCRBY', KEYS[4], 'hits', 0) end
 max, at = tonumber(max) or 1000000, 7
 -- up to 512 fields Redis walks a hash as a list; a field longer than any id makes it a table
 local longer = pending < 64 and pending + ids >= 64 and string.rep(' ', 256)
-for k = 6, #KEYS do
+for k = 5, #KEYS do
   local id, key, first, new = ARGV[at], KEYS[k], at + 2, {}
   at = first + ARGV[at + 1]
   local known = pcall('SMISMEMBER', key, unpack(ARGV, first, at - 1))
@@ -76,6 +76,6 @@ if counted > 0 then pcall('HINCRBY', meta, 'hits', counted) end
 local time = counted > 0 and hits == 0 and call('TIME')
 local now_ms = time and (ARGV[4] ~= '' and ARGV[4] or time[1] .. string.format('%03d', time[2] / 1000))
 if time then call('HSET', meta, 'first_at', now_ms) end
-if caller ~= '' then redis.call('HSET', KEYS[2], caller, n .. ' ' .. table.concat(reply, ' ', 3)) end
+if caller ~= '' then redis.call('HSET', KEYS[1], caller, n .. ' ' .. table.concat(reply, ' ', 3)) end
 reply[2] = hits + counted
 return reply

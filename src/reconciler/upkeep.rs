@@ -1,4 +1,4 @@
-//! What a reconciler does for a family now and then: it writes the settings beside the epochs, begins a new epoch so that
+//! What a reconciler does for a family now and then: it writes the settings beside the epoch, begins a new epoch so that
 //! Redis forgets old callers, and looks for partitions that the family does not have (docs/protocol.md, sections
 //! 3.2 and 3.8).
 

@@ -118,12 +118,11 @@ impl<C: ConnectionLike + Clone + 'static> Home<C> {
     }
 }
 
-/// The settings that counting scripts read beside the epochs, as pairs of name and value.
+/// The settings that counting scripts read beside the epoch, as pairs of name and value.
 fn settings(family: &Family) -> Vec<Arg<'_>> {
     let mut settings = vec![arg("max_pending"), made(family.max_pending)];
-    if let Some(retention) = family.retention() {
+    if family.is_cached() {
         settings.extend([arg("save_after_ms"), made(family.sync_time.as_millis())]);
-        settings.extend([arg("retain_ms"), made(retention.retain.as_millis())]);
     }
     settings
 }
@@ -166,11 +165,11 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         }
     }
 
-    /// Writes what the family is beside the epochs, so that a caller with another number of partitions is refused.
+    /// Writes what the family is beside the epoch, so that a caller with another number of partitions is refused.
     pub async fn configure(&self, family: &Family) -> Result<()> {
         let mut args = vec![arg(family.kind()), made(family.partitions())];
         args.extend(settings(family));
-        let keys = [self.keys.epochs()];
+        let keys = [self.keys.calls()];
         expect_ok(&bundle::repeat_safe(&self.redis, "family_configure", &keys, &args).await?)
     }
 }

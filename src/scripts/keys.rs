@@ -32,14 +32,14 @@ impl Keys {
         format!("{}meta", self.tag)
     }
 
-    /// The fence of calls whose home this partition is: the hash of epochs, and two of caller -> its last call.
-    pub fn fence(&self) -> [String; 3] {
-        ["epochs", "calls", "calls_before"].map(|what| format!("{}{what}", self.tag))
+    /// The fence of calls whose home this partition is: what is remembered of the current epoch, and of the one before.
+    pub fn fence(&self) -> [String; 2] {
+        [self.calls(), format!("{}calls_before", self.tag)]
     }
 
-    /// Hash: the names of epochs, and the family's settings.
-    pub fn epochs(&self) -> String {
-        format!("{}epochs", self.tag)
+    /// Hash caller -> its last call, with the epoch's name and the family's settings.
+    pub fn calls(&self) -> String {
+        format!("{}calls", self.tag)
     }
 
     /// Nothing: what commands are tried on.

@@ -78,9 +78,12 @@ pub(crate) fn patched(name: &str, source: &str) -> Option<String> {
 #[cfg(feature = "test-hooks")]
 fn patch(guard: Guard, name: &str) -> Option<(&'static str, &'static str)> {
     Some(match (guard, name) {
-        (Guard::AnyEpoch, _) => ("and epoch ~= now and epoch ~= before then return", "and false then return"),
-        (Guard::OneMemory, _) => (" or epoch ~= now and redis.call('HGET', KEYS[3], caller)", ""),
-        (Guard::NoMemory, _) => ("local last = redis.call('HGET', KEYS[2], caller)", "local last = false"),
+        (Guard::AnyEpoch, _) => (
+            "and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before') then return",
+            "and false then return",
+        ),
+        (Guard::OneMemory, _) => (" or epoch ~= now and redis.call('HGET', KEYS[2], caller)", ""),
+        (Guard::NoMemory, _) => ("local last_n = last and (", "local last_n = false and ("),
         (Guard::Ticket, "cached_seed") => (" and row == 'ticket ' .. ticket then", " then"),
         (Guard::Clean, "cached_delete") => ("number ~= (base == '-' and '0' or base)", "false"),
         (Guard::Unchanged, "cached_saved") => (" and version == lineage .. ':' .. n then", " then"),

@@ -51,7 +51,7 @@ export class Counter {
 
   /** The words after OK or DUP. */
   async count(script, partition, names, args) {
-    const home = this.keys(0, 'epochs', 'calls', 'calls_before');
+    const home = this.keys(0, 'calls', 'calls_before');
     const epoch = await this.epoch(home);
     this.n += 1;
     const keys = [...home, ...this.keys(partition, ...names)];

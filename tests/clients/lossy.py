@@ -23,7 +23,7 @@ from pathlib import Path
 import redis
 
 HITS = 300
-FENCE = ("tonumber(n) <= last_n", "false")
+FENCE = ("n - last_n <= 0", "false")
 
 
 class Proxy:
@@ -94,7 +94,7 @@ class Forgetful:
     def __init__(self, client, lua, family, kind):
         self.redis, self.ended = client, threading.Event()
         self.script = Path(lua, "v1/family_epoch.lua").read_text(encoding="utf-8")
-        self.keys = [f"cf1:{{{family}/0}}:{name}" for name in ("epochs", "calls", "calls_before")]
+        self.keys = [f"cf1:{{{family}/0}}:{name}" for name in ("calls", "calls_before")]
         self.kind = kind
         self.thread = threading.Thread(target=self._forget)
 
@@ -109,10 +109,10 @@ class Forgetful:
         has_begun = False
         while not self.ended.wait(0.05):
             self.redis.script_flush()
-            if not has_begun and self.redis.hlen(self.keys[1]) and random.random() < 0.1:
+            if not has_begun and any(not field.startswith(b"=") for field in self.redis.hkeys(self.keys[0])) and random.random() < 0.1:
                 has_begun = True
-                self.redis.hset(self.keys[0], "began_at", 0)
-                self.redis.eval(self.script, 3, *self.keys, self.kind, 4, "")
+                self.redis.hset(self.keys[0], "=began_at", 0)
+                self.redis.eval(self.script, 2, *self.keys, self.kind, 4, "")
 
 
 def pending(client, family):

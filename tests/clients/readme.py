@@ -142,7 +142,7 @@ class Checks:
         with raises("a sum beyond i64", readme["NotCounted"]):
             counter.hit("max")
         configure = Path("lua/v1/family_configure.lua").read_text(encoding="utf-8")
-        self.redis.eval(configure, 1, "cf1:{shop/views/0}:epochs", "buffered", 4)
+        self.redis.eval(configure, 1, "cf1:{shop/views/0}:calls", "buffered", 4)
         with raises("another number of partitions", readme["NotCounted"]):
             other.hit("a")
         with raises("decode_responses", readme["NotCounted"]):
@@ -207,7 +207,7 @@ def keys_and_fields(client):
     """What the calls of the other kinds left: the names of the keys, without the fence's, and how many items each has."""
     size = {b"hash": client.hlen, b"zset": client.zcard, b"set": client.scard}
     keys = {key.decode().rsplit("}:", 1)[1]: size[client.type(key)](key) for key in client.keys()}
-    return {name: size for name, size in sorted(keys.items()) if name not in ("epochs", "calls", "calls_before")}
+    return {name: size for name, size in sorted(keys.items()) if name not in ("calls", "calls_before")}
 
 
 def main(socket, root):

@@ -22,8 +22,8 @@ const OPTIONS: [&str; 6] = ["COUNT", "GT", "LIMIT", "LT", "WITHSCORES", "XX"];
 
 /// What every script that counts compares epoch and number with.
 const FENCE: &str = "
-if caller ~= '' and epoch ~= now and epoch ~= before then return { 'EXPIRED' } end
-local last = redis.call('HGET', KEYS[2], caller) or epoch ~= now and redis.call('HGET', KEYS[3], caller)
+if caller ~= '' and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before') then return { 'EXPIRED' } end
+last = last or epoch ~= now and redis.call('HGET', KEYS[2], caller)
 local last_n = last and (tonumber(last) or tonumber(last:match('^%d+')))
 ";
 
@@ -263,7 +263,7 @@ impl Script {
     fn own_lines(&self) -> Vec<&str> {
         let (mut lines, mut is_fence) = (Vec::new(), false);
         for line in self.code() {
-            is_fence |= line.contains("'HMGET', KEYS[1], 'now', 'before'");
+            is_fence |= line.contains("'HMGET', KEYS[1], '=now', caller");
             if is_fence {
                 lines.push(self.name.as_str());
             } else if line.trim().len() > "return reply".len() {
@@ -384,7 +384,7 @@ fn a_copy_is_noticed() {
     let line = |i: i32| format!("redis.call('HSET', KEYS[{i}])\n");
     let (three, four) = ((1..4).map(line).collect::<String>(), (1..5).map(line).collect::<String>());
     let fence =
-        format!("local now = unpack(redis.call('HMGET', KEYS[1], 'now', 'before'))\n{four}return {{ 'DUP' }}\n");
+        format!("local now, last = unpack(redis.call('HMGET', KEYS[1], '=now', caller))\n{four}return {{ 'DUP' }}\n");
     let (around, behind) = (format!("{three}{fence}{three}"), format!("{fence}{four}"));
     for (one, other) in [(&three, &three), (&fence, &fence), (&around, &around), (&(four.clone() + &four), &three)] {
         assert_eq!(copies(one, other), "");

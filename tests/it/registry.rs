@@ -127,7 +127,7 @@ async fn partitions_change_once_nothing_is_pending() {
     let _old = pair.counterfoil.reconciler().start().await.unwrap();
     assert_eq!(pair.counterfoil.open(of_4.clone()).await.unwrap_err().kind(), ErrorKind::Mismatch);
     pause(500).await;
-    let home = "HGET cf1:{test/views/0}:epochs partitions";
+    let home = "HGET cf1:{test/views/0}:calls =partitions";
     assert_eq!(pair.redis.run::<String>(home).await.unwrap(), "16");
     let after = operator.open(of_16.clone()).await.unwrap();
     for id in &ids {

@@ -377,8 +377,8 @@ const FENCED: [(&str, [&str; 3]); 6] = [
 async fn a_script_that_lost_its_fence_fails() {
     let (server, _) = start().await;
     let guards = [
-        ("tonumber(n) <= last_n", "false"),
-        ("epoch ~= now and epoch ~= before", "false"),
+        ("n - last_n <= 0", "false"),
+        ("epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before')", "false"),
         ("or epoch ~= now and", "or false and"),
     ];
     for (name, ids) in FENCED {
@@ -394,9 +394,9 @@ async fn a_script_that_lost_a_guard_fails() {
     let taken_out = [
         ("family_epoch", "age < 60000", "false", "family_epoch/again"),
         ("family_epoch", "tonumber(right) ~= partitions", "false", "family_epoch/mismatch-partitions"),
-        ("family_epoch", "'before', now or name", "'before', name", "family_epoch/next"),
+        ("family_epoch", "'=before', now or name", "'=before', name", "family_epoch/next"),
         ("family_configure", "is_other or", "", "family_configure/other-partitions"),
-        ("buffered_add", "tonumber(n) == last_n and last:match", "last:match", "buffered_add/dup-of-an-earlier-call"),
+        ("buffered_add", "n - last_n == 0 and last:match", "last:match", "buffered_add/dup-of-an-earlier-call"),
         ("buffered_add", "sum >= 2^53 or sum <= -2^53", "false", "buffered_add/beyond-2-to-the-53"),
         ("buffered_add", "and call('HEXISTS', buffer, id) == 0", "and true", "buffered_add/full"),
         ("buffered_add", "max + (longer and 1 or 0)", "max", "buffered_add/list-becomes-a-table-when-full"),
@@ -405,7 +405,7 @@ async fn a_script_that_lost_a_guard_fails() {
         ("buffered_fetch", "if settled < settle_ms then", "if false then", "buffered_fetch/wait"),
         ("buffered_fetch", "state[1] ~= ARGV[1]", "false", "buffered_fetch/stale-other-incarnation"),
         ("buffered_release", "state[2] ~= ARGV[2]", "false", "buffered_release/stale-earlier-seq"),
-        ("cached_incr", "tonumber(n) == last_n and ' (%S+)' or '^$'", "' (%S+)'", "cached_incr/dup-of-an-earlier-call"),
+        ("cached_incr", "n - last_n == 0 and ' (%S+)' or '^$'", "' (%S+)'", "cached_incr/dup-of-an-earlier-call"),
         ("cached_incr", "(delta or -1) < 0 and sum < low", "false", "cached_incr/min-below"),
         ("cached_incr", "sum > -2^53 and sum < 2^53 and sum", "sum", "cached_incr/beyond-2-to-the-53"),
         ("cached_seed", "row == 'ticket ' .. ticket", "true", "cached_seed/with-another-ticket"),
@@ -445,7 +445,7 @@ fn check_guard(server: &RedisServer, name: &str, guard: &str, instead: &str, id:
     assert!(failed.contains_key(id), "{name} without {guard:?} passes {id}; failed: {:?}", failed.keys());
 }
 
-const FENCE: [&str; 3] = ["epochs", "calls", "calls_before"];
+const FENCE: [&str; 2] = ["calls", "calls_before"];
 const EPOCH: &str = "e2";
 
 fn keys(kinds: &[&str]) -> Vec<String> {
@@ -459,7 +459,7 @@ fn fenced(kinds: &[&str]) -> Vec<String> {
 
 /// An epoch begins, so that calls may have a caller.
 fn begin_epoch(run: &mut Run) {
-    cmd("HSET").arg(keys(&["epochs"])).arg("now").arg(EPOCH).arg("before").arg("e1").exec(&mut run.redis).unwrap();
+    cmd("HSET").arg(keys(&["calls"])).arg("=now").arg(EPOCH).arg("=before").arg("e1").exec(&mut run.redis).unwrap();
 }
 
 fn limit(run: &mut Run, bytes: usize) {
@@ -620,8 +620,8 @@ async fn a_full_redis_takes_no_visitors() {
         check_refused(&mut run, script, keys, &args);
     }
     let one_each = Ok(Value::Array(vec![Value::BulkString("OK".into()), Value::Int(1), Value::Int(1)]));
-    equal("now", &run.send("activity_now", &touch[5..], &["1000000", "3000", "200"]), &one_each).unwrap();
-    let now = run.send("activity_now_hll", &logs[5..7], &["1000000", "3000", "1", "333"]);
+    equal("now", &run.send("activity_now", &touch[4..], &["1000000", "3000", "200"]), &one_each).unwrap();
+    let now = run.send("activity_now_hll", &logs[4..6], &["1000000", "3000", "1", "333"]);
     equal("now", &now, &one_each).unwrap();
     limit(&mut run, 0);
 }
@@ -649,7 +649,7 @@ async fn without_now_ms_the_servers_clock_counts() {
     run.send("buffered_rotate", &keys(&["buffer", "batch", "meta"]), &rotate).unwrap();
     let to = clock(&mut run);
     let written = [
-        field(&mut run, "epochs", "began_at"),
+        field(&mut run, "calls", "=began_at"),
         field(&mut run, "meta", "first_at"),
         field(&mut run, "meta", "rotated_at"),
         field(&mut run, "meta", "lease_until") - 30_000,
@@ -689,21 +689,21 @@ async fn without_now_ms_the_servers_clock_names_the_layer() {
     run.send("activity_touch", &place, &touch).unwrap();
     run.send("visitors_first", &first, &["", "0", "", "", "60000", "1", "a", "1", "v"]).unwrap();
     let to = clock(&mut run);
-    let layer: i64 = cmd("ZSCORE").arg(&place[6]).arg("v").query(&mut run.redis).unwrap();
-    let first_at: i64 = cmd("HGET").arg(&first[4]).arg("first_at").query(&mut run.redis).unwrap();
+    let layer: i64 = cmd("ZSCORE").arg(&place[5]).arg("v").query(&mut run.redis).unwrap();
+    let first_at: i64 = cmd("HGET").arg(&first[3]).arg("first_at").query(&mut run.redis).unwrap();
     for time in [-layer, first_at] {
         assert!((from..=to).contains(&time), "{time} is not between {from} and {to}");
     }
     let other = fenced(&["open", "schedule", "views:1:p", "visitors:1:p"]);
     let touch = ["", "0", "", "", "3600000", "1000", "0", "1", "p", "1", "1", "v"];
     run.send("activity_touch", &other, &touch).unwrap();
-    let now = run.send("activity_now", &other[5..], &["", "3600000", "1000"]).unwrap();
+    let now = run.send("activity_now", &other[4..], &["", "3600000", "1000"]).unwrap();
     assert_eq!(redis::from_redis_value::<(String, i64, i64)>(now).unwrap(), ("OK".into(), 1, 1));
     let logs = fenced(&["open", "schedule", "views:9:p", "layer:1:9:p"]);
     let touch = ["", "0", "", "", "3000", "1", "0", "1", "1", "p", "1", "1", "v"];
     for reply in [
         run.send("activity_touch_hll", &logs, &touch).unwrap(),
-        run.send("activity_now_hll", &logs[5..], &["", "3000", "1", "1"]).unwrap(),
+        run.send("activity_now_hll", &logs[4..], &["", "3000", "1", "1"]).unwrap(),
     ] {
         let (status, now): (String, String) = redis::from_redis_value(reply).unwrap();
         assert!(status == "OUTSIDE" && now.parse::<i64>().unwrap() >= to, "{status} {now}");

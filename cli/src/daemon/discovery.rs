@@ -10,7 +10,7 @@ use counterfoil::redis::{Cmd, RedisResult, Value, cmd, from_redis_value};
 use tokio::time::sleep;
 
 /// The key that the first call in a family makes (docs/protocol.md, section 2).
-const EPOCHS: &str = "cf1:{*}:epochs";
+const CALLS: &str = "cf1:{*}:calls";
 /// About how many keys a call looks at: a fraction of a millisecond.
 const COUNT: u32 = 1000;
 /// Between two calls, so that others come in between.
@@ -65,7 +65,7 @@ pub async fn families(redis: &impl Nodes) -> RedisResult<BTreeSet<(String, Strin
         let mut cursor = "0".to_owned();
         loop {
             let mut command = cmd("SCAN");
-            command.arg(&cursor).arg("MATCH").arg(EPOCHS).arg("COUNT").arg(COUNT);
+            command.arg(&cursor).arg("MATCH").arg(CALLS).arg("COUNT").arg(COUNT);
             let page: (String, Vec<Vec<u8>>) = from_redis_value(redis.ask(&node, command).await?)?;
             found.extend(page.1.iter().filter_map(|key| family_of(key)));
             cursor = page.0;
@@ -78,9 +78,9 @@ pub async fn families(redis: &impl Nodes) -> RedisResult<BTreeSet<(String, Strin
     Ok(found)
 }
 
-/// `cf1:{NAMESPACE/FAMILY/PARTITION}:epochs`
+/// `cf1:{NAMESPACE/FAMILY/PARTITION}:calls`
 fn family_of(key: &[u8]) -> Option<(String, String)> {
-    let tag = std::str::from_utf8(key).ok()?.strip_prefix("cf1:{")?.strip_suffix("}:epochs")?;
+    let tag = std::str::from_utf8(key).ok()?.strip_prefix("cf1:{")?.strip_suffix("}:calls")?;
     let mut parts = tag.split('/');
     let found = (parts.next()?.to_owned(), parts.next()?.to_owned());
     parts.next().filter(|_| parts.next().is_none())?;

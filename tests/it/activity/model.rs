@@ -27,8 +27,8 @@ const TOO_LONG: &str = match std::str::from_utf8(&[b'x'; 256]) {
     Ok(text) => text,
     Err(_) => panic!("no text"),
 };
-const FENCE: [&str; 3] = ["epochs", "calls", "calls_before"];
-const TOUCH_KEYS: [&str; 5] = [FENCE[0], FENCE[1], FENCE[2], "open", "schedule"];
+const FENCE: [&str; 2] = ["calls", "calls_before"];
+const TOUCH_KEYS: [&str; 4] = [FENCE[0], FENCE[1], "open", "schedule"];
 const CALLERS: [&str; 2] = ["w1", "w2"];
 const START: u64 = 1_410_134_400_000;
 /// Three layers a minute, so long that nothing expires during a sequence.
@@ -65,6 +65,8 @@ struct Family {
     max_pending: Option<usize>,
     calls: BTreeMap<&'static str, LastCall>,
     calls_before: BTreeMap<&'static str, LastCall>,
+    /// What the key of the epoch before says beside its callers.
+    left: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug)]
@@ -226,12 +228,11 @@ impl Sent {
 impl Family {
     /// The reply to a call that is not executed: its status, and what was noted of the call.
     fn refusal(&self, call: &Sent) -> Result<Option<(&'static str, Vec<&'static str>)>, &'static str> {
-        call.look_at("epochs")?;
+        call.look_at("calls")?;
         let is_current = self.epoch.as_deref() == Some(&call.epoch);
         if !call.caller.is_empty() && !is_current && self.before.as_deref() != Some(&call.epoch) {
             return Ok(Some(("EXPIRED", vec![])));
         }
-        call.look_at("calls")?;
         let mut last = self.calls.get(call.caller);
         if last.is_none() && !is_current {
             call.look_at("calls_before")?;
@@ -253,24 +254,32 @@ impl Family {
     }
 
     fn begin(&mut self, now: u64, name: String) {
+        if self.epoch.is_some() {
+            self.before.clone_from(&self.epoch);
+            (self.left, self.calls_before) = (self.fields(), std::mem::take(&mut self.calls));
+        }
         self.before = self.epoch.replace(name.clone()).or(Some(name));
         self.began_at = Some(now);
-        self.calls_before = std::mem::take(&mut self.calls);
     }
 
-    fn keys(&self) -> [BTreeMap<String, String>; 3] {
-        let record = |LastCall { n, words }: &LastCall| format!("{n} {}", words.join(" ")).trim_end().to_owned();
-        let calls = |calls: &BTreeMap<&'static str, LastCall>| {
-            calls.iter().map(|(caller, last)| (caller.to_string(), record(last))).collect::<BTreeMap<_, _>>()
-        };
-        let epochs = [
-            ("now", self.epoch.clone()),
-            ("before", self.before.clone()),
-            ("began_at", self.began_at.map(|at| at.to_string())),
-            ("max_pending", self.max_pending.map(|max| max.to_string())),
+    /// What the key says beside its callers.
+    fn fields(&self) -> BTreeMap<String, String> {
+        let fields = [
+            ("=now", self.epoch.clone()),
+            ("=before", self.before.clone()),
+            ("=began_at", self.began_at.map(|at| at.to_string())),
+            ("=max_pending", self.max_pending.map(|max| max.to_string())),
         ];
-        let epochs = epochs.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value?)));
-        [epochs.collect(), calls(&self.calls), calls(&self.calls_before)]
+        fields.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value?))).collect()
+    }
+
+    fn keys(&self) -> [BTreeMap<String, String>; 2] {
+        let record = |LastCall { n, words }: &LastCall| format!("{n} {}", words.join(" ")).trim_end().to_owned();
+        let with = |fields: BTreeMap<String, String>, calls: &BTreeMap<&'static str, LastCall>| {
+            let calls = calls.iter().map(|(caller, last)| (caller.to_string(), record(last)));
+            fields.into_iter().chain(calls).collect()
+        };
+        [with(self.fields(), &self.calls), with(self.left.clone(), &self.calls_before)]
     }
 }
 
@@ -737,16 +746,15 @@ impl Play {
     }
 
     fn first(&mut self, call: &Call, first: &First) -> Checked {
-        let (mut keys, mut of_ids) =
-            ([FENCE[0], FENCE[1], FENCE[2], "buffer", "meta"].map(str::to_owned).to_vec(), vec![]);
+        let (mut keys, mut of_ids) = ([FENCE[0], FENCE[1], "buffer", "meta"].map(str::to_owned).to_vec(), vec![]);
         for (id, visitors) in &first.visits {
             let id = VISIT_IDS[*id];
             keys.push(format!("seen:{id}"));
             of_ids.extend([id.to_owned(), visitors.len().to_string()]);
             of_ids.extend(visitors.iter().map(|&visitor| VISITORS[visitor].to_owned()));
         }
-        let epochs = self.scripts.key("epochs");
-        self.scripts.ask::<()>(pipe().hset(epochs, "max_pending", first.max_pending).ignore());
+        let home = self.scripts.key("calls");
+        self.scripts.ask::<()>(pipe().hset(home, "=max_pending", first.max_pending).ignore());
         self.reference.family.max_pending = Some(first.max_pending);
         let sent = self.sent(call, &keys);
         let numbers = [REMEMBER_MS.to_string(), first.visits.len().to_string()];
@@ -827,7 +835,7 @@ async fn a_change_to_a_script_is_noticed() {
     notices::<Play>(&[
         ("activity_touch", "'ZADD', visitors, 'LT', unpack", "'ZADD', visitors, unpack"),
         ("activity_touch", "math.min(since, minute * 1000)", "since"),
-        ("activity_touch", "sum == hits and pcall('ZCARD', KEYS[5 + 2 * i]) or", "sum == hits or"),
+        ("activity_touch", "sum == hits and pcall('ZCARD', KEYS[4 + 2 * i]) or", "sum == hits or"),
         ("activity_touch", "or layer) <= gone", "or layer) < gone"),
         ("activity_touch", "sum % 64 < hits", "false"),
         ("activity_touch", "-1000 * minute) - seen", "-1000 * minute)"),
@@ -836,26 +844,26 @@ async fn a_change_to_a_script_is_noticed() {
         ("activity_touch", "math.max(ttl, 60000 + layer_ms)", "ttl"),
         ("activity_touch", "or layer) <= gone then", "or layer) <= gone + 1 then"),
         ("activity_touch", "* layer_ms, (layers + 1) * layer_ms", "* layer_ms, layer_ms"),
-        ("activity_touch", "local last = redis.call('HGET', KEYS[2], caller)", "local last = false"),
+        ("activity_touch", "last = last or epoch", "last = epoch"),
         ("activity_touch", "look == sum and i - 1 or i", "i - 1"),
-        ("activity_touch", "if left == 0 then call('HDEL', KEYS[4 + 2 * j], name) end", ""),
-        ("activity_touch", "keep and call('ZCARD', KEYS[5]) and call", "keep and call"),
+        ("activity_touch", "if left == 0 then call('HDEL', KEYS[3 + 2 * j], name) end", ""),
+        ("activity_touch", "keep and call('ZCARD', KEYS[4]) and call", "keep and call"),
         ("activity_touch_hll", "math.floor(now_ms / layer_ms) ~= layer", "false"),
         ("activity_touch_hll", "call('PFCOUNT', KEYS[k + 2]) - seen", "call('PFCOUNT', KEYS[k + 2])"),
         ("activity_touch_hll", "for j = k, k + 1 do", "for j = k, k do"),
         ("activity_touch_hll", "if math.floor(now_ms / layer_ms) ~= layer then", "if false then"),
         ("activity_touch_hll", "or layer) <= gone then", "or layer) <= gone + 1 then"),
         ("activity_touch_hll", "ttl, gone, minute = (layers + 1) * layer_ms,", "ttl, gone, minute = layer_ms,"),
-        ("activity_touch_hll", "local last = redis.call('HGET', KEYS[2], caller)", "local last = false"),
+        ("activity_touch_hll", "last = last or epoch", "last = epoch"),
         ("activity_touch_hll", "opened[k] == sum and k - 1 or k", "k - 1"),
         ("activity_touch_hll", " == 0 then call('HDEL', KEYS[j], ARGV[8]) end", " then end"),
         ("activity_touch_hll", "call('PFCOUNT', KEYS[k + 2]) --", "--"),
-        ("activity_touch_hll", "if keep then call('ZCARD', KEYS[5]) end", ""),
+        ("activity_touch_hll", "if keep then call('ZCARD', KEYS[4]) end", ""),
         ("activity_now", "or gone) > gone", "or gone) >= gone"),
         ("activity_now", "(gone + 1) * layer_ms", "gone * layer_ms"),
         ("activity_now_hll", "'PFCOUNT', KEYS[k + 1], unpack", "'PFCOUNT', unpack"),
         ("activity_now_hll", "math.floor(now_ms / ARGV[2]) ~= layer", "false"),
-        ("visitors_first", "tonumber(n) == last_n and last or ''", "last"),
+        ("visitors_first", "n - last_n == 0 and last or ''", "last"),
         ("visitors_first", "known[i - first + 1] ~= 1 and ", ""),
         ("visitors_first", " and not new[ARGV[i]]", ""),
         ("visitors_first", "pending >= max", "false"),
@@ -866,7 +874,7 @@ async fn a_change_to_a_script_is_noticed() {
         ("visitors_first", "for i = 1, #new do reply[new[new[i]]] = 'RANGE' end", ""),
         ("visitors_first", "known.err and 'WRONGTYPE' or ", ""),
         ("visitors_first", "(id == '' or #id > 255) and 'BADID' or ", ""),
-        ("visitors_first", "else redis.call('HINCRBY', KEYS[5], 'hits', 0) end", "end"),
+        ("visitors_first", "else redis.call('HINCRBY', KEYS[4], 'hits', 0) end", "end"),
     ])
     .await;
 }

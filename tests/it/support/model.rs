@@ -142,10 +142,10 @@ pub async fn agrees<M: Model>(source_file: &'static str) {
 
 /// What all scripts that are fenced have, and what it is changed to.
 const FENCE: [(&str, &str); 4] = [
-    ("caller ~= '' and epoch ~= now and epoch ~= before", "false"),
-    ("and epoch ~= before then", "then"),
-    ("or epoch ~= now and redis.call('HGET', KEYS[3], caller)", ""),
-    ("tonumber(n) <= last_n", "false"),
+    ("caller ~= '' and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before')", "false"),
+    ("and epoch ~= redis.call('HGET', KEYS[1], '=before') then", "then"),
+    ("or epoch ~= now and redis.call('HGET', KEYS[2], caller)", ""),
+    ("n - last_n <= 0", "false"),
 ];
 
 /// A script with one thing changed, (script, from, to), must not pass; those that are fenced not without the fence either.

@@ -325,7 +325,7 @@ impl<'s> World<'s> {
             _ => "",
         };
         let keys: usize = text(2).parse().unwrap_or(0);
-        if is_ok && keys >= 5 && text(3).ends_with(":epochs") {
+        if is_ok && keys >= 4 && text(3).ends_with(":calls") && text(4).ends_with(":calls_before") {
             // after the fence and the time: hits, the number of pairs and the pairs of each partition
             let mut at = 3 + keys + 4;
             while at < args.len() {

@@ -44,8 +44,8 @@ async fn votes_of<S: Store>(plain: &Plain, store: S, family: &CachedFamily) -> C
 /// A minute goes by, and a new epoch begins.
 async fn turn_epoch(plain: &Plain, family: &Family) {
     // this first: who counts meanwhile may begin it
-    let before: String = plain.redis.run(&format!("HGET cf1:{{{family}/0}}:epochs now")).await.unwrap();
-    let began_at: i64 = plain.redis.run(&format!("HINCRBY cf1:{{{family}/0}}:epochs began_at -61000")).await.unwrap();
+    let before: String = plain.redis.run(&format!("HGET cf1:{{{family}/0}}:calls =now")).await.unwrap();
+    let began_at: i64 = plain.redis.run(&format!("HINCRBY cf1:{{{family}/0}}:calls =began_at -61000")).await.unwrap();
     let home = Partition::new(plain.redis.manager().await, family, 0);
     assert_ne!(home.epoch(family).await.unwrap(), before, "{began_at}");
 }
