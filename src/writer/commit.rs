@@ -40,12 +40,13 @@ where
                 }
                 Joined::Leads { positions, started } => {
                     let call = started.call.clone();
-                    Sender::new(self.clone(), started).run().await;
+                    // most callers only wait: their futures need no room for this
+                    Box::pin(Sender::new(self.clone(), started).run()).await;
                     (call, positions, None)
                 }
                 Joined::Full(call) if terms.wait => {
                     let until = until.get_or_insert_with(|| Until::new(Instant::now(), terms.timeout));
-                    self.wait_for_room(&call, until.deadline).await?;
+                    Box::pin(self.wait_for_room(&call, until.deadline)).await?;
                     continue;
                 }
                 Joined::Closed(error) => return Err(error),

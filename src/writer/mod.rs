@@ -108,7 +108,7 @@ where
         };
         let (call, position) = self.queue.count((partition, false), terms, push).await?;
         match (call.own(position)?, change) {
-            (None, Change::Add(delta)) => self.add_alone(&Hit { partition, id, delta, hits: 1 }, terms).await,
+            (None, Change::Add(delta)) => Box::pin(self.add_alone(&Hit { partition, id, delta, hits: 1 }, terms)).await,
             (result, _) => result.ok_or_else(|| Error::corrupt("a value was summed")),
         }
     }
