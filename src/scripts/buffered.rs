@@ -1,7 +1,6 @@
 //! The scripts of the buffered kind as typed calls on one partition: one script, one call (docs/protocol.md, section
 //! 3).
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use redis::Value;
@@ -90,7 +89,7 @@ pub struct CutBatch {
 /// What `buffered_fetch` replies, all pages together.
 #[derive(Debug, PartialEq, Eq)]
 pub enum FetchReply {
-    /// Each id once.
+    /// Each id once, in byte order.
     Deltas {
         /// What is to be added.
         deltas: Vec<(String, i64)>,
@@ -246,8 +245,7 @@ return pending";
     pub async fn fetch(&self, batch: &CutBatch, settle: Duration, page: usize) -> Result<FetchReply> {
         let settle = if ablation::is_out(Guard::Settle) { Duration::ZERO } else { settle };
         let keys = [self.keys.batch(), self.keys.meta()];
-        // HSCAN may hand an id out twice
-        let mut deltas: HashMap<Vec<u8>, i64> = HashMap::new();
+        let mut deltas: Vec<(Vec<u8>, i64)> = Vec::new();
         let mut cursor = "0".to_owned();
         let mut passes = 3;
         loop {
@@ -274,11 +272,14 @@ return pending";
                     let (id, delta) = (String::from_utf8_lossy(&id), String::from_utf8_lossy(&delta));
                     Error::corrupt(format!("{}: {id:?} has the delta {delta:?}", self.keys.batch()))
                 })?;
-                deltas.insert(id, number);
+                deltas.push((id, number));
             }
             if cursor != "0" {
                 continue;
             }
+            // HSCAN may hand an id out twice; and a table of ids is written in this order
+            deltas.sort_unstable();
+            deltas.dedup_by(|one, other| one.0 == other.0);
             let size: usize = reply.number(2)?;
             if deltas.len() == size {
                 return Ok(content(deltas));
@@ -385,7 +386,7 @@ where
     bundle::read::<_, u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
 }
 
-fn content(all: HashMap<Vec<u8>, i64>) -> FetchReply {
+fn content(all: Vec<(Vec<u8>, i64)>) -> FetchReply {
     let (mut deltas, mut foreign) = (Vec::with_capacity(all.len()), Vec::new());
     for (id, delta) in all {
         match String::from_utf8(id) {

@@ -2,12 +2,16 @@
 
 use std::cmp::Reverse;
 
+use sqlx::Arguments;
+use sqlx::mysql::MySqlArguments;
+
 use super::halves::{CHUNK, Halves};
 use super::json::JsonRows;
 use super::parts::Segment;
 use super::positions;
 use super::rejects::{Origin, Rejected};
 use super::session::Transaction;
+use super::statement::BULK;
 use super::target::Target;
 
 /// A delta with the row that it goes to.
@@ -58,21 +62,34 @@ impl Way {
         target: &Target,
         rows: &[RowDelta<'_, '_>],
     ) -> Result<(), sqlx::Error> {
-        let mut json = JsonRows::default();
-        for row in rows {
-            row.write_key(json.row().number(row.sum));
-        }
-        let text = match self {
-            Way::Upsert => &target.upsert,
-            Way::Find | Way::Update => &target.update,
+        let query = match (self, &target.bulk_upsert) {
+            (Way::Upsert, Some(bulk)) if rows.len() == BULK => {
+                let mut arguments = MySqlArguments::default();
+                for row in rows {
+                    row.key().try_for_each(|segment| segment.add_to(&mut arguments))?;
+                    arguments.add(row.sum).map_err(sqlx::Error::Encode)?;
+                }
+                bulk.query_with(arguments)
+            }
+            (Way::Upsert, _) => target.upsert.query().bind(json(rows)),
+            (Way::Find | Way::Update, _) => target.update.query().bind(json(rows)),
         };
-        let changed = transaction.execute(text.query().bind(json.finish())).await?;
+        let changed = transaction.execute(query).await?;
         // an upsert counts 1 for a row inserted and 2 for one updated, so it cannot be checked to the row
         match self {
             Way::Upsert => Ok(()),
             Way::Find | Way::Update => positions::all(rows.len(), changed),
         }
     }
+}
+
+/// Sums and keys as a statement is given them.
+fn json(rows: &[RowDelta<'_, '_>]) -> String {
+    let mut json = JsonRows::default();
+    for row in rows {
+        row.write_key(json.row().number(row.sum));
+    }
+    json.finish()
 }
 
 /// Adds the deltas to their rows, appends those that the database refused, and returns how many were added.
@@ -133,8 +150,9 @@ fn plan<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Bulk<'d, 'b>> {
             Err(_) => steps.extend(one_by_one(target, deltas)),
         }
     }
-    for (way, rows) in [(Way::Find, finds), (Way::Upsert, upserts)] {
-        steps.extend(rows.chunks(CHUNK).rev().map(|rows| Bulk { way, rows: rows.to_vec() }));
+    let upserts_of = if target.bulk_upsert.is_some() { BULK } else { CHUNK };
+    for (way, rows, size) in [(Way::Find, finds, CHUNK), (Way::Upsert, upserts, upserts_of)] {
+        steps.extend(rows.chunks(size).rev().map(|rows| Bulk { way, rows: rows.to_vec() }));
     }
     steps
 }
@@ -182,9 +200,11 @@ impl<'d, 'b> Bulk<'d, 'b> {
 
 impl RowDelta<'_, '_> {
     fn write_key(&self, cells: &mut JsonRows) {
-        // the deltas of a row have one key
-        for segment in self.deltas.iter().take(1).flat_map(|delta| &delta.key) {
-            segment.write(cells);
-        }
+        self.key().for_each(|segment| segment.write(cells));
+    }
+
+    /// The deltas of a row have one key.
+    fn key(&self) -> impl Iterator<Item = &Segment<'_>> {
+        self.deltas.iter().take(1).flat_map(|delta| &delta.key)
     }
 }

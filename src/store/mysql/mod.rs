@@ -230,7 +230,7 @@ impl MysqlStore {
         }
         let target = Arc::new(match &family.table {
             Some(table) => Target::new(table, &Shape::learn(&self.primary, &self.meter, table).await?),
-            None => Target::new(&target::own_table(), &Shape::own()),
+            None => Target::own(),
         });
         let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
         targets.insert(family.table.clone(), Arc::clone(&target));

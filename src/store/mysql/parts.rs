@@ -1,5 +1,8 @@
 //! What the statements on a table are put together from: how its rows are given, matched and spelt.
 
+use sqlx::Arguments;
+use sqlx::mysql::MySqlArguments;
+
 use super::json::{self, JsonRows};
 use super::shape::{Shape, Storage};
 use super::statement::{Statement, quoted, table_name};
@@ -41,6 +44,18 @@ impl<'id> Segment<'id> {
             Segment::Plain(text) => row.plain(text),
             Segment::Text(text) => row.bytes(text.as_bytes()),
         };
+    }
+
+    /// As a parameter of a [bulk insert](super::statement::bulk_insert).
+    pub(super) fn add_to(&self, arguments: &mut MySqlArguments) -> Result<(), sqlx::Error> {
+        let added = match self {
+            Segment::Number(number) => match i64::try_from(*number) {
+                Ok(number) => arguments.add(number),
+                Err(_) => arguments.add(number.to_string()),
+            },
+            Segment::Plain(text) | Segment::Text(text) => arguments.add(text.as_bytes()),
+        };
+        added.map_err(sqlx::Error::Encode)
     }
 
     /// As a parameter of [`StoredKey::equals_parameter`].

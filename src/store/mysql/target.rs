@@ -7,7 +7,7 @@ use super::cached_statements::CachedStatements;
 use super::json;
 use super::parts::{INPUT, Parts, Segment, StoredKey};
 use super::shape::Shape;
-use super::statement::{Text, quoted, text};
+use super::statement::{Text, bulk_insert, quoted, text};
 use crate::family::table::{KeyType, Missing, Table};
 use crate::store::Registered;
 
@@ -22,6 +22,8 @@ pub(super) struct Target {
     /// The value column, for messages.
     pub(super) value: String,
     pub(super) upsert: Text,
+    /// The same of [`BULK`](super::statement::BULK) rows, their keys and deltas as parameters.
+    pub(super) bulk_upsert: Option<Text>,
     pub(super) lock: Text,
     pub(super) update: Text,
     pub(super) read: Text,
@@ -35,11 +37,6 @@ pub(super) struct Target {
     pub(super) keys: Vec<StoredKey>,
 }
 
-/// Counterfoil's own table, described like one of the application's.
-pub(super) fn own_table() -> Table {
-    Table::upsert("counterfoil_values").key("family", KeyType::Unsigned).key("id", KeyType::Text).value("value")
-}
-
 /// The id's segments for the key columns of the family's table, or what is wrong with it.
 pub(super) fn segments<'id>(family: &Registered, id: &'id str) -> Result<Vec<Segment<'id>>, String> {
     family.family.check_id(id).map_err(|wrong| wrong.to_string())?;
@@ -51,6 +48,16 @@ pub(super) fn segments<'id>(family: &Registered, id: &'id str) -> Result<Vec<Seg
 }
 
 impl Target {
+    /// Counterfoil's own table, described like one of the application's.
+    pub(super) fn own() -> Self {
+        let table = Table::upsert("counterfoil_values")
+            .key("family", KeyType::Unsigned)
+            .key("id", KeyType::Text)
+            .value("value");
+        let bulk = bulk_insert("counterfoil_values", &["family", "id", "value"], "value = value + VALUES(value)");
+        Target { bulk_upsert: Some(bulk), ..Target::new(&table, &Shape::own()) }
+    }
+
     pub(super) fn new(table: &Table, shape: &Shape) -> Self {
         let parts = Parts::new(table, shape);
         let Parts { name, value, .. } = &parts;
@@ -67,6 +74,7 @@ impl Target {
                  ON DUPLICATE KEY UPDATE {name}.{value} = {} + {INPUT}.delta",
                 parts.current(name)
             )),
+            bulk_upsert: None,
             // the derived table is for MySQL, which refuses to lock a JSON_TABLE (error 3569)
             lock: text(format!(
                 "SELECT CAST({INPUT}.pos AS UNSIGNED), {} FROM (SELECT * FROM {ids}) AS {INPUT} \
