@@ -81,6 +81,7 @@ pub use self::series::{SeriesFamily, SeriesFamilyBuilder, Window, Windows};
 use self::settings::Settings;
 pub use self::visitors::{Remember, VisitorsFamily, VisitorsFamilyBuilder};
 use crate::error::{Error, Result};
+use crate::family::calendar::Precision;
 use crate::family::table::{Missing, Table};
 
 /// A named group of counters of one kind with one configuration, in one namespace (docs/protocol.md, section 2).
@@ -290,6 +291,19 @@ impl Family {
         self.table.as_ref()
     }
 
+    /// What separates the segments of an id, as its table says; `/` without one.
+    pub fn separator(&self) -> char {
+        self.table.as_ref().map_or('/', |table| table.separator)
+    }
+
+    /// How long the slices of a series are, in each of its windows; none of other kinds.
+    pub fn precisions(&self) -> Vec<Precision> {
+        match &self.kind {
+            Kind::Series(series) => series.windows.iter().map(|window| window.precision).collect(),
+            _ => Vec::new(),
+        }
+    }
+
     /// What every process must agree on, as (what, value) pairs in the words in which it is kept in the database and
     /// named in an error. When to sync and how much may be pending is not part of it: those may change with a deploy.
     pub fn identity(&self) -> [(&'static str, String); 6] {
@@ -493,6 +507,7 @@ fn is_name(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::family::table::KeyType;
 
     #[test]
     fn partition_is_the_ieee_crc32() {
@@ -508,5 +523,16 @@ mod tests {
         assert!(family.check_id("").is_err());
         assert!(family.check_id(&"é".repeat(128)).is_err());
         assert!(family.check_id(&"e".repeat(255)).is_ok());
+    }
+
+    #[test]
+    fn what_is_needed_to_read_a_family_is_told() {
+        let windows = [(Precision::MINUTE, 5), (Precision::Day, 3)];
+        let series = Family::series("n", "f").windows(windows).build().expect("valid");
+        assert_eq!(series.family().precisions(), [Precision::MINUTE, Precision::Day]);
+        let table = Table::upsert("t").key("id", KeyType::Unsigned).key("day", KeyType::Date).value("n").separator(':');
+        let visitors = Family::visitors("n", "f").table(table).build().expect("valid");
+        assert_eq!((visitors.family().separator(), visitors.family().precisions()), (':', vec![]));
+        assert_eq!(series.family().separator(), '/');
     }
 }

@@ -1,6 +1,7 @@
 //! The daemon: an ordinary server, of which any number may run.
 
 pub mod discovery;
+mod families;
 pub mod live;
 mod log;
 pub mod recounts;

@@ -1,20 +1,19 @@
-//! What the daemon does for one pair: it waits for the servers, opens the families that are described, brings
-//! everything to MySQL, and looks at it.
+//! What the daemon does for one pair: it waits for the servers, has its families opened, brings everything to MySQL,
+//! and looks at it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use counterfoil::{Counterfoil, Overview, Reconciler, Registered, Result, Store};
-use futures_util::{StreamExt, stream};
 use tokio::select;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 
-use super::discovery::{self, Nodes};
+use super::discovery::Nodes;
+use super::families::Families;
 use super::live::LivePair;
-use super::recounts::Recounts;
 use super::rejects::Told;
 use super::samples;
 use super::servers::{self, Server};
@@ -22,7 +21,7 @@ use super::systemd;
 use crate::config::{FamilyConfig, PairConfig, Serve};
 use crate::pair::{self, Pair, Redis, with_pair};
 use crate::status;
-use crate::view::{DriftView, FindingView, RecountView, Refused, RejectView};
+use crate::view::{DriftView, FindingView, RecountView, RejectView};
 
 /// How often what MySQL knows is read.
 const OVERVIEW: Duration = Duration::from_secs(5);
@@ -30,8 +29,6 @@ const OVERVIEW: Duration = Duration::from_secs(5);
 const UPKEEP: Duration = Duration::from_secs(30);
 /// Between two attempts at what a server refused.
 const AGAIN: Duration = Duration::from_secs(2);
-/// How many families are opened at a time.
-const OPENING: usize = 16;
 /// How many names a line of the log has.
 const NAMES: usize = 50;
 /// How many rejects and differences are shown.
@@ -86,14 +83,13 @@ impl Worker {
         let (overview, known) = watch::channel(Vec::new());
         let sampling = samples::watch(counterfoil.clone(), known, self.live.clone());
         let watching = [tokio::spawn(watching), tokio::spawn(sampling)];
+        let families = Families::new(self.config.name.clone(), counterfoil.clone(), self.families.clone());
         let mut pair = Working {
             worker: self,
             counterfoil,
+            families,
             both_up,
             reconciler: None,
-            recounts: Recounts::default(),
-            opened: BTreeSet::new(),
-            refused: BTreeMap::new(),
             overview,
             told: Told::default(),
             drift_of: BTreeMap::new(),
@@ -107,23 +103,16 @@ impl Worker {
 struct Working<'w, C> {
     worker: &'w mut Worker,
     counterfoil: Counterfoil<C>,
+    families: Families<C>,
     /// Whether both servers are there.
     both_up: watch::Receiver<bool>,
     reconciler: Option<Reconciler>,
-    recounts: Recounts,
-    /// The families that are described and opened.
-    opened: BTreeSet<Name>,
-    /// Why others were not.
-    refused: BTreeMap<Name, String>,
     /// What MySQL last knew of each family.
     overview: watch::Sender<Vec<Overview>>,
     told: Told,
     /// Of which run, with how many differences, the drift of a family was read.
     drift_of: BTreeMap<String, (u64, u64)>,
 }
-
-/// A family's namespace and its name.
-type Name = (String, String);
 
 /// What there is to do next.
 enum Next {
@@ -163,7 +152,7 @@ where
                 Next::Begin => self.begin().await,
                 Next::Overview => self.overview().await,
                 Next::Upkeep => self.upkeep().await,
-                Next::Discover => self.discover().await,
+                Next::Discover => self.families.discover().await,
                 Next::Reload => self.reload().await,
                 Next::Stop => return self.finish().await,
             }
@@ -185,8 +174,7 @@ where
         if config.create_tables {
             self.counterfoil.store().create_tables().await?;
         }
-        let names = described_names(&self.worker.families.borrow(), &config.name);
-        self.open(names).await;
+        self.families.open_described().await;
         let reconciler = self.counterfoil.reconciler();
         let reconciler = match &self.worker.config.serve {
             Serve::All => reconciler.all(),
@@ -194,73 +182,10 @@ where
             Serve::Namespaces(namespaces) => namespaces.iter().fold(reconciler, |one, name| one.namespace(name)),
         };
         self.reconciler = Some(reconciler.start().await?);
-        let (pair, families) = (&self.worker.config.name, self.opened.len());
+        let (pair, families) = (&self.worker.config.name, self.families.number());
         tracing::info!(pair, families, "begun");
         systemd::status(&format!("pair {pair}: works"));
         Ok(())
-    }
-
-    /// Opens families by their names, as they are described.
-    async fn open(&mut self, names: impl IntoIterator<Item = Name>) {
-        let described = self.worker.families.borrow().clone();
-        let pair = self.worker.config.name.clone();
-        let find = |(namespace, name): &Name| {
-            described.iter().find(|family| family.pair == pair && family.describes(namespace, name)).cloned()
-        };
-        let names = names.into_iter().filter_map(|name| find(&name).map(|config| (name, config)));
-        let counterfoil = &self.counterfoil;
-        let opened = stream::iter(names.collect::<Vec<_>>())
-            .map(async |(name, config)| {
-                let opened = match config.in_namespace(&name.0) {
-                    Ok(family) => counterfoil.open(family).await,
-                    Err(error) => Err(error),
-                };
-                (name, config, opened)
-            })
-            .buffer_unordered(OPENING)
-            .collect::<Vec<_>>()
-            .await;
-        for (name, config, opened) in opened {
-            let begun = opened.and_then(|counters| {
-                if let Some(recount) = &config.recount {
-                    self.recounts.start(&self.counterfoil, &counters, recount)?;
-                }
-                Ok(())
-            });
-            match begun {
-                Ok(()) => {
-                    self.refused.remove(&name);
-                    self.opened.insert(name);
-                }
-                Err(error) => {
-                    let reason = error.to_string();
-                    let family = format!("{}/{}", name.0, name.1);
-                    if self.refused.insert(name, reason.clone()).as_ref() != Some(&reason) {
-                        tracing::error!(pair, family, error = reason, "not opened");
-                    }
-                }
-            }
-        }
-    }
-
-    /// Finds namespaces in Redis that the described families are counted in.
-    async fn discover(&mut self) {
-        let has_patterns = {
-            let families = self.worker.families.borrow();
-            families.iter().any(|family| family.pair == self.worker.config.name && family.is_pattern())
-        };
-        if !has_patterns {
-            return;
-        }
-        match discovery::families(self.counterfoil.redis()).await {
-            Ok(found) => {
-                let new: Vec<_> = found.difference(&self.opened).cloned().collect();
-                self.open(new).await;
-            }
-            Err(error) => {
-                tracing::warn!(pair = self.worker.config.name, %error, "Redis was not searched for namespaces")
-            }
-        }
     }
 
     /// What MySQL knows: rejects, recounts and what they found.
@@ -272,7 +197,7 @@ where
         for one in &overview {
             let Some(run) = &one.recount else { continue };
             let family = format!("{}/{}", one.namespace, one.family);
-            let own = self.recounts.progress(&family).filter(|own| own.run == run.run);
+            let own = self.families.recount(&family).filter(|own| own.run == run.run);
             recounts.push(RecountView {
                 run: run.run,
                 checked: own.as_ref().map_or(run.checked, |own| own.checked),
@@ -320,17 +245,10 @@ where
 
     /// Now and then: what was refused is tried again, and `check` looks at the servers.
     async fn upkeep(&mut self) {
-        let mut again = described_names(&self.worker.families.borrow(), &self.worker.config.name);
-        again.retain(|name| !self.opened.contains(name));
-        again.extend(self.refused.keys().cloned());
-        self.open(again).await;
+        self.families.open_missing().await;
         let not_served = self.look_at_families().await;
         let findings = self.counterfoil.check().await;
-        let refused = self.refused.iter().map(|((namespace, name), reason)| Refused {
-            family: format!("{namespace}/{name}"),
-            reason: reason.clone(),
-        });
-        let refused = refused.collect();
+        let refused = self.families.refused();
         self.worker.live.show(|view| {
             view.findings = findings.iter().map(FindingView::from).collect();
             view.refused = refused;
@@ -371,38 +289,27 @@ where
             Serve::Declared => false,
             Serve::Namespaces(namespaces) => namespaces.iter().any(|namespace| namespace == family.namespace()),
         };
-        in_scope || self.opened.contains(&(family.namespace().to_owned(), family.name().to_owned()))
+        in_scope || self.families.has(family)
     }
 
-    /// The configuration was read again: families that are new or described otherwise are opened. One that is not described any
-    /// more goes on until the daemon ends.
+    /// The configuration was read again.
     async fn reload(&mut self) {
         if self.reconciler.is_none() {
             return;
         }
-        self.recounts.stop().await;
-        let mut names = described_names(&self.worker.families.borrow_and_update(), &self.worker.config.name);
-        names.extend(self.opened.iter().cloned());
-        self.open(names).await;
-        self.discover().await;
+        self.families.reload().await;
         self.upkeep().await;
     }
 
     /// Finishes what is held.
     async fn finish(&mut self) {
-        self.recounts.stop().await;
+        self.families.stop().await;
         if let Some(reconciler) = self.reconciler.take()
             && let Err(error) = reconciler.shutdown().await
         {
             tracing::error!(pair = self.worker.config.name, %error, "not ended as it should");
         }
     }
-}
-
-/// The families of a pair that are described one by one.
-fn described_names(families: &[FamilyConfig], pair: &str) -> BTreeSet<Name> {
-    let of_pair = families.iter().filter(|family| family.pair == pair && !family.is_pattern());
-    of_pair.map(|family| (family.namespace.clone(), family.family.clone())).collect()
 }
 
 fn every(time: Duration) -> Interval {

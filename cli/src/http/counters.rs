@@ -7,7 +7,6 @@ use counterfoil::{AnyCounters, Day, Now, Precision, Slice};
 
 use super::chosen::Chosen;
 use super::problem::Problem;
-use super::settings::separator;
 use crate::pair::with_pair;
 
 /// Exact values, in the order of the ids; of visitors the ids are `SCOPE/DAY`.
@@ -22,7 +21,7 @@ pub async fn values(chosen: &Chosen, ids: &[&str]) -> Result<Vec<i64>, Problem> 
 }
 
 fn scopes_and_days<'a>(chosen: &Chosen, ids: &[&'a str]) -> Result<Vec<(&'a str, Day)>, Problem> {
-    let separator = separator(&chosen.registered.family);
+    let separator = chosen.registered.family.separator();
     let expected = |id: &str| Problem::parameter("id", format!("{id:?} is not SCOPE{separator}YYYY-MM-DD"));
     let parts = |id: &&'a str| {
         let (scope, day) = id.rsplit_once(separator).ok_or_else(|| expected(id))?;

@@ -14,7 +14,6 @@ mod page;
 mod params;
 mod problem;
 mod rows;
-mod settings;
 #[cfg(test)]
 mod testing;
 mod totals;

@@ -180,6 +180,19 @@ async fn sighup_takes_up_new_families_and_a_wrong_file_changes_nothing() {
 }
 
 #[tokio::test]
+async fn a_refused_family_is_forgotten_when_it_is_not_described_any_more() {
+    let site = Site::new().await;
+    let table = "table = { update = \"item\", keys = { id = \"unsigned\" }, value = \"n\" }";
+    site.configure(&format!("{VIEWS}{table}"));
+    let daemon = site.daemon().await;
+    let refused = async || get(&daemon, "/api/v1/state").await.json()["pairs"][0]["refused"].clone();
+    eventually("it is refused", async || refused().await[0]["family"] == "shop/views").await;
+    site.configure("");
+    daemon.signal("HUP");
+    eventually("nothing is refused", async || refused().await == serde_json::json!([])).await;
+}
+
+#[tokio::test]
 async fn daemons_that_disagree_about_a_family_are_told_and_count_exactly() {
     let site = Site::new().await;
     site.configure(VIEWS);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use counterfoil::Slice;
+use counterfoil::{Precision, Slice};
 use maud::{Markup, html};
 
 use super::format::{number, time};
@@ -15,7 +15,6 @@ use crate::http::chosen::Chosen;
 use crate::http::counters;
 use crate::http::params::Params;
 use crate::http::problem::Problem;
-use crate::http::settings::precisions;
 use crate::status::unix_seconds;
 
 /// How many names are offered.
@@ -26,7 +25,7 @@ pub async fn show(State(app): State<Arc<App>>, params: Params) -> Response {
         Ok(chosen) => chosen,
         Err(problem) => return problem_page(problem),
     };
-    let precisions = precisions(&chosen.registered.family);
+    let precisions: Vec<_> = chosen.registered.family.precisions().iter().map(Precision::to_string).collect();
     let default = precisions.first().cloned().unwrap_or_default();
     let (name, precision) = (params.first("name").unwrap_or_default(), params.first("precision").unwrap_or(&default));
     let (names, slices) = match read(&app, &chosen, name, precision).await {

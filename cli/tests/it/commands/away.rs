@@ -1,5 +1,6 @@
 //! What is said where a server is away.
 
+use futures_util::future::join_all;
 use testkit::MysqlServer;
 
 use super::FAMILIES;
@@ -39,10 +40,10 @@ async fn a_mysql_that_is_gone_is_named() {
     mysql.kill();
     let gone = site.ends_with(2, &["status"]).await;
     assert!(gone.out.contains("pair main: mysql is away: "), "{gone:?}");
-    for args in
-        [&["families"][..], &["get", "shop/views", "a"], &["rejects", "list"], &["drift", "shop/views"], &["init"]]
-    {
-        let away = site.ends_with(2, args).await;
+    let commands =
+        [&["families"][..], &["get", "shop/views", "a"], &["rejects", "list"], &["drift", "shop/views"], &["init"]];
+    // at once, since each waits for MySQL a while
+    for away in join_all(commands.map(|args| site.ends_with(2, args))).await {
         assert!(!away.err.is_empty() && away.err.lines().count() == 1, "{away:?}");
     }
     mysql.start_again().await;

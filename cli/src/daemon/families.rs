@@ -1,0 +1,168 @@
+//! The families of one pair: those that the configuration describes are opened, also in the namespaces that are found
+//! for them, and recounted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use counterfoil::{Counterfoil, Family, Recounted};
+use futures_util::{StreamExt, stream};
+use tokio::sync::watch;
+
+use super::discovery::{self, Nodes};
+use super::recounts::Recounts;
+use crate::config::FamilyConfig;
+use crate::pair::Redis;
+use crate::view::Refused;
+
+/// How many are opened at a time.
+const OPENING: usize = 16;
+
+/// A family's namespace and its name.
+type Name = (String, String);
+
+pub struct Families<C> {
+    pair: String,
+    counterfoil: Counterfoil<C>,
+    /// Those of all pairs.
+    described: watch::Receiver<Arc<[FamilyConfig]>>,
+    /// Those that are opened.
+    opened: BTreeSet<Name>,
+    /// Why others were not.
+    refused: BTreeMap<Name, String>,
+    recounts: Recounts,
+}
+
+impl<C> Families<C>
+where
+    C: Redis + Nodes,
+{
+    pub fn new(pair: String, counterfoil: Counterfoil<C>, described: watch::Receiver<Arc<[FamilyConfig]>>) -> Self {
+        let (opened, refused, recounts) = (BTreeSet::new(), BTreeMap::new(), Recounts::default());
+        Families { pair, counterfoil, described, opened, refused, recounts }
+    }
+
+    /// Opens those that are described one by one.
+    pub async fn open_described(&mut self) {
+        self.open(self.described_names()).await;
+    }
+
+    /// Tries again what is not opened.
+    pub async fn open_missing(&mut self) {
+        let mut again = self.described_names();
+        again.retain(|name| !self.opened.contains(name));
+        again.extend(self.refused.keys().cloned());
+        self.open(again).await;
+    }
+
+    /// Finds namespaces in Redis that the described families are counted in.
+    pub async fn discover(&mut self) {
+        let described = self.described.borrow().clone();
+        if !of_pair(&described, &self.pair).any(FamilyConfig::is_pattern) {
+            return;
+        }
+        match discovery::families(self.counterfoil.redis()).await {
+            Ok(found) => {
+                let new: Vec<_> = found.difference(&self.opened).cloned().collect();
+                self.open(new).await;
+            }
+            Err(error) => tracing::warn!(pair = self.pair, %error, "Redis was not searched for namespaces"),
+        }
+    }
+
+    /// The configuration was read again: families that are new or described otherwise are opened. One that is not
+    /// described any more goes on until the daemon ends.
+    pub async fn reload(&mut self) {
+        self.recounts.stop().await;
+        let described = self.described.borrow().clone();
+        self.refused.retain(|name, _| describing(&described, &self.pair, name).is_some());
+        let mut names = self.described_names();
+        names.extend(self.opened.iter().cloned());
+        self.open(names).await;
+        self.discover().await;
+    }
+
+    /// How many are opened.
+    pub fn number(&self) -> usize {
+        self.opened.len()
+    }
+
+    pub fn has(&self, family: &Family) -> bool {
+        self.opened.contains(&(family.namespace().to_owned(), family.name().to_owned()))
+    }
+
+    /// Which are described and not opened.
+    pub fn refused(&self) -> Vec<Refused> {
+        let view = |((namespace, name), reason): (&Name, &String)| Refused {
+            family: format!("{namespace}/{name}"),
+            reason: reason.clone(),
+        };
+        self.refused.iter().map(view).collect()
+    }
+
+    /// How far the recount of NAMESPACE/FAMILY is, or the last one was.
+    pub fn recount(&self, family: &str) -> Option<Recounted> {
+        self.recounts.progress(family)
+    }
+
+    /// Leaves the recounts where they are.
+    pub async fn stop(&mut self) {
+        self.recounts.stop().await;
+    }
+
+    /// Those that are described one by one.
+    fn described_names(&self) -> BTreeSet<Name> {
+        let described = self.described.borrow();
+        let single = of_pair(&described, &self.pair).filter(|family| !family.is_pattern());
+        single.map(|family| (family.namespace.clone(), family.family.clone())).collect()
+    }
+
+    /// Opens families by their names, as they are described.
+    async fn open(&mut self, names: impl IntoIterator<Item = Name>) {
+        let described = self.described.borrow().clone();
+        let with_config = |name| Some((describing(&described, &self.pair, &name)?.clone(), name));
+        let names: Vec<_> = names.into_iter().filter_map(with_config).collect();
+        let counterfoil = &self.counterfoil;
+        let opened = stream::iter(names)
+            .map(async |(config, name)| {
+                let opened = match config.in_namespace(&name.0) {
+                    Ok(family) => counterfoil.open(family).await,
+                    Err(error) => Err(error),
+                };
+                (name, config, opened)
+            })
+            .buffer_unordered(OPENING)
+            .collect::<Vec<_>>()
+            .await;
+        for (name, config, opened) in opened {
+            let begun = opened.and_then(|counters| {
+                if let Some(recount) = &config.recount {
+                    self.recounts.start(&self.counterfoil, &counters, recount)?;
+                }
+                Ok(())
+            });
+            match begun {
+                Ok(()) => {
+                    self.refused.remove(&name);
+                    self.opened.insert(name);
+                }
+                Err(error) => {
+                    let reason = error.to_string();
+                    let family = format!("{}/{}", name.0, name.1);
+                    if self.refused.insert(name, reason.clone()).as_ref() != Some(&reason) {
+                        tracing::error!(pair = self.pair, family, error = reason, "not opened");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What is described for a pair.
+fn of_pair<'a>(described: &'a [FamilyConfig], pair: &'a str) -> impl Iterator<Item = &'a FamilyConfig> {
+    described.iter().filter(move |family| family.pair == pair)
+}
+
+/// What describes a family of a pair.
+fn describing<'a>(described: &'a [FamilyConfig], pair: &'a str, name: &Name) -> Option<&'a FamilyConfig> {
+    of_pair(described, pair).find(|family| family.describes(&name.0, &name.1))
+}
