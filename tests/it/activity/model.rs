@@ -2,7 +2,7 @@
 //! reference written from the scripts' headers. Replies and keys must be the same after every call. And an experiment:
 //! the load under which a program that notes its visitors without scripts lost 350 of 6,800 views.
 //!
-//! `COUNTERFOIL_CASES` is the number of sequences, 300 unless said otherwise.
+//! `COUNTERFOIL_CASES` is the number of sequences, 100 unless said otherwise.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -2,7 +2,7 @@
 //! plain reference written from the scripts' headers. Replies and keys must be the same after every call, what was
 //! counted must be what left with the batches and what is still there, and no call may be counted twice.
 //!
-//! `COUNTERFOIL_CASES` is the number of sequences, 300 unless said otherwise.
+//! `COUNTERFOIL_CASES` is the number of sequences, 100 unless said otherwise.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -2,7 +2,7 @@
 //! written from the scripts' headers. Replies and keys must be the same after every call, no call may be counted twice,
 //! and no ticket may be given out twice.
 //!
-//! `COUNTERFOIL_CASES` is the number of sequences, 300 unless said otherwise.
+//! `COUNTERFOIL_CASES` is the number of sequences, 100 unless said otherwise.
 
 use std::collections::BTreeMap;
 

@@ -2,7 +2,7 @@
 //! written from the scripts' headers. Replies, keys and what is left of the keys' lives must be the same after every
 //! call.
 //!
-//! `COUNTERFOIL_CASES` is the number of sequences, 300 unless said otherwise.
+//! `COUNTERFOIL_CASES` is the number of sequences, 100 unless said otherwise.
 
 use std::collections::BTreeMap;
 

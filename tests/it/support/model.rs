@@ -128,7 +128,7 @@ fn play<M: Model>(
 pub async fn agrees<M: Model>(source_file: &'static str) {
     let server = RedisServer::start(RedisOptions::volatile()).await;
     let cases = std::env::var("COUNTERFOIL_CASES").ok();
-    let cases = cases.map_or(300, |cases| cases.parse().expect("COUNTERFOIL_CASES is a number"));
+    let cases = cases.map_or(100, |cases| cases.parse().expect("COUNTERFOIL_CASES is a number"));
     let config = Config {
         cases,
         source_file: Some(source_file),
