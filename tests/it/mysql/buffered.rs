@@ -601,6 +601,27 @@ async fn more_rows_than_a_statement_takes() {
     assert_eq!(db.values(&views, &ids).await, vec![Some(3); 25_000]);
 }
 
+/// In statements of so many rows that they go as parameters, and in the rest.
+#[tokio::test]
+async fn many_rows_of_any_bytes_of_which_one_is_out_of_range() {
+    let db = Db::new().await;
+    let views = db.family(views()).await;
+    let long = "é".repeat(127);
+    let plain: Vec<_> = (0..6_000).map(|id| format!("id-{id}")).collect();
+    let ids: Vec<_> = ODD.into_iter().chain([long.as_str()]).chain(plain.iter().map(String::as_str)).collect();
+    let batch_of = |seq, delta: i64, odd: i64| {
+        let deltas = ids.iter().map(|&id| (id, if id == "id-77" { odd } else { delta }));
+        batch(&views, 0, seq, &deltas.collect::<Vec<_>>())
+    };
+    let all = ids.len() as u64;
+    let of = |value: i64| ids.iter().map(|&id| Some(if id == "id-77" { i64::MAX } else { value })).collect::<Vec<_>>();
+    assert_eq!(db.apply(&[batch_of(1, 3, i64::MAX)]).await, applied(1, 0, all, 0));
+    assert_eq!(db.values(&views, &ids).await, of(3));
+    assert_eq!(db.apply(&[batch_of(2, i64::MIN, 1)]).await, applied(1, 0, all - 1, 1));
+    assert_eq!(db.values(&views, &ids).await, of(i64::MIN + 3));
+    assert_eq!(db.rejects().await.iter().map(|reject| reject.id.as_str()).collect::<Vec<_>>(), ["id-77"]);
+}
+
 #[tokio::test]
 async fn a_fault_of_the_table_keeps_nothing() {
     let db = Db::new().await;
