@@ -90,6 +90,10 @@ async fn measure_throughput(bench: &mut Bench) {
         bench.absolute(format!("{name}_hits_per_call"), ours(|load| load.hits / load.scripts.calls));
         bench.absolute(format!("{name}_script_us"), ours(|load| load.scripts.mean_us()));
         bench.absolute(format!("{name}_redis_busy"), ours(|load| load.redis_cpu / load.seconds));
+        bench.absolute(format!("{name}_process_busy"), ours(|load| load.own_cpu / load.seconds));
+        let theirs = median(rounds.theirs.iter().map(|load| (load.redis_cpu + load.own_cpu) / load.hits * 1e6));
+        bench.absolute(format!("{name}_us_of_both"), ours(|load| (load.redis_cpu + load.own_cpu) / load.hits * 1e6));
+        bench.absolute(format!("{name}_hincrby_us_of_both"), theirs);
         if has_cpu {
             bench.figure(CPU, rounds.ratio(Load::redis_cpu_per_hit));
             let micros = |load: &Load| load.redis_cpu_per_hit() * 1e6;

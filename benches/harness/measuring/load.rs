@@ -9,6 +9,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use redis::aio::MultiplexedConnection;
 
+use super::process;
 use super::servers::{Counters, Scripts, redis_cpu};
 
 /// Somebody who counts hits. Each task has a clone.
@@ -95,6 +96,8 @@ pub struct Load {
     pub seconds: f64,
     /// Seconds of CPU that Redis took for it.
     pub redis_cpu: f64,
+    /// The same of this process.
+    pub own_cpu: f64,
     /// What it did with scripts.
     pub scripts: Scripts,
 }
@@ -121,7 +124,8 @@ impl Load {
         time: Duration,
         probe: &mut MultiplexedConnection,
     ) -> Load {
-        let (cpu, scripts) = (redis_cpu(probe).await, Scripts::so_far(probe).await);
+        let (own, cpu, scripts) =
+            (process::cpu(std::process::id()), redis_cpu(probe).await, Scripts::so_far(probe).await);
         let started = Instant::now();
         let over = over_after(time);
         let hitting: Vec<_> = (0..tasks)
@@ -147,7 +151,8 @@ impl Load {
         side.clone().finish().await;
         let seconds = started.elapsed().as_secs_f64();
         let scripts = Scripts::so_far(probe).await.since(scripts);
-        Load { hits: hits as f64, seconds, redis_cpu: redis_cpu(probe).await - cpu, scripts }
+        let own_cpu = process::cpu(std::process::id()) - own;
+        Load { hits: hits as f64, seconds, redis_cpu: redis_cpu(probe).await - cpu, own_cpu, scripts }
     }
 }
 
