@@ -3,6 +3,10 @@
 mod slots;
 mod view;
 
+use std::time::Duration;
+
+use tokio::time::timeout;
+
 use crate::redis::{RedisOptions, RedisServer, major_version, until};
 use view::{Member, View};
 
@@ -148,8 +152,14 @@ impl RedisCluster {
     pub async fn failover(&self, replica: usize) {
         // the primary takes no notice of a replica of which it has not heard yet
         self.wait_until_ok().await;
-        self.tell(replica, "CLUSTER FAILOVER").await;
-        self.wait_promoted(replica).await;
+        for _ in 0..4 {
+            self.tell(replica, "CLUSTER FAILOVER").await;
+            // a replica that was not elected within five seconds gives up
+            if timeout(Duration::from_secs(6), self.wait_promoted(replica)).await.is_ok() {
+                return;
+            }
+        }
+        self.nodes[replica].fail("a replica was not promoted");
     }
 
     /// Returns when a replica has been promoted, for instance since its primary was killed.
