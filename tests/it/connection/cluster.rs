@@ -25,6 +25,10 @@ const PARTITIONS: u32 = 6;
 /// For tests in which no node is taken for dead, however busy the machine.
 const NO_FAILOVER: &str = "4000";
 
+/// Longer than any of the troubles: nodes write their configuration to a disk that others use, and each attempt at a manual
+/// failover holds up writes for five seconds.
+const LONG: Duration = Duration::from_secs(45);
+
 struct Rig {
     cluster: RedisCluster,
     pool: MySqlPool,
@@ -39,8 +43,7 @@ impl Rig {
         let redis = client.get_async_connection().await.unwrap();
         let counterfoil = Counterfoil::new(redis, MysqlStore::new(pool.clone()));
         let views = family("views").partitions(PARTITIONS).durability(durability).build().unwrap();
-        // longer than any of the troubles
-        let views = counterfoil.open(views).await.unwrap().write_timeout(Duration::from_secs(15));
+        let views = counterfoil.open(views).await.unwrap().write_timeout(LONG);
         Rig { cluster, pool, counterfoil, views }
     }
 
@@ -350,7 +353,7 @@ async fn open(rig: &Rig, durability: Durability) -> Series<ClusterConnection> {
         .durability(durability)
         .sync_after(Duration::from_millis(400));
     let series = rig.counterfoil.open(family.build().unwrap()).await.unwrap();
-    series.write_timeout(Duration::from_secs(15))
+    series.write_timeout(LONG)
 }
 
 fn sum(slices: &[Slice]) -> i64 {
@@ -424,16 +427,15 @@ async fn series_activity_and_visitors_go_along() {
     let options = RedisOptions::volatile().arg("cluster-node-timeout", NO_FAILOVER);
     let rig = Rig::start(options, Durability::Immediate).await;
     let series = open(&rig, Durability::Immediate).await;
-    let timeout_after = Duration::from_secs(15);
     let online = Family::activity("test", "online")
         .window(Duration::from_secs(1800), Duration::from_secs(3))
         .stripes(10)
         .partitions(PARTITIONS)
         .cache_for(Duration::ZERO)
         .durability(Durability::Immediate);
-    let online = rig.counterfoil.open(online.build().unwrap()).await.unwrap().write_timeout(timeout_after);
+    let online = rig.counterfoil.open(online.build().unwrap()).await.unwrap().write_timeout(LONG);
     let daily = Family::visitors("test", "daily").partitions(PARTITIONS).durability(Durability::Immediate);
-    let daily = rig.counterfoil.open(daily.build().unwrap()).await.unwrap().write_timeout(timeout_after);
+    let daily = rig.counterfoil.open(daily.build().unwrap()).await.unwrap().write_timeout(LONG);
     let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let mut tasks = JoinSet::new();
@@ -515,7 +517,7 @@ async fn cached_counters_go_along() {
         .save_after(Duration::from_millis(10))
         .retain(Duration::from_millis(20));
     let votes = rig.counterfoil.open(votes.build().unwrap()).await.unwrap();
-    let votes = votes.write_timeout(Duration::from_secs(15));
+    let votes = votes.write_timeout(LONG);
     let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let mut voters = JoinSet::new();
