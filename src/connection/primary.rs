@@ -7,12 +7,16 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use redis::aio::{ConnectionLike, MultiplexedConnection};
-#[cfg(feature = "sentinel")]
-use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, IntoConnectionInfo, Pipeline, RedisError, RedisFuture,
-    RedisResult, ServerErrorKind, Value,
+    AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo, Pipeline, RedisError, RedisFuture, RedisResult,
+    ServerErrorKind, Value,
 };
+#[cfg(feature = "sentinel")]
+use redis::{
+    ConnectionInfo,
+    sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType},
+};
+use tokio::time::timeout;
 
 use crate::connection::refusal;
 use crate::error::{Error, ErrorKind, Result};
@@ -58,7 +62,7 @@ enum Source {
 }
 
 impl Primary {
-    /// Connects to the Redis at a URL, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, or a [`ConnectionInfo`],
+    /// Connects to the Redis at a URL, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, or a [`ConnectionInfo`](redis::ConnectionInfo),
     /// which may hold certificates. Its name is looked up again with every connection.
     ///
     /// # Errors
@@ -136,9 +140,11 @@ impl Primary {
 impl Source {
     fn search(self) -> Search {
         async move {
-            match tokio::time::timeout(SEARCH, self.connect()).await {
-                Ok(found) => found,
-                Err(elapsed) => Err(std::io::Error::from(elapsed).into()),
+            // by a task, since its timers end with the runtime that begins it, in which others may not be
+            match tokio::spawn(timeout(SEARCH, self.connect())).await {
+                Ok(Ok(found)) => found,
+                Ok(Err(elapsed)) => Err(std::io::Error::from(elapsed).into()),
+                Err(ended) => Err(std::io::Error::from(ended).into()),
             }
         }
         .boxed()
