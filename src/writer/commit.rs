@@ -2,17 +2,17 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use redis::aio::ConnectionLike;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use crate::error::{ErrorKind, Result};
 use crate::writer::call::{Call, Outcome};
+use crate::writer::driver::{Driver, Leader};
 use crate::writer::group::Group;
-use crate::writer::queue::{Joined, Queue, SLOW, Started};
-use crate::writer::send::Sender;
-use crate::writer::terms::{Terms, Until};
+use crate::writer::queue::{Joined, Member, Queue, Turn};
+use crate::writer::terms::{LAST_MOMENT, Terms, Until};
 
 impl<C> Queue<C>
 where
@@ -32,39 +32,23 @@ where
             if mixed && !self.spans_partitions() {
                 return Err(self.error(ErrorKind::Redis, "not counted: the partitions lie on several nodes"));
             }
-            let joined = poll_fn(|cx| Poll::Ready(self.join(partition, cx.waker(), terms, until, &mut push))).await;
-            let (call, positions, mut waker) = match joined {
-                Joined::Waits { positions, call, waker, watch } => {
-                    self.watch(watch);
-                    (call, positions, Some(waker))
-                }
-                Joined::Leads { positions, started } => {
-                    let call = started.call.clone();
-                    // most callers only wait: their futures need no room for this
-                    Box::pin(Sender::new(self.clone(), started).run()).await;
-                    (call, positions, None)
-                }
+            let Member { positions, call, until: own, turn } = match self.join(partition, terms, until, &mut push)? {
+                Joined::Member(member) => member,
                 Joined::Full(call) if terms.wait => {
                     let until = until.get_or_insert_with(|| Until::new(Instant::now(), terms.timeout));
                     Box::pin(self.wait_for_room(&call, until.deadline)).await?;
                     continue;
                 }
-                Joined::Closed(error) => return Err(error),
                 Joined::Full(_) => return Err(self.error(ErrorKind::Busy, "too many hits wait for Redis")),
             };
-            let until = *until.get_or_insert(call.until(terms.timeout));
-            // woken not before the end, in all but a few cases
-            let mut first = waker.is_some();
-            poll_fn(|cx| match std::mem::take(&mut first) {
-                true if call.outcome().is_none() => Poll::Pending,
-                _ => {
-                    let (left, watch) = self.take_over(&call);
-                    self.spawn(left);
-                    self.watch(watch);
-                    call.poll_end(cx, &mut waker, until.deadline)
-                }
-            })
-            .await?;
+            match turn {
+                // most callers only wait: their futures need no room for this
+                Turn::Leads(sending) => Box::pin(Leader::lead(self, sending)).await,
+                Turn::Waits(driver) => Driver::spawn(self, driver),
+            }
+            let until = *until.get_or_insert(own);
+            let mut waker = None;
+            poll_fn(|cx| self.poll_end(cx, &call, &mut waker, until.deadline)).await?;
             match call.outcome() {
                 Some(Outcome::NotExecuted(_)) if Instant::now() < until.begin => {}
                 Some(Outcome::NotExecuted(error) | Outcome::Failed(error)) => return Err(error.again()),
@@ -73,44 +57,29 @@ where
         }
     }
 
-    /// Makes calls by tasks of their own.
-    fn spawn(self: &Arc<Self>, started: impl IntoIterator<Item = Started>) {
-        started.into_iter().for_each(|started| Sender::new(self.clone(), started).spawn());
-    }
-
-    /// Looks after calls from now on, if it is this caller's turn to begin.
-    fn watch(self: &Arc<Self>, begins: bool) {
-        if begins {
-            tokio::spawn(Watch(self.clone()).run());
-        }
-    }
-}
-
-/// Looks after the calls of a queue as long as there are any.
-struct Watch<C: ConnectionLike + Clone + Send + Sync + 'static>(Arc<Queue<C>>);
-
-impl<C> Watch<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    async fn run(self) {
-        loop {
-            sleep(SLOW).await;
-            let (started, goes_on) = self.0.look();
-            self.0.spawn(started);
-            if !goes_on {
-                return;
+    /// Waits for the end of a call, at most until soon after the deadline, of which the caller is reminded: who makes it
+    /// gives up then and knows more. `waker` is the index of the caller's.
+    fn poll_end(
+        self: &Arc<Self>,
+        cx: &mut Context<'_>,
+        call: &Arc<Call>,
+        waker: &mut Option<usize>,
+        deadline: Instant,
+    ) -> Poll<Result<()>> {
+        let is_woken = waker.is_some();
+        if call.outcome().is_none() {
+            call.listen(cx.waker(), waker);
+            Driver::spawn(self, self.replace_driver());
+            if is_woken && Instant::now() >= deadline {
+                self.dismiss(call);
             }
         }
-    }
-}
-
-/// Also where its runtime ends: another one may go on.
-impl<C> Drop for Watch<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    fn drop(&mut self) {
-        self.0.end_watch();
+        match call.outcome() {
+            Some(_) => Poll::Ready(Ok(())),
+            None if is_woken && Instant::now() >= deadline + LAST_MOMENT => {
+                Poll::Ready(Err(self.error(ErrorKind::OutcomeUnknown, "Redis did not reply in time")))
+            }
+            None => Poll::Pending,
+        }
     }
 }

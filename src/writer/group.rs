@@ -6,7 +6,6 @@ use indexmap::IndexMap;
 
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::{Change, PairResult};
-use crate::writer::terms::Until;
 
 /// How many hits may wait for one call.
 const HITS: u64 = 100_000;
@@ -24,7 +23,6 @@ pub struct Group {
     /// What missing counters are seeded with before.
     seeds: IndexMap<Box<[u8]>, (u32, Seed)>,
     hits: u64,
-    until: Option<Until>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -84,15 +82,6 @@ impl Group {
 
     pub fn hits(&self) -> u64 {
         self.hits
-    }
-
-    /// How long the most patient caller waits.
-    pub fn until(&self) -> Option<Until> {
-        self.until
-    }
-
-    pub fn wait_until(&mut self, until: Until) {
-        self.until = Some(self.until.map_or(until, |other| other.or(until)));
     }
 
     /// Adds a delta that stands for so many hits.

@@ -3,6 +3,7 @@
 
 mod call;
 mod commit;
+mod driver;
 mod group;
 pub mod opened;
 mod queue;
@@ -21,6 +22,7 @@ use futures_util::future::join_all;
 use redis::aio::ConnectionLike;
 use tokio::time::sleep;
 
+use self::driver::Driver;
 use self::group::Group;
 use self::queue::Queue;
 pub use self::recorder::Recorded;
@@ -197,6 +199,7 @@ where
             result = result.and(wait_out(error, &mut pause).await);
         }
         while !self.queue.is_idle() {
+            Driver::spawn(&self.queue, self.queue.look(None));
             sleep(LOOK).await;
         }
         result

@@ -1,9 +1,8 @@
-//! Hits gather while calls are under way, and go together into the next one: whose turn it is, and who makes which call.
+//! Hits gather while calls are under way, and go together into the next one: which call carries what, and whose turn it is.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::Waker;
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
@@ -17,20 +16,17 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::fence::{Caller, Home, Names};
 use crate::scripts::partition::Partition;
-use crate::writer::call::{Call, Outcome};
+use crate::writer::call::{Call, Outcome, Sending};
 use crate::writer::group::Group;
 use crate::writer::opened::{Opened, SHUT_DOWN, Work};
-use crate::writer::terms::Terms;
-use crate::writer::terms::Until;
+use crate::writer::terms::{SLOW, Terms, Until};
 
-/// A call that takes longer does not hold up other partitions any more, and those who wait for it look at the time.
-pub const SLOW: Duration = Duration::from_millis(50);
 /// How many calls to one partition at a time are under way, where a call stays in one: few, so that each carries more.
 const PARTITION_CALLS: usize = 4;
 /// How many calls to one node: hits gather for the one while the other is out.
 const NODE_CALLS: usize = 2;
-/// How long a call that nobody makes any more may be taken over.
-const LEFT: Duration = Duration::from_secs(10);
+/// Who makes a call looks at the time more often than that, or is not polled any more.
+const LOST: Duration = SLOW.saturating_mul(3);
 /// However often Redis refused, it is asked again after so long.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
@@ -48,22 +44,27 @@ pub struct Queue<C> {
     state: Mutex<State>,
     /// Notified when a full group has gone.
     room: Notify,
+    /// A driver has ended with its runtime, and perhaps none has gone on.
+    lacks_driver: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct State {
     /// By partition where a call stays in one; else all in the first.
     gathering: Vec<Gathering>,
-    /// Those of them that wait for a call to end.
+    /// Those of them that wait for their turn.
     ready: VecDeque<usize>,
     under_way: Vec<UnderWay>,
-    calls: u64,
+    /// Whose driver ended with its runtime.
+    stranded: Vec<Sending>,
+    drivers: usize,
+    /// Where they run.
+    runtime: Option<Handle>,
     /// Callers without a call in flight.
     idle: Vec<Caller>,
     refusals: Backoff,
     /// Why Redis did not take the last call, if it did not.
     refusal: Option<Error>,
-    watched: bool,
     /// How many hits are under way in calls of their own.
     alone: usize,
 }
@@ -76,42 +77,47 @@ pub struct Alone<'q, C>(&'q Queue<C>);
 struct Gathering {
     group: Group,
     call: Arc<Call>,
+    /// When its first hit came, or a later look at the time: soon before any other that comes now.
+    at: Instant,
+    /// How long the most patient caller waits.
+    until: Until,
 }
 
+/// A call that a driver makes.
 #[derive(Debug)]
 struct UnderWay {
-    number: u64,
-    to: usize,
     call: Arc<Call>,
-    caller: Caller,
+    place: usize,
     since: Instant,
-    /// Made by one of its callers only, who may stop polling at any moment.
-    by_caller: bool,
+    deadline: Instant,
     slow: bool,
-    /// The task that made it has ended with its runtime, and nobody else has gone on.
-    left: bool,
+    /// When who makes it looked at the time.
+    seen: Instant,
+    /// Nobody polls it any more, as it seems: it does not hold up others.
+    lost: bool,
 }
 
-/// A call that is to be made now.
-#[derive(Debug)]
-pub struct Started {
-    pub number: u64,
-    pub call: Arc<Call>,
-    pub caller: Caller,
-    /// By its first hit's caller itself, who may stop polling at any moment.
-    pub by_caller: bool,
-}
-
-/// Hits that have joined a call.
+/// Hits that have come for a call.
 pub enum Joined<T> {
-    /// The call is gathered for or waits for its turn. Whether the caller is to see to it that calls are looked after.
-    Waits { positions: T, call: Arc<Call>, waker: usize, watch: bool },
-    /// The caller is the first, and makes the call itself.
-    Leads { positions: T, started: Started },
+    Member(Member<T>),
     /// There is no room in what is gathered for this call.
     Full(Arc<Call>),
-    /// Hits are not taken any more.
-    Closed(Error),
+}
+
+/// Hits that go with a call.
+pub struct Member<T> {
+    pub positions: T,
+    pub call: Arc<Call>,
+    pub until: Until,
+    pub turn: Turn,
+}
+
+/// What their caller does.
+pub enum Turn {
+    /// It is alone, and makes the call itself.
+    Leads(Box<Sending>),
+    /// It starts a driver if one is missing, and waits.
+    Waits(Option<Option<Box<Sending>>>),
 }
 
 impl<C> Queue<C>
@@ -127,7 +133,9 @@ where
     ) -> Result<Self> {
         let names = Names::new()?;
         let homes = (0..opened.family.partitions()).map(|_| OnceLock::new()).collect();
-        Ok(Queue { opened, topology, work, closed, redis, homes, names, state: Mutex::default(), room: Notify::new() })
+        let state = Mutex::new(State { runtime: Handle::try_current().ok(), ..State::default() });
+        let (room, lacks_driver) = (Notify::new(), AtomicBool::new(false));
+        Ok(Queue { opened, topology, work, closed, redis, homes, names, state, room, lacks_driver })
     }
 
     pub fn family(&self) -> &Family {
@@ -150,7 +158,7 @@ where
     pub fn is_idle(&self) -> bool {
         let state = self.state();
         let none_gathers = || state.gathering.iter().all(|gathering| gathering.group.is_empty());
-        state.alone == 0 && state.under_way.iter().all(|one| one.left) && none_gathers()
+        state.alone == 0 && !state.under_way.iter().any(UnderWay::is_open) && none_gathers()
     }
 
     /// Takes a hit that goes in a call of its own, and is under way until what is returned is dropped.
@@ -191,131 +199,147 @@ where
     pub fn join<T>(
         &self,
         partition: u32,
-        waker: &Waker,
         terms: Terms,
         until: Option<Until>,
         push: &mut impl FnMut(&mut Group) -> Option<T>,
-    ) -> Joined<T> {
-        let to = self.place_of(partition);
+    ) -> Result<Joined<T>> {
+        let place = self.place_of(partition);
         let mut guard = self.state();
         // under the lock, so that whoever finds it idle afterwards knows of all that were taken
-        if let (false, Err(error)) = (terms.taken, self.check_open()) {
-            return Joined::Closed(error);
+        if !terms.taken {
+            self.check_open()?;
         }
         let state = &mut *guard;
-        if state.gathering.len() <= to {
-            state.gathering.resize_with(to + 1, Gathering::new);
+        if state.gathering.len() <= place {
+            state.gathering.resize_with(place + 1, Gathering::new);
         }
-        let Gathering { group, call } = &mut state.gathering[to];
-        let is_first = group.is_empty();
+        let gathering = &mut state.gathering[place];
+        let is_first = gathering.group.is_empty();
         if is_first {
-            *call = Arc::new(Call::new());
+            *gathering = Gathering { group: std::mem::take(&mut gathering.group), ..Gathering::new() };
         }
-        let Some(positions) = push(group) else { return Joined::Full(call.clone()) };
-        group.wait_until(until.unwrap_or_else(|| call.until(terms.timeout)));
-        if is_first {
-            if state.ready.is_empty() && self.may_start(state, to) {
-                return Joined::Leads { positions, started: self.take_off(state, to, true) };
+        let call = gathering.call.clone();
+        let Some(positions) = push(&mut gathering.group) else { return Ok(Joined::Full(call)) };
+        let until = until.unwrap_or_else(|| Until::new(gathering.at, terms.timeout));
+        gathering.until = gathering.until.or(until);
+        let turn = match is_first {
+            true => self.begin(state, place),
+            false => Turn::Waits(None),
+        };
+        Ok(Joined::Member(Member { positions, call, until, turn }))
+    }
+
+    /// The turn of the first one of a call.
+    fn begin(&self, state: &mut State, place: usize) -> Turn {
+        if state.ready.is_empty() && self.may_start(state, place) {
+            return Turn::Leads(self.take_off(state, place));
+        }
+        state.ready.push_back(place);
+        let next = self.take_next(state);
+        Turn::Waits((next.is_some() || state.drivers == 0).then_some(next))
+    }
+
+    fn take_next(&self, state: &mut State) -> Option<Box<Sending>> {
+        self.take_stranded(state).or_else(|| self.take_ready(state))
+    }
+
+    fn take_stranded(&self, state: &mut State) -> Option<Box<Sending>> {
+        let at = state.stranded.iter().position(|one| self.may_start(state, one.place))?;
+        let sending = Box::new(state.stranded.swap_remove(at));
+        state.under_way.push(UnderWay::new(&sending));
+        Some(sending)
+    }
+
+    fn take_ready(&self, state: &mut State) -> Option<Box<Sending>> {
+        loop {
+            let at = state.ready.iter().position(|place| self.may_start(state, *place))?;
+            let place = state.ready.remove(at)?;
+            if Instant::now() >= state.gathering[place].until.begin {
+                self.send_away(state, place);
+            } else if !state.gathering[place].group.is_empty() {
+                return Some(self.take_off(state, place));
             }
-            state.ready.push_back(to);
         }
-        let call = state.gathering[to].call.clone();
-        let waker = call.wake(waker);
-        Joined::Waits { positions, call, waker, watch: state.begin_watch() }
     }
 
-    /// Goes on for a task that has ended with its runtime: the call, if nobody makes it, and whether the caller is to see to
-    /// it that calls are looked after.
-    pub fn take_over(&self, call: &Arc<Call>) -> (Option<Started>, bool) {
-        if call.outcome().is_some() {
-            return (None, false);
-        }
-        let mut state = self.state();
-        let watch = state.begin_watch();
-        let left = state.under_way.iter_mut().find(|one| one.left && Arc::ptr_eq(&one.call, call));
-        // by a task: who waits for it has less time perhaps than others
-        let started = left.map(|one| {
-            (one.left, one.since) = (false, Instant::now());
-            one.started_by_task()
-        });
-        (started, watch)
-    }
-
-    /// The task that made the call ends with its runtime: others who wait for it go on. False if it has ended.
-    pub fn leave(&self, number: u64) -> bool {
-        let mut state = self.state();
-        let one = state.under_way.iter_mut().find(|one| one.number == number && one.call.outcome().is_none());
-        one.is_some_and(|one| {
-            one.left = true;
-            one.call.remind();
-            true
-        })
-    }
-
-    fn may_start(&self, state: &State, to: usize) -> bool {
-        let (most, to_one) = if self.spans_partitions() { (NODE_CALLS, NODE_CALLS) } else { (PARTITION_CALLS, 1) };
-        let under_way = || state.under_way.iter().filter(|one| !one.left);
-        let quick = under_way().filter(|one| !one.slow || one.to == to).count();
-        quick < most && under_way().filter(|one| one.to == to).count() < to_one
-    }
-
-    fn take_off(&self, state: &mut State, to: usize, by_caller: bool) -> Started {
-        let Gathering { group, call } = &mut state.gathering[to];
-        let call = call.clone();
+    /// Puts what has gathered on its way.
+    fn take_off(&self, state: &mut State, place: usize) -> Box<Sending> {
+        let Gathering { group, call, until, .. } = &mut state.gathering[place];
         let next = Group::with_capacity(group.len());
-        call.carry(std::mem::replace(group, next));
-        self.room.notify_waiters();
         let mut caller = state.idle.pop().unwrap_or_else(|| self.names.caller());
         caller.n += 1;
-        state.calls += 1;
-        let (number, since) = (state.calls, Instant::now());
-        state.under_way.retain(|one| {
-            let is_over = one.left && since - one.since >= LEFT;
-            if is_over {
-                one.call.end(Outcome::Failed(self.error(ErrorKind::OutcomeUnknown, "the call was given up")));
-            }
-            !is_over
-        });
-        let started = Started { number, call: call.clone(), caller: caller.clone(), by_caller };
-        state.under_way.push(UnderWay { number, to, call, caller, since, by_caller, slow: false, left: false });
-        started
+        let sending = Sending::new(call.clone(), std::mem::replace(group, next), caller, *until, place);
+        state.under_way.push(UnderWay::new(&sending));
+        self.room.notify_waiters();
+        Box::new(sending)
     }
 
-    /// The next call whose turn it is.
-    fn next(&self, state: &mut State) -> Option<Started> {
-        loop {
-            let at = state.ready.iter().position(|to| self.may_start(state, *to))?;
-            let to = state.ready.remove(at)?;
-            if state.gathering[to].group.until().is_some_and(|until| Instant::now() >= until.begin) {
-                self.send_away(state, to);
-            }
-            if !state.gathering[to].group.is_empty() {
-                return Some(self.take_off(state, to, false));
-            }
-        }
+    fn may_start(&self, state: &State, place: usize) -> bool {
+        let (most, to_one) = if self.spans_partitions() { (NODE_CALLS, NODE_CALLS) } else { (PARTITION_CALLS, 1) };
+        let under_way = || state.under_way.iter().filter(|one| !one.lost);
+        let quick = under_way().filter(|one| !one.slow || one.place == place).count();
+        quick < most && under_way().filter(|one| one.place == place).count() < to_one
     }
 
     /// Makes room for another call in place of this one, and returns the one whose turn it is.
-    pub fn finish(&self, number: u64) -> Option<Started> {
-        let mut guard = self.state();
-        let state = &mut *guard;
-        let ended = state.under_way.iter().position(|one| one.number == number);
-        if let Some(UnderWay { call, caller, .. }) = ended.map(|at| state.under_way.swap_remove(at)) {
-            // a call whose outcome is unknown may still arrive, and must not be taken for one before the next
-            if matches!(call.outcome(), Some(Outcome::Counted { .. } | Outcome::NotExecuted(_))) {
-                state.idle.push(caller);
+    pub fn finish(&self, ended: Sending) -> Option<Box<Sending>> {
+        let mut state = self.state();
+        state.under_way.retain(|one| !Arc::ptr_eq(&one.call, &ended.call));
+        // a call whose outcome is unknown may still arrive, and must not be taken for one before the next
+        if matches!(ended.call.outcome(), Some(Outcome::Counted { .. } | Outcome::NotExecuted(_))) {
+            state.idle.push(ended.caller);
+        }
+        self.take_next(&mut state)
+    }
+
+    /// One driver more. It runs where the family was opened, or, since that has ended, where one was needed first.
+    pub fn hire(&self) -> Option<Handle> {
+        let mut state = self.state();
+        state.drivers += 1;
+        state.runtime = state.runtime.take().or_else(|| Handle::try_current().ok());
+        state.runtime.clone()
+    }
+
+    /// A driver without a call goes, unless it is the last one and hits wait.
+    pub fn retire(&self) -> bool {
+        let mut state = self.state();
+        let may_go = state.drivers > 1 || state.ready.is_empty() && state.stranded.is_empty();
+        state.drivers -= usize::from(may_go);
+        may_go
+    }
+
+    /// A driver ends with its runtime: those who wait see to it that another one goes on.
+    pub fn strand(&self, sending: Option<Box<Sending>>) {
+        let mut state = self.state();
+        state.drivers -= 1;
+        state.runtime = None;
+        if let Some(sending) = sending {
+            state.under_way.retain(|one| !Arc::ptr_eq(&one.call, &sending.call));
+            if sending.call.outcome().is_none() {
+                state.stranded.push(*sending);
             }
         }
-        self.next(state)
+        self.lacks_driver.store(true, Ordering::Release);
+        state.stranded.iter().for_each(|one| one.call.remind());
+        state.remind_ready();
+    }
+
+    /// A driver in place of one that has ended with its runtime, if there is any.
+    pub fn replace_driver(&self) -> Option<Option<Box<Sending>>> {
+        if !self.lacks_driver.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut state = self.state();
+        self.lacks_driver.swap(false, Ordering::AcqRel).then(|| self.take_next(&mut state))
     }
 
     /// Redis did not take a call. Returns how long to wait.
-    pub fn refused(&self, number: u64, refusal: Error) -> Duration {
+    pub fn refused(&self, call: &Arc<Call>, refusal: Error) -> Duration {
         let mut guard = self.state();
         let state = &mut *guard;
         state.refusal = Some(refusal);
         // others need not wait until this one is tried again
-        state.under_way.iter_mut().filter(|one| one.number == number).for_each(|one| one.slow = true);
+        state.under_way.iter_mut().filter(|one| Arc::ptr_eq(&one.call, call)).for_each(|one| one.slow = true);
         state.refusals.next().min(LONGEST_PAUSE)
     }
 
@@ -327,66 +351,56 @@ where
         }
     }
 
-    /// Lets those who wait for a call that cannot be made look at the time and come again.
-    fn send_away(&self, state: &mut State, to: usize) {
-        let Gathering { group, call } = &mut state.gathering[to];
+    /// Lets those who wait for this call come again, if nothing of it was sent.
+    pub fn dismiss(&self, call: &Arc<Call>) {
+        let mut state = self.state();
+        if let Some(place) = state.gathering.iter().position(|one| Arc::ptr_eq(&one.call, call)) {
+            self.send_away(&mut state, place);
+        }
+    }
+
+    fn send_away(&self, state: &mut State, place: usize) {
+        let Gathering { group, call, .. } = &mut state.gathering[place];
         if !group.is_empty() {
             *group = Group::default();
             let silence = || self.error(ErrorKind::Redis, "not counted: Redis has not replied to the calls before");
             call.end(Outcome::NotExecuted(state.refusal.as_ref().map_or_else(silence, Error::again)));
             self.room.notify_waiters();
         }
-        state.ready.retain(|ready| *ready != to);
+        state.ready.retain(|ready| *ready != place);
     }
 
     /// Returns when nothing is gathered for this call any more.
-    pub async fn wait_for_room(&self, full: &Call, deadline: Instant) -> Result<()> {
+    pub async fn wait_for_room(&self, full: &Arc<Call>, deadline: Instant) -> Result<()> {
         let late = || self.error(ErrorKind::Redis, "not counted: too many hits were waiting for Redis");
         let room = self.room.notified();
-        tokio::pin!(room);
-        room.as_mut().enable();
-        if full.group().is_some() || full.outcome().is_some() {
+        let is_full = |one: &Gathering| Arc::ptr_eq(&one.call, full) && !one.group.is_empty();
+        if !self.state().gathering.iter().any(is_full) {
             return Ok(());
         }
         timeout_at(deadline, room).await.map_err(|_| late())
     }
 
-    /// Looks after slow calls: one that only its caller makes is to be made by a task as well, those who wait look at the time,
-    /// and what cannot be sent behind a slow call is sent away. Returns what is to be made, and whether there is anything
-    /// left to watch.
-    pub fn look(&self) -> (Vec<Started>, bool) {
+    /// Looks after slow calls, on behalf of who makes this one: those who wait look at the time, and other partitions go on.
+    /// Returns the drivers to be started.
+    pub fn look(&self, own: Option<&Arc<Call>>) -> Vec<Option<Box<Sending>>> {
         let mut guard = self.state();
         let state = &mut *guard;
         let now = Instant::now();
-        // whoever made it may rest a moment after a refusal, or never come back
-        state.under_way.retain(|one| one.call.outcome().is_none() || now - one.since < SLOW + LONGEST_PAUSE);
-        let mut started = Vec::new();
-        for one in state.under_way.iter_mut().filter(|one| now - one.since >= SLOW) {
-            one.slow = true;
-            one.call.remind();
-            let is_left = std::mem::take(&mut one.by_caller) | std::mem::take(&mut one.left);
-            if is_left && one.call.outcome().is_none() {
-                started.push(one.started_by_task());
+        for one in &mut state.under_way {
+            if own.is_some_and(|own| Arc::ptr_eq(own, &one.call)) {
+                one.seen = now;
+            }
+            one.lost = now - one.seen >= LOST;
+            if now - one.since >= SLOW {
+                one.slow = true;
+                one.call.remind();
             }
         }
-        started.extend(std::iter::from_fn(|| self.next(state)));
-        if state.under_way.iter().any(|one| one.slow) {
-            for to in Vec::from(std::mem::take(&mut state.ready)) {
-                self.send_away(state, to);
-            }
-        }
-        let goes_on = !state.under_way.is_empty() || !state.ready.is_empty();
-        state.watched &= goes_on;
-        (started, goes_on)
-    }
-
-    /// Nobody looks after calls any more: those who wait see to it that somebody does.
-    pub fn end_watch(&self) {
-        let mut state = self.state();
-        if std::mem::take(&mut state.watched) {
-            let gathering = state.gathering.iter().map(|gathering| &gathering.call);
-            state.under_way.iter().map(|one| &one.call).chain(gathering).for_each(|call| call.remind());
-        }
+        let started = std::iter::from_fn(|| self.take_next(state)).map(Some).collect();
+        state.ready.iter().for_each(|place| state.gathering[*place].at = now);
+        state.remind_ready();
+        started
     }
 
     pub fn error(&self, kind: ErrorKind, what: &'static str) -> Error {
@@ -407,22 +421,26 @@ impl<C> Drop for Alone<'_, C> {
 }
 
 impl State {
-    /// Whether somebody has to begin to look after calls, and can.
-    fn begin_watch(&mut self) -> bool {
-        let begins = !self.watched && Handle::try_current().is_ok();
-        self.watched |= begins;
-        begins
+    fn remind_ready(&self) {
+        self.ready.iter().for_each(|place| self.gathering[*place].call.remind());
     }
 }
 
 impl UnderWay {
-    fn started_by_task(&self) -> Started {
-        Started { number: self.number, call: self.call.clone(), caller: self.caller.clone(), by_caller: false }
+    fn new(sending: &Sending) -> Self {
+        let (call, place, now) = (sending.call.clone(), sending.place, Instant::now());
+        UnderWay { call, place, since: now, deadline: sending.until.deadline, slow: false, seen: now, lost: false }
+    }
+
+    /// Whether it may still be executed, for all that its callers were told.
+    fn is_open(&self) -> bool {
+        self.call.outcome().is_none() && (!self.lost || Instant::now() < self.deadline)
     }
 }
 
 impl Gathering {
     fn new() -> Self {
-        Gathering { group: Group::default(), call: Arc::new(Call::new()) }
+        let at = Instant::now();
+        Gathering { group: Group::default(), call: Arc::default(), at, until: Until::new(at, Duration::ZERO) }
     }
 }

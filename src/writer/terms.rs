@@ -23,6 +23,9 @@ pub struct Until {
     pub begin: Instant,
 }
 
+/// A call that takes longer does not hold up other partitions any more, and those who wait for it look at the time.
+pub const SLOW: Duration = Duration::from_millis(50);
+
 /// What it takes to make a call with some hope of a reply.
 pub const LAST_MOMENT: Duration = Duration::from_millis(50);
 

@@ -3,10 +3,11 @@
 use std::thread;
 use std::time::Duration;
 
-use crate::support::{Plain, family};
-use counterfoil::{Added, Counterfoil, MysqlStore};
+use crate::support::{Plain, counted, family};
+use counterfoil::{Added, Counterfoil, MemoryStore, MysqlStore, Primary};
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
 
 const THREADS: i64 = 4;
 const ROUNDS: i64 = 60;
@@ -61,6 +62,47 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
         }
     });
     assert_eq!(value.unwrap(), 8 * THREADS * ROUNDS);
+}
+
+/// A thread that blocks on each hit polls nothing between two of them, and its timers end with its runtime.
+#[test]
+fn threads_with_runtimes_of_their_own_share_calls() {
+    const EACH: i64 = 250;
+    let home = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let plain = home.block_on(Plain::new());
+    let views = home.block_on(plain.open(family("views")));
+    let threads: Vec<_> = (0..2 * THREADS)
+        .map(|_| {
+            let views = views.clone();
+            thread::spawn(move || {
+                let own = runtime();
+                let told = (0..EACH).map(|_| counted(own.block_on(views.add("page", 1)).unwrap()));
+                told.collect::<Vec<_>>()
+            })
+        })
+        .collect();
+    let mut told: Vec<_> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
+    told.sort_unstable();
+    assert!(told.into_iter().eq(1..=2 * THREADS * EACH), "each hit is told its own value");
+}
+
+/// A search for the primary that a runtime takes with it is begun again by whoever comes next.
+#[test]
+fn a_search_ends_with_its_runtime() {
+    let home = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let redis = home.block_on(RedisServer::start(RedisOptions::volatile()));
+    let doomed = runtime();
+    let views = doomed.block_on(async {
+        let pair = Counterfoil::new(Primary::connect(redis.url()).await.unwrap(), MemoryStore::new());
+        pair.open(family("views").build().unwrap()).await.unwrap()
+    });
+    let _: () = home.block_on(redis.run("CLIENT KILL TYPE normal")).unwrap();
+    redis.pause();
+    let waited = doomed.block_on(async { timeout(Duration::from_millis(200), views.add("page", 1)).await });
+    assert!(waited.is_err(), "the search takes long: {waited:?}");
+    drop(doomed);
+    redis.resume();
+    assert!(matches!(home.block_on(views.add("page", 1)), Ok(Added::Counted { .. })));
 }
 
 /// Paused time jumps to the limit of a call that waits for its server; on a runtime with real time the call does not notice.

@@ -520,10 +520,10 @@ fn replay(crashes: Crashes, steps: &[Step]) {
 
 const DELIVERED: Step = Step::Call { which: 0, fate: CallFate::Delivered };
 
-/// A leader was not polled for a while and was replaced; then it saw that its own send had been refused, and said that
-/// the call was not executed, which its successor's was.
+/// A leader was not polled for a while and others went ahead; then it saw that its own send had been refused, and said that
+/// of a call that was executed.
 #[test]
-fn a_leader_that_was_replaced_knows_only_what_became_of_its_own_send() {
+fn a_leader_that_was_overtaken_knows_what_became_of_its_own_send() {
     let (first, second) = (Step::Poll { caller: 0 }, Step::Poll { caller: 1 });
     let refused = Step::Call { which: 0, fate: CallFate::Refused };
     let begin = [Step::Add { id: 0 }, first, Step::Add { id: 0 }, second, Step::Tick { ms: 60 }, Step::Turn];
@@ -533,10 +533,10 @@ fn a_leader_that_was_replaced_knows_only_what_became_of_its_own_send() {
     );
 }
 
-/// A leader that was replaced came back after its successor's call was in the database and Redis had lost its memory,
-/// saw that Redis had not known the script by its hash, and sent the whole of it.
+/// A leader that was overtaken came back after Redis had lost its memory of calls that were in the database, saw that Redis
+/// had not known the script by its hash, and sent the whole of it.
 #[test]
-fn a_leader_that_was_replaced_sends_nothing_any_more() {
+fn a_leader_that_was_overtaken_counts_once() {
     let (first, second) = (Step::Poll { caller: 0 }, Step::Poll { caller: 1 });
     let work = [Step::Work(Work::delivered(0, 0)), Step::Work(Work::delivered(1, 1))];
     let begin = [Step::Mishap(Mishap::ScriptFlush), Step::Add { id: 0 }, first, DELIVERED, Step::Add { id: 0 }, second];

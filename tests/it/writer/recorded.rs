@@ -312,9 +312,9 @@ async fn the_metrics_say_what_became_of_the_hits() {
     assert_eq!((seen[HITS], seen[REFUSED]), (3.0, 2.0), "{seen:?}");
 }
 
-/// A call that somebody took over is measured once, also where its first leader comes back.
+/// A call whose leader was not polled while others went ahead is measured once, also where the leader comes back.
 #[tokio::test]
-async fn a_call_that_is_taken_over_is_measured_once() {
+async fn a_call_that_is_overtaken_is_measured_once() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     let _installed = metrics::set_default_local_recorder(&recorder);

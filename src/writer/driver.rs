@@ -1,0 +1,122 @@
+//! Who makes calls: drivers, one after the other for as long as hits gather, and callers who are alone.
+
+use std::pin::pin;
+use std::sync::Arc;
+
+use redis::aio::ConnectionLike;
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::writer::call::{Outcome, Sending};
+use crate::writer::queue::Queue;
+use crate::writer::terms::SLOW;
+
+/// A task that makes calls, and stays as long as hits wait.
+#[derive(Debug)]
+pub struct Driver<C: ConnectionLike + Clone + Send + Sync + 'static> {
+    queue: Arc<Queue<C>>,
+    sending: Option<Box<Sending>>,
+    has_retired: bool,
+}
+
+impl<C> Driver<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    /// Starts drivers, each with the call whose turn it is, if there is one.
+    pub fn spawn(queue: &Arc<Queue<C>>, started: impl IntoIterator<Item = Option<Box<Sending>>>) {
+        for sending in started {
+            let runtime = queue.hire();
+            let driver = Driver { queue: queue.clone(), sending, has_retired: false };
+            if let Some(runtime) = runtime {
+                runtime.spawn(driver.run());
+            }
+        }
+    }
+
+    async fn run(mut self) {
+        while !self.has_retired {
+            match &mut self.sending {
+                Some(sending) => {
+                    drive(&self.queue, sending).await;
+                    // those who were just told come again first: the next call carries more
+                    yield_now().await;
+                    self.sending = self.sending.take().and_then(|ended| self.queue.finish(*ended));
+                }
+                None => {
+                    self.has_retired = self.queue.retire();
+                    if !self.has_retired {
+                        sleep(SLOW).await;
+                        Self::spawn(&self.queue, self.queue.look(None));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Its runtime has ended.
+impl<C> Drop for Driver<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    fn drop(&mut self) {
+        if !self.has_retired {
+            self.queue.strand(self.sending.take());
+        }
+    }
+}
+
+/// The first caller of a call that makes it itself, which is quicker. Nobody else depends on it for long.
+#[derive(Debug)]
+pub struct Leader<C: ConnectionLike + Clone + Send + Sync + 'static> {
+    queue: Arc<Queue<C>>,
+    sending: Option<Box<Sending>>,
+}
+
+impl<C> Leader<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    pub async fn lead(queue: &Arc<Queue<C>>, sending: Box<Sending>) {
+        let mut leader = Leader { queue: queue.clone(), sending: Some(sending) };
+        if let Some(sending) = &mut leader.sending {
+            drive(queue, sending).await;
+        }
+    }
+}
+
+/// Its call has ended, or it is dropped in the middle.
+impl<C> Drop for Leader<C>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    fn drop(&mut self) {
+        if let Some(mut sending) = self.sending.take() {
+            sending.give_up(&self.queue);
+            let next = self.queue.finish(*sending);
+            Driver::spawn(&self.queue, next.map(Some));
+        }
+    }
+}
+
+/// Makes a call until its outcome is known or its time is over, and looks after the others if that takes long.
+async fn drive<C>(queue: &Arc<Queue<C>>, sending: &mut Sending)
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    let (call, deadline) = (sending.call.clone(), sending.until.deadline);
+    {
+        let mut made = pin!(async {
+            sending.make(queue).await;
+            match call.outcome() {
+                Some(Outcome::NotExecuted(refusal)) => sleep(queue.refused(&call, refusal.again())).await,
+                _ => queue.accepted(),
+            }
+        });
+        while Instant::now() < deadline && timeout(SLOW, &mut made).await.is_err() {
+            Driver::spawn(queue, queue.look(Some(&call)));
+        }
+    }
+    sending.give_up(queue);
+}
