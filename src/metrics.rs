@@ -45,6 +45,8 @@ pub const BACKLOG_IDS: &str = "counterfoil_backlog_ids";
 pub const BACKLOG_SECONDS: &str = "counterfoil_backlog_seconds";
 /// Partitions beyond a family's number that somebody counted in, by `family`: what is there is brought to the database.
 pub const STRAYS: &str = "counterfoil_stray_partitions_total";
+/// Partitions that were found set back to an older state, with the rest of Redis, by `family`: what they had pending was dropped.
+pub const SET_BACK: &str = "counterfoil_set_back_total";
 /// Counters that were compared with their rows, by `family`.
 pub const RECOUNT_CHECKED: &str = "counterfoil_recount_checked_total";
 /// Counters that were found different from their rows, by `family`.
@@ -71,6 +73,7 @@ pub fn describe() {
     describe_counter!(ROWS, "rows changed in the database");
     describe_counter!(REJECTS, "deltas that the database refused");
     describe_counter!(STRAYS, "partitions beyond a family's number that somebody counted in");
+    describe_counter!(SET_BACK, "partitions that were found set back to an older state");
     describe_counter!(SEEDS, "rows that were read because their cached counter was not in Redis");
     describe_counter!(DELETED, "cached counters that left Redis");
     describe_counter!(CONFLICTS, "rows of cached counters that somebody else wrote");
@@ -92,8 +95,9 @@ pub fn describe() {
 pub(crate) fn begin_family(family: &metrics::SharedString, is_cached: bool) {
     let counter = |name: &'static str| metrics::counter!(name, "family" => family.clone()).increment(0);
     [HITS, UNKNOWN, STRAYS].into_iter().for_each(counter);
-    if is_cached {
-        [SEEDS, DELETED, CONFLICTS].into_iter().for_each(counter);
+    match is_cached {
+        true => [SEEDS, DELETED, CONFLICTS].into_iter().for_each(counter),
+        false => counter(SET_BACK),
     }
     for reason in ["range", "full"] {
         metrics::counter!(REFUSED, "family" => family.clone(), "reason" => reason).increment(0);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use counterfoil::metrics::{
     BACKLOG_IDS, BACKLOG_SECONDS, BATCHES, CONFLICTS, DELETED, HITS, LAG_SECONDS, PENDING_IDS, RECORDED, REFUSED,
-    REJECTS, RETRIES, ROWS, SEEDS, STRAYS, UNKNOWN, WAITING_SECONDS, describe,
+    REJECTS, RETRIES, ROWS, SEEDS, SET_BACK, STRAYS, UNKNOWN, WAITING_SECONDS, describe,
 };
 use counterfoil::{Counterfoil, Durability, Family, KeyType, MysqlStore, Table};
 use metrics_util::debugging::DebuggingRecorder;
@@ -67,7 +67,7 @@ async fn every_count_is_there_from_the_start() {
     let _views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
     let _votes = pair.counterfoil.open(Family::cached("test", "votes").build().unwrap()).await.unwrap();
     let seen = look(&snapshotter);
-    for name in [HITS, REFUSED, UNKNOWN, RECORDED, PENDING_IDS, STRAYS, SEEDS, DELETED, CONFLICTS, RETRIES] {
+    for name in [HITS, REFUSED, UNKNOWN, RECORDED, PENDING_IDS, STRAYS, SET_BACK, SEEDS, DELETED, CONFLICTS, RETRIES] {
         assert_eq!(seen.get(name), Some(&0.0), "{name} in {seen:?}");
     }
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();

@@ -18,7 +18,8 @@ use crate::scripts::buffered::{Cut, CutBatch, FetchReply, Lease, RotateReply, an
 use crate::scripts::bundle;
 use crate::scripts::partition::{Partition, random};
 use crate::scripts::series::any_slices;
-use crate::store::{Applied, Batch, Incarnation, Registered, Store};
+use crate::store::{Applied, Batch, Incarnation, ReadFrom, Registered, Store};
+use crate::testing::ablation::{self, Guard};
 use crate::writer::opened::Opened;
 use crate::writer::shared::Shared;
 
@@ -220,20 +221,20 @@ where
         let ids: usize = batches.iter().map(|batch| batch.deltas.len()).sum();
         tracing::Span::current().record("rows", ids);
         let pending = PendingIds::of(&batches);
-        let refusals = self.apply(&batches, stop).await;
+        let results = self.apply(&batches, stop).await;
         drop(pending);
         let mut applied = Vec::with_capacity(fetched.len());
-        for (held, refused) in fetched.into_iter().zip(refusals) {
-            match refused {
-                None => applied.push(held),
-                Some(error) => ends.push((held.id, Flushed::Failed(error))),
+        for (held, result) in fetched.into_iter().zip(results) {
+            match result {
+                Ok(repeated) => applied.push((held, repeated)),
+                Err(error) => ends.push((held.id, Flushed::Failed(error))),
             }
         }
         // what is applied but not released is found again, and skipped by the ledger
         for some in applied.chunks(CALLS) {
-            join_all(some.iter().map(|held| self.release(held))).await;
+            join_all(some.iter().map(|(held, repeated)| self.release(held, *repeated))).await;
         }
-        ends.extend(applied.iter().map(|held| (held.id, Flushed::Done)));
+        ends.extend(applied.iter().map(|(held, _)| (held.id, Flushed::Done)));
         ::metrics::histogram!(metrics::FLUSH_SECONDS).record(started.elapsed());
         ends
     }
@@ -271,13 +272,13 @@ where
     }
 
     /// Applies the batches, all together, or family by family where one of them cannot be written at all. Returns
-    /// for each batch why it was not applied.
-    async fn apply(&self, batches: &[Batch], stop: &watch::Receiver<bool>) -> Vec<Option<Error>> {
+    /// for each batch whether it or one that went with it had been applied before, or why it was not applied.
+    async fn apply(&self, batches: &[Batch], stop: &watch::Receiver<bool>) -> Vec<Result<bool>> {
         if batches.is_empty() {
             return Vec::new();
         }
         let error = match self.apply_repeated(batches, stop).await {
-            Ok(()) => return batches.iter().map(|_| None).collect(),
+            Ok(repeated) => return batches.iter().map(|_| Ok(repeated)).collect(),
             Err(error) => error,
         };
         let mut families: BTreeMap<u64, Vec<Batch>> = BTreeMap::new();
@@ -285,26 +286,24 @@ where
             families.entry(batch.family.number).or_default().push(batch.clone());
         }
         if families.len() == 1 || error.kind() == ErrorKind::Store {
-            return batches.iter().map(|_| Some(error.again())).collect();
+            return batches.iter().map(|_| Err(error.again())).collect();
         }
-        let mut failed = BTreeMap::new();
+        let mut results = BTreeMap::new();
         for (number, batches) in families {
-            if let Err(error) = self.apply_repeated(&batches, stop).await {
-                failed.insert(number, error);
-            }
+            results.insert(number, self.apply_repeated(&batches, stop).await);
         }
-        let of = |batch: &Batch| failed.get(&batch.family.number).map(Error::again);
+        let of = |batch: &Batch| results[&batch.family.number].as_ref().copied().map_err(Error::again);
         batches.iter().map(of).collect()
     }
 
-    /// Tries again as long as the database is away, and nobody says stop.
-    async fn apply_repeated(&self, batches: &[Batch], stop: &watch::Receiver<bool>) -> Result<()> {
+    /// Tries again as long as the database is away, and nobody says stop. Returns whether any of them had been applied before.
+    async fn apply_repeated(&self, batches: &[Batch], stop: &watch::Receiver<bool>) -> Result<bool> {
         let (mut pause, mut grace) = (Backoff::default(), GRACE);
         loop {
             match unless_stopped(stop, grace, self.shared.store.apply(batches)).await {
                 Ok(applied) => {
                     record(applied);
-                    return Ok(());
+                    return Ok(applied.repeated > 0);
                 }
                 Err(error) if error.is_retryable() => {
                     let error = retried("apply", error);
@@ -319,13 +318,38 @@ where
         }
     }
 
-    async fn release(&self, held: &Held) {
+    async fn release(&self, held: &Held, repeated: bool) {
         let family = &held.opened.family;
         ::metrics::histogram!(metrics::LAG_SECONDS, "family" => held.opened.label.clone())
             .record(held.oldest_hit().elapsed());
-        if let Err(error) = held.partition(&self.redis).release(&held.cut).await {
+        let released = match repeated && !ablation::is_out(Guard::SetBack) {
+            true => self.release_repeated(held).await,
+            false => held.partition(&self.redis).release(&held.cut).await.map(drop),
+        };
+        if let Err(error) = released {
             tracing::warn!(%family, error = %retried("release", error), "a batch was applied but not yet released");
         }
+    }
+
+    /// A batch that is still there when the ledger is past it shows that Redis was set back (docs/protocol.md, section 3.9).
+    async fn release_repeated(&self, held: &Held) -> Result<()> {
+        let (family, partition) = (&held.opened.family, held.partition(&self.redis));
+        let ledger = [(held.id.1, held.cut.incarnation)];
+        let snapshot = self.shared.store.read(&held.registered, &[], &ledger, ReadFrom::Primary).await?;
+        if snapshot.ledger.first().is_none_or(|applied| *applied <= held.cut.seq) {
+            return partition.release(&held.cut).await.map(drop);
+        }
+        let discarded = match family.keeps_slices() {
+            // its slices were set back as well, and the numbers tell those that the database has
+            true => partition.release(&held.cut).await?.then_some(held.cut.ids),
+            false => partition.discard(&held.cut, Incarnation(random()?)).await?,
+        };
+        if let Some(ids) = discarded {
+            ::metrics::counter!(metrics::SET_BACK, "family" => held.opened.label.clone()).increment(1);
+            let partition = held.id.1;
+            tracing::error!(%family, partition, ids, "Redis was set back to an older state: what was pending is dropped");
+        }
+        Ok(())
     }
 
     /// Takes from the batches what one transaction brings to the database: those that are durable by now, up to the

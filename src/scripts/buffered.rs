@@ -306,6 +306,19 @@ return pending";
         }
     }
 
+    /// Drops the batch, which the ledger is past, and what waits behind it; the partition begins anew. Returns how many ids
+    /// went, or `None` if the batch was not there.
+    pub async fn discard(&self, batch: &CutBatch, new: Incarnation) -> Result<Option<u64>> {
+        let args = [batch.incarnation.to_string(), batch.seq.to_string(), new.to_string()];
+        let keys = [self.keys.buffer(), self.keys.batch(), self.keys.meta()];
+        let reply = bundle::repeat_safe(&self.redis, "buffered_discard", &keys, &args).await?;
+        match reply.status() {
+            "OK" => Ok(Some(reply.number::<u64>(0)? + reply.number::<u64>(1)?)),
+            "STALE" => Ok(None),
+            _ => Err(reply.misshapen()),
+        }
+    }
+
     /// How many ids one [`read`](Self::read) takes.
     pub const READ_IDS: usize = 1000;
 

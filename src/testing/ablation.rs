@@ -19,6 +19,8 @@ pub enum Guard {
     Settle,
     /// Every batch carries the same incarnation.
     Incarnation,
+    /// A batch is released though the ledger is past it.
+    SetBack,
     /// A reader does not compare its batch with the ledger.
     Comparison,
     /// A counter is seeded with whatever was read, whenever that was.

@@ -405,6 +405,7 @@ async fn a_script_that_lost_a_guard_fails() {
         ("buffered_fetch", "if settled < settle_ms then", "if false then", "buffered_fetch/wait"),
         ("buffered_fetch", "state[1] ~= ARGV[1]", "false", "buffered_fetch/stale-other-incarnation"),
         ("buffered_release", "state[2] ~= ARGV[2]", "false", "buffered_release/stale-earlier-seq"),
+        ("buffered_discard", "cut == 0 or ", "", "buffered_discard/stale-released"),
         ("cached_incr", "n - last_n == 0 and ' (%S+)' or '^$'", "' (%S+)'", "cached_incr/dup-of-an-earlier-call"),
         ("cached_incr", "(delta or -1) < 0 and sum < low", "false", "cached_incr/min-below"),
         ("cached_incr", "sum > -2^53 and sum < 2^53 and sum", "sum", "cached_incr/beyond-2-to-the-53"),
@@ -523,6 +524,12 @@ async fn a_full_redis_takes_no_hits_and_can_be_drained() {
     let page = Value::Array(vec![text("a"), text("1")]);
     equal("fetch", &fetch, &Ok(Value::Array(vec![text("OK"), text("0"), page, Value::Int(1)]))).unwrap();
     equal("release", &run.send("buffered_release", &both, &[incarnation, "1"]), &words(&["OK"])).unwrap();
+    limit(&mut run, 0);
+    run.send("buffered_add", &add, &["w1", "2", &name, "1000", "1", "1", "a", "1"]).unwrap();
+    limit(&mut run, 1);
+    rotate(&mut run, "r1", "70000").unwrap();
+    let discard = run.send("buffered_discard", &data, &[incarnation, "2", "00000000000000bb"]);
+    equal("discard", &discard, &Ok(Value::Array(vec![text("OK"), Value::Int(1), Value::Int(0)]))).unwrap();
     limit(&mut run, 0);
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use counterfoil::{Changed, Counterfoil, Durability, Family, KeyType, MysqlStore, Primary, Table};
 
-use crate::support::{Site, eventually};
+use crate::support::{Daemon, Site, eventually};
 
 const OWN: [&str; 4] = ["counterfoil_values", "counterfoil_versions", "counterfoil_ledger", "item"];
 
@@ -39,6 +39,30 @@ impl Counted {
             let _ = self.views.add("page", 1).await.unwrap();
             assert!(matches!(self.votes.incr("1", 1).await.unwrap(), Changed::Counted { .. }));
         }
+    }
+
+    /// Five batches, each of one hit; returns the daemon that brought them, and the number of the first.
+    async fn numbered(&self) -> (Daemon, String) {
+        let daemon = self.site.daemon().await;
+        let mut first = String::new();
+        for round in 1..=5 {
+            self.count(1).await;
+            self.has(round, round).await;
+            if round == 1 {
+                first = self.site.redis.run(&format!("HGET {} seq", self.meta())).await.unwrap();
+            }
+        }
+        (daemon, first)
+    }
+
+    /// Redis counts batches from there on: with numbers that MySQL has had.
+    async fn set_back(&self, seq: &str) {
+        eventually("nothing is on its way", async || self.views.backlog().await.unwrap().ids == 0).await;
+        let _: i64 = self.site.redis.run(&format!("HSET {} seq {seq}", self.meta())).await.unwrap();
+    }
+
+    fn meta(&self) -> String {
+        format!("cf1:{{shop/views/{}}}:meta", self.views.family().partition_of("page"))
     }
 
     async fn has(&self, views: i64, votes: i64) {
@@ -86,35 +110,27 @@ async fn a_redis_that_is_emptied_loses_what_mysql_did_not_have_and_counts_on() {
     counted.has(13, 13).await;
 }
 
-/// Why a Redis is not restored from a backup, and what to do where one was.
+/// What is counted before the next flush is lost with what Redis forgot, and said so; what comes after it is exact.
 #[tokio::test]
-async fn a_redis_from_a_backup_is_emptied_before_anybody_counts() {
+async fn a_redis_that_is_set_back_counts_on_from_the_next_flush() {
     let counted = Counted::new().await;
-    let daemon = counted.site.daemon().await;
-    counted.count(1).await;
-    counted.has(1, 1).await;
-    daemon.signal("TERM");
-    daemon.ended().await;
-    let partition = counted.views.family().partition_of("page");
-    let meta = format!("cf1:{{shop/views/{partition}}}:meta");
-    let seq: String = counted.site.redis.run(&format!("HGET {meta} seq")).await.unwrap();
-    for _ in 0..4 {
-        let daemon = counted.site.daemon().await;
-        counted.count(1).await;
-        let told = counted.votes.get("1").await.unwrap();
-        counted.has(told, told).await;
-        daemon.signal("TERM");
-        daemon.ended().await;
-    }
-    // numbers of batches that MySQL has had: what comes with them is taken for repeats
-    let _: i64 = counted.site.redis.run(&format!("HSET {meta} seq {seq}")).await.unwrap();
-    let daemon = counted.site.daemon().await;
+    let (_daemon, seq) = counted.numbered().await;
+    counted.set_back(&seq).await;
     let _ = counted.views.add("page", 100).await.unwrap();
     eventually("the batch is gone", async || counted.views.backlog().await.unwrap().ids == 0).await;
     assert_eq!(counted.site.number("SELECT value FROM counterfoil_values WHERE id = 'page'").await, 5);
+    counted.count(2).await;
+    counted.has(7, 7).await;
+}
+
+/// How nothing of it is lost.
+#[tokio::test]
+async fn a_redis_from_a_backup_is_emptied_before_anybody_counts() {
+    let counted = Counted::new().await;
+    let (daemon, seq) = counted.numbered().await;
     daemon.signal("TERM");
     daemon.ended().await;
-
+    counted.set_back(&seq).await;
     let keys: Vec<String> = counted.site.redis.run("KEYS cf1:*").await.unwrap();
     let _: i64 = counted.site.redis.run(&format!("UNLINK {}", keys.join(" "))).await.unwrap();
     let _daemon = counted.site.daemon().await;

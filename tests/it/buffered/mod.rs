@@ -2,3 +2,4 @@ mod api;
 mod faults;
 mod interleavings;
 mod model;
+mod set_back;

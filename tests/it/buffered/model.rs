@@ -121,6 +121,7 @@ enum Call {
     Rotate { incarnation: u64, owner: usize, lease_ms: u64, sync_hits: u64, sync_ms: u64 },
     Fetch { which: Which, settle_ms: u64 },
     Release { which: Which },
+    Discard { which: Which, incarnation: u64 },
     Read { ids: Vec<usize> },
     Begin { incarnation: u64 },
 }
@@ -340,6 +341,20 @@ impl Partition {
         reply([text("OK")])
     }
 
+    fn discard(&mut self, named: (&str, u64), new: &str) -> Value {
+        if !self.has(named.0, named.1) {
+            return reply([text("STALE")]);
+        }
+        let gone = [&self.batch, &self.buffer].map(|deltas| int(deltas.len()));
+        self.batch.clear();
+        self.buffer.clear();
+        (self.incarnation, self.seq) = (Some(new.to_owned()), 0);
+        (self.batch_first_at, self.first_at, self.lease) = (None, None, None);
+        let hits = self.hits.replace(0).unwrap_or(0);
+        *self.hits_before.get_or_insert(0) += hits;
+        reply([text("OK")].into_iter().chain(gone))
+    }
+
     fn read(&self, ids: &[&str]) -> Value {
         let known = self.incarnation.clone().unwrap_or_default();
         let delta = |deltas: &BTreeMap<String, i64>, id: &str| text(deltas.get(id).unwrap_or(&0));
@@ -425,6 +440,7 @@ fn call() -> impl Strategy<Value = Call> {
         }),
         4 => (which(), millis()).prop_map(|(which, settle_ms)| Call::Fetch { which, settle_ms }),
         4 => which().prop_map(|which| Call::Release { which }),
+        1 => (which(), any::<u64>()).prop_map(|(which, incarnation)| Call::Discard { which, incarnation }),
         3 => prop::collection::vec(0..IDS.len(), 1..5).prop_map(|ids| Call::Read { ids }),
         1 => (0..3_u64).prop_map(|incarnation| Call::Begin { incarnation }),
     ]
@@ -622,6 +638,22 @@ impl Play {
                     }
                 }
             }
+            Call::Discard { which, incarnation: new } => {
+                let (incarnation, seq) = partition.named(*which);
+                let new = self::incarnation(*new);
+                let held: Vec<_> = [&partition.batch, &partition.buffer]
+                    .into_iter()
+                    .flatten()
+                    .map(|(id, delta)| (id.clone(), *delta))
+                    .collect();
+                let args = [incarnation.clone(), seq.to_string(), new.clone()];
+                let got = self.scripts.call("buffered_discard", keys, &args)?;
+                let is_stale = got == reply([text("STALE")]);
+                prop_assert_eq!(&got, &partition.discard((&incarnation, seq), &new));
+                for (id, delta) in held.into_iter().filter(|_| !is_stale) {
+                    *self.gone.entry(id).or_default() += i128::from(delta);
+                }
+            }
             Call::Read { ids } => {
                 let ids: Vec<_> = ids.iter().map(|&id| IDS[id]).collect();
                 let args: Vec<_> = ids.iter().map(ToString::to_string).collect();
@@ -705,6 +737,9 @@ async fn a_change_to_a_script_is_noticed() {
         ("buffered_fetch", "state[1] ~= ARGV[1]", "false"),
         ("buffered_release", "state[2] ~= ARGV[2]", "false"),
         ("buffered_release", "'batch_first_at', ", ""),
+        ("buffered_discard", "state[2] ~= ARGV[2]", "false"),
+        ("buffered_discard", "UNLINK', batch, buffer", "UNLINK', batch"),
+        ("buffered_discard", "meta, 'seq', 'batch", "meta, 'batch"),
         ("buffered_begin", "if state[1] then", "if false then"),
         ("buffered_read", "waiting[i] or '0'", "'0'"),
         ("family_epoch", "kind ~= ARGV[1] or", ""),
