@@ -212,7 +212,10 @@ async fn what_is_kept_is_bounded() {
     let ids: Vec<_> = (0..=KEPT).map(|number| format!("page/{number}")).collect();
     let mut expected = vec![1; KEPT + 1];
     (expected[7], expected[KEPT]) = (2, 0);
-    assert!(views.pending(&ids).await.unwrap() == expected);
+    // in parts, each of which a slow machine reads within its limit
+    for (ids, expected) in ids.chunks(8192).zip(expected.chunks(8192)) {
+        assert!(views.pending(ids).await.unwrap() == expected);
+    }
 }
 
 #[tokio::test]
