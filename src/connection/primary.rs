@@ -62,8 +62,9 @@ enum Source {
 }
 
 impl Primary {
-    /// Connects to the Redis at a URL, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, or a [`ConnectionInfo`](redis::ConnectionInfo),
-    /// which may hold certificates. Its name is looked up again with every connection.
+    /// Connects to the Redis at a URL, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, or a
+    /// [`ConnectionInfo`](redis::ConnectionInfo), which may hold certificates. Its name is looked up again with every
+    /// connection.
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that is none; [`Redis`](ErrorKind::Redis) where no primary

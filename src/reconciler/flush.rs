@@ -336,15 +336,13 @@ where
         let (family, partition) = (&held.opened.family, held.partition(&self.redis));
         let ledger = [(held.id.1, held.cut.incarnation)];
         let snapshot = self.shared.store.read(&held.registered, &[], &ledger, ReadFrom::Primary).await?;
-        if snapshot.ledger.first().is_none_or(|applied| *applied <= held.cut.seq) {
-            return partition.release(&held.cut).await.map(drop);
-        }
-        let discarded = match family.keeps_slices() {
-            // its slices were set back as well, and the numbers tell those that the database has
-            true => partition.release(&held.cut).await?.then_some(held.cut.ids),
-            false => partition.discard(&held.cut, Incarnation(random()?)).await?,
+        let is_past = snapshot.ledger.first().is_some_and(|applied| *applied > held.cut.seq);
+        // slices that are kept were set back as well, and only the old numbers tell those that the database has
+        let dropped = match is_past && !family.keeps_slices() {
+            true => partition.discard(&held.cut, Incarnation(random()?)).await?,
+            false => partition.release(&held.cut).await?.then_some(held.cut.ids),
         };
-        if let Some(ids) = discarded {
+        if let Some(ids) = dropped.filter(|_| is_past) {
             ::metrics::counter!(metrics::SET_BACK, "family" => held.opened.label.clone()).increment(1);
             let partition = held.id.1;
             tracing::error!(%family, partition, ids, "Redis was set back to an older state: what was pending is dropped");

@@ -8,7 +8,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::writer::call::{Outcome, Sending};
-use crate::writer::queue::Queue;
+use crate::writer::queue::{Queue, Start};
 use crate::writer::terms::SLOW;
 
 /// A task that makes calls, and stays as long as hits wait.
@@ -23,9 +23,8 @@ impl<C> Driver<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    /// Starts drivers, each with the call whose turn it is, if there is one.
-    pub fn spawn(queue: &Arc<Queue<C>>, started: impl IntoIterator<Item = Option<Box<Sending>>>) {
-        for sending in started {
+    pub fn spawn(queue: &Arc<Queue<C>>, starts: impl IntoIterator<Item = Start>) {
+        for sending in starts {
             let runtime = queue.hire();
             let driver = Driver { queue: queue.clone(), sending, has_retired: false };
             if let Some(runtime) = runtime {

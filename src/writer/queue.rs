@@ -112,12 +112,15 @@ pub struct Member<T> {
     pub turn: Turn,
 }
 
+/// What a driver begins with: the call whose turn it is, if there is one.
+pub type Start = Option<Box<Sending>>;
+
 /// What their caller does.
 pub enum Turn {
     /// It is alone, and makes the call itself.
     Leads(Box<Sending>),
     /// It starts a driver if one is missing, and waits.
-    Waits(Option<Option<Box<Sending>>>),
+    Waits(Option<Start>),
 }
 
 impl<C> Queue<C>
@@ -325,7 +328,7 @@ where
     }
 
     /// A driver in place of one that has ended with its runtime, if there is any.
-    pub fn replace_driver(&self) -> Option<Option<Box<Sending>>> {
+    pub fn replace_driver(&self) -> Option<Start> {
         if !self.lacks_driver.load(Ordering::Acquire) {
             return None;
         }
@@ -383,7 +386,7 @@ where
 
     /// Looks after slow calls, on behalf of who makes this one: those who wait look at the time, and other partitions go on.
     /// Returns the drivers to be started.
-    pub fn look(&self, own: Option<&Arc<Call>>) -> Vec<Option<Box<Sending>>> {
+    pub fn look(&self, own: Option<&Arc<Call>>) -> Vec<Start> {
         let mut guard = self.state();
         let state = &mut *guard;
         let now = Instant::now();
