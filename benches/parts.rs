@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use counterfoil::test_hooks::{Cut, Partition, RotateReply};
-use counterfoil::{Family, Incarnation, KeyType, Table};
+use counterfoil::{Family, KeyType, Table};
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use redis::aio::ConnectionManager;
 use testkit::{RedisOptions, RedisServer};
@@ -72,8 +72,8 @@ fn scripts(criterion: &mut Criterion) {
 }
 
 async fn batch_through(partition: &Partition<ConnectionManager>) {
-    let cut = partition.rotate(Incarnation(1), None, Cut::Now).await.unwrap();
+    let cut = partition.rotate(None, Cut::Now).await.unwrap();
     let RotateReply::Batch(batch) = cut else { panic!("nothing was cut: {cut:?}") };
-    partition.fetch(&batch, Duration::ZERO, 500).await.unwrap();
-    assert!(partition.release(&batch).await.unwrap());
+    partition.fetch(batch.id, Duration::ZERO, 500).await.unwrap();
+    assert!(partition.release(batch.id).await.unwrap());
 }

@@ -1,29 +1,29 @@
-//! What a look at the servers found, and what to do about it.
+//! Findings of the checks of both servers.
 
 use std::fmt;
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
-    /// Worth knowing.
+    /// No action is needed.
     Info,
     /// Counts can be lost in a crash of a server or machine; never doubled.
     Warning,
-    /// It will not work, or counts can be lost in daily operation, or doubled.
+    /// Counterfoil cannot work, or counts can be lost in daily operation, or doubled.
     Error,
 }
 
-/// One thing that the start-up checks noticed.
+/// One result of the checks at startup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
-    /// What was looked at: `redis maxmemory-policy`, `mysql table visitors`.
+    /// The setting or table that was checked: `redis maxmemory-policy`, `mysql table visitors`.
     pub subject: String,
-    /// What was found.
+    /// The result of the check.
     pub message: String,
-    /// What to do about it, in a sentence.
+    /// The recommended action, in a sentence.
     pub advice: String,
 }
 

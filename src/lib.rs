@@ -63,7 +63,9 @@ pub use scripts::buffered::{Added, AddedOnce};
 pub use scripts::bundle::Script;
 pub use store::memory::MemoryStore;
 pub use store::mysql::{Drift, MysqlStore, Overview, RecountRun, Reject, Retried, Source, grants};
-pub use store::{Applied, Batch, Incarnation, ReadFrom, Registered, Row, Save, Saved, Snapshot, Store, Version};
+pub use store::{
+    Applied, Batch, BatchId, Incarnation, LedgerRow, Mark, Nonce, Progress, ReadFrom, Registered, Snapshot, Store,
+};
 pub use writer::Recorded;
 
 /// The version of the redis crate whose connections [`Counterfoil::new`] takes.
@@ -80,8 +82,10 @@ pub mod test_hooks {
     use crate::family::Kind;
     pub use crate::family::{Retention, Windows};
     pub use crate::recount::run::{Before, Difference, Page, Recounting};
-    pub use crate::scripts::buffered::{Cut, CutBatch, FetchReply, Lease, Pending, RotateReply};
-    pub use crate::scripts::cached::{Claim, Deleted, Marked, Rebased, Seed};
+    pub use crate::scripts::buffered::{
+        Cut, CutBatch, Dropped, FetchReply, LastCut, Lease, Pending, RotateReply, last_cuts,
+    };
+    pub use crate::scripts::cached::{Deleted, Seed};
     pub use crate::scripts::fence::Fence;
     pub use crate::scripts::partition::Ticket;
     pub use crate::scripts::partition::{Change, Counted, PairResult, Part, Partition};

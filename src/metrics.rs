@@ -28,9 +28,7 @@ pub const REJECTS: &str = "counterfoil_rejects_total";
 pub const SEEDS: &str = "counterfoil_seeds_total";
 /// Cached counters that left Redis, by `family`: saved, and not used for as long as they were to stay.
 pub const DELETED: &str = "counterfoil_deleted_total";
-/// Rows of cached counters that somebody else wrote, by `family`: both contributions were kept.
-pub const CONFLICTS: &str = "counterfoil_conflicts_total";
-/// Seconds from fetching batches to their release, or from claims to their being marked as saved; a transaction.
+/// Seconds from fetching batches to their release, or to their counters being marked as saved.
 pub const FLUSH_SECONDS: &str = "counterfoil_flush_seconds";
 /// Age in seconds of a batch's oldest hit when it reached the database, by `family`.
 pub const LAG_SECONDS: &str = "counterfoil_lag_seconds";
@@ -45,8 +43,11 @@ pub const BACKLOG_IDS: &str = "counterfoil_backlog_ids";
 pub const BACKLOG_SECONDS: &str = "counterfoil_backlog_seconds";
 /// Partitions beyond a family's number that somebody counted in, by `family`: what is there is brought to the database.
 pub const STRAYS: &str = "counterfoil_stray_partitions_total";
-/// Partitions that were found set back to an older state, with the rest of Redis, by `family`: what they had pending was dropped.
+/// Partitions that began anew because Redis was set back to an older state, by `family`.
 pub const SET_BACK: &str = "counterfoil_set_back_total";
+/// Hits that were dropped when partitions began anew, by `family`: they are in the database, or mixed with hits that are. Of
+/// series and activity a kept slice counts as one hit.
+pub const DROPPED: &str = "counterfoil_dropped_hits_total";
 /// Counters that were compared with their rows, by `family`.
 pub const RECOUNT_CHECKED: &str = "counterfoil_recount_checked_total";
 /// Counters that were found different from their rows, by `family`.
@@ -59,7 +60,7 @@ pub const RECOUNT_BUSY: &str = "counterfoil_recount_busy_total";
 pub const RECOUNT_SECONDS: &str = "counterfoil_recount_seconds";
 /// When the last full run of a recount ended, by `family`, in Unix seconds: its age is the time that has passed since.
 pub const RECOUNT_FINISHED: &str = "counterfoil_recount_finished_timestamp_seconds";
-/// Calls made again after a failure, by `what` (`add`, `reconcile`, `fetch`, `apply`, `release`, `save`).
+/// Calls made again after a failure, by `what` (`add`, `reconcile`, `fetch`, `apply`, `release`).
 pub const RETRIES: &str = "counterfoil_retries_total";
 
 /// Tells the installed recorder what each metric means. Call it once, after installing the recorder.
@@ -73,10 +74,10 @@ pub fn describe() {
     describe_counter!(ROWS, "rows changed in the database");
     describe_counter!(REJECTS, "deltas that the database refused");
     describe_counter!(STRAYS, "partitions beyond a family's number that somebody counted in");
-    describe_counter!(SET_BACK, "partitions that were found set back to an older state");
+    describe_counter!(SET_BACK, "partitions that began anew because Redis was set back");
+    describe_counter!(DROPPED, "hits that were dropped when partitions began anew");
     describe_counter!(SEEDS, "rows that were read because their cached counter was not in Redis");
     describe_counter!(DELETED, "cached counters that left Redis");
-    describe_counter!(CONFLICTS, "rows of cached counters that somebody else wrote");
     describe_histogram!(FLUSH_SECONDS, Unit::Seconds, "from fetching batches to their release");
     describe_histogram!(LAG_SECONDS, Unit::Seconds, "age of a batch's oldest hit when it reached the database");
     describe_gauge!(WAITING_SECONDS, Unit::Seconds, "age of the oldest hit in the batches that this reconciler holds");
@@ -94,10 +95,9 @@ pub fn describe() {
 /// Everything that may be counted of the family is there from now on. Nothing is set: other namespaces have the label too.
 pub(crate) fn begin_family(family: &metrics::SharedString, is_cached: bool) {
     let counter = |name: &'static str| metrics::counter!(name, "family" => family.clone()).increment(0);
-    [HITS, UNKNOWN, STRAYS].into_iter().for_each(counter);
-    match is_cached {
-        true => [SEEDS, DELETED, CONFLICTS].into_iter().for_each(counter),
-        false => counter(SET_BACK),
+    [HITS, UNKNOWN, STRAYS, SET_BACK, DROPPED].into_iter().for_each(counter);
+    if is_cached {
+        [SEEDS, DELETED].into_iter().for_each(counter);
     }
     for reason in ["range", "full"] {
         metrics::counter!(REFUSED, "family" => family.clone(), "reason" => reason).increment(0);
@@ -111,7 +111,7 @@ pub(crate) fn begin_family(family: &metrics::SharedString, is_cached: bool) {
 /// The same of what a reconciler counts by itself.
 pub(crate) fn begin_reconciler() {
     [BATCHES, ROWS, REJECTS].into_iter().for_each(|name| metrics::counter!(name).increment(0));
-    for what in ["reconcile", "fetch", "apply", "release", "save"] {
+    for what in ["reconcile", "fetch", "apply", "release"] {
         metrics::counter!(RETRIES, "what" => what).increment(0);
     }
 }

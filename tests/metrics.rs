@@ -10,11 +10,12 @@ use std::sync::Once;
 use std::time::Duration;
 
 use counterfoil::metrics::{
-    BACKLOG_IDS, BACKLOG_SECONDS, BATCHES, CONFLICTS, DELETED, HITS, LAG_SECONDS, PENDING_IDS, RECORDED, REFUSED,
+    BACKLOG_IDS, BACKLOG_SECONDS, BATCHES, DELETED, DROPPED, HITS, LAG_SECONDS, PENDING_IDS, RECORDED, REFUSED,
     REJECTS, RETRIES, ROWS, SEEDS, SET_BACK, STRAYS, UNKNOWN, WAITING_SECONDS, describe,
 };
 use counterfoil::{Counterfoil, Durability, Family, KeyType, MysqlStore, Table};
 use metrics_util::debugging::DebuggingRecorder;
+use support::state::State;
 use support::{Pair, eventually, family, look};
 use testkit::{MysqlServer, RedisOptions};
 
@@ -67,7 +68,7 @@ async fn every_count_is_there_from_the_start() {
     let _views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
     let _votes = pair.counterfoil.open(Family::cached("test", "votes").build().unwrap()).await.unwrap();
     let seen = look(&snapshotter);
-    for name in [HITS, REFUSED, UNKNOWN, RECORDED, PENDING_IDS, STRAYS, SET_BACK, SEEDS, DELETED, CONFLICTS, RETRIES] {
+    for name in [HITS, REFUSED, UNKNOWN, RECORDED, PENDING_IDS, STRAYS, SET_BACK, DROPPED, SEEDS, DELETED, RETRIES] {
         assert_eq!(seen.get(name), Some(&0.0), "{name} in {seen:?}");
     }
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
@@ -134,18 +135,18 @@ async fn a_reconciler_that_ends_says_so() {
 async fn families_that_are_not_served_are_named() {
     let log = Log::begin();
     let pair = Pair::new().await;
-    for name in ["later", "earlier", "views"] {
+    for name in ["later", "broken", "views"] {
         let views = pair.counterfoil.open(family(name).build().unwrap()).await.unwrap();
         let _ = views.add("page", 1).await.unwrap();
     }
     pair.sql("UPDATE counterfoil_families SET settings = '{\"format\":2}' WHERE name = 'later'").await;
-    pair.sql("UPDATE counterfoil_families SET settings = NULL WHERE name = 'earlier'").await;
+    pair.sql("UPDATE counterfoil_families SET settings = '{' WHERE name = 'broken'").await;
     let other = Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pair.pool.clone()));
     let all = other.reconciler().all().start().await.unwrap();
     eventually("the one", || async { pair.number("SELECT COUNT(*) FROM counterfoil_values").await == 1 }).await;
     let lines = log.lines_with("not served");
     assert!(lines.len() == 1 && lines[0].contains("WARN") && lines[0].contains("number=2"), "{lines:?}");
-    for part in ["test/later: its settings", "the format 2", "test/earlier: registered by an earlier version"] {
+    for part in ["test/later: its settings", "the format 2", "test/broken: its settings"] {
         assert!(lines[0].contains(part), "{part} is not in {lines:?}");
     }
     all.shutdown().await.unwrap();
@@ -158,24 +159,26 @@ async fn families_that_are_not_served_are_named() {
 }
 
 #[tokio::test]
-async fn what_somebody_else_writes_is_kept_measured_and_logged() {
+async fn a_set_back_is_measured_and_logged() {
     let log = Log::begin();
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     let _measuring = metrics::set_default_local_recorder(&recorder);
     let pair = Pair::new().await;
-    pair.sql("CREATE TABLE item (id INT PRIMARY KEY, n INT NOT NULL); INSERT INTO item VALUES (1, 0)").await;
-    let table = Table::update("item").key("id", KeyType::Signed).value("n");
-    let votes = Family::cached("test", "votes").durability(Durability::Immediate).table(table).build().unwrap();
-    let votes = pair.counterfoil.open(votes).await.unwrap();
-    assert_eq!(votes.incr("1", 5).await.unwrap().counted(), Some(5));
-    pair.sql("UPDATE item SET n = n + 100 WHERE id = 1").await;
+    let redis = pair.redis.manager().await;
+    let views = pair.counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap();
+    let before = State::of(&redis, views.family()).await;
+    let _ = views.add("page", 1).await.unwrap();
     pair.counterfoil.drain().await.unwrap();
-    assert_eq!(pair.number("SELECT n FROM item WHERE id = 1").await, 105);
-    assert_eq!(votes.get("1").await.unwrap(), 105);
-    assert_eq!(look(&snapshotter)[CONFLICTS], 1.0);
-    let line = &log.lines_with("somebody else wrote the row")[0];
-    for part in ["id=\"1\"", "Some(0)", "Some(100)", "value=5"] {
+    before.restore(&redis).await;
+    for id in ["page", "page", "start"] {
+        let _ = views.add(id, 1).await.unwrap();
+    }
+    pair.counterfoil.drain().await.unwrap();
+    let seen = look(&snapshotter);
+    assert_eq!((seen[SET_BACK], seen[DROPPED]), (1.0, 3.0));
+    let line = &log.lines_with("Redis was set back to an older state")[0];
+    for part in ["ERROR", "family=test/views", "partition=0", "hits=3", "ids=2"] {
         assert!(line.contains(part), "{part} is not in {line}");
     }
 }

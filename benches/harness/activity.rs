@@ -1,8 +1,8 @@
 //! Activity, beside plain commands.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use counterfoil::{Activity, Durability, Family, test_hooks};
+use counterfoil::{Activity, Counting, Durability, Family, test_hooks};
 use futures_util::future::try_join_all;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -11,8 +11,14 @@ use redis::aio::MultiplexedConnection;
 use crate::measuring::{AtLeast, AtMost, Bench, Comparison, Figure, Ids, Load, Side, Stage, connect};
 
 const TOUCH: Figure = Figure {
-    name: "activity_touch_vs_two_commands",
-    what: "touch().await, 256 tasks, Zipf over 1,000 pages, 100,000 visitors, views/s : INCR and PFADD in one pipeline",
+    name: "activity_touch",
+    what: "touch().await, exact, 256 tasks, Zipf over 1,000 pages, 100,000 visitors, views/s : ZADD, ZREMRANGEBYSCORE, \
+           INCR, EXPIRE in one pipeline",
+    target: AtLeast(1.0),
+};
+const TOUCH_HLL: Figure = Figure {
+    name: "activity_touch_hll",
+    what: "the same estimated : PFADD and INCR of the current minute's keys, with EXPIRE, in one pipeline",
     target: AtLeast(0.9),
 };
 const NOW: Figure = Figure {
@@ -22,6 +28,8 @@ const NOW: Figure = Figure {
 };
 const VISITORS: u32 = 100_000;
 /// The family's default.
+const WINDOW: Duration = Duration::from_secs(600);
+/// The family's default.
 const PARTITIONS: u32 = 4;
 
 pub async fn measure(bench: &mut Bench) {
@@ -30,8 +38,8 @@ pub async fn measure(bench: &mut Bench) {
 }
 
 /// Of the default window, in so many partitions, each result asked for.
-async fn activity(stage: &Stage, name: &str, partitions: u32) -> Activity<MultiplexedConnection> {
-    let family = Family::activity("bench", name).partitions(partitions);
+async fn activity(stage: &Stage, counting: Counting, partitions: u32) -> Activity<MultiplexedConnection> {
+    let family = Family::activity("bench", "readers").visitors(counting).partitions(partitions);
     let family = family.durability(Durability::Immediate).cache_for(Duration::ZERO);
     stage.pair.open(family.build().unwrap()).await.unwrap()
 }
@@ -46,15 +54,27 @@ impl Side for Touch {
     }
 }
 
-/// What one does without counterfoil, without a window.
+/// What one does without counterfoil for the same window.
 #[derive(Clone)]
-struct TwoCommands(MultiplexedConnection, Visitors);
+struct ByHand(MultiplexedConnection, Visitors, Counting);
 
-impl Side for TwoCommands {
+impl Side for ByHand {
     async fn hit(&mut self, page: &str) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let (visitor, minute) = (self.1.next(), now.as_secs() / 60);
+        let (views, window) = (format!("views:{page}:{minute}"), WINDOW.as_secs() as i64);
         let mut pipe = redis::pipe();
-        pipe.incr(format!("views:{page}"), 1).ignore();
-        pipe.pfadd(format!("visitors:{page}"), self.1.next()).ignore();
+        if self.2 == Counting::Exact {
+            let (visitors, now_ms) = (format!("visitors:{page}"), now.as_millis() as i64);
+            pipe.zadd(&visitors, visitor, now_ms).ignore();
+            pipe.zrembyscore(&visitors, "-inf", now_ms - WINDOW.as_millis() as i64).ignore();
+        } else {
+            let visitors = format!("visitors:{page}:{minute}");
+            pipe.pfadd(&visitors, visitor).ignore();
+            pipe.expire(&visitors, window).ignore();
+        }
+        pipe.incr(&views, 1).ignore();
+        pipe.expire(&views, window).ignore();
         pipe.exec_async(&mut self.0).await.unwrap();
     }
 }
@@ -74,25 +94,31 @@ impl Clone for Visitors {
     }
 }
 
-/// Views that are counted with their visitors; beside the figure what fewer and more partitions do.
+/// Views that are counted with their visitors; beside the exact figure what fewer and more partitions do.
 async fn measure_touch(bench: &mut Bench) {
-    if !bench.wants(&[TOUCH.name]) {
-        return;
+    if bench.wants(&[TOUCH.name]) {
+        compare(bench, Counting::Exact, PARTITIONS).await.throughput(bench).await;
+        for partitions in [1, 2, 8] {
+            let comparison = compare(bench, Counting::Exact, partitions).await;
+            let ratio = comparison.load(bench, bench.rounds()).await.ratio(Load::per_second);
+            bench.absolute(format!("activity_touch_in_{partitions}_partitions"), ratio);
+        }
     }
-    compare(bench, PARTITIONS).await.throughput(bench).await;
-    for partitions in [1, 2, 8] {
-        let ratio = compare(bench, partitions).await.load(bench, bench.rounds()).await.ratio(Load::per_second);
-        bench.absolute(format!("activity_touch_in_{partitions}_partitions"), ratio);
+    if bench.wants(&[TOUCH_HLL.name]) {
+        compare(bench, Counting::HyperLogLog, PARTITIONS).await.throughput(bench).await;
     }
 }
 
-async fn compare(bench: &Bench, partitions: u32) -> Comparison<Touch, TwoCommands> {
+async fn compare(bench: &Bench, counting: Counting, partitions: u32) -> Comparison<Touch, ByHand> {
     let stage = Stage::set(bench).await;
     let visitors = Visitors(SmallRng::seed_from_u64(1));
-    let ours = Touch(activity(&stage, "touch", partitions).await, visitors.clone());
-    let theirs = TwoCommands(connect(&stage.redis).await, visitors);
-    let (names, ids) = (["activity_touch", "activity_two_commands"], Ids::zipf(1_000));
-    Comparison { figure: TOUCH, ours, theirs, names, ids, stage }
+    let ours = Touch(activity(&stage, counting, partitions).await, visitors.clone());
+    let theirs = ByHand(connect(&stage.redis).await, visitors, counting);
+    let (figure, names) = match counting {
+        Counting::Exact => (TOUCH, ["activity_touch", "activity_by_hand"]),
+        _ => (TOUCH_HLL, ["activity_touch_hll", "activity_by_hand_hll"]),
+    };
+    Comparison { figure, ours, theirs, names, ids: Ids::zipf(1_000), stage }
 }
 
 /// `now()`.
@@ -120,7 +146,7 @@ async fn measure_now(bench: &mut Bench) {
         return;
     }
     let stage = Stage::set(bench).await;
-    let (ours, theirs) = (Now(activity(&stage, "now", PARTITIONS).await), Get(connect(&stage.redis).await));
+    let (ours, theirs) = (Now(activity(&stage, Counting::Exact, PARTITIONS).await), Get(connect(&stage.redis).await));
     let ids = Ids::even(1);
     let page = ids.of_task(0, 1).next().unwrap();
     redis::cmd("SET").arg(page).arg(VISITORS).exec_async(&mut stage.probe.clone()).await.unwrap();

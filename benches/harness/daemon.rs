@@ -10,6 +10,11 @@ use tokio::time::sleep;
 
 use crate::measuring::{Bench, process, redis_cpu};
 
+const LEDGER: &str = "\
+    INSERT INTO counterfoil_ledger (family, partition_no, incarnation, seq, nonce) \
+    SELECT number, partition_no, 1, 1, 1 FROM counterfoil_families, \
+    (SELECT 0 AS partition_no UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3) AS partitions";
+
 pub async fn measure(bench: &mut Bench) {
     if !bench.wants(&["daemon"]) {
         return;
@@ -22,22 +27,25 @@ pub async fn measure(bench: &mut Bench) {
         let redis = RedisServer::start(RedisOptions::volatile()).await;
         let mysql = bench.servers.mysql().await;
         let (database, pool) = mysql.database("bench").await;
-        let store = MysqlStore::new(pool);
+        let store = MysqlStore::new(pool.clone());
         store.create_tables().await.unwrap();
         let pair = Counterfoil::new(redis.manager().await, store);
         for number in 0..families {
             let _ = pair.open(Family::buffered(format!("shop-{number}"), "views").build().unwrap()).await.unwrap();
         }
+        // what a probe reads: the last batch of each partition, here of an earlier incarnation
+        sqlx::raw_sql(LEDGER).execute(&pool).await.unwrap();
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("counterfoil.toml");
         let (redis_url, mysql_url) = (redis.url(), mysql.url(&database));
         let text = format!("listen = \"127.0.0.1:0\"\n[pair.main]\nredis = {redis_url:?}\nmysql = {mysql_url:?}\n");
         std::fs::write(&file, text).unwrap();
         let daemon = Daemon::start(&program, &file);
-        // until everything was looked at more than once
+        // until everything was checked more than once
         sleep(Duration::from_secs(35)).await;
         let mut probe = redis.client().get_multiplexed_async_connection().await.unwrap();
-        let seconds = bench.size(60u32, 20);
+        // with two probes or one, which are 30 s apart
+        let seconds = bench.size(60u32, 30);
         let (ours, server) = (process::cpu(daemon.id()), redis_cpu(&mut probe).await);
         sleep(Duration::from_secs(seconds.into())).await;
         let percent = |spent: f64| spent * 100.0 / f64::from(seconds);

@@ -48,9 +48,9 @@ async fn measure_add(bench: &mut Bench) {
 /// The mean microseconds of a fenced add, as a writer makes it: all of a server's calls have one home partition.
 async fn add(stage: &Pending, ids: &Ids, calls: usize, round: u64) -> f64 {
     let (family, partitions) = (stage.counters.family(), stage.partitions().collect::<Vec<_>>());
-    let epoch = partitions[0].epoch(family).await.unwrap();
+    let epochs = partitions[0].epochs(family).await.unwrap().unwrap();
     let before = Scripts::so_far(&mut stage.probe.clone()).await;
-    let (partitions, epoch) = (&partitions, epoch.as_str());
+    let (partitions, epoch) = (&partitions, &*epochs.now);
     join_all((0..CALLERS).map(|number| async move {
         let caller = format!("{number:016x}-0");
         for (id, n) in ids.of_task(number, CALLERS).take(calls).zip(round * calls as u64..) {

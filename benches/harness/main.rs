@@ -15,6 +15,7 @@ mod reads;
 mod recount;
 mod scripts;
 mod series;
+mod set_back;
 mod through_mysql;
 
 use std::path::PathBuf;
@@ -56,6 +57,7 @@ async fn main() {
     cached::measure(&mut bench).await;
     series::measure(&mut bench).await;
     activity::measure(&mut bench).await;
+    set_back::measure(&mut bench).await;
     daemon::measure(&mut bench).await;
     bench.found().print();
     if args.quick {

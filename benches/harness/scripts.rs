@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use counterfoil::test_hooks::{Cut, FetchReply, Partition, RotateReply};
-use counterfoil::{Family, Incarnation, Script};
+use counterfoil::{Family, Script};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use redis::Value;
@@ -26,11 +26,11 @@ pub type Longest = BTreeMap<String, f64>;
 
 /// Takes a batch from the cut to the release, while hits come in on random ones of the ids, and are read.
 pub async fn batch_through(partition: &Partition<MultiplexedConnection>, family: &Family, ids: u32) {
-    let cut = partition.rotate(Incarnation(1), None, Cut::Now).await.unwrap();
+    let cut = partition.rotate(None, Cut::Now).await.unwrap();
     let RotateReply::Batch(batch) = cut else { panic!("nothing was cut: {cut:?}") };
     let fetched = AtomicBool::new(false);
     let fetch = async {
-        assert!(matches!(partition.fetch(&batch, Duration::ZERO, PAGE).await.unwrap(), FetchReply::Deltas { .. }));
+        assert!(matches!(partition.fetch(batch.id, Duration::ZERO, PAGE).await.unwrap(), FetchReply::Deltas { .. }));
         fetched.store(true, Ordering::Relaxed);
     };
     let hits = async {
@@ -43,7 +43,7 @@ pub async fn batch_through(partition: &Partition<MultiplexedConnection>, family:
         }
     };
     tokio::join!(fetch, hits);
-    partition.release(&batch).await.unwrap();
+    partition.release(batch.id).await.unwrap();
 }
 
 /// Does to a plain hash what [`batch_through`] does to a partition, with plain commands of as many ids.

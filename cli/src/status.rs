@@ -17,7 +17,7 @@ pub struct FamilyStatus {
     pub namespace: String,
     pub family: String,
     pub kind: &'static str,
-    /// Distinct ids, or cached counters, that wait in Redis for MySQL.
+    /// Distinct ids that wait in Redis for MySQL.
     pub pending: u64,
     /// Age in seconds of the oldest hit that waits.
     pub oldest_seconds: Option<f64>,
@@ -25,7 +25,7 @@ pub struct FamilyStatus {
     pub open: u64,
     /// Hits that Redis knows of, for the kinds that count them.
     pub counted: Option<u64>,
-    /// When a batch reached MySQL last, in Unix seconds; of cached counters it is not known.
+    /// When a part of a batch reached MySQL last, in Unix seconds.
     pub last_saved: Option<u64>,
     /// What rows refused, and nobody applied or discarded since.
     pub rejects: u64,
@@ -70,7 +70,7 @@ impl FamilyStatus {
             pending: backlog.ids,
             oldest_seconds: backlog.oldest.map(|age| age.as_secs_f64()),
             open: backlog.open,
-            counted: matches!(family.kind(), "buffered" | "visitors").then_some(backlog.counted),
+            counted: matches!(family.kind(), "buffered" | "cached" | "visitors").then_some(backlog.counted),
             last_saved: overview.and_then(|overview| overview.last_saved).map(unix_seconds),
             rejects,
             state,

@@ -20,14 +20,14 @@ class NotCounted(Exception):
 
 
 class OutcomeUnknown(Exception):
-    """The hits were counted or were not, and nobody can tell."""
+    """The hits were counted once or not at all."""
 
 
 class Counter:
     """One buffered family. Threads may share it, and so may processes that were forked after it was made."""
 
-    def __init__(self, client, namespace, family, partitions):
-        self.redis, self.tag, self.partitions = client, f"cf1:{{{namespace}/{family}/%d}}:", partitions
+    def __init__(self, client, namespace, family):
+        self.redis, self.tag, self.partitions = client, f"cf1:{{{namespace}/{family}/%d}}:", None
         self.is_cluster = isinstance(client, redis.RedisCluster)
         self.scripts = {name: (SCRIPTS / f"{name}.lua").read_bytes() for name in ("family_epoch", "buffered_add")}
         self.epochs, self.callers = {}, {}
@@ -36,6 +36,10 @@ class Counter:
         """Adds each delta to its id. Returns for each id what is pending in Redis now, None where it was counted but that
         reply was lost, or an exception: NotCounted or OutcomeUnknown. Calls fail one by one, so it may be some of each."""
         results = {}
+        try:
+            self._epoch(self._keys(0, "calls", "calls_before"))  # which tells how many partitions there are
+        except NotCounted as error:
+            return dict.fromkeys(deltas, error)
         for home, items in self._calls(deltas):
             try:
                 results.update(zip((id for _, id, _ in items), self._add(home, items)))
@@ -64,6 +68,8 @@ class Counter:
         caller = self.callers.setdefault((os.getpid(), threading.get_ident()), [secrets.token_hex(8), 0])
         caller[1] += 1
         status, *reply = self._send("buffered_add", keys, [*caller, epoch, "", *args])
+        if status == b"PASSED":
+            raise OutcomeUnknown("the caller has made a later call: its name is used twice")
         if status == b"EXPIRED":
             self.epochs.pop(fence[0], None)
             raise OutcomeUnknown("Redis lost its memory, or the call took too long")
@@ -83,14 +89,20 @@ class Counter:
         epoch, until = self.epochs.get(fence[0], ("", 0))
         if asked_at < until:
             return epoch
-        try:
-            status, epoch, *right = self._send("family_epoch", fence, ["buffered", self.partitions, ""])
-        except OutcomeUnknown as error:
-            raise NotCounted("no epoch") from error
+        status = b"UNCONFIGURED"
+        while status == b"UNCONFIGURED" and time.monotonic() < asked_at + 3:  # after a loss of memory for about a second
+            try:
+                status, *words = self._send("family_epoch", fence, ["buffered", self.partitions or "", ""])
+            except OutcomeUnknown as error:
+                raise NotCounted("no epoch") from error
+            time.sleep(0 if words else 0.2)
+        *epochs, kind, partitions = words[:4] or [None, None]
+        if kind == b"buffered":
+            self.partitions = int(partitions)
         if status != b"OK":
-            raise NotCounted(f"the family is another one: {epoch}, {right}")
-        self.epochs[fence[0]] = epoch, asked_at + 30
-        return epoch
+            raise NotCounted(f"{status.decode()}: there is no such family, or it was changed: {words}")
+        self.epochs[fence[0]] = epochs[0], asked_at + 30
+        return epochs[0]
 
     def _keys(self, partition, *names):
         return [self.tag % partition + name for name in names]
@@ -121,12 +133,11 @@ def main(arguments=None):
     parser.add_argument("--cluster", action="store_true", help="it is a node of a Redis Cluster")
     parser.add_argument("--namespace", default="example")
     parser.add_argument("--family", default="page_views")
-    parser.add_argument("--partitions", type=int, default=8, help="the same for everybody who uses the family")
     parser.add_argument("--hits", type=int, default=10_000)
     parser.add_argument("--threads", type=int, default=4)
     args = parser.parse_args(arguments)
     client = (redis.RedisCluster if args.cluster else redis.Redis).from_url(args.redis, socket_timeout=2)
-    counter = Counter(client, args.namespace, args.family, args.partitions)
+    counter = Counter(client, args.namespace, args.family)
     shares = [len(range(i, args.hits, args.threads)) for i in range(args.threads)]
     outcomes, lock = Tally(), threading.Lock()
 

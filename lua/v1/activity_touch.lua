@@ -9,8 +9,8 @@
 --   5 views:STRIPE:PAGE...     hash  layer -> views in it
 --   6 visitors:STRIPE:PAGE...  zset  visitor -> -ms: when it was seen last, below 0; then both keys of the next place
 -- ARGV
---   1 caller        string    random name of the caller, which has one call in flight; "" gives up the fence
---   2 n             integer   number of the call, higher than the caller's last
+--   1 caller        string    random, not beginning with "="; it has one call in flight; "" gives up the fence
+--   2 n             integer   number of the call, higher than the caller's last, 1 to 2^53
 --   3 epoch         string    as family_epoch told it
 --   4 now_ms        integer   "" for the server's clock; anything else is for tests
 --   5 layer_ms      integer   how long a layer lasts, 1 to 3600000; a layer's number is floor(now / layer_ms)
@@ -23,6 +23,7 @@
 -- REPLIES
 --   {"OK"}                    counted
 --   {"DUP"}                   this call was executed before, nothing done now
+--   {"PASSED"}                the caller has made a later call: nothing done now, and not known what was done before
 --   {"EXPIRED"}               the epoch is not known (any more): nothing done now, and not known what was done before
 -- ERRORS
 --   BADARG                    the arguments do not fit the keys, or an id is too long; nothing done
@@ -31,7 +32,8 @@
 -- SINCE   0.1.0
 
 local call, pcall, type, KEYS, ARGV = redis.call, redis.pcall, type, KEYS, ARGV
-local caller, n, epoch, keep, places = ARGV[1], ARGV[2], ARGV[3], ARGV[7] == '1', tonumber(ARGV[8]) or 0
+local own_kind, caller, n, epoch, places = 'activity', ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[8]) or 0
+local keep = ARGV[7] == '1'
 local fit, starts = places > 0 and #KEYS == 4 + 2 * places and #ARGV <= 1008 + 3 * places, { 9 }
 for i = 1, fit and places or 0 do
   local page, count = ARGV[starts[i]], ARGV[starts[i] + 2]
@@ -40,11 +42,18 @@ for i = 1, fit and places or 0 do
 end
 fit = fit and starts[places + 1] == #ARGV + 1
 if not fit then return redis.error_reply('BADARG expected for each place two keys, page, views, count and visitors') end
-local now, last = unpack(redis.call('HMGET', KEYS[1], '=now', caller))
+-- the fence, word for word the same in each counting script: a call counts once, however often it arrives
+local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '9007199254740992')
+if caller ~= '' and (caller:byte() == 61 or not is_number) then
+  return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller that does not begin with =')
+end
+local now, kind, last, max_pending = unpack(redis.call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending'))
+if kind and kind ~= own_kind then return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind) end
 if caller ~= '' and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before') then return { 'EXPIRED' } end
 last = last or epoch ~= now and redis.call('HGET', KEYS[2], caller)
 local last_n = last and (tonumber(last) or tonumber(last:match('^%d+')))
-if last_n and n - last_n <= 0 then return { 'DUP' } end
+if last_n and n - last_n < 0 then return { 'PASSED' } end
+if last_n and n - last_n == 0 then return { 'DUP' } end
 local time, layer_ms, layers = ARGV[4] == '' and call('TIME'), tonumber(ARGV[5]), tonumber(ARGV[6])
 local now_ms = time and time[1] * 1000 + math.floor(time[2] / 1000) or tonumber(ARGV[4])
 local layer, minute, kept, looks, line = math.floor(now_ms / layer_ms), math.floor(now_ms / 60000) * 60, {}, {}, {}

@@ -10,8 +10,8 @@
 --   6 layer:LAYER:STRIPE:PAGE...    hll   visitors of the layer
 --   7 minute:MINUTE:STRIPE:PAGE...  hll   visitors of its minute, only where keep is 1; then the keys of the next place
 -- ARGV
---   1 caller        string    random name of the caller, which has one call in flight; "" gives up the fence
---   2 n             integer   number of the call, higher than the caller's last
+--   1 caller        string    random, not beginning with "="; it has one call in flight; "" gives up the fence
+--   2 n             integer   number of the call, higher than the caller's last, 1 to 2^53
 --   3 epoch         string    as family_epoch told it
 --   4 now_ms        integer   "" for the server's clock; anything else is for tests
 --   5 layer_ms      integer   how long a layer lasts, 1 to 3600000; a layer's number is floor(now / layer_ms)
@@ -25,6 +25,7 @@
 -- REPLIES
 --   {"OK"}                    counted
 --   {"DUP"}                   this call was executed before, nothing done now
+--   {"PASSED"}                the caller has made a later call: nothing done now, and not known what was done before
 --   {"EXPIRED"}               the epoch is not known (any more): nothing done now, and not known what was done before
 --   {"OUTSIDE", now_ms}       by this time, a string, the layer is another one; nothing done: call with its keys
 -- ERRORS
@@ -33,7 +34,8 @@
 -- REPEAT  safe, whoever repeats it, with a caller
 -- SINCE   0.1.0
 
-local caller, n, epoch, keep, places = ARGV[1], ARGV[2], ARGV[3], ARGV[7] == '1', tonumber(ARGV[9]) or 0
+local own_kind, caller, n, epoch, places = 'activity', ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[9]) or 0
+local keep = ARGV[7] == '1'
 local call, pcall, each, at, given, kept, opened = redis.call, redis.pcall, keep and 3 or 2, 10, {}, {}, {}
 local fit = places >= 1 and places % 1 == 0 and #KEYS == 4 + each * places and #ARGV <= 1009 + 3 * places
 for k = 5, fit and #KEYS or 0, each do
@@ -42,11 +44,18 @@ for k = 5, fit and #KEYS or 0, each do
 end
 fit = fit and at == #ARGV + 1
 if not fit then return redis.error_reply('BADARG expected for each place its keys, page, views, count and visitors') end
-local now, last = unpack(redis.call('HMGET', KEYS[1], '=now', caller))
+-- the fence, word for word the same in each counting script: a call counts once, however often it arrives
+local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '9007199254740992')
+if caller ~= '' and (caller:byte() == 61 or not is_number) then
+  return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller that does not begin with =')
+end
+local now, kind, last, max_pending = unpack(redis.call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending'))
+if kind and kind ~= own_kind then return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind) end
 if caller ~= '' and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before') then return { 'EXPIRED' } end
 last = last or epoch ~= now and redis.call('HGET', KEYS[2], caller)
 local last_n = last and (tonumber(last) or tonumber(last:match('^%d+')))
-if last_n and n - last_n <= 0 then return { 'DUP' } end
+if last_n and n - last_n < 0 then return { 'PASSED' } end
+if last_n and n - last_n == 0 then return { 'DUP' } end
 local layer_ms, layers, layer, time = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[8]), call('TIME')
 local now_ms = tonumber(ARGV[4]) or time[1] * 1000 + math.floor(time[2] / 1000)
 if math.floor(now_ms / layer_ms) ~= layer then return { 'OUTSIDE', string.format('%.0f', now_ms) } end

@@ -6,10 +6,10 @@
 --                             epoch and what was refused in it; =now, =before, =max_pending
 --   2 calls_before  hash      the same of the epoch before
 --   3 buffer        hash      id -> pending delta
---   4 meta          hash      hits, first_at; then both keys of the next partition, which must lie on the same node
+--   4 meta          hash      hits, first_at, incarnation; then both keys of the node's next partition
 -- ARGV
---   1 caller        string    random name of the caller, which has one call in flight; "" gives up the fence
---   2 n             integer   number of the call, higher than the caller's last
+--   1 caller        string    random, not beginning with "="; it has one call in flight; "" gives up the fence
+--   2 n             integer   number of the call, higher than the caller's last, 1 to 2^53
 --   3 epoch         string    as family_epoch told it
 --   4 now_ms        integer   "" for the server's clock; anything else is for tests
 --   5 hits, pairs, (id, delta)...  groups  for each partition how many hits its pairs stand for, how many pairs,
@@ -21,29 +21,38 @@
 --                             max_pending other ids), BADID (empty, or too long), WRONGTYPE (buffer or meta is no hash,
 --                             or hits are no integer)
 --   {"DUP", refused}          this call was executed before, nothing done now; "3:FULL 7:RANGE" are the pairs that were
---                             refused then, counted from 1 through all partitions, if it was the caller's last call
+--                             refused then, counted from 1 through all partitions
+--   {"PASSED"}                the caller has made a later call: nothing done now, and not known what was done before
 --   {"EXPIRED"}               the epoch is not known (any more): nothing done now, and not known what was done before
 -- ERRORS
---   BADARG                    the arguments do not fit the keys; nothing done
+--   BADARG                    the arguments do not fit the keys, or the family is of another kind; nothing done
 -- REPEAT  safe, whoever repeats it, with a caller
 -- SINCE   0.1.0
 
 -- a local is found faster than a global
 local call, pcall, type, KEYS, ARGV = redis.call, redis.pcall, type, KEYS, ARGV
-local caller, n, epoch, arg = ARGV[1], ARGV[2], ARGV[3], 5
+local own_kind, caller, n, epoch, arg = 'buffered', ARGV[1], ARGV[2], ARGV[3], 5
 for _ = 3, #KEYS, 2 do arg = arg + 2 + 2 * (ARGV[arg + 1] or math.huge) end
 if #KEYS < 4 or #KEYS % 2 == 1 or arg ~= #ARGV + 1 or #ARGV > 2002 + #KEYS then
   return redis.error_reply('BADARG expected for every two keys from the 3rd on: hits, pairs, and so many pairs')
 end
 
-local now, last, max = unpack(redis.call('HMGET', KEYS[1], '=now', caller, '=max_pending'))
+-- the fence, word for word the same in each counting script: a call counts once, however often it arrives
+local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '9007199254740992')
+if caller ~= '' and (caller:byte() == 61 or not is_number) then
+  return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller that does not begin with =')
+end
+local now, kind, last, max_pending = unpack(redis.call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending'))
+if kind and kind ~= own_kind then return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind) end
 if caller ~= '' and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before') then return { 'EXPIRED' } end
 last = last or epoch ~= now and redis.call('HGET', KEYS[2], caller)
 local last_n = last and (tonumber(last) or tonumber(last:match('^%d+')))
-if last_n and n - last_n <= 0 then return { 'DUP', n - last_n == 0 and last:match(' (.+)') or '' } end
+if last_n and n - last_n < 0 then return { 'PASSED' } end
+if last_n and n - last_n == 0 then return { 'DUP', last:match(' (.+)') or '' } end
 
 -- what is no number ends the script here, before the first write; a sum is faster than tonumber
-max, arg = (max or 1000000) + 0, 5
+local max = (max_pending or 1000000) + 0
+arg = 5
 -- what can be refused as a whole (OOM, READONLY, MISCONF) is refused here; below a pair can only fail by itself
 if caller ~= '' then redis.call('HSET', KEYS[1], caller, n) else redis.call('HINCRBY', KEYS[4], 'hits', 0) end
 -- with room for a call of one pair, since a table that grows is slow
@@ -57,8 +66,10 @@ for k = 3, #KEYS, 2 do
   else
     local earlier = total - hits
     if earlier == 0 then
-      local time = call('TIME')
-      call('HSET', meta, 'first_at', ARGV[4] ~= '' and ARGV[4] or time[1] .. string.format('%03d', time[2] / 1000))
+      local time = ARGV[4] ~= '' and { '0', ARGV[4] .. '000' } or call('TIME')
+      call('HSET', meta, 'first_at', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))
+      -- of a partition that nobody configured
+      call('HSETNX', meta, 'incarnation', redis.sha1hex(meta .. caller .. n .. time[1] .. time[2]):sub(1, 16))
     end
     -- up to 512 fields Redis walks a hash as a list; a field longer than any id makes it a table
     longer = total >= 64 and earlier < 64 and string.rep(' ', 256)

@@ -1,14 +1,15 @@
 -- buffered_release, revision 1
--- Drops a batch that is in the database, and the lease on it.
+-- Drops a batch that is complete in the database, and the lease on it.
 --
 -- KEYS
 --   1 batch         hash      id -> delta
---   2 meta          hash      incarnation, seq, batch_first_at, lease_owner, lease_until
+--   2 meta          hash      incarnation, seq, nonce, batch_first_at, batch_hits, lease_owner, lease_until
 -- ARGV
---   1 incarnation   hex16     with seq, the batch's id as buffered_rotate returned it
+--   1 incarnation   hex16     with seq and nonce, the batch's id as buffered_rotate returned it
 --   2 seq           integer   counts up from 1 within the incarnation
+--   3 nonce         hex16     new with every cut
 -- REPLIES
---   {"OK"}                    gone
+--   {"OK"}                    dropped
 --   {"STALE"}                 that batch is not there (any more)
 -- ERRORS
 --   BADARG                    an argument is missing or wrong; nothing done
@@ -16,14 +17,15 @@
 -- SINCE   0.1.0
 
 local batch, meta = KEYS[1], KEYS[2]
-if #KEYS ~= 2 or #ARGV ~= 2 then
-  return redis.error_reply('BADARG expected batch and meta, incarnation and seq')
+if #KEYS ~= 2 or #ARGV ~= 3 then
+  return redis.error_reply('BADARG expected batch and meta, incarnation, seq and nonce')
 end
 
-local cut, state = redis.call('HLEN', batch), redis.call('HMGET', meta, 'incarnation', 'seq')
-if cut == 0 or state[1] ~= ARGV[1] or state[2] ~= ARGV[2] then return { 'STALE' } end
+local cut, state = redis.call('HLEN', batch), redis.call('HMGET', meta, 'incarnation', 'seq', 'nonce')
+local is_current = state[1] == ARGV[1] and state[2] == ARGV[2] and state[3] == ARGV[3]
+if cut == 0 or not is_current then return { 'STALE' } end
 
--- UNLINK frees a large hash in the background; DEL would hold everybody up
+-- UNLINK frees a large hash in the background; DEL would block the server
 redis.call('UNLINK', batch)
-redis.call('HDEL', meta, 'batch_first_at', 'lease_owner', 'lease_until')
+redis.call('HDEL', meta, 'batch_first_at', 'batch_hits', 'lease_owner', 'lease_until')
 return { 'OK' }

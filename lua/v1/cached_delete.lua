@@ -1,61 +1,66 @@
 -- cached_delete, revision 1
--- Deletes counters that are saved and have not been changed for long.
+-- Deletes the bases of counters that have nothing pending and are due, and tickets that have ended.
 --
 -- KEYS
---   1 values        hash      id -> value; a counter is there while it has one; "=VALUE" until it is changed
---   2 rows          hash      id -> "BASE SAVED LINEAGE N USED [CLAIM AT]", or "ticket HEX16" before it is seeded
---   3 schedule      zset      id -> ms: when something is next to be done about it
+--   1 base          hash      id -> what the row held when the counter was seeded or last saved; "ticket HEX16" before
+--   2 buffer        hash      id -> pending delta
+--   3 batch         hash      id -> delta
+--   4 schedule      zset      id -> ms: when its base or ticket may be deleted
 -- ARGV
---   1 retain_ms     integer   a counter that is saved may be deleted when it was not changed for so long
---   2 now_ms        integer   "" for the server's clock; anything else is for tests
---   3 id            id        1 to 255 bytes; then the next one, up to 1000
+--   1 retain_ms     integer   one that is kept is due again so much later, 1 or more
+--   2 count         integer   how many at most where no ids are given, 1 to 1000
+--   3 now_ms        integer   "" for the server's clock; anything else is for tests
+--   4 [id]          id        the counters to be deleted, due or not, up to 1000; without ids those that are due
 -- REPLIES
---   {"OK", word...}           for each id DELETED, also a ticket that ended; or KEPT:claimed, KEPT:dirty, KEPT:early
---                             (changed lately, or a ticket that has not ended), KEPT:bad (its value or row has another
---                             shape, somebody wrote there); or GONE: nothing is known of it, and it was taken off the
---                             schedule
+--   {"OK", next_ms, word...}  in how many ms the next one is due, an integer, 0 for at once, or "" where none is; then
+--                             for each DELETED; KEPT:buffer or KEPT:batch, where something of it is pending; or GONE,
+--                             it has no base
 -- ERRORS
---   BADARG                    an argument is missing, or an id too long or empty; nothing done
+--   BADARG                    an argument is missing or wrong; nothing done
 -- REPEAT  safe
 -- SINCE   0.1.0
 
-local good = #KEYS == 3 and #ARGV > 2 and #ARGV < 1003
-for i = 3, good and #ARGV or 0 do good = good and ARGV[i] ~= '' and #ARGV[i] < 256 end
-if not good then return redis.error_reply('BADARG expected 3 keys, retain_ms, now_ms, and 1 to 1000 ids') end
+local base_key, buffer, batch, schedule = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local retain_ms, count = tonumber(ARGV[1]) or 0, tonumber(ARGV[2]) or 0
+if #KEYS ~= 4 or #ARGV < 3 or #ARGV > 1003 or retain_ms < 1 or count < 1 or count > 1000 then
+  return redis.error_reply('BADARG expected 4 keys, retain_ms, a count of 1 to 1000, now_ms, and up to 1000 ids')
+end
 
-local time, retain_ms, schedule = redis.call('TIME'), ARGV[1] + 0, KEYS[3]
-local now = tonumber(ARGV[2]) or time[1] * 1000 + math.floor(time[2] / 1000)
-local values, rows = redis.call('HMGET', KEYS[1], unpack(ARGV, 3)), redis.call('HMGET', KEYS[2], unpack(ARGV, 3))
-redis.call('ZCARD', schedule) -- as the reads above: a key of another type ends the script before anything is written
+local time = redis.call('TIME')
+local now_ms = tonumber(ARGV[3]) or time[1] * 1000 + math.floor(time[2] / 1000)
+local ids = { unpack(ARGV, 4) }
+if not ids[1] then
+  ids = redis.call('ZRANGEBYSCORE', schedule, '-inf', string.format('%.0f', now_ms), 'LIMIT', '0', ARGV[2])
+end
+-- Redis asks for one id at least
+local bases = redis.call('HMGET', base_key, '', unpack(ids))
+local waits, cut = redis.call('HMGET', buffer, '', unpack(ids)), redis.call('HMGET', batch, '', unpack(ids))
+redis.call('ZCARD', schedule) -- like the reads above: a key of another type ends the script before anything is written
 
-local reply, deleted, gone = { 'OK' }, {}, {}
-for i, value in ipairs(values) do
-  local id, row, word = ARGV[i + 2], rows[i] or '', 'DELETED'
-  local base, _, _, _, used, claim, at =
-    row:match('^([-%d]%d*) ([-=:%x]+) (%x+) (%d+) (%d+) ?(%-?%d*) ?(%d*)$')
-  local number = value and value:match('^=?(%-?%d+)$')
-  if not value then
-    -- a row without a value is what a crash left of a seed or a deletion, and goes
-    local ends = row:find('^ticket ') and tonumber(redis.call('ZSCORE', schedule, id) or nil)
-    word = not rows[i] and 'GONE' or ends and ends > now and 'KEPT:early' or word
-  elseif not number or not base or claim ~= '' and at == '' then
-    word = 'KEPT:bad'
-  elseif claim ~= '' then
-    word = 'KEPT:claimed'
-  elseif number ~= (base == '-' and '0' or base) then
-    word = 'KEPT:dirty'
-  elseif used + retain_ms > now then
-    word = 'KEPT:early'
+local reply, deleted, kept = { 'OK', '' }, {}, {}
+for i, id in ipairs(ids) do
+  local word = bases[i + 1] and 'DELETED' or 'GONE'
+  if waits[i + 1] then
+    word = 'KEPT:buffer'
+  elseif cut[i + 1] then
+    word = 'KEPT:batch'
   end
-  reply[i + 1] = word
-  if word == 'DELETED' then deleted[#deleted + 1] = id end
-  if word == 'DELETED' or word == 'GONE' then gone[#gone + 1] = id end
+  if word:find('^KEPT') then
+    kept[#kept + 1], kept[#kept + 2] = now_ms + retain_ms, id
+  else
+    deleted[#deleted + 1] = id
+  end
+  reply[i + 2] = word
 end
 
--- in this order since a crash may keep the first of these writes only: the schedule knows of all that is there
+-- deletes nothing: where memory is full a script may continue once it has written, and deleting must work there
+redis.call('HDEL', base_key, '')
+if kept[1] then redis.call('ZADD', schedule, 'XX', unpack(kept)) end
+-- in this order since a crash may keep a part of these writes: the schedule has every counter that is there
 if deleted[1] then
-  redis.call('HDEL', KEYS[1], unpack(deleted))
-  redis.call('HDEL', KEYS[2], unpack(deleted))
+  redis.call('HDEL', base_key, unpack(deleted))
+  redis.call('ZREM', schedule, unpack(deleted))
 end
-if gone[1] then redis.call('ZREM', schedule, unpack(gone)) end
+local next_one = redis.call('ZRANGE', schedule, '0', '0', 'WITHSCORES')
+if next_one[2] then reply[2] = math.max(0, tonumber(next_one[2]) - now_ms) end
 return reply

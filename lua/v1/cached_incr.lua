@@ -1,17 +1,18 @@
 -- cached_incr, revision 1
--- Changes counters that are there, and returns each one's new value.
+-- Changes counters that have a base, and returns each one's new value: base + batch + buffer.
 --
 -- KEYS
---   1 calls         hash      of the caller's home partition: caller -> "N WORD ...", its last call in this epoch and
---                             the words of the reply to it; =now, =before, =save_after_ms
+--   1 calls         hash      of the caller's home partition: caller -> "N WORD ...", its last call; =now, =before
 --   2 calls_before  hash      the same of the epoch before
---   3 values        hash      id -> value; a counter is there while it has one; "=VALUE" until it is changed
---   4 rows          hash      id -> "BASE SAVED LINEAGE N USED [CLAIM AT]", or "ticket HEX16" before it is seeded
---   5 schedule      zset      id -> ms: when something is to be done; then these three of the node's next partition
+--   3 base          hash      id -> what the row held when the counter was seeded or last saved; "ticket HEX16" before
+--   4 buffer        hash      id -> pending delta
+--   5 batch         hash      id -> delta
+--   6 meta          hash      hits, first_at, incarnation
+--   7 schedule      zset      id -> ms: when it may be deleted; then these five keys of the node's next partition
 -- ARGV
---   1 caller        string    random name of the caller, which has one call in flight; "" gives up the fence
---   2 n             integer   number of the call, higher than the caller's last
---   3 epoch         string    as family_epoch told it
+--   1 caller        string    random, not beginning with "="; it has one call in flight; "" gives up the fence
+--   2 n             integer   number of the call, higher than the caller's last, 1 to 2^53
+--   3 epoch         string    as family_epoch returned it
 --   4 now_ms        integer   "" for the server's clock; anything else is for tests
 --   5 ticket_ms     integer   how long a ticket is kept
 --   6 min           integer   a change downwards must not end below it; smaller than 2^53 in size; "" for none
@@ -19,82 +20,121 @@
 --   8 pairs, (id, change)...  list  for each partition how many pairs, and the pairs, 1000 in all at most; id: 1 to 255
 --                             bytes; change: an i64 to add, or "=" and an i64 to set
 -- REPLIES
---   {"OK", word...}           for each pair the new value, an integer, or a string where it is beyond 2^53; or why it
---                             was not changed: MISS:ticket, not there, seed it and come again; RANGE:value, sum or
---                             change no i64, or out of bounds; BADID, too long or empty; BADSTATE, no integer is stored
---   {"DUP", word...}          executed before, nothing done now; the same words as strings, or none after a later call
+--   {"OK", word...}           for each pair the new value, an integer, or a string beyond 2^53; or why it was not
+--                             changed: MISS:ticket, it has no base: seed it, call again; RANGE:value, beyond i64 or
+--                             the bounds; BADID, too long or empty; BADSTATE, what is stored is not an integer
+--   {"DUP", words}            executed before, nothing done now; the same words, separated by spaces
+--   {"PASSED"}                the caller has made a later call: nothing done now, and not known what was done before
 --   {"EXPIRED"}               the epoch is not known (any more): nothing done now, and not known what was done before
 -- ERRORS
---   BADARG                    the arguments do not fit the keys; nothing done
+--   BADARG                    the arguments do not fit the keys, or the family is of another kind; nothing done
 -- REPEAT  safe, whoever repeats it, with a caller
 -- SINCE   0.1.0
 
-local call, tonumber, format, caller, n, epoch, arg = redis.call, tonumber, string.format, ARGV[1], ARGV[2], ARGV[3], 8
-for _ = 3, #KEYS, 3 do arg = (tonumber(ARGV[arg]) or 0) > 0 and arg + 1 + 2 * ARGV[arg] or math.huge end
-if #KEYS < 5 or #KEYS % 3 ~= 2 or arg ~= #ARGV + 1 or #ARGV > 2007 + #KEYS / 3 then
-  return redis.error_reply('BADARG expected for every three keys from the 3rd on: pairs, and so many pairs')
+local call, tonumber, format, seen = redis.call, tonumber, string.format, {}
+local own_kind, caller, n, epoch, arg = 'cached', ARGV[1], ARGV[2], ARGV[3], 8
+for k = 3, #KEYS, 5 do
+  local pairs_here = not seen[KEYS[k]] and tonumber(ARGV[arg]) or 0
+  arg, seen[KEYS[k]] = pairs_here > 0 and arg + 1 + 2 * pairs_here or math.huge, true
+end
+if #KEYS < 7 or #KEYS % 5 ~= 2 or arg ~= #ARGV + 1 or #ARGV > 2007 + #KEYS / 5 then
+  return redis.error_reply('BADARG expected for every five keys from the 3rd on: pairs, and so many pairs')
 end
 
-local now, last, save_after = unpack(redis.call('HMGET', KEYS[1], '=now', caller, '=save_after_ms'))
+-- the fence, word for word the same in each counting script: a call counts once, however often it arrives
+local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '9007199254740992')
+if caller ~= '' and (caller:byte() == 61 or not is_number) then
+  return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller that does not begin with =')
+end
+local now, kind, last, max_pending = unpack(redis.call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending'))
+if kind and kind ~= own_kind then return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind) end
 if caller ~= '' and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before') then return { 'EXPIRED' } end
 last = last or epoch ~= now and redis.call('HGET', KEYS[2], caller)
 local last_n = last and (tonumber(last) or tonumber(last:match('^%d+')))
-local reply, words, writes, at, from, time = { 'OK' }, {}, {}, 0, 8, nil
-if last_n and n - last_n <= 0 then
-  for word in last:gmatch(n - last_n == 0 and ' (%S+)' or '^$') do words[#words + 1] = word end
-  return { 'DUP', unpack(words) }
-end
+if last_n and n - last_n < 0 then return { 'PASSED' } end
+if last_n and n - last_n == 0 then return { 'DUP', last:match(' (.+)') or '' } end
+
 local low, high = ARGV[6] == '' and -math.huge or ARGV[6] + 0, ARGV[7] == '' and math.huge or ARGV[7] + 0
-for k = 3, #KEYS, 3 do
-  local count, due, rows, latest, size = ARGV[from] + 0, {}, {}, writes[KEYS[k]] or {}, 0
-  -- made at their full size, since a table that grows is slow
-  local ids, texts = { unpack(ARGV, from + 1, from + count) }, { unpack(ARGV, from + 1, from + 2 * count) }
-  for i = 1, count do ids[i] = texts[2 * i - 1] end
-  local values = call('HMGET', KEYS[k], unpack(ids))
-  for i, id in ipairs(ids) do
-    local was, change, text, small, delay = latest[id] or values[i], texts[2 * i], nil, nil, nil
-    local delta, x = change == '1' and 1 or tonumber(change), tonumber(was or nil)
-    time = time or not x and (ARGV[4] == '' and call('TIME') or { '0', ARGV[4] .. '000' })
-    if was then
-      local unchanged = not x and was:match('^=(.+)')
-      if unchanged then was, x = unchanged, tonumber(unchanged) end
-      local sum = x and (delta and x + delta or tonumber(change:match('^=(.+)')))
-      if sum and x > -1e14 and x < 1e14 and sum > -1e14 and sum < 1e14 and sum % 1 == 0 then
-        text = format('%d', sum)
-      elseif x and x % 1 == 0 then
-        -- Lua's numbers are exact below 2^53 only: larger ones are added by Redis, in a field that is no caller's
-        call('HSET', KEYS[1], '', delta and was or '0')
-        sum = redis.pcall('HINCRBY', KEYS[1], '', (change:gsub('^=', '')))
-        text = type(sum) == 'number' and call('HGET', KEYS[1], '')
-        call('HDEL', KEYS[1], '')
-      end
-      if not text or (delta or -1) < 0 and sum < low or (delta or 1) > 0 and sum > high then
-        text = x and x % 1 == 0 and 'RANGE:' .. was or 'BADSTATE'
-      else
-        small, delay = sum > -2^53 and sum < 2^53 and sum, unchanged and (save_after or 2000)
-        latest[id], texts[size + 1], texts[size + 2], size = text, id, text, size + 2
-      end
-    else
-      local ticket = (call('HGET', KEYS[k + 1], id) or ''):match('^ticket (%x+)$')
-      if not ticket and id ~= '' and #id < 256 then
-        ticket = redis.sha1hex(table.concat({ caller, n, epoch, time[1], time[2] }, ' ')):sub(1, 16) -- never again
-        delay, rows[#rows + 1], rows[#rows + 2] = ARGV[5], id, 'ticket ' .. ticket
-      end
-      text = ticket and 'MISS:' .. ticket or 'BADID'
-    end
-    if delay then due[#due + 1], due[#due + 2] = time[1] * 1000 + math.floor(time[2] / 1000) + delay, id end
-    words[at + i], reply[at + i + 1] = text, small or text
+local time = ARGV[4] ~= '' and { '0', ARGV[4] .. '000' } or call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local name = redis.sha1hex(table.concat({ KEYS[3], caller, n, time[1], time[2] }, ' ')):sub(1, 16) -- never given twice
+
+-- the sum as text, nil beyond i64: Lua's numbers are exact below 2^53 only, so Redis adds, in a field of no caller
+local function exact_sum(...)
+  local sum = call('HSET', KEYS[1], '', '0')
+  for _, number in ipairs({ ... }) do
+    sum = type(sum) == 'table' and sum or redis.pcall('HINCRBY', KEYS[1], '', number)
   end
-  if due[1] then call('ZCARD', KEYS[k + 2]) end
-  writes[k], writes[KEYS[k]], at, from = { due, rows, texts, size }, latest, at + count, from + 1 + 2 * count
+  local text = type(sum) ~= 'table' and call('HGET', KEYS[1], '')
+  call('HDEL', KEYS[1], '')
+  return text
 end
 
--- the first write is refused where Redis takes none, and types are known; in this order since a crash may keep a part
+-- the pending delta and the value after the change, as texts; false and a refusal
+local function changed(base, in_flight, waiting, change)
+  local set = change:match('^=(.+)')
+  local saved, cut, pending_now = tonumber(base), tonumber(in_flight) or 0 / 0, tonumber(waiting) or 0 / 0
+  local value, amount = saved + cut + pending_now, tonumber(set or change) or 0 / 0
+  local delta, after, pending = set and amount - value or amount
+  local size = math.max(math.abs(saved), math.abs(cut), math.abs(pending_now))
+  if value % 1 == 0 and size < 1e14 and math.abs(delta) < 1e14 and delta % 1 == 0 then
+    value, after, pending = format('%d', value), format('%d', value + delta), format('%d', pending_now + delta)
+  else
+    value = exact_sum(base, in_flight, waiting)
+    if not value then return false, 'BADSTATE' end
+    local is_lowest = value == '-9223372036854775808' -- no i64 is its opposite
+    local minus = is_lowest and '9223372036854775807' or (('-' .. value):gsub('^%-%-', ''):gsub('^%-0$', '0'))
+    local difference = set and exact_sum(set, minus, is_lowest and '1' or '0') or change
+    after, pending = exact_sum(value, difference), exact_sum(waiting, difference)
+  end
+  local sum = tonumber(pending and after or nil) or 0 / 0
+  local is_within = (delta >= 0 and not set or sum >= low) and (delta <= 0 and not set or sum <= high)
+  return is_within and pending, is_within and after or 'RANGE:' .. value
+end
+
+-- everything is read before anything is written: a key of another type ends the script here
+local words, reply, writes, from = {}, { 'OK' }, {}, 8
+for k = 3, #KEYS, 5 do
+  local base_key, buffer, batch, meta, schedule = unpack(KEYS, k, k + 4)
+  local count, deltas, tickets, due, latest = ARGV[from] + 0, {}, {}, {}, {}
+  local ids = { unpack(ARGV, from + 1, from + count) } -- of its full size: a table that grows is slow
+  for i = 1, count do ids[i] = ARGV[from + 2 * i - 1] end
+  local bases, waits = call('HMGET', base_key, unpack(ids)), call('HMGET', buffer, unpack(ids))
+  local cut = (count == 1 or call('EXISTS', batch) == 1) and call('HMGET', batch, unpack(ids)) or {}
+  for i, id in ipairs(ids) do
+    local base, word = bases[i], 'BADID'
+    if tonumber(base or nil) then
+      local waiting = latest[id] or waits[i] or '0'
+      local pending, result = changed(base, cut[i] or '0', waiting, ARGV[from + 2 * i])
+      word, latest[id] = result, pending or waiting
+      if pending then deltas[#deltas + 1], deltas[#deltas + 2] = id, pending end
+    elseif id ~= '' and #id < 256 then
+      local ticket = base or 'ticket ' .. name
+      tickets[#tickets + 1], tickets[#tickets + 2] = id, ticket
+      due[#due + 1], due[#due + 2] = now_ms + ARGV[5], id
+      word = ticket:find('^ticket ') and 'MISS:' .. ticket:sub(8) or 'BADSTATE'
+    end
+    words[#words + 1] = word
+    reply[#reply + 1] = tonumber(word) and math.abs(word) < 2^53 and word + 0 or word
+  end
+  call('ZCARD', schedule)
+  writes[k] = { deltas, tickets, due, tonumber(call('HGET', meta, 'hits')) or 0 }
+  from = from + 1 + 2 * count
+end
+-- the first write is refused where Redis takes none
 if caller ~= '' then call('HSET', KEYS[1], caller, n .. ' ' .. table.concat(words, ' ')) end
-for k = 3, #KEYS, 3 do
-  local due, rows, texts, size = unpack(writes[k])
-  if due[1] then call('ZADD', KEYS[k + 2], 'LT', unpack(due)) end
-  if rows[1] then call('HSET', KEYS[k + 1], unpack(rows)) end
-  if size > 0 then call('HSET', KEYS[k], unpack(texts, 1, size)) end
+for k = 3, #KEYS, 5 do
+  local deltas, tickets, due, before = unpack(writes[k])
+  local buffer, meta, hits = KEYS[k + 1], KEYS[k + 3], before + #deltas / 2
+  if due[1] and call('ZADD', KEYS[k + 4], unpack(due)) then call('HSET', KEYS[k], unpack(tickets)) end
+  if hits > before then
+    call('HSET', buffer, unpack(deltas))
+    call('HSET', meta, 'hits', format('%.0f', hits))
+    if before == 0 then call('HSET', meta, 'first_at', format('%.0f', now_ms)) end
+    if before == 0 then call('HSETNX', meta, 'incarnation', name) end -- of a partition that nobody configured
+  end
+  -- up to 512 fields Redis walks a hash as a list; a field longer than any id makes it a table
+  local longer = before < 64 and hits >= 64 and (' '):rep(256)
+  if longer and call('HSET', buffer, longer, '0') then call('HDEL', buffer, longer) end
 end
 return reply

@@ -1,52 +1,72 @@
 -- cached_saved, revision 1
--- Marks counters as saved, if they are still claimed in that version.
+-- Marks counters of a batch as saved, if it is still the partition's batch: their base is the row, and they leave it.
 --
 -- KEYS
---   1 values        hash      id -> value; a counter is there while it has one; "=VALUE" until it is changed
---   2 rows          hash      id -> "BASE SAVED LINEAGE N USED [CLAIM AT]", or "ticket HEX16" before it is seeded
---   3 schedule      zset      id -> ms: when something is next to be done about it
+--   1 base          hash      id -> what the row held when the counter was seeded or last saved; "ticket HEX16" before
+--   2 buffer        hash      id -> pending delta
+--   3 batch         hash      id -> delta
+--   4 meta          hash      incarnation, seq, nonce, batch_first_at, batch_hits, lease_owner, lease_until
+--   5 schedule      zset      id -> ms: when its base or ticket may be deleted
 -- ARGV
---   1 save_after_ms  integer  a save is due so long after a change
---   2 retain_ms      integer  a counter that is saved may be deleted when it was not changed for so long
---   3 now_ms         integer  "" for the server's clock; anything else is for tests
---   4 id, version   pairs     id: 1 to 255 bytes; version: of the claim that is in the database now; 1 to 1000 pairs
+--   1 incarnation   hex16     with seq and nonce, the batch's id as buffered_rotate returned it; it is complete in the
+--                             database
+--   2 seq           integer   counts up from 1 within the incarnation
+--   3 nonce         hex16     new with every cut
+--   4 retain_ms     integer   a counter with nothing pending may be deleted so long after it was seeded or saved
+--   5 now_ms        integer   "" for the server's clock; anything else is for tests
+--   6 id, value     pairs     id: of the batch; value: what the primary's row holds, read after the batch was complete,
+--                             or "-" where there is no row; 1 to 1000
 -- REPLIES
---   {"OK", word...}           for each pair CLEAN or DIRTY: it is marked, and has nothing more to be saved, or was
---                             changed meanwhile; or STALE: not claimed in that version any more, nothing done
+--   {"OK", left}              saved; so many ids are left in the batch, 0 where it is gone, and the lease with it
+--   {"STALE"}                 that batch is not there (any more); nothing done
 -- ERRORS
---   BADARG                    an argument is missing, or an id too long or empty; nothing done
--- REPEAT  safe: a repeat finds it STALE
+--   BADARG                    an argument is missing or wrong; nothing done
+-- REPEAT  safe
 -- SINCE   0.1.0
 
-local ids, good = {}, #KEYS == 3 and #ARGV > 4 and #ARGV < 2004 and #ARGV % 2 == 1
-for i = 4, good and #ARGV or 0, 2 do
-  ids[#ids + 1], good = ARGV[i], good and ARGV[i] ~= '' and #ARGV[i] < 256
+local base_key, buffer, batch, meta, schedule = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local ids, fit = {}, #KEYS == 5 and #ARGV > 6 and #ARGV < 2006 and #ARGV % 2 == 1
+for i = 6, fit and #ARGV or 0, 2 do
+  ids[#ids + 1] = ARGV[i]
+  fit = fit and (ARGV[i + 1] == '-' or ARGV[i + 1]:find('^%-?%d+$'))
 end
-if not good then return redis.error_reply('BADARG expected 3 keys, 2 numbers of ms, now_ms, and 1 to 1000 pairs') end
+if not fit then
+  return redis.error_reply('BADARG expected 5 keys, incarnation, seq, nonce, retain_ms, now_ms, and 1 to 1000 pairs')
+end
 
-local time, save_after_ms, retain_ms = redis.call('TIME'), ARGV[1] + 0, ARGV[2] + 0
-local now = tonumber(ARGV[3]) or time[1] * 1000 + math.floor(time[2] / 1000)
-local values, rows = redis.call('HMGET', KEYS[1], unpack(ids)), redis.call('HMGET', KEYS[2], unpack(ids))
-redis.call('ZCARD', KEYS[3]) -- as the reads above: a key of another type ends the script before anything is written
+local cut, state = redis.call('HLEN', batch), redis.call('HMGET', meta, 'incarnation', 'seq', 'nonce')
+local is_current = state[1] == ARGV[1] and state[2] == ARGV[2] and state[3] == ARGV[3]
+if cut == 0 or not is_current then return { 'STALE' } end
 
-local reply, due, new_rows, unchanged = { 'OK' }, {}, {}, {}
+local time = redis.call('TIME')
+local now_ms = tonumber(ARGV[5]) or time[1] * 1000 + math.floor(time[2] / 1000)
+local bases, waits = redis.call('HMGET', base_key, unpack(ids)), redis.call('HMGET', buffer, unpack(ids))
+local unsaved = redis.call('HMGET', batch, unpack(ids))
+redis.call('ZCARD', schedule) -- like the reads above: a key of another type ends the script before anything is written
+
+local saved, due, gone = {}, {}, {}
 for i, id in ipairs(ids) do
-  local value, version = values[i], ARGV[3 + 2 * i]
-  local base, _, lineage, n, used, claim, at =
-    (rows[i] or ''):match('^([-%d]%d*) ([-=:%x]+) (%x+) (%d+) (%d+) (%-?%d+) (%d+)$')
-  reply[i + 1] = 'STALE'
-  if value and base and version == lineage .. ':' .. n then
-    local is_clean = value == claim or value == '=' .. claim
-    reply[i + 1] = is_clean and 'CLEAN' or 'DIRTY'
-    new_rows[#new_rows + 1], new_rows[#new_rows + 2] = id, table.concat({ claim, '=', lineage, n, used }, ' ')
-    due[#due + 1], due[#due + 2] = math.max(now, is_clean and used + retain_ms or at + save_after_ms), id
-    if is_clean then unchanged[#unchanged + 1], unchanged[#unchanged + 2] = id, '=' .. claim end
+  local row, is_waiting = ARGV[5 + 2 * i], waits[i]
+  -- where another worker marked the counter, the row may be older than its base
+  if unsaved[i] and row == '-' and not is_waiting then
+    gone[#gone + 1] = id
+  elseif unsaved[i] and bases[i] and not bases[i]:find('^ticket ') then
+    saved[#saved + 1], saved[#saved + 2] = id, row == '-' and '0' or row
+    due[#due + 1], due[#due + 2] = now_ms + ARGV[4], id
   end
 end
 
--- deletes nothing: where memory is full a script may go on once it has written, and draining must work there
-redis.call('HDEL', KEYS[2], '')
-if new_rows[1] then redis.call('HSET', KEYS[2], unpack(new_rows)) end
-if unchanged[1] then redis.call('HSET', KEYS[1], unpack(unchanged)) end
-if due[1] then redis.call('ZADD', KEYS[3], unpack(due)) end
-return reply
+-- deletes nothing: where memory is full a script may continue once it has written, and draining must work there
+redis.call('HDEL', meta, '')
+if saved[1] then
+  redis.call('ZADD', schedule, unpack(due))
+  redis.call('HSET', base_key, unpack(saved))
+end
+if gone[1] then
+  redis.call('HDEL', base_key, unpack(gone))
+  redis.call('ZREM', schedule, unpack(gone))
+end
+redis.call('HDEL', batch, unpack(ids))
+local left = redis.call('HLEN', batch)
+if left == 0 then redis.call('HDEL', meta, 'batch_first_at', 'batch_hits', 'lease_owner', 'lease_until') end
+return { 'OK', left }

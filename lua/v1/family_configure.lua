@@ -1,34 +1,50 @@
 -- family_configure, revision 1
--- Writes what a family is beside its epoch, so that who believes it to be another one is refused.
+-- Writes a family's settings beside its epoch, and gives its partitions their incarnations.
 --
 -- KEYS
---   1 calls         hash      of one partition: caller -> its last call; =kind, =partitions and other settings, =now,
---                             =before, =began_at
+--   1 calls         hash      of a home partition: caller -> its last call; =kind, =partitions, =max_pending,
+--                             =settings, =now, =before, =began_at
+--   2 meta          hash      incarnation; of each partition whose calls have this home: all of the family's on a
+--                             single server, the home's own in a cluster
 -- ARGV
---   1 kind          word      buffered, cached, series, activity or visitors
---   2 partitions    integer   how many the family has
---   3 setting, value  pairs   max_pending: how many distinct ids a buffer may hold; save_after_ms: a change of a cached
---                             counter is saved so long after it
+--   1 salt          string    random; incarnations are made of it and the time
+--   2 now_ms        integer   "" for the server's clock; anything else is for tests
+--   3 kind          word      buffered, cached, series, activity or visitors
+--   4 partitions    integer   how many the family has, 1 or more
+--   5 max_pending   integer   how many distinct ids a buffer may hold, 1 or more
+--   6 settings      json      everything else that a client needs to know of the family, up to 65536 bytes
 -- REPLIES
---   {"OK"}                    written; where they were others before, or the family has no such partition, its epochs
---                             have ended: callers ask for a new one, and are refused where they are wrong
+--   {"OK"}                    written; where kind or number of partitions were others before, or the family has no such
+--                             partition, its epochs have ended: callers ask for a new one, and are refused where they
+--                             are configured differently
 -- ERRORS
---   BADARG                    an argument is missing or no setting; nothing done
+--   BADARG                    an argument is missing or wrong; nothing done
 -- REPEAT  safe
 -- SINCE   0.1.0
 
-local fit, fields = #KEYS == 1 and #ARGV >= 2 and #ARGV % 2 == 0, { '=kind', ARGV[1], '=partitions', ARGV[2] }
-for i = 3, #ARGV, 2 do
-  fit = fit and (ARGV[i] == 'max_pending' or ARGV[i] == 'save_after_ms')
-  fields[i + 2], fields[i + 3] = '=' .. ARGV[i], ARGV[i + 1]
+local kinds = { buffered = true, cached = true, series = true, activity = true, visitors = true }
+local calls, salt, kind, partitions, max_pending = KEYS[1], ARGV[1], ARGV[3], ARGV[4], ARGV[5]
+local is_number, home = '^[1-9]%d*$', (calls or ''):match('/(%d+)}:calls$')
+if #KEYS < 2 or not home or #ARGV ~= 6 or salt == '' or not kinds[kind] or not partitions:find(is_number)
+  or not max_pending:find(is_number) or #ARGV[6] > 65536 then
+  return redis.error_reply('BADARG expected calls and meta of each partition; salt, now_ms, kind, partitions, '
+    .. 'max_pending and settings')
 end
-if not fit then
-  return redis.error_reply('BADARG expected one key, a kind, a number of partitions, and pairs of setting and value')
+
+local time = ARGV[2] == '' and redis.call('TIME') or { '0', ARGV[2] .. '000' }
+local known_kind, known_partitions = unpack(redis.call('HMGET', calls, '=kind', '=partitions'))
+local is_other = known_kind and (known_kind ~= kind or known_partitions ~= partitions)
+-- before an epoch is issued: a batch of a Redis that was set back is then told from one of another incarnation
+local without = {}
+for i = 2, #KEYS do
+  if redis.call('HEXISTS', KEYS[i], 'incarnation') == 0 then without[#without + 1] = KEYS[i] end
 end
-local kind, partitions = unpack(redis.call('HMGET', KEYS[1], '=kind', '=partitions'))
-local is_other = kind and (kind ~= ARGV[1] or partitions ~= ARGV[2])
-if is_other or tonumber(KEYS[1]:match('/(%d+)}:calls$')) >= tonumber(ARGV[2]) then
-  redis.call('HDEL', KEYS[1], '=now', '=before', '=began_at')
+for _, meta in ipairs(without) do
+  local incarnation = redis.sha1hex(table.concat({ meta, salt, time[1], time[2] }, ' ')):sub(1, 16)
+  redis.call('HSET', meta, 'incarnation', incarnation)
 end
-redis.call('HSET', KEYS[1], unpack(fields))
+if is_other or tonumber(home) >= tonumber(partitions) then
+  redis.call('HDEL', calls, '=now', '=before', '=began_at')
+end
+redis.call('HSET', calls, '=kind', kind, '=partitions', partitions, '=max_pending', max_pending, '=settings', ARGV[6])
 return { 'OK' }

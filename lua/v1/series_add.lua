@@ -11,8 +11,8 @@
 --   6 idle          zset      name -> ms: when the last slice of it has left every window
 --   7 series:LABEL:NAME...  hash  slice's start in Unix seconds -> count; for each pair one for each precision
 -- ARGV
---   1 caller        string    random name of the caller, which has one call in flight; "" gives up the fence
---   2 n             integer   number of the call, higher than the caller's last
+--   1 caller        string    random, not beginning with "="; it has one call in flight; "" gives up the fence
+--   2 n             integer   number of the call, higher than the caller's last, 1 to 2^53
 --   3 epoch         string    as family_epoch told it
 --   4 now_ms        integer   "" for the server's clock; anything else is for tests
 --   5 precisions    integer   how many of them follow, 1 to 16
@@ -22,7 +22,8 @@
 -- REPLIES
 --   {"OK", word...}           for each pair 1, or why it is counted nowhere: RANGE (n or a sum is no i64), BADID (name
 --                             or kept id is too long, or empty), WRONGTYPE (somebody else's key)
---   {"DUP", refused}          executed before, nothing done now; for the caller's last call "1:RANGE ...", else ""
+--   {"DUP", refused}          executed before, nothing done now; "1:RANGE ..." are the pairs refused then
+--   {"PASSED"}                the caller has made a later call: nothing done now, and not known what was done before
 --   {"EXPIRED"}               the epoch is not known (any more): nothing done now, and not known what was done before
 --   {"OUTSIDE", now_ms}       by the server's clock, a string, the slice of a calendar is another one; nothing done
 -- ERRORS
@@ -30,15 +31,22 @@
 -- REPEAT  safe, whoever repeats it, with a caller
 -- SINCE   0.1.0
 
-local caller, n, epoch, precisions = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[5]) or 0
+local own_kind, caller, n, epoch, precisions = 'series', ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[5]) or 0
 local call, pcall, format, given = redis.call, redis.pcall, string.format, (#ARGV - 5 - precisions) / 2
 local fit = precisions <= 16 and given <= 100 and given % 1 == 0 and #KEYS == 6 + given * precisions and #KEYS > 6
 if not fit then return redis.error_reply('BADARG expected 1 to 16 precisions, 1 to 100 pairs, and their windows') end
-local now, last = unpack(redis.call('HMGET', KEYS[1], '=now', caller))
+-- the fence, word for word the same in each counting script: a call counts once, however often it arrives
+local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '9007199254740992')
+if caller ~= '' and (caller:byte() == 61 or not is_number) then
+  return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller that does not begin with =')
+end
+local now, kind, last, max_pending = unpack(redis.call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending'))
+if kind and kind ~= own_kind then return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind) end
 if caller ~= '' and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before') then return { 'EXPIRED' } end
 last = last or epoch ~= now and redis.call('HGET', KEYS[2], caller)
 local last_n = last and (tonumber(last) or tonumber(last:match('^%d+')))
-if last_n and n - last_n <= 0 then return { 'DUP', n - last_n == 0 and last:match(' (.+)') or '' } end
+if last_n and n - last_n < 0 then return { 'PASSED' } end
+if last_n and n - last_n == 0 then return { 'DUP', last:match(' (.+)') or '' } end
 local names, idle, time = KEYS[5], KEYS[6], call('TIME')
 local ms = tonumber(ARGV[4]) or time[1] * 1000 + math.floor(time[2] / 1000)
 local targets, limit, longest, reach, reply, refused = {}, 200, nil, 0, { 'OK' }, {}

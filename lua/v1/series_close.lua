@@ -24,8 +24,8 @@ local open, schedule, buffer, meta, limit = KEYS[1], KEYS[2], KEYS[3], KEYS[4], 
 if #KEYS ~= 4 or #ARGV ~= 3 or limit < 1 or limit > 1000 then
   return redis.error_reply('BADARG expected open, schedule, buffer and meta; a limit of 1 to 1000, all, and now_ms')
 end
-local time = redis.call('TIME')
-local now = tonumber(ARGV[3]) or time[1] * 1000 + math.floor(time[2] / 1000)
+local time = ARGV[3] ~= '' and { '0', ARGV[3] .. '000' } or redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local now_ms = string.format('%.0f', now)
 local until_ms = ARGV[2] == '1' and '+inf' or now_ms
 local due = redis.call('ZRANGEBYSCORE', schedule, '-inf', until_ms, 'LIMIT', '0', ARGV[1])
@@ -54,6 +54,8 @@ end
 if longer then redis.call('HDEL', buffer, longer) end
 if moved > 0 then
   if tonumber(hits or 0) == 0 then redis.call('HSET', meta, 'first_at', now_ms) end
+  -- of a partition that nobody configured
+  redis.call('HSETNX', meta, 'incarnation', redis.sha1hex(meta .. time[1] .. time[2]):sub(1, 16))
   redis.pcall('HINCRBY', meta, 'hits', moved)
 end
 local next_one = redis.call('ZRANGE', schedule, '0', '0', 'WITHSCORES')

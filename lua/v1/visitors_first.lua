@@ -9,8 +9,8 @@
 --   4 meta          hash      hits, first_at
 --   5 seen:ID...    set       visitors of the id; then the key of the next id
 -- ARGV
---   1 caller        string    random name of the caller, which has one call in flight; "" gives up the fence
---   2 n             integer   number of the call, higher than the caller's last
+--   1 caller        string    random, not beginning with "="; it has one call in flight; "" gives up the fence
+--   2 n             integer   number of the call, higher than the caller's last, 1 to 2^53
 --   3 epoch         string    as family_epoch told it
 --   4 now_ms        integer   "" for the server's clock; anything else is for tests
 --   5 remember_ms   integer   an id's visitors are forgotten so long after the last new one; 1 or more
@@ -21,33 +21,42 @@
 --   {"OK", total, word...}    hits since the last rotation; for each visitor 1 where it is new to the id, 0 where it
 --                             was there, or why it is not counted, nor noted: FULL (the buffer holds max_pending other
 --                             ids), BADID (too long, or empty), RANGE (no i64), WRONGTYPE (somebody else's key)
---   {"DUP", word...}          executed before, nothing done now; the words as then for the caller's last call, or none
+--   {"DUP", word...}          executed before, nothing done now; the same words
+--   {"PASSED"}                the caller has made a later call: nothing done now, and not known what was done before
 --   {"EXPIRED"}               the epoch is not known (any more): nothing done now, and not known what was done before
 -- ERRORS
---   BADARG                    the arguments do not fit the keys; nothing done
+--   BADARG                    the arguments do not fit the keys, or the family is of another kind; nothing done
 -- REPEAT  safe, whoever repeats it, with a caller; a visitor counts once in any case
 -- SINCE   0.1.0
 
-local call, pcall, caller, n, epoch = redis.call, redis.pcall, ARGV[1], ARGV[2], ARGV[3]
+local call, pcall, own_kind, caller, n, epoch = redis.call, redis.pcall, 'visitors', ARGV[1], ARGV[2], ARGV[3]
 local buffer, meta, ids, at, reply, counted = KEYS[3], KEYS[4], #KEYS - 4, 7, { 'OK', 0 }, 0
 for _ = 1, ids do at = at + 2 + (tonumber(ARGV[at + 1]) or math.huge) end
 local fit = ids > 0 and tonumber(ARGV[6]) == ids and at == #ARGV + 1 and #ARGV <= 1006 + 2 * ids and #ARGV[5] <= 15
 fit = fit and ARGV[5]:find('^[1-9]%d*$')
 if not fit then return redis.error_reply('BADARG expected remember_ms, ids, and for each its key and visitors') end
-local now, last, max = unpack(redis.call('HMGET', KEYS[1], '=now', caller, '=max_pending'))
+-- the fence, word for word the same in each counting script: a call counts once, however often it arrives
+local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '9007199254740992')
+if caller ~= '' and (caller:byte() == 61 or not is_number) then
+  return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller that does not begin with =')
+end
+local now, kind, last, max_pending = unpack(redis.call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending'))
+if kind and kind ~= own_kind then return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind) end
 if caller ~= '' and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before') then return { 'EXPIRED' } end
 last = last or epoch ~= now and redis.call('HGET', KEYS[2], caller)
 local last_n = last and (tonumber(last) or tonumber(last:match('^%d+')))
-if last_n and n - last_n <= 0 then
+if last_n and n - last_n < 0 then return { 'PASSED' } end
+if last_n and n - last_n == 0 then
   reply = { 'DUP' }
-  for word in (n - last_n == 0 and last or ''):gmatch(' (%S+)') do reply[#reply + 1] = tonumber(word) or word end
+  for word in last:gmatch(' (%S+)') do reply[#reply + 1] = tonumber(word) or word end
   return reply
 end
 
 local hits, pending = tonumber(call('HGET', meta, 'hits')) or 0, call('HLEN', buffer)
 -- what can be refused as a whole (OOM, READONLY, MISCONF) is refused here; below an id can only fail by itself
 if caller ~= '' then redis.call('HSET', KEYS[1], caller, n) else redis.call('HINCRBY', KEYS[4], 'hits', 0) end
-max, at = tonumber(max) or 1000000, 7
+local max = tonumber(max_pending) or 1000000
+at = 7
 -- up to 512 fields Redis walks a hash as a list; a field longer than any id makes it a table
 local longer = pending < 64 and pending + ids >= 64 and string.rep(' ', 256)
 for k = 5, #KEYS do
@@ -73,9 +82,12 @@ for k = 5, #KEYS do
 end
 if longer and call('HSET', buffer, longer, '0') then call('HDEL', buffer, longer) end
 if counted > 0 then pcall('HINCRBY', meta, 'hits', counted) end
-local time = counted > 0 and hits == 0 and call('TIME')
-local now_ms = time and (ARGV[4] ~= '' and ARGV[4] or time[1] .. string.format('%03d', time[2] / 1000))
-if time then call('HSET', meta, 'first_at', now_ms) end
+if counted > 0 and hits == 0 then
+  local time = ARGV[4] ~= '' and { '0', ARGV[4] .. '000' } or call('TIME')
+  call('HSET', meta, 'first_at', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))
+  -- of a partition that nobody configured
+  call('HSETNX', meta, 'incarnation', redis.sha1hex(meta .. caller .. n .. time[1] .. time[2]):sub(1, 16))
+end
 if caller ~= '' then redis.call('HSET', KEYS[1], caller, n .. ' ' .. table.concat(reply, ' ', 3)) end
 reply[2] = hits + counted
 return reply

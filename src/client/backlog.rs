@@ -7,25 +7,21 @@ use redis::aio::ConnectionLike;
 use crate::error::Result;
 use crate::scripts::bundle;
 use crate::scripts::keys::Keys;
-use crate::scripts::partition::millis;
-
-/// How many cached counters one call looks at.
-const PAGE: u64 = 500;
 
 /// What of a family waits in Redis for the database, whoever counted it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Backlog {
-    /// Pending ids, or cached counters that are not saved. An id of a wide family counts in each partition that has it,
-    /// and one that was counted again since the batch was cut counts twice.
+    /// Pending ids. An id of a wide family counts in each partition that has it, and one that was counted again since the
+    /// batch was cut counts twice.
     pub ids: u64,
-    /// How long ago the oldest of these hits was counted, by the Redis server's clock; `None` if there are none. A cached
-    /// counter whose save was begun is as old as that.
+    /// How long ago the oldest of these hits was counted, by the Redis server's clock; `None` if there are none.
     pub oldest: Option<Duration>,
     /// Slices that are kept and not over yet, or minutes of activity: the database gets them when they are.
     pub open: u64,
     /// Hits counted since Redis knows the family, also those that are in the database; its growth is the rate. Of
-    /// buffered counters also those that were out of range or found the buffer full, of visitors the new ones. Of series
-    /// and activity a kept slice counts as one hit, once it is over. 0 for what keeps nothing, and for cached counters.
+    /// buffered counters also those that were out of range or found the buffer full, of visitors the new ones, of cached
+    /// counters equal ids of one call as one. Of series and activity a kept slice counts as one hit, once it is over. 0 for
+    /// what keeps nothing.
     pub counted: u64,
 }
 
@@ -40,8 +36,8 @@ impl Backlog {
     }
 }
 
-/// Of each of these partitions of what goes the buffered way.
-pub async fn uncut_and_cut<C>(redis: &C, partitions: Vec<&Keys>) -> Result<Vec<Backlog>>
+/// Returns the backlog of each of these partitions.
+pub async fn of_partitions<C>(redis: &C, partitions: Vec<&Keys>) -> Result<Vec<Backlog>>
 where
     C: ConnectionLike + Clone + 'static,
 {
@@ -63,50 +59,6 @@ return found";
     let found: Vec<(u64, i64, u64, u64)> = bundle::reading(redis, LOOK, &keys, &[""; 0]).await?;
     let backlog = |(ids, oldest, open, counted)| Backlog { ids, oldest: age(oldest), open, counted };
     Ok(found.into_iter().map(backlog).collect())
-}
-
-/// How many cached counters each of these partitions has, saved or not.
-pub async fn scheduled<C>(redis: &C, partitions: Vec<&Keys>) -> Result<Vec<u64>>
-where
-    C: ConnectionLike + Clone + 'static,
-{
-    const LOOK: &str = "\
-local sizes = {}
-for k = 1, #KEYS do sizes[k] = redis.call('ZCARD', KEYS[k]) end
-return sizes";
-    let keys: Vec<_> = partitions.iter().map(|keys| keys.schedule()).collect();
-    bundle::reading(redis, LOOK, &keys, &[""; 0]).await
-}
-
-/// Of the cached counters of a partition, page by page of the schedule, which has all of them. A change is scheduled to
-/// be saved so much later.
-pub async fn unsaved<C>(redis: &C, partition: &Keys, save_after: Duration) -> Result<Backlog>
-where
-    C: ConnectionLike + Clone + 'static,
-{
-    const LOOK: &str = "\
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local due, ids, oldest = redis.call('ZRANGE', KEYS[3], ARGV[1], ARGV[2], 'WITHSCORES'), 0, -1
-for i = 1, #due, 2 do
-  local value, row = redis.call('HGET', KEYS[1], due[i]), redis.call('HGET', KEYS[2], due[i])
-  if value and value:byte() ~= 61 then
-    local claimed = row and row:match('^%S+ %S+ %S+ %S+ %S+ %S+ (%d+)$')
-    ids, oldest = ids + 1, math.max(oldest, 0, now - (claimed or due[i + 1] - ARGV[3]))
-  end
-end
-return { #due / 2, ids, oldest }";
-    let keys = [partition.values(), partition.rows(), partition.schedule()];
-    let (mut backlog, mut first) = (Backlog::default(), 0);
-    loop {
-        let args = [first.to_string(), (first + PAGE - 1).to_string(), millis(save_after)];
-        let (seen, ids, oldest): (u64, u64, i64) = bundle::reading(redis, LOOK, &keys, &args).await?;
-        backlog = backlog.join(Backlog { ids, oldest: age(oldest), ..Backlog::default() });
-        first += PAGE;
-        if seen < PAGE {
-            return Ok(backlog);
-        }
-    }
 }
 
 /// -1 stands for none.

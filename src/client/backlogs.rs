@@ -36,8 +36,7 @@ where
 {
     /// What of every family in use waits in Redis for the database, in the order in which they were opened, or found
     /// and [served](crate::ReconcilerBuilder::all); it needs neither a reconciler nor the database. Where Redis is no
-    /// cluster one call looks at 100 partitions, so that thousands of idle families take little. Cached counters that
-    /// are in Redis are looked through one by one.
+    /// cluster one call looks at 100 partitions, so that thousands of families take little.
     ///
     /// It sets the gauges [`BACKLOG_IDS`](crate::metrics::BACKLOG_IDS) and
     /// [`BACKLOG_SECONDS`](crate::metrics::BACKLOG_SECONDS), each over the families of a name in all namespaces.
@@ -84,13 +83,6 @@ fn measure<'a>(found: impl Iterator<Item = (&'a Family, Backlog)>) {
     }
 }
 
-/// A partition of the family at that place.
-struct One<'a> {
-    place: usize,
-    family: &'a Family,
-    keys: Keys,
-}
-
 impl<C, S> Shared<C, S>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -113,53 +105,24 @@ where
     }
 
     async fn look(&self, families: &[Family], pace: Pace) -> Result<Vec<Backlog>> {
-        let all = families.iter().enumerate().flat_map(|(place, family)| partitions_of(place, family));
-        let (cached, buffered): (Vec<_>, Vec<_>) = all.partition(|one| one.family.is_cached());
-        let pending = ask(&buffered, pace, |keys| backlog::uncut_and_cut(&self.redis, keys)).await?;
-        let pending = buffered.iter().map(|one| one.place).zip(pending);
+        let all: Vec<_> =
+            families.iter().enumerate().flat_map(|(place, family)| partitions_of(place, family)).collect();
         let mut backlogs = vec![Backlog::default(); families.len()];
-        for (place, more) in pending.chain(self.unsaved(&cached, pace).await?) {
-            backlogs[place] = backlogs[place].join(more);
+        for some in all.chunks(pace.partitions * pace.calls) {
+            let calls = some.chunks(pace.partitions).map(|few| {
+                let keys = few.iter().map(|(_, keys)| keys).collect();
+                backlog::of_partitions(&self.redis, keys)
+            });
+            let found = try_join_all(calls).await?.into_iter().flatten();
+            for ((place, _), more) in some.iter().zip(found) {
+                backlogs[*place] = backlogs[*place].join(more);
+            }
         }
         Ok(backlogs)
     }
-
-    /// What each of the partitions with cached counters has, with the family's place.
-    async fn unsaved(&self, partitions: &[One<'_>], pace: Pace) -> Result<Vec<(usize, Backlog)>> {
-        let (filled, mut found) = (self.filled(partitions, pace).await?, Vec::new());
-        for some in filled.chunks(pace.calls) {
-            let looks = some.iter().map(async |one| {
-                let backlog = backlog::unsaved(&self.redis, &one.keys, one.family.sync_time).await?;
-                Ok((one.place, backlog))
-            });
-            found.extend(try_join_all(looks).await?);
-        }
-        Ok(found)
-    }
-
-    /// Those that may hold cached counters: all of them where to ask takes as many calls as to look.
-    async fn filled<'a>(&self, partitions: &'a [One<'a>], pace: Pace) -> Result<Vec<&'a One<'a>>> {
-        if pace.partitions == 1 {
-            return Ok(partitions.iter().collect());
-        }
-        let sizes = ask(partitions, pace, |keys| backlog::scheduled(&self.redis, keys)).await?;
-        Ok(partitions.iter().zip(sizes).filter_map(|(one, size)| (size > 0).then_some(one)).collect())
-    }
 }
 
-fn partitions_of(place: usize, family: &Family) -> impl Iterator<Item = One<'_>> {
-    (0..family.partitions()).map(move |number| One { place, family, keys: Keys::new(family, number) })
-}
-
-/// Makes the call for as many partitions at a time as one takes, and returns what is said of each, in their order.
-async fn ask<'a, T, F>(partitions: &'a [One<'a>], pace: Pace, call: impl Fn(Vec<&'a Keys>) -> F) -> Result<Vec<T>>
-where
-    F: Future<Output = Result<Vec<T>>>,
-{
-    let mut found = Vec::with_capacity(partitions.len());
-    for some in partitions.chunks(pace.partitions * pace.calls) {
-        let calls = some.chunks(pace.partitions).map(|few| call(few.iter().map(|one| &one.keys).collect()));
-        found.extend(try_join_all(calls).await?.into_iter().flatten());
-    }
-    Ok(found)
+/// The partitions of the family at that place.
+fn partitions_of(place: usize, family: &Family) -> impl Iterator<Item = (usize, Keys)> {
+    (0..family.partitions()).map(move |number| (place, Keys::new(family, number)))
 }

@@ -94,8 +94,33 @@ where
     /// [`Redis`](crate::ErrorKind::Redis) and [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) as for
     /// [`add`](Self::add); after either the same request may be made again.
     pub async fn add_once(&self, request: &str, id: &str, delta: i64) -> Result<AddedOnce> {
+        self.once(Progress::default(), request, id, delta).await
+    }
+
+    /// Returns the epoch in which Redis remembers the request if it is made now. A job that may run again minutes later stores
+    /// it before its first [`add_once_since`](Self::add_once_since), beside the request's name.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) as for [`add_once`](Self::add_once);
+    /// [`Redis`](crate::ErrorKind::Redis) if Redis is unreachable.
+    pub async fn request_epoch(&self, request: &str, id: &str) -> Result<String> {
+        self.0.writer.request_epoch(Request::new(self.family(), request, id, 0)?).await
+    }
+
+    /// Counts like [`add_once`](Self::add_once), and never twice, however late the request is made again: once Redis may have
+    /// forgotten what was done since `epoch`, the request is refused. That is one to two minutes after
+    /// [`request_epoch`](Self::request_epoch) returned it, and after Redis lost its memory.
+    ///
+    /// # Errors
+    /// As for [`add_once`](Self::add_once). [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) also if the epoch has ended:
+    /// nothing was done now, and it is unknown whether the request was executed before.
+    pub async fn add_once_since(&self, epoch: &str, request: &str, id: &str, delta: i64) -> Result<AddedOnce> {
+        self.once(Progress::since(epoch), request, id, delta).await
+    }
+
+    async fn once(&self, mut progress: Progress, request: &str, id: &str, delta: i64) -> Result<AddedOnce> {
         let request = Request::new(self.family(), request, id, delta)?;
-        let (result, repeated) = self.0.writer.once(request, &mut Progress::default(), None, self.0.timeout).await?;
+        let (result, repeated) = self.0.writer.once(request, &mut progress, None, self.0.timeout).await?;
         Ok(match result.added(self.family(), id)? {
             Added::Counted { pending } if repeated => AddedOnce::CountedBefore { pending },
             Added::Counted { pending } => AddedOnce::Counted { pending },

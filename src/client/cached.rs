@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::try_join_all;
+use futures_util::future::{join, try_join_all};
 use redis::aio::ConnectionLike;
 use tokio::time::Instant;
 
@@ -19,8 +19,8 @@ use crate::metrics;
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::Ticket;
 use crate::scripts::partition::{Change, PairResult, Partition};
+use crate::store::Store;
 use crate::store::mysql::MysqlStore;
-use crate::store::{Row, Store};
 use crate::writer::{Progress, Request};
 
 /// What became of one change of a cached counter.
@@ -162,8 +162,32 @@ where
     /// As for [`incr`](Self::incr), and [`InvalidInput`](ErrorKind::InvalidInput) where the request's name is not allowed.
     /// After any other the same request may be made again.
     pub async fn incr_once(&self, request: &str, id: &str, delta: i64) -> Result<ChangedOnce> {
+        self.once(Progress::default(), request, id, delta).await
+    }
+
+    /// Returns the epoch in which Redis remembers the request if it is made now, as
+    /// [`BufferedCounters::request_epoch`](crate::BufferedCounters::request_epoch) does.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) as for [`incr_once`](Self::incr_once); [`Redis`](ErrorKind::Redis) if Redis is
+    /// unreachable.
+    pub async fn request_epoch(&self, request: &str, id: &str) -> Result<String> {
+        self.handle.writer.request_epoch(Request::new(self.family(), request, id, 0)?).await
+    }
+
+    /// Counts like [`incr_once`](Self::incr_once), and never twice, however late the request is made again, as
+    /// [`BufferedCounters::add_once_since`](crate::BufferedCounters::add_once_since) does.
+    ///
+    /// # Errors
+    /// As for [`incr_once`](Self::incr_once). [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) also if the epoch has ended: nothing
+    /// was done now, and it is unknown whether the request was executed before.
+    pub async fn incr_once_since(&self, epoch: &str, request: &str, id: &str, delta: i64) -> Result<ChangedOnce> {
+        self.once(Progress::since(epoch), request, id, delta).await
+    }
+
+    async fn once(&self, mut progress: Progress, request: &str, id: &str, delta: i64) -> Result<ChangedOnce> {
         let request = Request::new(self.family(), request, id, delta)?;
-        let (mut timeout, mut progress) = (self.handle.timeout, Progress::default());
+        let mut timeout = self.handle.timeout;
         let mut held: HeldSeed = None;
         for _ in 0..ATTEMPTS {
             let began = Instant::now();
@@ -185,7 +209,8 @@ where
     }
 
     /// Replaces the value of `id`, and returns it. Increments that are acknowledged before are overwritten, later ones are
-    /// added. Where somebody else writes the row meanwhile, what is kept is the difference that it made.
+    /// added. What travels to the row is the difference to the value before, so a write of another program to the row
+    /// meanwhile persists. A difference beyond i64 is out of range.
     ///
     /// # Errors
     /// As for [`incr`](Self::incr).
@@ -217,19 +242,21 @@ where
 
     async fn get_once(&self, ids: &[&str], deadline: Instant) -> Result<Vec<i64>> {
         let mut values = vec![0; ids.len()];
-        let mut left: Vec<_> = (0..ids.len()).collect();
+        let mut left: Vec<_> = (0..ids.len()).map(|place| (place, None)).collect();
         for _ in 0..ATTEMPTS {
             let missing = self.look(ids, &left, &mut values).await?;
             let rows = self.handle.stored_by(deadline, self.rows(ids, &missing)).await?;
-            // whoever has no row is 0, and does not get into Redis by being asked for
-            let seeds = missing.into_iter().zip(rows).filter(|(_, row)| row.value.is_some());
-            let seeds: Vec<_> = seeds.map(|((place, ticket), row)| (place, Seed { ticket, row })).collect();
-            left = self.seed(ids, &seeds, &mut values).await?;
+            // a counter without a row is 0, and does not get into Redis by a read
+            let seeds = missing
+                .into_iter()
+                .zip(rows)
+                .filter_map(|((place, ticket), row)| row.map(|value| (place, Some(Seed { ticket, value }))));
+            left = seeds.collect();
             if left.is_empty() {
                 return Ok(values);
             }
         }
-        Err(self.comes_and_goes(ids[left[0]]))
+        Err(self.comes_and_goes(ids[left[0].0]))
     }
 
     /// The exact values if they can be read within that time, or else what the database [holds](Self::stored), 0 where there
@@ -284,49 +311,43 @@ where
     async fn missed(&self, id: &str, ticket: Ticket) -> Result<HeldSeed> {
         let read = self.seeding.read(&self.handle.shared, &self.handle.opened, id, ticket);
         let row = read.row().await?;
-        let is_there = row.value.is_some() || self.family().makes_rows();
-        Ok(is_there.then_some((Seed { ticket, row }, read)))
+        let seed = Seed { ticket, value: row.unwrap_or(0) };
+        Ok((row.is_some() || self.family().makes_rows()).then_some((seed, read)))
     }
 
-    /// Reads the ids at the places given. Puts the values that are there in their places, and returns what is missing, with
-    /// the tickets.
-    async fn look(&self, ids: &[&str], left: &[usize], values: &mut [i64]) -> Result<Vec<(usize, Ticket)>> {
-        let chunks = self.by_partition(ids, left.iter().map(|place| (*place, ())));
+    /// Reads the ids at the places given, after seeding those that come with a seed. Puts the values in their places, and
+    /// returns what is missing, with the tickets.
+    async fn look(
+        &self,
+        ids: &[&str],
+        left: &[(usize, Option<Seed>)],
+        values: &mut [i64],
+    ) -> Result<Vec<(usize, Ticket)>> {
+        let chunks = self.by_partition(ids, left.iter().copied());
         let reads = chunks.iter().map(|(number, some)| async move {
-            let names: Vec<_> = some.iter().map(|(place, ())| ids[*place]).collect();
-            self.handle.partition(*number).values(&names).await
+            let partition = self.handle.partition(*number);
+            let names: Vec<_> = some.iter().map(|(place, _)| ids[*place]).collect();
+            let seeds: Vec<_> =
+                some.iter().filter_map(|(place, seed)| Some((ids[*place].as_bytes(), (*seed)?))).collect();
+            // both travel together, the seeds first: a counter whose seed failed is missing again
+            join(partition.seed(&self.retention, &seeds), partition.values(&names)).await.1
         });
         let mut missing = Vec::new();
         for ((_, some), results) in chunks.iter().zip(try_join_all(reads).await?) {
-            for ((place, ()), result) in some.iter().zip(results) {
+            for ((place, _), result) in some.iter().zip(results) {
                 match result {
                     PairResult::Counted(value) => values[*place] = value,
                     PairResult::Missing(ticket) => missing.push((*place, ticket)),
+                    PairResult::OutOfRange(_) => {
+                        let (family, id) = (self.family(), ids[*place]);
+                        let what = format!("{family}: the value of {id:?} with what is pending is not a valid i64");
+                        return Err(Error::new(ErrorKind::Range, what));
+                    }
                     other => return Err(other.corrupt(self.family(), ids[*place])),
                 }
             }
         }
         Ok(missing)
-    }
-
-    /// Hands in what was missing, and returns the places of what is to be looked at again.
-    async fn seed(&self, ids: &[&str], seeds: &[(usize, Seed)], values: &mut [i64]) -> Result<Vec<usize>> {
-        let chunks = self.by_partition(ids, seeds.iter().copied());
-        let seeds = chunks.iter().map(|(number, some)| async move {
-            let seeds: Vec<_> = some.iter().map(|(place, seed)| (ids[*place].as_bytes(), *seed)).collect();
-            self.handle.partition(*number).seed(&self.retention, &seeds).await
-        });
-        let mut left = Vec::new();
-        for ((_, some), results) in chunks.iter().zip(try_join_all(seeds).await?) {
-            for ((place, _), result) in some.iter().zip(results) {
-                match result {
-                    PairResult::Counted(value) => values[*place] = value,
-                    PairResult::Missing(_) => left.push(*place),
-                    other => return Err(other.corrupt(self.family(), ids[*place])),
-                }
-            }
-        }
-        Ok(left)
     }
 
     /// What a call to one partition carries of these, by places in `ids`.
@@ -347,7 +368,7 @@ where
     }
 
     /// The rows of the missing counters: a single one is shared with others who miss it, many come in one query.
-    async fn rows(&self, ids: &[&str], missing: &[(usize, Ticket)]) -> Result<Vec<Row>> {
+    async fn rows(&self, ids: &[&str], missing: &[(usize, Ticket)]) -> Result<Vec<Option<i64>>> {
         match missing {
             [] => Ok(Vec::new()),
             [(place, ticket)] => {

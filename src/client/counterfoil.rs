@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{join, join_all};
 use redis::aio::ConnectionLike;
 use tokio::time::timeout;
 
@@ -15,7 +14,6 @@ use crate::family::Family;
 use crate::finding::Finding;
 use crate::reconciler::flush::Flusher;
 use crate::reconciler::lifecycle::ReconcilerBuilder;
-use crate::reconciler::save::Saver;
 use crate::reconciler::upkeep;
 use crate::scripts::access;
 use crate::scripts::check;
@@ -190,18 +188,7 @@ where
     }
 
     async fn drain_families(&self, closing_all: bool) -> Result<()> {
-        let (mut buffered, mut savers) = (Vec::new(), Vec::new());
-        for opened in self.shared.opened() {
-            match Saver::new(self.shared.clone(), self.shared.redis.clone(), opened.clone()) {
-                Some(saver) => savers.push(saver),
-                None => buffered.push(opened),
-            }
-        }
-        let drains = join_all(savers.iter().map(Saver::drain));
-        let flusher = Flusher::new(self.shared.clone()).closing_all(closing_all);
-        // what cannot be brought there holds nothing else back
-        let (flushed, saved) = join(flusher.drain(buffered), drains).await;
-        saved.into_iter().fold(flushed, Result::and)
+        Flusher::new(self.shared.clone()).closing_all(closing_all).drain(self.shared.opened()).await
     }
 }
 

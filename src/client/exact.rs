@@ -11,11 +11,12 @@ use tokio::time::{Instant, timeout};
 
 use crate::client::handle::Handle;
 use crate::client::pages::{self, PAGE};
-use crate::client::read::{Verdict, beyond, judge, lacks_incarnation, may_be_forgotten};
+use crate::client::read::{Verdict, beyond, judge, may_be_forgotten};
 use crate::error::{Error, ErrorKind, Result};
+use crate::reconciler::set_back;
 use crate::scripts::buffered::Pending;
-use crate::scripts::partition::{Partition, random};
-use crate::store::{Incarnation, ReadFrom, Store};
+use crate::scripts::partition::Partition;
+use crate::store::{Incarnation, Mark, ReadFrom, Store};
 
 /// Values that are exact, or else as the database holds them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,12 +35,24 @@ struct PartitionRead {
 
 impl PartitionRead {
     /// Adds what its ids have pending to the sums at their places.
-    fn add_to(&self, sums: &mut [i128], pending: &Pending, verdict: Verdict) {
+    fn add_to(&self, sums: &mut [i128], ids: &[&str], pending: &Pending, verdict: &Verdict) {
         for (&place, &deltas) in self.places.iter().zip(&pending.deltas) {
-            sums[place] += beyond(deltas, verdict);
+            sums[place] += beyond(ids[place], deltas, verdict);
         }
     }
 }
+
+/// How one round of an exact read ended.
+enum Round {
+    Read(Vec<i64>),
+    /// It starts again, mostly because a batch landed in between.
+    Again,
+    /// It starts again, and the ledger has another batch than Redis under one number.
+    SetBack,
+}
+
+/// How often a read starts again before it suspects that Redis was set back.
+const PATIENT: u32 = 2;
 
 impl<C, S> Handle<C, S>
 where
@@ -52,13 +65,24 @@ where
     }
 
     async fn exact_once(&self, ids: &[&str], deadline: Instant) -> Result<Vec<i64>> {
+        let family = self.family();
         for round in 0..100 {
-            if let Some(values) = self.try_exact(ids, round == 0, deadline).await? {
-                return Ok(values);
+            let is_suspect = match self.try_exact(ids, round == 0, deadline).await? {
+                Round::Read(values) => return Ok(values),
+                Round::Again => round % 10 == PATIENT,
+                Round::SetBack => true,
+            };
+            if is_suspect && self.probe().await? > 0 {
+                let what = format!("{family}: Redis was set back to an older state; its partitions have begun anew");
+                return Err(Error::new(ErrorKind::Redis, what));
             }
         }
-        let family = self.family();
-        Err(Error::corrupt(format!("{family}: Redis and the ledger do not come to agree; was the database set back?")))
+        Err(Error::corrupt(format!("{family}: Redis and the ledger do not agree; was the database set back?")))
+    }
+
+    /// Starts partitions anew that are behind the ledger, and returns how many.
+    async fn probe(&self) -> Result<usize> {
+        set_back::probe(&self.shared, &self.shared.redis, std::slice::from_ref(&self.opened)).await
     }
 
     /// What the database holds of each id; a copy of it may be behind.
@@ -90,7 +114,7 @@ where
         let pending = self.repeating(|_| self.read_groups(&groups, ids)).await?;
         let mut sums = vec![0i128; ids.len()];
         for (group, pending) in groups.iter().zip(&pending) {
-            group.add_to(&mut sums, pending, Verdict::AddBatch);
+            group.add_to(&mut sums, ids, pending, &Verdict::AddBatch);
         }
         self.in_range(ids, sums)
     }
@@ -131,9 +155,9 @@ where
         Ok(page.into_iter().zip(values).collect())
     }
 
-    /// One round of an exact read; `None` if it has to be started again, mostly because a batch landed in between. With
-    /// `at_once` the database is asked while Redis is: whichever is read first, the ledger tells how they fit.
-    async fn try_exact(&self, ids: &[&str], at_once: bool, deadline: Instant) -> Result<Option<Vec<i64>>> {
+    /// Makes one round of an exact read. With `at_once` the database is asked while Redis is: whichever is read first, the
+    /// ledger shows how they fit.
+    async fn try_exact(&self, ids: &[&str], at_once: bool, deadline: Instant) -> Result<Round> {
         let registered = self.stored_by(deadline, self.registered()).await?;
         let groups = self.groups(ids);
         let guess = if at_once { self.guess(&groups) } else { None };
@@ -147,17 +171,14 @@ where
             }
             None => (None, self.read_groups(&groups, ids).await?),
         };
-        if self.begin(&groups, &pending).await? {
-            return Ok(None);
-        }
-        let mark = |(group, pending): (&PartitionRead, &Pending)| Some((group.partition, pending.incarnation?));
+        let mark = |(group, pending): (&PartitionRead, &Pending)| Some((group.partition, pending.last.incarnation?));
         let marks: BTreeSet<_> = groups.iter().zip(&pending).filter_map(mark).collect();
         let marks: Vec<_> = marks.into_iter().collect();
         marks.iter().for_each(|&(partition, incarnation)| self.opened.incarnations.seen(partition, incarnation));
         // without an incarnation a replica's lag would go unseen
-        let told = pending.iter().all(|pending| pending.incarnation.is_some());
-        let mut guessed = guessed.filter(|(guess, _)| told && *guess == marks).map(|(_, snapshot)| snapshot);
-        let copies: &[_] = if told { &[ReadFrom::Nearest, ReadFrom::Primary] } else { &[ReadFrom::Primary] };
+        let is_known = pending.iter().all(|pending| pending.last.incarnation.is_some());
+        let mut guessed = guessed.filter(|(guess, _)| is_known && *guess == marks).map(|(_, snapshot)| snapshot);
+        let copies: &[_] = if is_known { &[ReadFrom::Nearest, ReadFrom::Primary] } else { &[ReadFrom::Primary] };
         for &copy in copies {
             let snapshot = match guessed.take() {
                 Some(snapshot) => snapshot?,
@@ -166,30 +187,32 @@ where
                     self.stored_by(deadline, read).await?
                 }
             };
-            let stands = |(group, pending): (&PartitionRead, &Pending)| {
-                let mark = |incarnation| marks.binary_search(&(group.partition, incarnation)).ok();
-                let at = pending.incarnation.and_then(mark);
-                at.and_then(|at| snapshot.ledger.get(at).copied()).unwrap_or(0)
+            let mark_of = |(group, pending): (&PartitionRead, &Pending)| {
+                let place = |incarnation| marks.binary_search(&(group.partition, incarnation)).ok();
+                let place = pending.last.incarnation.and_then(place);
+                place.and_then(|place| snapshot.ledger.get(place).cloned()).unwrap_or_default()
             };
-            let ledger: Vec<u64> = groups.iter().zip(&pending).map(stands).collect();
-            let verdicts: Vec<_> =
-                pending.iter().zip(&ledger).map(|(pending, &ledger)| judge(pending, ledger)).collect();
+            let ledger: Vec<Mark> = groups.iter().zip(&pending).map(mark_of).collect();
+            let verdicts: Vec<_> = pending.iter().zip(&ledger).map(|(pending, mark)| judge(pending, mark)).collect();
+            if verdicts.contains(&Verdict::SetBack) {
+                return Ok(Round::SetBack);
+            }
             if verdicts.contains(&Verdict::Again) {
-                return Ok(None);
+                return Ok(Round::Again);
             }
             if verdicts.contains(&Verdict::Behind) {
                 continue;
             }
             if self.was_forgotten(&groups, &pending, &ledger, ids).await? {
-                return Ok(None);
+                return Ok(Round::Again);
             }
             let mut sums: Vec<_> = snapshot.values.iter().map(|value| i128::from(value.unwrap_or(0))).collect();
-            for ((group, pending), verdict) in groups.iter().zip(&pending).zip(verdicts) {
-                group.add_to(&mut sums, pending, verdict);
+            for ((group, pending), verdict) in groups.iter().zip(&pending).zip(&verdicts) {
+                group.add_to(&mut sums, ids, pending, verdict);
             }
-            return self.in_range(ids, sums).map(Some);
+            return self.in_range(ids, sums).map(Round::Read);
         }
-        Ok(None)
+        Ok(Round::Again)
     }
 
     /// Each partition with the incarnation that it was last seen with; `None` if one was not.
@@ -199,27 +222,19 @@ where
         partitions.into_iter().map(mark).collect()
     }
 
-    /// Gives an incarnation to the partitions that need one; returns whether there were any.
-    async fn begin(&self, groups: &[PartitionRead], pending: &[Pending]) -> Result<bool> {
-        let lacking = groups.iter().zip(pending).filter(|(_, pending)| lacks_incarnation(pending));
-        let begins = lacking
-            .map(|(group, _)| async move { self.partition(group.partition).begin(Incarnation(random()?)).await });
-        Ok(!try_join_all(begins).await?.is_empty())
-    }
-
     /// Whether an incarnation that no ledger row vouches for is not there any more.
     async fn was_forgotten(
         &self,
         groups: &[PartitionRead],
         pending: &[Pending],
-        ledger: &[u64],
+        ledger: &[Mark],
         ids: &[&str],
     ) -> Result<bool> {
         let doubtful =
-            groups.iter().zip(pending).zip(ledger).filter(|((_, pending), ledger)| may_be_forgotten(pending, **ledger));
+            groups.iter().zip(pending).zip(ledger).filter(|((_, pending), mark)| may_be_forgotten(pending, mark));
         let looks = doubtful.map(|((group, pending), _)| async move {
             let now = self.partition(group.partition).read(&[ids[group.places[0]]]).await?;
-            Ok::<_, Error>(now.incarnation != pending.incarnation)
+            Ok::<_, Error>(now.last.incarnation != pending.last.incarnation)
         });
         Ok(try_join_all(looks).await?.contains(&true))
     }

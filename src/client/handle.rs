@@ -160,8 +160,8 @@ macro_rules! handle_methods {
         }
 
         /// What of the family waits in Redis for the database, whoever counted it; it needs neither a reconciler nor the
-        /// database. Cached counters are looked through one by one. No gauge is set:
-        /// [`Counterfoil::backlogs`](crate::Counterfoil::backlogs) does that, which sees all families of a name.
+        /// database. No gauge is set: [`Counterfoil::backlogs`](crate::Counterfoil::backlogs) does that, which sees all
+        /// families of a name.
         ///
         /// # Errors
         /// [`Redis`](crate::ErrorKind::Redis) where it cannot be asked.

@@ -1,79 +1,106 @@
-//! Exact reads: what is in the database and what is not yet, put together without losing or doubling a batch that is
-//! on its way (docs/protocol.md, section 3).
+//! Compares what Redis has pending with the ledger, so that an exact read neither loses nor doubles a batch in flight
+//! (docs/protocol.md, section 3).
+
+use std::cmp::Ordering;
 
 use crate::scripts::buffered::Pending;
+use crate::store::Mark;
 use crate::testing::ablation::{self, Guard};
 
-/// What the ledger says of the batch that Redis spoke of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What the ledger proves about the batch that Redis named.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is not in the value: add it.
+    /// The values do not contain it: add it.
     AddBatch,
-    /// It is in the value already, or there is none: leave it out.
+    /// The values contain it up to this id: add it for the ids after it.
+    AddAfter(Vec<u8>),
+    /// The values contain it, or there is none: leave it out.
     LeaveOut,
     /// A newer batch landed between the two reads: start again.
     Again,
-    /// That copy of the database has not got all the batches before it: ask the primary.
+    /// That copy of the database lacks batches that Redis has released: ask the primary.
     Behind,
+    /// The ledger has another batch under this number: Redis was set back to an older state.
+    SetBack,
 }
 
-/// Compares what Redis said with the ledger as of the value.
+/// Compares the last cut of a partition with the ledger as of the values.
 ///
-/// A batch is cut only after the one before it was released, that is, applied: so on the primary the ledger stands at
-/// `seq`, or at `seq - 1` while the batch is in flight. Anything lower is a copy that is behind, also with a batch in
-/// flight.
-pub fn judge(pending: &Pending, ledger: u64) -> Verdict {
+/// A batch is cut only after the one before it was complete and released. So on the primary the ledger is at `seq`, or
+/// complete at `seq - 1` while the batch is in flight. Anything lower is a copy that is behind.
+pub fn judge(pending: &Pending, ledger: &Mark) -> Verdict {
     if ablation::is_out(Guard::Comparison) {
         return if pending.in_flight { Verdict::AddBatch } else { Verdict::LeaveOut };
     }
-    match ledger {
-        ledger if ledger > pending.seq => Verdict::Again,
-        ledger if ledger == pending.seq => Verdict::LeaveOut,
-        ledger if pending.in_flight && ledger + 1 == pending.seq => Verdict::AddBatch,
+    let last = pending.last;
+    match (ledger.seq.cmp(&last.seq), &ledger.position) {
+        (Ordering::Greater, _) => Verdict::Again,
+        (Ordering::Equal, _) if last.seq > 0 && last.nonce != Some(ledger.nonce) => Verdict::SetBack,
+        (Ordering::Equal, None) => Verdict::LeaveOut,
+        (Ordering::Equal, Some(position)) if pending.in_flight => Verdict::AddAfter(position.clone()),
+        (Ordering::Less, None) if pending.in_flight && ledger.seq + 1 == last.seq => Verdict::AddBatch,
         _ => Verdict::Behind,
     }
 }
 
-/// What an id has pending beyond the value. Wide, since the two may have different signs and each be near an end.
-pub fn beyond(deltas: (i64, i64), verdict: Verdict) -> i128 {
-    let (batch, buffer) = deltas;
-    i128::from(buffer) + if verdict == Verdict::AddBatch { i128::from(batch) } else { 0 }
+/// Returns what an id has pending beyond the value. Wide, since the two deltas may have different signs and each be near an
+/// end of i64.
+pub fn beyond(id: &str, (batch, buffer): (i64, i64), verdict: &Verdict) -> i128 {
+    let adds = match verdict {
+        Verdict::AddBatch => true,
+        Verdict::AddAfter(position) => id.as_bytes() > position.as_slice(),
+        _ => false,
+    };
+    i128::from(buffer) + if adds { i128::from(batch) } else { 0 }
 }
 
-/// Whether the incarnation may have been forgotten since Redis spoke of it. A batch reaches the ledger only after its
-/// rotation is durable, and with it the incarnation; before the first one a crash can take the incarnation back, and
-/// what is pending can reach the database under another one, unseen by [`judge`].
-pub fn may_be_forgotten(pending: &Pending, ledger: u64) -> bool {
-    ledger == 0 && pending.incarnation.is_some() && has_anything(pending)
-}
-
-/// Whether there is something pending and no incarnation to compare with the ledger: a batch cut since would go unseen,
-/// also where Redis is emptied after that and has no incarnation again. The partition must be given one first.
-pub fn lacks_incarnation(pending: &Pending) -> bool {
-    pending.incarnation.is_none() && has_anything(pending)
-}
-
-fn has_anything(pending: &Pending) -> bool {
-    pending.deltas.iter().any(|&(batch, buffer)| batch != 0 || buffer != 0)
+/// Whether the incarnation may have been forgotten since Redis returned it. A batch reaches the ledger only after its
+/// rotation is durable, and with it the incarnation. Before the first one a crash can revert the incarnation, and what is
+/// pending can reach the database under another one, unseen by [`judge`].
+pub fn may_be_forgotten(pending: &Pending, ledger: &Mark) -> bool {
+    let has_anything = pending.deltas.iter().any(|&(batch, buffer)| batch != 0 || buffer != 0);
+    ledger.seq == 0 && pending.last.incarnation.is_some() && has_anything
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Incarnation;
+    use crate::scripts::buffered::LastCut;
+    use crate::store::{Incarnation, Nonce};
 
     fn pending(seq: u64, in_flight: bool) -> Pending {
-        Pending { incarnation: Some(Incarnation(7)), seq, in_flight, deltas: vec![(1, 2)] }
+        let last = LastCut { incarnation: Some(Incarnation(7)), seq, nonce: Some(Nonce(9)) };
+        Pending { last, in_flight, deltas: vec![(1, 2)] }
+    }
+
+    fn mark(seq: u64) -> Mark {
+        Mark { seq, nonce: Nonce(9), position: None }
     }
 
     #[test]
     fn the_ledger_decides_about_the_batch() {
-        assert_eq!(judge(&pending(5, true), 4), Verdict::AddBatch);
-        assert_eq!(judge(&pending(5, true), 5), Verdict::LeaveOut);
-        assert_eq!(judge(&pending(5, false), 5), Verdict::LeaveOut);
-        assert_eq!(judge(&pending(5, true), 6), Verdict::Again);
-        assert_eq!(judge(&pending(5, false), 4), Verdict::Behind);
-        assert_eq!(judge(&pending(5, true), 3), Verdict::Behind);
-        assert_eq!(judge(&pending(1, true), 0), Verdict::AddBatch);
+        assert_eq!(judge(&pending(5, true), &mark(4)), Verdict::AddBatch);
+        assert_eq!(judge(&pending(5, true), &mark(5)), Verdict::LeaveOut);
+        assert_eq!(judge(&pending(5, false), &mark(5)), Verdict::LeaveOut);
+        assert_eq!(judge(&pending(5, true), &mark(6)), Verdict::Again);
+        assert_eq!(judge(&pending(5, false), &mark(4)), Verdict::Behind);
+        assert_eq!(judge(&pending(5, true), &mark(3)), Verdict::Behind);
+        assert_eq!(judge(&pending(1, true), &Mark::default()), Verdict::AddBatch);
+    }
+
+    #[test]
+    fn a_batch_that_is_partly_applied_is_added_after_its_position() {
+        let partly = |seq| Mark { position: Some(b"m".to_vec()), ..mark(seq) };
+        let verdict = judge(&pending(5, true), &partly(5));
+        assert_eq!(verdict, Verdict::AddAfter(b"m".to_vec()));
+        assert_eq!([beyond("m", (1, 2), &verdict), beyond("n", (1, 2), &verdict)], [2, 3]);
+        assert_eq!(judge(&pending(5, false), &partly(5)), Verdict::Behind);
+        assert_eq!(judge(&pending(5, true), &partly(4)), Verdict::Behind);
+    }
+
+    #[test]
+    fn another_nonce_proves_a_set_back() {
+        assert_eq!(judge(&pending(5, true), &Mark { nonce: Nonce(8), ..mark(5) }), Verdict::SetBack);
+        assert_eq!(judge(&pending(0, false), &Mark::default()), Verdict::LeaveOut);
     }
 }

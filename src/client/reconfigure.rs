@@ -1,15 +1,13 @@
 //! Changing what all processes must agree on about a family, while it has nothing pending where that matters.
 
-use std::time::Duration;
-
 use futures_util::future::try_join_all;
 use redis::aio::ConnectionLike;
 
 use crate::client::counterfoil::Counterfoil;
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::{Family, Retention};
+use crate::family::Family;
 use crate::reconciler::upkeep;
-use crate::scripts::cached::Deleted;
+use crate::scripts::buffered::last_cuts;
 use crate::scripts::partition::Partition;
 use crate::store::Store;
 
@@ -48,6 +46,7 @@ where
             self.tell_redis(family, &known).await?;
             return Err(pending);
         }
+        self.drop_bases(&known).await?;
         self.shared.store.reconfigure(&known, family).await?;
         // a reconciler with the old number may have put it back before the database knew
         self.tell_redis(&known, family).await
@@ -69,8 +68,24 @@ where
     async fn refuse_pending(&self, family: &Family) -> Result<()> {
         let partitions: Vec<_> = (0..family.partitions()).map(|number| self.shared.partition(family, number)).collect();
         for some in partitions.chunks(CALLS) {
-            if try_join_all(some.iter().map(|partition| partition.holds_anything(family))).await?.contains(&true) {
+            if try_join_all(some.iter().map(Partition::has_pending)).await?.contains(&true) {
                 return Err(Error::new(ErrorKind::Busy, format!("{family}: hits are pending: drain it first")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops the cached counters of the family, all of which are saved: with another number of partitions they belong
+    /// elsewhere.
+    async fn drop_bases(&self, family: &Family) -> Result<()> {
+        if !family.is_cached() {
+            return Ok(());
+        }
+        let partitions: Vec<_> = (0..family.partitions()).map(|number| self.shared.partition(family, number)).collect();
+        for (number, partition) in (0..).zip(&partitions) {
+            let home = self.shared.partition(family, self.shared.topology.home_of(number));
+            for last in last_cuts(&self.shared.redis, std::slice::from_ref(partition)).await? {
+                partition.reset(family, &home.keys, last).await?;
             }
         }
         Ok(())
@@ -82,7 +97,9 @@ where
         let beyond: Vec<_> = (family.partitions()..before.partitions()).collect();
         for some in beyond.chunks(CALLS) {
             try_join_all(
-                some.iter().map(|&number| async move { self.shared.partition(family, number).configure(family).await }),
+                some.iter().map(|&number| async move {
+                    self.shared.partition(family, number).configure(family, [number]).await
+                }),
             )
             .await?;
         }
@@ -102,18 +119,4 @@ fn refuse_unchangeable(known: &Family, family: &Family) -> Result<()> {
         return Err(Error::invalid(format!("{family}: {wrong}")));
     }
     Ok(())
-}
-
-impl<C: ConnectionLike + Clone + 'static> Partition<C> {
-    /// Whether anything is in it that another number of partitions would hide. Cached counters that are saved leave Redis.
-    async fn holds_anything(&self, family: &Family) -> Result<bool> {
-        let Some(retention) = family.retention() else { return self.has_pending().await };
-        let at_once = Retention { retain: Duration::ZERO, ..retention.clone() };
-        for some in self.cached_ids().await?.chunks(CALLS) {
-            if self.delete(&at_once, some).await?.contains(&Deleted::Kept) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
 }

@@ -9,7 +9,7 @@ use futures_util::future::{BoxFuture, FutureExt, Shared};
 use crate::error::{Error, Result};
 use crate::metrics;
 use crate::scripts::partition::Ticket;
-use crate::store::{Row, Store};
+use crate::store::Store;
 use crate::writer::opened::Opened;
 use crate::writer::shared::Shared as Pair;
 
@@ -27,7 +27,7 @@ pub struct Seeding {
 pub struct Read {
     seeding: Arc<Seeding>,
     key: ReadKey,
-    row: Shared<BoxFuture<'static, Result<Row, Arc<Error>>>>,
+    row: Shared<BoxFuture<'static, Result<Option<i64>, Arc<Error>>>>,
 }
 
 impl Seeding {
@@ -53,7 +53,7 @@ impl Seeding {
         let row = async move {
             let family = opened.registered(&pair.store).await.map_err(Arc::new)?;
             let rows = pair.store.rows(family, &[&id]).await.map_err(Arc::new)?;
-            Ok(rows.first().copied().unwrap_or_default())
+            Ok(rows.first().copied().flatten())
         };
         let read = Arc::new(Read { seeding: self.clone(), key: key.clone(), row: row.boxed().shared() });
         reads.insert(key, Arc::downgrade(&read));
@@ -66,8 +66,8 @@ impl Seeding {
 }
 
 impl Read {
-    /// The row, once it was read.
-    pub async fn row(&self) -> Result<Row> {
+    /// Returns the row's value, `None` where there is no row.
+    pub async fn row(&self) -> Result<Option<i64>> {
         self.row.clone().await.map_err(|error| error.again())
     }
 }

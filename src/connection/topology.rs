@@ -1,5 +1,6 @@
 //! Whether Redis is a cluster, where a call stays in one slot and every partition is the home of its own calls.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::connection::link;
@@ -29,5 +30,15 @@ impl Topology {
     /// The partition that remembers the callers of this one.
     pub fn home_of(&self, partition: u32) -> u32 {
         if self.is_cluster() { partition } else { 0 }
+    }
+
+    /// The partitions that remember callers, of so many.
+    pub fn homes(&self, partitions: u32) -> Range<u32> {
+        if self.is_cluster() { 0..partitions } else { 0..1 }
+    }
+
+    /// The partitions whose callers this home remembers, of so many.
+    pub fn partitions_of(&self, home: u32, partitions: u32) -> Range<u32> {
+        if self.is_cluster() { home..home + 1 } else { 0..partitions }
     }
 }

@@ -9,7 +9,7 @@ use super::{Durability, Family, Kind, OfKind};
 use crate::error::Result;
 use crate::family::table::Table;
 
-/// How a cached family's counters stay in Redis. When they are saved is the family's `sync_time`.
+/// How a cached family's counters stay in Redis. They are saved after the family's `sync_time`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retention {
     /// How long after the last increment.
@@ -24,7 +24,7 @@ impl OfKind for Retention {
     }
 
     fn scripts(&self) -> &'static [&'static str] {
-        &["cached_"]
+        &["cached_", "buffered_"]
     }
 
     fn settings(&self) -> Value {
@@ -62,12 +62,14 @@ pub struct CachedFamily {
 
 impl Family {
     /// Starts the configuration of a family of cached counters: the value lives in Redis for as long as it is used, comes
-    /// back with each increment, and is saved as a whole (docs/protocol.md, section 4). Namespace and name are of
-    /// `[a-z0-9_.-]{1,64}`.
+    /// back with each increment, and what was added to it reaches its row like a buffered counter's (docs/protocol.md,
+    /// section 4). Namespace and name are of `[a-z0-9_.-]{1,64}`.
     pub fn cached(namespace: impl Into<String>, name: impl Into<String>) -> CachedFamilyBuilder {
         let retention = Retention { retain: Duration::from_secs(600), min: None, max: None };
-        let family =
+        let mut family =
             Family::new(namespace.into(), name.into(), Duration::from_secs(2), Kind::Cached(retention.clone()));
+        // saves are due by time alone
+        family.sync_hits = u64::MAX;
         CachedFamilyBuilder { family, retention }
     }
 }
@@ -91,15 +93,15 @@ impl CachedFamilyBuilder {
         self
     }
 
-    /// A counter is saved this long after its first increment that is not saved yet, so many increments make one save:
-    /// 2 s unless said otherwise. Add the [settle time](Durability::Settle).
+    /// Counters that changed are saved at most this long after the save before, so many increments make one save; defaults
+    /// to 2 s. Add the [settle time](Durability::Settle).
     pub fn save_after(mut self, time: Duration) -> Self {
         self.family.sync_time = time;
         self
     }
 
-    /// A counter stays in Redis for this long after its last increment, then it is deleted, and read from the database
-    /// when it is asked for again: 10 min unless said otherwise.
+    /// A counter stays in Redis for this long after it was read from the database or saved last, then it is deleted, and
+    /// read from the database when it is used again; defaults to 10 min.
     pub fn retain(mut self, time: Duration) -> Self {
         self.retention.retain = time;
         self

@@ -1,8 +1,8 @@
-//! Bringing batches from Redis to the database: cut, wait until durable, fetch, apply, release. The only place where
-//! both are spoken to.
+//! Brings batches from Redis to the database: cut, wait until durable, fetch, apply in parts, release (docs/protocol.md,
+//! section 3). With a cached family the rows are read back and its counters are marked as saved (section 4).
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
@@ -10,15 +10,14 @@ use redis::aio::ConnectionLike;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use crate::connection::backoff::{Backoff, GRACE, pause_unless_stopped, unless_stopped, wait_out};
+use crate::connection::backoff::{Backoff, GRACE, pause_unless_stopped, unless_stopped};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
-use crate::reconciler::upkeep;
-use crate::scripts::buffered::{Cut, CutBatch, FetchReply, Lease, RotateReply, anything_pending};
+use crate::reconciler::set_back;
+use crate::scripts::buffered::{Cut, CutBatch, FetchReply, LastCut, Lease, RotateReply, anything_pending};
 use crate::scripts::bundle;
-use crate::scripts::partition::{Partition, random};
-use crate::scripts::series::any_slices;
-use crate::store::{Applied, Batch, Incarnation, ReadFrom, Registered, Store};
+use crate::scripts::partition::{Partition, anything_scheduled, random};
+use crate::store::{Applied, Batch, Progress, Registered, Store};
 use crate::testing::ablation::{self, Guard};
 use crate::writer::opened::Opened;
 use crate::writer::shared::Shared;
@@ -26,22 +25,23 @@ use crate::writer::shared::Shared;
 /// A partition, by its family's number and its own.
 pub type PartitionId = (u64, u32);
 
-/// The deltas of a batch, and those of ids that are not UTF-8.
-type Content = (Vec<(String, i64)>, Vec<(Vec<u8>, i64)>);
-
 /// About how many ids a page of a fetch has: small enough for a script to stay far below a millisecond.
 const PAGE: usize = 500;
 /// How many calls to Redis are under way at a time.
-const CALLS: usize = 64;
+pub(super) const CALLS: usize = 64;
+/// About how many ids one flush takes, and so how much memory it needs: enough for a transaction to cost little.
+const FLUSH_IDS: u64 = 10_000;
 
 /// The steps from Redis to the database.
 #[derive(Debug)]
 pub struct Flusher<C, S> {
-    shared: Arc<Shared<C, S>>,
-    redis: C,
+    pub(super) shared: Arc<Shared<C, S>>,
+    pub(super) redis: C,
     lease: Option<(String, Duration)>,
-    max_rows: u64,
+    max_rows: Option<u64>,
     closing_all: bool,
+    /// When counters of each cached family are due to be deleted.
+    pub(super) deletions: Mutex<HashMap<u64, Instant>>,
 }
 
 /// A batch that this process knows of, and that waits to be durable.
@@ -49,7 +49,7 @@ pub struct Flusher<C, S> {
 pub struct Held {
     pub id: PartitionId,
     opened: Arc<Opened>,
-    registered: Arc<Registered>,
+    pub(super) registered: Arc<Registered>,
     pub cut: CutBatch,
     known_since: Instant,
 }
@@ -103,7 +103,7 @@ where
     /// Without leases, over the pair's own connection.
     pub fn new(shared: Arc<Shared<C, S>>) -> Self {
         let redis = shared.redis.clone();
-        Flusher { shared, redis, lease: None, max_rows: 50_000, closing_all: false }
+        Flusher { shared, redis, lease: None, max_rows: None, closing_all: false, deletions: Mutex::default() }
     }
 
     pub fn over(mut self, redis: C) -> Self {
@@ -111,7 +111,8 @@ where
         self
     }
 
-    pub fn max_rows(mut self, rows: u64) -> Self {
+    /// How many rows one transaction changes, if it is not left to the store.
+    pub fn max_rows(mut self, rows: Option<u64>) -> Self {
         self.max_rows = rows;
         self
     }
@@ -146,6 +147,9 @@ where
         if family.keeps_slices() {
             self.close_slices(&all).await?;
         }
+        if let Some(retention) = family.retention() {
+            self.delete_due(opened, retention, &all).await?;
+        }
         // a cluster says once that it does not take keys of several slots in one call
         if !self.shared.topology.is_cluster() {
             match anything_pending(&self.redis, &all).await {
@@ -163,14 +167,24 @@ where
         Ok(found.collect())
     }
 
+    /// Whether any of the partitions has anything on its schedule: one command where they are on one server.
+    pub(super) async fn has_scheduled(&self, partitions: &[Partition<C>]) -> Result<bool> {
+        if self.shared.topology.is_cluster() {
+            return Ok(true);
+        }
+        match anything_scheduled(&self.redis, partitions).await {
+            Err(error) if bundle::crosses_slots(&error) => {
+                self.shared.topology.found_cluster();
+                Ok(true)
+            }
+            reply => reply,
+        }
+    }
+
     /// Hands the slices that are over, or all, on to the buffers.
     async fn close_slices(&self, partitions: &[Partition<C>]) -> Result<()> {
-        if !self.shared.topology.is_cluster() {
-            match any_slices(&self.redis, partitions).await {
-                Ok(false) => return Ok(()),
-                Err(error) if bundle::crosses_slots(&error) => self.shared.topology.found_cluster(),
-                _ => {}
-            }
+        if !self.has_scheduled(partitions).await? {
+            return Ok(());
         }
         for some in partitions.chunks(CALLS) {
             try_join_all(some.iter().map(async |partition| match self.closing_all {
@@ -203,7 +217,7 @@ where
         let lease = lease.map(|(owner, beyond)| Lease { owner, time: settle + *beyond });
         let cut = if due { Cut::WhenDue(family) } else { Cut::Now };
         let partition = Partition::new(self.redis.clone(), family, id.1);
-        Ok(match partition.rotate(Incarnation(random()?), lease, cut).await? {
+        Ok(match partition.rotate(lease, cut).await? {
             RotateReply::Batch(cut) => Rotated::Held(Held { id, opened, registered, cut, known_since: Instant::now() }),
             RotateReply::Early(time) => Rotated::Early(time),
             RotateReply::Leased(time) => Rotated::Leased(time),
@@ -211,8 +225,8 @@ where
         })
     }
 
-    /// Brings the batches to the database in one transaction and drops them from Redis. While the database is away it
-    /// waits, unless it is told to stop.
+    /// Brings the batches to the database and drops them from Redis. While the database is unreachable it waits, unless it
+    /// is told to stop.
     #[tracing::instrument(skip_all, fields(batches = held.len(), rows = tracing::field::Empty))]
     pub async fn flush(&self, held: Vec<Held>, stop: &watch::Receiver<bool>) -> Vec<(PartitionId, Flushed)> {
         let started = Instant::now();
@@ -224,30 +238,30 @@ where
         let results = self.apply(&batches, stop).await;
         drop(pending);
         let mut applied = Vec::with_capacity(fetched.len());
-        for (held, result) in fetched.into_iter().zip(results) {
+        for ((held, batch), result) in fetched.into_iter().zip(batches).zip(results) {
             match result {
-                Ok(repeated) => applied.push((held, repeated)),
+                Ok(progress) => applied.push((held, batch, progress)),
                 Err(error) => ends.push((held.id, Flushed::Failed(error))),
             }
         }
-        // what is applied but not released is found again, and skipped by the ledger
+        // a batch that is applied but not released is found again, and skipped by the ledger
         for some in applied.chunks(CALLS) {
-            join_all(some.iter().map(|(held, repeated)| self.release(held, *repeated))).await;
+            join_all(some.iter().map(|(held, batch, progress)| self.finish(held, batch, *progress))).await;
         }
-        ends.extend(applied.iter().map(|(held, _)| (held.id, Flushed::Done)));
+        ends.extend(applied.iter().map(|(held, ..)| (held.id, Flushed::Done)));
         ::metrics::histogram!(metrics::FLUSH_SECONDS).record(started.elapsed());
         ends
     }
 
-    /// The batches that are there, with their content.
-    async fn fetch_all(&self, held: Vec<Held>, ends: &mut Vec<(PartitionId, Flushed)>) -> (Vec<Held>, Vec<Batch>) {
+    /// Fetches the batches that are there.
+    async fn fetch_all(&self, held: Vec<Held>, ends: &mut Vec<(PartitionId, Flushed)>) -> (Vec<Held>, Vec<Arc<Batch>>) {
         let (mut fetched, mut batches) = (Vec::with_capacity(held.len()), Vec::with_capacity(held.len()));
         for some in chunks(held, CALLS) {
             let contents = join_all(some.iter().map(|held| self.fetch(held))).await;
             for (held, content) in some.into_iter().zip(contents) {
                 match content {
-                    Ok(Some((deltas, foreign))) => {
-                        batches.push(held.batch(deltas, foreign));
+                    Ok(Some(deltas)) => {
+                        batches.push(Arc::new(held.batch(deltas)));
                         fetched.push(held);
                     }
                     Ok(None) => ends.push((held.id, Flushed::Stale)),
@@ -258,52 +272,84 @@ where
         (fetched, batches)
     }
 
-    /// The batch's content; `None` if it is not there any more.
-    async fn fetch(&self, held: &Held) -> Result<Option<Content>> {
+    /// Returns the batch's content; `None` if it is not there any more.
+    async fn fetch(&self, held: &Held) -> Result<Option<Vec<(Vec<u8>, i64)>>> {
         let settle = held.opened.family.durability().settle();
         let partition = held.partition(&self.redis);
         loop {
-            match partition.fetch(&held.cut, settle, PAGE).await? {
-                FetchReply::Deltas { deltas, foreign } => return Ok(Some((deltas, foreign))),
+            match partition.fetch(held.cut.id, settle, PAGE).await? {
+                FetchReply::Deltas(deltas) => return Ok(Some(deltas)),
                 FetchReply::Wait(time) => sleep(time).await,
                 FetchReply::Stale => return Ok(None),
             }
         }
     }
 
-    /// Applies the batches, all together, or family by family where one of them cannot be written at all. Returns
-    /// for each batch whether it or one that went with it had been applied before, or why it was not applied.
-    async fn apply(&self, batches: &[Batch], stop: &watch::Receiver<bool>) -> Vec<Result<bool>> {
-        if batches.is_empty() {
-            return Vec::new();
+    /// Applies the batches, all together, or family by family where one of them cannot be written at all. Returns how
+    /// each ended, or why it was not applied.
+    async fn apply(&self, batches: &[Arc<Batch>], stop: &watch::Receiver<bool>) -> Vec<Result<Progress>> {
+        let mut families: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+        for (place, batch) in batches.iter().enumerate() {
+            families.entry(batch.family.number).or_default().push(place);
         }
-        let error = match self.apply_repeated(batches, stop).await {
-            Ok(repeated) => return batches.iter().map(|_| Ok(repeated)).collect(),
-            Err(error) => error,
-        };
-        let mut families: BTreeMap<u64, Vec<Batch>> = BTreeMap::new();
-        for batch in batches {
-            families.entry(batch.family.number).or_default().push(batch.clone());
+        let mut ends: Vec<_> = std::iter::repeat_with(|| None).take(batches.len()).collect();
+        if let Err(error) = self.apply_whole(batches, (0..batches.len()).collect(), &mut ends, stop).await {
+            let concerns_one = families.len() > 1 && error.kind() != ErrorKind::Store;
+            for places in families.into_values() {
+                let left: Vec<_> = places.into_iter().filter(|&place| ends[place].is_none()).collect();
+                let applied = match concerns_one {
+                    true => self.apply_whole(batches, left.clone(), &mut ends, stop).await,
+                    false => Err(error.again()),
+                };
+                if let Err(error) = applied {
+                    left.into_iter().for_each(|place| _ = ends[place].get_or_insert_with(|| Err(error.again())));
+                }
+            }
         }
-        if families.len() == 1 || error.kind() == ErrorKind::Store {
-            return batches.iter().map(|_| Err(error.again())).collect();
-        }
-        let mut results = BTreeMap::new();
-        for (number, batches) in families {
-            results.insert(number, self.apply_repeated(&batches, stop).await);
-        }
-        let of = |batch: &Batch| results[&batch.family.number].as_ref().copied().map_err(Error::again);
-        batches.iter().map(of).collect()
+        let unfinished = || Err(Error::corrupt("a batch was neither applied nor refused"));
+        ends.into_iter().map(|end| end.unwrap_or_else(unfinished)).collect()
     }
 
-    /// Tries again as long as the database is away, and nobody says stop. Returns whether any of them had been applied before.
-    async fn apply_repeated(&self, batches: &[Batch], stop: &watch::Receiver<bool>) -> Result<bool> {
+    /// Applies the batches at these places part by part, until each is complete.
+    async fn apply_whole(
+        &self,
+        batches: &[Arc<Batch>],
+        mut places: Vec<usize>,
+        ends: &mut [Option<Result<Progress>>],
+        stop: &watch::Receiver<bool>,
+    ) -> Result<()> {
+        let mut stopped = None;
+        while !places.is_empty() {
+            let some: Vec<_> = places.iter().map(|&place| batches[place].clone()).collect();
+            let applied = self.apply_repeated(&some, stop).await?;
+            record(&applied);
+            let mut left = Vec::new();
+            for (place, progress) in places.into_iter().zip(applied.progress) {
+                match progress {
+                    Progress::Partial { left: ids } => {
+                        tracing::debug!(family = %batches[place].family.family, ids, "a part of a batch is applied");
+                        left.push(place);
+                    }
+                    end => ends[place] = Some(Ok(end)),
+                }
+            }
+            places = left;
+            if *stop.borrow() && stopped.get_or_insert_with(Instant::now).elapsed() > GRACE && !places.is_empty() {
+                return Err(Error::new(ErrorKind::Store, "the rest of a batch is left: this is to stop"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Tries again as long as the database is unreachable, until it is told to stop.
+    async fn apply_repeated(&self, batches: &[Arc<Batch>], stop: &watch::Receiver<bool>) -> Result<Applied> {
         let (mut pause, mut grace) = (Backoff::default(), GRACE);
         loop {
-            match unless_stopped(stop, grace, self.shared.store.apply(batches)).await {
+            match unless_stopped(stop, grace, self.shared.store.apply(batches, self.max_rows)).await {
+                Ok(applied) if applied.progress.len() == batches.len() => return Ok(applied),
                 Ok(applied) => {
-                    record(applied);
-                    return Ok(applied.repeated > 0);
+                    let (some, all) = (applied.progress.len(), batches.len());
+                    return Err(Error::corrupt(format!("the store returned the progress of {some} of {all} batches")));
                 }
                 Err(error) if error.is_retryable() => {
                     let error = retried("apply", error);
@@ -318,153 +364,49 @@ where
         }
     }
 
-    async fn release(&self, held: &Held, repeated: bool) {
+    /// Drops a batch that the database has, or begins anew where it proves that Redis was set back.
+    async fn finish(&self, held: &Held, batch: &Batch, progress: Progress) {
         let family = &held.opened.family;
         ::metrics::histogram!(metrics::LAG_SECONDS, "family" => held.opened.label.clone())
             .record(held.oldest_hit().elapsed());
-        let released = match repeated && !ablation::is_out(Guard::SetBack) {
-            true => self.release_repeated(held).await,
-            false => held.partition(&self.redis).release(&held.cut).await.map(drop),
+        let partition = held.partition(&self.redis);
+        let is_set_back = progress == Progress::SetBack && !ablation::is_out(Guard::SetBack);
+        let finished = match family.retention() {
+            _ if is_set_back => {
+                let id = batch.id;
+                let cut = LastCut { incarnation: Some(id.incarnation), seq: id.seq, nonce: Some(id.nonce) };
+                set_back::begin_anew(&self.shared, &self.redis, &held.opened, held.id.1, cut).await
+            }
+            Some(retention) if !ablation::is_out(Guard::ReadBack) => self.save(held, batch, retention).await,
+            _ => partition.release(batch.id).await.map(drop),
         };
-        if let Err(error) = released {
+        if let Err(error) = finished {
             tracing::warn!(%family, error = %retried("release", error), "a batch was applied but not yet released");
         }
     }
 
-    /// A batch that is still there when the ledger is past it shows that Redis was set back (docs/protocol.md, section 3.9).
-    async fn release_repeated(&self, held: &Held) -> Result<()> {
-        let (family, partition) = (&held.opened.family, held.partition(&self.redis));
-        let ledger = [(held.id.1, held.cut.incarnation)];
-        let snapshot = self.shared.store.read(&held.registered, &[], &ledger, ReadFrom::Primary).await?;
-        let is_past = snapshot.ledger.first().is_some_and(|applied| *applied > held.cut.seq);
-        // slices that are kept were set back as well, and only the old numbers tell those that the database has
-        let dropped = match is_past && !family.keeps_slices() {
-            true => partition.discard(&held.cut, Incarnation(random()?)).await?,
-            false => partition.release(&held.cut).await?.then_some(held.cut.ids),
-        };
-        if let Some(ids) = dropped.filter(|_| is_past) {
-            ::metrics::counter!(metrics::SET_BACK, "family" => held.opened.label.clone()).increment(1);
-            let partition = held.id.1;
-            tracing::error!(%family, partition, ids, "Redis was set back to an older state: what was pending is dropped");
-        }
-        Ok(())
-    }
-
-    /// Takes from the batches what one transaction brings to the database: those that are durable by now, up to the
-    /// number of rows, but at least one.
-    pub fn next_transaction(&self, held: &mut Vec<Held>) -> Vec<Held> {
+    /// Takes from the batches what one flush brings to the database: those that are durable, up to [`FLUSH_IDS`], but at
+    /// least one.
+    pub fn next_flush(&self, held: &mut Vec<Held>) -> Vec<Held> {
         let now = Instant::now();
         let mut rows = 0;
         let taken = held.extract_if(.., |held| {
-            let fits = rows == 0 || rows + held.cut.ids <= self.max_rows;
+            let fits = rows == 0 || rows + held.cut.ids <= FLUSH_IDS;
             let takes = fits && held.ready_at() <= now;
             rows += if takes { held.cut.ids } else { 0 };
             takes
         });
         taken.collect()
     }
-
-    /// Brings everything to the database that is in Redis now. What cannot be brought there holds nothing else back.
-    #[tracing::instrument(skip_all)]
-    pub async fn drain(&self, mut families: Vec<Arc<Opened>>) -> Result<()> {
-        let mut pause = Backoff::default();
-        let mut left: Vec<PartitionId> = Vec::new();
-        while !families.is_empty() {
-            for (number, found) in self.sweep(std::mem::take(&mut families)).await {
-                match found {
-                    Ok(found) => left.extend(found),
-                    Err(error) => {
-                        wait_out(error, &mut pause).await?;
-                        families.extend(self.shared.family(number));
-                    }
-                }
-            }
-        }
-        let mut stuck = None;
-        while !left.is_empty() {
-            left = self.drain_once(left, &mut pause, &mut stuck).await;
-        }
-        stuck.map_or(Ok(()), Err)
-    }
-
-    /// Takes one batch off each partition. Returns the partitions that may still hold a hit from before the drain: a
-    /// batch that somebody else cut says nothing about the buffer.
-    async fn drain_once(
-        &self,
-        partitions: Vec<PartitionId>,
-        pause: &mut Backoff,
-        stuck: &mut Option<Error>,
-    ) -> Vec<PartitionId> {
-        let (_running, stop) = watch::channel(false);
-        let (mut held, mut left, mut failed) = (Vec::new(), BTreeSet::new(), Vec::new());
-        for (id, rotated) in self.rotate(&partitions, false).await {
-            match rotated {
-                Ok(Rotated::Held(batch)) => {
-                    if !batch.cut.fresh {
-                        left.insert(id);
-                    }
-                    held.push(batch);
-                }
-                // a drain heeds neither the time nor a lease
-                Ok(Rotated::Nothing | Rotated::Early(_) | Rotated::Leased(_)) => {}
-                Err(error) => failed.push((id, error)),
-            }
-        }
-        while let Some(ready) = held.iter().map(Held::ready_at).max() {
-            tokio::time::sleep_until(ready).await;
-            for (id, end) in self.flush(self.next_transaction(&mut held), &stop).await {
-                if let Flushed::Failed(error) = end {
-                    failed.push((id, error));
-                }
-            }
-        }
-        for (id, error) in failed {
-            match wait_out(error, pause).await {
-                Ok(()) => left.insert(id),
-                Err(error) => {
-                    *stuck = Some(error);
-                    left.remove(&id)
-                }
-            };
-        }
-        left.into_iter().collect()
-    }
-
-    /// What a family needs once a minute. Returns the partitions beyond its own in which something waits, if it is to look.
-    pub async fn upkeep(&self, number: u64, look: bool) -> Result<Vec<PartitionId>> {
-        let Some(opened) = self.shared.family(number) else { return Ok(Vec::new()) };
-        let Shared { topology, store, .. } = &*self.shared;
-        let family = &opened.registered(store).await?.family;
-        match upkeep::begin_epochs(&self.redis, topology, family).await {
-            // who is right is known to the database, which may have another configuration by now
-            Err(error) if error.kind() == ErrorKind::Mismatch => {
-                store.register(family).await?;
-                upkeep::configure(&self.redis, topology, family).await?;
-            }
-            begun => begun?,
-        }
-        if !look {
-            return Ok(Vec::new());
-        }
-        let strays = upkeep::strays(&self.redis, topology, family).await?;
-        Ok(strays.into_iter().map(|partition| (number, partition)).collect())
-    }
 }
 
 impl Held {
-    fn partition<C: ConnectionLike + Clone + 'static>(&self, redis: &C) -> Partition<C> {
+    pub(super) fn partition<C: ConnectionLike + Clone + 'static>(&self, redis: &C) -> Partition<C> {
         Partition::new(redis.clone(), &self.opened.family, self.id.1)
     }
 
-    fn batch(&self, deltas: Vec<(String, i64)>, foreign: Vec<(Vec<u8>, i64)>) -> Batch {
-        Batch {
-            family: self.registered.clone(),
-            partition: self.id.1,
-            incarnation: self.cut.incarnation,
-            seq: self.cut.seq,
-            deltas,
-            foreign,
-        }
+    fn batch(&self, deltas: Vec<(Vec<u8>, i64)>) -> Batch {
+        Batch { family: self.registered.clone(), partition: self.id.1, id: self.cut.id, deltas }
     }
 }
 
@@ -477,9 +419,9 @@ fn retried(what: &'static str, error: Error) -> Error {
 struct PendingIds(Vec<(::metrics::Gauge, f64)>);
 
 impl PendingIds {
-    fn of(batches: &[Batch]) -> Self {
+    fn of(batches: &[Arc<Batch>]) -> Self {
         let gauge =
-            |batch: &Batch| ::metrics::gauge!(metrics::PENDING_IDS, "family" => batch.family.family.name.clone());
+            |batch: &Arc<Batch>| ::metrics::gauge!(metrics::PENDING_IDS, "family" => batch.family.family.name.clone());
         let pending: Vec<_> = batches.iter().map(|batch| (gauge(batch), batch.deltas.len() as f64)).collect();
         pending.iter().for_each(|(gauge, ids)| gauge.increment(*ids));
         PendingIds(pending)
@@ -492,8 +434,9 @@ impl Drop for PendingIds {
     }
 }
 
-fn record(applied: Applied) {
-    ::metrics::counter!(metrics::BATCHES).increment(applied.batches);
+fn record(applied: &Applied) {
+    let complete = applied.progress.iter().filter(|progress| **progress == Progress::Complete).count() as u64;
+    ::metrics::counter!(metrics::BATCHES).increment(complete);
     ::metrics::counter!(metrics::ROWS).increment(applied.rows);
     ::metrics::counter!(metrics::REJECTS).increment(applied.rejected);
     if applied.rejected > 0 {

@@ -22,7 +22,7 @@ pub struct ReconcilerBuilder<C, S> {
     shared: Arc<Shared<C, S>>,
     redis: Option<C>,
     lease: Option<Duration>,
-    max_rows: u64,
+    max_rows: Option<u64>,
     allow_evicting: bool,
     scope: Scope,
 }
@@ -59,7 +59,7 @@ where
 {
     pub(crate) fn new(shared: Arc<Shared<C, S>>) -> Self {
         let (lease, allow_evicting) = (Some(Duration::from_secs(2)), shared.allows_evicting());
-        ReconcilerBuilder { shared, redis: None, lease, max_rows: 10_000, allow_evicting, scope: Scope::Opened }
+        ReconcilerBuilder { shared, redis: None, lease, max_rows: None, allow_evicting, scope: Scope::Opened }
     }
 
     /// A connection of its own, so that large fetches do not keep hits waiting.
@@ -76,10 +76,10 @@ where
         self
     }
 
-    /// About how many ids one transaction takes, and so how much memory a flush needs; 10,000 unless said otherwise. A
-    /// batch is never split.
+    /// Limits the rows that one transaction changes, and so how long it holds their locks. Defaults to 500 where a table of the
+    /// application is concerned, and to 10,000 in counterfoil's own. A larger batch is applied in parts.
     pub fn max_rows(mut self, rows: u64) -> Self {
-        self.max_rows = rows;
+        self.max_rows = Some(rows.max(1));
         self
     }
 
@@ -108,7 +108,7 @@ where
     }
 
     /// Starts it on the current tokio runtime. It takes up what earlier reconcilers left at once, and families as they
-    /// are opened. A warning is logged where a crash of Redis can double counts, as with RDB snapshots only.
+    /// are opened. A warning is logged where Redis, once it has crashed, counts daily visitors again.
     ///
     /// # Errors
     /// [`Unsafe`](ErrorKind::Unsafe) on a Redis whose `maxmemory-policy` throws away what an open family needs;

@@ -1,8 +1,11 @@
-//! What brings the numbers to the database.
+//! Brings what is counted in Redis to the database.
 
+mod cached;
+mod drain;
 pub mod flush;
 pub mod lifecycle;
 pub mod registry;
-pub mod save;
 mod scheduler;
+mod server_watch;
+pub mod set_back;
 pub mod upkeep;

@@ -14,9 +14,9 @@ use crate::error::{Error, Result};
 use crate::metrics;
 use crate::reconciler::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
 use crate::reconciler::registry::{self, Look, Registry, Scope};
-use crate::reconciler::save::{Round, Saver};
+use crate::reconciler::server_watch::ServerWatch;
 use crate::store::Store;
-use crate::writer::opened::{Announced, Opened};
+use crate::writer::opened::Announced;
 use crate::writer::shared::Shared;
 
 /// How often the age of what is on its way is measured, at least.
@@ -44,22 +44,21 @@ enum Finished {
     Swept(Vec<(u64, Result<Vec<PartitionId>>)>),
     Rotated(Vec<(PartitionId, Result<Rotated>)>),
     Flushed(Vec<(PartitionId, Flushed)>),
-    Saved(u64, Result<Round>),
+    Watched(Result<ServerWatch>),
     Kept(u64, Result<Vec<PartitionId>>),
     Listed(Look),
 }
 
-/// How partitions are flushed, and rounds made through cached families.
+/// How partitions are flushed.
 pub struct Steps<C> {
     pub redis: C,
     pub lease: Option<Duration>,
-    pub max_rows: u64,
+    pub max_rows: Option<u64>,
 }
 
 /// Decides when which partition or family is looked at.
 pub struct Scheduler<C, S> {
     flusher: Arc<Flusher<C, S>>,
-    steps: Steps<C>,
     shared: Arc<Shared<C, S>>,
     stopping: watch::Receiver<bool>,
     finishing: bool,
@@ -79,14 +78,15 @@ pub struct Scheduler<C, S> {
     rotating: HashMap<Id, Vec<PartitionId>>,
     /// With the time of the oldest hit in it.
     flushing: HashMap<Id, (Vec<PartitionId>, Instant)>,
-    /// The cached families that a round is made through.
-    saving: HashMap<Id, u64>,
     failures: HashMap<Announced, Backoff>,
     /// When each family had its upkeep last, and how often it has had it.
     kept: HashMap<u64, (Instant, u32)>,
     /// The turns of those that get it.
     upkeeps: Arc<Semaphore>,
     registry: Registry,
+    watch: ServerWatch,
+    /// The look at Redis that is under way.
+    watching: Option<Id>,
 }
 
 impl<C> Steps<C>
@@ -99,12 +99,6 @@ where
             Some(lease) => flusher.leasing(lease),
             None => Ok(flusher),
         }
-    }
-
-    /// Of a cached family.
-    fn saver<S: Store>(&self, shared: &Arc<Shared<C, S>>, opened: &Arc<Opened>) -> Option<Saver<C, S>> {
-        let saver = Saver::new(shared.clone(), self.redis.clone(), opened.clone())?;
-        Some(saver.leasing(self.lease).max_rows(self.max_rows))
     }
 }
 
@@ -121,7 +115,6 @@ where
     ) -> Result<Self> {
         Ok(Scheduler {
             flusher: Arc::new(steps.flusher(&shared)?),
-            steps,
             shared,
             stopping,
             finishing: false,
@@ -134,11 +127,12 @@ where
             tasks: JoinSet::new(),
             rotating: HashMap::new(),
             flushing: HashMap::new(),
-            saving: HashMap::new(),
             failures: HashMap::new(),
             kept: HashMap::new(),
             upkeeps: Arc::new(Semaphore::new(UPKEEPS)),
             registry: Registry::new(scope),
+            watch: ServerWatch::new(),
+            watching: None,
         })
     }
 
@@ -150,6 +144,7 @@ where
         }
         loop {
             self.start_listing();
+            self.start_watching();
             self.start_what_is_due();
             self.start_flushes();
             self.measure_waiting();
@@ -205,7 +200,8 @@ where
 
     fn next_time(&self) -> Instant {
         let far = Instant::now() + Duration::from_secs(3600);
-        let timed = self.times.first().map(|(time, _)| *time).into_iter().chain([self.registry.next_look()]).min();
+        let timed = self.times.first().map(|(time, _)| *time).into_iter().chain([self.registry.next_look()]);
+        let timed = timed.chain([self.watch.next_look()]).min();
         let timed = timed.filter(|_| !self.finishing);
         let gathered = if self.flushing.len() < FLUSHES { self.held.iter().map(Held::flush_at).min() } else { None };
         let measured = (!self.held.is_empty() || !self.flushing.is_empty()).then(|| Instant::now() + MEASURE);
@@ -224,6 +220,20 @@ where
             let (shared, stop) = (self.shared.clone(), self.stopping.clone());
             let look = async move { unless_stopped(&stop, Duration::ZERO, registry::look(&shared.store)).await };
             self.tasks.spawn(async move { Finished::Listed(look.await) });
+        }
+    }
+
+    /// Looks whether Redis still has what it had.
+    fn start_watching(&mut self) {
+        if let Some(watch) = self.watch.begin() {
+            let (flusher, stop) = (self.flusher.clone(), self.stopping.clone());
+            let look = async move {
+                let look = watch.look(&flusher.shared, &flusher.redis);
+                unless_stopped(&stop, Duration::ZERO, look).await
+            };
+            // boxed, so that the other tasks need no more room for it
+            let task = self.tasks.spawn(async move { Finished::Watched(Box::pin(look).await) });
+            self.watching = Some(task.id());
         }
     }
 
@@ -265,37 +275,28 @@ where
         }
     }
 
-    /// Looks for what writers elsewhere left in buffered families, and at what is due in cached ones.
+    /// Searches for what writers elsewhere left in these families.
     fn start_looks(&mut self, numbers: Vec<u64>) {
-        let mut buffered = Vec::new();
+        let mut families = Vec::new();
         for number in numbers {
             let Some(opened) = self.shared.family(number) else { continue };
-            self.keep_up(number);
-            match self.steps.saver(&self.shared, &opened) {
-                Some(saver) => self.start_round(number, saver),
-                None => buffered.push(opened),
+            if !self.kept.contains_key(&number) {
+                self.watch.probe_soon();
             }
+            self.keep_up(number);
+            families.push(opened);
         }
-        if !buffered.is_empty() {
+        if !families.is_empty() {
             let flusher = self.flusher.clone();
-            self.tasks.spawn(async move { Finished::Swept(flusher.sweep(buffered).await) });
+            self.tasks.spawn(async move { Finished::Swept(flusher.sweep(families).await) });
         }
     }
 
-    fn start_round(&mut self, number: u64, saver: Saver<C, S>) {
-        if self.saving.values().any(|busy| *busy == number) {
-            return;
-        }
-        let stop = self.stopping.clone();
-        let task = self.tasks.spawn(async move { Finished::Saved(number, Arc::new(saver).round(stop).await) });
-        self.saving.insert(task.id(), number);
-    }
-
-    /// Flushes all batches that are durable by now together, up to the number of rows that one transaction takes.
+    /// Flushes the batches that are durable together, up to the number of ids that one flush takes.
     fn start_flushes(&mut self) {
         let now = Instant::now();
         while self.flushing.len() < FLUSHES && self.held.iter().any(|held| held.flush_at() <= now) {
-            let taken = self.flusher.next_transaction(&mut self.held);
+            let taken = self.flusher.next_flush(&mut self.held);
             let ids = taken.iter().map(|held| held.id).collect();
             let oldest = taken.iter().map(Held::oldest_hit).min().unwrap_or(now);
             let (flusher, stop) = (self.flusher.clone(), self.stopping.clone());
@@ -309,18 +310,19 @@ where
             Ok((id, _)) => *id,
             Err(error) => error.id(),
         };
-        let round = self.saving.remove(&id);
         let concerned = self.rotating.remove(&id).or_else(|| self.flushing.remove(&id).map(|(ids, _)| ids));
         match done.map(|(_, done)| done) {
             Ok(Finished::Swept(all)) => all.into_iter().for_each(|(number, found)| self.swept(number, found)),
             Ok(Finished::Rotated(all)) => all.into_iter().for_each(|(id, rotated)| self.rotated(id, rotated)),
             Ok(Finished::Flushed(all)) => all.into_iter().for_each(|(id, end)| self.flushed(id, end)),
-            Ok(Finished::Saved(number, round)) => self.saved(number, round),
+            Ok(Finished::Watched(look)) => self.watch.end(look),
             Ok(Finished::Kept(number, strays)) => self.kept(number, strays),
             Ok(Finished::Listed(found)) => self.listed(found),
             Err(error) => {
                 tracing::error!(%error, "a step of the reconciler ended, and is tried again");
-                round.into_iter().for_each(|number| self.look_at(Announced::Family(number), MEND));
+                if self.watching == Some(id) {
+                    self.watch.end(Err(Error::corrupt("a look at Redis ended early")));
+                }
                 concerned.into_iter().flatten().for_each(|id| self.rest(id, MEND));
             }
         }
@@ -336,24 +338,6 @@ where
                 });
                 if let Some(opened) = self.shared.family(number) {
                     self.look_at(what, opened.family.sync_time / LOOKS);
-                }
-            }
-            Err(error) => {
-                let pause = self.pause(what, &error);
-                self.look_at(what, pause);
-            }
-        }
-    }
-
-    /// What is counted from now on is not due before the family's time to save is over.
-    fn saved(&mut self, number: u64, round: Result<Round>) {
-        let what = Announced::Family(number);
-        match round {
-            Ok(round) => {
-                self.failures.remove(&what);
-                if let Some(opened) = self.shared.family(number) {
-                    let save_after = opened.family.sync_time;
-                    self.look_at(what, round.next.map_or(save_after, |next| next.min(save_after)));
                 }
             }
             Err(error) => {

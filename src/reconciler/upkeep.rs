@@ -1,54 +1,73 @@
-//! What a reconciler does for a family now and then: it writes the settings beside the epoch, begins a new epoch so that
-//! Redis forgets old callers, and looks for partitions that the family does not have (docs/protocol.md, sections
-//! 3.2 and 3.8).
+//! Writes a family's settings to Redis, begins new epochs so that Redis forgets old callers, and searches for partitions
+//! beyond the family's number (docs/protocol.md, sections 3.2 and 8).
 
 use futures_util::future::{join_all, try_join_all};
 use redis::aio::ConnectionLike;
 
 use crate::connection::topology::Topology;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
+use crate::reconciler::flush::{Flusher, PartitionId};
 use crate::scripts::bundle;
 use crate::scripts::partition::Partition;
+use crate::store::Store;
+use crate::writer::shared::Shared;
 
 /// How many calls to Redis are under way at a time.
 const CALLS: usize = 64;
 /// Strays are looked for up to this partition: one script of some hundred keys where it may take several partitions.
 const LAST: u32 = 256;
 
-/// Writes what the family is to every home of its calls. Done when it is opened as well.
+/// Writes the family's settings and incarnations to every home of its calls. The database has agreed to them.
 pub async fn configure<C>(redis: &C, topology: &Topology, family: &Family) -> Result<()>
 where
     C: ConnectionLike + Clone + 'static,
 {
-    for homes in homes(redis, topology, family).chunks(CALLS) {
-        try_join_all(homes.iter().map(|home| home.configure(family))).await?;
+    match configure_homes(redis, topology, family).await {
+        Err(error) if bundle::crosses_slots(&error) && !topology.is_cluster() => {
+            topology.found_cluster();
+            configure_homes(redis, topology, family).await
+        }
+        configured => configured,
+    }
+}
+
+async fn configure_homes<C>(redis: &C, topology: &Topology, family: &Family) -> Result<()>
+where
+    C: ConnectionLike + Clone + 'static,
+{
+    for some in homes(redis, topology, family).chunks(CALLS) {
+        let configures = some.iter().map(|(number, home)| {
+            let partitions = topology.partitions_of(*number, family.partitions());
+            home.configure(family, partitions)
+        });
+        try_join_all(configures).await?;
     }
     Ok(())
 }
 
-/// The same where the database was not asked just now whether the family is so: what Redis knows of it is compared first.
-/// Begins new epochs where it is time.
+/// Begins new epochs where they are due, and writes the family's settings. The database was not asked whether it agrees to
+/// them, so they are compared with what Redis knows first.
 ///
 /// # Errors
-/// [`Mismatch`](crate::ErrorKind::Mismatch) where Redis knows another kind or number of partitions.
+/// [`Mismatch`](crate::ErrorKind::Mismatch) if Redis knows another kind or number of partitions.
 pub async fn begin_epochs<C>(redis: &C, topology: &Topology, family: &Family) -> Result<()>
 where
     C: ConnectionLike + Clone + 'static,
 {
-    for homes in homes(redis, topology, family).chunks(CALLS) {
-        try_join_all(homes.iter().map(|home| home.epoch(family))).await?;
+    for some in homes(redis, topology, family).chunks(CALLS) {
+        try_join_all(some.iter().map(|(_, home)| home.epochs(family))).await?;
     }
     configure(redis, topology, family).await
 }
 
-fn homes<C>(redis: &C, topology: &Topology, family: &Family) -> Vec<Partition<C>>
+fn homes<C>(redis: &C, topology: &Topology, family: &Family) -> Vec<(u32, Partition<C>)>
 where
     C: ConnectionLike + Clone + 'static,
 {
-    let homes = if topology.is_cluster() { 0..family.partitions() } else { 0..1 };
-    homes.map(|home| Partition::new(redis.clone(), family, home)).collect()
+    let home = |number| (number, Partition::new(redis.clone(), family, number));
+    topology.homes(family.partitions()).map(home).collect()
 }
 
 /// The partitions beyond the family's number in which somebody counted who believed in another number. Their callers are
@@ -75,7 +94,7 @@ where
         for (stray, number) in try_join_all(looks).await?.into_iter().flatten() {
             tracing::error!(%family, partition = number, "hits of somebody who believes in another number of partitions");
             ::metrics::counter!(metrics::STRAYS, "family" => family.name.clone()).increment(1);
-            stray.configure(family).await?;
+            stray.configure(family, [number]).await?;
             found.push(number);
         }
     }
@@ -86,12 +105,39 @@ where
     Ok(found)
 }
 
-/// The keys of which one is there where something waits for the database.
+/// The keys of which one exists where something waits for the database.
 fn used_keys<C>(family: &Family, partition: &Partition<C>) -> Vec<String> {
     let keys = &partition.keys;
-    match (family.is_cached(), family.keeps_slices()) {
-        (true, _) => vec![keys.schedule()],
-        (_, true) => vec![keys.buffer(), keys.batch(), keys.schedule()],
-        _ => vec![keys.buffer(), keys.batch()],
+    let mut used = vec![keys.buffer(), keys.batch()];
+    if family.keeps_slices() {
+        used.push(keys.schedule());
+    }
+    used
+}
+
+impl<C, S> Flusher<C, S>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+    S: Store,
+{
+    /// Does what a family needs once a minute. With `look` it returns the partitions beyond the family's number in which
+    /// something waits.
+    pub async fn upkeep(&self, number: u64, look: bool) -> Result<Vec<PartitionId>> {
+        let Some(opened) = self.shared.family(number) else { return Ok(Vec::new()) };
+        let Shared { topology, store, .. } = &*self.shared;
+        let family = &opened.registered(store).await?.family;
+        match begin_epochs(&self.redis, topology, family).await {
+            // the database knows the current configuration
+            Err(error) if error.kind() == ErrorKind::Mismatch => {
+                store.register(family).await?;
+                configure(&self.redis, topology, family).await?;
+            }
+            begun => begun?,
+        }
+        if !look {
+            return Ok(Vec::new());
+        }
+        let strays = strays(&self.redis, topology, family).await?;
+        Ok(strays.into_iter().map(|partition| (number, partition)).collect())
     }
 }

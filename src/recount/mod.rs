@@ -5,5 +5,4 @@ pub mod builder;
 pub mod plan;
 pub mod recounter;
 pub mod run;
-pub mod values;
 pub mod verdict;

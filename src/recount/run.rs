@@ -13,10 +13,11 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use crate::client::handle::Handle;
 use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
+use crate::family::Retention;
 use crate::metrics;
 use crate::recount::plan::{Mode, Plan, RecountIds};
-use crate::recount::values;
 use crate::recount::verdict::{self, Proof};
+use crate::scripts::cached::Deleted;
 use crate::scripts::partition::random;
 use crate::store::mysql::{Begun, Cursor, Drifted, IdPage, MysqlStore, Run, Source};
 use crate::store::{ReadFrom, Registered, Store};
@@ -30,6 +31,9 @@ const PAGES: usize = 256;
 const TRIES: u32 = 3;
 /// How long a run that is left waits for the database.
 const LEAVING: Duration = Duration::from_secs(2);
+/// How often a corrected counter is tried to be deleted from Redis while it is being saved, and how long is waited between.
+const FORGET: usize = 10;
+const SAVING: Duration = Duration::from_millis(500);
 /// How long a server that is away is waited for.
 const AWAY: Duration = Duration::from_secs(60);
 
@@ -346,7 +350,7 @@ where
 
     /// The first step.
     pub async fn before(&self, ids: Vec<String>) -> Result<Before> {
-        let values = values::exact(&self.handle, &ids).await?;
+        let values = self.exact(&ids).await?;
         let kept = ids.into_iter().zip(values).filter(|(_, value)| *value <= self.plan.largest);
         let (ids, values) = kept.unzip();
         Ok(Before { ids, values })
@@ -397,7 +401,7 @@ where
     /// The third step, after the wait: what differs.
     pub async fn after(&self, page: &Page) -> Result<Difference> {
         let Before { ids, values } = &page.before;
-        let after = values::exact(&self.handle, ids).await?;
+        let after = self.exact(ids).await?;
         let again = match self.plan.rows_are_deleted {
             true => Some(self.rows(ids).await?),
             false => None,
@@ -431,7 +435,41 @@ where
         }
         let registered = self.handle.registered().await?;
         let trusting = ablation::is_out(Guard::RecountRun);
-        self.store().correct(registered, run, difference.drifted.clone(), trusting).await
+        let noted = self.store().correct(registered, run, difference.drifted.clone(), trusting).await?;
+        if let (Some(noted), Some(retention)) = (&noted, self.handle.family().retention()) {
+            let corrected = noted.iter().filter(|one| one.delta != 0).map(|one| one.id.as_str());
+            self.forget(retention, corrected.collect()).await;
+        }
+        Ok(noted)
+    }
+
+    /// Deletes these cached counters from Redis, so that each is read from its corrected row when it is used again. One that
+    /// is being saved is tried again; one that stays shows the correction with its next save.
+    async fn forget(&self, retention: &Retention, mut ids: Vec<&str>) {
+        for _ in 0..FORGET {
+            let mut left = Vec::new();
+            for id in ids {
+                let partition = self.handle.partition(self.handle.family().partition_of(id));
+                match partition.delete(retention, &[id]).await.as_deref() {
+                    Ok([Deleted::InFlight]) => left.push(id),
+                    Ok(_) => {}
+                    Err(error) => {
+                        tracing::debug!(family = %self.handle.family(), id, %error, "a counter stays in Redis")
+                    }
+                }
+            }
+            if left.is_empty() {
+                return;
+            }
+            ids = left;
+            sleep(SAVING).await;
+        }
+    }
+
+    /// Reads exact values, without bringing a cached counter to Redis.
+    async fn exact(&self, ids: &[String]) -> Result<Vec<i64>> {
+        let ids: Vec<_> = ids.iter().map(String::as_str).collect();
+        if ids.is_empty() { Ok(Vec::new()) } else { self.handle.exact(&ids).await }
     }
 
     fn why_only_noted(&self, off: i128) -> Option<&'static str> {

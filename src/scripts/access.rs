@@ -15,7 +15,7 @@ use crate::scripts::keys::Keys;
 
 /// The commands that are needed of a Redis, with arguments that change nothing: `@` is a key that is not there, or that the
 /// last one takes away again.
-const TRIES: [&str; 33] = [
+const TRIES: [&str; 32] = [
     "EXISTS @",
     "HDEL @ field",
     "HEXISTS @ field",
@@ -44,10 +44,9 @@ const TRIES: [&str; 33] = [
     "ZRANGEBYSCORE @ 0 0",
     "ZREM @ member",
     "ZREMRANGEBYRANK @ 0 0",
-    "ZSCAN @ 0",
-    "ZSCORE @ member",
     "SADD @ member",
     "PFADD @ element",
+    "HSETNX @ field value",
     "UNLINK @",
 ];
 
@@ -167,7 +166,7 @@ fn commands_of(family: &Family, role: Role) -> BTreeSet<&'static str> {
     match role {
         Role::Reconciler => {
             let used = all.filter(|script| is_of_kind(script) || script.name.starts_with("family_"));
-            used.flat_map(Script::commands).chain(own_commands(family).iter().copied()).collect()
+            used.flat_map(Script::commands).chain(OWN_COMMANDS).collect()
         }
         Role::Writer => {
             let counts = |script: &&Script| script.kind() == family.kind() || script.kind() == "family";
@@ -185,13 +184,8 @@ fn commands_of(family: &Family, role: Role) -> BTreeSet<&'static str> {
     }
 }
 
-/// Those that the crate sends beside the scripts of the bundle.
-fn own_commands(family: &Family) -> &'static [&'static str] {
-    match family.is_cached() {
-        true => &["EXISTS", "INFO", "ZRANGE", "ZSCAN"],
-        false => &["EXISTS", "HGET", "HSCAN", "INFO"],
-    }
-}
+/// The commands that the crate sends beside the scripts of the bundle.
+const OWN_COMMANDS: [&str; 4] = ["EXISTS", "HGET", "HSCAN", "INFO"];
 
 /// What the user lacks who may not send this command.
 fn lacks(family: &Family, command: &str, error: Error) -> Result<String> {

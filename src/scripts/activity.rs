@@ -59,6 +59,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
                 Ok(Counted::Executed { results, due: Vec::new(), repeated: status == "DUP" })
             }
             "EXPIRED" => Ok(Counted::Expired),
+            "PASSED" => Ok(Counted::Passed),
             _ => Err(reply.misshapen()),
         }
     }

@@ -10,10 +10,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::bundle::{self, Reply, arg, made};
 use crate::scripts::fence::Fence;
+use crate::scripts::keys::Keys;
 #[cfg(feature = "test-hooks")]
 use crate::scripts::partition::Change;
-use crate::scripts::partition::{Counted, PairResult, Part, Partition, expect_ok, millis};
-use crate::store::Incarnation;
+use crate::scripts::partition::{Counted, PairResult, Part, Partition, expect_ok, millis, salt};
+use crate::store::{BatchId, Incarnation, Nonce};
 use crate::testing::ablation::{self, Guard};
 
 /// What became of one pair of an add.
@@ -69,14 +70,12 @@ pub enum RotateReply {
     Empty,
 }
 
-/// A batch that waits in Redis.
+/// A batch in flight in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CutBatch {
-    /// With `seq`, its id.
-    pub incarnation: Incarnation,
-    /// Counts up from 1 within an incarnation.
-    pub seq: u64,
-    /// How many ids it holds.
+    /// Its id within its partition.
+    pub id: BatchId,
+    /// How many ids of counters it holds.
     pub ids: u64,
     /// How long ago it was cut.
     pub settled: Duration,
@@ -89,26 +88,39 @@ pub struct CutBatch {
 /// What `buffered_fetch` replies, all pages together.
 #[derive(Debug, PartialEq, Eq)]
 pub enum FetchReply {
-    /// Each id once, in byte order.
-    Deltas {
-        /// What is to be added.
-        deltas: Vec<(String, i64)>,
-        /// What somebody counted in another language for ids that are not UTF-8, and so no row's.
-        foreign: Vec<(Vec<u8>, i64)>,
-    },
+    /// Each id once, in byte order. Other languages may have counted ids that are not UTF-8.
+    Deltas(Vec<(Vec<u8>, i64)>),
     /// It is not durable for so long.
     Wait(Duration),
     /// That batch is not there (any more).
     Stale,
 }
 
+/// The last cut of a partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LastCut {
+    /// `None` where nobody configured the partition or counted in it since Redis lost its memory.
+    pub incarnation: Option<Incarnation>,
+    /// 0 if nothing was cut.
+    pub seq: u64,
+    /// `None` if nothing was cut.
+    pub nonce: Option<Nonce>,
+}
+
+/// What `buffered_reset` dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dropped {
+    /// Hits, where the kind counts them.
+    pub hits: u64,
+    /// Ids of counters in buffer and batch.
+    pub ids: u64,
+}
+
 /// What `buffered_read` replies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pending {
-    /// `None` as long as nothing was ever cut, or since Redis lost its memory.
-    pub incarnation: Option<Incarnation>,
-    /// The last batch that was cut; 0 if none was.
-    pub seq: u64,
+    /// The last batch that was cut.
+    pub last: LastCut,
     /// Whether that batch is still there.
     pub in_flight: bool,
     /// For each id what the batch and what the buffer holds.
@@ -180,6 +192,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
                 Ok(Counted::Executed { results, due: Vec::new(), repeated: true })
             }
             "EXPIRED" => Ok(Counted::Expired),
+            "PASSED" => Ok(Counted::Passed),
             _ => Err(reply.misshapen()),
         }
     }
@@ -203,20 +216,14 @@ return pending";
         Ok(pending.into_iter().map(PairResult::Counted).collect())
     }
 
-    /// Cuts the buffer off as the partition's one batch, or returns the one that is there.
-    pub async fn rotate(
-        &self,
-        incarnation: Incarnation,
-        lease: Option<Lease<'_>>,
-        cut: Cut<'_>,
-    ) -> Result<RotateReply> {
-        let incarnation = if ablation::is_out(Guard::Incarnation) { Incarnation(0) } else { incarnation };
+    /// Cuts the buffer off as the partition's one batch, or returns the batch in flight.
+    pub async fn rotate(&self, lease: Option<Lease<'_>>, cut: Cut<'_>) -> Result<RotateReply> {
         let (hits, time) = match cut {
             Cut::Now => (0, Duration::ZERO),
             Cut::WhenDue(family) => (family.sync_hits, family.sync_time),
         };
         let args = [
-            incarnation.to_string(),
+            salt()?,
             lease.map_or(String::new(), |lease| lease.owner.to_owned()),
             millis(lease.map_or(Duration::ZERO, |lease| lease.time)),
             hits.to_string(),
@@ -226,14 +233,17 @@ return pending";
         let keys = [self.keys.buffer(), self.keys.batch(), self.keys.meta()];
         let reply = bundle::repeat_safe(&self.redis, "buffered_rotate", &keys, &args).await?;
         match reply.status() {
-            "OK" | "HELD" => Ok(RotateReply::Batch(CutBatch {
-                incarnation: incarnation_of(&reply.string(0)?).ok_or_else(|| reply.misshapen())?,
-                seq: reply.number(1)?,
-                ids: reply.number(2)?,
-                settled: Duration::from_millis(reply.number(3)?),
-                oldest: Duration::from_millis(reply.number(4)?),
-                fresh: reply.status() == "OK",
-            })),
+            "OK" | "HELD" => {
+                let LastCut { incarnation, seq, nonce } = last_cut(&reply, 0)?;
+                let (Some(incarnation), Some(nonce)) = (incarnation, nonce) else { return Err(reply.misshapen()) };
+                Ok(RotateReply::Batch(CutBatch {
+                    id: BatchId { incarnation, seq, nonce },
+                    ids: reply.number(3)?,
+                    settled: Duration::from_millis(reply.number(4)?),
+                    oldest: Duration::from_millis(reply.number(5)?),
+                    fresh: reply.status() == "OK",
+                }))
+            }
             "LEASED" => Ok(RotateReply::Leased(Duration::from_millis(reply.number(0)?))),
             "EARLY" => Ok(RotateReply::Early(Duration::from_millis(reply.number(0)?))),
             "EMPTY" => Ok(RotateReply::Empty),
@@ -241,22 +251,16 @@ return pending";
         }
     }
 
-    /// The batch's content, page by page, once it is durable.
-    pub async fn fetch(&self, batch: &CutBatch, settle: Duration, page: usize) -> Result<FetchReply> {
+    /// Returns the batch's content, once it is durable.
+    pub async fn fetch(&self, batch: BatchId, settle: Duration, page: usize) -> Result<FetchReply> {
         let settle = if ablation::is_out(Guard::Settle) { Duration::ZERO } else { settle };
         let keys = [self.keys.batch(), self.keys.meta()];
         let mut deltas: Vec<(Vec<u8>, i64)> = Vec::new();
         let mut cursor = "0".to_owned();
         let mut passes = 3;
         loop {
-            let args = [
-                batch.incarnation.to_string(),
-                batch.seq.to_string(),
-                millis(settle),
-                cursor,
-                page.to_string(),
-                self.now_ms.clone(),
-            ];
+            let [incarnation, seq, nonce] = id_args(batch);
+            let args = [incarnation, seq, nonce, millis(settle), cursor, page.to_string(), self.now_ms.clone()];
             let mut reply = bundle::repeat_safe(&self.redis, "buffered_fetch", &keys, &args).await?;
             match reply.status() {
                 "OK" => {}
@@ -277,12 +281,12 @@ return pending";
             if cursor != "0" {
                 continue;
             }
-            // HSCAN may hand an id out twice; and a table of ids is written in this order
+            // HSCAN may hand an id out twice
             deltas.sort_unstable();
             deltas.dedup_by(|one, other| one.0 == other.0);
             let size: usize = reply.number(2)?;
             if deltas.len() == size {
-                return Ok(content(deltas));
+                return Ok(FetchReply::Deltas(deltas));
             }
             // A cursor means nothing to another server: each hashes in its own way. After a restart, a failover or a
             // slot's move between two pages ids are missing.
@@ -294,11 +298,10 @@ return pending";
         }
     }
 
-    /// Drops the batch, which is in the database. Returns whether it was still there.
-    pub async fn release(&self, batch: &CutBatch) -> Result<bool> {
-        let args = [batch.incarnation.to_string(), batch.seq.to_string()];
+    /// Drops the batch, which is complete in the database. Returns whether it was still there.
+    pub async fn release(&self, batch: BatchId) -> Result<bool> {
         let keys = [self.keys.batch(), self.keys.meta()];
-        let reply = bundle::repeat_safe(&self.redis, "buffered_release", &keys, &args).await?;
+        let reply = bundle::repeat_safe(&self.redis, "buffered_release", &keys, &id_args(batch)).await?;
         match reply.status() {
             "OK" => Ok(true),
             "STALE" => Ok(false),
@@ -306,14 +309,22 @@ return pending";
         }
     }
 
-    /// Drops the batch, which the ledger is past, and what waits behind it; the partition begins anew. Returns how many ids
-    /// went, or `None` if the batch was not there.
-    pub async fn discard(&self, batch: &CutBatch, new: Incarnation) -> Result<Option<u64>> {
-        let args = [batch.incarnation.to_string(), batch.seq.to_string(), new.to_string()];
-        let keys = [self.keys.buffer(), self.keys.batch(), self.keys.meta()];
-        let reply = bundle::repeat_safe(&self.redis, "buffered_discard", &keys, &args).await?;
+    /// Drops what is not in the database and starts a new incarnation, if the last cut is still `proven`. `home` remembers
+    /// the calls to this partition. Returns what was dropped, or `None` if the partition is in another state.
+    pub async fn reset(&self, family: &Family, home: &Keys, proven: LastCut) -> Result<Option<Dropped>> {
+        let mut keys = vec![self.keys.meta(), home.calls()];
+        keys.extend(self.keys.unsaved(family));
+        let text = |number: Option<String>| number.unwrap_or_default();
+        let args = [
+            text(proven.incarnation.map(|incarnation| incarnation.to_string())),
+            proven.seq.to_string(),
+            text(proven.nonce.map(|nonce| nonce.to_string())),
+            salt()?,
+            self.now_ms.clone(),
+        ];
+        let reply = bundle::repeat_safe(&self.redis, "buffered_reset", &keys, &args).await?;
         match reply.status() {
-            "OK" => Ok(Some(reply.number::<u64>(0)? + reply.number::<u64>(1)?)),
+            "OK" => Ok(Some(Dropped { hits: reply.number(0)?, ids: reply.number(1)? })),
             "STALE" => Ok(None),
             _ => Err(reply.misshapen()),
         }
@@ -335,17 +346,12 @@ return pending";
     async fn read_from(&self, keys: &[String], ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
         let mut reply = bundle::repeat_safe(&self.redis, "buffered_read", keys, ids).await?;
         expect_ok(&reply)?;
-        let incarnation = reply.string(0)?;
         let mut pending = Pending {
-            incarnation: incarnation_of(&incarnation),
-            seq: reply.number(1)?,
-            in_flight: reply.number::<u8>(2)? == 1,
+            last: last_cut(&reply, 0)?,
+            in_flight: reply.number::<u8>(3)? == 1,
             deltas: Vec::with_capacity(ids.len()),
         };
-        if pending.incarnation.is_none() && !incarnation.is_empty() {
-            return Err(reply.misshapen());
-        }
-        let words = reply.strings(3)?;
+        let words = reply.strings(4)?;
         let number = |word: &String| word.parse::<i64>().ok();
         let deltas: Option<Vec<_>> =
             words.chunks(2).map(|two| Some((number(&two[0])?, number(two.get(1)?)?))).collect();
@@ -353,13 +359,6 @@ return pending";
             .filter(|deltas| deltas.len() == ids.len())
             .ok_or_else(|| Error::corrupt(format!("{}: a delta is not an i64: {words:?}", self.keys.buffer())))?;
         Ok(pending)
-    }
-
-    /// Gives the partition an incarnation if it has none.
-    pub async fn begin(&self, incarnation: Incarnation) -> Result<()> {
-        let args = [incarnation.to_string()];
-        let reply = bundle::repeat_safe(&self.redis, "buffered_begin", &[self.keys.meta()], &args).await?;
-        expect_ok(&reply)
     }
 
     /// Whether anything waits in the partition, for one cheap command.
@@ -399,15 +398,30 @@ where
     bundle::read::<_, u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
 }
 
-fn content(all: Vec<(Vec<u8>, i64)>) -> FetchReply {
-    let (mut deltas, mut foreign) = (Vec::with_capacity(all.len()), Vec::new());
-    for (id, delta) in all {
-        match String::from_utf8(id) {
-            Ok(id) => deltas.push((id, delta)),
-            Err(error) => foreign.push((error.into_bytes(), delta)),
-        }
-    }
-    FetchReply::Deltas { deltas, foreign }
+/// Returns the last cut of each of these partitions, of which there may be 1000. In a cluster they lie in one slot.
+pub async fn last_cuts<C>(redis: &C, partitions: &[Partition<C>]) -> Result<Vec<LastCut>>
+where
+    C: ConnectionLike + Clone + 'static,
+{
+    let keys: Vec<_> = partitions.iter().map(|one| one.keys.meta()).collect();
+    let reply = bundle::repeat_safe(redis, "buffered_state", &keys, &[""; 0]).await?;
+    expect_ok(&reply)?;
+    (0..partitions.len()).map(|at| last_cut(&reply, 3 * at)).collect()
+}
+
+/// Reads incarnation, seq and nonce from the given place on.
+fn last_cut(reply: &Reply, at: usize) -> Result<LastCut> {
+    let hex = |at| match reply.string(at)?.as_str() {
+        "" => Ok(None),
+        text => u64::from_str_radix(text, 16).map(Some).map_err(|_| reply.misshapen()),
+    };
+    let (incarnation, nonce) = (hex(at)?.map(Incarnation), hex(at + 2)?.map(Nonce));
+    Ok(LastCut { incarnation, seq: reply.number(at + 1)?, nonce })
+}
+
+/// Returns a batch's id as scripts take it.
+pub(crate) fn id_args(batch: BatchId) -> [String; 3] {
+    [batch.incarnation.to_string(), batch.seq.to_string(), batch.nonce.to_string()]
 }
 
 /// The glob pattern of Redis for everything that begins with the prefix.
@@ -468,8 +482,4 @@ pub(crate) fn refusal(word: &[u8]) -> Option<PairResult> {
         b"BADID" => Some(PairResult::BadId),
         _ => None,
     }
-}
-
-fn incarnation_of(text: &str) -> Option<Incarnation> {
-    u64::from_str_radix(text, 16).ok().map(Incarnation)
 }

@@ -1,11 +1,12 @@
 //! Start-up checks: what a look at the servers found, and what to do about it (docs/protocol.md, section 6).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use redis::aio::ConnectionLike;
 use redis::{Cmd, FromRedisValue, Value};
 
+use crate::connection::link;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Kind};
 use crate::finding::{Finding, Severity};
@@ -107,71 +108,77 @@ fn role(role: &str) -> Option<Finding> {
 
 /// The durability table of docs/protocol.md, section 6.
 fn persistence(aof: bool, fsync: Option<&str>, save: Option<&str>, families: &[Family]) -> Option<Finding> {
-    let subject = "redis persistence";
-    // Redis itself holds writes back when an fsync takes longer than 2 s
-    let hasty = families.iter().find(|family| family.durability().settle() < Duration::from_secs(2));
+    let found = |severity, message: String, advice| Some(Finding::new(severity, "redis persistence", message, advice));
     match (aof, fsync) {
         (true, Some("always")) => None,
         (true, fsync) => {
+            // Redis itself holds writes back when an fsync takes longer than 2 s
+            let hasty = families.iter().find(|family| family.durability().settle() < Duration::from_secs(2));
             if let Some(family) = hasty {
                 let message = format!(
-                    "appendfsync is {}, and the durability of family {family} is {}: a crash of the machine can double \
-                     counts",
-                    fsync.unwrap_or("not to be seen"),
+                    "appendfsync is {}, and the durability of family {family} is {}: after a crash of the machine Redis \
+                     can be behind the database, and hits are dropped until that is detected",
+                    fsync.unwrap_or("not visible"),
                     family.durability()
                 );
                 let advice = "Give the family Durability::Settle with 2.5 s, or set appendfsync always.";
-                return Some(Finding::new(Severity::Error, subject, message, advice));
+                return found(Severity::Warning, message, advice);
             }
             match fsync {
                 Some("everysec") => {
                     let message = "with appendfsync everysec a crash of the machine loses up to the last 2 s of hits";
-                    let advice = "Nothing is ever doubled. If no hit may be lost, set appendfsync always.";
-                    Some(Finding::new(Severity::Info, subject, message, advice))
+                    let advice = "No hit counts twice. If none may be lost, set appendfsync always.";
+                    found(Severity::Info, message.to_owned(), advice)
                 }
                 Some(other) => {
                     let message =
-                        format!("with appendfsync {other} nobody knows what a crash of the machine takes back");
-                    let advice = "Set appendfsync everysec or always: counts can be doubled.";
-                    Some(Finding::new(Severity::Error, subject, message, advice))
+                        format!("with appendfsync {other} a crash of the machine loses an unknown number of hits");
+                    found(Severity::Warning, message, "Set appendfsync everysec or always. No hit counts twice.")
                 }
                 None => {
-                    let message = "the server does not show its appendfsync";
-                    let advice = "See that it is everysec or always.";
-                    Some(Finding::new(Severity::Warning, subject, message, advice))
+                    let advice = "Make sure that it is everysec or always.";
+                    found(Severity::Warning, "the server does not show its appendfsync".to_owned(), advice)
                 }
             }
         }
-        (false, _) if save != Some("") => {
-            let with = save.map_or("without appendonly, and perhaps with RDB snapshots", |_| "with RDB snapshots only");
-            let message = format!(
-                "{with}, a crash takes Redis back to the last snapshot: counts since then are lost, and batches that \
-                 reached the database since then are counted twice"
-            );
-            let advice =
-                "Set appendonly yes; or switch snapshots off too (save \"\") if losing what is pending is fine.";
-            Some(Finding::new(Severity::Error, subject, message, advice))
-        }
         (false, _) => {
-            let visitors = families.iter().find(|family| matches!(family.kind, Kind::Visitors(_)));
-            if let Some(family) = visitors {
-                let message =
-                    format!("without persistence a crash of Redis forgets who was there: {family} counts them again");
-                return Some(Finding::new(Severity::Error, subject, message, "Set appendonly yes."));
+            let (with, loses) = match save {
+                Some("") => ("without persistence", "what is not yet in the database"),
+                Some(_) => ("with RDB snapshots only", LOSES),
+                None => ("without appendonly", LOSES),
+            };
+            if let Some(family) = families.iter().find(|family| matches!(family.kind, Kind::Visitors(_))) {
+                let message = format!("{with} a crash of Redis forgets known visitors: {family} counts them again");
+                return found(Severity::Error, message, "Set appendonly yes.");
             }
-            let message = "without persistence a crash of Redis loses what is not yet in the database";
-            let advice = "Nothing is ever doubled. If no hit may be lost, set appendonly yes.";
-            Some(Finding::new(Severity::Warning, subject, message, advice))
+            let message = format!("{with} a crash of Redis loses {loses}");
+            let advice = "No hit counts twice, but for requests (add_once, incr_once) that Redis forgot and the application \
+                          repeats. If neither may happen, set appendonly yes.";
+            found(Severity::Warning, message, advice)
         }
     }
 }
 
-/// Says so where nobody can know what a crash of Redis takes back.
+/// What a crash takes from a Redis that comes back with an older state.
+const LOSES: &str = "the hits since the last flush to the database, and those until a reconciler has detected it";
+
+/// Logs a warning where Redis, once it has crashed, counts daily visitors again.
 pub(crate) async fn warn_of_persistence<C: ConnectionLike + Clone + 'static>(redis: &C, families: &[Family]) {
     let findings = self::redis(redis, families).await.into_iter();
     for found in findings.filter(|found| found.severity == Severity::Error && found.subject.ends_with("persistence")) {
         tracing::warn!("{}: {}. {}", found.subject, found.message, found.advice);
     }
+}
+
+/// Returns the id of each server's run, by the server's address; by "" where the connection has one server. A cluster whose
+/// connection asks any of its nodes has none.
+pub(crate) async fn run_ids<C: ConnectionLike + Clone + 'static>(redis: &C) -> Result<BTreeMap<String, String>> {
+    let nodes = info(redis, "server").await?.into_iter();
+    let mut ids: BTreeMap<_, _> = nodes.filter_map(|(node, mut info)| Some((node, info.remove("run_id")?))).collect();
+    if link::is_cluster::<C>() {
+        ids.remove("");
+    }
+    Ok(ids)
 }
 
 type Info = HashMap<String, String>;

@@ -7,11 +7,12 @@ use std::time::Duration;
 use redis::aio::ConnectionLike;
 use tokio::time::Instant;
 
+use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::bundle::{self, Arg, arg, made};
 use crate::scripts::keys::Keys;
-use crate::scripts::partition::{Partition, expect_ok, random};
+use crate::scripts::partition::{Partition, expect_ok, random, salt};
 use crate::testing::ablation::{self, Guard};
 
 /// For how long new calls name an epoch. Redis knows it for 30 s more at least, in which they may be repeated.
@@ -79,52 +80,55 @@ impl Epochs {
     }
 }
 
-/// A home partition, and the epochs that it told last.
+/// A home partition, and the epochs that it returned last.
 #[derive(Debug)]
 pub struct Home<C> {
     partition: Partition<C>,
-    told: Mutex<Option<(Epochs, Instant)>>,
+    number: u32,
+    topology: Arc<Topology>,
+    known: Mutex<Option<(Epochs, Instant)>>,
 }
 
 impl<C: ConnectionLike + Clone + 'static> Home<C> {
-    pub fn new(partition: Partition<C>) -> Self {
-        Home { partition, told: Mutex::default() }
+    pub fn new(partition: Partition<C>, number: u32, topology: Arc<Topology>) -> Self {
+        Home { partition, number, topology, known: Mutex::default() }
     }
 
     pub fn keys(&self) -> &Keys {
         &self.partition.keys
     }
 
-    /// The epochs for a new call; asked for if they were told too long ago.
+    /// Returns the epochs for a new call, from Redis if they are older than [`FRESH`]. A Redis that lost its memory is
+    /// configured again.
     pub async fn epochs(&self, family: &Family) -> Result<Epochs> {
         let asked = Instant::now();
-        if let Some((epochs, at)) = &*self.told()
+        if let Some((epochs, at)) = &*self.known()
             && asked - *at < FRESH
         {
             return Ok(epochs.clone());
         }
-        let epochs = self.partition.epochs(family).await?;
-        *self.told() = Some((epochs.clone(), asked));
+        let epochs = match self.partition.epochs(family).await? {
+            Some(epochs) => epochs,
+            None => {
+                tracing::warn!(%family, home = self.number, "Redis does not know the family (any more): configuring it");
+                let partitions = self.topology.partitions_of(self.number, family.partitions());
+                self.partition.configure(family, partitions).await?;
+                let emptied = || Error::new(ErrorKind::Redis, format!("{family}: Redis has just lost its memory"));
+                self.partition.epochs(family).await?.ok_or_else(emptied)?
+            }
+        };
+        *self.known() = Some((epochs.clone(), asked));
         Ok(epochs)
     }
 
-    /// Redis does not know this epoch any more.
+    /// Forgets the epochs if this is one of them: Redis does not know it any more.
     pub fn forget(&self, epoch: &str) {
-        self.told().take_if(|(told, _)| told.knows(epoch));
+        self.known().take_if(|(known, _)| known.knows(epoch));
     }
 
-    fn told(&self) -> MutexGuard<'_, Option<(Epochs, Instant)>> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> MutexGuard<'_, Option<(Epochs, Instant)>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// The settings that counting scripts read beside the epoch, as pairs of name and value.
-fn settings(family: &Family) -> Vec<Arg<'_>> {
-    let mut settings = vec![arg("max_pending"), made(family.max_pending)];
-    if family.is_cached() {
-        settings.extend([arg("save_after_ms"), made(family.sync_time.as_millis())]);
-    }
-    settings
 }
 
 impl<C: ConnectionLike + Clone + 'static> Partition<C> {
@@ -134,23 +138,17 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         Fence { home: &self.keys, caller: "", n: 0, epoch: "" }
     }
 
-    /// The current epoch of the calls whose home this partition is.
-    ///
-    /// # Errors
-    /// As for [`epochs`](Self::epochs).
-    pub async fn epoch(&self, family: &Family) -> Result<String> {
-        self.epochs(family).await.map(|epochs| epochs.now.as_ref().to_owned())
-    }
-
-    /// The same with the one before.
+    /// Returns the epochs of the calls whose home this partition is; `None` where nobody configured the family in this Redis,
+    /// or Redis lost its memory.
     ///
     /// # Errors
     /// [`Mismatch`](ErrorKind::Mismatch) where the family is of another kind, or has another number of partitions.
-    pub async fn epochs(&self, family: &Family) -> Result<Epochs> {
+    pub async fn epochs(&self, family: &Family) -> Result<Option<Epochs>> {
         let args = [arg(family.kind()), made(family.partitions()), self.time()];
         let reply = bundle::repeat_safe(&self.redis, "family_epoch", &self.keys.fence(), &args).await?;
         match reply.status() {
-            "OK" => Ok(Epochs { now: reply.string(0)?.into(), before: reply.string(1)?.into() }),
+            "OK" => Ok(Some(Epochs { now: reply.string(0)?.into(), before: reply.string(1)?.into() })),
+            "UNCONFIGURED" => Ok(None),
             "MISMATCH" => Err(Error::new(
                 ErrorKind::Mismatch,
                 format!(
@@ -165,11 +163,19 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         }
     }
 
-    /// Writes what the family is beside the epoch, so that a caller with another number of partitions is refused.
-    pub async fn configure(&self, family: &Family) -> Result<()> {
-        let mut args = vec![arg(family.kind()), made(family.partitions())];
-        args.extend(settings(family));
-        let keys = [self.keys.calls()];
+    /// Writes the family's settings beside the epoch, so that a caller configured with another number of partitions is
+    /// refused, and gives the partitions whose home this is an incarnation.
+    pub async fn configure(&self, family: &Family, partitions: impl IntoIterator<Item = u32>) -> Result<()> {
+        let metas = partitions.into_iter().map(|number| Keys::new(family, number).meta());
+        let keys: Vec<_> = std::iter::once(self.keys.calls()).chain(metas).collect();
+        let args = [
+            made(salt()?),
+            self.time(),
+            arg(family.kind()),
+            made(family.partitions()),
+            made(family.max_pending),
+            made(family.settings()),
+        ];
         expect_ok(&bundle::repeat_safe(&self.redis, "family_configure", &keys, &args).await?)
     }
 }

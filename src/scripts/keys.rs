@@ -42,22 +42,29 @@ impl Keys {
         format!("{}calls", self.tag)
     }
 
+    /// Everything of a family of this kind that is not in the database and that a reset drops.
+    pub fn unsaved(&self, family: &Family) -> Vec<String> {
+        let mut keys = vec![self.buffer(), self.batch()];
+        if family.keeps_slices() {
+            keys.extend([self.open(), self.schedule()]);
+        }
+        if family.is_cached() {
+            keys.extend([self.base(), self.schedule()]);
+        }
+        keys
+    }
+
     /// Nothing: what commands are tried on.
     pub fn probe(&self) -> String {
         format!("{}probe", self.tag)
     }
 
-    /// Hash id -> value of a cached counter.
-    pub fn values(&self) -> String {
-        format!("{}values", self.tag)
+    /// Hash id -> what a cached counter's row held when it was seeded or last saved, or the ticket for its seeding.
+    pub fn base(&self) -> String {
+        format!("{}base", self.tag)
     }
 
-    /// Hash id -> what is known of a cached counter's row, or the ticket for its seeding.
-    pub fn rows(&self) -> String {
-        format!("{}rows", self.tag)
-    }
-
-    /// Sorted set id -> when something is next to be done about a cached counter; kept id -> when its slice is over.
+    /// Sorted set id -> when a cached counter may be deleted; kept id -> when its slice is over.
     pub fn schedule(&self) -> String {
         format!("{}schedule", self.tag)
     }

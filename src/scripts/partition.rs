@@ -8,7 +8,7 @@ use redis::aio::ConnectionLike;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::scripts::bundle::{Arg, Reply, arg, made};
+use crate::scripts::bundle::{self, Arg, Reply, arg, made};
 use crate::scripts::keys::Keys;
 use crate::testing::simulated;
 
@@ -35,9 +35,12 @@ pub enum Counted {
     },
     /// Redis does not know the epoch: nothing was done now, and what was done before is not known.
     Expired,
+    /// The caller has made a later call: nothing was done now, and what was done before is not known. A late repeat, or
+    /// two processes share the caller's name.
+    Passed,
 }
 
-/// The right to seed a counter, once. It becomes the counter's lineage.
+/// The right to seed a counter, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket(pub u64);
 
@@ -78,7 +81,9 @@ impl PairResult {
         Error::corrupt(match self {
             PairResult::WrongType => format!("{id:?} was not counted: {tag}:buffer or {tag}:meta holds another type"),
             PairResult::BadId => format!("{id:?} was not counted: it has {} bytes, allowed are 1 to 255", id.len()),
-            PairResult::NoInteger => format!("{id:?} was not changed: {tag}:values holds no integer for it"),
+            PairResult::NoInteger => format!(
+                "{id:?} was not changed: {tag}:base, buffer or batch holds another value than an integer for it"
+            ),
             other => format!("{family}: {other:?} came for {id:?}"),
         })
     }
@@ -147,6 +152,15 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     }
 }
 
+/// Whether any of the partitions has anything on its schedule. In a cluster they lie in one slot.
+pub async fn anything_scheduled<C>(redis: &C, partitions: &[Partition<C>]) -> Result<bool>
+where
+    C: ConnectionLike + Clone + 'static,
+{
+    let keys: Vec<_> = partitions.iter().map(|one| one.keys.schedule()).collect();
+    bundle::read::<_, u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
+}
+
 pub(crate) fn expect_ok(reply: &Reply) -> Result<()> {
     if reply.status() == "OK" { Ok(()) } else { Err(reply.misshapen()) }
 }
@@ -155,7 +169,12 @@ pub(crate) fn millis(time: Duration) -> String {
     time.as_millis().to_string()
 }
 
-/// A random number for callers, an owner, an incarnation or a ticket.
+/// A random text that a script makes names of, together with the time.
+pub fn salt() -> Result<String> {
+    random().map(|number| format!("{number:016x}"))
+}
+
+/// A random number for callers and owners.
 pub fn random() -> Result<u64> {
     getrandom::u64().map_err(|error| {
         Error::new(ErrorKind::Unsafe, "the operating system has no random numbers").with_source(error.to_string())

@@ -61,6 +61,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
                 Ok(Counted::Executed { results, due: Vec::new(), repeated: true })
             }
             "EXPIRED" => Ok(Counted::Expired),
+            "PASSED" => Ok(Counted::Passed),
             _ => Err(reply.misshapen()),
         }
     }
@@ -125,15 +126,6 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         };
         Ok((reply.number(0)?, next))
     }
-}
-
-/// Whether any of the partitions has slices that are to be kept, for one command where they are in one slot.
-pub async fn any_slices<C>(redis: &C, partitions: &[Partition<C>]) -> Result<bool>
-where
-    C: ConnectionLike + Clone + 'static,
-{
-    let keys: Vec<_> = partitions.iter().map(|one| one.keys.schedule()).collect();
-    bundle::read::<_, u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
 }
 
 /// Whole seconds of Unix milliseconds.

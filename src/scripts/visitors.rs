@@ -6,7 +6,7 @@ use indexmap::IndexMap;
 use redis::Value;
 use redis::aio::ConnectionLike;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::family::Family;
 use crate::family::visit;
 use crate::scripts::buffered::refusal;
@@ -44,11 +44,9 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
                 let due = new > 0 && family.is_due(new, reply.number(0)?);
                 executed(1, if due { vec![0] } else { Vec::new() }, false)
             }
-            "DUP" if reply.rest(0)?.is_empty() => {
-                Err(Error::new(ErrorKind::OutcomeUnknown, "visitors_first: the caller has made another call since"))
-            }
             "DUP" => executed(0, Vec::new(), true),
             "EXPIRED" => Ok(Counted::Expired),
+            "PASSED" => Ok(Counted::Passed),
             _ => Err(reply.misshapen()),
         }
     }

@@ -1,20 +1,20 @@
-//! A store in memory: what a store has to do, and nothing else.
+//! A store in memory: the contract of a store, and nothing else.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use indexmap::IndexMap;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::store::{Applied, Batch, Incarnation, ReadFrom, Registered, Row, Save, Saved, Snapshot, Store};
-use crate::testing::ablation::{Guard, is_out};
+use crate::store::ledger::{Advance, LedgerKey, Unguarded};
+use crate::store::{Applied, Batch, Incarnation, LedgerRow, Mark, ReadFrom, Registered, Snapshot, Store};
 
-/// A database in memory, for the tests of an application: it takes families of all kinds, and needs no MySQL. A Redis is
-/// needed all the same. Clones are one database, which is gone with the last of them.
+/// A database in memory, for the tests of an application. It takes families of all kinds and needs no MySQL, but it does
+/// need a Redis. Clones share one database, which is dropped with the last of them.
 ///
-/// Each family has rows of its own, by id, also where it names a table. There are no columns that are too small: a value
-/// is an i64. What MySQL would keep as a reject is a warning in the log. Code that is to run on this and on
+/// Each family has its own rows by id, even if it names a table. A value is an i64: no column is too small. A delta
+/// that MySQL would keep as a reject is logged as a warning. Code that runs on this store and on
 /// [`MysqlStore`](crate::MysqlStore) is generic over `S: Store`.
 ///
 /// ```no_run
@@ -33,124 +33,104 @@ use crate::testing::ablation::{Guard, is_out};
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct MemoryStore(Arc<Mutex<StoredFamilies>>);
+pub struct MemoryStore(Arc<Mutex<Tables>>);
 
-/// By namespace and name; a family's number is its position.
-type StoredFamilies = IndexMap<String, Stored>;
+#[derive(Debug, Default)]
+struct Tables {
+    /// By namespace and name; a family's number is its index.
+    families: IndexMap<String, Stored>,
+    ledger: BTreeMap<LedgerKey, Mark>,
+}
 
-/// What is kept of a family.
+/// A family with its rows.
 #[derive(Debug)]
 struct Stored {
     family: Family,
-    rows: BTreeMap<String, Row>,
-    ledger: HashMap<(u32, Incarnation), u64>,
+    rows: BTreeMap<String, i64>,
 }
 
 impl MemoryStore {
-    /// An empty one.
+    /// Creates an empty database.
     #[must_use]
     pub fn new() -> Self {
         MemoryStore::default()
     }
 
-    /// Writes a row as the application would that owns the table: a row that a [`Table::update`](crate::Table::update)
-    /// has to have, or another value behind counterfoil's back.
+    /// Writes a row as the application that owns the table would: a row that [`Table::update`](crate::Table::update)
+    /// requires, or another value than counterfoil's.
     pub fn set(&self, family: &Family, id: &str, value: i64) {
-        kept(&mut self.lock(), family).rows.entry(id.to_owned()).or_default().value = Some(value);
+        self.lock().stored(family).rows.insert(id.to_owned(), value);
     }
 
-    fn lock(&self) -> MutexGuard<'_, StoredFamilies> {
+    fn lock(&self) -> MutexGuard<'_, Tables> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn kept<'f>(families: &'f mut StoredFamilies, family: &Family) -> &'f mut Stored {
-    let new = || Stored { family: family.clone(), rows: BTreeMap::new(), ledger: HashMap::new() };
-    families.entry(family.to_string()).or_insert_with(new)
+impl Tables {
+    fn stored(&mut self, family: &Family) -> &mut Stored {
+        let new = || Stored { family: family.clone(), rows: BTreeMap::new() };
+        self.families.entry(family.to_string()).or_insert_with(new)
+    }
+
+    /// Adds the delta to its row. Returns `false` if no row takes it.
+    fn add(&mut self, family: &Family, id: &[u8], delta: i64) -> bool {
+        let added = std::str::from_utf8(id).is_ok_and(|id| self.stored(family).add(id, delta));
+        if !added {
+            tracing::warn!(%family, id = %id.escape_ascii(), delta, "rejected: no row takes the delta");
+        }
+        added
+    }
 }
 
 impl Stored {
-    fn row(&self, id: &str) -> Row {
-        self.rows.get(id).copied().unwrap_or_default()
-    }
-
-    /// Whether the batch is new to the ledger, which knows it from now on.
-    fn advance(&mut self, batch: &Batch) -> bool {
-        let last = self.ledger.entry((batch.partition, batch.incarnation)).or_default();
-        let is_new = *last < batch.seq;
-        *last = batch.seq.max(*last);
-        is_new
-    }
-
-    /// Whether there is a row that takes it.
     fn add(&mut self, id: &str, delta: i64) -> bool {
-        let row = self.row(id);
-        let value = match row.value {
-            None if !self.family.makes_rows() => None,
-            value => value.unwrap_or(0).checked_add(delta),
-        };
-        if value.is_some() {
-            self.rows.insert(id.to_owned(), Row { value, ..row });
-        }
+        let row = self.rows.get(id).copied();
+        let value = row.or(self.family.makes_rows().then_some(0)).and_then(|value| value.checked_add(delta));
+        self.rows.extend(value.map(|value| (id.to_owned(), value)));
         value.is_some()
-    }
-
-    fn save(&mut self, save: &Save) -> Saved {
-        let Ok(id) = std::str::from_utf8(&save.id) else { return Saved::Refused };
-        let row = self.row(id);
-        let has_row = row.value.is_some() || self.family.makes_rows();
-        if !is_out(Guard::Version) {
-            if row.version == Some(save.version) {
-                return Saved::Done;
-            }
-            // a row that is gone is no conflict where nobody but the application makes it again
-            if row != save.known && (has_row || row.version != save.known.version) {
-                return Saved::Conflict(row);
-            }
-        }
-        let value = has_row.then_some(save.value);
-        self.rows.insert(id.to_owned(), Row { value, version: Some(save.version) });
-        if has_row { Saved::Done } else { Saved::NoRow }
     }
 }
 
 impl Store for MemoryStore {
     async fn register(&self, family: &Family) -> Result<u64> {
-        let mut families = self.lock();
-        let known = kept(&mut families, family).family.identity();
+        let mut tables = self.lock();
+        let known = tables.stored(family).family.identity();
         match known.iter().zip(family.identity()).find(|(known, new)| **known != *new) {
             Some((known, new)) => {
                 Err(Error::new(ErrorKind::Mismatch, format!("{family}: {} is {}, not {}", new.0, known.1, new.1)))
             }
-            None => Ok(families.get_index_of(&family.to_string()).unwrap_or_default() as u64),
+            None => Ok(tables.families.get_index_of(&family.to_string()).unwrap_or_default() as u64),
         }
     }
 
-    async fn apply(&self, batches: &[Batch]) -> Result<Applied> {
-        let mut families = self.lock();
+    async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Applied> {
+        let mut tables = self.lock();
+        let advance = Advance::new(batches, &tables.ledger, max_rows.unwrap_or(u64::MAX), Unguarded::here());
         let mut applied = Applied::default();
-        for batch in batches {
-            let Registered { family, .. } = &*batch.family;
-            let kept = kept(&mut families, family);
-            if !kept.advance(batch) {
-                applied.repeated += 1;
-                continue;
-            }
-            applied.batches += 1;
-            for (id, delta) in &batch.deltas {
-                if kept.add(id, *delta) {
-                    applied.rows += 1;
-                } else {
-                    tracing::warn!(%family, id, delta, "no row takes what was counted");
-                    applied.rejected += 1;
+        for step in advance.steps {
+            for (id, delta) in step.deltas {
+                match tables.add(&step.batch.family.family, id, *delta) {
+                    true => applied.rows += 1,
+                    false => applied.rejected += 1,
                 }
             }
-            for (id, delta) in &batch.foreign {
-                tracing::warn!(%family, id = %id.escape_ascii(), delta, "an id that is not UTF-8");
-                applied.rejected += 1;
-            }
+            applied.progress.push(step.progress);
         }
+        tables.ledger.extend(advance.marks);
         Ok(applied)
+    }
+
+    async fn ledger(&self, families: &[u64]) -> Result<Vec<LedgerRow>> {
+        let tables = self.lock();
+        let rows = tables.ledger.iter().filter(|((family, ..), _)| families.contains(family));
+        let row = |(&(family, partition, incarnation), mark): (&LedgerKey, &Mark)| LedgerRow {
+            family,
+            partition,
+            incarnation,
+            mark: mark.clone(),
+        };
+        Ok(rows.map(row).collect())
     }
 
     async fn read(
@@ -160,12 +140,11 @@ impl Store for MemoryStore {
         ledger: &[(u32, Incarnation)],
         _: ReadFrom,
     ) -> Result<Snapshot> {
-        let mut families = self.lock();
-        let kept = kept(&mut families, &family.family);
-        Ok(Snapshot {
-            values: ids.iter().map(|id| kept.row(id).value).collect(),
-            ledger: ledger.iter().map(|batches| kept.ledger.get(batches).copied().unwrap_or(0)).collect(),
-        })
+        let mut tables = self.lock();
+        let mark = |&(partition, incarnation)| tables.ledger.get(&(family.number, partition, incarnation)).cloned();
+        let ledger = ledger.iter().map(|row| mark(row).unwrap_or_default()).collect();
+        let rows = &tables.stored(&family.family).rows;
+        Ok(Snapshot { values: ids.iter().map(|id| rows.get(*id).copied()).collect(), ledger })
     }
 
     async fn list(
@@ -175,27 +154,9 @@ impl Store for MemoryStore {
         after: Option<&str>,
         limit: usize,
     ) -> Result<Vec<(String, i64)>> {
-        let mut families = self.lock();
-        let rows = kept(&mut families, &family.family).rows.iter();
+        let mut tables = self.lock();
+        let rows = tables.stored(&family.family).rows.iter();
         let wanted = rows.filter(|(id, _)| id.starts_with(prefix) && after.is_none_or(|after| id.as_str() > after));
-        Ok(wanted.filter_map(|(id, row)| Some((id.clone(), row.value?))).take(limit).collect())
-    }
-
-    async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Row>> {
-        let mut families = self.lock();
-        let kept = kept(&mut families, &family.family);
-        Ok(ids.iter().map(|id| kept.row(id)).collect())
-    }
-
-    async fn save(&self, family: &Registered, saves: &[Save]) -> Result<Vec<Saved>> {
-        let mut families = self.lock();
-        let kept = kept(&mut families, &family.family);
-        let saved: Vec<_> = saves.iter().map(|save| kept.save(save)).collect();
-        for (save, saved) in saves.iter().zip(&saved) {
-            if matches!(saved, Saved::NoRow | Saved::Refused) {
-                tracing::warn!(family = %family.family, id = %save.id.escape_ascii(), value = save.value, "no row takes what was saved");
-            }
-        }
-        Ok(saved)
+        Ok(wanted.map(|(id, value)| (id.clone(), *value)).take(limit).collect())
     }
 }

@@ -1,5 +1,6 @@
-//! The database behind the counters, as the reconciler and the readers see it.
+//! The database behind the counters: its interface and its types.
 
+pub(crate) mod ledger;
 pub mod memory;
 pub mod mysql;
 
@@ -10,183 +11,216 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::finding::Finding;
+use crate::store::ledger::LedgerKey;
 
-/// A family that a store knows, with the number that the store gave it.
+/// A family that is registered in a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registered {
     /// The configuration.
     pub family: Family,
-    /// The store's short name for it.
+    /// The number that the store assigned to it.
     pub number: u64,
 }
 
-/// The random number that a partition's batches carry until Redis loses its memory (docs/protocol.md, section 3).
+/// The random number that a partition's batches carry until Redis loses its memory or begins anew
+/// (docs/protocol.md, section 3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u64);
 
 impl fmt::Display for Incarnation {
-    /// 16 hexadecimal digits, as it travels to Redis.
+    /// Writes 16 hexadecimal digits, as Redis holds it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
     }
 }
 
-/// Deltas that were cut off a partition's buffer together, and that reach the database together, once.
+/// The random number of one cut. A Redis that was set back reuses sequence numbers, but no nonce
+/// (docs/protocol.md, section 3.9).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Nonce(pub u64);
+
+impl fmt::Display for Nonce {
+    /// Writes 16 hexadecimal digits, as Redis holds it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// The id of a batch within its partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BatchId {
+    /// The incarnation of the partition when the batch was cut.
+    pub incarnation: Incarnation,
+    /// The sequence number, from 1 within an incarnation.
+    pub seq: u64,
+    /// The random number of the cut.
+    pub nonce: Nonce,
+}
+
+/// Deltas that were cut off a partition's buffer together. Each of them reaches the database once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// The family.
     pub family: Arc<Registered>,
     /// The partition.
     pub partition: u32,
-    /// With `seq`, the batch's id within its partition.
-    pub incarnation: Incarnation,
-    /// Counts up from 1 within an incarnation.
-    pub seq: u64,
-    /// Each id once.
-    pub deltas: Vec<(String, i64)>,
-    /// What was counted, in another language, for ids that are not UTF-8: it goes to the rejects.
-    pub foreign: Vec<(Vec<u8>, i64)>,
+    /// The id within the partition.
+    pub id: BatchId,
+    /// Each id once with its delta, ascending by bytes. A client in another language may have counted ids that are not
+    /// UTF-8: a store rejects them.
+    pub deltas: Vec<(Vec<u8>, i64)>,
 }
 
-/// What a transaction did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Applied {
-    /// Batches that were new to the ledger.
-    pub batches: u64,
-    /// Batches that the ledger had already, and that were left out.
-    pub repeated: u64,
-    /// Deltas added to rows.
-    pub rows: u64,
-    /// Deltas that went to the rejects.
-    pub rejected: u64,
-}
-
-/// Who wrote a cached counter's row last, and which of its writes it was (docs/protocol.md, section 4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Version {
-    /// The random number of one stay in Redis, from a counter's seeding to its deletion.
-    pub lineage: u64,
-    /// Counts its claims up from 1; 0 for none.
-    pub n: u64,
-}
-
-impl fmt::Display for Version {
-    /// `LINEAGE:N`, as it travels to Redis: 16 hexadecimal digits and a decimal number.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}:{}", self.lineage, self.n)
+impl Batch {
+    pub(crate) fn ledger_key(&self) -> LedgerKey {
+        (self.family.number, self.partition, self.id.incarnation)
     }
 }
 
-/// A cached counter's row as of one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Row {
-    /// `None` where there is no row.
-    pub value: Option<i64>,
-    /// `None` as long as no save wrote it.
-    pub version: Option<Version>,
+/// The progress of a batch after [`Store::apply`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The database holds the whole batch. The last of it was added by this call.
+    Complete,
+    /// The database holds the batch up to a position.
+    Partial {
+        /// The number of ids that are left for further calls.
+        left: u64,
+    },
+    /// The batch was complete before the call, which added nothing of it.
+    Repeated,
+    /// The ledger proves that Redis was set back: nothing of the batch was added, and nothing of it ever will be
+    /// (docs/protocol.md, section 3.9).
+    SetBack,
 }
 
-/// A cached counter's value on its way to its row: to be written only where the row is as it was last known.
+/// The effect of one [`Store::apply`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// The progress of each batch, in the order in which the batches were given.
+    pub progress: Vec<Progress>,
+    /// The number of deltas that were added to rows.
+    pub rows: u64,
+    /// The number of deltas that went to the rejects.
+    pub rejected: u64,
+}
+
+/// A ledger row's content: the last batch of a partition and incarnation that reached the database, and how far.
+///
+/// The default, with `seq` 0, stands for a row that does not exist.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mark {
+    /// The sequence number of the batch; 0 if there was none.
+    pub seq: u64,
+    /// The nonce of the batch.
+    pub nonce: Nonce,
+    /// The last id that was added, in the byte order of the batch's ids; `None` once the batch is complete.
+    pub position: Option<Vec<u8>>,
+}
+
+/// A row of the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Save {
-    /// The counter, as it is in Redis: what was seeded in another language may be no UTF-8, and is refused.
-    pub id: Vec<u8>,
-    /// Its partition.
+pub struct LedgerRow {
+    /// The family's [number](Registered::number).
+    pub family: u64,
+    /// The partition.
     pub partition: u32,
-    /// The row as last known.
-    pub known: Row,
-    /// What is to be written.
-    pub value: i64,
-    /// With it.
-    pub version: Version,
+    /// The incarnation.
+    pub incarnation: Incarnation,
+    /// The last batch.
+    pub mark: Mark,
 }
 
-/// What became of a [`Save`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Saved {
-    /// The row has the version, written now or before.
-    Done,
-    /// Nothing was written: the row is another one than was known.
-    Conflict(Row),
-    /// The same, and the difference is what recounts have added.
-    Recounted(Row),
-    /// There is no row, and rows are the application's to make: what would have been added is in the rejects, and the
-    /// version is kept as if it had been written.
-    NoRow,
-    /// The database refuses the value, the row holds a number that is no i64, or the id is no row's: what would have
-    /// been added is in the rejects, once however often the save is handed in, and nothing else was written.
-    Refused,
-}
-
-/// Which copy of the database serves a read.
+/// The copy of the database that serves a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadFrom {
-    /// A replica where the store has one; it may be behind.
+    /// A replica if the store has one. It may lag behind.
     Nearest,
-    /// The one that is written.
+    /// The server that is written to.
     Primary,
 }
 
 /// Values and ledger as of one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The value of each id asked for, in that order; `None` where there is no row.
+    /// The value of each id, in the order of the request; `None` where there is no row.
     pub values: Vec<Option<i64>>,
-    /// For each (partition, incarnation) asked for, in that order, the last batch applied; 0 where there is none.
-    pub ledger: Vec<u64>,
+    /// The mark of each (partition, incarnation), in the order of the request.
+    pub ledger: Vec<Mark>,
 }
 
-/// A database that keeps values and a ledger: [`MysqlStore`](crate::MysqlStore), or one of your own.
+/// A database that keeps values and a ledger: [`MysqlStore`](crate::MysqlStore), or your own.
 ///
-/// What makes the counters exact is [`apply`](Store::apply): ledger and values move in **one** transaction, and a batch
-/// that the ledger has is never added again (docs/protocol.md, section 3).
+/// [`apply`](Store::apply) makes the counters exact: it changes ledger and values in **one** transaction, and adds no
+/// delta that the ledger already contains (docs/protocol.md, section 3).
 ///
-/// Its futures may be dropped half-way, at a shutdown: what must not be cut off there runs in a task of its own.
+/// The caller may drop a future before it completes, for example at a shutdown. A store runs work that must not be
+/// interrupted in a task of its own.
 pub trait Store: Send + Sync + 'static {
-    /// Makes the family known and returns the store's number for it.
+    /// Registers the family and returns the store's number for it.
     ///
     /// # Errors
-    /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting where the family is known with another
-    /// [identity](Family::identity) or its table is not as it says; [`Store`](crate::ErrorKind::Store) where the
-    /// database cannot be reached.
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting if the family is registered with another
+    /// [identity](Family::identity), or if its table differs from its description;
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
     fn register(&self, family: &Family) -> impl Future<Output = Result<u64>> + Send;
 
-    /// All families that are registered, with the [settings](Family::settings) that each was opened with last; in the place
-    /// of one whose settings are not understood, what is wrong with them.
+    /// Returns all registered families with the [settings](Family::settings) of the process that opened each last, or
+    /// the error in a family's settings in its place.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) where the database cannot be reached; [`Mismatch`](crate::ErrorKind::Mismatch)
-    /// from a store that does not list families: no reconciler serves [all](crate::ReconcilerBuilder::all) of them.
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable; [`Mismatch`](crate::ErrorKind::Mismatch) from a
+    /// store that does not list families, so that no reconciler serves [all](crate::ReconcilerBuilder::all) of them.
     fn families(&self) -> impl Future<Output = Result<Vec<Result<Registered>>>> + Send {
         let cannot = "this store does not list its families";
         std::future::ready(Err(Error::new(ErrorKind::Mismatch, cannot)))
     }
 
-    /// Makes `after` the configuration of a registered family, if it is still `before` by its [identity](Family::identity).
+    /// Replaces the configuration of a registered family by `after` if its [identity](Family::identity) is still that
+    /// of `before`.
     ///
     /// # Errors
-    /// [`Mismatch`](crate::ErrorKind::Mismatch) where it is not, and from a store that cannot do it;
-    /// [`Store`](crate::ErrorKind::Store) where the database cannot be reached.
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) if it is not, and from a store that does not reconfigure families;
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
     fn reconfigure(&self, before: &Family, after: &Family) -> impl Future<Output = Result<()>> + Send {
         let _ = after;
-        let cannot = format!("{before}: this store does not change what a family is");
+        let cannot = format!("{before}: this store does not reconfigure families");
         std::future::ready(Err(Error::new(ErrorKind::Mismatch, cannot)))
     }
 
-    /// In one transaction: advances the ledger row (family, partition, incarnation) of each batch to its `seq` if it
-    /// stands lower, adds the deltas of those batches, and leaves the others out. A delta that the database refuses is
-    /// kept as a reject, with its batch and the reason, in the same transaction.
+    /// Adds the next deltas of the batches to their rows, in one transaction. The caller repeats the call until no batch is
+    /// [partial](Progress::Partial).
+    ///
+    /// The transaction locks the ledger row (family, partition, incarnation) of each batch and compares its
+    /// [`Mark`]:
+    ///
+    /// - A higher `seq` than that of a complete batch, or no row, begins the batch.
+    /// - The same `seq` and `nonce` continue the batch after `position`, or repeat it if it is complete.
+    /// - Anything else is a [set-back](Progress::SetBack).
+    ///
+    /// Up to `max_rows` ids are taken, by default as many as the store considers a short transaction. The ledger
+    /// advances to the last id taken, or to complete. A delta that the database refuses is kept as a reject with its
+    /// batch and the reason, in the same transaction.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store): nothing was kept, or it is unknown whether the transaction was committed;
-    /// in both cases the same batches are handed in again. [`Mismatch`](crate::ErrorKind::Mismatch): nothing was kept,
-    /// and waiting does not mend it: a table, column or privilege is missing.
-    fn apply(&self, batches: &[Batch]) -> impl Future<Output = Result<Applied>> + Send;
+    /// repeat the call in both cases. [`Mismatch`](crate::ErrorKind::Mismatch): nothing was kept, and the error is
+    /// permanent: a table, column or privilege is missing.
+    fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> impl Future<Output = Result<Applied>> + Send;
+
+    /// Returns the ledger's rows of these families, from the server that is written to, in any order.
+    ///
+    /// A probe compares them with Redis afterwards to detect that Redis was set back (docs/protocol.md, section 3.9).
+    ///
+    /// # Errors
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
+    fn ledger(&self, families: &[u64]) -> impl Future<Output = Result<Vec<LedgerRow>>> + Send;
 
     /// Reads values and ledger as of one moment.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) where the database cannot be reached.
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable; [`Range`](crate::ErrorKind::Range) for a value
+    /// that is not a valid i64.
     fn read(
         &self,
         family: &Registered,
@@ -195,7 +229,8 @@ pub trait Store: Send + Sync + 'static {
         from: ReadFrom,
     ) -> impl Future<Output = Result<Snapshot>> + Send;
 
-    /// Up to `limit` ids that begin with `prefix` and come after `after` in byte order, ascending, with their values.
+    /// Returns up to `limit` ids that begin with `prefix` and come after `after` in byte order, ascending, with their
+    /// values.
     ///
     /// # Errors
     /// As for [`read`](Store::read).
@@ -207,36 +242,19 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> impl Future<Output = Result<Vec<(String, i64)>>> + Send;
 
-    /// Looks at the database and returns what should be known or changed before these families are kept in it.
+    /// Checks the database and the tables of these families, and returns what an operator should know or change.
     fn check(&self, families: &[Family]) -> impl Future<Output = Vec<Finding>> + Send {
         let _ = families;
         std::future::ready(Vec::new())
     }
 
-    /// The rows of cached counters, in the order of the ids, as of one moment: from the database that is written, and
-    /// begun after the call.
+    /// Returns the values of cached counters, in the order of the ids, `None` where there is no row. They are read from
+    /// the server that is written to, after the call began: they seed counters in Redis (docs/protocol.md, section 4).
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) where the database cannot be reached; [`Unsafe`](crate::ErrorKind::Unsafe)
-    /// where the one that replies takes no writes, as a replica does; [`Range`](crate::ErrorKind::Range) for a value
-    /// that is no i64; [`Mismatch`](crate::ErrorKind::Mismatch) from a store that keeps no cached counters.
-    fn rows(&self, family: &Registered, ids: &[&str]) -> impl Future<Output = Result<Vec<Row>>> + Send {
-        let _ = ids;
-        std::future::ready(Err(no_cached(family)))
+    /// As for [`read`](Store::read); [`Unsafe`](crate::ErrorKind::Unsafe) if the server accepts no writes, because it may be
+    /// a replica.
+    fn rows(&self, family: &Registered, ids: &[&str]) -> impl Future<Output = Result<Vec<Option<i64>>>> + Send {
+        async { Ok(self.read(family, ids, &[], ReadFrom::Primary).await?.values) }
     }
-
-    /// In one transaction, for each of the counters (each once): where the row's version is the save's, it was done
-    /// before; where version and value are as known, writes value and version; anything else is a conflict. Returns what
-    /// became of each, in their order.
-    ///
-    /// # Errors
-    /// As for [`apply`](Store::apply): the same saves may be handed in again.
-    fn save(&self, family: &Registered, saves: &[Save]) -> impl Future<Output = Result<Vec<Saved>>> + Send {
-        let _ = saves;
-        std::future::ready(Err(no_cached(family)))
-    }
-}
-
-fn no_cached(family: &Registered) -> Error {
-    Error::new(ErrorKind::Mismatch, format!("{}: this store keeps no cached counters", family.family))
 }

@@ -17,19 +17,29 @@ pub enum Guard {
     NoMemory,
     /// A batch is handed out before its rotation is durable.
     Settle,
-    /// Every batch carries the same incarnation.
+    /// A worker starts a batch from its first id, wherever the ledger stands.
+    Position,
+    /// The same sequence number is a repeat, whatever its nonce.
+    Nonce,
+    /// A partition gets its incarnation with its first cut.
     Incarnation,
-    /// A batch is released though the ledger is past it.
+    /// A batch is released though the ledger proves that Redis was set back.
     SetBack,
+    /// A partition begins anew whatever state it is in.
+    Reset,
+    /// A partition begins anew and its home's epochs go on.
+    EndOfEpochs,
+    /// A release looks at the sequence number only.
+    Release,
     /// A reader does not compare its batch with the ledger.
     Comparison,
     /// A counter is seeded with whatever was read, whenever that was.
     Ticket,
-    /// The database takes a save without comparing the row.
-    Version,
-    /// A counter is deleted without a look at whether it is saved.
+    /// A batch of a cached family is released without reading its rows back.
+    ReadBack,
+    /// A counter is deleted without a look at whether anything of it is pending.
     Clean,
-    /// A counter is marked as saved whatever is claimed by now.
+    /// Counters are marked as saved whatever batch the partition has.
     Unchanged,
     /// What is handed on to the buffer stays among the open slices as well.
     Handover,
@@ -86,9 +96,19 @@ fn patch(guard: Guard, name: &str) -> Option<(&'static str, &'static str)> {
         ),
         (Guard::OneMemory, _) => (" or epoch ~= now and redis.call('HGET', KEYS[2], caller)", ""),
         (Guard::NoMemory, _) => ("local last_n = last and (", "local last_n = false and ("),
-        (Guard::Ticket, "cached_seed") => (" and row == 'ticket ' .. ticket then", " then"),
-        (Guard::Clean, "cached_delete") => ("number ~= (base == '-' and '0' or base)", "false"),
-        (Guard::Unchanged, "cached_saved") => (" and version == lineage .. ':' .. n then", " then"),
+        (Guard::Ticket, "cached_seed") => {
+            ("if base == 'ticket ' .. ticket then", "if base and base:find('^ticket') then")
+        }
+        (Guard::Clean, "cached_delete") => ("if waits[i + 1] then", "if false then"),
+        (Guard::Unchanged, "cached_saved") => ("if cut == 0 or not is_current then", "if cut == 0 then"),
+        (Guard::Release, "buffered_release") => (" and state[3] == ARGV[3]", ""),
+        (Guard::Reset, "buffered_reset") => ("if not is_same then return", "if false then return"),
+        (Guard::EndOfEpochs, "buffered_reset") => ("redis.call('HDEL', calls, '=now', '=before', '=began_at')", ""),
+        (Guard::Incarnation, "family_configure") => ("for i = 2, #KEYS do", "for i = 2, 1 do"),
+        (Guard::Incarnation, "buffered_add" | "visitors_first") => {
+            ("call('HSETNX', meta, 'incarnation'", "tostring('incarnation'")
+        }
+        (Guard::Incarnation, "cached_incr") => ("call('HSETNX', meta, 'incarnation', name)", ""),
         (Guard::Handover, "series_close") => ("redis.call('HDEL', open, id)", ""),
         (Guard::Outside, "series_add") => {
             ("if not (ms >= start * 1000 and ms < over * 1000) then return", "if false then return")
@@ -131,6 +151,12 @@ mod tests {
             (Guard::NoMemory, "cached_incr"),
             (Guard::Ticket, "cached_seed"),
             (Guard::Clean, "cached_delete"),
+            (Guard::Release, "buffered_release"),
+            (Guard::Reset, "buffered_reset"),
+            (Guard::EndOfEpochs, "buffered_reset"),
+            (Guard::Incarnation, "family_configure"),
+            (Guard::Incarnation, "buffered_add"),
+            (Guard::Incarnation, "cached_incr"),
             (Guard::Unchanged, "cached_saved"),
             (Guard::Handover, "series_close"),
             (Guard::Outside, "series_add"),

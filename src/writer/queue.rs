@@ -175,7 +175,7 @@ where
     /// The home of calls to this partition.
     pub fn home(&self, partition: u32) -> &Home<C> {
         let home = self.topology.home_of(partition);
-        self.homes[home as usize].get_or_init(|| Home::new(self.partition(home)))
+        self.homes[home as usize].get_or_init(|| Home::new(self.partition(home), home, self.topology.clone()))
     }
 
     /// Whether a call carries hits of several partitions.

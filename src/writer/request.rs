@@ -62,6 +62,8 @@ pub struct Progress {
     known: Known,
     /// The current epoch of the first send of the next call that may have been executed.
     doubt: Option<Arc<str>>,
+    /// The epoch that the application stored before it made the request for the first time.
+    since: Option<Arc<str>>,
 }
 
 /// What is known of a request from the call before.
@@ -87,6 +89,11 @@ enum Told {
 }
 
 impl Progress {
+    /// Begins a request that the application may have made before, in this epoch or later.
+    pub fn since(epoch: &str) -> Self {
+        Progress { since: Some(epoch.into()), ..Progress::default() }
+    }
+
     /// Whether what it rests on is remembered. Where only what was missed is not, it begins again.
     fn is_remembered(&mut self, epochs: &Epochs) -> bool {
         if let Known::Missed(then) = &self.known
@@ -99,12 +106,12 @@ impl Progress {
             Known::Missed(then) => Some(&then.now),
             Known::Passed(epoch) => Some(epoch),
         };
-        known.into_iter().chain(&self.doubt).all(|epoch| epochs.knows(epoch))
+        known.into_iter().chain(&self.doubt).chain(&self.since).all(|epoch| epochs.knows(epoch))
     }
 
     /// Goes on to the next call.
     fn next(&mut self, known: Known) {
-        *self = Progress { n: self.n + 1, known, doubt: None };
+        *self = Progress { n: self.n + 1, known, doubt: None, since: self.since.take() };
     }
 }
 
@@ -112,6 +119,12 @@ impl<C> Writer<C>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
+    /// Returns the epoch in which Redis remembers the request if it is made now.
+    pub async fn request_epoch(&self, request: Request<'_>) -> Result<String> {
+        let family = self.queue.family();
+        Ok(self.queue.home(request.partition(family)).epochs(family).await?.now.as_ref().to_owned())
+    }
+
     /// Counts the hit unless the request was executed before. Where the counter is missing it is to be called again with a
     /// seed and the same progress, which is a new one for each time that the application asks.
     pub async fn once(
@@ -151,9 +164,7 @@ where
         until: Until,
         progress: &mut Progress,
     ) -> Result<Settled> {
-        let family = self.queue.family();
-        // every process has to find the same home; of a wide family any partition will do
-        let number = family.home_of(request.id.as_bytes()).unwrap_or_else(|| family.partition_of(request.name));
+        let number = request.partition(self.queue.family());
         let partition = self.queue.partition(number);
         let mut pause = Backoff::default();
         loop {
@@ -199,15 +210,15 @@ where
         let counted = request.count(queue.family(), partition, fence, seed).await;
         // of a refusal only a connection that never sends a call again by itself tells that this was the only arrival
         let is_settled = match &counted {
-            Ok(Some(Counted::Executed { .. }) | None) => true,
-            Ok(Some(Counted::Expired)) => link::sends_once::<C>(),
+            Ok(Counted::Executed { .. } | Counted::Passed) => true,
+            Ok(Counted::Expired) => link::sends_once::<C>(),
             Err(error) => !error.outcome_unknown(),
         };
         if is_settled {
             progress.doubt = earlier;
         }
         match counted {
-            Ok(Some(Counted::Executed { results, due, repeated })) => {
+            Ok(Counted::Executed { results, due, repeated }) => {
                 if !due.is_empty() {
                     queue.work.announce(Announced::Due(queue.opened.number, number));
                 }
@@ -217,11 +228,11 @@ where
                 }
                 Ok(Told::Settled((result, repeated)))
             }
-            Ok(Some(Counted::Expired)) => {
+            Ok(Counted::Expired) => {
                 home.forget(&epochs.before);
                 Ok(Told::Expired)
             }
-            Ok(None) => {
+            Ok(Counted::Passed) => {
                 progress.next(Known::Passed(epochs.before));
                 Ok(Told::Passed)
             }
@@ -236,14 +247,20 @@ where
 }
 
 impl Request<'_> {
-    /// The call to the script of the family's kind; `None` where the request has made a later one.
+    /// Returns the partition that counts it: the same one in every process.
+    fn partition(&self, family: &Family) -> u32 {
+        // of a wide family any partition will do
+        family.home_of(self.id.as_bytes()).unwrap_or_else(|| family.partition_of(self.name))
+    }
+
+    /// Calls the script of the family's kind.
     async fn count<C>(
         self,
         family: &Family,
         partition: &Partition<C>,
         fence: Fence<'_>,
         seed: Option<Seed>,
-    ) -> Result<Option<Counted>>
+    ) -> Result<Counted>
     where
         C: ConnectionLike + Clone + 'static,
     {
@@ -251,8 +268,8 @@ impl Request<'_> {
         let (pairs, seeds) = ([(id, Change::Add(self.delta))], seed.map(|seed| (partition, vec![(id, seed)])));
         let parts = [Part { partition, hits: 1, pairs: &pairs }];
         match &family.kind {
-            Kind::Cached(retention) => Partition::incr_unless_passed(retention, fence, seeds.as_slice(), &parts).await,
-            _ => Partition::add_to(family, fence, &parts).await.map(Some),
+            Kind::Cached(retention) => Partition::incr_in(retention, fence, seeds.as_slice(), &parts).await,
+            _ => Partition::add_to(family, fence, &parts).await,
         }
     }
 }

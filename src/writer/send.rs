@@ -82,6 +82,10 @@ impl Sending {
                     false => Outcome::NotExecuted(queue.error(ErrorKind::Redis, "not counted: its epoch has ended")),
                 })
             }
+            Ok(Counted::Passed) => Ok(Outcome::Failed(queue.error(
+                ErrorKind::OutcomeUnknown,
+                "Redis has seen a later call of this caller: is its name used twice, as after a fork?",
+            ))),
             Err(error) => {
                 if bundle::crosses_slots(&error) {
                     queue.topology.found_cluster();
@@ -150,7 +154,12 @@ where
             let seeds = shares.iter().zip(&partitions);
             let seeds = seeds.map(|(share, partition)| (partition, group.seeds_of(share.partition)));
             let seeds: Vec<_> = seeds.filter(|(_, seeds)| !seeds.is_empty()).collect();
-            Partition::incr_in(retention, fence, &seeds, &parts).await
+            let counted = Partition::incr_in(retention, fence, &seeds, &parts).await?;
+            Ok(match counted {
+                // a repeat is replied to as the first arrival was
+                Counted::Executed { results, due, .. } => Counted::Executed { results, due, repeated: false },
+                other => other,
+            })
         }
         Kind::Series(windows) => one.add_to_series(windows, clock, fence, deltas()).await,
         Kind::Activity(sliding) => one.touch(sliding, clock, fence, deltas()).await,

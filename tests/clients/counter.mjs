@@ -18,32 +18,36 @@ function crc32(text) {
   return ~crc >>> 0;
 }
 
-/** One caller in a family on a server that is no cluster: it has one call in flight. */
+/** One caller in a family on a standalone server: it has one call in flight. */
 export class Counter {
-  static epochs = new Map();
+  static asked = new Map();
 
   caller = randomBytes(8).toString('hex');
 
   n = 0;
 
-  constructor(redis, scripts, family, kind, partitions) { // family: "NAMESPACE/FAMILY"
-    Object.assign(this, { redis, scripts, family, kind, partitions });
+  kindAndPartitions = ['', ''];
+
+  constructor(redis, scripts, family) { // family: "NAMESPACE/FAMILY"
+    Object.assign(this, { redis, scripts, family });
   }
 
   async hit(id, n = 1) {
-    const words = await this.count('buffered_add', this.partition(id), ['buffer', 'meta'], [1, 1, id, n]);
+    const words = await this.count('buffered_add', await this.partition(id), ['buffer', 'meta'], [1, 1, id, n]);
     if (/[A-Z]/.test(words.at(-1))) throw new NotCounted(`${id}: ${words.at(-1)}`);
   }
 
-  /** The new value. readRow(id) reads value and version from the primary, "-" for what there is not. */
-  async change(id, change, readRow, low = '', high = '') {
-    const [partition, names] = [this.partition(id), ['values', 'rows', 'schedule']];
+  /** The new value. readRow(id) reads the value of its row from the primary, 0 where there is none. */
+  async change(id, change, readRow) {
+    const partition = await this.partition(id);
+    const { retain_ms: retainMs, min, max } = await this.settings();
+    const names = ['base', 'buffer', 'batch', 'meta', 'schedule'];
     let word;
     for (let seeds = 0; seeds < 10; seeds += 1) {
-      [word] = await this.count('cached_incr', partition, names, [30000, low, high, 1, id, change]);
+      [word] = await this.count('cached_incr', partition, names, [30000, min ?? '', max ?? '', 1, id, change]);
       if (!`${word}`.startsWith('MISS:')) break;
-      const seed = [id, word.slice(5), ...await readRow(id)]; // after the ticket was had, never before
-      await this.send('cached_seed', this.keys(partition, ...names), [600000, '', ...seed]);
+      const seed = [id, word.slice(5), await readRow(id)]; // after the ticket was received, never before
+      await this.send('cached_seed', this.keys(partition, 'base', 'schedule'), [retainMs, '', ...seed]);
     }
     if (/[A-Z]/.test(word)) throw new NotCounted(`${id}: ${word}`);
     return BigInt(word);
@@ -52,32 +56,38 @@ export class Counter {
   /** The words after OK or DUP. */
   async count(script, partition, names, args) {
     const home = this.keys(0, 'calls', 'calls_before');
-    const epoch = await this.epoch(home);
+    const [epoch] = await this.ask();
     this.n += 1;
     const keys = [...home, ...this.keys(partition, ...names)];
     const [status, ...words] = await this.send(script, keys, [this.caller, this.n, epoch, '', ...args]);
-    if (status === 'EXPIRED') {
-      Counter.epochs.delete(home[0]);
-      throw new OutcomeUnknown(status);
-    }
+    if (status === 'EXPIRED') Counter.asked.delete(this.family);
+    // PASSED: two callers share a name
+    if (status === 'EXPIRED' || status === 'PASSED') throw new OutcomeUnknown(status);
     return words;
   }
 
-  async epoch(home) {
+  /** Epoch, the one before, kind, number of partitions and settings, for 30 s. */
+  async ask() {
     const askedAt = performance.now();
-    const told = Counter.epochs.get(home[0]);
-    if (askedAt < told?.until) return told.epoch;
-    const asked = this.send('family_epoch', home, [this.kind, this.partitions, '']);
-    const [status, epoch] = await asked.catch((error) => {
+    const known = Counter.asked.get(this.family);
+    if (askedAt < known?.until) return known.reply;
+    const home = this.keys(0, 'calls', 'calls_before');
+    const asking = this.send('family_epoch', home, [...this.kindAndPartitions, '']);
+    const [status, ...reply] = await asking.catch((error) => {
       throw new NotCounted('no epoch', { cause: error });
     });
-    if (status !== 'OK') throw new NotCounted(status);
-    Counter.epochs.set(home[0], { epoch, until: askedAt + 30000 });
-    return epoch;
+    if (status !== 'OK') throw new NotCounted(`${this.family}: ${[status, ...reply]}`); // UNCONFIGURED, MISMATCH
+    this.kindAndPartitions = reply.slice(2, 4);
+    Counter.asked.set(this.family, { reply, until: askedAt + 30000 });
+    return reply;
   }
 
-  partition(id) {
-    return crc32(id) % this.partitions;
+  async settings() {
+    return JSON.parse((await this.ask())[4]).of_kind;
+  }
+
+  async partition(id) {
+    return crc32(id) % (await this.ask())[3];
   }
 
   keys(partition, ...names) {

@@ -17,7 +17,7 @@ redis.on('error', () => {}); // it connects again by itself
 const told = { counted: 0, unknown: 0 };
 const ids = ['a', 'b', 'c', 'é'];
 await Promise.all(ids.map(async (id, i) => {
-  const counter = new Counter(redis, `${lua}/v1`, 'shop/hits', 'buffered', 4);
+  const counter = new Counter(redis, `${lua}/v1`, 'shop/hits');
   for (let k = i; k < hits; k += ids.length) {
     try {
       await counter.hit(id);

@@ -4,9 +4,9 @@
     lossy.py SOCKET LUA_DIR CLIENT...
 
 CLIENT... is a command, to which three arguments are added: the socket of a proxy, a folder like lua, and a number of hits.
-It counts so many hits on ids of its choice in the buffered family shop/hits, which has 4 partitions, and prints how many
-were counted and of how many the outcome is unknown, as `{"counted": 300, "unknown": 0}`. It runs twice: with the scripts as
-they are each hit must be there once, and with the fence taken out of them there must be more.
+It counts so many hits on ids of its choice in the buffered family shop/hits, and prints how many were
+counted and of how many the outcome is unknown, as `{"counted": 300, "unknown": 0}`. It runs twice: with the scripts as they are
+each hit must be there once, and with the fence taken out of them there must be more.
 """
 import json
 import random
@@ -23,7 +23,7 @@ from pathlib import Path
 import redis
 
 HITS = 300
-FENCE = ("n - last_n <= 0", "false")
+FENCE = ("last_n and n - last_n", "false and n - last_n")
 
 
 class Proxy:
@@ -88,14 +88,21 @@ class Proxy:
         return False
 
 
+def configure(client, lua, family, kind, partitions=4, **of_kind):
+    """Configures a family as the daemon does on a standalone server."""
+    keys = [f"cf1:{{{family}/0}}:calls", *(f"cf1:{{{family}/{number}}}:meta" for number in range(partitions))]
+    settings = json.dumps({"wide": False, "of_kind": of_kind})
+    script = Path(lua, "v1/family_configure.lua").read_text(encoding="utf-8")
+    client.eval(script, len(keys), *keys, "salt", "", kind, partitions, 1000000, settings)
+
+
 class Forgetful:
     """As long as it lasts Redis forgets its scripts all the time, and begins one new epoch."""
 
-    def __init__(self, client, lua, family, kind):
+    def __init__(self, client, lua, family):
         self.redis, self.ended = client, threading.Event()
         self.script = Path(lua, "v1/family_epoch.lua").read_text(encoding="utf-8")
         self.keys = [f"cf1:{{{family}/0}}:{name}" for name in ("calls", "calls_before")]
-        self.kind = kind
         self.thread = threading.Thread(target=self._forget)
 
     def __enter__(self):
@@ -112,7 +119,7 @@ class Forgetful:
             if not has_begun and any(not field.startswith(b"=") for field in self.redis.hkeys(self.keys[0])) and random.random() < 0.1:
                 has_begun = True
                 self.redis.hset(self.keys[0], "=began_at", 0)
-                self.redis.eval(self.script, 2, *self.keys, self.kind, 4, "")
+                self.redis.eval(self.script, 2, *self.keys, "", "", "")
 
 
 def pending(client, family):
@@ -135,7 +142,9 @@ def without_fence(lua, folder):
 def run(client, proxy, lua, command):
     """How many hits the client took for counted, how many for unknown, and how many there are."""
     client.flushall()
-    with Forgetful(client, lua, "shop/hits", "buffered"):
+    for family in ("shop/hits", "shop/other", "shop-12345/product_views"):
+        configure(client, lua, family, "buffered")
+    with Forgetful(client, lua, "shop/hits"):
         done = subprocess.run([*command, proxy.socket, lua, str(HITS)], stdout=subprocess.PIPE, text=True, check=True)
     time.sleep(0.4)  # for what is late
     told = json.loads(done.stdout.splitlines()[-1])

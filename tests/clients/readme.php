@@ -40,7 +40,7 @@ $at_once = function () use ($connect) {
 };
 $told = ['counted' => 0, 'unknown' => 0];
 for ($i = 0; $i < $hits; $i++) {
-    if ($i % 7 === 0) $counter = new Counter($at_once, 'lua/v1', 'shop/hits', 4);  // as if a request began
+    if ($i % 7 === 0) $counter = new Counter($at_once, 'lua/v1', 'shop/hits');  // as if a request began
     try {
         $counter->hit(['a', 'b', 'c', 'é'][$i % 4]);
         $told['counted']++;
@@ -50,8 +50,10 @@ for ($i = 0; $i < $hits; $i++) {
     }
 }
 
-$other = new Counter($at_once, 'lua/v1', 'shop/other', 4);
+$other = new Counter($at_once, 'lua/v1', 'shop/other');
 $to_the_top = fn() => $other->hit('max', PHP_INT_MAX);
 thrown($to_the_top);
 expect('a sum beyond i64', thrown($to_the_top), 'NotCounted');
+$typo = new Counter($at_once, 'lua/v1', 'shop/htis');
+expect('a family that was never configured', thrown(fn() => $typo->hit('a')), 'NotCounted');
 echo json_encode($told), "\n";

@@ -58,13 +58,14 @@ async fn a_backlog_is_read_where_no_reconciler_runs() {
     }
     assert_eq!(hits.backlog().await.unwrap(), Backlog { open: 3, ..Backlog::default() });
     pair.counterfoil.drain().await.unwrap();
-    assert_eq!(views.backlog().await.unwrap(), Backlog { counted: 4, ..Backlog::default() });
-    assert_eq!(votes.backlog().await.unwrap(), Backlog::default());
+    for backlog in [views.backlog().await.unwrap(), votes.backlog().await.unwrap()] {
+        assert_eq!(backlog, Backlog { counted: 4, ..Backlog::default() });
+    }
     let _ = votes.incr("b", 1).await.unwrap();
     assert_eq!(votes.backlog().await.unwrap().ids, 1);
 }
 
-/// A batch that was cut and a save that was begun are as old as their hits while the database is away.
+/// A batch is as old as its hits while the database is unavailable.
 #[tokio::test]
 async fn a_backlog_grows_older_while_the_database_is_away() {
     let mysql = MysqlServer::start().await;
@@ -77,8 +78,8 @@ async fn a_backlog_grows_older_while_the_database_is_away() {
     mysql.kill();
     let _ = (views.add("a", 1).await.unwrap(), votes.incr("a", 1).await.unwrap());
     let _running = pair.counterfoil.reconciler().start().await.unwrap();
-    let cut = async || pair.redis.run::<Vec<String>>("KEYS *:batch").await.unwrap().len() == 1;
-    eventually("the batch", cut).await;
+    let cut = async || pair.redis.run::<Vec<String>>("KEYS *:batch").await.unwrap().len() == 2;
+    eventually("the batches", cut).await;
     pause(700).await;
     let _ = views.add("b", 1).await.unwrap();
     for (backlog, ids) in [(views.backlog().await.unwrap(), 2), (votes.backlog().await.unwrap(), 1)] {
@@ -114,8 +115,8 @@ async fn hits_are_counted_over_rotations_and_drains() {
     let counted = async || {
         let (views, wide) = (views.backlog().await.unwrap().counted, wide.backlog().await.unwrap().counted);
         let (visitors, hits) = (visitors.backlog().await.unwrap().counted, hits.backlog().await.unwrap().counted);
-        let nothing = [online.backlog().await.unwrap().counted, votes.backlog().await.unwrap().counted];
-        assert_eq!(nothing, [0, 0]);
+        assert_eq!(online.backlog().await.unwrap().counted, 0);
+        assert_eq!(votes.backlog().await.unwrap().counted, views);
         (views, wide, visitors, hits)
     };
     assert_eq!(counted().await, (0, 0, 0, 0));
@@ -177,7 +178,7 @@ async fn the_backlogs_of_all_families_are_those_of_each() {
         }
         expected.extend([
             (format!("{tenant}/views"), (many, 0, 2 * many)),
-            (format!("{tenant}/votes"), (many, 0, 0)),
+            (format!("{tenant}/votes"), (many, 0, many)),
             (format!("{tenant}/hits"), (0, many, 0)),
             (format!("{tenant}/idle"), (0, 0, 0)),
         ]);

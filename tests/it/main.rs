@@ -12,6 +12,7 @@ mod layout;
 mod lifecycle;
 mod live_page;
 mod memory;
+mod misuse;
 mod mysql;
 mod readme;
 mod recount;

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use counterfoil::{
-    Applied, Batch, Changed, Durability, ErrorKind, Family, Incarnation, KeyType, Registered, Store, Table,
-};
+use counterfoil::{Changed, Durability, ErrorKind, Family, KeyType, Registered, Store, Table};
 
+use crate::mysql::buffered::{applied, batch, complete, keeps_the_contract};
 use crate::support::kinds::{KINDS, OfKind};
 use crate::support::{Plain, counted, eventually, family};
 
@@ -38,7 +37,7 @@ async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
     assert_eq!(votes.incr("7", 1).await.unwrap(), Changed::Counted { value: 41 });
     counterfoil.drain().await.unwrap();
     assert_eq!(votes.stored(&["7", "8"]).await.unwrap(), [Some(41), None]);
-    // what is written behind its back is kept
+    // another program's write is kept
     counterfoil.store().set(votes.family(), "7", 100);
     assert_eq!(votes.incr("7", 1).await.unwrap(), Changed::Counted { value: 42 });
     counterfoil.drain().await.unwrap();
@@ -56,23 +55,25 @@ async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
 }
 
 #[tokio::test]
-async fn a_batch_is_applied_once_and_what_no_row_takes_is_rejected() {
+async fn the_contract_of_a_store_is_kept() {
     let store = counterfoil::MemoryStore::new();
     let family = family("views").build().unwrap().family().clone();
     let number = store.register(&family).await.unwrap();
     assert_eq!(store.clone().register(&family).await.unwrap(), number, "a clone is the same database");
     let other = crate::support::family("views").partitions(8).build().unwrap();
     assert_eq!(store.register(other.family()).await.unwrap_err().kind(), ErrorKind::Mismatch);
+    keeps_the_contract(&store, &Arc::new(Registered { family, number })).await;
+}
 
+#[tokio::test]
+async fn a_delta_that_no_row_takes_holds_nothing_back() {
+    let store = counterfoil::MemoryStore::new();
+    let family = family("views").build().unwrap().family().clone();
+    let number = store.register(&family).await.unwrap();
     let family = Arc::new(Registered { family, number });
-    let deltas = vec![("a".to_owned(), 2), ("full".to_owned(), 1)];
-    let foreign = vec![(vec![0xff], 1)];
-    let batch = Batch { family: family.clone(), partition: 0, incarnation: Incarnation(1), seq: 1, deltas, foreign };
     store.set(&family.family, "full", i64::MAX);
-    let applied = store.apply(std::slice::from_ref(&batch)).await.unwrap();
-    assert_eq!(applied, Applied { batches: 1, repeated: 0, rows: 1, rejected: 2 });
-    let applied = store.apply(&[batch]).await.unwrap();
-    assert_eq!(applied, Applied { batches: 0, repeated: 1, rows: 0, rejected: 0 });
+    let sums = complete(&store, &[batch(&family, 0, 1, &[("a", 2), ("full", 1)])], None).await.unwrap();
+    assert_eq!(sums, applied(1, 0, 1, 1));
     let listed = store.list(&family, "", None, 10).await.unwrap();
     assert_eq!(listed, [("a".to_owned(), 2), ("full".to_owned(), i64::MAX)]);
 }

@@ -363,26 +363,25 @@ async fn rust() {
     assert!(passed > 0 && failed.is_empty(), "{passed} passed, {} failed: {failed:#?}", failed.len());
 }
 
-/// Of each counting script a repeat, a call of an unknown epoch, and a repeat one epoch later.
-const FENCED: [(&str, [&str; 3]); 6] = [
-    ("buffered_add", ["dup", "expired", "epoch-before-dup"]),
-    ("cached_incr", ["dup-with-the-same-words", "expired", "dup-in-the-epoch-before"]),
-    ("series_add", ["dup", "expired", "epoch-before-dup"]),
-    ("activity_touch", ["dup", "expired", "epoch-before-dup"]),
-    ("activity_touch_hll", ["dup", "expired", "epoch-before-dup"]),
-    ("visitors_first", ["dup", "expired", "epoch-before-dup"]),
-];
+/// The scripts that share the fence.
+const FENCED: [&str; 6] =
+    ["buffered_add", "cached_incr", "series_add", "activity_touch", "activity_touch_hll", "visitors_first"];
 
 #[tokio::test]
 async fn a_script_that_lost_its_fence_fails() {
     let (server, _) = start().await;
     let guards = [
-        ("n - last_n <= 0", "false"),
-        ("epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before')", "false"),
-        ("or epoch ~= now and", "or false and"),
+        ("n - last_n == 0", "false", "dup"),
+        ("n - last_n < 0", "false", "caller-used-twice"),
+        ("epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before')", "false", "expired"),
+        ("or epoch ~= now and", "or false and", "epoch-before-dup"),
+        ("n <= '9007199254740992'", "true", "n-is-not-a-number-of-a-call"),
+        ("n:find('^[1-9]%d*$')", "tonumber(n)", "n-is-not-a-number-of-a-call"),
+        ("caller:byte() == 61 or", "", "caller-reserved"),
+        ("kind and kind ~= own_kind", "false", "family-of-another-kind"),
     ];
-    for (name, ids) in FENCED {
-        for ((guard, instead), id) in guards.into_iter().zip(ids) {
+    for name in FENCED {
+        for (guard, instead, id) in guards {
             check_guard(&server, name, guard, instead, &format!("{name}/{id}"));
         }
     }
@@ -393,30 +392,37 @@ async fn a_script_that_lost_a_guard_fails() {
     let (server, _) = start().await;
     let taken_out = [
         ("family_epoch", "age < 60000", "false", "family_epoch/again"),
-        ("family_epoch", "tonumber(right) ~= partitions", "false", "family_epoch/mismatch-partitions"),
-        ("family_epoch", "'=before', now or name", "'=before', name", "family_epoch/next"),
+        ("family_epoch", "partitions == tonumber(right)", "true", "family_epoch/mismatch-partitions"),
+        ("family_epoch", "if not kind then", "if false then", "family_epoch/unconfigured"),
+        ("family_epoch", "state[3] = name, now or name", "state[3] = name, name", "family_epoch/next"),
         ("family_configure", "is_other or", "", "family_configure/other-partitions"),
-        ("buffered_add", "n - last_n == 0 and last:match", "last:match", "buffered_add/dup-of-an-earlier-call"),
+        ("family_configure", "== 0 then without", ">= 0 then without", "family_configure/again"),
         ("buffered_add", "sum >= 2^53 or sum <= -2^53", "false", "buffered_add/beyond-2-to-the-53"),
         ("buffered_add", "and call('HEXISTS', buffer, id) == 0", "and true", "buffered_add/full"),
         ("buffered_add", "max + (longer and 1 or 0)", "max", "buffered_add/list-becomes-a-table-when-full"),
+        ("buffered_add", "call('HSETNX', meta, 'incarnation',", "call('HGET', meta,", "buffered_add/first-hit-is-due"),
         ("buffered_rotate", "if cut > 0 then", "if false then", "buffered_rotate/held"),
-        ("buffered_rotate", "incarnation or ARGV[1]", "ARGV[1]", "buffered_rotate/next-cut"),
+        ("buffered_rotate", "incarnation or random(meta)", "random(meta)", "buffered_rotate/next-cut"),
+        ("buffered_rotate", "random(batch)", "'0000000000000000'", "buffered_rotate/nonces-differ"),
         ("buffered_fetch", "if settled < settle_ms then", "if false then", "buffered_fetch/wait"),
-        ("buffered_fetch", "state[1] ~= ARGV[1]", "false", "buffered_fetch/stale-other-incarnation"),
-        ("buffered_release", "state[2] ~= ARGV[2]", "false", "buffered_release/stale-earlier-seq"),
-        ("buffered_discard", "cut == 0 or ", "", "buffered_discard/stale-released"),
-        ("cached_incr", "n - last_n == 0 and ' (%S+)' or '^$'", "' (%S+)'", "cached_incr/dup-of-an-earlier-call"),
-        ("cached_incr", "(delta or -1) < 0 and sum < low", "false", "cached_incr/min-below"),
-        ("cached_incr", "sum > -2^53 and sum < 2^53 and sum", "sum", "cached_incr/beyond-2-to-the-53"),
-        ("cached_seed", "row == 'ticket ' .. ticket", "true", "cached_seed/with-another-ticket"),
-        ("cached_get", "not value and not ticket and", "not value and", "cached_get/miss-stored-ticket"),
-        ("cached_due", "count + 1 - #due", "0", "cached_due/beyond-the-horizon"),
-        ("cached_claim", "left > 0 and { 'WAIT', left, fresh } or save", "save", "cached_claim/wait"),
-        ("cached_claim", "fresh == 1 or tonumber(at) > now", "fresh == 1", "cached_claim/clock-stepped-back"),
-        ("cached_saved", "version == lineage .. ':' .. n", "true", "cached_saved/stale-earlier-version"),
-        ("cached_rebase", "version == lineage .. ':' .. n", "true", "cached_rebase/stale-earlier-version"),
-        ("cached_delete", "elseif claim ~= '' then", "elseif false then", "cached_delete/claimed-and-back"),
+        ("buffered_fetch", "state[1] == ARGV[1]", "true", "buffered_fetch/stale-other-incarnation"),
+        ("buffered_fetch", "state[3] == ARGV[3]", "true", "buffered_fetch/stale-other-nonce"),
+        ("buffered_release", "state[2] == ARGV[2]", "true", "buffered_release/stale-earlier-seq"),
+        ("buffered_release", "state[3] == ARGV[3]", "true", "buffered_release/stale-other-nonce"),
+        ("buffered_reset", "if not is_same then", "if false then", "buffered_reset/stale"),
+        ("buffered_reset", "(state[3] or '') == ARGV[3]", "true", "buffered_reset/stale"),
+        ("buffered_reset", "'=now', '=before',", "'=before',", "buffered_reset/earlier-calls-have-expired"),
+        ("cached_incr", "value % 1 == 0 and", "", "cached_incr/bad-state"),
+        ("cached_incr", "sum >= low)", "true)", "cached_incr/min"),
+        ("cached_incr", "math.abs(word) < 2^53 and", "", "cached_incr/beyond-2-to-the-53"),
+        ("cached_seed", "base == 'ticket ' .. ticket", "true", "cached_seed/with-another-ticket"),
+        ("cached_get", "not base and ticket_ms > 0", "ticket_ms > 0", "cached_get/miss-stored-ticket"),
+        ("cached_get", "size < 2^53 and", "size < 1e99 and", "cached_get/beyond-2-to-the-53"),
+        ("cached_saved", "state[3] == ARGV[3]", "true", "cached_saved/stale"),
+        ("cached_saved", "row == '-' and not is_waiting", "row == '-'", "cached_saved/no-row"),
+        ("cached_saved", "bases[i] and not bases[i]:find('^ticket ')", "true", "cached_saved/without-a-base"),
+        ("cached_delete", "if waits[i + 1] then", "if false then", "cached_delete/due"),
+        ("cached_delete", "elseif cut[i + 1] then", "elseif false then", "cached_delete/due"),
         (
             "activity_touch",
             "call('ZADD', visitors, 'LT',",
@@ -480,110 +486,112 @@ fn words(words: &[&str]) -> RedisResult<Value> {
     Ok(Value::Array(words.iter().map(|word| Value::BulkString((*word).into())).collect()))
 }
 
+fn text(text: &str) -> Value {
+    Value::BulkString(text.into())
+}
+
+/// The strings of a reply; its integers as text.
+fn strings(reply: RedisResult<Value>) -> Vec<String> {
+    redis::from_redis_value(reply.unwrap()).unwrap()
+}
+
+/// Cuts the buffer, and returns the id of the batch.
+fn rotate(run: &mut Run, data: &[String], now_ms: &str) -> [String; 3] {
+    let reply = strings(run.send("buffered_rotate", data, &["salt", "r1", "30000", "0", "60000", now_ms]));
+    assert!(reply[0] == "OK" || reply[0] == "HELD", "{reply:?}");
+    [1, 2, 3].map(|i| reply[i].clone())
+}
+
+/// The arguments of a call on a batch.
+fn with_id<'a>(id: &'a [String; 3], rest: &[&'a str]) -> Vec<&'a str> {
+    id.iter().map(String::as_str).chain(rest.iter().copied()).collect()
+}
+
 /// Where Redis takes no more writes, nothing may be half done, and what frees memory must go on.
 #[tokio::test]
 async fn a_full_redis_takes_no_hits_and_can_be_drained() {
     let (_server, redis) = start().await;
     let mut run = Run::new(redis, &scripts());
-    let (data, both) = (keys(&["buffer", "batch", "meta"]), keys(&["batch", "meta"]));
-    let incarnation = "00000000000000aa";
+    let (data, both, home) = (keys(&["buffer", "batch", "meta"]), keys(&["batch", "meta"]), keys(&["calls", "meta"]));
 
-    let epoch = ["buffered", "1", "900"];
-    let name = run.send("family_epoch", &keys(&FENCE), &epoch).unwrap();
-    let (_, name, before): (String, String, String) = redis::from_redis_value(name).unwrap();
+    let (settings, epoch) = (["salt", "900", "buffered", "1", "9", "{}"], ["buffered", "1", "900"]);
+    run.send("family_configure", &home, &settings).unwrap();
+    let name = strings(run.send("family_epoch", &keys(&FENCE), &epoch));
     let add = fenced(&["buffer", "meta"]);
-    run.send("buffered_add", &add, &["w1", "1", &name, "900", "1", "1", "a", "1"]).unwrap();
+    run.send("buffered_add", &add, &["w1", "1", &name[1], "900", "1", "1", "a", "1"]).unwrap();
     limit(&mut run, 1);
     for caller in ["w1", ""] {
-        check_refused(&mut run, "buffered_add", &add, &[caller, "2", &name, "1000", "1", "1", "a", "1"]);
+        check_refused(&mut run, "buffered_add", &add, &[caller, "2", &name[1], "1000", "1", "1", "a", "1"]);
     }
     check_refused(&mut run, "family_epoch", &keys(&FENCE), &["buffered", "1", "60900"]);
-    check_refused(&mut run, "family_configure", &keys(&FENCE[..1]), &["buffered", "2"]);
-    equal("epoch", &run.send("family_epoch", &keys(&FENCE), &epoch), &words(&["OK", &name, &before])).unwrap();
+    check_refused(&mut run, "family_configure", &home, &settings);
+    check_refused(&mut run, "family_configure", &[home[0].clone(), "cf1:{shop/views/1}:meta".into()], &settings);
+    equal("epoch", &strings(run.send("family_epoch", &keys(&FENCE), &epoch)), &name).unwrap();
 
-    let rotate = |run: &mut Run, owner: &str, now: &str| {
-        run.send("buffered_rotate", &data, &[incarnation, owner, "30000", "0", "60000", now])
-    };
-    let text = |text: &str| Value::BulkString(text.into());
-    let cut = |status: &str, age: i64| {
-        Value::Array(vec![
-            text(status),
-            text(incarnation),
-            text("1"),
-            Value::Int(1),
-            Value::Int(age),
-            Value::Int(age + 100),
-        ])
-    };
-    equal("cut", &rotate(&mut run, "r1", "1000"), &Ok(cut("OK", 0))).unwrap();
-    equal("the lease", &rotate(&mut run, "r1", "1500"), &Ok(cut("HELD", 500))).unwrap();
+    let id = rotate(&mut run, &data, "1000");
+    equal("the lease", &rotate(&mut run, &data, "1500"), &id).unwrap();
     // the clock stepped back, so the time to settle is written anew
-    let fetch = run.send("buffered_fetch", &both, &[incarnation, "1", "100", "0", "10", "800"]);
+    let fetch = run.send("buffered_fetch", &both, &with_id(&id, &["100", "0", "10", "800"]));
     equal("fetch", &fetch, &Ok(Value::Array(vec![text("WAIT"), Value::Int(100)]))).unwrap();
-    let fetch = run.send("buffered_fetch", &both, &[incarnation, "1", "100", "0", "10", "900"]);
+    let fetch = run.send("buffered_fetch", &both, &with_id(&id, &["100", "0", "10", "900"]));
     let page = Value::Array(vec![text("a"), text("1")]);
     equal("fetch", &fetch, &Ok(Value::Array(vec![text("OK"), text("0"), page, Value::Int(1)]))).unwrap();
-    equal("release", &run.send("buffered_release", &both, &[incarnation, "1"]), &words(&["OK"])).unwrap();
+    equal("release", &run.send("buffered_release", &both, &with_id(&id, &[])), &words(&["OK"])).unwrap();
     limit(&mut run, 0);
-    run.send("buffered_add", &add, &["w1", "2", &name, "1000", "1", "1", "a", "1"]).unwrap();
+    run.send("buffered_add", &add, &["w1", "2", &name[1], "1000", "1", "1", "a", "1"]).unwrap();
     limit(&mut run, 1);
-    rotate(&mut run, "r1", "70000").unwrap();
-    let discard = run.send("buffered_discard", &data, &[incarnation, "2", "00000000000000bb"]);
-    equal("discard", &discard, &Ok(Value::Array(vec![text("OK"), Value::Int(1), Value::Int(0)]))).unwrap();
+    let id = rotate(&mut run, &data, "70000");
+    let reset =
+        run.send("buffered_reset", &keys(&["meta", "calls", "buffer", "batch"]), &with_id(&id, &["salt", "70000"]));
+    assert_eq!(strings(reset)[..3], ["OK", "1", "1"]);
     limit(&mut run, 0);
 }
 
-/// The same for cached counters: changes, seeds and tickets are refused, saves and deletions go on.
+/// Changes, seeds and tickets of cached counters are refused; saves and deletions go on.
 #[tokio::test]
 async fn a_full_redis_takes_no_changes_and_can_be_drained() {
     let (_server, redis) = start().await;
     let mut run = Run::new(redis, &scripts());
-    let kinds = ["values", "rows", "schedule"];
-    let (incr, cached) = (fenced(&kinds), keys(&kinds));
+    let kinds = ["base", "buffer", "batch", "meta", "schedule"];
+    let (incr, all, data) = (fenced(&kinds), keys(&kinds), keys(&kinds[1..4]));
+    let (seed, get) = (keys(&["base", "schedule"]), keys(&["base", "buffer", "batch", "schedule"]));
     fn change<'a>(caller: &'a str, n: &'a str, pairs: &[&'a str]) -> Vec<&'a str> {
         let count = ["0", "1", "2", "3"][pairs.len() / 2];
         [&[caller, n, EPOCH, "1000", "30000", "", "", count], pairs].concat()
     }
     begin_epoch(&mut run);
-    let missed = run.send("cached_incr", &incr, &change("w1", "1", &["a", "1", "b", "1", "c", "1"])).unwrap();
-    let missed: Vec<String> = redis::from_redis_value(missed).unwrap();
+    let missed = strings(run.send("cached_incr", &incr, &change("w1", "1", &["a", "1", "b", "1", "c", "1"])));
     let ticket = missed[1].strip_prefix("MISS:").unwrap();
-    let version = format!("{ticket}:1");
-    let seeds = ["a", "b", "c"].map(|id| [id, ticket, "5", "-"]).concat();
-    run.send("cached_seed", &cached, &[&["1000", "1000"][..], &seeds].concat()).unwrap();
+    let seeds = ["a", "b", "c"].map(|id| [id, ticket, "5"]).concat();
+    run.send("cached_seed", &seed, &[&["1000", "1000"][..], &seeds].concat()).unwrap();
     run.send("cached_incr", &incr, &change("w1", "2", &["a", "1", "b", "1"])).unwrap();
-    let missed = run.send("cached_get", &cached, &["30000", "1000", "salt", "e"]).unwrap();
-    let missed: Vec<String> = redis::from_redis_value(missed).unwrap();
+    let missed = strings(run.send("cached_get", &get, &["30000", "1000", "salt", "e"]));
     let other = missed[1].strip_prefix("MISS:").unwrap();
 
     limit(&mut run, 1);
-    // changed before, not changed yet, not there, and with a ticket
+    // pending, not pending, without a base, and with a ticket
     for id in ["a", "c", "d", "e"] {
-        for caller in ["w1", ""].into_iter().filter(|caller| id != "e" || !caller.is_empty()) {
+        for caller in ["w1", ""] {
             check_refused(&mut run, "cached_incr", &incr, &change(caller, "3", &[id, "1"]));
         }
     }
     check_refused(&mut run, "cached_incr", &incr, &change("", "3", &["a", "9007199254740993"]));
-    check_refused(&mut run, "cached_get", &cached, &["30000", "1000", "salt", "d"]);
-    check_refused(&mut run, "cached_seed", &cached, &["1000", "1000", "e", other, "5", "-"]);
+    check_refused(&mut run, "cached_get", &get, &["30000", "1000", "salt", "d"]);
+    check_refused(&mut run, "cached_seed", &seed, &["1000", "1000", "e", other, "5"]);
 
-    let text = |text: &str| Value::BulkString(text.into());
-    let get = run.send("cached_get", &cached, &["", "1000", "salt", "a", "c"]);
-    equal("get", &get, &Ok(Value::Array(vec![text("OK"), Value::Int(6), Value::Int(5)]))).unwrap();
-    let claim = run.send("cached_claim", &cached, &["0", "1000", "1000", "1000", "a"]);
-    let save = ["SAVE", "5", "-", "6", &version].map(text).into_iter().chain([Value::Int(1)]).collect();
-    equal("claim", &claim, &Ok(Value::Array(vec![text("OK"), Value::Array(save)]))).unwrap();
-    let saved = run.send("cached_saved", &cached, &["5000", "1000", "1000", "a", &version]);
-    equal("saved", &saved, &words(&["OK", "CLEAN"])).unwrap();
-    run.send("cached_claim", &cached, &["0", "1000", "1000", "1000", "b"]).unwrap();
-    let rebase = run.send("cached_rebase", &cached, &["1000", "1000", "b", &version, "9", "-"]);
-    equal("rebase", &rebase, &words(&["OK", "OK"])).unwrap();
-    let delete = run.send("cached_delete", &cached, &["1000", "2000", "a", "b", "c", "f"]);
-    equal("delete", &delete, &words(&["OK", "DELETED", "KEPT:dirty", "DELETED", "GONE"])).unwrap();
+    let values = run.send("cached_get", &get, &["", "1000", "salt", "a", "c"]);
+    equal("get", &values, &Ok(Value::Array(vec![text("OK"), Value::Int(6), Value::Int(5)]))).unwrap();
+    let id = rotate(&mut run, &data, "1000");
+    let saved = run.send("cached_saved", &all, &with_id(&id, &["1000", "1000", "a", "6"]));
+    equal("saved", &saved, &Ok(Value::Array(vec![text("OK"), Value::Int(1)]))).unwrap();
+    let delete = strings(run.send("cached_delete", &get, &["1000", "1000", "3000", "a", "b", "c", "f"]));
+    assert_eq!(delete, ["OK", "1000", "DELETED", "KEPT:batch", "DELETED", "GONE"]);
+    let kept = strings(run.send("cached_delete", &get, &["1000", "1000", "3000", "b"]));
+    assert_eq!(kept, ["OK", "1000", "KEPT:batch"]);
     limit(&mut run, 0);
 }
 
-/// The same for series: what is over can still be handed to the database.
+/// What is over of series can still be moved to the buffer.
 #[tokio::test]
 async fn a_full_redis_takes_no_series_and_can_be_drained() {
     let (_server, redis) = start().await;
@@ -602,7 +610,7 @@ async fn a_full_redis_takes_no_series_and_can_be_drained() {
     limit(&mut run, 0);
 }
 
-/// The same for activity and daily visitors: whatever would be the first write, it is refused before anything is done.
+/// Activity and daily visitors: whatever would be the first write, it is refused before anything is done.
 #[tokio::test]
 async fn a_full_redis_takes_no_visitors() {
     let (_server, redis) = start().await;
@@ -638,7 +646,7 @@ fn clock(run: &mut Run) -> i64 {
     seconds * 1000 + micros / 1000
 }
 
-/// What the scripts write down when they are not told the time lies between two readings of the server's clock.
+/// The times that scripts write without `now_ms` lie between two readings of the server's clock.
 #[tokio::test]
 async fn without_now_ms_the_servers_clock_counts() {
     let (_server, redis) = start().await;
@@ -646,14 +654,12 @@ async fn without_now_ms_the_servers_clock_counts() {
     let field = |run: &mut Run, kind: &str, field: &str| -> i64 {
         cmd("HGET").arg(keys(&[kind])).arg(field).query(&mut run.redis).unwrap()
     };
-    let incarnation = "00000000000000aa";
-
     let from = clock(&mut run);
+    run.send("family_configure", &keys(&["calls", "meta"]), &["salt", "", "buffered", "1", "9", "{}"]).unwrap();
     run.send("family_epoch", &keys(&FENCE), &["buffered", "1", ""]).unwrap();
     let add = ["", "0", "", "", "1", "1", "a", "1"];
     run.send("buffered_add", &fenced(&["buffer", "meta"]), &add).unwrap();
-    let rotate = [incarnation, "r1", "30000", "0", "60000", ""];
-    run.send("buffered_rotate", &keys(&["buffer", "batch", "meta"]), &rotate).unwrap();
+    let id = rotate(&mut run, &keys(&["buffer", "batch", "meta"]), "");
     let to = clock(&mut run);
     let written = [
         field(&mut run, "calls", "=began_at"),
@@ -664,26 +670,34 @@ async fn without_now_ms_the_servers_clock_counts() {
     for time in written {
         assert!((from..=to).contains(&time), "{time} is not between {from} and {to}");
     }
-    let fetch = run.send("buffered_fetch", &keys(&["batch", "meta"]), &[incarnation, "1", "60000", "0", "10", ""]);
+    let fetch = run.send("buffered_fetch", &keys(&["batch", "meta"]), &with_id(&id, &["60000", "0", "10", ""]));
     let (status, ms): (String, i64) = redis::from_redis_value(fetch.unwrap()).unwrap();
     assert!(status == "WAIT" && (50_000..=60_000).contains(&ms), "{status} {ms}");
 }
 
-/// Also where Redis lost its memory: a call of then must not be taken for one of now.
+/// A Redis that lost its memory makes names it never made before: for epochs, incarnations, nonces and tickets.
 #[tokio::test]
-async fn no_epoch_comes_again() {
+async fn no_name_comes_again() {
     let (_server, redis) = start().await;
     let mut run = Run::new(redis, &scripts());
     let mut names = BTreeSet::new();
     for _ in 0..100 {
         cmd("FLUSHDB").exec(&mut run.redis).unwrap();
-        let epoch = run.send("family_epoch", &keys(&FENCE), &["buffered", "1", ""]).unwrap();
-        let (_, name, _): (String, String, String) = redis::from_redis_value(epoch).unwrap();
-        assert!(names.insert(name.clone()), "{name} came again");
+        run.send("family_configure", &keys(&["calls", "meta"]), &["salt", "", "buffered", "1", "9", "{}"]).unwrap();
+        let epoch = strings(run.send("family_epoch", &keys(&FENCE), &["", "", ""]));
+        run.send("buffered_add", &fenced(&["buffer", "meta"]), &["", "", "", "", "1", "1", "a", "1"]).unwrap();
+        let [incarnation, _, nonce] = rotate(&mut run, &keys(&["buffer", "batch", "meta"]), "");
+        run.send("buffered_add", &fenced(&["other", "unconfigured"]), &["", "", "", "", "1", "1", "a", "1"]).unwrap();
+        let first: String = cmd("HGET").arg(keys(&["unconfigured"])).arg("incarnation").query(&mut run.redis).unwrap();
+        let get = keys(&["base", "buffer", "batch", "schedule"]);
+        let ticket = strings(run.send("cached_get", &get, &["30000", "", "salt", "a"])).remove(1);
+        for name in [epoch[1].clone(), incarnation, nonce, first, ticket] {
+            assert!(names.insert(name.clone()), "{name} came again");
+        }
     }
 }
 
-/// So they do where layers and visitors are concerned.
+/// The server's clock counts for layers and visitors too.
 #[tokio::test]
 async fn without_now_ms_the_servers_clock_names_the_layer() {
     let (_server, redis) = start().await;

@@ -41,6 +41,11 @@ impl Stage {
         time.0
     }
 
+    /// Runs a reconciler until nothing of the family is pending; returns the seconds that it took.
+    pub async fn flush(&self, family: &Family) -> f64 {
+        flush(&self.pair, &self.redis, &self.probe, family).await
+    }
+
     /// All that Redis has allocated.
     pub async fn used(&self) -> f64 {
         number_after(&info(&mut self.probe.clone(), "memory").await, "used_memory:")
@@ -111,29 +116,31 @@ impl Pending {
         Partition::new(self.probe.clone(), self.counters.family(), number)
     }
 
-    /// Runs a reconciler until nothing is pending any more; returns the seconds that it took.
+    /// Runs a reconciler until nothing is pending; returns the seconds that it took.
     pub async fn flush(&self) -> f64 {
-        let started = Instant::now();
-        let reconciler = self.pair.reconciler().redis(connect(&self.redis).await).start().await.unwrap();
-        while self.has_pending().await {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        let seconds = started.elapsed().as_secs_f64();
-        reconciler.shutdown().await.unwrap();
-        seconds
-    }
-
-    async fn has_pending(&self) -> bool {
-        let keys = ["buffer", "batch"].iter().flat_map(|kind| self.keys(kind));
-        redis::cmd("EXISTS").arg(keys.collect::<Vec<_>>()).query_async::<u64>(&mut self.probe.clone()).await.unwrap()
-            > 0
+        flush(&self.pair, &self.redis, &self.probe, self.counters.family()).await
     }
 
     /// The keys of that kind of all partitions.
     pub fn keys(&self, kind: &str) -> impl Iterator<Item = String> {
-        let family = self.counters.family();
-        (0..family.partitions()).map(move |partition| format!("cf1:{{{family}/{partition}}}:{kind}"))
+        keys(self.counters.family(), kind)
     }
+}
+
+async fn flush(pair: &Pair, redis: &RedisServer, probe: &MultiplexedConnection, family: &Family) -> f64 {
+    let pending: Vec<_> = ["buffer", "batch"].iter().flat_map(|kind| keys(family, kind)).collect();
+    let started = Instant::now();
+    let reconciler = pair.reconciler().redis(connect(redis).await).start().await.unwrap();
+    while redis::cmd("EXISTS").arg(&pending).query_async::<u64>(&mut probe.clone()).await.unwrap() > 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    reconciler.shutdown().await.unwrap();
+    seconds
+}
+
+fn keys(family: &Family, kind: &str) -> impl Iterator<Item = String> {
+    (0..family.partitions()).map(move |partition| format!("cf1:{{{family}/{partition}}}:{kind}"))
 }
 
 /// [`Plain`](super::load::Plain) on as many hashes as a family has partitions, each with the ids of one.

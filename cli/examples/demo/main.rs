@@ -79,6 +79,7 @@ async fn begin() -> Result<(Site, Daemons)> {
     let program = daemon::program()?;
     println!("{}", testkit::versions());
     let site = Site::start().await?;
+    site.open_families().await?;
     let daemons = Daemons::start(program, &site).await?;
     println!("status page: http://{}/", site.listen);
     Ok((site, daemons))

@@ -6,11 +6,14 @@ use std::path::{Path, PathBuf};
 
 use counterfoil::redis::aio::ConnectionManager;
 use counterfoil::sqlx::{self, AssertSqlSafe, MySqlPool};
+use counterfoil::{Counterfoil, Family, MemoryStore};
 use tempfile::TempDir;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 
 use crate::Result;
 
+/// Shops that are visited, as in the writers.
+const SHOPS: u32 = 5;
 /// Votes are cast for items 1 to so many, which have some already.
 const ITEMS: u32 = 100;
 
@@ -21,8 +24,8 @@ const TABLES: [&str; 3] = [
     "CREATE TABLE item (id INT UNSIGNED PRIMARY KEY, vote_count BIGINT NOT NULL)",
 ];
 
-/// Namespaces of shops are found when they are counted in. Counters of votes leave Redis soon, so that their rows are
-/// read again.
+/// Namespaces of shops are found by their keys in Redis. Counters of votes leave Redis soon, so that their rows are read
+/// again.
 const FAMILIES: &str = r#"
 [[family]]
 name = "shop-*/views"
@@ -75,6 +78,19 @@ impl Site {
             _mysql_server: mysql_server,
             folder: TempDir::new()?,
         })
+    }
+
+    /// Opens the families, as an application does for each new shop: a client of the scripts refuses to count in a family that
+    /// Redis does not know.
+    pub async fn open_families(&self) -> Result<()> {
+        let application = Counterfoil::new(self.redis.clone(), MemoryStore::new());
+        for shop in 1..=SHOPS {
+            let namespace = format!("shop-{shop}");
+            let _ = application.open(Family::buffered(&namespace, "views").build()?).await?;
+            let _ = application.open(Family::visitors(&namespace, "visitors").build()?).await?;
+        }
+        let _ = application.open(Family::cached("forum", "votes").build()?).await?;
+        Ok(())
     }
 
     pub fn redis_socket(&self) -> &Path {

@@ -3,7 +3,7 @@
 //
 //     writer.mjs SOCKET LUA_DIR
 //
-// It asks for a row by {"row": ID} and reads value and version, and tells what was counted when it reads "stop".
+// It asks for a row by {"row": ID} and reads its value, and tells what was counted when it reads "stop".
 import { createRequire } from 'node:module';
 import { createInterface } from 'node:readline';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -14,7 +14,6 @@ import { Counter, NotCounted, OutcomeUnknown } from '../../../tests/clients/coun
 const { Redis } = createRequire(import.meta.url)('ioredis');
 const [socket, lua] = process.argv.slice(2);
 
-const PARTITIONS = 4;
 const RATE = 60; // calls a second
 const [SHOPS, PRODUCTS, ITEMS, VISITORS] = [5, 200, 100, 20_000];
 const REMEMBER_MS = 72 * 3600 * 1000;
@@ -29,7 +28,7 @@ let rowComes;
 createInterface({ input: process.stdin })
   .on('line', (line) => {
     if (line === 'stop') stopping = true;
-    else rowComes(line.split(' '));
+    else rowComes(line);
   })
   .on('close', () => process.exit(0)); // the demo is over
 
@@ -53,30 +52,30 @@ function zipf(places) {
   return place;
 }
 
-function counter(family, kind) {
-  if (!counters.has(family)) counters.set(family, new Counter(redis, `${lua}/v1`, family, kind, PARTITIONS));
+function counter(family) {
+  if (!counters.has(family)) counters.set(family, new Counter(redis, `${lua}/v1`, family));
   return counters.get(family);
 }
 
 async function view() {
   const shop = zipf(SHOPS);
   const [family, id] = [`shop-${shop}/views`, `${shop}/product-${zipf(PRODUCTS)}`];
-  await counter(family, 'buffered').hit(id);
+  await counter(family).hit(id);
   return [family, id, 1];
 }
 
 async function visit() {
   const [shop, visitor] = [zipf(SHOPS), `visitor-${Math.floor(Math.random() * VISITORS)}`];
   const [family, id] = [`shop-${shop}/visitors`, `${shop}/${new Date().toISOString().slice(0, 10)}`];
-  const [daily, keys] = [counter(family, 'visitors'), ['buffer', 'meta', `seen:${id}`]];
-  const words = await daily.count('visitors_first', daily.partition(id), keys, [REMEMBER_MS, 1, id, 1, visitor]);
+  const [daily, keys] = [counter(family), ['buffer', 'meta', `seen:${id}`]];
+  const words = await daily.count('visitors_first', await daily.partition(id), keys, [REMEMBER_MS, 1, id, 1, visitor]);
   if (typeof words.at(-1) !== 'number') throw new NotCounted(`${id}: ${words.at(-1)}`);
   return [family, id, words.at(-1)];
 }
 
 async function vote() {
   const [id, change] = [`${zipf(ITEMS)}`, Math.random() < 0.75 ? 1 : -1];
-  await counter('forum/votes', 'cached').change(id, change, readRow);
+  await counter('forum/votes').change(id, change, readRow);
   return ['forum/votes', id, change];
 }
 

@@ -3,7 +3,7 @@
 
     writer.py SOCKET LUA_DIR
 
-It asks for a row by {"row": ID} and reads value and version, and tells what was counted when it reads "stop".
+It asks for a row by {"row": ID} and reads its value, and tells what was counted when it reads "stop".
 """
 import json
 import os
@@ -18,7 +18,6 @@ from pathlib import Path
 
 import redis
 
-PARTITIONS = 4
 RATE = 60  # calls a second
 SHOPS, PRODUCTS, ITEMS, VISITORS = 5, 200, 100, 20_000
 REMEMBER_MS = 72 * 3600 * 1000
@@ -47,29 +46,28 @@ class Writer:
 
     def listen(self):
         for line in sys.stdin:
-            self.stopping.set() if line == "stop\n" else self.rows.put(line.split())
+            self.stopping.set() if line == "stop\n" else self.rows.put(int(line))
         os._exit(0)  # the demo is over
 
     def row(self, id):
         print(json.dumps({"row": id}), flush=True)
         return self.rows.get()
 
-    def counter(self, family, kind):
+    def counter(self, family, client="Counter"):
         if family not in self.counters:
-            make = self.readme["Cached" if kind == "cached" else "Counter"]
-            self.counters[family] = make(self.redis, f"{self.lua}/v1", family, kind, PARTITIONS)
+            self.counters[family] = self.readme[client](self.redis, f"{self.lua}/v1", family)
         return self.counters[family]
 
     def view(self):
         shop = zipf(SHOPS)
         family, id = f"shop-{shop}/views", f"{shop}/product-{zipf(PRODUCTS)}"
-        self.counter(family, "buffered").hit(id)
+        self.counter(family).hit(id)
         return family, id, 1
 
     def visit(self):
         shop, visitor = zipf(SHOPS), f"visitor-{random.randrange(VISITORS)}"
         family, id = f"shop-{shop}/visitors", f"{shop}/{time.strftime('%Y-%m-%d', time.gmtime())}"
-        counter, keys = self.counter(family, "visitors"), ["buffer", "meta", f"seen:{id}"]
+        counter, keys = self.counter(family), ["buffer", "meta", f"seen:{id}"]
         word = counter.count("visitors_first", counter.partition(id), keys, [REMEMBER_MS, 1, id, 1, visitor])[-1]
         if not isinstance(word, int):
             raise self.readme["NotCounted"](id, word)
@@ -77,7 +75,7 @@ class Writer:
 
     def vote(self):
         id, change = str(zipf(ITEMS)), random.choice([1, 1, 1, -1])
-        self.counter("forum/votes", "cached").change(id, change, self.row)
+        self.counter("forum/votes", "Cached").change(id, change, self.row)
         return "forum/votes", id, change
 
     def work(self):

@@ -21,7 +21,7 @@ const PROCESSES: usize = 3;
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Said {
-    /// It needs this row's value and version.
+    /// It needs the value of this row.
     Row(String),
     /// It has stopped.
     Told(Told),
@@ -122,7 +122,7 @@ async fn attend(
             }
         };
         match serde_json::from_str(&line).map_err(|error| format!("{script} says {line}: {error}"))? {
-            Said::Row(id) => orders.write_all(format!("{}\n", stored::row(&mysql, &id).await?).as_bytes()).await?,
+            Said::Row(id) => orders.write_all(format!("{}\n", stored::votes(&mysql, &id).await?).as_bytes()).await?,
             Said::Told(told) => return Ok(told),
         }
     }

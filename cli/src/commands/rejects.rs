@@ -109,7 +109,7 @@ struct Tried {
     done_before: Vec<u64>,
     /// With the new reasons.
     refused: Vec<RejectView>,
-    /// Those that cannot be applied, by their family's kind or since the database does not know the family.
+    /// Those that cannot be applied, because this version does not know their family or its table is not as described.
     left: Vec<Left>,
     /// Numbers of no open reject.
     not_found: Vec<u64>,
@@ -159,9 +159,6 @@ async fn apply<C: Redis>(counterfoil: &Counterfoil<C>, rejects: &[Reject]) -> Re
     let mut tried = Tried::default();
     for (name, numbers) in numbers {
         let results = match families.get(&name) {
-            Some(family) if family.kind() == "cached" => {
-                Err("the value of a cached counter is still in Redis, and is saved when its row takes it".to_owned())
-            }
             Some(family) => store.retry_rejects(family, &numbers).await.map_err(|error| error.to_string()),
             None => Err("this version does not know the family".to_owned()),
         };

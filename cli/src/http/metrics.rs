@@ -134,7 +134,7 @@ fn families(text: &mut Text, view: &View) {
     let values: [(&str, &str, Value, Join); 6] = [
         (
             "counterfoil_unsaved_ids",
-            "distinct ids, or cached counters, that wait in Redis for MySQL",
+            "distinct ids that wait in Redis for MySQL",
             |family| Some(family.status.pending as f64),
             sum,
         ),

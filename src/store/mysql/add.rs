@@ -17,9 +17,9 @@ use super::target::Target;
 /// A delta with the row that it goes to.
 pub(super) struct Delta<'b> {
     pub(super) key: Vec<Segment<'b>>,
-    /// What it came in.
+    /// The batch that it came in.
     pub(super) origin: Origin,
-    pub(super) id: &'b str,
+    pub(super) id: &'b [u8],
     pub(super) delta: i64,
 }
 
@@ -117,7 +117,7 @@ pub(super) async fn add<'b>(
         for (row, reason) in refused {
             match row.deltas {
                 [Delta { origin, id, delta, .. }] => {
-                    rejected.push(Rejected { origin: *origin, id: id.as_bytes(), delta: *delta, reason });
+                    rejected.push(Rejected { origin: *origin, id, delta: *delta, reason });
                 }
                 several => steps.extend(one_by_one(target, several)),
             }

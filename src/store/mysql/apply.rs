@@ -1,4 +1,4 @@
-//! Batches into the database: one transaction for ledger, values and rejects (docs/protocol.md, section 3.5).
+//! Batches into the database, part by part: one transaction for ledger, values and rejects (docs/protocol.md, section 3).
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -12,80 +12,79 @@ use super::session::Transaction;
 use super::target::{self, Target};
 use super::transact::{UnitOfWork, transact};
 use crate::error::Result;
+use crate::store::ledger::{Advance, Step, Unguarded};
 use crate::store::{Applied, Batch};
 
 /// By family number.
 type Targets = HashMap<u64, Arc<Target>>;
 
-/// Applies the batches. With `trusting` every one counts as new, which is for the tests that show what the ledger is
-/// there for.
-pub(super) async fn apply(mysql: &MysqlStore, batches: &[Batch], trusting: bool) -> Result<Applied> {
+/// Most ids of a transaction by default.
+const MAX_ROWS: u64 = 10_000;
+/// The same where one of the tables is the application's: its own statements wait for each locked row.
+const MAX_ROWS_SHARED: u64 = 500;
+
+/// Adds the next ids of the batches.
+pub(super) async fn apply(
+    mysql: &MysqlStore,
+    batches: &[Arc<Batch>],
+    max_rows: Option<u64>,
+    unguarded: Unguarded,
+) -> Result<Applied> {
     let mut targets = Targets::new();
     for family in batches.iter().map(|batch| &batch.family) {
         if let Entry::Vacant(vacant) = targets.entry(family.number) {
             vacant.insert(mysql.target(&family.family).await?);
         }
     }
-    transact(mysql, "batches were not written", &Apply { batches, targets, trusting }).await
+    let is_shared = batches.iter().any(|batch| batch.family.family.table.is_some());
+    let max_rows = max_rows.unwrap_or(if is_shared { MAX_ROWS_SHARED } else { MAX_ROWS });
+    transact(mysql, "batches were not written", &Apply { batches, targets, max_rows, unguarded }).await
 }
 
 struct Apply<'b> {
-    batches: &'b [Batch],
+    batches: &'b [Arc<Batch>],
     targets: Targets,
-    trusting: bool,
+    max_rows: u64,
+    unguarded: Unguarded,
 }
 
 impl UnitOfWork for Apply<'_> {
     type Output = Applied;
 
     async fn run(&self, transaction: &mut Transaction) -> Result<Applied, sqlx::Error> {
-        let new = match ledger::advance(transaction, self.batches).await? {
-            _ if self.trusting => self.batches.iter().collect(),
-            new => new,
-        };
+        let known = ledger::lock(transaction, self.batches).await?;
+        let Advance { steps, marks } = Advance::new(self.batches, &known, self.max_rows, self.unguarded);
+        ledger::write(transaction, &known, &marks).await?;
         let mut rejected = Vec::new();
         let mut rows = 0;
-        for (_, (target, deltas)) in by_target(&new, &self.targets, &mut rejected) {
+        for (target, deltas) in by_target(&steps, &self.targets, &mut rejected).into_values() {
             rows += add::add(transaction, target, deltas, &mut rejected).await?;
         }
         rejects::write(transaction, &rejected).await?;
-        let applied = Applied {
-            batches: new.len() as u64,
-            repeated: (self.batches.len() - new.len()) as u64,
-            rows,
-            rejected: rejected.len() as u64,
-        };
-        match new.iter().map(|batch| (batch.deltas.len() + batch.foreign.len()) as u64).sum::<u64>()
-            == applied.rows + applied.rejected
-        {
+        let progress = steps.iter().map(|step| step.progress).collect();
+        let applied = Applied { progress, rows, rejected: rejected.len() as u64 };
+        match steps.iter().map(|step| step.deltas.len() as u64).sum::<u64>() == applied.rows + applied.rejected {
             true => Ok(applied),
             false => Err(sqlx::Error::Protocol(format!("deltas are unaccounted for: {applied:?}"))),
         }
     }
 }
 
-/// The deltas by the table that they go to, tables in one order for everybody. Ids that are no row's are rejected.
+/// Groups the deltas by their table. All transactions write tables in this order. Ids that match no row are rejected.
 fn by_target<'b, 't>(
-    batches: &[&'b Batch],
+    steps: &[Step<'b>],
     targets: &'t Targets,
     rejected: &mut Vec<Rejected<'b>>,
 ) -> BTreeMap<&'t str, (&'t Target, Vec<Delta<'b>>)> {
     let mut groups = BTreeMap::new();
-    for &batch in batches {
+    for &Step { batch, deltas: taken, .. } in steps {
         let Some(target) = targets.get(&batch.family.number) else { continue };
-        rejected.extend(batch.foreign.iter().map(|(id, delta)| Rejected {
-            origin: Origin::batch(batch),
-            id,
-            delta: *delta,
-            reason: rejects::NOT_UTF8.to_owned(),
-        }));
         let (_, deltas) = groups.entry(target.label.as_str()).or_insert_with(|| (&**target, Vec::new()));
-        for (id, delta) in &batch.deltas {
-            match target::segments(&batch.family, id) {
-                Ok(key) => deltas.push(Delta { key, origin: Origin::batch(batch), id, delta: *delta }),
-                Err(reason) => {
-                    rejected.push(Rejected { origin: Origin::batch(batch), id: id.as_bytes(), delta: *delta, reason })
-                }
+        let origin = Origin::batch(batch);
+        for (id, delta) in taken {
+            match target::key(&batch.family, id) {
+                Ok(key) => deltas.push(Delta { key, origin, id, delta: *delta }),
+                Err(reason) => rejected.push(Rejected { origin, id, delta: *delta, reason }),
             }
         }
     }

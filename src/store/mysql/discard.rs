@@ -4,7 +4,7 @@ use sqlx::Row;
 
 use super::MysqlStore;
 use super::json::JsonRows;
-use super::rejects::{self, Mark};
+use super::rejects::{self, Decision};
 use super::session::Transaction;
 use super::transact::{UnitOfWork, transact};
 use crate::error::Result;
@@ -27,8 +27,8 @@ impl UnitOfWork for Discard<'_> {
 
     async fn run(&self, transaction: &mut Transaction) -> Result<Self::Output, sqlx::Error> {
         let open = self.lock(transaction).await?;
-        let marks = open.iter().map(|(number, reason)| Mark { number: *number, is_done: true, reason });
-        rejects::mark(transaction, marks).await?;
+        let decisions = open.iter().map(|(number, reason)| Decision { number: *number, is_done: true, reason });
+        rejects::decide(transaction, decisions).await?;
         Ok(open.into_iter().map(|(number, _)| number).collect())
     }
 }

@@ -16,7 +16,7 @@ const COLUMNS: &str = "number, settings, kind, CAST(partitions AS CHAR), wide, d
 const IDENTITY: usize = 2;
 const UNREAD: &str = "families were not read";
 
-/// Makes the family known, if it is not yet, and returns its number.
+/// Registers the family unless it is registered, and returns its number.
 pub(super) async fn register(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<u64> {
     if let Some(number) = find(pool, meter, family).await? {
         return Ok(number);
@@ -27,7 +27,7 @@ pub(super) async fn register(pool: &MySqlPool, meter: &Meter, family: &Family) -
     find(pool, meter, family).await?.ok_or_else(absent)
 }
 
-/// Changes nothing where the family is there.
+/// Inserts the family. An existing row stays unchanged.
 async fn insert(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<(), sqlx::Error> {
     const INSERT: &str = "INSERT INTO counterfoil_families \
          (namespace, name, settings, kind, partitions, wide, durability, target, shape) \
@@ -41,7 +41,7 @@ async fn insert(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<(), 
     query.execute(pool).await.map(drop)
 }
 
-/// The family's number. What its processes need not agree on is from now on as this one has it.
+/// Returns the family's number, and writes this process's settings beside its identity.
 async fn find(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<Option<u64>> {
     let text = format!("SELECT {COLUMNS} FROM counterfoil_families WHERE namespace = ? AND name = ?");
     let query = sqlx::query(AssertSqlSafe(text)).bind(family.namespace.as_bytes()).bind(family.name.as_bytes());
@@ -53,9 +53,9 @@ async fn find(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<Option
             format!("{family}: {setting} is {known:?} in the database, and this process came with {ours:?}"),
         ));
     }
-    let (number, known): (u64, Option<String>) = numbered(&row).map_err(store(UNREAD))?;
+    let (number, known) = numbered(&row).map_err(store(UNREAD))?;
     let settings = family.settings();
-    if known.as_ref() != Some(&settings) {
+    if known != settings {
         meter.sent(1);
         let update = sqlx::query("UPDATE counterfoil_families SET settings = ? WHERE number = ?");
         let updated = update.bind(settings).bind(number).execute(pool).await;
@@ -64,11 +64,11 @@ async fn find(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<Option
     Ok(Some(number))
 }
 
-fn numbered(row: &MySqlRow) -> Result<(u64, Option<String>), sqlx::Error> {
+fn numbered(row: &MySqlRow) -> Result<(u64, String), sqlx::Error> {
     Ok((row.try_get(0)?, row.try_get(1)?))
 }
 
-/// The setting of the family's identity that the row has another value of, with both.
+/// Returns the setting of the family's identity in which the row differs, with both values.
 fn difference(row: &MySqlRow, family: &Family) -> Result<Option<(&'static str, String, String)>, sqlx::Error> {
     for (index, (setting, ours)) in family.identity().into_iter().enumerate() {
         let known: String = row.try_get(IDENTITY + index)?;
@@ -79,7 +79,7 @@ fn difference(row: &MySqlRow, family: &Family) -> Result<Option<(&'static str, S
     Ok(None)
 }
 
-/// Makes `after` of the family, if it is still `before`.
+/// Replaces the configuration by `after` if it is still `before`.
 pub(super) async fn reconfigure(pool: &MySqlPool, meter: &Meter, before: &Family, after: &Family) -> Result<()> {
     const UPDATE: &str = "UPDATE counterfoil_families \
          SET settings = ?, kind = ?, partitions = ?, wide = ?, durability = ?, target = ?, shape = ? \
@@ -97,12 +97,12 @@ pub(super) async fn reconfigure(pool: &MySqlPool, meter: &Meter, before: &Family
     meter.sent(1);
     let updated = query.execute(pool).await.map_err(store("a family was not changed"))?;
     match updated.rows_affected() {
-        0 => Err(Error::new(ErrorKind::Mismatch, format!("{after} was changed by somebody else meanwhile"))),
+        0 => Err(Error::new(ErrorKind::Mismatch, format!("{after} was changed by another process meanwhile"))),
         _ => Ok(()),
     }
 }
 
-/// All families, each with the settings that it was opened with last, or what is wrong with these.
+/// Returns all families, each with the settings of the process that opened it last, or the error in them.
 pub(super) async fn list(pool: &MySqlPool, meter: &Meter) -> Result<Vec<Result<Registered>>> {
     meter.sent(1);
     let text = format!("SELECT {COLUMNS}, namespace, name FROM counterfoil_families ORDER BY number");
@@ -114,17 +114,15 @@ fn listed(row: &MySqlRow) -> Result<Result<Registered>, sqlx::Error> {
     let text = |index| row.try_get(index).map(|bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned());
     let after = IDENTITY + 6;
     let (namespace, name) = (text(after)?, text(after + 1)?);
-    let refused = |wrong: String| Ok(Err(Error::new(ErrorKind::Mismatch, format!("{namespace}/{name}: {wrong}"))));
     let (number, settings) = numbered(row)?;
-    let Some(settings) = settings else {
-        return refused("registered by an earlier version, which did not write its settings: open it once".to_owned());
-    };
     let family = match Family::from_settings(&namespace, &name, &settings) {
         Ok(family) => family,
         Err(error) => return Ok(Err(error)),
     };
     if let Some((setting, known, written)) = difference(row, &family)? {
-        return refused(format!("{setting} is {known:?}, and {written:?} in its settings: open it once"));
+        let wrong =
+            format!("{namespace}/{name}: {setting} is {known:?}, and {written:?} in its settings: open it once");
+        return Ok(Err(Error::new(ErrorKind::Mismatch, wrong)));
     }
     Ok(Ok(Registered { family, number }))
 }

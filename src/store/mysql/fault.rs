@@ -1,4 +1,4 @@
-//! What an error of the database means for the transaction that it came up in.
+//! The meaning of an error of the database for its transaction.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,7 @@ use sqlx::mysql::MySqlDatabaseError;
 
 use crate::error::{Error, ErrorKind};
 
-/// Wraps an error of the database, saying what it was that failed.
+/// Wraps an error of the database; `what` names the failure.
 pub(super) fn store(what: impl Into<Cow<'static, str>>) -> impl FnOnce(sqlx::Error) -> Error {
     move |source| {
         let kind = if blames_table(&source) { ErrorKind::Mismatch } else { ErrorKind::Store };
@@ -14,8 +14,8 @@ pub(super) fn store(what: impl Into<Cow<'static, str>>) -> impl FnOnce(sqlx::Err
     }
 }
 
-/// Whether no row of a table would go through until somebody mends it: SQLSTATE class 42 (a table, column or privilege
-/// is missing), an invalid view (1356), a column without a default (1364), a definer who is gone (1449).
+/// Returns `true` if no row of the table can be written until an operator changes something: SQLSTATE class 42 (a table,
+/// column or privilege is missing), an invalid view (1356), a column without a default (1364), a missing definer (1449).
 fn blames_table(error: &sqlx::Error) -> bool {
     class(error).as_deref() == Some("42") || matches!(number(error), Some(1356 | 1364 | 1449))
 }
@@ -24,7 +24,7 @@ fn class(error: &sqlx::Error) -> Option<String> {
     Some(error.as_database_error()?.code()?.chars().take(2).collect())
 }
 
-/// Whether a bulk statement failed because of the data of one of its rows, so that the others would go through: then
+/// Returns `true` if a bulk statement failed because of the data of one of its rows, so that the others can succeed: then
 /// InnoDB has undone the statement and kept the transaction, and the rows can be tried in smaller groups.
 ///
 /// By SQLSTATE class: 22 (out of range, too long, not a date), 23 (foreign key, unique key, NOT NULL, and MariaDB's
@@ -50,31 +50,21 @@ pub(super) fn blames_row(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Whether a row that was inserted has the key of another one (1062).
-pub(super) fn is_duplicate(error: &sqlx::Error) -> bool {
-    number(error) == Some(1062)
-}
-
-/// Whether a column is to be added that is there (1060).
-pub(super) fn is_there(error: &sqlx::Error) -> bool {
-    number(error) == Some(1060)
-}
-
-/// Whether the transaction met another one, and may go through when it is tried again from its start: 1213 (deadlock,
-/// also a failed certification of a cluster; already rolled back by the server), 1205 (lock wait timeout; still open),
-/// 1020 (MariaDB with `innodb_snapshot_isolation`), and 1062 where it is no row's fault (another one inserted the row
-/// first).
+/// Returns `true` if the transaction conflicted with another one and may succeed when it is tried again from its start: 1213
+/// (deadlock, also a failed certification of a cluster; already rolled back by the server), 1205 (lock wait timeout; still
+/// open), 1020 (MariaDB with `innodb_snapshot_isolation`), and 1062 for a ledger row that another transaction inserted
+/// first.
 pub(super) fn is_conflict(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1020 | 1062 | 1205 | 1213))
 }
 
-/// Whether a privilege is missing: 1142 (table), 1143 (column), 1044 (schema), 1227 (global).
+/// Returns `true` if a privilege is missing: 1142 (table), 1143 (column), 1044 (schema), 1227 (global).
 pub(super) fn is_denied(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1044 | 1142 | 1143 | 1227))
 }
 
-/// Whether the connection is gone: mostly an idle one that the server closed, or an earlier server's. Some servers say so
-/// first: 1053 (shutdown), 1927 (killed), 4031 (idle for too long).
+/// Returns `true` if the connection is lost: mostly an idle one that the server closed, or an earlier server's. Some
+/// servers announce it: 1053 (shutdown), 1927 (killed), 4031 (idle for too long).
 pub(super) fn is_lost(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::Io(_)) || matches!(number(error), Some(1053 | 1927 | 4031))
 }

@@ -1,4 +1,4 @@
-//! A look at the database before work begins.
+//! Checks of the database before work begins.
 
 use std::collections::HashSet;
 
@@ -13,7 +13,7 @@ use crate::finding::{Finding, Severity};
 /// A statement of the largest batch has about 5 MB.
 const PACKET: i64 = 8 * 1024 * 1024;
 
-/// What the server says of itself.
+/// The server's version and settings.
 struct Server {
     version: String,
     mariadb: bool,
@@ -21,9 +21,9 @@ struct Server {
 }
 
 impl MysqlStore {
-    /// What is wrong, or worth knowing, with the database and the families' tables. Changes nothing and does not fail:
-    /// a database that cannot be reached is a finding as well.
-    pub(super) async fn look(&self, families: &[Family]) -> Vec<Finding> {
+    /// Checks the database and the families' tables. It changes nothing and does not fail: an unreachable database is a
+    /// finding as well.
+    pub(super) async fn findings(&self, families: &[Family]) -> Vec<Finding> {
         let server = match self.server().await {
             Ok(server) => server,
             Err(error) => return vec![unreachable(&error)],
@@ -41,7 +41,7 @@ impl MysqlStore {
             findings.push(Finding::new(
                 Severity::Info,
                 "mysql replica",
-                "reads may come from a replica, whose lag is not looked at",
+                "reads may come from a replica, whose lag is not checked",
                 "Nothing is wrong: a read that finds it behind goes to the primary",
             ));
         }
@@ -50,8 +50,8 @@ impl MysqlStore {
             Ok(missing) => findings.push(Finding::new(
                 Severity::Error,
                 "mysql tables",
-                format!("not there: {}", schema::names(&missing)),
-                schema::advice(&missing),
+                format!("not there: {}", missing.join(", ")),
+                schema::ADVICE,
             )),
             Err(error) => findings.push(unreachable(&error)),
         }
@@ -147,7 +147,7 @@ struct Probe {
 
 /// The privileges needed on counterfoil's own tables; on the values they are probed as on any family's table.
 fn own_probes() -> impl Iterator<Item = Probe> {
-    const PROBES: [(&str, &str, &str); 19] = [
+    const PROBES: [(&str, &str, &str); 16] = [
         ("counterfoil_families", "SELECT", "SELECT number FROM counterfoil_families WHERE FALSE"),
         (
             "counterfoil_families",
@@ -160,13 +160,14 @@ fn own_probes() -> impl Iterator<Item = Probe> {
         (
             "counterfoil_ledger",
             "INSERT",
-            "INSERT INTO counterfoil_ledger (family, partition_no, incarnation, seq, token, applied_at) \
-             SELECT 0, 0, 0, 0, 0, CURRENT_TIMESTAMP FROM DUAL WHERE FALSE",
+            "INSERT INTO counterfoil_ledger (family, partition_no, incarnation, seq, nonce, position, applied_at) \
+             SELECT 0, 0, 0, 0, 0, NULL, CURRENT_TIMESTAMP FROM DUAL WHERE FALSE",
         ),
         (
             "counterfoil_ledger",
             "UPDATE",
-            "UPDATE counterfoil_ledger SET seq = seq, token = token, applied_at = applied_at WHERE FALSE",
+            "UPDATE counterfoil_ledger SET seq = seq, nonce = nonce, position = position, applied_at = applied_at \
+             WHERE FALSE",
         ),
         ("counterfoil_rejects", "SELECT", "SELECT number FROM counterfoil_rejects WHERE FALSE"),
         (
@@ -176,13 +177,6 @@ fn own_probes() -> impl Iterator<Item = Probe> {
              SELECT 0, 0, 0, 0, '', 0, '' FROM DUAL WHERE FALSE",
         ),
         ("counterfoil_rejects", "UPDATE", "UPDATE counterfoil_rejects SET number = number WHERE FALSE"),
-        ("counterfoil_versions", "SELECT", "SELECT n FROM counterfoil_versions WHERE FALSE"),
-        (
-            "counterfoil_versions",
-            "INSERT",
-            "INSERT INTO counterfoil_versions (family, id, lineage, n) SELECT 0, '', 0, 0 FROM DUAL WHERE FALSE",
-        ),
-        ("counterfoil_versions", "UPDATE", "UPDATE counterfoil_versions SET lineage = lineage, n = n WHERE FALSE"),
         ("counterfoil_values", "SELECT", "SELECT value FROM counterfoil_values WHERE FALSE"),
         ("counterfoil_recounts", "SELECT", "SELECT run FROM counterfoil_recounts WHERE FALSE"),
         (
@@ -198,7 +192,7 @@ fn own_probes() -> impl Iterator<Item = Probe> {
             "INSERT INTO counterfoil_drift (family, run, id, value_before, row_count, value_after, delta, note) \
              SELECT 0, 0, '', 0, 0, 0, 0, '' FROM DUAL WHERE FALSE",
         ),
-        ("counterfoil_drift", "UPDATE", "UPDATE counterfoil_drift SET met = met WHERE FALSE"),
+        ("counterfoil_drift", "UPDATE", "UPDATE counterfoil_drift SET delta = delta WHERE FALSE"),
     ];
     PROBES.into_iter().map(|(table, privilege, text)| Probe {
         table: table.to_owned(),

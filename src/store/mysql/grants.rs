@@ -1,4 +1,4 @@
-//! The privileges that a user of the database needs, as statements for somebody who may grant them.
+//! The privileges that a user of the database needs, as statements for an administrator.
 
 use std::collections::BTreeSet;
 
@@ -9,22 +9,22 @@ use super::statement::{quoted, table_name};
 use crate::family::Family;
 use crate::role::Role;
 
-/// All that counterfoil ever needs of a table, in the order in which they are granted.
+/// The privileges on a table that counterfoil may need, in the order in which they are granted.
 const PRIVILEGES: [&str; 3] = ["SELECT", "INSERT", "UPDATE"];
 
-/// The statements, one a table and each with `;` at its end, that give a user of that role the privileges for these
-/// families. `schema` is the database with counterfoil's tables, which have to be there before; a family's table that is
-/// named with its schema is in that one. `user` is an account without quotes: `counterfoil@10.0.0.%`, or `counterfoil`
-/// from any host.
+/// Returns the statements, one a table and each with `;` at its end, that grant a user of that role the privileges for
+/// these families. `schema` is the database with counterfoil's tables, which must exist; a family's table whose name
+/// includes a schema is in that one. `user` is an account without quotes: `counterfoil@10.0.0.%`, or `counterfoil` from
+/// any host.
 ///
-/// There are none for a [`Writer`](Role::Writer) of families that are not cached, who needs no database. A recount also
-/// reads its source, which is not part of a family: SELECT on that is to be added.
+/// There are none for a [`Writer`](Role::Writer) of families that are not cached, because it needs no database. A recount
+/// also reads its source, which is not part of a family: add SELECT on that.
 pub fn grants(families: &[Family], role: Role, schema: &str, user: &str) -> Vec<String> {
     let concerned: Vec<_> = families.iter().filter(|family| role != Role::Writer || family.is_cached()).collect();
     let own: Vec<_> = match role {
         Role::Reconciler => schema::tables().map(|(name, _)| name).collect(),
         Role::Writer if concerned.is_empty() => Vec::new(),
-        Role::Writer => vec!["counterfoil_families", "counterfoil_versions"],
+        Role::Writer => vec!["counterfoil_families"],
         Role::Reader => vec!["counterfoil_families", "counterfoil_ledger"],
     };
     let own = own.into_iter().map(|name| (name, role == Role::Reconciler, role == Role::Reconciler));
@@ -72,10 +72,10 @@ mod tests {
             family(Some(Table::update("other.item"))),
         ];
         let grants = grants(&families, Role::Reconciler, "shop", "counterfoil@10.0.0.%");
-        assert_eq!(grants.len(), 7 + 2, "{grants:#?}");
+        assert_eq!(grants.len(), 6 + 2, "{grants:#?}");
         let account = "TO `counterfoil`@`10.0.0.%`;";
-        assert_eq!(grants[7], format!("GRANT SELECT, INSERT, UPDATE ON `shop`.`sales` {account}"));
-        assert_eq!(grants[8], format!("GRANT SELECT, UPDATE ON `other`.`item` {account}"));
+        assert_eq!(grants[6], format!("GRANT SELECT, INSERT, UPDATE ON `shop`.`sales` {account}"));
+        assert_eq!(grants[7], format!("GRANT SELECT, UPDATE ON `other`.`item` {account}"));
     }
 
     #[test]
@@ -88,7 +88,7 @@ mod tests {
     fn who_writes_reads_the_rows_of_cached_counters_only() {
         assert_eq!(grants(&[family(None)], Role::Writer, "shop", "counterfoil"), [""; 0]);
         let grants = grants(&[family(Some(Table::upsert("sales"))), cached()], Role::Writer, "shop", "counterfoil");
-        let tables = ["families", "versions", "values"];
+        let tables = ["families", "values"];
         let grant = |table| format!("GRANT SELECT ON `shop`.`counterfoil_{table}` TO `counterfoil`@`%`;");
         assert_eq!(grants, tables.map(grant));
     }

@@ -66,6 +66,14 @@ impl JsonRows {
     }
 }
 
+/// Reads hexadecimal digits, as [`JsonRows::bytes`] and the server's `HEX` write them. `None` for anything else.
+pub(super) fn unhex(digits: &str) -> Option<Vec<u8>> {
+    let digit = |digit: &u8| char::from(*digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
+    let bytes = pairs.iter().map(|[high, low]| Some(digit(high)? << 4 | digit(low)?)).collect();
+    if rest.is_empty() { bytes } else { None }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,5 +85,12 @@ mod tests {
         rows.row().number(u64::MAX).bytes("a\0é".as_bytes());
         rows.row().number(i64::MIN).plain("2014-09-20").bytes(b"");
         assert_eq!(rows.finish(), r#"[[18446744073709551615,"6100C3A9"],[-9223372036854775808,"2014-09-20",""]]"#);
+    }
+
+    #[test]
+    fn hexadecimal_digits_are_read_back() {
+        assert_eq!(unhex("6100C3a9").as_deref(), Some("a\0é".as_bytes()));
+        assert_eq!(unhex("").as_deref(), Some(&b""[..]));
+        assert_eq!(["6", "6g", "+1", "-"].map(unhex), [None, None, None, None]);
     }
 }

@@ -2,8 +2,6 @@
 
 mod add;
 mod apply;
-mod cached_statements;
-mod compare_and_set;
 mod discard;
 mod families;
 mod fault;
@@ -27,10 +25,8 @@ mod shape;
 mod snapshot;
 mod source;
 mod statement;
-mod swap;
 mod target;
 mod transact;
-mod versions;
 mod whole;
 
 use std::collections::HashMap;
@@ -60,18 +56,17 @@ use crate::error::Result;
 use crate::family::Family;
 use crate::family::table::Table;
 use crate::finding::Finding;
-use crate::store::{Applied, Batch, Incarnation, ReadFrom, Registered, Row, Save, Saved, Snapshot, Store};
-use crate::testing::ablation::{self, Guard};
+use crate::store::ledger::Unguarded;
+use crate::store::{Applied, Batch, Incarnation, LedgerRow, ReadFrom, Registered, Snapshot, Store};
 
-/// A [`Store`] in MySQL (8.0.4 or later) or MariaDB (10.6 or later). A clone is the same store.
+/// A [`Store`] in MySQL (8.0.4 or later) or MariaDB (10.6 or later). Clones share one store.
 ///
-/// It works on the application's own pool and leaves a connection's session as it found it: the isolation level, the
-/// `sql_mode` and the safe updates that a transaction needs hold for that transaction only. What was begun is
-/// finished, so a caller's future may be dropped at any moment: a transaction is never cut off half-way, and sqlx's
-/// connections survive.
+/// It uses the application's own pool and restores a connection's session: the isolation level, the `sql_mode` and
+/// the safe updates that a transaction needs apply to that transaction only. A caller may drop a future at any time:
+/// transactions are finished in tasks of their own, and connections stay usable.
 ///
-/// What it finds out about a table of the application's is kept for the life of the store: after an `ALTER TABLE` that
-/// changes a key or the value column, start anew.
+/// The definition of an application's table is read once and kept for the life of the store. Restart the process after an
+/// `ALTER TABLE` that changes a key or the value column.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -90,17 +85,17 @@ pub struct MysqlStore {
     own: Arc<OwnTables>,
 }
 
-/// What is known of counterfoil's own tables.
+/// The state of counterfoil's own tables.
 #[derive(Default)]
 struct OwnTables {
-    /// They were seen.
+    /// They exist.
     are_there: AtomicBool,
-    /// Those that are missing are created when the database is first asked for families.
+    /// Missing ones are created before the first query for families.
     creates: bool,
 }
 
 impl MysqlStore {
-    /// A store in the database that the pool's connections are in. It must be the one that is written.
+    /// Creates a store in the database of the pool's connections. It must be on the server that is written to.
     pub fn new(pool: MySqlPool) -> Self {
         MysqlStore {
             primary: pool,
@@ -111,38 +106,38 @@ impl MysqlStore {
         }
     }
 
-    /// Serves reads [from the nearest](ReadFrom::Nearest) with this pool, which may be behind the first one.
+    /// Serves reads [from the nearest](ReadFrom::Nearest) server with this pool, which may lag behind the first one.
     #[must_use]
     pub fn with_replica(mut self, pool: MySqlPool) -> Self {
         self.replica = Some(pool);
         self
     }
 
-    /// The statements, separated by `;`, that create counterfoil's tables where they are not there yet; for those who
+    /// Returns the statements, separated by `;`, that create counterfoil's tables unless they exist; for applications that
     /// create tables by migrations.
     pub const fn schema() -> &'static str {
         schema::SCHEMA
     }
 
-    /// Creates those of counterfoil's tables that are not there yet, and adds the columns that those of an earlier version
-    /// lack. Where nothing is missing, the database's user needs neither CREATE nor ALTER.
+    /// Creates those of counterfoil's tables that do not exist. If none is missing, the database's user does not need
+    /// CREATE.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store), or [`Mismatch`](crate::ErrorKind::Mismatch) where the user may not, naming
-    /// the table. Tables created before it stay: the database commits each at once.
+    /// [`Store`](crate::ErrorKind::Store), or [`Mismatch`](crate::ErrorKind::Mismatch) if the user lacks the
+    /// privilege, naming the table. Tables that were created before it remain: the database commits each immediately.
     pub async fn create_tables(&self) -> Result<()> {
         let mysql = self.clone();
         detached(async move { schema::create(&mysql.primary, &mysql.meter).await }).await
     }
 
-    /// Creates what is missing when the database is first asked for families.
+    /// Creates missing tables before the first query for families.
     pub(crate) fn creating_tables(mut self) -> Self {
         self.own = Arc::new(OwnTables { creates: true, ..OwnTables::default() });
         self
     }
 
-    /// Sees to counterfoil's own tables, once.
-    async fn see_to_tables(&self) -> Result<()> {
+    /// Creates or requires counterfoil's own tables, once.
+    async fn ensure_tables(&self) -> Result<()> {
         if !self.own.are_there.load(Ordering::Relaxed) {
             if self.own.creates {
                 schema::create(&self.primary, &self.meter).await?;
@@ -154,14 +149,14 @@ impl MysqlStore {
         Ok(())
     }
 
-    /// Up to `limit` rejects with numbers above `after` (0 for the first page), ascending, but for those that were
+    /// Returns up to `limit` rejects with numbers above `after` (0 for the first page), ascending, except those that were
     /// [applied](Self::retry_rejects) or [discarded](Self::discard_rejects) since.
     ///
-    /// A number is given before its transaction is committed: one who follows the rejects may find a lower number a
-    /// moment after a higher one.
+    /// The database assigns a number before the transaction commits, so a lower number may appear shortly after a higher
+    /// one.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) where the database cannot be reached.
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
     pub async fn rejects(&self, after: u64, limit: u64) -> Result<Vec<Reject>> {
         let mysql = self.clone();
         detached(async move {
@@ -171,7 +166,7 @@ impl MysqlStore {
         .await
     }
 
-    /// The last `limit` of these, the newest first.
+    /// Returns the latest `limit` of these rejects, the newest first.
     ///
     /// # Errors
     /// As for [`rejects`](Self::rejects).
@@ -184,30 +179,26 @@ impl MysqlStore {
         .await
     }
 
-    /// Adds rejects of a family, given by their numbers, to their rows, once what they were refused for is mended, and
-    /// returns what became of each, in the order of the numbers. Their rows stay, marked as applied. A delta that is
-    /// refused again stays a reject with the new reason.
+    /// Adds rejects of a family, given by their numbers, to their rows once the cause is fixed, and returns the outcome of
+    /// each, in the order of the numbers. The rejects stay in their table, marked as applied. A delta that is refused
+    /// again stays a reject with the new reason.
     ///
-    /// Each counts once, whoever applies it again and how often: the row and the mark are written in one transaction, for up
-    /// to 10,000 rejects. Any family but a cached one: there the value that was refused is still in Redis, and is
-    /// saved by itself when its row takes it. (What was counted on a row of [`Table::update`] that was not there is
-    /// left to the application: `incr` by the reject's delta once there is one.)
+    /// Each counts once, however often it is retried: row and reject are written in one transaction, for up to 10,000
+    /// rejects. A cached counter that is in Redis shows the delta once its row is read again: with its next sync or seed.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store): nothing of the last transaction was kept, or it is unknown; call again, nothing
-    /// counts twice. [`Mismatch`](crate::ErrorKind::Mismatch) where the family or its table is another one;
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for a family of cached counters.
+    /// counts twice. [`Mismatch`](crate::ErrorKind::Mismatch) if the family or its table is registered differently.
     pub async fn retry_rejects(&self, family: &Family, numbers: &[u64]) -> Result<Vec<Retried>> {
         let (mysql, family, numbers) = (self.clone(), family.clone(), numbers.to_vec());
         detached(async move { retry::retry(&mysql, family, &numbers).await }).await
     }
 
-    /// Gives up rejects of any family: each of these numbers that is open is marked as done without being added, and
-    /// its reason, cut at 1024 characters, begins with `discarded: ` from now on. Returns the numbers of those,
-    /// ascending: others are not there, or were applied or discarded before.
+    /// Discards rejects of any family: each of these numbers that is open is marked as done without being added, and its
+    /// reason, cut at 1024 characters, begins with `discarded: `. Returns the numbers of those, ascending: others do not
+    /// exist, or were applied or discarded before.
     ///
-    /// Of this and [`retry_rejects`](Self::retry_rejects) at the same moment one wins each reject. What a cached
-    /// counter counted is in Redis all the same, and is saved when its row takes it.
+    /// Of this and [`retry_rejects`](Self::retry_rejects) at the same moment one wins each reject.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store): up to 10,000 rejects share a transaction, and nothing of the last one was
@@ -217,12 +208,12 @@ impl MysqlStore {
         detached(async move { discard::discard(&mysql, &numbers).await }).await
     }
 
-    /// How many statements this store and its clones have sent, as the server counts them.
+    /// Returns the number of statements that this store and its clones have sent, as the server counts them.
     pub fn statements(&self) -> u64 {
         self.meter.total()
     }
 
-    /// The table that the family's values go to, found out about once.
+    /// Returns the table of the family's values. Its definition is read once.
     async fn target(&self, family: &Family) -> Result<Arc<Target>> {
         let known = self.targets.read().unwrap_or_else(PoisonError::into_inner).get(&family.table).cloned();
         if let Some(target) = known {
@@ -248,7 +239,7 @@ impl Store for MysqlStore {
     async fn register(&self, family: &Family) -> Result<u64> {
         let (mysql, family) = (self.clone(), family.clone());
         detached(async move {
-            mysql.see_to_tables().await?;
+            mysql.ensure_tables().await?;
             mysql.target(&family).await?;
             if family.is_cached() {
                 rows::refuse_replica(&mysql.primary, &mysql.meter, &family).await?;
@@ -262,7 +253,7 @@ impl Store for MysqlStore {
         let mysql = self.clone();
         detached(async move {
             if mysql.own.creates {
-                mysql.see_to_tables().await?;
+                mysql.ensure_tables().await?;
             }
             families::list(&mysql.primary, &mysql.meter).await
         })
@@ -274,11 +265,19 @@ impl Store for MysqlStore {
         detached(async move { families::reconfigure(&mysql.primary, &mysql.meter, &before, &after).await }).await
     }
 
-    async fn apply(&self, batches: &[Batch]) -> Result<Applied> {
-        // the switch holds for this thread, the task may run on another
-        let trusting = ablation::is_out(Guard::Ledger);
+    async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Applied> {
+        // read here, because the task may run on another thread
+        let unguarded = Unguarded::here();
         let (mysql, batches) = (self.clone(), batches.to_vec());
-        detached(async move { apply::apply(&mysql, &batches, trusting).await }).await
+        detached(async move { apply::apply(&mysql, &batches, max_rows, unguarded).await }).await
+    }
+
+    async fn ledger(&self, families: &[u64]) -> Result<Vec<LedgerRow>> {
+        let (mysql, families) = (self.clone(), families.to_vec());
+        detached(async move {
+            ledger::read(&mysql.primary, &mysql.meter, &families).await.map_err(store("the ledger was not read"))
+        })
+        .await
     }
 
     async fn read(
@@ -323,11 +322,11 @@ impl Store for MysqlStore {
 
     async fn check(&self, families: &[Family]) -> Vec<Finding> {
         let (mysql, families) = (self.clone(), families.to_vec());
-        let found = detached(async move { Ok(mysql.look(&families).await) }).await;
+        let found = detached(async move { Ok(mysql.findings(&families).await) }).await;
         found.unwrap_or_else(|error| vec![findings::unreachable(&error)])
     }
 
-    async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Row>> {
+    async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Option<i64>>> {
         let (mysql, family) = (self.clone(), family.clone());
         let ids: Vec<_> = ids.iter().map(|&id| id.to_owned()).collect();
         in_place(async move {
@@ -335,12 +334,5 @@ impl Store for MysqlStore {
             rows::read(&mysql.primary, &mysql.meter, &target, &family, &ids).await
         })
         .await
-    }
-
-    async fn save(&self, family: &Registered, saves: &[Save]) -> Result<Vec<Saved>> {
-        // the switch holds for this thread, the task may run on another
-        let trusting = ablation::is_out(Guard::Version);
-        let (mysql, family, saves) = (self.clone(), family.clone(), saves.to_vec());
-        detached(async move { compare_and_set::save(&mysql, &family, &saves, trusting).await }).await
     }
 }

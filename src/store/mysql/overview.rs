@@ -1,4 +1,4 @@
-//! All families at a glance, for operators: one statement per table, however many families there are.
+//! All families at a glance, for operators: one statement per table, for any number of families.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
@@ -11,7 +11,7 @@ use super::fault::store;
 use super::whole::detached;
 use crate::error::Result;
 
-/// What the database knows of how a family is getting on. Times are by the database's clock.
+/// The state of a family in the database. Times are by the database's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Overview {
@@ -19,16 +19,15 @@ pub struct Overview {
     pub namespace: String,
     /// The family's name.
     pub family: String,
-    /// When its last batch was applied, in whole seconds; `None` if none was. Always `None` for cached counters, which
-    /// have no batches and so no ledger that says when.
+    /// The time when the last part of a batch was applied, in whole seconds; `None` if none was.
     pub last_saved: Option<SystemTime>,
-    /// Deltas that its rows refused, and that were neither applied nor discarded since.
+    /// The number of open rejects.
     pub rejects: u64,
     /// The latest run of its recounts; `None` if there was none.
     pub recount: Option<RecountRun>,
 }
 
-/// A run of a recount as it is written down, also while somebody works on it.
+/// A run of a recount as it is recorded, finished or in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecountRun {
@@ -49,14 +48,14 @@ pub struct RecountRun {
 const UNREAD: &str = "the overview was not read";
 
 impl MysqlStore {
-    /// Every registered family at a glance, in the order in which they were registered: four statements for any number
-    /// of families. They are no snapshot of one moment.
+    /// Returns the state of every registered family, in the order of registration, by four statements for any number of
+    /// families. They do not read one snapshot.
     ///
-    /// All rejects are looked at, also those that were applied: where there are millions of them a key on
-    /// `counterfoil_rejects (applied_at, family)`, which is not part of the schema, makes it quick.
+    /// All rejects are scanned, including those that were applied. With millions of them add a key on
+    /// `counterfoil_rejects (applied_at, family)`, which is not part of the schema.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) where the database cannot be reached.
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
     pub async fn overview(&self) -> Result<Vec<Overview>> {
         let mysql = self.clone();
         detached(async move { mysql.look_over().await.map_err(store(UNREAD)) }).await
@@ -94,7 +93,7 @@ impl MysqlStore {
         families.iter().map(overview).collect()
     }
 
-    /// What the statement has of each family, whose number is its first column.
+    /// Returns the statement's row of each family, whose number is the first column.
     async fn by_family<T>(
         &self,
         statement: &'static str,

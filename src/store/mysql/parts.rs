@@ -1,4 +1,4 @@
-//! What the statements on a table are put together from: how its rows are given, matched and spelt.
+//! The building blocks of the statements on a table: how its rows are given, matched and spelt.
 
 use sqlx::Arguments;
 use sqlx::mysql::MySqlArguments;
@@ -19,7 +19,7 @@ pub(super) struct StoredKey {
     pub(super) storage: Storage,
 }
 
-/// An id's part for one key column. Ordered as the column is, so that rows are locked in one order by everybody.
+/// An id's part for one key column. Ordered as the column is, so that all transactions lock rows in one order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Segment<'id> {
     Number(i128),
@@ -68,7 +68,7 @@ impl<'id> Segment<'id> {
     }
 }
 
-/// What the statements on a table are put together from. The table goes by the name `t`.
+/// The building blocks of the statements on a table, which they call `t`.
 pub(super) struct Parts {
     /// Quoted.
     pub(super) name: String,
@@ -76,7 +76,6 @@ pub(super) struct Parts {
     /// Quoted.
     pub(super) value: String,
     nullable: bool,
-    id_key: Option<usize>,
 }
 
 impl Parts {
@@ -87,18 +86,15 @@ impl Parts {
             keys: keys.map(|(key, storage)| StoredKey { column: quoted(&key.name), kind: key.kind, storage }).collect(),
             value: quoted(&table.value),
             nullable: shape.nullable,
-            id_key: shape.id_key,
         }
     }
 
-    /// The rows that a statement is given, named [`INPUT`]: `pos` from 1, numbers of these names, the keys
-    /// `k0`, `k1` ..., and the `id` if it is asked for. MariaDB reads a row anew for each of its columns, up to the column:
-    /// what is long comes late.
-    pub(super) fn source(&self, numbers: &[&str], with_id: bool) -> String {
-        let numbers = numbers.iter().map(|&name| (name.to_owned(), "BIGINT"));
+    /// The rows that a statement is given, named [`INPUT`]: `pos` from 1, the keys `k0`, `k1` ..., and before them the
+    /// `delta` if there is one. MariaDB reads a row anew for each column, up to that column, so long ones come last.
+    pub(super) fn source(&self, has_delta: bool) -> String {
+        let delta = has_delta.then(|| ("delta".to_owned(), "BIGINT"));
         let keys = self.keys.iter().enumerate().map(|(index, key)| (format!("k{index}"), json_type(key.kind)));
-        let id = with_id.then(|| ("id".to_owned(), json_type(KeyType::Text)));
-        let columns = numbers.chain(keys).chain(id).enumerate();
+        let columns = delta.into_iter().chain(keys).enumerate();
         let columns: Vec<_> = columns.map(|(index, (name, kind))| json::column(&name, kind, index)).collect();
         format!("JSON_TABLE(?, '$[*]' COLUMNS(pos FOR ORDINALITY, {})) AS {INPUT}", columns.join(", "))
     }
@@ -112,19 +108,6 @@ impl Parts {
         join(&self.keys, ", ", |index, key| key.given(index))
     }
 
-    /// Whether an id is to be given beside its key.
-    pub(super) fn takes_id(&self) -> bool {
-        self.id_key.is_none()
-    }
-
-    /// The id given, in bytes.
-    pub(super) fn given_id(&self) -> String {
-        match self.id_key {
-            Some(index) => format!("UNHEX({INPUT}.k{index})"),
-            None => format!("UNHEX({INPUT}.id)"),
-        }
-    }
-
     /// The condition that a row is the one given.
     pub(super) fn matches(&self) -> String {
         join(&self.keys, " AND ", |index, key| format!("t.{} = {}", key.column, key.given(index)))
@@ -135,7 +118,7 @@ impl Parts {
         join(&self.keys, " AND ", |_, key| key.equals_parameter())
     }
 
-    /// Whether a row was found.
+    /// The condition that a row was found.
     pub(super) fn there(&self) -> String {
         self.keys.first().map_or_else(String::new, |key| format!("t.{} IS NOT NULL", key.column))
     }
@@ -197,7 +180,7 @@ impl StoredKey {
         self.bytes_of(format!("t.{}", self.column))
     }
 
-    /// The same of another column that keeps such values.
+    /// [`bytes`](Self::bytes) of another column with such values.
     pub(super) fn bytes_of(&self, column: String) -> String {
         match (self.kind, &self.storage) {
             // + 0 takes off the zeros of a ZEROFILL column

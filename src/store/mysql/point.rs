@@ -6,6 +6,7 @@
 use sqlx::{MySqlPool, Row};
 
 use super::fault::store;
+use super::ledger;
 use super::parts::Segment;
 use super::session::{self, Meter};
 use super::snapshot;
@@ -13,7 +14,7 @@ use super::target::{self, Target};
 use crate::error::Result;
 use crate::store::{Incarnation, Registered, Snapshot};
 
-/// A read that is ready to be sent.
+/// A query that is ready to be sent.
 pub(super) struct Point<'a> {
     target: &'a Target,
     family: &'a Registered,
@@ -24,7 +25,7 @@ pub(super) struct Point<'a> {
 }
 
 impl<'a> Point<'a> {
-    /// `None` where more or less is asked for, or an id that is no row's.
+    /// Returns `None` for more or fewer ids or partitions, and for an id that matches no row.
     pub(super) fn new(
         target: &'a Target,
         family: &'a Registered,
@@ -44,10 +45,10 @@ impl<'a> Point<'a> {
         };
         let read = async {
             let row = session::fetch_one(pool, meter, query).await?;
-            Ok((row.try_get::<Option<String>, _>(0)?, row.try_get::<Option<u64>, _>(1)?))
+            Ok((row.try_get::<Option<String>, _>(0)?, ledger::mark(&row, 1)?))
         };
-        let (digits, seq) = read.await.map_err(store("values were not read"))?;
+        let (digits, mark) = read.await.map_err(store("values were not read"))?;
         let value = digits.map(|digits| snapshot::value(self.family, self.id, &digits)).transpose()?;
-        Ok(Snapshot { values: vec![value], ledger: vec![seq.unwrap_or(0)] })
+        Ok(Snapshot { values: vec![value], ledger: vec![mark.unwrap_or_default()] })
     }
 }

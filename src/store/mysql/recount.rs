@@ -1,7 +1,7 @@
 //! The runs of recounts and their corrections: a correction, its run's row and what is noted of it are one transaction
 //! (docs/protocol.md, section 9).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
 use sqlx::Row;
@@ -24,14 +24,14 @@ use crate::store::{Incarnation, Registered, Store};
 #[derive(Clone, Debug)]
 pub struct Run {
     pub(crate) number: u64,
-    /// Random: one who takes the run over has another one.
+    /// A random number of the process that works on the run.
     pub(crate) holder: u64,
     pub(crate) at: Cursor,
     pub(crate) checked: u64,
     pub(crate) drifted: u64,
 }
 
-/// How far a run came.
+/// The progress of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
     /// Of the counters, or of the source's ids after those.
@@ -39,13 +39,13 @@ pub struct Cursor {
     pub(crate) after: Option<String>,
 }
 
-/// Whether there is something to do.
+/// The result of an attempt to begin a run.
 #[derive(Debug)]
 pub(crate) enum Begun {
     Run(Run),
-    /// Somebody works on it.
+    /// Another process works on the run.
     Held,
-    /// The last run is not old enough by so long.
+    /// The next run is due after this time.
     Early(Duration),
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Drifted {
     pub(crate) only_noted: Option<&'static str>,
 }
 
-/// What a recount found of one counter.
+/// The drift of one counter, as a recount found it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Drift {
@@ -69,13 +69,13 @@ pub struct Drift {
     pub id: String,
     /// Its exact value before the rows were counted.
     pub before: i64,
-    /// How many rows there were, or their sum.
+    /// The number of its rows, or their sum.
     pub rows: i64,
     /// Its exact value afterwards.
     pub after: i64,
-    /// What was added to it; 0 where nothing was.
+    /// The delta that was added; 0 if none was.
     pub delta: i64,
-    /// Why nothing was added, in the server's words where it refused; empty where it was corrected.
+    /// The reason why nothing was added, in the server's words if it refused; empty if the counter was corrected.
     pub note: String,
     /// When, by the database's clock.
     pub at: SystemTime,
@@ -83,7 +83,7 @@ pub struct Drift {
 
 impl MysqlStore {
     /// Up to `limit` counters that the family's run of that number (as [`Recounted`](crate::Recounted) tells it) found
-    /// different from their rows, ascending by id, after `after`. They stay until somebody deletes them from
+    /// different from their rows, ascending by id, after `after`. They stay until an operator deletes them from
     /// `counterfoil_drift`.
     ///
     /// # Errors
@@ -104,7 +104,7 @@ impl MysqlStore {
         .await
     }
 
-    /// Begins a run, or takes one over that nobody has touched for `lease`. With `every` only if the last one began so long
+    /// Begins a run, or takes over one that no process has touched for `lease`. With `every` only if the last one began so long
     /// ago.
     pub(crate) async fn begin_recount(
         &self,
@@ -169,7 +169,7 @@ impl MysqlStore {
         Ok(())
     }
 
-    /// How long ago the family's last finished run ended; `None` where there is none.
+    /// Returns the time since the family's last finished run ended; `None` if there is none.
     pub(crate) async fn recounted_ago(&self, family: &Registered) -> Result<Option<Duration>> {
         const AGE: &str = "SELECT CAST(GREATEST(TIMESTAMPDIFF(MICROSECOND, MAX(finished_at), CURRENT_TIMESTAMP(3)), 0) \
              AS UNSIGNED) FROM counterfoil_recounts WHERE family = ?";
@@ -195,7 +195,7 @@ impl MysqlStore {
     }
 
     /// Corrects what drifted and notes it, each id once in a run. `None` where the run is over for this holder: then nothing
-    /// is done. With `trusting` nobody asks whether it is, which is for the tests that show what runs are there for.
+    /// is done. With `trusting` the run is not checked, for the tests that show why runs are needed.
     pub(crate) async fn correct(
         &self,
         family: &Registered,
@@ -211,45 +211,6 @@ impl MysqlStore {
         })
         .await
     }
-}
-
-/// Whether what a row has beyond what was known of it is what recounts added, of (id, difference); they are met by that.
-/// The rows are locked.
-pub(super) async fn meet(
-    transaction: &mut Transaction,
-    family: &Registered,
-    differences: &[(&[u8], i128)],
-) -> Result<Vec<bool>, sqlx::Error> {
-    const UNMET: &str = "SELECT d.id, d.delta FROM JSON_TABLE(?, '$[*]' COLUMNS(\
-         id VARCHAR(510) PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR)) AS j \
-         STRAIGHT_JOIN counterfoil_drift AS d ON d.family = ? AND d.id = UNHEX(j.id) AND d.met = 0 ORDER BY d.run DESC";
-    const MET: &str = "UPDATE JSON_TABLE(?, '$[*]' COLUMNS(\
-         id VARCHAR(510) PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR)) AS j \
-         STRAIGHT_JOIN counterfoil_drift AS d ON d.family = ? AND d.id = UNHEX(j.id) AND d.met = 0 SET d.met = 1";
-    if differences.is_empty() {
-        return Ok(Vec::new());
-    }
-    let mut json = JsonRows::default();
-    for (id, _) in differences {
-        json.row().bytes(id);
-    }
-    let json = json.finish();
-    let mut unmet: HashMap<Vec<u8>, Vec<i64>> = HashMap::new();
-    for row in transaction.fetch(sqlx::query(UNMET).bind(json.clone()).bind(family.number)).await? {
-        unmet.entry(row.try_get(0)?).or_default().push(row.try_get(1)?);
-    }
-    if !unmet.is_empty() {
-        transaction.execute(sqlx::query(MET).bind(json).bind(family.number)).await?;
-    }
-    // earlier ones may have been in the row when it was read
-    let is_of_recounts = |(id, difference): &(&[u8], i128)| {
-        let sums = unmet.get(*id).into_iter().flatten().scan(0, |sum, delta| {
-            *sum += i128::from(*delta);
-            Some(*sum)
-        });
-        sums.into_iter().any(|sum| sum == *difference)
-    };
-    Ok(differences.iter().map(is_of_recounts).collect())
 }
 
 fn drift(row: &MySqlRow) -> Result<Drift, sqlx::Error> {
@@ -349,7 +310,7 @@ impl UnitOfWork for Correct<'_> {
         let mut refused = Vec::new();
         for one in open.iter().filter(|one| one.only_noted.is_none() && one.delta != 0) {
             match target::segments(self.family, &one.id) {
-                Ok(key) => deltas.push(Delta { key, origin, id: &one.id, delta: one.delta }),
+                Ok(key) => deltas.push(Delta { key, origin, id: one.id.as_bytes(), delta: one.delta }),
                 Err(reason) => refused.push((one.id.as_bytes(), reason)),
             }
         }
@@ -372,7 +333,7 @@ impl UnitOfWork for Correct<'_> {
 }
 
 impl Correct<'_> {
-    /// Whether the run is still this holder's; if so, nobody takes it over before the transaction ends.
+    /// Returns `true` if the run is still this holder's. It then stays so until the transaction ends.
     async fn is_held(&self, transaction: &mut Transaction) -> Result<bool, sqlx::Error> {
         const HELD: &str = "SELECT run FROM counterfoil_recounts \
              WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL FOR UPDATE";

@@ -1,4 +1,4 @@
-//! Deltas that the database refused: kept with their origin and the reason, so that nothing holds the others back
+//! Deltas that the database refused: kept with their batch and the reason, so that they never block the others
 //! (docs/protocol.md, section 1, promise 5).
 
 use std::time::{Duration, SystemTime};
@@ -9,7 +9,7 @@ use sqlx::{MySqlPool, Row};
 use super::json::JsonRows;
 use super::session::Transaction;
 use crate::family::Family;
-use crate::store::{Batch, Incarnation, Registered, Save};
+use crate::store::{Batch, Incarnation};
 
 /// A delta that the database refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,23 +21,23 @@ pub struct Reject {
     pub namespace: String,
     /// The family's name.
     pub family: String,
-    /// The counter. What does not fit into 255 bytes was cut off, and the reason says so.
+    /// The counter's id. A longer one is cut at 255 bytes, and the reason states it.
     pub id: String,
-    /// What was not added.
+    /// The delta that was not added.
     pub delta: i64,
     /// The partition that it came from.
     pub partition: u32,
-    /// The batch's incarnation; of a cached counter the [lineage](crate::Version::lineage).
+    /// The batch's incarnation.
     pub incarnation: Incarnation,
-    /// The batch's number; of a cached counter the [number](crate::Version::n) of the save.
+    /// The batch's sequence number.
     pub seq: u64,
-    /// Why it was refused: mostly the server's own words. At most 1024 characters.
+    /// The reason, in most cases the server's own words. At most 1024 characters.
     pub reason: String,
-    /// When, by the database's clock.
+    /// The time of the reject, by the database's clock.
     pub at: SystemTime,
 }
 
-/// What a delta came in: with the id it names a reject, so that the same one is kept once.
+/// The batch that a delta came in. Together with the id it identifies a reject, so that each is kept once.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Origin {
     pub(super) family: u64,
@@ -48,13 +48,8 @@ pub(super) struct Origin {
 
 impl Origin {
     pub(super) fn batch(batch: &Batch) -> Self {
-        let Batch { family, partition, incarnation, seq, .. } = batch;
-        Origin { family: family.number, partition: *partition, incarnation: incarnation.0, seq: *seq }
-    }
-
-    pub(super) fn save(family: &Registered, save: &Save) -> Self {
-        let Save { partition, version, .. } = save;
-        Origin { family: family.number, partition: *partition, incarnation: version.lineage, seq: version.n }
+        let Batch { family, partition, id, .. } = batch;
+        Origin { family: family.number, partition: *partition, incarnation: id.incarnation.0, seq: id.seq }
     }
 }
 
@@ -72,16 +67,16 @@ pub(super) const MOST: usize = 10_000;
 /// Most rows of a statement: a reason may have some thousand bytes.
 const CHUNK: usize = 500;
 
-/// How the reason of a reject begins that was given up.
+/// The beginning of the reason of a discarded reject.
 pub(super) const DISCARDED: &str = "discarded: ";
 
-/// The reason for an id that another language wrote.
+/// The reason for an id that a client in another language wrote.
 pub(super) const NOT_UTF8: &str = "the id is not UTF-8";
 
 const ID_BYTES: usize = 255;
 const REASON_CHARS: usize = 1024;
 
-/// Keeps them, but for those that were kept before.
+/// Inserts the rejects, except those that exist.
 pub(super) async fn write(transaction: &mut Transaction, rejected: &[Rejected<'_>]) -> Result<(), sqlx::Error> {
     const WRITE: &str = "INSERT INTO counterfoil_rejects (family, partition_no, incarnation, seq, id, delta, reason) \
          SELECT j.family, j.partition_no, j.incarnation, j.seq, UNHEX(j.id), j.delta, \
@@ -108,19 +103,18 @@ pub(super) async fn write(transaction: &mut Transaction, rejected: &[Rejected<'_
     Ok(())
 }
 
-/// The reason as it is kept.
+/// Cuts the reason to its column.
 pub(super) fn short(reason: &str) -> String {
     reason.chars().take(REASON_CHARS).collect()
 }
 
-/// Whether what is kept of an id may be less than all of it, and so another counter's id: one that was too long, or bytes
-/// of any kind.
+/// Returns `true` if the id may have been cut, so that it could be another counter's: it was too long, or not UTF-8.
 pub(super) fn is_cut(family: &Family, kept: &[u8], reason: &str) -> bool {
     let was_too_long = || reason.starts_with(&format!("{family}: id "));
     reason == NOT_UTF8 || kept.len() > ID_BYTES - 4 && was_too_long()
 }
 
-/// The id, without a letter that is cut in half.
+/// Cuts the id to its column, between two letters.
 fn fitting(id: &[u8]) -> &[u8] {
     match std::str::from_utf8(id) {
         Ok(text) => &id[..text.floor_char_boundary(ID_BYTES)],
@@ -128,7 +122,7 @@ fn fitting(id: &[u8]) -> &[u8] {
     }
 }
 
-/// The numbers, each once, in the order in which everybody locks rejects.
+/// Returns the numbers, each once, in the order in which all transactions lock rejects.
 pub(super) fn in_order(numbers: &[u64]) -> Vec<u64> {
     let mut sorted = numbers.to_vec();
     sorted.sort_unstable();
@@ -136,20 +130,20 @@ pub(super) fn in_order(numbers: &[u64]) -> Vec<u64> {
     sorted
 }
 
-/// What is to become of a reject that is locked.
-pub(super) struct Mark<'m> {
+/// The decision about a locked reject.
+pub(super) struct Decision<'d> {
     pub(super) number: u64,
     /// It is neither listed nor applied again.
     pub(super) is_done: bool,
-    pub(super) reason: &'m str,
+    pub(super) reason: &'d str,
 }
 
-/// Writes it beside them.
-pub(super) async fn mark(
+/// Writes the decisions to their rejects.
+pub(super) async fn decide(
     transaction: &mut Transaction,
-    marks: impl IntoIterator<Item = Mark<'_>>,
+    decisions: impl IntoIterator<Item = Decision<'_>>,
 ) -> Result<(), sqlx::Error> {
-    const MARK: &str = "UPDATE JSON_TABLE(?, '$[*]' COLUMNS(\
+    const DECIDE: &str = "UPDATE JSON_TABLE(?, '$[*]' COLUMNS(\
          number BIGINT UNSIGNED PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR, \
          done INT PATH '$[1]' ERROR ON EMPTY ERROR ON ERROR, \
          reason VARCHAR(8192) PATH '$[2]' ERROR ON EMPTY ERROR ON ERROR)) AS j \
@@ -157,13 +151,13 @@ pub(super) async fn mark(
          SET r.applied_at = IF(j.done = 1, CURRENT_TIMESTAMP(3), NULL), \
          r.reason = CONVERT(UNHEX(j.reason) USING utf8mb4)";
     let mut rows = JsonRows::default();
-    for Mark { number, is_done, reason } in marks {
+    for Decision { number, is_done, reason } in decisions {
         rows.row().number(number).number(u8::from(is_done)).bytes(short(reason).as_bytes());
     }
-    transaction.execute(sqlx::query(MARK).bind(rows.finish())).await.map(drop)
+    transaction.execute(sqlx::query(DECIDE).bind(rows.finish())).await.map(drop)
 }
 
-/// The rejects that were not applied since.
+/// A query for the open rejects.
 macro_rules! open_rejects {
     ($and:literal) => {
         concat!(
@@ -176,13 +170,13 @@ macro_rules! open_rejects {
     };
 }
 
-/// Up to `limit` rejects that were neither applied nor discarded since, with numbers above `after`, ascending.
+/// Returns up to `limit` open rejects with numbers above `after`, ascending.
 pub(super) async fn read(pool: &MySqlPool, after: u64, limit: u64) -> Result<Vec<Reject>, sqlx::Error> {
     const READ: &str = open_rejects!("AND r.number > ? ORDER BY r.number LIMIT ?");
     sqlx::query(READ).bind(after).bind(limit).fetch_all(pool).await?.iter().map(reject).collect()
 }
 
-/// The last `limit` of them, descending.
+/// Returns the latest `limit` open rejects, descending.
 pub(super) async fn latest(pool: &MySqlPool, limit: u64) -> Result<Vec<Reject>, sqlx::Error> {
     const LATEST: &str = open_rejects!("ORDER BY r.number DESC LIMIT ?");
     sqlx::query(LATEST).bind(limit).fetch_all(pool).await?.iter().map(reject).collect()

@@ -9,24 +9,24 @@ use super::MysqlStore;
 use super::add::{self, Delta};
 use super::json::JsonRows;
 use super::parts::Segment;
-use super::rejects::{self, Mark, Origin};
+use super::rejects::{self, Decision, Origin};
 use super::session::Transaction;
 use super::target::{self, Target};
 use super::transact::{UnitOfWork, transact};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::family::Family;
 use crate::store::{Registered, Store};
 
-/// What became of a reject that was to be applied again.
+/// The outcome of a retried reject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retried {
     /// Its delta was added to its row, and it is no longer among the [rejects](MysqlStore::rejects).
     Applied,
-    /// It was applied by an earlier call, and nothing was done now.
+    /// An earlier call applied it. This call did nothing.
     AppliedBefore,
-    /// It was refused again, and stays, with the new reason.
+    /// The database refused it again. It stays a reject with the new reason.
     Refused,
-    /// It was [discarded](MysqlStore::discard_rejects), and nothing was done now.
+    /// It was [discarded](MysqlStore::discard_rejects). This call did nothing.
     Discarded,
     /// The family has no reject of this number.
     NotFound,
@@ -34,10 +34,6 @@ pub enum Retried {
 
 /// Applies the rejects of these numbers again.
 pub(super) async fn retry(mysql: &MysqlStore, family: Family, numbers: &[u64]) -> Result<Vec<Retried>> {
-    if family.is_cached() {
-        let why = "a cached counter keeps what was refused in Redis, and saves it when its row takes it";
-        return Err(Error::invalid(format!("{family}: rejects are not applied: {why}")));
-    }
     let number = mysql.register(&family).await?;
     let target = mysql.target(&family).await?;
     let family = Registered { family, number };
@@ -79,20 +75,20 @@ impl UnitOfWork for Retry<'_> {
         let (mut deltas, mut refused) = (Vec::new(), HashMap::new());
         for reject in kept.iter().filter(|reject| !reject.is_done) {
             match self.key(reject) {
-                Ok((id, key)) => deltas.push(Delta { key, origin: reject.origin, id, delta: reject.delta }),
+                Ok(key) => deltas.push(Delta { key, origin: reject.origin, id: &reject.id, delta: reject.delta }),
                 Err(reason) => drop(refused.insert((reject.origin, &*reject.id), reason)),
             }
         }
         let mut rejected = Vec::new();
         add::add(transaction, self.target, deltas, &mut rejected).await?;
         refused.extend(rejected.into_iter().map(|rejected| ((rejected.origin, rejected.id), rejected.reason)));
-        let mut marks = Vec::with_capacity(kept.len());
+        let mut decisions = Vec::with_capacity(kept.len());
         let mut retried = Vec::with_capacity(kept.len());
         for reject in &kept {
             let again = refused.get(&(reject.origin, &*reject.id));
             if !reject.is_done {
                 let reason = again.unwrap_or(&reject.reason);
-                marks.push(Mark { number: reject.number, is_done: again.is_none(), reason });
+                decisions.push(Decision { number: reject.number, is_done: again.is_none(), reason });
             }
             retried.push((
                 reject.number,
@@ -104,7 +100,7 @@ impl UnitOfWork for Retry<'_> {
                 },
             ));
         }
-        rejects::mark(transaction, marks).await?;
+        rejects::decide(transaction, decisions).await?;
         Ok(retried)
     }
 }
@@ -142,12 +138,11 @@ impl Retry<'_> {
         })
     }
 
-    /// The row that the reject goes to, or why it is none.
-    fn key<'k>(&self, reject: &'k KeptReject) -> Result<(&'k str, Vec<Segment<'k>>), String> {
-        if rejects::is_cut(&self.family.family, &reject.id, &reject.reason) {
-            return Err(reject.reason.clone());
+    /// Returns the key of the reject's row, or the reason why there is none.
+    fn key<'k>(&self, reject: &'k KeptReject) -> Result<Vec<Segment<'k>>, String> {
+        match rejects::is_cut(&self.family.family, &reject.id, &reject.reason) {
+            true => Err(reject.reason.clone()),
+            false => target::key(self.family, &reject.id),
         }
-        let id = std::str::from_utf8(&reject.id).map_err(|_| rejects::NOT_UTF8.to_owned())?;
-        target::segments(self.family, id).map(|key| (id, key))
     }
 }

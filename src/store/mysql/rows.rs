@@ -1,10 +1,8 @@
-//! The rows of cached counters, for those that are not in Redis (docs/protocol.md, section 4.2).
+//! The values of cached counters that are to be seeded in Redis (docs/protocol.md, section 4).
 
-use sqlx::MySqlPool;
-use sqlx::Row as _;
 use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlPool, Row};
 
-use super::cached_statements::ASK_READ_ONLY;
 use super::fault::store;
 use super::json::JsonRows;
 use super::parts::Segment;
@@ -12,100 +10,74 @@ use super::positions;
 use super::session::{self, Meter};
 use super::snapshot;
 use super::target::{self, Target};
-use super::versions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::store::{Registered, Row, Version};
+use crate::store::Registered;
 
-/// What failed, where something does.
-const FAILED: &str = "rows were not read";
+/// The digits of a value, and the server's `read_only`.
+type Found = (Option<String>, String);
 
-/// One statement, so one snapshot of InnoDB, in any isolation level but READ UNCOMMITTED.
+/// Reads the values by one statement, so from one snapshot of InnoDB, in any isolation level but READ UNCOMMITTED.
 pub(super) async fn read(
     pool: &MySqlPool,
     meter: &Meter,
     target: &Target,
     family: &Registered,
     ids: &[String],
-) -> Result<Vec<Row>> {
-    // an id that is no row's is not asked for
+) -> Result<Vec<Option<i64>>> {
+    // an id that matches no row is left out of the query
     let key = |(index, id)| Some((index, target::segments(family, id).ok()?));
-    let asked: Vec<_> = ids.iter().map(String::as_str).enumerate().filter_map(key).collect();
-    let mut rows = vec![Row::default(); ids.len()];
-    let found = match &asked[..] {
-        [] => return Ok(rows),
-        [(index, key)] => one(pool, meter, target, family, &ids[*index], key).await,
-        _ => several(pool, meter, target, family, ids, &asked).await,
+    let (indexes, keys): (Vec<_>, Vec<_>) = ids.iter().map(String::as_str).enumerate().filter_map(key).unzip();
+    let found = match &keys[..] {
+        [] => Ok(Vec::new()),
+        [key] => one(pool, meter, target, key).await,
+        keys => several(pool, meter, target, keys).await,
     };
-    for ((index, _), found) in asked.into_iter().zip(found.map_err(store(FAILED))?) {
-        rows[index] = row(&found, family, &ids[index])?;
+    let mut values = vec![None; ids.len()];
+    for (index, (digits, read_only)) in indexes.into_iter().zip(found.map_err(store("rows were not read"))?) {
+        check_writable(&read_only, &family.family)?;
+        values[index] = digits.map(|digits| snapshot::value(family, &ids[index], &digits)).transpose()?;
     }
-    Ok(rows)
+    Ok(values)
 }
 
-/// What was found of an id.
-struct Found {
-    digits: Option<String>,
-    version: Option<Version>,
-    read_only: String,
-}
-
-/// Lookups by key, where [`several`] would unfold JSON: most seeds are of one counter.
-async fn one(
-    pool: &MySqlPool,
-    meter: &Meter,
-    target: &Target,
-    family: &Registered,
-    id: &str,
-    key: &[Segment<'_>],
-) -> Result<Vec<Found>, sqlx::Error> {
-    let query = || {
-        let query = key.iter().fold(target.cached.row.query(), |query, segment| segment.bind(query));
-        query.bind(family.number).bind(id.as_bytes())
-    };
-    Ok(vec![Found::new(&session::fetch_one(pool, meter, query).await?, 0)?])
+/// Looks one row up by its key, without the cost of JSON: most seeds are of one counter.
+async fn one(pool: &MySqlPool, meter: &Meter, target: &Target, key: &[Segment<'_>]) -> Result<Vec<Found>, sqlx::Error> {
+    let query = || key.iter().fold(target.row.query(), |query, segment| segment.bind(query));
+    Ok(vec![found(&session::fetch_one(pool, meter, query).await?, 0)?])
 }
 
 async fn several(
     pool: &MySqlPool,
     meter: &Meter,
     target: &Target,
-    family: &Registered,
-    ids: &[String],
-    asked: &[(usize, Vec<Segment<'_>>)],
+    keys: &[Vec<Segment<'_>>],
 ) -> Result<Vec<Found>, sqlx::Error> {
     let mut json = JsonRows::default();
-    for (index, key) in asked {
-        target.cached.write_id(json.row(), key, ids[*index].as_bytes());
+    for key in keys {
+        let cells = json.row();
+        key.iter().for_each(|segment| segment.write(cells));
     }
     let json = json.finish();
-    let query = || target.cached.rows.query().bind(&json).bind(family.number);
-    let rows = session::fetch(pool, meter, query).await?;
-    positions::by_position(&rows, asked.len(), |row| Found::new(row, 1))
+    let rows = session::fetch(pool, meter, || target.rows.query().bind(json.clone())).await?;
+    positions::by_position(&rows, keys.len(), |row| found(row, 1))
 }
 
-impl Found {
-    /// From the columns from `at` on.
-    fn new(row: &MySqlRow, at: usize) -> Result<Self, sqlx::Error> {
-        Ok(Found { digits: row.try_get(at)?, version: versions::read(row, at + 1)?, read_only: row.try_get(at + 2)? })
-    }
+/// Reads the columns from `at` on.
+fn found(row: &MySqlRow, at: usize) -> Result<Found, sqlx::Error> {
+    Ok((row.try_get(at)?, row.try_get(at + 1)?))
 }
 
-fn row(found: &Found, family: &Registered, id: &str) -> Result<Row> {
-    check_writable(&found.read_only, &family.family)?;
-    let value = found.digits.as_ref().map(|digits| snapshot::value(family, id, digits)).transpose()?;
-    Ok(Row { value, version: found.version })
-}
-
-/// Refuses a server that takes no writes, before anything is seeded from it.
+/// Refuses a server that accepts no writes, before a counter is seeded from it.
 pub(super) async fn refuse_replica(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<()> {
+    const ASK: &str = "SELECT CAST(@@GLOBAL.read_only AS CHAR)";
     meter.sent(1);
-    let asked = sqlx::query_scalar(ASK_READ_ONLY).fetch_one(pool).await;
-    let read_only: String = asked.map_err(store("the database was not asked whether it takes writes"))?;
+    let asked = sqlx::query_scalar(ASK).fetch_one(pool).await;
+    let read_only: String = asked.map_err(store("read_only was not read"))?;
     check_writable(&read_only, family)
 }
 
-/// A server that takes no writes may be a replica, and its rows older than what was saved before.
+/// A server that accepts no writes may be a replica, whose rows may be older than what was applied before.
 fn check_writable(read_only: &str, family: &Family) -> Result<()> {
     match read_only {
         "0" | "OFF" => Ok(()),

@@ -1,8 +1,8 @@
 -- counterfoil's own tables (docs/protocol.md, sections 2 to 4). Every statement may be run again.
 -- Names and ids are VARBINARY: compared byte by byte, so that no collation folds `a` into `A` or drops a trailing space.
--- InnoDB is said outright: what makes the counters exact is that ledger and values move in one transaction.
+-- The engine is InnoDB, because ledger and values change in one transaction.
 
--- The families, each with what every process must agree on, and all settings of the process that opened it last.
+-- The families, each with the configuration that all processes share, and all settings of the process that opened it last.
 CREATE TABLE IF NOT EXISTS counterfoil_families (
   number INT UNSIGNED NOT NULL AUTO_INCREMENT,
   namespace VARBINARY(64) NOT NULL,
@@ -13,7 +13,7 @@ CREATE TABLE IF NOT EXISTS counterfoil_families (
   durability VARCHAR(64) NOT NULL,
   target TEXT NOT NULL,
   shape VARCHAR(512) NOT NULL,
-  settings TEXT,
+  settings TEXT NOT NULL,
   created_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,
   PRIMARY KEY (number),
   UNIQUE KEY family (namespace, name)
@@ -27,29 +27,21 @@ CREATE TABLE IF NOT EXISTS counterfoil_values (
   PRIMARY KEY (family, id)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- Who wrote the row of a cached counter last, and which of its writes it was: beside every value, in either table.
-CREATE TABLE IF NOT EXISTS counterfoil_versions (
-  family INT UNSIGNED NOT NULL,
-  id VARBINARY(255) NOT NULL,
-  lineage BIGINT UNSIGNED NOT NULL,
-  n BIGINT UNSIGNED NOT NULL,
-  PRIMARY KEY (family, id)
-) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
-
--- The last batch applied of each partition and incarnation, and the token of the transaction that applied it.
+-- The last batch of each partition and incarnation, by its sequence number and nonce, and the last of its ids that was
+-- added: NULL once all of them are.
 CREATE TABLE IF NOT EXISTS counterfoil_ledger (
   family INT UNSIGNED NOT NULL,
   partition_no INT UNSIGNED NOT NULL,
   incarnation BIGINT UNSIGNED NOT NULL,
   seq BIGINT UNSIGNED NOT NULL,
-  token BIGINT UNSIGNED NOT NULL,
+  nonce BIGINT UNSIGNED NOT NULL,
+  position VARBINARY(255) NULL DEFAULT NULL,
   applied_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,
   PRIMARY KEY (family, partition_no, incarnation)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- Deltas that the database refused, each once, with the batch they came in and the reason. A cached counter's lineage and
--- number of the save stand in the places of incarnation and seq. One that was applied or discarded since keeps its row, and
--- says when.
+-- Deltas that the database refused, each once, with its batch and the reason. One that was applied or discarded since keeps
+-- its row, with the time.
 CREATE TABLE IF NOT EXISTS counterfoil_rejects (
   number BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,
   family INT UNSIGNED NOT NULL,
@@ -81,8 +73,8 @@ CREATE TABLE IF NOT EXISTS counterfoil_recounts (
   PRIMARY KEY (family, run)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- What recounts found: the counter before and after its rows were counted, the rows, and what was added to it, 0 where the note
--- says why nothing was. A cached counter's save that met the correction is noted as met.
+-- Drift that recounts found: the counter before and after its rows were counted, the rows, and the delta that was added: 0
+-- where the note gives the reason why nothing was.
 CREATE TABLE IF NOT EXISTS counterfoil_drift (
   family INT UNSIGNED NOT NULL,
   run BIGINT UNSIGNED NOT NULL,
@@ -92,8 +84,6 @@ CREATE TABLE IF NOT EXISTS counterfoil_drift (
   value_after BIGINT NOT NULL,
   delta BIGINT NOT NULL,
   note VARCHAR(1024) NOT NULL,
-  met TINYINT UNSIGNED NOT NULL DEFAULT 0,
   found_at TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3),
-  PRIMARY KEY (family, run, id),
-  KEY by_counter (family, id)
+  PRIMARY KEY (family, run, id)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;

@@ -118,16 +118,6 @@ impl Transaction {
         query.fetch_all(&mut *self.connection).await
     }
 
-    /// Marks where [`go_back`](Self::go_back) goes.
-    pub(super) async fn mark(&mut self) -> Result<(), sqlx::Error> {
-        self.packet("SAVEPOINT counterfoil", 1).await
-    }
-
-    /// Takes back what was done since the last mark. Locks stay.
-    pub(super) async fn go_back(&mut self) -> Result<(), sqlx::Error> {
-        self.packet("ROLLBACK TO SAVEPOINT counterfoil", 1).await
-    }
-
     /// After an error it is unknown whether the transaction was committed.
     pub(super) async fn commit(mut self) -> Result<(), sqlx::Error> {
         self.packet(COMMIT, 2).await?;

@@ -19,8 +19,6 @@ pub(super) struct Shape {
     pub(super) unsigned: bool,
     /// Whether the value column may be NULL, which counts as 0.
     pub(super) nullable: bool,
-    /// The key that is the whole id, where one is.
-    pub(super) id_key: Option<usize>,
 }
 
 /// How a key column keeps its values.
@@ -69,7 +67,7 @@ struct Unique {
 impl Shape {
     /// Of counterfoil's own table.
     pub(super) fn own() -> Self {
-        Shape { keys: vec![Storage::Plain, Storage::Bytes], unsigned: false, nullable: false, id_key: Some(1) }
+        Shape { keys: vec![Storage::Plain, Storage::Bytes], unsigned: false, nullable: false }
     }
 
     /// Reads the table's definition and checks that it holds what the description says.
@@ -87,8 +85,7 @@ impl Shape {
             check_inserts(table, &columns)?;
             check_other_uniques(table, &columns, &uniques)?;
         }
-        let is_id = matches!(&table.keys[..], [key] if key.kind == KeyType::Text);
-        Ok(Shape { keys, unsigned: value.unsigned, nullable: value.nullable, id_key: is_id.then_some(0) })
+        Ok(Shape { keys, unsigned: value.unsigned, nullable: value.nullable })
     }
 }
 

@@ -7,18 +7,19 @@ use sqlx::{MySqlPool, Row};
 
 use super::fault::store;
 use super::json::JsonRows;
+use super::ledger;
 use super::positions;
 use super::session::{self, Meter};
 use super::target::{self, Target};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Incarnation, Registered, Snapshot};
+use crate::store::{Incarnation, Mark, Registered, Snapshot};
 
-/// A read that is ready to be sent.
+/// A query that is ready to be sent.
 pub(super) struct SnapshotRead {
     target: Arc<Target>,
     family: Registered,
     ids: Vec<String>,
-    /// For each row that is asked for, the index of its id. An id that is no row's has none.
+    /// The index of the id of each row in the query. An id that matches no row is not in it.
     asked: Vec<usize>,
     keys: String,
     ledger_rows: usize,
@@ -64,33 +65,32 @@ impl SnapshotRead {
                 rows.len(),
             )));
         }
-        let mut snapshot = Snapshot { values: vec![None; self.ids.len()], ledger: vec![0; self.ledger_rows] };
+        let mut snapshot =
+            Snapshot { values: vec![None; self.ids.len()], ledger: vec![Mark::default(); self.ledger_rows] };
         for row in &rows {
             self.take(row, &mut snapshot)?;
         }
         Ok(snapshot)
     }
 
-    /// A row is (0 for a value or 1 for the ledger, position from 1, digits or NULL).
+    /// Takes a row of 0 and a value's digits, or 1 and a ledger's mark, with the position from 1 in between.
     fn take(&self, row: &MySqlRow, snapshot: &mut Snapshot) -> Result<()> {
         let read = || Ok((row.try_get::<i64, _>(0)?, row.try_get::<u64, _>(1)?, row.try_get::<Option<String>, _>(2)?));
-        let (part, position, digits) = read().map_err(store("values were not read"))?;
-        let (Some(digits), Some(index)) = (digits, usize::try_from(position).ok().and_then(|at| at.checked_sub(1)))
-        else {
+        let (kind, position, text) = read().map_err(store("values were not read"))?;
+        let (Some(text), Some(index)) = (text, usize::try_from(position).ok().and_then(|at| at.checked_sub(1))) else {
             return Ok(());
         };
-        if part == 1 {
-            let seq =
-                digits.parse().map_err(|_| Error::corrupt(format!("ledger of {}: {digits:?}", self.family.family)))?;
-            snapshot.ledger.get_mut(index).into_iter().for_each(|slot| *slot = seq);
+        if kind == 1 {
+            let mark = ledger::parse(&text).map_err(store("values were not read"))?;
+            snapshot.ledger.get_mut(index).into_iter().for_each(|slot| *slot = mark.clone());
         } else if let Some(&index) = self.asked.get(index) {
-            snapshot.values[index] = Some(value(&self.family, &self.ids[index], &digits)?);
+            snapshot.values[index] = Some(value(&self.family, &self.ids[index], &text)?);
         }
         Ok(())
     }
 }
 
-/// A value from its digits; only an unsigned column can hold one that does not fit.
+/// Reads a value from its digits. Only an unsigned column can hold one that is not a valid i64.
 pub(super) fn value(family: &Registered, id: &str, digits: &str) -> Result<i64> {
     let outside = |_| Error::new(ErrorKind::Range, format!("{}: the value of {id:?} is {digits}", family.family));
     digits.parse().map_err(outside)

@@ -14,6 +14,7 @@ use tokio::time::timeout;
 
 use super::MysqlStore;
 use super::fault::{self, store};
+use super::json;
 use super::parts::{Segment, StoredKey};
 use super::session;
 use super::shape::Storage;
@@ -410,9 +411,7 @@ fn bind(query: Statement, key: &StoredKey, segment: &Segment<'_>) -> Statement {
             Err(_) => query.bind(u64::try_from(*number).unwrap_or(u64::MAX)),
         },
         (Segment::Plain(text), Storage::UuidBytes) => {
-            let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
-            let byte = |pair: &[u8]| std::str::from_utf8(pair).ok().and_then(|pair| u8::from_str_radix(pair, 16).ok());
-            query.bind(digits.chunks(2).filter_map(byte).collect::<Vec<u8>>())
+            query.bind(json::unhex(&text.replace('-', "")).unwrap_or_default())
         }
         (Segment::Plain(text) | Segment::Text(text), _) => query.bind((*text).to_owned()),
     }

@@ -27,6 +27,9 @@ pub(super) fn text(text: String) -> Text {
     Text(text.into())
 }
 
+/// A column of text: a number on most servers, a word on others. On MySQL `super_read_only` sets it too.
+pub(super) const READ_ONLY: &str = "CAST(@@GLOBAL.read_only AS CHAR) AS read_only";
+
 /// How many rows a [`bulk_insert`] takes, no more and no less: a statement for every number of rows would not stay prepared.
 pub(super) const BULK: usize = 2_500;
 

@@ -1,35 +1,40 @@
 //! A table that values go to, counterfoil's own or the application's, and the statements on it.
 //!
-//! Each statement takes its rows as one JSON text, and has one text for any number of rows
-//! so that it stays prepared. `JSON_TABLE` always drives and the table is looked up by its unique key, row by row.
+//! Each statement takes its rows as one JSON text, so that its own text is constant and stays prepared. `JSON_TABLE` always
+//! drives, and the table is looked up by its unique key, row by row.
 
-use super::cached_statements::CachedStatements;
 use super::json;
+use super::ledger;
 use super::parts::{INPUT, Parts, Segment, StoredKey};
+use super::rejects;
 use super::shape::Shape;
-use super::statement::{Text, bulk_insert, quoted, text};
+use super::statement::{READ_ONLY, Text, bulk_insert, quoted, text};
 use crate::family::table::{KeyType, Missing, Table};
 use crate::store::Registered;
 
-/// A table with everything that was learnt about it.
+/// A table with its properties and statements.
 pub(super) struct Target {
-    /// The same for the same table: [`Table::describe`].
+    /// [`Table::describe`], which is unique for a table.
     pub(super) label: String,
-    /// Whether a delta without a row inserts one.
+    /// `true` if a delta without a row inserts one.
     pub(super) inserts: bool,
-    /// Whether the value column takes no number below 0.
+    /// `true` if the value column takes no number below 0.
     pub(super) unsigned: bool,
     /// The value column, for messages.
     pub(super) value: String,
     pub(super) upsert: Text,
-    /// The same of [`BULK`](super::statement::BULK) rows, their keys and deltas as parameters.
+    /// An upsert of [`BULK`](super::statement::BULK) rows, with their keys and deltas as parameters.
     pub(super) bulk_upsert: Option<Text>,
     pub(super) lock: Text,
     pub(super) update: Text,
+    /// Takes keys, and the ledger's (partition, incarnation) and family.
     pub(super) read: Text,
-    /// Takes a row's key, and the ledger's family, partition and incarnation; a row whatever there is.
+    /// Takes one row's key, and the ledger's family, partition and incarnation. Always returns one row.
     pub(super) point: Text,
-    pub(super) cached: CachedStatements,
+    /// Takes keys. Returns a row for each, with the digits where there is a row, and the server's `read_only`.
+    pub(super) rows: Text,
+    /// Takes one row's key. Always returns one row of digits and `read_only`.
+    pub(super) row: Text,
     /// The table's name, quoted.
     pub(super) name: String,
     /// The value as decimal digits.
@@ -37,7 +42,12 @@ pub(super) struct Target {
     pub(super) keys: Vec<StoredKey>,
 }
 
-/// The id's segments for the key columns of the family's table, or what is wrong with it.
+/// Returns the segments of a batch's id, or the reason why it matches no row.
+pub(super) fn key<'id>(family: &Registered, id: &'id [u8]) -> Result<Vec<Segment<'id>>, String> {
+    segments(family, std::str::from_utf8(id).map_err(|_| rejects::NOT_UTF8.to_owned())?)
+}
+
+/// Returns the id's segments for the key columns of the family's table, or the reason why it matches no row.
 pub(super) fn segments<'id>(family: &Registered, id: &'id str) -> Result<Vec<Segment<'id>>, String> {
     family.family.check_id(id).map_err(|wrong| wrong.to_string())?;
     let Some(table) = &family.family.table else {
@@ -62,7 +72,7 @@ impl Target {
         let parts = Parts::new(table, shape);
         let Parts { name, value, .. } = &parts;
         let (columns, given, matches) = (parts.key_columns(), parts.given(), parts.matches());
-        let (ids, deltas) = (parts.source(&[], false), parts.source(&["delta"], false));
+        let (ids, deltas) = (parts.source(false), parts.source(true));
 
         Target {
             label: table.describe(),
@@ -89,21 +99,33 @@ impl Target {
             read: text(format!(
                 "SELECT 0, CAST({INPUT}.pos AS UNSIGNED), CAST(t.{value} AS CHAR) \
                  FROM {ids} LEFT JOIN {name} AS t ON {matches} \
-                 UNION ALL SELECT 1, CAST({INPUT}.pos AS UNSIGNED), CAST(l.seq AS CHAR) \
+                 UNION ALL SELECT 1, CAST({INPUT}.pos AS UNSIGNED), {} \
                  FROM JSON_TABLE(?, '$[*]' COLUMNS(pos FOR ORDINALITY, {}, {})) AS {INPUT} \
                  LEFT JOIN counterfoil_ledger AS l \
                  ON l.family = ? AND l.partition_no = {INPUT}.partition_no AND l.incarnation = {INPUT}.incarnation",
+                ledger::MARK,
                 json::column("partition_no", "INT UNSIGNED", 0),
                 json::column("incarnation", "BIGINT UNSIGNED", 1),
             )),
             // of named columns, or the whole expressions would come back as the reply's column names
             point: text(format!(
                 "SELECT (SELECT CAST(t.{value} AS CHAR) FROM {name} AS t WHERE {}) AS digits, \
-                 (SELECT l.seq FROM counterfoil_ledger AS l \
-                 WHERE l.family = ? AND l.partition_no = ? AND l.incarnation = ?) AS seq",
+                 (SELECT {} FROM counterfoil_ledger AS l \
+                 WHERE l.family = ? AND l.partition_no = ? AND l.incarnation = ?) AS mark",
+                parts.equals_parameters(),
+                ledger::MARK,
+            )),
+            rows: text(format!(
+                "SELECT CAST({INPUT}.pos AS UNSIGNED), CASE WHEN {} THEN {} END AS digits, {READ_ONLY} \
+                 FROM {ids} LEFT JOIN {name} AS t ON {matches}",
+                parts.there(),
+                parts.digits(),
+            )),
+            row: text(format!(
+                "SELECT (SELECT {} FROM {name} AS t WHERE {}) AS digits, {READ_ONLY}",
+                parts.digits(),
                 parts.equals_parameters(),
             )),
-            cached: CachedStatements::new(&parts),
             digits: parts.digits(),
             name: parts.name,
             keys: parts.keys,

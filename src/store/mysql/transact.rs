@@ -1,4 +1,4 @@
-//! A transaction from its start to its end, and again where it meets another one.
+//! A transaction from its start to its end, repeated if it conflicts with another one.
 
 use std::future::Future;
 use std::time::Duration;
@@ -8,25 +8,25 @@ use super::fault::{is_conflict, store};
 use super::session::Transaction;
 use crate::error::Result;
 
-/// How often a transaction is begun that meets others.
+/// Most attempts of a transaction that conflicts with others.
 const ATTEMPTS: u32 = 5;
 
-/// What is done within a transaction.
+/// The work within a transaction.
 pub(super) trait UnitOfWork: Sync {
-    /// What comes of it.
+    /// The result.
     type Output: Send;
 
-    /// Nothing of it is kept where it returns an error.
+    /// Does the work. An error rolls all of it back.
     fn run(&self, transaction: &mut Transaction) -> impl Future<Output = Result<Self::Output, sqlx::Error>> + Send;
 }
 
-/// Does the work and commits it; `failed` says what it was that failed.
+/// Does the work and commits it. `failed` names the failure in the error message.
 pub(super) async fn transact<W: UnitOfWork>(mysql: &MysqlStore, failed: &'static str, work: &W) -> Result<W::Output> {
     let mut attempt = 1;
     loop {
         match once(mysql, work).await {
             Err(error) if is_conflict(&error) && attempt < ATTEMPTS => {
-                tracing::debug!(attempt, %error, "a transaction met another one and is begun again");
+                tracing::debug!(attempt, %error, "a transaction conflicts with another one and starts again");
                 tokio::time::sleep(pause(attempt)).await;
                 attempt += 1;
             }
@@ -35,7 +35,7 @@ pub(super) async fn transact<W: UnitOfWork>(mysql: &MysqlStore, failed: &'static
     }
 }
 
-/// Up to 20 ms longer after each attempt; random, so that two that met do not meet again.
+/// Returns up to 20 ms more after each attempt, at random, so that the same two transactions do not conflict again.
 fn pause(attempt: u32) -> Duration {
     let random = getrandom::u32().unwrap_or(0) % 20_000;
     Duration::from_micros(u64::from(attempt * random))

@@ -2,11 +2,11 @@
 //! plain reference written from the scripts' headers. Replies and keys must be the same after every call, what was
 //! counted must be what left with the batches and what is still there, and no call may be counted twice.
 //!
-//! `COUNTERFOIL_CASES` is the number of sequences, 100 unless said otherwise.
+//! `COUNTERFOIL_CASES` is the number of sequences, 100 by default.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::support::model::{Checked, Model, Number, Scripts, agrees, notices, numbers};
+use crate::support::model::{BADARG, Checked, Model, Number, Scripts, agrees, notices, numbers};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestCaseError;
@@ -37,6 +37,7 @@ struct Family {
     kind: Option<String>,
     partitions: Option<u64>,
     max_pending: Option<usize>,
+    settings: Option<String>,
     epoch: Option<String>,
     before: Option<String>,
     began_at: Option<u64>,
@@ -61,12 +62,14 @@ struct Partition {
     incarnation: Option<String>,
     /// 0 where nothing was cut yet.
     seq: u64,
+    nonce: Option<String>,
     hits: Option<u64>,
     /// Of all batches that were cut.
     hits_before: Option<u64>,
     first_at: Option<u64>,
     rotated_at: Option<u64>,
     batch_first_at: Option<u64>,
+    batch_hits: Option<u64>,
     lease: Option<(String, u64)>,
 }
 
@@ -78,11 +81,13 @@ enum Step {
         kind: &'static str,
         partitions: u64,
         max_pending: usize,
+        /// How many of the partitions it names.
+        metas: usize,
     },
-    /// A new epoch, where one is due.
+    /// A new epoch, where one is due. "" stands for any kind or number.
     Epoch {
         kind: &'static str,
-        partitions: u64,
+        partitions: &'static str,
     },
     Add(Add),
     /// A call about one of the partitions.
@@ -118,12 +123,12 @@ struct Group {
 
 #[derive(Clone, Debug)]
 enum Call {
-    Rotate { incarnation: u64, owner: usize, lease_ms: u64, sync_hits: u64, sync_ms: u64 },
+    Rotate { owner: usize, lease_ms: u64, sync_hits: u64, sync_ms: u64 },
     Fetch { which: Which, settle_ms: u64 },
     Release { which: Which },
-    Discard { which: Which, incarnation: u64 },
+    Reset { which: Which },
     Read { ids: Vec<usize> },
-    Begin { incarnation: u64 },
+    State,
 }
 
 /// Which batch is meant.
@@ -133,6 +138,7 @@ enum Which {
     Earlier,
     Later,
     OtherIncarnation,
+    OtherNonce,
 }
 
 fn text(text: impl ToString) -> Value {
@@ -152,12 +158,11 @@ fn reply(items: impl IntoIterator<Item = Value>) -> Value {
     Value::Array(items.into_iter().collect())
 }
 
-fn incarnation(number: u64) -> String {
-    format!("{number:016x}")
-}
-
 impl Reference {
     fn add(&mut self, now: u64, call: &Add, n: u64, epoch: &str) -> Value {
+        if self.family.kind.as_deref().is_some_and(|kind| kind != "buffered") {
+            return Value::SimpleString(BADARG.into());
+        }
         let caller = call.caller.map(|caller| CALLERS[caller]);
         if let Some(refusal) = caller.and_then(|caller| self.family.refusal(caller, n, epoch)) {
             return refusal;
@@ -202,30 +207,36 @@ impl Family {
         }
         let earlier = self.calls_before.get(caller).filter(|_| !is_current);
         let last = self.calls.get(caller).or(earlier).filter(|last| n <= last.n)?;
-        Some(reply([text("DUP"), text(if n == last.n { &last.refused } else { "" })]))
+        Some(if n == last.n { reply([text("DUP"), text(&last.refused)]) } else { reply([text("PASSED")]) })
     }
 
-    fn configure(&mut self, kind: &str, partitions: u64, max_pending: usize) {
-        if partitions == 0 || !self.is(kind, partitions) {
-            (self.epoch, self.before, self.began_at) = (None, None, None);
+    fn configure(&mut self, kind: &str, partitions: u64, max_pending: usize, settings: &str) {
+        if self.kind.as_ref().is_some_and(|known| known != kind || self.partitions != Some(partitions)) {
+            self.end_epochs();
         }
         (self.kind, self.partitions) = (Some(kind.into()), Some(partitions));
-        self.max_pending = Some(max_pending);
+        (self.max_pending, self.settings) = (Some(max_pending), Some(settings.into()));
     }
 
-    /// Whether it is that one, as far as is known.
-    fn is(&self, kind: &str, partitions: u64) -> bool {
-        self.kind.as_ref().is_none_or(|known| known == kind) && self.partitions.is_none_or(|known| known == partitions)
+    fn end_epochs(&mut self) {
+        (self.epoch, self.before, self.began_at) = (None, None, None);
+    }
+
+    /// Returns what follows the epochs in a reply.
+    fn known(&self) -> Option<[Value; 3]> {
+        Some([text(self.kind.as_ref()?), text(self.partitions?), text(self.settings.as_ref()?)])
     }
 
     /// Either the reply, or that a new epoch begins.
-    fn epoch(&self, now: u64, kind: &str, partitions: u64) -> Option<Value> {
-        if !self.is(kind, partitions) {
-            return Some(reply([text("MISMATCH"), text(self.kind.as_ref()?), text(self.partitions?)]));
+    fn epoch(&self, now: u64, kind: &str, partitions: &str) -> Option<Value> {
+        let Some([known_kind, right, settings]) = self.known() else { return Some(reply([text("UNCONFIGURED")])) };
+        let fits = |wanted: &str, known: &Value| wanted.is_empty() || text(wanted) == *known;
+        if !fits(kind, &known_kind) || !fits(partitions, &right) {
+            return Some(reply([text("MISMATCH"), known_kind, right]));
         }
-        let began_at = self.began_at?;
-        let told = || [&self.epoch, &self.before].map(|name| text(name.as_ref().unwrap()));
-        (began_at <= now && now - began_at < EPOCH_MS).then(|| reply([vec![text("OK")], told().to_vec()].concat()))
+        let began_at = self.began_at.filter(|&at| at <= now && now - at < EPOCH_MS);
+        let epochs = began_at.and(self.epoch.as_ref()).zip(self.before.as_ref());
+        epochs.map(|(epoch, before)| reply([text("OK"), text(epoch), text(before), known_kind, right, settings]))
     }
 
     fn begin(&mut self, now: u64, name: &str) {
@@ -243,6 +254,7 @@ impl Family {
             ("=kind", self.kind.clone()),
             ("=partitions", self.partitions.map(|partitions| partitions.to_string())),
             ("=max_pending", self.max_pending.map(|max| max.to_string())),
+            ("=settings", self.settings.clone()),
             ("=now", self.epoch.clone()),
             ("=before", self.before.clone()),
             ("=began_at", self.began_at.map(|at| at.to_string())),
@@ -283,7 +295,8 @@ impl Partition {
         Ok(sum)
     }
 
-    fn rotate(&mut self, now: u64, brought: &str, owner: &str, lease_ms: u64, sync_hits: u64, sync_ms: u64) -> Value {
+    /// With the nonce that a cut gets.
+    fn rotate(&mut self, now: u64, nonce: &str, owner: &str, lease_ms: u64, sync_hits: u64, sync_ms: u64) -> Value {
         let mut status = "HELD";
         if self.batch.is_empty() {
             if self.buffer.is_empty() {
@@ -294,11 +307,12 @@ impl Partition {
                 return reply([text("EARLY"), int(over - now)]);
             }
             status = "OK";
-            self.incarnation.get_or_insert(brought.into());
             self.seq += 1;
+            self.nonce = Some(nonce.into());
             self.batch = std::mem::take(&mut self.buffer);
             (self.rotated_at, self.batch_first_at) = (Some(now), self.first_at.or(Some(now)));
             let hits = self.hits.replace(0).unwrap_or(0);
+            self.batch_hits = Some(hits);
             *self.hits_before.get_or_insert(0) += hits;
         } else if let Some((holder, until)) = &self.lease
             && !owner.is_empty()
@@ -312,18 +326,22 @@ impl Partition {
             self.lease = Some((owner.into(), now + lease_ms));
         }
         let age = |since: Option<u64>| int(now.saturating_sub(since.unwrap_or(now)));
-        let (ids, incarnation) = (self.batch.len(), self.incarnation.as_ref().unwrap());
         let ages = [age(self.rotated_at), age(self.batch_first_at)];
-        reply([text(status), text(incarnation), text(self.seq), int(ids)].into_iter().chain(ages))
+        reply([text(status)].into_iter().chain(self.cut().map(text)).chain([int(self.batch.len())]).chain(ages))
     }
 
-    fn has(&self, incarnation: &str, seq: u64) -> bool {
-        !self.batch.is_empty() && self.incarnation.as_deref() == Some(incarnation) && self.seq == seq
+    /// Incarnation, seq and nonce of the last cut, as scripts write them.
+    fn cut(&self) -> [String; 3] {
+        [self.incarnation.clone().unwrap_or_default(), self.seq.to_string(), self.nonce.clone().unwrap_or_default()]
+    }
+
+    fn has(&self, cut: &[String; 3]) -> bool {
+        !self.batch.is_empty() && self.cut() == *cut
     }
 
     /// Either the reply, or that the batch is handed out.
-    fn fetch(&mut self, now: u64, incarnation: &str, seq: u64, settle_ms: u64) -> Option<Value> {
-        if !self.has(incarnation, seq) {
+    fn fetch(&mut self, now: u64, named: &[String; 3], settle_ms: u64) -> Option<Value> {
+        if !self.has(named) {
             return Some(reply([text("STALE")]));
         }
         let cut = self.rotated_at.unwrap().min(now);
@@ -332,51 +350,49 @@ impl Partition {
         (left > 0).then(|| reply([text("WAIT"), int(left)]))
     }
 
-    fn release(&mut self, incarnation: &str, seq: u64) -> Value {
-        if !self.has(incarnation, seq) {
+    fn release(&mut self, named: &[String; 3]) -> Value {
+        if !self.has(named) {
             return reply([text("STALE")]);
         }
         self.batch.clear();
-        (self.batch_first_at, self.lease) = (None, None);
+        (self.batch_first_at, self.batch_hits, self.lease) = (None, None, None);
         reply([text("OK")])
     }
 
-    fn discard(&mut self, named: (&str, u64), new: &str) -> Value {
-        if !self.has(named.0, named.1) {
+    /// With the incarnation that a partition gets which begins anew.
+    fn reset(&mut self, named: &[String; 3], incarnation: &str) -> Value {
+        if self.incarnation.is_none() || self.cut() != *named {
             return reply([text("STALE")]);
         }
-        let gone = [&self.batch, &self.buffer].map(|deltas| int(deltas.len()));
-        self.batch.clear();
-        self.buffer.clear();
-        (self.incarnation, self.seq) = (Some(new.to_owned()), 0);
-        (self.batch_first_at, self.first_at, self.lease) = (None, None, None);
-        let hits = self.hits.replace(0).unwrap_or(0);
-        *self.hits_before.get_or_insert(0) += hits;
-        reply([text("OK")].into_iter().chain(gone))
+        let (waiting, ids) = (self.hits.unwrap_or(0), self.batch.len() + self.buffer.len());
+        let hits = waiting + self.batch_hits.unwrap_or(0);
+        *self = Partition {
+            incarnation: Some(incarnation.into()),
+            hits: Some(0),
+            hits_before: Some(self.hits_before.unwrap_or(0) + waiting),
+            ..Partition::default()
+        };
+        reply([text("OK"), int(hits), int(ids), text(incarnation)])
     }
 
     fn read(&self, ids: &[&str]) -> Value {
-        let known = self.incarnation.clone().unwrap_or_default();
         let delta = |deltas: &BTreeMap<String, i64>, id: &str| text(deltas.get(id).unwrap_or(&0));
         let deltas = ids.iter().flat_map(|id| [delta(&self.batch, id), delta(&self.buffer, id)]);
-        let in_flight = u8::from(!self.batch.is_empty());
-        reply([text("OK"), text(known), text(self.seq), int(in_flight)].into_iter().chain(deltas))
+        let in_flight = int(u8::from(!self.batch.is_empty()));
+        reply([text("OK")].into_iter().chain(self.cut().map(text)).chain([in_flight]).chain(deltas))
     }
 
     /// The id of that batch.
-    fn named(&self, which: Which) -> (String, u64) {
-        let present = self.incarnation.clone().unwrap_or_else(|| incarnation(0));
+    fn named(&self, which: Which) -> [String; 3] {
+        let [incarnation, _, nonce] = self.cut();
+        let other = || "9".repeat(16);
         match which {
-            Which::Present => (present, self.seq),
-            Which::Earlier => (present, self.seq.saturating_sub(1)),
-            Which::Later => (present, self.seq + 1),
-            Which::OtherIncarnation => (incarnation(9), self.seq),
+            Which::Present => self.cut(),
+            Which::Earlier => [incarnation, self.seq.saturating_sub(1).to_string(), nonce],
+            Which::Later => [incarnation, (self.seq + 1).to_string(), nonce],
+            Which::OtherIncarnation => [other(), self.seq.to_string(), nonce],
+            Which::OtherNonce => [incarnation, self.seq.to_string(), other()],
         }
-    }
-
-    fn begin(&mut self, brought: &str) -> Value {
-        let incarnation = self.incarnation.get_or_insert(brought.into());
-        reply([text("OK"), text(incarnation), text(self.seq)])
     }
 
     fn keys(&self) -> [BTreeMap<String, String>; 3] {
@@ -387,11 +403,13 @@ impl Partition {
         let meta = fields([
             ("incarnation", self.incarnation.clone()),
             ("seq", number(Some(self.seq).filter(|&seq| seq > 0))),
+            ("nonce", self.nonce.clone()),
             ("hits", number(self.hits)),
             ("hits_before", number(self.hits_before)),
             ("first_at", number(self.first_at)),
             ("rotated_at", number(self.rotated_at)),
             ("batch_first_at", number(self.batch_first_at)),
+            ("batch_hits", number(self.batch_hits)),
             ("lease_owner", owner),
             ("lease_until", number(until)),
         ]);
@@ -429,20 +447,20 @@ fn add() -> impl Strategy<Value = Add> {
 
 fn call() -> impl Strategy<Value = Call> {
     let which = || {
-        prop_oneof![5 => Just(Which::Present), 1 => Just(Which::Earlier), 1 => Just(Which::Later),
-            1 => Just(Which::OtherIncarnation)]
+        let others = [Which::Earlier, Which::Later, Which::OtherIncarnation, Which::OtherNonce];
+        prop_oneof![5 => Just(Which::Present), 4 => select(others.to_vec())]
     };
     let millis = || select(vec![0_u64, 100, 1000, 70_000]);
-    let rotate = (0..3_u64, 0..OWNERS.len(), millis(), select(vec![0_u64, 0, 3, 50]), millis());
+    let rotate = (0..OWNERS.len(), millis(), select(vec![0_u64, 0, 3, 50]), millis());
     prop_oneof![
-        5 => rotate.prop_map(|(incarnation, owner, lease_ms, sync_hits, sync_ms)| {
-            Call::Rotate { incarnation, owner, lease_ms, sync_hits, sync_ms }
+        5 => rotate.prop_map(|(owner, lease_ms, sync_hits, sync_ms)| {
+            Call::Rotate { owner, lease_ms, sync_hits, sync_ms }
         }),
         4 => (which(), millis()).prop_map(|(which, settle_ms)| Call::Fetch { which, settle_ms }),
         4 => which().prop_map(|which| Call::Release { which }),
-        1 => (which(), any::<u64>()).prop_map(|(which, incarnation)| Call::Discard { which, incarnation }),
+        1 => which().prop_map(|which| Call::Reset { which }),
         3 => prop::collection::vec(0..IDS.len(), 1..5).prop_map(|ids| Call::Read { ids }),
-        1 => (0..3_u64).prop_map(|incarnation| Call::Begin { incarnation }),
+        1 => Just(Call::State),
     ]
 }
 
@@ -450,13 +468,15 @@ fn step() -> impl Strategy<Value = Step> {
     let clock = prop_oneof![
         12 => 0..500_i64, 3 => 500..60_000_i64, 3 => 60_000..100_000_i64, 2 => -2000..0_i64, 1 => -200_000..0_i64
     ];
-    let family = || (select(vec!["buffered", "buffered", "buffered", "series"]), select(vec![4_u64, 4, 4, 1]));
-    let limits = (select(vec![4_u64, 4, 4, 4, 1, 0]), 0..6_usize);
+    let kind = || select(vec!["buffered", "buffered", "buffered", "buffered", "series"]);
+    let asked = (prop_oneof![5 => kind(), 1 => Just("")], select(vec!["4", "4", "4", "4", "1", ""]));
+    let limits = (select(vec![4_u64, 4, 4, 4, 1]), 1..6_usize, 0..=PARTITIONS.len());
     prop_oneof![
         6 => clock.prop_map(Step::Clock),
-        1 => (select(vec!["buffered", "buffered", "buffered", "series"]), limits)
-            .prop_map(|(kind, (partitions, max_pending))| Step::Configure { kind, partitions, max_pending }),
-        4 => family().prop_map(|(kind, partitions)| Step::Epoch { kind, partitions }),
+        2 => (kind(), limits).prop_map(|(kind, (partitions, max_pending, metas))| {
+            Step::Configure { kind, partitions, max_pending, metas: metas.max(1) }
+        }),
+        4 => asked.prop_map(|(kind, partitions)| Step::Epoch { kind, partitions }),
         14 => add().prop_map(Step::Add),
         17 => (0..PARTITIONS.len(), call()).prop_map(|(partition, call)| Step::Of(partition, call)),
         1 => Just(Step::Forget),
@@ -477,6 +497,10 @@ struct Play {
     careless: u64,
     counted: BTreeMap<String, i128>,
     gone: BTreeMap<String, i128>,
+    /// Every incarnation and nonce that there was.
+    names: BTreeSet<String>,
+    /// How many salts were used.
+    salts: u64,
 }
 
 impl Model for Play {
@@ -489,38 +513,23 @@ impl Model for Play {
     }
 
     fn new(scripts: Scripts) -> Self {
-        let mut play = Play {
-            scripts,
-            reference: Reference::default(),
-            now: START,
-            epochs: BTreeSet::new(),
-            sent: Default::default(),
-            executed: BTreeSet::new(),
-            careless: 0,
-            counted: BTreeMap::new(),
-            gone: BTreeMap::new(),
-        };
-        // or most calls would be of no epoch
-        play.epoch("buffered", 4).unwrap();
-        play
+        Play::empty(scripts, START, 0, BTreeSet::new())
     }
 
     fn step(&mut self, step: &Step) -> Checked {
         match step {
             Step::Clock(ms) => self.now = self.now.saturating_add_signed(*ms),
-            Step::Configure { kind, partitions, max_pending } => {
-                let args = [(*kind).into(), partitions.to_string(), "max_pending".into(), max_pending.to_string()];
-                prop_assert_eq!(self.scripts.call("family_configure", &FENCE[..1], &args)?, reply([text("OK")]));
-                self.reference.family.configure(kind, *partitions, *max_pending);
-                // time passes, or the next name could be one that there was
-                self.now += 1;
+            Step::Configure { kind, partitions, max_pending, metas } => {
+                self.configure(kind, *partitions, *max_pending, *metas)?;
             }
-            Step::Epoch { kind, partitions } => self.epoch(kind, *partitions)?,
+            Step::Epoch { kind, partitions } => self.epoch(kind, partitions)?,
             Step::Add(add) => self.add(add)?,
             Step::Of(partition, call) => self.call(*partition, call)?,
             Step::Forget => {
                 self.scripts.forget();
-                *self = Play { now: self.now, ..Play::new(self.scripts.clone()) };
+                self.reference.family = Family::default();
+                self.epoch("buffered", "4")?;
+                *self = Play::empty(self.scripts.clone(), self.now, self.salts, std::mem::take(&mut self.names));
             }
         }
         self.check_keys()
@@ -528,18 +537,81 @@ impl Model for Play {
 }
 
 impl Play {
-    fn epoch(&mut self, kind: &str, partitions: u64) -> Checked {
-        let args = [kind.to_owned(), partitions.to_string(), self.now.to_string()];
+    /// On an empty Redis, at that time, and after so many salts and these names.
+    fn empty(scripts: Scripts, now: u64, salts: u64, names: BTreeSet<String>) -> Self {
+        let mut play = Play {
+            scripts,
+            reference: Reference::default(),
+            now,
+            epochs: BTreeSet::new(),
+            sent: Default::default(),
+            executed: BTreeSet::new(),
+            careless: 0,
+            counted: BTreeMap::new(),
+            gone: BTreeMap::new(),
+            names,
+            salts,
+        };
+        // or most calls would be of no epoch; the second partition gets its incarnation with its first hit
+        play.configure("buffered", 4, 5, 1).unwrap();
+        play.epoch("buffered", "4").unwrap();
+        play
+    }
+
+    fn salt(&mut self) -> String {
+        self.salts += 1;
+        self.salts.to_string()
+    }
+
+    /// Checks a name that a script made.
+    fn made(&mut self, name: Option<String>) -> Result<String, TestCaseError> {
+        let name = name.unwrap_or_default();
+        prop_assert!(name.len() == 16 && u64::from_str_radix(&name, 16).is_ok(), "{:?} is no name", name);
+        prop_assert!(self.names.insert(name.clone()), "the name {} was given before", name);
+        Ok(name)
+    }
+
+    fn configure(&mut self, kind: &str, partitions: u64, max_pending: usize, metas: usize) -> Checked {
+        let keys: Vec<_> = FENCE[..1].iter().copied().chain(PARTITIONS[..metas].iter().map(|keys| keys[2])).collect();
+        let settings = format!("settings {}", self.salts);
+        let numbers = [partitions.to_string(), max_pending.to_string()];
+        let args =
+            [[self.salt(), self.now.to_string(), kind.into()].as_slice(), &numbers, std::slice::from_ref(&settings)]
+                .concat();
+        prop_assert_eq!(self.scripts.call("family_configure", &keys, &args)?, reply([text("OK")]));
+        self.reference.family.configure(kind, partitions, max_pending, &settings);
+        for number in 0..metas {
+            self.learn_incarnation(number)?;
+        }
+        // time passes, or the next epoch could get a name that there was
+        self.now += 1;
+        Ok(())
+    }
+
+    /// Learns the incarnation that a script may have made just now.
+    fn learn_incarnation(&mut self, number: usize) -> Checked {
+        if self.reference.partitions[number].incarnation.is_none() {
+            let mut read = pipe();
+            read.hget(self.scripts.key(PARTITIONS[number][2]), "incarnation");
+            let [name]: [Option<String>; 1] = self.scripts.ask(&read);
+            self.reference.partitions[number].incarnation = Some(self.made(name)?);
+        }
+        Ok(())
+    }
+
+    fn epoch(&mut self, kind: &str, partitions: &str) -> Checked {
+        let args = [kind.to_owned(), partitions.to_owned(), self.now.to_string()];
         let got = self.scripts.call("family_epoch", &FENCE, &args)?;
         let family = &mut self.reference.family;
         if let Some(expected) = family.epoch(self.now, kind, partitions) {
             prop_assert_eq!(got, expected);
             return Ok(());
         }
-        let (status, name, before): (String, String, String) =
-            redis::from_redis_value(got).map_err(|error| TestCaseError::fail(error.to_string()))?;
-        prop_assert_eq!(status, "OK");
-        prop_assert_eq!(&before, family.epoch.as_ref().unwrap_or(&name));
+        let [status, name, before, known @ ..] = &got.into_sequence().unwrap()[..] else { unreachable!("an epoch") };
+        prop_assert_eq!(status, &text("OK"));
+        prop_assert_eq!(known, &family.known().unwrap()[..]);
+        let name: String = redis::from_redis_value(name.clone()).unwrap();
+        prop_assert_eq!(before, &text(family.epoch.as_ref().unwrap_or(&name)));
         if !self.epochs.insert(name.clone()) {
             // names are made of the time and of the last one: without one, the test's own clock can make one twice
             prop_assume!(family.epoch.is_some());
@@ -588,9 +660,13 @@ impl Play {
             args.extend(pairs.iter().flat_map(|&(id, delta)| [PAIR_IDS[id].to_owned(), delta.to_string()]));
         }
         let got = self.scripts.call("buffered_add", &keys, &args)?;
+        let before = self.reference.partitions.clone().map(|partition| partition.hits.unwrap_or(0));
         prop_assert_eq!(&got, &self.reference.add(self.now, add, n, &epoch));
+        if got == Value::SimpleString(BADARG.into()) {
+            return Ok(());
+        }
 
-        // the books go by what the caller was told, not by the reference
+        // the books go by the reply, not by the reference
         let mut results = got.into_sequence().unwrap().into_iter();
         let status = results.next().unwrap();
         if let Some(caller) = add.caller.filter(|&caller| caller != CARELESS) {
@@ -603,6 +679,9 @@ impl Play {
         }
         if status == text("OK") {
             for group in &add.groups {
+                if before[group.partition] == 0 {
+                    self.learn_incarnation(group.partition)?;
+                }
                 results.next();
                 for (&(id, delta), result) in group.pairs.iter().zip(results.by_ref()) {
                     let was_refused = ["RANGE", "FULL", "BADID"].map(text).contains(&result);
@@ -615,66 +694,75 @@ impl Play {
     }
 
     fn call(&mut self, number: usize, call: &Call) -> Checked {
-        let (keys, partition) = (&PARTITIONS[number], &mut self.reference.partitions[number]);
-        let now = self.now.to_string();
+        let (keys, now) = (&PARTITIONS[number], self.now.to_string());
         match call {
-            Call::Rotate { incarnation: brought, owner, lease_ms, sync_hits, sync_ms } => {
-                let (brought, owner) = (incarnation(*brought), OWNERS[*owner]);
+            Call::Rotate { owner, lease_ms, sync_hits, sync_ms } => {
+                let owner = OWNERS[*owner];
                 let numbers = [lease_ms, sync_hits, sync_ms].map(u64::to_string);
-                let args: Vec<_> = [brought.clone(), owner.into()].into_iter().chain(numbers).chain([now]).collect();
+                let args: Vec<_> = [self.salt(), owner.into()].into_iter().chain(numbers).chain([now]).collect();
                 let got = self.scripts.call("buffered_rotate", keys, &args)?;
-                prop_assert_eq!(got, partition.rotate(self.now, &brought, owner, *lease_ms, *sync_hits, *sync_ms));
+                let words = got.clone().into_sequence().unwrap();
+                let nonce = match words[0] == text("OK") {
+                    true => self.made(redis::from_redis_value(words[3].clone()).unwrap())?,
+                    false => String::new(),
+                };
+                let partition = &mut self.reference.partitions[number];
+                prop_assert_eq!(got, partition.rotate(self.now, &nonce, owner, *lease_ms, *sync_hits, *sync_ms));
             }
             Call::Fetch { which, settle_ms } => self.fetch(number, *which, *settle_ms)?,
             Call::Release { which } => {
-                let (incarnation, seq) = partition.named(*which);
-                let held = partition.batch.clone();
-                let args = [incarnation.clone(), seq.to_string()];
-                let got = self.scripts.call("buffered_release", &keys[1..], &args)?;
-                prop_assert_eq!(&got, &partition.release(&incarnation, seq));
+                let partition = &mut self.reference.partitions[number];
+                let (named, held) = (partition.named(*which), partition.batch.clone());
+                let got = self.scripts.call("buffered_release", &keys[1..], &named)?;
+                prop_assert_eq!(&got, &partition.release(&named));
                 if got == reply([text("OK")]) {
-                    for (id, delta) in held {
-                        *self.gone.entry(id).or_default() += i128::from(delta);
-                    }
+                    self.left(held);
                 }
             }
-            Call::Discard { which, incarnation: new } => {
-                let (incarnation, seq) = partition.named(*which);
-                let new = self::incarnation(*new);
-                let held: Vec<_> = [&partition.batch, &partition.buffer]
-                    .into_iter()
-                    .flatten()
-                    .map(|(id, delta)| (id.clone(), *delta))
-                    .collect();
-                let args = [incarnation.clone(), seq.to_string(), new.clone()];
-                let got = self.scripts.call("buffered_discard", keys, &args)?;
-                let is_stale = got == reply([text("STALE")]);
-                prop_assert_eq!(&got, &partition.discard((&incarnation, seq), &new));
-                for (id, delta) in held.into_iter().filter(|_| !is_stale) {
-                    *self.gone.entry(id).or_default() += i128::from(delta);
+            Call::Reset { which } => {
+                let partition = &self.reference.partitions[number];
+                let (named, held) = (partition.named(*which), [&partition.batch, &partition.buffer].map(Clone::clone));
+                let args = [named.as_slice(), &[self.salt(), now]].concat();
+                let keys = [keys[2], FENCE[0], keys[0], keys[1]];
+                let got = self.scripts.call("buffered_reset", &keys, &args)?;
+                let incarnation = match &got.clone().into_sequence().unwrap()[..] {
+                    [_, _, _, name] => self.made(redis::from_redis_value(name.clone()).unwrap())?,
+                    _ => String::new(),
+                };
+                prop_assert_eq!(&got, &self.reference.partitions[number].reset(&named, &incarnation));
+                if !incarnation.is_empty() {
+                    held.into_iter().for_each(|deltas| self.left(deltas));
+                    self.reference.family.end_epochs();
                 }
             }
             Call::Read { ids } => {
                 let ids: Vec<_> = ids.iter().map(|&id| IDS[id]).collect();
                 let args: Vec<_> = ids.iter().map(ToString::to_string).collect();
                 let got = self.scripts.call("buffered_read", keys, &args)?;
-                prop_assert_eq!(got, partition.read(&ids));
+                prop_assert_eq!(got, self.reference.partitions[number].read(&ids));
             }
-            Call::Begin { incarnation: brought } => {
-                let brought = incarnation(*brought);
-                let got = self.scripts.call("buffered_begin", &keys[2..], std::slice::from_ref(&brought))?;
-                prop_assert_eq!(got, partition.begin(&brought));
+            Call::State => {
+                let got = self.scripts.call("buffered_state", &PARTITIONS.map(|keys| keys[2]), &[])?;
+                let cuts = self.reference.partitions.iter().flat_map(|partition| partition.cut().map(text));
+                prop_assert_eq!(got, reply([text("OK")].into_iter().chain(cuts)));
             }
         }
         Ok(())
     }
 
+    /// Notes what has left Redis.
+    fn left(&mut self, deltas: BTreeMap<String, i64>) {
+        for (id, delta) in deltas {
+            *self.gone.entry(id).or_default() += i128::from(delta);
+        }
+    }
+
     fn fetch(&mut self, number: usize, which: Which, settle_ms: u64) -> Checked {
         let partition = &mut self.reference.partitions[number];
-        let (incarnation, seq) = partition.named(which);
-        let expected = partition.fetch(self.now, &incarnation, seq, settle_ms);
-        let mut args =
-            [incarnation, seq.to_string(), settle_ms.to_string(), "0".into(), "2".into(), self.now.to_string()];
+        let named = partition.named(which);
+        let expected = partition.fetch(self.now, &named, settle_ms);
+        let numbers = [settle_ms.to_string(), "0".into(), "2".into(), self.now.to_string()];
+        let mut args = [named.as_slice(), &numbers].concat();
         let mut content = BTreeMap::new();
         loop {
             let got = self.scripts.call("buffered_fetch", &PARTITIONS[number][1..], &args)?;
@@ -686,8 +774,8 @@ impl Play {
                 redis::from_redis_value(got).map_err(|error| TestCaseError::fail(error.to_string()))?;
             prop_assert_eq!((&*status, size), ("OK", partition.batch.len()));
             content.extend(page);
-            args[3] = cursor;
-            if args[3] == "0" {
+            args[4] = cursor;
+            if args[4] == "0" {
                 prop_assert_eq!(&content, &partition.batch);
                 return Ok(());
             }
@@ -723,34 +811,49 @@ async fn scripts_do_what_the_reference_does() {
 #[tokio::test]
 async fn a_change_to_a_script_is_noticed() {
     notices::<Play>(&[
-        ("buffered_add", "n - last_n == 0 and last:match", "last:match"),
+        ("buffered_add", "kind and kind ~= own_kind", "false"),
         ("buffered_add", "earlier == 0", "earlier < 0"),
+        ("buffered_add", "call('HSETNX', meta, 'incarnation'", "tostring('incarnation'"),
+        ("buffered_add", "call('HSETNX', meta, 'incarnation'", "call('HSET', meta, 'incarnation'"),
         ("buffered_add", "sum >= 2^53 or sum <= -2^53", "false"),
         ("buffered_add", "and call('HEXISTS', buffer, id) == 0", "and true"),
         ("buffered_add", "max + (longer and 1 or 0)", "max"),
         ("buffered_add", "at - (k + 1) / 2", "at - 2"),
-        ("buffered_rotate", "incarnation or ARGV[1]", "ARGV[1]"),
+        ("buffered_rotate", "incarnation or random(meta)", "random(meta)"),
+        ("buffered_rotate", "what, salt, time", "what, time"),
+        ("buffered_rotate", "'nonce', nonce, ", ""),
+        ("buffered_rotate", "'batch_hits', text(hits), ", ""),
         ("buffered_rotate", "left > 0 and", "left >= 0 and"),
         ("buffered_rotate", "math.max(lease_ms, 60000)", "lease_ms"),
         ("buffered_rotate", "since >= 0 and", ""),
         ("buffered_fetch", "settled = 0", "settled = settle_ms"),
-        ("buffered_fetch", "state[1] ~= ARGV[1]", "false"),
-        ("buffered_release", "state[2] ~= ARGV[2]", "false"),
+        ("buffered_fetch", "state[1] == ARGV[1] and ", ""),
+        ("buffered_fetch", " and state[3] == ARGV[3]", ""),
+        ("buffered_release", " and state[2] == ARGV[2]", ""),
+        ("buffered_release", " and state[3] == ARGV[3]", ""),
         ("buffered_release", "'batch_first_at', ", ""),
-        ("buffered_discard", "state[2] ~= ARGV[2]", "false"),
-        ("buffered_discard", "UNLINK', batch, buffer", "UNLINK', batch"),
-        ("buffered_discard", "meta, 'seq', 'batch", "meta, 'batch"),
-        ("buffered_begin", "if state[1] then", "if false then"),
+        ("buffered_reset", "state[1] == ARGV[1] and ", ""),
+        ("buffered_reset", " and (state[2] or '0') == ARGV[2]", ""),
+        ("buffered_reset", " and (state[3] or '') == ARGV[3]", ""),
+        ("buffered_reset", "redis.call('HDEL', calls, '=now', '=before', '=began_at')", ""),
+        ("buffered_reset", "meta, salt, time", "meta, time"),
+        ("buffered_reset", "meta, 'seq', 'nonce', ", "meta, 'nonce', "),
+        ("buffered_reset", "unpack(KEYS, 3)", "KEYS[3]"),
+        ("buffered_reset", "before + waiting)", "before)"),
+        ("buffered_reset", "waiting + cut, ", "waiting, "),
         ("buffered_read", "waiting[i] or '0'", "'0'"),
-        ("family_epoch", "kind ~= ARGV[1] or", ""),
+        ("buffered_read", "state[3] or ''", "''"),
+        ("buffered_state", "state[3] or ''", "''"),
+        ("family_epoch", "if not kind then", "if false then"),
+        ("family_epoch", "not fits or", ""),
         ("family_epoch", "age >= 0 and", ""),
         ("family_epoch", "age < 60000", "false"),
-        ("family_epoch", "'=before', now or name", "'=before', name"),
+        ("family_epoch", "= name, now or name, string", "= name, name, string"),
         ("family_epoch", "redis.call('HSET', calls, '=before', now)", ""),
-        ("family_epoch", "if set[i] then", "if i < 3 then"),
         ("family_epoch", "redis.call('RENAME', calls, calls_before)", "redis.call('UNLINK', calls)"),
         ("family_configure", "is_other or", ""),
-        ("family_configure", ">= tonumber(ARGV[2])", "> tonumber(ARGV[2])"),
+        ("family_configure", "known_kind ~= kind or ", ""),
+        ("family_configure", "'incarnation') == 0", "'incarnation') >= 0"),
     ])
     .await;
 }

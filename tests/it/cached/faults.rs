@@ -1,4 +1,4 @@
-//! Cached counters on bad days: somebody else writes the rows, rows and servers come and go, values do not fit.
+//! Cached counters on bad days: other programs write the rows, rows and servers come and go, values do not fit.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::support::between::{Between, Wrapped};
 use crate::support::{Pair, eventually, pause};
 use counterfoil::{
     CachedCounters, CachedFamilyBuilder, Changed, Counterfoil, Durability, ErrorKind, Family, KeyType, MemoryStore,
-    MysqlStore, Registered, Row, Store, Table,
+    MysqlStore, Registered, Retried, Store, Table,
 };
 use redis::aio::ConnectionManager;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
@@ -34,8 +34,22 @@ fn value(changed: Changed) -> i64 {
     changed.counted().unwrap_or_else(|| panic!("{changed:?}"))
 }
 
+/// Counts nothing, so that the counter's next save shows the row.
+async fn touch(votes: &Cached, id: &str) {
+    assert!(matches!(votes.incr(id, 0).await.unwrap(), Changed::Counted { .. }));
+}
+
+/// Applies the only reject again.
+async fn retry_the_reject(pair: &Pair, votes: &Cached) {
+    let store = pair.counterfoil.store();
+    let rejects = store.rejects(0, 10).await.unwrap();
+    let numbers: Vec<_> = rejects.iter().map(|reject| reject.number).collect();
+    assert_eq!(store.retry_rejects(votes.family(), &numbers).await.unwrap(), [Retried::Applied]);
+    assert!(store.rejects(0, 10).await.unwrap().is_empty());
+}
+
 #[tokio::test]
-async fn somebody_else_writes_all_the_time() {
+async fn other_programs_add_all_the_time() {
     let pair = Pair::new().await;
     pair.sql(CREATE).await;
     let votes = votes(&pair, Table::update("item")).await;
@@ -56,15 +70,39 @@ async fn somebody_else_writes_all_the_time() {
         }
     };
     tokio::join!(outside, counting);
+    let ids = ["1", "2", "3"];
+    for id in ids {
+        touch(&votes, id).await;
+    }
     pair.counterfoil.drain().await.unwrap();
     for reconciler in reconcilers {
         reconciler.shutdown().await.unwrap();
     }
     assert_eq!(pair.number("SELECT COUNT(*) FROM item WHERE vote_count = 2001000").await, 3);
+    assert_eq!(votes.get_many(ids).await.unwrap(), [2_001_000; 3]);
 }
 
 #[tokio::test]
-async fn a_row_deleted_under_us_goes_to_the_rejects() {
+async fn a_value_that_another_program_writes_is_kept_and_shown_by_the_next_save() {
+    let pair = Pair::new().await;
+    pair.sql(CREATE).await;
+    let votes = votes(&pair, Table::update("item")).await;
+    assert_eq!(value(votes.incr("1", 5).await.unwrap()), 5);
+    pair.sql("UPDATE item SET vote_count = 1000 WHERE id = 1").await;
+    assert_eq!(value(votes.incr("1", 1).await.unwrap()), 6);
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!(pair.number("SELECT vote_count FROM item WHERE id = 1").await, 1006);
+    assert_eq!(votes.get("1").await.unwrap(), 1006);
+    pair.sql("UPDATE item SET vote_count = 3 WHERE id = 1").await;
+    // a set counts the difference to the value that it replaces
+    assert_eq!(value(votes.set("1", 1016).await.unwrap()), 1016);
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!(pair.number("SELECT vote_count FROM item WHERE id = 1").await, 13);
+    assert_eq!(value(votes.incr("1", 1).await.unwrap()), 14);
+}
+
+#[tokio::test]
+async fn a_row_deleted_under_us_goes_to_the_rejects_and_counts_once_it_is_there_again() {
     let pair = Pair::new().await;
     pair.sql(CREATE).await;
     let votes = votes(&pair, Table::update("item")).await;
@@ -78,14 +116,38 @@ async fn a_row_deleted_under_us_goes_to_the_rejects() {
     let rejects: Vec<_> = rejects.iter().map(|reject| (&*reject.id, reject.delta, &*reject.reason)).collect();
     assert_eq!(rejects, [("1", 7, "no such row")]);
     assert_eq!(pair.number("SELECT vote_count FROM item WHERE id = 2").await, 1);
-    // and the counter leaves in time, so that it is refused from then on
-    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
-    eventually("it is refused", || async {
-        pause(150).await;
-        votes.incr("1", 1).await.unwrap() == Changed::NoRow
-    })
-    .await;
-    reconciler.shutdown().await.unwrap();
+    assert_eq!(votes.incr("1", 1).await.unwrap(), Changed::NoRow);
+    assert_eq!(votes.get("1").await.unwrap(), 0);
+    pair.sql("INSERT INTO item (id, vote_count) VALUES (1, 100)").await;
+    assert_eq!(votes.get("1").await.unwrap(), 100);
+    retry_the_reject(&pair, &votes).await;
+    touch(&votes, "1").await;
+    pair.counterfoil.drain().await.unwrap();
+    assert_eq!((votes.get("1").await.unwrap(), votes.stored(["1"]).await.unwrap()), (107, vec![Some(107)]));
+}
+
+/// The row disappears while the counter is used: what waits behind the batch is rejected as well, and the value starts at 0.
+#[tokio::test]
+async fn a_counter_in_use_whose_row_is_gone_shows_what_waits() {
+    let pair = Pair::new().await;
+    pair.sql(CREATE).await;
+    let settle = Durability::Settle(Duration::from_millis(400));
+    let table = Table::update("item").key("id", KeyType::Unsigned).value("vote_count");
+    let votes = pair.counterfoil.open(family().table(table).durability(settle).build().unwrap()).await.unwrap();
+    assert_eq!(value(votes.incr("1", 5).await.unwrap()), 5);
+    let counterfoil = pair.counterfoil.clone();
+    let draining = tokio::spawn(async move { counterfoil.drain().await });
+    pause(200).await;
+    pair.sql("DELETE FROM item WHERE id = 1").await;
+    assert_eq!(value(votes.incr("1", 2).await.unwrap()), 7);
+    draining.await.unwrap().unwrap();
+    assert_eq!(value(votes.incr("1", 1).await.unwrap()), 3);
+    pair.counterfoil.drain().await.unwrap();
+    let rejects = pair.counterfoil.store().rejects(0, 10).await.unwrap();
+    let mut deltas: Vec<_> = rejects.iter().map(|reject| reject.delta).collect();
+    deltas.sort_unstable();
+    assert_eq!(deltas, [3, 5]);
+    assert_eq!(votes.incr("1", 1).await.unwrap(), Changed::NoRow);
 }
 
 #[tokio::test]
@@ -104,7 +166,7 @@ async fn a_row_deleted_under_us_is_made_again_with_what_was_counted_since() {
 }
 
 #[tokio::test]
-async fn a_value_that_the_column_cannot_hold_is_rejected_and_stays() {
+async fn a_delta_that_the_column_cannot_hold_is_rejected_and_the_value_shows_the_row() {
     let pair = Pair::new().await;
     pair.sql(CREATE).await;
     let votes = votes(&pair, Table::update("item")).await;
@@ -116,22 +178,42 @@ async fn a_value_that_the_column_cannot_hold_is_rejected_and_stays() {
     })
     .await;
     eventually("it is rejected", || async { !pair.counterfoil.store().rejects(0, 10).await.unwrap().is_empty() }).await;
-    // far beyond its stay, and looked at by others meanwhile
-    pause(400).await;
     pair.counterfoil.drain().await.unwrap();
     let rejects = pair.counterfoil.store().rejects(0, 10).await.unwrap();
     assert_eq!(rejects.len(), 1, "{rejects:?}");
     assert_eq!((&*rejects[0].id, rejects[0].delta), ("1", 3_000_000_000));
     assert!(rejects[0].reason.contains("Out of range"), "{}", rejects[0].reason);
-    assert_eq!(value(votes.incr("1", 1).await.unwrap()), 3_000_000_001);
-    // the column is mended
+    assert_eq!(value(votes.incr("1", 1).await.unwrap()), 1);
     pair.sql("ALTER TABLE item MODIFY vote_count BIGINT NOT NULL DEFAULT 0").await;
+    retry_the_reject(&pair, &votes).await;
+    touch(&votes, "1").await;
     pair.counterfoil.drain().await.unwrap();
     assert_eq!(pair.number("SELECT vote_count FROM item WHERE id = 1").await, 3_000_000_001);
+    assert_eq!(votes.get("1").await.unwrap(), 3_000_000_001);
     reconciler.shutdown().await.unwrap();
 }
 
-/// Somebody counted in another language for an id that is no text.
+/// Another program writes a value that no i64 holds while the counter is in use.
+#[tokio::test]
+async fn a_row_beyond_i64_holds_no_other_up() {
+    let pair = Pair::new().await;
+    pair.sql("CREATE TABLE item (id BIGINT UNSIGNED PRIMARY KEY, vote_count BIGINT UNSIGNED NOT NULL DEFAULT 0)").await;
+    pair.sql("INSERT INTO item (id) VALUES (1), (2), (3)").await;
+    let votes = votes(&pair, Table::update("item")).await;
+    for round in 1..=3 {
+        for id in ["1", "2", "3"] {
+            assert!(round > 1 && id == "1" || value(votes.incr(id, 1).await.unwrap()) == round, "{id} in {round}");
+        }
+        pair.sql("UPDATE item SET vote_count = 9223372036854775808 WHERE id = 1").await;
+        pair.counterfoil.drain().await.unwrap();
+        assert_eq!(votes.stored(["2", "3"]).await.unwrap(), [Some(round); 2]);
+    }
+    assert_eq!(votes.get("1").await.unwrap_err().kind(), ErrorKind::Range);
+    pair.sql("UPDATE item SET vote_count = 7 WHERE id = 1").await;
+    assert_eq!(votes.get("1").await.unwrap(), 7);
+}
+
+/// A program in another language counted for an id that is not text.
 #[tokio::test]
 async fn an_id_that_no_row_can_have_holds_no_other_up() {
     let pair = Pair::new().await;
@@ -139,8 +221,8 @@ async fn an_id_that_no_row_can_have_holds_no_other_up() {
     let votes = votes(&pair, Table::update("item")).await;
     let (mut redis, id, key) = (pair.redis.manager().await, b"\xff\xfe", "cf1:{test/votes/0}");
     redis::pipe()
-        .hset(format!("{key}:values"), id, "5")
-        .hset(format!("{key}:rows"), id, "- - 00000000000000ab 0 0")
+        .hset(format!("{key}:base"), id, "0")
+        .hset(format!("{key}:buffer"), id, "5")
         .zadd(format!("{key}:schedule"), id, 1)
         .exec_async(&mut redis)
         .await
@@ -157,11 +239,13 @@ async fn an_id_that_no_row_can_have_holds_no_other_up() {
     let rejects = pair.counterfoil.store().rejects(0, 10).await.unwrap();
     let rejects: Vec<_> = rejects.iter().map(|reject| (reject.delta, &*reject.reason)).collect();
     assert_eq!(rejects, [(5, "the id is not UTF-8")]);
-    // it is not lost either
-    assert_eq!(
-        redis::cmd("HGET").arg(format!("{key}:values")).arg(id).query_async::<i64>(&mut redis).await.unwrap(),
-        5
-    );
+    let left: Vec<bool> = redis::pipe()
+        .hexists(format!("{key}:base"), id)
+        .hexists(format!("{key}:batch"), id)
+        .query_async(&mut redis)
+        .await
+        .unwrap();
+    assert_eq!(left, [false, false]);
     reconciler.shutdown().await.unwrap();
 }
 
@@ -185,7 +269,7 @@ async fn a_database_that_takes_no_writes_is_refused() {
 }
 
 #[tokio::test]
-async fn redis_emptied_between_claim_and_save_loses_what_was_not_saved_and_nothing_else() {
+async fn redis_emptied_between_cut_and_save_loses_what_was_not_saved_and_nothing_else() {
     let pair = Pair::new().await;
     pair.sql(CREATE).await;
     let settle = Durability::Settle(Duration::from_millis(300));
@@ -207,7 +291,7 @@ async fn redis_emptied_between_claim_and_save_loses_what_was_not_saved_and_nothi
 }
 
 #[tokio::test]
-async fn while_the_database_is_away_what_is_there_is_counted_and_what_is_not_is_an_error() {
+async fn without_the_database_counters_in_redis_count_and_others_are_an_error() {
     let mysql = MysqlServer::start().await;
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
     pair.sql(CREATE).await;
@@ -234,20 +318,20 @@ async fn keys_of_another_type_are_an_error_that_names_them() {
     pair.sql(CREATE).await;
     let votes = votes(&pair, Table::update("item")).await;
     for partition in 0..2 {
-        pair.redis.run::<()>(&format!("SET cf1:{{test/votes/{partition}}}:values x")).await.unwrap();
+        pair.redis.run::<()>(&format!("SET cf1:{{test/votes/{partition}}}:base x")).await.unwrap();
     }
     let wrong = votes.incr("1", 1).await.unwrap_err();
     assert_eq!(wrong.kind(), ErrorKind::Corrupt);
-    assert!(wrong.to_string().contains(":values"), "{wrong}");
+    assert!(wrong.to_string().contains(":base"), "{wrong}");
     assert_eq!(votes.get("1").await.unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
-/// A copy of the rows that stands still, as on a replica that does not say that it is one; where there is none, the rows.
+/// Old rows in place of those that were read, as from a replica that does not report that it is one.
 #[derive(Clone, Default)]
-struct Copied(Arc<Mutex<Option<Vec<Row>>>>);
+struct Copied(Arc<Mutex<Option<Vec<Option<i64>>>>>);
 
 impl Between for Copied {
-    async fn seen(&self, rows: Vec<Row>) -> Vec<Row> {
+    async fn seen(&self, rows: Vec<Option<i64>>) -> Vec<Option<i64>> {
         self.0.lock().unwrap().clone().unwrap_or(rows)
     }
 }
@@ -266,8 +350,9 @@ async fn rows_from_a_database_that_is_behind_cost_no_count() {
     counterfoil.drain().await.unwrap();
     redis.run::<()>("FLUSHALL").await.unwrap();
     *store.between.0.lock().unwrap() = Some(behind);
-    // seen wrong for as long as it is not saved: nobody can know
+    // the value is wrong until the next save
     assert_eq!(value(votes.incr("a", 1).await.unwrap()), 6);
+    *store.between.0.lock().unwrap() = None;
     counterfoil.drain().await.unwrap();
     assert_eq!(votes.get("a").await.unwrap(), 16);
     assert_eq!(votes.stored(&["a"]).await.unwrap(), [Some(16)]);

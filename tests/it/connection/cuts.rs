@@ -248,10 +248,10 @@ async fn votes(counterfoil: &Counterfoil) -> CachedCounters<ConnectionManager> {
 }
 
 impl Frail {
-    /// Saves all cached counters and lets them leave Redis.
+    /// Saves all cached counters and deletes them from Redis.
     async fn cached_counters_leave(&self) {
         self.pair.counterfoil.drain().await.unwrap();
-        let keys = ["values", "rows", "schedule"].map(|kind| format!("cf1:{{test/votes/0}}:{kind}"));
+        let keys = ["base", "schedule"].map(|kind| format!("cf1:{{test/votes/0}}:{kind}"));
         self.pair.redis.run::<()>(&format!("DEL {}", keys.join(" "))).await.unwrap();
     }
 }

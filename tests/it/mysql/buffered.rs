@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
-    Applied, Batch, BufferedFamilyBuilder, Durability, ErrorKind, Family, Incarnation, KeyType, MysqlStore, ReadFrom,
-    Registered, Reject, Severity, Store, Table,
+    Applied, Batch, BatchId, BufferedFamilyBuilder, Durability, ErrorKind, Family, Incarnation, KeyType, LedgerRow,
+    Mark, MysqlStore, Nonce, Progress, ReadFrom, Registered, Reject, Result, Severity, Store, Table,
 };
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions, MySqlRow};
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
@@ -71,8 +71,8 @@ impl Db {
         self.store.rejects(0, 100_000).await.expect("rejects")
     }
 
-    pub async fn apply(&self, batches: &[Batch]) -> Applied {
-        self.store.apply(batches).await.expect("applied")
+    pub async fn apply(&self, batches: &[Arc<Batch>]) -> Sums {
+        complete(&self.store, batches, None).await.expect("applied")
     }
 
     pub async fn mismatch(&self, builder: BufferedFamilyBuilder) -> String {
@@ -82,17 +82,55 @@ impl Db {
     }
 }
 
-pub fn batch(family: &Arc<Registered>, partition: u32, seq: u64, deltas: &[(&str, i64)]) -> Batch {
-    let deltas = deltas.iter().map(|&(id, delta)| (id.to_owned(), delta)).collect();
-    Batch { family: family.clone(), partition, incarnation: I1, seq, deltas, foreign: Vec::new() }
+pub fn batch(family: &Arc<Registered>, partition: u32, seq: u64, deltas: &[(&str, i64)]) -> Arc<Batch> {
+    let id = BatchId { incarnation: I1, seq, nonce: Nonce(u64::MAX - seq) };
+    let mut deltas: Vec<_> = deltas.iter().map(|&(id, delta)| (id.as_bytes().to_vec(), delta)).collect();
+    deltas.sort();
+    Arc::new(Batch { family: family.clone(), partition, id, deltas })
+}
+
+/// The batch with another nonce, as a Redis cuts it that was set back.
+fn other_cut(batch: &Batch) -> Arc<Batch> {
+    let id = BatchId { nonce: Nonce(0), ..batch.id };
+    Arc::new(Batch { id, ..batch.clone() })
+}
+
+/// How batches ended, and how many rows changed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Sums {
+    complete: u64,
+    pub repeated: u64,
+    set_back: u64,
+    rows: u64,
+    pub rejected: u64,
+}
+
+pub fn applied(complete: u64, repeated: u64, rows: u64, rejected: u64) -> Sums {
+    Sums { complete, repeated, set_back: 0, rows, rejected }
+}
+
+/// Applies the batches part by part until each has ended, as a worker does.
+pub async fn complete(store: &impl Store, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Sums> {
+    let (mut left, mut sums) = (batches.to_vec(), Sums::default());
+    while !left.is_empty() {
+        let Applied { progress, rows, rejected } = store.apply(&left, max_rows).await?;
+        (sums.rows, sums.rejected) = (sums.rows + rows, sums.rejected + rejected);
+        let mut partial = Vec::new();
+        for (batch, progress) in left.into_iter().zip(progress) {
+            match progress {
+                Progress::Complete => sums.complete += 1,
+                Progress::Repeated => sums.repeated += 1,
+                Progress::SetBack => sums.set_back += 1,
+                Progress::Partial { .. } => partial.push(batch),
+            }
+        }
+        left = partial;
+    }
+    Ok(sums)
 }
 
 fn views() -> BufferedFamilyBuilder {
     Family::buffered("shop", "views")
-}
-
-pub fn applied(batches: u64, repeated: u64, rows: u64, rejected: u64) -> Applied {
-    Applied { batches, repeated, rows, rejected }
 }
 
 // ---------------------------------------------------------------------------------------------------- exactly once
@@ -105,30 +143,118 @@ async fn a_batch_counts_once_however_often_it_comes() {
     assert_eq!(db.apply(&first).await, applied(2, 0, 3, 0));
     assert_eq!(db.apply(&first).await, applied(0, 2, 0, 0));
     assert_eq!(db.apply(&[batch(&views, 0, 2, &[("a", 1)]), first[1].clone()]).await, applied(1, 1, 1, 0));
-    assert_eq!(db.apply(&[first[0].clone()]).await, applied(0, 1, 0, 0), "older than the ledger");
     let twice = batch(&views, 0, 3, &[("a", 1)]);
-    assert_eq!(db.apply(&[twice.clone(), twice]).await, applied(1, 1, 1, 0), "twice in one call");
+    assert_eq!(db.apply(&[twice.clone(), twice.clone()]).await, applied(1, 1, 1, 0), "twice in one call");
+    for behind in [first[0].clone(), other_cut(&twice)] {
+        assert_eq!(db.apply(&[behind]).await, Sums { set_back: 1, ..Sums::default() });
+    }
     assert_eq!(db.values(&views, &["a", "b", "c", "d"]).await, [Some(7), Some(-2), Some(1), None]);
 
     // a new incarnation counts from 1 again
-    let mut again = batch(&views, 0, 1, &[("a", 100)]);
-    again.incarnation = Incarnation(0);
-    assert_eq!(db.apply(&[again]).await, applied(1, 0, 1, 0));
+    let again = batch(&views, 0, 1, &[("a", 100)]);
+    let id = BatchId { incarnation: Incarnation(0), ..again.id };
+    assert_eq!(db.apply(&[Arc::new(Batch { id, ..(*again).clone() })]).await, applied(1, 0, 1, 0));
     assert_eq!(db.values(&views, &["a"]).await, [Some(107)]);
-    assert_eq!(db.apply(&[]).await, Applied::default());
+    assert_eq!(db.store.apply(&[], None).await.expect("nothing to do"), Applied::default());
+}
+
+/// The contract of a store: parts, marks and set-backs.
+pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
+    let mut one = batch(family, 0, 1, &[("1", 1), ("2", 2), ("3", 3)]);
+    // as a client in another language may have counted it
+    Arc::make_mut(&mut one).deltas.push((b"\xff".to_vec(), 9));
+    let two = batch(family, 1, 1, &[("1", 10), ("4", 40)]);
+    let both = [two.clone(), one.clone()];
+    let apply = async |batches: &[Arc<Batch>], max_rows| store.apply(batches, max_rows).await.expect("applied");
+    let mark = |partition, seq, position: Option<&[u8]>| LedgerRow {
+        family: family.number,
+        partition,
+        incarnation: I1,
+        mark: Mark { seq, nonce: Nonce(u64::MAX - seq), position: position.map(<[u8]>::to_vec) },
+    };
+    let marks = async || {
+        let mut rows = store.ledger(&[family.number, family.number, u64::from(u32::MAX)]).await.expect("the ledger");
+        rows.sort_by_key(|row| row.partition);
+        rows
+    };
+
+    // in the order of the ledger, whatever the order in which they were given
+    let progress = vec![Progress::Partial { left: 2 }, Progress::Partial { left: 1 }];
+    assert_eq!(apply(&both, Some(3)).await, Applied { progress, rows: 3, rejected: 0 });
+    assert_eq!(marks().await, [mark(0, 1, Some(b"3"))]);
+    let ledger = [(1, I1), (0, I1), (0, Incarnation(1))];
+    for ids in [&["2"][..], &["2", "4"]] {
+        let read = store.read(family, ids, &ledger, ReadFrom::Primary).await.expect("read");
+        assert_eq!(read.values, [Some(2), None][..ids.len()]);
+        assert_eq!(read.ledger, [Mark::default(), mark(0, 1, Some(b"3")).mark, Mark::default()]);
+    }
+    let progress = vec![Progress::Complete; 2];
+    assert_eq!(apply(&both, None).await, Applied { progress, rows: 2, rejected: 1 }, "only the rest");
+    let progress = vec![Progress::Repeated; 2];
+    assert_eq!(apply(&both, None).await, Applied { progress, rows: 0, rejected: 0 });
+    assert_eq!(marks().await, [mark(0, 1, None), mark(1, 1, None)]);
+    assert_eq!(store.rows(family, &["4", "9", "1"]).await.expect("rows"), [Some(40), None, Some(11)]);
+
+    // what proves that Redis was set back changes nothing, and holds nothing else back
+    let next = batch(family, 0, 2, &[("1", -1), ("2", -1)]);
+    let progress = vec![Progress::SetBack, Progress::Partial { left: 1 }];
+    assert_eq!(apply(&[other_cut(&two), next.clone()], Some(1)).await, Applied { progress, rows: 1, rejected: 0 });
+    for behind in [other_cut(&next), one, batch(family, 0, 3, &[("1", 1)])] {
+        let progress = vec![Progress::SetBack];
+        assert_eq!(
+            apply(&[behind], None).await,
+            Applied { progress, rows: 0, rejected: 0 },
+            "while a batch is partial"
+        );
+    }
+    assert_eq!(marks().await, [mark(0, 2, Some(b"1")), mark(1, 1, None)]);
+    assert_eq!(apply(&[next], None).await.progress, [Progress::Complete]);
+    assert_eq!(store.rows(family, &["1", "2"]).await.expect("rows"), [Some(10), Some(1)]);
+
+    for (seq, guard) in [(10, Guard::Ledger), (20, Guard::Position), (30, Guard::Nonce)] {
+        let cut = batch(family, 9, seq, &[("5", 1), ("6", 1)]);
+        assert_eq!(apply(std::slice::from_ref(&cut), Some(1)).await.progress, [Progress::Partial { left: 1 }]);
+        let again = if guard == Guard::Nonce { other_cut(&cut) } else { cut };
+        let before = store.rows(family, &["5", "6"]).await.expect("rows");
+        take_out(Some(guard));
+        let progress = apply(&[again], None).await.progress;
+        take_out(None);
+        let after = store.rows(family, &["5", "6"]).await.expect("rows");
+        let added = |at: usize| after[at].unwrap_or(0) - before[at].unwrap_or(0);
+        let is_doubled = guard != Guard::Nonce;
+        assert_eq!((progress, added(0), added(1)), (vec![Progress::Complete], i64::from(is_doubled), 1), "{guard:?}");
+    }
 }
 
 #[tokio::test]
-async fn without_the_ledger_a_repeated_batch_counts_twice() {
+async fn the_contract_of_a_store_is_kept() {
     let db = Db::new().await;
-    let views = db.family(views()).await;
-    let batches = [batch(&views, 0, 1, &[("a", 5)])];
-    db.apply(&batches).await;
-    take_out(Some(Guard::Ledger));
-    let repeated = db.apply(&batches).await;
-    take_out(None);
-    assert_eq!(repeated, applied(1, 0, 1, 0));
-    assert_eq!(db.values(&views, &["a"]).await, [Some(10)]);
+    keeps_the_contract(&db.store, &db.family(views()).await).await;
+    db.run("CREATE TABLE t (id BIGINT UNSIGNED PRIMARY KEY, n INT NOT NULL)").await;
+    let table = Table::upsert("t").key("id", KeyType::Unsigned).value("n");
+    keeps_the_contract(&db.store, &db.table("t", table).await).await;
+    let rejects = db.rejects().await;
+    assert!(rejects.len() == 2 && rejects.iter().all(|reject| reject.delta == 9 && reject.seq == 1), "{rejects:?}");
+}
+
+/// The default number of rows of a transaction, where a table is the application's and where none is.
+#[tokio::test]
+async fn a_part_is_short() {
+    let db = Db::new().await;
+    db.run("CREATE TABLE t (id INT PRIMARY KEY, n INT NOT NULL)").await;
+    let table = db.table("t", Table::upsert("t").key("id", KeyType::Signed).value("n")).await;
+    let own = db.family(views()).await;
+    let ids: Vec<_> = (0..10_100).map(|id| id.to_string()).collect();
+    let deltas: Vec<_> = ids.iter().map(|id| (id.as_str(), 1)).collect();
+    for (family, rows) in [(&table, 500), (&own, 10_000)] {
+        let applied = db.store.apply(&[batch(family, 0, 1, &deltas)], None).await.expect("applied");
+        let left = deltas.len() as u64 - rows;
+        assert_eq!(applied, Applied { progress: vec![Progress::Partial { left }], rows, rejected: 0 });
+    }
+    let few = [batch(&own, 1, 1, &deltas[..300]), batch(&table, 1, 1, &deltas[..300])];
+    let progress = vec![Progress::Partial { left: 100 }, Progress::Complete];
+    let shared = db.store.apply(&few, None).await.expect("applied");
+    assert_eq!(shared, Applied { progress, rows: 500, rejected: 0 }, "small batches share a transaction");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -142,19 +268,21 @@ async fn the_same_batches_from_many_hands_count_once() {
     for seq in 1..=5 {
         let batches: Vec<_> =
             (0..8).flat_map(|partition| [&own, &other].map(|family| batch(family, partition, seq, &deltas))).collect();
-        let hands = (0..6).map(|hand| {
+        let hands = (0..8).map(|hand| {
             let (store, mut batches) = (db.store.clone(), batches.clone());
             if hand % 2 == 1 {
                 batches.reverse();
             }
-            tokio::spawn(async move { store.apply(&batches).await })
+            // in parts, so that the hands take turns at each batch
+            tokio::spawn(async move { complete(&store, &batches, Some(700)).await })
         });
-        let (mut new, mut repeated) = (0, 0);
+        let mut rows = 0;
         for hand in hands.collect::<Vec<_>>() {
-            let applied = hand.await.expect("no panic").expect("applied");
-            (new, repeated) = (new + applied.batches, repeated + applied.repeated);
+            let sums = hand.await.expect("no panic").expect("applied");
+            assert_eq!((sums.complete + sums.repeated, sums.set_back), (16, 0));
+            rows += sums.rows;
         }
-        assert_eq!((new, repeated), (16, 80));
+        assert_eq!(rows, 16 * 200);
     }
     assert_eq!(db.number("SELECT SUM(value = 40) FROM counterfoil_values").await, 200);
     assert_eq!(db.number("SELECT SUM(n = 40) FROM t").await, 200);
@@ -184,7 +312,7 @@ async fn a_deadlock_is_tried_again() {
         let before = db.store.statements();
         let batches = [batch(&views, 0, 2 + round, &[("a", 1), ("b", 1)])];
         let store = db.store.clone();
-        let apply = tokio::spawn(async move { store.apply(&batches).await });
+        let apply = tokio::spawn(async move { complete(&store, &batches, None).await });
         tokio::time::sleep(Duration::from_millis(200)).await;
         // the store has "a" and waits for "b"
         touch("a").execute(&mut *other).await.expect("not the one given up");
@@ -218,12 +346,12 @@ async fn a_lock_that_is_not_released_is_a_retryable_error() {
         .await
         .expect("inserted");
     let batches = [batch(&views, 0, 1, &[("a", 1)])];
-    let error = store.apply(&batches).await.expect_err("locked");
+    let error = store.apply(&batches, None).await.expect_err("locked");
     assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error}");
     assert!(std::error::Error::source(&error).is_some());
     other.commit().await.expect("committed");
     assert_eq!(
-        store.apply(&batches).await.expect("applied"),
+        complete(&store, &batches, None).await.expect("applied"),
         applied(1, 0, 1, 0),
         "nothing was kept of the first attempt"
     );
@@ -240,7 +368,7 @@ async fn a_connection_cut_keeps_nothing() {
     let batches = [batch(&views, 0, 1, &[("a", 1)])];
     let apply = tokio::spawn({
         let (store, batches) = (db.store.clone(), batches.clone());
-        async move { store.apply(&batches).await }
+        async move { store.apply(&batches, None).await }
     });
     let waiting = loop {
         let rows = sqlx::query("SHOW FULL PROCESSLIST").fetch_all(&db.pool).await.expect("processes");
@@ -268,7 +396,7 @@ async fn a_dropped_future_does_not_stop_its_transaction() {
     let mut expected = 0;
     for seq in 1..=40 {
         let batches = [batch(&views, 0, seq, &[("a", 1)])];
-        let cut = tokio::time::timeout(Duration::from_micros(50 * seq), db.store.apply(&batches)).await;
+        let cut = tokio::time::timeout(Duration::from_micros(50 * seq), db.store.apply(&batches, None)).await;
         drop(cut);
         let (ids, ledger) = (["a"], [(0, I1)]);
         let read = db.store.read(&views, &ids, &ledger, ReadFrom::Primary);
@@ -634,7 +762,7 @@ async fn a_fault_of_the_table_keeps_nothing() {
         ("ALTER TABLE t ADD c INT NOT NULL", "ALTER TABLE t DROP c"),
     ] {
         db.run(fault).await;
-        let error = db.store.apply(&batches).await.expect_err(fault);
+        let error = db.store.apply(&batches, None).await.expect_err(fault);
         // not retryable: the reconciler then goes on with the other families alone
         assert!(error.kind() == ErrorKind::Mismatch && !error.is_retryable(), "{error}");
         assert_eq!(db.number("SELECT COUNT(*) FROM counterfoil_values").await, 0, "{fault}");
@@ -692,34 +820,6 @@ async fn a_database_without_tables_is_refused_with_what_to_do() {
     }
     store.create_tables().await.expect("created");
     store.register(views().build().expect("valid").family()).await.expect("registered");
-}
-
-#[tokio::test]
-async fn tables_of_an_earlier_version_are_refused_until_they_are_brought_up_to_date() {
-    let db = Db::new().await;
-    let store = || MysqlStore::new(db.pool.clone());
-    let registers = async || store().register(views().build().expect("valid").family()).await;
-    let number = registers().await.expect("registered");
-    for mend in ["create_tables", "the statement"] {
-        db.run("ALTER TABLE counterfoil_families DROP COLUMN settings").await;
-        let error = registers().await.expect_err("a column is missing");
-        assert_eq!(error.kind(), ErrorKind::Mismatch);
-        let message = error.to_string();
-        assert!(
-            message.contains("counterfoil_families.settings") && message.contains("create_tables(true)"),
-            "{message}"
-        );
-        match message.split_once("ALTER TABLE") {
-            Some((_, statement)) if mend == "the statement" => db.run(&format!("ALTER TABLE{statement}")).await,
-            Some(_) => store().create_tables().await.expect("added"),
-            None => panic!("{message}"),
-        }
-        let listed = store().families().await.expect("read").remove(0).expect_err("not opened since");
-        assert!(listed.to_string().contains("shop/views"), "{listed}");
-        assert_eq!(registers().await.expect("registered"), number);
-        let listed = store().families().await.expect("read").remove(0).expect("as it was opened");
-        assert_eq!(listed, Registered { family: views().build().expect("valid").family().clone(), number });
-    }
 }
 
 #[tokio::test]
@@ -882,7 +982,7 @@ async fn a_read_is_never_torn() {
             async move {
                 for seq in 1..=200 {
                     let deltas = [("1", 1), ("2", 1), ("3", 1)];
-                    store.apply(&[batch(&family, 2, seq, &deltas)]).await.expect("applied");
+                    store.apply(&[batch(&family, 2, seq, &deltas)], None).await.expect("applied");
                 }
             }
         });
@@ -890,9 +990,9 @@ async fn a_read_is_never_torn() {
         while last < 200 {
             let ledger = [(2, I1), (3, I1)];
             let snapshot = db.store.read(&family, &["3", "1", "2"], &ledger, ReadFrom::Nearest).await.expect("read");
-            let seq = snapshot.ledger[0];
+            let seq = snapshot.ledger[0].seq;
             let value = (seq > 0).then_some(seq as i64);
-            assert_eq!((snapshot.values, snapshot.ledger[1]), (vec![value; 3], 0));
+            assert_eq!((snapshot.values, &snapshot.ledger[1]), (vec![value; 3], &Mark::default()));
             assert!(seq >= last);
             last = seq;
         }
@@ -936,7 +1036,7 @@ async fn rows_are_looked_up_and_not_scanned() {
         .expect("locked");
     let deltas: Vec<_> = some.iter().map(|&id| (id, 1)).collect();
     let batches = [batch(&update, 0, 1, &deltas), batch(&views, 0, 2, &deltas)];
-    let apply = tokio::time::timeout(Duration::from_secs(20), db.store.apply(&batches)).await;
+    let apply = tokio::time::timeout(Duration::from_secs(20), complete(&db.store, &batches, None)).await;
     assert_eq!(apply.expect("did not wait").expect("applied"), applied(2, 0, 2000, 0));
     other.rollback().await.expect("rolled back");
 
@@ -1142,6 +1242,6 @@ async fn an_unreachable_database_is_a_finding_and_an_error() {
     let error = store.register(&family).await.expect_err("unreachable");
     assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error}");
     let family = Arc::new(Registered { family, number: 1 });
-    let error = store.apply(&[batch(&family, 0, 1, &[("a", 1)])]).await.expect_err("unreachable");
+    let error = store.apply(&[batch(&family, 0, 1, &[("a", 1)])], None).await.expect_err("unreachable");
     assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error}");
 }

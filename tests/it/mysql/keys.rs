@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use counterfoil::{
-    ErrorKind, Family, KeyType, MysqlStore, ReadFrom, Registered, Row, Save, Saved, Severity, Store, Table, Version,
-};
+use counterfoil::{ErrorKind, Family, KeyType, MysqlStore, ReadFrom, Registered, Severity, Store, Table};
 use sqlx::mysql::MySqlPoolOptions;
 
 use super::buffered::{Db, I1, applied, batch, pages, rows_read};
@@ -33,22 +31,6 @@ impl Db {
     async fn keyed(&self, verb: Table, kind: KeyType) -> Arc<Registered> {
         self.table("keyed", verb.key("shop", KeyType::Unsigned).key("id", kind).value("n")).await
     }
-
-    async fn cached(&self, kind: KeyType) -> Registered {
-        let table = Table::upsert("t").key("id", kind).value("n");
-        let family = Family::cached("shop", "cached").table(table).build().expect("valid").family().clone();
-        Registered { number: self.store.register(&family).await.expect("registered"), family }
-    }
-}
-
-/// Saves a value over what the row is known to hold, and returns what it then holds.
-async fn save(db: &Db, family: &Registered, id: &str, known: Row, value: i64) -> Row {
-    let version = Version { lineage: 7, n: known.version.map_or(1, |version| version.n + 1) };
-    let save = Save { id: id.into(), partition: 0, known, value, version };
-    assert_eq!(db.store.save(family, &[save]).await.expect("saved"), [Saved::Done], "{id}");
-    let row = db.store.rows(family, &[id]).await.expect("read")[0];
-    assert_eq!(row, Row { value: Some(value), version: Some(version) }, "{id}");
-    row
 }
 
 #[tokio::test]
@@ -69,6 +51,8 @@ async fn a_uuid_finds_its_row_in_every_column() {
             let round = round as i64;
             assert_eq!(db.values(&family, &ids).await, [1, 2, 3, 4].map(|n| Some(n * round)), "{column}");
             assert_eq!(db.values(&family, &ids[2..3]).await, [Some(3 * round)], "{column}");
+            let rows = db.store.rows(&family, &ids[1..3]).await.expect("rows");
+            assert_eq!(rows, [Some(2 * round), Some(3 * round)], "{column}");
             let mut sorted = ids;
             sorted.sort();
             assert_eq!(pages(&db, &family, "7/", 3).await, sorted, "{column}");
@@ -81,23 +65,6 @@ async fn a_uuid_finds_its_row_in_every_column() {
             let stored = "SELECT n FROM t WHERE id = X'5D41402ABC4B4A76B9719D911017C592'";
             assert_eq!(db.number(stored).await, 6, "in the order of the text");
         }
-    }
-}
-
-#[tokio::test]
-async fn a_cached_counter_of_a_uuid_is_saved_and_seeded() {
-    for column in Db::new().await.uuid_columns() {
-        let db = Db::new().await;
-        db.run(&format!("CREATE TABLE t (id {column} PRIMARY KEY, n INT NOT NULL)")).await;
-        let family = db.cached(KeyType::Uuid).await;
-        for (uuid, value) in UUIDS.iter().zip(1..) {
-            let inserted = save(&db, &family, uuid, Row::default(), value).await;
-            let swapped = save(&db, &family, uuid, inserted, value * 10).await;
-            save(&db, &family, uuid, swapped, value * 100).await;
-        }
-        let rows = db.store.rows(&family, &UUIDS).await.expect("read");
-        let values: Vec<_> = rows.iter().map(|row| row.value).collect();
-        assert_eq!(values, [100, 200, 300, 400].map(Some), "{column}");
     }
 }
 

@@ -1,4 +1,4 @@
-mod buffered;
+pub mod buffered;
 mod cached;
 mod keys;
 mod overview;

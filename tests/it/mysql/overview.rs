@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use counterfoil::{Family, KeyType, Overview, Registered, Retried, Row, Save, Saved, Store, Table, Version};
+use counterfoil::{Family, KeyType, Overview, Retried, Table};
 
 use super::buffered::{Db, applied, batch};
 
@@ -81,33 +81,21 @@ async fn the_latest_recount_is_told_also_while_it_runs() {
     assert_eq!(overview(&db, "other").await.recount, None);
 }
 
-#[tokio::test]
-async fn cached_counters_have_no_time_of_a_save() {
-    let db = Db::new().await;
-    let family = Family::cached("shop", "votes").build().expect("valid").family().clone();
-    let number = db.store.register(&family).await.expect("registered");
-    let version = Version { lineage: 1, n: 1 };
-    let save = Save { id: "1".into(), partition: 0, known: Row::default(), value: 9, version };
-    let saved = db.store.save(&Registered { family, number }, &[save]).await.expect("saved");
-    assert_eq!(saved, [Saved::Done]);
-    assert_eq!(overview(&db, "votes").await.last_saved, None);
-}
-
 /// Thousands of families take as many statements as one.
 #[tokio::test]
 async fn many_families_take_four_statements() {
     let db = Db::new().await;
     let views = db.family(Family::buffered("shop", "views")).await;
     db.run(&format!(
-        "INSERT INTO counterfoil_families (namespace, name, kind, partitions, wide, durability, target, shape) \
+        "INSERT INTO counterfoil_families (namespace, name, kind, partitions, wide, durability, target, shape, settings) \
          WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 1000) \
-         SELECT 'shop', CONCAT('family-', f.n), kind, partitions, wide, durability, target, shape \
+         SELECT 'shop', CONCAT('family-', f.n), kind, partitions, wide, durability, target, shape, settings \
          FROM numbers AS f JOIN counterfoil_families WHERE number = {}",
         views.number
     ))
     .await;
     db.run(
-        "INSERT INTO counterfoil_ledger (family, partition_no, incarnation, seq, token) \
+        "INSERT INTO counterfoil_ledger (family, partition_no, incarnation, seq, nonce) \
          SELECT number, 0, 1, 1, 1 FROM counterfoil_families; \
          INSERT INTO counterfoil_recounts (family, run, holder) SELECT number, 1, 0 FROM counterfoil_families",
     )

@@ -143,7 +143,7 @@ async fn a_second_run_is_refused_and_one_that_was_left_is_gone_on_with() {
 
 /// Its holder died, and could not leave it.
 #[tokio::test]
-async fn a_run_that_nobody_touches_for_its_lease_is_taken_over() {
+async fn a_run_whose_lease_has_ended_is_taken_over() {
     let pair = Pair::new().await;
     let saves = stage(&pair).await;
     let recount = pair.counterfoil.recount(&saves).source(table()).within(WITHIN).timeout(Duration::from_secs(1));
@@ -214,7 +214,7 @@ async fn a_counter_at_an_end_of_i64_stays_there() {
     assert_eq!(saves.get("1").await.unwrap(), i64::MAX);
 }
 
-/// The server says that it is a replica, and of whom, but nothing comes: how far it is behind nobody can tell.
+/// The server reports that it is a replica, and of which server, but nothing arrives: its lag is unknown.
 #[tokio::test]
 async fn a_replica_that_does_not_replicate_is_waited_for() {
     let mysql = MysqlServer::start().await;

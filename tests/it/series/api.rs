@@ -109,9 +109,9 @@ async fn an_idle_series_vanishes_by_itself_and_so_does_its_name() {
     assert_eq!(hits.names("", None, 10).await.unwrap(), [""; 0]);
     assert_eq!(sum(&hits.get("gone", Precision::SECOND).await.unwrap()), 0);
     let keys: Vec<String> = pair.redis.run("KEYS *").await.unwrap();
-    // of what a partition holds the memory of callers stays, until two epochs are over
-    let fence = [":calls", ":calls_before"];
-    assert!(keys.iter().all(|key| fence.iter().any(|end| key.ends_with(end))), "{keys:?}");
+    // a partition keeps its incarnation, and the memory of callers until two epochs are over
+    let lasting = [":calls", ":calls_before", ":meta"];
+    assert!(keys.iter().all(|key| lasting.iter().any(|end| key.ends_with(end))), "{keys:?}");
 }
 
 #[tokio::test]

@@ -1,24 +1,23 @@
-//! A store that the test comes between: before values are read, and after rows of cached counters were.
+//! A store that a test intercepts: before values are read, and after rows of cached counters were read.
 
 use std::future::{Future, ready};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use counterfoil::{Applied, Batch, Family, Incarnation, ReadFrom, Registered, Result, Row, Save, Saved};
-use counterfoil::{Snapshot, Store};
+use counterfoil::{Applied, Batch, Family, Incarnation, LedgerRow, ReadFrom, Registered, Result, Snapshot, Store};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-/// What comes between.
+/// The test's code between a caller and its store.
 pub trait Between: Send + Sync + 'static {
-    /// Values and ledger are read once it is over.
+    /// Runs before values and ledger are read.
     fn before_read(&self) -> impl Future<Output = ()> + Send {
         ready(())
     }
 
-    /// Makes of the rows that were read those that are seen.
-    fn seen(&self, rows: Vec<Row>) -> impl Future<Output = Vec<Row>> + Send {
+    /// Returns the rows for the caller, given those that were read.
+    fn seen(&self, rows: Vec<Option<i64>>) -> impl Future<Output = Vec<Option<i64>>> + Send {
         ready(rows)
     }
 }
@@ -34,8 +33,12 @@ impl<S: Store, B: Between> Store for Wrapped<S, B> {
         self.store.register(family).await
     }
 
-    async fn apply(&self, batches: &[Batch]) -> Result<Applied> {
-        self.store.apply(batches).await
+    async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Applied> {
+        self.store.apply(batches, max_rows).await
+    }
+
+    async fn ledger(&self, families: &[u64]) -> Result<Vec<LedgerRow>> {
+        self.store.ledger(families).await
     }
 
     async fn read(
@@ -59,21 +62,18 @@ impl<S: Store, B: Between> Store for Wrapped<S, B> {
         self.store.list(family, prefix, after, limit).await
     }
 
-    async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Row>> {
+    async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Option<i64>>> {
         let rows = self.store.rows(family, ids).await?;
         Ok(self.between.seen(rows).await)
     }
-
-    async fn save(&self, family: &Registered, saves: &[Save]) -> Result<Vec<Saved>> {
-        self.store.save(family, saves).await
-    }
 }
 
-/// Lets a reader go on only when the test says so.
+/// Holds a reader until the test lets it continue.
 #[derive(Clone)]
 pub struct Gate {
     permits: Arc<Semaphore>,
     waiting: Arc<AtomicUsize>,
+    passed: Arc<AtomicUsize>,
 }
 
 impl Between for Gate {
@@ -81,7 +81,7 @@ impl Between for Gate {
         self.pass().await;
     }
 
-    async fn seen(&self, rows: Vec<Row>) -> Vec<Row> {
+    async fn seen(&self, rows: Vec<Option<i64>>) -> Vec<Option<i64>> {
         self.pass().await;
         rows
     }
@@ -89,13 +89,14 @@ impl Between for Gate {
 
 impl Gate {
     pub fn new() -> Self {
-        Gate { permits: Arc::new(Semaphore::new(0)), waiting: Arc::default() }
+        Gate { permits: Arc::new(Semaphore::new(0)), waiting: Arc::default(), passed: Arc::default() }
     }
 
     async fn pass(&self) {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         self.permits.acquire().await.expect("never closed").forget();
         self.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.passed.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Lets the reader run until it comes to the gate, or ends.
@@ -107,9 +108,11 @@ impl Gate {
 
     /// Lets the reader through once, and then run until it comes to the gate again, or ends.
     pub async fn let_in<T>(&self, reader: &JoinHandle<T>) {
-        self.permits.add_permits(1);
-        // the permit is taken by the one that waits, which may then come back and wait again
-        while self.permits.available_permits() > 0 && !reader.is_finished() {
+        let passed = self.passed.load(Ordering::SeqCst);
+        if !reader.is_finished() {
+            self.permits.add_permits(1);
+        }
+        while self.passed.load(Ordering::SeqCst) == passed && !reader.is_finished() {
             tokio::time::sleep(Duration::from_micros(20)).await;
         }
         self.reach(reader).await;

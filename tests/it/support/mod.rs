@@ -6,6 +6,7 @@ pub mod hits;
 pub mod interleaving;
 pub mod kinds;
 pub mod model;
+pub mod state;
 pub mod tally;
 pub mod tls;
 pub mod trouble;
@@ -14,11 +15,13 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use counterfoil::test_hooks::Partition;
 use counterfoil::{
     Added, BufferedCounters, BufferedFamilyBuilder, Counterfoil, Day, Durability, Family, MemoryStore, MysqlStore,
+    Result,
 };
 use metrics_util::debugging::{DebugValue, Snapshotter};
-use redis::aio::ConnectionManager;
+use redis::aio::{ConnectionLike, ConnectionManager};
 use sqlx::MySqlPool;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::sync::OnceCell;
@@ -84,7 +87,7 @@ impl Plain {
 /// A family over the store in memory.
 pub type PlainCounters = BufferedCounters<ConnectionManager, MemoryStore>;
 
-/// The value that a caller was told.
+/// Returns the pending value of a hit that was counted.
 pub fn counted(added: Added) -> i64 {
     match added {
         Added::Counted { pending } => pending,
@@ -96,6 +99,19 @@ pub fn counted(added: Added) -> i64 {
 pub fn ids_of(family: &Family, partition: u32, many: usize) -> Vec<String> {
     let ids = (0..).map(|number| format!("page/{number}"));
     ids.filter(|id| family.partition_of(id) == partition).take(many).collect()
+}
+
+/// Returns the home's epoch. A family that Redis does not know is configured first.
+pub async fn epoch<C>(home: &Partition<C>, family: &Family) -> Result<String>
+where
+    C: ConnectionLike + Clone + 'static,
+{
+    loop {
+        match home.epochs(family).await? {
+            Some(epochs) => return Ok(epochs.now.to_string()),
+            None => home.configure(family, 0..family.partitions()).await?,
+        }
+    }
 }
 
 /// The time between these seconds of Unix time.
@@ -132,7 +148,7 @@ async fn database_on(mysql: &MysqlServer) -> MySqlPool {
     pool
 }
 
-/// A family that is durable at once and due at every hit, unless the test says otherwise.
+/// A family that is durable immediately and due at every hit, by default.
 pub fn family(name: &str) -> BufferedFamilyBuilder {
     Family::buffered("test", name)
         .partitions(4)

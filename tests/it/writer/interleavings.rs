@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::support::epoch;
 use crate::support::interleaving::connect::Direct;
 use crate::support::interleaving::database::Database;
 use crate::support::interleaving::hunt::{Case, cases, expect_exact, expect_failure, hunt, runtime};
@@ -85,7 +86,7 @@ enum Step {
 fn work() -> impl Strategy<Value = Work> {
     (0..WORKERS, 0..PARTITIONS, any::<u8>()).prop_map(|(worker, partition, lost)| {
         let fate = if lost < 50 { Fate::LostAfter } else { Fate::Delivered };
-        Work { worker, partition, fate }
+        Work { worker, partition, rows: 1, fate }
     })
 }
 
@@ -245,7 +246,7 @@ impl<'s> World<'s> {
         self.epochs += 1;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis() as u64;
         let home = self.stage.partition(0).at(now + 120_000 * self.epochs);
-        home.epoch(&self.stage.family.family).await.map(drop).map_err(failed)
+        epoch(&home, &self.stage.family.family).await.map(drop).map_err(failed)
     }
 
     fn comes(&mut self, id: usize) {
@@ -401,7 +402,7 @@ impl Case for World<'_> {
                 }
             }
             Step::Turn => turn().await,
-            Step::Work(work) => self.workers.step(work, &mut self.stage, &self.database).await?,
+            Step::Work(work) => self.workers.step(work, &self.stage, &self.database).await?,
             Step::WorkerDies { worker } => self.workers.die(worker),
             Step::TurnEpoch => self.turn_epoch().await?,
             Step::Tick { ms } => self.tick(ms).await,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::support::between::{Gate, Wrapped};
-use crate::support::{Plain, PlainCounters, family, pause};
+use crate::support::{Plain, PlainCounters, epoch, family, pause};
 use counterfoil::test_hooks::{Guard, Partition, take_out};
 use counterfoil::{
     AddedOnce, BufferedCounters, BufferedFamilyBuilder, CachedCounters, CachedFamily, CachedFamilyBuilder, ChangedOnce,
@@ -47,7 +47,7 @@ async fn turn_epoch(plain: &Plain, family: &Family) {
     let before: String = plain.redis.run(&format!("HGET cf1:{{{family}/0}}:calls =now")).await.unwrap();
     let began_at: i64 = plain.redis.run(&format!("HINCRBY cf1:{{{family}/0}}:calls =began_at -61000")).await.unwrap();
     let home = Partition::new(plain.redis.manager().await, family, 0);
-    assert_ne!(home.epoch(family).await.unwrap(), before, "{began_at}");
+    assert_ne!(epoch(&home, family).await.unwrap(), before, "{began_at}");
 }
 
 const BEFORE: fn(i64) -> AddedOnce = |pending| AddedOnce::CountedBefore { pending };

@@ -69,6 +69,22 @@ async fn rejects_are_listed_retried_and_discarded() {
 }
 
 #[tokio::test]
+async fn rejects_of_cached_counters_are_applied_like_others() {
+    let site = Site::new().await;
+    site.sql("CREATE TABLE item (id BIGINT PRIMARY KEY, sold BIGINT NOT NULL); INSERT INTO item VALUES (7, 40)").await;
+    site.configure(&FAMILY.replace("buffered", "cached"));
+    assert_eq!(site.printed(&["add", "shop/sold", "7", "2"]).await, "counted: 7 is 42\n");
+    site.sql("DELETE FROM item").await;
+    site.printed(&["drain"]).await;
+    let list = site.json(0, &["rejects", "list"]).await;
+    assert_eq!((&list[0]["id"], &list[0]["delta"], list.as_array().map(Vec::len)), (&json!("7"), &json!(2), Some(1)));
+    site.sql("INSERT INTO item VALUES (7, 100)").await;
+    assert_eq!(site.printed(&["rejects", "retry", "--all"]).await, "applied: 1\n");
+    assert_eq!(site.number("SELECT sold FROM item").await, 102);
+    assert_eq!(site.printed(&["get", "shop/sold", "7"]).await, "7\t102\n");
+}
+
+#[tokio::test]
 async fn two_processes_that_retry_at_once_apply_each_reject_once() {
     let site = site_with(12).await;
     site.sql("INSERT INTO item SELECT CAST(id AS SIGNED), 0 FROM counterfoil_rejects").await;

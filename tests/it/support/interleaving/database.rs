@@ -1,24 +1,25 @@
 //! The database of a case, which may be killed.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use counterfoil::test_hooks::Pending;
-use counterfoil::{Batch, MysqlStore, ReadFrom, Result, Store};
+use counterfoil::test_hooks::{LastCut, Pending};
+use counterfoil::{Batch, MysqlStore, Progress, ReadFrom, Result, Store};
 use proptest::test_runner::TestCaseError;
 use sqlx::MySqlPool;
 use testkit::MysqlServer;
 
 use super::connect::Connect;
 use super::stage::Stage;
-use super::{Checked, Fate, failed};
+use super::{Fate, failed};
 use crate::support::database_on;
 
-/// Where batches end: one in memory, which is fast and so tries more, or a real store.
+/// The store of a case: in memory, which is fast and so tries more cases, or in a real database.
 #[derive(Clone)]
 pub struct Database<'s, S> {
     pub store: S,
-    /// The store's server, where it is killed now and then.
+    /// The store's server if it is killed now and then.
     mysql: Option<&'s Mortal>,
 }
 
@@ -35,42 +36,48 @@ impl<'s> Database<'s, MysqlStore> {
 }
 
 impl<S: Store + Clone> Database<'_, S> {
-    pub async fn apply(&self, batch: Batch, fate: Fate) -> Checked {
+    /// Applies the next ids of the batch, as many as `rows`. Returns its progress unless the reply is lost.
+    pub async fn apply(&self, batch: Arc<Batch>, rows: u64, fate: Fate) -> Result<Option<Progress>, TestCaseError> {
         let store = self.store.clone();
-        let applying = async move { store.apply(&[batch]).await };
+        let applying = async move { store.apply(&[batch], Some(rows)).await };
         let applied = match self.mysql {
-            Some(mysql) if fate == Fate::LostAfter => mysql.unheard(applying).await,
-            _ => applying.await.map(drop),
+            Some(mysql) if fate == Fate::LostAfter => mysql.unheard(applying).await.map(|()| None),
+            _ => applying.await.map(|applied| applied.progress.first().copied()),
         };
         applied.map_err(failed)
     }
 
-    /// What there is of the id in the database, in the batch and in the buffer together.
+    /// Returns the sum of what database, batch and buffer hold of the id.
     pub async fn total<C: Connect>(&self, stage: &Stage<'_, C>, id: &str) -> Result<i128, TestCaseError> {
         let number = stage.partition_of(id);
         let pending = stage.partition(number).read(&[id]).await.map_err(failed)?;
         Ok(self.totals(stage, (number, pending), &[id]).await?[0])
     }
 
-    /// The same of ids of one partition, of which Redis has just said what is pending.
+    /// Does so for ids of one partition, given what is pending there. A Redis that is behind the ledger holds nothing that
+    /// would reach the database.
     pub async fn totals<C: Connect>(
         &self,
         stage: &Stage<'_, C>,
         (number, pending): (u32, Pending),
         ids: &[&str],
     ) -> Result<Vec<i128>, TestCaseError> {
-        let mark: Vec<_> = pending.incarnation.map(|incarnation| (number, incarnation)).into_iter().collect();
+        let LastCut { incarnation, seq, nonce } = pending.last;
+        let mark: Vec<_> = incarnation.map(|incarnation| (number, incarnation)).into_iter().collect();
         let snapshot = self.store.read(&stage.family, ids, &mark, ReadFrom::Primary).await.map_err(failed)?;
-        let is_beside = pending.in_flight && snapshot.ledger.first().copied().unwrap_or(0) < pending.seq;
-        let total = |(value, (batch, buffer)): (&Option<i64>, &(i64, i64))| {
-            let beside = if is_beside { i128::from(*batch) } else { 0 };
-            i128::from(value.unwrap_or(0)) + i128::from(*buffer) + beside
+        let mark = snapshot.ledger.into_iter().next().unwrap_or_default();
+        let is_same = mark.seq == seq && (seq == 0 || nonce == Some(mark.nonce));
+        let is_behind = mark.seq >= seq && !is_same;
+        let total = |((id, value), (batch, buffer)): ((&&str, &Option<i64>), &(i64, i64))| {
+            let is_applied = is_same && mark.position.as_ref().is_none_or(|last| id.as_bytes() <= last.as_slice());
+            let beside = if pending.in_flight && !is_applied { i128::from(*batch) } else { 0 };
+            i128::from(value.unwrap_or(0)) + if is_behind { 0 } else { i128::from(*buffer) + beside }
         };
-        Ok(snapshot.values.iter().zip(&pending.deltas).map(total).collect())
+        Ok(ids.iter().zip(&snapshot.values).zip(&pending.deltas).map(total).collect())
     }
 }
 
-/// A MySQL that may be killed now and then while it is at something of which nobody hears.
+/// A MySQL that may be killed now and then during work whose reply is lost.
 pub struct Mortal {
     server: MysqlServer,
     one_in: Option<u64>,
@@ -78,12 +85,12 @@ pub struct Mortal {
 }
 
 impl Mortal {
-    /// Of so many things of which nobody hears one kills it.
+    /// Starts one that is killed at one in so many.
     pub async fn one_in(one_in: u64) -> Self {
         Mortal { one_in: Some(one_in), ..Mortal::never().await }
     }
 
-    /// Nothing kills it.
+    /// Starts one that is never killed.
     pub async fn never() -> Self {
         Mortal { server: MysqlServer::start().await, one_in: None, unheard: AtomicU64::new(0) }
     }
@@ -93,7 +100,7 @@ impl Mortal {
         database_on(&self.server).await
     }
 
-    /// Does what is to be done, whose reply is lost. Now and then the server is killed meanwhile.
+    /// Does the work, whose reply is lost. Now and then the server is killed meanwhile.
     pub async fn unheard<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T>> + Send + 'static,

@@ -5,7 +5,7 @@ use std::ops::RangeFrom;
 use std::sync::Arc;
 
 use counterfoil::Registered;
-use counterfoil::test_hooks::Partition;
+use counterfoil::test_hooks::{Dropped, LastCut, Partition};
 use proptest::test_runner::TestCaseError;
 use redis::Cmd;
 use testkit::RedisServer;
@@ -76,6 +76,12 @@ impl<'s, C: Connect> Stage<'s, C> {
 
     pub fn partition(&self, number: u32) -> Partition<C> {
         Partition::new(self.redis.clone(), &self.family.family, number).at(self.now)
+    }
+
+    /// Starts the partition anew if its last cut is the proven one.
+    pub async fn reset(&self, number: u32, proven: LastCut) -> Result<Option<Dropped>, TestCaseError> {
+        let home = self.partition(0);
+        self.partition(number).reset(&self.family.family, home.keys(), proven).await.map_err(failed)
     }
 
     pub fn partition_of(&self, id: &str) -> u32 {

@@ -1,9 +1,10 @@
-//! Those who bring batches to the database.
+//! Workers that bring batches to the database.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use counterfoil::test_hooks::{Cut, CutBatch, FetchReply, RotateReply};
-use counterfoil::{Batch, Durability, Incarnation, Result, Store};
+use counterfoil::test_hooks::{Cut, CutBatch, Dropped, FetchReply, LastCut, RotateReply};
+use counterfoil::{Batch, BatchId, Durability, Progress, Store};
 use proptest::prelude::Strategy;
 use proptest::test_runner::TestCaseError;
 
@@ -14,39 +15,44 @@ use super::{Checked, Fate, PARTITIONS, SETTLE, failed, fate};
 
 pub const WORKERS: usize = 2;
 
-/// A worker's next step. Whoever has nothing in hand looks at that partition.
+/// A worker's next step. A worker without a task rotates that partition.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     pub worker: usize,
     pub partition: u32,
+    /// The most ids that the worker applies at a time.
+    pub rows: u64,
     pub fate: Fate,
 }
 
 impl Work {
     pub const fn delivered(worker: usize, partition: u32) -> Self {
-        Work { worker, partition, fate: Fate::Delivered }
+        Work { worker, partition, rows: 1, fate: Fate::Delivered }
     }
 
     pub fn any() -> impl Strategy<Value = Self> {
-        (0..WORKERS, 0..PARTITIONS, fate()).prop_map(|(worker, partition, fate)| Work { worker, partition, fate })
+        let work = |(worker, partition, rows, fate)| Work { worker, partition, rows, fate };
+        (0..WORKERS, 0..PARTITIONS, 1..=2_u64, fate()).prop_map(work)
     }
 }
 
-/// What a worker does next, and with which batch of which partition.
-#[derive(Debug, Default)]
-enum Task {
+/// A worker's next step on a batch.
+#[derive(Clone, Debug, Default)]
+pub enum Task {
     #[default]
     Rotate,
-    Fetch(u32, CutBatch),
-    Apply(Batch, CutBatch),
-    Release(u32, CutBatch),
+    Fetch(u32, BatchId),
+    Apply(Arc<Batch>),
+    Release(u32, BatchId),
+    /// The ledger proves that Redis was set back.
+    Reset(u32, BatchId),
 }
 
-/// Those who bring batches to the database: they rotate, fetch, apply and release.
+/// Workers that rotate, fetch, apply in parts and release, or reset.
 #[derive(Debug, Default)]
 pub struct Workers {
-    tasks: [Task; WORKERS],
-    /// How many batches they cut, also where they did not hear of it.
+    pub tasks: [Task; WORKERS],
+    /// The number of batches that they cut, including those of which no reply arrived.
     pub cuts: u64,
 }
 
@@ -55,66 +61,69 @@ impl Workers {
         self.tasks[worker] = Task::default();
     }
 
+    /// Takes a step where Redis is never set back.
     pub async fn step<C: Connect, S: Store + Clone>(
         &mut self,
         work: Work,
-        stage: &mut Stage<'_, C>,
+        stage: &Stage<'_, C>,
         database: &Database<'_, S>,
     ) -> Checked {
-        let task = std::mem::take(&mut self.tasks[work.worker]);
-        self.tasks[work.worker] = match work.fate {
-            Fate::LostBefore => task,
-            Fate::Delivered => self.execute(&task, work, stage, database).await?,
-            // whatever it did, it is done again
-            Fate::LostAfter => {
-                self.execute(&task, work, stage, database).await?;
-                task
-            }
-        };
-        Ok(())
-    }
-
-    /// Returns what comes next.
-    async fn execute<C: Connect, S: Store + Clone>(
-        &mut self,
-        task: &Task,
-        work: Work,
-        stage: &mut Stage<'_, C>,
-        database: &Database<'_, S>,
-    ) -> Result<Task, TestCaseError> {
-        match task {
-            Task::Rotate => self.rotate(work.partition, stage).await,
-            Task::Fetch(number, cut) => fetch(*number, *cut, stage).await,
-            Task::Apply(batch, cut) => {
-                database.apply(batch.clone(), work.fate).await?;
-                Ok(Task::Release(batch.partition, *cut))
-            }
-            Task::Release(number, cut) => {
-                stage.partition(*number).release(cut).await.map_err(failed)?;
-                Ok(Task::Rotate)
-            }
+        match self.advance(work, stage, database).await? {
+            None => Ok(()),
+            Some(dropped) => Err(failed(format!("DROPPED: {dropped:?}"))),
         }
     }
 
-    async fn rotate<C: Connect>(&mut self, number: u32, stage: &mut Stage<'_, C>) -> Result<Task, TestCaseError> {
-        let incarnation = Incarnation(stage.new_name());
-        match stage.partition(number).rotate(incarnation, None, Cut::Now).await.map_err(failed)? {
-            RotateReply::Batch(cut) => {
-                self.cuts += u64::from(cut.fresh);
-                Ok(Task::Fetch(number, cut))
+    /// Takes a step, and returns what a reset dropped.
+    pub async fn advance<C: Connect, S: Store + Clone>(
+        &mut self,
+        work: Work,
+        stage: &Stage<'_, C>,
+        database: &Database<'_, S>,
+    ) -> Result<Option<Dropped>, TestCaseError> {
+        let task = self.tasks[work.worker].clone();
+        if work.fate == Fate::LostBefore {
+            return Ok(None);
+        }
+        let (next, dropped) = match task {
+            Task::Rotate => (self.rotate(work.partition, stage).await?, None),
+            Task::Fetch(number, id) => (fetch(number, id, stage).await?, None),
+            Task::Apply(batch) => (apply(batch, work, database).await?, None),
+            Task::Release(number, id) => {
+                stage.partition(number).release(id).await.map_err(failed)?;
+                (Task::Rotate, None)
+            }
+            Task::Reset(number, id) => {
+                let BatchId { incarnation, seq, nonce } = id;
+                let proven = LastCut { incarnation: Some(incarnation), seq, nonce: Some(nonce) };
+                (Task::Rotate, stage.reset(number, proven).await?)
+            }
+        };
+        // after a lost reply the worker repeats the step
+        if work.fate == Fate::Delivered {
+            self.tasks[work.worker] = next;
+        }
+        Ok(dropped)
+    }
+
+    async fn rotate<C: Connect>(&mut self, number: u32, stage: &Stage<'_, C>) -> Result<Task, TestCaseError> {
+        match stage.partition(number).rotate(None, Cut::Now).await.map_err(failed)? {
+            RotateReply::Batch(CutBatch { id, fresh, .. }) => {
+                self.cuts += u64::from(fresh);
+                Ok(Task::Fetch(number, id))
             }
             _ => Ok(Task::Rotate),
         }
     }
 
-    /// Brings everything that waits in the partition to the database.
+    /// Brings everything that is pending in the partition to the database.
     pub async fn drain<C: Connect, S: Store + Clone>(
         &mut self,
         partition: u32,
         stage: &mut Stage<'_, C>,
         database: &Database<'_, S>,
     ) -> Checked {
-        // one batch may be there, and the buffer behind it; then the workers' own
+        // one batch may be in flight, with the buffer behind it, besides the workers' own tasks
         for _ in 0..16 {
             for worker in 0..WORKERS {
                 stage.pass(SETTLE);
@@ -125,17 +134,28 @@ impl Workers {
     }
 }
 
-async fn fetch<C: Connect>(number: u32, cut: CutBatch, stage: &Stage<'_, C>) -> Result<Task, TestCaseError> {
+async fn fetch<C: Connect>(number: u32, id: BatchId, stage: &Stage<'_, C>) -> Result<Task, TestCaseError> {
     let settle = match stage.family.family.durability() {
         Durability::Settle(time) => time,
         _ => Duration::ZERO,
     };
-    match stage.partition(number).fetch(&cut, settle, 10).await.map_err(failed)? {
-        FetchReply::Deltas { deltas, foreign } => {
-            let (family, CutBatch { incarnation, seq, .. }) = (stage.family.clone(), cut);
-            Ok(Task::Apply(Batch { family, partition: number, incarnation, seq, deltas, foreign }, cut))
+    match stage.partition(number).fetch(id, settle, 10).await.map_err(failed)? {
+        FetchReply::Deltas(deltas) => {
+            Ok(Task::Apply(Arc::new(Batch { family: stage.family.clone(), partition: number, id, deltas })))
         }
-        FetchReply::Wait(_) => Ok(Task::Fetch(number, cut)),
+        FetchReply::Wait(_) => Ok(Task::Fetch(number, id)),
         FetchReply::Stale => Ok(Task::Rotate),
     }
+}
+
+async fn apply<S: Store + Clone>(
+    batch: Arc<Batch>,
+    work: Work,
+    database: &Database<'_, S>,
+) -> Result<Task, TestCaseError> {
+    Ok(match database.apply(batch.clone(), work.rows, work.fate).await? {
+        Some(Progress::Complete | Progress::Repeated) => Task::Release(batch.partition, batch.id),
+        Some(Progress::SetBack) => Task::Reset(batch.partition, batch.id),
+        Some(Progress::Partial { .. }) | None => Task::Apply(batch),
+    })
 }

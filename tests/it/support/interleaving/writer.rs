@@ -1,12 +1,13 @@
-//! Those who count.
+//! Writers, which count.
 
 use counterfoil::test_hooks::{Fence, Partition};
 
 use super::connect::Connect;
 use super::stage::Stage;
-use super::{Checked, failed};
+use super::{Checked, Failed, failed};
+use crate::support::epoch;
 
-/// Somebody who counts, one call at a time.
+/// A writer with one call in flight.
 #[derive(Debug)]
 pub struct Writer<Call> {
     key: Key,
@@ -14,7 +15,7 @@ pub struct Writer<Call> {
     pub open: Option<Call>,
 }
 
-/// The idempotency key of a call, with the epoch that it names: "" as long as none was told.
+/// The idempotency key of a call, with its epoch: "" before the writer has asked for one.
 #[derive(Clone, Debug)]
 pub struct Key {
     caller: String,
@@ -38,20 +39,20 @@ impl<Call> Writer<Call> {
         self.open = Some(call);
     }
 
-    /// The key of the open call. It names the epoch that the home told, unless one was told before.
-    pub async fn key<C: Connect>(&mut self, stage: &Stage<'_, C>, home: &Partition<C>) -> Result<Key, super::Failed> {
+    /// Returns the key of the open call, with an epoch from its home unless the writer has one.
+    pub async fn key<C: Connect>(&mut self, stage: &Stage<'_, C>, home: &Partition<C>) -> Result<Key, Failed> {
         if self.key.epoch.is_empty() {
-            self.key.epoch = home.epoch(&stage.family.family).await.map_err(failed)?;
+            self.key.epoch = epoch(home, &stage.family.family).await.map_err(failed)?;
         }
         Ok(self.key.clone())
     }
 
-    /// Whether the key is that of the open call.
+    /// Returns whether the key is that of the open call.
     pub fn made(&self, key: &Key) -> bool {
         self.open.is_some() && (&*key.caller, key.n) == (&*self.key.caller, self.key.n)
     }
 
-    /// Whoever has no call open asks for the epoch before the next one.
+    /// Lets a writer without an open call ask for the epoch before its next call.
     pub fn ask(&mut self) {
         if self.open.is_none() {
             self.key.epoch.clear();
@@ -59,8 +60,8 @@ impl<Call> Writer<Call> {
     }
 }
 
-/// A minute goes by, and the home begins a new epoch.
+/// Begins a new epoch of the home, after a minute.
 pub async fn turn_epoch<C: Connect>(stage: &mut Stage<'_, C>, home: u32) -> Checked {
     stage.pass(60_000);
-    stage.partition(home).epoch(&stage.family.family).await.map(drop).map_err(failed)
+    epoch(&stage.partition(home), &stage.family.family).await.map(drop).map_err(failed)
 }

@@ -1,0 +1,296 @@
+//! The rule for rows that are only added: two reads of the counter bound what is missing.
+
+use stateright::{Model, Property};
+
+use crate::terms::Hits;
+
+/// The model of one counter whose rows are only added, and of two recounters that share each run.
+#[derive(Clone, Debug)]
+pub struct AddedRows {
+    /// The number of rows that are inserted.
+    pub rows: u8,
+    /// The number of rows whose count never comes, at most.
+    pub uncounted: u8,
+    /// The number of rows that are counted twice, at most.
+    pub doubled: u8,
+    /// The number of recounters that die, at most.
+    pub deaths: u8,
+    /// The number of runs. Each run corrects the counter at most once.
+    pub runs: u8,
+    /// The guard that is left out.
+    pub mistake: Option<Mistake>,
+}
+
+/// A way to do without one guard of the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mistake {
+    /// A recounter does not wait for the counts of the rows that it saw.
+    NoWait,
+    /// A correction does not check that the run is current and has not corrected the counter.
+    NoFence,
+    /// A correction writes the number of rows, in place of adding a delta.
+    WriteValue,
+    /// A correction adds the rows less the value before them, whatever was counted in the meantime.
+    OneDifference,
+}
+
+/// The source rows, the counter, and the recounters.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    rows: u8,
+    value: i8,
+    /// The rows that are not counted yet and will be.
+    coming: Hits,
+    uncounted: u8,
+    doubled: u8,
+    deaths: u8,
+    run: u8,
+    /// The current run is finished with this counter.
+    is_done: bool,
+    recounters: [Recounter; 2],
+    /// A correction in which nothing moved left a drift.
+    drift_left: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Recounter {
+    Idle,
+    /// Has read the value for the first time.
+    Started {
+        run: u8,
+        before: i8,
+    },
+    /// Has counted the rows, and waits for those among them that were not counted yet.
+    Waiting {
+        run: u8,
+        before: i8,
+        rows: u8,
+        due: Hits,
+    },
+    Measured(Measurement),
+}
+
+/// The figures of a recounter that has read the value again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Measurement {
+    run: u8,
+    before: i8,
+    rows: u8,
+    after: i8,
+}
+
+/// A step of the application or of a recounter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The application inserts a row.
+    Insert,
+    /// The application counts a row.
+    Count(u8),
+    /// The application dies before it counts a row.
+    NeverCount(u8),
+    /// The application counts a row twice.
+    CountTwice(u8),
+    /// A recounter reads the value.
+    ReadValue(usize),
+    /// A recounter counts the rows.
+    CountRows(usize),
+    /// A recounter has waited and reads the value again.
+    ReadValueAgain(usize),
+    /// A recounter corrects the counter or leaves it.
+    Correct(usize),
+    /// A recounter dies and another takes its place.
+    Die(usize),
+    /// The next run begins.
+    NextRun,
+}
+
+impl AddedRows {
+    /// Returns a small model: two rows, one that is never counted, one that is counted twice, and two runs.
+    pub fn new() -> Self {
+        Self { rows: 2, uncounted: 1, doubled: 1, deaths: 1, runs: 2, mistake: None }
+    }
+
+    fn makes(&self, mistake: Mistake) -> bool {
+        self.mistake == Some(mistake)
+    }
+
+    /// Returns what a recounter adds: as much as is proven to be missing or too much.
+    fn delta(&self, measured: &Measurement) -> i8 {
+        let at_least = measured.rows as i8 - measured.after;
+        let at_most = measured.rows as i8 - measured.before;
+        if self.makes(Mistake::OneDifference) || at_most < 0 { at_most } else { at_least.max(0) }
+    }
+
+    fn correct(&self, state: &mut State, recounter: usize) {
+        let Recounter::Measured(measured) = state.recounters[recounter] else { return };
+        let Measurement { run, before, rows, after } = measured;
+        state.recounters[recounter] = Recounter::Idle;
+        let is_current = run == state.run && !state.is_done;
+        if !is_current && !self.makes(Mistake::NoFence) {
+            return;
+        }
+        let is_quiet = before == after && after == state.value && rows == state.rows && state.coming.is_empty();
+        let delta = self.delta(&measured);
+        if self.makes(Mistake::WriteValue) && delta != 0 {
+            state.value = rows as i8;
+        } else {
+            state.value += delta;
+        }
+        state.is_done = true;
+        state.drift_left |= is_quiet && state.value != state.rows as i8;
+    }
+}
+
+impl Default for AddedRows {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl State {
+    /// Returns the number of rows whose count came or never will.
+    fn settled(&self) -> i8 {
+        self.rows as i8 - self.coming.iter().count() as i8
+    }
+
+    fn measurements(&self) -> impl Iterator<Item = &Measurement> {
+        self.recounters.iter().filter_map(|recounter| match recounter {
+            Recounter::Measured(measured) => Some(measured),
+            _ => None,
+        })
+    }
+}
+
+impl Model for AddedRows {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State {
+            rows: 0,
+            value: 0,
+            coming: Hits::default(),
+            uncounted: 0,
+            doubled: 0,
+            deaths: 0,
+            run: 1,
+            is_done: false,
+            recounters: [Recounter::Idle; 2],
+            drift_left: false,
+        }]
+    }
+
+    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+        if state.rows < self.rows {
+            steps.push(Step::Insert);
+        }
+        for row in state.coming.iter() {
+            steps.push(Step::Count(row));
+            if state.uncounted < self.uncounted {
+                steps.push(Step::NeverCount(row));
+            }
+            if state.doubled < self.doubled {
+                steps.push(Step::CountTwice(row));
+            }
+        }
+        for (number, recounter) in state.recounters.iter().enumerate() {
+            match recounter {
+                Recounter::Idle => steps.push(Step::ReadValue(number)),
+                Recounter::Started { .. } => steps.push(Step::CountRows(number)),
+                // The wait is longer than the application takes from a row to its count.
+                Recounter::Waiting { due, .. } => {
+                    if due.without(state.coming) == *due || self.makes(Mistake::NoWait) {
+                        steps.push(Step::ReadValueAgain(number));
+                    }
+                }
+                Recounter::Measured(_) => steps.push(Step::Correct(number)),
+            }
+            if *recounter != Recounter::Idle && state.deaths < self.deaths {
+                steps.push(Step::Die(number));
+            }
+        }
+        if state.is_done && state.run < self.runs {
+            steps.push(Step::NextRun);
+        }
+    }
+
+    fn next_state(&self, last: &State, step: Step) -> Option<State> {
+        let mut state = last.clone();
+        match step {
+            Step::Insert => {
+                state.coming = state.coming + Hits::one(state.rows);
+                state.rows += 1;
+            }
+            Step::Count(row) => {
+                state.coming = state.coming.without(Hits::one(row));
+                state.value += 1;
+            }
+            Step::NeverCount(row) => {
+                state.coming = state.coming.without(Hits::one(row));
+                state.uncounted += 1;
+            }
+            Step::CountTwice(row) => {
+                state.coming = state.coming.without(Hits::one(row));
+                state.doubled += 1;
+                state.value += 2;
+            }
+            Step::ReadValue(number) => {
+                state.recounters[number] = Recounter::Started { run: state.run, before: state.value };
+            }
+            Step::CountRows(number) => {
+                let Recounter::Started { run, before } = state.recounters[number] else { return None };
+                state.recounters[number] = Recounter::Waiting { run, before, rows: state.rows, due: state.coming };
+            }
+            Step::ReadValueAgain(number) => {
+                let Recounter::Waiting { run, before, rows, .. } = state.recounters[number] else { return None };
+                let measured = Measurement { run, before, rows, after: state.value };
+                state.recounters[number] = Recounter::Measured(measured);
+            }
+            Step::Correct(number) => self.correct(&mut state, number),
+            Step::Die(number) => {
+                state.recounters[number] = Recounter::Idle;
+                state.deaths += 1;
+            }
+            Step::NextRun => {
+                state.run += 1;
+                state.is_done = false;
+            }
+        }
+        Some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("a counter never lacks more than the rows whose count never comes", |_, state: &State| {
+                state.value >= state.settled() - state.uncounted as i8
+            }),
+            Property::always(
+                "a counter never exceeds its rows by more than what was counted twice",
+                |_, state: &State| state.value <= state.settled() + state.doubled as i8,
+            ),
+            Property::always("a run in which nothing moves ends the drift", |_, state: &State| !state.drift_left),
+            Property::sometimes("a recounter finds that a count is missing", |model: &Self, state: &State| {
+                state.measurements().any(|measured| model.delta(measured) > 0)
+            }),
+            Property::sometimes("a recounter finds a count too many", |model: &Self, state: &State| {
+                state.measurements().any(|measured| model.delta(measured) < 0)
+            }),
+            Property::sometimes(
+                "a recounter cannot tell a missing count from a late one",
+                |model: &Self, state: &State| {
+                    state.uncounted > 0
+                        && state
+                            .measurements()
+                            .any(|measured| measured.before < measured.after && model.delta(measured) == 0)
+                },
+            ),
+            Property::sometimes("a recounter is too late for its run", |_, state: &State| {
+                state.measurements().any(|measured| measured.run != state.run || state.is_done)
+            }),
+            Property::sometimes("the drift ends", |model: &Self, state: &State| {
+                let is_over = state.rows == model.rows && state.coming.is_empty();
+                is_over && state.uncounted > 0 && state.doubled == 0 && state.value == state.rows as i8
+            }),
+        ]
+    }
+}

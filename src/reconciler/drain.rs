@@ -1,0 +1,85 @@
+//! Brings everything that is in Redis to the database, without a reconciler.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use redis::aio::ConnectionLike;
+use tokio::sync::watch;
+
+use crate::connection::backoff::{Backoff, wait_out};
+use crate::error::{Error, Result};
+use crate::reconciler::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
+use crate::store::Store;
+use crate::writer::opened::Opened;
+
+impl<C, S> Flusher<C, S>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+    S: Store,
+{
+    /// Brings everything to the database that is in Redis now. What cannot be brought there holds nothing else back.
+    #[tracing::instrument(skip_all)]
+    pub async fn drain(&self, mut families: Vec<Arc<Opened>>) -> Result<()> {
+        let mut pause = Backoff::default();
+        let mut left: Vec<PartitionId> = Vec::new();
+        while !families.is_empty() {
+            for (number, found) in self.sweep(std::mem::take(&mut families)).await {
+                match found {
+                    Ok(found) => left.extend(found),
+                    Err(error) => {
+                        wait_out(error, &mut pause).await?;
+                        families.extend(self.shared.family(number));
+                    }
+                }
+            }
+        }
+        let mut stuck = None;
+        while !left.is_empty() {
+            left = self.drain_once(left, &mut pause, &mut stuck).await;
+        }
+        stuck.map_or(Ok(()), Err)
+    }
+
+    /// Takes one batch off each partition. Returns the partitions that may still hold a hit from before the drain: a
+    /// batch that somebody else cut says nothing about the buffer.
+    async fn drain_once(
+        &self,
+        partitions: Vec<PartitionId>,
+        pause: &mut Backoff,
+        stuck: &mut Option<Error>,
+    ) -> Vec<PartitionId> {
+        let (_running, stop) = watch::channel(false);
+        let (mut held, mut left, mut failed) = (Vec::new(), BTreeSet::new(), Vec::new());
+        for (id, rotated) in self.rotate(&partitions, false).await {
+            match rotated {
+                Ok(Rotated::Held(batch)) => {
+                    if !batch.cut.fresh {
+                        left.insert(id);
+                    }
+                    held.push(batch);
+                }
+                // a drain heeds neither the time nor a lease
+                Ok(Rotated::Nothing | Rotated::Early(_) | Rotated::Leased(_)) => {}
+                Err(error) => failed.push((id, error)),
+            }
+        }
+        while let Some(ready) = held.iter().map(Held::ready_at).max() {
+            tokio::time::sleep_until(ready).await;
+            for (id, end) in self.flush(self.next_flush(&mut held), &stop).await {
+                if let Flushed::Failed(error) = end {
+                    failed.push((id, error));
+                }
+            }
+        }
+        for (id, error) in failed {
+            match wait_out(error, pause).await {
+                Ok(()) => left.insert(id),
+                Err(error) => {
+                    *stuck = Some(error);
+                    left.remove(&id)
+                }
+            };
+        }
+        left.into_iter().collect()
+    }
+}

@@ -1,0 +1,138 @@
+//! Watches Redis for the loss of its memory: a server that was restarted, emptied or replaced is configured again and probed.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::ConnectionLike;
+use tokio::time::Instant;
+
+use crate::error::Result;
+use crate::reconciler::set_back;
+use crate::reconciler::upkeep;
+use crate::scripts::bundle;
+use crate::scripts::check;
+use crate::scripts::keys::Keys;
+use crate::store::Store;
+use crate::writer::opened::Opened;
+use crate::writer::shared::Shared;
+
+/// How often Redis is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// How often every partition is compared with the ledger, also where nothing points to a set-back.
+const PROBE: Duration = Duration::from_secs(30);
+const NOT_BEFORE_ITS_END: Duration = Duration::from_secs(3600);
+/// How many families a look asks for: on one server with one call, in a cluster with one for each.
+const ON_A_SERVER: usize = 500;
+const IN_A_CLUSTER: usize = 16;
+
+/// The servers of a Redis by their addresses, each with the id of its run.
+type Servers = BTreeMap<String, String>;
+
+/// What a reconciler knows of its Redis.
+#[derive(Clone, Debug)]
+pub struct ServerWatch {
+    servers: Option<Servers>,
+    next_look: Instant,
+    probe_at: Instant,
+    /// A probe was asked for after the last look began.
+    asks_probe: bool,
+    /// The family that the next look begins with.
+    first: usize,
+}
+
+impl ServerWatch {
+    pub fn new() -> Self {
+        let now = Instant::now();
+        ServerWatch { servers: None, next_look: now, probe_at: now, asks_probe: true, first: 0 }
+    }
+
+    pub fn next_look(&self) -> Instant {
+        self.next_look
+    }
+
+    /// Asks for a probe with the next look: a family was opened.
+    pub fn probe_soon(&mut self) {
+        self.asks_probe = true;
+    }
+
+    /// Returns what [`look`](Self::look) begins with, if a look is due. The next one is not due before this one has ended.
+    pub fn begin(&mut self) -> Option<Self> {
+        let now = Instant::now();
+        if self.next_look > now {
+            return None;
+        }
+        if std::mem::take(&mut self.asks_probe) {
+            self.probe_at = now;
+        }
+        self.next_look = now + NOT_BEFORE_ITS_END;
+        Some(self.clone())
+    }
+
+    pub fn end(&mut self, look: Result<Self>) {
+        match look {
+            Ok(known) => *self = ServerWatch { asks_probe: self.asks_probe, ..known },
+            Err(error) => tracing::debug!(%error, "Redis was not looked at"),
+        }
+        self.next_look = Instant::now() + LOOK;
+    }
+
+    /// Looks at Redis, and returns what is known now.
+    pub async fn look<C, S>(mut self, shared: &Shared<C, S>, redis: &C) -> Result<Self>
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+        S: Store,
+    {
+        let servers = check::run_ids(redis).await?;
+        let families = shared.opened();
+        let is_other = self.servers.as_ref().is_some_and(|known| *known != servers);
+        if is_other {
+            tracing::warn!("Redis was restarted or replaced: its partitions are compared with the ledger");
+        }
+        if is_other || self.is_emptied(shared, redis, &families).await? {
+            configure(shared, redis, &families).await;
+        }
+        if is_other || self.probe_at <= Instant::now() {
+            set_back::probe(shared, redis, &families).await?;
+            self.probe_at = Instant::now() + PROBE;
+        }
+        self.servers = Some(servers);
+        Ok(self)
+    }
+
+    /// Whether Redis does not know one of the families that are looked at in turn.
+    async fn is_emptied<C, S>(&mut self, shared: &Shared<C, S>, redis: &C, families: &[Arc<Opened>]) -> Result<bool>
+    where
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+    {
+        let is_cluster = shared.topology.is_cluster();
+        let count = if is_cluster { IN_A_CLUSTER } else { ON_A_SERVER };
+        let turn: Range<usize> = self.first..families.len().min(self.first + count);
+        self.first = if turn.end < families.len() { turn.end } else { 0 };
+        let homes: Vec<_> =
+            families.get(turn).unwrap_or_default().iter().map(|one| Keys::new(&one.family, 0).calls()).collect();
+        for keys in homes.chunks(if is_cluster { 1 } else { ON_A_SERVER }) {
+            match bundle::read::<_, u64>(redis, "EXISTS", keys, &[]).await {
+                Ok(existing) if existing < keys.len() as u64 => return Ok(true),
+                Ok(_) => {}
+                Err(error) if bundle::crosses_slots(&error) => shared.topology.found_cluster(),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Configures the families that the database has registered. One that Redis refuses is left to its upkeep, which reports
+/// the error.
+async fn configure<C, S>(shared: &Shared<C, S>, redis: &C, families: &[Arc<Opened>])
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    for registered in families.iter().filter_map(|opened| opened.registered.get()) {
+        if let Err(error) = upkeep::begin_epochs(redis, &shared.topology, &registered.family).await {
+            tracing::debug!(family = %registered.family, %error, "a family was not configured again");
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Detects a Redis that was set back to an older state, and starts its partitions anew (docs/protocol.md, section 3.9).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use futures_util::future::{join_all, try_join_all};
+use redis::aio::ConnectionLike;
+
+use crate::error::Result;
+use crate::metrics;
+use crate::scripts::buffered::{LastCut, last_cuts};
+use crate::scripts::partition::Partition;
+use crate::store::{LedgerRow, Mark, Store};
+use crate::testing::ablation::{self, Guard};
+use crate::writer::opened::Opened;
+use crate::writer::shared::Shared;
+
+/// How many families one statement reads the ledger of.
+const FAMILIES: usize = 1_000;
+/// How many partitions one call reads, where they are on one server.
+const PARTITIONS: usize = 500;
+/// How many calls are under way at a time.
+const CALLS: usize = 16;
+
+/// Compares the ledger with Redis, and begins anew where Redis is behind. The ledger is read first: everything that it has
+/// was cut in Redis before. Returns how many partitions began anew.
+///
+/// Families that the database has not registered yet are left out.
+#[tracing::instrument(level = "debug", skip_all, fields(families = families.len()))]
+pub async fn probe<C, S>(shared: &Shared<C, S>, redis: &C, families: &[Arc<Opened>]) -> Result<usize>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+    S: Store,
+{
+    let mut reset = 0;
+    for some in families.chunks(FAMILIES) {
+        let registered = some.iter().filter_map(|opened| Some((opened.registered.get()?.number, opened)));
+        let by_number: HashMap<_, _> = registered.collect();
+        let numbers: Vec<_> = by_number.keys().copied().collect();
+        let ledger = if numbers.is_empty() { Vec::new() } else { shared.store.ledger(&numbers).await? };
+        let marks: HashMap<_, _> = ledger
+            .into_iter()
+            .map(|LedgerRow { family, partition, incarnation, mark }| ((family, partition, incarnation), mark))
+            .collect();
+        let mut partitions: Vec<_> = marks.keys().map(|(family, partition, _)| (*family, *partition)).collect();
+        partitions.sort_unstable();
+        partitions.dedup();
+        let size = if shared.topology.is_cluster() { 1 } else { PARTITIONS };
+        for chunk in partitions.chunks(size * CALLS) {
+            let looks = chunk.chunks(size).map(async |few| {
+                let asked: Vec<_> = few
+                    .iter()
+                    .map(|(family, number)| Partition::new(redis.clone(), &by_number[family].family, *number))
+                    .collect();
+                last_cuts(redis, &asked).await
+            });
+            let cuts = try_join_all(looks).await?.into_iter().flatten();
+            let behind = chunk.iter().zip(cuts).filter(|((family, partition), cut)| {
+                let key = cut.incarnation.map(|incarnation| (*family, *partition, incarnation));
+                key.and_then(|key| marks.get(&key)).is_some_and(|mark| is_behind(cut, mark))
+            });
+            let resets =
+                behind.map(|((family, partition), cut)| begin_anew(shared, redis, by_number[family], *partition, cut));
+            for outcome in join_all(resets).await {
+                outcome?;
+                reset += 1;
+            }
+        }
+    }
+    Ok(reset)
+}
+
+/// Whether Redis is behind the ledger of its incarnation.
+fn is_behind(cut: &LastCut, mark: &Mark) -> bool {
+    let is_other = cut.nonce != Some(mark.nonce) && !ablation::is_out(Guard::Nonce);
+    cut.seq < mark.seq || (cut.seq == mark.seq && mark.seq > 0 && is_other)
+}
+
+/// Drops what the partition has pending and starts a new incarnation, if its last cut is still the one that proves that
+/// Redis was set back.
+pub async fn begin_anew<C, S>(
+    shared: &Shared<C, S>,
+    redis: &C,
+    opened: &Opened,
+    partition: u32,
+    proven: LastCut,
+) -> Result<()>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+    S: Store,
+{
+    let family = &opened.family;
+    let home = Partition::new(redis.clone(), family, shared.topology.home_of(partition));
+    let own = Partition::new(redis.clone(), family, partition);
+    if let Some(dropped) = own.reset(family, &home.keys, proven).await? {
+        ::metrics::counter!(metrics::SET_BACK, "family" => opened.label.clone()).increment(1);
+        ::metrics::counter!(metrics::DROPPED, "family" => opened.label.clone()).increment(dropped.hits);
+        let (hits, ids) = (dropped.hits, dropped.ids);
+        tracing::error!(%family, partition, hits, ids, "Redis was set back to an older state: pending hits were dropped");
+    }
+    Ok(())
+}

@@ -1,0 +1,43 @@
+//! The state of a family in Redis, to which it can be set back.
+
+use counterfoil::Family;
+use redis::aio::ConnectionLike;
+use redis::{cmd, pipe};
+
+/// The keys of a family with their contents.
+pub struct State {
+    pattern: String,
+    keys: Vec<(String, Vec<u8>)>,
+}
+
+impl State {
+    /// Reads the present state.
+    pub async fn of<C: ConnectionLike + Clone>(redis: &C, family: &Family) -> Self {
+        let (mut redis, pattern) = (redis.clone(), format!("cf1:{{{family}/*"));
+        let keys: Vec<String> = cmd("KEYS").arg(&pattern).query_async(&mut redis).await.expect("KEYS");
+        let mut dumps = pipe();
+        for key in &keys {
+            dumps.cmd("DUMP").arg(key);
+        }
+        let contents: Vec<Vec<u8>> = match keys.is_empty() {
+            true => Vec::new(),
+            false => dumps.query_async(&mut redis).await.expect("DUMP"),
+        };
+        State { pattern, keys: keys.into_iter().zip(contents).collect() }
+    }
+
+    /// Sets Redis back to this state.
+    pub async fn restore<C: ConnectionLike + Clone>(&self, redis: &C) {
+        let mut redis = redis.clone();
+        let present: Vec<String> = cmd("KEYS").arg(&self.pattern).query_async(&mut redis).await.expect("KEYS");
+        let mut restores = pipe();
+        restores.atomic();
+        for key in present {
+            restores.del(key).ignore();
+        }
+        for (key, content) in &self.keys {
+            restores.cmd("RESTORE").arg(key).arg(0).arg(content).ignore();
+        }
+        let () = restores.query_async(&mut redis).await.expect("RESTORE");
+    }
+}

@@ -1,0 +1,250 @@
+//! A Redis that is killed and restored from older data, again and again, while all kinds count (docs/protocol.md, section
+//! 3.9). No row ever has more than was counted, and what it lacks was pending when Redis was killed or reported as dropped.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use counterfoil::metrics::{DROPPED, SET_BACK};
+use counterfoil::{
+    Activity, BufferedCounters, CachedCounters, Counterfoil, Day, Durability, Family, MysqlStore, Precision, Series,
+    Visitors,
+};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use rand::{RngExt, SeedableRng};
+use redis::aio::ConnectionManager;
+use sqlx::MySqlPool;
+use testkit::{MysqlServer, RedisOptions, RedisServer};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+const KINDS: [&str; 5] = ["views", "votes", "hits", "site", "people"];
+/// Of each kind.
+const IDS: u64 = 7;
+/// Tasks of each kind.
+const TASKS: usize = 4;
+
+/// What the tasks of one kind were replied.
+#[derive(Default)]
+struct Tally {
+    acknowledged: AtomicI64,
+    unknown: AtomicI64,
+}
+
+impl Tally {
+    fn count<T>(&self, result: counterfoil::Result<T>, counted: impl Fn(&T) -> bool) -> bool {
+        match result {
+            Ok(done) if counted(&done) => _ = self.acknowledged.fetch_add(1, Ordering::Relaxed),
+            Err(error) if error.outcome_unknown() => _ = self.unknown.fetch_add(1, Ordering::Relaxed),
+            Ok(_) => {}
+            Err(_) => return false,
+        }
+        true
+    }
+
+    fn most(&self) -> i64 {
+        self.acknowledged.load(Ordering::Relaxed) + self.unknown.load(Ordering::Relaxed)
+    }
+}
+
+type C = ConnectionManager;
+
+#[derive(Clone)]
+struct Handles {
+    views: BufferedCounters<C>,
+    votes: CachedCounters<C>,
+    hits: Series<C>,
+    site: Activity<C>,
+    people: Visitors<C>,
+}
+
+impl Handles {
+    async fn open(counterfoil: &Counterfoil<C>, durability: Durability) -> Self {
+        let soon = Duration::from_millis(50);
+        let views = Family::buffered("test", "views").durability(durability).sync_after(1, soon);
+        let votes = Family::cached("test", "votes").durability(durability).save_after(soon);
+        let hits = Family::series("test", "hits").durability(durability).sync_after(soon);
+        let hits = hits.windows([(Precision::Seconds(1), 60)]).keep([Precision::Seconds(1)]);
+        let site = Family::activity("test", "site").durability(durability).sync_after(soon).keep_minutes(true);
+        let people = Family::visitors("test", "people").durability(durability).sync_after(1, soon);
+        Handles {
+            views: counterfoil.open(views.build().unwrap()).await.unwrap().write_timeout(soon * 10),
+            votes: counterfoil.open(votes.build().unwrap()).await.unwrap().write_timeout(soon * 10),
+            hits: counterfoil.open(hits.build().unwrap()).await.unwrap().write_timeout(soon * 10),
+            site: counterfoil.open(site.build().unwrap()).await.unwrap().write_timeout(soon * 10),
+            people: counterfoil.open(people.build().unwrap()).await.unwrap().write_timeout(soon * 10),
+        }
+    }
+
+    /// Makes one call of the kind, and returns whether it was replied to.
+    async fn call(&self, kind: usize, number: u64, tally: &Tally) -> bool {
+        let id = format!("id/{}", number % IDS);
+        let today: Day = "2026-11-23".parse().unwrap();
+        match kind {
+            0 => tally.count(self.views.add(&id, 1).await, |_| true),
+            1 => tally.count(self.votes.incr(&id, 1).await, |changed| changed.counted().is_some()),
+            2 => tally.count(self.hits.add(&id, 1).await, |_| true),
+            3 => tally.count(self.site.touch(&id, "somebody").await, |()| true),
+            _ => tally.count(self.people.first_visit(&id, today, number.to_be_bytes()).await, |visited| {
+                matches!(visited, counterfoil::Visited::Counted)
+            }),
+        }
+    }
+}
+
+/// How Redis comes back with older data.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Restore {
+    /// It keeps snapshots only, and loads the last one.
+    Snapshot,
+    /// Its append-only file is replaced by an older copy.
+    OlderFile,
+}
+
+struct Site {
+    redis: RedisServer,
+    pool: MySqlPool,
+    tallies: Arc<[Tally; 5]>,
+    /// By kind: what was pending when Redis was killed.
+    pending: [i64; 5],
+    snapshotter: Snapshotter,
+}
+
+impl Site {
+    /// What the rows of a family add up to; of activity the views.
+    async fn stored(&self, kind: usize) -> i64 {
+        const SUM: &str = "SELECT CAST(COALESCE(SUM(v.value), 0) AS SIGNED) FROM counterfoil_values AS v \
+             JOIN counterfoil_families AS f ON f.number = v.family WHERE f.name = ? AND v.id NOT LIKE 'visitors/%'";
+        sqlx::query_scalar(SUM).bind(KINDS[kind]).fetch_one(&self.pool).await.unwrap()
+    }
+
+    /// The values of these two counters by family. A snapshot sets them to 0.
+    fn measured(&self, names: [&str; 2]) -> [BTreeMap<String, i64>; 2] {
+        let mut found = [BTreeMap::new(), BTreeMap::new()];
+        for (key, _, _, value) in self.snapshotter.snapshot().into_vec() {
+            let place = names.iter().position(|name| *name == key.key().name());
+            if let (Some(place), DebugValue::Counter(count)) = (place, value) {
+                found[place].insert(key.key().labels().next().unwrap().value().to_owned(), count.cast_signed());
+            }
+        }
+        found
+    }
+
+    async fn save(&self) {
+        let _: () = self.redis.run("SAVE").await.unwrap();
+    }
+
+    /// Kills Redis under load and starts it from older data.
+    async fn set_back(&mut self, restore: Restore, random: &mut rand::rngs::StdRng) {
+        let mut wait = |most: u64| Duration::from_millis(random.random_range(0..most));
+        let (before, after) = (wait(400), wait(800));
+        sleep(before).await;
+        let mut length = 0;
+        match restore {
+            Restore::Snapshot => self.save().await,
+            Restore::OlderFile => length = self.redis.aof_len(),
+        }
+        sleep(after).await;
+        let mut stored = [0; 5];
+        for (kind, stored) in stored.iter_mut().enumerate() {
+            *stored = self.stored(kind).await;
+        }
+        self.redis.kill();
+        for (kind, stored) in stored.into_iter().enumerate() {
+            self.pending[kind] += self.tallies[kind].most() - stored;
+        }
+        if restore == Restore::OlderFile {
+            self.redis.cut_aof(length);
+        }
+        self.redis.start_again().await;
+    }
+}
+
+fn load(handles: &Handles, tallies: &Arc<[Tally; 5]>, stop: &Arc<AtomicBool>) -> Vec<JoinHandle<()>> {
+    let tasks = (0..KINDS.len()).flat_map(|kind| (0..TASKS).map(move |task| (kind, task)));
+    tasks
+        .map(|(kind, task)| {
+            let (handles, tallies, stop) = (handles.clone(), tallies.clone(), stop.clone());
+            tokio::spawn(async move {
+                for number in (task as u64..).step_by(TASKS) {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    if !handles.call(kind, number, &tallies[kind]).await {
+                        sleep(Duration::from_millis(5)).await;
+                    }
+                }
+            })
+        })
+        .collect()
+}
+
+async fn rounds(options: RedisOptions, durability: Durability, restore: Restore) {
+    let seed = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let seed = std::env::var("COUNTERFOIL_SEED").map_or(seed, |seed| seed.parse().unwrap());
+    println!("COUNTERFOIL_SEED={seed}");
+    let mut random = rand::rngs::StdRng::seed_from_u64(seed);
+    let cases: u64 = std::env::var("COUNTERFOIL_CASES").map_or(4, |cases| cases.parse().unwrap());
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    // one thread runs the test and all its tasks
+    let _installed = metrics::set_default_local_recorder(&recorder);
+
+    let mysql = MysqlServer::start().await;
+    let (_, pool) = mysql.database("test").await;
+    let redis = RedisServer::start(options).await;
+    let store = MysqlStore::new(pool.clone());
+    store.create_tables().await.unwrap();
+    let counterfoil = Counterfoil::new(redis.manager().await, store);
+    let handles = Handles::open(&counterfoil, durability).await;
+    if restore == Restore::Snapshot {
+        let _: () = redis.run("SAVE").await.unwrap();
+    }
+    let reconciler = counterfoil.reconciler().start().await.unwrap();
+    let (tallies, stop) = (Arc::<[Tally; 5]>::default(), Arc::default());
+    let tasks = load(&handles, &tallies, &stop);
+    let mut site = Site { redis, pool, tallies, pending: [0; 5], snapshotter };
+    for _ in 0..cases {
+        site.set_back(restore, &mut random).await;
+    }
+    // the set-back is detected while hits are counted
+    sleep(Duration::from_secs(4)).await;
+    stop.store(true, Ordering::Relaxed);
+    for task in tasks {
+        task.await.unwrap();
+    }
+    reconciler.shutdown().await.unwrap();
+    counterfoil.drain_all().await.unwrap();
+
+    let [resets, dropped] = site.measured([SET_BACK, DROPPED]);
+    println!("{cases} set-backs, partitions that began anew {resets:?}, hits dropped {dropped:?}");
+    for (kind, name) in KINDS.iter().enumerate() {
+        let stored = site.stored(kind).await;
+        let (tally, pending) = (&site.tallies[kind], site.pending[kind]);
+        let acknowledged = tally.acknowledged.load(Ordering::Relaxed);
+        let least = acknowledged - pending - dropped.get(*name).copied().unwrap_or(0);
+        println!(
+            "{name}: {acknowledged} acknowledged, {} at most, {stored} stored, {pending} pending at kills",
+            tally.most()
+        );
+        assert!(stored <= tally.most(), "{name}: {stored} stored of {} at most", tally.most());
+        // a kept slice counts as one dropped hit, so of series and activity only the upper bound is known
+        assert!(["hits", "site"].contains(name) || stored >= least, "{name}: {stored} stored, {least} at least");
+    }
+    assert!(resets.values().sum::<i64>() > 0, "no set-back was detected: the test shows nothing");
+}
+
+#[tokio::test]
+async fn snapshots_only_never_double_a_hit() {
+    // Redis's default `save` lines
+    let options = RedisOptions::volatile().arg("save", "3600 1 300 100 60 10000");
+    rounds(options, Durability::Immediate, Restore::Snapshot).await;
+}
+
+#[tokio::test]
+async fn an_older_append_only_file_never_doubles_a_hit() {
+    let settle = Durability::Settle(Duration::from_millis(100));
+    rounds(RedisOptions::aof("everysec"), settle, Restore::OlderFile).await;
+}
