@@ -131,7 +131,7 @@ fn a_link_that_leads_nowhere_is_noticed() {
 }
 
 /// What stands in a document as code and begins like one of these is a path.
-const FOLDERS: [&str; 6] = ["src/", "lua/", "docs/", "tests/", "examples/", "benches/"];
+const FOLDERS: [&str; 7] = ["src/", "lua/", "model/", "docs/", "tests/", "examples/", "benches/"];
 
 #[test]
 fn every_file_that_a_document_names_is_there() {

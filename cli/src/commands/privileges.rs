@@ -99,7 +99,7 @@ async fn statements(context: &Context, pair: &PairConfig, of: &PrivilegesOf) -> 
     if let RoleName::Daemon = of.role {
         lines.extend(context.described(pair).filter_map(|family| of_recount(family, schema, &of.user)));
         if pair.create_tables {
-            lines.push(format!("GRANT CREATE, ALTER ON {}.* TO {};", quoted(schema), account(&of.user)));
+            lines.push(format!("GRANT CREATE ON {}.* TO {};", quoted(schema), account(&of.user)));
         }
     }
     Ok(lines)
