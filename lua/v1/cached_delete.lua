@@ -2,65 +2,55 @@
 -- Deletes the bases of counters that have nothing pending and are due, and tickets that have ended.
 --
 -- KEYS
---   1 base          hash      id -> what the row held when the counter was seeded or last saved; "ticket HEX16" before
+--   1 base          hash      id -> "DUE_MS ROW", as cached_seed stores it, or "DUE_MS ticket HEX16" before that
 --   2 buffer        hash      id -> pending delta
 --   3 batch         hash      id -> delta
---   4 schedule      zset      id -> ms: when its base or ticket may be deleted
 -- ARGV
---   1 retain_ms     integer   one that is kept is due again so much later, 1 or more
---   2 count         integer   how many at most where no ids are given, 1 to 1000
+--   1 cursor        string    "0" to look for those that are due from the beginning, then what the last reply contains
+--   2 count         integer   about how many to look at, 1 to 1000
 --   3 now_ms        integer   "" for the server's clock; anything else is for tests
---   4 [id]          id        the counters to be deleted, due or not, up to 1000; without ids those that are due
+--   4 [id]          id        the counters to be deleted, due or not, up to 1000, instead of looking for them
 -- REPLIES
---   {"OK", next_ms, word...}  in how many ms the next one is due, an integer, 0 for at once, or "" where none is; then
---                             for each DELETED; KEPT:buffer or KEPT:batch, where something of it is pending; or GONE,
---                             it has no base
+--   {"OK", cursor, word...}   where to go on, "0" where all have been looked at; and for each id, or each that was due,
+--                             DELETED; KEPT:buffer or KEPT:batch, where something of it is pending; or GONE, it has no
+--                             base
 -- ERRORS
 --   BADARG                    an argument is missing or wrong; nothing done
 -- REPEAT  safe
 -- SINCE   0.1.0
 
-local base_key, buffer, batch, schedule = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local retain_ms, count = tonumber(ARGV[1]) or 0, tonumber(ARGV[2]) or 0
-if #KEYS ~= 4 or #ARGV < 3 or #ARGV > 1003 or retain_ms < 1 or count < 1 or count > 1000 then
-  return redis.error_reply('BADARG expected 4 keys, retain_ms, a count of 1 to 1000, now_ms, and up to 1000 ids')
+local base_key, buffer, batch, cursor, count = KEYS[1], KEYS[2], KEYS[3], ARGV[1], tonumber(ARGV[2]) or 0
+if #KEYS ~= 3 or #ARGV < 3 or #ARGV > 1003 or not cursor:find('^%d+$') or count < 1 or count > 1000 then
+  return redis.error_reply('BADARG expected 3 keys, a cursor, a count of 1 to 1000, now_ms, and up to 1000 ids')
 end
 
 local time = redis.call('TIME')
 local now_ms = tonumber(ARGV[3]) or time[1] * 1000 + math.floor(time[2] / 1000)
-local ids = { unpack(ARGV, 4) }
-if not ids[1] then
-  ids = redis.call('ZRANGEBYSCORE', schedule, '-inf', string.format('%.0f', now_ms), 'LIMIT', '0', ARGV[2])
+local ids, is_held = { unpack(ARGV, 4) }, {}
+if ids[1] then
+  for i, base in ipairs(redis.call('HMGET', base_key, unpack(ids))) do is_held[ids[i]] = base end
+else
+  local page = redis.call('HSCAN', base_key, cursor, 'COUNT', ARGV[2])
+  cursor = page[1]
+  for i = 1, #page[2], 2 do
+    local id, base = page[2][i], page[2][i + 1]
+    if (tonumber(base:sub(1, 13)) or 0) <= now_ms then ids[#ids + 1], is_held[id] = id, true end
+  end
 end
--- Redis asks for one id at least
-local bases = redis.call('HMGET', base_key, '', unpack(ids))
-local waits, cut = redis.call('HMGET', buffer, '', unpack(ids)), redis.call('HMGET', batch, '', unpack(ids))
-redis.call('ZCARD', schedule) -- like the reads above: a key of another type ends the script before anything is written
 
-local reply, deleted, kept = { 'OK', '' }, {}, {}
+local reply, deleted = { 'OK', cursor }, {}
+-- Redis asks for one id at least
+local waits, cut = redis.call('HMGET', buffer, '', unpack(ids)), redis.call('HMGET', batch, '', unpack(ids))
 for i, id in ipairs(ids) do
-  local word = bases[i + 1] and 'DELETED' or 'GONE'
+  local word = is_held[id] and 'DELETED' or 'GONE'
   if waits[i + 1] then
     word = 'KEPT:buffer'
   elseif cut[i + 1] then
     word = 'KEPT:batch'
-  end
-  if word:find('^KEPT') then
-    kept[#kept + 1], kept[#kept + 2] = now_ms + retain_ms, id
   else
     deleted[#deleted + 1] = id
   end
   reply[i + 2] = word
 end
-
--- deletes nothing: where memory is full a script may continue once it has written, and deleting must work there
-redis.call('HDEL', base_key, '')
-if kept[1] then redis.call('ZADD', schedule, 'XX', unpack(kept)) end
--- in this order since a crash may keep a part of these writes: the schedule has every counter that is there
-if deleted[1] then
-  redis.call('HDEL', base_key, unpack(deleted))
-  redis.call('ZREM', schedule, unpack(deleted))
-end
-local next_one = redis.call('ZRANGE', schedule, '0', '0', 'WITHSCORES')
-if next_one[2] then reply[2] = math.max(0, tonumber(next_one[2]) - now_ms) end
+if deleted[1] then redis.call('HDEL', base_key, unpack(deleted)) end
 return reply

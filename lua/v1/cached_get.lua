@@ -2,10 +2,9 @@
 -- Reads counters that have a base: base + batch + buffer. A read does not prolong their retention.
 --
 -- KEYS
---   1 base          hash      id -> what the row held when the counter was seeded or last saved; "ticket HEX16" before
+--   1 base          hash      id -> "DUE_MS ROW", as cached_seed stores it, or "DUE_MS ticket HEX16" before that
 --   2 buffer        hash      id -> pending delta
 --   3 batch         hash      id -> delta
---   4 schedule      zset      id -> ms: when its base or ticket may be deleted
 -- ARGV
 --   1 ticket_ms     integer   how long a ticket is kept; "" or 0 to make none
 --   2 now_ms        integer   "" for the server's clock; anything else is for tests
@@ -20,40 +19,35 @@
 -- REPEAT  safe
 -- SINCE   0.1.0
 
-local base_key, buffer, batch, schedule = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local fit = #KEYS == 4 and #ARGV > 3 and #ARGV < 1004
+local base_key, buffer, batch = KEYS[1], KEYS[2], KEYS[3]
+local fit = #KEYS == 3 and #ARGV > 3 and #ARGV < 1004
 for i = 4, fit and #ARGV or 0 do fit = fit and ARGV[i] ~= '' and #ARGV[i] < 256 end
-if not fit then return redis.error_reply('BADARG expected 4 keys, ticket_ms, now_ms, salt, and 1 to 1000 ids') end
+if not fit then return redis.error_reply('BADARG expected 3 keys, ticket_ms, now_ms, salt, and 1 to 1000 ids') end
 
 local ticket_ms, time = tonumber(ARGV[1]) or 0, nil
 local bases = redis.call('HMGET', base_key, unpack(ARGV, 4))
 local waits, cut = redis.call('HMGET', buffer, unpack(ARGV, 4)), redis.call('HMGET', batch, unpack(ARGV, 4))
 
-local reply, due, tickets = { 'OK' }, {}, {}
+local reply, tickets = { 'OK' }, {}
 for i, base in ipairs(bases) do
-  local id = ARGV[i + 3]
-  local word
-  if not base or base:find('^ticket ') then
-    local ticket = base and base:sub(8) or ''
+  local row, word = base and base:sub(15) or 'ticket ', nil
+  if row:find('^ticket ') then
+    local ticket = row:sub(8)
     if not base and ticket_ms > 0 then
       time = time or ARGV[2] ~= '' and { '0', ARGV[2] .. '000' } or redis.call('TIME')
       ticket = redis.sha1hex(table.concat({ base_key, ARGV[3], time[1], time[2] }, ' ')):sub(1, 16)
-      tickets[#tickets + 1], tickets[#tickets + 2] = id, 'ticket ' .. ticket
-      due[#due + 1], due[#due + 2] = time[1] * 1000 + math.floor(time[2] / 1000) + ticket_ms, id
+      local due = string.format('%013.0f ', time[1] * 1000 + math.floor(time[2] / 1000) + ticket_ms)
+      tickets[#tickets + 1], tickets[#tickets + 2] = ARGV[i + 3], due .. 'ticket ' .. ticket
     end
     word = 'MISS:' .. ticket
   else
     local in_flight, waiting = cut[i] or '0', waits[i] or '0'
-    local size = math.abs(tonumber(base) or 1e99) + math.abs(tonumber(in_flight) or 1e99)
+    local size = math.abs(tonumber(row) or 1e99) + math.abs(tonumber(in_flight) or 1e99)
       + math.abs(tonumber(waiting) or 1e99)
-    word = size < 2^53 and base + in_flight + waiting or table.concat({ 'SUM', base, in_flight, waiting }, ':')
+    word = size < 2^53 and row + in_flight + waiting or table.concat({ 'SUM', row, in_flight, waiting }, ':')
   end
   reply[i + 1] = word
 end
 
--- in this order since a crash may keep a part of these writes: the schedule has every counter that is there
-if due[1] then
-  redis.call('ZADD', schedule, unpack(due))
-  redis.call('HSET', base_key, unpack(tickets))
-end
+if tickets[1] then redis.call('HSET', base_key, unpack(tickets)) end
 return reply

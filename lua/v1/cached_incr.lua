@@ -4,11 +4,10 @@
 -- KEYS
 --   1 calls         hash      of the caller's home partition: caller -> "N WORD ...", its last call; =now, =before
 --   2 calls_before  hash      the same of the epoch before
---   3 base          hash      id -> what the row held when the counter was seeded or last saved; "ticket HEX16" before
+--   3 base          hash      id -> "DUE_MS ROW", as cached_seed stores it, or "DUE_MS ticket HEX16" before that
 --   4 buffer        hash      id -> pending delta
 --   5 batch         hash      id -> delta
---   6 meta          hash      hits, first_at, incarnation
---   7 schedule      zset      id -> ms: when it may be deleted; then these five keys of the node's next partition
+--   6 meta          hash      hits, first_at, incarnation, batch_hits; then these four of the node's next partition
 -- ARGV
 --   1 caller        string    random, not beginning with "="; it has one call in flight; "" gives up the fence
 --   2 n             integer   number of the call, higher than the caller's last, 1 to 2^53
@@ -31,14 +30,14 @@
 -- REPEAT  safe, whoever repeats it, with a caller
 -- SINCE   0.1.0
 
-local call, tonumber, format, seen = redis.call, tonumber, string.format, {}
+local call, tonumber, sub, ARGV, nan, seen = redis.call, tonumber, string.sub, ARGV, 0 / 0, {}
 local own_kind, caller, n, epoch, arg = 'cached', ARGV[1], ARGV[2], ARGV[3], 8
-for k = 3, #KEYS, 5 do
+for k = 3, #KEYS, 4 do
   local pairs_here = not seen[KEYS[k]] and tonumber(ARGV[arg]) or 0
   arg, seen[KEYS[k]] = pairs_here > 0 and arg + 1 + 2 * pairs_here or math.huge, true
 end
-if #KEYS < 7 or #KEYS % 5 ~= 2 or arg ~= #ARGV + 1 or #ARGV > 2007 + #KEYS / 5 then
-  return redis.error_reply('BADARG expected for every five keys from the 3rd on: pairs, and so many pairs')
+if #KEYS < 6 or #KEYS % 4 ~= 2 or arg ~= #ARGV + 1 or #ARGV > 2007 + #KEYS / 4 then
+  return redis.error_reply('BADARG expected for every four keys from the 3rd on: pairs, and so many pairs')
 end
 
 -- the fence, word for word the same in each counting script: a call counts once, however often it arrives
@@ -55,86 +54,87 @@ if last_n and n - last_n < 0 then return { 'PASSED' } end
 if last_n and n - last_n == 0 then return { 'DUP', last:match(' (.+)') or '' } end
 
 local low, high = ARGV[6] == '' and -math.huge or ARGV[6] + 0, ARGV[7] == '' and math.huge or ARGV[7] + 0
-local time = ARGV[4] ~= '' and { '0', ARGV[4] .. '000' } or call('TIME')
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-local name = redis.sha1hex(table.concat({ KEYS[3], caller, n, time[1], time[2] }, ' ')):sub(1, 16) -- never given twice
+-- the time, and a name that is never given twice
+local function read_clock()
+  local time = ARGV[4] ~= '' and { '0', ARGV[4] .. '000' } or call('TIME')
+  local name = redis.sha1hex(table.concat({ KEYS[3], caller, n, time[1], time[2] }, ' ')):sub(1, 16)
+  return time[1] * 1000 + math.floor(time[2] / 1000), name
+end
 
 -- the sum as text, nil beyond i64: Lua's numbers are exact below 2^53 only, so Redis adds, in a field of no caller
 local function exact_sum(...)
   local sum = call('HSET', KEYS[1], '', '0')
-  for _, number in ipairs({ ... }) do
-    sum = type(sum) == 'table' and sum or redis.pcall('HINCRBY', KEYS[1], '', number)
-  end
+  for _, each in ipairs({ ... }) do sum = type(sum) == 'table' and sum or redis.pcall('HINCRBY', KEYS[1], '', each) end
   local text = type(sum) ~= 'table' and call('HGET', KEYS[1], '')
   call('HDEL', KEYS[1], '')
   return text
 end
 
--- the pending delta and the value after the change, as texts; false and a refusal
-local function changed(base, in_flight, waiting, change)
-  local set = change:match('^=(.+)')
-  local saved, cut, pending_now = tonumber(base), tonumber(in_flight) or 0 / 0, tonumber(waiting) or 0 / 0
-  local value, amount = saved + cut + pending_now, tonumber(set or change) or 0 / 0
-  local delta, after, pending = set and amount - value or amount
-  local size = math.max(math.abs(saved), math.abs(cut), math.abs(pending_now))
-  if value % 1 == 0 and size < 1e14 and math.abs(delta) < 1e14 and delta % 1 == 0 then
-    value, after, pending = format('%d', value), format('%d', value + delta), format('%d', pending_now + delta)
+-- the pending delta and the value after the change; false and a refusal
+local function changed(row, in_flight, waiting, change)
+  local set = change:byte() == 61 and sub(change, 2)
+  local saved, cut, pending = tonumber(row), tonumber(in_flight) or nan, tonumber(waiting) or nan
+  local value = saved + cut + pending
+  local delta = (tonumber(set or change) or nan) - (set and value or 0)
+  local after = value + delta
+  if saved * saved + cut * cut + pending * pending + delta * delta < 1e26 and value % 1 == 0 and delta % 1 == 0 then
+    pending = pending + delta
   else
-    value = exact_sum(base, in_flight, waiting)
+    value = exact_sum(row, in_flight, waiting)
     if not value then return false, 'BADSTATE' end
-    local is_lowest = value == '-9223372036854775808' -- no i64 is its opposite
-    local minus = is_lowest and '9223372036854775807' or (('-' .. value):gsub('^%-%-', ''):gsub('^%-0$', '0'))
-    local difference = set and exact_sum(set, minus, is_lowest and '1' or '0') or change
-    after, pending = exact_sum(value, difference), exact_sum(waiting, difference)
+    local minus = (('-' .. value):gsub('^%-%-', ''):gsub('^%-0$', '0')) -- that of the lowest i64 is beyond i64
+    local amount = set and exact_sum(set, minus) or change
+    after, pending = exact_sum(value, amount), exact_sum(waiting, amount)
   end
-  local sum = tonumber(pending and after or nil) or 0 / 0
+  local sum = tonumber(pending and after or nil) or nan
   local is_within = (delta >= 0 and not set or sum >= low) and (delta <= 0 and not set or sum <= high)
   return is_within and pending, is_within and after or 'RANGE:' .. value
 end
 
 -- everything is read before anything is written: a key of another type ends the script here
-local words, reply, writes, from = {}, { 'OK' }, {}, 8
-for k = 3, #KEYS, 5 do
-  local base_key, buffer, batch, meta, schedule = unpack(KEYS, k, k + 4)
-  local count, deltas, tickets, due, latest = ARGV[from] + 0, {}, {}, {}, {}
+local reply, at, writes, from, now_ms, name, due = { 'OK', nil }, 1, {}, 8, nil, nil, nil
+for k = 3, #KEYS, 4 do
+  local count, deltas, changes, tickets, missed, latest = ARGV[from] + 0, {}, 0, {}, 0, {}
   local ids = { unpack(ARGV, from + 1, from + count) } -- of its full size: a table that grows is slow
   for i = 1, count do ids[i] = ARGV[from + 2 * i - 1] end
-  local bases, waits = call('HMGET', base_key, unpack(ids)), call('HMGET', buffer, unpack(ids))
-  local cut = (count == 1 or call('EXISTS', batch) == 1) and call('HMGET', batch, unpack(ids)) or {}
+  local bases, waits = call('HMGET', KEYS[k], unpack(ids)), call('HMGET', KEYS[k + 1], unpack(ids))
+  local hits, batch_hits = unpack(call('HMGET', KEYS[k + 3], 'hits', 'batch_hits'))
+  local cut = batch_hits and call('HMGET', KEYS[k + 2], unpack(ids)) or {}
   for i, id in ipairs(ids) do
-    local base, word = bases[i], 'BADID'
-    if tonumber(base or nil) then
-      local waiting = latest[id] or waits[i] or '0'
-      local pending, result = changed(base, cut[i] or '0', waiting, ARGV[from + 2 * i])
+    local row, word = bases[i] and sub(bases[i], 15), 'BADID'
+    if row and tonumber(row) then
+      local waiting = latest[id] or waits[i] or 0
+      local pending, result = changed(row, cut[i] or 0, waiting, ARGV[from + 2 * i])
       word, latest[id] = result, pending or waiting
-      if pending then deltas[#deltas + 1], deltas[#deltas + 2] = id, pending end
+      if pending then deltas[changes + 1], deltas[changes + 2], changes = id, pending, changes + 2 end
     elseif id ~= '' and #id < 256 then
-      local ticket = base or 'ticket ' .. name
-      tickets[#tickets + 1], tickets[#tickets + 2] = id, ticket
-      due[#due + 1], due[#due + 2] = now_ms + ARGV[5], id
-      word = ticket:find('^ticket ') and 'MISS:' .. ticket:sub(8) or 'BADSTATE'
+      if not name then now_ms, name = read_clock() end
+      row, due = row or 'ticket ' .. name, due or ('%013.0f '):format(now_ms + ARGV[5])
+      tickets[missed + 1], tickets[missed + 2], missed = id, due .. row, missed + 2
+      word = row:find('^ticket ') and 'MISS:' .. row:sub(8) or 'BADSTATE'
     end
-    words[#words + 1] = word
-    reply[#reply + 1] = tonumber(word) and math.abs(word) < 2^53 and word + 0 or word
+    reply[at + 1], at = word, at + 1
   end
-  call('ZCARD', schedule)
-  writes[k] = { deltas, tickets, due, tonumber(call('HGET', meta, 'hits')) or 0 }
+  writes[k] = { deltas, changes / 2, tickets, tonumber(hits) or 0 }
   from = from + 1 + 2 * count
 end
 -- the first write is refused where Redis takes none
-if caller ~= '' then call('HSET', KEYS[1], caller, n .. ' ' .. table.concat(words, ' ')) end
-for k = 3, #KEYS, 5 do
-  local deltas, tickets, due, before = unpack(writes[k])
-  local buffer, meta, hits = KEYS[k + 1], KEYS[k + 3], before + #deltas / 2
-  if due[1] and call('ZADD', KEYS[k + 4], unpack(due)) then call('HSET', KEYS[k], unpack(tickets)) end
-  if hits > before then
-    call('HSET', buffer, unpack(deltas))
-    call('HSET', meta, 'hits', format('%.0f', hits))
-    if before == 0 then call('HSET', meta, 'first_at', format('%.0f', now_ms)) end
-    if before == 0 then call('HSETNX', meta, 'incarnation', name) end -- of a partition that nobody configured
+if caller ~= '' then call('HSET', KEYS[1], caller, n .. ' ' .. table.concat(reply, ' ', 2)) end
+for k = 3, #KEYS, 4 do
+  local buffer, meta, deltas, changes, tickets, before = KEYS[k + 1], KEYS[k + 3], unpack(writes[k])
+  if tickets[1] then call('HSET', KEYS[k], unpack(tickets)) end
+  if deltas[1] and call('HSET', buffer, unpack(deltas)) then call('HSET', meta, 'hits', before + changes) end
+  if deltas[1] and before == 0 then
+    if not name then now_ms, name = read_clock() end
+    call('HSET', meta, 'first_at', now_ms)
+    call('HSETNX', meta, 'incarnation', name) -- of a partition that nobody configured
   end
   -- up to 512 fields Redis walks a hash as a list; a field longer than any id makes it a table
-  local longer = before < 64 and hits >= 64 and (' '):rep(256)
+  local longer = before < 64 and before + changes >= 64 and (' '):rep(256)
   if longer and call('HSET', buffer, longer, '0') then call('HDEL', buffer, longer) end
+end
+for i = 2, at do
+  local value = type(reply[i]) == 'string' and tonumber(reply[i])
+  if value and math.abs(value) < 2^53 then reply[i] = value end
 end
 return reply

@@ -2,11 +2,10 @@
 -- Marks counters of a batch as saved, if it is still the partition's batch: their base is the row, and they leave it.
 --
 -- KEYS
---   1 base          hash      id -> what the row held when the counter was seeded or last saved; "ticket HEX16" before
+--   1 base          hash      id -> "DUE_MS ROW", as cached_seed stores it, or "DUE_MS ticket HEX16" before that
 --   2 buffer        hash      id -> pending delta
 --   3 batch         hash      id -> delta
 --   4 meta          hash      incarnation, seq, nonce, batch_first_at, batch_hits, lease_owner, lease_until
---   5 schedule      zset      id -> ms: when its base or ticket may be deleted
 -- ARGV
 --   1 incarnation   hex16     with seq and nonce, the batch's id as buffered_rotate returned it; it is complete in the
 --                             database
@@ -24,14 +23,14 @@
 -- REPEAT  safe
 -- SINCE   0.1.0
 
-local base_key, buffer, batch, meta, schedule = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local ids, fit = {}, #KEYS == 5 and #ARGV > 6 and #ARGV < 2006 and #ARGV % 2 == 1
+local base_key, buffer, batch, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local ids, fit = {}, #KEYS == 4 and #ARGV > 6 and #ARGV < 2006 and #ARGV % 2 == 1
 for i = 6, fit and #ARGV or 0, 2 do
   ids[#ids + 1] = ARGV[i]
   fit = fit and (ARGV[i + 1] == '-' or ARGV[i + 1]:find('^%-?%d+$'))
 end
 if not fit then
-  return redis.error_reply('BADARG expected 5 keys, incarnation, seq, nonce, retain_ms, now_ms, and 1 to 1000 pairs')
+  return redis.error_reply('BADARG expected 4 keys, incarnation, seq, nonce, retain_ms, now_ms, and 1 to 1000 pairs')
 end
 
 local cut, state = redis.call('HLEN', batch), redis.call('HMGET', meta, 'incarnation', 'seq', 'nonce')
@@ -40,32 +39,25 @@ if cut == 0 or not is_current then return { 'STALE' } end
 
 local time = redis.call('TIME')
 local now_ms = tonumber(ARGV[5]) or time[1] * 1000 + math.floor(time[2] / 1000)
+local due = string.format('%013.0f ', now_ms + ARGV[4])
 local bases, waits = redis.call('HMGET', base_key, unpack(ids)), redis.call('HMGET', buffer, unpack(ids))
 local unsaved = redis.call('HMGET', batch, unpack(ids))
-redis.call('ZCARD', schedule) -- like the reads above: a key of another type ends the script before anything is written
 
-local saved, due, gone = {}, {}, {}
+local saved, gone = {}, {}
 for i, id in ipairs(ids) do
   local row, is_waiting = ARGV[5 + 2 * i], waits[i]
   -- where another worker marked the counter, the row may be older than its base
   if unsaved[i] and row == '-' and not is_waiting then
     gone[#gone + 1] = id
-  elseif unsaved[i] and bases[i] and not bases[i]:find('^ticket ') then
-    saved[#saved + 1], saved[#saved + 2] = id, row == '-' and '0' or row
-    due[#due + 1], due[#due + 2] = now_ms + ARGV[4], id
+  elseif unsaved[i] and bases[i] and not bases[i]:find('ticket', 15, true) then
+    saved[#saved + 1], saved[#saved + 2] = id, due .. (row == '-' and '0' or row)
   end
 end
 
 -- deletes nothing: where memory is full a script may continue once it has written, and draining must work there
 redis.call('HDEL', meta, '')
-if saved[1] then
-  redis.call('ZADD', schedule, unpack(due))
-  redis.call('HSET', base_key, unpack(saved))
-end
-if gone[1] then
-  redis.call('HDEL', base_key, unpack(gone))
-  redis.call('ZREM', schedule, unpack(gone))
-end
+if saved[1] then redis.call('HSET', base_key, unpack(saved)) end
+if gone[1] then redis.call('HDEL', base_key, unpack(gone)) end
 redis.call('HDEL', batch, unpack(ids))
 local left = redis.call('HLEN', batch)
 if left == 0 then redis.call('HDEL', meta, 'batch_first_at', 'batch_hits', 'lease_owner', 'lease_until') end

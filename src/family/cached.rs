@@ -100,8 +100,8 @@ impl CachedFamilyBuilder {
         self
     }
 
-    /// A counter stays in Redis for this long after it was read from the database or saved last, then it is deleted, and
-    /// read from the database when it is used again; defaults to 10 min.
+    /// A counter stays in Redis for this long, or up to a quarter longer, after it was read from the database or saved last.
+    /// Then the reconciler deletes it, and the next use reads it from the database again. Defaults to 10 min.
     pub fn retain(mut self, time: Duration) -> Self {
         self.retention.retain = time;
         self

@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::sync::PoisonError;
-use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use redis::aio::ConnectionLike;
@@ -12,8 +11,9 @@ use tokio::time::Instant;
 use crate::error::{ErrorKind, Result};
 use crate::family::Retention;
 use crate::metrics;
-use crate::reconciler::flush::{CALLS, Flusher, Held};
-use crate::scripts::cached::{Deleted, TICKET};
+use crate::reconciler::flush::{CALLS, Flusher, Held, Pass};
+use crate::scripts::cached::Deleted;
+use crate::scripts::keys::Keys;
 use crate::scripts::partition::Partition;
 use crate::store::{Batch, Registered, Store};
 use crate::writer::opened::Opened;
@@ -21,9 +21,12 @@ use crate::writer::opened::Opened;
 /// How many rows of a cached family are read back at a time, and how many of them one call marks as saved.
 const READ_BACK: usize = 5_000;
 const SAVES: usize = 500;
-/// How many counters of a cached family one call deletes, and how many calls one look makes in a partition.
+/// At how many counters one call looks for those that are due, and how many calls one look makes in a partition.
 const DELETES: usize = 200;
 const DELETE_CALLS: usize = 100;
+
+/// How often counters are looked at while they are retained: one stays for at most a quarter longer.
+const PASSES: u32 = 4;
 
 impl<C, S> Flusher<C, S>
 where
@@ -72,36 +75,40 @@ where
         retention: &Retention,
         partitions: &[Partition<C>],
     ) -> Result<()> {
-        let deletions = || self.deletions.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        if deletions().get(&opened.number).is_some_and(|due| *due > now) || !self.has_scheduled(partitions).await? {
-            return Ok(());
-        }
-        let mut next = Some(retention.retain.min(TICKET));
-        for some in partitions.chunks(CALLS) {
-            for (deleted, due) in try_join_all(some.iter().map(|one| delete_in(one, retention))).await? {
+        let passes = || self.passes.lock().unwrap_or_else(PoisonError::into_inner);
+        let started = Instant::now();
+        let pass = passes().get(&opened.number).cloned();
+        let mut cursors = match pass {
+            Some(Pass::Next(at)) if at > started => return Ok(()),
+            Some(Pass::At(cursors)) => cursors,
+            _ if !self.has_any(partitions, Keys::base).await? => return Ok(()),
+            _ => vec![Some(0); partitions.len()],
+        };
+        for (some, cursors) in partitions.chunks(CALLS).zip(cursors.chunks_mut(CALLS)) {
+            let looks = some.iter().zip(&*cursors).map(|(partition, cursor)| delete_in(partition, *cursor));
+            for ((deleted, next), cursor) in try_join_all(looks).await?.into_iter().zip(cursors) {
                 ::metrics::counter!(metrics::DELETED, "family" => opened.label.clone()).increment(deleted);
-                next = next.into_iter().chain(due).min();
+                *cursor = next;
             }
         }
-        deletions().insert(opened.number, now + next.unwrap_or_default());
+        let is_over = cursors.iter().all(Option::is_none);
+        let pass = if is_over { Pass::Next(started + retention.retain / PASSES) } else { Pass::At(cursors) };
+        passes().insert(opened.number, pass);
         Ok(())
     }
 }
 
-/// Deletes the counters of a partition that are due. Returns how many, and how long it is until the next one is.
-async fn delete_in<C>(partition: &Partition<C>, retention: &Retention) -> Result<(u64, Option<Duration>)>
+/// Deletes counters of a partition that are due. Returns how many, and where to go on, `None` at the end.
+async fn delete_in<C>(partition: &Partition<C>, mut cursor: Option<u64>) -> Result<(u64, Option<u64>)>
 where
     C: ConnectionLike + Clone + 'static,
 {
-    let (mut done, mut next) = (0, None);
+    let mut done = 0;
     for _ in 0..DELETE_CALLS {
-        let (deleted, due) = partition.delete_due(retention, DELETES).await?;
+        let Some(at) = cursor else { break };
+        let (deleted, next) = partition.delete_due(at, DELETES).await?;
         done += deleted.iter().filter(|deleted| **deleted == Deleted::Done).count() as u64;
-        next = due;
-        if due != Some(Duration::ZERO) {
-            break;
-        }
+        cursor = (next > 0).then_some(next);
     }
-    Ok((done, next))
+    Ok((done, cursor))
 }

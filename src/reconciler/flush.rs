@@ -16,7 +16,8 @@ use crate::metrics;
 use crate::reconciler::set_back;
 use crate::scripts::buffered::{Cut, CutBatch, FetchReply, LastCut, Lease, RotateReply, anything_pending};
 use crate::scripts::bundle;
-use crate::scripts::partition::{Partition, anything_scheduled, random};
+use crate::scripts::keys::Keys;
+use crate::scripts::partition::{Partition, any_exists, random};
 use crate::store::{Applied, Batch, Progress, Registered, Store};
 use crate::testing::ablation::{self, Guard};
 use crate::writer::opened::Opened;
@@ -40,8 +41,17 @@ pub struct Flusher<C, S> {
     lease: Option<(String, Duration)>,
     max_rows: Option<u64>,
     closing_all: bool,
-    /// When counters of each cached family are due to be deleted.
-    pub(super) deletions: Mutex<HashMap<u64, Instant>>,
+    /// By the number of a cached family.
+    pub(super) passes: Mutex<HashMap<u64, Pass>>,
+}
+
+/// Where the deletion of the counters of a cached family stands.
+#[derive(Clone, Debug)]
+pub(super) enum Pass {
+    /// The next one is due then.
+    Next(Instant),
+    /// Under way: where to go on in each partition, `None` where it is over.
+    At(Vec<Option<u64>>),
 }
 
 /// A batch that this process knows of, and that waits to be durable.
@@ -103,7 +113,7 @@ where
     /// Without leases, over the pair's own connection.
     pub fn new(shared: Arc<Shared<C, S>>) -> Self {
         let redis = shared.redis.clone();
-        Flusher { shared, redis, lease: None, max_rows: None, closing_all: false, deletions: Mutex::default() }
+        Flusher { shared, redis, lease: None, max_rows: None, closing_all: false, passes: Mutex::default() }
     }
 
     pub fn over(mut self, redis: C) -> Self {
@@ -167,12 +177,12 @@ where
         Ok(found.collect())
     }
 
-    /// Whether any of the partitions has anything on its schedule: one command where they are on one server.
-    pub(super) async fn has_scheduled(&self, partitions: &[Partition<C>]) -> Result<bool> {
+    /// Whether any of the partitions has this key: one command where they are on one server.
+    pub(super) async fn has_any(&self, partitions: &[Partition<C>], key: fn(&Keys) -> String) -> Result<bool> {
         if self.shared.topology.is_cluster() {
             return Ok(true);
         }
-        match anything_scheduled(&self.redis, partitions).await {
+        match any_exists(&self.redis, partitions, key).await {
             Err(error) if bundle::crosses_slots(&error) => {
                 self.shared.topology.found_cluster();
                 Ok(true)
@@ -183,7 +193,7 @@ where
 
     /// Hands the slices that are over, or all, on to the buffers.
     async fn close_slices(&self, partitions: &[Partition<C>]) -> Result<()> {
-        if !self.has_scheduled(partitions).await? {
+        if !self.has_any(partitions, Keys::schedule).await? {
             return Ok(());
         }
         for some in partitions.chunks(CALLS) {

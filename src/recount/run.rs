@@ -13,7 +13,6 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use crate::client::handle::Handle;
 use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::Retention;
 use crate::metrics;
 use crate::recount::plan::{Mode, Plan, RecountIds};
 use crate::recount::verdict::{self, Proof};
@@ -436,21 +435,21 @@ where
         let registered = self.handle.registered().await?;
         let trusting = ablation::is_out(Guard::RecountRun);
         let noted = self.store().correct(registered, run, difference.drifted.clone(), trusting).await?;
-        if let (Some(noted), Some(retention)) = (&noted, self.handle.family().retention()) {
+        if let Some(noted) = noted.as_ref().filter(|_| self.handle.family().is_cached()) {
             let corrected = noted.iter().filter(|one| one.delta != 0).map(|one| one.id.as_str());
-            self.forget(retention, corrected.collect()).await;
+            self.forget(corrected.collect()).await;
         }
         Ok(noted)
     }
 
     /// Deletes these cached counters from Redis, so that each is read from its corrected row when it is used again. One that
     /// is being saved is tried again; one that stays shows the correction with its next save.
-    async fn forget(&self, retention: &Retention, mut ids: Vec<&str>) {
+    async fn forget(&self, mut ids: Vec<&str>) {
         for _ in 0..FORGET {
             let mut left = Vec::new();
             for id in ids {
                 let partition = self.handle.partition(self.handle.family().partition_of(id));
-                match partition.delete(retention, &[id]).await.as_deref() {
+                match partition.delete(&[id]).await.as_deref() {
                     Ok([Deleted::InFlight]) => left.push(id),
                     Ok(_) => {}
                     Err(error) => {

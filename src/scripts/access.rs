@@ -68,7 +68,7 @@ const READING: [&str; 6] =
     ["activity_now", "activity_now_hll", "buffered_read", "cached_get", "series_get", "series_names"];
 
 /// What `cached_get` calls only where it is asked for tickets, which are for those who seed.
-const TICKETS: [&str; 3] = ["HSET", "TIME", "ZADD"];
+const TICKETS: [&str; 2] = ["HSET", "TIME"];
 
 /// Tries each, and returns the names of those that are refused to the user. Most servers give such an error no code of its own.
 const TRY: &str = "\

@@ -70,8 +70,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         let (mut keys, mut args) = fence.begin(arg(now_ms));
         args.extend([made(millis(TICKET)), bound(retention.min), bound(retention.max)]);
         for Part { partition, pairs, .. } in parts {
-            let [base, buffer, batch, schedule] = partition.cached_keys();
-            keys.extend([base, buffer, batch, partition.keys.meta(), schedule].map(String::into_bytes));
+            keys.extend(partition.cached_keys().into_iter().chain([partition.keys.meta()]).map(String::into_bytes));
             args.push(made(pairs.len()));
             args.extend(pairs.iter().flat_map(|(id, change)| [arg(*id), change.delta()]));
         }
@@ -101,8 +100,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
             for (id, seed) in seeds {
                 args.extend([arg(*id), made(seed.ticket), made(seed.value)]);
             }
-            let keys = [self.keys.base(), self.keys.schedule()];
-            let reply = bundle::repeat_safe(&self.redis, "cached_seed", &keys, &args).await?;
+            let reply = bundle::repeat_safe(&self.redis, "cached_seed", &[self.keys.base()], &args).await?;
             results.extend(each(reply, seeds.len(), |word| match word {
                 "SEEDED" | "HELD" => Some(true),
                 "MISS" => Some(false),
@@ -130,13 +128,13 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         batch: BatchId,
         rows: &[(&[u8], Option<i64>)],
     ) -> Result<Option<u64>> {
-        let [base, buffer, cut, schedule] = self.cached_keys();
+        let [base, buffer, cut] = self.cached_keys();
         let mut args: Vec<_> = id_args(batch).into_iter().map(made).collect();
         args.extend([made(millis(retention.retain)), arg(&self.now_ms)]);
         for (id, row) in rows {
             args.extend([arg(*id), row.map_or(arg("-"), made)]);
         }
-        let keys = [base, buffer, cut, self.keys.meta(), schedule];
+        let keys = [base, buffer, cut, self.keys.meta()];
         let reply = bundle::repeat_safe(&self.redis, "cached_saved", &keys, &args).await?;
         match reply.status() {
             "OK" => Ok(Some(reply.number(0)?)),
@@ -145,35 +143,24 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         }
     }
 
-    /// Deletes counters that are due and have nothing pending, up to so many. Returns the outcome of each, and how long it
-    /// is until the next one is due.
-    pub async fn delete_due(&self, retention: &Retention, count: usize) -> Result<(Vec<Deleted>, Option<Duration>)> {
-        self.delete_some(retention, count, &[""; 0]).await
+    /// Looks at about so many counters, from `cursor` on, and deletes those that are due and have nothing pending. Returns
+    /// the outcome of each that was due, and where to go on, 0 at the end.
+    pub async fn delete_due(&self, cursor: u64, count: usize) -> Result<(Vec<Deleted>, u64)> {
+        self.delete_some(cursor, count, &[""; 0]).await
     }
 
     /// Deletes these counters, up to 1000, unless something of them is pending.
-    pub async fn delete(&self, retention: &Retention, ids: &[impl AsRef<[u8]>]) -> Result<Vec<Deleted>> {
+    pub async fn delete(&self, ids: &[impl AsRef<[u8]>]) -> Result<Vec<Deleted>> {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        Ok(self.delete_some(retention, 1, ids).await?.0)
+        Ok(self.delete_some(0, 1, ids).await?.0)
     }
 
-    async fn delete_some(
-        &self,
-        retention: &Retention,
-        count: usize,
-        ids: &[impl AsRef<[u8]>],
-    ) -> Result<(Vec<Deleted>, Option<Duration>)> {
-        // a counter that is kept is not looked at again at once
-        let again = retention.retain.max(Duration::from_secs(1));
-        let mut args = vec![made(millis(again)), made(count), arg(&self.now_ms)];
+    async fn delete_some(&self, cursor: u64, count: usize, ids: &[impl AsRef<[u8]>]) -> Result<(Vec<Deleted>, u64)> {
+        let mut args = vec![made(cursor), made(count), arg(&self.now_ms)];
         args.extend(ids.iter().map(|id| arg(id)));
         let reply = bundle::repeat_safe(&self.redis, "cached_delete", &self.cached_keys(), &args).await?;
-        let next = match reply.string(0) {
-            Ok(none) if none.is_empty() => None,
-            _ => Some(Duration::from_millis(reply.number(0)?)),
-        };
         let words = reply.rest(1)?.iter().map(|word| match text(word)? {
             "DELETED" | "GONE" => Some(Deleted::Done),
             "KEPT:buffer" => Some(Deleted::Waiting),
@@ -181,11 +168,11 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
             _ => None,
         });
         let deleted: Option<Vec<_>> = words.collect();
-        Ok((deleted.ok_or_else(|| reply.misshapen())?, next))
+        Ok((deleted.ok_or_else(|| reply.misshapen())?, reply.number(0)?))
     }
 
-    fn cached_keys(&self) -> [String; 4] {
-        [self.keys.base(), self.keys.buffer(), self.keys.batch(), self.keys.schedule()]
+    fn cached_keys(&self) -> [String; 3] {
+        [self.keys.base(), self.keys.buffer(), self.keys.batch()]
     }
 }
 

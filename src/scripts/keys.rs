@@ -49,7 +49,7 @@ impl Keys {
             keys.extend([self.open(), self.schedule()]);
         }
         if family.is_cached() {
-            keys.extend([self.base(), self.schedule()]);
+            keys.push(self.base());
         }
         keys
     }
@@ -59,12 +59,13 @@ impl Keys {
         format!("{}probe", self.tag)
     }
 
-    /// Hash id -> what a cached counter's row held when it was seeded or last saved, or the ticket for its seeding.
+    /// Hash id -> when a cached counter may be deleted, and what its row held when it was seeded or last saved, or the ticket
+    /// for its seeding.
     pub fn base(&self) -> String {
         format!("{}base", self.tag)
     }
 
-    /// Sorted set id -> when a cached counter may be deleted; kept id -> when its slice is over.
+    /// Sorted set kept id -> when its slice is over.
     pub fn schedule(&self) -> String {
         format!("{}schedule", self.tag)
     }

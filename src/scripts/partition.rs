@@ -152,12 +152,12 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     }
 }
 
-/// Whether any of the partitions has anything on its schedule. In a cluster they lie in one slot.
-pub async fn anything_scheduled<C>(redis: &C, partitions: &[Partition<C>]) -> Result<bool>
+/// Whether any of the partitions has this key. In a cluster they lie in one slot.
+pub async fn any_exists<C>(redis: &C, partitions: &[Partition<C>], key: fn(&Keys) -> String) -> Result<bool>
 where
     C: ConnectionLike + Clone + 'static,
 {
-    let keys: Vec<_> = partitions.iter().map(|one| one.keys.schedule()).collect();
+    let keys: Vec<_> = partitions.iter().map(|one| key(&one.keys)).collect();
     bundle::read::<_, u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
 }
 

@@ -96,9 +96,7 @@ fn patch(guard: Guard, name: &str) -> Option<(&'static str, &'static str)> {
         ),
         (Guard::OneMemory, _) => (" or epoch ~= now and redis.call('HGET', KEYS[2], caller)", ""),
         (Guard::NoMemory, _) => ("local last_n = last and (", "local last_n = false and ("),
-        (Guard::Ticket, "cached_seed") => {
-            ("if base == 'ticket ' .. ticket then", "if base and base:find('^ticket') then")
-        }
+        (Guard::Ticket, "cached_seed") => ("if row == 'ticket ' .. ticket then", "if row and row:find('^ticket') then"),
         (Guard::Clean, "cached_delete") => ("if waits[i + 1] then", "if false then"),
         (Guard::Unchanged, "cached_saved") => ("if cut == 0 or not is_current then", "if cut == 0 then"),
         (Guard::Release, "buffered_release") => (" and state[3] == ARGV[3]", ""),

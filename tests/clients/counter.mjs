@@ -41,13 +41,13 @@ export class Counter {
   async change(id, change, readRow) {
     const partition = await this.partition(id);
     const { retain_ms: retainMs, min, max } = await this.settings();
-    const names = ['base', 'buffer', 'batch', 'meta', 'schedule'];
+    const names = ['base', 'buffer', 'batch', 'meta'];
     let word;
     for (let seeds = 0; seeds < 10; seeds += 1) {
       [word] = await this.count('cached_incr', partition, names, [30000, min ?? '', max ?? '', 1, id, change]);
       if (!`${word}`.startsWith('MISS:')) break;
       const seed = [id, word.slice(5), await readRow(id)]; // after the ticket was received, never before
-      await this.send('cached_seed', this.keys(partition, 'base', 'schedule'), [retainMs, '', ...seed]);
+      await this.send('cached_seed', this.keys(partition, 'base'), [retainMs, '', ...seed]);
     }
     if (/[A-Z]/.test(word)) throw new NotCounted(`${id}: ${word}`);
     return BigInt(word);

@@ -156,7 +156,7 @@ class Checks:
             other.hit("a")
         self.empty("shop/views")
         with raises("a family of another kind", readme["NotCounted"]):
-            make().count("cached_incr", 0, ["base", "buffer", "batch", "meta", "schedule"], [30000, "", "", 1, "a", 1])
+            make().count("cached_incr", 0, ["base", "buffer", "batch", "meta"], [30000, "", "", 1, "a", 1])
         with raises("decode_responses", readme["NotCounted"]):
             make(connect(self.socket, decode_responses=True)).hit("a")
         first, second = make(), make()

@@ -221,9 +221,8 @@ async fn an_id_that_no_row_can_have_holds_no_other_up() {
     let votes = votes(&pair, Table::update("item")).await;
     let (mut redis, id, key) = (pair.redis.manager().await, b"\xff\xfe", "cf1:{test/votes/0}");
     redis::pipe()
-        .hset(format!("{key}:base"), id, "0")
+        .hset(format!("{key}:base"), id, "0000000000001 0")
         .hset(format!("{key}:buffer"), id, "5")
-        .zadd(format!("{key}:schedule"), id, 1)
         .exec_async(&mut redis)
         .await
         .unwrap();

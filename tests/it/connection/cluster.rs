@@ -340,8 +340,14 @@ async fn the_death_of_a_primary_costs_what_its_replica_did_not_have() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_settling_it_does_more_harm() {
-    let deaths = primaries_die(Durability::Immediate).await;
-    assert!(deaths.wronged > 0 || !deaths.reckoning.doubled.is_empty(), "{:?}", deaths.reckoning);
+    // harm takes a batch that was applied while the replica was cut off, which is likely and not certain
+    for _ in 0..4 {
+        let deaths = primaries_die(Durability::Immediate).await;
+        if deaths.wronged > 0 || !deaths.reckoning.doubled.is_empty() {
+            return;
+        }
+    }
+    panic!("no harm was done");
 }
 
 /// A family of series whose slices of a second are kept.

@@ -144,7 +144,7 @@ async fn a_reader_sees_what_others_count_and_changes_nothing() {
         restrict(&plain.redis, &all_rules()).await;
     }
     let mut cold = Script::named("cached_get").map(|script| redis::cmd("EVAL").arg(script.source).take()).unwrap();
-    cold.arg(4).arg(&["base", "buffer", "batch", "schedule"].map(|key| format!("cf1:{{shop/cached/0}}:{key}")));
+    cold.arg(3).arg(&["base", "buffer", "batch"].map(|key| format!("cf1:{{shop/cached/0}}:{key}")));
     cold.arg(&["0", "", "", "cold"]);
     let mut redis = manager(user(&plain.redis)).await;
     for missing in rules_without("", Role::Reader) {
