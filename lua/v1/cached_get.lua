@@ -30,7 +30,8 @@ local waits, cut = redis.call('HMGET', buffer, unpack(ARGV, 4)), redis.call('HMG
 
 local reply, tickets = { 'OK' }, {}
 for i, base in ipairs(bases) do
-  local row, word = base and base:sub(15) or 'ticket ', nil
+  local row = base and base:sub(15) or 'ticket '
+  local word
   if row:find('^ticket ') then
     local ticket = row:sub(8)
     if not base and ticket_ms > 0 then
