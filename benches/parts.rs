@@ -7,7 +7,6 @@ use std::time::Duration;
 use counterfoil::test_hooks::{Cut, Partition, RotateReply};
 use counterfoil::{Family, KeyType, Table};
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use redis::aio::ConnectionManager;
 use testkit::{RedisOptions, RedisServer};
 use tokio::runtime::Runtime;
 
@@ -71,7 +70,7 @@ fn scripts(criterion: &mut Criterion) {
     });
 }
 
-async fn batch_through(partition: &Partition<ConnectionManager>) {
+async fn batch_through(partition: &Partition) {
     let cut = partition.rotate(None, Cut::Now).await.unwrap();
     let RotateReply::Batch(batch) = cut else { panic!("nothing was cut: {cut:?}") };
     partition.fetch(batch.id, Duration::ZERO, 500).await.unwrap();

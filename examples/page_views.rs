@@ -17,7 +17,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let pair = Counterfoil::connect(&redis, &mysql).await?;
     // Creates counterfoil's own tables where they are missing. With migrations, MysqlStore::schema() goes into one.
-    pair.store().create_tables().await?;
+    pair.mysql()?.create_tables().await?;
     let views = pair.open(Family::buffered("example", "article_views").build()?).await?;
     let _reconciler = pair.reconciler().start().await?;
 

@@ -49,7 +49,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let servers = args.urls.servers().await;
     let pair = Counterfoil::connect(&servers.redis, &servers.mysql).await?;
     if servers.are_private() {
-        pair.store().create_tables().await?;
+        pair.mysql()?.create_tables().await?;
     }
     let series = pair.open(Family::series(args.namespace, args.family).build()?).await?;
     if servers.are_private() {

@@ -25,7 +25,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let pair = Counterfoil::connect(&redis, &mysql).await?;
     // Creates counterfoil's own tables where they are missing. With migrations, MysqlStore::schema() goes into one.
-    pair.store().create_tables().await?;
+    pair.mysql()?.create_tables().await?;
     let items = Table::update("item").key("id", KeyType::Unsigned).value("vote_count");
     let votes = pair.open(Family::cached("example", "votes").table(items).build()?).await?;
     let reconciler = pair.reconciler().start().await?;

@@ -39,6 +39,7 @@ pub use client::open::{OpenFamily, Recountable};
 pub use client::series::{Series, SeriesAdded, Slice};
 pub use client::shutdown::Remaining;
 pub use client::visitors::{Visited, Visitors};
+pub use connection::Connection;
 pub use connection::primary::Primary;
 #[cfg(feature = "sentinel")]
 pub use connection::primary::sentinel_settings;

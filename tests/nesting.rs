@@ -10,18 +10,17 @@ use counterfoil::{
     Precision, Result, Series, SeriesAdded, Visited, Visitors,
 };
 use futures_util::future::try_join_all;
-use redis::aio::ConnectionManager;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 
 const REQUESTS: i64 = 20;
 
 /// What an application holds: a family of each kind.
 struct Service {
-    views: BufferedCounters<ConnectionManager, MysqlStore>,
-    votes: CachedCounters<ConnectionManager, MysqlStore>,
-    hits: Series<ConnectionManager, MysqlStore>,
-    online: Activity<ConnectionManager, MysqlStore>,
-    daily: Visitors<ConnectionManager, MysqlStore>,
+    views: BufferedCounters,
+    votes: CachedCounters,
+    hits: Series,
+    online: Activity,
+    daily: Visitors,
 }
 
 fn day() -> Day {
@@ -32,7 +31,7 @@ fn day() -> Day {
 type Shown = [i64; 5];
 
 impl Service {
-    async fn open(pair: &Counterfoil<ConnectionManager, MysqlStore>) -> Result<Service> {
+    async fn open(pair: &Counterfoil) -> Result<Service> {
         let now = Durability::Immediate;
         Ok(Service {
             views: pair.open(Family::buffered("shop", "views").durability(now).build()?).await?,
@@ -94,7 +93,7 @@ async fn an_application_that_awaits_twelve_deep_in_tasks_counts_with_every_kind(
     let (redis, mysql) = (RedisServer::start(RedisOptions::volatile()).await, MysqlServer::start().await);
     let (_, pool) = mysql.database("shop").await;
     let pair = Counterfoil::new(redis.manager().await, MysqlStore::new(pool.clone()));
-    pair.store().create_tables().await.unwrap();
+    pair.mysql().unwrap().create_tables().await.unwrap();
     let service = Arc::new(Service::open(&pair).await.unwrap());
     let tasks = (0..REQUESTS).map(|number| {
         let service = service.clone();

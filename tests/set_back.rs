@@ -14,7 +14,6 @@ use counterfoil::{
 };
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use rand::{RngExt, SeedableRng};
-use redis::aio::ConnectionManager;
 use sqlx::MySqlPool;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::task::JoinHandle;
@@ -49,19 +48,18 @@ impl Tally {
     }
 }
 
-type C = ConnectionManager;
 
 #[derive(Clone)]
 struct Handles {
-    views: BufferedCounters<C>,
-    votes: CachedCounters<C>,
-    hits: Series<C>,
-    site: Activity<C>,
-    people: Visitors<C>,
+    views: BufferedCounters,
+    votes: CachedCounters,
+    hits: Series,
+    site: Activity,
+    people: Visitors,
 }
 
 impl Handles {
-    async fn open(counterfoil: &Counterfoil<C>, durability: Durability) -> Self {
+    async fn open(counterfoil: &Counterfoil, durability: Durability) -> Self {
         let soon = Duration::from_millis(50);
         let views = Family::buffered("test", "views").durability(durability).sync_after(1, soon);
         let votes = Family::cached("test", "votes").durability(durability).save_after(soon);

@@ -13,11 +13,10 @@ use std::time::Duration;
 use counterfoil::test_hooks::{Guard, set_clock_error, set_time, take_out};
 use counterfoil::{
     Activity, ActivityFamilyBuilder, Counterfoil, Counting, Durability, Family, KeyType, MemoryStore, MysqlStore,
-    Precision, Series, Slice, Store, Table,
+    Precision, Series, Slice, Table,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestError;
-use redis::aio::ConnectionLike;
 use support::interleaving::connect::{Connect, Lasting};
 use support::interleaving::hunt::{cases, expect_failure, hunt, runtime};
 use support::interleaving::{Checked, Crashes, failed};
@@ -184,8 +183,8 @@ type Place = (usize, Precision, i64);
 
 struct World<'c> {
     clock: &'c Clock,
-    counterfoil: Counterfoil<Lasting, MemoryStore>,
-    series: Series<Lasting, MemoryStore>,
+    counterfoil: Counterfoil,
+    series: Series,
     now_ms: i64,
     /// All that was ever counted.
     counted: BTreeMap<Place, i64>,
@@ -366,7 +365,7 @@ async fn seen_by_a_wrong_clock(clock: &Clock) -> (u64, u64) {
         assert_eq!(script_calls(&plain.redis).await, before + 1, "{hours} hours ahead");
     }
     clock.machine_is_ahead(0);
-    let elsewhere = Counterfoil::new(plain.redis.manager().await, plain.counterfoil.store().clone());
+    let elsewhere = Counterfoil::new(plain.redis.manager().await, plain.store.clone());
     let now = elsewhere.open(family).await.unwrap().now("page").await.unwrap();
     (now.views, now.visitors.count())
 }
@@ -389,7 +388,7 @@ fn layers_are_told_over_a_long_way() {
     runtime().block_on(async {
         let plain = Plain::new().await;
         let proxy = Proxy::to(&plain.redis);
-        let far = Counterfoil::new(proxy.manager().await, plain.counterfoil.store().clone());
+        let far = Counterfoil::new(proxy.manager().await, plain.store.clone());
         let window = (Duration::from_secs(20), Duration::from_millis(40));
         let online = online("online", Counting::HyperLogLog).keep_minutes(false).stripes(1).window(window.0, window.1);
         let online = far.open(online.build().unwrap()).await.unwrap();
@@ -409,7 +408,7 @@ async fn cut_with_a_wrong_clock(clock: &Clock) {
     let plain = Plain::new().await;
     let proxy = Proxy::to(&plain.redis);
     let redis = proxy.manager().await;
-    let frail = Counterfoil::new(redis.clone(), plain.counterfoil.store().clone());
+    let frail = Counterfoil::new(redis.clone(), plain.store.clone());
     let (hits, online) = (Family::series("test", "hits"), online("online", Counting::HyperLogLog).stripes(1));
     let hits = frail.open(hits.windows([(Precision::Day, 3)]).build().unwrap()).await.unwrap();
     let online = frail.open(online.build().unwrap()).await.unwrap();
@@ -543,11 +542,7 @@ struct Touching {
 }
 
 impl Touching {
-    fn on<C, S>(online: &Activity<C, S>, minute: i64) -> Self
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-        S: Store,
-    {
+    fn on(online: &Activity, minute: i64) -> Self {
         let (stop, minute) = (Arc::new(AtomicBool::new(false)), Arc::new(RwLock::new(minute)));
         let mut writers = JoinSet::new();
         for _ in 0..6 {
@@ -602,7 +597,7 @@ fn kept_minutes_are_exact_whatever_dies() {
         clock.set(first * 60_000);
         let touching = Touching::on(&touched, first);
         for round in 0..10 {
-            let open = |counterfoil: Counterfoil<_>| async move {
+            let open = |counterfoil: Counterfoil| async move {
                 let family = online("online", Counting::Exact).build().expect("valid");
                 counterfoil.open(family).await.map(drop)
             };

@@ -38,7 +38,7 @@ pub async fn measure(bench: &mut Bench) {
 }
 
 /// Of the default window, in so many partitions, each result asked for.
-async fn activity(stage: &Stage, counting: Counting, partitions: u32) -> Activity<MultiplexedConnection> {
+async fn activity(stage: &Stage, counting: Counting, partitions: u32) -> Activity {
     let family = Family::activity("bench", "readers").visitors(counting).partitions(partitions);
     let family = family.durability(Durability::Immediate).cache_for(Duration::ZERO);
     stage.pair.open(family.build().unwrap()).await.unwrap()
@@ -46,7 +46,7 @@ async fn activity(stage: &Stage, counting: Counting, partitions: u32) -> Activit
 
 /// `touch().await`, each time by somebody else.
 #[derive(Clone)]
-struct Touch(Activity<MultiplexedConnection>, Visitors);
+struct Touch(Activity, Visitors);
 
 impl Side for Touch {
     async fn hit(&mut self, page: &str) {
@@ -123,7 +123,7 @@ async fn compare(bench: &Bench, counting: Counting, partitions: u32) -> Comparis
 
 /// `now()`.
 #[derive(Clone)]
-struct Now(Activity<MultiplexedConnection>);
+struct Now(Activity);
 
 impl Side for Now {
     async fn hit(&mut self, page: &str) {
@@ -159,7 +159,7 @@ async fn measure_now(bench: &mut Bench) {
 }
 
 /// Visitors in every layer of the window, as if they had come over the last ten minutes.
-async fn fill(stage: &Stage, activity: &Activity<MultiplexedConnection>, page: &str) {
+async fn fill(stage: &Stage, activity: &Activity, page: &str) {
     const LAYERS: u32 = 200;
     let now_ms = stage.time().await as u64 * 1000;
     for layer in 0..LAYERS {

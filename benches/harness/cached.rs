@@ -12,7 +12,7 @@ use crate::measuring::{
     AtLeast, AtMost, Bench, Comparison, Figure, Ids, Load, Side, Stage, alternate, connect, median,
 };
 
-type Cached = CachedCounters<MultiplexedConnection>;
+type Cached = CachedCounters;
 
 const ONE_TASK: Figure = Figure {
     name: "cached_incr_vs_incrby",

@@ -25,7 +25,7 @@ pub struct Watch(MultiplexedConnection);
 pub type Longest = BTreeMap<String, f64>;
 
 /// Takes a batch from the cut to the release, while hits come in on random ones of the ids, and are read.
-pub async fn batch_through(partition: &Partition<MultiplexedConnection>, family: &Family, ids: u32) {
+pub async fn batch_through(partition: &Partition, family: &Family, ids: u32) {
     let cut = partition.rotate(None, Cut::Now).await.unwrap();
     let RotateReply::Batch(batch) = cut else { panic!("nothing was cut: {cut:?}") };
     let fetched = AtomicBool::new(false);

@@ -31,7 +31,7 @@ pub async fn measure(bench: &mut Bench) {
 }
 
 /// Of the default precisions, none of them kept.
-async fn series(stage: &Stage, name: &str) -> Series<MultiplexedConnection> {
+async fn series(stage: &Stage, name: &str) -> Series {
     let family = Family::series("bench", name).durability(Durability::Immediate);
     stage.pair.open(family.build().unwrap()).await.unwrap()
 }
@@ -52,7 +52,7 @@ fn starts(precision: Precision, slices: i64, now: i64) -> impl Iterator<Item = i
 
 /// `add().await`.
 #[derive(Clone)]
-struct Add(Series<MultiplexedConnection>);
+struct Add(Series);
 
 impl Side for Add {
     async fn hit(&mut self, name: &str) {
@@ -91,7 +91,7 @@ async fn measure_add(bench: &mut Bench) {
 
 /// `get()`.
 #[derive(Clone)]
-struct Window(Series<MultiplexedConnection>);
+struct Window(Series);
 
 impl Side for Window {
     async fn hit(&mut self, name: &str) {

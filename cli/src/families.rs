@@ -1,9 +1,8 @@
 //! The families of a pair: those that the configuration describes, and those that the database knows.
 
-use counterfoil::{AnyCounters, Counterfoil, Error, ErrorKind, Registered, Result, Store};
+use counterfoil::{AnyCounters, Counterfoil, Error, ErrorKind, Registered, Result};
 
 use crate::config::FamilyConfig;
-use crate::pair::Redis;
 
 /// The families of one pair that the configuration describes.
 pub fn described<'a>(families: &'a [FamilyConfig], pair: &str) -> impl Iterator<Item = &'a FamilyConfig> {
@@ -11,10 +10,7 @@ pub fn described<'a>(families: &'a [FamilyConfig], pair: &str) -> impl Iterator<
 }
 
 /// Opens the family of that name, NAMESPACE/FAMILY: as the configuration describes it, or as the database knows it.
-pub async fn open<C>(counterfoil: &Counterfoil<C>, families: &[FamilyConfig], name: &str) -> Result<AnyCounters<C>>
-where
-    C: Redis,
-{
+pub async fn open(counterfoil: &Counterfoil, families: &[FamilyConfig], name: &str) -> Result<AnyCounters> {
     let expected = || Error::new(ErrorKind::InvalidInput, format!("{name:?} is not NAMESPACE/FAMILY"));
     let (namespace, family) = name.split_once('/').ok_or_else(expected)?;
     if let Some(described) = families.iter().find(|described| described.describes(namespace, family)) {
@@ -30,9 +26,6 @@ where
 }
 
 /// The families that the database knows and that this version understands.
-pub async fn registered<C>(counterfoil: &Counterfoil<C>) -> Result<Vec<Registered>>
-where
-    C: Redis,
-{
+pub async fn registered(counterfoil: &Counterfoil) -> Result<Vec<Registered>> {
     Ok(counterfoil.store().families().await?.into_iter().filter_map(Result::ok).collect())
 }

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::config::{FamilyConfig, PairConfig};
 use crate::families::described;
-use crate::pair::{self, Pair, Redis, with_pair};
+use crate::pair;
 use crate::status::{self, FamilyStatus};
 
 /// How long a server is waited for.
@@ -22,7 +22,7 @@ pub struct Look {
     described: Vec<FamilyConfig>,
     store: MysqlStore,
     /// Nothing until Redis was there.
-    pair: Option<Pair>,
+    pair: Option<Counterfoil>,
     known: Option<Known>,
 }
 
@@ -77,7 +77,7 @@ impl Look {
         let connected = async {
             match &self.pair {
                 Some(pair) => Ok(pair.clone()),
-                None => in_time(Pair::connect(&self.config)).await,
+                None => in_time(pair::connect(&self.config)).await,
             }
         };
         let (asked, connected) = join(asked, connected).await;
@@ -102,10 +102,10 @@ impl Look {
         }
     }
 
-    async fn families(&self, pair: &Pair, late: Duration) -> Result<Vec<FamilyStatus>, String> {
+    async fn families(&self, pair: &Counterfoil, late: Duration) -> Result<Vec<FamilyStatus>, String> {
         let (families, overview) =
             self.known.as_ref().map_or((&[][..], &[][..]), |known| (&known.families, &known.overview));
-        in_time(async { with_pair!(pair, counterfoil => of(counterfoil, families, overview, late).await) }).await
+        in_time(async { of(pair, families, overview, late).await }).await
     }
 
     fn never_opened(&self) -> Vec<String> {
@@ -123,8 +123,8 @@ async fn read(store: &MysqlStore) -> counterfoil::Result<Known> {
     Ok(Known { at, families, overview: store.overview().await? })
 }
 
-async fn of<C: Redis>(
-    counterfoil: &Counterfoil<C>,
+async fn of(
+    counterfoil: &Counterfoil,
     families: &[Registered],
     overview: &[Overview],
     late: Duration,

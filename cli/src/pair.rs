@@ -1,10 +1,9 @@
-//! The connections of a pair, of whichever kind.
+//! The connections of a pair.
 
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use counterfoil::redis::aio::ConnectionLike;
 use counterfoil::redis::cluster::ClusterClient;
 use counterfoil::redis::cluster_async::ClusterConnection;
 use counterfoil::redis::sentinel::{SentinelClientBuilder, SentinelServerType};
@@ -13,59 +12,23 @@ use counterfoil::redis::{
 };
 use counterfoil::sqlx::MySqlPool;
 use counterfoil::sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
-use counterfoil::{Counterfoil, Error, ErrorKind, MysqlStore, Primary, Result, cluster_settings, sentinel_settings};
+use counterfoil::{
+    Connection, Counterfoil, Error, ErrorKind, MysqlStore, Primary, Result, cluster_settings, sentinel_settings,
+};
 
 use crate::config::{PairConfig, RedisPlace};
-
-/// A pair that is connected. [`with_pair!`](crate::pair::with_pair) does the same with either.
-#[derive(Clone)]
-pub enum Pair {
-    Single(Counterfoil<Primary>),
-    Cluster(Counterfoil<ClusterConnection>),
-}
-
-/// Does the same with the pair, whatever connects it to Redis.
-macro_rules! with_pair {
-    ($pair:expr, $counterfoil:ident => $result:expr) => {
-        match $pair {
-            $crate::pair::Pair::Single($counterfoil) => $result,
-            $crate::pair::Pair::Cluster($counterfoil) => $result,
-        }
-    };
-}
-pub(crate) use with_pair;
-
-/// What a connection to Redis has to be for the library.
-pub trait Redis: ConnectionLike + Clone + Send + Sync + 'static {}
-
-impl<C: ConnectionLike + Clone + Send + Sync + 'static> Redis for C {}
 
 /// How long a connection to MySQL is waited for.
 const ACQUIRE: Duration = Duration::from_secs(5);
 
-impl Pair {
-    /// Connects to Redis; to MySQL only when it is needed.
-    pub async fn connect(config: &PairConfig) -> Result<Self> {
-        let store = store(config)?;
-        let pair = match &config.redis {
-            RedisPlace::Cluster(nodes) => Pair::Cluster(
-                Counterfoil::new(cluster(config, nodes).await?, store).allow_evicting(config.allow_evicting),
-            ),
-            RedisPlace::Sentinel(sentinels, primary) => {
-                let redis = sentinel(config, sentinels, primary).await?;
-                Pair::Single(Counterfoil::new(redis, store).allow_evicting(config.allow_evicting))
-            }
-            RedisPlace::At(url) => {
-                let redis = Primary::connect(single(config, url)?).await?;
-                Pair::Single(Counterfoil::new(redis, store).allow_evicting(config.allow_evicting))
-            }
-        };
-        Ok(pair)
-    }
-
-    pub fn store(&self) -> &MysqlStore {
-        with_pair!(self, counterfoil => counterfoil.store())
-    }
+/// Connects to Redis; to MySQL only when it is needed.
+pub async fn connect(config: &PairConfig) -> Result<Counterfoil> {
+    let redis: Connection = match &config.redis {
+        RedisPlace::Cluster(nodes) => cluster(config, nodes).await?.into(),
+        RedisPlace::Sentinel(sentinels, primary) => sentinel(config, sentinels, primary).await?.into(),
+        RedisPlace::At(url) => Primary::connect(single(config, url)?).await?.into(),
+    };
+    Ok(Counterfoil::new(redis, store(config)?).allow_evicting(config.allow_evicting))
 }
 
 /// Its MySQL alone, which is connected to when it is needed.

@@ -6,8 +6,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use counterfoil::{Backlog, Counterfoil, Family, Overview, Result};
 use serde::Serialize;
 
-use crate::pair::Redis;
-
 /// What counts as late unless said otherwise.
 pub const LATE: Duration = Duration::from_secs(120);
 
@@ -80,14 +78,11 @@ impl FamilyStatus {
 }
 
 /// How the families in use stand.
-pub async fn of_families<C>(
-    counterfoil: &Counterfoil<C>,
+pub async fn of_families(
+    counterfoil: &Counterfoil,
     overview: &[Overview],
     late: Duration,
-) -> Result<Vec<FamilyStatus>>
-where
-    C: Redis,
-{
+) -> Result<Vec<FamilyStatus>> {
     let overview: HashMap<_, _> =
         overview.iter().map(|one| ((one.namespace.as_str(), one.family.as_str()), one)).collect();
     let of = |(family, backlog): (Family, Result<Backlog>)| {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use counterfoil::{
-    BufferedCounters, Counterfoil, Durability, Family, KeyType, MysqlStore, Precision, Primary, Series, Table, Visitors,
+    BufferedCounters, Counterfoil, Durability, Family, KeyType, MysqlStore, Precision, Series, Table, Visitors,
 };
 use sqlx::{AssertSqlSafe, MySqlPool};
 use tokio::time::sleep;
@@ -37,7 +37,7 @@ pub struct Place {
     pub mysql: String,
 }
 
-pub type Pair = Counterfoil<Primary, MysqlStore>;
+pub type Pair = Counterfoil;
 
 /// The families in use by this process.
 pub struct Opened {

@@ -70,7 +70,7 @@ impl Site {
     pub async fn open(redis: &str, mysql: &str) -> counterfoil::Result<Self> {
         let pair = Counterfoil::connect(redis, mysql).await?;
         // Creates counterfoil's own tables where they are missing. Of these families only the configuration is in them.
-        pair.store().create_tables().await?;
+        pair.mysql()?.create_tables().await?;
         let hits = pair.open(Family::series("example", "hits").build()?).await?;
         let online = pair.open(Family::activity("example", "online").build()?).await?;
         Ok(Site { hits, online })

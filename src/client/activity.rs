@@ -6,18 +6,14 @@ use std::time::SystemTime;
 
 use futures_util::future::try_join_all;
 use moka::future::Cache;
-use redis::aio::ConnectionLike;
 
 use crate::client::handle::{Handle, handle_methods};
 use crate::client::open::OpenFamily;
-use crate::connection::primary::Primary;
 use crate::error::{Error, Result};
 use crate::family::calendar::{Calendar, Precision, time_at, unix_seconds};
 use crate::family::visit;
 use crate::family::{ActivityFamily, Counting, Family, Kind, Sliding};
 use crate::scripts::activity::Seen;
-use crate::store::Store;
-use crate::store::mysql::MysqlStore;
 
 /// A number of distinct visitors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -72,18 +68,12 @@ pub struct Minute {
 }
 
 /// The activity on the pages of one open family (docs/protocol.md, section 5). Cloning is cheap.
-#[derive(Debug)]
-pub struct Activity<C = Primary, S = MysqlStore> {
-    handle: Handle<C, S>,
+#[derive(Clone, Debug)]
+pub struct Activity {
+    handle: Handle,
     sliding: Sliding,
     /// `None` where nothing is to be returned a second time.
     recent: Option<Cache<String, Now>>,
-}
-
-impl<C, S> Clone for Activity<C, S> {
-    fn clone(&self) -> Self {
-        Activity { handle: self.handle.clone(), sliding: self.sliding, recent: self.recent.clone() }
-    }
 }
 
 /// For how many pages results are remembered.
@@ -92,24 +82,16 @@ const RECENT: u64 = 10_000;
 const KEYS: u32 = 200;
 
 impl OpenFamily for ActivityFamily {
-    type Handle<C, S> = Activity<C, S>;
+    type Handle = Activity;
 
-    fn in_use<C, S>(self, handle: Handle<C, S>) -> Result<Activity<C, S>>
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-        S: Store,
-    {
+    fn in_use(self, handle: Handle) -> Result<Activity> {
         let Kind::Activity(sliding) = handle.family().kind else { return Err(handle.family().is_not("activity")) };
         let cache = || Cache::builder().time_to_live(self.cache_for).max_capacity(RECENT).build();
         Ok(Activity { handle, sliding, recent: (!self.cache_for.is_zero()).then(cache) })
     }
 }
 
-impl<C, S> Activity<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
+impl Activity {
     handle_methods!(handle);
 
     /// Counts a view of the page, of 1 to 200 bytes, and notes that the visitor, 1 to 255 bytes of any kind, was there.

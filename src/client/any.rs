@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use redis::aio::ConnectionLike;
-
 use crate::client::activity::Activity;
 use crate::client::backlog::Backlog;
 use crate::client::buffered::BufferedCounters;
@@ -13,26 +11,24 @@ use crate::client::handle::Handle;
 use crate::client::open::OpenFamily;
 use crate::client::series::Series;
 use crate::client::visitors::Visitors;
-use crate::connection::primary::Primary;
 use crate::error::Result;
 use crate::family::{AnyFamily, Family};
-use crate::store::mysql::MysqlStore;
-use crate::store::{Registered, Store};
+use crate::store::Registered;
 
 /// A family of whichever kind in use. Cloning is cheap.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum AnyCounters<C = Primary, S = MysqlStore> {
+pub enum AnyCounters {
     /// Of [`AnyFamily::Buffered`].
-    Buffered(BufferedCounters<C, S>),
+    Buffered(BufferedCounters),
     /// Of [`AnyFamily::Cached`].
-    Cached(CachedCounters<C, S>),
+    Cached(CachedCounters),
     /// Of [`AnyFamily::Series`].
-    Series(Series<C, S>),
+    Series(Series),
     /// Of [`AnyFamily::Activity`].
-    Activity(Activity<C, S>),
+    Activity(Activity),
     /// Of [`AnyFamily::Visitors`].
-    Visitors(Visitors<C, S>),
+    Visitors(Visitors),
 }
 
 /// The same for the handle of any kind.
@@ -48,23 +44,7 @@ macro_rules! of_any {
     };
 }
 
-impl<C, S> Clone for AnyCounters<C, S> {
-    fn clone(&self) -> Self {
-        match self {
-            AnyCounters::Buffered(counters) => AnyCounters::Buffered(counters.clone()),
-            AnyCounters::Cached(counters) => AnyCounters::Cached(counters.clone()),
-            AnyCounters::Series(series) => AnyCounters::Series(series.clone()),
-            AnyCounters::Activity(activity) => AnyCounters::Activity(activity.clone()),
-            AnyCounters::Visitors(visitors) => AnyCounters::Visitors(visitors.clone()),
-        }
-    }
-}
-
-impl<C, S> AnyCounters<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
+impl AnyCounters {
     /// The configuration.
     pub fn family(&self) -> &Family {
         of_any!(self, handle => handle.family())
@@ -80,13 +60,9 @@ where
 }
 
 impl OpenFamily for AnyFamily {
-    type Handle<C, S> = AnyCounters<C, S>;
+    type Handle = AnyCounters;
 
-    fn in_use<C, S>(self, handle: Handle<C, S>) -> Result<AnyCounters<C, S>>
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-        S: Store,
-    {
+    fn in_use(self, handle: Handle) -> Result<AnyCounters> {
         Ok(match self {
             AnyFamily::Buffered(family) => AnyCounters::Buffered(family.in_use(handle)?),
             AnyFamily::Cached(family) => AnyCounters::Cached(family.in_use(handle)?),
@@ -97,17 +73,13 @@ impl OpenFamily for AnyFamily {
     }
 }
 
-impl<C, S> Counterfoil<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
+impl Counterfoil {
     /// Takes a family in use as the database [has it](Store::families), and writes nothing: neither its settings nor an epoch. For
     /// tools that look at families which other processes open; who knows the configuration calls [`open`](Self::open).
     ///
     /// # Errors
     /// [`Closed`](crate::ErrorKind::Closed) after [`shutdown`](Self::shutdown).
-    pub fn open_registered(&self, registered: Registered) -> Result<AnyCounters<C, S>> {
+    pub fn open_registered(&self, registered: Registered) -> Result<AnyCounters> {
         let handle = Handle::served(self.shared.clone(), Arc::new(registered), self.timeouts)?;
         AnyFamily::from(handle.family().clone()).in_use(handle)
     }

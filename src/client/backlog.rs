@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
-
+use crate::connection::Connection;
 use crate::error::Result;
 use crate::scripts::bundle;
 use crate::scripts::keys::Keys;
@@ -37,10 +36,7 @@ impl Backlog {
 }
 
 /// Returns the backlog of each of these partitions.
-pub async fn of_partitions<C>(redis: &C, partitions: Vec<&Keys>) -> Result<Vec<Backlog>>
-where
-    C: ConnectionLike + Clone + 'static,
-{
+pub async fn of_partitions(redis: &Connection, partitions: Vec<&Keys>) -> Result<Vec<Backlog>> {
     const LOOK: &str = "\
 local time, found = redis.call('TIME'), {}
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use futures_util::future::try_join_all;
-use redis::aio::ConnectionLike;
 
 use crate::client::backlog::{self, Backlog};
 use crate::client::counterfoil::Counterfoil;
@@ -12,7 +11,6 @@ use crate::family::Family;
 use crate::metrics;
 use crate::scripts::bundle;
 use crate::scripts::keys::Keys;
-use crate::store::Store;
 use crate::writer::shared::Shared;
 
 /// How Redis is asked.
@@ -29,11 +27,7 @@ const NODE: Pace = Pace { partitions: 100, calls: 4 };
 /// No call can look at partitions of several slots.
 const CLUSTER: Pace = Pace { partitions: 1, calls: 64 };
 
-impl<C, S> Counterfoil<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
+impl Counterfoil {
     /// What of every family in use waits in Redis for the database, in the order in which they were opened, or found
     /// and [served](crate::ReconcilerBuilder::all); it needs neither a reconciler nor the database. Where Redis is no
     /// cluster one call looks at 100 partitions, so that thousands of families take little.
@@ -83,10 +77,7 @@ fn measure<'a>(found: impl Iterator<Item = (&'a Family, Backlog)>) {
     }
 }
 
-impl<C, S> Shared<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl Shared {
     /// The backlog of all partitions of the family.
     pub async fn backlog(&self, family: &Family) -> Result<Backlog> {
         let found = self.backlogs(std::slice::from_ref(family)).await?;

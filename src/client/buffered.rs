@@ -3,52 +3,34 @@
 use std::time::Duration;
 
 use futures_util::Stream;
-use redis::aio::ConnectionLike;
 
 use crate::client::exact::Shown;
 use crate::client::handle::{Handle, handle_methods};
 use crate::client::open::{OpenFamily, Recountable};
-use crate::connection::primary::Primary;
 use crate::error::Result;
 use crate::family::BufferedFamily;
 use crate::scripts::buffered::{Added, AddedOnce};
-use crate::store::Store;
-use crate::store::mysql::MysqlStore;
 use crate::writer::{Progress, Recorded, Request};
 
 /// The counters of one open family. Cloning is cheap.
-#[derive(Debug)]
-pub struct BufferedCounters<C = Primary, S = MysqlStore>(Handle<C, S>);
-
-impl<C, S> Clone for BufferedCounters<C, S> {
-    fn clone(&self) -> Self {
-        BufferedCounters(self.0.clone())
-    }
-}
+#[derive(Clone, Debug)]
+pub struct BufferedCounters(Handle);
 
 impl OpenFamily for BufferedFamily {
-    type Handle<C, S> = BufferedCounters<C, S>;
+    type Handle = BufferedCounters;
 
-    fn in_use<C, S>(self, handle: Handle<C, S>) -> Result<BufferedCounters<C, S>>
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-        S: Store,
-    {
+    fn in_use(self, handle: Handle) -> Result<BufferedCounters> {
         Ok(BufferedCounters(handle))
     }
 }
 
-impl<C> Recountable<C> for BufferedCounters<C, MysqlStore> {
-    fn of_recount(&self) -> &Handle<C, MysqlStore> {
+impl Recountable for BufferedCounters {
+    fn of_recount(&self) -> &Handle {
         &self.0
     }
 }
 
-impl<C, S> BufferedCounters<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
+impl BufferedCounters {
     handle_methods!(0);
 
     /// Counts `delta` for `id`, and returns when Redis has done it: with the pending value as after exactly this
@@ -246,7 +228,7 @@ where
     ///
     /// # Errors
     /// As for [`get`](Self::get).
-    pub fn list_all(&self, prefix: &str) -> impl Stream<Item = Result<(String, i64)>> + Send + Unpin + use<C, S> {
+    pub fn list_all(&self, prefix: &str) -> impl Stream<Item = Result<(String, i64)>> + Send + Unpin + use<> {
         self.0.list_all(prefix)
     }
 }

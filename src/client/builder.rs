@@ -32,7 +32,7 @@ enum Mysql {
     Pool(MySqlPool),
 }
 
-impl Counterfoil<Primary, MysqlStore> {
+impl Counterfoil {
     /// Starts the configuration of a pair of one Redis and one database.
     ///
     /// ```no_run

@@ -5,22 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{join, try_join_all};
-use redis::aio::ConnectionLike;
 use tokio::time::Instant;
 
 use crate::client::exact::Shown;
 use crate::client::handle::{Handle, handle_methods};
 use crate::client::open::{OpenFamily, Recountable};
 use crate::client::seeding::{Read, Seeding};
-use crate::connection::primary::Primary;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{CachedFamily, Retention};
 use crate::metrics;
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::Ticket;
 use crate::scripts::partition::{Change, PairResult, Partition};
-use crate::store::Store;
-use crate::store::mysql::MysqlStore;
 use crate::writer::{Progress, Request};
 
 /// What became of one change of a cached counter.
@@ -83,18 +79,11 @@ pub enum ChangedOnce {
 
 /// The counters of one open cached family: the value comes back with each increment, and lives in Redis for as long as
 /// the counter is used (docs/protocol.md, section 4). Cloning is cheap.
-#[derive(Debug)]
-pub struct CachedCounters<C = Primary, S = MysqlStore> {
-    handle: Handle<C, S>,
+#[derive(Clone, Debug)]
+pub struct CachedCounters {
+    handle: Handle,
     seeding: Arc<Seeding>,
     retention: Retention,
-}
-
-impl<C, S> Clone for CachedCounters<C, S> {
-    fn clone(&self) -> Self {
-        let (handle, seeding) = (self.handle.clone(), self.seeding.clone());
-        CachedCounters { handle, seeding, retention: self.retention.clone() }
-    }
 }
 
 /// What a missing counter is seeded with. The read is held until that is handed in: who misses the counter meanwhile joins it.
@@ -105,29 +94,21 @@ type HeldSeed = Option<(Seed, Arc<Read>)>;
 const ATTEMPTS: usize = 100;
 
 impl OpenFamily for CachedFamily {
-    type Handle<C, S> = CachedCounters<C, S>;
+    type Handle = CachedCounters;
 
-    fn in_use<C, S>(self, handle: Handle<C, S>) -> Result<CachedCounters<C, S>>
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-        S: Store,
-    {
+    fn in_use(self, handle: Handle) -> Result<CachedCounters> {
         let retention = handle.family().retention().ok_or_else(|| handle.family().is_not("cached"))?.clone();
         Ok(CachedCounters { handle, seeding: Arc::default(), retention })
     }
 }
 
-impl<C> Recountable<C> for CachedCounters<C, MysqlStore> {
-    fn of_recount(&self) -> &Handle<C, MysqlStore> {
+impl Recountable for CachedCounters {
+    fn of_recount(&self) -> &Handle {
         &self.handle
     }
 }
 
-impl<C, S> CachedCounters<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
+impl CachedCounters {
     handle_methods!(handle);
 
     /// Adds `delta` to `id`, and returns the value as after exactly this increment. Where the counter is not in Redis
@@ -361,7 +342,7 @@ where
             partitions.entry(self.family().partition_of(ids[place])).or_default().push((place, item));
         }
         let chunks = |(number, all): (u32, Vec<(usize, T)>)| {
-            let chunks: Vec<_> = all.chunks(Partition::<C>::READ_IDS).map(|some| (number, some.to_vec())).collect();
+            let chunks: Vec<_> = all.chunks(Partition::READ_IDS).map(|some| (number, some.to_vec())).collect();
             chunks
         };
         partitions.into_iter().flat_map(chunks).collect()

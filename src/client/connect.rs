@@ -3,12 +3,9 @@
 use std::time::Duration;
 
 #[cfg(feature = "cluster")]
-use redis::{
-    cluster::{ClusterClient, ClusterClientBuilder},
-    cluster_async::ClusterConnection,
-};
+use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
-use sqlx::{Connection, MySqlConnection};
+use sqlx::{Connection as _, MySqlConnection};
 use tokio::time::timeout;
 
 use crate::client::counterfoil::Counterfoil;
@@ -21,7 +18,7 @@ use crate::store::mysql::MysqlStore;
 /// How long a database is waited for that may come later.
 const LATER: Duration = Duration::from_secs(3);
 
-impl Counterfoil<Primary, MysqlStore> {
+impl Counterfoil {
     /// Connects to a Redis, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, and a database, e.g.
     /// `mysql://user:password@localhost/shop`. The connection to Redis comes back by itself after it was lost, and
     /// follows a name or address that moves with a failover: see [`Primary`]. Counterfoil's tables have to be there, or are
@@ -52,7 +49,7 @@ impl Counterfoil<Primary, MysqlStore> {
 }
 
 #[cfg(feature = "cluster")]
-impl Counterfoil<ClusterConnection, MysqlStore> {
+impl Counterfoil {
     /// Connects to a Redis Cluster, of which some nodes are named, and a database.
     ///
     /// # Errors

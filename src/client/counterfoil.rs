@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
 use tokio::time::timeout;
 
 use crate::client::handle::{Handle, Timeouts};
 use crate::client::open::OpenFamily;
-use crate::connection::primary::Primary;
+use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::finding::Finding;
@@ -26,57 +25,39 @@ const REGISTERING: Duration = Duration::from_secs(3);
 
 /// One Redis and one database that keep an application's counters together.
 ///
-/// `C` is the connection to Redis, which is cloned for every call: a [`Primary`], or any asynchronous connection of the
-/// redis crate, made by the application:
+/// [`connect`](Self::connect) creates both connections. [`new`](Self::new) takes any [`Connection`] and any [`Store`]. Replicas
+/// of Redis are never read.
 ///
-/// - a connection manager; it comes back when it breaks, and after a failover, once a write was refused by a server that
-///   has become a replica; it stays with a server that is silent without being gone;
-/// - a cluster connection, which is best built with the settings that `cluster_settings` (feature `cluster`) makes;
-/// - a multiplexed connection; it does not come back once it is lost;
-/// - a connection of the application's own type.
-///
-/// A connection may send a call again by itself: Redis executes it once, however often it arrives. But
-/// only over a [`Primary`], a connection manager or a multiplexed connection, which are known to send a call once, is a
-/// refusal proof that nothing was counted; over others the outcome is unknown once the time limit is over.
-///
-/// A connection without time limits is given one of 5 s for each call. Replicas are not read, even where a cluster
-/// connection would.
-///
-/// An application with several pairs makes one of these for each; families are opened, also by the thousand, while it
-/// runs. Cloning is cheap and gives the same pair.
-///
-/// The types are those that [`connect`](Counterfoil::connect) makes, where they are not named.
-#[derive(Debug)]
-pub struct Counterfoil<C = Primary, S = MysqlStore> {
-    pub(crate) shared: Arc<Shared<C, S>>,
+/// An application with several pairs creates one of these for each. It opens families while it runs, also thousands of
+/// them. Clones share the pair.
+#[derive(Clone, Debug)]
+pub struct Counterfoil {
+    pub(crate) shared: Arc<Shared>,
     pub(crate) timeouts: Timeouts,
 }
 
-impl<C, S> Clone for Counterfoil<C, S> {
-    fn clone(&self) -> Self {
-        Counterfoil { shared: self.shared.clone(), timeouts: self.timeouts }
-    }
-}
-
-impl<C, S> Counterfoil<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
-    /// Brings a Redis and a database together. Nothing is sent yet. Any connection will do, also one that sends calls again
-    /// by itself.
-    pub fn new(redis: C, store: S) -> Self {
-        Counterfoil { shared: Arc::new(Shared::new(redis, store)), timeouts: Timeouts::default() }
+impl Counterfoil {
+    /// Combines a Redis and a database. Sends nothing yet.
+    pub fn new(redis: impl Into<Connection>, store: impl Store) -> Self {
+        Counterfoil { shared: Arc::new(Shared::new(redis.into(), Arc::new(store))), timeouts: Timeouts::default() }
     }
 
     /// The connection to Redis.
-    pub fn redis(&self) -> &C {
+    pub fn redis(&self) -> &Connection {
         &self.shared.redis
     }
 
     /// The database.
-    pub fn store(&self) -> &S {
-        &self.shared.store
+    pub fn store(&self) -> &dyn Store {
+        &*self.shared.store
+    }
+
+    /// The database, for what only MySQL supports: tables, rejects, drift, overview.
+    ///
+    /// # Errors
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) on another store.
+    pub fn mysql(&self) -> Result<&MysqlStore> {
+        self.shared.mysql()
     }
 
     /// Opens families, and starts reconcilers, also on a Redis whose `maxmemory-policy` throws away what they need when
@@ -117,13 +98,13 @@ where
     /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting in which the family is known differently, or what
     /// its table lacks; [`AccessDenied`](crate::ErrorKind::AccessDenied) naming what the user of Redis lacks;
     /// [`Unsafe`](crate::ErrorKind::Unsafe) on a Redis that throws away what the family needs when memory is full.
-    pub async fn open<F: OpenFamily>(&self, family: F) -> Result<F::Handle<C, S>> {
+    pub async fn open<F: OpenFamily>(&self, family: F) -> Result<F::Handle> {
         let handle = self.handle(family.common().clone()).await?;
         family.in_use(handle)
     }
 
     /// What a handle of the family consists of.
-    pub(crate) async fn handle(&self, family: Family) -> Result<Handle<C, S>> {
+    pub(crate) async fn handle(&self, family: Family) -> Result<Handle> {
         let is_there = unless_refused(self.shared.refuse_unsafe(&family).await)?;
         let registered = self.register(&family).await?;
         if is_there {
@@ -160,7 +141,7 @@ where
     }
 
     /// Configures a reconciler, which brings what the families of this pair have pending to the database.
-    pub fn reconciler(&self) -> ReconcilerBuilder<C, S> {
+    pub fn reconciler(&self) -> ReconcilerBuilder {
         ReconcilerBuilder::new(self.shared.clone())
     }
 

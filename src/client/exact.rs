@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::future::{join, try_join_all};
-use redis::aio::ConnectionLike;
 use tokio::time::{Instant, timeout};
 
 use crate::client::handle::Handle;
@@ -16,7 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::reconciler::set_back;
 use crate::scripts::buffered::Pending;
 use crate::scripts::partition::Partition;
-use crate::store::{Incarnation, Mark, ReadFrom, Store};
+use crate::store::{Incarnation, Mark, ReadFrom};
 
 /// Values that are exact, or else as the database holds them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,11 +53,7 @@ enum Round {
 /// How often a read starts again before it suspects that Redis was set back.
 const PATIENT: u32 = 2;
 
-impl<C, S> Handle<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
+impl Handle {
     /// The exact values of the rows with these ids, in their order, in one call per partition concerned and one query.
     pub async fn exact(&self, ids: &[&str]) -> Result<Vec<i64>> {
         self.repeating(|deadline| self.exact_once(ids, deadline)).await
@@ -125,7 +120,7 @@ where
     }
 
     /// All ids that begin with `prefix`, ascending, page by page.
-    pub fn list_all(&self, prefix: &str) -> impl Stream<Item = Result<(String, i64)>> + Send + Unpin + use<C, S> {
+    pub fn list_all(&self, prefix: &str) -> impl Stream<Item = Result<(String, i64)>> + Send + Unpin + use<> {
         let (handle, prefix) = (self.clone(), prefix.to_owned());
         let page = move |after: Option<String>| {
             let (handle, prefix) = (handle.clone(), prefix.clone());
@@ -260,7 +255,7 @@ where
             partitions.for_each(|partition| places.entry(partition).or_default().push(place));
         }
         let group = |(partition, places): (u32, Vec<usize>)| {
-            let chunks: Vec<_> = places.chunks(Partition::<C>::READ_IDS).map(<[usize]>::to_vec).collect();
+            let chunks: Vec<_> = places.chunks(Partition::READ_IDS).map(<[usize]>::to_vec).collect();
             chunks.into_iter().map(move |places| PartitionRead { partition, places })
         };
         places.into_iter().flat_map(group).collect()

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::client::backlog::Backlog;
@@ -11,7 +10,7 @@ use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::partition::{PairResult, Partition};
-use crate::store::{Registered, Store};
+use crate::store::Registered;
 use crate::writer::Writer;
 use crate::writer::opened::Opened;
 use crate::writer::shared::{InUse, Shared};
@@ -20,11 +19,11 @@ use crate::writer::shared::{InUse, Shared};
 const LAST_MOMENT: Duration = Duration::from_millis(20);
 
 /// A family in use. Cloning is cheap.
-#[derive(Debug)]
-pub struct Handle<C, S> {
-    pub shared: Arc<Shared<C, S>>,
+#[derive(Clone, Debug)]
+pub struct Handle {
+    pub shared: Arc<Shared>,
     pub opened: Arc<Opened>,
-    pub writer: Arc<Writer<C>>,
+    pub writer: Arc<Writer>,
     /// How long a call that fails is repeated before it is given up.
     pub timeout: Duration,
     /// How long a read takes at most, with its repeats.
@@ -45,44 +44,34 @@ impl Default for Timeouts {
     }
 }
 
-impl<C, S> Clone for Handle<C, S> {
-    fn clone(&self) -> Self {
-        let (shared, opened, writer) = (self.shared.clone(), self.opened.clone(), self.writer.clone());
-        Handle { shared, opened, writer, timeout: self.timeout, read_timeout: self.read_timeout }
-    }
-}
-
-impl<C, S> Handle<C, S> {
+impl Handle {
     /// The configuration.
     pub fn family(&self) -> &Family {
         &self.opened.family
     }
 }
 
-impl<C, S: Store> Handle<C, S> {
+impl Handle {
     /// The family as the database knows it.
     pub async fn registered(&self) -> Result<&Arc<Registered>> {
-        self.opened.registered(&self.shared.store).await
+        self.opened.registered(&*self.shared.store).await
     }
 }
 
-impl<C, S> Handle<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl Handle {
     /// Of a family that the database has this number for, if it could be asked.
-    pub fn new(shared: Arc<Shared<C, S>>, family: Family, registered: Option<u64>, timeouts: Timeouts) -> Result<Self> {
+    pub fn new(shared: Arc<Shared>, family: Family, registered: Option<u64>, timeouts: Timeouts) -> Result<Self> {
         let in_use = shared.open(family, registered)?;
         Ok(Self::in_use(shared, in_use, timeouts))
     }
 
     /// Of a family as the database has it.
-    pub fn served(shared: Arc<Shared<C, S>>, registered: Arc<Registered>, timeouts: Timeouts) -> Result<Self> {
+    pub fn served(shared: Arc<Shared>, registered: Arc<Registered>, timeouts: Timeouts) -> Result<Self> {
         let in_use = shared.serve(registered)?;
         Ok(Self::in_use(shared, in_use, timeouts))
     }
 
-    fn in_use(shared: Arc<Shared<C, S>>, (opened, writer): InUse<C>, timeouts: Timeouts) -> Self {
+    fn in_use(shared: Arc<Shared>, (opened, writer): InUse, timeouts: Timeouts) -> Self {
         Handle { shared, opened, writer, timeout: timeouts.write, read_timeout: timeouts.read }
     }
 
@@ -94,7 +83,7 @@ where
         hits.into_iter().map(|hit| hit.and_then(|_| next())).collect()
     }
 
-    pub fn partition(&self, number: u32) -> Partition<C> {
+    pub fn partition(&self, number: u32) -> Partition {
         self.shared.partition(self.family(), number)
     }
 

@@ -1,7 +1,6 @@
 //! Changing what all processes must agree on about a family, while it has nothing pending where that matters.
 
 use futures_util::future::try_join_all;
-use redis::aio::ConnectionLike;
 
 use crate::client::counterfoil::Counterfoil;
 use crate::error::{Error, ErrorKind, Result};
@@ -9,18 +8,13 @@ use crate::family::Family;
 use crate::reconciler::upkeep;
 use crate::scripts::buffered::last_cuts;
 use crate::scripts::partition::Partition;
-use crate::store::Store;
 
 /// How many partitions are looked at at a time.
 const CALLS: usize = 64;
 /// The settings that may change, of those that every process must agree on.
 const CHANGEABLE: [&str; 2] = ["partitions", "durability"];
 
-impl<C, S> Counterfoil<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
+impl Counterfoil {
     /// Changes the partitions, the durability, or the bounds of cached counters of a registered family to those of `family`.
     ///
     /// Other partitions are for buffered and cached families that have nothing in Redis: stop the processes that count in

@@ -9,7 +9,6 @@ use futures_util::future::{BoxFuture, FutureExt, Shared};
 use crate::error::{Error, Result};
 use crate::metrics;
 use crate::scripts::partition::Ticket;
-use crate::store::Store;
 use crate::writer::opened::Opened;
 use crate::writer::shared::Shared as Pair;
 
@@ -32,17 +31,7 @@ pub struct Read {
 
 impl Seeding {
     /// The read that somebody holds, or a new one.
-    pub fn read<C, S>(
-        self: &Arc<Self>,
-        pair: &Arc<Pair<C, S>>,
-        opened: &Arc<Opened>,
-        id: &str,
-        ticket: Ticket,
-    ) -> Arc<Read>
-    where
-        C: Send + Sync + 'static,
-        S: Store,
-    {
+    pub fn read(self: &Arc<Self>, pair: &Arc<Pair>, opened: &Arc<Opened>, id: &str, ticket: Ticket) -> Arc<Read> {
         let key = (Box::from(id), ticket);
         let mut reads = self.reads();
         if let Some(read) = reads.get(&key).and_then(Weak::upgrade) {
@@ -51,7 +40,7 @@ impl Seeding {
         metrics::seeded(&opened.label, 1);
         let (pair, opened, id) = (pair.clone(), opened.clone(), id.to_owned());
         let row = async move {
-            let family = opened.registered(&pair.store).await.map_err(Arc::new)?;
+            let family = opened.registered(&*pair.store).await.map_err(Arc::new)?;
             let rows = pair.store.rows(family, &[&id]).await.map_err(Arc::new)?;
             Ok(rows.first().copied().flatten())
         };

@@ -7,20 +7,16 @@ use std::time::SystemTime;
 
 use futures_util::Stream;
 use futures_util::future::try_join_all;
-use redis::aio::ConnectionLike;
 
 use crate::client::handle::{Handle, handle_methods};
 use crate::client::open::OpenFamily;
 use crate::client::pages::{self, PAGE};
-use crate::connection::primary::Primary;
 use crate::error::{Error, Result};
 use crate::family::calendar::{Precision, time_at, unix_seconds};
 use crate::family::{Family, Kind, SeriesFamily, Window, Windows};
 use crate::scripts::partition::PairResult;
 use crate::scripts::partition::Partition;
 use crate::scripts::series::seconds;
-use crate::store::Store;
-use crate::store::mysql::MysqlStore;
 use crate::writer::Recorded;
 
 /// One slice of a series.
@@ -45,36 +41,22 @@ pub enum SeriesAdded {
 
 /// The series of one open family: named counters, each at all of the family's precisions (docs/protocol.md, section 5). Cloning is
 /// cheap.
-#[derive(Debug)]
-pub struct Series<C = Primary, S = MysqlStore> {
-    handle: Handle<C, S>,
+#[derive(Clone, Debug)]
+pub struct Series {
+    handle: Handle,
     windows: Arc<Windows>,
 }
 
-impl<C, S> Clone for Series<C, S> {
-    fn clone(&self) -> Self {
-        Series { handle: self.handle.clone(), windows: self.windows.clone() }
-    }
-}
-
 impl OpenFamily for SeriesFamily {
-    type Handle<C, S> = Series<C, S>;
+    type Handle = Series;
 
-    fn in_use<C, S>(self, handle: Handle<C, S>) -> Result<Series<C, S>>
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-        S: Store,
-    {
+    fn in_use(self, handle: Handle) -> Result<Series> {
         let Kind::Series(windows) = &handle.family().kind else { return Err(handle.family().is_not("series")) };
         Ok(Series { windows: windows.clone(), handle })
     }
 }
 
-impl<C, S> Series<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
+impl Series {
     handle_methods!(handle);
 
     /// Counts `n` for the series of that name, of 1 to 200 bytes, in the current slice of every precision, and returns
@@ -163,9 +145,8 @@ where
         for (place, name) in names.iter().enumerate() {
             places.entry(self.family().partition_of(name)).or_default().push(place);
         }
-        let chunks = places
-            .iter()
-            .flat_map(|(number, places)| places.chunks(Partition::<C>::WINDOWS).map(|some| (*number, some)));
+        let chunks =
+            places.iter().flat_map(|(number, places)| places.chunks(Partition::WINDOWS).map(|some| (*number, some)));
         let reads = chunks.map(|(number, some)| {
             let some_names: Vec<_> = some.iter().map(|place| names[*place]).collect();
             let partition = self.handle.partition(number);
@@ -227,7 +208,7 @@ where
     ///
     /// # Errors
     /// As for [`names`](Self::names).
-    pub fn names_all(&self, prefix: &str) -> impl Stream<Item = Result<String>> + Send + Unpin + use<C, S> {
+    pub fn names_all(&self, prefix: &str) -> impl Stream<Item = Result<String>> + Send + Unpin + use<> {
         let (series, prefix) = (self.clone(), prefix.to_owned());
         let page = move |after: Option<String>| {
             let (series, prefix) = (series.clone(), prefix.clone());

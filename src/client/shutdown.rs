@@ -4,14 +4,12 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use redis::aio::ConnectionLike;
 use tokio::time::{Instant, timeout_at};
 
 use crate::client::backlog::Backlog;
 use crate::client::counterfoil::Counterfoil;
 use crate::error::Result;
 use crate::family::Family;
-use crate::store::Store;
 
 /// How much of the time is kept for the look at what is left.
 const LOOK: Duration = Duration::from_millis(500);
@@ -33,11 +31,7 @@ pub struct Remaining {
     pub backlog: Option<Backlog>,
 }
 
-impl<C, S> Counterfoil<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
+impl Counterfoil {
     /// Ends counting for good: takes no more hits, sends what was recorded, waits for calls under way, and brings to the
     /// database what the families in use have in Redis. It returns as soon as that is done, and with the time at the
     /// latest, with what is left then: nothing of it is lost but recorded hits, and those that Redis refused are told as well.

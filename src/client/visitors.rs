@@ -1,18 +1,14 @@
 //! A family of unique visitors in use: counting and reading.
 
 use futures_util::Stream;
-use redis::aio::ConnectionLike;
 
 use crate::client::handle::{Handle, handle_methods};
 use crate::client::open::OpenFamily;
-use crate::connection::primary::Primary;
 use crate::error::{Error, Result};
 use crate::family::VisitorsFamily;
 use crate::family::day::Day;
 use crate::family::visit;
 use crate::scripts::partition::PairResult;
-use crate::store::Store;
-use crate::store::mysql::MysqlStore;
 
 /// What became of one visit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,32 +26,18 @@ pub enum Visited {
 }
 
 /// The visitors of scopes and days of one open family, each counted once (docs/protocol.md, section 5). Cloning is cheap.
-#[derive(Debug)]
-pub struct Visitors<C = Primary, S = MysqlStore>(Handle<C, S>);
-
-impl<C, S> Clone for Visitors<C, S> {
-    fn clone(&self) -> Self {
-        Visitors(self.0.clone())
-    }
-}
+#[derive(Clone, Debug)]
+pub struct Visitors(Handle);
 
 impl OpenFamily for VisitorsFamily {
-    type Handle<C, S> = Visitors<C, S>;
+    type Handle = Visitors;
 
-    fn in_use<C, S>(self, handle: Handle<C, S>) -> Result<Visitors<C, S>>
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-        S: Store,
-    {
+    fn in_use(self, handle: Handle) -> Result<Visitors> {
         Ok(Visitors(handle))
     }
 }
 
-impl<C, S> Visitors<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
+impl Visitors {
     handle_methods!(0);
 
     /// Counts the visitor for `SCOPE/DAY` if this is the first visit to the scope on that day, and returns whether it is, of
@@ -114,7 +96,7 @@ where
     ///
     /// # Errors
     /// As for [`get`](Self::get).
-    pub fn list_all(&self, prefix: &str) -> impl Stream<Item = Result<(String, i64)>> + Send + Unpin + use<C, S> {
+    pub fn list_all(&self, prefix: &str) -> impl Stream<Item = Result<(String, i64)>> + Send + Unpin + use<> {
         self.0.list_all(prefix)
     }
 

@@ -1,7 +1,262 @@
-//! What any connection to Redis does.
+//! A connection to Redis over any connection of the redis crate.
 
 pub mod backoff;
-pub mod link;
 pub mod primary;
 pub mod refusal;
 pub mod topology;
+
+use std::fmt;
+use std::time::Duration;
+
+use redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
+#[cfg(feature = "cluster")]
+use redis::cluster_async::ClusterConnection;
+use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, ServerErrorKind, Value};
+use tokio::time::timeout;
+
+use crate::connection::primary::Primary;
+use crate::connection::refusal::{is_demoted, tells_that_nothing_was_done};
+
+/// The longest wait for a reply over a connection that would wait longer, or forever.
+const REPLY: Duration = Duration::from_secs(5);
+
+/// A connection to Redis: a [`Primary`], a connection of the redis crate, or the application's own. It is cloned for every
+/// call.
+///
+/// - A [`ConnectionManager`] reconnects when its connection breaks, and after a failover, once the server that has become a
+///   replica refuses a write. It stays with a server that is silent but not gone.
+/// - A [`ClusterConnection`](redis::cluster_async::ClusterConnection) (feature `cluster`) is best built with
+///   `cluster_settings`.
+/// - A [`MultiplexedConnection`] does not reconnect once it is lost.
+/// - Any other connection is [custom](Self::custom).
+///
+/// A connection may send a call again by itself: Redis executes the call once, however often it arrives. But only over a
+/// connection that sends once does a refusal prove that nothing was counted; over others the outcome is unknown once the
+/// time limit is over.
+#[derive(Clone)]
+pub struct Connection(Link);
+
+#[derive(Clone)]
+enum Link {
+    Primary(Primary),
+    Manager(ConnectionManager),
+    Multiplexed(MultiplexedConnection),
+    #[cfg(feature = "cluster")]
+    Cluster(ClusterConnection),
+    Custom {
+        connection: Box<dyn Custom>,
+        sends_once: bool,
+        is_cluster: bool,
+    },
+}
+
+/// A [`ConnectionLike`] that a box of it can be cloned of.
+trait Custom: ConnectionLike + Send + Sync {
+    fn boxed(&self) -> Box<dyn Custom>;
+}
+
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> Custom for C {
+    fn boxed(&self) -> Box<dyn Custom> {
+        Box::new(self.clone())
+    }
+}
+
+impl Clone for Box<dyn Custom> {
+    fn clone(&self) -> Self {
+        (**self).boxed()
+    }
+}
+
+impl From<Primary> for Connection {
+    fn from(connection: Primary) -> Self {
+        Connection(Link::Primary(connection))
+    }
+}
+
+impl From<ConnectionManager> for Connection {
+    fn from(connection: ConnectionManager) -> Self {
+        Connection(Link::Manager(connection))
+    }
+}
+
+impl From<MultiplexedConnection> for Connection {
+    fn from(connection: MultiplexedConnection) -> Self {
+        Connection(Link::Multiplexed(connection))
+    }
+}
+
+#[cfg(feature = "cluster")]
+impl From<ClusterConnection> for Connection {
+    fn from(connection: ClusterConnection) -> Self {
+        Connection(Link::Cluster(connection))
+    }
+}
+
+impl Connection {
+    /// Wraps a connection of any other type. It is assumed to send calls again by itself, and to lead to a single server
+    /// until that refuses keys of several slots.
+    pub fn custom(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
+        Connection(Link::Custom { connection: Box::new(connection), sends_once: false, is_cluster: false })
+    }
+
+    /// Declares that a [custom](Self::custom) connection never sends a call again by itself. Other connections are known.
+    #[must_use]
+    pub fn sending_once(mut self) -> Self {
+        if let Link::Custom { sends_once, .. } = &mut self.0 {
+            *sends_once = true;
+        }
+        self
+    }
+
+    /// Declares that a [custom](Self::custom) connection leads to a cluster. Other connections are known.
+    #[must_use]
+    pub fn to_cluster(mut self) -> Self {
+        if let Link::Custom { is_cluster, .. } = &mut self.0 {
+            *is_cluster = true;
+        }
+        self
+    }
+
+    /// Sends the command once. A reply that is an error is an error.
+    pub(crate) async fn send(&self, command: &Cmd) -> RedisResult<Value> {
+        let mut redis = self.clone();
+        let reply = match timeout(REPLY, redis.req_packed_command(command)).await {
+            Ok(reply) => reply.and_then(Value::extract_error),
+            Err(elapsed) => Err(std::io::Error::from(elapsed).into()),
+        };
+        match (&reply, &mut redis.0) {
+            (Err(error), Link::Manager(manager)) if is_demoted(error) => leave(manager).await,
+            #[cfg(feature = "cluster")]
+            (Err(error), Link::Cluster(cluster)) if error.is_timeout() => look_around(cluster).await,
+            _ => {}
+        }
+        reply
+    }
+
+    /// Returns whether the command was definitely not executed.
+    ///
+    /// A reply that says so is proof if it is the only one. If the client may have sent the command before by itself, an
+    /// earlier arrival may have been executed. Without a reply only clients that connect first and then send know that they
+    /// did not send.
+    pub(crate) fn definitely_not_executed(&self, error: &RedisError) -> bool {
+        let crosses_slots = error.kind() == redis::ErrorKind::Server(ServerErrorKind::CrossSlot);
+        let is_proof = tells_that_nothing_was_done(error) && (self.sends_once() || crosses_slots);
+        is_proof || matches!(self.0, Link::Manager(_)) && error.is_connection_refusal()
+    }
+
+    /// Returns whether the connection is known to send a command once.
+    pub(crate) fn sends_once(&self) -> bool {
+        match &self.0 {
+            Link::Primary(_) | Link::Manager(_) | Link::Multiplexed(_) => true,
+            #[cfg(feature = "cluster")]
+            Link::Cluster(_) => false,
+            Link::Custom { sends_once, .. } => *sends_once,
+        }
+    }
+
+    /// Returns whether the connection is known to lead to a cluster.
+    pub(crate) fn is_cluster(&self) -> bool {
+        match &self.0 {
+            #[cfg(feature = "cluster")]
+            Link::Cluster(_) => true,
+            Link::Custom { is_cluster, .. } => *is_cluster,
+            _ => false,
+        }
+    }
+
+    /// Returns the redis crate's connection to a cluster, if it is one.
+    #[cfg(feature = "cluster")]
+    pub fn as_cluster(&self) -> Option<&ClusterConnection> {
+        if let Link::Cluster(connection) = &self.0 { Some(connection) } else { None }
+    }
+
+    fn link(&self) -> &dyn ConnectionLike {
+        match &self.0 {
+            Link::Primary(connection) => connection,
+            Link::Manager(connection) => connection,
+            Link::Multiplexed(connection) => connection,
+            #[cfg(feature = "cluster")]
+            Link::Cluster(connection) => connection,
+            Link::Custom { connection, .. } => &**connection,
+        }
+    }
+
+    fn link_mut(&mut self) -> &mut dyn ConnectionLike {
+        match &mut self.0 {
+            Link::Primary(connection) => connection,
+            Link::Manager(connection) => connection,
+            Link::Multiplexed(connection) => connection,
+            #[cfg(feature = "cluster")]
+            Link::Cluster(connection) => connection,
+            Link::Custom { connection, .. } => &mut **connection,
+        }
+    }
+}
+
+impl ConnectionLike for Connection {
+    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
+        self.link_mut().req_packed_command(cmd)
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        cmd: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        self.link_mut().req_packed_commands(cmd, offset, count)
+    }
+
+    fn get_db(&self) -> i64 {
+        self.link().get_db()
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match &self.0 {
+            Link::Primary(_) => "Primary",
+            Link::Manager(_) => "ConnectionManager",
+            Link::Multiplexed(_) => "MultiplexedConnection",
+            #[cfg(feature = "cluster")]
+            Link::Cluster(_) => "ClusterConnection",
+            Link::Custom { .. } => "custom",
+        };
+        f.debug_tuple("Connection").field(&format_args!("{kind}")).finish()
+    }
+}
+
+/// Makes a connection manager connect again after a failover behind a name: by itself it does so only when its connection
+/// breaks. The server is asked to break it, unless the manager has found the primary already.
+async fn leave(redis: &mut ConnectionManager) {
+    let role: RedisResult<Vec<Value>> = redis::cmd("ROLE").query_async(redis).await;
+    if matches!(role.as_deref(), Ok([Value::BulkString(role), ..]) if role == b"master") {
+        return;
+    }
+    tracing::warn!("the connection leads to a replica and is given up");
+    // the second one is what notices that the connection is closed
+    for command in ["QUIT", "PING"] {
+        let _ = timeout(Duration::from_secs(1), redis.req_packed_command(&redis::cmd(command))).await;
+    }
+}
+
+/// Makes a cluster connection ask for the slots' nodes, at most once a second. By itself it asks only when a connection
+/// breaks or a node replies MOVED, and stays with a silent node that the cluster has replaced.
+#[cfg(feature = "cluster")]
+async fn look_around(redis: &mut ClusterConnection) {
+    use std::sync::{Mutex, PoisonError};
+    use tokio::time::Instant;
+
+    static LAST: Mutex<Option<Instant>> = Mutex::new(None);
+    {
+        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_some_and(|last| last.elapsed() < Duration::from_secs(1)) {
+            return;
+        }
+        *last = Some(Instant::now());
+    }
+    tracing::warn!("a node does not reply: the cluster is asked for the nodes of its slots");
+    let mut command = redis::cmd("EVAL");
+    command.arg("return redis.error_reply('MOVED counterfoil asks for the slots')").arg(0);
+    let _ = timeout(Duration::from_secs(1), redis.req_packed_command(&command)).await;
+}

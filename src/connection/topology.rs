@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::connection::link;
+use crate::connection::Connection;
 
 /// What is known of the servers behind a connection.
 #[derive(Debug)]
@@ -12,10 +12,9 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// As the type of the connection tells; one that is not known is taken for a single node until it refuses keys of
-    /// several slots.
-    pub fn of<C: 'static>() -> Self {
-        Topology { cluster: AtomicBool::new(link::is_cluster::<C>()) }
+    /// As the connection declares. It is taken for one to a single node until that refuses keys of several slots.
+    pub fn of(redis: &Connection) -> Self {
+        Topology { cluster: AtomicBool::new(redis.is_cluster()) }
     }
 
     pub fn is_cluster(&self) -> bool {

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::sync::PoisonError;
 
 use futures_util::future::try_join_all;
-use redis::aio::ConnectionLike;
 use tokio::time::Instant;
 
 use crate::error::{ErrorKind, Result};
@@ -15,7 +14,7 @@ use crate::reconciler::flush::{CALLS, Flusher, Held, Pass};
 use crate::scripts::cached::Deleted;
 use crate::scripts::keys::Keys;
 use crate::scripts::partition::Partition;
-use crate::store::{Batch, Registered, Store};
+use crate::store::{Batch, Registered};
 use crate::writer::opened::Opened;
 
 /// How many rows of a cached family are read back at a time, and how many of them one call marks as saved.
@@ -28,11 +27,7 @@ const DELETE_CALLS: usize = 100;
 /// How often counters are looked at while they are retained: one stays for at most a quarter longer.
 const PASSES: u32 = 4;
 
-impl<C, S> Flusher<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
+impl Flusher {
     /// Reads the rows of a complete batch back and marks its counters as saved.
     pub(super) async fn save(&self, held: &Held, batch: &Batch, retention: &Retention) -> Result<()> {
         let partition = held.partition(&self.redis);
@@ -73,7 +68,7 @@ where
         &self,
         opened: &Opened,
         retention: &Retention,
-        partitions: &[Partition<C>],
+        partitions: &[Partition],
     ) -> Result<()> {
         let passes = || self.passes.lock().unwrap_or_else(PoisonError::into_inner);
         let started = Instant::now();
@@ -99,10 +94,7 @@ where
 }
 
 /// Deletes counters of a partition that are due. Returns how many, and where to go on, `None` at the end.
-async fn delete_in<C>(partition: &Partition<C>, mut cursor: Option<u64>) -> Result<(u64, Option<u64>)>
-where
-    C: ConnectionLike + Clone + 'static,
-{
+async fn delete_in(partition: &Partition, mut cursor: Option<u64>) -> Result<(u64, Option<u64>)> {
     let mut done = 0;
     for _ in 0..DELETE_CALLS {
         let Some(at) = cursor else { break };

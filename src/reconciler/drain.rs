@@ -3,20 +3,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use redis::aio::ConnectionLike;
 use tokio::sync::watch;
 
 use crate::connection::backoff::{Backoff, wait_out};
 use crate::error::{Error, Result};
 use crate::reconciler::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
-use crate::store::Store;
 use crate::writer::opened::Opened;
 
-impl<C, S> Flusher<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
+impl Flusher {
     /// Brings everything to the database that is in Redis now. What cannot be brought there holds nothing else back.
     #[tracing::instrument(skip_all)]
     pub async fn drain(&self, mut families: Vec<Arc<Opened>>) -> Result<()> {

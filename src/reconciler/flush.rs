@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
-use redis::aio::ConnectionLike;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
+use crate::connection::Connection;
 use crate::connection::backoff::{Backoff, GRACE, pause_unless_stopped, unless_stopped};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
@@ -18,7 +18,7 @@ use crate::scripts::buffered::{Cut, CutBatch, FetchReply, LastCut, Lease, Rotate
 use crate::scripts::bundle;
 use crate::scripts::keys::Keys;
 use crate::scripts::partition::{Partition, any_exists, random};
-use crate::store::{Applied, Batch, Progress, Registered, Store};
+use crate::store::{Applied, Batch, Progress, Registered};
 use crate::testing::ablation::{self, Guard};
 use crate::writer::opened::Opened;
 use crate::writer::shared::Shared;
@@ -35,9 +35,9 @@ const FLUSH_IDS: u64 = 10_000;
 
 /// The steps from Redis to the database.
 #[derive(Debug)]
-pub struct Flusher<C, S> {
-    pub(super) shared: Arc<Shared<C, S>>,
-    pub(super) redis: C,
+pub struct Flusher {
+    pub(super) shared: Arc<Shared>,
+    pub(super) redis: Connection,
     lease: Option<(String, Duration)>,
     max_rows: Option<u64>,
     closing_all: bool,
@@ -105,18 +105,14 @@ impl Held {
     }
 }
 
-impl<C, S> Flusher<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
+impl Flusher {
     /// Without leases, over the pair's own connection.
-    pub fn new(shared: Arc<Shared<C, S>>) -> Self {
+    pub fn new(shared: Arc<Shared>) -> Self {
         let redis = shared.redis.clone();
         Flusher { shared, redis, lease: None, max_rows: None, closing_all: false, passes: Mutex::default() }
     }
 
-    pub fn over(mut self, redis: C) -> Self {
+    pub fn over(mut self, redis: Connection) -> Self {
         self.redis = redis;
         self
     }
@@ -178,7 +174,7 @@ where
     }
 
     /// Whether any of the partitions has this key: one command where they are on one server.
-    pub(super) async fn has_any(&self, partitions: &[Partition<C>], key: fn(&Keys) -> String) -> Result<bool> {
+    pub(super) async fn has_any(&self, partitions: &[Partition], key: fn(&Keys) -> String) -> Result<bool> {
         if self.shared.topology.is_cluster() {
             return Ok(true);
         }
@@ -192,7 +188,7 @@ where
     }
 
     /// Hands the slices that are over, or all, on to the buffers.
-    async fn close_slices(&self, partitions: &[Partition<C>]) -> Result<()> {
+    async fn close_slices(&self, partitions: &[Partition]) -> Result<()> {
         if !self.has_any(partitions, Keys::schedule).await? {
             return Ok(());
         }
@@ -220,7 +216,7 @@ where
 
     async fn rotate_one(&self, id: PartitionId, due: bool) -> Result<Rotated> {
         let Some(opened) = self.shared.family(id.0) else { return Ok(Rotated::Nothing) };
-        let registered = opened.registered(&self.shared.store).await?.clone();
+        let registered = opened.registered(&*self.shared.store).await?.clone();
         let family = &registered.family;
         let settle = family.durability().settle();
         let lease = self.lease.as_ref().filter(|_| due);
@@ -411,7 +407,7 @@ where
 }
 
 impl Held {
-    pub(super) fn partition<C: ConnectionLike + Clone + 'static>(&self, redis: &C) -> Partition<C> {
+    pub(super) fn partition(&self, redis: &Connection) -> Partition {
         Partition::new(redis.clone(), &self.opened.family, self.id.1)
     }
 

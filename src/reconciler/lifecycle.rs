@@ -3,24 +3,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::reconciler::registry::Scope;
 use crate::reconciler::scheduler::{Scheduler, Steps};
 use crate::scripts::check;
-use crate::store::Store;
 use crate::writer::shared::Shared;
 
 /// Configures a [`Reconciler`]; made by [`Counterfoil::reconciler`](crate::Counterfoil::reconciler).
 #[derive(Debug)]
 #[must_use = "a reconciler runs after start()"]
-pub struct ReconcilerBuilder<C, S> {
-    shared: Arc<Shared<C, S>>,
-    redis: Option<C>,
+pub struct ReconcilerBuilder {
+    shared: Arc<Shared>,
+    redis: Option<Connection>,
     lease: Option<Duration>,
     max_rows: Option<u64>,
     allow_evicting: bool,
@@ -52,19 +51,15 @@ pub struct Reconciler {
     task: JoinHandle<()>,
 }
 
-impl<C, S> ReconcilerBuilder<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
-    pub(crate) fn new(shared: Arc<Shared<C, S>>) -> Self {
+impl ReconcilerBuilder {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
         let (lease, allow_evicting) = (Some(Duration::from_secs(2)), shared.allows_evicting());
         ReconcilerBuilder { shared, redis: None, lease, max_rows: None, allow_evicting, scope: Scope::Opened }
     }
 
     /// A connection of its own, so that large fetches do not keep hits waiting.
-    pub fn redis(mut self, redis: C) -> Self {
-        self.redis = Some(redis);
+    pub fn redis(mut self, redis: impl Into<Connection>) -> Self {
+        self.redis = Some(redis.into());
         self
     }
 

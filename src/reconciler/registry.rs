@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
 use tokio::time::{Instant, timeout};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -65,10 +64,7 @@ impl Registry {
 
     /// Takes those in use that are to be served, and are new or have other settings than before. Returns their numbers in
     /// this process.
-    pub fn take_in<C, S>(&mut self, shared: &Shared<C, S>, found: Look) -> Vec<Result<u64>>
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
+    pub fn take_in(&mut self, shared: &Shared, found: Look) -> Vec<Result<u64>> {
         let found = match found {
             Ok(found) => found,
             Err(error) => {
@@ -129,7 +125,7 @@ impl Scope {
 }
 
 /// Looks at the database, for no longer than until the next look.
-pub async fn look(store: &impl Store) -> Look {
+pub async fn look(store: &dyn Store) -> Look {
     let late = |_| Err(Error::new(ErrorKind::Store, "the database did not reply"));
     timeout(LOOK, store.families()).await.unwrap_or_else(late)
 }

@@ -4,18 +4,17 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{Id, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
+use crate::connection::Connection;
 use crate::connection::backoff::{Backoff, unless_stopped};
 use crate::error::{Error, Result};
 use crate::metrics;
 use crate::reconciler::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
 use crate::reconciler::registry::{self, Look, Registry, Scope};
 use crate::reconciler::server_watch::ServerWatch;
-use crate::store::Store;
 use crate::writer::opened::Announced;
 use crate::writer::shared::Shared;
 
@@ -50,16 +49,16 @@ enum Finished {
 }
 
 /// How partitions are flushed.
-pub struct Steps<C> {
-    pub redis: C,
+pub struct Steps {
+    pub redis: Connection,
     pub lease: Option<Duration>,
     pub max_rows: Option<u64>,
 }
 
 /// Decides when which partition or family is looked at.
-pub struct Scheduler<C, S> {
-    flusher: Arc<Flusher<C, S>>,
-    shared: Arc<Shared<C, S>>,
+pub struct Scheduler {
+    flusher: Arc<Flusher>,
+    shared: Arc<Shared>,
     stopping: watch::Receiver<bool>,
     finishing: bool,
     /// When to look at what.
@@ -89,11 +88,8 @@ pub struct Scheduler<C, S> {
     watching: Option<Id>,
 }
 
-impl<C> Steps<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    fn flusher<S: Store>(&self, shared: &Arc<Shared<C, S>>) -> Result<Flusher<C, S>> {
+impl Steps {
+    fn flusher(&self, shared: &Arc<Shared>) -> Result<Flusher> {
         let flusher = Flusher::new(shared.clone()).over(self.redis.clone()).max_rows(self.max_rows);
         match self.lease {
             Some(lease) => flusher.leasing(lease),
@@ -102,17 +98,8 @@ where
     }
 }
 
-impl<C, S> Scheduler<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
-    pub fn new(
-        shared: Arc<Shared<C, S>>,
-        steps: Steps<C>,
-        scope: Scope,
-        stopping: watch::Receiver<bool>,
-    ) -> Result<Self> {
+impl Scheduler {
+    pub fn new(shared: Arc<Shared>, steps: Steps, scope: Scope, stopping: watch::Receiver<bool>) -> Result<Self> {
         Ok(Scheduler {
             flusher: Arc::new(steps.flusher(&shared)?),
             shared,
@@ -218,7 +205,7 @@ where
     fn start_listing(&mut self) {
         if self.registry.begin_look() {
             let (shared, stop) = (self.shared.clone(), self.stopping.clone());
-            let look = async move { unless_stopped(&stop, Duration::ZERO, registry::look(&shared.store)).await };
+            let look = async move { unless_stopped(&stop, Duration::ZERO, registry::look(&*shared.store)).await };
             self.tasks.spawn(async move { Finished::Listed(look.await) });
         }
     }

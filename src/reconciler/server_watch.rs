@@ -5,16 +5,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
 use tokio::time::Instant;
 
+use crate::connection::Connection;
 use crate::error::Result;
 use crate::reconciler::set_back;
 use crate::reconciler::upkeep;
 use crate::scripts::bundle;
 use crate::scripts::check;
 use crate::scripts::keys::Keys;
-use crate::store::Store;
 use crate::writer::opened::Opened;
 use crate::writer::shared::Shared;
 
@@ -79,11 +78,7 @@ impl ServerWatch {
     }
 
     /// Looks at Redis, and returns what is known now.
-    pub async fn look<C, S>(mut self, shared: &Shared<C, S>, redis: &C) -> Result<Self>
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-        S: Store,
-    {
+    pub async fn look(mut self, shared: &Shared, redis: &Connection) -> Result<Self> {
         let servers = check::run_ids(redis).await?;
         let families = shared.opened();
         let is_other = self.servers.as_ref().is_some_and(|known| *known != servers);
@@ -102,10 +97,7 @@ impl ServerWatch {
     }
 
     /// Whether Redis does not know one of the families that are looked at in turn.
-    async fn is_emptied<C, S>(&mut self, shared: &Shared<C, S>, redis: &C, families: &[Arc<Opened>]) -> Result<bool>
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
+    async fn is_emptied(&mut self, shared: &Shared, redis: &Connection, families: &[Arc<Opened>]) -> Result<bool> {
         let is_cluster = shared.topology.is_cluster();
         let count = if is_cluster { IN_A_CLUSTER } else { ON_A_SERVER };
         let turn: Range<usize> = self.first..families.len().min(self.first + count);
@@ -113,7 +105,7 @@ impl ServerWatch {
         let homes: Vec<_> =
             families.get(turn).unwrap_or_default().iter().map(|one| Keys::new(&one.family, 0).calls()).collect();
         for keys in homes.chunks(if is_cluster { 1 } else { ON_A_SERVER }) {
-            match bundle::read::<_, u64>(redis, "EXISTS", keys, &[]).await {
+            match bundle::read::<u64>(redis, "EXISTS", keys, &[]).await {
                 Ok(existing) if existing < keys.len() as u64 => return Ok(true),
                 Ok(_) => {}
                 Err(error) if bundle::crosses_slots(&error) => shared.topology.found_cluster(),
@@ -126,10 +118,7 @@ impl ServerWatch {
 
 /// Configures the families that the database has registered. One that Redis refuses is left to its upkeep, which reports
 /// the error.
-async fn configure<C, S>(shared: &Shared<C, S>, redis: &C, families: &[Arc<Opened>])
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+async fn configure(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]) {
     for registered in families.iter().filter_map(|opened| opened.registered.get()) {
         if let Err(error) = upkeep::begin_epochs(redis, &shared.topology, &registered.family).await {
             tracing::debug!(family = %registered.family, %error, "a family was not configured again");

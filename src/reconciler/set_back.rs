@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use futures_util::future::{join_all, try_join_all};
-use redis::aio::ConnectionLike;
 
+use crate::connection::Connection;
 use crate::error::Result;
 use crate::metrics;
 use crate::scripts::buffered::{LastCut, last_cuts};
 use crate::scripts::partition::Partition;
-use crate::store::{LedgerRow, Mark, Store};
+use crate::store::{LedgerRow, Mark};
 use crate::testing::ablation::{self, Guard};
 use crate::writer::opened::Opened;
 use crate::writer::shared::Shared;
@@ -27,11 +27,7 @@ const CALLS: usize = 16;
 ///
 /// Families that the database has not registered yet are left out.
 #[tracing::instrument(level = "debug", skip_all, fields(families = families.len()))]
-pub async fn probe<C, S>(shared: &Shared<C, S>, redis: &C, families: &[Arc<Opened>]) -> Result<usize>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
+pub async fn probe(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]) -> Result<usize> {
     let mut reset = 0;
     for some in families.chunks(FAMILIES) {
         let registered = some.iter().filter_map(|opened| Some((opened.registered.get()?.number, opened)));
@@ -78,17 +74,13 @@ fn is_behind(cut: &LastCut, mark: &Mark) -> bool {
 
 /// Drops what the partition has pending and starts a new incarnation, if its last cut is still the one that proves that
 /// Redis was set back.
-pub async fn begin_anew<C, S>(
-    shared: &Shared<C, S>,
-    redis: &C,
+pub async fn begin_anew(
+    shared: &Shared,
+    redis: &Connection,
     opened: &Opened,
     partition: u32,
     proven: LastCut,
-) -> Result<()>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
+) -> Result<()> {
     let family = &opened.family;
     let home = Partition::new(redis.clone(), family, shared.topology.home_of(partition));
     let own = Partition::new(redis.clone(), family, partition);

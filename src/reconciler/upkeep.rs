@@ -2,8 +2,8 @@
 //! beyond the family's number (docs/protocol.md, sections 3.2 and 8).
 
 use futures_util::future::{join_all, try_join_all};
-use redis::aio::ConnectionLike;
 
+use crate::connection::Connection;
 use crate::connection::topology::Topology;
 use crate::error::{ErrorKind, Result};
 use crate::family::Family;
@@ -11,7 +11,6 @@ use crate::metrics;
 use crate::reconciler::flush::{Flusher, PartitionId};
 use crate::scripts::bundle;
 use crate::scripts::partition::Partition;
-use crate::store::Store;
 use crate::writer::shared::Shared;
 
 /// How many calls to Redis are under way at a time.
@@ -20,10 +19,7 @@ const CALLS: usize = 64;
 const LAST: u32 = 256;
 
 /// Writes the family's settings and incarnations to every home of its calls. The database has agreed to them.
-pub async fn configure<C>(redis: &C, topology: &Topology, family: &Family) -> Result<()>
-where
-    C: ConnectionLike + Clone + 'static,
-{
+pub async fn configure(redis: &Connection, topology: &Topology, family: &Family) -> Result<()> {
     match configure_homes(redis, topology, family).await {
         Err(error) if bundle::crosses_slots(&error) && !topology.is_cluster() => {
             topology.found_cluster();
@@ -33,10 +29,7 @@ where
     }
 }
 
-async fn configure_homes<C>(redis: &C, topology: &Topology, family: &Family) -> Result<()>
-where
-    C: ConnectionLike + Clone + 'static,
-{
+async fn configure_homes(redis: &Connection, topology: &Topology, family: &Family) -> Result<()> {
     for some in homes(redis, topology, family).chunks(CALLS) {
         let configures = some.iter().map(|(number, home)| {
             let partitions = topology.partitions_of(*number, family.partitions());
@@ -52,30 +45,21 @@ where
 ///
 /// # Errors
 /// [`Mismatch`](crate::ErrorKind::Mismatch) if Redis knows another kind or number of partitions.
-pub async fn begin_epochs<C>(redis: &C, topology: &Topology, family: &Family) -> Result<()>
-where
-    C: ConnectionLike + Clone + 'static,
-{
+pub async fn begin_epochs(redis: &Connection, topology: &Topology, family: &Family) -> Result<()> {
     for some in homes(redis, topology, family).chunks(CALLS) {
         try_join_all(some.iter().map(|(_, home)| home.epochs(family))).await?;
     }
     configure(redis, topology, family).await
 }
 
-fn homes<C>(redis: &C, topology: &Topology, family: &Family) -> Vec<(u32, Partition<C>)>
-where
-    C: ConnectionLike + Clone + 'static,
-{
+fn homes(redis: &Connection, topology: &Topology, family: &Family) -> Vec<(u32, Partition)> {
     let home = |number| (number, Partition::new(redis.clone(), family, number));
     topology.homes(family.partitions()).map(home).collect()
 }
 
 /// The partitions beyond the family's number in which somebody counted who believed in another number. Their callers are
 /// refused from now on; what is there goes to the database like any batch.
-pub async fn strays<C>(redis: &C, topology: &Topology, family: &Family) -> Result<Vec<u32>>
-where
-    C: ConnectionLike + Clone + 'static,
-{
+pub async fn strays(redis: &Connection, topology: &Topology, family: &Family) -> Result<Vec<u32>> {
     let beyond: Vec<_> = (family.partitions()..LAST).collect();
     let partition = |number: &u32| Partition::new(redis.clone(), family, *number);
     let mut found = Vec::new();
@@ -83,12 +67,12 @@ where
         let some: Vec<_> = some.iter().map(partition).zip(some).collect();
         if !topology.is_cluster() {
             let keys: Vec<_> = some.iter().flat_map(|(stray, _)| used_keys(family, stray)).collect();
-            if bundle::read::<_, u64>(redis, "EXISTS", &keys, &[]).await? == 0 {
+            if bundle::read::<u64>(redis, "EXISTS", &keys, &[]).await? == 0 {
                 continue;
             }
         }
         let looks = some.iter().map(|(stray, number)| async move {
-            let used = bundle::read::<_, u64>(redis, "EXISTS", &used_keys(family, stray), &[]).await?;
+            let used = bundle::read::<u64>(redis, "EXISTS", &used_keys(family, stray), &[]).await?;
             Ok::<_, crate::Error>((used > 0).then_some((stray, **number)))
         });
         for (stray, number) in try_join_all(looks).await?.into_iter().flatten() {
@@ -106,7 +90,7 @@ where
 }
 
 /// The keys of which one exists where something waits for the database.
-fn used_keys<C>(family: &Family, partition: &Partition<C>) -> Vec<String> {
+fn used_keys(family: &Family, partition: &Partition) -> Vec<String> {
     let keys = &partition.keys;
     let mut used = vec![keys.buffer(), keys.batch()];
     if family.keeps_slices() {
@@ -115,17 +99,13 @@ fn used_keys<C>(family: &Family, partition: &Partition<C>) -> Vec<String> {
     used
 }
 
-impl<C, S> Flusher<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
+impl Flusher {
     /// Does what a family needs once a minute. With `look` it returns the partitions beyond the family's number in which
     /// something waits.
     pub async fn upkeep(&self, number: u64, look: bool) -> Result<Vec<PartitionId>> {
         let Some(opened) = self.shared.family(number) else { return Ok(Vec::new()) };
         let Shared { topology, store, .. } = &*self.shared;
-        let family = &opened.registered(store).await?.family;
+        let family = &opened.registered(&**store).await?.family;
         match begin_epochs(&self.redis, topology, family).await {
             // the database knows the current configuration
             Err(error) if error.kind() == ErrorKind::Mismatch => {

@@ -3,7 +3,6 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
 use sqlx::MySqlPool;
 
 use crate::client::counterfoil::Counterfoil;
@@ -13,23 +12,20 @@ use crate::error::{Error, Result};
 use crate::recount::plan::{Mode, Plan, RecountIds};
 use crate::recount::recounter::Recounter;
 use crate::recount::run::{Recounted, Recounting};
-use crate::store::mysql::{MysqlStore, Source};
+use crate::store::mysql::Source;
 
 /// A recount being configured; [`start`](Self::start) or [`run_once`](Self::run_once) makes it.
 #[derive(Clone, Debug)]
 #[must_use = "a recount is begun by start() or run_once()"]
-pub struct RecountBuilder<C> {
-    handle: Handle<C, MysqlStore>,
+pub struct RecountBuilder {
+    handle: Handle,
     source: Option<Source>,
     within: Option<Duration>,
     every: Option<RangeInclusive<Duration>>,
     plan: Plan,
 }
 
-impl<C> Counterfoil<C, MysqlStore>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl Counterfoil {
     /// Compares the counters of a family with the rows that they stand for, and corrects them, while everything counts: for an
     /// application that may die between a row and the count of it, or count twice. No counter is ever set to a value or
     /// lower than its rows say, and what is on its way stays so (docs/protocol.md, section 9).
@@ -47,7 +43,7 @@ where
     ///     .start()?;
     /// # recounter.shutdown().await }
     /// ```
-    pub fn recount(&self, counters: &impl Recountable<C>) -> RecountBuilder<C> {
+    pub fn recount(&self, counters: &impl Recountable) -> RecountBuilder {
         RecountBuilder {
             handle: counters.of_recount().clone(),
             source: None,
@@ -58,10 +54,7 @@ where
     }
 }
 
-impl<C> RecountBuilder<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl RecountBuilder {
     /// Where the rows are. Has to be given.
     pub fn source(mut self, source: Source) -> Self {
         self.source = Some(source);
@@ -185,11 +178,11 @@ where
     /// The single steps of a run.
     #[cfg(feature = "test-hooks")]
     #[doc(hidden)]
-    pub fn steps(self) -> Result<Recounting<C>> {
+    pub fn steps(self) -> Result<Recounting> {
         self.checked()
     }
 
-    fn checked(self) -> Result<Recounting<C>> {
+    fn checked(self) -> Result<Recounting> {
         let Some(within) = self.within else { return Err(self.wrong("within() is not given")) };
         let Some(source) = self.source.clone() else { return Err(self.wrong("source() is not given")) };
         source.check(self.handle.family())?;
@@ -199,7 +192,7 @@ where
         if self.plan.ids_per_second == 0 || self.plan.timeout.is_zero() {
             return Err(self.wrong("ids_per_second() and timeout() are more than 0"));
         }
-        Ok(Recounting::new(self.handle, source, within, self.plan))
+        Recounting::new(self.handle, source, within, self.plan)
     }
 
     fn wrong(&self, what: &str) -> Error {

@@ -4,7 +4,6 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -26,10 +25,7 @@ pub struct Recounter {
 }
 
 impl Recounter {
-    pub(crate) fn start<C>(recounting: Recounting<C>, every: RangeInclusive<Duration>) -> Self
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
+    pub(crate) fn start(recounting: Recounting, every: RangeInclusive<Duration>) -> Self {
         let (stop, stopping) = watch::channel(false);
         let progress = recounting.progress();
         Recounter { stop, task: tokio::spawn(run(recounting, every, stopping)), progress }
@@ -56,10 +52,7 @@ impl Recounter {
     }
 }
 
-async fn run<C>(recounting: Recounting<C>, every: RangeInclusive<Duration>, mut stop: watch::Receiver<bool>)
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+async fn run(recounting: Recounting, every: RangeInclusive<Duration>, mut stop: watch::Receiver<bool>) {
     let (first, longer) = (*every.start(), every.end().saturating_sub(*every.start()));
     loop {
         let began = Instant::now();
@@ -94,10 +87,7 @@ enum Next {
     Look,
 }
 
-async fn work<C>(recounting: &Recounting<C>, begun: Result<Begun>, stop: &watch::Receiver<bool>) -> Result<Next>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+async fn work(recounting: &Recounting, begun: Result<Begun>, stop: &watch::Receiver<bool>) -> Result<Next> {
     let next = match begun? {
         Begun::Run(run) => {
             recounting.run(run, stop.clone()).await?;

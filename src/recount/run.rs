@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::try_join;
-use redis::aio::ConnectionLike;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -60,8 +59,9 @@ pub struct Recounted {
 
 /// A recount as it is configured.
 #[derive(Debug)]
-pub struct Recounting<C> {
-    handle: Handle<C, MysqlStore>,
+pub struct Recounting {
+    handle: Handle,
+    mysql: MysqlStore,
     source: Source,
     within: Duration,
     plan: Plan,
@@ -110,13 +110,13 @@ enum Ended {
     TakenOver,
 }
 
-impl<C> Recounting<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    pub(crate) fn new(handle: Handle<C, MysqlStore>, source: Source, within: Duration, plan: Plan) -> Self {
+impl Recounting {
+    /// # Errors
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) on a store other than MySQL.
+    pub(crate) fn new(handle: Handle, source: Source, within: Duration, plan: Plan) -> Result<Self> {
+        let mysql = handle.shared.mysql()?.clone();
         metrics::begin_recount(&handle.opened.label);
-        Recounting { handle, source, within, plan, progress: Arc::default() }
+        Ok(Recounting { handle, mysql, source, within, plan, progress: Arc::default() })
     }
 
     pub(crate) fn progress(&self) -> Arc<Mutex<Recounted>> {
@@ -128,7 +128,7 @@ where
     }
 
     fn store(&self) -> &MysqlStore {
-        &self.handle.shared.store
+        &self.mysql
     }
 
     fn lease(&self) -> Duration {

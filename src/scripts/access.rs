@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::future::{join, join_all};
-use redis::aio::ConnectionLike;
 
+use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::finding::{Finding, Severity};
@@ -89,16 +89,13 @@ return denied";
 ///
 /// # Errors
 /// [`AccessDenied`](ErrorKind::AccessDenied) without credentials; [`Redis`](ErrorKind::Redis) where it cannot be asked.
-pub async fn missing<C>(redis: &C, family: &Family) -> Result<Vec<String>>
-where
-    C: ConnectionLike + Clone + 'static,
-{
+pub async fn missing(redis: &Connection, family: &Family) -> Result<Vec<String>> {
     let used = commands_of(family, Role::Reconciler);
     let is_used = |words: &&str| words.split(' ').next().is_some_and(|command| used.contains(command));
     // in one word: who has not logged in is cut off for more than ten
     let tries = [TRIES.into_iter().filter(is_used).collect::<Vec<_>>().join(",")];
     let key = [Keys::new(family, 0).probe()];
-    let tried = bundle::reading::<_, Vec<String>>(redis, TRY, &key, &tries);
+    let tried = bundle::reading::<Vec<String>>(redis, TRY, &key, &tries);
     let (tried, evalsha) = join(tried, bundle::call_none(redis, &key[0])).await;
     let mut missing = match tried {
         Ok(denied) => denied.iter().map(|command| format!("+{command}")).collect(),
@@ -112,10 +109,7 @@ where
 }
 
 /// Refuses a user who lacks something for the family, and names it.
-pub async fn refuse_lacking<C>(redis: &C, family: &Family) -> Result<()>
-where
-    C: ConnectionLike + Clone + 'static,
-{
+pub async fn refuse_lacking(redis: &Connection, family: &Family) -> Result<()> {
     let missing = missing(redis, family).await?;
     if missing.is_empty() { Ok(()) } else { Err(lacking(family, &missing)) }
 }
@@ -131,10 +125,7 @@ fn lacking(family: &Family, rules: &[String]) -> Error {
 }
 
 /// The same for one family of each kind, as findings.
-pub async fn findings<C>(redis: &C, families: &[Family]) -> Vec<Finding>
-where
-    C: ConnectionLike + Clone + 'static,
-{
+pub async fn findings(redis: &Connection, families: &[Family]) -> Vec<Finding> {
     let kinds: BTreeMap<_, _> = families.iter().map(|family| (family.kind(), family)).collect();
     let refusals = join_all(kinds.values().map(|family| refuse_lacking(redis, family))).await;
     let refusals = refusals.into_iter().filter_map(Result::err).filter(|error| error.kind() == ErrorKind::AccessDenied);

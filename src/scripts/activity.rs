@@ -2,7 +2,6 @@
 //! of one page.
 
 use indexmap::IndexMap;
-use redis::aio::ConnectionLike;
 
 use crate::error::{Error, Result};
 use crate::family::visit;
@@ -31,7 +30,7 @@ struct Touched<'p> {
 /// By stripe and page.
 type Places<'p> = IndexMap<(u32, &'p [u8]), Touched<'p>>;
 
-impl<C: ConnectionLike + Clone + 'static> Partition<C> {
+impl Partition {
     /// Counts so many views by each visit.
     pub async fn touch<'p>(
         &'p self,

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use redis::Value;
-use redis::aio::ConnectionLike;
 
+use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::bundle::{self, Reply, arg, made};
@@ -157,7 +157,7 @@ impl PairResult {
     }
 }
 
-impl<C: ConnectionLike + Clone + 'static> Partition<C> {
+impl Partition {
     /// Adds each delta to its id's pending sum, for so many hits in all.
     #[cfg(feature = "test-hooks")]
     pub async fn add<'p, I: AsRef<[u8]> + ?Sized + 'p>(
@@ -172,7 +172,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     }
 
     /// The same in several partitions of one node, of which there must be one at least.
-    pub async fn add_to(family: &Family, fence: Fence<'_>, parts: &[Part<'_, C>]) -> Result<Counted> {
+    pub async fn add_to(family: &Family, fence: Fence<'_>, parts: &[Part<'_>]) -> Result<Counted> {
         let Partition { redis, now_ms, .. } = parts[0].partition;
         let (mut keys, mut args) = fence.begin(arg(now_ms));
         for Part { partition, hits, pairs } in parts {
@@ -198,7 +198,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
     }
 
     /// What the pairs' ids have pending by now, in one call: after a lost reply the network is bad enough.
-    async fn now_pending(parts: &[Part<'_, C>]) -> Result<Vec<PairResult>> {
+    async fn now_pending(parts: &[Part<'_>]) -> Result<Vec<PairResult>> {
         const READ: &str = "\
 local pending, arg = {}, 1
 for k = 1, #KEYS do
@@ -207,7 +207,7 @@ for k = 1, #KEYS do
 end
 return pending";
         let keys: Vec<_> = parts.iter().map(|part| part.partition.keys.buffer()).collect();
-        let ids = |part: &Part<'_, C>| part.pairs.iter().map(|(id, _)| id.to_vec()).collect::<Vec<_>>();
+        let ids = |part: &Part<'_>| part.pairs.iter().map(|(id, _)| id.to_vec()).collect::<Vec<_>>();
         let args: Vec<_> = parts
             .iter()
             .flat_map(|part| [vec![part.pairs.len().to_string().into_bytes()], ids(part)].concat())
@@ -390,19 +390,13 @@ return pending";
 
 /// Whether anything waits in any of the partitions. In a cluster they are asked one by one: keys of several slots in
 /// one call are refused.
-pub async fn anything_pending<C>(redis: &C, partitions: &[Partition<C>]) -> Result<bool>
-where
-    C: ConnectionLike + Clone + 'static,
-{
+pub async fn anything_pending(redis: &Connection, partitions: &[Partition]) -> Result<bool> {
     let keys: Vec<_> = partitions.iter().flat_map(|one| [one.keys.buffer(), one.keys.batch()]).collect();
-    bundle::read::<_, u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
+    bundle::read::<u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
 }
 
 /// Returns the last cut of each of these partitions, of which there may be 1000. In a cluster they lie in one slot.
-pub async fn last_cuts<C>(redis: &C, partitions: &[Partition<C>]) -> Result<Vec<LastCut>>
-where
-    C: ConnectionLike + Clone + 'static,
-{
+pub async fn last_cuts(redis: &Connection, partitions: &[Partition]) -> Result<Vec<LastCut>> {
     let keys: Vec<_> = partitions.iter().map(|one| one.keys.meta()).collect();
     let reply = bundle::repeat_safe(redis, "buffered_state", &keys, &[""; 0]).await?;
     expect_ok(&reply)?;
@@ -438,7 +432,7 @@ fn starts_with(prefix: &str) -> String {
 }
 
 /// What became of the pairs of a call that was executed just now.
-fn counted<C>(reply: &Reply, family: &Family, parts: &[Part<'_, C>]) -> Result<Counted> {
+fn counted(reply: &Reply, family: &Family, parts: &[Part<'_>]) -> Result<Counted> {
     let (mut results, mut due) = (Vec::new(), Vec::new());
     let mut words = reply.rest(0)?.iter();
     for (at, part) in parts.iter().enumerate() {

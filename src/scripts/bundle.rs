@@ -6,10 +6,10 @@ use std::fmt;
 use std::sync::LazyLock;
 
 use include_dir::{Dir, include_dir};
-use redis::aio::ConnectionLike;
 use redis::{Cmd, RedisError, RedisResult, ServerErrorKind, Value};
 
-use crate::connection::{link, refusal};
+use crate::connection::Connection;
+use crate::connection::refusal;
 use crate::error::{Error, ErrorKind, Result};
 use crate::testing::ablation;
 
@@ -84,37 +84,36 @@ pub fn made<'a>(word: impl fmt::Display) -> Arg<'a> {
 /// [`Redis`](ErrorKind::Redis), [`AccessDenied`](ErrorKind::AccessDenied): surely not executed.
 /// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): no reply came, or one that does not say that nothing was done.
 /// [`InvalidInput`](ErrorKind::InvalidInput), [`Corrupt`](ErrorKind::Corrupt): the script refused, and did nothing.
-pub async fn call<C>(
-    redis: &C,
+pub async fn call(
+    redis: &Connection,
     name: &'static str,
     keys: &[impl AsRef<[u8]>],
     args: &[impl AsRef<[u8]>],
-) -> Result<Reply>
-where
-    C: ConnectionLike + Clone + 'static,
-{
+) -> Result<Reply> {
     let script = Script::named(name).ok_or_else(|| Error::corrupt(format!("the bundle has no script {name}")))?;
     if let Some(without_guard) = ablation::patched(name, script.source) {
         return Reply::new(name, eval(redis, &without_guard, keys, args).await.map_err(not_executed)?);
     }
-    let mut reply = link::send(redis, &command("EVALSHA", &script.sha1, keys, args)).await;
+    let mut reply = redis.send(&command("EVALSHA", &script.sha1, keys, args)).await;
     if matches!(&reply, Err(error) if error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript)) {
         tracing::debug!(script = name, "loading");
-        reply = link::send(redis, &command("EVAL", script.source, keys, args)).await;
+        reply = redis.send(&command("EVAL", script.source, keys, args)).await;
     }
     match reply {
         Ok(value) => Reply::new(name, value),
         Err(error) if is_wrong_type(&error) => Err(wrong_type(name, keys, error)),
-        Err(error) => Err(classify::<C>(name, error)),
+        Err(error) => Err(classify(redis, name, error)),
     }
 }
 
 /// Runs a text that is not of the bundle.
-pub async fn eval<C>(redis: &C, text: &str, keys: &[impl AsRef<[u8]>], args: &[impl AsRef<[u8]>]) -> RedisResult<Value>
-where
-    C: ConnectionLike + Clone + 'static,
-{
-    link::send(redis, &command("EVAL", text, keys, args)).await
+pub async fn eval(
+    redis: &Connection,
+    text: &str,
+    keys: &[impl AsRef<[u8]>],
+    args: &[impl AsRef<[u8]>],
+) -> RedisResult<Value> {
+    redis.send(&command("EVAL", text, keys, args)).await
 }
 
 fn command(verb: &str, what: &str, keys: &[impl AsRef<[u8]>], args: &[impl AsRef<[u8]>]) -> Cmd {
@@ -131,15 +130,12 @@ fn command(verb: &str, what: &str, keys: &[impl AsRef<[u8]>], args: &[impl AsRef
 
 /// Calls a script whose header says that a repeat is safe, so that a lost reply is no more than a reason to call again:
 /// [`Redis`](ErrorKind::Redis), like a call that was surely not executed.
-pub async fn repeat_safe<C>(
-    redis: &C,
+pub async fn repeat_safe(
+    redis: &Connection,
     name: &'static str,
     keys: &[impl AsRef<[u8]>],
     args: &[impl AsRef<[u8]>],
-) -> Result<Reply>
-where
-    C: ConnectionLike + Clone + 'static,
-{
+) -> Result<Reply> {
     call(redis, name, keys, args).await.map_err(|error| match (error.kind(), below(&error)) {
         (ErrorKind::OutcomeUnknown, Some(refusal)) if refusal::is_denied(refusal) => not_executed(refusal.clone()),
         (ErrorKind::OutcomeUnknown, _) => {
@@ -169,11 +165,11 @@ fn wrong_type(name: &str, keys: &[impl AsRef<[u8]>], error: RedisError) -> Error
     Error::new(ErrorKind::Corrupt, message).with_source(error)
 }
 
-fn classify<C: 'static>(name: &'static str, error: RedisError) -> Error {
+fn classify(redis: &Connection, name: &'static str, error: RedisError) -> Error {
     match error.code() {
         Some("BADARG") => Error::new(ErrorKind::InvalidInput, name).with_source(error),
         Some("BADKEY" | "BADSTATE") => Error::new(ErrorKind::Corrupt, name).with_source(error),
-        _ if link::surely_not_executed::<C>(&error) => not_executed(error),
+        _ if redis.definitely_not_executed(&error) => not_executed(error),
         None => Error::new(ErrorKind::OutcomeUnknown, format!("{name}: the reply was lost")).with_source(error),
         Some(_) => {
             let message = format!("{name}: Redis refused it, perhaps after a part or an earlier arrival was executed");
@@ -184,9 +180,8 @@ fn classify<C: 'static>(name: &'static str, error: RedisError) -> Error {
 
 /// A command that reads keys of one slot. It goes as a script, since a cluster connection may send plain reads to a
 /// replica, which may be behind, and leaves nodes that it has no connection to out of a sum over several keys.
-pub async fn read<C, T>(redis: &C, verb: &str, keys: &[impl AsRef<[u8]>], args: &[&str]) -> Result<T>
+pub async fn read<T>(redis: &Connection, verb: &str, keys: &[impl AsRef<[u8]>], args: &[&str]) -> Result<T>
 where
-    C: ConnectionLike + Clone + 'static,
     T: redis::FromRedisValue,
 {
     const READ: &str = "\
@@ -199,9 +194,13 @@ return redis.call(unpack(words))";
 }
 
 /// Runs a text that only reads.
-pub async fn reading<C, T>(redis: &C, text: &str, keys: &[impl AsRef<[u8]>], args: &[impl AsRef<[u8]>]) -> Result<T>
+pub async fn reading<T>(
+    redis: &Connection,
+    text: &str,
+    keys: &[impl AsRef<[u8]>],
+    args: &[impl AsRef<[u8]>],
+) -> Result<T>
 where
-    C: ConnectionLike + Clone + 'static,
     T: redis::FromRedisValue,
 {
     let value = eval(redis, text, keys, args).await.map_err(|error| match is_wrong_type(&error) {
@@ -212,11 +211,8 @@ where
 }
 
 /// Calls a script that there is not: an error only where Redis does not even look for it.
-pub async fn call_none<C>(redis: &C, key: &str) -> Result<()>
-where
-    C: ConnectionLike + Clone + 'static,
-{
-    let reply = link::send(redis, &command("EVALSHA", &"0".repeat(40), &[key], &[""; 0])).await;
+pub async fn call_none(redis: &Connection, key: &str) -> Result<()> {
+    let reply = redis.send(&command("EVALSHA", &"0".repeat(40), &[key], &[""; 0])).await;
     match reply {
         Err(error) if error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript) => Ok(()),
         reply => reply.map(drop).map_err(not_executed),
@@ -240,12 +236,11 @@ pub fn below(error: &Error) -> Option<&RedisError> {
 }
 
 /// A plain reading command, for which it does not matter how often it is executed, nor where.
-pub async fn query<C, T>(redis: &C, command: &Cmd) -> Result<T>
+pub async fn query<T>(redis: &Connection, command: &Cmd) -> Result<T>
 where
-    C: ConnectionLike + Clone + 'static,
     T: redis::FromRedisValue,
 {
-    let value = link::send(redis, command).await.map_err(not_executed)?;
+    let value = redis.send(command).await.map_err(not_executed)?;
     T::from_redis_value(value).map_err(|error| not_executed(error.into()))
 }
 

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use redis::Value;
-use redis::aio::ConnectionLike;
 
 use crate::error::{Error, Result};
 use crate::family::Retention;
@@ -42,7 +41,7 @@ pub enum Deleted {
 /// Ids and what they are seeded with.
 type Seeds<'a> = Vec<(&'a [u8], Seed)>;
 
-impl<C: ConnectionLike + Clone + 'static> Partition<C> {
+impl Partition {
     /// Changes counters that have a base, after seeding those that are handed in, and returns each one's new value.
     #[cfg(feature = "test-hooks")]
     pub async fn incr<'p, I: AsRef<[u8]> + ?Sized + 'p>(
@@ -63,7 +62,7 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
         retention: &Retention,
         fence: Fence<'_>,
         seeds: &[(&Self, Seeds<'_>)],
-        parts: &[Part<'_, C>],
+        parts: &[Part<'_>],
     ) -> Result<Counted> {
         let Partition { redis, now_ms, .. } = parts[0].partition;
         let bound = |bound: Option<i64>| bound.map_or(arg(""), made);

@@ -3,10 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
 use redis::{Cmd, FromRedisValue, Value};
 
-use crate::connection::link;
+use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Kind};
 use crate::finding::{Finding, Severity};
@@ -14,7 +13,7 @@ use crate::scripts::bundle;
 
 /// Refuses a `maxmemory-policy` that throws counts away: any that evicts all keys, and for families whose keys expire also
 /// one that evicts those that do.
-pub(crate) async fn eviction<C: ConnectionLike + Clone + 'static>(redis: &C, families: &[Family]) -> Result<()> {
+pub(crate) async fn eviction(redis: &Connection, families: &[Family]) -> Result<()> {
     for (_, node) in info(redis, "memory").await? {
         if let Some(loss) = node.get("maxmemory_policy").and_then(|policy| evicts(policy, families)) {
             let message = format!("Redis has maxmemory-policy {loss}: set noeviction, or allow_evicting");
@@ -37,7 +36,7 @@ fn evicts(policy: &str, families: &[Family]) -> Option<String> {
 }
 
 /// Looks at Redis: at each primary, where it is a cluster.
-pub(crate) async fn redis<C: ConnectionLike + Clone + 'static>(redis: &C, families: &[Family]) -> Vec<Finding> {
+pub(crate) async fn redis(redis: &Connection, families: &[Family]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let nodes = match info(redis, "default").await {
         Ok(nodes) => nodes,
@@ -163,7 +162,7 @@ fn persistence(aof: bool, fsync: Option<&str>, save: Option<&str>, families: &[F
 const LOSES: &str = "the hits since the last flush to the database, and those until a reconciler has detected it";
 
 /// Logs a warning where Redis, once it has crashed, counts daily visitors again.
-pub(crate) async fn warn_of_persistence<C: ConnectionLike + Clone + 'static>(redis: &C, families: &[Family]) {
+pub(crate) async fn warn_of_persistence(redis: &Connection, families: &[Family]) {
     let findings = self::redis(redis, families).await.into_iter();
     for found in findings.filter(|found| found.severity == Severity::Error && found.subject.ends_with("persistence")) {
         tracing::warn!("{}: {}. {}", found.subject, found.message, found.advice);
@@ -172,10 +171,10 @@ pub(crate) async fn warn_of_persistence<C: ConnectionLike + Clone + 'static>(red
 
 /// Returns the id of each server's run, by the server's address; by "" where the connection has one server. A cluster whose
 /// connection asks any of its nodes has none.
-pub(crate) async fn run_ids<C: ConnectionLike + Clone + 'static>(redis: &C) -> Result<BTreeMap<String, String>> {
+pub(crate) async fn run_ids(redis: &Connection) -> Result<BTreeMap<String, String>> {
     let nodes = info(redis, "server").await?.into_iter();
     let mut ids: BTreeMap<_, _> = nodes.filter_map(|(node, mut info)| Some((node, info.remove("run_id")?))).collect();
-    if link::is_cluster::<C>() {
+    if redis.is_cluster() {
         ids.remove("");
     }
     Ok(ids)
@@ -184,7 +183,7 @@ pub(crate) async fn run_ids<C: ConnectionLike + Clone + 'static>(redis: &C) -> R
 type Info = HashMap<String, String>;
 
 /// A section of INFO of each node by its address; of the only one by "".
-async fn info<C: ConnectionLike + Clone + 'static>(redis: &C, section: &str) -> Result<Vec<(String, Info)>> {
+async fn info(redis: &Connection, section: &str) -> Result<Vec<(String, Info)>> {
     let mut command = ::redis::cmd("INFO");
     command.arg(section);
     let replies = nodes(bundle::query(redis, &command).await?);
@@ -205,7 +204,7 @@ impl Setting {
     }
 }
 
-async fn config<C: ConnectionLike + Clone + 'static>(redis: &C, name: &str) -> Setting {
+async fn config(redis: &Connection, name: &str) -> Setting {
     let mut command = ::redis::cmd("CONFIG");
     command.arg("GET").arg(name);
     let reply = each_primary(redis, &command).await.map(nodes).unwrap_or_default();
@@ -214,9 +213,9 @@ async fn config<C: ConnectionLike + Clone + 'static>(redis: &C, name: &str) -> S
 }
 
 /// The replies of all primaries to a command that a cluster connection sends to any one node by itself.
-async fn each_primary<C: ConnectionLike + Clone + 'static>(redis: &C, command: &Cmd) -> Result<Value> {
+async fn each_primary(redis: &Connection, command: &Cmd) -> Result<Value> {
     #[cfg(feature = "cluster")]
-    if let Some(cluster) = (redis as &dyn std::any::Any).downcast_ref::<::redis::cluster_async::ClusterConnection>() {
+    if let Some(cluster) = redis.as_cluster() {
         use ::redis::cluster_routing::{MultipleNodeRoutingInfo, ResponsePolicy, RoutingInfo};
         let everywhere = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, Some(ResponsePolicy::Special)));
         let replies = cluster.clone().route_command(command.clone(), everywhere).await;

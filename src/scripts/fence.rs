@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
 use tokio::time::Instant;
 
 use crate::connection::topology::Topology;
@@ -82,15 +81,15 @@ impl Epochs {
 
 /// A home partition, and the epochs that it returned last.
 #[derive(Debug)]
-pub struct Home<C> {
-    partition: Partition<C>,
+pub struct Home {
+    partition: Partition,
     number: u32,
     topology: Arc<Topology>,
     known: Mutex<Option<(Epochs, Instant)>>,
 }
 
-impl<C: ConnectionLike + Clone + 'static> Home<C> {
-    pub fn new(partition: Partition<C>, number: u32, topology: Arc<Topology>) -> Self {
+impl Home {
+    pub fn new(partition: Partition, number: u32, topology: Arc<Topology>) -> Self {
         Home { partition, number, topology, known: Mutex::default() }
     }
 
@@ -131,7 +130,7 @@ impl<C: ConnectionLike + Clone + 'static> Home<C> {
     }
 }
 
-impl<C: ConnectionLike + Clone + 'static> Partition<C> {
+impl Partition {
     /// No fence: a call that is repeated counts again.
     #[cfg(feature = "test-hooks")]
     pub fn unfenced(&self) -> Fence<'_> {

@@ -4,8 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
-
+use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::bundle::{self, Arg, Reply, arg, made};
@@ -14,8 +13,8 @@ use crate::testing::simulated;
 
 /// One partition of a family in one Redis.
 #[derive(Clone, Debug)]
-pub struct Partition<C> {
-    pub(crate) redis: C,
+pub struct Partition {
+    pub(crate) redis: Connection,
     pub(crate) keys: Keys,
     /// Empty for the server's clock; tests say what time it is.
     pub(crate) now_ms: String,
@@ -118,19 +117,19 @@ impl Change {
 
 /// What a call carries for one partition.
 #[derive(Debug)]
-pub struct Part<'a, C> {
+pub struct Part<'a> {
     /// Where it counts.
-    pub partition: &'a Partition<C>,
+    pub partition: &'a Partition,
     /// How many hits its pairs stand for.
     pub hits: u64,
     /// Ids and what happens to them.
     pub pairs: &'a [(&'a [u8], Change)],
 }
 
-impl<C: ConnectionLike + Clone + 'static> Partition<C> {
+impl Partition {
     /// The partition of that number. Nothing is sent.
-    pub fn new(redis: C, family: &Family, partition: u32) -> Self {
-        Partition { redis, keys: Keys::new(family, partition), now_ms: String::new() }
+    pub fn new(redis: impl Into<Connection>, family: &Family, partition: u32) -> Self {
+        Partition { redis: redis.into(), keys: Keys::new(family, partition), now_ms: String::new() }
     }
 
     /// The same partition at a time that the caller says.
@@ -153,12 +152,9 @@ impl<C: ConnectionLike + Clone + 'static> Partition<C> {
 }
 
 /// Whether any of the partitions has this key. In a cluster they lie in one slot.
-pub async fn any_exists<C>(redis: &C, partitions: &[Partition<C>], key: fn(&Keys) -> String) -> Result<bool>
-where
-    C: ConnectionLike + Clone + 'static,
-{
+pub async fn any_exists(redis: &Connection, partitions: &[Partition], key: fn(&Keys) -> String) -> Result<bool> {
     let keys: Vec<_> = partitions.iter().map(|one| key(&one.keys)).collect();
-    bundle::read::<_, u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
+    bundle::read::<u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
 }
 
 pub(crate) fn expect_ok(reply: &Reply) -> Result<()> {

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use redis::Value;
-use redis::aio::ConnectionLike;
 
 use crate::error::{Error, Result};
 use crate::family::calendar::Precision;
@@ -15,7 +14,7 @@ use crate::scripts::fence::Fence;
 use crate::scripts::partition::{Counted, PairResult, Partition, expect_ok};
 use crate::scripts::server_clock::ServerClock;
 
-impl<C: ConnectionLike + Clone + 'static> Partition<C> {
+impl Partition {
     /// Counts each name into the current slices of all precisions.
     pub async fn add_to_series<'p>(
         &'p self,

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use indexmap::IndexMap;
 use redis::Value;
-use redis::aio::ConnectionLike;
 
 use crate::error::Result;
 use crate::family::Family;
@@ -14,7 +13,7 @@ use crate::scripts::bundle::{self, Reply, arg, made};
 use crate::scripts::fence::Fence;
 use crate::scripts::partition::{Counted, PairResult, Partition, millis};
 
-impl<C: ConnectionLike + Clone + 'static> Partition<C> {
+impl Partition {
     /// Counts each visit whose visitor was not counted for its id before.
     pub async fn first_visits<'p>(
         &'p self,

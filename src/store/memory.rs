@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use async_trait::async_trait;
 use indexmap::IndexMap;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -14,8 +15,7 @@ use crate::store::{Applied, Batch, Incarnation, LedgerRow, Mark, ReadFrom, Regis
 /// need a Redis. Clones share one database, which is dropped with the last of them.
 ///
 /// Each family has its own rows by id, even if it names a table. A value is an i64: no column is too small. A delta
-/// that MySQL would keep as a reject is logged as a warning. Code that runs on this store and on
-/// [`MysqlStore`](crate::MysqlStore) is generic over `S: Store`.
+/// that MySQL would keep as a reject is logged as a warning.
 ///
 /// ```no_run
 /// use counterfoil::{Changed, Counterfoil, Family, KeyType, MemoryStore, Primary, Table};
@@ -92,6 +92,7 @@ impl Stored {
     }
 }
 
+#[async_trait]
 impl Store for MemoryStore {
     async fn register(&self, family: &Family) -> Result<u64> {
         let mut tables = self.lock();

@@ -5,13 +5,15 @@ pub mod memory;
 pub mod mysql;
 
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
+
+use async_trait::async_trait;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::finding::Finding;
 use crate::store::ledger::LedgerKey;
+use crate::store::mysql::MysqlStore;
 
 /// A family that is registered in a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,6 +158,9 @@ pub struct Snapshot {
 ///
 /// The caller may drop a future before it completes, for example at a shutdown. A store runs work that must not be
 /// interrupted in a task of its own.
+///
+/// Implement it with the attribute `#[async_trait]` of the crate async-trait, which makes its futures `Send`.
+#[async_trait]
 pub trait Store: Send + Sync + 'static {
     /// Registers the family and returns the store's number for it.
     ///
@@ -163,7 +168,7 @@ pub trait Store: Send + Sync + 'static {
     /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting if the family is registered with another
     /// [identity](Family::identity), or if its table differs from its description;
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
-    fn register(&self, family: &Family) -> impl Future<Output = Result<u64>> + Send;
+    async fn register(&self, family: &Family) -> Result<u64>;
 
     /// Returns all registered families with the [settings](Family::settings) of the process that opened each last, or
     /// the error in a family's settings in its place.
@@ -171,9 +176,9 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable; [`Mismatch`](crate::ErrorKind::Mismatch) from a
     /// store that does not list families, so that no reconciler serves [all](crate::ReconcilerBuilder::all) of them.
-    fn families(&self) -> impl Future<Output = Result<Vec<Result<Registered>>>> + Send {
+    async fn families(&self) -> Result<Vec<Result<Registered>>> {
         let cannot = "this store does not list its families";
-        std::future::ready(Err(Error::new(ErrorKind::Mismatch, cannot)))
+        Err(Error::new(ErrorKind::Mismatch, cannot))
     }
 
     /// Replaces the configuration of a registered family by `after` if its [identity](Family::identity) is still that
@@ -182,10 +187,10 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     /// [`Mismatch`](crate::ErrorKind::Mismatch) if it is not, and from a store that does not reconfigure families;
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
-    fn reconfigure(&self, before: &Family, after: &Family) -> impl Future<Output = Result<()>> + Send {
+    async fn reconfigure(&self, before: &Family, after: &Family) -> Result<()> {
         let _ = after;
         let cannot = format!("{before}: this store does not reconfigure families");
-        std::future::ready(Err(Error::new(ErrorKind::Mismatch, cannot)))
+        Err(Error::new(ErrorKind::Mismatch, cannot))
     }
 
     /// Adds the next deltas of the batches to their rows, in one transaction. The caller repeats the call until no batch is
@@ -206,7 +211,7 @@ pub trait Store: Send + Sync + 'static {
     /// [`Store`](crate::ErrorKind::Store): nothing was kept, or it is unknown whether the transaction was committed;
     /// repeat the call in both cases. [`Mismatch`](crate::ErrorKind::Mismatch): nothing was kept, and the error is
     /// permanent: a table, column or privilege is missing.
-    fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> impl Future<Output = Result<Applied>> + Send;
+    async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Applied>;
 
     /// Returns the ledger's rows of these families, from the server that is written to, in any order.
     ///
@@ -214,38 +219,38 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
-    fn ledger(&self, families: &[u64]) -> impl Future<Output = Result<Vec<LedgerRow>>> + Send;
+    async fn ledger(&self, families: &[u64]) -> Result<Vec<LedgerRow>>;
 
     /// Reads values and ledger as of one moment.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable; [`Range`](crate::ErrorKind::Range) for a value
     /// that is not a valid i64.
-    fn read(
+    async fn read(
         &self,
         family: &Registered,
         ids: &[&str],
         ledger: &[(u32, Incarnation)],
         from: ReadFrom,
-    ) -> impl Future<Output = Result<Snapshot>> + Send;
+    ) -> Result<Snapshot>;
 
     /// Returns up to `limit` ids that begin with `prefix` and come after `after` in byte order, ascending, with their
     /// values.
     ///
     /// # Errors
     /// As for [`read`](Store::read).
-    fn list(
+    async fn list(
         &self,
         family: &Registered,
         prefix: &str,
         after: Option<&str>,
         limit: usize,
-    ) -> impl Future<Output = Result<Vec<(String, i64)>>> + Send;
+    ) -> Result<Vec<(String, i64)>>;
 
     /// Checks the database and the tables of these families, and returns what an operator should know or change.
-    fn check(&self, families: &[Family]) -> impl Future<Output = Vec<Finding>> + Send {
+    async fn check(&self, families: &[Family]) -> Vec<Finding> {
         let _ = families;
-        std::future::ready(Vec::new())
+        Vec::new()
     }
 
     /// Returns the values of cached counters, in the order of the ids, `None` where there is no row. They are read from
@@ -254,7 +259,18 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     /// As for [`read`](Store::read); [`Unsafe`](crate::ErrorKind::Unsafe) if the server accepts no writes, because it may be
     /// a replica.
-    fn rows(&self, family: &Registered, ids: &[&str]) -> impl Future<Output = Result<Vec<Option<i64>>>> + Send {
-        async { Ok(self.read(family, ids, &[], ReadFrom::Primary).await?.values) }
+    async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Option<i64>>> {
+        Ok(self.read(family, ids, &[], ReadFrom::Primary).await?.values)
+    }
+
+    #[doc(hidden)]
+    fn as_mysql(&self) -> Option<&MysqlStore> {
+        None
+    }
+}
+
+impl fmt::Debug for dyn Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Store")
     }
 }

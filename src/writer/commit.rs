@@ -4,7 +4,6 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use redis::aio::ConnectionLike;
 use tokio::time::Instant;
 
 use crate::error::{ErrorKind, Result};
@@ -14,10 +13,7 @@ use crate::writer::group::Group;
 use crate::writer::queue::{Joined, Member, Queue, Turn};
 use crate::writer::terms::{LAST_MOMENT, Terms, Until};
 
-impl<C> Queue<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl Queue {
     /// Counts what `push` puts into a group, which it does if there is room, and returns when Redis has done it: the call
     /// with its outcome, and the hits' positions in it. A full group is an error unless the terms say to wait.
     /// Hits of several partitions come as `mixed`, and are refused once the server turns out to be a cluster.

@@ -3,7 +3,6 @@
 use std::pin::pin;
 use std::sync::Arc;
 
-use redis::aio::ConnectionLike;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -13,17 +12,14 @@ use crate::writer::terms::SLOW;
 
 /// A task that makes calls, and stays as long as hits wait.
 #[derive(Debug)]
-pub struct Driver<C: ConnectionLike + Clone + Send + Sync + 'static> {
-    queue: Arc<Queue<C>>,
+pub struct Driver {
+    queue: Arc<Queue>,
     sending: Option<Box<Sending>>,
     has_retired: bool,
 }
 
-impl<C> Driver<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    pub fn spawn(queue: &Arc<Queue<C>>, starts: impl IntoIterator<Item = Start>) {
+impl Driver {
+    pub fn spawn(queue: &Arc<Queue>, starts: impl IntoIterator<Item = Start>) {
         for sending in starts {
             let runtime = queue.hire();
             let driver = Driver { queue: queue.clone(), sending, has_retired: false };
@@ -55,10 +51,7 @@ where
 }
 
 /// Its runtime has ended.
-impl<C> Drop for Driver<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl Drop for Driver {
     fn drop(&mut self) {
         if !self.has_retired {
             self.queue.strand(self.sending.take());
@@ -68,16 +61,13 @@ where
 
 /// The first caller of a call that makes it itself, which is quicker. Nobody else depends on it for long.
 #[derive(Debug)]
-pub struct Leader<C: ConnectionLike + Clone + Send + Sync + 'static> {
-    queue: Arc<Queue<C>>,
+pub struct Leader {
+    queue: Arc<Queue>,
     sending: Option<Box<Sending>>,
 }
 
-impl<C> Leader<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    pub async fn lead(queue: &Arc<Queue<C>>, sending: Box<Sending>) {
+impl Leader {
+    pub async fn lead(queue: &Arc<Queue>, sending: Box<Sending>) {
         let mut leader = Leader { queue: queue.clone(), sending: Some(sending) };
         if let Some(sending) = &mut leader.sending {
             drive(queue, sending).await;
@@ -86,10 +76,7 @@ where
 }
 
 /// Its call has ended, or it is dropped in the middle.
-impl<C> Drop for Leader<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl Drop for Leader {
     fn drop(&mut self) {
         if let Some(mut sending) = self.sending.take() {
             sending.give_up(&self.queue);
@@ -100,10 +87,7 @@ where
 }
 
 /// Makes a call until its outcome is known or its time is over, and looks after the others if that takes long.
-async fn drive<C>(queue: &Arc<Queue<C>>, sending: &mut Sending)
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+async fn drive(queue: &Arc<Queue>, sending: &mut Sending) {
     let (call, deadline) = (sending.call.clone(), sending.until.deadline);
     {
         let mut made = pin!(async {

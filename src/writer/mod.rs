@@ -19,7 +19,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use redis::aio::ConnectionLike;
 use tokio::time::sleep;
 
 use self::driver::Driver;
@@ -28,6 +27,7 @@ use self::queue::Queue;
 pub use self::recorder::Recorded;
 use self::recorder::Recorder;
 pub use self::request::{Progress, Request};
+use crate::connection::Connection;
 use crate::connection::backoff::{Backoff, wait_out};
 use crate::connection::topology::Topology;
 use crate::error::{Error, Result};
@@ -44,8 +44,8 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// Counts the hits of one family.
 #[derive(Debug)]
-pub struct Writer<C> {
-    queue: Arc<Queue<C>>,
+pub struct Writer {
+    queue: Arc<Queue>,
     /// Where the search for the least busy partition of a wide family begins.
     turn: AtomicU32,
     recorder: Recorder,
@@ -63,13 +63,10 @@ struct Hit<'a> {
 /// What became of one hit of many.
 type HitResult = Result<PairResult>;
 
-impl<C> Writer<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl Writer {
     /// A writer that takes hits until `closed`.
     pub fn new(
-        redis: C,
+        redis: Connection,
         opened: Arc<Opened>,
         topology: Arc<Topology>,
         work: Arc<Work>,

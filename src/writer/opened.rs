@@ -60,7 +60,7 @@ impl Opened {
 
     /// The family as the database knows it, which is asked if it was away when the family was opened. Nothing is brought
     /// there, and none of its rows is read, before it has agreed to the configuration.
-    pub async fn registered(&self, store: &impl Store) -> Result<&Arc<Registered>> {
+    pub async fn registered(&self, store: &dyn Store) -> Result<&Arc<Registered>> {
         let register = || async {
             let number = store.register(&self.family).await?;
             Ok(Arc::new(Registered { family: self.family.clone(), number }))

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
+use crate::connection::Connection;
 use crate::connection::backoff::Backoff;
 use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
@@ -32,14 +32,14 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The hits of one family on their way to Redis.
 #[derive(Debug)]
-pub struct Queue<C> {
+pub struct Queue {
     pub opened: Arc<Opened>,
     pub topology: Arc<Topology>,
     pub work: Arc<Work>,
     /// Hits are not taken any more.
     closed: Arc<AtomicBool>,
-    redis: C,
-    homes: Box<[OnceLock<Home<C>>]>,
+    pub redis: Connection,
+    homes: Box<[OnceLock<Home>]>,
     names: Names,
     state: Mutex<State>,
     /// Notified when a full group has gone.
@@ -70,7 +70,7 @@ struct State {
 }
 
 /// A hit under way in a call of its own.
-pub struct Alone<'q, C>(&'q Queue<C>);
+pub struct Alone<'q>(&'q Queue);
 
 /// Hits, and the call for which they gather.
 #[derive(Debug)]
@@ -123,12 +123,9 @@ pub enum Turn {
     Waits(Option<Start>),
 }
 
-impl<C> Queue<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl Queue {
     pub fn new(
-        redis: C,
+        redis: Connection,
         opened: Arc<Opened>,
         topology: Arc<Topology>,
         work: Arc<Work>,
@@ -145,7 +142,7 @@ where
         &self.opened.family
     }
 
-    pub fn partition(&self, number: u32) -> Partition<C> {
+    pub fn partition(&self, number: u32) -> Partition {
         Partition::new(self.redis.clone(), self.family(), number)
     }
 
@@ -165,7 +162,7 @@ where
     }
 
     /// Takes a hit that goes in a call of its own, and is under way until what is returned is dropped.
-    pub fn take_alone(&self) -> Result<Alone<'_, C>> {
+    pub fn take_alone(&self) -> Result<Alone<'_>> {
         let mut state = self.state();
         self.check_open()?;
         state.alone += 1;
@@ -173,7 +170,7 @@ where
     }
 
     /// The home of calls to this partition.
-    pub fn home(&self, partition: u32) -> &Home<C> {
+    pub fn home(&self, partition: u32) -> &Home {
         let home = self.topology.home_of(partition);
         self.homes[home as usize].get_or_init(|| Home::new(self.partition(home), home, self.topology.clone()))
     }
@@ -411,13 +408,13 @@ where
     }
 }
 
-impl<C> Queue<C> {
+impl Queue {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<C> Drop for Alone<'_, C> {
+impl Drop for Alone<'_> {
     fn drop(&mut self) {
         self.0.state().alone -= 1;
     }

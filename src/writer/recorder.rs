@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
@@ -96,10 +95,7 @@ impl Recorder {
     }
 
     /// Adds a hit to the sums.
-    pub fn record<C>(&self, queue: &Queue<C>, partition: u32, id: &[u8], delta: i64) -> Result<()>
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
+    pub fn record(&self, queue: &Queue, partition: u32, id: &[u8], delta: i64) -> Result<()> {
         let family = queue.family();
         let all = self.sums.get_or_init(|| (0..family.partitions()).map(|_| Mutex::default()).collect());
         let mut sums = lock(&all[partition as usize]);
@@ -126,10 +122,7 @@ impl Recorder {
     }
 
     /// Sees to it that everything is sent soon.
-    pub fn begin<C>(writer: &Arc<Writer<C>>)
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
+    pub fn begin(writer: &Arc<Writer>) {
         let this = &writer.recorder;
         if this.running.load(Ordering::Relaxed) {
             return;
@@ -141,10 +134,7 @@ impl Recorder {
     }
 
     /// Sends everything that was recorded before. What went wrong since the last time is an error; refusals are not.
-    pub async fn send_now<C>(writer: Arc<Writer<C>>) -> Result<()>
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
+    pub async fn send_now(writer: Arc<Writer>) -> Result<()> {
         // by a task of its own: who waits for it may be dropped, what was taken to be sent must not be
         let sending = tokio::spawn(async move {
             let sent = writer.recorder.send(&writer).await;
@@ -155,10 +145,7 @@ impl Recorder {
         sending.await.unwrap_or_else(|error: tokio::task::JoinError| Err(ended(error)))
     }
 
-    async fn send<C>(&self, writer: &Writer<C>) -> Result<()>
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
+    async fn send(&self, writer: &Writer) -> Result<()> {
         let _one = self.sending.lock().await;
         let Some(all) = self.sums.get() else { return Ok(()) };
         let gauge = ::metrics::gauge!(metrics::RECORDED, "family" => writer.queue.opened.label.clone());
@@ -177,10 +164,7 @@ impl Recorder {
         sent
     }
 
-    async fn send_all<C>(&self, writer: &Writer<C>, taken: &[Sums]) -> Result<()>
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
+    async fn send_all(&self, writer: &Writer, taken: &[Sums]) -> Result<()> {
         let mut hits = Vec::new();
         for (partition, sums) in (0..).zip(taken) {
             hits.extend(sums.iter().map(|(id, sum)| Hit { partition, id, delta: sum.delta, hits: sum.hits }));
@@ -255,15 +239,12 @@ fn worse(one: Result<()>, other: Result<()>) -> Result<()> {
 }
 
 /// Sends until nothing is left. It holds the writer, so what was recorded is also sent where its last handle is dropped.
-struct RecordSender<C> {
-    writer: Arc<Writer<C>>,
+struct RecordSender {
+    writer: Arc<Writer>,
     on: bool,
 }
 
-impl<C> RecordSender<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl RecordSender {
     async fn run(mut self) {
         let writer = self.writer.clone();
         let recorder = &writer.recorder;
@@ -286,7 +267,7 @@ where
 }
 
 /// Also where its runtime ends: another one may go on.
-impl<C> Drop for RecordSender<C> {
+impl Drop for RecordSender {
     fn drop(&mut self) {
         if self.on {
             self.writer.recorder.running.store(false, Ordering::Release);

@@ -8,11 +8,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::connection::backoff::Backoff;
-use crate::connection::link;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Kind};
 use crate::metrics;
@@ -115,10 +113,7 @@ impl Progress {
     }
 }
 
-impl<C> Writer<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+impl Writer {
     /// Returns the epoch in which Redis remembers the request if it is made now.
     pub async fn request_epoch(&self, request: Request<'_>) -> Result<String> {
         let family = self.queue.family();
@@ -195,7 +190,7 @@ where
         &self,
         request: Request<'_>,
         seed: Option<Seed>,
-        (number, partition): (u32, &Partition<C>),
+        (number, partition): (u32, &Partition),
         progress: &mut Progress,
     ) -> Result<Told> {
         let (queue, home) = (&self.queue, self.queue.home(number));
@@ -211,7 +206,7 @@ where
         // of a refusal only a connection that never sends a call again by itself tells that this was the only arrival
         let is_settled = match &counted {
             Ok(Counted::Executed { .. } | Counted::Passed) => true,
-            Ok(Counted::Expired) => link::sends_once::<C>(),
+            Ok(Counted::Expired) => queue.redis.sends_once(),
             Err(error) => !error.outcome_unknown(),
         };
         if is_settled {
@@ -254,16 +249,13 @@ impl Request<'_> {
     }
 
     /// Calls the script of the family's kind.
-    async fn count<C>(
+    async fn count(
         self,
         family: &Family,
-        partition: &Partition<C>,
+        partition: &Partition,
         fence: Fence<'_>,
         seed: Option<Seed>,
-    ) -> Result<Counted>
-    where
-        C: ConnectionLike + Clone + 'static,
-    {
+    ) -> Result<Counted> {
         let id = self.id.as_bytes();
         let (pairs, seeds) = ([(id, Change::Add(self.delta))], seed.map(|seed| (partition, vec![(id, seed)])));
         let parts = [Part { partition, hits: 1, pairs: &pairs }];

@@ -1,10 +1,8 @@
 //! Making a call, and repeating it until its outcome is known or its time is over. A repeat is harmless, whoever makes it.
 
-use redis::aio::ConnectionLike;
 use tokio::time::{Instant, sleep};
 
 use crate::connection::backoff::Backoff;
-use crate::connection::link;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Kind, Remember};
 use crate::metrics;
@@ -18,10 +16,7 @@ use crate::writer::queue::Queue;
 
 impl Sending {
     /// Sends the call until its outcome is known, and tells everybody.
-    pub async fn make<C>(&mut self, queue: &Queue<C>)
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
+    pub async fn make(&mut self, queue: &Queue) {
         let unknown = |what, error: Error| queue.error(ErrorKind::OutcomeUnknown, what).with_source(error);
         let mut pause = Backoff::default();
         let outcome = loop {
@@ -51,10 +46,7 @@ impl Sending {
     }
 
     /// One send of the call, which may be executed until a reply says what became of it.
-    async fn attempt<C>(&mut self, queue: &Queue<C>) -> Result<Outcome>
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
+    async fn attempt(&mut self, queue: &Queue) -> Result<Outcome> {
         let shares = self.group.by_partition();
         let home = queue.home(shares[0].partition);
         let epoch = match &self.epoch {
@@ -75,7 +67,7 @@ impl Sending {
             Ok(Counted::Expired) => {
                 home.forget(epoch);
                 // only a connection that never sends a call again by itself tells that this was the only one
-                Ok(match was_in_doubt || !link::sends_once::<C>() {
+                Ok(match was_in_doubt || !queue.redis.sends_once() {
                     true => Outcome::Failed(
                         queue.error(ErrorKind::OutcomeUnknown, "Redis has forgotten the epoch of the call"),
                     ),
@@ -97,10 +89,7 @@ impl Sending {
     }
 
     /// Sends it no more, and tells everybody, unless its outcome is known.
-    pub fn give_up<C>(&mut self, queue: &Queue<C>)
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
+    pub fn give_up(&mut self, queue: &Queue) {
         if self.call.outcome().is_none() {
             self.end(
                 queue,
@@ -113,10 +102,7 @@ impl Sending {
     }
 
     /// Tells everybody how the call ended, and measures what became of its hits.
-    fn end<C>(&self, queue: &Queue<C>, outcome: Outcome)
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
+    fn end(&self, queue: &Queue, outcome: Outcome) {
         match &outcome {
             Outcome::Counted { group, results, .. } => {
                 let settled = group.settled_hits(results).map(|(hits, result)| (hits, Some(result)));
@@ -135,12 +121,9 @@ pub fn may_pass(error: &Error) -> bool {
 }
 
 /// The script of the family's kind.
-async fn count<C>(queue: &Queue<C>, fence: Fence<'_>, group: &Group, shares: &[Share<'_>]) -> Result<Counted>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+async fn count(queue: &Queue, fence: Fence<'_>, group: &Group, shares: &[Share<'_>]) -> Result<Counted> {
     let family: &Family = queue.family();
-    let partitions: Vec<Partition<C>> = shares.iter().map(|share| queue.partition(share.partition)).collect();
+    let partitions: Vec<Partition> = shares.iter().map(|share| queue.partition(share.partition)).collect();
     let parts: Vec<_> = shares
         .iter()
         .zip(&partitions)

@@ -5,25 +5,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use futures_util::future::join;
-use redis::aio::ConnectionLike;
 
+use crate::connection::Connection;
 use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::access;
 use crate::scripts::check;
 use crate::scripts::partition::Partition;
-use crate::store::Registered;
+use crate::store::mysql::MysqlStore;
+use crate::store::{Registered, Store};
 use crate::writer::Writer;
 use crate::writer::opened::{Announced, Opened, SHUT_DOWN, Work};
 
 /// What the handles of one pair share.
 #[derive(Debug)]
-pub struct Shared<C, S> {
-    pub redis: C,
+pub struct Shared {
+    pub redis: Connection,
     pub topology: Arc<Topology>,
-    pub store: S,
-    families: RwLock<Families<C>>,
+    pub store: Arc<dyn Store>,
+    families: RwLock<Families>,
     allow_evicting: AtomicBool,
     /// The kinds that Redis was found to be safe for.
     safe_for: Mutex<HashSet<&'static str>>,
@@ -32,24 +33,21 @@ pub struct Shared<C, S> {
     closed: Arc<AtomicBool>,
 }
 
-pub type InUse<C> = (Arc<Opened>, Arc<Writer<C>>);
+pub type InUse = (Arc<Opened>, Arc<Writer>);
 
 /// The families in use, by their numbers in this process.
 #[derive(Debug)]
-struct Families<C> {
-    in_use: BTreeMap<u64, InUse<C>>,
+struct Families {
+    in_use: BTreeMap<u64, InUse>,
     /// By namespace and name.
     numbers: HashMap<(String, String), u64>,
 }
 
-impl<C, S> Shared<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
-    pub fn new(redis: C, store: S) -> Self {
+impl Shared {
+    pub fn new(redis: Connection, store: Arc<dyn Store>) -> Self {
         Shared {
+            topology: Arc::new(Topology::of(&redis)),
             redis,
-            topology: Arc::new(Topology::of::<C>()),
             store,
             families: RwLock::new(Families { in_use: BTreeMap::new(), numbers: HashMap::new() }),
             allow_evicting: AtomicBool::new(false),
@@ -61,7 +59,7 @@ where
 
     /// The family, in use from now on, with its writer; the same ones as before if it is configured as before. The
     /// database's number for it is not known where that is away.
-    pub fn open(&self, family: Family, registered: Option<u64>) -> Result<InUse<C>> {
+    pub fn open(&self, family: Family, registered: Option<u64>) -> Result<InUse> {
         let mut families = self.families_mut();
         self.refuse_closed(&family)?;
         let number = families.number_of(&family);
@@ -75,11 +73,11 @@ where
     }
 
     /// Takes a family in use as the database knows it, unless it is so already or this process has opened it.
-    pub fn serve(&self, registered: Arc<Registered>) -> Result<InUse<C>> {
+    pub fn serve(&self, registered: Arc<Registered>) -> Result<InUse> {
         let mut families = self.families_mut();
         self.refuse_closed(&registered.family)?;
         let number = families.number_of(&registered.family);
-        let is_kept = |(opened, _): &&InUse<C>| !opened.is_served || opened.registered.get() == Some(&registered);
+        let is_kept = |(opened, _): &&InUse| !opened.is_served || opened.registered.get() == Some(&registered);
         if let Some(kept) = families.in_use.get(&number).filter(is_kept) {
             return Ok(kept.clone());
         }
@@ -94,7 +92,7 @@ where
         }
     }
 
-    fn take_in_use(&self, families: &mut Families<C>, opened: Opened) -> Result<InUse<C>> {
+    fn take_in_use(&self, families: &mut Families, opened: Opened) -> Result<InUse> {
         let (number, opened) = (opened.number, Arc::new(opened));
         crate::metrics::begin_family(&opened.label, opened.family.is_cached());
         let (topology, work, closed) = (self.topology.clone(), self.work.clone(), self.closed.clone());
@@ -106,7 +104,7 @@ where
     }
 
     /// Takes no more hits and opens no more families. Returns those in use.
-    pub fn close(&self) -> Vec<InUse<C>> {
+    pub fn close(&self) -> Vec<InUse> {
         let families = self.families_mut();
         self.closed.store(true, Ordering::Relaxed);
         families.in_use.values().cloned().collect()
@@ -156,20 +154,26 @@ where
         self.families_in_use().in_use.get(&number).map(|(opened, _)| opened.clone())
     }
 
-    pub fn partition(&self, family: &Family, partition: u32) -> Partition<C> {
+    /// The store, for what only MySQL supports: recounting, rejects, drift.
+    pub fn mysql(&self) -> Result<&MysqlStore> {
+        let other = || Error::new(ErrorKind::Mismatch, "only MysqlStore supports recounting, rejects and drift");
+        self.store.as_mysql().ok_or_else(other)
+    }
+
+    pub fn partition(&self, family: &Family, partition: u32) -> Partition {
         Partition::new(self.redis.clone(), family, partition)
     }
 
-    fn families_in_use(&self) -> RwLockReadGuard<'_, Families<C>> {
+    fn families_in_use(&self) -> RwLockReadGuard<'_, Families> {
         self.families.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn families_mut(&self) -> RwLockWriteGuard<'_, Families<C>> {
+    fn families_mut(&self) -> RwLockWriteGuard<'_, Families> {
         self.families.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<C> Families<C> {
+impl Families {
     fn number_of(&mut self, family: &Family) -> u64 {
         let next = self.numbers.len() as u64;
         *self.numbers.entry(named(family)).or_insert(next)

@@ -4,11 +4,10 @@ use std::time::{Duration, SystemTime};
 
 use counterfoil::test_hooks::{Counted, Fence, Partition};
 use counterfoil::{AddedOnce, ErrorKind, Family, Script};
-use redis::aio::ConnectionManager;
 
 use crate::support::{Pair, eventually, family, unix};
 
-type Views = Partition<ConnectionManager>;
+type Views = Partition;
 
 async fn partition(pair: &Pair, family: &Family) -> Views {
     Partition::new(pair.redis.manager().await, family, 0)

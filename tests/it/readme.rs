@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use counterfoil::{Counterfoil, Family, KeyType, Retried, Table};
+use counterfoil::{Counterfoil, Family, KeyType, MysqlStore, Retried, Table};
 use sqlx::MySqlPool;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 
@@ -46,16 +46,24 @@ macro_rules! program {
 }
 
 mod secure {
-    include!(concat!(env!("OUT_DIR"), "/guide_12.rs"));
+    include!(concat!(env!("OUT_DIR"), "/guide_13.rs"));
 
     pub async fn run() -> Result<Counterfoil, Box<dyn std::error::Error>> {
         connect().await
     }
 }
 
+mod pooled {
+    include!(concat!(env!("OUT_DIR"), "/guide_12.rs"));
+
+    pub fn run(pool: Pool, store: MysqlStore) -> Counterfoil {
+        counterfoil(pool, store)
+    }
+}
+
 /// A test by itself.
 mod in_tests {
-    include!(concat!(env!("OUT_DIR"), "/guide_13.rs"));
+    include!(concat!(env!("OUT_DIR"), "/guide_14.rs"));
 }
 
 mod rejects {
@@ -95,7 +103,7 @@ mod files {
 async fn the_program_with_tls_runs() {
     assert!(TLS.set(Tls::start().await).is_ok(), "one test");
     let counterfoil = secure::run().await.expect("connected");
-    counterfoil.store().create_tables().await.expect("created");
+    counterfoil.mysql().expect("MySQL").create_tables().await.expect("created");
     let views = counterfoil.open(family("views").build().expect("valid")).await.expect("opened");
     assert_eq!(counted(views.add("product/7", 1).await.expect("counted")), 1);
     counterfoil.drain().await.expect("drained");
@@ -106,7 +114,7 @@ async fn the_program_with_tls_runs() {
 
 #[test]
 fn every_program_of_the_documents_runs() {
-    for (document, programs) in [(README, 1), (GUIDE, 13), (OPERATIONS, 1)] {
+    for (document, programs) in [(README, 1), (GUIDE, 14), (OPERATIONS, 1)] {
         assert_eq!(document.matches("\n```rust").count(), programs, "a program that is not run here");
     }
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -128,7 +136,10 @@ async fn the_others(pool: &MySqlPool) -> counterfoil::Result<()> {
         sqlx::raw_sql(sql).execute(pool).await.expect(sql);
     }
     let counterfoil = Counterfoil::connect(redis_url(), mysql_url()).await?;
-    own_table::run(counterfoil.clone()).await?;
+    let redis = deadpool_redis::Config::from_url(redis_url()).create_pool(None).expect("a pool");
+    let over_a_pool = pooled::run(redis, MysqlStore::new(pool.clone()));
+    own_table::run(over_a_pool.clone()).await?;
+    over_a_pool.drain().await?;
     cached::run(counterfoil.clone()).await?;
     series::run(counterfoil.clone()).await?;
     activity::run(counterfoil.clone()).await?;

@@ -7,13 +7,12 @@ use counterfoil::{
     CachedFamily, Counterfoil, Counting, Durability, ErrorKind, Family, KeyType, MysqlStore, Precision, SeriesFamily,
     Table, Visited,
 };
-use redis::aio::ConnectionManager;
 
 const MOMENT: Duration = Duration::from_millis(20);
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// As another process has it, which opened nothing.
-async fn another(pair: &Pair) -> Counterfoil<ConnectionManager> {
+async fn another(pair: &Pair) -> Counterfoil {
     Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pair.pool.clone()))
 }
 

@@ -10,8 +10,8 @@ use testkit::{MysqlServer, RedisServer};
 use tokio::sync::OnceCell;
 
 /// The pair as it is measured, on the same kind of connection as the other side's.
-pub type Pair = Counterfoil<MultiplexedConnection>;
-pub type Counters = counterfoil::BufferedCounters<MultiplexedConnection>;
+pub type Pair = Counterfoil;
+pub type Counters = counterfoil::BufferedCounters;
 
 /// What all measurements share: it starts when it is first needed, and ends with the run.
 #[derive(Default)]

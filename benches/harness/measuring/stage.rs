@@ -108,11 +108,11 @@ impl Pending {
         let _ = partition.add(self.counters.family(), partition.unfenced(), pairs.len() as u64, pairs).await.unwrap();
     }
 
-    pub fn partitions(&self) -> impl Iterator<Item = Partition<MultiplexedConnection>> {
+    pub fn partitions(&self) -> impl Iterator<Item = Partition> {
         (0..self.counters.family().partitions()).map(|number| self.partition(number))
     }
 
-    fn partition(&self, number: u32) -> Partition<MultiplexedConnection> {
+    fn partition(&self, number: u32) -> Partition {
         Partition::new(self.probe.clone(), self.counters.family(), number)
     }
 

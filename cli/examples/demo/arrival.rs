@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use counterfoil::redis::aio::ConnectionLike;
-use counterfoil::{Counterfoil, MysqlStore, Store};
+use counterfoil::{Counterfoil, MysqlStore};
 use tokio::time::{Instant, sleep};
 
 use crate::Result;
@@ -31,10 +30,7 @@ pub async fn wait(site: &Site, told: &Told) -> Result<()> {
     }
 }
 
-async fn waiting<'a, C>(counterfoil: &Counterfoil<C>, told: &'a Told) -> Result<BTreeSet<&'a str>>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+async fn waiting<'a>(counterfoil: &Counterfoil, told: &'a Told) -> Result<BTreeSet<&'a str>> {
     for known in counterfoil.store().families().await? {
         counterfoil.open_registered(known?)?;
     }

@@ -12,7 +12,7 @@ use super::{Context, connect};
 use crate::config::PairConfig;
 use crate::exit::{Exit, Failure};
 use crate::output::moment;
-use crate::pair::{Redis, with_pair};
+
 use crate::status::unix_seconds;
 
 /// What a family has of some ids, in their order.
@@ -66,9 +66,7 @@ struct Page {
 pub async fn get(context: &Context, family: &str, ids: &[String], precision: Precision) -> Result<Exit, Failure> {
     let pair = context.pair_of(family)?;
     let connected = connect(pair).await?;
-    let counters = with_pair!(&connected, counterfoil => {
-        read(context.open_to_read(pair, counterfoil, family).await?, ids, precision).await?
-    });
+    let counters = { read(context.open_to_read(pair, &connected, family).await?, ids, precision).await? };
     context.output.print(&counters, |Values { values, .. }| match values {
         OfKind::Values(values) => values.iter().map(|Value { id, value }| format!("{id}\t{value}")).collect(),
         OfKind::Series(series) => {
@@ -84,7 +82,7 @@ pub async fn get(context: &Context, family: &str, ids: &[String], precision: Pre
     Ok(Exit::Ok)
 }
 
-async fn read<C: Redis>(counters: AnyCounters<C>, ids: &[String], precision: Precision) -> Result<Values, Failure> {
+async fn read(counters: AnyCounters, ids: &[String], precision: Precision) -> Result<Values, Failure> {
     let (family, kind) = (counters.family().to_string(), counters.family().kind());
     let of_ids = |values: Vec<i64>| {
         OfKind::Values(ids.iter().cloned().zip(values).map(|(id, value)| Value { id, value }).collect())
@@ -154,9 +152,7 @@ pub async fn add(
 ) -> Result<Exit, Failure> {
     let pair = context.pair_of(family)?;
     let connected = connect(pair).await?;
-    let (outcome, value) = with_pair!(&connected, counterfoil => {
-        count(context, pair, counterfoil, family, id, delta, request).await?
-    });
+    let (outcome, value) = { count(context, pair, &connected, family, id, delta, request).await? };
     let outcome = Outcome { family: family.to_owned(), id: id.to_owned(), delta, outcome, value };
     let why = match outcome.outcome {
         "counted" | "counted_before" => {
@@ -177,10 +173,10 @@ pub async fn add(
     Err(Failure::warning(format!("{family}: {id:?} was not counted: {why}{is}")))
 }
 
-async fn count<C: Redis>(
+async fn count(
     context: &Context,
     pair: &PairConfig,
-    counterfoil: &Counterfoil<C>,
+    counterfoil: &Counterfoil,
     family: &str,
     id: &str,
     delta: i64,
@@ -235,10 +231,10 @@ pub async fn list(
 ) -> Result<Exit, Failure> {
     let pair = context.pair_of(family)?;
     let connected = connect(pair).await?;
-    let listed = with_pair!(&connected, counterfoil => {
-        let counters = context.open_to_read(pair, counterfoil, family).await?;
+    let listed = {
+        let counters = context.open_to_read(pair, &connected, family).await?;
         write_list(&counters, prefix, after, limit, context.output.json).await
-    });
+    };
     match listed {
         Err(ListError::Failure(failure)) => Err(failure),
         // whoever reads has seen enough
@@ -265,8 +261,8 @@ impl From<Failure> for ListError {
     }
 }
 
-async fn write_list<C: Redis>(
-    counters: &AnyCounters<C>,
+async fn write_list(
+    counters: &AnyCounters,
     prefix: &str,
     mut after: Option<String>,
     limit: usize,
@@ -311,8 +307,8 @@ struct Listed<'l> {
     value: Option<i64>,
 }
 
-async fn page<C: Redis>(
-    counters: &AnyCounters<C>,
+async fn page(
+    counters: &AnyCounters,
     prefix: &str,
     after: Option<&str>,
     limit: usize,

@@ -9,11 +9,10 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout_at};
 
 use super::{Context, connect};
 use crate::config::{FamilyConfig, PairConfig};
-use crate::daemon::discovery::{self, Nodes};
+use crate::daemon::discovery;
 use crate::exit::{Exit, Failure};
 use crate::families::registered;
 use crate::output::{count, short};
-use crate::pair::{Redis, with_pair};
 
 /// How often is said what is still pending.
 const TELL: Duration = Duration::from_secs(1);
@@ -42,7 +41,7 @@ pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exi
     let end = Instant::now() + within;
     let drains = context.pairs().map(|pair| async move {
         let connected = connect(pair).await?;
-        with_pair!(&connected, counterfoil => drain_pair(context, pair, counterfoil, end, all).await)
+        drain_pair(context, pair, &connected, end, all).await
     });
     let drained = join_all(drains).await.into_iter().collect::<Result<Vec<_>, _>>()?;
     context.output.print(&drained, |drained| {
@@ -61,10 +60,10 @@ pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exi
     if not_done.is_empty() { Ok(Exit::Ok) } else { Err(Failure::warning(not_done.join("; "))) }
 }
 
-async fn drain_pair<C: Redis + Nodes>(
+async fn drain_pair(
     context: &Context,
     pair: &PairConfig,
-    counterfoil: &Counterfoil<C>,
+    counterfoil: &Counterfoil,
     end: Instant,
     all: bool,
 ) -> Result<Drained, Failure> {
@@ -98,11 +97,7 @@ async fn drain_pair<C: Redis + Nodes>(
 }
 
 /// Takes in use what the database knows, and what only the configuration does.
-async fn open_all<C: Redis + Nodes>(
-    context: &Context,
-    pair: &PairConfig,
-    counterfoil: &Counterfoil<C>,
-) -> Result<(), Failure> {
+async fn open_all(context: &Context, pair: &PairConfig, counterfoil: &Counterfoil) -> Result<(), Failure> {
     let known = registered(counterfoil).await?;
     let is_new = |namespace: &str, name: &str| {
         let is_it = |known: &Registered| known.family.namespace() == namespace && known.family.name() == name;
@@ -130,7 +125,7 @@ async fn open_all<C: Redis + Nodes>(
 }
 
 /// Says again and again what is still pending.
-async fn tell<C: Redis, T>(pair: &str, counterfoil: &Counterfoil<C>) -> T {
+async fn tell<T>(pair: &str, counterfoil: &Counterfoil) -> T {
     let mut ticks = interval_at(Instant::now() + TELL, TELL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -152,7 +147,7 @@ async fn tell<C: Redis, T>(pair: &str, counterfoil: &Counterfoil<C>) -> T {
 }
 
 /// What is left, and what is wrong.
-async fn look<C: Redis>(counterfoil: &Counterfoil<C>) -> (Vec<Left>, Vec<String>) {
+async fn look(counterfoil: &Counterfoil) -> (Vec<Left>, Vec<String>) {
     let looked = timeout_at(Instant::now() + LOOK, counterfoil.backlogs()).await;
     let backlogs = match looked {
         Ok(Ok(backlogs)) => backlogs,

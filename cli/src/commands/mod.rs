@@ -21,7 +21,7 @@ use crate::exit::{Exit, Failure};
 use crate::families::{described, open};
 use crate::look::in_time;
 use crate::output::Output;
-use crate::pair::{Pair, Redis};
+use crate::pair;
 
 /// What most commands need.
 pub struct Context {
@@ -75,23 +75,23 @@ impl Context {
     }
 
     /// Opens a family of that pair to count in it.
-    pub async fn open<C: Redis>(
+    pub async fn open(
         &self,
         pair: &PairConfig,
-        counterfoil: &Counterfoil<C>,
+        counterfoil: &Counterfoil,
         family: &str,
-    ) -> Result<AnyCounters<C>, Failure> {
+    ) -> Result<AnyCounters, Failure> {
         let described: Vec<_> = self.described(pair).cloned().collect();
         Ok(open(counterfoil, &described, family).await?)
     }
 
     /// Opens a family of that pair to look at it, as the database has it; one that it does not know, as described.
-    pub async fn open_to_read<C: Redis>(
+    pub async fn open_to_read(
         &self,
         pair: &PairConfig,
-        counterfoil: &Counterfoil<C>,
+        counterfoil: &Counterfoil,
         family: &str,
-    ) -> Result<AnyCounters<C>, Failure> {
+    ) -> Result<AnyCounters, Failure> {
         let known = crate::families::registered(counterfoil).await?;
         match known.into_iter().find(|known| known.family.to_string() == family) {
             Some(known) => Ok(counterfoil.open_registered(known)?),
@@ -101,8 +101,8 @@ impl Context {
 }
 
 /// Connects to a pair, or says which one is away.
-pub async fn connect(pair: &PairConfig) -> Result<Pair, Failure> {
-    in_time(Pair::connect(pair)).await.map_err(|why| {
+pub async fn connect(pair: &PairConfig) -> Result<Counterfoil, Failure> {
+    in_time(pair::connect(pair)).await.map_err(|why| {
         let advice = "Is Redis there, and are its address and password right?";
         Failure::critical(format!("pair {}: {why}. {advice}", pair.name))
     })

@@ -11,7 +11,7 @@ use crate::config::{FamilyConfig, PairConfig, Recount};
 use crate::daemon::recounts::configured;
 use crate::exit::{Exit, Failure};
 use crate::output::{moment, table};
-use crate::pair::{self, Redis, with_pair};
+use crate::pair::{self};
 use crate::view::DriftView;
 
 /// How often is said how far it is.
@@ -47,8 +47,7 @@ pub async fn recount(context: &Context, family: &str, report: bool) -> Result<Ex
         recount.mode = Mode::Report;
     }
     let connected = connect(pair).await?;
-    let (recounted, drift) =
-        with_pair!(&connected, counterfoil => run(context, pair, counterfoil, family, &recount).await?);
+    let (recounted, drift) = run(context, pair, &connected, family, &recount).await?;
     let Recounted { run, checked, drifted, raised, lowered, only_noted, busy, .. } = recounted;
     let found = views(family, run, &drift);
     let found =
@@ -64,17 +63,17 @@ pub async fn recount(context: &Context, family: &str, report: bool) -> Result<Ex
     Ok(if only_noted > 0 { Exit::Warning } else { Exit::Ok })
 }
 
-async fn run<C: Redis>(
+async fn run(
     context: &Context,
     pair: &PairConfig,
-    counterfoil: &Counterfoil<C>,
+    counterfoil: &Counterfoil,
     family: &str,
     recount: &Recount,
 ) -> Result<(Recounted, Vec<Drift>), Failure> {
     let counters = context.open(pair, counterfoil, family).await?;
     let recount = configured(counterfoil, &counters, recount);
     let recount = recount.ok_or_else(|| Failure::usage(format!("{family}: its kind is not recounted")))?;
-    let store = counterfoil.store();
+    let store = counterfoil.mysql()?;
     let recounted = tokio::select! {
         recounted = Box::pin(recount.run_once()) => recounted?,
         never = tell(store, family) => never,

@@ -11,7 +11,7 @@ use crate::arguments::{Rejects, Which};
 use crate::exit::{Exit, Failure};
 use crate::families::registered;
 use crate::output::{count, moment, table};
-use crate::pair::{self, Redis, with_pair};
+use crate::pair::{self};
 use crate::view::RejectView;
 
 /// How many rejects are read at a time.
@@ -125,8 +125,8 @@ struct Left {
 async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
     let pair = context.pair()?;
     let connected = connect(pair).await?;
-    let chosen = chosen(connected.store(), which).await?;
-    let mut tried = with_pair!(&connected, counterfoil => apply(counterfoil, &chosen).await?);
+    let chosen = chosen(connected.mysql()?, which).await?;
+    let mut tried = apply(&connected, &chosen).await?;
     tried.not_found = not_among(which, &chosen);
     context.output.print(&tried, |tried| {
         let mut lines = vec![format!("applied: {}", tried.applied.len())];
@@ -147,7 +147,7 @@ async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
 }
 
 /// Tries each once, family by family.
-async fn apply<C: Redis>(counterfoil: &Counterfoil<C>, rejects: &[Reject]) -> Result<Tried, Failure> {
+async fn apply(counterfoil: &Counterfoil, rejects: &[Reject]) -> Result<Tried, Failure> {
     let known = registered(counterfoil).await?;
     let families: BTreeMap<String, Family> =
         known.into_iter().map(|known| (known.family.to_string(), known.family)).collect();
@@ -155,7 +155,7 @@ async fn apply<C: Redis>(counterfoil: &Counterfoil<C>, rejects: &[Reject]) -> Re
     for reject in rejects {
         numbers.entry(name(reject)).or_default().push(reject.number);
     }
-    let store = counterfoil.store();
+    let store = counterfoil.mysql()?;
     let mut tried = Tried::default();
     for (name, numbers) in numbers {
         let results = match families.get(&name) {

@@ -12,7 +12,6 @@ use super::{Context, connect};
 use crate::exit::{Exit, Failure};
 use crate::look::in_time;
 use crate::output::{Output, table};
-use crate::pair::{Redis, with_pair};
 
 #[derive(Serialize)]
 struct Entry {
@@ -65,7 +64,7 @@ pub async fn load(context: &Context) -> Result<Exit, Failure> {
     let mut loaded = Vec::new();
     for pair in context.pairs() {
         let connected = connect(pair).await?;
-        let done = in_time(async { with_pair!(&connected, counterfoil => load_into(counterfoil).await) }).await;
+        let done = in_time(async { load_into(&connected).await }).await;
         done.map_err(|why| {
             let advice = "SCRIPT LOAD goes to every primary of a cluster, and needs the rule +script|load of an ACL";
             Failure::critical(format!("pair {}: not all scripts were loaded: {why}. {advice}", pair.name))
@@ -81,7 +80,7 @@ pub async fn load(context: &Context) -> Result<Exit, Failure> {
 }
 
 /// A cluster connection sends it to all primaries. It has no connections to replicas.
-async fn load_into<C: Redis>(counterfoil: &Counterfoil<C>) -> counterfoil::Result<()> {
+async fn load_into(counterfoil: &Counterfoil) -> counterfoil::Result<()> {
     for script in Script::all() {
         let mut redis = counterfoil.redis().clone();
         let loaded = cmd("SCRIPT").arg("LOAD").arg(script.source).query_async::<String>(&mut redis).await;

@@ -2,7 +2,7 @@
 
 use counterfoil::redis::{RedisResult, cmd};
 use counterfoil::sqlx::{self, AssertSqlSafe, Error};
-use counterfoil::{Counterfoil, MysqlStore, Registered, Store};
+use counterfoil::{Connection, Counterfoil, MysqlStore, Registered, Store};
 use futures_util::future::join;
 use serde::Serialize;
 use serde_json::json;
@@ -11,11 +11,11 @@ use super::Context;
 use super::families::differences;
 use super::privileges::quoted;
 use crate::config::{FamilyConfig, PairConfig};
-use crate::daemon::discovery::Nodes;
+use crate::daemon::discovery;
 use crate::exit::{Exit, Failure};
 use crate::look::in_time;
 use crate::output::Output;
-use crate::pair::{self, Pair, Redis, with_pair};
+use crate::pair;
 use crate::view::FindingView;
 
 /// The SQL of counterfoil's own tables.
@@ -80,7 +80,7 @@ pub async fn check(context: &Context) -> Result<Exit, Failure> {
 /// What is to be said of a pair, the worst first.
 async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<FindingView>, Failure> {
     let store = pair::store(pair)?;
-    let (connected, known) = join(in_time(Pair::connect(pair)), in_time(store.families())).await;
+    let (connected, known) = join(in_time(pair::connect(pair)), in_time(store.families())).await;
     let known: Vec<_> = known.unwrap_or_default().into_iter().filter_map(Result::ok).collect();
     // those that nobody opened yet are checked as they are described
     let mut described = Vec::new();
@@ -104,7 +104,7 @@ async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<FindingVie
     findings.extend(of_recounts(context, pair).await?);
     let of_redis = async {
         match &connected {
-            Ok(pair) => with_pair!(pair, counterfoil => of_servers(counterfoil, known, has_patterns).await),
+            Ok(pair) => of_servers(pair, known, has_patterns).await,
             Err(why) => Ok(vec![FindingView {
                 severity: "error",
                 subject: "redis".to_owned(),
@@ -125,8 +125,8 @@ async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<FindingVie
     Ok(findings)
 }
 
-async fn of_servers<C: Redis + Nodes>(
-    counterfoil: &Counterfoil<C>,
+async fn of_servers(
+    counterfoil: &Counterfoil,
     known: Vec<Registered>,
     has_patterns: bool,
 ) -> Result<Vec<FindingView>, Failure> {
@@ -146,12 +146,12 @@ async fn of_servers<C: Redis + Nodes>(
 }
 
 /// One page of one node shows whether the user may.
-async fn try_scan(redis: &impl Nodes) -> RedisResult<()> {
-    let nodes = redis.nodes().await?;
+async fn try_scan(redis: &Connection) -> RedisResult<()> {
+    let nodes = discovery::nodes(redis).await?;
     let Some(node) = nodes.first() else { return Ok(()) };
     let mut command = cmd("SCAN");
     command.arg(0).arg("COUNT").arg(1);
-    redis.ask(node, command).await.map(drop)
+    discovery::ask(redis, node, command).await.map(drop)
 }
 
 /// Whether the tables that recounts of the configuration read can be read.

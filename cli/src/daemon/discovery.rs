@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use counterfoil::Primary;
-use counterfoil::redis::cluster_async::ClusterConnection;
+use counterfoil::Connection;
 use counterfoil::redis::cluster_routing::{RoutingInfo, SingleNodeRoutingInfo};
 use counterfoil::redis::{Cmd, RedisResult, Value, cmd, from_redis_value};
 use tokio::time::sleep;
@@ -16,57 +15,42 @@ const COUNT: u32 = 1000;
 /// Between two calls, so that others come in between.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Where keys are looked for: each node knows its own.
-pub trait Nodes: Send + Sync {
-    /// What a node is known by.
-    type Node: Send + Sync;
+/// A primary of a cluster, or the only server.
+pub type Node = Option<(String, u16)>;
 
-    fn nodes(&self) -> impl Future<Output = RedisResult<Vec<Self::Node>>> + Send;
-
-    fn ask(&self, node: &Self::Node, command: Cmd) -> impl Future<Output = RedisResult<Value>> + Send;
+/// Returns the servers that hold keys.
+pub async fn nodes(redis: &Connection) -> RedisResult<Vec<Node>> {
+    let Some(cluster) = redis.as_cluster() else { return Ok(vec![None]) };
+    let slots: Vec<Vec<Value>> = cmd("CLUSTER").arg("SLOTS").query_async(&mut cluster.clone()).await?;
+    let primary = |range: Vec<Value>| {
+        let node: Vec<Value> = from_redis_value(range.into_iter().nth(2)?).ok()?;
+        let mut node = node.into_iter();
+        Some((from_redis_value(node.next()?).ok()?, from_redis_value(node.next()?).ok()?))
+    };
+    let primaries = slots.into_iter().filter_map(primary).collect::<BTreeSet<_>>();
+    Ok(primaries.into_iter().map(Some).collect())
 }
 
-impl Nodes for Primary {
-    type Node = ();
-
-    async fn nodes(&self) -> RedisResult<Vec<()>> {
-        Ok(vec![()])
-    }
-
-    async fn ask(&self, (): &(), command: Cmd) -> RedisResult<Value> {
-        command.query_async(&mut self.clone()).await
-    }
-}
-
-impl Nodes for ClusterConnection {
-    type Node = (String, u16);
-
-    /// Those that hold slots.
-    async fn nodes(&self) -> RedisResult<Vec<(String, u16)>> {
-        let slots: Vec<Vec<Value>> = cmd("CLUSTER").arg("SLOTS").query_async(&mut self.clone()).await?;
-        let primary = |range: Vec<Value>| {
-            let node: Vec<Value> = from_redis_value(range.into_iter().nth(2)?).ok()?;
-            let mut node = node.into_iter();
-            Some((from_redis_value(node.next()?).ok()?, from_redis_value(node.next()?).ok()?))
-        };
-        Ok(slots.into_iter().filter_map(primary).collect::<BTreeSet<_>>().into_iter().collect())
-    }
-
-    async fn ask(&self, (host, port): &(String, u16), command: Cmd) -> RedisResult<Value> {
-        let route = SingleNodeRoutingInfo::ByAddress { host: host.clone(), port: *port };
-        self.clone().route_command(command, RoutingInfo::SingleNode(route)).await
+/// Sends the command to that server.
+pub async fn ask(redis: &Connection, node: &Node, command: Cmd) -> RedisResult<Value> {
+    match (redis.as_cluster(), node.clone()) {
+        (Some(cluster), Some((host, port))) => {
+            let route = SingleNodeRoutingInfo::ByAddress { host, port };
+            cluster.clone().route_command(command, RoutingInfo::SingleNode(route)).await
+        }
+        _ => command.query_async(&mut redis.clone()).await,
     }
 }
 
 /// The namespaces and families that anything was counted in.
-pub async fn families(redis: &impl Nodes) -> RedisResult<BTreeSet<(String, String)>> {
+pub async fn families(redis: &Connection) -> RedisResult<BTreeSet<(String, String)>> {
     let mut found = BTreeSet::new();
-    for node in redis.nodes().await? {
+    for node in nodes(redis).await? {
         let mut cursor = "0".to_owned();
         loop {
             let mut command = cmd("SCAN");
             command.arg(&cursor).arg("MATCH").arg(CALLS).arg("COUNT").arg(COUNT);
-            let page: (String, Vec<Vec<u8>>) = from_redis_value(redis.ask(&node, command).await?)?;
+            let page: (String, Vec<Vec<u8>>) = from_redis_value(ask(redis, &node, command).await?)?;
             found.extend(page.1.iter().filter_map(|key| family_of(key)));
             cursor = page.0;
             if cursor == "0" {

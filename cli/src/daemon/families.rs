@@ -8,10 +8,9 @@ use counterfoil::{Counterfoil, Family, Recounted};
 use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
 
-use super::discovery::{self, Nodes};
+use super::discovery;
 use super::recounts::Recounts;
 use crate::config::FamilyConfig;
-use crate::pair::Redis;
 use crate::view::Refused;
 
 /// How many are opened at a time.
@@ -20,9 +19,9 @@ const OPENING: usize = 16;
 /// A family's namespace and its name.
 type Name = (String, String);
 
-pub struct Families<C> {
+pub struct Families {
     pair: String,
-    counterfoil: Counterfoil<C>,
+    counterfoil: Counterfoil,
     /// Those of all pairs.
     described: watch::Receiver<Arc<[FamilyConfig]>>,
     /// Those that are opened.
@@ -32,11 +31,8 @@ pub struct Families<C> {
     recounts: Recounts,
 }
 
-impl<C> Families<C>
-where
-    C: Redis + Nodes,
-{
-    pub fn new(pair: String, counterfoil: Counterfoil<C>, described: watch::Receiver<Arc<[FamilyConfig]>>) -> Self {
+impl Families {
+    pub fn new(pair: String, counterfoil: Counterfoil, described: watch::Receiver<Arc<[FamilyConfig]>>) -> Self {
         let (opened, refused, recounts) = (BTreeSet::new(), BTreeMap::new(), Recounts::default());
         Families { pair, counterfoil, described, opened, refused, recounts }
     }

@@ -3,17 +3,16 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use counterfoil::Registered;
+use counterfoil::{Counterfoil, Registered};
 use tokio::sync::watch;
 
-use crate::pair::Pair;
 use crate::view::{PairView, View};
 
 /// One pair as the daemon has it.
 pub struct LivePair {
     pub name: String,
     /// Nothing until Redis was there once.
-    pub connected: watch::Sender<Option<Pair>>,
+    pub connected: watch::Sender<Option<Counterfoil>>,
     pub view: watch::Sender<Arc<PairView>>,
     /// The families that the database knows, by NAMESPACE/FAMILY.
     known: RwLock<HashMap<String, Registered>>,
@@ -42,7 +41,7 @@ impl LivePair {
     }
 
     /// The connections, once they were made.
-    pub fn pair(&self) -> Option<Pair> {
+    pub fn pair(&self) -> Option<Counterfoil> {
         self.connected.borrow().clone()
     }
 

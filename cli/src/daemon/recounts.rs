@@ -6,7 +6,6 @@ use counterfoil::{AnyCounters, Counterfoil, RecountBuilder, Recounted, Recounter
 use futures_util::future::join_all;
 
 use crate::config::Recount;
-use crate::pair::Redis;
 
 /// The recounters that run, by NAMESPACE/FAMILY.
 #[derive(Debug, Default)]
@@ -14,10 +13,7 @@ pub struct Recounts(HashMap<String, Recounter>);
 
 impl Recounts {
     /// Begins to recount a family, again and again.
-    pub fn start<C>(&mut self, counterfoil: &Counterfoil<C>, counters: &AnyCounters<C>, recount: &Recount) -> Result<()>
-    where
-        C: Redis,
-    {
+    pub fn start(&mut self, counterfoil: &Counterfoil, counters: &AnyCounters, recount: &Recount) -> Result<()> {
         let Some(builder) = configured(counterfoil, counters, recount) else { return Ok(()) };
         let recounter = builder.every(recount.every..=recount.every + recount.every / 4).start()?;
         self.0.insert(counters.family().to_string(), recounter);
@@ -40,14 +36,7 @@ impl Recounts {
 }
 
 /// As the configuration says; nothing of kinds that are not recounted.
-pub fn configured<C>(
-    counterfoil: &Counterfoil<C>,
-    counters: &AnyCounters<C>,
-    recount: &Recount,
-) -> Option<RecountBuilder<C>>
-where
-    C: Redis,
-{
+pub fn configured(counterfoil: &Counterfoil, counters: &AnyCounters, recount: &Recount) -> Option<RecountBuilder> {
     let builder = match counters {
         AnyCounters::Buffered(counters) => counterfoil.recount(counters),
         AnyCounters::Cached(counters) => counterfoil.recount(counters),

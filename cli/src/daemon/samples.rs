@@ -8,7 +8,6 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::live::LivePair;
-use crate::pair::Redis;
 use crate::sampler::Sampler;
 use crate::status::{LATE, of_families};
 
@@ -18,11 +17,7 @@ const PAUSE_OF_MANY: Duration = Duration::from_secs(10);
 const MANY: usize = 1_000;
 
 /// Shows how the families stand, with what MySQL last knew of them. Never ends.
-pub async fn watch<C: Redis>(
-    counterfoil: Counterfoil<C>,
-    overview: watch::Receiver<Vec<Overview>>,
-    live: Arc<LivePair>,
-) {
+pub async fn watch(counterfoil: Counterfoil, overview: watch::Receiver<Vec<Overview>>, live: Arc<LivePair>) {
     let mut sampler = Sampler::default();
     loop {
         let overview = overview.borrow().clone();

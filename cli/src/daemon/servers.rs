@@ -1,5 +1,6 @@
 //! Whether the two servers of a pair are there: each change is told once.
 
+use counterfoil::Connection;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,6 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::live::LivePair;
-use crate::pair::Redis;
 use crate::status::now;
 use crate::view::ServerView;
 
@@ -65,9 +65,9 @@ impl Server {
 }
 
 /// Looks at both servers again and again, shows how they are, and says whether both are there.
-pub async fn watch<C: Redis>(
+pub async fn watch(
     (mut redis, mut mysql): (Server, Server),
-    (connection, probe): (C, MySqlPool),
+    (connection, probe): (Connection, MySqlPool),
     live: Arc<LivePair>,
     both: watch::Sender<bool>,
 ) {
@@ -91,7 +91,7 @@ pub struct Found {
     memory_bytes: Option<u64>,
 }
 
-async fn look_at_redis<C: Redis>(redis: &C) -> Result<Found, String> {
+async fn look_at_redis(redis: &Connection) -> Result<Found, String> {
     let mut redis = redis.clone();
     let info = timeout(REPLY, cmd("INFO").query_async::<Value>(&mut redis)).await;
     let info = info.map_err(|_| no_reply())?.map_err(|error| error.to_string())?;

@@ -5,13 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use counterfoil::{Counterfoil, Overview, Reconciler, Registered, Result, Store};
+use counterfoil::{Counterfoil, Overview, Reconciler, Registered, Result};
 use tokio::select;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 
-use super::discovery::Nodes;
 use super::families::Families;
 use super::live::LivePair;
 use super::rejects::Told;
@@ -19,7 +18,7 @@ use super::samples;
 use super::servers::{self, Server};
 use super::systemd;
 use crate::config::{FamilyConfig, PairConfig, Serve};
-use crate::pair::{self, Pair, Redis, with_pair};
+use crate::pair;
 use crate::status;
 use crate::view::{DriftView, FindingView, RecountView, RejectView};
 
@@ -54,13 +53,13 @@ impl Worker {
             _ = stopped => return,
         };
         self.live.connected.send_replace(Some(connected.clone()));
-        with_pair!(connected, counterfoil => self.work(counterfoil, redis).await);
+        self.work(connected, redis).await;
     }
 
     /// Waits for Redis.
-    async fn connect(&self, redis: &mut Server) -> Pair {
+    async fn connect(&self, redis: &mut Server) -> Counterfoil {
         loop {
-            match Pair::connect(&self.config).await {
+            match pair::connect(&self.config).await {
                 Ok(pair) => return pair,
                 Err(error) => {
                     let view = redis.found(Err(error.to_string()), 0);
@@ -72,10 +71,7 @@ impl Worker {
         }
     }
 
-    async fn work<C>(&mut self, counterfoil: Counterfoil<C>, redis: Server)
-    where
-        C: Redis + Nodes,
-    {
+    async fn work(&mut self, counterfoil: Counterfoil, redis: Server) {
         let Ok(probe) = pair::probe(&self.config) else { return };
         let servers = (redis, Server::new(&self.config.name, "mysql"));
         let (found, both_up) = watch::channel(false);
@@ -100,10 +96,10 @@ impl Worker {
 }
 
 /// A pair whose Redis was there.
-struct Working<'w, C> {
+struct Working<'w> {
     worker: &'w mut Worker,
-    counterfoil: Counterfoil<C>,
-    families: Families<C>,
+    counterfoil: Counterfoil,
+    families: Families,
     /// Whether both servers are there.
     both_up: watch::Receiver<bool>,
     reconciler: Option<Reconciler>,
@@ -124,10 +120,7 @@ enum Next {
     Stop,
 }
 
-impl<C> Working<'_, C>
-where
-    C: Redis + Nodes,
-{
+impl Working<'_> {
     async fn work(&mut self) {
         let mut stop = self.worker.stop.clone();
         let mut families = self.worker.families.clone();
@@ -172,7 +165,7 @@ where
     async fn try_begin(&mut self) -> Result<()> {
         let config = &self.worker.config;
         if config.create_tables {
-            self.counterfoil.store().create_tables().await?;
+            self.counterfoil.mysql()?.create_tables().await?;
         }
         self.families.open_described().await;
         let reconciler = self.counterfoil.reconciler();
@@ -190,7 +183,7 @@ where
 
     /// What MySQL knows: rejects, recounts and what they found.
     async fn overview(&mut self) {
-        let store = self.counterfoil.store();
+        let Ok(store) = self.counterfoil.mysql() else { return };
         let (Ok(overview), Ok(latest)) = (store.overview().await, store.latest_rejects(SHOWN).await) else { return };
         self.told.tell(&self.worker.config.name, &latest);
         let mut recounts = Vec::new();
@@ -227,7 +220,8 @@ where
                 continue;
             }
             let Some(Registered { family: known, .. }) = self.worker.live.known(family) else { continue };
-            let Ok(read) = self.counterfoil.store().drift(&known, *run, None, SHOWN).await else { continue };
+            let Ok(store) = self.counterfoil.mysql() else { continue };
+            let Ok(read) = store.drift(&known, *run, None, SHOWN).await else { continue };
             self.drift_of.insert(family.clone(), (*run, *drifted));
             let shown: BTreeSet<_> = {
                 let view = self.worker.live.view.borrow();

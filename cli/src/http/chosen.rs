@@ -2,19 +2,18 @@
 
 use std::sync::Arc;
 
-use counterfoil::{Registered, Store};
+use counterfoil::{Counterfoil, Registered};
 
 use super::App;
 use super::params::Params;
 use super::problem::Problem;
 use crate::daemon::live::LivePair;
-use crate::pair::Pair;
 
 /// A family that the daemon serves, and what reads it.
 pub struct Chosen {
     pub name: String,
     pub pair_name: String,
-    pub pair: Pair,
+    pub pair: Counterfoil,
     pub registered: Registered,
 }
 
@@ -38,7 +37,7 @@ impl App {
         })
     }
 
-    pub fn connected(&self, live: &LivePair) -> Result<Pair, Problem> {
+    pub fn connected(&self, live: &LivePair) -> Result<Counterfoil, Problem> {
         let away = || Problem::unavailable(format!("pair {}: Redis was not reached yet", live.name));
         live.pair().ok_or_else(|| away().advise("/readyz says when it is there"))
     }
@@ -66,7 +65,7 @@ impl App {
     }
 
     /// The family as the database has it by now.
-    async fn read(&self, pair: &Pair, name: &str) -> Result<Option<Registered>, Problem> {
+    async fn read(&self, pair: &Counterfoil, name: &str) -> Result<Option<Registered>, Problem> {
         let _turn = self.turn().await?;
         let families = pair.store().families().await?.into_iter().filter_map(Result::ok);
         Ok(families.into_iter().find(|registered| registered.family.to_string() == name))

@@ -7,17 +7,16 @@ use counterfoil::{AnyCounters, Day, Now, Precision, Slice};
 
 use super::chosen::Chosen;
 use super::problem::Problem;
-use crate::pair::with_pair;
 
 /// Exact values, in the order of the ids; of visitors the ids are `SCOPE/DAY`.
 pub async fn values(chosen: &Chosen, ids: &[&str]) -> Result<Vec<i64>, Problem> {
     let registered = chosen.registered.clone();
-    with_pair!(&chosen.pair, counterfoil => match counterfoil.open_registered(registered)? {
+    match chosen.pair.open_registered(registered)? {
         AnyCounters::Buffered(counters) => Ok(counters.get_many(ids).await?),
         AnyCounters::Cached(counters) => Ok(counters.get_many(ids).await?),
         AnyCounters::Visitors(visitors) => Ok(visitors.get_many(scopes_and_days(chosen, ids)?).await?),
         _ => Err(chosen.is_no("buffered, cached or visitors")),
-    })
+    }
 }
 
 fn scopes_and_days<'a>(chosen: &Chosen, ids: &[&'a str]) -> Result<Vec<(&'a str, Day)>, Problem> {
@@ -38,27 +37,27 @@ pub async fn slices(
     range: Option<Range<SystemTime>>,
 ) -> Result<Vec<Slice>, Problem> {
     let registered = chosen.registered.clone();
-    with_pair!(&chosen.pair, counterfoil => match (counterfoil.open_registered(registered)?, range) {
+    match (chosen.pair.open_registered(registered)?, range) {
         (AnyCounters::Series(series), Some(range)) => Ok(series.get_range(name, precision, range).await?),
         (AnyCounters::Series(series), None) => Ok(series.get(name, precision).await?),
         _ => Err(chosen.is_no("series")),
-    })
+    }
 }
 
 /// The names of a series' counters.
 pub async fn names(chosen: &Chosen, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<String>, Problem> {
     let registered = chosen.registered.clone();
-    with_pair!(&chosen.pair, counterfoil => match counterfoil.open_registered(registered)? {
+    match chosen.pair.open_registered(registered)? {
         AnyCounters::Series(series) => Ok(series.names(prefix, after, limit).await?),
         _ => Err(chosen.is_no("series")),
-    })
+    }
 }
 
 /// What a page has seen within its window.
 pub async fn activity(chosen: &Chosen, page: &str) -> Result<Now, Problem> {
     let registered = chosen.registered.clone();
-    with_pair!(&chosen.pair, counterfoil => match counterfoil.open_registered(registered)? {
+    match chosen.pair.open_registered(registered)? {
         AnyCounters::Activity(activity) => Ok(activity.now(page).await?),
         _ => Err(chosen.is_no("activity")),
-    })
+    }
 }

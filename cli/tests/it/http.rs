@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use counterfoil::redis::aio::ConnectionManager;
 use counterfoil::{Counterfoil, Day, Durability, Family, KeyType, MysqlStore, Table};
 use prometheus_parse::{Scrape, Value};
 use proptest::prelude::*;
@@ -43,7 +42,7 @@ kind = \"visitors\"
 ";
 
 /// An application beside the daemon.
-pub async fn application(site: &Site) -> Counterfoil<ConnectionManager> {
+pub async fn application(site: &Site) -> Counterfoil {
     Counterfoil::new(site.redis.manager().await, MysqlStore::new(site.pool.clone()))
 }
 

@@ -7,7 +7,6 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use counterfoil::redis::aio::ConnectionManager;
 use counterfoil::sqlx::{self, AssertSqlSafe, MySqlPool};
 use counterfoil::{Counterfoil, MemoryStore, MysqlStore};
 use tempfile::TempDir;
@@ -85,7 +84,7 @@ impl Site {
     }
 
     /// A process that counts, which knows nothing of the database.
-    pub async fn writer(&self) -> Counterfoil<ConnectionManager, MemoryStore> {
+    pub async fn writer(&self) -> Counterfoil {
         Counterfoil::new(self.redis.manager().await, MemoryStore::new())
     }
 

@@ -45,7 +45,7 @@ impl fmt::Display for Way {
 }
 
 /// The recount of the library.
-pub fn proven(pair: &Pair, saves: &BufferedCounters) -> RecountBuilder<counterfoil::Primary> {
+pub fn proven(pair: &Pair, saves: &BufferedCounters) -> RecountBuilder {
     let recount = pair.recount(saves).source(Source::table("saves", ["user_id"])).ids(RecountIds::Both);
     recount.within(WITHIN).timeout(TIMEOUT).lease(LEASE)
 }

@@ -28,7 +28,7 @@ pub async fn run(args: Args) -> Result<()> {
     let work = Work::begin(args.share)?;
     let (pair, votes) = patiently(async || item::open(&args.place).await).await?;
     // a voter's only statements are reads of rows whose counters are not in Redis
-    let statements = Cell::new(pair.store().statements());
+    let statements = Cell::new(pair.mysql().unwrap().statements());
     let vote = async |item: u32| {
         let mut tally = Tally { lines: 1, ..Tally::default() };
         match tally.surely(async || votes.incr(&item.to_string(), 1).await).await? {
@@ -39,7 +39,7 @@ pub async fn run(args: Args) -> Result<()> {
             Some(_) => tally.refused = 1,
             None => scribe.unknown(item)?,
         }
-        let now = pair.store().statements();
+        let now = pair.mysql().unwrap().statements();
         tally.seeds = now - statements.replace(now);
         Ok(tally)
     };

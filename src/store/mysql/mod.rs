@@ -34,6 +34,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use async_trait::async_trait;
 use sqlx::MySqlPool;
 
 use self::fault::store;
@@ -235,6 +236,7 @@ impl fmt::Debug for MysqlStore {
     }
 }
 
+#[async_trait]
 impl Store for MysqlStore {
     async fn register(&self, family: &Family) -> Result<u64> {
         let (mysql, family) = (self.clone(), family.clone());
@@ -334,5 +336,9 @@ impl Store for MysqlStore {
             rows::read(&mysql.primary, &mysql.meter, &target, &family, &ids).await
         })
         .await
+    }
+
+    fn as_mysql(&self) -> Option<&MysqlStore> {
+        Some(self)
     }
 }

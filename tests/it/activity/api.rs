@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use crate::support::{Pair, pause, times};
-use counterfoil::{Activity, ActivityFamilyBuilder, Counting, Durability, ErrorKind, Family, MysqlStore, VisitorCount};
+use counterfoil::{Activity, ActivityFamilyBuilder, Counting, Durability, ErrorKind, Family, VisitorCount};
 use futures_util::future::{join_all, try_join_all};
-use redis::aio::ConnectionManager;
 
-type OnMysql = Activity<ConnectionManager, MysqlStore>;
+type OnMysql = Activity;
 
 fn family(name: &str) -> ActivityFamilyBuilder {
     Family::activity("test", name)

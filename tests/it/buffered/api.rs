@@ -327,7 +327,7 @@ async fn check_tells_how_durable_redis_is() {
     let pair = Pair::new().await;
     let _views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
     let mut redis = pair.redis.manager().await;
-    let persistence = async |counterfoil: &Counterfoil<_, MysqlStore>| {
+    let persistence = async |counterfoil: &Counterfoil| {
         let findings = counterfoil.check().await;
         findings.into_iter().find(|finding| finding.subject == "redis persistence").map(|finding| finding.severity)
     };
@@ -566,7 +566,7 @@ async fn an_id_that_no_row_can_have_holds_no_batch_up() {
     }
     pair.counterfoil.drain().await.unwrap();
     assert_eq!(items.list("", None, 10).await.unwrap(), [("7".to_owned(), 1)]);
-    let rejects = pair.counterfoil.store().rejects(0, 10).await.unwrap();
+    let rejects = pair.mysql().rejects(0, 10).await.unwrap();
     let mut told: Vec<_> = rejects.iter().map(|reject| (reject.delta, reject.reason.as_str())).collect();
     told.sort_unstable();
     assert_eq!(told[1], (5, "the id is not UTF-8"));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::support::hits::{Hit, Hits, Reckoning};
 use crate::support::{Pair, eventually, family, look};
 use counterfoil::metrics::{DROPPED, SET_BACK};
-use counterfoil::{BufferedCounters, Counterfoil, Durability, ErrorKind, Family, MysqlStore, Shown, Store};
+use counterfoil::{BufferedCounters, Counterfoil, Durability, ErrorKind, Family, MysqlStore, Shown};
 use metrics_util::debugging::DebuggingRecorder;
 use redis::aio::{ConnectionLike, ConnectionManager};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, Value};
@@ -25,6 +25,12 @@ struct Lossy {
     inner: ConnectionManager,
     calls: Arc<AtomicU64>,
     every: u64,
+}
+
+impl From<Lossy> for counterfoil::Connection {
+    fn from(connection: Lossy) -> Self {
+        counterfoil::Connection::custom(connection)
+    }
 }
 
 impl ConnectionLike for Lossy {
@@ -59,11 +65,7 @@ struct Load {
 }
 
 impl Load {
-    fn on<C, S>(counters: &BufferedCounters<C, S>) -> Self
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-        S: Store,
-    {
+    fn on(counters: &BufferedCounters) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let mut writers = JoinSet::new();
         for writer in 0..8 {
@@ -487,6 +489,12 @@ async fn a_table_that_is_gone_holds_up_only_its_own_family() {
 struct Late {
     inner: ConnectionManager,
     gate: Arc<tokio::sync::RwLock<()>>,
+}
+
+impl From<Late> for counterfoil::Connection {
+    fn from(connection: Late) -> Self {
+        counterfoil::Connection::custom(connection)
+    }
 }
 
 impl ConnectionLike for Late {

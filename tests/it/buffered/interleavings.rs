@@ -85,7 +85,7 @@ struct World<'s, S> {
     stage: Stage<'s, Lasting>,
     database: Database<'s, S>,
     /// The reader's process, held before each question to the database.
-    counters: BufferedCounters<Lasting, Wrapped<S, Gate>>,
+    counters: BufferedCounters,
     gate: Gate,
     writers: Vec<Writer<Call>>,
     /// Every call that was ever sent.

@@ -94,8 +94,8 @@ struct World<'s> {
     database: Database<'s, MemoryStore>,
     guard: Option<Guard>,
     /// The reader's process, held before each question to the database.
-    counterfoil: Counterfoil<Lasting, Wrapped<MemoryStore, Gate>>,
-    counters: BufferedCounters<Lasting, Wrapped<MemoryStore, Gate>>,
+    counterfoil: Counterfoil,
+    counters: BufferedCounters,
     gate: Gate,
     /// The id of each hit.
     ids: Vec<String>,
@@ -160,7 +160,7 @@ impl<'s> World<'s> {
     async fn look(&self) -> Result<Vec<Pending>, TestCaseError> {
         let mut found = Vec::new();
         let partitions: Vec<_> = (0..PARTITIONS).map(|number| self.stage.partition(number)).collect();
-        let cuts = last_cuts(&self.stage.redis, &partitions).await.map_err(failed)?;
+        let cuts = last_cuts(&self.stage.redis.clone().into(), &partitions).await.map_err(failed)?;
         for (partition, cut) in partitions.iter().zip(cuts) {
             let ids = partition.pending_ids("hit/").await.map_err(failed)?;
             let hit = |id: &String| self.ids.iter().position(|known| known == id).expect("a hit of this case");

@@ -4,22 +4,21 @@ use std::time::Duration;
 
 use crate::support::{Pair, Plain, eventually};
 use counterfoil::{
-    CachedCounters, CachedFamilyBuilder, Changed, Counterfoil, Durability, ErrorKind, Family, KeyType, MemoryStore,
-    MysqlStore, Table,
+    CachedCounters, CachedFamilyBuilder, Changed, Counterfoil, Durability, ErrorKind, Family, KeyType, MysqlStore,
+    Table,
 };
 use futures_util::future::{join_all, try_join_all};
-use redis::aio::ConnectionManager;
 
 /// A family that is durable and due at once.
 fn family(name: &str) -> CachedFamilyBuilder {
     Family::cached("test", name).partitions(4).durability(Durability::Immediate).save_after(Duration::from_millis(20))
 }
 
-async fn open(plain: &Plain, family: CachedFamilyBuilder) -> CachedCounters<ConnectionManager, MemoryStore> {
+async fn open(plain: &Plain, family: CachedFamilyBuilder) -> CachedCounters {
     plain.counterfoil.open(family.build().expect("a valid family")).await.expect("opened")
 }
 
-type Cached = CachedCounters<ConnectionManager, MysqlStore>;
+type Cached = CachedCounters;
 
 /// The application's table, with items 1 to 3.
 async fn items(pair: &Pair, family: CachedFamilyBuilder) -> Cached {
@@ -173,28 +172,28 @@ async fn a_cold_start_asks_the_database_once() {
     let ids: Vec<_> = (1..=1000).map(|number| format!("page/{number}")).collect();
     // a script that Redis does not know yet is sent a second time
     assert_eq!(value(values.incr("other", 1).await.unwrap()), values.get("other").await.unwrap());
-    let (statements, before) = (pair.counterfoil.store().statements(), calls(&pair).await);
+    let (statements, before) = (pair.mysql().statements(), calls(&pair).await);
     let all = values.get_many(&ids).await.unwrap();
     assert_eq!(all, (1..=1000).collect::<Vec<i64>>());
-    assert_eq!(pair.counterfoil.store().statements() - statements, 1);
+    assert_eq!(pair.mysql().statements() - statements, 1);
     // for each partition a call that finds nothing, one that seeds and one that reads
     assert!(calls(&pair).await - before <= 12);
-    let (statements, before) = (pair.counterfoil.store().statements(), calls(&pair).await);
+    let (statements, before) = (pair.mysql().statements(), calls(&pair).await);
     assert_eq!(values.get_many(&ids).await.unwrap(), all);
-    assert_eq!((pair.counterfoil.store().statements() - statements, calls(&pair).await - before), (0, 4));
+    assert_eq!((pair.mysql().statements() - statements, calls(&pair).await - before), (0, 4));
 }
 
 #[tokio::test]
 async fn concurrent_misses_of_an_id_ask_the_database_once() {
     let pair = Pair::new().await;
     let votes = items(&pair, family("votes")).await;
-    let statements = pair.counterfoil.store().statements();
+    let statements = pair.mysql().statements();
     let values: Vec<_> = join_all((0..100).map(|_| votes.incr("1", 1))).await;
     let mut values: Vec<_> = values.into_iter().map(|changed| value(changed.unwrap())).collect();
     values.sort();
     assert_eq!(values, (1..=100).collect::<Vec<_>>());
     // those that come while the first read is under way join it; a second one reads only if it came after that
-    assert_eq!(pair.counterfoil.store().statements() - statements, 1);
+    assert_eq!(pair.mysql().statements() - statements, 1);
 }
 
 #[tokio::test]

@@ -9,10 +9,9 @@ use counterfoil::{
     CachedCounters, CachedFamilyBuilder, Changed, Counterfoil, Durability, ErrorKind, Family, KeyType, MemoryStore,
     MysqlStore, Registered, Retried, Store, Table,
 };
-use redis::aio::ConnectionManager;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 
-type Cached = CachedCounters<ConnectionManager, MysqlStore>;
+type Cached = CachedCounters;
 
 fn family() -> CachedFamilyBuilder {
     Family::cached("test", "votes")
@@ -41,7 +40,7 @@ async fn touch(votes: &Cached, id: &str) {
 
 /// Applies the only reject again.
 async fn retry_the_reject(pair: &Pair, votes: &Cached) {
-    let store = pair.counterfoil.store();
+    let store = pair.mysql();
     let rejects = store.rejects(0, 10).await.unwrap();
     let numbers: Vec<_> = rejects.iter().map(|reject| reject.number).collect();
     assert_eq!(store.retry_rejects(votes.family(), &numbers).await.unwrap(), [Retried::Applied]);
@@ -112,7 +111,7 @@ async fn a_row_deleted_under_us_goes_to_the_rejects_and_counts_once_it_is_there_
     assert_eq!(value(votes.incr("2", 1).await.unwrap()), 1);
     pair.sql("DELETE FROM item WHERE id = 1").await;
     pair.counterfoil.drain().await.unwrap();
-    let rejects = pair.counterfoil.store().rejects(0, 10).await.unwrap();
+    let rejects = pair.mysql().rejects(0, 10).await.unwrap();
     let rejects: Vec<_> = rejects.iter().map(|reject| (&*reject.id, reject.delta, &*reject.reason)).collect();
     assert_eq!(rejects, [("1", 7, "no such row")]);
     assert_eq!(pair.number("SELECT vote_count FROM item WHERE id = 2").await, 1);
@@ -143,7 +142,7 @@ async fn a_counter_in_use_whose_row_is_gone_shows_what_waits() {
     draining.await.unwrap().unwrap();
     assert_eq!(value(votes.incr("1", 1).await.unwrap()), 3);
     pair.counterfoil.drain().await.unwrap();
-    let rejects = pair.counterfoil.store().rejects(0, 10).await.unwrap();
+    let rejects = pair.mysql().rejects(0, 10).await.unwrap();
     let mut deltas: Vec<_> = rejects.iter().map(|reject| reject.delta).collect();
     deltas.sort_unstable();
     assert_eq!(deltas, [3, 5]);
@@ -162,7 +161,7 @@ async fn a_row_deleted_under_us_is_made_again_with_what_was_counted_since() {
     pair.counterfoil.drain().await.unwrap();
     assert_eq!(pair.number("SELECT vote_count FROM item WHERE id = 1").await, 7);
     assert_eq!(votes.get("1").await.unwrap(), 7);
-    assert!(pair.counterfoil.store().rejects(0, 10).await.unwrap().is_empty());
+    assert!(pair.mysql().rejects(0, 10).await.unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -177,9 +176,9 @@ async fn a_delta_that_the_column_cannot_hold_is_rejected_and_the_value_shows_the
         pair.number("SELECT vote_count FROM item WHERE id = 2").await == 2
     })
     .await;
-    eventually("it is rejected", || async { !pair.counterfoil.store().rejects(0, 10).await.unwrap().is_empty() }).await;
+    eventually("it is rejected", || async { !pair.mysql().rejects(0, 10).await.unwrap().is_empty() }).await;
     pair.counterfoil.drain().await.unwrap();
-    let rejects = pair.counterfoil.store().rejects(0, 10).await.unwrap();
+    let rejects = pair.mysql().rejects(0, 10).await.unwrap();
     assert_eq!(rejects.len(), 1, "{rejects:?}");
     assert_eq!((&*rejects[0].id, rejects[0].delta), ("1", 3_000_000_000));
     assert!(rejects[0].reason.contains("Out of range"), "{}", rejects[0].reason);
@@ -235,7 +234,7 @@ async fn an_id_that_no_row_can_have_holds_no_other_up() {
     })
     .await;
     pair.counterfoil.drain().await.unwrap();
-    let rejects = pair.counterfoil.store().rejects(0, 10).await.unwrap();
+    let rejects = pair.mysql().rejects(0, 10).await.unwrap();
     let rejects: Vec<_> = rejects.iter().map(|reject| (reject.delta, &*reject.reason)).collect();
     assert_eq!(rejects, [(5, "the id is not UTF-8")]);
     let left: Vec<bool> = redis::pipe()

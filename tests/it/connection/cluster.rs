@@ -32,8 +32,8 @@ const LONG: Duration = Duration::from_secs(45);
 struct Rig {
     cluster: RedisCluster,
     pool: MySqlPool,
-    counterfoil: Counterfoil<ClusterConnection>,
-    views: BufferedCounters<ClusterConnection>,
+    counterfoil: Counterfoil,
+    views: BufferedCounters,
 }
 
 impl Rig {
@@ -183,6 +183,12 @@ async fn backlogs_are_read_on_all_nodes() {
 /// A connection of a type that nothing is known of.
 #[derive(Clone)]
 struct Unknown(ClusterConnection);
+
+impl From<Unknown> for counterfoil::Connection {
+    fn from(connection: Unknown) -> Self {
+        counterfoil::Connection::custom(connection)
+    }
+}
 
 impl ConnectionLike for Unknown {
     fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
@@ -351,7 +357,7 @@ async fn without_settling_it_does_more_harm() {
 }
 
 /// A family of series whose slices of a second are kept.
-async fn open(rig: &Rig, durability: Durability) -> Series<ClusterConnection> {
+async fn open(rig: &Rig, durability: Durability) -> Series {
     let family = Family::series("test", "hits")
         .windows([(Precision::SECOND, 300), (Precision::Day, 3)])
         .keep([Precision::SECOND])

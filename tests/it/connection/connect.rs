@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use crate::support::{Pair, eventually, family};
 use counterfoil::test_hooks::{Cut, FetchReply, Partition, RotateReply};
 use counterfoil::{
-    Added, BufferedCounters, Counterfoil, ErrorKind, Family, Finding, MysqlStore, Primary, Severity, cluster_settings,
+    Added, BufferedCounters, Connection, Counterfoil, ErrorKind, Family, Finding, MysqlStore, Primary, Severity,
+    cluster_settings,
 };
 use futures_util::future::join_all;
 use redis::aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig, MultiplexedConnection};
@@ -29,18 +30,12 @@ async fn connect(cluster: &RedisCluster) -> ClusterConnection {
     cluster_settings(builder(cluster)).build().unwrap().get_async_connection().await.unwrap()
 }
 
-fn pair_of<C>(redis: C, pair: &Pair) -> Counterfoil<C>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+fn pair_of(redis: impl Into<Connection>, pair: &Pair) -> Counterfoil {
     Counterfoil::new(redis, MysqlStore::new(pair.pool.clone()))
 }
 
 /// Counts a hit, again and again, until one is counted; returns how long that took and how many are counted.
-async fn count_until_counted<C>(counters: &BufferedCounters<C>, id: &str) -> (Duration, i64)
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+async fn count_until_counted(counters: &BufferedCounters, id: &str) -> (Duration, i64) {
     let started = Instant::now();
     loop {
         match counters.add(id, 1).await {
@@ -129,6 +124,12 @@ async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
 /// A connection of the application's own making.
 #[derive(Clone)]
 struct Wrapped(ClusterConnection);
+
+impl From<Wrapped> for counterfoil::Connection {
+    fn from(connection: Wrapped) -> Self {
+        counterfoil::Connection::custom(connection)
+    }
+}
 
 impl ConnectionLike for Wrapped {
     fn req_packed_command<'a>(&'a mut self, cmd: &'a redis::Cmd) -> redis::RedisFuture<'a, redis::Value> {
@@ -396,10 +397,7 @@ impl Name {
 }
 
 /// The old primary lives on as a replica, as after a failover that somebody asked for.
-async fn fail_over<C>(connect: impl AsyncFn(&str) -> C) -> Duration
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-{
+async fn fail_over<C: Into<Connection>>(connect: impl AsyncFn(&str) -> C) -> Duration {
     let ((first, second), pair) = (two().await, Pair::new().await);
     let name = Name::of(&first);
     let counterfoil = pair_of(connect(&name.url()).await, &pair);
@@ -440,6 +438,12 @@ impl Moving {
     fn server(&mut self) -> &mut MultiplexedConnection {
         let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         &mut self.servers[usize::from(left.is_err())]
+    }
+}
+
+impl From<Moving> for counterfoil::Connection {
+    fn from(connection: Moving) -> Self {
+        counterfoil::Connection::custom(connection)
     }
 }
 

@@ -12,8 +12,8 @@ use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use testkit::{Proxy, RedisOptions, RedisServer};
 
-type Counterfoil = counterfoil::Counterfoil<ConnectionManager>;
-type Counters = counterfoil::BufferedCounters<ConnectionManager>;
+type Counterfoil = counterfoil::Counterfoil;
+type Counters = counterfoil::BufferedCounters;
 
 const STORED: &str = "SELECT value FROM counterfoil_values";
 
@@ -242,7 +242,7 @@ async fn a_batch_reaches_the_database_once_wherever_its_calls_are_cut() {
 }
 
 /// A cached family over this pair.
-async fn votes(counterfoil: &Counterfoil) -> CachedCounters<ConnectionManager> {
+async fn votes(counterfoil: &Counterfoil) -> CachedCounters {
     let family = Family::cached("test", "votes").partitions(1).durability(Durability::Immediate);
     counterfoil.open(family.build().unwrap()).await.unwrap()
 }
@@ -326,10 +326,10 @@ async fn tried_with_each_cut(frail: &Frail, mut attempt: impl AsyncFnMut()) -> u
 /// Calls that a test counts by itself, and what was counted of them, over the way that is never cut.
 struct Kinds {
     frail: Frail,
-    hits: Series<ConnectionManager>,
-    exact_hits: Series<ConnectionManager>,
-    daily: Visitors<ConnectionManager>,
-    exact_daily: Visitors<ConnectionManager>,
+    hits: Series,
+    exact_hits: Series,
+    daily: Visitors,
+    exact_daily: Visitors,
 }
 
 impl Kinds {

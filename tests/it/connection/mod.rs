@@ -4,5 +4,6 @@ mod cuts;
 mod eviction;
 mod network;
 mod permissions;
+mod pools;
 mod runtimes;
 mod tls;

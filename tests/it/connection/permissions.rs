@@ -17,7 +17,7 @@ use testkit::{RedisCluster, RedisOptions, RedisServer};
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 /// Makes the user `shop` of these rules, and connects as it.
-async fn connect_with(redis: &RedisServer, rules: &[String]) -> Counterfoil<ConnectionManager, MemoryStore> {
+async fn connect_with(redis: &RedisServer, rules: &[String]) -> Counterfoil {
     allow(redis, &[&["reset".to_owned(), "on".to_owned(), ">secret".to_owned()], rules].concat()).await;
     Counterfoil::new(manager(user(redis)).await, MemoryStore::new())
 }

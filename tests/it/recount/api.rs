@@ -5,18 +5,17 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use counterfoil::metrics::{RECOUNT_BUSY, RECOUNT_CHECKED, RECOUNT_CORRECTED, RECOUNT_DRIFTED, RECOUNT_FINISHED};
 use counterfoil::{
-    BufferedCounters, BufferedFamily, CachedCounters, Durability, ErrorKind, Family, KeyType, Mode, MysqlStore,
-    RecountIds, Recounted, Source, Table,
+    BufferedCounters, BufferedFamily, CachedCounters, Durability, ErrorKind, Family, KeyType, Mode, RecountIds,
+    Recounted, Source, Table,
 };
 use metrics_util::debugging::DebuggingRecorder;
-use redis::aio::ConnectionManager;
 
 use crate::support::{Pair, eventually, family, look, pause};
 
 const WITHIN: Duration = Duration::from_millis(20);
 
 /// Users 1 to 9, each with as many rows as its number says, and counters that are off by `off` of the user's number.
-async fn stage(off: impl Fn(i64) -> i64) -> (Pair, BufferedCounters<ConnectionManager, MysqlStore>) {
+async fn stage(off: impl Fn(i64) -> i64) -> (Pair, BufferedCounters) {
     let pair = Pair::new().await;
     pair.sql("CREATE TABLE saves (event BIGINT AUTO_INCREMENT PRIMARY KEY, user_id BIGINT NOT NULL, points INT, KEY (user_id))")
         .await;
@@ -36,7 +35,7 @@ async fn stage(off: impl Fn(i64) -> i64) -> (Pair, BufferedCounters<ConnectionMa
     (pair, saves)
 }
 
-async fn values(saves: &BufferedCounters<ConnectionManager, MysqlStore>) -> Vec<i64> {
+async fn values(saves: &BufferedCounters) -> Vec<i64> {
     saves.get_many((1..=9).map(|user| user.to_string())).await.unwrap()
 }
 
@@ -95,7 +94,7 @@ async fn drift_is_noted_and_paged() {
     let all = recount().ids(RecountIds::Both).run_once().await.unwrap();
     assert_eq!((all.run, all.checked, all.raised, all.lowered), (3, 9, 1, 4), "{all:?}");
     assert_eq!(values(&saves).await, up_to_nine());
-    let store = pair.counterfoil.store();
+    let store = pair.mysql();
     let page = store.drift(saves.family(), 3, None, 3).await.unwrap();
     assert_eq!(page.iter().map(|one| (&*one.id, one.delta)).collect::<Vec<_>>(), [("1", -1), ("3", -1), ("5", -1)]);
     let rest = store.drift(saves.family(), 3, Some("5"), 9).await.unwrap();
@@ -179,7 +178,7 @@ async fn ids_of_several_columns_are_counted() {
 }
 
 /// Votes of one item, five of which have rows, as a cached family with this durability.
-async fn votes(pair: &Pair, durability: Durability) -> CachedCounters<ConnectionManager, MysqlStore> {
+async fn votes(pair: &Pair, durability: Durability) -> CachedCounters {
     pair.sql("CREATE TABLE votes (item BIGINT NOT NULL, voter BIGINT, PRIMARY KEY (item, voter))").await;
     pair.sql("CREATE TABLE item (id BIGINT PRIMARY KEY, votes BIGINT NOT NULL DEFAULT 0)").await;
     pair.sql("INSERT INTO item (id) VALUES (1)").await;

@@ -5,15 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use counterfoil::{BufferedCounters, ErrorKind, KeyType, MysqlStore, Source, Table};
-use redis::aio::ConnectionManager;
+use counterfoil::{BufferedCounters, ErrorKind, KeyType, Source, Table};
 use testkit::{MysqlServer, RedisOptions};
 
 use crate::support::{Pair, eventually, family, pause};
 
 const WITHIN: Duration = Duration::from_millis(20);
 
-type Saves = BufferedCounters<ConnectionManager, MysqlStore>;
+type Saves = BufferedCounters;
 
 /// Counter 1 stands at 3, and has 5 rows.
 async fn stage(pair: &Pair) -> Saves {
@@ -107,7 +106,7 @@ async fn a_database_that_is_killed_holds_a_run_up_and_is_corrected_once() {
     let done = run.await.unwrap().unwrap();
     assert_eq!((done.checked, done.drifted), (1, 1), "{done:?}");
     assert_eq!(saves.get("1").await.unwrap(), 5);
-    let noted = pair.counterfoil.store().drift(saves.family(), done.run, None, 9).await.unwrap();
+    let noted = pair.mysql().drift(saves.family(), done.run, None, 9).await.unwrap();
     assert_eq!(noted.iter().map(|one| one.delta).collect::<Vec<_>>(), [2]);
 }
 
@@ -191,7 +190,7 @@ async fn a_correction_that_the_database_refuses_is_noted() {
     let recount = pair.counterfoil.recount(&saves).source(source).within(WITHIN);
     let done = recount.ids(counterfoil::RecountIds::Both).run_once().await.unwrap();
     assert_eq!((done.checked, done.drifted, done.only_noted), (2, 2, 2), "{done:?}");
-    let noted = pair.counterfoil.store().drift(saves.family(), 1, None, 9).await.unwrap();
+    let noted = pair.mysql().drift(saves.family(), 1, None, 9).await.unwrap();
     assert!(noted[0].note.contains("range") && noted[0].delta == 0, "{noted:?}");
     assert_eq!((&*noted[1].note, noted[1].delta), ("no such row", 0));
     assert_eq!(saves.get("1").await.unwrap(), 0);

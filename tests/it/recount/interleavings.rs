@@ -3,18 +3,14 @@
 //! its rows explain, and a quiet run ends the drift. Without one of the guards it does leave it.
 
 use counterfoil::test_hooks::{Before, Difference, Guard, Page, Recounting, Run, take_out};
-use counterfoil::{
-    BufferedCounters, CachedCounters, Changed, Durability, Family, KeyType, MysqlStore, Recounted, Source, Table,
-};
+use counterfoil::{BufferedCounters, CachedCounters, Changed, Durability, Family, KeyType, Recounted, Source, Table};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use redis::aio::ConnectionManager;
 use std::time::Duration;
 use testkit::RedisOptions;
 
 use crate::support::{Pair, counted, family};
 
-type Connection = ConnectionManager;
 
 const USERS: usize = 2;
 /// The most counts that never come, and that come twice, for a user.
@@ -93,8 +89,8 @@ enum At {
 }
 
 enum Counters {
-    Buffered(BufferedCounters<Connection, MysqlStore>),
-    Cached(CachedCounters<Connection, MysqlStore>),
+    Buffered(BufferedCounters),
+    Cached(CachedCounters),
 }
 
 /// The values that the rows of a user explain.
@@ -112,7 +108,7 @@ struct World {
     pair: Pair,
     counters: Counters,
     without: Without,
-    recounters: [(Recounting<Connection>, At); 2],
+    recounters: [(Recounting, At); 2],
     /// Rows that are not counted yet, by their number and user.
     coming: Vec<(u64, usize)>,
     next: u64,
@@ -309,7 +305,7 @@ impl World {
     }
 }
 
-fn recounting(pair: &Pair, counters: &Counters) -> Recounting<Connection> {
+fn recounting(pair: &Pair, counters: &Counters) -> Recounting {
     let builder = match counters {
         Counters::Buffered(saves) => pair.counterfoil.recount(saves),
         Counters::Cached(saves) => pair.counterfoil.recount(saves),

@@ -4,14 +4,12 @@ use std::time::Duration;
 
 use crate::support::{Pair, Plain, pause, times, unix};
 use counterfoil::{
-    Durability, ErrorKind, Family, KeyType, MysqlStore, Precision, Recorded, Series, SeriesAdded, SeriesFamilyBuilder,
-    Slice, Table,
+    Durability, ErrorKind, Family, KeyType, Precision, Recorded, Series, SeriesAdded, SeriesFamilyBuilder, Slice, Table,
 };
 use futures_util::TryStreamExt;
 use futures_util::future::try_join_all;
-use redis::aio::ConnectionManager;
 
-type OnMysql = Series<ConnectionManager, MysqlStore>;
+type OnMysql = Series;
 
 fn family(name: &str) -> SeriesFamilyBuilder {
     Family::series("test", name).durability(Durability::Immediate).sync_after(Duration::from_millis(200))

@@ -11,10 +11,8 @@ use crate::support::{Pair, Plain, pause, times, trouble, unix};
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
     Counterfoil, Counting, Durability, Family, MysqlStore, Precision, Series, SeriesAdded, SeriesFamilyBuilder, Slice,
-    Store,
 };
 use rand::random_range;
-use redis::aio::{ConnectionLike, ConnectionManager};
 use testkit::{MysqlServer, Proxy, RedisOptions};
 use tokio::task::JoinSet;
 
@@ -41,11 +39,7 @@ struct Load {
 }
 
 impl Load {
-    fn on<C, S>(hits: &Series<C, S>) -> Self
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-        S: Store,
-    {
+    fn on(hits: &Series) -> Self {
         let (stop, tallies): (Arc<AtomicBool>, [Tally; NAMES.len()]) = Default::default();
         let mut writers = JoinSet::new();
         for writer in 0..6 {
@@ -110,7 +104,7 @@ async fn finished_slices_are_exact_whatever_dies() {
     let hits = frail.open(family().build().unwrap()).await.unwrap().write_timeout(Duration::from_secs(20));
     let load = Load::on(&hits);
     for round in 0..10 {
-        let open = |counterfoil: Counterfoil<_>| async move {
+        let open = |counterfoil: Counterfoil| async move {
             counterfoil.open(family().build().expect("valid")).await.map(drop)
         };
         trouble::round(round, (&pair, &proxy, &mysql), open).await;
@@ -126,7 +120,7 @@ async fn finished_slices_are_exact_whatever_dies() {
 }
 
 /// Each slice is in the database as it was counted, and as it is read elsewhere.
-async fn are_exact(pair: &Pair, hits: &Series<ConnectionManager>, tallies: &[Tally]) {
+async fn are_exact(pair: &Pair, hits: &Series, tallies: &[Tally]) {
     let query = "SELECT CAST(id AS CHAR), value FROM counterfoil_values";
     let rows: Vec<(String, i64)> = sqlx::query_as(query).fetch_all(&pair.pool).await.unwrap();
     let rows: BTreeMap<_, _> = rows.into_iter().collect();

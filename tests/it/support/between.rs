@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use counterfoil::{Applied, Batch, Family, Incarnation, LedgerRow, ReadFrom, Registered, Result, Snapshot, Store};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
@@ -28,6 +29,7 @@ pub struct Wrapped<S, B> {
     pub between: B,
 }
 
+#[async_trait]
 impl<S: Store, B: Between> Store for Wrapped<S, B> {
     async fn register(&self, family: &Family) -> Result<u64> {
         self.store.register(family).await

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use counterfoil::{Added, BufferedCounters, Store};
-use redis::aio::ConnectionLike;
+use counterfoil::{Added, BufferedCounters};
 use sqlx::MySqlPool;
 use tokio::task::JoinSet;
 
@@ -39,11 +38,7 @@ pub enum Outcome {
 }
 
 impl Hits {
-    pub fn on<C, S>(counters: &BufferedCounters<C, S>) -> Self
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-        S: Store,
-    {
+    pub fn on(counters: &BufferedCounters) -> Self {
         let (stop, begun) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let mut writers = JoinSet::new();
         for _ in 0..WRITERS {

@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use counterfoil::{
     Activity, ActivityFamily, BufferedCounters, BufferedFamily, CachedCounters, CachedFamily, Changed, Counterfoil,
-    Counting, Durability, Error, ErrorKind, Family, Precision, Result, Series, SeriesAdded, SeriesFamily, Store,
-    Visited, Visitors, VisitorsFamily,
+    Counting, Durability, Error, ErrorKind, Family, Precision, Result, Series, SeriesAdded, SeriesFamily, Visited,
+    Visitors, VisitorsFamily,
 };
-use redis::aio::ConnectionLike;
 
 use crate::support::{day, times};
 
@@ -52,21 +51,17 @@ pub fn family(kind: &str) -> Family {
 }
 
 /// A family of one kind, in one partition, that keeps what its kind can keep.
-pub enum OfKind<C, S> {
-    Buffered(BufferedCounters<C, S>),
-    Cached(CachedCounters<C, S>),
-    Series(Series<C, S>),
-    Activity(Activity<C, S>),
-    Visitors(Visitors<C, S>),
+pub enum OfKind {
+    Buffered(BufferedCounters),
+    Cached(CachedCounters),
+    Series(Series),
+    Activity(Activity),
+    Visitors(Visitors),
 }
 
-impl<C, S> OfKind<C, S>
-where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
-    S: Store,
-{
+impl OfKind {
     /// Opens `shop/KIND`.
-    pub async fn open(counterfoil: &Counterfoil<C, S>, kind: &str) -> Result<Self> {
+    pub async fn open(counterfoil: &Counterfoil, kind: &str) -> Result<Self> {
         Ok(match kind {
             "buffered" => OfKind::Buffered(counterfoil.open(buffered()?).await?),
             "cached" => OfKind::Cached(counterfoil.open(cached()?).await?),

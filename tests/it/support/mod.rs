@@ -21,7 +21,6 @@ use counterfoil::{
     Result,
 };
 use metrics_util::debugging::{DebugValue, Snapshotter};
-use redis::aio::{ConnectionLike, ConnectionManager};
 use sqlx::MySqlPool;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::sync::OnceCell;
@@ -32,7 +31,7 @@ static MYSQL: OnceCell<MysqlServer> = OnceCell::const_new();
 pub struct Pair {
     pub redis: RedisServer,
     pub pool: MySqlPool,
-    pub counterfoil: Counterfoil<ConnectionManager, MysqlStore>,
+    pub counterfoil: Counterfoil,
 }
 
 impl Pair {
@@ -51,6 +50,10 @@ impl Pair {
         Pair { redis, pool, counterfoil }
     }
 
+    pub fn mysql(&self) -> &MysqlStore {
+        self.counterfoil.mysql().expect("MySQL")
+    }
+
     /// Runs SQL that returns nothing.
     pub async fn sql(&self, sql: &'static str) {
         sqlx::raw_sql(sql).execute(&self.pool).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
@@ -65,7 +68,8 @@ impl Pair {
 /// A Redis of its own and the store in memory.
 pub struct Plain {
     pub redis: RedisServer,
-    pub counterfoil: Counterfoil<ConnectionManager, MemoryStore>,
+    pub store: MemoryStore,
+    pub counterfoil: Counterfoil,
 }
 
 impl Plain {
@@ -75,8 +79,9 @@ impl Plain {
 
     pub async fn with(options: RedisOptions) -> Self {
         let redis = RedisServer::start(options).await;
-        let counterfoil = Counterfoil::new(redis.manager().await, MemoryStore::new());
-        Plain { redis, counterfoil }
+        let store = MemoryStore::new();
+        let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
+        Plain { redis, store, counterfoil }
     }
 
     pub async fn open(&self, family: BufferedFamilyBuilder) -> PlainCounters {
@@ -85,7 +90,7 @@ impl Plain {
 }
 
 /// A family over the store in memory.
-pub type PlainCounters = BufferedCounters<ConnectionManager, MemoryStore>;
+pub type PlainCounters = BufferedCounters;
 
 /// Returns the pending value of a hit that was counted.
 pub fn counted(added: Added) -> i64 {
@@ -102,10 +107,7 @@ pub fn ids_of(family: &Family, partition: u32, many: usize) -> Vec<String> {
 }
 
 /// Returns the home's epoch. A family that Redis does not know is configured first.
-pub async fn epoch<C>(home: &Partition<C>, family: &Family) -> Result<String>
-where
-    C: ConnectionLike + Clone + 'static,
-{
+pub async fn epoch(home: &Partition, family: &Family) -> Result<String> {
     loop {
         match home.epochs(family).await? {
             Some(epochs) => return Ok(epochs.now.to_string()),

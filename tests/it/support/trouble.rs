@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use counterfoil::{Counterfoil, MysqlStore, Result};
 use rand::random_range;
-use redis::aio::ConnectionManager;
 use sqlx::mysql::MySqlConnectOptions;
 use testkit::{MysqlServer, Proxy};
 use tokio::runtime::{Builder, Runtime};
@@ -12,11 +11,7 @@ use tokio::runtime::{Builder, Runtime};
 use super::{Pair, pause};
 
 /// A reconciler in a runtime of its own: one that is torn down takes its tasks with it wherever they are.
-fn doomed<F>(
-    redis: redis::Client,
-    pool: Arc<MySqlConnectOptions>,
-    open: fn(Counterfoil<ConnectionManager>) -> F,
-) -> Runtime
+fn doomed<F>(redis: redis::Client, pool: Arc<MySqlConnectOptions>, open: fn(Counterfoil) -> F) -> Runtime
 where
     F: Future<Output = Result<()>> + Send + 'static,
 {
@@ -41,11 +36,8 @@ where
 }
 
 /// About a quarter of a second in which a reconciler works on either side of the network, and dies.
-pub async fn round<F>(
-    number: usize,
-    (pair, proxy, mysql): (&Pair, &Proxy, &MysqlServer),
-    open: fn(Counterfoil<ConnectionManager>) -> F,
-) where
+pub async fn round<F>(number: usize, (pair, proxy, mysql): (&Pair, &Proxy, &MysqlServer), open: fn(Counterfoil) -> F)
+where
     F: Future<Output = Result<()>> + Send + 'static,
 {
     let clients = [pair.redis.client(), proxy.client()];

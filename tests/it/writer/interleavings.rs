@@ -130,6 +130,12 @@ impl Line {
     }
 }
 
+impl From<Line> for counterfoil::Connection {
+    fn from(connection: Line) -> Self {
+        counterfoil::Connection::custom(connection)
+    }
+}
+
 impl ConnectionLike for Line {
     fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
         let (reply, replied) = oneshot::channel();
@@ -192,7 +198,7 @@ struct World<'s> {
     stage: Stage<'s, Direct>,
     database: Database<'s, MemoryStore>,
     line: Line,
-    counters: BufferedCounters<Line, MemoryStore>,
+    counters: BufferedCounters,
     callers: Vec<Caller>,
     workers: Workers,
     tokens: Vec<Increment>,

@@ -32,12 +32,12 @@ fn votes() -> CachedFamilyBuilder {
 }
 
 /// A process that shares the database.
-async fn process<S: Store>(plain: &Plain, store: S) -> Counterfoil<ConnectionManager, S> {
+async fn process<S: Store>(plain: &Plain, store: S) -> Counterfoil {
     Counterfoil::new(plain.redis.manager().await, store)
 }
 
 /// Its cached counters.
-async fn votes_of<S: Store>(plain: &Plain, store: S, family: &CachedFamily) -> CachedCounters<ConnectionManager, S> {
+async fn votes_of<S: Store>(plain: &Plain, store: S, family: &CachedFamily) -> CachedCounters {
     process(plain, store).await.open(family.clone()).await.unwrap()
 }
 
@@ -104,7 +104,7 @@ async fn a_refusal_is_remembered_too() {
 async fn again_after(kind: &str, turns: usize) -> [(bool, i64); 3] {
     let (plain, cached) = (Plain::new().await, kind == "cached");
     let (views, votes) = (views().build().unwrap(), votes().build().unwrap());
-    let told = async |pair: &Counterfoil<ConnectionManager, MemoryStore>| match cached {
+    let told = async |pair: &Counterfoil| match cached {
         true => match pair.open(votes.clone()).await.unwrap().incr_once("job", "page", 1).await.unwrap() {
             ChangedOnce::Counted { value } => (true, value),
             ChangedOnce::CountedBefore { value } => (false, value),
@@ -116,7 +116,7 @@ async fn again_after(kind: &str, turns: usize) -> [(bool, i64); 3] {
             refused => panic!("{refused:?}"),
         },
     };
-    let (here, there) = (&plain.counterfoil, process(&plain, plain.counterfoil.store().clone()).await);
+    let (here, there) = (&plain.counterfoil, process(&plain, plain.store.clone()).await);
     let first = told(here).await;
     for _ in 0..turns {
         turn_epoch(&plain, if cached { votes.family() } else { views.family() }).await;
@@ -165,6 +165,12 @@ struct Lossy {
     calls: Arc<AtomicU64>,
 }
 
+impl From<Lossy> for counterfoil::Connection {
+    fn from(connection: Lossy) -> Self {
+        counterfoil::Connection::custom(connection)
+    }
+}
+
 impl ConnectionLike for Lossy {
     fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
         let is_lost = self.calls.fetch_add(1, Ordering::Relaxed) % 3 == 2;
@@ -188,9 +194,7 @@ const HITS: u32 = 160;
 
 /// What the hits come to if each is made again until it is known to be counted, and how many had to be. The write timeout
 /// is too short for a call to be repeated by itself.
-async fn made_again(
-    hit: impl AsyncFn(BufferedCounters<Lossy, MemoryStore>, String) -> Result<(), ErrorKind>,
-) -> (i64, u32) {
+async fn made_again(hit: impl AsyncFn(BufferedCounters, String) -> Result<(), ErrorKind>) -> (i64, u32) {
     let plain = Plain::new().await;
     let lossy = Lossy { inner: plain.redis.manager().await, calls: Arc::default() };
     let views = Counterfoil::new(lossy, MemoryStore::new()).open(views().build().unwrap()).await.unwrap();
@@ -207,15 +211,13 @@ async fn made_again(
 
 #[tokio::test]
 async fn a_request_counts_once_where_replies_are_lost() {
-    let once = async |views: BufferedCounters<Lossy, MemoryStore>, job: String| {
+    let once = async |views: BufferedCounters, job: String| {
         views.add_once(&job, "page", 1).await.map(drop).map_err(|error| error.kind())
     };
     let (value, again) = made_again(once).await;
     assert_eq!(value, i64::from(HITS));
     assert!(again > HITS / 4, "{again} were made again");
-    let plainly = async |views: BufferedCounters<Lossy, MemoryStore>, _| {
-        views.add("page", 1).await.map(drop).map_err(|error| error.kind())
-    };
+    let plainly = async |views: BufferedCounters, _| views.add("page", 1).await.map(drop).map_err(|error| error.kind());
     let (value, again) = made_again(plainly).await;
     assert!(
         value > i64::from(HITS + HITS / 4),
@@ -239,8 +241,8 @@ const CHANGED_BEFORE: fn(i64) -> ChangedOnce = |value| ChangedOnce::CountedBefor
 async fn a_change_counts_once_and_everybody_is_told_its_value() {
     let plain = Plain::new().await;
     let family = votes().max(10).build().unwrap();
-    let here = votes_of(&plain, plain.counterfoil.store().clone(), &family).await;
-    let there = votes_of(&plain, plain.counterfoil.store().clone(), &family).await;
+    let here = votes_of(&plain, plain.store.clone(), &family).await;
+    let there = votes_of(&plain, plain.store.clone(), &family).await;
     // cold: the one that came first took two calls
     assert_eq!(here.incr_once("job/1", "item", 5).await.unwrap(), CHANGED(5));
     let _ = here.incr("item", 2).await.unwrap();
@@ -269,7 +271,7 @@ async fn of_many_who_ask_at_once_one_counts() {
     let family = votes().build().unwrap();
     let mut processes = Vec::new();
     for _ in 0..3 {
-        processes.push(votes_of(&plain, plain.counterfoil.store().clone(), &family).await);
+        processes.push(votes_of(&plain, plain.store.clone(), &family).await);
     }
     for round in 1..=20 {
         let (request, id) = (format!("job/{round}"), format!("item/{round}"));
@@ -286,11 +288,11 @@ async fn a_change_without_a_row_is_not_remembered() {
     let plain = Plain::new().await;
     let table = Table::update("item").key("id", KeyType::Unsigned).value("n");
     let family = votes().table(table).build().unwrap();
-    let votes = votes_of(&plain, plain.counterfoil.store().clone(), &family).await;
+    let votes = votes_of(&plain, plain.store.clone(), &family).await;
     for _ in 0..2 {
         assert_eq!(votes.incr_once("job", "1", 1).await.unwrap(), ChangedOnce::NoRow);
     }
-    plain.counterfoil.store().set(votes.family(), "1", 40);
+    plain.store.set(votes.family(), "1", 40);
     assert_eq!(votes.incr_once("job", "1", 1).await.unwrap(), CHANGED(41));
     assert_eq!(votes.incr_once("job", "1", 1).await.unwrap(), CHANGED_BEFORE(41));
 }
@@ -300,7 +302,7 @@ async fn a_change_without_a_row_is_not_remembered() {
 async fn while_epochs_turn(turns: usize, other: Option<usize>) -> (Result<ChangedOnce>, Option<ChangedOnce>, i64) {
     let plain = Plain::new().await;
     let family = votes().build().unwrap();
-    let store = plain.counterfoil.store().clone();
+    let store = plain.store.clone();
     let gate = Gate::new();
     let here = votes_of(&plain, Wrapped { store: store.clone(), between: gate.clone() }, &family).await;
     let there = votes_of(&plain, store, &family).await;
@@ -353,7 +355,7 @@ async fn a_change_counts_once_whoever_dies() {
     let plain = Plain::new().await;
     let moment = Duration::from_millis(3);
     let family = votes().save_after(moment).retain(moment).build().unwrap();
-    let store = plain.counterfoil.store().clone();
+    let store = plain.store.clone();
     let _saving = plain.counterfoil.open(family.clone()).await.unwrap();
     let reconciler = plain.counterfoil.reconciler().start().await.unwrap();
     let mut workers = Vec::new();

@@ -24,7 +24,7 @@ pub async fn rejects(State(app): State<Arc<App>>, params: Params) -> Result<impl
     let (after, limit) = (params.number("after", 0, u64::MAX)?, params.number("limit", ROWS, MOST_ROWS)?);
     let pair = app.connected(app.live_pair(&params)?)?;
     let _turn = app.turn().await?;
-    let rejects = pair.store().rejects(after, limit).await?;
+    let rejects = pair.mysql()?.rejects(after, limit).await?;
     let next = rejects.last().filter(|_| rejects.len() as u64 == limit).map(|reject| reject.number);
     Ok(Json(Shown { rejects: rejects.iter().map(RejectView::from).collect(), next }))
 }
@@ -46,7 +46,7 @@ pub async fn drift(State(app): State<Arc<App>>, params: Params) -> Result<impl I
     let none = || Problem::not_found(format!("no recount of {} is known", chosen.name));
     let run = run.or_else(last).ok_or_else(none)?;
     let _turn = app.turn().await?;
-    let drift = chosen.pair.store().drift(&chosen.registered.family, run, params.first("after"), limit).await?;
+    let drift = chosen.pair.mysql()?.drift(&chosen.registered.family, run, params.first("after"), limit).await?;
     let next = drift.last().filter(|_| drift.len() as u64 == limit).map(|drift| drift.id.clone());
     let drift = drift.iter().map(|drift| DriftView::new(&chosen.name, run, drift));
     Ok(Json(Shown { family: &chosen.name, run, drift: drift.collect(), next }).into_response())

@@ -9,7 +9,7 @@ use redis::{
 };
 use testkit::RedisServer;
 
-pub trait Connect: aio::ConnectionLike + Clone + 'static {
+pub trait Connect: aio::ConnectionLike + Into<counterfoil::Connection> + Clone + 'static {
     async fn to(server: &RedisServer) -> Self;
 
     /// Connects again to a server that was started again.
@@ -45,6 +45,12 @@ impl Connect for Lasting {
     async fn again(&mut self, server: &RedisServer) {
         let connection = Self::connect(server).await;
         *self.connection() = connection;
+    }
+}
+
+impl From<Lasting> for counterfoil::Connection {
+    fn from(connection: Lasting) -> Self {
+        counterfoil::Connection::custom(connection)
     }
 }
 
@@ -86,6 +92,12 @@ impl Direct {
 
     fn connection(&self) -> MutexGuard<'_, redis::Connection> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl From<Direct> for counterfoil::Connection {
+    fn from(connection: Direct) -> Self {
+        counterfoil::Connection::custom(connection)
     }
 }
 

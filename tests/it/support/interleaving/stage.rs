@@ -74,7 +74,7 @@ impl<'s, C: Connect> Stage<'s, C> {
         stage
     }
 
-    pub fn partition(&self, number: u32) -> Partition<C> {
+    pub fn partition(&self, number: u32) -> Partition {
         Partition::new(self.redis.clone(), &self.family.family, number).at(self.now)
     }
 

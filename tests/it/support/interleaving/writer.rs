@@ -24,7 +24,7 @@ pub struct Key {
 }
 
 impl Key {
-    pub fn fence<'a, C: Connect>(&'a self, home: &'a Partition<C>) -> Fence<'a> {
+    pub fn fence<'a>(&'a self, home: &'a Partition) -> Fence<'a> {
         Fence { home: home.keys(), caller: &self.caller, n: self.n, epoch: &self.epoch }
     }
 }
@@ -40,7 +40,7 @@ impl<Call> Writer<Call> {
     }
 
     /// Returns the key of the open call, with an epoch from its home unless the writer has one.
-    pub async fn key<C: Connect>(&mut self, stage: &Stage<'_, C>, home: &Partition<C>) -> Result<Key, Failed> {
+    pub async fn key<C: Connect>(&mut self, stage: &Stage<'_, C>, home: &Partition) -> Result<Key, Failed> {
         if self.key.epoch.is_empty() {
             self.key.epoch = epoch(home, &stage.family.family).await.map_err(failed)?;
         }
