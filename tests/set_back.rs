@@ -48,7 +48,6 @@ impl Tally {
     }
 }
 
-
 #[derive(Clone)]
 struct Handles {
     views: BufferedCounters,

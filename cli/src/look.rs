@@ -68,12 +68,7 @@ impl Look {
     /// How it stands, with what MySQL said no longer ago than that.
     pub async fn now(&mut self, late: Duration, mysql_age: Duration) -> PairStatus {
         let is_known = self.known.as_ref().is_some_and(|known| known.at.elapsed() < mysql_age);
-        let asked = async {
-            match is_known {
-                true => Ok(None),
-                false => in_time(read(&self.store)).await.map(Some),
-            }
-        };
+        let asked = async { if is_known { Ok(None) } else { in_time(read(&self.store)).await.map(Some) } };
         let connected = async {
             match &self.pair {
                 Some(pair) => Ok(pair.clone()),

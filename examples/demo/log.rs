@@ -88,10 +88,7 @@ fn readable(line: &[u8]) -> Cow<'_, str> {
     let mut text = String::new();
     for chunk in line.utf8_chunks() {
         for letter in chunk.valid().chars() {
-            match letter.is_ascii_control() {
-                true => text += &spelt(letter as u8),
-                false => text.push(letter),
-            }
+            if letter.is_ascii_control() { text += &spelt(letter as u8) } else { text.push(letter) }
         }
         text.extend(chunk.invalid().iter().map(|&byte| spelt(byte)));
     }

@@ -238,9 +238,10 @@ impl Handle {
         let reads = groups.iter().map(|group| async move {
             let members: Vec<_> = group.places.iter().map(|&place| ids[place]).collect();
             let partition = self.partition(group.partition);
-            match self.family().keeps_slices() {
-                true => partition.read_with_slices(&members).await,
-                false => partition.read(&members).await,
+            if self.family().keeps_slices() {
+                partition.read_with_slices(&members).await
+            } else {
+                partition.read(&members).await
             }
         });
         try_join_all(reads).await

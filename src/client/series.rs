@@ -186,9 +186,10 @@ impl Series {
             let message = format!("{family}: {start}..{end} in Unix time has more than {most} slices of {precision}");
             return Err(Error::invalid(message));
         };
-        match window.kept {
-            true => self.kept(name, precision, &starts).await,
-            false => self.part_of_window(name, precision, &starts).await,
+        if window.kept {
+            self.kept(name, precision, &starts).await
+        } else {
+            self.part_of_window(name, precision, &starts).await
         }
     }
 

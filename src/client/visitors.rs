@@ -110,12 +110,13 @@ impl Visitors {
             Some(table) if table.keys.len() > 1 => id.splitn(table.keys.len(), separator).last(),
             _ => id.rsplit(separator).next(),
         };
-        match last == Some(day.as_str()) {
-            true => Ok(id),
-            false => Err(Error::invalid(format!(
+        if last == Some(day.as_str()) {
+            Ok(id)
+        } else {
+            Err(Error::invalid(format!(
                 "{}: scope {scope:?} and day {day}, parted by {separator:?}, cannot be told from others",
                 self.family()
-            ))),
+            )))
         }
     }
 }

@@ -286,9 +286,10 @@ fn service(primary: &ConnectionInfo) -> Result<String> {
 
 /// Why nothing there can be used.
 pub(crate) fn unreachable(place: &str, error: RedisError) -> Error {
-    let failure = match refusal::is_denied(&error) {
-        true => Error::new(ErrorKind::AccessDenied, format!("the Redis at {place} does not accept the credentials")),
-        false => Error::new(ErrorKind::Redis, format!("no Redis at {place}")),
+    let failure = if refusal::is_denied(&error) {
+        Error::new(ErrorKind::AccessDenied, format!("the Redis at {place} does not accept the credentials"))
+    } else {
+        Error::new(ErrorKind::Redis, format!("no Redis at {place}"))
     };
     failure.with_source(error)
 }

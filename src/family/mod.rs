@@ -488,9 +488,10 @@ impl Family {
     }
 
     fn check_time(&self, setting: &str, time: Duration) -> Result<()> {
-        match (Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&time) {
-            true => Ok(()),
-            false => Err(self.refused(setting, format!("{time:?} is not 1 ms to a day"))),
+        if (Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&time) {
+            Ok(())
+        } else {
+            Err(self.refused(setting, format!("{time:?} is not 1 ms to a day")))
         }
     }
 

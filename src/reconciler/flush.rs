@@ -193,9 +193,12 @@ impl Flusher {
             return Ok(());
         }
         for some in partitions.chunks(CALLS) {
-            try_join_all(some.iter().map(async |partition| match self.closing_all {
-                true => partition.close_all_slices().await,
-                false => partition.close_slices().await.map(drop),
+            try_join_all(some.iter().map(async |partition| {
+                if self.closing_all {
+                    partition.close_all_slices().await
+                } else {
+                    partition.close_slices().await.map(drop)
+                }
             }))
             .await?;
         }
@@ -303,9 +306,10 @@ impl Flusher {
             let concerns_one = families.len() > 1 && error.kind() != ErrorKind::Store;
             for places in families.into_values() {
                 let left: Vec<_> = places.into_iter().filter(|&place| ends[place].is_none()).collect();
-                let applied = match concerns_one {
-                    true => self.apply_whole(batches, left.clone(), &mut ends, stop).await,
-                    false => Err(error.again()),
+                let applied = if concerns_one {
+                    self.apply_whole(batches, left.clone(), &mut ends, stop).await
+                } else {
+                    Err(error.again())
                 };
                 if let Err(error) = applied {
                     left.into_iter().for_each(|place| _ = ends[place].get_or_insert_with(|| Err(error.again())));

@@ -145,9 +145,10 @@ impl Scheduler {
                 // an error means that the handle was dropped
                 asked = stopping.wait_for(|&stop| stop) => {
                     let held = self.held.len();
-                    match asked.is_ok() {
-                        true => tracing::info!(held, "the reconciler was shut down"),
-                        false => tracing::warn!(held, "the reconciler was dropped, and so it stops"),
+                    if asked.is_ok() {
+                        tracing::info!(held, "the reconciler was shut down")
+                    } else {
+                        tracing::warn!(held, "the reconciler was dropped, and so it stops")
                     }
                     break;
                 }

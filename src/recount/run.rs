@@ -241,12 +241,8 @@ impl Recounting {
                 let noted = self.repeated(|| self.correct(run, &difference)).await?;
                 Ok::<_, Error>(Some((difference, noted)))
             };
-            let measure = async {
-                match measures {
-                    true => self.next_page(registered, &ahead).await.map(Some),
-                    false => Ok(None),
-                }
-            };
+            let measure =
+                async { if measures { self.next_page(registered, &ahead).await.map(Some) } else { Ok(None) } };
             let (finished, measured) = try_join(finish, measure).await?;
             if let (Some((difference, noted)), Some(page)) = (finished, finishing) {
                 let Some(noted) = noted else { return Ok(Ended::TakenOver) };
@@ -309,9 +305,10 @@ impl Recounting {
     async fn next(&self, registered: &Registered, at: &Cursor) -> Result<(Vec<String>, Option<Cursor>)> {
         let (store, after) = (self.store(), at.after.as_deref());
         let in_source = at.from_source || self.plan.ids == RecountIds::Source;
-        let IdPage { ids, is_full } = match in_source {
-            false => store.ids_after(registered, after, PAGE).await?,
-            true => self.source.ids_after(store, self.plan.replica.as_ref(), registered, after, PAGE).await?,
+        let IdPage { ids, is_full } = if in_source {
+            self.source.ids_after(store, self.plan.replica.as_ref(), registered, after, PAGE).await?
+        } else {
+            store.ids_after(registered, after, PAGE).await?
         };
         let next = match ids.last() {
             Some(last) if is_full => Some(Cursor { from_source: in_source, after: Some(last.clone()) }),
@@ -401,10 +398,7 @@ impl Recounting {
     pub async fn after(&self, page: &Page) -> Result<Difference> {
         let Before { ids, values } = &page.before;
         let after = self.exact(ids).await?;
-        let again = match self.plan.rows_are_deleted {
-            true => Some(self.rows(ids).await?),
-            false => None,
-        };
+        let again = if self.plan.rows_are_deleted { Some(self.rows(ids).await?) } else { None };
         let mut difference = Difference { checked: page.same, ..Difference::default() };
         for (at, id) in ids.iter().enumerate() {
             let (before, rows, after) = (values[at], page.rows[at], after[at]);

@@ -23,10 +23,7 @@ pub fn bounded(before: i64, rows: i64, after: i64) -> Proof {
 
 /// Of rows that are deleted as well: only where nothing moved.
 pub fn still(before: i64, rows: i64, after: i64, rows_after: i64) -> Proof {
-    match before == after && rows == rows_after {
-        true => bounded(before, rows, after),
-        false => Proof::Busy,
-    }
+    if before == after && rows == rows_after { bounded(before, rows, after) } else { Proof::Busy }
 }
 
 #[cfg(test)]

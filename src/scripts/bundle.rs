@@ -146,9 +146,10 @@ pub async fn repeat_safe(
 }
 
 fn not_executed(error: RedisError) -> Error {
-    let refusal = match refusal::is_denied(&error) {
-        true => Error::new(ErrorKind::AccessDenied, "Redis denies access"),
-        false => Error::new(ErrorKind::Redis, "Redis did not execute the call"),
+    let refusal = if refusal::is_denied(&error) {
+        Error::new(ErrorKind::AccessDenied, "Redis denies access")
+    } else {
+        Error::new(ErrorKind::Redis, "Redis did not execute the call")
     };
     refusal.with_source(error)
 }
@@ -203,10 +204,9 @@ pub async fn reading<T>(
 where
     T: redis::FromRedisValue,
 {
-    let value = eval(redis, text, keys, args).await.map_err(|error| match is_wrong_type(&error) {
-        true => wrong_type("a read", keys, error),
-        false => not_executed(error),
-    })?;
+    let value = eval(redis, text, keys, args)
+        .await
+        .map_err(|error| if is_wrong_type(&error) { wrong_type("a read", keys, error) } else { not_executed(error) })?;
     T::from_redis_value(value).map_err(|error| Error::corrupt("what was read").with_source(error))
 }
 
@@ -291,10 +291,7 @@ impl Reply {
     }
 
     fn split_off(&mut self, from: usize) -> Result<Vec<Value>> {
-        match from <= self.rest.len() {
-            true => Ok(self.rest.split_off(from)),
-            false => Err(self.misshapen()),
-        }
+        if from <= self.rest.len() { Ok(self.rest.split_off(from)) } else { Err(self.misshapen()) }
     }
 
     /// The array of strings of any bytes at the given place.

@@ -111,9 +111,10 @@ impl Store for MemoryStore {
         let mut applied = Applied::default();
         for step in advance.steps {
             for (id, delta) in step.deltas {
-                match tables.add(&step.batch.family.family, id, *delta) {
-                    true => applied.rows += 1,
-                    false => applied.rejected += 1,
+                if tables.add(&step.batch.family.family, id, *delta) {
+                    applied.rows += 1
+                } else {
+                    applied.rejected += 1
                 }
             }
             applied.progress.push(step.progress);

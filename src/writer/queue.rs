@@ -148,9 +148,10 @@ impl Queue {
 
     /// An error once hits are not taken any more.
     pub fn check_open(&self) -> Result<()> {
-        match self.closed.load(Ordering::Relaxed) {
-            true => Err(Error::new(ErrorKind::Closed, format!("{}: not counted: {SHUT_DOWN}", self.family()))),
-            false => Ok(()),
+        if self.closed.load(Ordering::Relaxed) {
+            Err(Error::new(ErrorKind::Closed, format!("{}: not counted: {SHUT_DOWN}", self.family())))
+        } else {
+            Ok(())
         }
     }
 
@@ -222,10 +223,7 @@ impl Queue {
         let Some(positions) = push(&mut gathering.group) else { return Ok(Joined::Full(call)) };
         let until = until.unwrap_or_else(|| Until::new(gathering.at, terms.timeout));
         gathering.until = gathering.until.or(until);
-        let turn = match is_first {
-            true => self.begin(state, place),
-            false => Turn::Waits(None),
-        };
+        let turn = if is_first { self.begin(state, place) } else { Turn::Waits(None) };
         Ok(Joined::Member(Member { positions, call, until, turn }))
     }
 

@@ -26,9 +26,10 @@ impl Sending {
             };
             let wait = pause.next();
             if !self.in_doubt {
-                break match may_pass(&error) {
-                    true => Outcome::NotExecuted(queue.error(ErrorKind::Redis, "not counted").with_source(error)),
-                    false => Outcome::Failed(error),
+                break if may_pass(&error) {
+                    Outcome::NotExecuted(queue.error(ErrorKind::Redis, "not counted").with_source(error))
+                } else {
+                    Outcome::Failed(error)
                 };
             }
             if bundle::may_be_half_done(&error) {
@@ -67,11 +68,10 @@ impl Sending {
             Ok(Counted::Expired) => {
                 home.forget(epoch);
                 // only a connection that never sends a call again by itself tells that this was the only one
-                Ok(match was_in_doubt || !queue.redis.sends_once() {
-                    true => Outcome::Failed(
-                        queue.error(ErrorKind::OutcomeUnknown, "Redis has forgotten the epoch of the call"),
-                    ),
-                    false => Outcome::NotExecuted(queue.error(ErrorKind::Redis, "not counted: its epoch has ended")),
+                Ok(if was_in_doubt || !queue.redis.sends_once() {
+                    Outcome::Failed(queue.error(ErrorKind::OutcomeUnknown, "Redis has forgotten the epoch of the call"))
+                } else {
+                    Outcome::NotExecuted(queue.error(ErrorKind::Redis, "not counted: its epoch has ended"))
                 })
             }
             Ok(Counted::Passed) => Ok(Outcome::Failed(queue.error(
@@ -93,9 +93,10 @@ impl Sending {
         if self.call.outcome().is_none() {
             self.end(
                 queue,
-                match self.in_doubt {
-                    true => Outcome::Failed(queue.error(ErrorKind::OutcomeUnknown, "no reply in time")),
-                    false => Outcome::NotExecuted(queue.error(ErrorKind::Redis, "not counted: no reply in time")),
+                if self.in_doubt {
+                    Outcome::Failed(queue.error(ErrorKind::OutcomeUnknown, "no reply in time"))
+                } else {
+                    Outcome::NotExecuted(queue.error(ErrorKind::Redis, "not counted: no reply in time"))
                 },
             );
         }

@@ -86,9 +86,10 @@ impl Shared {
     }
 
     fn refuse_closed(&self, family: &Family) -> Result<()> {
-        match self.closed.load(Ordering::Relaxed) {
-            true => Err(Error::new(ErrorKind::Closed, format!("{family}: not opened: {SHUT_DOWN}"))),
-            false => Ok(()),
+        if self.closed.load(Ordering::Relaxed) {
+            Err(Error::new(ErrorKind::Closed, format!("{family}: not opened: {SHUT_DOWN}")))
+        } else {
+            Ok(())
         }
     }
 

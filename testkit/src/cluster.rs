@@ -213,10 +213,7 @@ impl RedisCluster {
 
     async fn view(&self, number: usize) -> Option<View> {
         let node = &self.nodes[number];
-        match node.is_up() {
-            true => Some(View::parse(&node.run::<String>("CLUSTER NODES").await.ok()?)),
-            false => None,
-        }
+        if node.is_up() { Some(View::parse(&node.run::<String>("CLUSTER NODES").await.ok()?)) } else { None }
     }
 
     async fn ask_own(&self, number: usize) -> Option<Member> {

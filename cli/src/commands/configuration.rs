@@ -23,9 +23,12 @@ pub fn check(context: &Context) -> Result<Exit, Failure> {
         families: context.described(pair).map(FamilyConfig::name).collect(),
     });
     context.output.print(&described.collect::<Vec<_>>(), |pairs| {
-        let line = |Described { pair, families }: &Described| match families.is_empty() {
-            true => format!("pair {pair}: no families"),
-            false => format!("pair {pair}: {}", families.join(", ")),
+        let line = |Described { pair, families }: &Described| {
+            if families.is_empty() {
+                format!("pair {pair}: no families")
+            } else {
+                format!("pair {pair}: {}", families.join(", "))
+            }
         };
         pairs.iter().map(line).chain(["the configuration is right".to_owned()]).collect()
     })?;

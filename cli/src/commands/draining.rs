@@ -68,12 +68,7 @@ async fn drain_pair(
     all: bool,
 ) -> Result<Drained, Failure> {
     open_all(context, pair, counterfoil).await?;
-    let draining = async {
-        match all {
-            true => counterfoil.drain_all().await,
-            false => counterfoil.drain().await,
-        }
-    };
+    let draining = async { if all { counterfoil.drain_all().await } else { counterfoil.drain().await } };
     let telling = tell(&pair.name, counterfoil);
     let drained = timeout_at(end, async {
         tokio::select! {

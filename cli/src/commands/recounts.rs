@@ -108,9 +108,12 @@ pub async fn drift(context: &Context, family: &str, run: Option<u64>) -> Result<
             .ok_or_else(|| Failure::warning(format!("{family} was never recounted: `counterfoil recount {family}`")))?,
     };
     let found = views(family, run, &drift_of(&store, &known.family, run).await?);
-    context.output.print(&found, |found| match found.is_empty() {
-        true => vec![format!("run {run} found no counter that differs from its rows")],
-        false => rows(found),
+    context.output.print(&found, |found| {
+        if found.is_empty() {
+            vec![format!("run {run} found no counter that differs from its rows")]
+        } else {
+            rows(found)
+        }
     })?;
     Ok(Exit::Ok)
 }
@@ -144,11 +147,10 @@ fn rows(drift: &[DriftView]) -> Vec<String> {
         let at = moment(std::time::UNIX_EPOCH + Duration::from_secs(drift.at));
         [vec![format!("{:?}", drift.id)], numbers.to_vec(), vec![at, drift.note.clone()]].concat()
     };
-    match drift.is_empty() {
-        true => Vec::new(),
-        false => {
-            let rows: Vec<_> = drift.iter().map(row).collect();
-            table(&["ID", "BEFORE", "ROWS", "AFTER", "ADDED", "AT", "NOTE"], &rows)
-        }
+    if drift.is_empty() {
+        Vec::new()
+    } else {
+        let rows: Vec<_> = drift.iter().map(row).collect();
+        table(&["ID", "BEFORE", "ROWS", "AFTER", "ADDED", "AT", "NOTE"], &rows)
     }
 }

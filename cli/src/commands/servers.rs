@@ -20,9 +20,10 @@ use crate::view::FindingView;
 
 /// The SQL of counterfoil's own tables.
 pub fn print_schema(output: Output) -> Result<Exit, Failure> {
-    match output.json {
-        true => output.print(&json!({ "sql": MysqlStore::schema() }), |_| Vec::new())?,
-        false => output.text(MysqlStore::schema().as_bytes())?,
+    if output.json {
+        output.print(&json!({ "sql": MysqlStore::schema() }), |_| Vec::new())?
+    } else {
+        output.text(MysqlStore::schema().as_bytes())?
     }
     Ok(Exit::Ok)
 }
@@ -67,9 +68,10 @@ pub async fn check(context: &Context) -> Result<Exit, Failure> {
             let line = |FindingView { severity, subject, message, advice }: &FindingView| {
                 format!("pair {pair}: {severity}: {subject}: {message}. {advice}")
             };
-            match findings.is_empty() {
-                true => vec![format!("pair {pair}: all is well")],
-                false => findings.iter().map(line).collect(),
+            if findings.is_empty() {
+                vec![format!("pair {pair}: all is well")]
+            } else {
+                findings.iter().map(line).collect()
             }
         });
         lines.collect()

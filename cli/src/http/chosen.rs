@@ -57,9 +57,12 @@ impl App {
             None if view.families.iter().any(|family| family.status.name() == name) => self.read(&pair, name).await?,
             None => None,
         };
-        let registered = registered.ok_or_else(|| match view.mysql.up {
-            true => Problem::not_found(format!("there is no family {name:?}")).advise("/api/v1/families lists them"),
-            false => Problem::unavailable(format!("MySQL is away, and the family {name:?} is not known without it")),
+        let registered = registered.ok_or_else(|| {
+            if view.mysql.up {
+                Problem::not_found(format!("there is no family {name:?}")).advise("/api/v1/families lists them")
+            } else {
+                Problem::unavailable(format!("MySQL is away, and the family {name:?} is not known without it"))
+            }
         })?;
         Ok(Chosen { name: name.to_owned(), pair_name: live.name.clone(), pair, registered })
     }

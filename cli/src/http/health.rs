@@ -17,10 +17,7 @@ pub async fn healthz() -> &'static str {
 /// 200 where every server is there, or 503 with a line for each that is not.
 pub async fn readyz(State(app): State<Arc<App>>) -> impl IntoResponse {
     let missing = missing(&app.live.view());
-    match missing.is_empty() {
-        true => (StatusCode::OK, "ready\n".to_owned()),
-        false => (StatusCode::SERVICE_UNAVAILABLE, missing),
-    }
+    if missing.is_empty() { (StatusCode::OK, "ready\n".to_owned()) } else { (StatusCode::SERVICE_UNAVAILABLE, missing) }
 }
 
 fn missing(view: &View) -> String {

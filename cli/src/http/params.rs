@@ -48,10 +48,7 @@ impl Params {
     /// A number up to `most`.
     pub fn number(&self, name: &str, otherwise: u64, most: u64) -> Result<u64, Problem> {
         let number = self.parsed(name, &format!("a number from 0 to {most}"))?.unwrap_or(otherwise);
-        match number > most {
-            true => Err(Problem::parameter(name, format!("{number} is more than {most}"))),
-            false => Ok(number),
-        }
+        if number > most { Err(Problem::parameter(name, format!("{number} is more than {most}"))) } else { Ok(number) }
     }
 
     /// Refuses parameters that do not exist: one that is misspelt would go unnoticed.

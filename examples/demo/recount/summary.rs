@@ -38,9 +38,10 @@ impl Figures {
     /// Whether it was exact; an error where the machine was too slow to tell.
     pub fn verdict(&self) -> Result<bool> {
         let slowest = self.journals.slowest;
-        match self.is_exact() || self.way != Way::Proven || slowest < WITHIN {
-            true => Ok(self.is_exact()),
-            false => Err(format!("a row was counted {slowest:?} after its insert, and within is {WITHIN:?}").into()),
+        if self.is_exact() || self.way != Way::Proven || slowest < WITHIN {
+            Ok(self.is_exact())
+        } else {
+            Err(format!("a row was counted {slowest:?} after its insert, and within is {WITHIN:?}").into())
         }
     }
 }

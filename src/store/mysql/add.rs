@@ -50,10 +50,7 @@ impl Way {
     /// A negative number cannot be inserted into an unsigned column, not even where the row exists and the sum would
     /// fit: then it is an update.
     fn of(target: &Target, sum: i64) -> Self {
-        match target.inserts && !(target.unsigned && sum < 0) {
-            true => Way::Upsert,
-            false => Way::Find,
-        }
+        if target.inserts && !(target.unsigned && sum < 0) { Way::Upsert } else { Way::Find }
     }
 
     async fn write(
@@ -133,9 +130,10 @@ fn count<'r>(rows: impl IntoIterator<Item = &'r RowDelta<'r, 'r>>) -> u64 {
 
 /// Why a row is refused that is not there.
 fn absent(target: &Target) -> String {
-    match target.inserts {
-        true => format!("no such row, and {} takes no number below 0", target.value),
-        false => "no such row".to_owned(),
+    if target.inserts {
+        format!("no such row, and {} takes no number below 0", target.value)
+    } else {
+        "no such row".to_owned()
     }
 }
 

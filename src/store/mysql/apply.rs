@@ -63,9 +63,10 @@ impl UnitOfWork for Apply<'_> {
         rejects::write(transaction, &rejected).await?;
         let progress = steps.iter().map(|step| step.progress).collect();
         let applied = Applied { progress, rows, rejected: rejected.len() as u64 };
-        match steps.iter().map(|step| step.deltas.len() as u64).sum::<u64>() == applied.rows + applied.rejected {
-            true => Ok(applied),
-            false => Err(sqlx::Error::Protocol(format!("deltas are unaccounted for: {applied:?}"))),
+        if steps.iter().map(|step| step.deltas.len() as u64).sum::<u64>() == applied.rows + applied.rejected {
+            Ok(applied)
+        } else {
+            Err(sqlx::Error::Protocol(format!("deltas are unaccounted for: {applied:?}")))
         }
     }
 }

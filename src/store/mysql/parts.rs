@@ -125,10 +125,7 @@ impl Parts {
 
     /// The value, where NULL counts as 0: NULL plus a delta would be NULL, the delta lost.
     pub(super) fn current(&self, table: &str) -> String {
-        match self.nullable {
-            true => format!("COALESCE({table}.{}, 0)", self.value),
-            false => format!("{table}.{}", self.value),
-        }
+        if self.nullable { format!("COALESCE({table}.{}, 0)", self.value) } else { format!("{table}.{}", self.value) }
     }
 
     /// The value as decimal digits, since BIGINT UNSIGNED does not decode into i64.

@@ -28,9 +28,10 @@ pub(super) fn flags(rows: &[MySqlRow], asked: usize) -> Result<Vec<bool>, sqlx::
 
 /// Whether a statement changed every row that it was to change.
 pub(super) fn all(asked: usize, changed: u64) -> Result<(), sqlx::Error> {
-    match changed == asked as u64 {
-        true => Ok(()),
-        false => Err(unexpected(asked, usize::try_from(changed).unwrap_or(usize::MAX))),
+    if changed == asked as u64 {
+        Ok(())
+    } else {
+        Err(unexpected(asked, usize::try_from(changed).unwrap_or(usize::MAX)))
     }
 }
 

@@ -140,9 +140,10 @@ impl Retry<'_> {
 
     /// Returns the key of the reject's row, or the reason why there is none.
     fn key<'k>(&self, reject: &'k KeptReject) -> Result<Vec<Segment<'k>>, String> {
-        match rejects::is_cut(&self.family.family, &reject.id, &reject.reason) {
-            true => Err(reject.reason.clone()),
-            false => target::key(self.family, &reject.id),
+        if rejects::is_cut(&self.family.family, &reject.id, &reject.reason) {
+            Err(reject.reason.clone())
+        } else {
+            target::key(self.family, &reject.id)
         }
     }
 }

@@ -212,15 +212,18 @@ fn key_storage(table: &Table, column: &Column, kind: KeyType) -> Result<Storage>
         let name = &column.name;
         Err(refuse(table, format!("key column {name} is {}, needed for {kind:?} is {needed}", column.data_type)))
     };
-    let exact = |collations: &[&str], needed: &str| match collations.contains(&column.collation.as_str()) {
-        true => Ok(characters(column)),
-        false => Err(refuse(
-            table,
-            format!(
-                "key column {} has collation {}, under which different ids can be one row; needed is {needed}",
-                column.name, column.collation
-            ),
-        )),
+    let exact = |collations: &[&str], needed: &str| {
+        if collations.contains(&column.collation.as_str()) {
+            Ok(characters(column))
+        } else {
+            Err(refuse(
+                table,
+                format!(
+                    "key column {} has collation {}, under which different ids can be one row; needed is {needed}",
+                    column.name, column.collation
+                ),
+            ))
+        }
     };
     match (kind, column.data_type.as_str()) {
         (KeyType::Unsigned, _) if is_integer(column) => Ok(Storage::Plain),

@@ -321,9 +321,10 @@ fn own_segments<'id>(family: &Registered, id: &'id str) -> std::result::Result<V
 fn beyond(columns: usize, compared: impl Fn(usize, &str) -> String) -> String {
     let (mut beyond, last) = (String::new(), columns - 1);
     for index in (0..columns).rev() {
-        beyond = match index == last {
-            true => compared(index, ">"),
-            false => format!("{} AND ({} OR ({beyond}))", compared(index, ">="), compared(index, ">")),
+        beyond = if index == last {
+            compared(index, ">")
+        } else {
+            format!("{} AND ({} OR ({beyond}))", compared(index, ">="), compared(index, ">"))
         };
     }
     beyond

@@ -243,10 +243,9 @@ impl Family {
             call.look_at("calls_before")?;
             last = self.calls_before.get(call.caller);
         }
-        Ok(last.filter(|last| call.n <= last.n).map(|last| match call.n == last.n {
-            true => ("DUP", last.words.clone()),
-            false => ("PASSED", vec![]),
-        }))
+        Ok(last
+            .filter(|last| call.n <= last.n)
+            .map(|last| if call.n == last.n { ("DUP", last.words.clone()) } else { ("PASSED", vec![]) }))
     }
 
     fn note(&mut self, call: &Sent, words: Vec<&'static str>) {

@@ -702,9 +702,10 @@ impl Play {
                 let args: Vec<_> = [self.salt(), owner.into()].into_iter().chain(numbers).chain([now]).collect();
                 let got = self.scripts.call("buffered_rotate", keys, &args)?;
                 let words = got.clone().into_sequence().unwrap();
-                let nonce = match words[0] == text("OK") {
-                    true => self.made(redis::from_redis_value(words[3].clone()).unwrap())?,
-                    false => String::new(),
+                let nonce = if words[0] == text("OK") {
+                    self.made(redis::from_redis_value(words[3].clone()).unwrap())?
+                } else {
+                    String::new()
                 };
                 let partition = &mut self.reference.partitions[number];
                 prop_assert_eq!(got, partition.rotate(self.now, &nonce, owner, *lease_ms, *sync_hits, *sync_ms));

@@ -131,18 +131,20 @@ fn partition() -> impl Strategy<Value = u32> {
 
 fn step(disturbed: Disturbed) -> impl Strategy<Value = Step> {
     let nothing = || Just(Step::Mishap(Mishap::ScriptFlush)).boxed();
-    let outside = match disturbed.outsider {
-        true => (id(), any::<u8>()).prop_map(|(id, kind)| Step::Outside { id, replaces: kind < 80 }).boxed(),
-        false => nothing(),
+    let outside = if disturbed.outsider {
+        (id(), any::<u8>()).prop_map(|(id, kind)| Step::Outside { id, replaces: kind < 80 }).boxed()
+    } else {
+        nothing()
     };
-    let set_back = match disturbed.set_back {
-        true => prop_oneof![
+    let set_back = if disturbed.set_back {
+        prop_oneof![
             2 => Just(Step::Keep),
             2 => (0..1000_usize).prop_map(|state| Step::SetBack { state }),
             3 => Just(Step::Probe),
         ]
-        .boxed(),
-        false => nothing(),
+        .boxed()
+    } else {
+        nothing()
     };
     let mishap = if disturbed.set_back { nothing() } else { disturbed.crashes.mishap().prop_map(Step::Mishap).boxed() };
     let count = (0..CLIENTS, id(), any::<u8>(), fate());

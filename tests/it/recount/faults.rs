@@ -220,14 +220,13 @@ async fn a_replica_that_does_not_replicate_is_waited_for() {
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
     let saves = stage(&pair).await;
     let version: String = sqlx::query_scalar("SELECT VERSION()").fetch_one(&pair.pool).await.unwrap();
-    let (begin, end) = match version.contains("MariaDB") {
-        true => {
-            ("CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = 1, MASTER_USER = 'nobody'", "RESET SLAVE ALL")
-        }
-        false => (
+    let (begin, end) = if version.contains("MariaDB") {
+        ("CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = 1, MASTER_USER = 'nobody'", "RESET SLAVE ALL")
+    } else {
+        (
             "CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1', SOURCE_PORT = 1, SOURCE_USER = 'nobody'",
             "RESET REPLICA ALL",
-        ),
+        )
     };
     pair.sql(begin).await;
     let recount = pair.counterfoil.recount(&saves).source(table()).replica(pair.pool.clone()).within(WITHIN);

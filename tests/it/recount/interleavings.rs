@@ -11,7 +11,6 @@ use testkit::RedisOptions;
 
 use crate::support::{Pair, counted, family};
 
-
 const USERS: usize = 2;
 /// The most counts that never come, and that come twice, for a user.
 const WRONG: usize = 2;
@@ -50,10 +49,8 @@ enum Step {
 
 fn steps(crashes: bool) -> impl Strategy<Value = Vec<Step>> {
     let user = 0..USERS;
-    let loss = match crashes {
-        true => any::<u8>().prop_map(|kept| Step::Crash { kept }).boxed(),
-        false => Just(Step::Emptied).boxed(),
-    };
+    let loss =
+        if crashes { any::<u8>().prop_map(|kept| Step::Crash { kept }).boxed() } else { Just(Step::Emptied).boxed() };
     let step = prop_oneof![
         4 => user.prop_map(|user| Step::Insert { user }),
         4 => (0..8_usize).prop_map(|which| Step::Count { which }),

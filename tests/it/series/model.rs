@@ -268,10 +268,9 @@ impl Family {
             look_at("calls_before", spoilt)?;
             last = self.calls_before.get(caller);
         }
-        Ok(last.filter(|last| n <= last.n).map(|last| match n == last.n {
-            true => reply("DUP", [text(&last.refused)]),
-            false => reply("PASSED", []),
-        }))
+        Ok(last
+            .filter(|last| n <= last.n)
+            .map(|last| if n == last.n { reply("DUP", [text(&last.refused)]) } else { reply("PASSED", []) }))
     }
 
     /// Whether a new epoch is to begin.

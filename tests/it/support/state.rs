@@ -19,10 +19,8 @@ impl State {
         for key in &keys {
             dumps.cmd("DUMP").arg(key);
         }
-        let contents: Vec<Vec<u8>> = match keys.is_empty() {
-            true => Vec::new(),
-            false => dumps.query_async(&mut redis).await.expect("DUMP"),
-        };
+        let contents: Vec<Vec<u8>> =
+            if keys.is_empty() { Vec::new() } else { dumps.query_async(&mut redis).await.expect("DUMP") };
         State { pattern, keys: keys.into_iter().zip(contents).collect() }
     }
 

@@ -104,17 +104,20 @@ async fn a_refusal_is_remembered_too() {
 async fn again_after(kind: &str, turns: usize) -> [(bool, i64); 3] {
     let (plain, cached) = (Plain::new().await, kind == "cached");
     let (views, votes) = (views().build().unwrap(), votes().build().unwrap());
-    let told = async |pair: &Counterfoil| match cached {
-        true => match pair.open(votes.clone()).await.unwrap().incr_once("job", "page", 1).await.unwrap() {
-            ChangedOnce::Counted { value } => (true, value),
-            ChangedOnce::CountedBefore { value } => (false, value),
-            refused => panic!("{refused:?}"),
-        },
-        false => match pair.open(views.clone()).await.unwrap().add_once("job", "page", 1).await.unwrap() {
-            AddedOnce::Counted { pending } => (true, pending),
-            AddedOnce::CountedBefore { pending } => (false, pending),
-            refused => panic!("{refused:?}"),
-        },
+    let told = async |pair: &Counterfoil| {
+        if cached {
+            match pair.open(votes.clone()).await.unwrap().incr_once("job", "page", 1).await.unwrap() {
+                ChangedOnce::Counted { value } => (true, value),
+                ChangedOnce::CountedBefore { value } => (false, value),
+                refused => panic!("{refused:?}"),
+            }
+        } else {
+            match pair.open(views.clone()).await.unwrap().add_once("job", "page", 1).await.unwrap() {
+                AddedOnce::Counted { pending } => (true, pending),
+                AddedOnce::CountedBefore { pending } => (false, pending),
+                refused => panic!("{refused:?}"),
+            }
+        }
     };
     let (here, there) = (&plain.counterfoil, process(&plain, plain.store.clone()).await);
     let first = told(here).await;

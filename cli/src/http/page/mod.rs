@@ -79,8 +79,5 @@ fn address(path: &str, params: &[(&str, &str)]) -> String {
     let given = params.iter().filter(|(_, value)| !value.is_empty());
     let given: Vec<_> =
         given.map(|(name, value)| format!("{name}={}", utf8_percent_encode(value, NON_ALPHANUMERIC))).collect();
-    match given.is_empty() {
-        true => path.to_owned(),
-        false => format!("{path}?{}", given.join("&")),
-    }
+    if given.is_empty() { path.to_owned() } else { format!("{path}?{}", given.join("&")) }
 }
