@@ -1,14 +1,14 @@
-//! Makes cargo watch the bundle, and hands the programs of the documents to the test that runs them.
+//! Makes cargo watch the bundle of scripts, and passes the documents' programs to the test that runs them.
 
 use std::path::Path;
 use std::{env, fs};
 
-/// What the files of a document's programs are called, and where it is.
+/// The prefix of the files with a document's programs, and the document's path.
 const DOCUMENTS: [(&str, &str); 3] =
     [("readme", "README.md"), ("guide", "docs/guide.md"), ("operations", "docs/operations.md")];
 
 fn main() {
-    // `include_dir` does not notice new files by itself
+    // `include_dir` does not notice new files
     println!("cargo::rerun-if-changed=lua");
     if env::var_os("CARGO_FEATURE_TEST_HOOKS").is_some() {
         for (name, file) in DOCUMENTS {
@@ -18,8 +18,8 @@ fn main() {
     }
 }
 
-/// Writes the Rust programs of a document where a test includes them, `guide_1.rs` and so on; with the addresses of
-/// that test's servers.
+/// Writes the Rust programs of a document to the files that a test includes, `guide_1.rs` and so on. Replaces their
+/// addresses by those of the test's servers.
 fn write_programs(name: &str, document: &str) {
     let folder = env::var("OUT_DIR").expect("cargo sets it");
     let blocks =

@@ -1,4 +1,4 @@
-//! The parts by themselves: `./dev bench parts [FILTER]`.
+//! Benchmarks of individual parts: `./dev bench parts [FILTER]`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::hint::black_box;
@@ -17,7 +17,7 @@ criterion_group! {
 }
 criterion_main!(parts);
 
-/// What is looked at before a hit leaves the process.
+/// Measures the checks of an id before a hit leaves the process.
 fn ids(criterion: &mut Criterion) {
     let own = Family::buffered("bench", "own").build().unwrap().family().clone();
     let table = Table::upsert("visitors").key("store_id", KeyType::Unsigned).key("day", KeyType::Date).value("count");
@@ -28,7 +28,7 @@ fn ids(criterion: &mut Criterion) {
     criterion.bench_function("id/check_typed", |bench| bench.iter(|| typed.check_id(black_box(id))));
 }
 
-/// Each script as one call after the other on a private Redis.
+/// Measures each script, one call after the other, on a private Redis.
 fn scripts(criterion: &mut Criterion) {
     let runtime = Runtime::new().unwrap();
     let family = Family::buffered("bench", "parts").build().unwrap().family().clone();
@@ -37,7 +37,7 @@ fn scripts(criterion: &mut Criterion) {
     let ids: Vec<_> = (0..1000).map(|number| format!("page/{number}")).collect();
     let pairs: Vec<_> = ids.iter().map(|id| (id.as_str(), 1)).collect();
     let names: Vec<_> = ids.iter().map(String::as_str).collect();
-    // beyond 512 ids Redis keeps a hash as a table, which is what a busy partition is; below, each HINCRBY looks through a list
+    // above 512 ids Redis stores a hash as a table, as in a busy partition; below, each HINCRBY scans a list
     runtime
         .block_on(partition.add(&family, partition.unfenced(), pairs.len() as u64, pairs.iter().copied()))
         .map(drop)

@@ -1,6 +1,6 @@
-//! A web server that counts how often each article was seen, and shows it: http://localhost:3000/articles/7
+//! A web server that counts the views of each article and shows them: http://localhost:3000/articles/7
 //!
-//! `REDIS_URL` and `DATABASE_URL` say where to count. Any number of these servers may run side by side.
+//! `REDIS_URL` and `DATABASE_URL` name the servers. Any number of these processes may run side by side.
 
 use std::env;
 use std::time::Duration;
@@ -16,7 +16,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mysql = env::var("DATABASE_URL").unwrap_or("mysql://root@localhost/test".into());
 
     let pair = Counterfoil::connect(&redis, &mysql).await?;
-    // Creates counterfoil's own tables where they are missing. With migrations, MysqlStore::schema() goes into one.
+    // Creates counterfoil's tables if they are missing. If you use migrations, put MysqlStore::schema() into one.
     pair.mysql()?.create_tables().await?;
     let views = pair.open(Family::buffered("example", "article_views").build()?).await?;
     let _reconciler = pair.reconciler().start().await?;
@@ -26,7 +26,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("http://{}/articles/7", listener.local_addr()?);
     axum::serve(listener, app).with_graceful_shutdown(interrupted()).await?;
 
-    // Mostly this returns at once; what is left after the time is safe in Redis until the next start.
+    // This usually returns at once. Counts that remain after the timeout stay safe in Redis until the next start.
     for remaining in pair.shutdown(Duration::from_secs(10)).await? {
         eprintln!("{remaining:?}");
     }
@@ -37,7 +37,7 @@ async fn article(State(views): State<BufferedCounters>, Path(number): Path<u32>)
     let id = number.to_string();
     match views.add(&id, 1).await {
         Ok(Added::Counted { .. }) => {}
-        // A page is worth more than its count.
+        // A failed count must not fail the page.
         not_counted => eprintln!("article {id}: {not_counted:?}"),
     }
     let seen = views.get(&id).await.map_err(|error| {

@@ -1,9 +1,9 @@
-//! Prints a series as a chart: how often something happened, slice of time by slice of time.
+//! Prints a series as a chart: the number of events in each slice of time.
 //!
 //! `cargo run --example series_chart -- / --precision 5s`
 //!
-//! It reads from the servers of `--redis` and `--mysql` (or `REDIS_URL` and `DATABASE_URL`): the hits of the live page,
-//! for instance. Without them it starts private ones and first counts something by itself.
+//! It reads from the servers in `--redis` and `--mysql` (or `REDIS_URL` and `DATABASE_URL`), for instance the hits of
+//! the live page. Without them it starts private servers and first counts some sample hits.
 
 #[path = "live_page/servers.rs"]
 mod servers;
@@ -23,20 +23,20 @@ use tokio::time::interval;
 /// Prints a series as a chart.
 #[derive(Parser)]
 struct Args {
-    /// The series within its family
+    /// The name of the series within its family
     #[arg(default_value = "/")]
     name: String,
-    /// How long a slice of time is
+    /// The length of a slice of time
     #[arg(long, default_value = "1s", value_parser = precision)]
     precision: Precision,
     #[arg(long, default_value = "example")]
     namespace: String,
     #[arg(long, default_value = "hits")]
     family: String,
-    /// The chart's columns
+    /// The width of the chart in columns
     #[arg(long, default_value_t = 80, value_parser = clap::value_parser!(u16).range(40..=500))]
     width: u16,
-    /// The chart's lines
+    /// The height of the chart in lines
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(10..=500))]
     height: u16,
     #[command(flatten)]
@@ -67,7 +67,7 @@ fn precision(name: &str) -> Result<Precision, String> {
     found.ok_or_else(|| format!("is none of {}", names.join(", ")))
 }
 
-/// Hits that come and go for ten seconds.
+/// Counts hits at a varying rate for ten seconds.
 async fn count_something(series: &Series, name: &str) -> counterfoil::Result<()> {
     const STEPS: u64 = 100;
     let mut time = interval(Duration::from_millis(100));
@@ -81,7 +81,7 @@ async fn count_something(series: &Series, name: &str) -> counterfoil::Result<()>
 fn drawn(slices: &[Slice], title: String, area: Rect) -> Buffer {
     let points: Vec<_> = slices.iter().map(|slice| (seconds(slice.start), slice.count as f64)).collect();
     let most = slices.iter().map(|slice| slice.count).max().unwrap_or_default();
-    // Even, so that the middle has a number as well.
+    // An even maximum, so that the label in the middle is a whole number.
     let top = (most + most % 2).max(2);
     let start = |slice: Option<&Slice>| slice.map_or(UNIX_EPOCH, |slice| slice.start);
     let (first, last) = (start(slices.first()), start(slices.last()));
@@ -106,7 +106,7 @@ fn time(start: SystemTime) -> String {
     Timestamp::try_from(start).map(|time| time.to_string()).unwrap_or_default()
 }
 
-/// What would be on the screen, line by line.
+/// Returns the text of the buffer, line by line.
 fn text(buffer: &Buffer) -> String {
     let lines = buffer.content().chunks(usize::from(buffer.area.width));
     lines.flat_map(|cells| cells.iter().map(|cell| cell.symbol()).chain(["\n"])).collect()

@@ -1,13 +1,13 @@
 //! A voting site: `curl -X POST localhost:3000/items/7/vote` returns the item's new number of votes.
 //!
-//! The votes are kept in a table of the site's own, which has to be there:
+//! The votes are stored in a table of the application, which must exist:
 //!
 //! ```sql
 //! CREATE TABLE item (id BIGINT UNSIGNED PRIMARY KEY, name VARCHAR(200) NOT NULL, vote_count INT NOT NULL DEFAULT 0);
 //! INSERT INTO item (id, name) VALUES (7, 'Strawberry');
 //! ```
 //!
-//! `REDIS_URL` and `DATABASE_URL` say where to count. Any number of these servers may run side by side.
+//! `REDIS_URL` and `DATABASE_URL` name the servers. Any number of these processes may run side by side.
 
 use std::env;
 use std::time::Duration;
@@ -24,7 +24,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mysql = env::var("DATABASE_URL").unwrap_or("mysql://root@localhost/test".into());
 
     let pair = Counterfoil::connect(&redis, &mysql).await?;
-    // Creates counterfoil's own tables where they are missing. With migrations, MysqlStore::schema() goes into one.
+    // Creates counterfoil's tables if they are missing. If you use migrations, put MysqlStore::schema() into one.
     pair.mysql()?.create_tables().await?;
     let items = Table::update("item").key("id", KeyType::Unsigned).value("vote_count");
     let votes = pair.open(Family::cached("example", "votes").table(items).build()?).await?;
@@ -36,7 +36,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     axum::serve(listener, app).with_graceful_shutdown(interrupted()).await?;
 
     reconciler.shutdown().await?;
-    // What is not in MySQL by then, since one of the two is away, is safe in Redis until the next start.
+    // If a server is unavailable, votes that have not reached MySQL stay safe in Redis until the next start.
     match timeout(Duration::from_secs(20), pair.drain()).await {
         Ok(drained) => drained?,
         Err(_) => eprintln!("not all votes are in MySQL yet"),
@@ -47,7 +47,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 async fn vote(State(votes): State<CachedCounters>, Path(item): Path<u64>) -> Result<String, StatusCode> {
     match votes.incr(&item.to_string(), 1).await {
         Ok(Changed::Counted { value }) => Ok(format!("{value}\n")),
-        // The table is the site's: a vote makes no item.
+        // The application owns the table: a vote never inserts an item.
         Ok(Changed::NoRow) => Err(StatusCode::NOT_FOUND),
         Ok(_) => Err(StatusCode::CONFLICT),
         Err(error) => Err(unavailable(item, &error)),

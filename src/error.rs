@@ -7,37 +7,38 @@ use std::fmt;
 /// Shorthand for a result with counterfoil's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, in one word, for a `match`.
+/// The category of an error, for a `match`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// An id, a name, a delta or a setting is not allowed. Nothing was done.
     InvalidInput,
-    /// The family is known with another configuration, or the table is not what the family's target says.
+    /// The family is known with another configuration, or the table does not match the family's target.
     Mismatch,
-    /// A server is set up in a way under which counts would be lost, and starting was not forced.
+    /// A server is configured so that counts would be lost, and the application did not allow that.
     Unsafe,
-    /// A server does not accept the credentials, or its user lacks a permission. Nothing was done, and no waiting mends it.
+    /// A server does not accept the credentials, or its user lacks a permission. Nothing was done. The error is
+    /// permanent until an operator changes the server.
     AccessDenied,
-    /// Redis could not be reached or refused the call; it was **not** executed, or may be executed again without harm.
+    /// Redis was unreachable or refused the call; it was **not** executed, or may be executed again without harm.
     Redis,
-    /// The database could not be reached or refused the transaction; nothing of it was kept.
+    /// The database was unreachable or refused the transaction; nothing of it was kept.
     Store,
-    /// The call may or may not have been executed: its reply was lost and could not be asked for again, or is an error that
-    /// does not say whether a part was done.
+    /// The call may or may not have been executed. Its reply was lost and could not be requested again, or is an error
+    /// that does not say whether a part was done.
     OutcomeUnknown,
     /// A value is outside the signed 64-bit range.
     Range,
-    /// A key in Redis, or a reply, is not of the shape that the bundle writes.
+    /// A key in Redis, or a reply, does not have the shape that the scripts write.
     Corrupt,
-    /// More hits wait for Redis than this process keeps; this one was not counted, and may be tried again later. Or a family
-    /// that is to be [reconfigured](crate::Counterfoil::reconfigure) has hits pending.
+    /// More hits wait for Redis than this process keeps; this one was not counted, and may be retried later. Or a
+    /// family has hits pending and cannot be [reconfigured](crate::Counterfoil::reconfigure).
     Busy,
     /// The pair or the reconciler has been shut down. A hit was not counted.
     Closed,
 }
 
-/// An error of counterfoil: opaque, with questions on it.
+/// An error of counterfoil: opaque, with query methods.
 pub struct Error {
     kind: ErrorKind,
     message: Cow<'static, str>,
@@ -45,35 +46,36 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error with a message that names what was wrong and where. For implementors of [`Store`](crate::Store).
+    /// Creates an error with a message that names what was wrong and where. For implementors of
+    /// [`Store`](crate::Store).
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         Error { kind, message: message.into(), source: None }
     }
 
-    /// The same error with the one below it as its source.
+    /// Sets the source of the error.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
-    /// What kind of error this is.
+    /// Returns the kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// Whether the same call may succeed later without anything being changed. An error whose
-    /// [outcome is unknown](Self::outcome_unknown) is not retryable: a second call could count twice.
+    /// Returns whether the same call may succeed later without any change. An error whose [outcome is
+    /// unknown](Self::outcome_unknown) is not retryable: a second call could count twice.
     pub fn is_retryable(&self) -> bool {
         matches!(self.kind, ErrorKind::Redis | ErrorKind::Store | ErrorKind::Busy)
     }
 
-    /// Whether the call may have been executed although it failed (docs/protocol.md, section 3.2).
+    /// Returns whether the call may have been executed although it failed (docs/protocol.md, section 3.2).
     pub fn outcome_unknown(&self) -> bool {
         self.kind == ErrorKind::OutcomeUnknown
     }
 
-    /// The same error for somebody else whom it concerns.
+    /// Copies the error for another caller, with its sources in the message.
     pub(crate) fn again(&self) -> Self {
         Error::new(self.kind, self.to_string())
     }
@@ -97,7 +99,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// For the `main` of a program that returns it: the kind, then what [`Display`](fmt::Display) says.
+/// Prints the kind, then the text of [`Display`](fmt::Display): for a `main` that returns the error.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}: {self}", self.kind)

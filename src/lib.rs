@@ -1,4 +1,4 @@
-// the first definition of a link counts: here the guide is a module, in the repository a file
+// the first definition of a link wins: the guide is a module here, and a file in the repository
 //! [guide]: crate::guide
 //! [buffered]: crate::guide#buffered-counters
 //! [cached]: crate::guide#cached-counters
@@ -77,7 +77,7 @@ pub use ::sqlx;
 #[doc = include_str!("../docs/guide.md")]
 pub mod guide {}
 
-/// Opened for the project's own tests: nothing here is part of the crate's interface.
+/// Internals for the project's own tests; not part of the crate's interface.
 #[cfg(feature = "test-hooks")]
 pub mod test_hooks {
     use crate::family::Kind;
@@ -96,12 +96,12 @@ pub mod test_hooks {
     pub use crate::testing::simulated::{set_clock_error, set_time};
     use crate::{CachedFamily, SeriesFamily};
 
-    /// How its counters stay in Redis, as single steps take it.
+    /// Returns the family's retention, for tests of single steps.
     pub fn retention(family: &CachedFamily) -> Option<&Retention> {
         family.family().retention()
     }
 
-    /// Its windows, as single steps take them.
+    /// Returns the family's windows, for tests of single steps.
     pub fn windows(family: &SeriesFamily) -> Option<&Windows> {
         match &family.family().kind {
             Kind::Series(windows) => Some(windows),

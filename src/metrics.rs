@@ -1,10 +1,10 @@
-//! The names of everything that is measured, for the recorder that the application installs.
+//! The names of all metrics, for the recorder that the application installs.
 //!
-//! Counters and histograms of a family carry the label `family`, and not its namespace: an application with ten
-//! thousand tenants would else have ten thousand times as many series.
+//! The metrics of a family carry the label `family`, without its namespace: an application with ten thousand tenants
+//! would otherwise have ten thousand times as many series.
 //!
-//! Counters and gauges are there with 0 from the moment a family is opened, or a reconciler started, so that an alert on
-//! one that never moved can fire; histograms come with their first value. The recorder has to be installed before.
+//! Counters and gauges start at 0 when a family is opened or a reconciler starts, so that an alert on one that never
+//! moved can fire. Histograms appear with their first value. Install the recorder before.
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 
@@ -12,11 +12,11 @@ use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 pub const HITS: &str = "counterfoil_hits_total";
 /// Hits refused, by `family` and `reason` (`range`, `full`).
 pub const REFUSED: &str = "counterfoil_refused_total";
-/// Hits that were recorded and are being sent, by `family`: about what a kill of this process would lose.
+/// Recorded hits that are being sent, by `family`: about what a kill of this process would lose.
 pub const RECORDED: &str = "counterfoil_recorded_hits";
-/// Hits whose outcome could not be learnt, by `family`: counted once or not at all.
+/// Hits of unknown outcome, by `family`: counted once or not at all.
 pub const UNKNOWN: &str = "counterfoil_unknown_total";
-/// Distinct ids in the batches that this reconciler holds, by `family`.
+/// Distinct ids in the batches that this reconciler is writing to the database, by `family`.
 pub const PENDING_IDS: &str = "counterfoil_pending_ids";
 /// Batches that reached the database.
 pub const BATCHES: &str = "counterfoil_batches_total";
@@ -24,46 +24,47 @@ pub const BATCHES: &str = "counterfoil_batches_total";
 pub const ROWS: &str = "counterfoil_rows_total";
 /// Deltas that the database refused.
 pub const REJECTS: &str = "counterfoil_rejects_total";
-/// Rows that were read because their cached counter was not in Redis, by `family`.
+/// Rows read because their cached counter was not in Redis, by `family`.
 pub const SEEDS: &str = "counterfoil_seeds_total";
-/// Cached counters that left Redis, by `family`: saved, and not used for as long as they were to stay.
+/// Cached counters deleted from Redis, by `family`: saved, and unused for their retention.
 pub const DELETED: &str = "counterfoil_deleted_total";
-/// Seconds from fetching batches to their release, or to their counters being marked as saved.
+/// Seconds from fetching batches to their release, or until their counters are marked as saved.
 pub const FLUSH_SECONDS: &str = "counterfoil_flush_seconds";
 /// Age in seconds of a batch's oldest hit when it reached the database, by `family`.
 pub const LAG_SECONDS: &str = "counterfoil_lag_seconds";
 /// Age in seconds of the oldest hit in the batches that this reconciler holds, 0 if it holds none. It grows while the
-/// database is away. Hits that wait for their sync, for the family's sync time at most, are not in it.
+/// database is unreachable. Hits that wait for their sync, for the family's sync time at most, are not included.
 pub const WAITING_SECONDS: &str = "counterfoil_waiting_seconds";
-/// Distinct ids, or cached counters, that wait in Redis for the database, by `family`: of all families of that name that
-/// are in use, whatever their namespace, as of the last call of [`backlogs`](crate::Counterfoil::backlogs), which alone
-/// sets it. To be called where no reconciler runs, or none that works.
+/// Distinct ids, or cached counters, that wait in Redis for the database, by `family`: the sum over all families of
+/// that name in use, in every namespace. Only [`backlogs`](crate::Counterfoil::backlogs) sets it. Call that where no
+/// working reconciler runs.
 pub const BACKLOG_IDS: &str = "counterfoil_backlog_ids";
-/// Age in seconds of the oldest of all these hits, 0 if there are none, by `family`, likewise.
+/// Age in seconds of the oldest of these hits, 0 if there are none, by `family`. Only `backlogs` sets it too.
 pub const BACKLOG_SECONDS: &str = "counterfoil_backlog_seconds";
-/// Partitions beyond a family's number that somebody counted in, by `family`: what is there is brought to the database.
+/// Partitions beyond a family's number that received hits from a client with a different partition count, by `family`.
+/// The reconciler brings these hits to the database.
 pub const STRAYS: &str = "counterfoil_stray_partitions_total";
-/// Partitions that began anew because Redis was set back to an older state, by `family`.
+/// Partitions that were reset because Redis was set back to an older state, by `family`.
 pub const SET_BACK: &str = "counterfoil_set_back_total";
-/// Hits that were dropped when partitions began anew, by `family`: they are in the database, or mixed with hits that are. Of
+/// Hits dropped when partitions were reset, by `family`: they are in the database, or mixed with hits that are. For
 /// series and activity a kept slice counts as one hit.
 pub const DROPPED: &str = "counterfoil_dropped_hits_total";
-/// Counters that were compared with their rows, by `family`.
+/// Counters compared with their rows, by `family`.
 pub const RECOUNT_CHECKED: &str = "counterfoil_recount_checked_total";
-/// Counters that were found different from their rows, by `family`.
+/// Counters found different from their rows, by `family`.
 pub const RECOUNT_DRIFTED: &str = "counterfoil_recount_drifted_total";
-/// Counters that were corrected, by `family` and `direction` (`up`, `down`).
+/// Counters corrected, by `family` and `direction` (`up`, `down`).
 pub const RECOUNT_CORRECTED: &str = "counterfoil_recount_corrected_total";
-/// Counters that were too busy to be compared with their rows in a run, by `family`.
+/// Counters too busy to be compared with their rows in a run, by `family`.
 pub const RECOUNT_BUSY: &str = "counterfoil_recount_busy_total";
-/// Seconds that a run of a recount took, by `family`.
+/// Duration of a recount run in seconds, by `family`.
 pub const RECOUNT_SECONDS: &str = "counterfoil_recount_seconds";
-/// When the last full run of a recount ended, by `family`, in Unix seconds: its age is the time that has passed since.
+/// End of the last full recount run, by `family`, in Unix seconds: its age is the time since.
 pub const RECOUNT_FINISHED: &str = "counterfoil_recount_finished_timestamp_seconds";
-/// Calls made again after a failure, by `what` (`add`, `reconcile`, `fetch`, `apply`, `release`).
+/// Calls retried after a failure, by `what` (`add`, `reconcile`, `fetch`, `apply`, `release`).
 pub const RETRIES: &str = "counterfoil_retries_total";
 
-/// Tells the installed recorder what each metric means. Call it once, after installing the recorder.
+/// Describes each metric to the installed recorder. Call it once, after installing the recorder.
 pub fn describe() {
     describe_counter!(HITS, "hits acknowledged by Redis");
     describe_counter!(REFUSED, "hits refused");
@@ -92,7 +93,7 @@ pub fn describe() {
     describe_counter!(RETRIES, "calls made again after a failure");
 }
 
-/// Everything that may be counted of the family is there from now on. Nothing is set: other namespaces have the label too.
+/// Registers the family's metrics. It adds 0 instead of setting it, because other namespaces share the label.
 pub(crate) fn begin_family(family: &metrics::SharedString, is_cached: bool) {
     let counter = |name: &'static str| metrics::counter!(name, "family" => family.clone()).increment(0);
     [HITS, UNKNOWN, STRAYS, SET_BACK, DROPPED].into_iter().for_each(counter);
@@ -108,7 +109,7 @@ pub(crate) fn begin_family(family: &metrics::SharedString, is_cached: bool) {
     metrics::counter!(RETRIES, "what" => "add").increment(0);
 }
 
-/// The same of what a reconciler counts by itself.
+/// Registers the metrics of a reconciler.
 pub(crate) fn begin_reconciler() {
     [BATCHES, ROWS, REJECTS].into_iter().for_each(|name| metrics::counter!(name).increment(0));
     for what in ["reconcile", "fetch", "apply", "release"] {
@@ -116,7 +117,7 @@ pub(crate) fn begin_reconciler() {
     }
 }
 
-/// Everything that a recount of the family counts is there from now on.
+/// Registers the metrics of a family's recount.
 pub(crate) fn begin_recount(family: &metrics::SharedString) {
     for name in [RECOUNT_CHECKED, RECOUNT_DRIFTED, RECOUNT_BUSY] {
         metrics::counter!(name, "family" => family.clone()).increment(0);
@@ -126,12 +127,12 @@ pub(crate) fn begin_recount(family: &metrics::SharedString) {
     }
 }
 
-/// A failed call is made again.
+/// Counts a retry of a failed call.
 pub(crate) fn retried(what: &'static str) {
     metrics::counter!(RETRIES, "what" => what).increment(1);
 }
 
-/// So many rows are read to seed counters with.
+/// Counts rows that are read as seeds.
 pub(crate) fn seeded(family: &metrics::SharedString, rows: usize) {
     metrics::counter!(SEEDS, "family" => family.clone()).increment(rows as u64);
 }

@@ -1,4 +1,4 @@
-//! What is measured and logged, as the application's recorder and subscriber see it.
+//! Metrics and logs, as the application's recorder and subscriber receive them.
 #![allow(missing_docs)]
 
 #[path = "it/support/mod.rs"]
@@ -48,7 +48,7 @@ async fn every_boundary_is_measured() {
     }
 
     let is_above = |least: f64, name: &str| look(&snapshotter).get(name).is_some_and(|value| *value > least);
-    // while the database is away the oldest hit grows older
+    // while the database is unavailable, the oldest hit ages
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     mysql.kill();
     let _ = items.add("1", 1).await.unwrap();
@@ -83,8 +83,8 @@ thread_local! {
     static LOG: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What the library logs in this thread, which runs the test and all its tasks. One subscriber serves all threads: with one
-/// for each, a thread without any may switch an event off for the others.
+/// The library's log of this thread, which runs the test and all its tasks. One subscriber serves all threads: with one
+/// for each, a thread without any may disable an event for the others.
 struct Log;
 
 impl io::Write for Log {
@@ -99,7 +99,7 @@ impl io::Write for Log {
 }
 
 impl Log {
-    /// From now on.
+    /// Begins an empty log.
     fn begin() -> Self {
         static SUBSCRIBER: Once = Once::new();
         SUBSCRIBER.call_once(|| tracing_subscriber::fmt().with_ansi(false).with_writer(|| Log).init());
@@ -123,14 +123,14 @@ async fn a_reconciler_that_ends_says_so() {
     pair.counterfoil.reconciler().start().await.unwrap().shutdown().await.unwrap();
     assert_eq!(log.lines_with("was shut down").len(), 1);
     assert!(log.lines_with("was shut down")[0].contains("INFO"));
-    // one that nobody holds goes on where it is told to
+    // a detached reconciler continues
     pair.counterfoil.reconciler().start().await.unwrap().detach();
     let _ = views.add("page", 1).await.unwrap();
     eventually("the hit", || async { pair.number("SELECT COUNT(*) FROM counterfoil_values").await == 1 }).await;
     assert_eq!(log.lines_with("was dropped").len(), 1);
 }
 
-/// Who serves all says whom not, and who does not serve all likewise, each once.
+/// A reconciler of all namespaces, and one of some families, each log once the families that they do not serve.
 #[tokio::test]
 async fn families_that_are_not_served_are_named() {
     let log = Log::begin();
@@ -226,14 +226,14 @@ async fn ids_of_a_drain_that_is_given_up_are_not_pending() {
         drained = pair.counterfoil.drain() => panic!("{drained:?}"),
         () = eventually("the write", || async { look(&snapshotter)[PENDING_IDS] == 2.0 }) => {}
     }
-    // a look tells what has changed since the one before
+    // a reading contains the change since the previous one
     assert_eq!(look(&snapshotter)[PENDING_IDS], -2.0);
     mysql.resume();
     pair.counterfoil.drain().await.unwrap();
     assert_eq!(look(&snapshotter)[PENDING_IDS], 0.0);
 }
 
-/// The label has no namespace, so the gauges are those of all namespaces.
+/// The label has no namespace, so the gauges are sums over all namespaces.
 #[tokio::test]
 async fn backlogs_are_measured_over_namespaces() {
     let recorder = DebuggingRecorder::new();

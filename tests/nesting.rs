@@ -1,5 +1,5 @@
-//! An application's futures go around ours, and rustc looks 128 deep and no further: so this is a test also in that it
-//! compiles. A program of its own, since what rustc has found out elsewhere in a program it does not count again.
+//! A test that also consists in compiling: an application's futures wrap ours, and rustc follows them only 128 levels
+//! deep. It is a separate program, since rustc does not count again what it found elsewhere in a program.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use testkit::{MysqlServer, RedisOptions, RedisServer};
 
 const REQUESTS: i64 = 20;
 
-/// What an application holds: a family of each kind.
+/// The state of an application: a family of each kind.
 struct Service {
     views: BufferedCounters,
     votes: CachedCounters,
@@ -27,7 +27,7 @@ fn day() -> Day {
     "2014-09-20".parse().unwrap()
 }
 
-/// Of each kind what it shows of the page, in that order.
+/// The page's count in each kind, in that order.
 type Shown = [i64; 5];
 
 impl Service {
@@ -46,7 +46,7 @@ impl Service {
     }
 
     async fn show(&self, page: &str) -> Result<Shown> {
-        // the deepest of ours: it was these that rustc once did not get to the end of
+        // our deepest futures, which once exceeded rustc's limit
         let listed = [self.views.list("", None, 10).await?, self.daily.list("", None, 10).await?];
         assert_eq!(listed.map(|counters| counters.len()), [1, 1]);
         assert_eq!(self.hits.names("", None, 10).await?, [page]);
@@ -70,7 +70,7 @@ impl Service {
     }
 }
 
-/// The layers of an application around it, each an async function of its own.
+/// The layers of an application around it, each a separate async function.
 macro_rules! layers {
     ($outer:ident $inner:ident $($further:ident)*) => {
         async fn $outer(service: &Service, visitor: &str) -> Result<Shown> {

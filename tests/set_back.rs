@@ -1,5 +1,5 @@
-//! A Redis that is killed and restored from older data, again and again, while all kinds count (docs/protocol.md, section
-//! 3.9). No row ever has more than was counted, and what it lacks was pending when Redis was killed or reported as dropped.
+//! A Redis that is repeatedly killed and restored from older data, while all kinds count (docs/protocol.md, section
+//! 3.9). No row ever has more than was counted. What it lacks was pending at the kill, or was reported as dropped.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
@@ -20,12 +20,12 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 const KINDS: [&str; 5] = ["views", "votes", "hits", "site", "people"];
-/// Of each kind.
+/// The number of ids of each kind.
 const IDS: u64 = 7;
-/// Tasks of each kind.
+/// The number of tasks of each kind.
 const TASKS: usize = 4;
 
-/// What the tasks of one kind were replied.
+/// The replies that the tasks of one kind received.
 #[derive(Default)]
 struct Tally {
     acknowledged: AtomicI64,
@@ -75,7 +75,7 @@ impl Handles {
         }
     }
 
-    /// Makes one call of the kind, and returns whether it was replied to.
+    /// Makes one call of the kind, and returns whether it received a reply.
     async fn call(&self, kind: usize, number: u64, tally: &Tally) -> bool {
         let id = format!("id/{}", number % IDS);
         let today: Day = "2026-11-23".parse().unwrap();
@@ -91,12 +91,12 @@ impl Handles {
     }
 }
 
-/// How Redis comes back with older data.
+/// The source of Redis's older data.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Restore {
-    /// It keeps snapshots only, and loads the last one.
+    /// The last snapshot of a Redis that keeps only snapshots.
     Snapshot,
-    /// Its append-only file is replaced by an older copy.
+    /// An older copy of the append-only file.
     OlderFile,
 }
 
@@ -104,20 +104,20 @@ struct Site {
     redis: RedisServer,
     pool: MySqlPool,
     tallies: Arc<[Tally; 5]>,
-    /// By kind: what was pending when Redis was killed.
+    /// The hits that were pending at the kill, by kind.
     pending: [i64; 5],
     snapshotter: Snapshotter,
 }
 
 impl Site {
-    /// What the rows of a family add up to; of activity the views.
+    /// Returns the sum of a family's rows; for activity, of its views.
     async fn stored(&self, kind: usize) -> i64 {
         const SUM: &str = "SELECT CAST(COALESCE(SUM(v.value), 0) AS SIGNED) FROM counterfoil_values AS v \
              JOIN counterfoil_families AS f ON f.number = v.family WHERE f.name = ? AND v.id NOT LIKE 'visitors/%'";
         sqlx::query_scalar(SUM).bind(KINDS[kind]).fetch_one(&self.pool).await.unwrap()
     }
 
-    /// The values of these two counters by family. A snapshot sets them to 0.
+    /// Returns the values of these two metrics by family. A snapshot resets them to 0.
     fn measured(&self, names: [&str; 2]) -> [BTreeMap<String, i64>; 2] {
         let mut found = [BTreeMap::new(), BTreeMap::new()];
         for (key, _, _, value) in self.snapshotter.snapshot().into_vec() {
@@ -227,7 +227,7 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
             tally.most()
         );
         assert!(stored <= tally.most(), "{name}: {stored} stored of {} at most", tally.most());
-        // a kept slice counts as one dropped hit, so of series and activity only the upper bound is known
+        // a kept slice counts as one dropped hit, so series and activity have only an upper bound
         assert!(["hits", "site"].contains(name) || stored >= least, "{name}: {stored} stored, {least} at least");
     }
     assert!(resets.values().sum::<i64>() > 0, "no set-back was detected: the test shows nothing");

@@ -1,5 +1,5 @@
-//! Series and activity at times that the test says: around the changes of the clocks, with a server's clock that steps
-//! back, and a caller's clock that is wrong. Days and months are checked against a reference in plain Rust.
+//! Series and activity at times that the test sets: around daylight saving changes, with a server's clock that steps
+//! back, and with a wrong clock of a caller. Days and months are compared with a reference in plain Rust.
 #![allow(missing_docs)]
 
 #[path = "it/support/mod.rs"]
@@ -26,7 +26,7 @@ use testkit::{MysqlServer, Proxy, RedisOptions, RedisServer};
 use tokio::sync::RwLock;
 use tokio::task::JoinSet;
 
-/// The time is one for the whole program, so the tests take turns.
+/// The program's only clock, which the tests lock in turn.
 struct Clock(#[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
 
 impl Clock {
@@ -35,12 +35,12 @@ impl Clock {
         Clock(TURN.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// By the server's clock, in Unix milliseconds.
+    /// Sets the server's clock, in Unix milliseconds.
     fn set(&self, ms: i64) {
         set_time(Some(ms.cast_unsigned()));
     }
 
-    /// How far this machine's clock is ahead of the server's.
+    /// Sets how far this machine's clock is ahead of the server's.
     fn machine_is_ahead(&self, ms: i64) {
         set_clock_error(ms);
     }
@@ -57,14 +57,14 @@ impl Drop for Clock {
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
 
-/// 2014-03-30 01:00 UTC, when Berlin's clocks went from 2 to 3.
+/// 2014-03-30 01:00 UTC, when Berlin's clocks went from 2:00 to 3:00.
 const SPRING: i64 = 1_396_141_200;
-/// 2014-10-26 01:00 UTC, when they went from 3 to 2.
+/// 2014-10-26 01:00 UTC, when Berlin's clocks went from 3:00 to 2:00.
 const AUTUMN: i64 = 1_414_285_200;
 /// 2014-01-01 00:00 in Berlin.
 const NEW_YEAR: i64 = 1_388_530_800;
 
-/// The reference of Berlin's calendar in 2014.
+/// A reference for Berlin's calendar in 2014.
 mod berlin {
     use super::{AUTUMN, DAY, HOUR, NEW_YEAR, SPRING};
 
@@ -74,7 +74,7 @@ mod berlin {
         (SPRING..AUTUMN).contains(&at)
     }
 
-    /// When that day of the year begins, the first one being 0. No clock is changed at midnight.
+    /// Returns the start of a day of the year, counted from 0. No clock changes at midnight.
     fn day(number: i64) -> i64 {
         let midnight = NEW_YEAR + number * DAY;
         if is_summer(midnight) { midnight - HOUR } else { midnight }
@@ -89,7 +89,7 @@ mod berlin {
     }
 }
 
-/// The slices of that precision that begin in 2014, up to the one with this time.
+/// Returns the starts of the last `most` slices of the precision up to this time, in 2014.
 fn starts(precision: Precision, at: i64, most: usize) -> Vec<i64> {
     let until = |all: &mut dyn Iterator<Item = i64>| {
         let before: Vec<_> = all.take_while(|start| *start <= at).collect();
@@ -121,16 +121,16 @@ enum Step {
         name: usize,
         n: u64,
     },
-    /// The server's clock goes on, or back.
+    /// The server's clock moves forward or back.
     Jump {
         ms: i64,
     },
-    /// It goes to about a moment at which something changes.
+    /// The server's clock moves close to a moment at which something changes.
     Goto {
         edge: usize,
         ms: i64,
     },
-    /// The machine's clock is set wrong.
+    /// The machine's clock becomes wrong.
     MachineAhead {
         ms: i64,
     },
@@ -139,7 +139,7 @@ enum Step {
         name: usize,
         window: usize,
     },
-    /// So many slices before and after the current one are read.
+    /// The current slice is read, with this many slices before and after it.
     Range {
         name: usize,
         kept: usize,
@@ -149,7 +149,7 @@ enum Step {
     Drain,
 }
 
-/// Berlin's midnights around both changes and the ends of these months, and the changes themselves.
+/// The two daylight saving changes, and Berlin's midnights around them and at the ends of these months.
 const EDGES: [i64; 10] = [
     SPRING - 2 * HOUR,
     SPRING,
@@ -186,10 +186,10 @@ struct World<'c> {
     counterfoil: Counterfoil,
     series: Series,
     now_ms: i64,
-    /// All that was ever counted.
+    /// All counts so far.
     counted: BTreeMap<Place, i64>,
-    /// What windows may hold. What left a window is dropped at some time; when the clock steps back it may come to be
-    /// in the window again.
+    /// The counts that windows may hold. A count that left a window is dropped some time later, and may return to it
+    /// when the clock steps back.
     held: BTreeMap<Place, BTreeSet<i64>>,
 }
 
@@ -214,7 +214,7 @@ impl<'c> World<'c> {
     }
 
     fn go_to(&mut self, ms: i64) {
-        // windows reach back by two months, and the reference ends with the year
+        // windows cover two months, and the reference ends with the year
         self.now_ms = ms.clamp((NEW_YEAR + 65 * DAY) * 1000, (NEW_YEAR + 330 * DAY) * 1000);
         self.clock.set(self.now_ms);
     }
@@ -283,7 +283,7 @@ impl<'c> World<'c> {
         if read == expected { Ok(()) } else { Err(failed(format!("WRONG RANGE: {read:?}, not {expected:?}"))) }
     }
 
-    /// Everything is as it was counted, first and last.
+    /// Checks all counts, before and after a drain.
     async fn finish(&mut self) -> Checked {
         for _ in 0..2 {
             for name in 0..NAMES.len() {
@@ -341,7 +341,7 @@ fn online(name: &str, counting: Counting) -> ActivityFamilyBuilder {
         .sync_after(Duration::from_millis(200))
 }
 
-/// How often scripts were called.
+/// Returns the number of script calls.
 async fn script_calls(server: &RedisServer) -> u64 {
     let info: String = server.run("INFO commandstats").await.unwrap();
     let calls = |line: &str| {
@@ -351,7 +351,7 @@ async fn script_calls(server: &RedisServer) -> u64 {
     info.lines().filter_map(calls).sum()
 }
 
-/// The layer is named by the caller, whose clock is wrong by hours. Returns what is seen of ten views by five.
+/// Counts ten views by five visitors with a clock that is hours off. Returns the views and visitors that are seen.
 async fn seen_by_a_wrong_clock(clock: &Clock) -> (u64, u64) {
     let plain = Plain::new().await;
     let family = online("online", Counting::HyperLogLog).stripes(1).build().unwrap();
@@ -359,7 +359,7 @@ async fn seen_by_a_wrong_clock(clock: &Clock) -> (u64, u64) {
     for (visitor, hours) in [5, -5, 0, 300, -300].into_iter().enumerate() {
         clock.machine_is_ahead(hours * HOUR * 1000);
         touching.touch("page", [visitor as u8]).await.unwrap();
-        // it has learnt what time it is
+        // the caller has learnt the server's time
         let before = script_calls(&plain.redis).await;
         touching.touch("page", [visitor as u8]).await.unwrap();
         assert_eq!(script_calls(&plain.redis).await, before + 1, "{hours} hours ahead");
@@ -381,7 +381,7 @@ fn a_layer_is_the_servers_whatever_the_caller_believes() {
     });
 }
 
-/// The way to the server takes longer than a layer lasts.
+/// The way to the server takes longer than a layer.
 #[test]
 fn layers_are_told_over_a_long_way() {
     let clock = Clock::take();
@@ -393,7 +393,7 @@ fn layers_are_told_over_a_long_way() {
         let online = online("online", Counting::HyperLogLog).keep_minutes(false).stripes(1).window(window.0, window.1);
         let online = far.open(online.build().unwrap()).await.unwrap();
         proxy.delay_replies(Duration::from_millis(60));
-        // so that it has to learn what time it is
+        // makes the caller learn the server's time
         clock.machine_is_ahead(3 * HOUR * 1000);
         for visitor in 0..20u32 {
             online.touch("page", visitor.to_be_bytes()).await.unwrap();
@@ -402,7 +402,7 @@ fn layers_are_told_over_a_long_way() {
     });
 }
 
-/// Calls are cut anywhere by a caller whose clock is wrong each time, so that each call is made twice.
+/// Cuts calls at every point for a caller whose clock is wrong each time, so that each call is sent twice.
 async fn cut_with_a_wrong_clock(clock: &Clock) {
     type Cut = fn(&Proxy, usize);
     let plain = Plain::new().await;
@@ -413,7 +413,7 @@ async fn cut_with_a_wrong_clock(clock: &Clock) {
     let hits = frail.open(hits.windows([(Precision::Day, 3)]).build().unwrap()).await.unwrap();
     let online = frail.open(online.build().unwrap()).await.unwrap();
     let (mut calls, mut hours) = (0i64, 7 * 24);
-    // requests are long, so only after every fifth of their bytes
+    // requests are long, so they are cut only after every fifth byte
     let directions: [(Cut, usize); 2] = [(Proxy::cut_requests_after, 5), (Proxy::cut_replies_after, 1)];
     for (cut, step) in directions {
         for bytes in (0..).step_by(step) {
@@ -476,7 +476,7 @@ fn the_window_slides_by_layers() {
     });
 }
 
-/// The server's clock steps back in the middle of a window, and comes to where it was again.
+/// Steps the server's clock back in the middle of a window, and lets it catch up again.
 async fn steps_back(clock: &Clock, counting: Counting, by_ms: i64) {
     let plain = Plain::new().await;
     let online = plain.counterfoil.open(online("online", counting).build().unwrap()).await.unwrap();
@@ -493,7 +493,7 @@ async fn steps_back(clock: &Clock, counting: Counting, by_ms: i64) {
     touch(noon, 0..10).await;
     touch(noon + 6_000, 5..20).await;
     touch(noon + 6_000 - by_ms, 15..30).await;
-    // who was there before the step, or after it, is there now
+    // visitors from before and after the step are present
     let now = online.now("page").await.unwrap();
     assert!(now.views >= 15 && now.visitors.count() >= 14, "{now:?}");
     touch(noon + 7_000 - by_ms, 10..12).await;
@@ -524,7 +524,7 @@ fn activity_outlives_a_clock_that_steps_back() {
     });
 }
 
-/// What was acknowledged of one minute.
+/// The acknowledged touches of one minute.
 #[derive(Clone, Debug, Default)]
 struct Touched {
     views: i64,
@@ -533,8 +533,8 @@ struct Touched {
 
 const PAGES: [&str; 2] = ["/", "/forum/é"];
 
-/// Writers that touch pages until they are told to stop, and what was acknowledged of each page and minute. Who moves the
-/// time into another minute waits for the calls that are under way.
+/// Writers that touch pages until they are stopped, and count the acknowledged touches by page and minute. The minute
+/// changes only between calls.
 struct Touching {
     stop: Arc<AtomicBool>,
     minute: Arc<RwLock<i64>>,
@@ -592,7 +592,7 @@ fn kept_minutes_are_exact_whatever_dies() {
         let proxy = Proxy::to(&pair.redis);
         let frail = Counterfoil::new(proxy.manager().await, MysqlStore::new(pair.pool.clone()));
         let touched = frail.open(family()).await.unwrap().write_timeout(Duration::from_secs(20));
-        // long over, so that it goes to the database at once
+        // long over, so that its counts go to the database at once
         let first = now_ms() / 60_000 - 30;
         clock.set(first * 60_000);
         let touching = Touching::on(&touched, first);
@@ -630,7 +630,7 @@ fn kept_minutes_are_exact_whatever_dies() {
     });
 }
 
-/// A day of 23 hours and one of 25, with a hit in each of their hours, in `page_days(day, page, hits)`.
+/// A day of 23 hours and one of 25, with a hit in each hour, in `page_days(day, page, hits)`.
 #[tokio::test]
 async fn days_of_23_and_25_hours_get_to_the_applications_own_table() {
     let clock = Clock::take();
@@ -653,7 +653,7 @@ async fn days_of_23_and_25_hours_get_to_the_applications_own_table() {
         }
     }
     pair.counterfoil.drain().await.unwrap();
-    // of 26 hours 3 or 1 are those of the next day
+    // of the 26 hours, 3 or 1 belong to the next day
     for (day, count) in [("2014-03-30", 23), ("2014-03-31", 3), ("2014-10-26", 25), ("2014-10-27", 1)] {
         let query = sqlx::query_scalar("SELECT hits FROM page_days WHERE day = ? AND page = '/a/b'").bind(day);
         let stored: Option<i32> = query.fetch_optional(&pair.pool).await.unwrap();

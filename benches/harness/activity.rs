@@ -1,4 +1,4 @@
-//! Activity, beside plain commands.
+//! Activity, compared with plain commands.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -27,9 +27,9 @@ const NOW: Figure = Figure {
     target: AtMost(10.0),
 };
 const VISITORS: u32 = 100_000;
-/// The family's default.
+/// The default window of a family.
 const WINDOW: Duration = Duration::from_secs(600);
-/// The family's default.
+/// The default number of partitions of a family.
 const PARTITIONS: u32 = 4;
 
 pub async fn measure(bench: &mut Bench) {
@@ -37,14 +37,14 @@ pub async fn measure(bench: &mut Bench) {
     measure_now(bench).await;
 }
 
-/// Of the default window, in so many partitions, each result asked for.
+/// Opens a family with the default window in `partitions` partitions. It caches no results.
 async fn activity(stage: &Stage, counting: Counting, partitions: u32) -> Activity {
     let family = Family::activity("bench", "readers").visitors(counting).partitions(partitions);
     let family = family.durability(Durability::Immediate).cache_for(Duration::ZERO);
     stage.pair.open(family.build().unwrap()).await.unwrap()
 }
 
-/// `touch().await`, each time by somebody else.
+/// `touch().await`, each time by a random visitor.
 #[derive(Clone)]
 struct Touch(Activity, Visitors);
 
@@ -54,7 +54,7 @@ impl Side for Touch {
     }
 }
 
-/// What one does without counterfoil for the same window.
+/// The alternative without counterfoil, for the same window.
 #[derive(Clone)]
 struct ByHand(MultiplexedConnection, Visitors, Counting);
 
@@ -79,7 +79,7 @@ impl Side for ByHand {
     }
 }
 
-/// Who comes next: another sequence in every clone.
+/// A random sequence of visitors, different in every clone.
 struct Visitors(SmallRng);
 
 impl Visitors {
@@ -94,7 +94,7 @@ impl Clone for Visitors {
     }
 }
 
-/// Views that are counted with their visitors; beside the exact figure what fewer and more partitions do.
+/// Measures views that are counted with their visitors, and for the exact figure also fewer and more partitions.
 async fn measure_touch(bench: &mut Bench) {
     if bench.wants(&[TOUCH.name]) {
         compare(bench, Counting::Exact, PARTITIONS).await.throughput(bench).await;
@@ -140,7 +140,7 @@ impl Side for Get {
     }
 }
 
-/// Who is here now, against a plain GET.
+/// Compares `now()` with a plain GET.
 async fn measure_now(bench: &mut Bench) {
     if !bench.wants(&[NOW.name]) {
         return;
@@ -158,7 +158,7 @@ async fn measure_now(bench: &mut Bench) {
     Comparison { figure: NOW, ours, theirs, names: ["activity_now", "get"], ids, stage }.latency(bench).await;
 }
 
-/// Visitors in every layer of the window, as if they had come over the last ten minutes.
+/// Adds visitors to every layer of the window, as if they had come over the last ten minutes.
 async fn fill(stage: &Stage, activity: &Activity, page: &str) {
     const LAYERS: u32 = 200;
     let now_ms = stage.time().await as u64 * 1000;

@@ -1,4 +1,4 @@
-//! Cached counters, beside plain commands.
+//! Cached counters, compared with plain commands.
 
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ const MEMORY: Figure = Figure {
     what: "Redis's bytes per warm clean counter, ids of 11 bytes : plain string keys with a TTL",
     target: AtMost(1.5),
 };
-/// The family's default.
+/// The default number of partitions of a family.
 const PARTITIONS: u32 = 4;
 
 pub async fn measure(bench: &mut Bench) {
@@ -50,7 +50,7 @@ pub async fn measure(bench: &mut Bench) {
     measure_memory(bench).await;
 }
 
-/// A family in so many partitions. This Redis keeps nothing on disk.
+/// Opens a family in `partitions` partitions. This Redis has no persistence.
 async fn family(stage: &Stage, name: &str, partitions: u32) -> Cached {
     let family = Family::cached("bench", name)
         .partitions(partitions)
@@ -59,7 +59,7 @@ async fn family(stage: &Stage, name: &str, partitions: u32) -> Cached {
     stage.pair.open(family.build().unwrap()).await.unwrap()
 }
 
-/// Gives each counter 1, many at a time.
+/// Adds 1 to each counter, many at a time.
 async fn fill(counters: &Cached, ids: &[String]) {
     for some in ids.chunks(2048) {
         let all = join_all(some.iter().map(|id| counters.incr(id, 1))).await;
@@ -78,7 +78,7 @@ impl Side for Incr {
     }
 }
 
-/// What one does without counterfoil: an INCRBY for each hit, over one multiplexed connection.
+/// The alternative without counterfoil: one INCRBY per hit, over one multiplexed connection.
 #[derive(Clone)]
 struct Plain(MultiplexedConnection);
 
@@ -88,7 +88,7 @@ impl Side for Plain {
     }
 }
 
-/// One increment of a counter that is in Redis, for somebody who is alone.
+/// Measures the latency of an increment by a single task, with the counter in Redis.
 async fn measure_one_task(bench: &mut Bench) {
     if !bench.wants(&[ONE_TASK.name]) {
         return;
@@ -100,7 +100,7 @@ async fn measure_one_task(bench: &mut Bench) {
         .await;
 }
 
-/// Increments of counters that are in Redis; beside the figure what fewer and more partitions do.
+/// Measures increments of counters that are in Redis, and also fewer and more partitions.
 async fn measure_throughput(bench: &mut Bench) {
     if !bench.wants(&[THROUGHPUT.name]) {
         return;
@@ -129,7 +129,8 @@ async fn warm(bench: &Bench, partitions: u32) -> Comparison<Incr, Plain> {
     Comparison { figure: THROUGHPUT, ours, theirs, names: ["cached", "incrby"], ids: Ids::zipf(IDS), stage }
 }
 
-/// The first increment of a counter that is not in Redis, against the commands and the query of an application's own cache.
+/// Compares the first increment of a counter that is not in Redis with the commands and the query of an application's
+/// own cache.
 async fn measure_misses(bench: &mut Bench) {
     if !bench.wants(&[MISS.name]) {
         return;
@@ -140,7 +141,7 @@ async fn measure_misses(bench: &mut Bench) {
     fill(&counters, &names).await;
     stage.pair.drain().await.unwrap();
     let ours = async || {
-        // nothing is in Redis any more; what was added in the round before was not saved, and is gone
+        // this empties Redis; the increments of the previous round were not saved and are lost
         stage.emptied().await;
         incremented(counters.clone(), names.clone()).await
     };
@@ -151,10 +152,10 @@ async fn measure_misses(bench: &mut Bench) {
     bench.absolute("cached_by_hand_miss_us", median(rounds.theirs));
 }
 
-/// The median time of each counter's first increment in microseconds.
+/// Returns the median time of a counter's first increment in microseconds.
 async fn incremented(counters: Cached, names: Vec<String>) -> f64 {
     let incrementing = tokio::spawn(async move {
-        // the scripts and the producers of the partitions are there
+        // a warm-up: it loads the scripts and sets up the producers of the partitions
         for name in &names[..100] {
             assert_eq!(counters.incr(name, 1).await.unwrap().counted(), Some(2));
         }
@@ -189,7 +190,7 @@ async fn cached_by_hand(pool: MySqlPool, mut redis: MultiplexedConnection, names
     incrementing.await.unwrap()
 }
 
-/// From Redis to a commit and back, against loops that add the same deltas from memory.
+/// Compares saves from Redis to a commit and back with loops that add the same deltas from memory.
 async fn measure_saves(bench: &mut Bench) {
     if !bench.wants(&[SAVES.name]) {
         return;
@@ -201,7 +202,7 @@ async fn measure_saves(bench: &mut Bench) {
     let rows_per_second = |seconds: f64| names.len() as f64 / seconds;
     let ours = async || {
         fill(&counters, &names).await;
-        // all of them are due
+        // until all of them are due
         tokio::time::sleep(Duration::from_millis(60)).await;
         [rows_per_second(stage.flush(counters.family()).await); 2]
     };
@@ -215,12 +216,12 @@ async fn measure_saves(bench: &mut Bench) {
     );
 }
 
-/// What a counter costs in Redis while it is there and saved.
+/// Measures the memory in Redis of a saved counter.
 async fn measure_memory(bench: &mut Bench) {
     if !bench.wants(&[MEMORY.name]) {
         return;
     }
-    // three quarters of a power of two, for both sides: a table is half empty after it grew
+    // both sides have 3/4 of a power of two: a table is half empty right after it grows
     let ids = bench.size(196_608, 49_152);
     let names: Vec<_> = (0..ids).map(|number| format!("item/{number:06}")).collect();
     let stage = Stage::set(bench).await;

@@ -1,4 +1,4 @@
-//! What the daemon `counterfoil` takes while nothing is counted: the program of the package `cli`, which `./dev bench` builds.
+//! The cost of the idle daemon `counterfoil`. `./dev bench` builds its program from the package `cli`.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -33,7 +33,7 @@ pub async fn measure(bench: &mut Bench) {
         for number in 0..families {
             let _ = pair.open(Family::buffered(format!("shop-{number}"), "views").build().unwrap()).await.unwrap();
         }
-        // what a probe reads: the last batch of each partition, here of an earlier incarnation
+        // the rows that a probe reads: the last batch of each partition, here of an earlier incarnation
         sqlx::raw_sql(LEDGER).execute(&pool).await.unwrap();
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("counterfoil.toml");
@@ -41,10 +41,10 @@ pub async fn measure(bench: &mut Bench) {
         let text = format!("listen = \"127.0.0.1:0\"\n[pair.main]\nredis = {redis_url:?}\nmysql = {mysql_url:?}\n");
         std::fs::write(&file, text).unwrap();
         let daemon = Daemon::start(&program, &file);
-        // until everything was checked more than once
+        // long enough for the daemon to check everything more than once
         sleep(Duration::from_secs(35)).await;
         let mut probe = redis.client().get_multiplexed_async_connection().await.unwrap();
-        // with two probes or one, which are 30 s apart
+        // the time of two probes or of one, which are 30 s apart
         let seconds = bench.size(60u32, 30);
         let (ours, server) = (process::cpu(daemon.id()), redis_cpu(&mut probe).await);
         sleep(Duration::from_secs(seconds.into())).await;
@@ -58,7 +58,7 @@ pub async fn measure(bench: &mut Bench) {
     }
 }
 
-/// It lies beside this program.
+/// Returns the path of the daemon, in the folder above this program's, or `None` if it is not built.
 fn program() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?.parent()?.parent()?.join("counterfoil");
     program.exists().then_some(program)

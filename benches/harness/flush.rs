@@ -1,4 +1,4 @@
-//! Rows per second from Redis to a commit, against a loop that upserts the same rows from memory.
+//! Rows per second from Redis to a commit, compared with a loop that upserts the same rows from memory.
 
 use std::fmt::Write;
 use std::time::Instant;
@@ -17,7 +17,7 @@ const FIGURE: Figure = Figure {
     what: "rows/s from Redis to the commit : the better of two hand-written upsert loops from memory",
     target: AtLeast(0.9),
 };
-/// As many as counterfoil takes in a table of its own.
+/// The number of rows in a transaction, equal to counterfoil's for its own table.
 const ROWS_OF_TRANSACTION: usize = 10_000;
 
 pub async fn measure(bench: &mut Bench) {
@@ -37,7 +37,7 @@ pub async fn measure(bench: &mut Bench) {
     let theirs = async || {
         other_round += 1;
         let mut ids = drawn(rows, other_round);
-        // for free: counterfoil has to sort them itself
+        // not measured, although counterfoil's own sorting is
         ids.sort_unstable();
         by_hand(&stage.pool, &ids).await.map(rows_per_second)
     };
@@ -48,17 +48,17 @@ pub async fn measure(bench: &mut Bench) {
     bench.absolute("hand_written_json_rows_per_second", median(rounds.theirs.iter().map(|both| both[1])));
 }
 
-/// Ids out of two and a half times as many: in the first round all rows are new, later ever fewer.
+/// Draws ids out of two and a half times as many. In the first round all rows are new, in later rounds fewer and fewer.
 fn drawn(ids: usize, round: u64) -> Vec<String> {
     let places = index::sample(&mut SmallRng::seed_from_u64(round), ids * 5 / 2, ids);
     places.into_iter().map(|number| format!("page/{number}")).collect()
 }
 
-/// What one writes by hand to bring many sums to MySQL: rows sorted by their key, many in a statement, many statements
-/// in a transaction.
+/// A hand-written way to bring many sums to MySQL: rows sorted by key, many per statement, many statements per
+/// transaction.
 #[derive(Clone, Copy)]
 enum Way {
-    /// `VALUES (?, ?, ?), ...`, 1,000 rows a statement.
+    /// `VALUES (?, ?, ?), ...`, 1,000 rows per statement.
     Values,
     /// One JSON text of 10,000 rows through `JSON_TABLE`.
     JsonTable,
@@ -113,13 +113,13 @@ fn json(rows: &[Row]) -> String {
     text + "]"
 }
 
-/// Adds 1 to the row of each id, which are sorted, in each way; returns the seconds that each took.
+/// Adds 1 to the row of each of the sorted ids, once in each way. Returns the seconds that each way took.
 pub async fn by_hand(pool: &MySqlPool, ids: &[String]) -> [f64; 2] {
     let rows: Vec<_> = ids.iter().map(|id| (id.clone(), 1)).collect();
     [upsert(pool, Way::Values, &rows).await, upsert(pool, Way::JsonTable, &rows).await]
 }
 
-/// Creates a table for each way, of the same shape as counterfoil's.
+/// Creates a table for each way, with the same columns as counterfoil's.
 pub async fn create_tables(pool: &MySqlPool) {
     for way in [Way::Values, Way::JsonTable] {
         let create = format!("CREATE TABLE {} LIKE counterfoil_values", way.table());
@@ -127,7 +127,7 @@ pub async fn create_tables(pool: &MySqlPool) {
     }
 }
 
-/// Adds the rows to the table; returns the seconds that it took.
+/// Adds the rows to the table and returns the elapsed seconds.
 async fn upsert(pool: &MySqlPool, way: Way, rows: &[Row]) -> f64 {
     let (pool, rows) = (pool.clone(), rows.to_vec());
     let upserting = tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! Whether anything becomes dearer where millions of ids are pending.
+//! The growth of costs up to millions of pending ids.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,7 +22,7 @@ const SCRIPT: Figure = Figure {
     target: AtMost(1.2),
 };
 
-/// A number of ids pending, and in plain hashes, on servers of its own, with what was measured there.
+/// A number of ids, both pending and in plain hashes, on its own stage, with the results there.
 struct Size {
     ids: u32,
     stage: Pending,
@@ -58,7 +58,7 @@ impl Size {
         (0..self.ids).map(|number| format!("page/{number}"))
     }
 
-    /// Hits on ids that are pending, so that the number of those stays as it is.
+    /// Hits pending ids only, so that their number stays constant.
     async fn hit(&mut self, ids: &Ids, time: Duration, round: usize) {
         const TASKS: usize = 256;
         let (acked, plain, probe) = (Acked(self.stage.counters.clone()), &self.stage.plain, &self.stage.probe);
@@ -67,9 +67,9 @@ impl Size {
         self.hits.measure(round, ours, theirs).await;
     }
 
-    /// Rows that are in the database already; small sizes several times, large ones are long enough as they are.
+    /// Flushes rows that are already in the database. Small sizes run several times; large ones are long enough.
     async fn flush(&mut self) {
-        // makes the rows
+        // inserts the rows
         self.stage.fill(self.names()).await;
         self.stage.flush().await;
         for _ in 0..(1_000_000 / self.ids).clamp(1, 10) {
@@ -79,7 +79,7 @@ impl Size {
     }
 }
 
-/// All sizes in every round, so that what else the machine does meets them all.
+/// Measures all sizes in every round, so that other load on the machine affects all of them.
 async fn measure_hits(bench: &mut Bench, sizes: &mut [Size]) {
     let ids: Vec<_> = sizes.iter().map(|size| Ids::in_order(size.ids)).collect();
     for round in 0..=bench.rounds() {
@@ -111,10 +111,10 @@ async fn measure_hits(bench: &mut Bench, sizes: &mut [Size]) {
     draw("add", "ids pending", "us per hit", &curves);
 }
 
-/// Takes a batch off each partition and through all scripts while hits come in, and the same with plain commands, and
-/// compares what ran longest.
+/// Passes a batch of each partition through all scripts while hits come in, does the same with plain commands, and
+/// compares the longest runs.
 ///
-/// Nothing else runs meanwhile, no database either: Redis's clock goes on while a script waits for a processor.
+/// Nothing else runs meanwhile, not even a database: Redis's clock continues while a script waits for a processor.
 async fn watch_scripts(bench: &mut Bench, sizes: &[Size]) {
     let Some(Size { ids, stage, .. }) = sizes.last() else { return };
     let watch = Watch::start(stage.probe.clone()).await;
@@ -127,13 +127,13 @@ async fn watch_scripts(bench: &mut Bench, sizes: &[Size]) {
         scripts::commands_through(&stage.probe, hashes.next().unwrap(), *ids).await;
         watch.commands().await
     };
-    // the first one warms up
+    // the first round is a warm-up
     let rounds = alternate(stage.partitions().count() - 1, ours, theirs).await;
     let of_all = |look: &Longest| look.values().copied().fold(0.0, f64::max);
     bench.figure(SCRIPT, rounds.ratio(of_all));
     bench.absolute("longest_script_of_a_round_us", median(rounds.ours.iter().map(of_all)));
     bench.absolute("longest_command_of_a_round_us", median(rounds.theirs.iter().map(of_all)));
-    // and of all rounds, script by script
+    // the longest run of each script over all rounds
     let mut longest = BTreeMap::new();
     for (name, micros) in rounds.ours.iter().chain(&rounds.theirs).flatten() {
         let longest = longest.entry(name).or_insert(0.0);

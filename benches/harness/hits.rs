@@ -1,4 +1,4 @@
-//! Hits on buffered counters, acknowledged or recorded, against plain HINCRBY.
+//! Hits on buffered counters, acknowledged or recorded, compared with plain HINCRBY.
 
 use counterfoil::Family;
 
@@ -26,7 +26,7 @@ const RECORDED: Figure = Figure {
 /// `add().await` by many tasks.
 struct Throughput {
     figure: Figure,
-    /// How the absolute figures begin.
+    /// The prefix of the absolute figures' names.
     name: &'static str,
     tasks: usize,
     ids: fn() -> Ids,
@@ -103,7 +103,7 @@ async fn measure_throughput(bench: &mut Bench) {
     }
 }
 
-/// The curve of hits per second against the number of tasks.
+/// Draws the curve of hits per second over the number of tasks.
 async fn measure_by_tasks(bench: &mut Bench) {
     if !bench.wants(&["acked_by_tasks"]) {
         return;
@@ -120,7 +120,7 @@ async fn measure_by_tasks(bench: &mut Bench) {
     draw("acked_by_tasks", "tasks", "hits per second", &curves);
 }
 
-/// Both sides on one Redis, each over a connection of its own, each round on an empty Redis.
+/// Compares both sides on one Redis, each over its own connection. Redis is empty at the start of each round.
 async fn compare(bench: &Bench, ids: &Ids, tasks: usize, rounds: usize) -> Rounds<Load> {
     let sides = Sides::set(bench).await;
     let (time, mut family) = (bench.time(), 0);
@@ -133,7 +133,7 @@ async fn compare(bench: &Bench, ids: &Ids, tasks: usize, rounds: usize) -> Round
     alternate(rounds, ours, theirs).await
 }
 
-/// How long one hit takes for somebody who is alone.
+/// Measures the latency of a hit by a single task.
 async fn measure_one_task(bench: &mut Bench) {
     if !bench.wants(&[ONE_TASK.name]) {
         return;
@@ -166,7 +166,7 @@ impl Side for Recorded {
     async fn hit(&mut self, id: &str) {
         self.counters.record(id, 1).unwrap();
         self.hits += 1;
-        // nothing is waited for, and the other tasks are to have their turn
+        // record() never waits, so this lets the other tasks run
         if self.hits.is_multiple_of(64) {
             tokio::task::yield_now().await;
         }
@@ -177,7 +177,7 @@ impl Side for Recorded {
     }
 }
 
-/// Hits summed in the process, with a flush at the end.
+/// Measures hits that are summed in the process, with a flush at the end.
 async fn measure_recorded(bench: &mut Bench) {
     if !bench.wants(&[RECORDED.name]) {
         return;
@@ -195,7 +195,7 @@ async fn measure_recorded(bench: &mut Bench) {
     bench.absolute("recorded_per_second", median(rounds.ours.iter().map(Load::per_second)));
 }
 
-/// A database and a Redis, with a connection of its own for each side.
+/// A database and a Redis, with a separate connection for each side.
 struct Sides {
     stage: Stage,
     plain: Plain,
@@ -208,7 +208,7 @@ impl Sides {
         Sides { stage, plain }
     }
 
-    /// A family of this round's own.
+    /// Opens a new family for the round.
     async fn counters(&self, number: usize) -> Counters {
         let family = Family::buffered("bench", format!("round-{number}")).build().unwrap();
         self.stage.pair.open(family).await.unwrap()

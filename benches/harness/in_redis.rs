@@ -1,4 +1,4 @@
-//! What a hit and a pending id cost in Redis.
+//! The cost of a hit and of a pending id in Redis.
 
 use counterfoil::test_hooks::{Counted, Fence};
 use futures_util::future::join_all;
@@ -17,7 +17,7 @@ const MEMORY: Figure = Figure {
 };
 const BARE: &str = "return redis.call('HINCRBY', KEYS[1], ARGV[1], ARGV[2])";
 const IDS: u32 = 100_000;
-/// Calls under way at a time: what a call costs is to be the script, not the way from sleep to work.
+/// The number of concurrent calls. They keep Redis busy, so that the figure is the script's time and not a wake-up's.
 const CALLERS: usize = 16;
 
 pub async fn measure(bench: &mut Bench) {
@@ -25,7 +25,7 @@ pub async fn measure(bench: &mut Bench) {
     measure_memory(bench).await;
 }
 
-/// The time of an add, against a script that only counts.
+/// Compares the time of an add with that of a script that only counts.
 async fn measure_add(bench: &mut Bench) {
     if !bench.wants(&[ADD.name]) {
         return;
@@ -45,7 +45,7 @@ async fn measure_add(bench: &mut Bench) {
     bench.absolute("bare_script_us", median(rounds.theirs));
 }
 
-/// The mean microseconds of a fenced add, as a writer makes it: all of a server's calls have one home partition.
+/// Returns the mean microseconds of a fenced add, as a writer sends it: all calls to a server have one home partition.
 async fn add(stage: &Pending, ids: &Ids, calls: usize, round: u64) -> f64 {
     let (family, partitions) = (stage.counters.family(), stage.partitions().collect::<Vec<_>>());
     let epochs = partitions[0].epochs(family).await.unwrap().unwrap();
@@ -64,7 +64,7 @@ async fn add(stage: &Pending, ids: &Ids, calls: usize, round: u64) -> f64 {
     Scripts::so_far(&mut stage.probe.clone()).await.since(before).mean_us()
 }
 
-/// The same of the script that only counts, in hashes of the same ids.
+/// Returns the mean microseconds of the script that only counts, on hashes of the same ids.
 async fn bare(stage: &Pending, ids: &Ids, calls: usize) -> f64 {
     let mut probe = stage.probe.clone();
     let sha1: String = redis::cmd("SCRIPT").arg("LOAD").arg(BARE).query_async(&mut probe).await.unwrap();
@@ -82,13 +82,13 @@ async fn bare(stage: &Pending, ids: &Ids, calls: usize) -> f64 {
     Scripts::so_far(&mut probe).await.since(before).mean_us()
 }
 
-/// The bytes of a pending id, against those of the same in a plain hash.
+/// Compares the bytes of a pending id with those of the same id in a plain hash.
 async fn measure_memory(bench: &mut Bench) {
     const HASH: &str = "plain";
     if !bench.wants(&[MEMORY.name]) {
         return;
     }
-    // three quarters of a power of two, for both sides: a hash's table is half empty after it grew
+    // both sides have 3/4 of a power of two: a hash's table is half empty right after it grows
     let ids = bench.size(196_608, 49_152);
     let names = || (0..ids).map(|number| format!("page/{number}"));
     let stage = Pending::set(bench).await;
@@ -109,7 +109,7 @@ async fn measure_memory(bench: &mut Bench) {
 }
 
 impl Pending {
-    /// What the key takes, exactly; 0 where it is not there.
+    /// Returns the exact memory usage of the key in bytes, or 0 if it does not exist.
     async fn bytes(&self, key: &str) -> f64 {
         let mut command = redis::cmd("MEMORY");
         command.arg("USAGE").arg(key).arg("SAMPLES").arg(0);

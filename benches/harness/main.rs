@@ -1,4 +1,4 @@
-//! What the crate costs, measured beside what it is compared with, in one run:
+//! The benchmarks: the crate and its alternatives, measured side by side in one run:
 //! `./dev bench [--quick] [--json FILE] [NAME...]`.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
@@ -26,26 +26,26 @@ use measuring::Bench;
 #[derive(Parser)]
 #[command(name = "./dev bench")]
 struct Args {
-    /// About a fifth of the work: enough to see whether something broke, not to quote.
+    /// About a fifth of the work: enough to see whether something broke, not enough to quote.
     #[arg(long)]
     quick: bool,
-    /// Where to write the figures: one flat object, name: number.
+    /// The file to write the figures to: one flat object, name: number.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// The figures to measure, by name or part of a name; all of them where none is given.
+    /// The figures to measure, by name or part of a name. Defaults to all.
     names: Vec<String>,
-    /// What cargo passes to every benchmark.
+    /// The flag that cargo passes to every benchmark.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// Two workers, also where there are more cores: figures of different machines are about the same thing.
+/// Runs with two workers, even on more cores, so that figures of different machines are comparable.
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() {
     let args = Args::parse();
     println!("{}", testkit::versions());
     let mut bench = Bench::new(args.quick, args.names);
-    // first, while the process holds no memory that it could use again
+    // first, while the process holds no freed memory that it could reuse
     idle::measure(&mut bench).await;
     hits::measure(&mut bench).await;
     in_redis::measure(&mut bench).await;

@@ -1,4 +1,4 @@
-//! How long an exact read takes, against the two plain reads that it is made of.
+//! The latency of an exact read, compared with the two plain reads that it consists of.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ const FIGURE: Figure =
 const IDS: u32 = 10_000;
 const HASH: &str = "plain";
 
-/// Somebody who reads values, one after the other.
+/// One side of the comparison, which reads values one after the other.
 trait Reader: Clone + Send + 'static {
     fn read(&mut self, id: &str) -> impl Future<Output = i64> + Send;
 }
@@ -26,7 +26,7 @@ impl Reader for Exact {
     }
 }
 
-/// What one does without counterfoil, although it is wrong for a moment whenever a batch is on its way.
+/// The alternative without counterfoil. It is wrong for a moment whenever a batch is on its way.
 #[derive(Clone)]
 struct Plain {
     redis: MultiplexedConnection,
@@ -48,7 +48,7 @@ pub async fn measure(bench: &mut Bench) {
     }
     let stage = Pending::set(bench).await;
     let names = || (0..IDS).map(|number| format!("page/{number}"));
-    // each id has 1 in the database, where the reads of both sides find it, and 1 in Redis
+    // each id has 1 in the database, which both sides read, and 1 in Redis
     stage.fill(names()).await;
     stage.flush().await;
     stage.fill(names()).await;
@@ -66,7 +66,7 @@ pub async fn measure(bench: &mut Bench) {
     bench.absolute("plain_read_us", median(rounds.theirs));
 }
 
-/// The median time of a read in microseconds.
+/// Returns the median time of a read in microseconds.
 async fn latency(mut reader: impl Reader, ids: &Ids, time: Duration) -> f64 {
     let ids = ids.clone();
     let reading = tokio::spawn(async move {

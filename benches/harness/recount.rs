@@ -1,5 +1,5 @@
-//! Ids that a recount checks a second, against the plain reads that it is made of; and what it takes from those who count
-//! meanwhile.
+//! The ids per second that a recount checks, compared with the plain reads that it consists of. And the cost of a
+//! recount for concurrent hits.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ const ADDS: Figure = Figure {
     what: "acknowledged hits/s of 256 tasks while a recount runs, at its default rate : without it",
     target: AtLeast(0.9),
 };
-/// Ids of one query, as a recount has them.
+/// The number of ids in a query, equal to a recount's.
 const PAGE: usize = 1_000;
 const ROWS_OF_ID: usize = 3;
 const HASH: &str = "plain";
@@ -62,7 +62,7 @@ pub async fn measure(bench: &mut Bench) {
             let (pair, counters) = (stage.pair.clone(), stage.counters.clone());
             async move {
                 loop {
-                    // what is counted has no rows here
+                    // the hits have no rows here, so the recount only reports
                     let recount = pair.recount(&counters).source(source()).mode(Mode::Report);
                     recount.within(Duration::ZERO).run_once().await.unwrap();
                 }
@@ -82,7 +82,7 @@ fn name(number: usize) -> String {
     format!("page/{number}")
 }
 
-/// Each id has its rows, one hit fewer in the database, and one in Redis.
+/// Gives each id its rows, one hit fewer in the database, and one hit in Redis.
 async fn set(stage: &Pending, ids: usize) {
     let create =
         "CREATE TABLE saves (event BIGINT AUTO_INCREMENT PRIMARY KEY, page VARBINARY(32) NOT NULL, KEY (page))";

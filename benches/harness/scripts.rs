@@ -1,4 +1,4 @@
-//! How long scripts run, and plain commands that move as much, by Redis's own SLOWLOG.
+//! The run times of scripts, and of plain commands that move as much, from Redis's SLOWLOG.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,20 +11,20 @@ use rand::{RngExt, SeedableRng};
 use redis::Value;
 use redis::aio::MultiplexedConnection;
 
-/// Everything that took longer is looked at, in microseconds.
+/// The SLOWLOG threshold in microseconds.
 const SLOW: u64 = 20;
-/// As many ids as a writer adds in its largest call.
+/// The number of ids in a writer's largest call.
 const IDS_OF_CALL: u32 = 400;
-/// About how many ids a page of a fetch has.
+/// The approximate number of ids in a page of a fetch.
 const PAGE: usize = 500;
 
-/// Looks at what ran long, time and again.
+/// A reader of the SLOWLOG.
 pub struct Watch(MultiplexedConnection);
 
-/// What ran longest since the last look, in microseconds, by name.
+/// The longest runs since the last reading, in microseconds, by name.
 pub type Longest = BTreeMap<String, f64>;
 
-/// Takes a batch from the cut to the release, while hits come in on random ones of the ids, and are read.
+/// Takes a batch from the cut to the release, while random ids are hit and read.
 pub async fn batch_through(partition: &Partition, family: &Family, ids: u32) {
     let cut = partition.rotate(None, Cut::Now).await.unwrap();
     let RotateReply::Batch(batch) = cut else { panic!("nothing was cut: {cut:?}") };
@@ -46,7 +46,7 @@ pub async fn batch_through(partition: &Partition, family: &Family, ids: u32) {
     partition.release(batch.id).await.unwrap();
 }
 
-/// Does to a plain hash what [`batch_through`] does to a partition, with plain commands of as many ids.
+/// Repeats the steps of [`batch_through`] on a plain hash, with plain commands of as many ids.
 pub async fn commands_through(redis: &MultiplexedConnection, hash: &str, ids: u32) {
     let (mut redis, mut other, cut) = (redis.clone(), redis.clone(), format!("{hash}/cut"));
     redis::cmd("RENAME").arg(hash).arg(&cut).exec_async(&mut redis).await.unwrap();
@@ -83,7 +83,7 @@ pub async fn commands_through(redis: &MultiplexedConnection, hash: &str, ids: u3
     redis::cmd("UNLINK").arg(&cut).exec_async(&mut redis).await.unwrap();
 }
 
-/// The ids of one call after the other, the same in every run.
+/// The ids of successive calls, the same in every run.
 struct Calls {
     ids: u32,
     random: SmallRng,
@@ -99,7 +99,7 @@ impl Calls {
     }
 }
 
-/// Number, time, microseconds, arguments, client's address and name.
+/// A SLOWLOG entry: number, time, microseconds, arguments, the client's address and name.
 type Entry = (u64, u64, f64, Vec<String>, Value, Value);
 
 impl Watch {
@@ -112,7 +112,7 @@ impl Watch {
         Watch(redis)
     }
 
-    /// The longest run of each script since the last look.
+    /// Returns the longest run of each script since the last reading.
     pub async fn scripts(&self) -> Longest {
         let script = |arguments: &[String]| {
             let [command, sha1, ..] = arguments else { return None };
@@ -122,7 +122,7 @@ impl Watch {
         self.look(script).await
     }
 
-    /// The longest run of each plain command since the last look.
+    /// Returns the longest run of each plain command since the last reading.
     pub async fn commands(&self) -> Longest {
         const PLAIN: [&str; 5] = ["RENAME", "HSCAN", "HSET", "HMGET", "UNLINK"];
         let plain = |arguments: &[String]| {

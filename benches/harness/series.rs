@@ -1,4 +1,4 @@
-//! Series, beside plain commands.
+//! Series, compared with plain commands.
 
 use std::collections::HashMap;
 
@@ -30,13 +30,13 @@ pub async fn measure(bench: &mut Bench) {
     measure_memory(bench).await;
 }
 
-/// Of the default precisions, none of them kept.
+/// Opens a series with the default precisions, none of them kept.
 async fn series(stage: &Stage, name: &str) -> Series {
     let family = Family::series("bench", name).durability(Durability::Immediate);
     stage.pair.open(family.build().unwrap()).await.unwrap()
 }
 
-/// How long the slices are; days are those of UTC.
+/// Returns the length of a slice in seconds. Days are UTC days.
 fn length(precision: Precision) -> i64 {
     match precision {
         Precision::Seconds(seconds) => i64::from(seconds),
@@ -44,7 +44,7 @@ fn length(precision: Precision) -> i64 {
     }
 }
 
-/// The starts of so many slices, the last one the current one.
+/// Returns the starts of the last `slices` slices, up to the current one.
 fn starts(precision: Precision, slices: i64, now: i64) -> impl Iterator<Item = i64> {
     let length = length(precision);
     (1 - slices..=0).map(move |back| (now.div_euclid(length) + back) * length)
@@ -60,7 +60,7 @@ impl Side for Add {
     }
 }
 
-/// What a well-known book on Redis does for each hit, in one transaction over one multiplexed connection.
+/// The commands that a well-known book on Redis sends per hit, in one transaction over one multiplexed connection.
 #[derive(Clone)]
 struct Textbook(MultiplexedConnection);
 
@@ -78,7 +78,7 @@ impl Side for Textbook {
     }
 }
 
-/// Hits that are counted at seven precisions, against what the textbook does for each.
+/// Compares hits at seven precisions with the textbook's commands.
 async fn measure_add(bench: &mut Bench) {
     if !bench.wants(&[ADD.name]) {
         return;
@@ -96,7 +96,7 @@ struct Window(Series);
 impl Side for Window {
     async fn hit(&mut self, name: &str) {
         let window = self.0.get(name, Precision::HOUR).await.unwrap();
-        // none of it left the window since it was filled, or one slice did
+        // at most one slice has left the window since it was filled
         assert!(window.iter().filter(|slice| slice.count > 0).count() >= 119);
     }
 }
@@ -111,7 +111,7 @@ impl Side for Hash {
     }
 }
 
-/// Reading a window, against reading the hash that it is.
+/// Compares reading a window with reading its hash.
 async fn measure_window(bench: &mut Bench) {
     if !bench.wants(&[WINDOW.name]) {
         return;
@@ -131,18 +131,18 @@ async fn measure_window(bench: &mut Bench) {
     Comparison { figure: WINDOW, ours, theirs, names: ["series_get", "hgetall"], ids, stage }.latency(bench).await;
 }
 
-/// What a series with full windows costs in Redis.
+/// Measures the memory in Redis of a series with full windows.
 async fn measure_memory(bench: &mut Bench) {
     if !bench.wants(&[MEMORY.name]) {
         return;
     }
     let stage = Stage::set(bench).await;
     let series = series(&stage, "memory").await;
-    // seven keys each: three quarters of a power of two, for both sides, since a table is half empty after it grew
+    // with seven keys each, both sides have 3/4 of a power of two: a table is half empty right after it grows
     let names: Vec<_> = (0..bench.size(877, 438)).map(|number| format!("page/{number}")).collect();
     let now = stage.time().await;
     let empty = stage.used().await;
-    // what a first hit makes, lifetimes and names included, and then the slices before
+    // a first hit creates the keys with their lifetimes and names; the earlier slices follow
     for name in &names {
         let _ = series.add(name, 1_000).await.unwrap();
     }
@@ -162,7 +162,7 @@ async fn measure_memory(bench: &mut Bench) {
     bench.absolute("redis_bytes_per_7_hashes", theirs / names.len() as f64);
 }
 
-/// Seven hashes of 120 slices each.
+/// Fills seven hashes of 120 slices each.
 async fn fill(stage: &Stage, key: impl Fn(Precision) -> String, now: i64) {
     let mut pipe = redis::pipe();
     for precision in Precision::DEFAULT {

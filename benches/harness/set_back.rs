@@ -1,4 +1,5 @@
-//! How soon a Redis that was set back is detected: one with its default snapshots and no append-only file, killed under load.
+//! The time until the library detects that Redis was set back. Redis has its default snapshots and no append-only file,
+//! and is killed under load.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +17,7 @@ const NAMES: [&str; 4] =
 const TASKS: usize = 64;
 const PARTITIONS: u32 = 4;
 
-/// Between the restart of Redis and the moment at which its last partition has begun anew.
+/// The hits and seconds from the restart of Redis until its last partition has a new incarnation.
 struct Detection {
     hits: f64,
     seconds: f64,
@@ -26,7 +27,7 @@ pub async fn measure(bench: &mut Bench) {
     if !bench.wants(&NAMES) {
         return;
     }
-    // Redis's own lines
+    // Redis's default snapshot rules
     let redis = RedisServer::start(RedisOptions::volatile().arg("save", "3600 1 300 100 60 10000")).await;
     let (_, pool) = bench.servers.mysql().await.database("bench").await;
     let store = MysqlStore::new(pool);
@@ -65,7 +66,7 @@ pub async fn measure(bench: &mut Bench) {
     bench.absolute(NAMES[3], seconds.fold(0.0, f64::max));
 }
 
-/// Kills Redis a while after a snapshot, and waits until each partition has another incarnation.
+/// Kills and restarts Redis a while after a snapshot, and waits until each partition has a new incarnation.
 async fn set_back(redis: &RedisServer, counted: &AtomicU64) -> Detection {
     let _: () = redis.run("SAVE").await.unwrap();
     sleep(Duration::from_millis(1_500)).await;

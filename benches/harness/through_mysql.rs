@@ -1,4 +1,4 @@
-//! Hits until they are committed in MySQL: counterfoil as a whole against an upsert for each hit.
+//! Hits until they are committed in MySQL: counterfoil as a whole, compared with one upsert per hit.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const FIGURE: Figure = Figure {
 };
 const CONNECTIONS: u16 = 64;
 
-/// `add().await`, and at the end everything brought to the database, with a reconciler running.
+/// `add().await` with a reconciler running. At the end everything is brought to the database.
 #[derive(Clone)]
 struct Through {
     acked: Acked,
@@ -34,7 +34,7 @@ impl Side for Through {
     }
 }
 
-/// What one does without counterfoil, and without Redis.
+/// The alternative without counterfoil and without Redis.
 #[derive(Clone)]
 struct Upsert(MySqlPool);
 
@@ -51,7 +51,7 @@ pub async fn measure(bench: &mut Bench) {
         return;
     }
     let ids = Ids::zipf(100_000);
-    // longer than elsewhere: the drain at the end is in the time
+    // longer than elsewhere, because the time includes the drain at the end
     let time = bench.time() * 2;
     let Stage { pair, pool, redis, mut probe } = Stage::set(bench).await;
     let mut other_probe = probe.clone();
@@ -72,12 +72,12 @@ pub async fn measure(bench: &mut Bench) {
 }
 
 async fn counters(pair: &Pair, round: u32) -> Counters {
-    // this Redis keeps nothing on disk
+    // this Redis has no persistence
     let family = Family::buffered("bench", format!("round-{round}")).durability(Durability::Immediate);
     pair.open(family.build().unwrap()).await.unwrap()
 }
 
-/// A table of the same shape, and a pool with a connection for each task.
+/// Creates a table with the same columns, and a pool with a connection for each task.
 async fn plain_table(bench: &Bench, pool: &MySqlPool) -> MySqlPool {
     sqlx::raw_sql("CREATE TABLE plain LIKE counterfoil_values").execute(pool).await.unwrap();
     let name: String = sqlx::query_scalar("SELECT DATABASE()").fetch_one(pool).await.unwrap();

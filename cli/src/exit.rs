@@ -1,4 +1,4 @@
-//! How a command ends: what monitoring plugins expect.
+//! The exit codes of commands, as monitoring plugins expect them.
 
 use std::process::{ExitCode, Termination};
 
@@ -11,7 +11,7 @@ pub enum Exit {
     Ok = 0,
     /// Something is late, was refused, or failed.
     Warning = 1,
-    /// A server is away, or an error was found.
+    /// A server is unavailable, or an error was found.
     Critical = 2,
     /// The command line or the configuration is wrong.
     Usage = 3,
@@ -23,7 +23,7 @@ impl Termination for Exit {
     }
 }
 
-/// What ends a command, with what to do about it.
+/// An error that ends a command, with advice.
 #[derive(Debug)]
 pub struct Failure {
     pub exit: Exit,

@@ -1,15 +1,15 @@
-//! The families of a pair: those that the configuration describes, and those that the database knows.
+//! The families of a pair, in the configuration and in the database.
 
 use counterfoil::{AnyCounters, Counterfoil, Error, ErrorKind, Registered, Result};
 
 use crate::config::FamilyConfig;
 
-/// The families of one pair that the configuration describes.
+/// Returns the configured families of one pair.
 pub fn described<'a>(families: &'a [FamilyConfig], pair: &str) -> impl Iterator<Item = &'a FamilyConfig> {
     families.iter().filter(move |family| family.pair == pair)
 }
 
-/// Opens the family of that name, NAMESPACE/FAMILY: as the configuration describes it, or as the database knows it.
+/// Opens the family `name`, NAMESPACE/FAMILY: as configured, or else as the database has it.
 pub async fn open(counterfoil: &Counterfoil, families: &[FamilyConfig], name: &str) -> Result<AnyCounters> {
     let expected = || Error::new(ErrorKind::InvalidInput, format!("{name:?} is not NAMESPACE/FAMILY"));
     let (namespace, family) = name.split_once('/').ok_or_else(expected)?;
@@ -25,7 +25,7 @@ pub async fn open(counterfoil: &Counterfoil, families: &[FamilyConfig], name: &s
     counterfoil.open_registered(known)
 }
 
-/// The families that the database knows and that this version understands.
+/// Returns the families in the database that this version understands.
 pub async fn registered(counterfoil: &Counterfoil) -> Result<Vec<Registered>> {
     Ok(counterfoil.store().families().await?.into_iter().filter_map(Result::ok).collect())
 }

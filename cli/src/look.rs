@@ -1,4 +1,4 @@
-//! A pair as it is seen from outside: whether its servers are there, and how its families stand. It writes nothing.
+//! The state of a pair from outside: its servers and its families. This module writes nothing.
 
 use std::time::{Duration, Instant};
 
@@ -13,41 +13,41 @@ use crate::families::described;
 use crate::pair;
 use crate::status::{self, FamilyStatus};
 
-/// How long a server is waited for.
+/// The time limit of a server's reply.
 const REPLY: Duration = Duration::from_secs(5);
 
-/// A pair that is looked at once, or again and again.
+/// A reader of a pair's state, once or periodically.
 pub struct Look {
     config: PairConfig,
     described: Vec<FamilyConfig>,
     store: MysqlStore,
-    /// Nothing until Redis was there.
+    /// `None` until the first connection to Redis.
     pair: Option<Counterfoil>,
     known: Option<Known>,
 }
 
-/// What MySQL said.
+/// The last data from MySQL.
 struct Known {
     at: Instant,
     families: Vec<Registered>,
     overview: Vec<Overview>,
 }
 
-/// A pair as it stands.
+/// The state of a pair.
 #[derive(Clone, Debug, Serialize)]
 pub struct PairStatus {
     pub pair: String,
     pub redis: ServerStatus,
     pub mysql: ServerStatus,
     pub families: Vec<FamilyStatus>,
-    /// Families of the configuration that MySQL does not know yet.
+    /// Configured families that MySQL does not know yet.
     pub never_opened: Vec<String>,
 }
 
 #[derive(Clone, Debug, Serialize)]
 pub struct ServerStatus {
     pub up: bool,
-    /// Why it is away.
+    /// The reason, if it is unavailable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -59,13 +59,13 @@ impl<T> From<&Result<T, String>> for ServerStatus {
 }
 
 impl Look {
-    /// At a pair and those of the families that are its own.
+    /// Creates a reader of a pair, with its own of the `families`.
     pub fn new(config: &PairConfig, families: &[FamilyConfig]) -> counterfoil::Result<Self> {
         let described = described(families, &config.name).cloned().collect();
         Ok(Look { config: config.clone(), described, store: pair::store(config)?, pair: None, known: None })
     }
 
-    /// How it stands, with what MySQL said no longer ago than that.
+    /// Returns the current state. Data from MySQL is read again once it is older than `mysql_age`.
     pub async fn now(&mut self, late: Duration, mysql_age: Duration) -> PairStatus {
         let is_known = self.known.as_ref().is_some_and(|known| known.at.elapsed() < mysql_age);
         let asked = async { if is_known { Ok(None) } else { in_time(read(&self.store)).await.map(Some) } };
@@ -128,14 +128,14 @@ async fn of(
         counterfoil.open_registered(registered.clone())?;
     }
     if families.is_empty() {
-        // nothing else would notice a Redis that is away
+        // without families, only this detects an unavailable Redis
         let pinged = cmd("PING").query_async::<()>(&mut counterfoil.redis().clone()).await;
         pinged.map_err(|error| Error::new(ErrorKind::Redis, "Redis did not reply").with_source(error))?;
     }
     status::of_families(counterfoil, overview, late).await
 }
 
-/// What a server replies, or why it does not.
+/// Returns a server's reply, or the reason why there is none.
 pub async fn in_time<T>(reply: impl Future<Output = counterfoil::Result<T>>) -> Result<T, String> {
     match timeout(REPLY, reply).await {
         Ok(reply) => reply.map_err(|error| error.to_string()),

@@ -1,4 +1,4 @@
-//! The command `counterfoil`: a daemon that brings counters from Redis to MySQL, and tools for those who run it.
+//! The command `counterfoil`: a daemon that brings counters from Redis to MySQL, and tools for operators.
 
 mod arguments;
 mod commands;

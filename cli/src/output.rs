@@ -1,4 +1,4 @@
-//! What commands print: for people, or as JSON.
+//! The output of commands: for people, or as JSON.
 
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::time::SystemTime;
@@ -8,14 +8,14 @@ use serde::Serialize;
 
 use crate::exit::Failure;
 
-/// Where results go, and how.
+/// The format of a command's results.
 #[derive(Clone, Copy, Debug)]
 pub struct Output {
     pub json: bool,
 }
 
 impl Output {
-    /// Prints the value as JSON, or the lines that are made of it.
+    /// Prints the value as JSON, or as the lines that `lines` returns.
     pub fn print<T: Serialize>(self, value: &T, lines: impl FnOnce(&T) -> Vec<String>) -> Result<(), Failure> {
         self.write(|out| {
             if self.json {
@@ -27,12 +27,12 @@ impl Output {
         })
     }
 
-    /// Prints a text as it stands.
+    /// Prints a text unchanged.
     pub fn text(self, text: &[u8]) -> Result<(), Failure> {
         self.write(|out| out.write_all(text))
     }
 
-    /// Whoever reads has seen enough when the other end is closed, which is no failure.
+    /// Writes to standard output. A pipe that the reader closes is not an error.
     fn write(self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
         let mut out = BufWriter::new(io::stdout().lock());
         match write(&mut out).and_then(|()| out.flush()) {
@@ -42,7 +42,7 @@ impl Output {
     }
 }
 
-/// Columns below each other, the numbers to the right.
+/// Formats rows in aligned columns, with numbers to the right.
 pub fn table(heads: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
@@ -64,7 +64,7 @@ pub fn table(heads: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     [head].into_iter().chain(rows.iter().map(|row| line(row.iter().map(String::as_str).collect()))).collect()
 }
 
-/// A time as 3s, 2m, 5h or 4d.
+/// Formats a time as 3s, 2m, 5h or 4d.
 pub fn short(seconds: f64) -> String {
     match seconds.max(0.0) as u64 {
         seconds @ 0..120 => format!("{seconds}s"),
@@ -74,12 +74,12 @@ pub fn short(seconds: f64) -> String {
     }
 }
 
-/// A moment as `2026-11-22T12:00:00Z`.
+/// Formats a moment as `2026-11-22T12:00:00Z`.
 pub fn moment(time: SystemTime) -> String {
     Timestamp::try_from(time).map_or_else(|_| "?".to_owned(), |time| time.to_string())
 }
 
-/// `1 family`, `2 families`.
+/// Formats a number with its noun: `1 family`, `2 families`.
 pub fn count(number: u64, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }

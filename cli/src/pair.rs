@@ -18,10 +18,10 @@ use counterfoil::{
 
 use crate::config::{PairConfig, RedisPlace};
 
-/// How long a connection to MySQL is waited for.
+/// The time limit for acquiring a connection to MySQL.
 const ACQUIRE: Duration = Duration::from_secs(5);
 
-/// Connects to Redis; to MySQL only when it is needed.
+/// Connects to Redis. The first use of MySQL connects to it.
 pub async fn connect(config: &PairConfig) -> Result<Counterfoil> {
     let redis: Connection = match &config.redis {
         RedisPlace::Cluster(nodes) => cluster(config, nodes).await?.into(),
@@ -31,13 +31,13 @@ pub async fn connect(config: &PairConfig) -> Result<Counterfoil> {
     Ok(Counterfoil::new(redis, store(config)?).allow_evicting(config.allow_evicting))
 }
 
-/// Its MySQL alone, which is connected to when it is needed.
+/// Returns the store alone. Its first use connects to MySQL.
 pub fn store(config: &PairConfig) -> Result<MysqlStore> {
     let pool = MySqlPoolOptions::new().max_connections(config.connections).acquire_timeout(ACQUIRE);
     Ok(MysqlStore::new(pool.connect_lazy_with(mysql(config)?)))
 }
 
-/// A connection of its own, to see whether MySQL is there.
+/// Returns a separate connection, to check that MySQL is up.
 pub fn probe(config: &PairConfig) -> Result<MySqlPool> {
     let pool = MySqlPoolOptions::new().max_connections(1).acquire_timeout(ACQUIRE);
     Ok(pool.connect_lazy_with(mysql(config)?))
@@ -106,7 +106,7 @@ async fn cluster(config: &PairConfig, nodes: &[String]) -> Result<ClusterConnect
         .map_err(|error| Error::new(ErrorKind::Redis, format!("no cluster at {}", nodes.join(", "))).with_source(error))
 }
 
-/// What is trusted and shown beyond what the system does.
+/// Reads the certificates of the configuration, which add to the system's.
 fn certificates(config: &PairConfig) -> Result<Option<TlsCertificates>> {
     let read = |file: &PathBuf| {
         fs::read(file).map_err(|error| {

@@ -1,4 +1,4 @@
-//! Families sampled again and again, so that what they count becomes a rate.
+//! Repeated samples of families, which turn their counts into rates.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
@@ -6,10 +6,10 @@ use std::time::Instant;
 use crate::status::{FamilyStatus, now};
 use crate::view::{FamilyView, Sample};
 
-/// How many samples of a family are kept.
+/// The maximum number of samples of a family.
 const SAMPLES: usize = 90;
 
-/// What is remembered of earlier samples.
+/// The earlier samples of all families.
 #[derive(Debug, Default)]
 pub struct Sampler {
     families: HashMap<String, Past>,
@@ -19,12 +19,12 @@ pub struct Sampler {
 struct Past {
     at: Instant,
     counted: Option<u64>,
-    /// Empty as long as the family is idle.
+    /// Empty while the family is idle.
     samples: VecDeque<Sample>,
 }
 
 impl Sampler {
-    /// The families with their rates and samples so far. Those that are not there any more are forgotten.
+    /// Adds a sample of each family, and returns rates and samples. Families that no longer exist are forgotten.
     pub fn sample(&mut self, families: Vec<FamilyStatus>) -> Vec<FamilyView> {
         let (at, seconds) = (Instant::now(), now());
         let mut before = std::mem::take(&mut self.families);
@@ -54,7 +54,7 @@ impl Sampler {
     }
 }
 
-/// Hits a second since then. A Redis that forgot what was counted begins again at 0.
+/// Returns the hits a second since `past`, or 0 if Redis has forgotten its count.
 fn rate(past: &Past, status: &FamilyStatus, at: Instant) -> Option<f64> {
     let counted = status.counted?.saturating_sub(past.counted?);
     let seconds = at.duration_since(past.at).as_secs_f64();

@@ -1,4 +1,4 @@
-//! How a family stands: what waits of it in Redis, and what MySQL says.
+//! The state of a family: its data that waits in Redis, and MySQL's view of it.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -6,29 +6,29 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use counterfoil::{Backlog, Counterfoil, Family, Overview, Result};
 use serde::Serialize;
 
-/// What counts as late unless said otherwise.
+/// The default age from which hits count as late.
 pub const LATE: Duration = Duration::from_secs(120);
 
-/// How one family stands.
+/// The state of one family.
 #[derive(Clone, Debug, Serialize)]
 pub struct FamilyStatus {
     pub namespace: String,
     pub family: String,
     pub kind: &'static str,
-    /// Distinct ids that wait in Redis for MySQL.
+    /// The number of distinct ids that wait in Redis for MySQL.
     pub pending: u64,
-    /// Age in seconds of the oldest hit that waits.
+    /// The age in seconds of the oldest waiting hit.
     pub oldest_seconds: Option<f64>,
-    /// Slices that are kept and not over yet.
+    /// The number of slices that are kept and not over yet.
     pub open: u64,
-    /// Hits that Redis knows of, for the kinds that count them.
+    /// The hits that Redis has counted, for the kinds that count them.
     pub counted: Option<u64>,
-    /// When a part of a batch reached MySQL last, in Unix seconds.
+    /// The last time that a part of a batch reached MySQL, in Unix seconds.
     pub last_saved: Option<u64>,
-    /// What rows refused, and nobody applied or discarded since.
+    /// The number of rejects that were neither applied nor discarded.
     pub rejects: u64,
     pub state: State,
-    /// What is wrong with its keys in Redis.
+    /// The problem with its keys in Redis.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
@@ -37,16 +37,16 @@ pub struct FamilyStatus {
 #[serde(rename_all = "lowercase")]
 pub enum State {
     Ok,
-    /// Something was refused by its row.
+    /// A row refused a change.
     Rejects,
-    /// Hits wait for too long.
+    /// Hits have waited too long.
     Late,
     /// Its keys in Redis are not what the bundle writes.
     Broken,
 }
 
 impl FamilyStatus {
-    /// `NAMESPACE/FAMILY`.
+    /// Returns `NAMESPACE/FAMILY`.
     pub fn name(&self) -> String {
         format!("{}/{}", self.namespace, self.family)
     }
@@ -77,7 +77,7 @@ impl FamilyStatus {
     }
 }
 
-/// How the families in use stand.
+/// Returns the state of the families in use.
 pub async fn of_families(
     counterfoil: &Counterfoil,
     overview: &[Overview],

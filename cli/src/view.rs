@@ -1,4 +1,4 @@
-//! What the daemon shows, as of one moment: the page, the API and the metrics are made of it.
+//! A snapshot of the daemon's state, from which the page, the API and the metrics are rendered.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use serde::Serialize;
 
 use crate::status::{FamilyStatus, unix_seconds};
 
-/// Everything, as of one moment.
+/// The state of all pairs at one moment.
 #[derive(Clone, Debug, Serialize)]
 pub struct View {
-    /// When, in Unix seconds.
+    /// The time of the snapshot, in Unix seconds.
     pub at: u64,
     pub version: &'static str,
     pub pairs: Vec<Arc<PairView>>,
@@ -23,42 +23,42 @@ pub struct PairView {
     pub redis: ServerView,
     pub mysql: ServerView,
     pub families: Vec<FamilyView>,
-    /// Families of the configuration that were not opened, each with the reason.
+    /// Configured families that were not opened, each with the reason.
     pub refused: Vec<Refused>,
-    /// Families that are in the database and that this daemon does not serve.
+    /// Families in the database that this daemon does not serve.
     pub not_served: Vec<String>,
-    /// What `check` says, the worst first.
+    /// The findings of `check`, the worst first.
     pub findings: Vec<FindingView>,
-    /// The latest, the newest first.
+    /// The latest rejects, the newest first.
     pub rejects: Vec<RejectView>,
-    /// What recounts found lately, the newest first.
+    /// The latest differences that recounts found, the newest first.
     pub drift: Vec<DriftView>,
     pub recounts: Vec<RecountView>,
 }
 
-/// A server as it was last seen.
+/// The last known state of a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ServerView {
     pub up: bool,
-    /// Since when it is as it is, in Unix seconds.
+    /// The time of the last change of `up`, in Unix seconds.
     pub since: u64,
-    /// Its own name and version.
+    /// The server's name and version.
     pub version: Option<String>,
-    /// What Redis, or all nodes of its cluster, have allocated.
+    /// The memory that Redis, or all nodes of its cluster, have allocated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Why it is away.
+    /// The reason, if it is unavailable.
     pub why: Option<String>,
 }
 
-/// A family as it stands, and how it came there.
+/// The state of a family, and its history.
 #[derive(Clone, Debug, Serialize)]
 pub struct FamilyView {
     #[serde(flatten)]
     pub status: FamilyStatus,
     /// Hits a second since the last sample, for the kinds that count them.
     pub rate: Option<f64>,
-    /// The last samples, the oldest first; none of a family that was idle throughout.
+    /// The last samples, the oldest first. A family that was idle throughout has none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<Sample>,
 }
@@ -66,7 +66,7 @@ pub struct FamilyView {
 /// A family at one moment.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Sample {
-    /// In Unix seconds.
+    /// The time in Unix seconds.
     pub at: u64,
     pub rate: Option<f64>,
     pub pending: u64,
@@ -110,7 +110,7 @@ pub struct RejectView {
     pub id: String,
     pub delta: i64,
     pub reason: String,
-    /// In Unix seconds.
+    /// The time in Unix seconds.
     pub at: u64,
 }
 
@@ -137,17 +137,17 @@ pub struct DriftView {
     /// The counter before its rows were counted.
     pub before: i64,
     pub rows: i64,
-    /// And after.
+    /// The counter after its rows were counted.
     pub after: i64,
-    /// What was added to it, 0 where the note says why nothing was.
+    /// The correction, 0 if the note gives a reason for none.
     pub delta: i64,
     pub note: String,
-    /// In Unix seconds.
+    /// The time in Unix seconds.
     pub at: u64,
 }
 
 impl DriftView {
-    /// Of a run of the family NAMESPACE/FAMILY.
+    /// Creates the view of a difference that a run of NAMESPACE/FAMILY found.
     pub fn new(family: &str, run: u64, drift: &Drift) -> Self {
         DriftView {
             family: family.to_owned(),
@@ -163,7 +163,7 @@ impl DriftView {
     }
 }
 
-/// A recount that runs, or the last run of a family.
+/// A current recount, or the last run of a family.
 #[derive(Clone, Debug, Serialize)]
 pub struct RecountView {
     /// `NAMESPACE/FAMILY`.
@@ -171,10 +171,10 @@ pub struct RecountView {
     pub run: u64,
     pub checked: u64,
     pub drifted: u64,
-    /// About how many counters there are, of a run that this daemon makes.
+    /// The approximate number of counters, for a run of this daemon.
     pub about: Option<u64>,
-    /// In Unix seconds.
+    /// The start in Unix seconds.
     pub started: u64,
-    /// In Unix seconds; none while it runs.
+    /// The end in Unix seconds; `None` while it runs.
     pub finished: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! This program again in another role: a process that takes orders and gives reports, a line each.
+//! Worker processes: this program in another role, which takes orders and sends reports, one per line.
 
 use std::process::{ExitStatus, Stdio};
 
@@ -10,31 +10,31 @@ use tokio::sync::mpsc;
 use crate::Result;
 use crate::work::Tally;
 
-/// What a process tells its supervisor.
+/// A message from a process to its supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Report {
-    /// It takes orders from now on.
+    /// The process is ready to take orders.
     Ready,
-    /// A writer, in the middle of a round: so much more was counted.
+    /// A writer counted this much more in the current round.
     Counted(Tally),
-    /// A writer finished its round, in so many seconds.
+    /// A writer finished its round in this many seconds.
     Finished { seconds: f64 },
-    /// A reconciler: the ages of the batches that reached MySQL, in seconds.
+    /// The ages of the batches that a reconciler brought to MySQL, in seconds.
     Lags(Vec<f64>),
 }
 
-/// Tells the supervisor.
+/// Sends a report to the supervisor.
 pub fn report(report: &Report) -> Result<()> {
     println!("{}", serde_json::to_string(report)?);
     Ok(())
 }
 
-/// The supervisor's orders. When there can be no more of them, because it is done or dead, this process ends.
+/// Returns the supervisor's orders. This process exits when the supervisor has finished or died.
 pub fn orders() -> mpsc::UnboundedReceiver<String> {
     let (sender, orders) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
         for order in std::io::stdin().lines().map_while(std::io::Result::ok) {
-            // an error means that nobody takes orders
+            // an error means that the receiver was dropped
             let _ = sender.send(order);
         }
         std::process::exit(0);
@@ -42,13 +42,13 @@ pub fn orders() -> mpsc::UnboundedReceiver<String> {
     orders
 }
 
-/// A running process, which is killed where it is dropped.
+/// A running process that is killed when this is dropped.
 pub struct Worker {
     process: Child,
     orders: ChildStdin,
 }
 
-/// What it reports.
+/// The reports of a process.
 pub struct Reports(Lines<BufReader<ChildStdout>>);
 
 impl Worker {
@@ -76,7 +76,7 @@ impl Worker {
         written.map_err(|error| format!("a process takes no orders: {error}").into())
     }
 
-    /// SIGKILL.
+    /// Kills the process with SIGKILL.
     pub async fn kill(mut self) -> Result<()> {
         if let Some(status) = self.process.try_wait()? {
             return Err(format!("a process ended by itself: {status}").into());
@@ -84,17 +84,17 @@ impl Worker {
         Ok(self.process.kill().await?)
     }
 
-    /// SIGTERM, and waits for the end.
+    /// Sends SIGTERM and waits for the process to exit.
     pub async fn terminate(mut self) -> Result<ExitStatus> {
         let id = self.process.id().ok_or("a process ended by itself")?;
-        // The shell's own kill: the standard library knows no signal but SIGKILL.
+        // Uses the shell's kill, because the standard library sends only SIGKILL.
         Command::new("/bin/sh").args(["-c", "kill -s TERM $0", &id.to_string()]).status().await?;
         Ok(self.process.wait().await?)
     }
 }
 
 impl Reports {
-    /// The next one; `None` when the process is gone.
+    /// Returns the next report, or `None` when the process has exited.
     pub async fn next(&mut self) -> Result<Option<Report>> {
         match self.0.next_line().await? {
             Some(line) => Ok(Some(serde_json::from_str(&line)?)),

@@ -1,4 +1,4 @@
-//! What should be in MySQL, what is, and where the two differ.
+//! The expected counts, the counts in MySQL, and the differences between them.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use crate::log::{Hit, Log, SITE};
 #[derive(Debug, Default)]
 pub struct Totals(BTreeMap<(&'static str, String), i64>);
 
-/// A counter that is not what it should be.
+/// A counter whose value differs from the plain count.
 pub struct Difference<'a> {
     pub family: &'a str,
     pub id: &'a str,
@@ -22,16 +22,16 @@ pub struct Difference<'a> {
     pub counted: Option<i64>,
 }
 
-/// The log, counted in one thread and without any of what the demo is about.
+/// A plain count of the log: one thread, no library, no servers.
 #[derive(Debug, Default)]
 pub struct PlainCount {
     pub totals: Totals,
     pub lines: u64,
-    /// Lines that are not of an access log.
+    /// Lines that are not access-log lines.
     pub skipped: u64,
-    /// From the first hour that has a hit to the end of the last one, in Unix seconds.
+    /// The time from the start of the first hour with a hit to the end of the last one, in Unix seconds.
     pub time: Option<Range<i64>>,
-    /// Who was there on which day.
+    /// Each day with each visitor of that day.
     visits: HashSet<(String, String)>,
 }
 
@@ -68,24 +68,24 @@ impl PlainCount {
         *self.totals.0.entry((family, id)).or_insert(0) += 1;
     }
 
-    /// How many visits were a visitor's first one of the day.
+    /// Returns the number of visits that were the visitor's first of the day.
     pub fn first_visits(&self) -> u64 {
         self.visits.len() as u64
     }
 }
 
-/// Of an hour of a series, as it is kept.
+/// Returns the id under which an hour of a series is stored.
 pub fn hour_id(start: i64, name: &str) -> String {
     format!("3600s/{start}/{name}")
 }
 
-/// Of a day of a series, as it is kept.
+/// Returns the id under which a day of a series is stored.
 pub fn day_id(day: &str, name: &str) -> String {
     format!("day/{day}/{name}")
 }
 
 impl Totals {
-    /// Reads the tables as anybody could, without the library.
+    /// Reads the tables with plain SQL, without the library.
     pub async fn in_mysql(mysql: &MySqlPool) -> Result<Self> {
         let mut totals = Totals::default();
         for family in [PAGE_VIEWS, REQUESTS] {
@@ -119,19 +119,19 @@ impl Totals {
         self.0.len()
     }
 
-    /// Those of some families.
+    /// Returns the values of these families.
     pub fn only(&self, families: &[&str]) -> Totals {
         let own = self.0.iter().filter(|((family, _), _)| families.contains(family));
         Totals(own.map(|(key, value)| (key.clone(), *value)).collect())
     }
 
-    /// A family's counters in the order of their ids.
+    /// Returns the counters of a family, ordered by id.
     pub fn of(&self, family: &str) -> impl Iterator<Item = (&str, i64)> {
         let own = self.0.iter().filter(move |((of, _), _)| *of == family);
         own.map(|((_, id), value)| (id.as_str(), *value))
     }
 
-    /// Where these, which were found, are not what was counted.
+    /// Compares these values, which were found, with the counted ones and returns the differences.
     pub fn differences<'a>(&'a self, counted: &'a Totals) -> Vec<Difference<'a>> {
         let missing = counted.0.keys().filter(|key| !self.0.contains_key(*key));
         let difference = |key: &'a (&'static str, String)| {
@@ -141,7 +141,7 @@ impl Totals {
         self.0.keys().chain(missing).filter_map(difference).collect()
     }
 
-    /// `family TAB id TAB value`, sorted as `LC_ALL=C sort` does.
+    /// Writes lines of `family TAB id TAB value`, sorted as `LC_ALL=C sort` does.
     pub fn dump(&self, mut to: impl Write) -> io::Result<()> {
         let mut lines: Vec<_> =
             self.0.iter().map(|((family, id), value)| format!("{family}\t{id}\t{value}\n")).collect();

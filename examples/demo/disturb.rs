@@ -1,4 +1,4 @@
-//! What happens to the writers and reconcilers while they work.
+//! The disturbances of writers and reconcilers while they work.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::Result;
 use crate::reconcilers::Reconcilers;
 use crate::servers::Servers;
 
-/// How long to wait for a statement to be cut.
+/// The longest wait for a running statement to cut.
 const WATCH: Duration = Duration::from_millis(150);
 
-/// Strikes, each time in another way.
+/// The source of disturbances. It takes the kinds in turn.
 pub struct Disturber {
     redis: ConnectionManager,
     mysql: MySqlPool,
@@ -22,20 +22,20 @@ pub struct Disturber {
     pub done: Disturbances,
 }
 
-/// What was done so far.
+/// The disturbances so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Disturbances {
     /// Reconcilers killed by SIGKILL.
     pub kills: u64,
-    /// SCRIPT FLUSH.
+    /// Calls of SCRIPT FLUSH.
     pub flushes: u64,
-    /// All connections to Redis closed by the server.
+    /// Times that Redis closed all connections.
     pub redis_cuts: u64,
-    /// All connections to MySQL closed by the server.
+    /// Times that MySQL closed all connections.
     pub mysql_cuts: u64,
-    /// The commands to Redis that all of it took.
+    /// Commands sent to Redis for the disturbances.
     pub commands: u64,
-    /// The statements to MySQL that all of it took.
+    /// Statements sent to MySQL for the disturbances.
     pub statements: u64,
 }
 
@@ -78,14 +78,14 @@ impl Disturber {
         Ok(redis::cmd("SCRIPT").arg("FLUSH").exec_async(&mut self.redis).await?)
     }
 
-    /// Of all clients but this one.
+    /// Closes the Redis connections of all other clients.
     async fn cut_redis(&mut self) -> Result<()> {
         self.done.redis_cuts += 1;
         self.done.commands += 1;
         Ok(redis::cmd("CLIENT").arg(&["KILL", "TYPE", "normal"]).exec_async(&mut self.redis).await?)
     }
 
-    /// Of all clients but this one, and at a moment when one of them is being served, if such a moment comes.
+    /// Closes the MySQL connections of all other clients, if possible while one of them runs a statement.
     async fn cut_mysql(&mut self) -> Result<()> {
         self.done.mysql_cuts += 1;
         let deadline = Instant::now() + WATCH;
@@ -94,7 +94,7 @@ impl Disturber {
         }
         for connection in self.connections("TRUE").await? {
             self.done.statements += 1;
-            // an error means that it has gone by itself
+            // an error means that the connection has already closed
             let _ = sqlx::raw_sql(AssertSqlSafe(format!("KILL {connection}"))).execute(&self.mysql).await;
         }
         Ok(())

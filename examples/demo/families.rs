@@ -19,16 +19,16 @@ pub const STATUS_CODES: &str = "status_codes";
 pub const REQUESTS: &str = "requests";
 pub const VISITORS: &str = "visitors";
 
-/// How long a batch waits before it goes to MySQL. With an append-only file that is synced every second the default of
-/// 2.5 s is the right one. Here nobody cuts the power, only processes are killed, and what a killed process wrote stays
-/// written: so a short time is as safe, and lets many more batches meet the disturbances.
+/// The time that a batch waits before it goes to MySQL. The default of 2.5 s suits an append-only file that is synced
+/// every second. The demo kills processes but never cuts the power, and what a killed process wrote stays written. A
+/// short time is therefore as safe, and exposes many more batches to the disturbances.
 pub const SETTLE: Duration = Duration::from_millis(300);
 
-/// When a batch is cut.
+/// The number of hits, and the time, after which a batch is cut.
 const SYNC_HITS: u64 = 1_000;
 const SYNC_TIME: Duration = Duration::from_millis(500);
 
-/// The servers where the counters are kept.
+/// The servers that hold the counters.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Place {
     #[arg(long)]
@@ -39,20 +39,20 @@ pub struct Place {
 
 pub type Pair = Counterfoil;
 
-/// The families in use by this process.
+/// The families that this process uses.
 pub struct Opened {
     pub pair: Pair,
     page_views: BufferedCounters,
     daily_hits: BufferedCounters,
     status_codes: BufferedCounters,
-    /// Of each day and hour.
+    /// Requests per day and hour.
     pub requests: Series,
-    /// Of each day.
+    /// Unique visitors per day.
     pub visitors: Visitors,
 }
 
 impl Opened {
-    /// Each family of counters with the id that the hit counts there.
+    /// Returns each family of counters with the id that the hit counts in it.
     pub fn ids<'a>(&'a self, hit: &'a Hit) -> [(&'a BufferedCounters, &'a str); 3] {
         [(&self.page_views, &hit.path), (&self.daily_hits, &hit.day), (&self.status_codes, &hit.status)]
     }
@@ -63,11 +63,11 @@ pub async fn open(place: &Place) -> counterfoil::Result<Opened> {
     let pair = Counterfoil::connect(&place.redis, &place.mysql).await?;
     let settle = Durability::Settle(SETTLE);
     let family = |name: &str| Family::buffered(NAMESPACE, name).sync_after(SYNC_HITS, SYNC_TIME).durability(settle);
-    // rows that do not exist yet are inserted ...
+    // inserts rows that do not exist yet
     let days = Table::upsert(DAILY_HITS).key("day", KeyType::Date).value("hits");
-    // ... or are the application's to make
+    // updates only: the application inserts the rows
     let codes = Table::update(STATUS_CODES).key("status", KeyType::Unsigned).value("hits");
-    // far shorter than the log: what has left the windows is in MySQL
+    // far shorter than the log: slices that have left the windows are in MySQL
     let requests = Family::series(NAMESPACE, REQUESTS)
         .windows([(Precision::HOUR, 24), (Precision::Day, 2)])
         .keep([Precision::HOUR, Precision::Day])
@@ -86,12 +86,12 @@ pub async fn open(place: &Place) -> counterfoil::Result<Opened> {
     })
 }
 
-/// The same for who only reconciles.
+/// Connects and opens the families for a process that only reconciles.
 pub async fn pair(place: &Place) -> counterfoil::Result<Pair> {
     Ok(open(place).await?.pair)
 }
 
-/// Creates counterfoil's tables and the application's, with a row for each of the status codes.
+/// Creates counterfoil's tables and the application's, with a row for each status code.
 pub async fn create_tables(mysql: &MySqlPool, status_codes: impl Iterator<Item = &str>) -> Result<()> {
     MysqlStore::new(mysql.clone()).create_tables().await?;
     sqlx::raw_sql(
@@ -107,12 +107,12 @@ pub async fn create_tables(mysql: &MySqlPool, status_codes: impl Iterator<Item =
     Ok(())
 }
 
-/// How many deltas MySQL refused.
+/// Returns the number of deltas that MySQL refused.
 pub async fn rejects(mysql: &MySqlPool) -> Result<i64> {
     Ok(sqlx::query_scalar("SELECT COUNT(*) FROM counterfoil_rejects").fetch_one(mysql).await?)
 }
 
-/// Starts something again whose connection was cut while it started.
+/// Retries `attempt` while it fails because its connection was cut.
 pub async fn patiently<T>(attempt: impl AsyncFn() -> counterfoil::Result<T>) -> counterfoil::Result<T> {
     let mut left = 50;
     loop {

@@ -1,4 +1,4 @@
-//! A made-up access log: the same number of lines and the same seed give the same bytes.
+//! A generated access log: the same number of lines and the same seed give the same bytes.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -10,16 +10,16 @@ use crate::zipf::{Random, Zipf};
 const PAGES: usize = 5_000;
 const VISITORS: u64 = 20_000;
 const DAYS: f64 = 6.0;
-/// Each with its share in percent.
+/// The status codes with their shares in percent.
 const STATUS_CODES: [(u16, u64); 6] = [(200, 88), (304, 5), (404, 3), (301, 2), (500, 1), (206, 1)];
 
-/// Writes a log of so many lines, in the order of their times.
+/// Writes a log of `lines` lines, ordered by time.
 pub fn write(path: &Path, lines: u64, seed: u64) -> Result<()> {
     let mut file = BufWriter::new(File::create(path)?);
     let pages = Zipf::new(PAGES);
     let mut random = Random(seed);
     for line in 0..lines {
-        // below 1, so that each day is busier than the one before it
+        // the exponent is below 1, so that each day is busier than the one before it
         let seconds = (86_400.0 * DAYS * (line as f64 / lines as f64).powf(0.8)) as u64;
         let (day, hour, minute, second) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
         writeln!(

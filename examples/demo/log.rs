@@ -1,4 +1,4 @@
-//! The access log, and what one of its lines counts.
+//! The access log, and the hits in its lines.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -10,10 +10,10 @@ use jiff::tz::TimeZone;
 
 use crate::Result;
 
-/// What the log is of, as a series and as what visitors come to.
+/// The name of the site, used for its series and as the scope of its visitors.
 pub const SITE: &str = "site";
 
-/// A log file, as far as it was written when the demo began: also one that a web server still appends to.
+/// A log file up to its length when the demo began. A web server may still append to it.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Log {
     #[arg(long)]
@@ -31,39 +31,39 @@ impl Log {
         Ok(Log { path, bytes: about.len() })
     }
 
-    /// As arguments of a process.
+    /// Returns the log as command-line arguments.
     pub fn args(&self) -> Result<Vec<String>> {
         let path = self.path.to_str().ok_or("the log's path is not UTF-8")?;
         Ok(["--path", path, "--bytes", &self.bytes.to_string()].map(str::to_owned).to_vec())
     }
 
-    /// The lines without their ends.
+    /// Returns the lines without their line breaks.
     pub fn lines(&self) -> io::Result<impl Iterator<Item = io::Result<Vec<u8>>> + use<>> {
         let file = File::open(&self.path)?;
         Ok(BufReader::new(file.take(self.bytes)).split(b'\n'))
     }
 }
 
-/// What a line says, from which each family takes what it counts.
+/// The content of a line. Each family counts a part of it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Hit {
     /// The client's address.
     pub visitor: String,
     pub path: String,
-    /// As the line says it, in the line's own time zone: `2015-05-17`.
+    /// The day in the line's own time zone: `2015-05-17`.
     pub day: String,
-    /// When the hour began, in Unix seconds, as if the line's own time zone were UTC: so hours make up the line's days.
+    /// The start of the hour in Unix seconds, as if the line's time zone were UTC. Hours therefore add up to days.
     pub hour: i64,
     pub status: String,
 }
 
 impl Hit {
-    /// The series that it counts in: the whole site's, and that of its kind of status, such as `4xx`.
+    /// Returns the series of this hit: the whole site's, and that of its status class, such as `4xx`.
     pub fn series(&self) -> [String; 2] {
         [SITE.to_owned(), format!("{}xx", &self.status[..1])]
     }
 
-    /// Takes `HOST IDENT USER [TIME] "REQUEST" STATUS BYTES ...` apart. `None` for a line that is something else.
+    /// Parses `HOST IDENT USER [TIME] "REQUEST" STATUS BYTES ...`. Returns `None` for any other line.
     pub fn parse(line: &[u8]) -> Option<Self> {
         let line = readable(line);
         let (client, rest) = line.split_once(" [")?;
@@ -78,7 +78,7 @@ impl Hit {
     }
 }
 
-/// The line as text without control characters. What is neither is spelt `\xNN`, as web servers do.
+/// Returns the line as text. Control characters and invalid UTF-8 become `\xNN`, as web servers write them.
 fn readable(line: &[u8]) -> Cow<'_, str> {
     if let Ok(text) = std::str::from_utf8(line)
         && !text.contains(|letter: char| letter.is_ascii_control())
@@ -99,7 +99,7 @@ fn spelt(byte: u8) -> String {
     format!("\\x{byte:02x}")
 }
 
-/// Where the request ends: at the first quote that is not escaped.
+/// Returns the end of the request: the position of the first quote that is not escaped.
 fn closing_quote(text: &str) -> Option<usize> {
     let mut escaped = false;
     text.bytes().position(|byte| {
@@ -109,7 +109,7 @@ fn closing_quote(text: &str) -> Option<usize> {
     })
 }
 
-/// The second word of `GET /path HTTP/1.1`; of a request that is no such thing, such as `-`, all of it.
+/// Returns the second word of `GET /path HTTP/1.1`, or all of a request with one word, such as `-`.
 fn path(request: &str) -> &str {
     match request.split(' ').nth(1).unwrap_or(request) {
         "" => "-",
@@ -117,8 +117,8 @@ fn path(request: &str) -> &str {
     }
 }
 
-/// An id, or a visitor, has at most 255 bytes: of a longer one the beginning, and the checksum of the whole behind a `#`,
-/// which no path or address in a log contains.
+/// Shortens an id or a visitor to at most 255 bytes: a longer one becomes its beginning, a `#` and a checksum of the
+/// whole. No path or address in a log contains a `#`.
 fn id_of(text: &str) -> String {
     if text.len() <= 255 {
         return text.to_owned();
@@ -127,7 +127,8 @@ fn id_of(text: &str) -> String {
     format!("{beginning}#{:08x}", crc32fast::hash(text.as_bytes()))
 }
 
-/// `2015-05-17` and the hour of `17/May/2015:10:05:03 +0000`, if there is such a day, and it is none before 1970.
+/// Returns `2015-05-17` and the start of the hour for `17/May/2015:10:05:03 +0000`. Returns `None` for an invalid time
+/// and for one before 1970.
 fn day_and_hour(time: &str) -> Option<(String, i64)> {
     const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
     let (date, clock) = time.split_once(':')?;

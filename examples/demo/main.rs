@@ -1,9 +1,10 @@
-//! The demo: a web access log is replayed into counters, series and unique visitors by several processes while everything
-//! around them is being killed, cut and flushed; then MySQL is compared with a plain count of the file. Or, as `demo votes`, votes are cast
-//! for items, and every value that came back is looked at as well. Or, as `demo recount`, rows are counted by processes that forget
-//! some and count others twice, while counters are compared with their rows and corrected.
+//! The demo: several processes replay a web access log into counters, series and unique visitors. Meanwhile processes
+//! are killed, connections cut and scripts flushed. Then the demo compares MySQL with a plain count of the file.
 //!
-//! This process supervises. It starts private servers, and itself again as writers and reconcilers.
+//! `demo votes` casts votes for items, and also checks every value that a vote returned. In `demo recount`, processes
+//! forget to count some rows and count others twice, while counters are compared with their rows and corrected.
+//!
+//! This process is the supervisor. It starts private servers, and this program again as writers and reconcilers.
 
 mod child;
 mod count;
@@ -33,12 +34,13 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Whatever goes wrong in a demo ends it with a sentence.
+/// The result of a demo. Any error ends it with a message.
 type Result<T> = std::result::Result<T, BoxError>;
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Replays a web access log into counters, series and unique visitors while processes are killed, scripts flushed and
-/// connections cut; then compares MySQL with a plain count of the file. Exit status: 0 if they agree, 1 if not, 2 if it could not be found out.
+/// connections cut. Then compares MySQL with a plain count of the file. Exit status: 0 if they agree, 1 if not, 2 if an
+/// error prevented the comparison.
 #[derive(Parser)]
 #[command(name = "demo", disable_help_subcommand = true, args_conflicts_with_subcommands = true)]
 struct Cli {
@@ -48,23 +50,23 @@ struct Cli {
     demo: Demo,
 }
 
-/// What a user may ask for.
+/// The options of the demo.
 #[derive(clap::Args)]
 struct Demo {
-    /// The log, in the common or combined log format. Without one, a log is made up: Zipf-distributed pages, several days
+    /// The log, in the common or combined log format. Defaults to a generated log: several days, Zipf-distributed pages
     log: Option<PathBuf>,
-    /// Write what MySQL holds in the end to FILE: family TAB id TAB value, sorted by bytes
+    /// Write the final contents of MySQL to FILE: family TAB id TAB value, sorted by bytes
     #[arg(long, value_name = "FILE")]
     dump: Option<PathBuf>,
-    /// How many lines to make up
+    /// The number of lines to generate
     #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..))]
     lines: u64,
-    /// Which lines to make up: the same number gives the same log
+    /// The seed of the generated log: the same number gives the same log
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 }
 
-/// The other demos, and what the supervisor starts this program as.
+/// The other demos, and the roles in which the supervisor starts this program.
 #[derive(Subcommand)]
 enum Role {
     Votes(votes::Args),
@@ -85,7 +87,7 @@ enum Role {
     RecountProcess(recount::recounter::Args),
 }
 
-// One thread a process: there are more processes than most machines have cores.
+// One thread per process: there are more processes than most machines have cores.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -111,7 +113,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Ctrl-C drops the work, and with it every process that it started.
+/// Runs `work` until Ctrl-C, which drops it together with every process that it started.
 async fn until_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::select! {
         ended = work => ended,

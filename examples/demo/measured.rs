@@ -1,4 +1,4 @@
-//! What the library measured in this process.
+//! The metrics that the library recorded in this process.
 
 use counterfoil::metrics::{LAG_SECONDS, RETRIES};
 use metrics::Key;
@@ -7,20 +7,20 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use crate::Result;
 use crate::families::{REQUESTS, VISITORS};
 
-/// Collects the metrics of this process.
+/// The collector of this process's metrics.
 pub struct Recorder(Snapshotter);
 
-/// What was measured since it was asked before.
+/// The measurements since the previous call of `Recorder::take`.
 #[derive(Debug, Default)]
 pub struct Measured {
-    /// For each batch that reached MySQL the age of its oldest hit then, in seconds.
+    /// The age of each batch's oldest hit when the batch reached MySQL, in seconds.
     pub lags: Vec<f64>,
-    /// Calls that were made again after a failure.
+    /// Calls that were retried after a failure.
     pub retries: u64,
 }
 
 impl Recorder {
-    /// To be called once a process.
+    /// Installs the recorder. Call it once per process.
     pub fn install() -> Result<Self> {
         let recorder = DebuggingRecorder::new();
         let snapshotter = recorder.snapshotter();
@@ -43,7 +43,7 @@ impl Recorder {
     }
 }
 
-/// Whether it is of a family that counts at the log's own time, from which no age follows.
+/// Returns whether the metric's family counts at the log's own time, which makes its ages meaningless.
 fn is_simulated(key: &Key) -> bool {
     key.labels().any(|label| label.key() == "family" && [REQUESTS, VISITORS].contains(&label.value()))
 }

@@ -1,4 +1,4 @@
-//! What the servers say that they were asked to do.
+//! The numbers of commands and statements that the servers report.
 
 use std::ops::Sub;
 
@@ -8,8 +8,8 @@ use sqlx::MySqlPool;
 use crate::Result;
 use crate::servers::Servers;
 
-/// What the scripts of the bundle call inside of Redis, which counts it like a client's calls. The demo's clients call
-/// none of these themselves.
+/// The commands that the scripts call. Redis counts them like a client's commands; the demo's clients send none of them
+/// themselves.
 const IN_SCRIPTS: [&str; 23] = [
     "time",
     "hget",
@@ -41,7 +41,7 @@ const IN_SCRIPTS: [&str; 23] = [
 pub struct Meter {
     /// Commands that clients sent to Redis.
     pub commands: u64,
-    /// Those of them that called a script.
+    /// Commands among them that called a script.
     pub evalsha: u64,
     /// Statements that clients sent to MySQL.
     pub statements: u64,
@@ -72,7 +72,7 @@ impl Sub for Meter {
     }
 }
 
-/// From lines like `cmdstat_evalsha:calls=5,usec=...`.
+/// Reads the calls of each command from lines like `cmdstat_evalsha:calls=5,usec=...`.
 async fn calls(mut redis: ConnectionManager) -> Result<Vec<(String, u64)>> {
     let info: String = redis::cmd("INFO").arg("commandstats").query_async(&mut redis).await?;
     let call = |line: &str| {

@@ -1,4 +1,4 @@
-//! How far the work is, on a terminal or in a file.
+//! The progress of the work, on a terminal or in a file.
 
 use std::io::IsTerminal;
 
@@ -8,17 +8,17 @@ use crate::Result;
 use crate::disturb::Disturbances;
 use crate::work::Tally;
 
-/// A bar on a terminal, and elsewhere a line after each tenth.
+/// A bar on a terminal; elsewhere a line after each tenth of the work.
 pub struct Progress {
     bar: ProgressBar,
     lines: u64,
     what: &'static str,
-    /// Tenths that were said.
+    /// The tenths that were printed.
     said: u64,
 }
 
 impl Progress {
-    /// Of so many lines, in which this is counted.
+    /// Creates the progress of `lines` lines; `what` names the counted things.
     pub fn new(lines: u64, what: &'static str) -> Result<Self> {
         let style = ProgressStyle::with_template("{bar:20} {percent:>3} %  {wide_msg}")?;
         Ok(Progress { bar: ProgressBar::new(lines).with_style(style), lines, what, said: 0 })

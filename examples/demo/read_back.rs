@@ -1,4 +1,4 @@
-//! What the library says of series and visitors.
+//! The values of series and visitors as the library returns them.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -14,10 +14,10 @@ use crate::log::SITE;
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
 
-/// What is read.
+/// The families that are read back.
 pub const FAMILIES: [&str; 2] = [REQUESTS, VISITORS];
 
-/// Reads each series over the whole time of the log, and all days' visitors.
+/// Reads each series over the whole time range of the log, and the visitors of all days.
 pub async fn read(opened: &Opened, counted: &PlainCount) -> Result<Totals> {
     let mut totals = Totals::default();
     let names: BTreeSet<_> = counted.totals.of(REQUESTS).filter_map(|(id, _)| id.rsplit('/').next()).collect();
@@ -33,7 +33,7 @@ pub async fn read(opened: &Opened, counted: &PlainCount) -> Result<Totals> {
     Ok(totals)
 }
 
-/// The slices in which anything was counted.
+/// Returns the slices whose count is not zero.
 async fn slices(
     series: &Series,
     name: &str,

@@ -1,4 +1,4 @@
-//! A reconciler process: brings what is pending to MySQL until it is told to stop, or killed.
+//! A reconciler process: brings pending counts to MySQL until it receives SIGTERM or is killed.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use crate::child::{self, Report};
 use crate::families::{Pair, Place, patiently};
 use crate::measured::Recorder;
 
-/// Often, because what was not reported when the process is killed is not known to anybody.
+/// The pause between reports. It is short, because a kill loses what was not yet reported.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
-/// How long what a killed one held waits for another one. The default of 10 s would be most of the demo.
+/// The time until another reconciler takes over from a killed one. The default of 10 s would be most of the demo.
 const LEASE: Duration = Duration::from_secs(1);
 
 #[derive(clap::Args)]
@@ -25,10 +25,10 @@ pub struct Args {
     place: Place,
 }
 
-/// For the families that `open` opens.
+/// Reconciles the families that `open` opens.
 pub async fn run(args: Args, open: impl AsyncFn(&Place) -> counterfoil::Result<Pair>) -> Result<()> {
     let _no_orders = child::orders();
-    // the writers' producers count at the log's times, and are not to be taken for long idle
+    // the writers' producers count at the log's times and must not be mistaken for long idle
     set_time(Some(0));
     let recorder = Recorder::install()?;
     let mut stop = signal(SignalKind::terminate())?;

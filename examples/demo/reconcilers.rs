@@ -1,4 +1,4 @@
-//! The reconciler processes, seen from the supervisor.
+//! The supervisor's view of the reconciler processes.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -19,7 +19,7 @@ pub struct Reconcilers {
 }
 
 impl Reconcilers {
-    /// This program in that role.
+    /// Starts this program in the given role.
     pub async fn start(role: &'static str, place: &Place) -> Result<Self> {
         let mut reconcilers = Reconcilers { role, place: place.clone(), running: Vec::new(), lags: Arc::default() };
         for _ in 0..RECONCILERS {
@@ -36,7 +36,7 @@ impl Reconcilers {
         Ok(())
     }
 
-    /// Kills the one that has lived longest, and starts another one.
+    /// Kills the oldest reconciler and starts another one.
     pub async fn kill_one(&mut self) -> Result<()> {
         let (worker, reports) = self.running.remove(0);
         worker.kill().await?;
@@ -44,7 +44,7 @@ impl Reconcilers {
         self.start_one().await
     }
 
-    /// Lets all of them finish what they hold. Returns the ages of all batches that they reported, in seconds.
+    /// Lets all reconcilers finish their batches and exit. Returns the ages of all reported batches, in seconds.
     pub async fn stop(self) -> Result<Vec<f64>> {
         for (worker, reports) in self.running {
             let status = worker.terminate().await?;
@@ -57,7 +57,7 @@ impl Reconcilers {
     }
 }
 
-/// Until the process is gone.
+/// Collects lags until the process exits.
 async fn collect(mut reports: Reports, lags: Arc<Mutex<Vec<f64>>>) -> Result<()> {
     while let Some(report) = reports.next().await? {
         if let Report::Lags(more) = report {

@@ -1,4 +1,4 @@
-//! The demo from its start to its end.
+//! The replay of a log, from start to end.
 
 use std::fs::File;
 use std::path::Path;
@@ -18,10 +18,10 @@ use crate::summary::{self, Figures, Found};
 use crate::writers::Writers;
 use crate::{Demo, Result, families, generate, read_back};
 
-/// So that also a short log lasts for many syncs.
+/// The minimum time of a round, so that even a short log spans many syncs.
 const ROUND_TIME: Duration = Duration::from_millis(250);
 
-/// Returns whether MySQL holds what is in the log.
+/// Runs the demo and returns whether MySQL matches the log.
 pub async fn run(demo: Demo) -> Result<bool> {
     let dump = demo.dump.as_deref().map(create).transpose()?;
     let given = demo.log.map(Log::open).transpose()?;
@@ -47,7 +47,7 @@ pub async fn run(demo: Demo) -> Result<bool> {
     let replayed = rounds.run(writers, &mut disturber).await?;
 
     let opened = families::open(&servers.place).await?;
-    // while the last of it is still on its way
+    // while the last batches are still on their way to MySQL
     let read = read_back::read(&opened, &counted).await?;
     let Disturber { reconcilers, done, .. } = disturber;
     let mut ages = reconcilers.stop().await?;
@@ -65,7 +65,7 @@ pub async fn run(demo: Demo) -> Result<bool> {
     Ok(summary::print(&figures, &Found { mysql, read }, &counted))
 }
 
-/// Before the work, since it would be a pity afterwards.
+/// Creates the dump file. It runs before the work, so that a wrong path fails early.
 fn create(path: &Path) -> Result<File> {
     File::create(path).map_err(|error| format!("{}: {error}", path.display()).into())
 }

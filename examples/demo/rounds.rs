@@ -1,4 +1,4 @@
-//! The work, ordered in rounds with a disturbance in the middle of each.
+//! The work, split into rounds with a disturbance in the middle of each.
 
 use std::time::Duration;
 
@@ -13,21 +13,21 @@ use crate::progress::Progress;
 use crate::work::Tally;
 use crate::writers::Writers;
 
-/// At least so many rounds ...
+/// The minimum number of rounds.
 const ROUNDS: u64 = 24;
-/// ... each of at most about so many lines ...
+/// The approximate maximum number of lines in a round.
 const ROUND_LINES: u64 = 10_000;
 
-/// What is to be done.
+/// The work to do.
 pub struct Rounds {
     pub lines: u64,
-    /// ... and of this time, so that also a few lines last for many syncs. What is waited for is in no figure.
+    /// The minimum time of a round, so that even a few lines span many syncs. The figures exclude the waiting.
     pub time: Duration,
-    /// What is counted, for the progress.
+    /// The name of the counted things in the progress message.
     pub what: &'static str,
 }
 
-/// What became of the lines, and in how many seconds of work.
+/// The outcomes of the lines, and the seconds of work.
 pub struct Worked {
     pub tally: Tally,
     pub seconds: f64,
@@ -64,7 +64,7 @@ async fn strike_at(line: u64, mut counted: watch::Receiver<Tally>, disturber: &m
     disturber.strike().await
 }
 
-/// The readings and the disturbances are asked of the servers as well, and are no cost of counting.
+/// Subtracts the demo's own readings and disturbances, which are not a cost of counting.
 pub fn without_own(used: Meter, done: &Disturbances) -> Meter {
     let reading = Meter { commands: 1, evalsha: 0, statements: 1 };
     used - reading - Meter { commands: done.commands, evalsha: 0, statements: done.statements }

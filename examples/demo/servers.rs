@@ -9,7 +9,7 @@ use testkit::{MysqlServer, RedisOptions, RedisServer};
 use crate::Result;
 use crate::families::Place;
 
-/// A Redis with an append-only file and a MySQL, which end with this.
+/// A Redis with an append-only file and a MySQL. Both stop when this is dropped.
 pub struct Servers {
     pub place: Place,
     /// The supervisor's own connections.
@@ -29,12 +29,12 @@ impl Servers {
         Servers { place, redis, mysql, redis_server, _mysql_server: mysql_server }
     }
 
-    /// A directory that goes with the servers, also where the demo is killed.
+    /// Returns a directory that is removed with the servers, even if the demo is killed.
     pub fn directory(&self) -> &Path {
         self.redis_server.socket().parent().unwrap_or(Path::new("/tmp"))
     }
 
-    /// The directory as an argument of a process.
+    /// Returns the directory as a command-line argument.
     pub fn directory_args(&self) -> Result<Vec<String>> {
         let directory = self.directory().to_str().ok_or("the directory's path is not UTF-8")?;
         Ok(vec![format!("--directory={directory}")])

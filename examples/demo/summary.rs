@@ -1,4 +1,4 @@
-//! What the demo says in the end.
+//! The summary that the demo prints at the end.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,30 +20,30 @@ const DAYS: usize = 31;
 const BAR: i64 = 40;
 const DIFFERENCES: usize = 20;
 
-/// What was measured.
+/// The measured figures.
 pub struct Figures {
     pub log: Log,
     pub replayed: Worked,
     pub done: Disturbances,
-    /// From the first hit until everything was in MySQL.
+    /// The time from the first hit until everything was in MySQL.
     pub total: Duration,
-    /// By writers and reconcilers.
+    /// The commands and statements of writers and reconcilers.
     pub used: Meter,
     /// Rows in the table of rejects.
     pub rejects: i64,
-    /// Of the batches, in seconds.
+    /// The ages of the batches, in seconds.
     pub ages: Vec<f64>,
 }
 
-/// Where the counts were found.
+/// The counts that were found.
 pub struct Found {
-    /// In the end.
+    /// The counts in MySQL at the end.
     pub mysql: Totals,
-    /// Through the library, before all of it was in MySQL.
+    /// The counts read through the library before everything was in MySQL.
     pub read: Totals,
 }
 
-/// Prints everything, and returns whether what was found is what was counted.
+/// Prints everything and returns whether the counts that were found match the plain count.
 pub fn print(figures: &Figures, found: &Found, counted: &PlainCount) -> bool {
     let Found { mysql, read } = found;
     println!();
@@ -134,7 +134,7 @@ fn print_days(mysql: &Totals) {
     }
 }
 
-/// The day, where it is one of the whole site.
+/// Returns the day of the id if the id belongs to the whole site.
 fn site_day(id: &str) -> Option<&str> {
     id.strip_prefix("day/")?.strip_suffix(SITE)?.strip_suffix('/')
 }
@@ -150,7 +150,7 @@ fn print_compared(figures: &Figures, Found { mysql, read }: &Found, counted: &Pl
     );
 }
 
-/// The last line is the verdict.
+/// Prints the differences and, as the last line, the verdict.
 fn print_verdict(figures: &Figures, found: &[(&str, Vec<Difference<'_>>)], is_told_right: bool) -> bool {
     for (place, differences) in found {
         for Difference { family, id, found, counted } in differences.iter().take(DIFFERENCES) {

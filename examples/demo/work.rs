@@ -1,4 +1,5 @@
-//! What writer processes of both kinds do: count their share, many at a time, in rounds that the supervisor orders.
+//! The work of writer processes of both kinds: each counts its share of the lines, many at a time, in rounds that the
+//! supervisor orders.
 
 use std::time::{Duration, Instant};
 
@@ -11,46 +12,46 @@ use crate::Result;
 use crate::child::{self, Report};
 use crate::measured::Recorder;
 
-/// How many lines are being counted at a time.
+/// The number of lines counted concurrently.
 const CONCURRENT: usize = 64;
-/// After how many lines the supervisor is told.
+/// The number of lines after which a writer reports to the supervisor.
 const REPORT_LINES: u64 = 16;
-/// How often a hit is tried that surely was not counted. Each time the library has tried for 5 s.
+/// The number of attempts for a hit that was definitely not counted. In each one the library retries for 5 s.
 const TRIES: usize = 6;
 
-/// Which part of all lines a writer process counts.
+/// The part of all lines that a writer process counts.
 #[derive(clap::Args)]
 pub struct Share {
-    /// Which of the shares: from 0.
+    /// The number of the share, from 0.
     #[arg(long)]
     share: usize,
-    /// How many shares there are.
+    /// The number of shares.
     #[arg(long)]
     of: usize,
 }
 
 impl Share {
-    /// From 0.
+    /// Returns the number of the share, from 0.
     pub fn number(&self) -> usize {
         self.share
     }
 }
 
-/// What became of lines and hits.
+/// The outcomes of lines and hits.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Tally {
     /// Lines of the log, or votes.
     pub lines: u64,
-    /// Lines that are not of an access log.
+    /// Lines that are not access-log lines.
     pub skipped: u64,
     pub hits: u64,
-    /// Hits that Redis refused, which does not happen here.
+    /// Hits that Redis refused. There are none in the demo.
     pub refused: u64,
-    /// Hits of which nobody knows whether they were counted, which does not happen as long as Redis keeps its memory.
+    /// Hits with an unknown outcome. There are none as long as Redis keeps its data.
     pub unknown: u64,
-    /// Visits that were told to be a visitor's first one of the day.
+    /// Visits that the library reported as a visitor's first of the day.
     pub first_visits: u64,
-    /// Calls that were made again, mostly by the library itself because their replies were lost.
+    /// Calls that were retried, mostly by the library itself because a reply was lost.
     pub repeated: u64,
     /// Rows read from MySQL because a cached counter was not in Redis.
     pub seeds: u64,
@@ -68,7 +69,7 @@ impl Tally {
         self.seeds += more.seeds;
     }
 
-    /// Counts something, and tries again only where it surely was not counted. `None` where that is unknown.
+    /// Runs `count` and retries it only if it definitely did not count. Returns `None` if the outcome is unknown.
     pub async fn surely<T>(&mut self, count: impl AsyncFn() -> counterfoil::Result<T>) -> Result<Option<T>> {
         let mut tries = 1;
         loop {
@@ -99,7 +100,7 @@ impl Work {
         Ok(Work { orders: child::orders(), recorder: Recorder::install()?, share })
     }
 
-    /// Takes orders up to which line to count, and lets its share of the lines be counted from where it stopped before.
+    /// Receives orders, each with the line to stop at, and counts its share of the lines from the previous stop.
     pub async fn run<T>(
         mut self,
         lines: impl Iterator<Item = T>,
@@ -120,7 +121,7 @@ impl Work {
     }
 }
 
-/// Counts lines, many at a time, and reports now and then.
+/// Counts lines concurrently and reports progress.
 pub async fn count_all<T>(lines: Vec<T>, count: impl AsyncFn(T) -> Result<Tally>) -> Result<()> {
     let mut counted = stream::iter(lines).map(|line| count(line)).buffer_unordered(CONCURRENT);
     let mut tally = Tally::default();

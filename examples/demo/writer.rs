@@ -28,8 +28,8 @@ pub async fn run(args: Args) -> Result<()> {
     work.run(args.log.lines()?, async |lines| count_lines(&opened, lines).await).await
 }
 
-/// Hour by hour: the time at which series count is the whole process's, so the hits of one hour have to be counted before
-/// those of the next begin.
+/// Counts the lines hour by hour. Series count at the process-wide time, so the hits of one hour must be counted before
+/// those of the next.
 async fn count_lines(opened: &Opened, lines: Vec<io::Result<Vec<u8>>>) -> Result<()> {
     for (hour, hits) in by_hour(lines)? {
         set_time(Some(u64::try_from(hour)? * 1000));
@@ -38,7 +38,7 @@ async fn count_lines(opened: &Opened, lines: Vec<io::Result<Vec<u8>>>) -> Result
     Ok(())
 }
 
-/// Reports the lines that are no hit.
+/// Groups the hits by hour and reports the lines that are not hits.
 fn by_hour(lines: Vec<io::Result<Vec<u8>>>) -> Result<BTreeMap<i64, Vec<Hit>>> {
     let mut hours: BTreeMap<_, Vec<_>> = BTreeMap::new();
     let mut tally = Tally::default();

@@ -1,4 +1,4 @@
-//! The writer processes, seen from the supervisor.
+//! The supervisor's view of the writer processes.
 
 use futures_util::future::try_join_all;
 use tokio::sync::watch;
@@ -14,7 +14,7 @@ pub const WRITERS: usize = 4;
 pub struct Writers(Vec<(Worker, Reports)>);
 
 impl Writers {
-    /// This program in that role, with these arguments that say what to count.
+    /// Starts this program in the given role, with arguments that describe what to count.
     pub async fn start(role: &str, place: &Place, what: &[String]) -> Result<Self> {
         let mut writers = Vec::new();
         for share in 0..WRITERS {
@@ -26,8 +26,8 @@ impl Writers {
         Ok(Writers(writers))
     }
 
-    /// Lets all of them count up to this line, adding to the tally as they do. Returns how many seconds the
-    /// slowest of them needed.
+    /// Lets all writers count up to line `end` and adds their reports to the tally. Returns the seconds that the
+    /// slowest writer took.
     pub async fn round(&mut self, end: u64, tally: &watch::Sender<Tally>) -> Result<f64> {
         let rounds = self.0.iter_mut().map(|(worker, reports)| async move {
             worker.order(&end.to_string()).await?;

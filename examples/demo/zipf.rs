@@ -1,6 +1,6 @@
-//! What is hit how often: the same seed draws the same.
+//! A Zipf distribution and its random numbers: the same seed gives the same sequence.
 
-/// A few that everybody picks, and many that hardly anybody does: the n-th is picked 1/n as often as the first.
+/// A Zipf distribution: the n-th place is picked 1/n as often as the first.
 pub struct Zipf {
     cumulated: Vec<f64>,
 }
@@ -19,7 +19,7 @@ impl Zipf {
         }
     }
 
-    /// 0 is picked most.
+    /// Picks a place. Place 0 is picked most often.
     pub fn pick(&self, random: &mut Random) -> usize {
         let total = self.cumulated.last().copied().unwrap_or(0.0);
         let at = random.fraction() * total;
@@ -27,7 +27,7 @@ impl Zipf {
     }
 }
 
-/// SplitMix64, spelt out here so that no version of a library changes what is drawn.
+/// SplitMix64, implemented here so that no library upgrade changes the sequence.
 pub struct Random(pub u64);
 
 impl Random {
@@ -42,7 +42,7 @@ impl Random {
         self.next() % end
     }
 
-    /// From 0 up to, and never, 1.
+    /// Returns a number from 0 up to, but not including, 1.
     fn fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }

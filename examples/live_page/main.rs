@@ -1,9 +1,9 @@
-//! A page that shows how busy its site is, while it happens: hits over time as a chart, and who is here now.
+//! A page that shows live how busy its site is: a chart of hits over time, and the current visitors.
 //!
 //! `cargo run --example live_page`
 //!
-//! It counts on private servers unless `--redis` and `--mysql` (or `REDIS_URL` and `DATABASE_URL`) name others; then any
-//! number of these servers may run side by side, and each shows the hits of all.
+//! It counts on private servers by default. With `--redis` and `--mysql` (or `REDIS_URL` and `DATABASE_URL`), any
+//! number of these processes may run side by side, and each shows the hits of all.
 
 mod servers;
 mod site;
@@ -11,12 +11,12 @@ mod site;
 use clap::Parser;
 use site::Site;
 
-/// Serves a page that shows its own hits as they come.
+/// Serves a page that shows its own hits live.
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
     urls: servers::Urls,
-    /// Where to listen
+    /// The address to listen on
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3000")]
     listen: String,
 }
@@ -31,7 +31,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     if servers.are_private() {
         println!("counts on private servers, which end with this");
     }
-    // Not axum's graceful shutdown, which waits for all responses to end: those of the events never do.
+    // Not axum's graceful shutdown, which waits for all responses to end: the event streams never do.
     tokio::select! {
         served = axum::serve(listener, site::router(site)) => served?,
         interrupted = tokio::signal::ctrl_c() => interrupted?,

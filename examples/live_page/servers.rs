@@ -1,15 +1,15 @@
-//! The servers that an example counts on: those it is told, or private ones.
+//! The servers of an example: those given on the command line, or private ones.
 
 use clap::Args;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 
-/// Where to count. Without these two, private servers are started, which go with the program.
+/// The servers to count on. Without these two, the program starts private servers, which stop with it.
 #[derive(Args)]
 pub struct Urls {
-    /// The Redis to count on
+    /// The URL of the Redis to count on
     #[arg(long, value_name = "URL", env = "REDIS_URL", requires = "mysql")]
     redis: Option<String>,
-    /// The MySQL behind it
+    /// The URL of the MySQL behind it
     #[arg(long, value_name = "URL", env = "DATABASE_URL", requires = "redis")]
     mysql: Option<String>,
 }
@@ -23,7 +23,7 @@ impl Urls {
     }
 }
 
-/// Where they are; private ones end with this.
+/// The URLs of the servers. Private servers stop when this is dropped.
 pub struct Servers {
     pub redis: String,
     pub mysql: String,

@@ -1,4 +1,4 @@
-//! The site: its one page, the hits on it, and what it shows of them while they come.
+//! The site: its one page, the hits on it, and their live display.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,10 +14,10 @@ use futures_util::stream::{self, Stream};
 use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval};
 
-/// The one page there is, as the counters know it.
+/// The name of the only page in the counters.
 const PAGE: &str = "/";
 
-/// What the site counts: hits over time, and who is here now.
+/// The counters of the site: hits over time, and current visitors.
 #[derive(Clone)]
 pub struct Site {
     hits: Series,
@@ -25,7 +25,7 @@ pub struct Site {
 }
 
 pub fn router(site: Site) -> Router {
-    // From here: no other host learns who looks at the page.
+    // Served from here, so that no other host learns of the page's visitors.
     let script = ([(CONTENT_TYPE, "text/javascript")], include_str!("../../cli/assets/uplot/uPlot.iife.min.js"));
     let style = ([(CONTENT_TYPE, "text/css")], include_str!("../../cli/assets/uplot/uPlot.min.css"));
     Router::new()
@@ -45,20 +45,20 @@ async fn hit(State(site): State<Site>, cookies: CookieJar) -> impl IntoResponse 
     (site.count(cookies).await, StatusCode::NO_CONTENT)
 }
 
-/// How fine the chart is to be.
+/// The requested precision of the chart.
 #[derive(Deserialize)]
 struct Chart {
     precision: String,
 }
 
-/// Tells what is to be shown for as long as the viewer stays.
+/// Streams updates of the page until the viewer leaves.
 async fn events(State(site): State<Site>, Query(chart): Query<Chart>) -> Result<impl IntoResponse, StatusCode> {
     let mut offered = Precision::DEFAULT.into_iter();
     let chosen = offered.find(|precision| precision.to_string() == chart.precision);
     Ok(Sse::new(site.live(chosen.ok_or(StatusCode::BAD_REQUEST)?)))
 }
 
-/// What one event carries: the chart's columns as uPlot takes them, and the numbers of the line above it.
+/// The content of an event: the chart's columns in uPlot's format, and the numbers in the line above the chart.
 #[derive(Serialize)]
 struct Shown {
     chart: (Vec<u64>, Vec<i64>),
@@ -69,14 +69,14 @@ struct Shown {
 impl Site {
     pub async fn open(redis: &str, mysql: &str) -> counterfoil::Result<Self> {
         let pair = Counterfoil::connect(redis, mysql).await?;
-        // Creates counterfoil's own tables where they are missing. Of these families only the configuration is in them.
+        // Creates counterfoil's tables if they are missing. For these families they hold only the configuration.
         pair.mysql()?.create_tables().await?;
         let hits = pair.open(Family::series("example", "hits").build()?).await?;
         let online = pair.open(Family::activity("example", "online").build()?).await?;
         Ok(Site { hits, online })
     }
 
-    /// Counts one view by the visitor whom the cookie names; who has none gets one.
+    /// Counts one view by the visitor in the cookie. A visitor without a cookie gets one.
     async fn count(&self, cookies: CookieJar) -> CookieJar {
         let (visitor, cookies) = visitor(cookies);
         // A page is worth more than its count.
@@ -91,13 +91,13 @@ impl Site {
         cookies
     }
 
-    /// What is to be shown, at once and then once a second.
+    /// Returns a stream of updates: the first at once, then one per second.
     fn live(self, precision: Precision) -> impl Stream<Item = Result<Event, BoxError>> {
         let mut seconds = interval(Duration::from_secs(1));
         seconds.set_missed_tick_behavior(MissedTickBehavior::Delay);
         stream::unfold((self, seconds), move |(site, mut seconds)| async move {
             seconds.tick().await;
-            // An error ends the stream, and the browser comes again.
+            // An error ends the stream, and the browser reconnects.
             let event = site.shown(precision).await.inspect_err(|error| eprintln!("events: {error}"));
             Some((event, (site, seconds)))
         })
@@ -111,7 +111,7 @@ impl Site {
     }
 }
 
-/// As the page's script takes it.
+/// Returns the time in Unix seconds, as the page's script expects it.
 fn unix_seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }

@@ -1,4 +1,4 @@
-//! What the service counts: one family of each kind.
+//! The counters of the service: one family of each kind.
 
 use counterfoil::{
     Activity, BufferedCounters, CachedCounters, Counterfoil, Family, KeyType, Precision, Result, Series, Table,
@@ -8,15 +8,15 @@ use tokio::try_join;
 
 #[derive(Clone)]
 pub struct Counts {
-    /// How often an article was seen, in `article_views`.
+    /// The views of an article, in `article_views`.
     pub views: BufferedCounters,
-    /// Its votes, in `article`.
+    /// The votes for an article, in `article`.
     pub votes: CachedCounters,
-    /// How many saw it on each day, in `article_visitors`.
+    /// The unique visitors of an article per day, in `article_visitors`.
     pub visitors: Visitors,
-    /// How often it was downloaded, over time; the days go to `article_downloads` when they are over.
+    /// The downloads of an article over time. Each day goes to `article_downloads` when it is over.
     pub downloads: Series,
-    /// Who reads it now; Redis alone knows.
+    /// The current readers of an article, kept in Redis only.
     pub readers: Activity,
 }
 

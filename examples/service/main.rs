@@ -1,4 +1,4 @@
-//! A small service to copy from: views, votes, visitors, downloads and readers of articles, in tables of its own.
+//! A small service to copy from: views, votes, visitors, downloads and readers of articles, in its own tables.
 //!
 //! ```sh
 //! cat src/store/mysql/schema.sql examples/service/schema.sql | mysql shop
@@ -6,9 +6,9 @@
 //! curl -X POST localhost:3000/articles/1/votes
 //! ```
 //!
-//! `LISTEN` is where it listens (127.0.0.1:3000), `SHUTDOWN_SECONDS` how long it may take to bring to MySQL what is left
-//! when it is told to end (20; what waits to be durable takes 5). Any number of these may run side by side, and they start
-//! and count while MySQL is away.
+//! `LISTEN` is the address to listen on (defaults to 127.0.0.1:3000). `SHUTDOWN_SECONDS` is the time limit for bringing
+//! the remaining counts to MySQL at shutdown (defaults to 20; counts that wait to be durable take 5). Any number of
+//! these processes may run side by side. They start and count while MySQL is unavailable.
 
 mod counts;
 mod routes;
@@ -25,7 +25,7 @@ use tokio::time::sleep;
 
 use counts::Counts;
 
-/// How long requests may take that are under way when the service is told to end.
+/// The time limit for requests in progress when the service shuts down.
 const REQUESTS: Duration = Duration::from_secs(5);
 
 struct Settings {
@@ -51,7 +51,7 @@ impl Settings {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     tracing_subscriber::fmt().init();
-    // Before anything is opened: each metric is there from then on.
+    // Installed before anything is opened, so that no metric is missed.
     let prometheus = PrometheusBuilder::new().install_recorder()?;
     counterfoil::metrics::describe();
 
@@ -71,14 +71,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let remaining = counterfoil.shutdown(settings.shutdown).await?;
     for left in &remaining {
-        // Recorded hits are lost. The backlog is safe in Redis until somebody's reconciler is there.
+        // Recorded hits are lost. The backlog is safe in Redis until a reconciler runs again.
         tracing::warn!(family = %left.family, recorded = left.recorded, backlog = ?left.backlog, "left");
     }
     tracing::info!(families_left = remaining.len(), "ended");
     Ok(())
 }
 
-/// By SIGTERM or Ctrl-C.
+/// Waits for SIGTERM or Ctrl-C.
 async fn told_to_end() {
     let mut terminate = signal(SignalKind::terminate()).expect("signals can be waited for");
     let mut interrupt = signal(SignalKind::interrupt()).expect("signals can be waited for");

@@ -1,4 +1,4 @@
-//! The service over HTTP: a POST counts, a GET of the same path reads exactly what was counted.
+//! The service over HTTP: a POST counts, and a GET of the same path reads exactly what was counted.
 
 use std::future::ready;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -32,7 +32,7 @@ pub fn router(counts: Counts, prometheus: PrometheusHandle) -> Router {
 
 type Reply<T> = Result<T, Failed>;
 
-/// Nobody waits for it: sent to Redis within milliseconds, and lost only if the process is killed before.
+/// Records a view without waiting. It reaches Redis within milliseconds. A kill before that loses it.
 async fn view(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<StatusCode> {
     counts.views.record(&article.to_string(), 1)?;
     Ok(StatusCode::ACCEPTED)
@@ -42,7 +42,7 @@ async fn views(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<
     Ok(counts.views.get(&article.to_string()).await?.to_string())
 }
 
-/// Returns the new number.
+/// Counts a vote and returns the new number of votes.
 async fn vote(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<Response> {
     Ok(match counts.votes.incr(&article.to_string(), 1).await? {
         Changed::Counted { value } => value.to_string().into_response(),
@@ -55,7 +55,7 @@ async fn votes(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<
     Ok(counts.votes.get(&article.to_string()).await?.to_string())
 }
 
-/// Returns whether it is the visitor's first visit today.
+/// Counts a visit and returns whether it is the visitor's first one today.
 async fn visit(State(counts): State<Counts>, Path((article, visitor)): Path<(u64, String)>) -> Reply<String> {
     Ok((counts.visitors.first_visit(&article.to_string(), Day::today(), visitor).await? == Visited::Counted)
         .to_string())
@@ -72,7 +72,7 @@ async fn download(State(counts): State<Counts>, Path(article): Path<u64>) -> Rep
     })
 }
 
-/// The last 120 minutes, each with its beginning in Unix seconds.
+/// Returns the last 120 minutes, each with its start in Unix seconds.
 async fn downloads(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<Json<Vec<(u64, i64)>>> {
     let minutes = counts.downloads.get(&article.to_string(), Precision::MINUTE).await?;
     let seconds = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -84,13 +84,13 @@ async fn read(State(counts): State<Counts>, Path((article, reader)): Path<(u64, 
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Of the last 10 minutes.
+/// Returns the readers and views of the last 10 minutes.
 async fn readers(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<Json<Value>> {
     let now = counts.readers.now(&article.to_string()).await?;
     Ok(Json(json!({ "readers": now.visitors.count(), "views": now.views })))
 }
 
-/// Whether hits count, for which Redis is enough: without MySQL they wait there.
+/// Returns whether hits are counted. Redis is enough for that: without MySQL they wait there.
 async fn healthy(State(counts): State<Counts>) -> StatusCode {
     match timeout(Duration::from_secs(1), counts.views.pending(&["0"])).await {
         Ok(Ok(_)) => StatusCode::OK,
@@ -98,7 +98,7 @@ async fn healthy(State(counts): State<Counts>) -> StatusCode {
     }
 }
 
-/// What is told where a call failed.
+/// The response to a failed call.
 struct Failed(counterfoil::Error);
 
 impl From<counterfoil::Error> for Failed {
@@ -112,10 +112,10 @@ impl IntoResponse for Failed {
         let Failed(error) = self;
         let status = match error.kind() {
             ErrorKind::InvalidInput => StatusCode::BAD_REQUEST,
-            // surely not counted: the request may be made again
+            // definitely not counted: the client may retry the request
             ErrorKind::Closed => StatusCode::SERVICE_UNAVAILABLE,
             _ if error.is_retryable() => StatusCode::SERVICE_UNAVAILABLE,
-            // perhaps counted: made again it might count twice
+            // possibly counted: a retry might count twice
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         tracing::warn!(%error, %status, "a request failed");

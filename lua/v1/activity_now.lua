@@ -10,7 +10,7 @@
 --   2 layer_ms      integer   how long a layer lasts, 1 to 3600000; a layer's number is floor(now / layer_ms)
 --   3 layers        integer   how many layers the window has, the current one included, 1 to 1000
 -- REPLIES
---   {"OK", views, visitors...}  integers, for each place both; 0 where nobody was
+--   {"OK", views, visitors...}  integers, for each place both; 0 without visitors
 -- ERRORS
 --   BADARG                    the arguments do not fit the keys
 -- REPEAT  safe: it only reads
@@ -26,7 +26,7 @@ local since = (gone + 1) * layer_ms
 for k = 1, #KEYS, 2 do
   local fields, views = redis.call('HGETALL', KEYS[k]), 0
   for i = 1, #fields, 2 do
-    -- somebody's own fields, and layers that left the window, do not count
+    -- foreign fields, and layers that left the window, do not count
     if (tonumber(fields[i]) or gone) > gone then views = views + (tonumber(fields[i + 1]) or 0) end
   end
   reply[k + 1], reply[k + 2] = views, redis.call('ZCOUNT', KEYS[k + 1], '-inf', -since)

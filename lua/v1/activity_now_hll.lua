@@ -11,7 +11,7 @@
 --   3 layers        integer   how many layers the window has, the current one included, 1 to 1000
 --   4 layer         integer   the layer that the caller believes to be the current one: the last one of the keys
 -- REPLIES
---   {"OK", views, visitors...}  integers, for each place both; 0 where nobody was
+--   {"OK", views, visitors...}  integers, for each place both; 0 without visitors
 --   {"OUTSIDE", now_ms}       by this time, a string, the layer is another one: call with its keys
 -- ERRORS
 --   BADARG                    the arguments do not fit the keys

@@ -27,8 +27,8 @@
 --   {"EXPIRED"}               the epoch is not known (any more): nothing done now, and not known what was done before
 -- ERRORS
 --   BADARG                    the arguments do not fit the keys, or an id is too long; nothing done
---   BADSTATE                  somebody else wrote into open, and it is no count; nothing done
--- REPEAT  safe, whoever repeats it, with a caller
+--   BADSTATE                  open holds a value that is not a count; nothing done
+-- REPEAT  safe with a caller, from any process
 -- SINCE   0.1.0
 
 local call, pcall, type, KEYS, ARGV = redis.call, redis.pcall, type, KEYS, ARGV
@@ -58,7 +58,7 @@ local time, layer_ms, layers = ARGV[4] == '' and call('TIME'), tonumber(ARGV[5])
 local now_ms = time and time[1] * 1000 + math.floor(time[2] / 1000) or tonumber(ARGV[4])
 local layer, minute, kept, looks, line = math.floor(now_ms / layer_ms), math.floor(now_ms / 60000) * 60, {}, {}, {}
 local gone, since, ttl = layer - layers, (layer - layers + 1) * layer_ms, (layers + 1) * layer_ms
--- times are below 0, so that who comes is put in front of all others: there it costs Redis least
+-- times are below 0, so that a visitor is inserted in front of all others, where it costs Redis least
 local name, seen_at, of = ('%.0f'):format(layer), ('%.0f'):format(0 - now_ms), keep and '/' .. minute .. '/'
 if keep then since, ttl = math.min(since, minute * 1000), math.max(ttl, 60000 + layer_ms) end -- nobody of it leaves
 for i = 1, keep and 2 * places or 0 do

@@ -30,8 +30,8 @@
 --   {"OUTSIDE", now_ms}       by this time, a string, the layer is another one; nothing done: call with its keys
 -- ERRORS
 --   BADARG                    the arguments do not fit the keys, or an id is too long; nothing done
---   BADSTATE                  somebody else wrote into open, and it is no count; nothing done
--- REPEAT  safe, whoever repeats it, with a caller
+--   BADSTATE                  open holds a value that is not a count; nothing done
+-- REPEAT  safe with a caller, from any process
 -- SINCE   0.1.0
 
 local own_kind, caller, n, epoch, places = 'activity', ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[9]) or 0

@@ -17,16 +17,16 @@
 -- REPLIES
 --   {"OK", (total, pending...)...}  counted; for each partition its hits since the last rotation, then for each pair
 --                             what its id has pending now, an integer, or a string where it is beyond 2^53; or a word,
---                             and that pair was not counted: RANGE (delta or sum is no i64), FULL (the buffer holds
+--                             and that pair was not counted: RANGE (delta or sum is beyond i64), FULL (the buffer holds
 --                             max_pending other ids), BADID (empty, or too long), WRONGTYPE (buffer or meta is no hash,
---                             or hits are no integer)
+--                             or hits are not an integer)
 --   {"DUP", refused}          this call was executed before, nothing done now; "3:FULL 7:RANGE" are the pairs that were
 --                             refused then, counted from 1 through all partitions
 --   {"PASSED"}                the caller has made a later call: nothing done now, and not known what was done before
 --   {"EXPIRED"}               the epoch is not known (any more): nothing done now, and not known what was done before
 -- ERRORS
 --   BADARG                    the arguments do not fit the keys, or the family is of another kind; nothing done
--- REPEAT  safe, whoever repeats it, with a caller
+-- REPEAT  safe with a caller, from any process
 -- SINCE   0.1.0
 
 -- a local is found faster than a global
@@ -50,7 +50,7 @@ local last_n = last and (tonumber(last) or tonumber(last:match('^%d+')))
 if last_n and n - last_n < 0 then return { 'PASSED' } end
 if last_n and n - last_n == 0 then return { 'DUP', last:match(' (.+)') or '' } end
 
--- what is no number ends the script here, before the first write; a sum is faster than tonumber
+-- a value that is not a number ends the script here, before the first write; a sum is faster than tonumber
 local max = (max_pending or 1000000) + 0
 arg = 5
 -- what can be refused as a whole (OOM, READONLY, MISCONF) is refused here; below a pair can only fail by itself
@@ -68,7 +68,7 @@ for k = 3, #KEYS, 2 do
     if earlier == 0 then
       local time = ARGV[4] ~= '' and { '0', ARGV[4] .. '000' } or call('TIME')
       call('HSET', meta, 'first_at', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))
-      -- of a partition that nobody configured
+      -- of a partition that was never configured
       call('HSETNX', meta, 'incarnation', redis.sha1hex(meta .. caller .. n .. time[1] .. time[2]):sub(1, 16))
     end
     -- up to 512 fields Redis walks a hash as a list; a field longer than any id makes it a table

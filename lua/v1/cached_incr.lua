@@ -27,7 +27,7 @@
 --   {"EXPIRED"}               the epoch is not known (any more): nothing done now, and not known what was done before
 -- ERRORS
 --   BADARG                    the arguments do not fit the keys, or the family is of another kind; nothing done
--- REPEAT  safe, whoever repeats it, with a caller
+-- REPEAT  safe with a caller, from any process
 -- SINCE   0.1.0
 
 local call, tonumber, sub, ARGV, nan, seen = redis.call, tonumber, string.sub, ARGV, 0 / 0, {}
@@ -127,7 +127,7 @@ for k = 3, #KEYS, 4 do
   if deltas[1] and before == 0 then
     if not name then now_ms, name = read_clock() end
     call('HSET', meta, 'first_at', now_ms)
-    call('HSETNX', meta, 'incarnation', name) -- of a partition that nobody configured
+    call('HSETNX', meta, 'incarnation', name) -- of a partition that was never configured
   end
   -- up to 512 fields Redis walks a hash as a list; a field longer than any id makes it a table
   local longer = before < 64 and before + changes >= 64 and (' '):rep(256)

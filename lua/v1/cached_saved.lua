@@ -14,7 +14,7 @@
 --   4 retain_ms     integer   a counter with nothing pending may be deleted so long after it was seeded or saved
 --   5 now_ms        integer   "" for the server's clock; anything else is for tests
 --   6 id, value     pairs     id: of the batch; value: what the primary's row holds, read after the batch was complete,
---                             or "-" where there is no row; 1 to 1000
+--                             or "-" for a missing row; 1 to 1000
 -- REPLIES
 --   {"OK", left}              saved; so many ids are left in the batch, 0 where it is gone, and the lease with it
 --   {"STALE"}                 that batch is not there (any more); nothing done

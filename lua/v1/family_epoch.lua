@@ -15,7 +15,7 @@
 --                             names the epoch before is looked up in both memories; it is the same one where there was
 --                             none. The rest is as family_configure wrote it
 --   {"MISMATCH", kind, partitions}  the family is another one than the caller is configured for; nothing done
---   {"UNCONFIGURED"}          nobody configured the family in this Redis, or Redis lost its memory: do not count
+--   {"UNCONFIGURED"}          the family was never configured in this Redis, or Redis lost its memory: do not count
 -- ERRORS
 --   BADARG                    an argument is missing, or no such partition; nothing done
 --   BADKEY                    a key is misspelt; nothing done

@@ -5,7 +5,7 @@
 --   1 calls         hash      of the caller's home partition: caller -> "N [INDEX:WORD ...]", its last call in this
 --                             epoch and the pairs refused in it; =now, =before
 --   2 calls_before  hash      the same of the epoch before
---   3 open          hash      kept id -> count of a slice that is not over, and is to be kept in the database
+--   3 open          hash      kept id -> count of a slice that is not over, to be kept in the database
 --   4 schedule      zset      kept id -> ms: when its slice is over; every id in open is on it
 --   5 names         zset      name -> 0: those with anything in a window
 --   6 idle          zset      name -> ms: when the last slice of it has left every window
@@ -20,15 +20,15 @@
 --                             calendar's current one; KEEP: what kept ids begin with, "*" being its start, or "-"
 --   7 name, n       pairs     name: 1 to 200 bytes, a kept id 255 at most; n: an i64 of 1 or more; 1 to 100 pairs
 -- REPLIES
---   {"OK", word...}           for each pair 1, or why it is counted nowhere: RANGE (n or a sum is no i64), BADID (name
---                             or kept id is too long, or empty), WRONGTYPE (somebody else's key)
+--   {"OK", word...}           for each pair 1, or why it counts nowhere: RANGE (n or a sum is beyond i64), BADID (name
+--                             or kept id is too long, or empty), WRONGTYPE (a foreign key)
 --   {"DUP", refused}          executed before, nothing done now; "1:RANGE ..." are the pairs refused then
 --   {"PASSED"}                the caller has made a later call: nothing done now, and not known what was done before
 --   {"EXPIRED"}               the epoch is not known (any more): nothing done now, and not known what was done before
 --   {"OUTSIDE", now_ms}       by the server's clock, a string, the slice of a calendar is another one; nothing done
 -- ERRORS
 --   BADARG                    the arguments do not fit the keys, or a precision is none; nothing done
--- REPEAT  safe, whoever repeats it, with a caller
+-- REPEAT  safe with a caller, from any process
 -- SINCE   0.1.0
 
 local own_kind, caller, n, epoch, precisions = 'series', ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[5]) or 0

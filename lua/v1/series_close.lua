@@ -2,7 +2,7 @@
 -- Hands what can no longer change on to the database: it joins the buffer, and goes the way of what is counted there.
 --
 -- KEYS
---   1 open          hash      kept id -> count of a slice that is not over, and is to be kept in the database
+--   1 open          hash      kept id -> count of a slice that is not over, to be kept in the database
 --   2 schedule      zset      kept id -> ms: when its slice is over; every id in open is on it
 --   3 buffer        hash      id -> pending delta
 --   4 meta          hash      hits, first_at
@@ -54,7 +54,7 @@ end
 if longer then redis.call('HDEL', buffer, longer) end
 if moved > 0 then
   if tonumber(hits or 0) == 0 then redis.call('HSET', meta, 'first_at', now_ms) end
-  -- of a partition that nobody configured
+  -- of a partition that was never configured
   redis.call('HSETNX', meta, 'incarnation', redis.sha1hex(meta .. time[1] .. time[2]):sub(1, 16))
   redis.pcall('HINCRBY', meta, 'hits', moved)
 end

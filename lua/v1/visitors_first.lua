@@ -3,7 +3,7 @@
 --
 -- KEYS
 --   1 calls         hash      of the caller's home partition: caller -> "N WORD...", its last call in this epoch and
---                             what became of its visitors; =now, =before, =max_pending
+--                             the outcome of each visitor; =now, =before, =max_pending
 --   2 calls_before  hash      the same of the epoch before
 --   3 buffer        hash      id -> pending delta
 --   4 meta          hash      hits, first_at
@@ -20,13 +20,13 @@
 -- REPLIES
 --   {"OK", total, word...}    hits since the last rotation; for each visitor 1 where it is new to the id, 0 where it
 --                             was there, or why it is not counted, nor noted: FULL (the buffer holds max_pending other
---                             ids), BADID (too long, or empty), RANGE (no i64), WRONGTYPE (somebody else's key)
+--                             ids), BADID (too long, or empty), RANGE (beyond i64), WRONGTYPE (a foreign key)
 --   {"DUP", word...}          executed before, nothing done now; the same words
 --   {"PASSED"}                the caller has made a later call: nothing done now, and not known what was done before
 --   {"EXPIRED"}               the epoch is not known (any more): nothing done now, and not known what was done before
 -- ERRORS
 --   BADARG                    the arguments do not fit the keys, or the family is of another kind; nothing done
--- REPEAT  safe, whoever repeats it, with a caller; a visitor counts once in any case
+-- REPEAT  safe with a caller, from any process; a visitor counts once in any case
 -- SINCE   0.1.0
 
 local call, pcall, own_kind, caller, n, epoch = redis.call, redis.pcall, 'visitors', ARGV[1], ARGV[2], ARGV[3]
@@ -70,7 +70,7 @@ for k = 5, #KEYS do
     reply[#reply + 1] = is_new and (word or 1) or 0
     if is_new and not word then new[#new + 1], new[ARGV[i]] = ARGV[i], #reply end
   end
-  -- noted before it is counted: should the script be refused in between, nobody is counted again
+  -- noted before it is counted: if the script is refused in between, no visitor is counted again
   if new[1] and call('SADD', key, unpack(new)) then call('PEXPIRE', key, ARGV[5]) end
   local sum = new[1] and pcall('HINCRBY', buffer, id, #new)
   if type(sum) == 'table' then
@@ -85,7 +85,7 @@ if counted > 0 then pcall('HINCRBY', meta, 'hits', counted) end
 if counted > 0 and hits == 0 then
   local time = ARGV[4] ~= '' and { '0', ARGV[4] .. '000' } or call('TIME')
   call('HSET', meta, 'first_at', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))
-  -- of a partition that nobody configured
+  -- of a partition that was never configured
   call('HSETNX', meta, 'incarnation', redis.sha1hex(meta .. caller .. n .. time[1] .. time[2]):sub(1, 16))
 end
 if caller ~= '' then redis.call('HSET', KEYS[1], caller, n .. ' ' .. table.concat(reply, ' ', 3)) end

@@ -26,14 +26,14 @@ pub struct Cached {
     pub mistake: Option<Mistake>,
 }
 
-/// A way to do without one guard of the protocol.
+/// A guard of the protocol that is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
     /// A seed is accepted with any ticket.
     AcceptAnyTicket,
-    /// A counter is deleted while its buffer or batch holds something.
+    /// A counter is deleted while its buffer or batch is not empty.
     DeletePending,
-    /// A save adds the batch to the base, in place of the row as read back.
+    /// A save adds the batch to the base instead of using the row as read back.
     SaveWithoutReadingBack,
     /// A save does not check that its batch is the current one.
     SaveAnyBatch,

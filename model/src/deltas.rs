@@ -23,7 +23,7 @@ pub struct Deltas {
     pub incarnation: Incarnation,
     /// Each call that made a hit may arrive a second time.
     pub repeats: bool,
-    /// A transaction adds one id of a batch, in place of all of them.
+    /// A transaction adds one id of a batch instead of all of them.
     pub parts: bool,
     /// A reader asks for exact values.
     pub reader: bool,
@@ -44,14 +44,14 @@ pub enum Incarnation {
     FirstCut,
 }
 
-/// A way to do without one guard of the protocol.
+/// A guard of the protocol that is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
     /// A worker fetches a batch whose rotation is not durable yet.
     FetchBeforeDurable,
     /// A worker adds every batch that it fetched, whatever the ledger says.
     IgnoreLedger,
-    /// A batch with the same seq is taken for the same batch, whatever its nonce.
+    /// A batch with the same seq is treated as the same batch, whatever its nonce.
     IgnoreNonce,
     /// A worker begins at the first id of a batch, whatever the position in the ledger.
     IgnorePosition,
@@ -63,9 +63,9 @@ pub enum Mistake {
     BeginAnewUnconditionally,
     /// A partition begins anew but keeps its epoch.
     KeepEpoch,
-    /// A reader takes a batch that is partly applied for applied.
+    /// A reader treats a batch that is partly applied as applied.
     ReadPartAsWhole,
-    /// A reader takes a batch that is partly applied for not applied.
+    /// A reader treats a batch that is partly applied as not applied.
     ReadPartAsNothing,
     /// A reader does not start again when the ledger is past the batch that it saw in Redis.
     ReadPastNewerBatch,
@@ -113,7 +113,7 @@ struct Redis {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Worker {
     Idle,
-    /// Holds the content of a batch; `left` is what the worker has not been through.
+    /// Holds the content of a batch; `left` is the part that the worker has not processed.
     Fetched {
         id: BatchId,
         batch: Hits,
@@ -127,7 +127,7 @@ enum Worker {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Reader {
     Idle,
-    /// Has read Redis; `expected` holds the hits acknowledged by then.
+    /// Has read Redis; `expected` holds the hits that were acknowledged before.
     AskedRedis {
         buffer: Hits,
         batch: Option<Hits>,
@@ -253,7 +253,7 @@ impl Deltas {
     fn crash(&self, state: &mut State) {
         let before = state.redis.pending();
         state.redis = self.after_crash(state);
-        // Whatever is pending again has to reach the database or be reported once more.
+        // Hits that are pending again must reach the database or be reported once more.
         let after = state.redis.pending();
         state.lost = state.lost.union(before.without(state.database.rows)).without(after);
         state.dropped = state.dropped.without(after);

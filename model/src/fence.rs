@@ -1,6 +1,7 @@
 //! The fence by epochs: a call may arrive any number of times, at any time and in any order, and executes once.
 //!
-//! The hits that Redis has counted move to the database in one step here; [`deltas`](crate::deltas) shows the steps in between.
+//! The hits that Redis has counted move to the database in one step here; [`deltas`](crate::deltas) shows the steps in
+//! between.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +12,11 @@ use crate::terms::{Hit, Hits, Name, next_name};
 /// The model of one home partition and its callers.
 #[derive(Clone, Debug)]
 pub struct Fence {
-    /// A crash empties Redis, in place of taking it back to its last fsync.
+    /// A crash empties Redis instead of taking it back to its last fsync.
     pub emptied: bool,
     /// The number of calls that each caller makes. Each call counts one hit.
     pub calls: Vec<u8>,
-    /// The number of times that each call arrives at most.
+    /// The maximum number of times that each call arrives.
     pub arrivals: u8,
     /// The number of epochs that begin after the first.
     pub epochs: u8,
@@ -25,20 +26,20 @@ pub struct Fence {
     pub mistake: Option<Mistake>,
 }
 
-/// A way to do without one guard of the protocol.
+/// A guard of the protocol that is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
     /// Redis remembers no calls.
     RememberNothing,
     /// Redis compares a call of the previous epoch with the memory of the current epoch alone.
     ForgetPreviousEpoch,
-    /// A call of an ended epoch is compared with the current memory, in place of being refused.
+    /// A call of an ended epoch is compared with the current memory instead of being refused.
     AcceptAnyEpoch,
-    /// Redis takes over an epoch that it does not know from the call.
+    /// Redis adopts an unknown epoch from the call.
     EpochFromCaller,
     /// An emptied Redis begins with the name of its first epoch again.
     SameNameWhenEmptied,
-    /// A caller takes EXPIRED for success.
+    /// A caller treats EXPIRED as success.
     ExpiredIsSuccess,
     /// A caller makes its next call while one is without an outcome.
     TwoCallsInFlight,
@@ -122,7 +123,7 @@ pub enum Step {
     Arrive(Call),
     /// A call arrives, and the reply is lost or no caller waits for it.
     ArriveUnanswered(Call),
-    /// A caller waits no longer. The call may still arrive.
+    /// A caller stops waiting. The call may still arrive.
     GiveUp(Call),
     /// The current epoch becomes the previous one.
     BeginEpoch,

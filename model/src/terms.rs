@@ -17,7 +17,7 @@ pub(crate) fn next_name(names: &mut Name) -> Name {
     *names
 }
 
-/// A bag of hits that knows which of them it holds more than once.
+/// A bag of hits that remembers which of them it holds more than once.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Hits {
     held: u8,
@@ -99,11 +99,11 @@ impl Debug for Hits {
 /// The state in which Redis returns after a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Crash {
-    /// As of the last fsync of the append-only file. Workers fetch a batch only once its rotation is durable.
+    /// The state of the last fsync of the append-only file. Workers fetch a batch only once its rotation is durable.
     ToLastFsync,
     /// Empty: nothing is persistent.
     Emptied,
-    /// As of the last snapshot, however much the database has received since. Nothing waits for a snapshot.
+    /// The state of the last snapshot, however much the database has received since. Nothing waits for a snapshot.
     SetBack,
 }
 
@@ -142,7 +142,7 @@ pub struct LedgerRow {
     pub position: Option<Hit>,
 }
 
-/// The answer of a ledger row to a batch.
+/// The result of comparing a ledger row with a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// No part of the batch was applied.

@@ -1,4 +1,4 @@
-//! A family of activity in use: counting, and who is here now.
+//! The handle of an activity family: counting views, and reading the current activity.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,19 +19,20 @@ use crate::scripts::activity::Seen;
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum VisitorCount {
-    /// Each counted once.
+    /// The exact number.
     Exact(u64),
-    /// Estimated by HyperLogLogs.
+    /// An estimate by HyperLogLogs.
     Estimated {
         /// The estimate.
         count: u64,
-        /// About two of three estimates are off by less than this part of the number, 19 of 20 by less than twice as much.
+        /// The relative standard error: about two of three estimates are off by less than this fraction, 19 of 20 by
+        /// less than twice as much.
         standard_error: f64,
     },
 }
 
 impl VisitorCount {
-    /// The number, or its estimate.
+    /// Returns the number, or its estimate.
     #[must_use]
     pub fn count(self) -> u64 {
         match self {
@@ -47,23 +48,23 @@ impl VisitorCount {
     }
 }
 
-/// What a page has seen within the family's window.
+/// The activity on a page within the family's window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Now {
-    /// How often it was viewed.
+    /// The number of views.
     pub views: u64,
-    /// By how many.
+    /// The number of distinct visitors.
     pub visitors: VisitorCount,
 }
 
-/// What a page has seen within one minute.
+/// The activity on a page within one minute.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Minute {
-    /// When it begins.
+    /// The start of the minute.
     pub start: SystemTime,
-    /// How often it was viewed.
+    /// The number of views.
     pub views: i64,
-    /// By how many.
+    /// The number of distinct visitors.
     pub visitors: VisitorCount,
 }
 
@@ -72,13 +73,13 @@ pub struct Minute {
 pub struct Activity {
     handle: Handle,
     sliding: Sliding,
-    /// `None` where nothing is to be returned a second time.
+    /// The cached results; `None` if results are not cached.
     recent: Option<Cache<String, Now>>,
 }
 
-/// For how many pages results are remembered.
+/// The maximum number of pages with a cached result.
 const RECENT: u64 = 10_000;
-/// About how many keys one read names.
+/// The approximate number of keys in one read.
 const KEYS: u32 = 200;
 
 impl OpenFamily for ActivityFamily {
@@ -94,15 +95,15 @@ impl OpenFamily for ActivityFamily {
 impl Activity {
     handle_methods!(handle);
 
-    /// Counts a view of the page, of 1 to 200 bytes, and notes that the visitor, 1 to 255 bytes of any kind, was there.
-    /// When that was is up to the Redis server's clock. Callers share calls as they do for
+    /// Counts a view of the page, of 1 to 200 bytes, by a visitor, of 1 to 255 bytes of any kind. The Redis server's
+    /// clock determines the time of the view. Callers share calls as for
     /// [`BufferedCounters::add`](crate::BufferedCounters::add).
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): page or visitor are not allowed.
-    /// [`Redis`](crate::ErrorKind::Redis): not counted; may be called again.
-    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost and could
-    /// not be asked for again within the [write timeout](Self::write_timeout).
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the page or the visitor is not allowed.
+    /// [`Redis`](crate::ErrorKind::Redis): not counted; the call may be retried.
+    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all. The reply was lost, and could
+    /// not be requested again within the [write timeout](Self::write_timeout).
     pub async fn touch(&self, page: &str, visitor: impl AsRef<[u8]>) -> Result<()> {
         self.check_page(page)?;
         self.family().check_visitor(visitor.as_ref())?;
@@ -110,13 +111,13 @@ impl Activity {
         self.handle.writer.add(&key, 1, self.handle.timeout, true).await.map(drop)
     }
 
-    /// The page's views and distinct visitors within the window; zeros for one that nobody touched. This process gives
-    /// the same result again for as long as the family's [`cache_for`](crate::ActivityFamilyBuilder::cache_for) says,
-    /// and callers that come meanwhile share one question to Redis.
+    /// Returns the page's views and distinct visitors within the window; zeros for a page without views. This process
+    /// caches the result for the family's [`cache_for`](crate::ActivityFamilyBuilder::cache_for), and concurrent
+    /// callers share one read of Redis.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the page is not allowed. [`Redis`](crate::ErrorKind::Redis)
-    /// where it cannot be asked.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the page is not allowed. [`Redis`](crate::ErrorKind::Redis) if
+    /// Redis is unreachable.
     pub async fn now(&self, page: &str) -> Result<Now> {
         self.check_page(page)?;
         match &self.recent {
@@ -128,14 +129,14 @@ impl Activity {
         }
     }
 
-    /// The minutes that have any part of the time given, in order, with zeros where nobody was there:
-    /// up to [`Family::MAX_RANGE`] of them. They are exact wherever they are by now, in Redis, on their way or in the
-    /// database; visitors are as exact as the family counts them.
+    /// Returns the minutes that overlap `range`, in order, with zeros for minutes without views: up to
+    /// [`Family::MAX_RANGE`]. They are exact, whether they are in Redis, on their way or in the database; visitors are
+    /// as exact as the family counts them.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the family keeps no minutes, the page is not allowed, or the
-    /// range is too long. [`Redis`](crate::ErrorKind::Redis) or [`Store`](crate::ErrorKind::Store) where one of the two
-    /// cannot be asked.
+    /// range is too long. [`Redis`](crate::ErrorKind::Redis) or [`Store`](crate::ErrorKind::Store) if that server is
+    /// unreachable.
     pub async fn minutes(&self, page: &str, range: Range<SystemTime>) -> Result<Vec<Minute>> {
         self.check_page(page)?;
         let family = self.family();
@@ -158,7 +159,7 @@ impl Activity {
         Ok(starts.iter().zip(counts.chunks_exact(2)).map(minute).collect())
     }
 
-    /// What all stripes of the page hold, by Redis.
+    /// Reads all stripes of the page from Redis, and sums them.
     async fn ask(&self, page: &str) -> Result<Now> {
         let partitions = self.family().partitions();
         let mut stripes: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
@@ -184,14 +185,14 @@ impl Activity {
         })
     }
 
-    /// Refuses a page that is too long, or that is no row of the family's table.
+    /// Refuses a page that is too long, or that cannot be in a row of the family's table.
     fn check_page(&self, page: &str) -> Result<()> {
         let kept = std::iter::once_with(|| kept_ids(0, page)).flatten().map(Ok);
         self.family().check_name("page", page, kept)
     }
 }
 
-/// Under which ids a minute's views and visitors are kept.
+/// Returns the ids under which a minute's views and visitors are kept.
 fn kept_ids(minute: i64, page: &str) -> [String; 2] {
     ["views", "visitors"].map(|what| format!("{what}/{minute}/{page}"))
 }

@@ -15,23 +15,23 @@ use crate::error::Result;
 use crate::family::{AnyFamily, Family};
 use crate::store::Registered;
 
-/// A family of whichever kind in use. Cloning is cheap.
+/// The handle of a family of any kind. Cloning is cheap.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum AnyCounters {
-    /// Of [`AnyFamily::Buffered`].
+    /// The handle of an [`AnyFamily::Buffered`].
     Buffered(BufferedCounters),
-    /// Of [`AnyFamily::Cached`].
+    /// The handle of an [`AnyFamily::Cached`].
     Cached(CachedCounters),
-    /// Of [`AnyFamily::Series`].
+    /// The handle of an [`AnyFamily::Series`].
     Series(Series),
-    /// Of [`AnyFamily::Activity`].
+    /// The handle of an [`AnyFamily::Activity`].
     Activity(Activity),
-    /// Of [`AnyFamily::Visitors`].
+    /// The handle of an [`AnyFamily::Visitors`].
     Visitors(Visitors),
 }
 
-/// The same for the handle of any kind.
+/// Evaluates one expression for the handle of any kind.
 macro_rules! of_any {
     ($counters:expr, $handle:ident => $result:expr) => {
         match $counters {
@@ -45,15 +45,15 @@ macro_rules! of_any {
 }
 
 impl AnyCounters {
-    /// The configuration.
+    /// Returns the configuration.
     pub fn family(&self) -> &Family {
         of_any!(self, handle => handle.family())
     }
 
-    /// As [`BufferedCounters::backlog`].
+    /// Returns the family's backlog, like [`BufferedCounters::backlog`].
     ///
     /// # Errors
-    /// [`Redis`](crate::ErrorKind::Redis) where it cannot be asked.
+    /// [`Redis`](crate::ErrorKind::Redis) if Redis is unreachable.
     pub async fn backlog(&self) -> Result<Backlog> {
         of_any!(self, handle => handle.backlog().await)
     }
@@ -74,8 +74,9 @@ impl OpenFamily for AnyFamily {
 }
 
 impl Counterfoil {
-    /// Takes a family in use as the database [has it](Store::families), and writes nothing: neither its settings nor an epoch. For
-    /// tools that look at families which other processes open; who knows the configuration calls [`open`](Self::open).
+    /// Opens a family as [registered](crate::Store::families) in the database, and writes nothing: neither its settings nor an
+    /// epoch. It is for tools that inspect families of other processes. A program that knows the configuration calls
+    /// [`open`](Self::open).
     ///
     /// # Errors
     /// [`Closed`](crate::ErrorKind::Closed) after [`shutdown`](Self::shutdown).

@@ -1,4 +1,4 @@
-//! What waits for the database in partitions of one Redis, for those who watch it: read without a reconciler.
+//! The backlog of partitions in Redis, for monitoring: read without a reconciler.
 
 use std::time::Duration;
 
@@ -7,20 +7,20 @@ use crate::error::Result;
 use crate::scripts::bundle;
 use crate::scripts::keys::Keys;
 
-/// What of a family waits in Redis for the database, whoever counted it.
+/// The hits of a family that wait in Redis for the database, from all processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Backlog {
-    /// Pending ids. An id of a wide family counts in each partition that has it, and one that was counted again since the
-    /// batch was cut counts twice.
+    /// The number of pending ids. An id of a wide family counts in each partition that has it. An id that was counted
+    /// again after its batch was cut counts twice.
     pub ids: u64,
-    /// How long ago the oldest of these hits was counted, by the Redis server's clock; `None` if there are none.
+    /// The age of the oldest of these hits, by the Redis server's clock; `None` if there are none.
     pub oldest: Option<Duration>,
-    /// Slices that are kept and not over yet, or minutes of activity: the database gets them when they are.
+    /// The number of kept slices, or minutes of activity, that are not over yet. They reach the database once they are.
     pub open: u64,
-    /// Hits counted since Redis knows the family, also those that are in the database; its growth is the rate. Of
-    /// buffered counters also those that were out of range or found the buffer full, of visitors the new ones, of cached
-    /// counters equal ids of one call as one. Of series and activity a kept slice counts as one hit, once it is over. 0 for
-    /// what keeps nothing.
+    /// The number of hits counted since Redis has known the family, including those in the database; its growth is the
+    /// rate. For buffered counters it includes hits that were out of range or found the buffer full. For visitors it is
+    /// the number of new ones. For cached counters equal ids of one call count as one. For series and activity a kept
+    /// slice counts as one hit, once it is over. 0 for a family that keeps nothing.
     pub counted: u64,
 }
 
@@ -57,7 +57,7 @@ return found";
     Ok(found.into_iter().map(backlog).collect())
 }
 
-/// -1 stands for none.
+/// Converts an age in milliseconds; -1 stands for none.
 fn age(ms: i64) -> Option<Duration> {
     u64::try_from(ms).ok().map(Duration::from_millis)
 }

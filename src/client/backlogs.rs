@@ -1,4 +1,4 @@
-//! The backlogs of families: of many that are idle in a few calls, and of one in the same way.
+//! The backlogs of families: many idle ones in a few calls, or a single one.
 
 use std::collections::BTreeMap;
 
@@ -13,32 +13,32 @@ use crate::scripts::bundle;
 use crate::scripts::keys::Keys;
 use crate::writer::shared::Shared;
 
-/// How Redis is asked.
+/// The size and number of the calls to Redis.
 #[derive(Clone, Copy)]
 struct Pace {
-    /// How many partitions one call looks at.
+    /// The number of partitions that one call reads.
     partitions: usize,
-    /// How many calls are under way at a time.
+    /// The number of concurrent calls.
     calls: usize,
 }
 
-/// Calls that take a fraction of a millisecond each, and few of them: the server has others to serve.
+/// A few calls of a fraction of a millisecond each, because the server has other clients.
 const NODE: Pace = Pace { partitions: 100, calls: 4 };
-/// No call can look at partitions of several slots.
+/// One partition a call, because a call cannot read several slots.
 const CLUSTER: Pace = Pace { partitions: 1, calls: 64 };
 
 impl Counterfoil {
-    /// What of every family in use waits in Redis for the database, in the order in which they were opened, or found
-    /// and [served](crate::ReconcilerBuilder::all); it needs neither a reconciler nor the database. Where Redis is no
-    /// cluster one call looks at 100 partitions, so that thousands of families take little.
+    /// Returns the backlog of every family in use, in the order in which they were opened, or found and
+    /// [served](crate::ReconcilerBuilder::all). It needs neither a reconciler nor the database. Unless Redis is a
+    /// cluster, one call reads 100 partitions, so thousands of families take little time.
     ///
     /// It sets the gauges [`BACKLOG_IDS`](crate::metrics::BACKLOG_IDS) and
     /// [`BACKLOG_SECONDS`](crate::metrics::BACKLOG_SECONDS), each over the families of a name in all namespaces.
     ///
-    /// A family whose keys are [`Corrupt`](ErrorKind::Corrupt) has that error in the place of its backlog.
+    /// A family whose keys are [`Corrupt`](ErrorKind::Corrupt) has that error instead of a backlog.
     ///
     /// # Errors
-    /// [`Redis`](ErrorKind::Redis) where it cannot be asked; no gauge is set then.
+    /// [`Redis`](ErrorKind::Redis) if Redis is unreachable; no gauge is set then.
     pub async fn backlogs(&self) -> Result<Vec<(Family, Result<Backlog>)>> {
         let families = self.shared.families();
         let backlogs = match self.shared.backlogs(&families).await {
@@ -50,7 +50,7 @@ impl Counterfoil {
         Ok(found)
     }
 
-    /// So that what is wrong with one family is told of that one.
+    /// Reads the families one by one, so that each error is reported for the family that has it.
     async fn one_by_one(&self, families: &[Family]) -> Result<Vec<Result<Backlog>>> {
         let mut backlogs = Vec::with_capacity(families.len());
         for family in families {
@@ -63,7 +63,8 @@ impl Counterfoil {
     }
 }
 
-/// Labels have no namespaces, so the families of a name are one: the sum of their ids, and the oldest of their hits.
+/// Sets the gauges. Labels have no namespaces, so families of one name are combined: the sum of their ids, and the age
+/// of the oldest hit.
 fn measure<'a>(found: impl Iterator<Item = (&'a Family, Backlog)>) {
     let mut by_name: BTreeMap<&str, Backlog> = BTreeMap::new();
     for (family, backlog) in found {
@@ -78,13 +79,13 @@ fn measure<'a>(found: impl Iterator<Item = (&'a Family, Backlog)>) {
 }
 
 impl Shared {
-    /// The backlog of all partitions of the family.
+    /// Returns the backlog of all partitions of the family.
     pub async fn backlog(&self, family: &Family) -> Result<Backlog> {
         let found = self.backlogs(std::slice::from_ref(family)).await?;
         Ok(found.into_iter().fold(Backlog::default(), Backlog::join))
     }
 
-    /// The same of each of these families.
+    /// Returns the backlog of each of these families.
     async fn backlogs(&self, families: &[Family]) -> Result<Vec<Backlog>> {
         if !self.topology.is_cluster() {
             match self.look(families, NODE).await {
@@ -113,7 +114,7 @@ impl Shared {
     }
 }
 
-/// The partitions of the family at that place.
+/// Returns the partitions of the family, each with the family's index.
 fn partitions_of(place: usize, family: &Family) -> impl Iterator<Item = (usize, Keys)> {
     (0..family.partitions()).map(move |number| (place, Keys::new(family, number)))
 }

@@ -1,4 +1,4 @@
-//! A pair from its settings.
+//! The configuration of a pair of one Redis and one database.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::connection::primary::{self, Primary};
 use crate::error::{Error, Result};
 use crate::store::mysql::MysqlStore;
 
-/// A [`Counterfoil`] being configured; [`connect`](Self::connect) makes it.
+/// A [`Counterfoil`] being configured; [`connect`](Self::connect) creates it.
 #[must_use = "a pair is made by connect()"]
 pub struct CounterfoilBuilder {
     redis: Option<Redis>,
@@ -57,68 +57,69 @@ impl Counterfoil {
 }
 
 impl CounterfoilBuilder {
-    /// The Redis: a URL, or a [`ConnectionInfo`] of the redis crate, which may hold certificates. It or a
-    /// [`connection`](Self::connection) has to be given.
+    /// Sets the Redis: a URL, or a [`ConnectionInfo`] of the redis crate, which may hold certificates. Either this or a
+    /// [`connection`](Self::connection) is required.
     pub fn redis(mut self, redis: impl IntoConnectionInfo) -> Self {
         self.redis = Some(Redis::At(Box::new(redis.into_connection_info())));
         self
     }
 
-    /// A connection that is there, for instance one made by [`Primary::connect`]. Connections of other types, as that to a cluster,
-    /// are taken by [`Counterfoil::new`].
+    /// Sets an existing connection, for instance one created by [`Primary::connect`]. [`Counterfoil::new`] takes
+    /// connections of other types, such as a cluster connection.
     pub fn connection(mut self, redis: Primary) -> Self {
         self.redis = Some(Redis::Connected(redis));
         self
     }
 
-    /// The database's URL, as [sqlx takes it](sqlx::mysql::MySqlConnectOptions), for a pool of ten connections. It or a
-    /// [`pool`](Self::pool) has to be given.
+    /// Sets the database's URL, [in sqlx's format](sqlx::mysql::MySqlConnectOptions), for a pool of ten connections.
+    /// Either this or a [`pool`](Self::pool) is required.
     pub fn mysql(mut self, url: impl Into<String>) -> Self {
         self.mysql = Some(Mysql::At(url.into()));
         self
     }
 
-    /// The application's own pool, as for [`MysqlStore::new`].
+    /// Sets the application's own pool, as for [`MysqlStore::new`].
     pub fn pool(mut self, pool: MySqlPool) -> Self {
         self.mysql = Some(Mysql::Pool(pool));
         self
     }
 
-    /// As [`Counterfoil::write_timeout`].
+    /// Sets the write timeout, like [`Counterfoil::write_timeout`].
     pub fn write_timeout(mut self, timeout: Duration) -> Self {
         self.timeouts.write = timeout;
         self
     }
 
-    /// As [`Counterfoil::read_timeout`].
+    /// Sets the read timeout, like [`Counterfoil::read_timeout`].
     pub fn read_timeout(mut self, timeout: Duration) -> Self {
         self.timeouts.read = timeout;
         self
     }
 
-    /// Whether those of counterfoil's own tables that are missing are created, as by [`MysqlStore::create_tables`]. Not
-    /// unless said so: without its tables no family is opened.
+    /// Sets whether missing tables of counterfoil are created, like [`MysqlStore::create_tables`]; defaults to `false`.
+    /// No family can be opened without these tables.
     pub fn create_tables(mut self, create: bool) -> Self {
         self.create_tables = create;
         self
     }
 
-    /// Whether [`connect`](Self::connect) succeeds also while the database cannot be reached; it is waited for 3 s at most. From
-    /// then on all is as with [`MysqlStore::connect_lazy`]: families are opened and count, and the database has everything
-    /// after it is back. The tables that [`create_tables`](Self::create_tables) asks for are created then, before anything
-    /// else. Reads, and cached counters that are not in Redis, need the database. A URL that is none, and a database that
-    /// refuses the connection, for instance the password, are errors at once all the same. Not unless said so.
+    /// Sets whether [`connect`](Self::connect) succeeds even while the database is unreachable; defaults to `false`. It
+    /// waits at most 3 s for the database. The pair then works as with [`MysqlStore::connect_lazy`]: families are
+    /// opened and count, and the database receives everything after its recovery. If
+    /// [`create_tables`](Self::create_tables) is set, missing tables are created at that point, before anything else.
+    /// Reads need the database, and so do cached counters that are not in Redis. An invalid URL is still an error at
+    /// once, and so is a refused connection, for instance a wrong password.
     pub fn start_without_mysql(mut self, start: bool) -> Self {
         self.start_without_mysql = start;
         self
     }
 
-    /// Connects where that is to be done, as [`Counterfoil::connect`] does.
+    /// Connects to what is given by its URL, like [`Counterfoil::connect`].
     ///
     /// # Errors
-    /// As for [`Counterfoil::connect`] and [`MysqlStore::create_tables`]; [`InvalidInput`](crate::ErrorKind::InvalidInput)
-    /// where Redis or database is not given.
-    /// A connection and a pool that are given are not tried, except to create tables.
+    /// The errors of [`Counterfoil::connect`] and [`MysqlStore::create_tables`];
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if Redis or the database is not given. A given connection or
+    /// pool is not tried, except to create tables.
     pub async fn connect(self) -> Result<Counterfoil> {
         let not_given = |what| Error::invalid(format!("Counterfoil::builder(): {what} is not given"));
         let redis = self.redis.ok_or_else(|| not_given("redis"))?;

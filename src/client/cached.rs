@@ -1,4 +1,4 @@
-//! A cached family in use: counting and reading.
+//! The handle of a cached family: counting and reading.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,28 +19,27 @@ use crate::scripts::partition::Ticket;
 use crate::scripts::partition::{Change, PairResult, Partition};
 use crate::writer::{Progress, Request};
 
-/// What became of one change of a cached counter.
+/// The outcome of a change to a cached counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use = "a change that was refused is not counted"]
 pub enum Changed {
-    /// It is counted, and will be in the database.
+    /// Counted: the change will reach the database.
     Counted {
-        /// The counter's value as after exactly this change.
+        /// The counter's value right after this change.
         value: i64,
     },
-    /// Not counted: it would lead out of the family's bounds, or of the signed 64-bit range.
+    /// Not counted: the value would leave the family's bounds, or the signed 64-bit range.
     OutOfRange {
-        /// The counter's value, which is as it was.
+        /// The counter's unchanged value.
         value: i64,
     },
-    /// Not counted: there is no row for the id, and rows are the application's to make
-    /// ([`Table::update`](crate::Table::update)).
+    /// Not counted: the id has no row, and only the application inserts rows ([`Table::update`](crate::Table::update)).
     NoRow,
 }
 
 impl Changed {
-    /// The new value, if it was counted.
+    /// Returns the new value, or `None` if the change was not counted.
     #[must_use]
     pub fn counted(self) -> Option<i64> {
         match self {
@@ -50,35 +49,35 @@ impl Changed {
     }
 }
 
-/// What became of a request to change a cached counter once.
+/// The outcome of a change that is made once per request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use = "a change that was refused is not counted"]
 pub enum ChangedOnce {
-    /// Counted now.
+    /// Counted by this call.
     Counted {
-        /// The counter's value as after exactly this change.
+        /// The counter's value right after this change.
         value: i64,
     },
-    /// Counted before, and nothing was done now: by an earlier call for the request, or by an earlier arrival of this one,
-    /// whose reply was lost.
+    /// Counted before, and not again: by an earlier call for the request, or by an earlier attempt of this call whose
+    /// reply was lost.
     CountedBefore {
-        /// The counter's value as after exactly that change. Others may have changed it since.
+        /// The counter's value right after that change. It may have changed since.
         value: i64,
     },
-    /// Not counted, now or when the request came first: it would lead out of the family's bounds, or of the signed 64-bit
-    /// range.
+    /// Not counted, by this call or by the first one for the request: the value would leave the family's bounds, or the
+    /// signed 64-bit range.
     OutOfRange {
-        /// The counter's value as it was then.
+        /// The counter's value at that point.
         value: i64,
     },
-    /// Not counted: there is no row for the id, and rows are the application's to make. This is not remembered: once there
-    /// is a row the same request counts.
+    /// Not counted: the id has no row, and only the application inserts rows. Redis does not remember this outcome:
+    /// once the row exists, the same request counts.
     NoRow,
 }
 
-/// The counters of one open cached family: the value comes back with each increment, and lives in Redis for as long as
-/// the counter is used (docs/protocol.md, section 4). Cloning is cheap.
+/// The counters of one open cached family. Each increment returns the new value, and a counter stays in Redis for as
+/// long as it is used (docs/protocol.md, section 4). Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct CachedCounters {
     handle: Handle,
@@ -86,11 +85,12 @@ pub struct CachedCounters {
     retention: Retention,
 }
 
-/// What a missing counter is seeded with. The read is held until that is handed in: who misses the counter meanwhile joins it.
+/// The seed of a missing counter. The read is held until Redis has the seed: callers that miss the counter meanwhile
+/// share it.
 type HeldSeed = Option<(Seed, Arc<Read>)>;
 
-/// How often a read or an increment begins again because the counter came and went in between. Each time costs a whole
-/// stay of the counter in Redis, so more than once is a sign of something wrong.
+/// The maximum number of attempts when a counter leaves Redis again before the call reaches it. Each takes a whole
+/// retention, so more than one is a sign of a problem.
 const ATTEMPTS: usize = 100;
 
 impl OpenFamily for CachedFamily {
@@ -111,57 +111,59 @@ impl Recountable for CachedCounters {
 impl CachedCounters {
     handle_methods!(handle);
 
-    /// Adds `delta` to `id`, and returns the value as after exactly this increment. Where the counter is not in Redis
-    /// it is read from the database first, once for all callers of this process.
+    /// Adds `delta` to `id`, and returns the value right after this increment. A counter that is not in Redis is read
+    /// from the database first, once for all callers in this process.
     ///
-    /// Callers that come while a call to the id's partition is under way go together into the next one, equal ids
-    /// summed; a lone caller's increment goes out at once. The value is in the database after the family's `save_after`
-    /// and its settle time.
+    /// Callers that arrive while a call to the id's partition is in flight share the next call, with equal ids summed.
+    /// A lone caller's increment is sent at once. The value reaches the database after the family's `save_after` and
+    /// its settle time.
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput): the id is not allowed. [`Redis`](ErrorKind::Redis),
-    /// [`Store`](ErrorKind::Store): not counted; may be called again. [`Unsafe`](ErrorKind::Unsafe): not counted, since
-    /// the database that was asked takes no writes, as a replica does not. [`Range`](ErrorKind::Range): not counted, the
-    /// row's value is no i64. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted once or not at all, the reply was
-    /// lost and could not be asked for again within the [write timeout](Self::write_timeout).
+    /// [`Store`](ErrorKind::Store): not counted; the call may be retried. [`Unsafe`](ErrorKind::Unsafe): not counted,
+    /// because the database server that was read accepts no writes, for instance a replica.
+    /// [`Range`](ErrorKind::Range): not counted, because the row's value is not a valid i64.
+    /// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted once or not at all. The reply was lost, and could not be
+    /// requested again within the [write timeout](Self::write_timeout).
     pub async fn incr(&self, id: &str, delta: i64) -> Result<Changed> {
         self.change(id, Change::Add(delta)).await
     }
 
-    /// Adds `delta` to `id` once, however often that is asked for with the same `request`, also at once and by several
-    /// processes: for an application that may do its work again, since its future was dropped, the outcome of a call is
-    /// unknown, or a job ran twice. A request is named by 1 to 64 bytes of the application's choice together with the id.
+    /// Adds `delta` to `id` once, however often it is called with the same `request`, also concurrently and from
+    /// several processes. It is for an application that may repeat its work: a future was dropped, an outcome is
+    /// unknown, or a job ran twice. A request is identified by 1 to 64 bytes of the application's choice together with
+    /// the id.
     ///
-    /// Everybody who asks is told the same value, that as after exactly this change, for as long as the request is
-    /// remembered: **for a minute at least** by the server's clock, mostly for one to two minutes. After that it counts again.
-    /// All else is as for [`BufferedCounters::add_once`](crate::BufferedCounters::add_once).
+    /// Every call for a request returns the same value, the one right after this change, for as long as Redis remembers
+    /// the request: **for at least a minute** by the server's clock, usually one to two minutes. A later call counts
+    /// again. In all else it works like [`BufferedCounters::add_once`](crate::BufferedCounters::add_once).
     ///
-    /// Each is a call of its own, which costs more than an [`incr`](Self::incr) under load, and one more where another process
-    /// had to seed the counter for it.
+    /// Each request is a call of its own, which costs more than an [`incr`](Self::incr) under load. A repeat takes one
+    /// more call if another process had to seed the counter for the request.
     ///
     /// # Errors
-    /// As for [`incr`](Self::incr), and [`InvalidInput`](ErrorKind::InvalidInput) where the request's name is not allowed.
-    /// After any other the same request may be made again.
+    /// The errors of [`incr`](Self::incr), and [`InvalidInput`](ErrorKind::InvalidInput) if the request's name is not
+    /// allowed. After any other error the same request may be retried.
     pub async fn incr_once(&self, request: &str, id: &str, delta: i64) -> Result<ChangedOnce> {
         self.once(Progress::default(), request, id, delta).await
     }
 
-    /// Returns the epoch in which Redis remembers the request if it is made now, as
-    /// [`BufferedCounters::request_epoch`](crate::BufferedCounters::request_epoch) does.
+    /// Returns the epoch in which Redis remembers the request if it is made now, like
+    /// [`BufferedCounters::request_epoch`](crate::BufferedCounters::request_epoch).
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) as for [`incr_once`](Self::incr_once); [`Redis`](ErrorKind::Redis) if Redis is
-    /// unreachable.
+    /// [`InvalidInput`](ErrorKind::InvalidInput) as for [`incr_once`](Self::incr_once); [`Redis`](ErrorKind::Redis) if
+    /// Redis is unreachable.
     pub async fn request_epoch(&self, request: &str, id: &str) -> Result<String> {
         self.handle.writer.request_epoch(Request::new(self.family(), request, id, 0)?).await
     }
 
-    /// Counts like [`incr_once`](Self::incr_once), and never twice, however late the request is made again, as
-    /// [`BufferedCounters::add_once_since`](crate::BufferedCounters::add_once_since) does.
+    /// Counts like [`incr_once`](Self::incr_once), and never twice, however late the request is retried. See
+    /// [`BufferedCounters::add_once_since`](crate::BufferedCounters::add_once_since).
     ///
     /// # Errors
-    /// As for [`incr_once`](Self::incr_once). [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) also if the epoch has ended: nothing
-    /// was done now, and it is unknown whether the request was executed before.
+    /// The errors of [`incr_once`](Self::incr_once). [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) also if the epoch
+    /// has ended: nothing was done now, and it is unknown whether the request was executed before.
     pub async fn incr_once_since(&self, epoch: &str, request: &str, id: &str, delta: i64) -> Result<ChangedOnce> {
         self.once(Progress::since(epoch), request, id, delta).await
     }
@@ -189,31 +191,31 @@ impl CachedCounters {
         Err(self.comes_and_goes(id))
     }
 
-    /// Replaces the value of `id`, and returns it. Increments that are acknowledged before are overwritten, later ones are
-    /// added. What travels to the row is the difference to the value before, so a write of another program to the row
-    /// meanwhile persists. A difference beyond i64 is out of range.
+    /// Replaces the value of `id`, and returns the new value. Increments acknowledged before are overwritten, later
+    /// ones are added. The row receives the difference to the previous value, so a concurrent write of another program
+    /// to the row persists. A difference beyond i64 is out of range.
     ///
     /// # Errors
-    /// As for [`incr`](Self::incr).
+    /// See [`incr`](Self::incr).
     pub async fn set(&self, id: &str, value: i64) -> Result<Changed> {
         self.change(id, Change::Set(value)).await
     }
 
-    /// The exact value: every increment acknowledged before the call, none twice. 0 for an id without a row. A counter
-    /// that was not in Redis is there from now on, for the time that the family lets counters stay.
+    /// Returns the exact value: every increment acknowledged before the call, none twice; 0 for an id without a row. A
+    /// counter that has a row but is not in Redis is loaded, and stays in Redis for the family's retention.
     ///
     /// # Errors
-    /// [`Redis`](ErrorKind::Redis) or [`Store`](ErrorKind::Store) where one of the two cannot be asked, and as for
+    /// [`Redis`](ErrorKind::Redis) or [`Store`](ErrorKind::Store) if that server is unreachable, and the errors of
     /// [`incr`](Self::incr).
     pub async fn get(&self, id: &str) -> Result<i64> {
         Ok(self.get_many(&[id]).await?[0])
     }
 
-    /// The exact values of many ids, in their order: in one call per partition concerned, and where some are not in Redis
-    /// one query for all of these and one more call per partition.
+    /// Returns the exact values of many ids, in their order. It takes one call per partition involved. Ids that are not
+    /// in Redis take one query together, and another call per partition.
     ///
     /// # Errors
-    /// As for [`get`](Self::get).
+    /// See [`get`](Self::get).
     #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family()))]
     pub async fn get_many(&self, ids: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Vec<i64>> {
         let ids: Vec<_> = ids.into_iter().collect();
@@ -227,7 +229,7 @@ impl CachedCounters {
         for _ in 0..ATTEMPTS {
             let missing = self.look(ids, &left, &mut values).await?;
             let rows = self.handle.stored_by(deadline, self.rows(ids, &missing)).await?;
-            // a counter without a row is 0, and does not get into Redis by a read
+            // a counter without a row is 0, and a read does not bring it to Redis
             let seeds = missing
                 .into_iter()
                 .zip(rows)
@@ -240,11 +242,12 @@ impl CachedCounters {
         Err(self.comes_and_goes(ids[left[0].0]))
     }
 
-    /// The exact values if they can be read within that time, or else what the database [holds](Self::stored), 0 where there
-    /// is no row: for pages that would rather show a number of a moment ago than wait for a Redis that is away.
+    /// Returns the exact values if they can be read within `within`, or else the [stored](Self::stored) ones, 0 for an
+    /// id without a row. It is for pages that prefer a slightly old number to waiting for an unreachable Redis.
     ///
     /// # Errors
-    /// [`Store`](ErrorKind::Store) where the database cannot be asked either; [`Range`](ErrorKind::Range).
+    /// [`Store`](ErrorKind::Store) if the database is unreachable too; [`Range`](ErrorKind::Range) as for
+    /// [`get`](Self::get).
     pub async fn get_or_stored(
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
@@ -255,11 +258,11 @@ impl CachedCounters {
         self.handle.or_stored(&ids, within, self.get_many(&ids)).await
     }
 
-    /// What the database holds of each id, `None` where there is no row. It may lag behind by the time to save, or by a
-    /// read replica's lag.
+    /// Returns the value of each id in the database, `None` without a row. It may lag by the time until the next save,
+    /// or by a read replica's lag.
     ///
     /// # Errors
-    /// [`Store`](ErrorKind::Store) where the database cannot be asked.
+    /// [`Store`](ErrorKind::Store) if the database is unreachable.
     pub async fn stored(&self, ids: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Vec<Option<i64>>> {
         let ids: Vec<_> = ids.into_iter().collect();
         let ids = self.family().check_ids(&ids)?;
@@ -288,7 +291,7 @@ impl CachedCounters {
         Err(self.comes_and_goes(id))
     }
 
-    /// Reads what the missing counter is to be seeded with; `None` where there is no row, nor will be.
+    /// Reads the seed of a missing counter. Returns `None` if the id has no row and the family inserts none.
     async fn missed(&self, id: &str, ticket: Ticket) -> Result<HeldSeed> {
         let read = self.seeding.read(&self.handle.shared, &self.handle.opened, id, ticket);
         let row = read.row().await?;
@@ -296,8 +299,8 @@ impl CachedCounters {
         Ok((row.is_some() || self.family().makes_rows()).then_some((seed, read)))
     }
 
-    /// Reads the ids at the places given, after seeding those that come with a seed. Puts the values in their places, and
-    /// returns what is missing, with the tickets.
+    /// Reads the ids at the given indexes, after seeding those that have a seed. Writes their values at these indexes,
+    /// and returns the missing ones with their tickets.
     async fn look(
         &self,
         ids: &[&str],
@@ -310,7 +313,7 @@ impl CachedCounters {
             let names: Vec<_> = some.iter().map(|(place, _)| ids[*place]).collect();
             let seeds: Vec<_> =
                 some.iter().filter_map(|(place, seed)| Some((ids[*place].as_bytes(), (*seed)?))).collect();
-            // both travel together, the seeds first: a counter whose seed failed is missing again
+            // both are sent together, the seeds first: a counter whose seed failed is missing again
             join(partition.seed(&self.retention, &seeds), partition.values(&names)).await.1
         });
         let mut missing = Vec::new();
@@ -331,7 +334,7 @@ impl CachedCounters {
         Ok(missing)
     }
 
-    /// What a call to one partition carries of these, by places in `ids`.
+    /// Groups items by the calls that carry them, each to one partition. Items are numbered by their indexes in `ids`.
     fn by_partition<T: Copy>(
         &self,
         ids: &[&str],
@@ -348,7 +351,8 @@ impl CachedCounters {
         partitions.into_iter().flat_map(chunks).collect()
     }
 
-    /// The rows of the missing counters: a single one is shared with others who miss it, many come in one query.
+    /// Reads the rows of the missing counters. Other callers that miss the counter share the read of a single row;
+    /// several rows take one query.
     async fn rows(&self, ids: &[&str], missing: &[(usize, Ticket)]) -> Result<Vec<Option<i64>>> {
         match missing {
             [] => Ok(Vec::new()),

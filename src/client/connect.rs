@@ -1,4 +1,4 @@
-//! From URLs to a pair, with the settings that the protocol wants.
+//! Connections from URLs, with the settings that the protocol needs.
 
 use std::time::Duration;
 
@@ -15,28 +15,28 @@ use crate::connection::primary::Primary;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::mysql::MysqlStore;
 
-/// How long a database is waited for that may come later.
+/// The time limit for the first connection to a database that may be unreachable.
 const LATER: Duration = Duration::from_secs(3);
 
 impl Counterfoil {
     /// Connects to a Redis, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, and a database, e.g.
-    /// `mysql://user:password@localhost/shop`. The connection to Redis comes back by itself after it was lost, and
-    /// follows a name or address that moves with a failover: see [`Primary`]. Counterfoil's tables have to be there, or are
-    /// created by [`builder`](Self::builder).
+    /// `mysql://user:password@localhost/shop`. The connection to Redis reconnects automatically, and follows a name or
+    /// address that moves in a failover: see [`Primary`]. Counterfoil's tables must exist, or be created by the
+    /// [`builder`](Self::builder).
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that is none; [`Redis`](ErrorKind::Redis) or
-    /// [`Store`](ErrorKind::Store) where a server cannot be reached, naming where it was looked for;
-    /// [`AccessDenied`](ErrorKind::AccessDenied) where Redis does not accept the credentials.
+    /// [`InvalidInput`](ErrorKind::InvalidInput) for an invalid URL; [`Redis`](ErrorKind::Redis) or
+    /// [`Store`](ErrorKind::Store) if that server is unreachable, naming its address;
+    /// [`AccessDenied`](ErrorKind::AccessDenied) if Redis does not accept the credentials.
     pub async fn connect(redis_url: &str, mysql_url: &str) -> Result<Self> {
         let redis = Primary::connect(redis_url).await?;
         Ok(Counterfoil::new(redis, connect_mysql(mysql_url).await?))
     }
 
-    /// Connects to the Redis that Sentinel names, as [`Primary::connect_sentinel`] does, and a database.
+    /// Connects to the Redis that Sentinel reports, like [`Primary::connect_sentinel`], and a database.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// See [`connect`](Self::connect).
     #[cfg(feature = "sentinel")]
     pub async fn connect_sentinel<'a>(
         sentinels: impl IntoIterator<Item = &'a str>,
@@ -50,10 +50,10 @@ impl Counterfoil {
 
 #[cfg(feature = "cluster")]
 impl Counterfoil {
-    /// Connects to a Redis Cluster, of which some nodes are named, and a database.
+    /// Connects to a Redis Cluster, given the URLs of some nodes, and a database.
     ///
     /// # Errors
-    /// As [`connect`](Counterfoil::connect).
+    /// See [`connect`](Counterfoil::connect).
     pub async fn connect_cluster<'a>(nodes: impl IntoIterator<Item = &'a str>, mysql_url: &str) -> Result<Self> {
         let client = cluster_settings(ClusterClient::builder(nodes)).build();
         let client = client.map_err(|error| Error::invalid("the URLs of the cluster").with_source(error))?;
@@ -63,13 +63,15 @@ impl Counterfoil {
     }
 }
 
-/// The settings that suit a cluster connection best; everything else (users, TLS, addresses) is up to the application.
+/// Applies the recommended settings of a cluster connection. Everything else (users, TLS, addresses) is up to the
+/// application.
 ///
-/// - No retries. The redis crate repeats a call 16 times by default, which is harmless: Redis executes a call once however
-///   often it arrives. But counterfoil repeats by itself, within its own time limit, and reports the outcome when that is over.
-/// - Limits for connecting, for each reply and for the whole of a call, of 1 s each. By default a reply is waited for
-///   without end, and a node that is silent can hold up all others while the connection asks for the slots again.
-/// - `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT`, so that a machine that is gone is noticed within seconds.
+/// - No retries. The redis crate retries a call 16 times by default. That is harmless, because Redis executes a call
+///   once however often it arrives. But counterfoil retries by itself, within its own time limit, and then reports the
+///   outcome.
+/// - Time limits of 1 s each for connecting, for each reply and for a whole call. By default a reply has no time limit,
+///   and a silent node can block all others while the connection refreshes the slots.
+/// - `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT`, so that a dead machine is noticed within seconds.
 ///
 /// ```
 /// use redis::cluster::ClusterClient;
@@ -92,13 +94,13 @@ pub fn cluster_settings(builder: ClusterClientBuilder) -> ClusterClientBuilder {
 
 pub(crate) async fn connect_mysql(url: &str) -> Result<MysqlStore> {
     let options = options(url)?;
-    // by itself first: a pool that cannot connect says only that it timed out
+    // one connection first: a pool that cannot connect reports only a timeout
     let connection = MySqlConnection::connect_with(&options).await;
     connection.map_err(|error| no_database(&options).with_source(error))?;
     Ok(lazy(options))
 }
 
-/// The same, also where the database cannot be reached: and whether it was.
+/// Connects like [`connect_mysql`], but also succeeds if the database is unreachable. Returns whether it was reachable.
 pub(crate) async fn connect_mysql_or_later(url: &str) -> Result<(MysqlStore, bool)> {
     let options = options(url)?;
     let missing = match timeout(LATER, MySqlConnection::connect_with(&options)).await {
@@ -111,8 +113,8 @@ pub(crate) async fn connect_mysql_or_later(url: &str) -> Result<(MysqlStore, boo
     Ok((lazy(options), false))
 }
 
-/// Whether nobody is there, or nobody who takes a connection at present: SQLSTATE class 08 is a server that is full, starts or
-/// stops. Certificates that are not there or do not fit are errors of input and output as well.
+/// Returns whether the database is unreachable, or accepts no connections at present: SQLSTATE class 08 is a server
+/// that is full, starting or stopping. Missing or invalid certificates are I/O errors as well, but permanent ones.
 fn is_away(error: &sqlx::Error, options: &MySqlConnectOptions) -> bool {
     use std::io::ErrorKind::{InvalidData, InvalidInput, NotFound, PermissionDenied};
     match error {
@@ -132,11 +134,11 @@ fn no_database(options: &MySqlConnectOptions) -> Error {
 }
 
 impl MysqlStore {
-    /// A store in the database at the URL, with a pool of its own. Nothing is connected yet: for an application that is to
-    /// start also while the database is away.
+    /// Creates a store in the database at the URL, with a pool of its own. It connects on first use: for an application
+    /// that must start even while the database is unreachable.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that is none.
+    /// [`InvalidInput`](ErrorKind::InvalidInput) for an invalid URL.
     ///
     /// ```no_run
     /// # use counterfoil::{Counterfoil, MysqlStore, Primary};

@@ -20,15 +20,15 @@ use crate::store::Store;
 use crate::store::mysql::MysqlStore;
 use crate::writer::shared::Shared;
 
-/// How long the database is waited for when a family is opened.
+/// The time limit for registering a family when it is opened.
 const REGISTERING: Duration = Duration::from_secs(3);
 
 /// One Redis and one database that keep an application's counters together.
 ///
-/// [`connect`](Self::connect) creates both connections. [`new`](Self::new) takes any [`Connection`] and any [`Store`]. Replicas
-/// of Redis are never read.
+/// [`connect`](Self::connect) creates both connections. [`new`](Self::new) takes any [`Connection`] and any [`Store`].
+/// Replicas of Redis are never read.
 ///
-/// An application with several pairs creates one of these for each. It opens families while it runs, also thousands of
+/// An application with several pairs creates one of these for each. It can open families at any time, even thousands of
 /// them. Clones share the pair.
 #[derive(Clone, Debug)]
 pub struct Counterfoil {
@@ -37,73 +37,74 @@ pub struct Counterfoil {
 }
 
 impl Counterfoil {
-    /// Combines a Redis and a database. Sends nothing yet.
+    /// Combines a Redis and a database. It sends nothing yet.
     pub fn new(redis: impl Into<Connection>, store: impl Store) -> Self {
         Counterfoil { shared: Arc::new(Shared::new(redis.into(), Arc::new(store))), timeouts: Timeouts::default() }
     }
 
-    /// The connection to Redis.
+    /// Returns the connection to Redis.
     pub fn redis(&self) -> &Connection {
         &self.shared.redis
     }
 
-    /// The database.
+    /// Returns the database.
     pub fn store(&self) -> &dyn Store {
         &*self.shared.store
     }
 
-    /// The database, for what only MySQL supports: tables, rejects, drift, overview.
+    /// Returns the database, for operations that only MySQL supports: tables, rejects, drift, overview.
     ///
     /// # Errors
-    /// [`Mismatch`](crate::ErrorKind::Mismatch) on another store.
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) for any other store.
     pub fn mysql(&self) -> Result<&MysqlStore> {
         self.shared.mysql()
     }
 
-    /// Opens families, and starts reconcilers, also on a Redis whose `maxmemory-policy` throws away what they need when
-    /// memory is full. They are refused unless this is said.
+    /// Sets whether families and reconcilers may use a Redis whose `maxmemory-policy` evicts what they need when memory
+    /// is full. By default they are refused.
     #[must_use]
     pub fn allow_evicting(self, allow: bool) -> Self {
         self.shared.allow_evicting(allow);
         self
     }
 
-    /// How long a counting call is repeated where it fails, before it is given up, by the handles that are opened from now
-    /// on; 5 s unless said otherwise. Each handle can have [its own](crate::BufferedCounters::write_timeout).
+    /// Sets how long handles that are opened afterwards retry a failing counting call; defaults to 5 s. Each handle can
+    /// have [its own timeout](crate::BufferedCounters::write_timeout).
     #[must_use]
     pub fn write_timeout(mut self, timeout: Duration) -> Self {
         self.timeouts.write = timeout;
         self
     }
 
-    /// How long a read is repeated likewise; 5 s unless said otherwise.
+    /// Sets the time limit of a read by handles that are opened afterwards, including retries; defaults to 5 s.
     #[must_use]
     pub fn read_timeout(mut self, timeout: Duration) -> Self {
         self.timeouts.read = timeout;
         self
     }
 
-    /// Opens a family of any kind, whose type decides what comes back: [`BufferedCounters`](crate::BufferedCounters),
+    /// Opens a family of any kind. Its type determines the handle: [`BufferedCounters`](crate::BufferedCounters),
     /// [`CachedCounters`](crate::CachedCounters), [`Series`](crate::Series), [`Activity`](crate::Activity) or
     /// [`Visitors`](crate::Visitors).
     ///
-    /// It registers the family with the database, or compares it with what the database knows of it, and writes its
-    /// settings to Redis. While Redis is away the family is opened all the same, and a reconciler writes them later.
+    /// The call registers the family with the database, or compares it with the registered one, and writes its settings
+    /// to Redis. If Redis is unreachable, the family is opened anyway, and a reconciler writes the settings later.
     ///
-    /// A database that is away is waited for 3 s at most, and the family is opened all the same if Redis knows no other
-    /// kind or number of partitions of it: hits count, and are brought to the database after it has registered the family.
-    /// Where it then refuses that, hits stay in Redis until the configuration is mended, and each look logs the error.
+    /// An unreachable database delays the call by at most 3 s. The family is then opened anyway, unless Redis knows it
+    /// with another kind or number of partitions. Hits count, and reach the database after it has registered the
+    /// family. If it refuses the family at that point, hits stay in Redis until the configuration is fixed, and each
+    /// attempt logs the error.
     ///
     /// # Errors
-    /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting in which the family is known differently, or what
-    /// its table lacks; [`AccessDenied`](crate::ErrorKind::AccessDenied) naming what the user of Redis lacks;
-    /// [`Unsafe`](crate::ErrorKind::Unsafe) on a Redis that throws away what the family needs when memory is full.
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting in which the family differs from the known one, or
+    /// what its table lacks. [`AccessDenied`](crate::ErrorKind::AccessDenied) naming what the Redis user lacks.
+    /// [`Unsafe`](crate::ErrorKind::Unsafe) if Redis evicts what the family needs when memory is full.
     pub async fn open<F: OpenFamily>(&self, family: F) -> Result<F::Handle> {
         let handle = self.handle(family.common().clone()).await?;
         family.in_use(handle)
     }
 
-    /// What a handle of the family consists of.
+    /// Opens a family, and returns the common part of its handle.
     pub(crate) async fn handle(&self, family: Family) -> Result<Handle> {
         let is_there = unless_refused(self.shared.refuse_unsafe(&family).await)?;
         let registered = self.register(&family).await?;
@@ -118,7 +119,7 @@ impl Counterfoil {
         Handle::new(self.shared.clone(), family, registered, self.timeouts)
     }
 
-    /// The database's number for the family; `None` where it is away.
+    /// Registers the family, and returns its number in the database; `None` if the database is unreachable.
     async fn register(&self, family: &Family) -> Result<Option<u64>> {
         let error = match timeout(REGISTERING, self.shared.store.register(family)).await {
             Ok(Ok(number)) => return Ok(Some(number)),
@@ -130,7 +131,8 @@ impl Counterfoil {
         Ok(None)
     }
 
-    /// Looks at the servers and returns what should be known or changed, the worst first. No findings is a good sign.
+    /// Checks both servers, and returns what should be known or changed, the most severe first. No findings is a good
+    /// sign.
     pub async fn check(&self) -> Vec<Finding> {
         let families = self.shared.families();
         let mut findings = check::redis(&self.shared.redis, &families).await;
@@ -140,30 +142,32 @@ impl Counterfoil {
         findings
     }
 
-    /// Configures a reconciler, which brings what the families of this pair have pending to the database.
+    /// Configures a reconciler, which writes the pending hits of this pair's families to the database.
     pub fn reconciler(&self) -> ReconcilerBuilder {
         ReconcilerBuilder::new(self.shared.clone())
     }
 
-    /// Returns when every hit on an open family, or one that a reconciler of this pair found and
-    /// [serves](ReconcilerBuilder::all), that was acknowledged before the call is in the database, but for slices of
-    /// series and minutes of activity that are kept and **not over**: those stay in Redis, which closes them when they are,
-    /// and [`drain_all`](Self::drain_all) brings them too. What expires with its window is for Redis alone.
+    /// Returns when every hit that was acknowledged before the call is in the database. It covers the open families,
+    /// and those that a reconciler of this pair found and [serves](ReconcilerBuilder::all). Kept slices of series and
+    /// minutes of activity that are **not over** stay in Redis, which closes them later; [`drain_all`](Self::drain_all)
+    /// includes them. Values that expire with their window exist in Redis alone.
     ///
-    /// It needs no reconciler, and waits as long as Redis or the database is away: a shutdown that has to end calls
-    /// [`shutdown`](Self::shutdown). A value that the database refuses is kept as a reject, and not waited for.
+    /// The call needs no reconciler, and waits as long as Redis or the database is unreachable. A shutdown with a time
+    /// limit calls [`shutdown`](Self::shutdown) instead. A value that the database refuses is kept as a reject, and not
+    /// waited for.
     ///
     /// # Errors
-    /// What no waiting mends: [`Corrupt`](crate::ErrorKind::Corrupt) keys in Redis.
+    /// Permanent failures only: [`Corrupt`](crate::ErrorKind::Corrupt) keys in Redis.
     pub async fn drain(&self) -> Result<()> {
         self.drain_families(false).await
     }
 
-    /// The same, and closes kept slices that are not over: for a Redis that is given up for good. What is counted into such
-    /// a slice later is brought to the database when it is over, and added; the table shows a part of it until then.
+    /// Drains like [`drain`](Self::drain), and also closes kept slices that are not over: for a Redis that is retired
+    /// for good. Hits that such a slice receives later are added to the database when the slice is over. Until then the
+    /// table shows only a part of it.
     ///
     /// # Errors
-    /// As for [`drain`](Self::drain).
+    /// See [`drain`](Self::drain).
     pub async fn drain_all(&self) -> Result<()> {
         self.drain_families(true).await
     }
@@ -173,7 +177,8 @@ impl Counterfoil {
     }
 }
 
-/// Whether Redis took it. One that is away refuses nothing: the first reconciler after it is back writes the settings.
+/// Returns whether Redis accepted the settings, or the error if it refused them. An unreachable Redis refuses nothing:
+/// the first reconciler after its recovery writes them.
 fn unless_refused(taken: Result<()>) -> Result<bool> {
     match taken {
         Ok(()) => Ok(true),

@@ -1,5 +1,5 @@
-//! Exact reads of what goes the buffered way: Redis, the ledger and the rows, put together (docs/protocol.md, section
-//! 3.7).
+//! Exact reads of everything that reaches the database in batches: Redis, the ledger and the rows combined
+//! (docs/protocol.md, section 3.7).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,23 +17,23 @@ use crate::scripts::buffered::Pending;
 use crate::scripts::partition::Partition;
 use crate::store::{Incarnation, Mark, ReadFrom};
 
-/// Values that are exact, or else as the database holds them.
+/// Exact values, or else the values in the database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
-    /// In the order of the ids that were asked for.
+    /// The values, in the order of the requested ids.
     pub values: Vec<i64>,
-    /// Whether they are exact: if not, hits of the last moments may be missing from them.
+    /// `true` if the values are exact; otherwise recent hits may be missing.
     pub exact: bool,
 }
 
-/// The ids, by their places in the question, that one call to one partition reads.
+/// The ids that one call to one partition reads, as indexes into the requested ids.
 struct PartitionRead {
     partition: u32,
     places: Vec<usize>,
 }
 
 impl PartitionRead {
-    /// Adds what its ids have pending to the sums at their places.
+    /// Adds the pending deltas of its ids to their sums.
     fn add_to(&self, sums: &mut [i128], ids: &[&str], pending: &Pending, verdict: &Verdict) {
         for (&place, &deltas) in self.places.iter().zip(&pending.deltas) {
             sums[place] += beyond(ids[place], deltas, verdict);
@@ -41,20 +41,21 @@ impl PartitionRead {
     }
 }
 
-/// How one round of an exact read ended.
+/// The result of one round of an exact read.
 enum Round {
     Read(Vec<i64>),
-    /// It starts again, mostly because a batch landed in between.
+    /// A retry is needed, usually because a batch landed during the round.
     Again,
-    /// It starts again, and the ledger has another batch than Redis under one number.
+    /// A retry is needed: the ledger has another batch than Redis under the same number.
     SetBack,
 }
 
-/// How often a read starts again before it suspects that Redis was set back.
+/// The round after which a read suspects that Redis was set back, and again every ten rounds.
 const PATIENT: u32 = 2;
 
 impl Handle {
-    /// The exact values of the rows with these ids, in their order, in one call per partition concerned and one query.
+    /// Returns the exact values of the rows with these ids, in their order. It takes one call per partition involved
+    /// and one query.
     pub async fn exact(&self, ids: &[&str]) -> Result<Vec<i64>> {
         self.repeating(|deadline| self.exact_once(ids, deadline)).await
     }
@@ -75,18 +76,18 @@ impl Handle {
         Err(Error::corrupt(format!("{family}: Redis and the ledger do not agree; was the database set back?")))
     }
 
-    /// Starts partitions anew that are behind the ledger, and returns how many.
+    /// Resets the partitions that are behind the ledger, and returns their number.
     async fn probe(&self) -> Result<usize> {
         set_back::probe(&self.shared, &self.shared.redis, std::slice::from_ref(&self.opened)).await
     }
 
-    /// What the database holds of each id; a copy of it may be behind.
+    /// Returns the value of each id in the database; a replica may lag.
     pub async fn stored(&self, ids: &[&str]) -> Result<Vec<Option<i64>>> {
         let read = async || self.shared.store.read(self.registered().await?, ids, &[], ReadFrom::Nearest).await;
         Ok(self.repeating(|deadline| self.stored_by(deadline, read())).await?.values)
     }
 
-    /// What an exact read tells within that time, or else what the database holds.
+    /// Returns the result of `exact` if it arrives within `within`, or else the values in the database.
     pub async fn or_stored(
         &self,
         ids: &[&str],
@@ -103,7 +104,7 @@ impl Handle {
         }
     }
 
-    /// What Redis holds of each id.
+    /// Returns the pending value of each id in Redis.
     pub async fn pending(&self, ids: &[&str]) -> Result<Vec<i64>> {
         let groups = self.groups(ids);
         let pending = self.repeating(|_| self.read_groups(&groups, ids)).await?;
@@ -114,12 +115,12 @@ impl Handle {
         self.in_range(ids, sums)
     }
 
-    /// Up to `limit` ids that begin with `prefix` and come after `after`, ascending, each with its exact value.
+    /// Returns up to `limit` ids that begin with `prefix` and follow `after`, ascending, each with its exact value.
     pub async fn list(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<(String, i64)>> {
         self.repeating(|deadline| self.list_once(prefix, after, limit, deadline)).await
     }
 
-    /// All ids that begin with `prefix`, ascending, page by page.
+    /// Returns all ids that begin with `prefix`, ascending, as a stream that reads page by page.
     pub fn list_all(&self, prefix: &str) -> impl Stream<Item = Result<(String, i64)>> + Send + Unpin + use<> {
         let (handle, prefix) = (self.clone(), prefix.to_owned());
         let page = move |after: Option<String>| {
@@ -138,7 +139,7 @@ impl Handle {
     ) -> Result<Vec<(String, i64)>> {
         let partitions: Vec<_> = (0..self.family().partitions()).map(|number| self.partition(number)).collect();
         let pending = try_join_all(partitions.iter().map(|partition| partition.pending_ids(prefix))).await?;
-        // after Redis: what left it meanwhile is in the database by now
+        // after Redis: ids that left it meanwhile are already in the database
         let stored = async { self.shared.store.list(self.registered().await?, prefix, after, limit).await };
         let stored = self.stored_by(deadline, stored).await?;
         let is_after = |id: &String| after.is_none_or(|after| id.as_bytes() > after.as_bytes());
@@ -150,8 +151,8 @@ impl Handle {
         Ok(page.into_iter().zip(values).collect())
     }
 
-    /// Makes one round of an exact read. With `at_once` the database is asked while Redis is: whichever is read first, the
-    /// ledger shows how they fit.
+    /// Makes one round of an exact read. With `at_once` it reads the database and Redis concurrently: whichever is read
+    /// first, the ledger shows how they fit.
     async fn try_exact(&self, ids: &[&str], at_once: bool, deadline: Instant) -> Result<Round> {
         let registered = self.stored_by(deadline, self.registered()).await?;
         let groups = self.groups(ids);
@@ -160,7 +161,7 @@ impl Handle {
             Some(marks) => {
                 let snapshot = self.shared.store.read(registered, ids, &marks, ReadFrom::Nearest);
                 let snapshot = self.stored_by(deadline, snapshot);
-                // not try_join: a question to the database is better not dropped half-way
+                // not try_join: a query is better not dropped half-way
                 let (snapshot, pending) = join(snapshot, self.read_groups(&groups, ids)).await;
                 (Some((marks, snapshot)), pending?)
             }
@@ -170,7 +171,7 @@ impl Handle {
         let marks: BTreeSet<_> = groups.iter().zip(&pending).filter_map(mark).collect();
         let marks: Vec<_> = marks.into_iter().collect();
         marks.iter().for_each(|&(partition, incarnation)| self.opened.incarnations.seen(partition, incarnation));
-        // without an incarnation a replica's lag would go unseen
+        // without an incarnation a replica's lag is not detectable
         let is_known = pending.iter().all(|pending| pending.last.incarnation.is_some());
         let mut guessed = guessed.filter(|(guess, _)| is_known && *guess == marks).map(|(_, snapshot)| snapshot);
         let copies: &[_] = if is_known { &[ReadFrom::Nearest, ReadFrom::Primary] } else { &[ReadFrom::Primary] };
@@ -210,14 +211,14 @@ impl Handle {
         Ok(Round::Again)
     }
 
-    /// Each partition with the incarnation that it was last seen with; `None` if one was not.
+    /// Returns each partition with its last seen incarnation; `None` if one is unknown.
     fn guess(&self, groups: &[PartitionRead]) -> Option<Vec<(u32, Incarnation)>> {
         let partitions: BTreeSet<_> = groups.iter().map(|group| group.partition).collect();
         let mark = |partition| Some((partition, self.opened.incarnations.guess(partition)?));
         partitions.into_iter().map(mark).collect()
     }
 
-    /// Whether an incarnation that no ledger row vouches for is not there any more.
+    /// Returns whether Redis has lost an incarnation that no ledger row confirms.
     async fn was_forgotten(
         &self,
         groups: &[PartitionRead],
@@ -247,7 +248,7 @@ impl Handle {
         try_join_all(reads).await
     }
 
-    /// Which partitions have to be asked about which ids: the id's own, or all of a wide family.
+    /// Groups the ids by the partitions to read: the id's own, or all of a wide family.
     fn groups(&self, ids: &[&str]) -> Vec<PartitionRead> {
         let family = self.family();
         let mut places: BTreeMap<u32, Vec<usize>> = BTreeMap::new();

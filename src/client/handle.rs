@@ -1,4 +1,4 @@
-//! What the handle of an open family consists of, whatever its kind.
+//! The common part of the handles of all kinds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,8 @@ use crate::writer::Writer;
 use crate::writer::opened::Opened;
 use crate::writer::shared::{InUse, Shared};
 
-/// Who waits for the database knows more than who waits for the whole read, and is left the time to say it.
+/// The extra time of a whole read after its deadline. The wait for the database ends at the deadline, and its error is
+/// more specific than that of the whole read.
 const LAST_MOMENT: Duration = Duration::from_millis(20);
 
 /// A family in use. Cloning is cheap.
@@ -24,13 +25,13 @@ pub struct Handle {
     pub shared: Arc<Shared>,
     pub opened: Arc<Opened>,
     pub writer: Arc<Writer>,
-    /// How long a call that fails is repeated before it is given up.
+    /// The time for which a failing counting call is retried.
     pub timeout: Duration,
-    /// How long a read takes at most, with its repeats.
+    /// The time limit of a read, including retries.
     pub read_timeout: Duration,
 }
 
-/// How long what fails is repeated before it is given up.
+/// The time limits of calls, including retries.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
     pub write: Duration,
@@ -45,27 +46,28 @@ impl Default for Timeouts {
 }
 
 impl Handle {
-    /// The configuration.
+    /// Returns the configuration.
     pub fn family(&self) -> &Family {
         &self.opened.family
     }
 }
 
 impl Handle {
-    /// The family as the database knows it.
+    /// Returns the family as registered in the database.
     pub async fn registered(&self) -> Result<&Arc<Registered>> {
         self.opened.registered(&*self.shared.store).await
     }
 }
 
 impl Handle {
-    /// Of a family that the database has this number for, if it could be asked.
+    /// Creates the handle of a family. `registered` is its number in the database, `None` if the database was
+    /// unreachable.
     pub fn new(shared: Arc<Shared>, family: Family, registered: Option<u64>, timeouts: Timeouts) -> Result<Self> {
         let in_use = shared.open(family, registered)?;
         Ok(Self::in_use(shared, in_use, timeouts))
     }
 
-    /// Of a family as the database has it.
+    /// Creates the handle of a family as registered in the database.
     pub fn served(shared: Arc<Shared>, registered: Arc<Registered>, timeouts: Timeouts) -> Result<Self> {
         let in_use = shared.serve(registered)?;
         Ok(Self::in_use(shared, in_use, timeouts))
@@ -75,7 +77,7 @@ impl Handle {
         Handle { shared, opened, writer, timeout: timeouts.write, read_timeout: timeouts.read }
     }
 
-    /// Counts many hits, but those that are refused beforehand, and returns what became of each, in their order.
+    /// Counts the hits that are not refused already, and returns the outcome of each, in their order.
     pub async fn add_many(&self, hits: Vec<Result<(&[u8], i64)>>) -> Vec<Result<PairResult>> {
         let checked: Vec<_> = hits.iter().filter_map(|hit| hit.as_ref().ok().copied()).collect();
         let mut results = self.writer.add_many(&checked, self.timeout).await.into_iter();
@@ -91,8 +93,8 @@ impl Handle {
         self.shared.backlog(self.family()).await
     }
 
-    /// Repeats a read whose error may pass, until the read timeout has gone. It is told until when it may wait for the
-    /// database; Redis is what it waits for if it takes longer.
+    /// Retries a read with a retryable error, until the read timeout. `read` receives the deadline for its wait for the
+    /// database. A read that exceeds it by `LAST_MOMENT` fails as one that waits for Redis.
     pub async fn repeating<T, F>(&self, mut read: impl FnMut(Instant) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,
@@ -114,7 +116,7 @@ impl Handle {
         }
     }
 
-    /// What the database replies until then.
+    /// Returns the database's reply, or an error at the deadline.
     pub async fn stored_by<T>(&self, deadline: Instant, asked: impl Future<Output = Result<T>>) -> Result<T> {
         timeout_at(deadline, asked).await.unwrap_or_else(|_| Err(self.late(ErrorKind::Store)))
     }
@@ -124,36 +126,35 @@ impl Handle {
     }
 }
 
-/// What the handles of all kinds offer alike.
+/// The methods that the handles of all kinds share.
 macro_rules! handle_methods {
     ($handle:tt) => {
-        /// How long a counting call of this handle and its clones is repeated where it fails, before it is given up; 5 s
-        /// unless said otherwise. Reading the database is not part of it.
+        /// Sets how long this handle and its clones retry a failing counting call; defaults to 5 s. Reads of the
+        /// database are not included.
         #[must_use]
         pub fn write_timeout(mut self, timeout: std::time::Duration) -> Self {
             self.$handle.timeout = timeout;
             self
         }
 
-        /// How long a read of this handle and its clones is repeated where Redis or the database does not reply, before
-        /// it is given up; 5 s unless said otherwise.
+        /// Sets the time limit of a read by this handle and its clones, including retries; defaults to 5 s.
         #[must_use]
         pub fn read_timeout(mut self, timeout: std::time::Duration) -> Self {
             self.$handle.read_timeout = timeout;
             self
         }
 
-        /// The configuration.
+        /// Returns the configuration.
         pub fn family(&self) -> &crate::family::Family {
             self.$handle.family()
         }
 
-        /// What of the family waits in Redis for the database, whoever counted it; it needs neither a reconciler nor the
-        /// database. No gauge is set: [`Counterfoil::backlogs`](crate::Counterfoil::backlogs) does that, which sees all
-        /// families of a name.
+        /// Returns the family's backlog: what waits in Redis for the database, from all processes. It needs neither a
+        /// reconciler nor the database. It sets no gauge: [`Counterfoil::backlogs`](crate::Counterfoil::backlogs) does,
+        /// because it sees all families of a name.
         ///
         /// # Errors
-        /// [`Redis`](crate::ErrorKind::Redis) where it cannot be asked.
+        /// [`Redis`](crate::ErrorKind::Redis) if Redis is unreachable.
         pub async fn backlog(&self) -> crate::error::Result<crate::client::backlog::Backlog> {
             self.$handle.backlog().await
         }

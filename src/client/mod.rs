@@ -1,4 +1,4 @@
-//! What an application holds: the entry point, and a handle for each kind of counter.
+//! The types that an application holds: the entry point, and a handle for each kind of counter.
 
 pub mod activity;
 pub mod any;

@@ -1,4 +1,4 @@
-//! From the type of a family to the type of its handle.
+//! The handle type of each family type.
 
 use crate::client::handle::Handle;
 use crate::error::Result;
@@ -11,7 +11,7 @@ pub trait Recountable {
     fn of_recount(&self) -> &Handle;
 }
 
-/// A family of some kind, as [`Counterfoil::open`](crate::Counterfoil::open) takes it. The kinds are those of this crate.
+/// A family of any kind, for [`Counterfoil::open`](crate::Counterfoil::open). This crate alone implements it.
 pub trait OpenFamily: Sealed {
     /// The handle that counts and reads in it.
     type Handle;

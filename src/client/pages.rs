@@ -4,10 +4,11 @@ use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
 use crate::error::{Error, Result};
 
-/// How many are asked for at a time.
+/// The number of entries that are read at a time.
 pub const PAGE: usize = 1000;
 
-/// Everything that is listed, one page at a time: `page` returns what comes after a name, and `name` is what it goes by.
+/// Returns all entries, one page at a time: `page` reads the entries after a name, and `name` returns the name of an
+/// entry.
 pub fn all<T, F>(
     page: impl Fn(Option<String>) -> F + Send + 'static,
     name: fn(&T) -> &str,

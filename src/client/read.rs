@@ -7,7 +7,7 @@ use crate::scripts::buffered::Pending;
 use crate::store::Mark;
 use crate::testing::ablation::{self, Guard};
 
-/// What the ledger proves about the batch that Redis named.
+/// The conclusion from the ledger about the batch that Redis named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The values do not contain it: add it.
@@ -43,8 +43,8 @@ pub fn judge(pending: &Pending, ledger: &Mark) -> Verdict {
     }
 }
 
-/// Returns what an id has pending beyond the value. Wide, since the two deltas may have different signs and each be near an
-/// end of i64.
+/// Returns what an id has pending beyond the value in the database. The result is wider than i64, because the two
+/// deltas may each be near an end of i64.
 pub fn beyond(id: &str, (batch, buffer): (i64, i64), verdict: &Verdict) -> i128 {
     let adds = match verdict {
         Verdict::AddBatch => true,
@@ -54,9 +54,9 @@ pub fn beyond(id: &str, (batch, buffer): (i64, i64), verdict: &Verdict) -> i128 
     i128::from(buffer) + if adds { i128::from(batch) } else { 0 }
 }
 
-/// Whether the incarnation may have been forgotten since Redis returned it. A batch reaches the ledger only after its
-/// rotation is durable, and with it the incarnation. Before the first one a crash can revert the incarnation, and what is
-/// pending can reach the database under another one, unseen by [`judge`].
+/// Returns whether Redis may have forgotten the incarnation since it returned it. A batch reaches the ledger only after
+/// its rotation, and with it the incarnation, is durable. Before the first batch a crash can revert the incarnation.
+/// Pending deltas can then reach the database under another one, undetected by [`judge`].
 pub fn may_be_forgotten(pending: &Pending, ledger: &Mark) -> bool {
     let has_anything = pending.deltas.iter().any(|&(batch, buffer)| batch != 0 || buffer != 0);
     ledger.seq == 0 && pending.last.incarnation.is_some() && has_anything

@@ -1,4 +1,4 @@
-//! Changing what all processes must agree on about a family, while it has nothing pending where that matters.
+//! Changes to settings that all processes must agree on, for a family that has nothing pending where that matters.
 
 use futures_util::future::try_join_all;
 
@@ -9,24 +9,26 @@ use crate::reconciler::upkeep;
 use crate::scripts::buffered::last_cuts;
 use crate::scripts::partition::Partition;
 
-/// How many partitions are looked at at a time.
+/// The number of partitions that are called concurrently.
 const CALLS: usize = 64;
-/// The settings that may change, of those that every process must agree on.
+/// The settings that may change, among those that every process must agree on.
 const CHANGEABLE: [&str; 2] = ["partitions", "durability"];
 
 impl Counterfoil {
-    /// Changes the partitions, the durability, or the bounds of cached counters of a registered family to those of `family`.
+    /// Changes the partitions, the durability, or the bounds of cached counters of a registered family to those of
+    /// `family`.
     ///
-    /// Other partitions are for buffered and cached families that have nothing in Redis: stop the processes that count in
-    /// it, [`drain`](Self::drain), call this, and start them with the new settings. Processes that still run with the old
-    /// number are refused as [`Mismatch`](ErrorKind::Mismatch) from this call on. A new durability or bound holds for those
-    /// that open the family afterwards; until they are started anew, all others keep the old one.
+    /// The number of partitions can change for buffered and cached families that have nothing pending in Redis. Stop
+    /// the processes that count in the family, [`drain`](Self::drain) it, call this, and start them with the new
+    /// settings. From this call on, processes with the old number are refused as [`Mismatch`](ErrorKind::Mismatch). A
+    /// new durability or bound applies to processes that open the family afterwards; all others keep the old one until
+    /// they are restarted.
     ///
-    /// A call that fails may be made again.
+    /// A call that fails may be retried.
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) naming what cannot be changed, or that no such family is registered;
-    /// [`Busy`](ErrorKind::Busy) where the partitions are to change and something is pending: nothing was changed.
+    /// [`Busy`](ErrorKind::Busy) if the number of partitions differs and something is pending: nothing was changed.
     pub async fn reconfigure(&self, family: &Family) -> Result<()> {
         let known = self.known(family).await?;
         refuse_unchangeable(&known, family)?;
@@ -34,7 +36,7 @@ impl Counterfoil {
             return self.shared.store.reconfigure(&known, family).await;
         }
         self.refuse_pending(&known).await?;
-        // from here on nobody counts: the old callers are refused by Redis, the new ones by the database
+        // from here on nothing is counted: Redis refuses the old callers, and the database the new ones
         self.tell_redis(&known, family).await?;
         if let Err(pending) = self.refuse_pending(&known).await {
             self.tell_redis(family, &known).await?;
@@ -42,11 +44,11 @@ impl Counterfoil {
         }
         self.drop_bases(&known).await?;
         self.shared.store.reconfigure(&known, family).await?;
-        // a reconciler with the old number may have put it back before the database knew
+        // a reconciler with the old number may have restored it before the database had the new one
         self.tell_redis(&known, family).await
     }
 
-    /// The family as it is registered.
+    /// Returns the family as it is registered.
     async fn known(&self, family: &Family) -> Result<Family> {
         let name = family.to_string();
         for listed in self.shared.store.families().await? {
@@ -69,8 +71,8 @@ impl Counterfoil {
         Ok(())
     }
 
-    /// Drops the cached counters of the family, all of which are saved: with another number of partitions they belong
-    /// elsewhere.
+    /// Drops the cached counters of the family, all of which are saved: with another number of partitions their homes
+    /// differ.
     async fn drop_bases(&self, family: &Family) -> Result<()> {
         if !family.is_cached() {
             return Ok(());
@@ -85,7 +87,7 @@ impl Counterfoil {
         Ok(())
     }
 
-    /// Writes what the family is to the homes of its calls, and to those that it had before.
+    /// Writes the family's settings to the homes of its calls, and to its former homes.
     async fn tell_redis(&self, before: &Family, family: &Family) -> Result<()> {
         upkeep::configure(&self.shared.redis, &self.shared.topology, family).await?;
         let beyond: Vec<_> = (family.partitions()..before.partitions()).collect();

@@ -1,4 +1,4 @@
-//! What missing counters are seeded with: one read of the database for all callers of this process who miss the same one.
+//! The seeds of missing counters: one read of the database for all callers of this process that miss the same counter.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,15 +14,15 @@ use crate::writer::shared::Shared as Pair;
 
 type ReadKey = (Box<str>, Ticket);
 
-/// The reads that somebody holds.
+/// The reads that callers hold.
 #[derive(Debug, Default)]
 pub struct Seeding {
     reads: Mutex<HashMap<ReadKey, Weak<Read>>>,
 }
 
-/// One read of a row, for everybody who has the same ticket: it was begun after the ticket was given, and as long as the
-/// ticket has seeded nothing, counterfoil has written nothing to the row since (docs/protocol.md, section 4.2). Whoever
-/// holds it until the seed is handed in spares those another read who miss the counter meanwhile.
+/// One read of a row, for all callers with the same ticket. It began after the ticket was issued, and counterfoil has
+/// not written to the row since, as long as the ticket has seeded nothing (docs/protocol.md, section 4.2). A caller
+/// holds the read until Redis has the seed, so that others that miss the counter meanwhile need no further read.
 pub struct Read {
     seeding: Arc<Seeding>,
     key: ReadKey,
@@ -30,7 +30,7 @@ pub struct Read {
 }
 
 impl Seeding {
-    /// The read that somebody holds, or a new one.
+    /// Returns the read that another caller holds, or a new one.
     pub fn read(self: &Arc<Self>, pair: &Arc<Pair>, opened: &Arc<Opened>, id: &str, ticket: Ticket) -> Arc<Read> {
         let key = (Box::from(id), ticket);
         let mut reads = self.reads();
@@ -55,7 +55,7 @@ impl Seeding {
 }
 
 impl Read {
-    /// Returns the row's value, `None` where there is no row.
+    /// Returns the row's value, or `None` without a row.
     pub async fn row(&self) -> Result<Option<i64>> {
         self.row.clone().await.map_err(|error| error.again())
     }
@@ -64,7 +64,7 @@ impl Read {
 impl Drop for Read {
     fn drop(&mut self) {
         let mut reads = self.seeding.reads();
-        // another one may have taken its place
+        // a newer read may have replaced it
         if reads.get(&self.key).is_some_and(|read| read.strong_count() == 0) {
             reads.remove(&self.key);
         }

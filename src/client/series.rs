@@ -1,4 +1,4 @@
-//! A family of series in use: counting and reading.
+//! The handle of a series family: counting and reading.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -22,25 +22,25 @@ use crate::writer::Recorded;
 /// One slice of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Slice {
-    /// When it begins.
+    /// The start of the slice.
     pub start: SystemTime,
-    /// What was counted in it.
+    /// The sum of its hits.
     pub count: i64,
 }
 
-/// What became of one hit on a series.
+/// The outcome of one hit on a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use = "a hit that was refused is not counted"]
 pub enum SeriesAdded {
-    /// It is counted in the current slice of every precision.
+    /// Counted in the current slice of every precision.
     Counted,
-    /// Not counted in any: the sum of a slice would leave the signed 64-bit range.
+    /// Not counted in any slice: the sum of one would leave the signed 64-bit range.
     OutOfRange,
 }
 
-/// The series of one open family: named counters, each at all of the family's precisions (docs/protocol.md, section 5). Cloning is
-/// cheap.
+/// The series of one open family: named counters, each at all precisions of the family (docs/protocol.md, section 5).
+/// Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct Series {
     handle: Handle,
@@ -59,26 +59,26 @@ impl OpenFamily for SeriesFamily {
 impl Series {
     handle_methods!(handle);
 
-    /// Counts `n` for the series of that name, of 1 to 200 bytes, in the current slice of every precision, and returns
-    /// when Redis has done it. What the current slices are is up to the Redis server's clock alone. Callers share calls as
-    /// they do for [`BufferedCounters::add`](crate::BufferedCounters::add).
+    /// Counts `n` for the series `name`, of 1 to 200 bytes, in the current slice of every precision, and returns when
+    /// Redis has counted it. The Redis server's clock alone determines the current slices. Callers share calls as for
+    /// [`BufferedCounters::add`](crate::BufferedCounters::add).
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the name is not allowed, or `n` is 0 or beyond i64.
-    /// [`Redis`](crate::ErrorKind::Redis): not counted; may be called again.
-    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost and could
-    /// not be asked for again within the [write timeout](Self::write_timeout).
+    /// [`Redis`](crate::ErrorKind::Redis): not counted; the call may be retried.
+    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all. The reply was lost, and could
+    /// not be requested again within the [write timeout](Self::write_timeout).
     pub async fn add(&self, name: &str, n: u64) -> Result<SeriesAdded> {
         let n = self.checked(name, n)?;
         let added = self.handle.writer.add(name.as_bytes(), n, self.handle.timeout, true).await?;
         self.added(name, added)
     }
 
-    /// Counts many names at once, and returns what became of each, in their order. One that is not allowed is refused by
-    /// itself.
+    /// Counts many names at once, and returns the outcome of each, in their order. A name that is not allowed fails
+    /// alone.
     ///
     /// # Errors
-    /// For each as for [`add`](Self::add).
+    /// Each outcome may have the errors of [`add`](Self::add).
     pub async fn add_many(&self, hits: impl IntoIterator<Item = (impl AsRef<str>, u64)>) -> Vec<Result<SeriesAdded>> {
         let hits: Vec<_> = hits.into_iter().collect();
         let checked = hits.iter().map(|(name, n)| {
@@ -89,43 +89,42 @@ impl Series {
         results.into_iter().zip(&hits).map(|(result, (name, _))| self.added(name.as_ref(), result?)).collect()
     }
 
-    /// Counts `n` without waiting for Redis: summed in this process, and sent within a few milliseconds, when it counts in
-    /// the slices that are the current ones then. What was not sent yet is lost when the process is killed;
-    /// [`flush`](Self::flush) before.
+    /// Counts `n` without waiting for Redis: the hit is summed in this process and sent within a few milliseconds. It
+    /// counts in the slices that are current on arrival. Unsent hits are lost when the process is killed; call
+    /// [`flush`](Self::flush) before it ends.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), [`Busy`](crate::ErrorKind::Busy): as for
-    /// [`BufferedCounters::record`](crate::BufferedCounters::record).
+    /// See [`BufferedCounters::record`](crate::BufferedCounters::record).
     pub fn record(&self, name: &str, n: u64) -> Result<()> {
         self.handle.writer.record(name.as_bytes(), self.checked(name, n)?)
     }
 
-    /// Returns when Redis has counted, or refused, everything that was recorded before the call: with what became of it.
+    /// Waits until Redis has counted or refused everything that was recorded before the call, and returns the outcome.
     ///
     /// # Errors
-    /// As for [`BufferedCounters::flush`](crate::BufferedCounters::flush).
+    /// See [`BufferedCounters::flush`](crate::BufferedCounters::flush).
     ///
     /// # Panics
-    /// Outside of a tokio runtime.
+    /// If it is called outside of a tokio runtime.
     pub async fn flush(&self) -> Result<Recorded> {
         self.handle.writer.flush().await
     }
 
-    /// The window of that precision: every slice of it, in order, with 0 where nothing was counted; the last one is the
-    /// current one by the Redis server's clock. It asks Redis alone: after Redis lost its memory it holds what was
-    /// counted since.
+    /// Returns the window of a precision: all its slices in order, with 0 where nothing was counted. The last one is
+    /// the current slice by the Redis server's clock. The call reads Redis alone: after Redis has lost its memory, the
+    /// window holds only later hits.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the family has no such precision.
-    /// [`Redis`](crate::ErrorKind::Redis) where it cannot be asked.
+    /// [`Redis`](crate::ErrorKind::Redis) if Redis is unreachable.
     pub async fn get(&self, name: &str, precision: Precision) -> Result<Vec<Slice>> {
         Ok(self.get_many(&[name], precision).await?.pop().unwrap_or_default())
     }
 
-    /// The windows of many series, in the order of their names.
+    /// Returns the windows of many series, in the order of their names.
     ///
     /// # Errors
-    /// As for [`get`](Self::get).
+    /// See [`get`](Self::get).
     pub async fn get_many(
         &self,
         names: impl IntoIterator<Item = impl AsRef<str>>,
@@ -137,7 +136,7 @@ impl Series {
         Ok(windows.map(|window| window.into_iter().map(slice).collect()).collect())
     }
 
-    /// The windows with their starts in Unix seconds.
+    /// Returns the windows with their starts in Unix seconds.
     async fn windows_of(&self, names: &[&str], precision: Precision) -> Result<Vec<Vec<(i64, i64)>>> {
         let window = self.window(precision)?;
         names.iter().try_for_each(|name| self.check_name(name))?;
@@ -164,17 +163,17 @@ impl Series {
         Ok(series)
     }
 
-    /// All slices with any part of the time given, in order, with 0 where nothing was counted: up to
-    /// [`Family::MAX_RANGE`] of them.
+    /// Returns all slices that overlap `range`, in order, with 0 where nothing was counted: up to
+    /// [`Family::MAX_RANGE`].
     ///
-    /// Slices of a precision that is [kept](crate::SeriesFamilyBuilder::keep) are exact wherever they are by now, in Redis,
-    /// on their way or in the database, however long ago they were, and also after Redis lost its memory (but for what it
-    /// lost that was not yet in the database). Of the other precisions there is the window in Redis.
+    /// Slices of a [kept](crate::SeriesFamilyBuilder::keep) precision are exact, however old they are, and whether they
+    /// are in Redis, on their way or in the database. If Redis loses its memory, only hits that were not yet in the
+    /// database are missing. For other precisions only the window in Redis is available.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the family has no such precision, the range has too many
     /// slices, or it begins before the window of a precision that is not kept. [`Redis`](crate::ErrorKind::Redis) or
-    /// [`Store`](crate::ErrorKind::Store) where one of the two cannot be asked.
+    /// [`Store`](crate::ErrorKind::Store) if that server is unreachable.
     pub async fn get_range(&self, name: &str, precision: Precision, range: Range<SystemTime>) -> Result<Vec<Slice>> {
         let window = self.window(precision)?;
         self.check_name(name)?;
@@ -193,22 +192,22 @@ impl Series {
         }
     }
 
-    /// Up to `limit` names that begin with `prefix` and come after `after` in byte order, ascending; pass the last one as
-    /// `after` for the next page. Those of which nothing is in any window any more are not among them.
+    /// Returns up to `limit` names that begin with `prefix` and follow `after` in byte order, ascending. Pass the last
+    /// one as `after` for the next page. A name that has nothing left in any window is not included.
     ///
     /// # Errors
-    /// [`Redis`](crate::ErrorKind::Redis) where it cannot be asked.
+    /// [`Redis`](crate::ErrorKind::Redis) if Redis is unreachable.
     pub async fn names(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<String>> {
         let pages = (0..self.family().partitions()).map(|number| self.names_of(number, prefix, after, limit));
         let names: BTreeSet<_> = try_join_all(pages).await?.into_iter().flatten().collect();
         Ok(names.into_iter().take(limit).collect())
     }
 
-    /// All names that begin with `prefix`, in the same way, as a stream that asks for one page after the other. After an
-    /// error it ends.
+    /// Returns all names that begin with `prefix`, like [`names`](Self::names), as a stream that reads page by page. It
+    /// ends after an error.
     ///
     /// # Errors
-    /// As for [`names`](Self::names).
+    /// See [`names`](Self::names).
     pub fn names_all(&self, prefix: &str) -> impl Stream<Item = Result<String>> + Send + Unpin + use<> {
         let (series, prefix) = (self.clone(), prefix.to_owned());
         let page = move |after: Option<String>| {
@@ -218,7 +217,7 @@ impl Series {
         pages::all(page, String::as_str)
     }
 
-    /// The first names of one partition.
+    /// Returns the first names of one partition after `after`.
     async fn names_of(&self, number: u32, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<String>> {
         let partition = self.handle.partition(number);
         let (mut names, mut after) = (Vec::new(), after.unwrap_or_default().as_bytes().to_vec());
@@ -234,7 +233,7 @@ impl Series {
         Ok(names)
     }
 
-    /// Slices of a precision that is kept.
+    /// Reads slices of a kept precision.
     async fn kept(&self, name: &str, precision: Precision, starts: &[i64]) -> Result<Vec<Slice>> {
         let ids =
             starts.iter().map(|start| self.windows.kept_id(precision, *start, name)).collect::<Result<Vec<_>>>()?;
@@ -243,7 +242,7 @@ impl Series {
         Ok(starts.iter().zip(counts).map(|(&start, count)| slice((start, count))).collect())
     }
 
-    /// Slices of the window.
+    /// Reads slices of the window in Redis.
     async fn part_of_window(&self, name: &str, precision: Precision, starts: &[i64]) -> Result<Vec<Slice>> {
         let window = self.windows_of(&[name], precision).await?.pop().unwrap_or_default();
         let first = window.first().map_or(0, |(start, _)| *start);
@@ -269,7 +268,7 @@ impl Series {
         }
     }
 
-    /// Refuses a name that is too long, or that is no row of the family's table.
+    /// Refuses a name that is too long, or that cannot be in a row of the family's table.
     fn check_name(&self, name: &str) -> Result<()> {
         let kept = self.windows.kept().map(|window| self.windows.kept_id(window.precision, 0, name));
         self.family().check_name("name", name, kept)
@@ -284,12 +283,12 @@ impl Series {
     }
 }
 
-/// A start in Unix seconds and what was counted.
+/// Converts a start in Unix seconds and its count.
 fn slice((start, count): (i64, i64)) -> Slice {
     Slice { start: time_at(start), count }
 }
 
-/// The counts at their starts, and 0 where there is none.
+/// Returns the counts at the given starts, with 0 for a start without one.
 fn filled(starts: &[i64], counts: Vec<(i64, i64)>) -> Vec<(i64, i64)> {
     let mut slices: Vec<_> = starts.iter().map(|&start| (start, 0)).collect();
     for (start, count) in counts {

@@ -1,4 +1,4 @@
-//! The end of a pair in a service: no more hits, and what was counted in the database, within a time.
+//! The shutdown of a pair: refuses further hits, and brings what was counted to the database, within a time limit.
 
 use std::time::Duration;
 
@@ -11,43 +11,46 @@ use crate::client::counterfoil::Counterfoil;
 use crate::error::Result;
 use crate::family::Family;
 
-/// How much of the time is kept for the look at what is left.
+/// The time that is reserved for reading what remains.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Much longer than any shutdown, and yet no end of time.
+/// The maximum time limit: much longer than any shutdown, and still in the range of an [`Instant`].
 const LONGEST: Duration = Duration::from_secs(30 * 86_400);
 
-/// What a [`shutdown`](Counterfoil::shutdown) could not bring to the database in its time.
+/// The hits of a family that a [`shutdown`](Counterfoil::shutdown) did not bring to the database in time.
 #[derive(Clone, Debug)]
 pub struct Remaining {
-    /// Of which family.
+    /// The family.
     pub family: Family,
-    /// Recorded hits that were not sent to Redis, or of which no reply says that they were: lost when the process ends.
+    /// The number of recorded hits that were not sent to Redis, or that no reply acknowledges: lost when the process
+    /// ends.
     pub recorded: u64,
-    /// Recorded hits that Redis refused since the last [flush](crate::BufferedCounters::flush), as [`Recorded`](crate::Recorded)
-    /// says.
+    /// The number of recorded hits that Redis refused since the last [flush](crate::BufferedCounters::flush), as in
+    /// [`Recorded`](crate::Recorded).
     pub refused: u64,
-    /// What Redis holds for the next reconciler; `None` where Redis could not be asked.
+    /// The backlog that Redis holds for the next reconciler; `None` if Redis was unreachable.
     pub backlog: Option<Backlog>,
 }
 
 impl Counterfoil {
-    /// Ends counting for good: takes no more hits, sends what was recorded, waits for calls under way, and brings to the
-    /// database what the families in use have in Redis. It returns as soon as that is done, and with the time at the
-    /// latest, with what is left then: nothing of it is lost but recorded hits, and those that Redis refused are told as well.
-    /// Slices that are kept and not over stay in Redis (see [`drain`](Self::drain)). Under load it takes up to twice the settle
-    /// time, 5 s by default: a batch that is cut already settles first. Reading goes on, and so do reconcilers; later hits are
-    /// refused as [`Closed`](crate::ErrorKind::Closed), by this pair and its handles alone. It may be called again.
+    /// Ends counting for good. It refuses new hits, sends the recorded ones, waits for calls in flight, and brings to
+    /// the database what the families in use have in Redis.
+    ///
+    /// It returns when that is done, or after `within` at the latest, with what remains. Of that only recorded hits are
+    /// lost; the result also reports those that Redis refused. Kept slices that are not over stay in Redis (see
+    /// [`drain`](Self::drain)). Under load the call takes up to twice the settle time, by default 5 s in total, because
+    /// a batch that is already cut settles first. Reads and reconcilers continue. Later hits are refused as
+    /// [`Closed`](crate::ErrorKind::Closed), by this pair and its handles alone. The call may be repeated.
     ///
     /// # Errors
-    /// What no waiting mends, after everything else was done: [`Corrupt`](crate::ErrorKind::Corrupt) keys in Redis, or what
-    /// became of recorded hits, as [`BufferedCounters::flush`](crate::BufferedCounters::flush) returns it.
+    /// Permanent failures, after everything else was done: [`Corrupt`](crate::ErrorKind::Corrupt) keys in Redis, or the
+    /// failure of recorded hits, as [`BufferedCounters::flush`](crate::BufferedCounters::flush) returns it.
     #[tracing::instrument(skip_all)]
     pub async fn shutdown(&self, within: Duration) -> Result<Vec<Remaining>> {
         let within = within.min(LONGEST);
         let end = Instant::now() + within;
         let families = self.shared.close();
-        // boxed: one future around all others would be too deep for the compiler
+        // boxed: a single future around all others is too deep for the compiler
         let everything = async {
             let finished = join_all(families.iter().map(|(_, writer)| writer.finish())).await;
             finished.into_iter().fold(self.drain().await, Result::and)

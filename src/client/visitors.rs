@@ -1,4 +1,4 @@
-//! A family of unique visitors in use: counting and reading.
+//! The handle of a family of unique visitors: counting and reading.
 
 use futures_util::Stream;
 
@@ -10,22 +10,24 @@ use crate::family::day::Day;
 use crate::family::visit;
 use crate::scripts::partition::PairResult;
 
-/// What became of one visit.
+/// The outcome of one visit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use = "a visit that was refused is not counted"]
 pub enum Visited {
-    /// It is the visitor's first visit to the scope on that day: it is counted, and will be in the database.
+    /// Counted: the visitor's first visit to the scope on that day. It will reach the database.
     Counted,
-    /// The visitor has been there before, and is counted since then.
+    /// Not counted again: the visitor was there before on that day.
     CountedBefore,
-    /// Not counted, nor remembered: the number would leave the signed 64-bit range.
+    /// Not counted or remembered: the number would leave the signed 64-bit range.
     OutOfRange,
-    /// Not counted, nor remembered: as many scopes and days are pending as a family may have, and this is a further one.
+    /// Not counted or remembered: the partition holds the maximum of pending scopes and days, and this is a further
+    /// one.
     Full,
 }
 
-/// The visitors of scopes and days of one open family, each counted once (docs/protocol.md, section 5). Cloning is cheap.
+/// The visitors of one open family, each counted once for a scope and day (docs/protocol.md, section 5). Cloning is
+/// cheap.
 #[derive(Clone, Debug)]
 pub struct Visitors(Handle);
 
@@ -40,18 +42,18 @@ impl OpenFamily for VisitorsFamily {
 impl Visitors {
     handle_methods!(0);
 
-    /// Counts the visitor for `SCOPE/DAY` if this is the first visit to the scope on that day, and returns whether it is, of
-    /// however many are made at a time. The number reaches the database exactly once. Also where a reply was lost the one
-    /// call that was the first is told so.
+    /// Counts the visitor for `SCOPE/DAY` if this is the first visit to the scope on that day, and returns whether it
+    /// is. Of concurrent calls exactly one is the first: it returns [`Counted`](Visited::Counted), even if a reply is
+    /// lost on the way. The number reaches the database exactly once.
     ///
-    /// Which day it is is up to the caller; a visitor is 1 to 255 bytes of any kind. Who has been there is known to Redis
-    /// alone: where Redis loses its memory, visitors of the day count again.
+    /// The caller chooses the day. A visitor is 1 to 255 bytes of any kind. Only Redis knows the visitors: if it loses
+    /// its memory, visitors of the day count again.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): scope or visitor are not allowed.
-    /// [`Redis`](crate::ErrorKind::Redis): not counted; may be called again.
-    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all, the reply was lost and could not be
-    /// asked for again within the [write timeout](Self::write_timeout).
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the scope or the visitor is not allowed.
+    /// [`Redis`](crate::ErrorKind::Redis): not counted; the call may be retried.
+    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all. The reply was lost, and could
+    /// not be requested again within the [write timeout](Self::write_timeout).
     pub async fn first_visit(&self, scope: &str, day: Day, visitor: impl AsRef<[u8]>) -> Result<Visited> {
         let id = self.id(scope, day)?;
         self.family().check_visitor(visitor.as_ref())?;
@@ -64,43 +66,45 @@ impl Visitors {
         }
     }
 
-    /// The exact number of visitors that the scope has had on that day.
+    /// Returns the exact number of visitors of the scope on that day.
     ///
     /// # Errors
-    /// As for [`BufferedCounters::get`](crate::BufferedCounters::get).
+    /// See [`BufferedCounters::get`](crate::BufferedCounters::get).
     pub async fn get(&self, scope: &str, day: Day) -> Result<i64> {
         Ok(self.get_many([(scope, day)]).await?[0])
     }
 
-    /// The exact numbers of many scopes and days, in their order.
+    /// Returns the exact numbers of many scopes and days, in their order.
     ///
     /// # Errors
-    /// As for [`get`](Self::get).
+    /// See [`get`](Self::get).
     pub async fn get_many(&self, days: impl IntoIterator<Item = (impl AsRef<str>, Day)>) -> Result<Vec<i64>> {
         let ids = days.into_iter().map(|(scope, day)| self.id(scope.as_ref(), day)).collect::<Result<Vec<_>>>()?;
         let ids: Vec<_> = ids.iter().map(String::as_str).collect();
         self.0.exact(&ids).await
     }
 
-    /// Up to `limit` ids, `SCOPE/DAY`, that begin with `prefix` and come after `after` in byte order, ascending, each with
-    /// its exact number; pass the last one as `after` for the next page.
+    /// Returns up to `limit` ids, `SCOPE/DAY`, that begin with `prefix` and follow `after` in byte order, ascending,
+    /// each with its exact number. Pass the last one as `after` for the next page.
     ///
     /// # Errors
-    /// As for [`get`](Self::get).
+    /// See [`get`](Self::get).
     pub async fn list(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<(String, i64)>> {
         self.0.list(prefix, after, limit).await
     }
 
-    /// The same for all ids that begin with `prefix`, as a stream that asks for one page after the other. An id that is
-    /// counted for the first time meanwhile may be missing; values are exact as of their page. After an error it ends.
+    /// Returns all ids that begin with `prefix`, like [`list`](Self::list), as a stream that reads page by page. An id
+    /// that is counted for the first time meanwhile may be missing; values are exact as of their page. The stream ends
+    /// after an error.
     ///
     /// # Errors
-    /// As for [`get`](Self::get).
+    /// See [`get`](Self::get).
     pub fn list_all(&self, prefix: &str) -> impl Stream<Item = Result<(String, i64)>> + Send + Unpin + use<> {
         self.0.list_all(prefix)
     }
 
-    /// `SCOPE/DAY`, refused where it would be taken for another scope and day: in a table's last column the day is alone.
+    /// Returns `SCOPE/DAY`. Refuses one that would read as another scope and day: a table's last column holds only the
+    /// day.
     fn id(&self, scope: &str, day: Day) -> Result<String> {
         let (table, day) = (self.family().table(), day.to_string());
         let separator = table.map_or('/', |table| table.separator);

@@ -1,4 +1,4 @@
-//! How long to wait before a failed call is made again.
+//! The pauses before a failed call is retried.
 
 use std::future::{Future, pending};
 use std::time::Duration;
@@ -9,11 +9,11 @@ use tokio::time::sleep;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// How long the database is waited for by what is to stop, where it did not fail before.
+/// The time for which a stopping task waits for the database, if the database did not fail before.
 pub const GRACE: Duration = Duration::from_secs(2);
 
-/// Pauses that double from 5 ms to a second, each somewhere between the half and the whole of it, so that callers who
-/// failed together do not come back together.
+/// Pauses that double from 5 ms to a second. Each is a random part of that, at least half, so that callers that failed
+/// together do not retry together.
 #[derive(Debug)]
 pub struct Backoff(Duration);
 
@@ -32,7 +32,7 @@ impl Backoff {
     }
 }
 
-/// Pauses after an error that waiting may mend, and hands on any other.
+/// Pauses after a retryable error, and returns any other.
 pub async fn wait_out(error: Error, pause: &mut Backoff) -> Result<()> {
     if !error.is_retryable() {
         return Err(error);
@@ -42,8 +42,7 @@ pub async fn wait_out(error: Error, pause: &mut Backoff) -> Result<()> {
     Ok(())
 }
 
-/// Waits for a step to end, but once everything is told to stop no longer than `grace`. A step that is given up may still
-/// be executed.
+/// Waits for a step to end, but no longer than `grace` once `stop` is set. An abandoned step may still be executed.
 pub async fn unless_stopped<T>(
     stop: &watch::Receiver<bool>,
     grace: Duration,
@@ -62,7 +61,7 @@ pub async fn unless_stopped<T>(
     }
 }
 
-/// Pauses; false if it was told to stop meanwhile.
+/// Pauses. Returns `false` if `stop` was set meanwhile.
 pub async fn pause_unless_stopped(stop: &watch::Receiver<bool>, pause: Duration) -> bool {
     unless_stopped(stop, Duration::ZERO, sleep(pause).map(Ok)).await.is_ok()
 }

@@ -17,21 +17,21 @@ use tokio::time::timeout;
 use crate::connection::primary::Primary;
 use crate::connection::refusal::{is_demoted, tells_that_nothing_was_done};
 
-/// The longest wait for a reply over a connection that would wait longer, or forever.
+/// The time limit for a reply, for connections that would wait longer or forever.
 const REPLY: Duration = Duration::from_secs(5);
 
-/// A connection to Redis: a [`Primary`], a connection of the redis crate, or the application's own. It is cloned for every
-/// call.
+/// A connection to Redis: a [`Primary`], a connection of the redis crate, or the application's own. It is cloned for
+/// every call.
 ///
-/// - A [`ConnectionManager`] reconnects when its connection breaks, and after a failover, once the server that has become a
-///   replica refuses a write. It stays with a server that is silent but not gone.
+/// - A [`ConnectionManager`] reconnects when its connection breaks. After a failover it reconnects once the former
+///   primary, now a replica, refuses a write. It stays with a server that is silent but not gone.
 /// - A [`ClusterConnection`](redis::cluster_async::ClusterConnection) (feature `cluster`) is best built with
 ///   `cluster_settings`.
 /// - A [`MultiplexedConnection`] does not reconnect once it is lost.
 /// - Any other connection is [custom](Self::custom).
 ///
-/// A connection may send a call again by itself: Redis executes the call once, however often it arrives. But only over a
-/// connection that sends once does a refusal prove that nothing was counted; over others the outcome is unknown once the
+/// A connection may resend a call by itself: Redis executes the call once, however often it arrives. But a refusal
+/// proves that nothing was counted only over a connection that sends once. Over others the outcome is unknown once the
 /// time limit is over.
 #[derive(Clone)]
 pub struct Connection(Link);
@@ -50,7 +50,7 @@ enum Link {
     },
 }
 
-/// A [`ConnectionLike`] that a box of it can be cloned of.
+/// A [`ConnectionLike`] that can be cloned in its box.
 trait Custom: ConnectionLike + Send + Sync {
     fn boxed(&self) -> Box<dyn Custom>;
 }
@@ -93,13 +93,13 @@ impl From<ClusterConnection> for Connection {
 }
 
 impl Connection {
-    /// Wraps a connection of any other type. It is assumed to send calls again by itself, and to lead to a single server
-    /// until that refuses keys of several slots.
+    /// Wraps a connection of any other type. By default it is assumed to resend calls by itself, and to lead to a
+    /// single server until that server refuses keys of several slots.
     pub fn custom(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
         Connection(Link::Custom { connection: Box::new(connection), sends_once: false, is_cluster: false })
     }
 
-    /// Declares that a [custom](Self::custom) connection never sends a call again by itself. Other connections are known.
+    /// Declares that a [custom](Self::custom) connection never resends a call. Does nothing to other connections.
     #[must_use]
     pub fn sending_once(mut self) -> Self {
         if let Link::Custom { sends_once, .. } = &mut self.0 {
@@ -108,7 +108,7 @@ impl Connection {
         self
     }
 
-    /// Declares that a [custom](Self::custom) connection leads to a cluster. Other connections are known.
+    /// Declares that a [custom](Self::custom) connection leads to a cluster. Does nothing to other connections.
     #[must_use]
     pub fn to_cluster(mut self) -> Self {
         if let Link::Custom { is_cluster, .. } = &mut self.0 {
@@ -117,7 +117,7 @@ impl Connection {
         self
     }
 
-    /// Sends the command once. A reply that is an error is an error.
+    /// Sends the command once. Returns an error reply as an error.
     pub(crate) async fn send(&self, command: &Cmd) -> RedisResult<Value> {
         let mut redis = self.clone();
         let reply = match timeout(REPLY, redis.req_packed_command(command)).await {
@@ -135,9 +135,9 @@ impl Connection {
 
     /// Returns whether the command was definitely not executed.
     ///
-    /// A reply that says so is proof if it is the only one. If the client may have sent the command before by itself, an
-    /// earlier arrival may have been executed. Without a reply only clients that connect first and then send know that they
-    /// did not send.
+    /// A reply that says so is proof if it is the only one. If the client may have sent the command before by itself,
+    /// an earlier arrival may have been executed. Without a reply, only a client that connects before it sends can
+    /// know that it did not send.
     pub(crate) fn definitely_not_executed(&self, error: &RedisError) -> bool {
         let crosses_slots = error.kind() == redis::ErrorKind::Server(ServerErrorKind::CrossSlot);
         let is_proof = tells_that_nothing_was_done(error) && (self.sends_once() || crosses_slots);
@@ -164,7 +164,7 @@ impl Connection {
         }
     }
 
-    /// Returns the redis crate's connection to a cluster, if it is one.
+    /// Returns the redis crate's cluster connection, if this is one.
     #[cfg(feature = "cluster")]
     pub fn as_cluster(&self) -> Option<&ClusterConnection> {
         if let Link::Cluster(connection) = &self.0 { Some(connection) } else { None }
@@ -226,21 +226,21 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// Makes a connection manager connect again after a failover behind a name: by itself it does so only when its connection
-/// breaks. The server is asked to break it, unless the manager has found the primary already.
+/// Makes a connection manager reconnect after a failover behind a name; by itself it does so only when its connection
+/// breaks. Asks the server to close the connection, unless the manager has already found the primary.
 async fn leave(redis: &mut ConnectionManager) {
     let role: RedisResult<Vec<Value>> = redis::cmd("ROLE").query_async(redis).await;
     if matches!(role.as_deref(), Ok([Value::BulkString(role), ..]) if role == b"master") {
         return;
     }
     tracing::warn!("the connection leads to a replica and is given up");
-    // the second one is what notices that the connection is closed
+    // with the second command the manager notices that the connection is closed
     for command in ["QUIT", "PING"] {
         let _ = timeout(Duration::from_secs(1), redis.req_packed_command(&redis::cmd(command))).await;
     }
 }
 
-/// Makes a cluster connection ask for the slots' nodes, at most once a second. By itself it asks only when a connection
+/// Makes a cluster connection refresh its slot map, at most once a second. By itself it does so only when a connection
 /// breaks or a node replies MOVED, and stays with a silent node that the cluster has replaced.
 #[cfg(feature = "cluster")]
 async fn look_around(redis: &mut ClusterConnection) {

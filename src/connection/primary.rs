@@ -1,4 +1,4 @@
-//! The connection to one Redis that takes writes, found again whenever it is lost.
+//! The connection to the one Redis that accepts writes, which it searches for again whenever the connection is lost.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,25 +21,24 @@ use tokio::time::timeout;
 use crate::connection::refusal;
 use crate::error::{Error, ErrorKind, Result};
 
-/// How long a call waits for its reply.
+/// The time limit for the reply to a call.
 const RESPONSE: Duration = Duration::from_secs(2);
-/// How long a node is waited for that is connected to.
+/// The time limit for connecting to a node.
 const CONNECTION: Duration = Duration::from_secs(1);
-/// How long it may take in all to find the primary and to connect to it.
+/// The time limit for finding the primary and connecting to it, in all.
 const SEARCH: Duration = Duration::from_secs(5);
 
-/// The connection to a single Redis, to the primary behind a name that moves with a failover, or to the one that
-/// Sentinel names. Cloning is cheap and gives the same connection.
+/// A connection to a single Redis, to the primary behind a name that moves with a failover, or to the primary that
+/// Sentinel names. Clones are cheap and share the connection.
 ///
-/// It never sends a command twice. It looks for the primary again, by the next command, when
+/// It never sends a command twice. The next command searches for the primary again when
 ///
-/// - the connection breaks, or is silent: TCP keepalive and `TCP_USER_TIMEOUT` notice a machine that is gone,
+/// - the connection breaks, or is silent: TCP keepalive and `TCP_USER_TIMEOUT` detect a dead machine,
 /// - a command has no reply within 2 s,
 /// - the server replies that it is a replica (`READONLY`, `MASTERDOWN`), as it does after a failover.
 ///
-/// A server that is a replica is not connected to: what it says may be behind. A [`ConnectionManager`] knows nothing
-/// of the last two and of replicas, which is why [`Counterfoil::connect`](crate::Counterfoil::connect) makes one of
-/// these.
+/// It does not connect to a replica, whose data may be stale. A [`ConnectionManager`] does not detect the last two
+/// cases and accepts replicas. [`Counterfoil::connect`](crate::Counterfoil::connect) therefore creates a `Primary`.
 ///
 /// [`ConnectionManager`]: redis::aio::ConnectionManager
 #[derive(Clone)]
@@ -48,7 +47,7 @@ pub struct Primary(Arc<Inner>);
 struct Inner {
     place: String,
     source: Source,
-    /// The connection, or the search for it that callers share.
+    /// The connection, or the search for it, shared by all callers.
     current: Mutex<Search>,
 }
 
@@ -62,26 +61,26 @@ enum Source {
 }
 
 impl Primary {
-    /// Connects to the Redis at a URL, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, or a
-    /// [`ConnectionInfo`](redis::ConnectionInfo), which may hold certificates. Its name is looked up again with every
-    /// connection.
+    /// Connects to the Redis at a URL, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, or at a
+    /// [`ConnectionInfo`](redis::ConnectionInfo), which may hold certificates. Each new connection resolves the host
+    /// name again.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that is none; [`Redis`](ErrorKind::Redis) where no primary
-    /// is found; [`AccessDenied`](ErrorKind::AccessDenied) where it does not accept the credentials.
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if the URL is not valid; [`Redis`](ErrorKind::Redis) if no primary is
+    /// found; [`AccessDenied`](ErrorKind::AccessDenied) if the server does not accept the credentials.
     pub async fn connect(redis: impl IntoConnectionInfo) -> Result<Self> {
         let info = redis.into_connection_info().map_err(invalid)?.set_tcp_settings(tcp_settings());
         let place = info.addr().to_string();
         Self::found(place, Source::Address(Box::new(Client::open(info).map_err(invalid)?))).await
     }
 
-    /// Connects to the primary that Sentinel names. `sentinels` are their URLs, `redis://host:26379`; `url` is that of
-    /// the primary with the name that Sentinel knows in place of the host: `redis://mymaster`, or
+    /// Connects to the primary that Sentinel names. `sentinels` are the Sentinels' URLs, `redis://host:26379`. `url` is
+    /// the primary's URL with its Sentinel name in place of the host: `redis://mymaster`, or
     /// `redis://user:password@mymaster/0`.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that is none, or no sentinels; [`Redis`](ErrorKind::Redis)
-    /// where no sentinel replies or none knows of a primary by that name.
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if a URL is not valid or there are no Sentinels;
+    /// [`Redis`](ErrorKind::Redis) if no Sentinel replies or none knows a primary by that name.
     #[cfg(feature = "sentinel")]
     pub async fn connect_sentinel<'a>(sentinels: impl IntoIterator<Item = &'a str>, url: &str) -> Result<Self> {
         let primary = url.into_connection_info().map_err(invalid)?;
@@ -91,12 +90,12 @@ impl Primary {
         Self::found(place, Source::Sentinel(Arc::new(tokio::sync::Mutex::new(client)))).await
     }
 
-    /// Connects to the primary that Sentinel names by a client of the redis crate, which takes what a URL has no room for:
-    /// certificates (`set_client_to_redis_certificates`, `set_client_to_sentinel_certificates`; feature `tls-rustls`). Each is
-    /// best built with [`sentinel_settings`](crate::sentinel_settings).
+    /// Connects to the primary that Sentinel names, by a client of the redis crate. Such a client can hold what a URL
+    /// cannot: certificates (`set_client_to_redis_certificates`, `set_client_to_sentinel_certificates`; feature
+    /// `tls-rustls`). It is best built with [`sentinel_settings`](crate::sentinel_settings).
     ///
     /// # Errors
-    /// As for [`connect_sentinel`](Self::connect_sentinel).
+    /// Returns the errors of [`connect_sentinel`](Self::connect_sentinel).
     #[cfg(feature = "sentinel")]
     pub async fn connect_sentinel_client(client: SentinelClient) -> Result<Self> {
         Self::found("sentinel's primary".to_owned(), Source::Sentinel(Arc::new(tokio::sync::Mutex::new(client)))).await
@@ -116,7 +115,7 @@ impl Primary {
         self.0.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What the command is sent over, with the search that found it.
+    /// Returns the connection for a command, with the search that found it.
     async fn connection(&self) -> RedisResult<(Search, MultiplexedConnection)> {
         let search = self.search();
         match search.clone().await {
@@ -128,7 +127,7 @@ impl Primary {
         }
     }
 
-    /// Starts over, unless somebody did so already.
+    /// Starts a new search, unless another caller already has.
     fn search_again(&self, failed: &Search) {
         let mut current = self.0.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.ptr_eq(failed) {
@@ -141,7 +140,7 @@ impl Primary {
 impl Source {
     fn search(self) -> Search {
         async move {
-            // by a task, since its timers end with the runtime that begins it, in which others may not be
+            // in a task: its timers end with the runtime that begins it, and other callers may be in another runtime
             match tokio::spawn(timeout(SEARCH, self.connect())).await {
                 Ok(Ok(found)) => found,
                 Ok(Err(elapsed)) => Err(std::io::Error::from(elapsed).into()),
@@ -163,7 +162,7 @@ impl Source {
                 client.get_multiplexed_async_connection_with_config(&config).await?
             }
         };
-        // a user who may not ask for the role is told by the first write; one who is unknown, here
+        // if the user may not run ROLE, the first write detects a replica; a missing login fails here
         match redis::cmd("ROLE").query_async::<Vec<Value>>(&mut connection).await {
             Ok(role) if matches!(role.first(), Some(Value::BulkString(role)) if role != b"master") => {
                 Err((ServerErrorKind::ReadOnly.into(), "the server is a replica").into())
@@ -174,7 +173,7 @@ impl Source {
     }
 }
 
-/// Whether the reply says that the primary is to be looked for elsewhere.
+/// Returns whether the reply means that the primary must be searched for again.
 fn is_lost(reply: &RedisResult<Value>) -> bool {
     match reply {
         Ok(Value::ServerError(error)) => refusal::is_demoted(&error.clone().into()),
@@ -224,8 +223,8 @@ impl fmt::Debug for Primary {
     }
 }
 
-/// TCP as a counter wants it: no waiting for more to send, and a machine that is gone is noticed within seconds, also
-/// by a connection that is idle.
+/// Returns TCP settings for counters: no delay before sending, and a dead machine is detected within seconds, even by
+/// an idle connection.
 pub(crate) fn tcp_settings() -> redis::io::tcp::TcpSettings {
     let keepalive = redis::io::tcp::socket2::TcpKeepalive::new().with_time(Duration::from_secs(5));
     let keepalive = keepalive.with_interval(Duration::from_secs(1));
@@ -235,8 +234,8 @@ pub(crate) fn tcp_settings() -> redis::io::tcp::TcpSettings {
     settings
 }
 
-/// The settings that suit a [`Primary`] best: `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT`, for the primary and the sentinels,
-/// so that a machine that is gone is noticed within seconds.
+/// Applies the settings that suit a [`Primary`] best: `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT`, for the primary
+/// and the Sentinels, so that a dead machine is detected within seconds.
 #[cfg(feature = "sentinel")]
 pub fn sentinel_settings(builder: SentinelClientBuilder) -> SentinelClientBuilder {
     builder.set_client_to_redis_tcp_settings(tcp_settings()).set_client_to_sentinel_tcp_settings(tcp_settings())
@@ -273,7 +272,7 @@ fn sentinel_client(sentinels: &[ConnectionInfo], primary: &ConnectionInfo) -> Re
     builder.build()
 }
 
-/// The name that Sentinel knows.
+/// Returns the primary's name in Sentinel.
 #[cfg(feature = "sentinel")]
 fn service(primary: &ConnectionInfo) -> Result<String> {
     use redis::ConnectionAddr;
@@ -284,7 +283,7 @@ fn service(primary: &ConnectionInfo) -> Result<String> {
     }
 }
 
-/// Why nothing there can be used.
+/// Returns the error for a Redis that cannot be used.
 pub(crate) fn unreachable(place: &str, error: RedisError) -> Error {
     let failure = if refusal::is_denied(&error) {
         Error::new(ErrorKind::AccessDenied, format!("the Redis at {place} does not accept the credentials"))

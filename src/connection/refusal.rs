@@ -1,12 +1,12 @@
-//! What an error of the redis crate means.
+//! The meaning of the redis crate's errors.
 
 use redis::{RedisError, ServerErrorKind};
 
-/// The code of an error that says that a command was not even sent. Redis knows none of that name.
+/// The code of the error of a command that was not sent. Redis has no code of that name.
 const UNSENT: &str = "UNSENT";
 
-/// The codes of replies after which nothing was done: Redis refuses the command itself with them, or a script's first write,
-/// which is a plain call in every script. NOPERM is none of them: in the middle of a script one command may be refused.
+/// The codes of replies after which nothing was done: Redis refused the command, or a script's first write, a plain
+/// call in every script. NOPERM is not among them: Redis may refuse one command in the middle of a script.
 const NOTHING_DONE: [&str; 16] = [
     "ASK",
     "BUSY",
@@ -26,8 +26,8 @@ const NOTHING_DONE: [&str; 16] = [
     UNSENT,
 ];
 
-/// Whether it is a reply whose code says that this arrival did nothing. Redis 6.2 puts the code of a command within a script
-/// into the text, as in "ERR Error running script ... -OOM ...".
+/// Returns whether the error is a reply whose code proves that this arrival did nothing. Redis 6.2 puts the code of a
+/// command within a script into the text, as in "ERR Error running script ... -OOM ...".
 pub fn tells_that_nothing_was_done(error: &RedisError) -> bool {
     let within = |text: &str| {
         text.starts_with("Error running script") && NOTHING_DONE.iter().any(|code| text.contains(&format!("-{code} ")))
@@ -38,8 +38,8 @@ pub fn tells_that_nothing_was_done(error: &RedisError) -> bool {
     }
 }
 
-/// Whether the server does not accept the user, or the user may not do this. A command within a script is refused without a
-/// code of its own by most servers.
+/// Returns whether the server rejects the user, or the user lacks a permission. Most servers give no code of its own to
+/// the refusal of a command within a script.
 pub fn is_denied(error: &RedisError) -> bool {
     const WITHIN: [&str; 2] = ["ACL failure in script", "The user executing the script can't"];
     matches!(error.code(), Some("NOAUTH" | "NOPERM" | "WRONGPASS"))
@@ -47,7 +47,7 @@ pub fn is_denied(error: &RedisError) -> bool {
         || error.detail().is_some_and(|text| WITHIN.iter().any(|within| text.contains(within)))
 }
 
-/// The error of a command that was not sent for this reason.
+/// Returns the error of a command that was not sent for this reason.
 pub fn unsent(error: &RedisError) -> RedisError {
     match error.code() {
         Some("NOAUTH" | "WRONGPASS") => error.clone(),
@@ -55,7 +55,7 @@ pub fn unsent(error: &RedisError) -> RedisError {
     }
 }
 
-/// Whether the server says that it is a replica.
+/// Returns whether the server replied that it is a replica.
 pub fn is_demoted(error: &RedisError) -> bool {
     use redis::ErrorKind::Server;
     matches!(error.kind(), Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown))

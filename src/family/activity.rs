@@ -1,4 +1,4 @@
-//! The configuration of a family of activity: who was here lately.
+//! The configuration of a family of activity, which counts recent views and visitors.
 
 use std::time::Duration;
 
@@ -25,26 +25,26 @@ use crate::family::visit;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActivityFamily {
     pub(crate) family: Family,
-    /// Not one of its settings: each handle has its own.
+    /// The cache time of its handles; not a setting that the database stores.
     pub(crate) cache_for: Duration,
 }
 
-/// How visitors are counted.
+/// The method of counting visitors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Counting {
-    /// By their ids: exact. A visitor takes the length of the id and about 100 bytes more in each page that was viewed,
-    /// until the window has passed.
+    /// Counts ids: exact. A visitor takes the length of the id and about 100 bytes more in each page viewed, until the
+    /// window has passed.
     Exact,
-    /// By HyperLogLogs, one a layer and stripe, of 12 KiB at most whatever the number of visitors. Their standard error is
-    /// [0.81 %](Counting::STANDARD_ERROR).
+    /// Counts with HyperLogLogs, one for each layer and stripe, of at most 12 KiB for any number of visitors. Their
+    /// standard error is [0.81 %](Counting::STANDARD_ERROR).
     HyperLogLog,
 }
 
 impl Counting {
     const ALL: [Counting; 2] = [Counting::Exact, Counting::HyperLogLog];
 
-    /// The standard error of a HyperLogLog as Redis makes it: 1.04 / sqrt(16384).
+    /// The standard error of a HyperLogLog in Redis: 1.04 / sqrt(16384).
     pub const STANDARD_ERROR: f64 = 0.008_125;
 }
 
@@ -52,22 +52,22 @@ impl Counting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sliding {
     pub(crate) layer: Duration,
-    /// How many layers it has, the current one included.
+    /// The number of layers, including the current one.
     pub(crate) layers: u32,
-    /// How many stripes a page has.
+    /// The number of stripes of a page.
     pub(crate) stripes: u32,
     pub(crate) counting: Counting,
-    /// Whether minutes that are over are kept in the database.
+    /// True if finished minutes are kept in the database.
     pub(crate) keep_minutes: bool,
 }
 
 impl Sliding {
-    /// The stripe that a visitor belongs to.
+    /// Returns the stripe that a visitor belongs to.
     pub(crate) fn stripe_of(&self, visitor: &[u8]) -> u32 {
         crc32fast::hash(visitor) % self.stripes
     }
 
-    /// The partition, of so many, in which a page's stripe lies.
+    /// Returns the partition of a page's stripe, out of `partitions`.
     pub(crate) fn partition_of(&self, page: &[u8], stripe: u32, partitions: u32) -> u32 {
         (crc32fast::hash(page) % partitions + stripe % partitions) % partitions
     }
@@ -141,7 +141,7 @@ impl Family {
     }
 }
 
-/// How long a result is returned again, unless said otherwise.
+/// The default time for which a result is cached.
 const CACHE_FOR: Duration = Duration::from_secs(1);
 
 /// An [`ActivityFamily`] being configured; [`build`](Self::build) checks it.
@@ -155,30 +155,30 @@ pub struct ActivityFamilyBuilder {
 }
 
 impl ActivityFamilyBuilder {
-    /// How far back it is looked, and the length of the layers by which that moves on; the window has up to
-    /// [`Family::MAX_LAYERS`] of them. 10 min in layers of 3 s unless said otherwise: what is returned is what was seen
-    /// since between 9:57 and 10:00 minutes ago. The number of layers may change with a deploy: while processes of both
-    /// kinds run, the shorter window is what Redis holds. Their length is fixed for the life of the family.
+    /// Sets the length of the window, and of the layers in which it slides; it has up to [`Family::MAX_LAYERS`] of
+    /// them. Defaults to 10 min in layers of 3 s: a result covers the last 9:57 to 10:00 minutes. The number of layers
+    /// may change with a deploy; while old and new processes run, Redis holds the shorter window. The length of a layer
+    /// is fixed for the life of the family.
     pub fn window(mut self, window: Duration, layer: Duration) -> Self {
         (self.window, self.sliding.layer) = (window, layer);
         self
     }
 
-    /// Spreads each page over so many stripes, and these over the partitions, by the CRC-32 of the visitor: 1 unless said
-    /// otherwise, up to [`Family::MAX_STRIPES`]. For pages that are hotter than one Redis can take. Fixed for the life of
-    /// the family.
+    /// Spreads each page over this many stripes by the CRC-32 of the visitor, and the stripes over the partitions.
+    /// Defaults to 1, at most [`Family::MAX_STRIPES`]. For pages that are hotter than one Redis can take. Fixed for the
+    /// life of the family.
     pub fn stripes(mut self, width: u32) -> Self {
         self.sliding.stripes = width;
         self
     }
 
-    /// How visitors are counted: [`Counting::Exact`] unless said otherwise.
+    /// Sets how visitors are counted. Defaults to [`Counting::Exact`].
     pub fn visitors(mut self, counting: Counting) -> Self {
         self.sliding.counting = counting;
         self
     }
 
-    /// Keeps the views and the visitors of each finished minute in the database: not unless said otherwise.
+    /// Keeps the views and the visitors of each finished minute in the database. Off by default.
     ///
     /// Their rows have the ids `views/MINUTE/PAGE` and `visitors/MINUTE/PAGE`, with the minute's start in Unix seconds.
     pub fn keep_minutes(mut self, keep: bool) -> Self {
@@ -186,22 +186,22 @@ impl ActivityFamilyBuilder {
         self
     }
 
-    /// Keeps the minutes in a table of the application instead of counterfoil's own. Its key columns take the segments of
-    /// the [ids](Self::keep_minutes).
+    /// Keeps the minutes in a table of the application instead of counterfoil's own. Its key columns take the segments
+    /// of the [ids](Self::keep_minutes).
     pub fn table(mut self, table: Table) -> Self {
         self.family.table = Some(table);
         self
     }
 
-    /// For how long a result is returned again by this process without asking Redis: 1 s unless said otherwise, up to a
-    /// day; zero for not at all.
+    /// Sets how long this process returns a cached result without asking Redis. Defaults to 1 s, at most a day; zero
+    /// disables the cache.
     pub fn cache_for(mut self, time: Duration) -> Self {
         self.cache_for = time;
         self
     }
 
-    /// Minutes that are over are looked for four times within this time: 60 s unless said otherwise. Add the
-    /// [settle time](Durability::Settle).
+    /// Sets the time within which the reconciler checks for finished minutes four times. Defaults to 60 s.
+    /// The [settle time](Durability::Settle) comes on top.
     pub fn sync_after(mut self, time: Duration) -> Self {
         self.family.sync_time = time;
         self
@@ -212,7 +212,7 @@ impl ActivityFamilyBuilder {
     /// Checks the configuration.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the setting.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the setting that is wrong.
     pub fn build(self) -> Result<ActivityFamily> {
         let ActivityFamilyBuilder { mut family, mut sliding, window, cache_for } = self;
         family.check()?;
@@ -235,7 +235,7 @@ impl ActivityFamilyBuilder {
     }
 }
 
-/// How many layers the window has.
+/// Returns the number of layers of the window.
 fn layers(family: &Family, window: Duration, layer: Duration) -> Result<u32> {
     let hour = Duration::from_secs(3600);
     let refused = |wrong: String| Err(family.refused("window", wrong));
@@ -252,12 +252,12 @@ fn layers(family: &Family, window: Duration, layer: Duration) -> Result<u32> {
 }
 
 impl ActivityFamily {
-    /// With what its builder begins with.
+    /// Creates the family with the builder's default cache time.
     pub(super) fn new(family: Family) -> Self {
         ActivityFamily { family, cache_for: CACHE_FOR }
     }
 
-    /// The family with the settings that the database keeps.
+    /// Returns the family with stored settings.
     pub(super) fn read(namespace: &str, name: &str, all: &Settings<'_>, own: &Settings<'_>) -> Result<Self, String> {
         let named = |value: &Value| Counting::ALL.into_iter().find(|counting| value == &format!("{counting:?}"));
         let layer = own.time("layer_ms")?;

@@ -1,8 +1,8 @@
-//! A family whose kind is known only when the program runs: from a configuration file, or from the database.
+//! A family whose kind is known only at run time: from a configuration file, or from the database.
 
 use super::{ActivityFamily, BufferedFamily, CachedFamily, Family, Kind, Sealed, SeriesFamily, VisitorsFamily};
 
-/// A family of whichever kind. [`From`] a [`Family`] it is the one that [`Registered`](crate::Registered) holds.
+/// A family of any kind. [`From`] converts the [`Family`] that [`Registered`](crate::Registered) holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AnyFamily {
@@ -31,7 +31,7 @@ impl From<Family> for AnyFamily {
 }
 
 impl AnyFamily {
-    /// What it has in common with every family.
+    /// Returns the part that all kinds of families have.
     pub fn family(&self) -> &Family {
         match self {
             AnyFamily::Buffered(family) => family.family(),

@@ -26,7 +26,7 @@ pub struct BufferedFamily {
     pub(crate) family: Family,
 }
 
-/// How a buffered family counts: it has no settings but the common ones.
+/// The kind of buffered families, which has no settings of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffered;
 
@@ -67,22 +67,22 @@ pub struct BufferedFamilyBuilder {
 impl BufferedFamilyBuilder {
     common_settings!();
 
-    /// Lets increments go to any partition, which spreads one hot counter over all of them; a read sums over all.
+    /// Lets increments go to any partition, which spreads one hot counter over all of them. A read sums over all.
     pub fn wide(mut self, wide: bool) -> Self {
         self.family.wide = wide;
         self
     }
 
-    /// A partition is brought to the database at its first hit, then after so many hits or this time, whichever
-    /// comes first: 50 hits and 60 s unless said otherwise. Add the [settle time](Durability::Settle). A reconciler in
-    /// another process than the writer notices it within a quarter of this time.
+    /// Sets when a partition is synced to the database: at its first hit, then after this many hits or this time,
+    /// whichever comes first. Defaults to 50 hits and 60 s. The [settle time](Durability::Settle) comes on top. A
+    /// reconciler in another process than the writer notices hits within a quarter of this time.
     pub fn sync_after(mut self, hits: u64, time: Duration) -> Self {
         (self.family.sync_hits, self.family.sync_time) = (hits, time);
         self
     }
 
-    /// How many distinct ids may wait in one partition's buffer; beyond it a hit on a further id returns
-    /// [`Added::Full`](crate::Added::Full). 1,000,000 unless said otherwise.
+    /// Limits the distinct ids that wait in one partition's buffer. Beyond it, a hit on a further id returns
+    /// [`Added::Full`](crate::Added::Full). Defaults to 1,000,000.
     pub fn max_pending(mut self, ids: u64) -> Self {
         self.family.max_pending = ids;
         self
@@ -97,7 +97,7 @@ impl BufferedFamilyBuilder {
     /// Checks the configuration.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the setting.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the setting that is wrong.
     pub fn build(self) -> Result<BufferedFamily> {
         let BufferedFamilyBuilder { family } = self;
         family.check()?;
@@ -110,7 +110,7 @@ impl BufferedFamilyBuilder {
 }
 
 impl BufferedFamily {
-    /// The family with the settings that the database keeps.
+    /// Returns the family with stored settings.
     pub(super) fn read(namespace: &str, name: &str, all: &Settings<'_>) -> Result<Self, String> {
         let family = Family::buffered(namespace, name).with_common(all)?.wide(all.flag("wide")?);
         let family = family.sync_after(all.number("sync_hits")?, all.time("sync_ms")?);

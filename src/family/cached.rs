@@ -9,10 +9,10 @@ use super::{Durability, Family, Kind, OfKind};
 use crate::error::Result;
 use crate::family::table::Table;
 
-/// How a cached family's counters stay in Redis. They are saved after the family's `sync_time`.
+/// The time for which a cached family's counters stay in Redis, and their bounds. They are saved after `sync_time`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// How long after the last increment.
+    /// The time in Redis after a counter was read from the database or last saved.
     pub(crate) retain: Duration,
     pub(crate) min: Option<i64>,
     pub(crate) max: Option<i64>,
@@ -42,7 +42,7 @@ impl OfKind for Retention {
     }
 }
 
-/// A [`Family`] of cached counters: a type of its own, since they are counted and read by other calls than buffered ones.
+/// A [`Family`] of cached counters. It has a type of its own because its calls differ from those of buffered counters.
 ///
 /// ```
 /// use std::time::Duration;
@@ -61,9 +61,9 @@ pub struct CachedFamily {
 }
 
 impl Family {
-    /// Starts the configuration of a family of cached counters: the value lives in Redis for as long as it is used, comes
-    /// back with each increment, and what was added to it reaches its row like a buffered counter's (docs/protocol.md,
-    /// section 4). Namespace and name are of `[a-z0-9_.-]{1,64}`.
+    /// Starts the configuration of a family of cached counters. The value stays in Redis while it is used, and each
+    /// increment returns it. Increments reach the row like those of a buffered counter (docs/protocol.md, section 4).
+    /// Namespace and name are of `[a-z0-9_.-]{1,64}`.
     pub fn cached(namespace: impl Into<String>, name: impl Into<String>) -> CachedFamilyBuilder {
         let retention = Retention { retain: Duration::from_secs(600), min: None, max: None };
         let mut family =
@@ -85,38 +85,37 @@ pub struct CachedFamilyBuilder {
 impl CachedFamilyBuilder {
     common_settings!();
 
-    /// Keeps the values in a table of the application: [`Table::upsert`] creates rows that do not exist yet,
-    /// [`Table::update`] refuses their increments ([`Changed::NoRow`](crate::Changed::NoRow)). Counterfoil's own table
-    /// unless said otherwise.
+    /// Keeps the values in a table of the application. [`Table::upsert`] creates missing rows, [`Table::update`]
+    /// refuses their increments ([`Changed::NoRow`](crate::Changed::NoRow)). Defaults to counterfoil's own table.
     pub fn table(mut self, table: Table) -> Self {
         self.family.table = Some(table);
         self
     }
 
-    /// Counters that changed are saved at most this long after the save before, so many increments make one save; defaults
-    /// to 2 s. Add the [settle time](Durability::Settle).
+    /// Sets the longest time between two saves of a counter that changes, so that one save covers many increments.
+    /// Defaults to 2 s. The [settle time](Durability::Settle) comes on top.
     pub fn save_after(mut self, time: Duration) -> Self {
         self.family.sync_time = time;
         self
     }
 
-    /// A counter stays in Redis for this long, or up to a quarter longer, after it was read from the database or saved last.
-    /// Then the reconciler deletes it, and the next use reads it from the database again. Defaults to 10 min.
+    /// Sets how long a counter stays in Redis after it was read from the database or last saved; it may stay up to a
+    /// quarter longer. Then the reconciler deletes it, and the next use reads it from the database. Defaults to 10 min.
     pub fn retain(mut self, time: Duration) -> Self {
         self.retention.retain = time;
         self
     }
 
-    /// Refuses increments that lead below this value, such as a stock below 0; one that leads up is let through also
-    /// from below it. The bound must be smaller than 2^53 in size; values may be larger. Every process has to come with the
-    /// same bounds, or is refused; [`reconfigure`](crate::Counterfoil::reconfigure) changes them.
+    /// Refuses increments that lead below this value, such as a stock below 0. An upward increment passes even below
+    /// it. The bound must be smaller than 2^53 in magnitude; values may be larger. Every process must use the same
+    /// bounds, or is refused; [`reconfigure`](crate::Counterfoil::reconfigure) changes them.
     pub fn min(mut self, value: i64) -> Self {
         self.retention.min = Some(value);
         self
     }
 
-    /// Refuses increments that lead above this value; one that leads down is let through also from above it. The bound must
-    /// be smaller than 2^53 in size; values may be larger. It is the same for every process, as [`min`](Self::min) is.
+    /// Refuses increments that lead above this value. A downward increment passes even above it. The limits on the
+    /// bound are those of [`min`](Self::min), and every process must use the same one.
     pub fn max(mut self, value: i64) -> Self {
         self.retention.max = Some(value);
         self
@@ -125,7 +124,7 @@ impl CachedFamilyBuilder {
     /// Checks the configuration.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the setting.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the setting that is wrong.
     pub fn build(self) -> Result<CachedFamily> {
         let CachedFamilyBuilder { mut family, retention } = self;
         family.check()?;
@@ -147,7 +146,7 @@ impl CachedFamilyBuilder {
 }
 
 impl CachedFamily {
-    /// The family with the settings that the database keeps.
+    /// Returns the family with stored settings.
     pub(super) fn read(namespace: &str, name: &str, all: &Settings<'_>, own: &Settings<'_>) -> Result<Self, String> {
         let family = Family::cached(namespace, name).with_common(all)?.save_after(all.time("sync_ms")?);
         let mut family = family.retain(own.time("retain_ms")?);

@@ -1,5 +1,4 @@
-//! Slices of time: how long they are, where they begin, and what they are called where they are kept (docs/protocol.md,
-//! section 5).
+//! Slices of time: their length, their start, and their name in kept ids (docs/protocol.md, section 5).
 
 use std::fmt;
 use std::ops::Range;
@@ -12,14 +11,14 @@ use jiff::{Timestamp, ToSpan};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// How long the slices of a series are.
+/// The length of the slices of a series.
 ///
-/// Slices of a fixed length begin at its multiples in Unix time, whatever the time zone. Days and months begin at local
-/// midnight: a day has 23 or 25 hours where the clocks are changed.
+/// Slices of a fixed length begin at its multiples in Unix time, in any time zone. Days and months begin at local
+/// midnight: a day has 23 or 25 hours when the clocks change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Precision {
-    /// So many seconds, up to a year's.
+    /// This many seconds, up to those of a year.
     Seconds(u32),
     /// A day of the family's time zone.
     Day,
@@ -40,7 +39,7 @@ impl Precision {
     pub const HOUR: Precision = Precision::Seconds(3600);
     /// 5 h.
     pub const FIVE_HOURS: Precision = Precision::Seconds(18_000);
-    /// What a series has unless said otherwise: 1 s, 5 s, 1 min, 5 min, 1 h, 5 h, 1 day.
+    /// The default precisions of a series: 1 s, 5 s, 1 min, 5 min, 1 h, 5 h, 1 day.
     pub const DEFAULT: [Precision; 7] = [
         Precision::SECOND,
         Precision::FIVE_SECONDS,
@@ -50,14 +49,14 @@ impl Precision {
         Precision::FIVE_HOURS,
         Precision::Day,
     ];
-    /// The most seconds that a slice of a fixed length has: those of 365 days.
+    /// The largest number of seconds of a slice of a fixed length: 365 days.
     pub const MAX_SECONDS: u32 = 31_536_000;
 }
 
 impl FromStr for Precision {
     type Err = Error;
 
-    /// As it is displayed: `60s`, `day`, `month`.
+    /// Parses the displayed form: `60s`, `day`, `month`.
     fn from_str(name: &str) -> Result<Self> {
         let seconds = || name.strip_suffix('s')?.parse().ok().map(Precision::Seconds);
         match name {
@@ -69,7 +68,7 @@ impl FromStr for Precision {
 }
 
 impl fmt::Display for Precision {
-    /// As it stands in keys and kept ids: `60s`, `day`, `month`.
+    /// Writes the form of keys and kept ids: `60s`, `day`, `month`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Precision::Seconds(seconds) => write!(f, "{seconds}s"),
@@ -79,33 +78,33 @@ impl fmt::Display for Precision {
     }
 }
 
-/// A stretch of time, in Unix seconds; `end` is the start of the next one.
+/// A span of time in Unix seconds; `end` is the start of the next span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     pub start: i64,
     pub end: i64,
 }
 
-/// The whole seconds of Unix time that a stretch of time has any part of.
+/// Returns the whole seconds of Unix time that the range overlaps.
 pub fn unix_seconds(range: &Range<SystemTime>) -> Range<i64> {
     const SECOND: i128 = 1_000_000_000;
     let nanos = |time: SystemTime| match time.duration_since(UNIX_EPOCH) {
         Ok(since) => since.as_nanos().cast_signed(),
         Err(before) => -before.duration().as_nanos().cast_signed(),
     };
-    // a SystemTime has its seconds in an i64
+    // the seconds of a SystemTime fit into an i64
     let (start, end) = (nanos(range.start).div_euclid(SECOND), -(-nanos(range.end)).div_euclid(SECOND));
     start as i64..end as i64
 }
 
-/// The time at so many seconds of Unix time.
+/// Returns the time at this number of Unix seconds.
 pub fn time_at(seconds: i64) -> SystemTime {
     let apart = Duration::from_secs(seconds.unsigned_abs());
     let time = if seconds < 0 { UNIX_EPOCH.checked_sub(apart) } else { UNIX_EPOCH.checked_add(apart) };
     time.unwrap_or(UNIX_EPOCH)
 }
 
-/// Where days and months begin.
+/// The time zone in which days and months begin.
 #[derive(Clone, Debug)]
 pub struct Calendar {
     zone: TimeZone,
@@ -125,7 +124,7 @@ impl Calendar {
         Calendar { zone: TimeZone::UTC, name: "UTC".to_owned() }
     }
 
-    /// Of a time zone of the IANA database. The system's copy of it is asked first, then the one that is built in.
+    /// Returns the calendar of an IANA time zone, from the system's database or else from the built-in one.
     pub fn of(name: &str) -> Result<Self> {
         let zone = TimeZone::get(name)
             .map_err(|error| Error::invalid(format!("time zone {name:?} is not known")).with_source(error))?;
@@ -136,7 +135,7 @@ impl Calendar {
         &self.name
     }
 
-    /// The slice that the time, in Unix seconds, falls into.
+    /// Returns the slice that contains the time, in Unix seconds.
     pub fn slice(&self, precision: Precision, at: i64) -> Result<Span> {
         match precision {
             Precision::Seconds(seconds) => {
@@ -151,7 +150,7 @@ impl Calendar {
         }
     }
 
-    /// The starts of the slice that the time falls into and of so many slices before it, ascending.
+    /// Returns the starts of `slices` slices, ascending; the last one contains the time.
     pub fn window(&self, precision: Precision, slices: u32, at: i64) -> Result<Vec<i64>> {
         let mut start = self.slice(precision, at)?.start;
         let mut starts = vec![start];
@@ -163,7 +162,7 @@ impl Calendar {
         Ok(starts)
     }
 
-    /// The starts of all slices that have any part between the two times, ascending; `None` if they are more than `most`.
+    /// Returns the starts of all slices that overlap the range, ascending, or `None` if there are more than `most`.
     pub fn starts(&self, precision: Precision, from: i64, to: i64, most: usize) -> Result<Option<Vec<i64>>> {
         let mut starts = Vec::new();
         let mut at = from;
@@ -178,7 +177,7 @@ impl Calendar {
         Ok(Some(starts))
     }
 
-    /// What the slice is called in a kept id: its start in Unix seconds, or the date of its first day.
+    /// Returns the name of the slice in a kept id: its start in Unix seconds, or the date of its first day.
     pub fn called(&self, precision: Precision, start: i64) -> Result<String> {
         match precision {
             Precision::Seconds(_) => Ok(start.to_string()),

@@ -1,4 +1,4 @@
-//! A day, as visitors are counted by.
+//! The day by which visitors are counted.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,8 +10,8 @@ use jiff::tz::TimeZone;
 
 use crate::error::{Error, Result};
 
-/// A day of the Gregorian calendar, from 1000-01-01 to 9999-12-31, as a `DATE` column of MySQL takes it. In which time zone
-/// it begins is up to the application.
+/// A day of the Gregorian calendar, from 1000-01-01 to 9999-12-31, like a `DATE` column of MySQL. The application
+/// chooses the time zone in which it begins.
 ///
 /// ```
 /// use counterfoil::Day;
@@ -26,10 +26,10 @@ use crate::error::{Error, Result};
 pub struct Day(Date);
 
 impl Day {
-    /// The day of that year, month (1 to 12) and day of the month (from 1 on).
+    /// Returns the day of that year, month (1 to 12) and day of the month (from 1).
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) where there is no such day.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if there is no such day.
     pub fn new(year: u16, month: u8, day: u8) -> Result<Self> {
         let date = || Date::new(year.try_into().ok()?, month.try_into().ok()?, day.try_into().ok()?).ok();
         let none =
@@ -37,12 +37,12 @@ impl Day {
         date().filter(|date| date.year() >= 1000).map(Day).ok_or_else(none)
     }
 
-    /// The current day in UTC, by the clock of this machine.
+    /// Returns the current day in UTC, by the clock of this machine.
     pub fn today() -> Self {
         Day(Timestamp::now().to_zoned(TimeZone::UTC).date())
     }
 
-    /// The day in UTC that the time falls into.
+    /// Returns the day in UTC that contains the time.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) before the year 1000 and after the year 9999.
@@ -56,10 +56,10 @@ impl Day {
 impl FromStr for Day {
     type Err = Error;
 
-    /// From `2014-09-20`, and no other spelling.
+    /// Parses `2014-09-20`, and no other spelling.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) where it is no such day.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if there is no such day, or it is spelt otherwise.
     fn from_str(text: &str) -> Result<Self> {
         let day = || {
             let mut parts = text.splitn(3, '-');
@@ -72,7 +72,7 @@ impl FromStr for Day {
 }
 
 impl fmt::Display for Day {
-    /// As `2014-09-20`.
+    /// Writes `2014-09-20`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }

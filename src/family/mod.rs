@@ -1,30 +1,31 @@
-//! A family: a named group of counters with one configuration, checked once, when it is built.
+//! A family: a named group of counters with one configuration, which is checked once, when it is built.
 
 pub mod calendar;
 pub mod day;
 pub mod table;
 pub mod visit;
 
-/// What the builders of all kinds take alike.
+/// The settings that the builders of all kinds share.
 macro_rules! common_settings {
     () => {
-        /// Into how many partitions the family is cut: 1 to [`Family::MAX_PARTITIONS`], 4 unless said otherwise. Changed
-        /// by [`reconfigure`](crate::Counterfoil::reconfigure) alone. In a cluster a call is about one partition: more of them spread a busy family over
-        /// more nodes. On one Redis a call counts in all of them (buffered, cached), and fewer make less work.
-        /// Each one that was ever counted into keeps a hash of about 150 bytes in Redis.
+        /// Sets the number of partitions: 1 to [`Family::MAX_PARTITIONS`], defaults to 4. Only
+        /// [`reconfigure`](crate::Counterfoil::reconfigure) changes it later. In a cluster a call concerns one
+        /// partition, so more of them spread a busy family over more nodes. On one Redis a call counts in all of them
+        /// (buffered, cached), so fewer cost less. Each partition that was ever counted into keeps a hash of about 150
+        /// bytes in Redis.
         pub fn partitions(mut self, partitions: u32) -> Self {
             self.family.partitions = partitions;
             self
         }
 
-        /// When what is on its way to the database counts as durable in Redis; [`Durability::Settle`] with 2.5 s unless
-        /// said otherwise.
+        /// Sets when hits on their way to the database count as durable in Redis. Defaults to [`Durability::Settle`]
+        /// with 2.5 s.
         pub fn durability(mut self, durability: Durability) -> Self {
             self.family.durability = durability;
             self
         }
 
-        /// With what the database keeps of every kind.
+        /// Applies the stored settings that every kind has.
         fn with_common(mut self, kept: &Settings<'_>) -> Result<Self, String> {
             self.family.partitions = kept.small("partitions")?;
             self.family.durability = kept.durability()?;
@@ -34,11 +35,11 @@ macro_rules! common_settings {
     };
 }
 
-/// What the families of all kinds share: they are types of their own around a [`Family`].
+/// The methods that the families of all kinds share: each is a type of its own around a [`Family`].
 macro_rules! family_of_kind {
     ($name:ident) => {
         impl $name {
-            /// What it has in common with every family.
+            /// Returns the part that all kinds of families have.
             pub fn family(&self) -> &Family {
                 &self.family
             }
@@ -105,75 +106,75 @@ pub struct Family {
     pub(crate) durability: Durability,
     pub(crate) table: Option<Table>,
     pub(crate) sync_hits: u64,
-    /// How soon what was counted is on its way to the database.
+    /// The longest time until counted hits are on their way to the database.
     pub(crate) sync_time: Duration,
     pub(crate) max_pending: u64,
     pub(crate) kind: Kind,
 }
 
-/// A family of some kind. Keeps other crates from having kinds of their own.
+/// A family of any kind. Other crates cannot add kinds.
 pub trait Sealed {
     fn common(&self) -> &Family;
 }
 
-/// How a family counts.
+/// The kind of a family, which decides how it counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// By deltas that are summed in Redis (docs/protocol.md, section 3).
+    /// Deltas that are summed in Redis (docs/protocol.md, section 3).
     Buffered(Buffered),
-    /// By values that stay in Redis for as long as they are used (docs/protocol.md, section 4).
+    /// Values that stay in Redis while they are used (docs/protocol.md, section 4).
     Cached(Retention),
-    /// In slices of time; what is kept of them goes the buffered way once they are over (docs/protocol.md, section 5).
+    /// Slices of time. Kept slices become buffered deltas once they are over (docs/protocol.md, section 5).
     Series(Arc<Windows>),
-    /// In layers of time, with the visitors; finished minutes may be kept likewise.
+    /// Layers of time, with the visitors. Finished minutes may be kept like slices.
     Activity(Sliding),
-    /// Each visitor of an id once, who is remembered for so long; the sums go the buffered way.
+    /// Visitors, each counted once for an id and remembered for a time. The sums become buffered deltas.
     Visitors(Remember),
 }
 
-/// What a kind decides: all of it is in the file of the kind.
+/// The decisions of a kind, all of them in the file of the kind.
 pub(crate) trait OfKind {
-    /// As its scripts' names begin, and as it is kept in the database.
+    /// Returns the kind's name, with which its scripts begin, and which the database stores.
     fn name(&self) -> &'static str;
 
-    /// How the names of all scripts begin that its families are used with.
+    /// Returns the prefixes of the names of all scripts that its families use.
     fn scripts(&self) -> &'static [&'static str];
 
-    /// Its own settings, for the database to keep.
+    /// Returns the settings of this kind alone, for the database to store.
     fn settings(&self) -> Value;
 
-    /// What of them all processes must agree on, in one line.
+    /// Returns the ones of these settings on which all processes must agree, in one line.
     fn describe(&self) -> String {
         String::new()
     }
 
-    /// Whether it has slices that are handed on to the database once they are over.
+    /// Returns true if it has slices that move to the buffers once they are over.
     fn keeps_slices(&self) -> bool {
         false
     }
 
-    /// Whether it counts with keys that have a time to live: windows, their names, and visitors. What is to reach the
-    /// database never has one.
+    /// Returns true if it counts with keys that expire: windows, their names, and visitors. Hits on their way to the
+    /// database never expire.
     fn has_expiring_keys(&self) -> bool {
         false
     }
 
-    /// Whether its script takes several partitions that lie on one node.
+    /// Returns true if its script takes several partitions that lie on one node.
     fn spans_partitions(&self) -> bool {
         false
     }
 
-    /// How many pairs a call carries: few enough for the script to stay below a millisecond.
+    /// Returns the number of pairs in a call: few enough for the script to stay below a millisecond.
     fn pairs_a_call(&self) -> usize {
         400
     }
 
-    /// The partition of the family that a hit on this key counts in: an id, a series' name, or a visit. `None` for any.
+    /// Returns the partition that counts a hit on this key (an id, a series' name, or a visit), or `None` for any.
     fn home_of(&self, family: &Family, key: &[u8]) -> Option<u32> {
         (!family.wide).then(|| family.partition_by(key))
     }
 
-    /// The key whose partition a row's id belongs to.
+    /// Returns the key whose partition a row's id belongs to.
     fn key_of_row<'id>(&self, id: &'id str) -> &'id str {
         id
     }
@@ -190,7 +191,7 @@ impl Kind {
         }
     }
 
-    /// The family of the kind so named, with the settings that the database keeps: all of them, and those of its kind.
+    /// Returns the family of the named kind with stored settings: those of every kind, and its own.
     fn read(kind: &str, namespace: &str, name: &str, all: &Settings<'_>, own: &Settings<'_>) -> Result<Family, String> {
         match kind {
             "buffered" => BufferedFamily::read(namespace, name, all).map(|built| built.family),
@@ -203,17 +204,17 @@ impl Kind {
     }
 }
 
-/// When a rotation counts as durable: the database never runs ahead of what Redis would still know after a crash
-/// (docs/protocol.md, section 6).
+/// The rule for when a rotation counts as durable. Because of it, the database never contains more than Redis still has
+/// after a crash (docs/protocol.md, section 6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durability {
-    /// This long after it, by the Redis server's clock; a busy partition's hits are in the database after about twice
-    /// this time, since one batch waits at a time. For `appendfsync everysec` (2.5 s is enough: Redis itself
-    /// stops writing when an fsync takes longer than 2 s), and for replicas whose lag stays below it.
+    /// This time after the rotation, by the Redis server's clock. For `appendfsync everysec` (2.5 s is enough: Redis
+    /// itself stops writing when an fsync takes longer than 2 s), and for replicas whose lag stays below it. A busy
+    /// partition's hits reach the database after about twice this time, since one batch waits at a time.
     Settle(Duration),
-    /// At once. For `appendfsync always`, and for a Redis without any persistence, which forgets everything in a
-    /// crash and so cannot go back to an older state.
+    /// At once. For `appendfsync always`, and for a Redis without any persistence, which loses everything in a crash
+    /// and so cannot return to an older state.
     Immediate,
 }
 
@@ -227,7 +228,7 @@ impl Durability {
 }
 
 impl Default for Durability {
-    /// 2.5 s.
+    /// Returns [`Durability::Settle`] with 2.5 s.
     fn default() -> Self {
         Durability::Settle(Duration::from_millis(2500))
     }
@@ -261,42 +262,42 @@ impl Family {
         }
     }
 
-    /// The application or tenant that the family belongs to.
+    /// Returns the application or tenant that the family belongs to.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// The family's name within its namespace.
+    /// Returns the family's name within its namespace.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The number of partitions.
+    /// Returns the number of partitions.
     pub fn partitions(&self) -> u32 {
         self.partitions
     }
 
-    /// Whether an increment may go to any partition.
+    /// Returns true if an increment may go to any partition.
     pub fn is_wide(&self) -> bool {
         self.wide
     }
 
-    /// When a rotation counts as durable.
+    /// Returns when a rotation counts as durable.
     pub fn durability(&self) -> Durability {
         self.durability
     }
 
-    /// The application's table that holds the values; `None` for counterfoil's own.
+    /// Returns the application's table that holds the values, or `None` for counterfoil's own.
     pub fn table(&self) -> Option<&Table> {
         self.table.as_ref()
     }
 
-    /// What separates the segments of an id, as its table says; `/` without one.
+    /// Returns the separator of an id's segments in its table; `/` without a table.
     pub fn separator(&self) -> char {
         self.table.as_ref().map_or('/', |table| table.separator)
     }
 
-    /// How long the slices of a series are, in each of its windows; none of other kinds.
+    /// Returns the slice length of each window of a series; nothing for other kinds.
     pub fn precisions(&self) -> Vec<Precision> {
         match &self.kind {
             Kind::Series(series) => series.windows.iter().map(|window| window.precision).collect(),
@@ -304,8 +305,8 @@ impl Family {
         }
     }
 
-    /// What every process must agree on, as (what, value) pairs in the words in which it is kept in the database and
-    /// named in an error. When to sync and how much may be pending is not part of it: those may change with a deploy.
+    /// Returns the settings on which every process must agree, as (setting, value) pairs in the words of the database
+    /// and of errors. Sync times and the pending limit are not among them, since a deploy may change them.
     pub fn identity(&self) -> [(&'static str, String); 6] {
         [
             ("kind", self.kind().to_owned()),
@@ -317,28 +318,28 @@ impl Family {
         ]
     }
 
-    /// The kind's name, as the scripts' names begin and as it is kept in the database: `buffered`, `cached`, `series`,
-    /// `activity` or `visitors`.
+    /// Returns the kind's name, with which its scripts begin, and which the database stores: `buffered`, `cached`,
+    /// `series`, `activity` or `visitors`.
     pub fn kind(&self) -> &'static str {
         self.kind.own().name()
     }
 
-    /// How the names of the scripts begin that it is used with.
+    /// Returns the prefixes of the names of the scripts that it uses.
     pub(crate) fn scripts(&self) -> &'static [&'static str] {
         self.kind.own().scripts()
     }
 
-    /// Whether it has slices that are handed on to the database once they are over.
+    /// Returns true if it has slices that move to the buffers once they are over.
     pub(crate) fn keeps_slices(&self) -> bool {
         self.kind.own().keeps_slices()
     }
 
-    /// Whether it counts with keys that have a time to live.
+    /// Returns true if it counts with keys that expire.
     pub(crate) fn has_expiring_keys(&self) -> bool {
         self.kind.own().has_expiring_keys()
     }
 
-    /// How its counters stay in Redis, if it is a cached one.
+    /// Returns how its counters stay in Redis, if it is a cached family.
     pub(crate) fn retention(&self) -> Option<&Retention> {
         match &self.kind {
             Kind::Cached(retention) => Some(retention),
@@ -346,17 +347,17 @@ impl Family {
         }
     }
 
-    /// Whether it is of cached counters: all other kinds go the buffered way.
+    /// Returns true for cached counters. All other kinds reach the database like buffered ones.
     pub(crate) fn is_cached(&self) -> bool {
         self.retention().is_some()
     }
 
-    /// The error for who takes it for another kind.
+    /// Returns the error for a caller that takes it for another kind.
     pub(crate) fn is_not(&self, kind: &str) -> Error {
         Error::invalid(format!("{self}: is of the kind {}, not {kind}", self.kind()))
     }
 
-    /// Whether a counter without a row gets one.
+    /// Returns true if a counter without a row gets one.
     pub(crate) fn makes_rows(&self) -> bool {
         self.table.as_ref().is_none_or(|table| table.missing == Missing::Insert)
     }
@@ -372,8 +373,8 @@ impl Family {
         }
     }
 
-    /// Refuses the name of a series, or a page: over 200 bytes, with which the ids under which its slices are kept fit into
-    /// 255, or with kept ids that are no rows of its table. These are looked at only where there is a table.
+    /// Refuses the name of a series or page that is empty or over 200 bytes, so that the ids of its kept slices fit
+    /// into 255. With a table, also refuses a name whose kept ids are not rows of it.
     pub(crate) fn check_name(
         &self,
         what: &str,
@@ -399,44 +400,44 @@ impl Family {
         }
     }
 
-    /// The ids, if the family can count all of them.
+    /// Returns the ids, if the family can count all of them.
     pub(crate) fn check_ids<'id>(&self, ids: &'id [impl AsRef<str>]) -> Result<Vec<&'id str>> {
         ids.iter().map(|id| self.check_id(id.as_ref()).map(|()| id.as_ref())).collect()
     }
 
-    /// The partition that the id belongs to (docs/protocol.md, section 2): IEEE CRC-32 of its bytes, modulo
-    /// the partitions.
+    /// Returns the partition of the id (docs/protocol.md, section 2): the IEEE CRC-32 of its bytes, modulo the number
+    /// of partitions.
     pub fn partition_of(&self, id: &str) -> u32 {
         self.partition_by(id.as_bytes())
     }
 
-    /// The same for bytes of any kind.
+    /// Returns the partition of any bytes.
     pub(crate) fn partition_by(&self, bytes: &[u8]) -> u32 {
         crc32fast::hash(bytes) % self.partitions
     }
 
-    /// Whether a sync is due in a partition with so many hits since its last rotation, these included: with the first one,
-    /// and when there are enough.
+    /// Returns true if a sync is due in a partition: `hits` are the first since its last rotation, or `total`, which
+    /// includes them, is enough.
     pub(crate) fn is_due(&self, hits: u64, total: i64) -> bool {
         u64::try_from(total).is_ok_and(|total| total == hits || total >= self.sync_hits)
     }
 
-    /// How many pairs a call carries.
+    /// Returns the number of pairs in a call.
     pub(crate) fn pairs_a_call(&self) -> usize {
         self.kind.own().pairs_a_call()
     }
 
-    /// Whether its script takes several partitions that lie on one node.
+    /// Returns true if its script takes several partitions that lie on one node.
     pub(crate) fn spans_partitions(&self) -> bool {
         self.kind.own().spans_partitions()
     }
 
-    /// The partition that a hit on this key counts in: an id, a series' name, or a visit. `None` for any.
+    /// Returns the partition that counts a hit on this key (an id, a series' name, or a visit), or `None` for any.
     pub(crate) fn home_of(&self, key: &[u8]) -> Option<u32> {
         self.kind.own().home_of(self, key)
     }
 
-    /// The partitions in which a row's id may have anything pending.
+    /// Returns the partitions in which a row's id may have anything pending.
     pub(crate) fn partitions_of_row(&self, id: &str) -> std::ops::Range<u32> {
         if self.wide {
             return 0..self.partitions;
@@ -470,7 +471,7 @@ impl Family {
         self.table.as_ref().map_or(Ok(()), Table::check)
     }
 
-    /// When a family that goes the buffered way is brought to the database.
+    /// Checks the sync settings of a family with buffered hits.
     fn check_sync(&self) -> Result<()> {
         if self.sync_hits == 0 {
             return Err(self.refused("sync_after", "0 hits: at least 1"));
@@ -478,7 +479,7 @@ impl Family {
         self.check_time("sync_after", self.sync_time)
     }
 
-    /// The table of a family that keeps slices of time, or does not.
+    /// Refuses a table for a family that keeps no slices, and one with a separator other than `/`.
     fn check_slices_table(&self, keeps: bool) -> Result<()> {
         match &self.table {
             Some(_) if !keeps => Err(self.refused("table", "is given, and nothing is kept")),

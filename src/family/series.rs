@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::family::calendar::{Calendar, Precision};
 use crate::family::table::Table;
 
-/// A [`Family`] of series: named counters at several precisions at once, of each of which the last slices are in Redis.
+/// A [`Family`] of series: named counters at several precisions at once. Redis holds the last slices of each precision.
 ///
 /// ```
 /// use counterfoil::{Family, Precision};
@@ -28,7 +28,7 @@ pub struct SeriesFamily {
     pub(crate) family: Family,
 }
 
-/// What of a series is in Redis, and what of it is kept.
+/// The windows of a series in Redis, and which of them are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Windows {
     pub(crate) windows: Vec<Window>,
@@ -39,14 +39,14 @@ pub struct Windows {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     pub(crate) precision: Precision,
-    /// How many, the current one included.
+    /// The number of slices, including the current one.
     pub(crate) slices: u32,
-    /// Whether those that are over are kept in the database.
+    /// True if finished slices are kept in the database.
     pub(crate) kept: bool,
 }
 
 impl Windows {
-    /// Of that precision.
+    /// Returns the window of that precision.
     pub(crate) fn of(&self, precision: Precision) -> Option<&Window> {
         self.windows.iter().find(|window| window.precision == precision)
     }
@@ -55,7 +55,7 @@ impl Windows {
         self.windows.iter().filter(|window| window.kept)
     }
 
-    /// How a kept id begins: with the precision, where several are kept, and the slice.
+    /// Returns the beginning of a kept id: the precision, if several are kept, and the slice.
     pub(crate) fn kept_as(&self, precision: Precision, slice: &str) -> String {
         match self.kept().nth(1) {
             Some(_) => format!("{precision}/{slice}/"),
@@ -82,7 +82,7 @@ impl OfKind for Windows {
         })
     }
 
-    /// Where slices begin that are no multiples, and what is kept.
+    /// Describes the kept precisions, and the time zone if a precision depends on it.
     fn describe(&self) -> String {
         let labels: Vec<_> = self.kept().map(|window| window.precision.to_string()).collect();
         let is_local = |window: &Window| !matches!(window.precision, Precision::Seconds(_));
@@ -98,12 +98,12 @@ impl OfKind for Windows {
         true
     }
 
-    /// A pair is counted once for each precision, and once more where that is kept.
+    /// Returns fewer pairs for more precisions: a pair counts once for each, and once more where that is kept.
     fn pairs_a_call(&self) -> usize {
         (700 / (self.windows.len() + self.kept().count())).clamp(1, 100)
     }
 
-    /// The series that a kept id belongs to.
+    /// Returns the series that a kept id belongs to.
     fn key_of_row<'id>(&self, kept: &'id str) -> &'id str {
         let before = if self.kept().nth(1).is_some() { 2 } else { 1 };
         kept.splitn(before + 1, '/').nth(before).unwrap_or(kept)
@@ -111,9 +111,9 @@ impl OfKind for Windows {
 }
 
 impl Family {
-    /// The largest number of slices of a precision that are in Redis.
+    /// The largest number of slices of a precision in Redis.
     pub const MAX_SLICES: u32 = 1000;
-    /// The most slices, or minutes, that one read returns.
+    /// The largest number of slices, or minutes, that one read returns.
     pub const MAX_RANGE: usize = 10_000;
     /// The largest number of precisions of a series.
     pub const MAX_PRECISIONS: usize = 16;
@@ -125,7 +125,7 @@ impl Family {
         let windows = Windows { windows: Precision::DEFAULT.map(window).into(), calendar: Calendar::utc() };
         let kind = Kind::Series(Arc::new(windows.clone()));
         let mut family = Family::new(namespace.into(), name.into(), Duration::from_secs(60), kind);
-        // whatever is over goes to the database with the next look
+        // finished slices go to the database with the next check
         family.sync_hits = 1;
         SeriesFamilyBuilder { family, windows, keep: Vec::new(), zone: None }
     }
@@ -142,27 +142,27 @@ pub struct SeriesFamilyBuilder {
 }
 
 impl SeriesFamilyBuilder {
-    /// The precisions, each with the number of slices that are in Redis, the current one included: 1 to
-    /// [`Family::MAX_SLICES`]. [`Precision::DEFAULT`] with 120 each unless said otherwise. Redis keeps up to 512 slices
-    /// in a compact list; more take several times the memory. They may change with a deploy: while processes of both kinds
-    /// run, the shorter window is what Redis holds.
+    /// Sets the precisions, each with its number of slices in Redis, including the current one: 1 to
+    /// [`Family::MAX_SLICES`]. Defaults to [`Precision::DEFAULT`] with 120 each. Redis keeps up to 512 slices in a
+    /// compact list; more take several times the memory. Windows may change with a deploy; while old and new processes
+    /// run, Redis holds the shorter one.
     pub fn windows(mut self, windows: impl IntoIterator<Item = (Precision, u32)>) -> Self {
         let window = |(precision, slices)| Window { precision, slices, kept: false };
         self.windows.windows = windows.into_iter().map(window).collect();
         self
     }
 
-    /// The time zone of days and months, by its name in the IANA database, such as `Europe/Berlin`; UTC unless said
-    /// otherwise. Fixed for the life of the family.
+    /// Sets the time zone of days and months, by its name in the IANA database, such as `Europe/Berlin`. Defaults to
+    /// UTC. Fixed for the life of the family.
     pub fn time_zone(mut self, name: impl Into<String>) -> Self {
         self.zone = Some(name.into());
         self
     }
 
-    /// The precisions whose slices are kept in the database for good, once they are over: none unless said otherwise.
-    /// Fixed for the life of the family.
+    /// Sets the precisions whose finished slices the database keeps for good. Defaults to none. Fixed for the life of
+    /// the family.
     ///
-    /// The row of a slice has the id `PRECISION/SLICE/NAME`, such as `60s/1410134400/site`, or `SLICE/NAME` where one
+    /// The row of a slice has the id `PRECISION/SLICE/NAME`, such as `60s/1410134400/site`, or `SLICE/NAME` if one
     /// precision is kept. `SLICE` is its start in Unix seconds, or the date of its first day: `2014-09-08/site`.
     pub fn keep(mut self, precisions: impl IntoIterator<Item = Precision>) -> Self {
         self.keep = precisions.into_iter().collect();
@@ -176,8 +176,8 @@ impl SeriesFamilyBuilder {
         self
     }
 
-    /// Slices that are over are looked for four times within this time: 60 s unless said otherwise. Add the
-    /// [settle time](Durability::Settle).
+    /// Sets the time within which the reconciler checks for finished slices four times. Defaults to 60 s.
+    /// The [settle time](Durability::Settle) comes on top.
     pub fn sync_after(mut self, time: Duration) -> Self {
         self.family.sync_time = time;
         self
@@ -188,7 +188,7 @@ impl SeriesFamilyBuilder {
     /// Checks the configuration.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the setting.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the setting that is wrong.
     pub fn build(self) -> Result<SeriesFamily> {
         let SeriesFamilyBuilder { mut family, mut windows, keep, zone } = self;
         family.check()?;
@@ -227,7 +227,7 @@ impl SeriesFamilyBuilder {
 }
 
 impl SeriesFamily {
-    /// The family with the settings that the database keeps.
+    /// Returns the family with stored settings.
     pub(super) fn read(namespace: &str, name: &str, all: &Settings<'_>, own: &Settings<'_>) -> Result<Self, String> {
         let precision = |value: &Value| value.as_str()?.parse::<Precision>().ok();
         let window = |value: &Value| Some((precision(&value[0])?, settings::small(&value[1])?));

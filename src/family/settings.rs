@@ -1,4 +1,4 @@
-//! All settings of a family as one text, which is kept beside it: a reconciler can serve it that was not told them.
+//! All settings of a family as one text in the database, so that a reconciler can serve a family that it never opened.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use super::{Durability, Family, Kind};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::table::{KeyType, Missing, Table};
 
-/// Higher where a setting was added or means something else.
+/// The version of the format. It increases when a setting is added or changes its meaning.
 const FORMAT: u64 = 1;
 
 impl Family {
-    /// All settings as a JSON object, for a [`Store`](crate::Store) to keep. More than the [identity](Self::identity): it
-    /// is what the process that opened the family last came with.
+    /// Returns all settings as a JSON object, for a [`Store`](crate::Store) to keep. They include more than the
+    /// [identity](Self::identity), and come from the process that last opened the family.
     pub fn settings(&self) -> String {
         let Family { namespace: _, name: _, partitions, wide, durability, table, .. } = self;
         let mut settings = json!({
@@ -31,10 +31,10 @@ impl Family {
         settings.to_string()
     }
 
-    /// The family of that name with [settings](Self::settings) that were kept.
+    /// Returns the family of that name with stored [settings](Self::settings).
     ///
     /// # Errors
-    /// [`Mismatch`](ErrorKind::Mismatch) naming the family, where they are of a later version, or none.
+    /// [`Mismatch`](ErrorKind::Mismatch), naming the family, if the settings are invalid or of a later version.
     pub fn from_settings(namespace: &str, name: &str, settings: &str) -> Result<Family> {
         parse(namespace, name, settings).map_err(|wrong| {
             let what = format!("{namespace}/{name}: its settings in the database are not understood: {wrong}");
@@ -73,7 +73,7 @@ impl<'a> Settings<'a> {
         value.as_object().map(Settings).ok_or_else(|| format!("{what} is no object"))
     }
 
-    /// The setting, if it is there and of the type wanted.
+    /// Returns the setting, if it exists and has the wanted type.
     pub(super) fn get<T>(&self, name: &str, wanted: impl FnOnce(&'a Value) -> Option<T>) -> Result<T, String> {
         let value = self.0.get(name).ok_or_else(|| format!("{name} is not there"))?;
         wanted(value).ok_or_else(|| format!("{name} is {value}"))

@@ -1,11 +1,11 @@
-//! Where a family's numbers go in the database, and how an id becomes the columns of a row.
+//! The table of a family's values in the database, and the mapping of an id to the columns of a row.
 
 use crate::error::{Error, Result};
 
 /// The application's table and column that hold a family's values, in place of counterfoil's own table.
 ///
-/// An id is split at the separator into one segment per key column. Every segment must be spelt the one canonical way
-/// (`7`, never `07`), so that two ids can never mean one row.
+/// An id is split at the separator into one segment per key column. Every segment must have its one canonical spelling
+/// (`7`, never `07`), so that two ids never mean one row.
 ///
 /// ```
 /// use counterfoil::{KeyType, Table};
@@ -24,12 +24,12 @@ pub struct Table {
     pub(crate) missing: Missing,
 }
 
-/// What happens to a delta whose row does not exist.
+/// The treatment of a delta whose row does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Missing {
-    /// The row is inserted.
+    /// A new row with the delta.
     Insert,
-    /// The delta goes to the rejects: the rows are the application's to make.
+    /// A reject, because the application creates the rows.
     Reject,
 }
 
@@ -39,12 +39,12 @@ pub(crate) struct KeyColumn {
     pub(crate) kind: KeyType,
 }
 
-/// Whether MySQL takes it as the name of a table, which may carry its schema.
+/// Returns true if MySQL accepts it as the name of a table, with or without its schema.
 pub(crate) fn is_table_name(name: &str) -> bool {
     name.split('.').count() <= 2 && name.split('.').all(is_name)
 }
 
-/// Whether MySQL takes it as the name of a column.
+/// Returns true if MySQL accepts it as the name of a column.
 pub(crate) fn is_name(name: &str) -> bool {
     (1..=64).contains(&name.chars().count()) && !name.contains(['`', '\0', '.'])
 }
@@ -65,17 +65,17 @@ pub enum KeyType {
     /// utf8mb4.
     Char,
     /// `5d41402a-bc4b-4a76-b971-9d911017c592`, in lower case; a `BINARY(16)` column with the bytes in this order (as
-    /// `UUID_TO_BIN(text)` puts them, not with its swap), MariaDB's `UUID`, or a `CHAR` or `VARCHAR` of 36 and more.
+    /// `UUID_TO_BIN(text)` stores them, without its swap), MariaDB's `UUID`, or a `CHAR` or `VARCHAR` of at least 36.
     Uuid,
 }
 
 impl Table {
-    /// A table whose rows are inserted where they do not exist yet. The name may carry its schema: `shop.visitors`.
+    /// Describes a table in which missing rows are inserted. The name may include its schema: `shop.visitors`.
     pub fn upsert(name: impl Into<String>) -> Self {
         Table::new(name, Missing::Insert)
     }
 
-    /// A table whose rows are the application's to make: a delta without a row goes to the rejects.
+    /// Describes a table whose rows the application creates: a delta without a row goes to the rejects.
     pub fn update(name: impl Into<String>) -> Self {
         Table::new(name, Missing::Reject)
     }
@@ -84,28 +84,28 @@ impl Table {
         Table { name: name.into(), keys: Vec::new(), value: String::new(), separator: '/', missing }
     }
 
-    /// Adds a key column, in the order of the id's segments. All key columns together are a unique key of the table.
+    /// Adds a key column, in the order of the id's segments. All key columns together form a unique key of the table.
     #[must_use]
     pub fn key(mut self, column: impl Into<String>, kind: KeyType) -> Self {
         self.keys.push(KeyColumn { name: column.into(), kind });
         self
     }
 
-    /// The integer column that is counted up.
+    /// Sets the integer column to which deltas are added.
     #[must_use]
     pub fn value(mut self, column: impl Into<String>) -> Self {
         self.value = column.into();
         self
     }
 
-    /// The character between an id's segments; `/` unless said otherwise. Only the last segment may contain it.
+    /// Sets the character between an id's segments. Defaults to `/`. Only the last segment may contain it.
     #[must_use]
     pub fn separator(mut self, separator: char) -> Self {
         self.separator = separator;
         self
     }
 
-    /// Refuses a table without key or value column, and a name that no table or column can have.
+    /// Refuses a table without a key or value column, and names that MySQL does not accept.
     pub(crate) fn check(&self) -> Result<()> {
         let refuse = |what: String| Err(Error::invalid(format!("table {:?}: {what}", self.name)));
         if !is_table_name(&self.name) {
@@ -131,7 +131,7 @@ impl Table {
         Ok(())
     }
 
-    /// One line that says where the numbers go, the same for the same table: kept in the database beside the family.
+    /// Returns one line that describes the table, equal for equal tables. The database stores it beside the family.
     pub(crate) fn describe(&self) -> String {
         let verb = match self.missing {
             Missing::Insert => "upsert",
@@ -141,7 +141,7 @@ impl Table {
         format!("{verb} {}({}){}{}", self.name, keys.join(","), self.separator, self.value)
     }
 
-    /// The id's segments, one a key column, each checked against its column's type; the error says what is wrong.
+    /// Splits the id into segments, one per key column, and checks each against its type. The error names the mismatch.
     pub(crate) fn split<'id>(&self, id: &'id str) -> Result<Vec<&'id str>, String> {
         let segments: Vec<_> = id.splitn(self.keys.len(), self.separator).collect();
         if segments.len() < self.keys.len() {
@@ -170,12 +170,12 @@ impl KeyType {
     const ALL: [KeyType; 6] =
         [KeyType::Unsigned, KeyType::Signed, KeyType::Date, KeyType::Text, KeyType::Char, KeyType::Uuid];
 
-    /// The one that is written so.
+    /// Returns the type of this name.
     pub(crate) fn named(name: &str) -> Option<Self> {
         KeyType::ALL.into_iter().find(|kind| format!("{kind:?}") == name)
     }
 
-    /// Whether the segment is the one spelling of a value of this type.
+    /// Returns true if the segment is the canonical spelling of a value of this type.
     pub(crate) fn is_canonical(self, segment: &str) -> bool {
         match self {
             KeyType::Unsigned => segment.parse::<u64>().is_ok_and(|number| number.to_string() == segment),
@@ -199,7 +199,7 @@ impl KeyType {
     }
 }
 
-/// A day of the proleptic Gregorian calendar as MySQL's DATE takes it: 1000-01-01 to 9999-12-31.
+/// Returns true for a day of the proleptic Gregorian calendar in the range of MySQL's DATE: 1000-01-01 to 9999-12-31.
 fn is_date(text: &str) -> bool {
     let shape = |(index, byte): (usize, u8)| if matches!(index, 4 | 7) { byte == b'-' } else { byte.is_ascii_digit() };
     if text.len() != 10 || !text.bytes().enumerate().all(shape) {

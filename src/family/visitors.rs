@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::family::table::Table;
 use crate::family::visit;
 
-/// A [`Family`] of unique visitors: of a shop on a day, say. Each visitor counts once.
+/// A [`Family`] of unique visitors, such as those of a shop on a day. Each visitor counts once.
 ///
 /// ```
 /// use counterfoil::{Family, KeyType, Table};
@@ -24,7 +24,7 @@ pub struct VisitorsFamily {
     pub(crate) family: Family,
 }
 
-/// How long visitors are remembered.
+/// The time for which visitors are remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remember(pub(crate) Duration);
 
@@ -70,14 +70,15 @@ pub struct VisitorsFamilyBuilder {
 }
 
 impl VisitorsFamilyBuilder {
-    /// Who has been there is remembered for so long after the last new visitor of the scope and day, up to a year: 3
-    /// days unless said otherwise. A visit that comes later counts again.
+    /// Sets how long visitors are remembered after the last new visitor of the scope and day. Defaults to 3 days, at
+    /// most a year. A later visit counts again.
     pub fn remember(mut self, time: Duration) -> Self {
         self.remember = time;
         self
     }
 
-    /// As for [a buffered family](super::BufferedFamilyBuilder::sync_after); hits are new visitors here.
+    /// Sets when to sync, like [a buffered family](super::BufferedFamilyBuilder::sync_after); hits are new visitors
+    /// here.
     pub fn sync_after(mut self, visitors: u64, time: Duration) -> Self {
         (self.family.sync_hits, self.family.sync_time) = (visitors, time);
         self
@@ -85,7 +86,7 @@ impl VisitorsFamilyBuilder {
 
     common_settings!();
 
-    /// Keeps the numbers in a table of the application instead of counterfoil's own. Its key columns take scope and day.
+    /// Keeps the numbers in a table of the application, not in counterfoil's own. Its key columns take scope and day.
     pub fn table(mut self, table: Table) -> Self {
         self.family.table = Some(table);
         self
@@ -94,7 +95,7 @@ impl VisitorsFamilyBuilder {
     /// Checks the configuration.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the setting.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the setting that is wrong.
     pub fn build(self) -> Result<VisitorsFamily> {
         let VisitorsFamilyBuilder { mut family, remember } = self;
         family.check()?;
@@ -109,7 +110,7 @@ impl VisitorsFamilyBuilder {
 }
 
 impl VisitorsFamily {
-    /// The family with the settings that the database keeps.
+    /// Returns the family with stored settings.
     pub(super) fn read(namespace: &str, name: &str, all: &Settings<'_>, own: &Settings<'_>) -> Result<Self, String> {
         let family = Family::visitors(namespace, name).with_common(all)?.remember(own.time("remember_ms")?);
         let family = family.sync_after(all.number("sync_hits")?, all.time("sync_ms")?);

@@ -1,5 +1,5 @@
-//! Cached counters in Redis: marks those that a batch brought to the database as saved, and deletes those that are not used
-//! any more (docs/protocol.md, section 4).
+//! Cached counters in Redis: marks counters as saved once their batch is in the database, and deletes unused ones
+//! (docs/protocol.md, section 4).
 
 use std::collections::HashMap;
 use std::sync::PoisonError;
@@ -17,18 +17,18 @@ use crate::scripts::partition::Partition;
 use crate::store::{Batch, Registered};
 use crate::writer::opened::Opened;
 
-/// How many rows of a cached family are read back at a time, and how many of them one call marks as saved.
+/// The number of rows of a cached family in one read-back, and of counters that one call marks as saved.
 const READ_BACK: usize = 5_000;
 const SAVES: usize = 500;
-/// At how many counters one call looks for those that are due, and how many calls one look makes in a partition.
+/// The number of counters that one deletion call scans, and of such calls in a partition at a time.
 const DELETES: usize = 200;
 const DELETE_CALLS: usize = 100;
 
-/// How often counters are looked at while they are retained: one stays for at most a quarter longer.
+/// The number of deletion passes within `retain`: a counter stays for at most a quarter longer.
 const PASSES: u32 = 4;
 
 impl Flusher {
-    /// Reads the rows of a complete batch back and marks its counters as saved.
+    /// Reads the rows of a complete batch back, and marks its counters as saved.
     pub(super) async fn save(&self, held: &Held, batch: &Batch, retention: &Retention) -> Result<()> {
         let partition = held.partition(&self.redis);
         for deltas in batch.deltas.chunks(READ_BACK) {
@@ -44,7 +44,7 @@ impl Flusher {
         Ok(())
     }
 
-    /// Reads rows. A value beyond i64 is left out, and holds up no other.
+    /// Reads rows. A value beyond i64 is left out, and does not block others.
     async fn read_back<'i>(&self, family: &Registered, ids: &[&'i str]) -> Result<HashMap<&'i [u8], Option<i64>>> {
         let (mut found, mut left) = (HashMap::with_capacity(ids.len()), vec![ids]);
         while let Some(some) = left.pop() {
@@ -93,7 +93,7 @@ impl Flusher {
     }
 }
 
-/// Deletes counters of a partition that are due. Returns how many, and where to go on, `None` at the end.
+/// Deletes counters of a partition that are due. Returns their number, and the next cursor, `None` at the end.
 async fn delete_in(partition: &Partition, mut cursor: Option<u64>) -> Result<(u64, Option<u64>)> {
     let mut done = 0;
     for _ in 0..DELETE_CALLS {

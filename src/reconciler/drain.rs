@@ -1,4 +1,4 @@
-//! Brings everything that is in Redis to the database, without a reconciler.
+//! The drain: brings everything in Redis to the database, without a reconciler.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::reconciler::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
 use crate::writer::opened::Opened;
 
 impl Flusher {
-    /// Brings everything to the database that is in Redis now. What cannot be brought there holds nothing else back.
+    /// Brings everything in Redis to the database. A failing partition or family does not block others.
     #[tracing::instrument(skip_all)]
     pub async fn drain(&self, mut families: Vec<Arc<Opened>>) -> Result<()> {
         let mut pause = Backoff::default();
@@ -35,7 +35,7 @@ impl Flusher {
     }
 
     /// Takes one batch off each partition. Returns the partitions that may still hold a hit from before the drain: a
-    /// batch that somebody else cut says nothing about the buffer.
+    /// batch cut by another caller says nothing about the buffer.
     async fn drain_once(
         &self,
         partitions: Vec<PartitionId>,
@@ -52,7 +52,7 @@ impl Flusher {
                     }
                     held.push(batch);
                 }
-                // a drain heeds neither the time nor a lease
+                // a drain ignores due times and leases
                 Ok(Rotated::Nothing | Rotated::Early(_) | Rotated::Leased(_)) => {}
                 Err(error) => failed.push((id, error)),
             }

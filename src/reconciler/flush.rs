@@ -1,5 +1,5 @@
-//! Brings batches from Redis to the database: cut, wait until durable, fetch, apply in parts, release (docs/protocol.md,
-//! section 3). With a cached family the rows are read back and its counters are marked as saved (section 4).
+//! The path of batches to the database: cut, wait until durable, fetch, apply in parts, release (docs/protocol.md,
+//! section 3). For a cached family, the rows are read back and its counters marked as saved (section 4).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -23,14 +23,14 @@ use crate::testing::ablation::{self, Guard};
 use crate::writer::opened::Opened;
 use crate::writer::shared::Shared;
 
-/// A partition, by its family's number and its own.
+/// A partition: the number of its family, and its own number.
 pub type PartitionId = (u64, u32);
 
-/// About how many ids a page of a fetch has: small enough for a script to stay far below a millisecond.
+/// The approximate number of ids in a page of a fetch: small enough for a script to stay far below a millisecond.
 const PAGE: usize = 500;
-/// How many calls to Redis are under way at a time.
+/// The number of concurrent calls to Redis.
 pub(super) const CALLS: usize = 64;
-/// About how many ids one flush takes, and so how much memory it needs: enough for a transaction to cost little.
+/// The approximate number of ids in one flush, which bounds its memory. Large enough for a transaction to cost little.
 const FLUSH_IDS: u64 = 10_000;
 
 /// The steps from Redis to the database.
@@ -41,20 +41,20 @@ pub struct Flusher {
     lease: Option<(String, Duration)>,
     max_rows: Option<u64>,
     closing_all: bool,
-    /// By the number of a cached family.
+    /// The deletion passes, by the number of the cached family.
     pub(super) passes: Mutex<HashMap<u64, Pass>>,
 }
 
-/// Where the deletion of the counters of a cached family stands.
+/// The state of the deletion of a cached family's counters.
 #[derive(Clone, Debug)]
 pub(super) enum Pass {
-    /// The next one is due then.
+    /// The time when the next pass is due.
     Next(Instant),
-    /// Under way: where to go on in each partition, `None` where it is over.
+    /// A pass under way: the cursor in each partition, `None` at its end.
     At(Vec<Option<u64>>),
 }
 
-/// A batch that this process knows of, and that waits to be durable.
+/// A batch that this process knows of, waiting to be durable and flushed.
 #[derive(Debug)]
 pub struct Held {
     pub id: PartitionId,
@@ -64,41 +64,41 @@ pub struct Held {
     known_since: Instant,
 }
 
-/// What a rotation found.
+/// The outcome of a rotation.
 #[derive(Debug)]
 pub enum Rotated {
     Held(Held),
-    /// No sync is due for so long, unless further hits make it due.
+    /// No sync due for this time, unless further hits make one due.
     Early(Duration),
-    /// Somebody else has the lease for so long.
+    /// A lease of another reconciler for this time.
     Leased(Duration),
     Nothing,
 }
 
-/// How a held batch ended.
+/// The outcome of a held batch.
 #[derive(Debug)]
 pub enum Flushed {
-    /// It is in the database, and gone from Redis.
+    /// A batch in the database, or dropped after a set-back. If its release failed, the ledger skips it next time.
     Done,
-    /// It was not there any more: somebody else did it.
+    /// A batch that is gone from Redis, because another reconciler flushed it.
     Stale,
-    /// It is still in Redis.
+    /// A batch that is still in Redis, and the error.
     Failed(Error),
 }
 
 impl Held {
-    /// When it may be fetched, by this process's clock; the server has the last word.
+    /// Returns when it may be fetched, by this process's clock. The server's clock decides.
     pub fn ready_at(&self) -> Instant {
         let settle = self.opened.family.durability().settle();
         self.known_since + settle.saturating_sub(self.cut.settled)
     }
 
-    /// When the oldest hit in it was counted, by this process's clock.
+    /// Returns when the oldest hit in it was counted, by this process's clock.
     pub fn oldest_hit(&self) -> Instant {
         self.known_since.checked_sub(self.cut.oldest).unwrap_or(self.known_since)
     }
 
-    /// When it is flushed: where it has to wait anyway a little later, so that those cut with it come along.
+    /// Returns when it is flushed. With a settle time it waits a little longer, so that batches cut with it join.
     pub fn flush_at(&self) -> Instant {
         let settle = self.opened.family.durability().settle();
         self.ready_at() + settle.min(Duration::from_secs(1)) / 50
@@ -106,7 +106,7 @@ impl Held {
 }
 
 impl Flusher {
-    /// Without leases, over the pair's own connection.
+    /// Creates a flusher without leases, on the pair's own connection.
     pub fn new(shared: Arc<Shared>) -> Self {
         let redis = shared.redis.clone();
         Flusher { shared, redis, lease: None, max_rows: None, closing_all: false, passes: Mutex::default() }
@@ -117,13 +117,13 @@ impl Flusher {
         self
     }
 
-    /// How many rows one transaction changes, if it is not left to the store.
+    /// Limits the rows that one transaction changes. `None` leaves the limit to the store.
     pub fn max_rows(mut self, rows: Option<u64>) -> Self {
         self.max_rows = rows;
         self
     }
 
-    /// Closes slices that are kept also where they are not over.
+    /// Also closes kept slices that are not over.
     pub fn closing_all(mut self, all: bool) -> Self {
         self.closing_all = all;
         self
@@ -134,7 +134,7 @@ impl Flusher {
         Ok(self)
     }
 
-    /// The partitions of each family that have anything pending.
+    /// Returns the partitions of each family that have anything pending.
     #[tracing::instrument(level = "debug", skip_all, fields(families = families.len()))]
     pub async fn sweep(&self, families: Vec<Arc<Opened>>) -> Vec<(u64, Result<Vec<PartitionId>>)> {
         let mut found = Vec::with_capacity(families.len());
@@ -145,7 +145,7 @@ impl Flusher {
         found
     }
 
-    /// The partitions of the family that have anything pending: one command where it is idle.
+    /// Returns the partitions of the family that have anything pending; takes one command if it is idle on one server.
     async fn pending_partitions(&self, opened: &Opened) -> Result<Vec<PartitionId>> {
         let Opened { family, number, .. } = opened;
         let all: Vec<_> =
@@ -156,7 +156,7 @@ impl Flusher {
         if let Some(retention) = family.retention() {
             self.delete_due(opened, retention, &all).await?;
         }
-        // a cluster says once that it does not take keys of several slots in one call
+        // a cluster refuses keys of several slots once, and is then known as one
         if !self.shared.topology.is_cluster() {
             match anything_pending(&self.redis, &all).await {
                 Ok(false) => return Ok(Vec::new()),
@@ -173,7 +173,7 @@ impl Flusher {
         Ok(found.collect())
     }
 
-    /// Whether any of the partitions has this key: one command where they are on one server.
+    /// Returns true if any of the partitions has this key. Takes one command; a cluster is assumed to have it.
     pub(super) async fn has_any(&self, partitions: &[Partition], key: fn(&Keys) -> String) -> Result<bool> {
         if self.shared.topology.is_cluster() {
             return Ok(true);
@@ -187,7 +187,7 @@ impl Flusher {
         }
     }
 
-    /// Hands the slices that are over, or all, on to the buffers.
+    /// Moves the slices that are over, or all of them, to the buffers.
     async fn close_slices(&self, partitions: &[Partition]) -> Result<()> {
         if !self.has_any(partitions, Keys::schedule).await? {
             return Ok(());
@@ -205,8 +205,8 @@ impl Flusher {
         Ok(())
     }
 
-    /// Cuts a batch off each partition, or takes the one that is there. With `due`, only where a sync is due and nobody
-    /// else has the lease.
+    /// Cuts a batch off each partition, or takes the batch in flight. With `due`, only where a sync is due and no other
+    /// reconciler has the lease.
     #[tracing::instrument(level = "debug", skip_all, fields(partitions = partitions.len()))]
     pub async fn rotate(&self, partitions: &[PartitionId], due: bool) -> Vec<(PartitionId, Result<Rotated>)> {
         let mut all = Vec::with_capacity(partitions.len());
@@ -234,8 +234,8 @@ impl Flusher {
         })
     }
 
-    /// Brings the batches to the database and drops them from Redis. While the database is unreachable it waits, unless it
-    /// is told to stop.
+    /// Applies the batches to the database and drops them from Redis. While the database is unreachable it retries,
+    /// until it is stopped.
     #[tracing::instrument(skip_all, fields(batches = held.len(), rows = tracing::field::Empty))]
     pub async fn flush(&self, held: Vec<Held>, stop: &watch::Receiver<bool>) -> Vec<(PartitionId, Flushed)> {
         let started = Instant::now();
@@ -262,7 +262,7 @@ impl Flusher {
         ends
     }
 
-    /// Fetches the batches that are there.
+    /// Fetches the batches. The outcome of a missing or failed batch goes to `ends`.
     async fn fetch_all(&self, held: Vec<Held>, ends: &mut Vec<(PartitionId, Flushed)>) -> (Vec<Held>, Vec<Arc<Batch>>) {
         let (mut fetched, mut batches) = (Vec::with_capacity(held.len()), Vec::with_capacity(held.len()));
         for some in chunks(held, CALLS) {
@@ -281,7 +281,7 @@ impl Flusher {
         (fetched, batches)
     }
 
-    /// Returns the batch's content; `None` if it is not there any more.
+    /// Returns the batch's content, or `None` if the batch is gone.
     async fn fetch(&self, held: &Held) -> Result<Option<Vec<(Vec<u8>, i64)>>> {
         let settle = held.opened.family.durability().settle();
         let partition = held.partition(&self.redis);
@@ -294,8 +294,8 @@ impl Flusher {
         }
     }
 
-    /// Applies the batches, all together, or family by family where one of them cannot be written at all. Returns how
-    /// each ended, or why it was not applied.
+    /// Applies the batches together, or family by family if one of them cannot be written. Returns the progress or the
+    /// error of each batch.
     async fn apply(&self, batches: &[Arc<Batch>], stop: &watch::Receiver<bool>) -> Vec<Result<Progress>> {
         let mut families: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
         for (place, batch) in batches.iter().enumerate() {
@@ -320,7 +320,7 @@ impl Flusher {
         ends.into_iter().map(|end| end.unwrap_or_else(unfinished)).collect()
     }
 
-    /// Applies the batches at these places part by part, until each is complete.
+    /// Applies the batches at these indexes part by part, until each is complete.
     async fn apply_whole(
         &self,
         batches: &[Arc<Batch>],
@@ -351,7 +351,7 @@ impl Flusher {
         Ok(())
     }
 
-    /// Tries again as long as the database is unreachable, until it is told to stop.
+    /// Applies the batches, and retries while the database is unreachable, until it is stopped.
     async fn apply_repeated(&self, batches: &[Arc<Batch>], stop: &watch::Receiver<bool>) -> Result<Applied> {
         let (mut pause, mut grace) = (Backoff::default(), GRACE);
         loop {
@@ -374,7 +374,7 @@ impl Flusher {
         }
     }
 
-    /// Drops a batch that the database has, or begins anew where it proves that Redis was set back.
+    /// Releases a batch that the database has, or begins anew if it proves that Redis was set back.
     async fn finish(&self, held: &Held, batch: &Batch, progress: Progress) {
         let family = &held.opened.family;
         ::metrics::histogram!(metrics::LAG_SECONDS, "family" => held.opened.label.clone())
@@ -395,8 +395,7 @@ impl Flusher {
         }
     }
 
-    /// Takes from the batches what one flush brings to the database: those that are durable, up to [`FLUSH_IDS`], but at
-    /// least one.
+    /// Takes the batches of one flush from `held`: the durable ones, up to [`FLUSH_IDS`] ids, but at least one batch.
     pub fn next_flush(&self, held: &mut Vec<Held>) -> Vec<Held> {
         let now = Instant::now();
         let mut rows = 0;
@@ -425,7 +424,7 @@ fn retried(what: &'static str, error: Error) -> Error {
     error
 }
 
-/// The ids of batches that are being written: no more of them once it is dropped, as when the caller gives up.
+/// The gauge of ids that are being written. Dropping it subtracts them, also when the caller gives up.
 struct PendingIds(Vec<(::metrics::Gauge, f64)>);
 
 impl PendingIds {

@@ -1,4 +1,4 @@
-//! A reconciler being configured, and one that runs.
+//! The builder of a reconciler, and the handle of a running one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::reconciler::scheduler::{Scheduler, Steps};
 use crate::scripts::check;
 use crate::writer::shared::Shared;
 
-/// Configures a [`Reconciler`]; made by [`Counterfoil::reconciler`](crate::Counterfoil::reconciler).
+/// The builder of a [`Reconciler`], returned by [`Counterfoil::reconciler`](crate::Counterfoil::reconciler).
 #[derive(Debug)]
 #[must_use = "a reconciler runs after start()"]
 pub struct ReconcilerBuilder {
@@ -26,11 +26,11 @@ pub struct ReconcilerBuilder {
     scope: Scope,
 }
 
-/// A running reconciler. Any number of them may run, in one process or many, beside the writers or alone: which of
-/// them brings a batch to the database makes no difference, and neither does their death at any moment.
+/// A running reconciler. Any number of them may run, in one process or many, with or without writers beside them. Which
+/// of them flushes a batch makes no difference, and each may die at any moment.
 ///
-/// Dropping it stops it: what it holds is finished in the background, and nothing new is begun. So it is bound for as long
-/// as it is to run, or told to [`detach`](Self::detach); [`shutdown`](Self::shutdown) stops it and waits.
+/// Dropping it stops it: it finishes what it holds in the background, and begins nothing new. Keep it bound while it
+/// should run, or [`detach`](Self::detach) it. [`shutdown`](Self::shutdown) stops it and waits.
 ///
 /// ```compile_fail
 /// # #![deny(unused_must_use)]
@@ -57,57 +57,58 @@ impl ReconcilerBuilder {
         ReconcilerBuilder { shared, redis: None, lease, max_rows: None, allow_evicting, scope: Scope::Opened }
     }
 
-    /// A connection of its own, so that large fetches do not keep hits waiting.
+    /// Sets a separate connection, so that large fetches do not delay hits.
     pub fn redis(mut self, redis: impl Into<Connection>) -> Self {
         self.redis = Some(redis.into());
         self
     }
 
-    /// How long beyond the settle time other reconcilers leave a batch to this one: 2 s unless said otherwise, up to a
-    /// minute; `None` for not at all. It saves work, and no count depends on it; what a reconciler held that was killed
-    /// waits for so long until another one takes it over.
+    /// Sets how long, beyond the settle time, other reconcilers leave a batch to this one. Defaults to 2 s, at most a
+    /// minute; `None` disables leases. Correctness never depends on them. If a reconciler is killed, its batches wait
+    /// this long for another one.
     pub fn lease(mut self, lease: Option<Duration>) -> Self {
         self.lease = lease;
         self
     }
 
-    /// Limits the rows that one transaction changes, and so how long it holds their locks. Defaults to 500 where a table of the
-    /// application is concerned, and to 10,000 in counterfoil's own. A larger batch is applied in parts.
+    /// Limits the rows that one transaction changes, and so how long it holds their locks. Defaults to 500 for a table
+    /// of the application, and to 10,000 for counterfoil's own. A larger batch is applied in parts.
     pub fn max_rows(mut self, rows: u64) -> Self {
         self.max_rows = Some(rows.max(1));
         self
     }
 
-    /// Serves every family that is registered in the database, also those that this process never opens, with the settings
-    /// that they were opened with last; new ones are looked for every 10 s. One that the process opens is served as it opens
-    /// it. Without this, families that nobody opens in a process with a reconciler stay in Redis: they are named in the log.
+    /// Serves every family in the database with the settings of its last opening, and checks for new ones every 10 s. A
+    /// family that this process opens is served with the settings of this process. Without this, counts of families
+    /// that no process with a reconciler opens stay in Redis, and the log names these families.
     ///
-    /// Left out, and named in the log, is a family that was last opened by a version whose settings this one does not
-    /// understand.
+    /// A family that was last opened by a version whose settings this one does not understand is left out, and named in
+    /// the log.
     pub fn all(mut self) -> Self {
         self.scope = Scope::All;
         self
     }
 
-    /// The same for the families of one namespace, or of several in as many calls.
+    /// Serves every family of this namespace, like [`all`](Self::all). May be called for several namespaces.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.scope = self.scope.with(namespace.into());
         self
     }
 
-    /// Starts also on a Redis that throws counts away when its memory is full; as the
-    /// [pair](crate::Counterfoil::allow_evicting) unless said otherwise.
+    /// Starts even if Redis evicts counts when its memory is full. Defaults to the setting of the
+    /// [pair](crate::Counterfoil::allow_evicting).
     pub fn allow_evicting(mut self, allow: bool) -> Self {
         self.allow_evicting = allow;
         self
     }
 
-    /// Starts it on the current tokio runtime. It takes up what earlier reconcilers left at once, and families as they
-    /// are opened. A warning is logged where Redis, once it has crashed, counts daily visitors again.
+    /// Starts the reconciler on the current tokio runtime. It takes over the work of earlier reconcilers at once, and
+    /// serves families as they are opened. It logs a warning if Redis would count daily visitors again after a crash.
     ///
     /// # Errors
-    /// [`Unsafe`](ErrorKind::Unsafe) on a Redis whose `maxmemory-policy` throws away what an open family needs;
-    /// [`Redis`](ErrorKind::Redis) where it cannot be asked; [`AccessDenied`](ErrorKind::AccessDenied) where it may not be.
+    /// [`Unsafe`](ErrorKind::Unsafe) if `maxmemory-policy` evicts keys that an open family needs;
+    /// [`Redis`](ErrorKind::Redis) if Redis cannot be queried; [`AccessDenied`](ErrorKind::AccessDenied) if Redis
+    /// denies the query.
     pub async fn start(self) -> Result<Reconciler> {
         let redis = self.redis.unwrap_or_else(|| self.shared.redis.clone());
         let families = self.shared.families();
@@ -125,21 +126,21 @@ impl ReconcilerBuilder {
 }
 
 impl Reconciler {
-    /// Starts nothing new, finishes what it holds, and returns. That takes the settle time and a transaction, of which 2 s at
-    /// most are waited for: a database that is away or silent holds nothing up. What it does not hold yet, also of hits
-    /// that were counted long before, stays in Redis for the next reconciler;
-    /// [`Counterfoil::shutdown`](crate::Counterfoil::shutdown) brings everything to the database.
+    /// Starts nothing new, finishes what it holds, and returns. That takes the settle time and a transaction. It waits
+    /// 2 s at most for an unreachable or silent database. Hits that it does not hold yet, even old ones, stay in Redis
+    /// for the next reconciler; [`Counterfoil::shutdown`](crate::Counterfoil::shutdown) brings everything to the
+    /// database.
     ///
     /// # Errors
-    /// [`Closed`](ErrorKind::Closed) if it had ended before, by a panic.
+    /// [`Closed`](ErrorKind::Closed) if the reconciler had already ended by a panic.
     pub async fn shutdown(self) -> Result<()> {
         self.stop.send_replace(true);
         self.task.await.map_err(|error| Error::new(ErrorKind::Closed, "the reconciler had ended").with_source(error))
     }
 
-    /// Lets it run until the tokio runtime ends, with nothing bound.
+    /// Lets the reconciler run without the handle until the tokio runtime ends.
     pub fn detach(self) {
-        // it stops when the sender is dropped
+        // the task stops when the sender is dropped
         std::mem::forget(self.stop);
     }
 }

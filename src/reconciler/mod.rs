@@ -1,4 +1,4 @@
-//! Brings what is counted in Redis to the database.
+//! The reconciler, which brings counts from Redis to the database.
 
 mod cached;
 mod drain;

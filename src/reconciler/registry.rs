@@ -1,4 +1,4 @@
-//! Families of the database that this process did not open: which of them a reconciler serves, and which it does not.
+//! Families in the database that this process did not open: a reconciler serves them, or names them in the log.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -10,40 +10,40 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Registered, Store};
 use crate::writer::shared::Shared;
 
-/// How often families are looked for that are to be served.
+/// The interval of the search for families to serve.
 const LOOK: Duration = Duration::from_secs(10);
-/// How often they are only looked for to be told of.
+/// The interval of the search for families to name in the log only.
 const TELL: Duration = Duration::from_secs(60);
-/// How many names an event of the log has.
+/// The maximum number of names in one log event.
 const NAMES: usize = 50;
 
-/// What a look at the database returns.
+/// The result of listing the families in the database.
 pub type Look = Result<Vec<Result<Registered>>>;
 
-/// Which families a reconciler serves beside those that its process opens.
+/// The families that a reconciler serves beside those that its process opens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// None.
+    /// No other families.
     Opened,
-    /// Those of these namespaces.
+    /// The families of these namespaces.
     Namespaces(Vec<String>),
     All,
 }
 
-/// What a reconciler knows of the families in the database.
+/// The families of the database as a reconciler knows them.
 #[derive(Debug)]
 pub struct Registry {
     scope: Scope,
     next_look: Instant,
-    /// Those that it serves, by the database's numbers.
+    /// The families that it serves, by their numbers in the database.
     serves: HashMap<u64, Arc<Registered>>,
-    /// What was told of those that it does not serve.
+    /// The families and errors that were logged as not served.
     told: HashSet<String>,
 }
 
 impl Registry {
     pub fn new(scope: Scope) -> Self {
-        // the process is left the time to open its own
+        // the process gets time to open its own families
         let first = if scope == Scope::Opened { LOOK } else { Duration::ZERO };
         Registry { scope, next_look: Instant::now() + first, serves: HashMap::new(), told: HashSet::new() }
     }
@@ -52,7 +52,7 @@ impl Registry {
         self.next_look
     }
 
-    /// Whether a look is due, which is then begun.
+    /// Returns true if a search is due, and schedules the next one.
     pub fn begin_look(&mut self) -> bool {
         let now = Instant::now();
         let due = self.next_look <= now;
@@ -62,8 +62,8 @@ impl Registry {
         due
     }
 
-    /// Takes those in use that are to be served, and are new or have other settings than before. Returns their numbers in
-    /// this process.
+    /// Serves the families in scope that are new or have changed settings. Returns their numbers in this process, and
+    /// logs families that are not served.
     pub fn take_in(&mut self, shared: &Shared, found: Look) -> Vec<Result<u64>> {
         let found = match found {
             Ok(found) => found,
@@ -95,7 +95,7 @@ impl Registry {
         taken
     }
 
-    /// Who serves nothing but what was opened has no need to know.
+    /// Logs a failed search, unless the reconciler serves opened families only.
     fn not_found(&self, error: &Error) {
         if self.scope != Scope::Opened {
             tracing::warn!(%error, "families were not looked for in the database, which is tried again");
@@ -124,7 +124,7 @@ impl Scope {
     }
 }
 
-/// Looks at the database, for no longer than until the next look.
+/// Lists the families in the database, for at most the interval of the search.
 pub async fn look(store: &dyn Store) -> Look {
     let late = |_| Err(Error::new(ErrorKind::Store, "the database did not reply"));
     timeout(LOOK, store.families()).await.unwrap_or_else(late)

@@ -1,4 +1,4 @@
-//! When which partition or family is looked at, and what is done at a time.
+//! The scheduler: when each partition and family is checked, and how much runs at a time.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -18,27 +18,27 @@ use crate::reconciler::server_watch::ServerWatch;
 use crate::writer::opened::Announced;
 use crate::writer::shared::Shared;
 
-/// How often the age of what is on its way is measured, at least.
+/// The longest interval between measurements of the oldest hit in flight.
 const MEASURE: Duration = Duration::from_secs(1);
-/// How many partitions one task rotates.
+/// The number of partitions that one task rotates.
 const ROTATE: usize = 256;
-/// How often within a family's sync time it is looked at for what other processes counted: they cannot wake this one.
+/// The number of checks within a family's sync time for hits of other processes, which cannot wake this one.
 const LOOKS: u32 = 4;
-/// How often each family gets its upkeep.
+/// The interval of each family's upkeep.
 const UPKEEP: Duration = Duration::from_secs(60);
-/// In every how many rounds of upkeep partitions are looked for that the family does not have.
+/// The interval, in rounds of upkeep, of the search for partitions that the family does not have.
 const STRAYS: u32 = 10;
-/// How many families get it at a time: each look names some hundred keys.
+/// The number of concurrent upkeeps: a search names some hundred keys.
 const UPKEEPS: usize = 16;
-/// Longer than any time to wait: a partition that is looked at again when it is due, or with its family.
+/// Longer than any wait: the partition is checked again when it becomes due, or with its family.
 const NEVER: Duration = Duration::MAX;
-/// After something that no waiting mends, such as a table that is gone.
+/// The pause after a permanent error, such as a missing table.
 const MEND: Duration = Duration::from_secs(30);
 
-/// How many flushes run at a time: one fetches while two are in the database.
+/// The number of concurrent flushes: one fetches while two are in the database.
 const FLUSHES: usize = 3;
 
-/// What a task of the scheduler ends with.
+/// The result of a task of the scheduler.
 enum Finished {
     Swept(Vec<(u64, Result<Vec<PartitionId>>)>),
     Rotated(Vec<(PartitionId, Result<Rotated>)>),
@@ -48,43 +48,43 @@ enum Finished {
     Listed(Look),
 }
 
-/// How partitions are flushed.
+/// The settings of flushes.
 pub struct Steps {
     pub redis: Connection,
     pub lease: Option<Duration>,
     pub max_rows: Option<u64>,
 }
 
-/// Decides when which partition or family is looked at.
+/// The scheduler, which decides when each partition and family is checked.
 pub struct Scheduler {
     flusher: Arc<Flusher>,
     shared: Arc<Shared>,
     stopping: watch::Receiver<bool>,
     finishing: bool,
-    /// When to look at what.
+    /// The schedule, by time.
     times: BTreeSet<(Instant, Announced)>,
-    /// The same the other way round.
+    /// The schedule, by partition or family.
     planned: HashMap<Announced, Instant>,
-    /// What is not to be looked at before.
+    /// The earliest time of the next check, after a pause.
     resting: HashMap<Announced, Instant>,
     /// Partitions that are being rotated, held or flushed.
     busy: HashSet<PartitionId>,
-    /// Those of them that became due meanwhile.
+    /// Busy partitions that became due in the meantime.
     again: HashSet<PartitionId>,
-    /// Batches that wait to be durable.
+    /// Batches that are not durable yet or wait for a flush.
     held: Vec<Held>,
     tasks: JoinSet<Finished>,
     rotating: HashMap<Id, Vec<PartitionId>>,
-    /// With the time of the oldest hit in it.
+    /// The partitions of each flush, with the time of the oldest hit.
     flushing: HashMap<Id, (Vec<PartitionId>, Instant)>,
     failures: HashMap<Announced, Backoff>,
-    /// When each family had its upkeep last, and how often it has had it.
+    /// The time of each family's last upkeep, and the number of rounds so far.
     kept: HashMap<u64, (Instant, u32)>,
-    /// The turns of those that get it.
+    /// The permits of concurrent upkeeps.
     upkeeps: Arc<Semaphore>,
     registry: Registry,
     watch: ServerWatch,
-    /// The look at Redis that is under way.
+    /// The check of Redis that is under way.
     watching: Option<Id>,
 }
 
@@ -169,7 +169,7 @@ impl Scheduler {
         }
     }
 
-    /// Plans a look, unless an earlier one is planned.
+    /// Schedules a check, unless an earlier one is scheduled.
     fn look_at(&mut self, what: Announced, after: Duration) {
         let mut time = Instant::now() + after;
         if let Some(rested) = self.resting.get(&what) {
@@ -196,7 +196,7 @@ impl Scheduler {
         timed.into_iter().chain(gathered).chain(measured).min().unwrap_or(far)
     }
 
-    /// Says how old the oldest hit on its way is, which grows for as long as the database is away.
+    /// Records the age of the oldest hit in flight, which grows while the database is unreachable.
     fn measure_waiting(&self) {
         let flushing = self.flushing.values().map(|(_, oldest)| *oldest);
         let oldest = self.held.iter().map(Held::oldest_hit).chain(flushing).min();
@@ -211,7 +211,7 @@ impl Scheduler {
         }
     }
 
-    /// Looks whether Redis still has what it had.
+    /// Starts a check that Redis has not lost or reverted its state.
     fn start_watching(&mut self) {
         if let Some(watch) = self.watch.begin() {
             let (flusher, stop) = (self.flusher.clone(), self.stopping.clone());
@@ -219,7 +219,7 @@ impl Scheduler {
                 let look = watch.look(&flusher.shared, &flusher.redis);
                 unless_stopped(&stop, Duration::ZERO, look).await
             };
-            // boxed, so that the other tasks need no more room for it
+            // boxed to keep the other tasks small
             let task = self.tasks.spawn(async move { Finished::Watched(Box::pin(look).await) });
             self.watching = Some(task.id());
         }
@@ -263,7 +263,7 @@ impl Scheduler {
         }
     }
 
-    /// Searches for what writers elsewhere left in these families.
+    /// Starts a search of these families for hits that other processes counted.
     fn start_looks(&mut self, numbers: Vec<u64>) {
         let mut families = Vec::new();
         for number in numbers {
@@ -280,7 +280,7 @@ impl Scheduler {
         }
     }
 
-    /// Flushes the batches that are durable together, up to the number of ids that one flush takes.
+    /// Starts flushes of durable batches, each up to the number of ids that one flush takes.
     fn start_flushes(&mut self) {
         let now = Instant::now();
         while self.flushing.len() < FLUSHES && self.held.iter().any(|held| held.flush_at() <= now) {
@@ -360,7 +360,7 @@ impl Scheduler {
             }
             Flushed::Failed(error) => {
                 if self.finishing && error.is_retryable() {
-                    // a server is away: what is held is for the next reconciler
+                    // a server is unreachable: the next reconciler takes over the held batches
                     self.held.clear();
                 }
                 let pause = self.pause(what, &error);
@@ -379,7 +379,7 @@ impl Scheduler {
         }
     }
 
-    /// Lets the partition be rotated again after this time, and not before, whatever becomes due.
+    /// Lets the partition be rotated again after this time, and not before, even if it becomes due.
     fn rest(&mut self, id: PartitionId, time: Duration) {
         self.busy.remove(&id);
         self.again.remove(&id);
@@ -400,7 +400,7 @@ impl Scheduler {
         let turns = self.upkeeps.clone();
         self.tasks.spawn(async move {
             let _turn = turns.acquire().await;
-            // boxed, so that thousands that wait for their turn take no room
+            // boxed, so that thousands of waiting tasks stay small
             Finished::Kept(number, Box::pin(flusher.upkeep(number, look)).await)
         });
     }
@@ -418,7 +418,7 @@ impl Scheduler {
         }
     }
 
-    /// What logs call it: a family, or one of its partitions.
+    /// Returns the name for logs: of a family, or of one of its partitions.
     fn called(&self, what: Announced) -> String {
         let (Announced::Family(number) | Announced::Due(number, _)) = what;
         let family = self.shared.family(number).map_or_else(String::new, |opened| opened.family.to_string());
@@ -428,7 +428,7 @@ impl Scheduler {
         }
     }
 
-    /// How long to wait after this failure.
+    /// Returns the pause after this failure, and logs it.
     fn pause(&mut self, what: Announced, error: &Error) -> Duration {
         if !error.is_retryable() {
             tracing::error!(what = self.called(what), %error, "this will not mend by itself");

@@ -1,4 +1,4 @@
-//! Watches Redis for the loss of its memory: a server that was restarted, emptied or replaced is configured again and probed.
+//! The watch for a Redis that lost its memory: a restarted, emptied or replaced server is configured again and probed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,27 +17,27 @@ use crate::scripts::keys::Keys;
 use crate::writer::opened::Opened;
 use crate::writer::shared::Shared;
 
-/// How often Redis is looked at.
+/// The interval of checks of Redis.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often every partition is compared with the ledger, also where nothing points to a set-back.
+/// The interval at which every partition is compared with the ledger, even without a sign of a set-back.
 const PROBE: Duration = Duration::from_secs(30);
 const NOT_BEFORE_ITS_END: Duration = Duration::from_secs(3600);
-/// How many families a look asks for: on one server with one call, in a cluster with one for each.
+/// The number of families in a check: on one server in one call, in a cluster with a call for each.
 const ON_A_SERVER: usize = 500;
 const IN_A_CLUSTER: usize = 16;
 
-/// The servers of a Redis by their addresses, each with the id of its run.
+/// The servers of a Redis by their addresses, each with its run id.
 type Servers = BTreeMap<String, String>;
 
-/// What a reconciler knows of its Redis.
+/// The state of Redis as a reconciler knows it.
 #[derive(Clone, Debug)]
 pub struct ServerWatch {
     servers: Option<Servers>,
     next_look: Instant,
     probe_at: Instant,
-    /// A probe was asked for after the last look began.
+    /// True if a probe was requested after the last check began.
     asks_probe: bool,
-    /// The family that the next look begins with.
+    /// The index of the first family in the next check.
     first: usize,
 }
 
@@ -51,12 +51,12 @@ impl ServerWatch {
         self.next_look
     }
 
-    /// Asks for a probe with the next look: a family was opened.
+    /// Requests a probe with the next check, since a family was opened.
     pub fn probe_soon(&mut self) {
         self.asks_probe = true;
     }
 
-    /// Returns what [`look`](Self::look) begins with, if a look is due. The next one is not due before this one has ended.
+    /// Returns the state for [`look`](Self::look) if a check is due. The next one is due only after this one ended.
     pub fn begin(&mut self) -> Option<Self> {
         let now = Instant::now();
         if self.next_look > now {
@@ -77,7 +77,7 @@ impl ServerWatch {
         self.next_look = Instant::now() + LOOK;
     }
 
-    /// Looks at Redis, and returns what is known now.
+    /// Checks Redis, and returns the new state.
     pub async fn look(mut self, shared: &Shared, redis: &Connection) -> Result<Self> {
         let servers = check::run_ids(redis).await?;
         let families = shared.opened();
@@ -96,7 +96,7 @@ impl ServerWatch {
         Ok(self)
     }
 
-    /// Whether Redis does not know one of the families that are looked at in turn.
+    /// Returns true if Redis does not know one of the families whose turn it is.
     async fn is_emptied(&mut self, shared: &Shared, redis: &Connection, families: &[Arc<Opened>]) -> Result<bool> {
         let is_cluster = shared.topology.is_cluster();
         let count = if is_cluster { IN_A_CLUSTER } else { ON_A_SERVER };
@@ -116,8 +116,7 @@ impl ServerWatch {
     }
 }
 
-/// Configures the families that the database has registered. One that Redis refuses is left to its upkeep, which reports
-/// the error.
+/// Configures the families that the database has registered. If Redis refuses one, its upkeep reports the error.
 async fn configure(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]) {
     for registered in families.iter().filter_map(|opened| opened.registered.get()) {
         if let Err(error) = upkeep::begin_epochs(redis, &shared.topology, &registered.family).await {

@@ -1,4 +1,4 @@
-//! Detects a Redis that was set back to an older state, and starts its partitions anew (docs/protocol.md, section 3.9).
+//! The detection of a Redis that was set back to an older state, and its new start (docs/protocol.md, section 3.9).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use crate::testing::ablation::{self, Guard};
 use crate::writer::opened::Opened;
 use crate::writer::shared::Shared;
 
-/// How many families one statement reads the ledger of.
+/// The number of families whose ledger one statement reads.
 const FAMILIES: usize = 1_000;
-/// How many partitions one call reads, where they are on one server.
+/// The number of partitions that one call reads on one server.
 const PARTITIONS: usize = 500;
-/// How many calls are under way at a time.
+/// The number of concurrent calls.
 const CALLS: usize = 16;
 
-/// Compares the ledger with Redis, and begins anew where Redis is behind. The ledger is read first: everything that it has
-/// was cut in Redis before. Returns how many partitions began anew.
+/// Compares the ledger with Redis, and begins anew where Redis is behind. Reads the ledger first, because everything in
+/// it was cut in Redis before. Returns the number of partitions that began anew.
 ///
 /// Families that the database has not registered yet are left out.
 #[tracing::instrument(level = "debug", skip_all, fields(families = families.len()))]
@@ -66,13 +66,13 @@ pub async fn probe(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]
     Ok(reset)
 }
 
-/// Whether Redis is behind the ledger of its incarnation.
+/// Returns true if Redis is behind the ledger of its incarnation.
 fn is_behind(cut: &LastCut, mark: &Mark) -> bool {
     let is_other = cut.nonce != Some(mark.nonce) && !ablation::is_out(Guard::Nonce);
     cut.seq < mark.seq || (cut.seq == mark.seq && mark.seq > 0 && is_other)
 }
 
-/// Drops what the partition has pending and starts a new incarnation, if its last cut is still the one that proves that
+/// Drops the partition's pending hits and starts a new incarnation, if its last cut is still the one that proves that
 /// Redis was set back.
 pub async fn begin_anew(
     shared: &Shared,

@@ -1,5 +1,5 @@
-//! Writes a family's settings to Redis, begins new epochs so that Redis forgets old callers, and searches for partitions
-//! beyond the family's number (docs/protocol.md, sections 3.2 and 8).
+//! The upkeep of a family: its settings in Redis, new epochs so that Redis forgets old callers, and the search for
+//! partitions beyond the family's number (docs/protocol.md, sections 3.2 and 8).
 
 use futures_util::future::{join_all, try_join_all};
 
@@ -13,12 +13,12 @@ use crate::scripts::bundle;
 use crate::scripts::partition::Partition;
 use crate::writer::shared::Shared;
 
-/// How many calls to Redis are under way at a time.
+/// The number of concurrent calls to Redis.
 const CALLS: usize = 64;
-/// Strays are looked for up to this partition: one script of some hundred keys where it may take several partitions.
+/// The end of the search for strays: one script names some hundred keys where it may take several partitions.
 const LAST: u32 = 256;
 
-/// Writes the family's settings and incarnations to every home of its calls. The database has agreed to them.
+/// Writes the family's settings and incarnations to every home of its calls. The database has accepted these settings.
 pub async fn configure(redis: &Connection, topology: &Topology, family: &Family) -> Result<()> {
     match configure_homes(redis, topology, family).await {
         Err(error) if bundle::crosses_slots(&error) && !topology.is_cluster() => {
@@ -40,11 +40,11 @@ async fn configure_homes(redis: &Connection, topology: &Topology, family: &Famil
     Ok(())
 }
 
-/// Begins new epochs where they are due, and writes the family's settings. The database was not asked whether it agrees to
-/// them, so they are compared with what Redis knows first.
+/// Begins new epochs where they are due, and writes the family's settings. The database did not confirm the settings,
+/// so this first compares them with those in Redis.
 ///
 /// # Errors
-/// [`Mismatch`](crate::ErrorKind::Mismatch) if Redis knows another kind or number of partitions.
+/// [`Mismatch`](crate::ErrorKind::Mismatch) if Redis has another kind or number of partitions.
 pub async fn begin_epochs(redis: &Connection, topology: &Topology, family: &Family) -> Result<()> {
     for some in homes(redis, topology, family).chunks(CALLS) {
         try_join_all(some.iter().map(|(_, home)| home.epochs(family))).await?;
@@ -57,8 +57,8 @@ fn homes(redis: &Connection, topology: &Topology, family: &Family) -> Vec<(u32, 
     topology.homes(family.partitions()).map(home).collect()
 }
 
-/// The partitions beyond the family's number in which somebody counted who believed in another number. Their callers are
-/// refused from now on; what is there goes to the database like any batch.
+/// Returns the partitions beyond the family's number in which clients with a different partition count have counted.
+/// Redis refuses these clients from here on; their counts go to the database like any batch.
 pub async fn strays(redis: &Connection, topology: &Topology, family: &Family) -> Result<Vec<u32>> {
     let beyond: Vec<_> = (family.partitions()..LAST).collect();
     let partition = |number: &u32| Partition::new(redis.clone(), family, *number);
@@ -89,7 +89,7 @@ pub async fn strays(redis: &Connection, topology: &Topology, family: &Family) ->
     Ok(found)
 }
 
-/// The keys of which one exists where something waits for the database.
+/// Returns the keys of which at least one exists if hits wait for the database.
 fn used_keys(family: &Family, partition: &Partition) -> Vec<String> {
     let keys = &partition.keys;
     let mut used = vec![keys.buffer(), keys.batch()];
@@ -100,14 +100,14 @@ fn used_keys(family: &Family, partition: &Partition) -> Vec<String> {
 }
 
 impl Flusher {
-    /// Does what a family needs once a minute. With `look` it returns the partitions beyond the family's number in which
-    /// something waits.
+    /// Performs the upkeep that a family needs once a minute. With `look` it returns the partitions beyond the family's
+    /// number in which hits wait.
     pub async fn upkeep(&self, number: u64, look: bool) -> Result<Vec<PartitionId>> {
         let Some(opened) = self.shared.family(number) else { return Ok(Vec::new()) };
         let Shared { topology, store, .. } = &*self.shared;
         let family = &opened.registered(&**store).await?.family;
         match begin_epochs(&self.redis, topology, family).await {
-            // the database knows the current configuration
+            // the database has the current configuration
             Err(error) if error.kind() == ErrorKind::Mismatch => {
                 store.register(family).await?;
                 configure(&self.redis, topology, family).await?;

@@ -1,4 +1,4 @@
-//! A recount from its settings.
+//! The builder of a recount.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::recount::recounter::Recounter;
 use crate::recount::run::{Recounted, Recounting};
 use crate::store::mysql::Source;
 
-/// A recount being configured; [`start`](Self::start) or [`run_once`](Self::run_once) makes it.
+/// A recount being configured. [`start`](Self::start) or [`run_once`](Self::run_once) begins it.
 #[derive(Clone, Debug)]
 #[must_use = "a recount is begun by start() or run_once()"]
 pub struct RecountBuilder {
@@ -26,9 +26,10 @@ pub struct RecountBuilder {
 }
 
 impl Counterfoil {
-    /// Compares the counters of a family with the rows that they stand for, and corrects them, while everything counts: for an
-    /// application that may die between a row and the count of it, or count twice. No counter is ever set to a value or
-    /// lower than its rows say, and what is on its way stays so (docs/protocol.md, section 9).
+    /// Compares the counters of a family with the rows that they count, and corrects them while counting continues. For
+    /// an application that may die between a row and its count, or count twice. Only proven differences are added: no
+    /// counter is set to a value, or lowered below its rows. Hits in flight are unaffected (docs/protocol.md, section
+    /// 9).
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -55,53 +56,53 @@ impl Counterfoil {
 }
 
 impl RecountBuilder {
-    /// Where the rows are. Has to be given.
+    /// Sets the source of the rows. Required.
     pub fn source(mut self, source: Source) -> Self {
         self.source = Some(source);
         self
     }
 
-    /// Longer than the application ever takes from the commit of a row to the count of it. Has to be given: what is
-    /// counted later than that is taken for missing, and then counts twice.
+    /// Sets a time longer than the application ever takes from the commit of a row to its count. Required. A row that
+    /// is counted later is taken for missing, and then counts twice.
     pub fn within(mut self, time: Duration) -> Self {
         self.within = Some(time);
         self
     }
 
-    /// How long after the begin of a run the next one begins, at random between the two, whichever process makes it. For
-    /// [`start`](Self::start).
+    /// Sets the time from the start of a run to the start of the next one, chosen at random from this range. Runs of
+    /// all processes count. Required for [`start`](Self::start).
     pub fn every(mut self, times: RangeInclusive<Duration>) -> Self {
         self.every = Some(times);
         self
     }
 
-    /// Counts the rows on a copy of the database. Its lag is part of [`within`](Self::within): where the server tells it to
-    /// this user (REPLICATION CLIENT, with MariaDB SLAVE MONITOR), a copy that is behind by more is waited for.
+    /// Counts the rows on a replica. Its lag is part of [`within`](Self::within). If the server reports the lag to this
+    /// user (REPLICATION CLIENT, with MariaDB SLAVE MONITOR), the recount waits while the replica lags by more.
     pub fn replica(mut self, pool: MySqlPool) -> Self {
         self.plan.replica = Some(pool);
         self
     }
 
-    /// Which counters are recounted: those of the family's table unless said otherwise.
+    /// Selects the counters to recount. Defaults to those of the family's table.
     pub fn ids(mut self, ids: RecountIds) -> Self {
         self.plan.ids = ids;
         self
     }
 
-    /// Whether what is found is corrected, which it is unless said otherwise.
+    /// Sets whether differences are corrected or only reported. Defaults to [`Mode::Correct`].
     pub fn mode(mut self, mode: Mode) -> Self {
         self.plan.mode = mode;
         self
     }
 
-    /// The careful way, for rows that are also deleted, as likes that are taken back: a counter is corrected only if neither it
-    /// nor its rows moved meanwhile. Others are looked at three times in a run, and are then left for the next one.
+    /// Handles rows that are also deleted, such as likes that are taken back: corrects a counter only if neither it nor
+    /// its rows changed meanwhile. Others are checked three times in a run, and left for the next one.
     pub fn rows_are_deleted(mut self, deleted: bool) -> Self {
         self.plan.rows_are_deleted = deleted;
         self
     }
 
-    /// What differs by more is only noted.
+    /// Limits corrections to this difference: a larger one is only noted.
     pub fn at_most(mut self, difference: u64) -> Self {
         self.plan.at_most = difference;
         self
@@ -119,55 +120,55 @@ impl RecountBuilder {
         self
     }
 
-    /// Leaves out counters that stand higher: their rows are the ones that take long to count.
+    /// Leaves out counters above this value: their rows take long to count.
     pub fn largest_count(mut self, value: u64) -> Self {
         self.plan.largest = i64::try_from(value).unwrap_or(i64::MAX);
         self
     }
 
-    /// At most so many ids a second, 3,000 unless said otherwise: what a recount takes from others.
+    /// Limits the recount to this many ids per second, and so its load on the servers. Defaults to 3,000.
     pub fn ids_per_second(mut self, ids: u32) -> Self {
         self.plan.ids_per_second = ids;
         self
     }
 
-    /// A pause after every page of 1,000 ids.
+    /// Sets a pause after every page of 1,000 ids.
     pub fn pause(mut self, time: Duration) -> Self {
         self.plan.pause = time;
         self
     }
 
-    /// How long one count of the rows of 1,000 ids may take; 30 s unless said otherwise.
+    /// Limits the time of one count of the rows of 1,000 ids. Defaults to 30 s.
     pub fn timeout(mut self, time: Duration) -> Self {
         self.plan.timeout = time;
         self
     }
 
-    /// How long a run is left alone that nobody touches, beyond [`timeout`](Self::timeout) and [`pause`](Self::pause), before
-    /// another process goes on with it; 60 s unless said otherwise. It saves work: correctness never depends on it.
+    /// Sets how long a run must be untouched, beyond [`timeout`](Self::timeout) and [`pause`](Self::pause), before
+    /// another process continues it. Defaults to 60 s. The lease is an optimization: correctness never depends on it.
     pub fn lease(mut self, time: Duration) -> Self {
         self.plan.lease = time;
         self
     }
 
-    /// Recounts the whole family now, and returns when that is done: after [`within`](Self::within), and as long as the
-    /// counting takes. A run that somebody began and left is finished in place of a new one, from where it was
-    /// left: call it once more for a whole one.
+    /// Recounts the family now, and returns at the end. That takes [`within`](Self::within), plus the time for counting
+    /// the rows. If an abandoned run exists, it is finished from its last position instead of a new one: call this
+    /// again for a full run.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the source cannot be asked, or what it returned is no number of
-    /// rows; [`Busy`](crate::ErrorKind::Busy): another process works on a run of this family;
-    /// [`Redis`](crate::ErrorKind::Redis), [`Store`](crate::ErrorKind::Store): one was away for a minute. What was corrected by
-    /// then stays, and the run is gone on with by whoever begins one next.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the source cannot be queried, or returned something other than
+    /// row counts; [`Busy`](crate::ErrorKind::Busy): another process works on a run of this family;
+    /// [`Redis`](crate::ErrorKind::Redis), [`Store`](crate::ErrorKind::Store): a server was unreachable for a minute.
+    /// Corrections made so far remain, and the next process to begin a run continues this one.
     pub async fn run_once(self) -> Result<Recounted> {
         self.checked()?.run_now().await
     }
 
-    /// Recounts the family again and again, on the current tokio runtime. Of several processes that do so one works at a
-    /// time; where it dies another one goes on.
+    /// Recounts the family repeatedly, on the current tokio runtime. If several processes do this, one works at a time.
+    /// If it dies, another one continues.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): something is not given, or not allowed.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): a setting is missing or not allowed.
     pub fn start(self) -> Result<Recounter> {
         let Some(every) = self.every.clone().filter(|every| !every.is_empty() && !every.start().is_zero()) else {
             return Err(self.wrong("every() is not given, or empty"));
@@ -175,7 +176,7 @@ impl RecountBuilder {
         Ok(Recounter::start(self.checked()?, every))
     }
 
-    /// The single steps of a run.
+    /// Returns the single steps of a run.
     #[cfg(feature = "test-hooks")]
     #[doc(hidden)]
     pub fn steps(self) -> Result<Recounting> {

@@ -1,5 +1,5 @@
-//! Recounting: counters are compared with the rows that they stand for, and what is proven to be missing or too much is
-//! added, while everything counts (docs/protocol.md, section 9).
+//! The recount: compares counters with the rows that they count, and adds proven differences while counting continues
+//! (docs/protocol.md, section 9).
 
 pub mod builder;
 pub mod plan;

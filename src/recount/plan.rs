@@ -1,35 +1,35 @@
-//! What a recount is to do.
+//! The settings of a recount.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
 use sqlx::MySqlPool;
 
-/// What is done about a counter that differs from its rows.
+/// The treatment of a counter that differs from its rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mode {
-    /// It is noted in `counterfoil_drift`, and nothing is changed.
+    /// A note in `counterfoil_drift`, without a correction.
     Report,
-    /// What is proven to be missing or too much is added to its row, and noted.
+    /// A correction of its row by the proven difference, and a note.
     #[default]
     Correct,
 }
 
-/// Which counters are recounted.
+/// The counters to recount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecountIds {
-    /// Those of the family's table. Rows whose counter was never made are not found.
+    /// The counters of the family's table. Rows that never had a counter are not found.
     #[default]
     Counters,
-    /// Those that have rows. Counters whose rows are all gone are not found.
+    /// The ids that have rows. Counters whose rows are all gone are not found.
     Source,
-    /// All of them.
+    /// The counters of the table and the ids that have rows.
     Both,
 }
 
-/// What a run does.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub replica: Option<MySqlPool>,

@@ -1,4 +1,4 @@
-//! A recount that runs again and again.
+//! A recount that runs repeatedly.
 
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,10 +12,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::recount::run::{Recounted, Recounting};
 use crate::store::mysql::Begun;
 
-/// How long after something failed it is tried again, and how often somebody else's run is looked at.
+/// The pause after a failure, and the interval at which the run of another process is checked.
 const LOOK: Duration = Duration::from_secs(30);
 
-/// A recount that [runs](crate::RecountBuilder::start). It stops when this is dropped.
+/// A recount that [runs](crate::RecountBuilder::start). Dropping this handle stops it.
 #[derive(Debug)]
 #[must_use = "a recount stops when its handle is dropped"]
 pub struct Recounter {
@@ -31,23 +31,23 @@ impl Recounter {
         Recounter { stop, task: tokio::spawn(run(recounting, every, stopping)), progress }
     }
 
-    /// How far the current run of this process is, or what the last one did.
+    /// Returns the progress of this process's current run, or the result of its last one.
     pub fn progress(&self) -> Recounted {
         *self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends it at once. Another process, or the next start, goes on with the run.
+    /// Stops the recount at once. Another process, or the next start, continues the run.
     ///
     /// # Errors
-    /// [`Closed`](ErrorKind::Closed) if it had ended before, by a panic.
+    /// [`Closed`](ErrorKind::Closed) if the recount had already ended by a panic.
     pub async fn shutdown(self) -> Result<()> {
         self.stop.send_replace(true);
         self.task.await.map_err(|error| Error::new(ErrorKind::Closed, "the recount had ended").with_source(error))
     }
 
-    /// Lets it run until the tokio runtime ends, with nothing bound.
+    /// Lets the recount run without the handle until the tokio runtime ends.
     pub fn detach(self) {
-        // it stops when the sender is dropped
+        // the task stops when the sender is dropped
         std::mem::forget(self.stop);
     }
 }
@@ -71,19 +71,19 @@ async fn run(recounting: Recounting, every: RangeInclusive<Duration>, mut stop: 
         };
         tokio::select! {
             () = sleep(wait) => {}
-            // whoever held the other end may be gone as well
+            // an error means that the sender was dropped, which stops the recount as well
             _ = stop.wait_for(|stop| *stop) => return,
         }
     }
 }
 
-/// When to begin the next run.
+/// The time of the next run.
 enum Next {
-    /// When this one began so long ago as is to be.
+    /// At the configured interval after the start of this one.
     Begin,
-    /// In so long.
+    /// After this time.
     After(Duration),
-    /// When somebody else's is over.
+    /// After the run of another process.
     Look,
 }
 
@@ -100,7 +100,7 @@ async fn work(recounting: &Recounting, begun: Result<Begun>, stop: &watch::Recei
     Ok(next)
 }
 
-/// So that several processes do not all come at once.
+/// Returns a random time up to `longest`, so that several processes do not begin together.
 fn at_random(longest: Duration) -> Duration {
     longest.mul_f64(f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX))
 }

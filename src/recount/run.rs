@@ -1,5 +1,5 @@
-//! A run: page by page the value before, the rows, and after the wait the value again and the correction. The pages of many ids
-//! wait together.
+//! A run of a recount. Each page reads the values, counts the rows, waits, reads the values again and corrects. Many
+//! pages share one wait.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,43 +21,43 @@ use crate::store::mysql::{Begun, Cursor, Drifted, IdPage, MysqlStore, Run, Sourc
 use crate::store::{ReadFrom, Registered, Store};
 use crate::testing::ablation::{self, Guard};
 
-/// How many ids share a step.
+/// The number of ids in a step.
 const PAGE: usize = 1_000;
-/// How many pages wait at most; they are in memory.
+/// The maximum number of waiting pages; they are held in memory.
 const PAGES: usize = 256;
-/// How often a counter is looked at in a run whose rows are deleted.
+/// The number of attempts at a counter in a run whose rows are deleted.
 const TRIES: u32 = 3;
-/// How long a run that is left waits for the database.
+/// The time limit for releasing a run in the database.
 const LEAVING: Duration = Duration::from_secs(2);
-/// How often a corrected counter is tried to be deleted from Redis while it is being saved, and how long is waited between.
+/// The number of attempts to delete a corrected counter from Redis while it is being saved, and the pause between them.
 const FORGET: usize = 10;
 const SAVING: Duration = Duration::from_millis(500);
-/// How long a server that is away is waited for.
+/// The time for which a step is retried while a server is unreachable.
 const AWAY: Duration = Duration::from_secs(60);
 
-/// What a run did.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recounted {
-    /// Its number among the family's, as [`MysqlStore::drift`] takes it.
+    /// The number of the run among those of the family, as [`MysqlStore::drift`] takes it.
     pub run: u64,
-    /// Counters that were compared with their rows, also before the run was taken over.
+    /// Counters that were compared with their rows, including those before the run was taken over.
     pub checked: u64,
-    /// Of these, the ones that differ by what is proven.
+    /// The compared counters that differ by a proven amount.
     pub drifted: u64,
-    /// Counters to which something was added.
+    /// Counters that were corrected upwards.
     pub raised: u64,
-    /// Counters from which something was taken.
+    /// Counters that were corrected downwards.
     pub lowered: u64,
-    /// Counters that differ and were not corrected, as the notes say.
+    /// Counters that differ but were only noted; their notes give the reason.
     pub only_noted: u64,
-    /// Counters that moved too much to be compared. They are left for the next run.
+    /// Counters that changed while they were compared. They are left for the next run.
     pub busy: u64,
-    /// About how many there are in all, where that is known.
+    /// The approximate number of all counters, 0 if it is unknown.
     pub about: u64,
 }
 
-/// A recount as it is configured.
+/// A configured recount.
 #[derive(Debug)]
 pub struct Recounting {
     handle: Handle,
@@ -75,27 +75,27 @@ pub struct Before {
     values: Vec<i64>,
 }
 
-/// Those of them that differ from their rows, with these.
+/// The ids of a step whose values differ from their rows, with the number of rows.
 #[derive(Debug)]
 pub struct Page {
     before: Before,
     rows: Vec<i64>,
-    /// How many are the same: nothing is proven to be missing or too much there, whatever comes.
+    /// The number of ids whose values equal their rows. No later value can prove a difference for them.
     same: u64,
     counted: Instant,
-    /// How far the run is when this page is done.
+    /// The position of the run once this page is done.
     until: Option<Cursor>,
     tries: u32,
 }
 
 impl Page {
-    /// How many ids were looked at.
+    /// Returns the number of ids that were compared.
     fn ids(&self) -> u64 {
         self.same + self.rows.len() as u64
     }
 }
 
-/// What a page's values and rows differ by.
+/// The differences between the values of a page and its rows.
 #[derive(Debug, Default)]
 pub struct Difference {
     checked: u64,
@@ -103,7 +103,7 @@ pub struct Difference {
     busy: Vec<String>,
 }
 
-/// How work on a run ended.
+/// The outcome of the work on a run.
 enum Ended {
     Done,
     Stopped,
@@ -135,7 +135,7 @@ impl Recounting {
         self.plan.lease + self.plan.timeout + self.plan.pause
     }
 
-    /// Begins a run and brings it to its end.
+    /// Begins a run and works on it until its end.
     pub(crate) async fn run_now(&self) -> Result<Recounted> {
         let (_running, stop) = watch::channel(false);
         match self.begin(None).await? {
@@ -151,13 +151,13 @@ impl Recounting {
         Error::new(ErrorKind::Busy, format!("{}: another recount {what}", self.handle.family()))
     }
 
-    /// A run to work on, if there is one; with `every` not before the last one began so long ago.
+    /// Begins a run, or takes over an abandoned one. With `every`, only if the last run began at least that long ago.
     pub(crate) async fn begin(&self, every: Option<Duration>) -> Result<Begun> {
         let registered = self.handle.registered().await?;
         self.store().begin_recount(registered, random()?, self.lease(), every).await
     }
 
-    /// Works on the run until its end. `None` where it was stopped or taken over.
+    /// Works on the run until its end. Returns `None` if it was stopped or taken over.
     pub(crate) async fn run(&self, mut run: Run, mut stop: watch::Receiver<bool>) -> Result<Option<Recounted>> {
         let started = Instant::now();
         let registered = self.handle.registered().await?;
@@ -165,10 +165,10 @@ impl Recounting {
         *self.seen() =
             Recounted { run: run.number, checked: run.checked, drifted: run.drifted, about, ..Recounted::default() };
         tracing::info!(family = %self.handle.family(), run = run.number, about, "a recount begins");
-        // a step may be dropped half-way: a correction that goes on is this run's, or is not made
+        // a step may be dropped half-way: a correction in progress either belongs to this run or is refused
         let ended = tokio::select! {
             ended = self.work(registered, &mut run) => ended,
-            // whoever held the other end may be gone as well
+            // an error means that the sender was dropped, which stops the run as well
             _ = stop.wait_for(|stop| *stop) => Ok(Ended::Stopped),
         };
         match ended {
@@ -198,12 +198,12 @@ impl Recounting {
         }
     }
 
-    /// Somebody else may go on at once. A database that is away is not waited for: the lease ends by itself.
+    /// Releases the run for other processes. If the database is unreachable, the lease expires anyway.
     async fn leave(&self, registered: &Registered, run: &Run) {
         let _ = timeout(LEAVING, self.store().leave_recount(registered, run)).await;
     }
 
-    /// When the last full run ended, for the metric.
+    /// Records when the last full run ended, for the metric.
     pub(crate) async fn tell_age(&self) -> Result<()> {
         if let Some(ago) = self.store().recounted_ago(self.handle.registered().await?).await? {
             self.tell_finished(ago);
@@ -268,7 +268,7 @@ impl Recounting {
         }
     }
 
-    /// Counts what became of a page, and returns what is to be looked at again.
+    /// Records the outcome of a page, and returns the ids to check again.
     fn note(&self, run: &mut Run, done: Difference, tries: u32) -> Vec<String> {
         let label = &self.handle.opened.label;
         let count =
@@ -301,7 +301,7 @@ impl Recounting {
         Vec::new()
     }
 
-    /// The ids after there, and where they end; `None` where that is the end of all.
+    /// Returns the ids after `at`, and the position after them; `None` at the end of all ids.
     async fn next(&self, registered: &Registered, at: &Cursor) -> Result<(Vec<String>, Option<Cursor>)> {
         let (store, after) = (self.store(), at.after.as_deref());
         let in_source = at.from_source || self.plan.ids == RecountIds::Source;
@@ -326,14 +326,14 @@ impl Recounting {
         Ok((wanted, next))
     }
 
-    /// Those that have none: the others were among the counters.
+    /// Returns the ids that have no counter: the others were checked as counters before.
     async fn without_counter(&self, registered: &Registered, ids: Vec<String>) -> Result<Vec<String>> {
         let asked: Vec<_> = ids.iter().map(String::as_str).collect();
         let found = self.store().read(registered, &asked, &[], ReadFrom::Primary).await?.values;
         Ok(ids.into_iter().zip(found).filter(|(_, value)| value.is_none()).map(|(id, _)| id).collect())
     }
 
-    /// The next page, and where it ends, as [`next`](Self::next) says it.
+    /// Measures the next page. Returns it with the position after it, as [`next`](Self::next) does.
     async fn next_page(&self, registered: &Registered, at: &Cursor) -> Result<(Page, Option<Cursor>)> {
         let (ids, until) = self.repeated(|| self.next(registered, at)).await?;
         Ok((self.measure(ids).await?, until))
@@ -344,7 +344,7 @@ impl Recounting {
         self.repeated(|| self.count(&before)).await
     }
 
-    /// The first step.
+    /// Takes the first step: reads the values, and leaves out counters that are too large.
     pub async fn before(&self, ids: Vec<String>) -> Result<Before> {
         let values = self.exact(&ids).await?;
         let kept = ids.into_iter().zip(values).filter(|(_, value)| *value <= self.plan.largest);
@@ -352,7 +352,7 @@ impl Recounting {
         Ok(Before { ids, values })
     }
 
-    /// The second step.
+    /// Takes the second step: counts the rows.
     pub async fn count(&self, before: &Before) -> Result<Page> {
         if let Some(replica) = &self.plan.replica
             && let Some(lag) = self.store().lag(replica).await?.filter(|lag| *lag >= self.within)
@@ -372,19 +372,19 @@ impl Recounting {
         Ok(Page { before: Before { ids, values }, rows, same, counted, until: None, tries: 1 })
     }
 
-    /// The last step of a run, at once, for tests that take the steps one by one.
+    /// Ends the run at once, for tests that take the steps one by one.
     #[cfg(feature = "test-hooks")]
     pub async fn end(&self, run: &Run) -> Result<bool> {
         self.store().finish_recount(self.handle.registered().await?, run).await
     }
 
-    /// The last step but one. `false` where the run is over for this holder.
+    /// Corrects the difference. Returns `false` if the run no longer belongs to this holder.
     #[cfg(feature = "test-hooks")]
     pub async fn settle(&self, run: &Run, difference: &Difference) -> Result<bool> {
         Ok(self.correct(run, difference).await?.is_some())
     }
 
-    /// A run, whoever works on it.
+    /// Begins a run, or takes over the current one from any holder.
     #[cfg(feature = "test-hooks")]
     pub async fn take(&self) -> Result<Option<Run>> {
         let registered = self.handle.registered().await?;
@@ -394,7 +394,7 @@ impl Recounting {
         }
     }
 
-    /// The third step, after the wait: what differs.
+    /// Takes the third step, after the wait: finds the differences.
     pub async fn after(&self, page: &Page) -> Result<Difference> {
         let Before { ids, values } = &page.before;
         let after = self.exact(ids).await?;
@@ -421,7 +421,7 @@ impl Recounting {
         Ok(difference)
     }
 
-    /// The last step. `None` where the run is over for this holder.
+    /// Corrects and notes the differences. Returns `None` if the run no longer belongs to this holder.
     pub(crate) async fn correct(&self, run: &Run, difference: &Difference) -> Result<Option<Vec<Drifted>>> {
         if difference.drifted.is_empty() {
             return Ok(Some(Vec::new()));
@@ -436,8 +436,8 @@ impl Recounting {
         Ok(noted)
     }
 
-    /// Deletes these cached counters from Redis, so that each is read from its corrected row when it is used again. One that
-    /// is being saved is tried again; one that stays shows the correction with its next save.
+    /// Deletes these cached counters from Redis, so that their next use reads the corrected rows. Retries a counter
+    /// that is being saved. One that stays shows the correction with its next save.
     async fn forget(&self, mut ids: Vec<&str>) {
         for _ in 0..FORGET {
             let mut left = Vec::new();
@@ -459,7 +459,7 @@ impl Recounting {
         }
     }
 
-    /// Reads exact values, without bringing a cached counter to Redis.
+    /// Reads exact values, without loading cached counters into Redis.
     async fn exact(&self, ids: &[String]) -> Result<Vec<i64>> {
         let ids: Vec<_> = ids.iter().map(String::as_str).collect();
         if ids.is_empty() { Ok(Vec::new()) } else { self.handle.exact(&ids).await }
@@ -483,7 +483,7 @@ impl Recounting {
         self.source.count(self.store(), self.plan.replica.as_ref(), registered, &ids, self.plan.timeout).await
     }
 
-    /// Repeats a step as long as a server is away, for a minute.
+    /// Repeats a step while a server is unreachable, for up to a minute.
     async fn repeated<T, F>(&self, mut step: impl FnMut() -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,

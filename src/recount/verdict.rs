@@ -1,17 +1,17 @@
-//! What is proven about a counter by its value before and after its rows were counted.
+//! The proof of a difference: the value of a counter before and after its rows were counted.
 
-/// What is to be done about a counter.
+/// The result of comparing a counter with its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
     Same,
-    /// So much is missing, or too much. Where it is no i64 no row can take it.
+    /// The proven difference: positive if hits are missing. No row can take one beyond i64.
     Off(i128),
-    /// It moved too much to tell.
+    /// No proof, because the counter or its rows changed.
     Busy,
 }
 
-/// Of rows that are only added, each counted within the time between the count of the rows and `after`. What is missing is
-/// at least `rows - after`, since every row that will ever be counted is in `after`, and at most `rows - before`.
+/// Compares a counter whose rows are only added, each counted between the count of the rows and `after`. Every row that
+/// will ever be counted is in `after`, so at least `rows - after` is missing, and at most `rows - before`.
 pub fn bounded(before: i64, rows: i64, after: i64) -> Proof {
     let [before, rows, after] = [before, rows, after].map(i128::from);
     match (rows - after, rows - before) {
@@ -21,7 +21,7 @@ pub fn bounded(before: i64, rows: i64, after: i64) -> Proof {
     }
 }
 
-/// Of rows that are deleted as well: only where nothing moved.
+/// Compares a counter whose rows are also deleted: only if nothing changed.
 pub fn still(before: i64, rows: i64, after: i64, rows_after: i64) -> Proof {
     if before == after && rows == rows_after { bounded(before, rows, after) } else { Proof::Busy }
 }
@@ -35,7 +35,7 @@ mod tests {
         assert_eq!(bounded(5, 5, 5), Proof::Same);
         assert_eq!(bounded(3, 5, 3), Proof::Off(2));
         assert_eq!(bounded(7, 5, 7), Proof::Off(-2));
-        // two came meanwhile: the row of one may have been there
+        // two hits came meanwhile, and their rows may be among the five
         assert_eq!(bounded(3, 5, 5), Proof::Same);
         assert_eq!(bounded(3, 5, 4), Proof::Off(1));
         assert_eq!(bounded(6, 5, 9), Proof::Off(-1));

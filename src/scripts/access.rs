@@ -1,5 +1,5 @@
-//! What the Redis user may do. A command that is refused in the middle of a script leaves half of it, so every one that the
-//! scripts of a kind use is tried before a family of that kind is.
+//! The permissions of the Redis user. A command refused in the middle of a script leaves the script half done. Before a
+//! family is used, all commands that its kind's scripts call are therefore tried.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,8 +13,8 @@ use crate::role::Role;
 use crate::scripts::bundle::{self, Script};
 use crate::scripts::keys::Keys;
 
-/// The commands that are needed of a Redis, with arguments that change nothing: `@` is a key that is not there, or that the
-/// last one takes away again.
+/// Trial calls of the commands that the crate needs, with arguments that change nothing. `@` is a key that does not
+/// exist, or that the last trial removes.
 const TRIES: [&str; 32] = [
     "EXISTS @",
     "HDEL @ field",
@@ -50,7 +50,7 @@ const TRIES: [&str; 32] = [
     "UNLINK @",
 ];
 
-/// The scripts that a [`Writer`](Role::Writer) calls, of the kinds that it counts in.
+/// The scripts that a [`Writer`](Role::Writer) calls for the kinds that it counts in.
 const WRITING: [&str; 9] = [
     "activity_touch",
     "activity_touch_hll",
@@ -67,10 +67,10 @@ const WRITING: [&str; 9] = [
 const READING: [&str; 6] =
     ["activity_now", "activity_now_hll", "buffered_read", "cached_get", "series_get", "series_names"];
 
-/// What `cached_get` calls only where it is asked for tickets, which are for those who seed.
+/// The commands that `cached_get` calls only to issue tickets, which callers need to seed counters.
 const TICKETS: [&str; 2] = ["HSET", "TIME"];
 
-/// Tries each, and returns the names of those that are refused to the user. Most servers give such an error no code of its own.
+/// A script that tries commands and returns those denied to the user. Most servers give the error no code of its own.
 const TRY: &str = "\
 local denied = {}
 for try in ARGV[1]:gmatch('[^,]+') do
@@ -84,15 +84,15 @@ for try in ARGV[1]:gmatch('[^,]+') do
 end
 return denied";
 
-/// What the user of this connection lacks for the family, as rules of an ACL: `+pexpire`, or `~cf1:{shop/views/*` for its
-/// keys.
+/// Returns the permissions that this connection's user lacks for the family, as ACL rules: `+pexpire`, or
+/// `~cf1:{shop/views/*` for its keys.
 ///
 /// # Errors
-/// [`AccessDenied`](ErrorKind::AccessDenied) without credentials; [`Redis`](ErrorKind::Redis) where it cannot be asked.
+/// [`AccessDenied`](ErrorKind::AccessDenied) without credentials; [`Redis`](ErrorKind::Redis) if Redis cannot be asked.
 pub async fn missing(redis: &Connection, family: &Family) -> Result<Vec<String>> {
     let used = commands_of(family, Role::Reconciler);
     let is_used = |words: &&str| words.split(' ').next().is_some_and(|command| used.contains(command));
-    // in one word: who has not logged in is cut off for more than ten
+    // as one word: Redis disconnects an unauthenticated client that sends more than ten
     let tries = [TRIES.into_iter().filter(is_used).collect::<Vec<_>>().join(",")];
     let key = [Keys::new(family, 0).probe()];
     let tried = bundle::reading::<Vec<String>>(redis, TRY, &key, &tries);
@@ -108,13 +108,13 @@ pub async fn missing(redis: &Connection, family: &Family) -> Result<Vec<String>>
     Ok(missing)
 }
 
-/// Refuses a user who lacks something for the family, and names it.
+/// Refuses a user that lacks a permission for the family, and names the permission.
 pub async fn refuse_lacking(redis: &Connection, family: &Family) -> Result<()> {
     let missing = missing(redis, family).await?;
     if missing.is_empty() { Ok(()) } else { Err(lacking(family, &missing)) }
 }
 
-/// The same error for a script that was refused to the user.
+/// Turns a permission error of a script into one that names the missing ACL rule. Other errors stay as they are.
 pub fn explain(family: &Family, error: Error) -> Error {
     lacks(family, "evalsha", error).map_or_else(|error| error, |rule| lacking(family, &[rule]))
 }
@@ -124,7 +124,7 @@ fn lacking(family: &Family, rules: &[String]) -> Error {
     Error::new(ErrorKind::AccessDenied, message)
 }
 
-/// The same for one family of each kind, as findings.
+/// Checks one family of each kind, and returns missing permissions as findings.
 pub async fn findings(redis: &Connection, families: &[Family]) -> Vec<Finding> {
     let kinds: BTreeMap<_, _> = families.iter().map(|family| (family.kind(), family)).collect();
     let refusals = join_all(kinds.values().map(|family| refuse_lacking(redis, family))).await;
@@ -133,11 +133,11 @@ pub async fn findings(redis: &Connection, families: &[Family]) -> Vec<Finding> {
     refusals.map(|error| Finding::new(Severity::Error, "redis acl", error.to_string(), advice)).collect()
 }
 
-/// The rules of an ACL, for `ACL SETUSER`, that a user of that role needs for these families: a pattern for the keys of
-/// each, as `~cf1:{shop/views/*`, then a rule for each command, as `+evalsha`, no more than the families' kinds need. Both
-/// are ascending, and each is there once.
+/// Returns the ACL rules, for `ACL SETUSER`, that a user of that role needs for these families. They begin with a key
+/// pattern for each family, such as `~cf1:{shop/views/*`. A rule for each command follows, such as `+evalsha`, only for
+/// commands that the families' kinds need. Both lists are ascending and without duplicates.
 ///
-/// They are beside those of the connection itself: a password, and `+cluster|slots`, `+select` or `+script|load`, as
+/// The connection itself needs further rules: a password, and `+cluster|slots`, `+select` or `+script|load`, as
 /// docs/operations.md says.
 pub fn acl_rules(families: &[Family], role: Role) -> Vec<String> {
     let keys: BTreeSet<_> = families.iter().map(key_pattern).collect();
@@ -150,7 +150,7 @@ fn key_pattern(family: &Family) -> String {
     format!("~cf1:{{{family}/*")
 }
 
-/// The commands that a user of that role sends for a family, in scripts and by themselves.
+/// Returns the commands that a user of that role sends for a family, in scripts and directly.
 fn commands_of(family: &Family, role: Role) -> BTreeSet<&'static str> {
     let is_of_kind = |script: &&Script| family.scripts().iter().any(|name| script.name.starts_with(name));
     let all = Script::all();
@@ -175,10 +175,10 @@ fn commands_of(family: &Family, role: Role) -> BTreeSet<&'static str> {
     }
 }
 
-/// The commands that the crate sends beside the scripts of the bundle.
+/// The commands that the crate sends outside the bundle's scripts.
 const OWN_COMMANDS: [&str; 4] = ["EXISTS", "HGET", "HSCAN", "INFO"];
 
-/// What the user lacks who may not send this command.
+/// Returns the ACL rule that a user needs to send this command, or the error if it has another cause.
 fn lacks(family: &Family, command: &str, error: Error) -> Result<String> {
     let refusal = bundle::below(&error).filter(|below| below.code() == Some("NOPERM"));
     match refusal.and_then(|below| below.detail()) {

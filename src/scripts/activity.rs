@@ -1,5 +1,5 @@
-//! The scripts of activity as typed calls on one partition (docs/protocol.md, section 5). A *place* is one stripe
-//! of one page.
+//! Typed calls of the activity scripts on one partition (docs/protocol.md, section 5). A *place* is one stripe of one
+//! page.
 
 use indexmap::IndexMap;
 
@@ -13,25 +13,25 @@ use crate::scripts::partition::{Counted, PairResult, Partition};
 use crate::scripts::series::seconds;
 use crate::scripts::server_clock::ServerClock;
 
-/// What a place holds of the window.
+/// The views and visitors of a place within the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     pub views: u64,
     pub visitors: u64,
 }
 
-/// Views and visitors of one stripe of one page, to be counted.
+/// Views and visitors to be counted in one place.
 #[derive(Debug, Default)]
 struct Touched<'p> {
     views: i64,
     visitors: Vec<&'p [u8]>,
 }
 
-/// By stripe and page.
+/// The places to count in, by stripe and page.
 type Places<'p> = IndexMap<(u32, &'p [u8]), Touched<'p>>;
 
 impl Partition {
-    /// Counts so many views by each visit.
+    /// Counts each visit with its number of views.
     pub async fn touch<'p>(
         &'p self,
         sliding: &Sliding,
@@ -92,7 +92,7 @@ impl Partition {
         (keys, args)
     }
 
-    /// What these stripes of the page hold of the window, in their order.
+    /// Returns what these stripes of the page hold within the window, in the order of `stripes`.
     pub async fn seen(&self, sliding: &Sliding, clock: &ServerClock, page: &str, stripes: &[u32]) -> Result<Vec<Seen>> {
         let page = page.as_bytes();
         let mut reply = match sliding.counting {

@@ -1,5 +1,4 @@
-//! The scripts of the buffered kind as typed calls on one partition: one script, one call (docs/protocol.md, section
-//! 3).
+//! Typed calls of the buffered kind's scripts on one partition, one call for each script (docs/protocol.md, section 3).
 
 use std::time::Duration;
 
@@ -17,54 +16,54 @@ use crate::scripts::partition::{Counted, PairResult, Part, Partition, expect_ok,
 use crate::store::{BatchId, Incarnation, Nonce};
 use crate::testing::ablation::{self, Guard};
 
-/// What became of one pair of an add.
+/// The outcome of adding one delta.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use = "a hit that was refused is not counted"]
 pub enum Added {
-    /// It is counted, and will be in the database. `pending` is what the id's partition holds in its buffer for it
-    /// now, this delta included.
+    /// The delta is counted and will reach the database. `pending` is the id's current sum in the partition's buffer,
+    /// this delta included.
     Counted {
         /// The sum of the deltas that are not yet on their way to the database.
         pending: i64,
     },
     /// Not counted: the sum would leave the signed 64-bit range.
     OutOfRange,
-    /// Not counted: the partition holds as many ids as the family's `max_pending` allows, and this is a further one.
+    /// Not counted: the partition holds as many ids as the family's `max_pending` allows, and this one is new.
     Full,
 }
 
-/// What became of a request to add once.
+/// The outcome of an add that counts once per request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use = "a hit that was refused is not counted"]
 pub enum AddedOnce {
-    /// Counted now, with the pending value as an [`add`](crate::BufferedCounters::add) returns it.
+    /// Counted now, with the pending value that [`add`](crate::BufferedCounters::add) returns.
     Counted {
         /// The sum of the deltas that are not yet on their way to the database.
         pending: i64,
     },
-    /// Counted before, and nothing was done now: by an earlier call for the request, or by an earlier arrival of this one,
-    /// whose reply was lost.
+    /// Counted before; this call did nothing. Either an earlier call for the request counted it, or an earlier arrival
+    /// of this one whose reply was lost.
     CountedBefore {
-        /// What is pending by now.
+        /// The current pending value.
         pending: i64,
     },
-    /// Not counted, now or when the request came first: the sum would leave the signed 64-bit range.
+    /// Refused now, or when the request first arrived: the sum would leave the signed 64-bit range.
     OutOfRange,
-    /// Not counted, now or when the request came first: the partition holds as many ids as the family's `max_pending`
-    /// allows, and this is a further one.
+    /// Refused now, or when the request first arrived: the partition held as many ids as the family's `max_pending`
+    /// allows, and this one was new.
     Full,
 }
 
-/// What `buffered_rotate` replies.
+/// The reply of `buffered_rotate`.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RotateReply {
     /// The partition's one batch.
     Batch(CutBatch),
-    /// Somebody else works on it for so long.
+    /// Another owner holds the lease for this long.
     Leased(Duration),
-    /// No sync is due for so long.
+    /// No sync is due for this long.
     Early(Duration),
     /// Nothing is pending.
     Empty,
@@ -73,33 +72,33 @@ pub enum RotateReply {
 /// A batch in flight in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CutBatch {
-    /// Its id within its partition.
+    /// The batch's id within its partition.
     pub id: BatchId,
-    /// How many ids of counters it holds.
+    /// The number of counter ids in the batch.
     pub ids: u64,
-    /// How long ago it was cut.
+    /// The time since the batch was cut.
     pub settled: Duration,
-    /// How long ago its oldest hit was counted.
+    /// The time since its oldest hit was counted.
     pub oldest: Duration,
-    /// Whether the call that returned it cut it.
+    /// `true` if the call that returned the batch also cut it.
     pub fresh: bool,
 }
 
-/// What `buffered_fetch` replies, all pages together.
+/// The reply of `buffered_fetch`, all pages together.
 #[derive(Debug, PartialEq, Eq)]
 pub enum FetchReply {
-    /// Each id once, in byte order. Other languages may have counted ids that are not UTF-8.
+    /// Each id once, in byte order. Clients in other languages may have counted ids that are not UTF-8.
     Deltas(Vec<(Vec<u8>, i64)>),
-    /// It is not durable for so long.
+    /// The remaining time until the batch is durable.
     Wait(Duration),
-    /// That batch is not there (any more).
+    /// The batch does not exist (any more).
     Stale,
 }
 
 /// The last cut of a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastCut {
-    /// `None` where nobody configured the partition or counted in it since Redis lost its memory.
+    /// `None` if nothing configured the partition or counted in it since Redis lost its data.
     pub incarnation: Option<Incarnation>,
     /// 0 if nothing was cut.
     pub seq: u64,
@@ -107,46 +106,46 @@ pub struct LastCut {
     pub nonce: Option<Nonce>,
 }
 
-/// What `buffered_reset` dropped.
+/// The contents that `buffered_reset` dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dropped {
-    /// Hits, where the kind counts them.
+    /// The number of hits, for kinds that count them.
     pub hits: u64,
-    /// Ids of counters in buffer and batch.
+    /// The number of counter ids in the buffer and the batch.
     pub ids: u64,
 }
 
-/// What `buffered_read` replies.
+/// The reply of `buffered_read`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pending {
     /// The last batch that was cut.
     pub last: LastCut,
-    /// Whether that batch is still there.
+    /// `true` if that batch is still in flight.
     pub in_flight: bool,
-    /// For each id what the batch and what the buffer holds.
+    /// The deltas of each id: in the batch, then in the buffer.
     pub deltas: Vec<(i64, i64)>,
 }
 
-/// When a rotation may cut.
+/// The condition under which a rotation may cut.
 #[derive(Clone, Copy, Debug)]
 pub enum Cut<'f> {
-    /// Whatever is there.
+    /// No condition: whatever is pending is cut.
     Now,
-    /// If a sync is due by the family's settings.
+    /// A sync is due by the family's settings.
     WhenDue(&'f Family),
 }
 
-/// Who takes the lease on a batch, and for how long.
+/// A lease on a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Lease<'a> {
     /// The reconciler's random name.
     pub owner: &'a str,
-    /// How long it lasts.
+    /// The duration of the lease.
     pub time: Duration,
 }
 
 impl PairResult {
-    /// As a caller of a buffered family is told.
+    /// Returns the result as a caller of a buffered family receives it.
     pub(crate) fn added(self, family: &Family, id: &str) -> Result<Added> {
         match self {
             PairResult::Counted(pending) => Ok(Added::Counted { pending }),
@@ -158,7 +157,7 @@ impl PairResult {
 }
 
 impl Partition {
-    /// Adds each delta to its id's pending sum, for so many hits in all.
+    /// Adds each delta to its id's pending sum. Together the deltas stand for `hits` hits.
     #[cfg(feature = "test-hooks")]
     pub async fn add<'p, I: AsRef<[u8]> + ?Sized + 'p>(
         &'p self,
@@ -171,7 +170,7 @@ impl Partition {
         Self::add_to(family, fence, &[Part { partition: self, hits, pairs: &pairs }]).await
     }
 
-    /// The same in several partitions of one node, of which there must be one at least.
+    /// Adds the deltas of several partitions of one node in one call. `parts` must not be empty.
     pub async fn add_to(family: &Family, fence: Fence<'_>, parts: &[Part<'_>]) -> Result<Counted> {
         let Partition { redis, now_ms, .. } = parts[0].partition;
         let (mut keys, mut args) = fence.begin(arg(now_ms));
@@ -184,7 +183,7 @@ impl Partition {
         match reply.status() {
             "OK" => counted(&reply, family, parts),
             "DUP" => {
-                // it was counted: where this read fails the call was not refused
+                // the call was counted, so a failed read must not look like a refusal
                 let unknown =
                     |error| Error::new(ErrorKind::OutcomeUnknown, "what is pending by now").with_source(error);
                 let mut results = Self::now_pending(parts).await.map_err(unknown)?;
@@ -197,7 +196,7 @@ impl Partition {
         }
     }
 
-    /// What the pairs' ids have pending by now, in one call: after a lost reply the network is bad enough.
+    /// Reads the current pending values of the pairs' ids, in one call, because a reply has just been lost.
     async fn now_pending(parts: &[Part<'_>]) -> Result<Vec<PairResult>> {
         const READ: &str = "\
 local pending, arg = {}, 1
@@ -251,7 +250,7 @@ return pending";
         }
     }
 
-    /// Returns the batch's content, once it is durable.
+    /// Returns the batch's content once it is durable.
     pub async fn fetch(&self, batch: BatchId, settle: Duration, page: usize) -> Result<FetchReply> {
         let settle = if ablation::is_out(Guard::Settle) { Duration::ZERO } else { settle };
         let keys = [self.keys.batch(), self.keys.meta()];
@@ -281,15 +280,15 @@ return pending";
             if cursor != "0" {
                 continue;
             }
-            // HSCAN may hand an id out twice
+            // HSCAN may return an id twice
             deltas.sort_unstable();
             deltas.dedup_by(|one, other| one.0 == other.0);
             let size: usize = reply.number(2)?;
             if deltas.len() == size {
                 return Ok(FetchReply::Deltas(deltas));
             }
-            // A cursor means nothing to another server: each hashes in its own way. After a restart, a failover or a
-            // slot's move between two pages ids are missing.
+            // A cursor is valid on one server only, because each server hashes differently. Ids are missing after a
+            // restart, a failover or a slot migration between two pages.
             if passes == 0 {
                 let message = format!("{} of {size} ids of {} came", deltas.len(), self.keys.batch());
                 return Err(Error::new(ErrorKind::Redis, message));
@@ -298,7 +297,7 @@ return pending";
         }
     }
 
-    /// Drops the batch, which is complete in the database. Returns whether it was still there.
+    /// Drops the batch, which is complete in the database. Returns whether it still existed.
     pub async fn release(&self, batch: BatchId) -> Result<bool> {
         let keys = [self.keys.batch(), self.keys.meta()];
         let reply = bundle::repeat_safe(&self.redis, "buffered_release", &keys, &id_args(batch)).await?;
@@ -309,8 +308,8 @@ return pending";
         }
     }
 
-    /// Drops what is not in the database and starts a new incarnation, if the last cut is still `proven`. `home` remembers
-    /// the calls to this partition. Returns what was dropped, or `None` if the partition is in another state.
+    /// Drops all that is not in the database and starts a new incarnation, if the last cut is still `proven`. `home`
+    /// remembers the calls to this partition. Returns what was dropped, or `None` if the partition is in another state.
     pub async fn reset(&self, family: &Family, home: &Keys, proven: LastCut) -> Result<Option<Dropped>> {
         let mut keys = vec![self.keys.meta(), home.calls()];
         keys.extend(self.keys.unsaved(family));
@@ -330,15 +329,15 @@ return pending";
         }
     }
 
-    /// How many ids one [`read`](Self::read) takes.
+    /// The maximum number of ids in one [`read`](Self::read).
     pub const READ_IDS: usize = 1000;
 
-    /// What the ids have pending, with the batch's id, as of one moment.
+    /// Reads the pending values of the ids and the id of the last batch, as of one moment.
     pub async fn read(&self, ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
         self.read_from(&[self.keys.buffer(), self.keys.batch(), self.keys.meta()], ids).await
     }
 
-    /// The same with what slices hold that are not over yet, as part of the buffer.
+    /// Reads like [`read`](Self::read), but adds slices that are not over yet to the buffer's values.
     pub async fn read_with_slices(&self, ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
         self.read_from(&[self.keys.buffer(), self.keys.batch(), self.keys.meta(), self.keys.open()], ids).await
     }
@@ -361,14 +360,14 @@ return pending";
         Ok(pending)
     }
 
-    /// Whether anything waits in the partition, for one cheap command.
+    /// Returns whether anything is pending in the partition, by one cheap command.
     pub async fn has_pending(&self) -> Result<bool> {
         anything_pending(&self.redis, std::slice::from_ref(self)).await
     }
 
-    /// The ids with that prefix that have anything pending, each at least once. An id that was counted before the call
-    /// is found here or is in the database by the end of it: the buffer is looked through before the batch that it
-    /// becomes, and the batch leaves only after it was applied.
+    /// Returns the ids with that prefix that have anything pending, each at least once. An id counted before the call
+    /// is found, or is in the database when the call ends. The buffer is scanned before the batch that it becomes, and
+    /// a batch is released only after it was applied.
     pub async fn pending_ids(&self, prefix: &str) -> Result<Vec<String>> {
         let mut found = Vec::new();
         for key in [self.keys.buffer(), self.keys.batch()] {
@@ -388,14 +387,14 @@ return pending";
     }
 }
 
-/// Whether anything waits in any of the partitions. In a cluster they are asked one by one: keys of several slots in
-/// one call are refused.
+/// Returns whether anything is pending in any of the partitions. In a cluster, pass one partition at a time: Redis
+/// refuses keys of several slots in one call.
 pub async fn anything_pending(redis: &Connection, partitions: &[Partition]) -> Result<bool> {
     let keys: Vec<_> = partitions.iter().flat_map(|one| [one.keys.buffer(), one.keys.batch()]).collect();
     bundle::read::<u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
 }
 
-/// Returns the last cut of each of these partitions, of which there may be 1000. In a cluster they lie in one slot.
+/// Returns the last cut of each of these partitions, at most 1000. In a cluster they must lie in one slot.
 pub async fn last_cuts(redis: &Connection, partitions: &[Partition]) -> Result<Vec<LastCut>> {
     let keys: Vec<_> = partitions.iter().map(|one| one.keys.meta()).collect();
     let reply = bundle::repeat_safe(redis, "buffered_state", &keys, &[""; 0]).await?;
@@ -403,7 +402,7 @@ pub async fn last_cuts(redis: &Connection, partitions: &[Partition]) -> Result<V
     (0..partitions.len()).map(|at| last_cut(&reply, 3 * at)).collect()
 }
 
-/// Reads incarnation, seq and nonce from the given place on.
+/// Parses incarnation, seq and nonce from position `at` on.
 fn last_cut(reply: &Reply, at: usize) -> Result<LastCut> {
     let hex = |at| match reply.string(at)?.as_str() {
         "" => Ok(None),
@@ -413,12 +412,12 @@ fn last_cut(reply: &Reply, at: usize) -> Result<LastCut> {
     Ok(LastCut { incarnation, seq: reply.number(at + 1)?, nonce })
 }
 
-/// Returns a batch's id as scripts take it.
+/// Returns a batch's id as arguments of a script.
 pub(crate) fn id_args(batch: BatchId) -> [String; 3] {
     [batch.incarnation.to_string(), batch.seq.to_string(), batch.nonce.to_string()]
 }
 
-/// The glob pattern of Redis for everything that begins with the prefix.
+/// Returns the Redis glob pattern that matches everything with this prefix.
 fn starts_with(prefix: &str) -> String {
     let mut pattern = String::with_capacity(prefix.len() + 1);
     for letter in prefix.chars() {
@@ -431,7 +430,7 @@ fn starts_with(prefix: &str) -> String {
     pattern
 }
 
-/// What became of the pairs of a call that was executed just now.
+/// Returns the outcome of a call that was executed just now.
 fn counted(reply: &Reply, family: &Family, parts: &[Part<'_>]) -> Result<Counted> {
     let (mut results, mut due) = (Vec::new(), Vec::new());
     let mut words = reply.rest(0)?.iter();
@@ -449,7 +448,7 @@ fn counted(reply: &Reply, family: &Family, parts: &[Part<'_>]) -> Result<Counted
     }
 }
 
-/// Puts in what was refused when the call was executed, "INDEX:WORD ..." with indexes from 1 on.
+/// Restores the refusals of the first execution, "INDEX:WORD ..." with indexes from 1.
 pub(crate) fn refuse_again(refused: &str, results: &mut [PairResult]) -> Option<()> {
     for one in refused.split_ascii_whitespace() {
         let (index, word) = one.split_once(':')?;

@@ -1,4 +1,4 @@
-//! The Lua bundle, and the only EVALSHA and EVAL.
+//! The Lua bundle, and the calls of scripts by EVALSHA and EVAL.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -15,12 +15,12 @@ use crate::testing::ablation;
 
 static FILES: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/lua/v1");
 
-/// One script of the bundle, as it lies in `lua/v1`.
+/// One script of the bundle, a file in `lua/v1`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Script {
-    /// Its name, e.g. `buffered_add`.
+    /// The script's name, e.g. `buffered_add`.
     pub name: &'static str,
-    /// What Redis runs, byte for byte.
+    /// The text that Redis runs, byte for byte.
     pub source: &'static str,
     /// The SHA-1 of the source in 40 hexadecimal digits, as EVALSHA takes it.
     pub sha1: String,
@@ -35,55 +35,56 @@ static BUNDLE: LazyLock<HashMap<&'static str, Script>> = LazyLock::new(|| {
 });
 
 impl Script {
-    /// All scripts of the bundle, in no particular order.
+    /// Returns all scripts of the bundle, in no particular order.
     pub fn all() -> impl Iterator<Item = &'static Script> {
         BUNDLE.values()
     }
 
-    /// The script of that name.
+    /// Returns the script of that name.
     pub fn named(name: &str) -> Option<&'static Script> {
         BUNDLE.get(name)
     }
 
-    /// How its name begins: the kind of the families that it is for, or `family` for any.
+    /// Returns the first part of the name: the kind of family that the script is for, or `family` for any kind.
     pub(crate) fn kind(&self) -> &'static str {
         self.name.split('_').next().unwrap_or_default()
     }
 
-    /// What `lua/manifest.json` says of them: keys, arguments, replies and errors of each, for programs.
+    /// Returns `lua/manifest.json`: the keys, arguments, replies and errors of each script, for programs.
     pub fn manifest() -> &'static str {
         include_str!("../../lua/manifest.json")
     }
 
-    /// The Redis commands that it calls, in upper case, some of them several times.
+    /// Returns the Redis commands that the script calls, in upper case. A command may occur several times.
     pub(crate) fn commands(&self) -> impl Iterator<Item = &'static str> {
         self.source.split("call('").skip(1).filter_map(|call| call.split('\'').next())
     }
 }
 
-/// An argument of a call: bytes of any kind.
+/// An argument of a call: arbitrary bytes.
 pub type Arg<'a> = Cow<'a, [u8]>;
 
-/// What is there already, as an argument.
+/// Borrows a value as an argument.
 pub fn arg<T: AsRef<[u8]> + ?Sized>(word: &T) -> Arg<'_> {
     Cow::Borrowed(word.as_ref())
 }
 
-/// A word that is made for the call.
+/// Formats a value as an owned argument.
 pub fn made<'a>(word: impl fmt::Display) -> Arg<'a> {
     Cow::Owned(word.to_string().into_bytes())
 }
 
-/// Calls a script by its hash; where Redis does not know it (any more), by its source, which makes it known again.
+/// Calls a script by its hash, and by its source if Redis does not know the hash, which registers it again.
 ///
-/// The source goes by EVAL, since that goes where the call goes. SCRIPT LOAD does not in a cluster: the client sends it
-/// to all nodes, and it fails while any of them, a replica even, is away. From 7.4 on Redis forgets scripts that came by
-/// EVAL when there are hundreds of others: they come again then.
+/// The source is sent by EVAL, to the node of the call. SCRIPT LOAD goes to all nodes of a cluster, and fails while any
+/// is unreachable, even a replica. From 7.4 on Redis forgets EVAL's scripts among hundreds of others; they are then
+/// resent.
 ///
 /// # Errors
-/// [`Redis`](ErrorKind::Redis), [`AccessDenied`](ErrorKind::AccessDenied): surely not executed.
-/// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): no reply came, or one that does not say that nothing was done.
-/// [`InvalidInput`](ErrorKind::InvalidInput), [`Corrupt`](ErrorKind::Corrupt): the script refused, and did nothing.
+/// [`Redis`](ErrorKind::Redis), [`AccessDenied`](ErrorKind::AccessDenied): definitely not executed.
+/// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): no reply came, or the reply does not prove that nothing was done.
+/// [`InvalidInput`](ErrorKind::InvalidInput), [`Corrupt`](ErrorKind::Corrupt): the script refused the call and did
+/// nothing.
 pub async fn call(
     redis: &Connection,
     name: &'static str,
@@ -106,7 +107,7 @@ pub async fn call(
     }
 }
 
-/// Runs a text that is not of the bundle.
+/// Runs a script that is not in the bundle.
 pub async fn eval(
     redis: &Connection,
     text: &str,
@@ -128,8 +129,8 @@ fn command(verb: &str, what: &str, keys: &[impl AsRef<[u8]>], args: &[impl AsRef
     command
 }
 
-/// Calls a script whose header says that a repeat is safe, so that a lost reply is no more than a reason to call again:
-/// [`Redis`](ErrorKind::Redis), like a call that was surely not executed.
+/// Calls a script whose header says that a repeat is safe. A lost reply is then only a reason to call again: the error
+/// is [`Redis`](ErrorKind::Redis), as for a call that was definitely not executed.
 pub async fn repeat_safe(
     redis: &Connection,
     name: &'static str,
@@ -154,12 +155,12 @@ fn not_executed(error: RedisError) -> Error {
     refusal.with_source(error)
 }
 
-/// Redis 6.2 puts it into an error of the script's.
+/// Returns whether a key holds another type. Redis 6.2 puts the code into the text of a script's error.
 fn is_wrong_type(error: &RedisError) -> bool {
     error.code() == Some("WRONGTYPE") || error.detail().is_some_and(|detail| detail.contains("WRONGTYPE"))
 }
 
-/// Every script reads before it writes, so nothing was done.
+/// Returns the error for a key of another type. Every script reads before it writes, so nothing was done.
 fn wrong_type(name: &str, keys: &[impl AsRef<[u8]>], error: RedisError) -> Error {
     let keys: Vec<_> = keys.iter().take(20).map(|key| String::from_utf8_lossy(key.as_ref())).collect();
     let message = format!("{name}: a key holds another type: {}", keys.join(", "));
@@ -179,8 +180,8 @@ fn classify(redis: &Connection, name: &'static str, error: RedisError) -> Error 
     }
 }
 
-/// A command that reads keys of one slot. It goes as a script, since a cluster connection may send plain reads to a
-/// replica, which may be behind, and leaves nodes that it has no connection to out of a sum over several keys.
+/// Runs a command that reads keys of one slot, within a script. A cluster connection may send plain reads to a replica,
+/// which may lag. It also leaves nodes that it is not connected to out of a sum over several keys.
 pub async fn read<T>(redis: &Connection, verb: &str, keys: &[impl AsRef<[u8]>], args: &[&str]) -> Result<T>
 where
     T: redis::FromRedisValue,
@@ -194,7 +195,7 @@ return redis.call(unpack(words))";
     reading(redis, READ, keys, &words).await
 }
 
-/// Runs a text that only reads.
+/// Runs a script that only reads.
 pub async fn reading<T>(
     redis: &Connection,
     text: &str,
@@ -210,7 +211,7 @@ where
     T::from_redis_value(value).map_err(|error| Error::corrupt("what was read").with_source(error))
 }
 
-/// Calls a script that there is not: an error only where Redis does not even look for it.
+/// Calls a script that does not exist. Returns an error only if Redis refuses the call before it looks up the script.
 pub async fn call_none(redis: &Connection, key: &str) -> Result<()> {
     let reply = redis.send(&command("EVALSHA", &"0".repeat(40), &[key], &[""; 0])).await;
     match reply {
@@ -219,23 +220,23 @@ pub async fn call_none(redis: &Connection, key: &str) -> Result<()> {
     }
 }
 
-/// Whether a call was refused because its keys lie in several slots of a cluster.
+/// Returns whether a call was refused because its keys lie in several slots of a cluster.
 pub fn crosses_slots(error: &Error) -> bool {
     below(error).is_some_and(|error| error.kind() == redis::ErrorKind::Server(ServerErrorKind::CrossSlot))
 }
 
-/// Whether a call was refused by a reply that does not tell that nothing was done. Of a repeat Redis would say that it was
-/// executed before, although a part of it may be missing.
+/// Returns whether a call was refused by a reply that does not prove that nothing was done. Redis would reply to a
+/// repeat that the call was executed before, although a part of it may be missing.
 pub fn may_be_half_done(error: &Error) -> bool {
     below(error).is_some_and(|error| error.code().is_some() && !refusal::tells_that_nothing_was_done(error))
 }
 
-/// What Redis, or its client, said.
+/// Returns the underlying error of Redis or its client.
 pub fn below(error: &Error) -> Option<&RedisError> {
     std::error::Error::source(error)?.downcast_ref()
 }
 
-/// A plain reading command, for which it does not matter how often it is executed, nor where.
+/// Runs a plain reading command. It may be executed any number of times and on any node.
 pub async fn query<T>(redis: &Connection, command: &Cmd) -> Result<T>
 where
     T: redis::FromRedisValue,
@@ -268,23 +269,23 @@ impl Reply {
         &self.status
     }
 
-    /// The error for a reply that the script's header does not know.
+    /// Returns the error for a reply that the script's header does not list.
     pub fn misshapen(&self) -> Error {
         Error::corrupt(format!("{} replied {:?} {:?}", self.script, self.status, self.rest))
     }
 
-    /// What comes from the given place on, which must be there.
+    /// Returns the values from position `from` on; an error if the reply is shorter.
     pub fn rest(&self, from: usize) -> Result<&[Value]> {
         self.rest.get(from..).ok_or_else(|| self.misshapen())
     }
 
-    /// The strings from the given place on, which must be there.
+    /// Takes the strings from position `from` on; an error if the reply is shorter.
     pub fn strings(&mut self, from: usize) -> Result<Vec<String>> {
         let values = self.split_off(from)?;
         values.into_iter().map(text).collect::<Option<_>>().ok_or_else(|| self.misshapen())
     }
 
-    /// The same of any bytes.
+    /// Takes the byte strings from position `from` on; an error if the reply is shorter.
     pub fn byte_strings(&mut self, from: usize) -> Result<Vec<Vec<u8>>> {
         let values = self.split_off(from)?;
         byte_strings(values).ok_or_else(|| self.misshapen())
@@ -294,7 +295,7 @@ impl Reply {
         if from <= self.rest.len() { Ok(self.rest.split_off(from)) } else { Err(self.misshapen()) }
     }
 
-    /// The array of strings of any bytes at the given place.
+    /// Takes the array of byte strings at the given position.
     pub fn byte_strings_in(&mut self, at: usize) -> Result<Vec<Vec<u8>>> {
         match self.rest.get_mut(at).map(|item| std::mem::replace(item, Value::Nil)) {
             Some(Value::Array(items)) => byte_strings(items).ok_or_else(|| self.misshapen()),
@@ -302,7 +303,7 @@ impl Reply {
         }
     }
 
-    /// The number at the given place, sent as an integer or a string.
+    /// Returns the number at the given position, sent as an integer or a string.
     pub fn number<T: std::str::FromStr + TryFrom<i64>>(&self, at: usize) -> Result<T> {
         let number = match self.rest.get(at) {
             Some(Value::Int(number)) => T::try_from(*number).ok(),
@@ -312,7 +313,7 @@ impl Reply {
         number.ok_or_else(|| self.misshapen())
     }
 
-    /// The string at the given place.
+    /// Returns the string at the given position.
     pub fn string(&self, at: usize) -> Result<String> {
         self.rest.get(at).cloned().and_then(text).ok_or_else(|| self.misshapen())
     }

@@ -1,4 +1,4 @@
-//! The scripts of the cached kind as typed calls on one partition (docs/protocol.md, section 4).
+//! Typed calls of the cached kind's scripts on one partition (docs/protocol.md, section 4).
 
 use std::time::Duration;
 
@@ -15,34 +15,34 @@ use crate::scripts::partition::Change;
 use crate::scripts::partition::{Counted, PairResult, Part, Partition, Ticket, expect_ok, millis, salt};
 use crate::store::BatchId;
 
-/// How long a ticket lasts: time to read a row from the database and to seed its counter.
+/// The lifetime of a ticket: time to read a row from the database and to seed its counter.
 pub const TICKET: Duration = Duration::from_secs(30);
 
-/// What a counter is seeded with: the row as it was read after the ticket was given.
+/// The seed of a counter: its row, read after the ticket was issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed {
-    /// What Redis gave for the missing counter.
+    /// The ticket that Redis issued for the missing counter.
     pub ticket: Ticket,
-    /// Read from the database that is written; 0 where there is no row.
+    /// The row's value, read from the database that takes the writes; 0 without a row.
     pub value: i64,
 }
 
-/// What `cached_delete` replies for one counter.
+/// The outcome of `cached_delete` for one counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deleted {
-    /// It is not in Redis (any more).
+    /// The counter is not in Redis (any more).
     Done,
-    /// Something of it waits in the buffer.
+    /// Not deleted: a change to it waits in the buffer.
     Waiting,
-    /// Something of it is in the batch.
+    /// Not deleted: a change to it is in the batch.
     InFlight,
 }
 
-/// Ids and what they are seeded with.
+/// Ids with their seeds.
 type Seeds<'a> = Vec<(&'a [u8], Seed)>;
 
 impl Partition {
-    /// Changes counters that have a base, after seeding those that are handed in, and returns each one's new value.
+    /// Seeds the given counters, then changes counters that have a base. Returns each counter's new value.
     #[cfg(feature = "test-hooks")]
     pub async fn incr<'p, I: AsRef<[u8]> + ?Sized + 'p>(
         &'p self,
@@ -57,7 +57,7 @@ impl Partition {
         Self::incr_in(retention, fence, &[(self, seeds)], &[part]).await
     }
 
-    /// Does the same in several partitions of one node, of which there must be one at least.
+    /// Seeds and changes counters of several partitions of one node. `parts` must not be empty.
     pub async fn incr_in(
         retention: &Retention,
         fence: Fence<'_>,
@@ -74,7 +74,7 @@ impl Partition {
             args.extend(pairs.iter().flat_map(|(id, change)| [arg(*id), change.delta()]));
         }
         let seeding = join_all(seeds.iter().map(|(partition, seeds)| partition.seed(retention, seeds)));
-        // both travel together, the seeds first: a counter whose seed failed is a miss again
+        // both are sent together, the seeds first; a counter whose seed failed is missing again
         let (_, reply) = join(seeding, bundle::call(redis, "cached_incr", &keys, &args)).await;
         let reply = reply?;
         let count: usize = parts.iter().map(|part| part.pairs.len()).sum();
@@ -91,7 +91,7 @@ impl Partition {
         }
     }
 
-    /// Gives counters that were missed their base. Returns for each whether it has one.
+    /// Seeds counters that were missing. Returns for each whether it has a base now.
     pub async fn seed(&self, retention: &Retention, seeds: &[(&[u8], Seed)]) -> Result<Vec<bool>> {
         let mut results = Vec::with_capacity(seeds.len());
         for seeds in seeds.chunks(Self::READ_IDS) {
@@ -109,7 +109,7 @@ impl Partition {
         Ok(results)
     }
 
-    /// Returns the values of counters, with a ticket for those that have no base.
+    /// Returns the values of counters, and a ticket for each one without a base.
     pub async fn values(&self, ids: &[impl AsRef<[u8]>]) -> Result<Vec<PairResult>> {
         let mut args = vec![made(millis(TICKET)), arg(&self.now_ms), made(salt()?)];
         args.extend(ids.iter().map(|id| arg(id)));
@@ -119,8 +119,8 @@ impl Partition {
         results.filter(|results| results.len() == ids.len()).ok_or_else(|| reply.misshapen())
     }
 
-    /// Marks counters of a batch that is complete in the database as saved, each with its row's value, `None` where there is
-    /// no row. Returns how many ids are left in the batch, or `None` where it is not there (any more).
+    /// Marks counters of a batch as saved once it is complete in the database, each with its row's value, `None`
+    /// without a row. Returns how many ids are left in the batch, or `None` if it does not exist (any more).
     pub async fn saved(
         &self,
         retention: &Retention,
@@ -142,13 +142,13 @@ impl Partition {
         }
     }
 
-    /// Looks at about so many counters, from `cursor` on, and deletes those that are due and have nothing pending. Returns
-    /// the outcome of each that was due, and where to go on, 0 at the end.
+    /// Checks about `count` counters from `cursor` on, and deletes those that are due and have nothing pending. Returns
+    /// the outcome of each that was due, and the next cursor, 0 at the end.
     pub async fn delete_due(&self, cursor: u64, count: usize) -> Result<(Vec<Deleted>, u64)> {
         self.delete_some(cursor, count, &[""; 0]).await
     }
 
-    /// Deletes these counters, up to 1000, unless something of them is pending.
+    /// Deletes these counters, at most 1000, except those with anything pending.
     pub async fn delete(&self, ids: &[impl AsRef<[u8]>]) -> Result<Vec<Deleted>> {
         if ids.is_empty() {
             return Ok(Vec::new());
@@ -200,7 +200,7 @@ fn text_word(word: &str) -> Option<PairResult> {
     }
 }
 
-/// Reads a reply of one word for each of the ids.
+/// Parses a reply of one word for each id.
 fn each<T>(mut reply: Reply, count: usize, parse: impl Fn(&str) -> Option<T>) -> Result<Vec<T>> {
     expect_ok(&reply)?;
     let words = reply.strings(0)?;

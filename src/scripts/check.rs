@@ -1,4 +1,4 @@
-//! Start-up checks: what a look at the servers found, and what to do about it (docs/protocol.md, section 6).
+//! Start-up checks: the problems found on the Redis servers, and advice on each (docs/protocol.md, section 6).
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -11,8 +11,8 @@ use crate::family::{Family, Kind};
 use crate::finding::{Finding, Severity};
 use crate::scripts::bundle;
 
-/// Refuses a `maxmemory-policy` that throws counts away: any that evicts all keys, and for families whose keys expire also
-/// one that evicts those that do.
+/// Refuses a `maxmemory-policy` that evicts counts: any that evicts all keys, and, for families whose keys expire, any
+/// that evicts expiring keys.
 pub(crate) async fn eviction(redis: &Connection, families: &[Family]) -> Result<()> {
     for (_, node) in info(redis, "memory").await? {
         if let Some(loss) = node.get("maxmemory_policy").and_then(|policy| evicts(policy, families)) {
@@ -23,7 +23,7 @@ pub(crate) async fn eviction(redis: &Connection, families: &[Family]) -> Result<
     Ok(())
 }
 
-/// The policy, and what it throws away of these families when memory is full.
+/// Returns the policy and what it evicts of these families when memory is full, if anything.
 fn evicts(policy: &str, families: &[Family]) -> Option<String> {
     if policy.starts_with("allkeys-") {
         return Some(format!("{policy}, which throws counts away when memory is full"));
@@ -35,7 +35,7 @@ fn evicts(policy: &str, families: &[Family]) -> Option<String> {
     ))
 }
 
-/// Looks at Redis: at each primary, where it is a cluster.
+/// Checks Redis; in a cluster, each primary.
 pub(crate) async fn redis(redis: &Connection, families: &[Family]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let nodes = match info(redis, "default").await {
@@ -71,7 +71,7 @@ pub(crate) async fn redis(redis: &Connection, families: &[Family]) -> Vec<Findin
     findings
 }
 
-/// A connection that does not know of clusters reaches the slots of one node only.
+/// Reports a cluster node: a connection without cluster support reaches the slots of one node only.
 fn cluster(enabled: &str) -> Option<Finding> {
     (enabled == "1").then(|| {
         let message = "the server is a node of a Redis Cluster, and the connection is not one to a cluster";
@@ -105,13 +105,13 @@ fn role(role: &str) -> Option<Finding> {
     })
 }
 
-/// The durability table of docs/protocol.md, section 6.
+/// Applies the durability table of docs/protocol.md, section 6.
 fn persistence(aof: bool, fsync: Option<&str>, save: Option<&str>, families: &[Family]) -> Option<Finding> {
     let found = |severity, message: String, advice| Some(Finding::new(severity, "redis persistence", message, advice));
     match (aof, fsync) {
         (true, Some("always")) => None,
         (true, fsync) => {
-            // Redis itself holds writes back when an fsync takes longer than 2 s
+            // Redis itself delays writes when an fsync takes longer than 2 s
             let hasty = families.iter().find(|family| family.durability().settle() < Duration::from_secs(2));
             if let Some(family) = hasty {
                 let message = format!(
@@ -158,10 +158,10 @@ fn persistence(aof: bool, fsync: Option<&str>, save: Option<&str>, families: &[F
     }
 }
 
-/// What a crash takes from a Redis that comes back with an older state.
+/// The loss when Redis restarts with an older state after a crash.
 const LOSES: &str = "the hits since the last flush to the database, and those until a reconciler has detected it";
 
-/// Logs a warning where Redis, once it has crashed, counts daily visitors again.
+/// Logs a warning if Redis would count known visitors again after a crash.
 pub(crate) async fn warn_of_persistence(redis: &Connection, families: &[Family]) {
     let findings = self::redis(redis, families).await.into_iter();
     for found in findings.filter(|found| found.severity == Severity::Error && found.subject.ends_with("persistence")) {
@@ -169,8 +169,8 @@ pub(crate) async fn warn_of_persistence(redis: &Connection, families: &[Family])
     }
 }
 
-/// Returns the id of each server's run, by the server's address; by "" where the connection has one server. A cluster whose
-/// connection asks any of its nodes has none.
+/// Returns the run id of each server by its address, or by "" if the connection has one server. The map is empty if a
+/// cluster connection asks an arbitrary node.
 pub(crate) async fn run_ids(redis: &Connection) -> Result<BTreeMap<String, String>> {
     let nodes = info(redis, "server").await?.into_iter();
     let mut ids: BTreeMap<_, _> = nodes.filter_map(|(node, mut info)| Some((node, info.remove("run_id")?))).collect();
@@ -182,7 +182,7 @@ pub(crate) async fn run_ids(redis: &Connection) -> Result<BTreeMap<String, Strin
 
 type Info = HashMap<String, String>;
 
-/// A section of INFO of each node by its address; of the only one by "".
+/// Returns a section of INFO of each node by its address, or by "" for a single server.
 async fn info(redis: &Connection, section: &str) -> Result<Vec<(String, Info)>> {
     let mut command = ::redis::cmd("INFO");
     command.arg(section);
@@ -194,11 +194,11 @@ async fn info(redis: &Connection, section: &str) -> Result<Vec<(String, Info)>> 
     Ok(replies.into_iter().filter_map(|(node, reply)| Some((node, parse(text(reply)?)))).collect())
 }
 
-/// A setting that INFO does not show.
+/// A setting that INFO does not show, by node.
 struct Setting(Vec<(String, String)>);
 
 impl Setting {
-    /// Its value at the node, or at the one that was asked for all; `None` where the server does not show it either.
+    /// Returns the value at the node, or at the one server that was asked; `None` if the server does not show it.
     fn of(&self, node: &str) -> Option<&str> {
         self.0.iter().find(|(name, _)| name == node || name.is_empty()).map(|(_, value)| value.as_str())
     }
@@ -212,7 +212,7 @@ async fn config(redis: &Connection, name: &str) -> Setting {
     Setting(reply.into_iter().filter_map(|(node, reply)| Some((node, value(reply)?))).collect())
 }
 
-/// The replies of all primaries to a command that a cluster connection sends to any one node by itself.
+/// Returns the replies of all primaries. By default, a cluster connection sends the command to one arbitrary node.
 async fn each_primary(redis: &Connection, command: &Cmd) -> Result<Value> {
     #[cfg(feature = "cluster")]
     if let Some(cluster) = redis.as_cluster() {
@@ -225,7 +225,7 @@ async fn each_primary(redis: &Connection, command: &Cmd) -> Result<Value> {
     bundle::query(redis, command).await
 }
 
-/// A cluster connection returns a map from addresses to replies; any other one the reply of its only node.
+/// Splits a reply by node. A cluster connection returns a map from addresses to replies, others the only node's reply.
 fn nodes(reply: Value) -> Vec<(String, Value)> {
     match reply {
         Value::Map(pairs) if pairs.iter().all(|(node, _)| is_address(node)) => {

@@ -1,4 +1,4 @@
-//! The fence by epochs (docs/protocol.md, section 3.2): what makes a call safe to repeat, whoever repeats it.
+//! The fence by epochs (docs/protocol.md, section 3.2), which makes a call safe to repeat from any process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,24 +14,24 @@ use crate::scripts::keys::Keys;
 use crate::scripts::partition::{Partition, expect_ok, random, salt};
 use crate::testing::ablation::{self, Guard};
 
-/// For how long new calls name an epoch. Redis knows it for 30 s more at least, in which they may be repeated.
+/// The time for which new calls name an epoch. Redis remembers it for at least 30 s more, for repeats.
 const FRESH: Duration = Duration::from_secs(30);
 
-/// The idempotency key of a call, and where Redis remembers it.
+/// The idempotency key of a call, and the partition that remembers it.
 #[derive(Clone, Copy, Debug)]
 pub struct Fence<'a> {
-    /// The partition that remembers the caller; it lies on the node that executes the call.
+    /// The partition that remembers the caller, on the node that executes the call.
     pub home: &'a Keys,
-    /// The caller's random name. It has one call in flight.
+    /// The caller's random name. A caller has one call in flight.
     pub caller: &'a str,
     /// The call's number, higher than that of the caller's last one.
     pub n: u64,
-    /// The epoch that the caller was told last.
+    /// The epoch that the call names, as Redis returned it.
     pub epoch: &'a str,
 }
 
 impl<'a> Fence<'a> {
-    /// How the keys and the arguments of every counting script begin.
+    /// Returns the leading keys and arguments of every counting script.
     pub(crate) fn begin(&self, now: Arg<'a>) -> (Vec<Vec<u8>>, Vec<Arg<'a>>) {
         let caller = if ablation::is_out(Guard::Fence) { "" } else { self.caller };
         let args = vec![arg(caller), made(self.n), arg(self.epoch), now];
@@ -43,11 +43,11 @@ impl<'a> Fence<'a> {
 #[derive(Clone, Debug)]
 pub struct Caller {
     pub name: Arc<str>,
-    /// The number of its last call.
+    /// The number of the caller's last call.
     pub n: u64,
 }
 
-/// Names for callers, each given once.
+/// A generator of unique names for callers.
 #[derive(Debug)]
 pub struct Names {
     random: u64,
@@ -65,11 +65,11 @@ impl Names {
     }
 }
 
-/// The names of the current epoch and of the one before, which are the same where there was none.
+/// The names of the current epoch and the previous one, which are equal if there was none before.
 #[derive(Clone, Debug)]
 pub struct Epochs {
     pub now: Arc<str>,
-    /// A call that names it is looked up in the memories of both, and known for a whole epoch at least.
+    /// The previous epoch. A call that names it is looked up in both memories, and known for at least a whole epoch.
     pub before: Arc<str>,
 }
 
@@ -79,7 +79,7 @@ impl Epochs {
     }
 }
 
-/// A home partition, and the epochs that it returned last.
+/// A home partition, and the epochs that it last returned.
 #[derive(Debug)]
 pub struct Home {
     partition: Partition,
@@ -97,8 +97,8 @@ impl Home {
         &self.partition.keys
     }
 
-    /// Returns the epochs for a new call, from Redis if they are older than [`FRESH`]. A Redis that lost its memory is
-    /// configured again.
+    /// Returns the epochs for a new call, read from Redis if the known ones are older than [`FRESH`]. Configures
+    /// the family again if Redis lost its data.
     pub async fn epochs(&self, family: &Family) -> Result<Epochs> {
         let asked = Instant::now();
         if let Some((epochs, at)) = &*self.known()
@@ -120,7 +120,7 @@ impl Home {
         Ok(epochs)
     }
 
-    /// Forgets the epochs if this is one of them: Redis does not know it any more.
+    /// Forgets the known epochs if this is one of them, because Redis no longer knows it.
     pub fn forget(&self, epoch: &str) {
         self.known().take_if(|(known, _)| known.knows(epoch));
     }
@@ -131,17 +131,17 @@ impl Home {
 }
 
 impl Partition {
-    /// No fence: a call that is repeated counts again.
+    /// Returns a fence without a caller: a repeated call counts again.
     #[cfg(feature = "test-hooks")]
     pub fn unfenced(&self) -> Fence<'_> {
         Fence { home: &self.keys, caller: "", n: 0, epoch: "" }
     }
 
-    /// Returns the epochs of the calls whose home this partition is; `None` where nobody configured the family in this Redis,
-    /// or Redis lost its memory.
+    /// Returns the epochs of the calls whose home this partition is. `None` if the family was never configured in this
+    /// Redis, or Redis lost its data.
     ///
     /// # Errors
-    /// [`Mismatch`](ErrorKind::Mismatch) where the family is of another kind, or has another number of partitions.
+    /// [`Mismatch`](ErrorKind::Mismatch) if the family is of another kind, or has another number of partitions.
     pub async fn epochs(&self, family: &Family) -> Result<Option<Epochs>> {
         let args = [arg(family.kind()), made(family.partitions()), self.time()];
         let reply = bundle::repeat_safe(&self.redis, "family_epoch", &self.keys.fence(), &args).await?;
@@ -162,8 +162,8 @@ impl Partition {
         }
     }
 
-    /// Writes the family's settings beside the epoch, so that a caller configured with another number of partitions is
-    /// refused, and gives the partitions whose home this is an incarnation.
+    /// Writes the family's settings beside the epoch, so that Redis refuses a caller configured with a different
+    /// partition count. Gives an incarnation to each partition whose home this is.
     pub async fn configure(&self, family: &Family, partitions: impl IntoIterator<Item = u32>) -> Result<()> {
         let metas = partitions.into_iter().map(|number| Keys::new(family, number).meta());
         let keys: Vec<_> = std::iter::once(self.keys.calls()).chain(metas).collect();

@@ -1,4 +1,4 @@
-//! One partition of a family in one Redis, and what is the same for all kinds. The calls of each kind are in
+//! One partition of a family in one Redis, and the parts that all kinds share. The calls of each kind are in
 //! [`buffered`](crate::scripts::buffered), [`cached`](crate::scripts::cached) and so on.
 
 use std::fmt;
@@ -16,65 +16,65 @@ use crate::testing::simulated;
 pub struct Partition {
     pub(crate) redis: Connection,
     pub(crate) keys: Keys,
-    /// Empty for the server's clock; tests say what time it is.
+    /// The simulated time in tests; empty for the server's clock.
     pub(crate) now_ms: String,
 }
 
-/// What a counting script did.
+/// The outcome of a counting script.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Counted {
     /// Executed now, or before.
     Executed {
-        /// What became of each pair.
+        /// The outcome of each pair.
         results: Vec<PairResult>,
-        /// The partitions, by their place in the call, in which a sync is due.
+        /// The partitions in which a sync is due, by their position in the call.
         due: Vec<usize>,
-        /// It was executed before: what is pending may contain later hits, or lack those that are on their way.
+        /// An earlier arrival executed it: pending values may contain later hits, or lack hits already in a batch.
         repeated: bool,
     },
-    /// Redis does not know the epoch: nothing was done now, and what was done before is not known.
+    /// Redis does not know the epoch. Nothing was done now; the outcome of an earlier arrival is unknown.
     Expired,
-    /// The caller has made a later call: nothing was done now, and what was done before is not known. A late repeat, or
-    /// two processes share the caller's name.
+    /// The caller has made a later call. Nothing was done now; the outcome of an earlier arrival is unknown. Either
+    /// this is a late repeat, or two processes share the caller's name.
     Passed,
 }
 
-/// The right to seed a counter, once.
+/// The right to seed a counter once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket(pub u64);
 
 impl fmt::Display for Ticket {
-    /// 16 hexadecimal digits, as it travels to Redis.
+    /// Writes 16 hexadecimal digits, the form that Redis receives.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
     }
 }
 
-/// What became of one pair of a call.
+/// The outcome of one pair of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PairResult {
-    /// What is pending for a buffered counter, the value of a cached one.
+    /// Counted: the pending value of a buffered counter, or the value of a cached one.
     Counted(i64),
-    /// Not counted: it would leave i64 or the bounds. With the value as it was, where the kind knows it.
+    /// Not counted: the result would leave i64 or the bounds. Holds the current value if the kind knows it.
     OutOfRange(i64),
     /// Not counted: too many ids are pending.
     Full,
-    /// Not counted: the counter has to be seeded.
+    /// Not counted: the counter must be seeded first.
     Missing(Ticket),
     /// Counted: the visitor's first visit.
     First,
-    /// A visitor who has been counted before.
+    /// A repeated visit: the visitor was counted before.
     Again,
     /// Not counted: a key of its partition holds another type.
     WrongType,
-    /// Not changed: somebody else wrote what is no integer.
+    /// Not changed: another client wrote a value that is not an integer.
     NoInteger,
     /// Not counted: the id is empty or longer than 255 bytes.
     BadId,
 }
 
 impl PairResult {
-    /// The error for what no caller of this kind is told unless somebody else wrote the keys.
+    /// Returns the error for a result that this kind only yields if another client wrote its keys.
     pub(crate) fn corrupt(self, family: &Family, id: &str) -> Error {
         let tag = format!("cf1:{{{family}/{}}}", family.partition_of(id));
         Error::corrupt(match self {
@@ -88,24 +88,24 @@ impl PairResult {
     }
 }
 
-/// What a call does to one counter.
+/// A call's change to one counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Adds.
+    /// A delta to add.
     Add(i64),
-    /// Makes it the value; cached counters only.
+    /// A value to set; cached counters only.
     Set(i64),
 }
 
 impl Change {
-    /// What is added, or set.
+    /// Returns the delta or the value.
     pub(crate) fn amount(self) -> i64 {
         match self {
             Change::Add(amount) | Change::Set(amount) => amount,
         }
     }
 
-    /// As a script takes what is added, or "=" and what is set.
+    /// Returns the script's argument: the delta, or "=" and the value.
     pub(crate) fn delta<'a>(self) -> Arg<'a> {
         match self {
             Change::Add(1) => arg("1"),
@@ -115,43 +115,43 @@ impl Change {
     }
 }
 
-/// What a call carries for one partition.
+/// The part of a call that goes to one partition.
 #[derive(Debug)]
 pub struct Part<'a> {
-    /// Where it counts.
+    /// The partition that counts the pairs.
     pub partition: &'a Partition,
-    /// How many hits its pairs stand for.
+    /// The number of hits that the pairs stand for.
     pub hits: u64,
-    /// Ids and what happens to them.
+    /// The ids, each with its change.
     pub pairs: &'a [(&'a [u8], Change)],
 }
 
 impl Partition {
-    /// The partition of that number. Nothing is sent.
+    /// Returns the partition of that number. Sends nothing.
     pub fn new(redis: impl Into<Connection>, family: &Family, partition: u32) -> Self {
         Partition { redis: redis.into(), keys: Keys::new(family, partition), now_ms: String::new() }
     }
 
-    /// The same partition at a time that the caller says.
+    /// Returns the partition at the time that the caller gives.
     #[cfg(feature = "test-hooks")]
     pub fn at(mut self, now_ms: u64) -> Self {
         self.now_ms = now_ms.to_string();
         self
     }
 
-    /// Its keys: the home of a fence.
+    /// Returns the partition's keys: the home of a fence.
     #[cfg(feature = "test-hooks")]
     pub fn keys(&self) -> &Keys {
         &self.keys
     }
 
-    /// What a script is told of the time where a caller's clock has no say: nothing, but in tests.
+    /// Returns the time argument of scripts that must use the server's clock: empty outside tests.
     pub(crate) fn time(&self) -> Arg<'_> {
         simulated::time().map_or_else(|| arg(&self.now_ms), made)
     }
 }
 
-/// Whether any of the partitions has this key. In a cluster they lie in one slot.
+/// Returns whether any of the partitions has this key. In a cluster they must lie in one slot.
 pub async fn any_exists(redis: &Connection, partitions: &[Partition], key: fn(&Keys) -> String) -> Result<bool> {
     let keys: Vec<_> = partitions.iter().map(|one| key(&one.keys)).collect();
     bundle::read::<u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
@@ -165,12 +165,12 @@ pub(crate) fn millis(time: Duration) -> String {
     time.as_millis().to_string()
 }
 
-/// A random text that a script makes names of, together with the time.
+/// Returns a random text. Scripts make names of it and the time.
 pub fn salt() -> Result<String> {
     random().map(|number| format!("{number:016x}"))
 }
 
-/// A random number for callers and owners.
+/// Returns a random number for the names of callers and owners.
 pub fn random() -> Result<u64> {
     getrandom::u64().map_err(|error| {
         Error::new(ErrorKind::Unsafe, "the operating system has no random numbers").with_source(error.to_string())

@@ -1,5 +1,5 @@
-//! The scripts of series as typed calls on one partition, and those of what is kept of them, or of activity's minutes, once
-//! it is over (docs/protocol.md, section 5).
+//! Typed calls of the series scripts on one partition, including those that move finished slices, and activity's
+//! minutes, to the buffer (docs/protocol.md, section 5).
 
 use std::time::Duration;
 
@@ -65,10 +65,10 @@ impl Partition {
         }
     }
 
-    /// How many windows one [`windows`](Self::windows) reads.
+    /// The maximum number of windows in one call of [`windows`](Self::windows).
     pub(crate) const WINDOWS: usize = 100;
 
-    /// The server's time in Unix milliseconds, and what lies in each name's window: starts and counts, in no order.
+    /// Returns the server's time in Unix milliseconds and each window's slices: starts and counts, unordered.
     pub(crate) async fn windows(&self, precision: Precision, names: &[&str]) -> Result<(i64, Vec<Vec<(i64, i64)>>)> {
         let keys: Vec<_> = names.iter().map(|name| self.keys.window(precision, name.as_bytes())).collect();
         let mut reply = bundle::repeat_safe(&self.redis, "series_get", &keys, &[self.time()]).await?;
@@ -80,8 +80,8 @@ impl Partition {
         Ok((now, windows.ok_or_else(|| Error::corrupt(format!("a window holds what is no count: {texts:?}")))?))
     }
 
-    /// Up to `limit` names that begin with `prefix` and come after `after`, ascending, and whether there may be more: the
-    /// last one that was looked at. Those that are not UTF-8, from another language, are left out.
+    /// Returns up to `limit` names that begin with `prefix` and follow `after`, ascending. If there may be more, also
+    /// returns the last name checked. Omits names that are not UTF-8, which come from other languages.
     pub(crate) async fn names(
         &self,
         prefix: &str,
@@ -97,7 +97,7 @@ impl Partition {
         Ok((words.filter_map(|name| String::from_utf8(name).ok()).collect(), last))
     }
 
-    /// Hands on to the buffer what is over, and returns how long it is until the next slice is.
+    /// Moves slices that are over to the buffer. Returns the time until the next slice is over, if there is one.
     pub async fn close_slices(&self) -> Result<Option<Duration>> {
         loop {
             let (_, next) = self.close("0").await?;
@@ -107,13 +107,13 @@ impl Partition {
         }
     }
 
-    /// Hands on to the buffer all that is open. What is counted into a slice afterwards is handed on when that is over.
+    /// Moves all open slices to the buffer. Later counts in such a slice are moved when it is over.
     pub async fn close_all_slices(&self) -> Result<()> {
         while self.close("1").await?.0 > 0 {}
         Ok(())
     }
 
-    /// Returns how many slices were handed on, and how long it is until the next one is over.
+    /// Moves some slices to the buffer. Returns their number and the time until the next slice is over.
     async fn close(&self, all: &str) -> Result<(u64, Option<Duration>)> {
         const SLICES: &str = "500";
         let keys = [self.keys.open(), self.keys.schedule(), self.keys.buffer(), self.keys.meta()];
@@ -127,13 +127,13 @@ impl Partition {
     }
 }
 
-/// Whole seconds of Unix milliseconds.
+/// Converts Unix milliseconds to whole seconds.
 pub(crate) fn seconds(ms: i64) -> i64 {
     ms.div_euclid(1000)
 }
 
 impl Windows {
-    /// As `series_add` is told of a window, at that time: label, slice, number of slices, and how its kept ids begin.
+    /// Describes a window to `series_add` at that time: label, slice, number of slices, and prefix of its kept ids.
     fn descriptor(&self, window: &Window, now_ms: i64) -> Result<String> {
         let Window { precision, slices, kept } = *window;
         let (slice, called) = match precision {
@@ -147,7 +147,7 @@ impl Windows {
         Ok(format!("{precision} {slice} {slices} {keep}"))
     }
 
-    /// The id under which a slice is kept.
+    /// Returns the id under which a slice is kept.
     pub(crate) fn kept_id(&self, precision: Precision, start: i64, name: &str) -> Result<String> {
         Ok(self.kept_as(precision, &self.calendar.called(precision, start)?) + name)
     }

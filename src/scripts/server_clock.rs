@@ -1,5 +1,5 @@
-//! What a process believes the Redis server's time to be. Only the server's own clock decides where something counts; but
-//! a caller has to name the day, or the layer, that it believes to be the current one, and is told where that is wrong.
+//! An estimate of the Redis server's time. Only the server's own clock decides where something counts. But a caller
+//! must name the current day, or layer, and the server corrects a wrong one.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,43 +8,43 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::scripts::bundle::Reply;
 use crate::testing::simulated;
 
-/// How often a call is made again whose time was wrong. Each time it is told the right one.
+/// The maximum number of attempts of a call with a wrong time. Each rejection contains the right one.
 const ATTEMPTS: u32 = 5;
 
-/// How far the server's clock is ahead of this machine's, as last seen: that of the server where a call is executed, and
-/// this machine's where it was sent. So the way there is part of it, and a guess is right however long that takes, as
-/// long as it takes about the same each time.
+/// The offset of the server's clock from this machine's, as last seen. It is the server's time when it executes a call,
+/// minus this machine's time when the call is sent. It includes the network delay, so a guess is right as long as that
+/// delay stays about the same.
 #[derive(Debug, Default)]
 pub struct ServerClock {
     ahead_ms: AtomicI64,
 }
 
 impl ServerClock {
-    /// The time for a call that depends on it.
+    /// Returns a guess of the time for a call that depends on it.
     pub fn guess(&self) -> Guess<'_> {
         let sent = here();
         Guess { clock: self, sent, ahead: self.ahead_ms.load(Ordering::Relaxed), left: ATTEMPTS }
     }
 }
 
-/// What the time is taken for in a call, until the server says otherwise.
+/// The assumed time of a call, until the server corrects it.
 #[derive(Debug)]
 pub struct Guess<'c> {
     clock: &'c ServerClock,
-    /// When the call is made, by this machine's clock.
+    /// This machine's time when the call is sent.
     sent: i64,
     ahead: i64,
     left: u32,
 }
 
 impl Guess<'_> {
-    /// The server's time as far as is known, in Unix milliseconds.
+    /// Returns the server's estimated time in Unix milliseconds.
     pub fn now(&self) -> i64 {
         self.sent + self.ahead
     }
 
-    /// The reply, unless it says that the time is another one: then nothing was done, and the call is to be made for
-    /// that.
+    /// Returns the reply, or `None` if it corrects the time. Nothing was done then, and the call must be repeated for
+    /// the new time.
     pub fn accept(&mut self, reply: Reply) -> Result<Option<Reply>> {
         if reply.status() != "OUTSIDE" {
             return Ok(Some(reply));
@@ -60,7 +60,7 @@ impl Guess<'_> {
     }
 }
 
-/// The time by this machine's clock.
+/// Returns this machine's time in Unix milliseconds.
 fn here() -> i64 {
     let since = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let time = simulated::time().map_or_else(|| since().as_millis(), u128::from);

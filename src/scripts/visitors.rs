@@ -1,4 +1,4 @@
-//! The script that counts visitors, as a typed call on one partition (docs/protocol.md, section 5).
+//! The typed call of the script that counts visitors on one partition (docs/protocol.md, section 5).
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ impl Partition {
 
 type ById<'p> = IndexMap<&'p [u8], Vec<(usize, &'p [u8])>>;
 
-/// The visitors of each id with their places among the visits, and how many there are.
+/// Groups visitors by id, each with its position among the visits. Also returns the number of visits.
 fn by_id<'p>(visits: impl IntoIterator<Item = &'p [u8]>) -> (ById<'p>, usize) {
     let mut ids = ById::new();
     let mut count = 0;
@@ -65,7 +65,7 @@ fn by_id<'p>(visits: impl IntoIterator<Item = &'p [u8]>) -> (ById<'p>, usize) {
     (ids, count)
 }
 
-/// What became of the visits, in the order in which they were given; the script has them by id.
+/// Returns the outcomes of the visits in their original order. The script replies by id.
 fn in_order(reply: &Reply, from: usize, places: impl Iterator<Item = usize>, count: usize) -> Result<Vec<PairResult>> {
     let result = |word: &Value| match word {
         Value::Int(number) => Some(if *number == 1 { PairResult::First } else { PairResult::Again }),

@@ -11,8 +11,8 @@ use crate::family::Family;
 use crate::store::ledger::{Advance, LedgerKey, Unguarded};
 use crate::store::{Applied, Batch, Incarnation, LedgerRow, Mark, ReadFrom, Registered, Snapshot, Store};
 
-/// A database in memory, for the tests of an application. It takes families of all kinds and needs no MySQL, but it does
-/// need a Redis. Clones share one database, which is dropped with the last of them.
+/// A database in memory, for the tests of an application. It takes families of all kinds and needs no MySQL, but it
+/// does need a Redis. Clones share one database, which is dropped with the last of them.
 ///
 /// Each family has its own rows by id, even if it names a table. A value is an i64: no column is too small. A delta
 /// that MySQL would keep as a reject is logged as a warning.
@@ -37,7 +37,7 @@ pub struct MemoryStore(Arc<Mutex<Tables>>);
 
 #[derive(Debug, Default)]
 struct Tables {
-    /// By namespace and name; a family's number is its index.
+    /// The families by namespace and name; a family's number is its index.
     families: IndexMap<String, Stored>,
     ledger: BTreeMap<LedgerKey, Mark>,
 }

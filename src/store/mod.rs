@@ -145,7 +145,7 @@ pub enum ReadFrom {
 /// Values and ledger as of one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The value of each id, in the order of the request; `None` where there is no row.
+    /// The value of each id, in the order of the request; `None` if it has no row.
     pub values: Vec<Option<i64>>,
     /// The mark of each (partition, incarnation), in the order of the request.
     pub ledger: Vec<Mark>,
@@ -174,8 +174,8 @@ pub trait Store: Send + Sync + 'static {
     /// the error in a family's settings in its place.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable; [`Mismatch`](crate::ErrorKind::Mismatch) from a
-    /// store that does not list families, so that no reconciler serves [all](crate::ReconcilerBuilder::all) of them.
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable; [`Mismatch`](crate::ErrorKind::Mismatch) from
+    /// a store that does not list families, so that no reconciler serves [all](crate::ReconcilerBuilder::all) of them.
     async fn families(&self) -> Result<Vec<Result<Registered>>> {
         let cannot = "this store does not list its families";
         Err(Error::new(ErrorKind::Mismatch, cannot))
@@ -193,14 +193,14 @@ pub trait Store: Send + Sync + 'static {
         Err(Error::new(ErrorKind::Mismatch, cannot))
     }
 
-    /// Adds the next deltas of the batches to their rows, in one transaction. The caller repeats the call until no batch is
-    /// [partial](Progress::Partial).
+    /// Adds the next deltas of the batches to their rows, in one transaction. The caller repeats the call until no
+    /// batch is [partial](Progress::Partial).
     ///
     /// The transaction locks the ledger row (family, partition, incarnation) of each batch and compares its
     /// [`Mark`]:
     ///
     /// - A higher `seq` than that of a complete batch, or no row, begins the batch.
-    /// - The same `seq` and `nonce` continue the batch after `position`, or repeat it if it is complete.
+    /// - An equal `seq` and `nonce` continue the batch after `position`, or repeat it if it is complete.
     /// - Anything else is a [set-back](Progress::SetBack).
     ///
     /// Up to `max_rows` ids are taken, by default as many as the store considers a short transaction. The ledger
@@ -224,8 +224,8 @@ pub trait Store: Send + Sync + 'static {
     /// Reads values and ledger as of one moment.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable; [`Range`](crate::ErrorKind::Range) for a value
-    /// that is not a valid i64.
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable; [`Range`](crate::ErrorKind::Range) for a
+    /// value that is not a valid i64.
     async fn read(
         &self,
         family: &Registered,
@@ -238,7 +238,7 @@ pub trait Store: Send + Sync + 'static {
     /// values.
     ///
     /// # Errors
-    /// As for [`read`](Store::read).
+    /// See [`read`](Store::read).
     async fn list(
         &self,
         family: &Registered,
@@ -253,12 +253,13 @@ pub trait Store: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Returns the values of cached counters, in the order of the ids, `None` where there is no row. They are read from
-    /// the server that is written to, after the call began: they seed counters in Redis (docs/protocol.md, section 4).
+    /// Returns the values of cached counters, in the order of the ids; `None` for an id without a row. They are read
+    /// from the server that is written to, after the call began. They seed counters in Redis (see docs/protocol.md,
+    /// section 4).
     ///
     /// # Errors
-    /// As for [`read`](Store::read); [`Unsafe`](crate::ErrorKind::Unsafe) if the server accepts no writes, because it may be
-    /// a replica.
+    /// See [`read`](Store::read); also [`Unsafe`](crate::ErrorKind::Unsafe) if the server accepts no writes, because it
+    /// may be a replica.
     async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Option<i64>>> {
         Ok(self.read(family, ids, &[], ReadFrom::Primary).await?.values)
     }

@@ -1,11 +1,11 @@
-//! Switches that take one guard of the protocol out, so that tests can show that each is needed. Without the feature
-//! `test-hooks` no guard is ever out. With it a switch holds for the calling thread, so that tests can run side by side.
+//! Switches that remove one guard of the protocol, so that tests can show that each is needed. They exist only with the
+//! feature `test-hooks`, and apply to the calling thread, so that tests can run in parallel.
 
-/// A guard of docs/protocol.md, sections 3 to 5.
+/// A guard of docs/protocol.md, sections 3 to 5. Each variant describes the behaviour without its guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "test-hooks"), expect(dead_code, reason = "no guard is ever out"))]
 pub enum Guard {
-    /// The database adds a batch without asking the ledger.
+    /// The database adds a batch without checking the ledger.
     Ledger,
     /// Calls carry no caller.
     Fence,
@@ -15,43 +15,43 @@ pub enum Guard {
     OneMemory,
     /// No caller is looked up.
     NoMemory,
-    /// A batch is handed out before its rotation is durable.
+    /// A batch is returned before its rotation is durable.
     Settle,
     /// A worker starts a batch from its first id, wherever the ledger stands.
     Position,
-    /// The same sequence number is a repeat, whatever its nonce.
+    /// A sequence number that was applied is a repeat, whatever its nonce.
     Nonce,
     /// A partition gets its incarnation with its first cut.
     Incarnation,
-    /// A batch is released though the ledger proves that Redis was set back.
+    /// A batch is released although the ledger proves that Redis was set back.
     SetBack,
-    /// A partition begins anew whatever state it is in.
+    /// A partition is reset whatever state it is in.
     Reset,
-    /// A partition begins anew and its home's epochs go on.
+    /// A partition is reset and its home's epochs continue.
     EndOfEpochs,
-    /// A release looks at the sequence number only.
+    /// A release checks the sequence number only.
     Release,
     /// A reader does not compare its batch with the ledger.
     Comparison,
-    /// A counter is seeded with whatever was read, whenever that was.
+    /// A counter is seeded with any value that was read, at any time.
     Ticket,
     /// A batch of a cached family is released without reading its rows back.
     ReadBack,
-    /// A counter is deleted without a look at whether anything of it is pending.
+    /// A counter is deleted without a check for pending changes.
     Clean,
     /// Counters are marked as saved whatever batch the partition has.
     Unchanged,
-    /// What is handed on to the buffer stays among the open slices as well.
+    /// A count that moves to the buffer also stays among the open slices.
     Handover,
-    /// Something counts in the day or the layer that the caller named, whatever the server's clock says.
+    /// A hit counts in the day or layer that the caller named, whatever the server's clock says.
     Outside,
-    /// A window drops a slice, or a layer, while it is still in it.
+    /// A window drops a slice or layer that is still part of it.
     Trim,
     /// A window drops the slices that lie ahead of a clock that stepped back.
     Ahead,
     /// A window expires with its last slice.
     Expiry,
-    /// A correction does not ask whether its run goes on, nor whether the counter was corrected in it.
+    /// A correction does not check whether its run continues, or whether that run has already corrected the counter.
     RecountRun,
     /// A recount corrects by one difference.
     RecountBounds,
@@ -62,7 +62,7 @@ thread_local! {
     static OUT: std::cell::Cell<Option<Guard>> = const { std::cell::Cell::new(None) };
 }
 
-/// Takes the guard out for this thread; `None` puts it back.
+/// Removes the guard for this thread; `None` restores it.
 #[cfg(feature = "test-hooks")]
 pub fn take_out(guard: Option<Guard>) {
     OUT.set(guard);
@@ -78,15 +78,15 @@ pub(crate) const fn is_out(_: Guard) -> bool {
     false
 }
 
-/// The script with its part of the guard taken out, if the guard that is out is one that lies in this script.
+/// Returns the script without its part of the removed guard, if it contains one.
 #[cfg(feature = "test-hooks")]
 pub(crate) fn patched(name: &str, source: &str) -> Option<String> {
     let (without, with) = patch(OUT.get()?, name)?;
-    // a test that takes nothing out would show nothing
+    // a patch that removes nothing would prove nothing
     (source.matches(without).count() == 1).then(|| source.replace(without, with))
 }
 
-/// What is replaced, and by what.
+/// Returns the text to replace, and its replacement.
 #[cfg(feature = "test-hooks")]
 fn patch(guard: Guard, name: &str) -> Option<(&'static str, &'static str)> {
     Some(match (guard, name) {

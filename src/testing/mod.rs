@@ -1,4 +1,4 @@
-//! For the project's own tests: guards that can be taken out, and simulated time.
+//! Hooks for the project's own tests: removable guards, and simulated time.
 
 pub mod ablation;
 pub mod simulated;

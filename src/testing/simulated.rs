@@ -1,5 +1,5 @@
-//! The time as a test says it, and clocks that are wrong. Without the feature `test-hooks` there is no such thing; with it
-//! what is set holds for the whole process.
+//! Simulated time and clock errors for tests. Without the feature `test-hooks` there are none. With it, a setting
+//! applies to the whole process.
 
 #[cfg(feature = "test-hooks")]
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -11,14 +11,14 @@ static TIME: Mutex<Option<u64>> = Mutex::new(None);
 #[cfg(feature = "test-hooks")]
 static CLOCK_ERROR: AtomicI64 = AtomicI64::new(0);
 
-/// Lets series, activity and visitors count at this time, in Unix milliseconds, and producers be known since it; `None` for
-/// the server's clock again. When slices are closed and batches cut is still up to that.
+/// Sets the time, in Unix milliseconds, at which series, activity and visitors count and epochs begin. `None` restores
+/// the server's clock, which always decides when slices are closed and batches are cut.
 #[cfg(feature = "test-hooks")]
 pub fn set_time(now_ms: Option<u64>) {
     *TIME.lock().unwrap_or_else(PoisonError::into_inner) = now_ms;
 }
 
-/// Lets this machine's clock be ahead of the server's by so many milliseconds.
+/// Sets how many milliseconds this machine's clock is ahead of the server's.
 #[cfg(feature = "test-hooks")]
 pub fn set_clock_error(ms: i64) {
     CLOCK_ERROR.store(ms, Ordering::Relaxed);

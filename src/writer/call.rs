@@ -1,4 +1,4 @@
-//! A call, as those see it who wait for it, and who makes it.
+//! A call, as seen by the callers that wait for it and by the driver or leader that makes it.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
@@ -13,34 +13,34 @@ use crate::writer::terms::Until;
 #[derive(Debug, Default)]
 pub struct Call {
     outcome: OnceLock<Outcome>,
-    /// Who is woken when it ends, and now and then if that takes long.
+    /// The wakers of waiting callers, woken when the call ends, and now and then if it takes long.
     waiting: Mutex<Vec<Waker>>,
 }
 
-/// A call that is being made, by one driver at a time.
+/// A call in the making, by one driver at a time.
 #[derive(Debug)]
 pub struct Sending {
     pub call: Arc<Call>,
-    /// What it carries, until it has ended.
+    /// The hits that it carries, until it has ended.
     pub group: Group,
     pub caller: Caller,
     pub until: Until,
-    /// Where its hits gathered.
+    /// The slot where its hits gathered.
     pub place: usize,
     /// The epoch that every send of it names.
     pub epoch: Option<Arc<str>>,
-    /// A send of it may have been executed.
+    /// Set if a send of it may have been executed.
     pub in_doubt: bool,
 }
 
-/// How a call ended.
+/// The outcome of a call.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It was executed; what became of each pair that it carried, or, after a repeat, how it stood by then.
+    /// Executed, with the outcome of each pair that it carried; after a repeat, with the state at that time.
     Counted { group: Box<Group>, results: Vec<PairResult>, repeated: bool },
-    /// Surely not executed; its hits may join another call.
+    /// Definitely not executed; its hits may join another call.
     NotExecuted(Error),
-    /// This error is what all callers are told.
+    /// An error that all callers receive.
     Failed(Error),
 }
 
@@ -49,19 +49,19 @@ impl Call {
         self.outcome.get()
     }
 
-    /// Says how it ended, unless that was said before, and tells everybody.
+    /// Sets the outcome, unless it is already set, and wakes all waiting callers.
     pub fn end(&self, outcome: Outcome) {
         let _ = self.outcome.set(outcome);
         let waiting = std::mem::take(&mut *self.waiting());
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// Lets everybody who waits for it look at how it stands.
+    /// Wakes all waiting callers, so that they check the call.
     pub fn remind(&self) {
         self.waiting().iter().for_each(Waker::wake_by_ref);
     }
 
-    /// Wakes the caller when it ends, if it has not by the time that this returns. `index` is that of the caller's waker.
+    /// Registers a waker for the end of the call, which may already have come. `index` is that of the caller's waker.
     pub fn listen(&self, waker: &Waker, index: &mut Option<usize>) {
         let mut waiting = self.waiting();
         match index.and_then(|index| waiting.get_mut(index)) {
@@ -77,7 +77,7 @@ impl Call {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What became of a hit; `None` if it has to be tried alone.
+    /// Returns the outcome of a hit; `None` if the hit must be tried alone.
     pub fn own(&self, position: Position) -> Result<Option<PairResult>> {
         match self.outcome() {
             Some(Outcome::Counted { group, results, repeated }) => Ok(group.own(position, results, *repeated)),

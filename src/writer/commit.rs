@@ -1,4 +1,4 @@
-//! Group commit without a timer: a caller's hits join a call, and the caller waits for its outcome, or makes it itself.
+//! Group commit without a timer: a caller's hits join a call, and the caller waits for its outcome or makes it itself.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use crate::writer::queue::{Joined, Member, Queue, Turn};
 use crate::writer::terms::{LAST_MOMENT, Terms, Until};
 
 impl Queue {
-    /// Counts what `push` puts into a group, which it does if there is room, and returns when Redis has done it: the call
-    /// with its outcome, and the hits' positions in it. A full group is an error unless the terms say to wait.
-    /// Hits of several partitions come as `mixed`, and are refused once the server turns out to be a cluster.
+    /// Counts the hits that `push` adds to a group, and waits until Redis has done so. Returns the call with its
+    /// outcome, and the hits' positions in it. A full group is an error unless `terms.wait` is set. Hits of several
+    /// partitions are `mixed`; they are refused once the server turns out to be a cluster.
     pub async fn count<T>(
         self: &Arc<Self>,
         (partition, mixed): (u32, bool),
@@ -38,7 +38,7 @@ impl Queue {
                 Joined::Full(_) => return Err(self.error(ErrorKind::Busy, "too many hits wait for Redis")),
             };
             match turn {
-                // most callers only wait: their futures need no room for this
+                // boxed, because most callers only wait and need no room for this
                 Turn::Leads(sending) => Box::pin(Leader::lead(self, sending)).await,
                 Turn::Waits(driver) => Driver::spawn(self, driver),
             }
@@ -53,8 +53,8 @@ impl Queue {
         }
     }
 
-    /// Waits for the end of a call, at most until soon after the deadline, of which the caller is reminded: who makes it
-    /// gives up then and knows more. `waker` is the index of the caller's.
+    /// Waits for the end of a call, at most until shortly after the deadline. At the deadline the driver or leader
+    /// gives up with a more precise outcome. `waker` is the index of the caller's waker.
     fn poll_end(
         self: &Arc<Self>,
         cx: &mut Context<'_>,

@@ -1,4 +1,4 @@
-//! Who makes calls: drivers, one after the other for as long as hits gather, and callers who are alone.
+//! The tasks and callers that make calls: drivers, one call after another while hits gather, and callers that lead.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::writer::call::{Outcome, Sending};
 use crate::writer::queue::{Queue, Start};
 use crate::writer::terms::SLOW;
 
-/// A task that makes calls, and stays as long as hits wait.
+/// A task that makes calls as long as hits wait.
 #[derive(Debug)]
 pub struct Driver {
     queue: Arc<Queue>,
@@ -34,7 +34,7 @@ impl Driver {
             match &mut self.sending {
                 Some(sending) => {
                     drive(&self.queue, sending).await;
-                    // those who were just told come again first: the next call carries more
+                    // the callers just notified add their next hits first, so that the next call carries more
                     yield_now().await;
                     self.sending = self.sending.take().and_then(|ended| self.queue.finish(*ended));
                 }
@@ -50,7 +50,7 @@ impl Driver {
     }
 }
 
-/// Its runtime has ended.
+/// Hands over the call of a driver whose runtime has ended.
 impl Drop for Driver {
     fn drop(&mut self) {
         if !self.has_retired {
@@ -59,7 +59,7 @@ impl Drop for Driver {
     }
 }
 
-/// The first caller of a call that makes it itself, which is quicker. Nobody else depends on it for long.
+/// The first caller of a call, which is quicker to make the call itself. No other caller depends on it for long.
 #[derive(Debug)]
 pub struct Leader {
     queue: Arc<Queue>,
@@ -75,7 +75,7 @@ impl Leader {
     }
 }
 
-/// Its call has ended, or it is dropped in the middle.
+/// Runs when the call has ended, or when the leader is dropped halfway.
 impl Drop for Leader {
     fn drop(&mut self) {
         if let Some(mut sending) = self.sending.take() {
@@ -86,7 +86,7 @@ impl Drop for Leader {
     }
 }
 
-/// Makes a call until its outcome is known or its time is over, and looks after the others if that takes long.
+/// Makes a call until its outcome is known or its deadline has passed. Checks the other calls if that takes long.
 async fn drive(queue: &Arc<Queue>, sending: &mut Sending) {
     let (call, deadline) = (sending.call.clone(), sending.until.deadline);
     {

@@ -1,4 +1,4 @@
-//! What is gathered for one call: pairs of id and delta, with equal ids summed.
+//! The hits gathered for one call: pairs of id and delta, with equal ids summed.
 
 use std::collections::HashMap;
 
@@ -7,20 +7,20 @@ use indexmap::IndexMap;
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::{Change, PairResult};
 
-/// How many hits may wait for one call.
+/// The maximum number of hits that wait for one call.
 const HITS: u64 = 100_000;
 
 /// The hits for one call.
 ///
-/// Deltas of one sign are summed by id. So each value in between lies between the one before and the one after, and
-/// every caller can be told its own; a sum of both signs could leave the range on its way and yet end within it.
+/// Deltas of the same sign are summed by id. Every intermediate value then lies between its neighbours, so that each
+/// caller can receive its own. A sum of both signs could leave the range midway and still end within it.
 #[derive(Debug, Default)]
 pub struct Group {
     ups: IndexMap<Box<[u8]>, Pair>,
     downs: IndexMap<Box<[u8]>, Pair>,
-    /// Not to be summed with any other.
+    /// Pairs that are not summed with any other.
     alone: Vec<(Box<[u8]>, Pair)>,
-    /// What missing counters are seeded with before.
+    /// The seeds of missing counters, applied before the changes.
     seeds: IndexMap<Box<[u8]>, (u32, Seed)>,
     hits: u64,
 }
@@ -31,7 +31,7 @@ struct Pair {
     sum: i64,
     hits: u64,
     callers: u32,
-    /// The sum is to be the value.
+    /// Set if the sum replaces the counter's value.
     sets: bool,
 }
 
@@ -44,12 +44,12 @@ pub struct Position {
     so_far: i64,
 }
 
-/// What one partition gets of a group.
+/// The part of a group that goes to one partition.
 #[derive(Debug)]
 pub struct Share<'a> {
     pub partition: u32,
     pub hits: u64,
-    /// Where its pairs stand in the group.
+    /// The positions of its pairs in the group.
     pub indexes: Vec<usize>,
     pub pairs: Vec<(&'a [u8], Change)>,
 }
@@ -66,7 +66,7 @@ impl Group {
         Group { ups: IndexMap::with_capacity(pairs), ..Group::default() }
     }
 
-    /// Whether it takes so many more pairs, of so many at most.
+    /// Returns whether the group has room for `pairs` more pairs, with at most `most` in all.
     pub fn has_room_for(&self, pairs: usize, most: usize) -> bool {
         self.is_empty() || (self.len() + pairs <= most && self.hits < HITS)
     }
@@ -75,7 +75,7 @@ impl Group {
         self.len() == 0
     }
 
-    /// The number of pairs.
+    /// Returns the number of pairs.
     pub fn len(&self) -> usize {
         self.ups.len() + self.downs.len() + self.alone.len()
     }
@@ -84,7 +84,7 @@ impl Group {
         self.hits
     }
 
-    /// Adds a delta that stands for so many hits.
+    /// Adds a delta that stands for `hits` hits.
     pub fn push(&mut self, partition: u32, id: &[u8], delta: i64, hits: u64) -> Position {
         let (list, pairs) = if delta < 0 { (List::Downs, &mut self.downs) } else { (List::Ups, &mut self.ups) };
         let Some((index, _, pair)) = pairs.get_full_mut(id) else {
@@ -104,7 +104,7 @@ impl Group {
         self.push_single(id, Pair { partition, sum: delta, hits, callers: 1, sets: false })
     }
 
-    /// Adds a value that replaces the counter's, after everything that is summed.
+    /// Adds a value that replaces the counter's, after all sums.
     pub fn push_set(&mut self, partition: u32, id: &[u8], value: i64) -> Position {
         self.push_single(id, Pair { partition, sum: value, hits: 1, callers: 1, sets: true })
     }
@@ -115,12 +115,12 @@ impl Group {
         Position { list: List::Alone, index: self.alone.len() - 1, so_far: pair.sum }
     }
 
-    /// Adds what the counter is to be seeded with if it is missing. Of several the last one: it has the latest ticket.
+    /// Adds a seed, used if the counter is missing. It replaces an earlier seed, because its ticket is newer.
     pub fn push_seed(&mut self, partition: u32, id: &[u8], seed: Seed) {
         self.seeds.insert(id.into(), (partition, seed));
     }
 
-    /// The pairs by partition, as a call carries them; each has its index in the results of the whole group.
+    /// Returns the pairs by partition, as a call carries them, each with its index in the results of the whole group.
     pub fn by_partition(&self) -> Vec<Share<'_>> {
         let mut shares: Vec<Share<'_>> = Vec::new();
         let mut at = HashMap::<u32, usize>::new();
@@ -137,19 +137,20 @@ impl Group {
         shares
     }
 
-    /// What missing counters of this partition are seeded with.
+    /// Returns the seeds of missing counters of this partition.
     pub fn seeds_of(&self, partition: u32) -> Vec<(&[u8], Seed)> {
         let own = self.seeds.iter().filter(|(_, (of, _))| *of == partition);
         own.map(|(id, (_, seed))| (&**id, *seed)).collect()
     }
 
-    /// For each pair how many hits it stands for, unless its callers were many and its sum was refused: they come again.
+    /// Returns each pair's hits and result. Omits refused sums of several callers, whose hits are retried alone.
     pub fn settled_hits<'a>(&'a self, results: &'a [PairResult]) -> impl Iterator<Item = (u64, PairResult)> + 'a {
         let settled = |((_, pair), result): ((_, &Pair), &PairResult)| (pair.hits, *result, pair.comes_again(*result));
         self.all().zip(results).map(settled).filter(|(.., again)| !again).map(|(hits, result, _)| (hits, result))
     }
 
-    /// What became of a hit, given what became of the pairs; `None` if it was refused in a sum and must be tried alone.
+    /// Returns the outcome of a hit, given those of the pairs; `None` if it was refused in a sum and must be tried
+    /// alone.
     pub fn own(&self, position: Position, results: &[PairResult], repeated: bool) -> Option<PairResult> {
         let (place, pair) = match position.list {
             List::Ups => (position.index, &self.ups[position.index]),
@@ -157,11 +158,11 @@ impl Group {
             List::Alone => (self.ups.len() + self.downs.len() + position.index, &self.alone[position.index].1),
         };
         match results[place] {
-            // a repeat is told what is pending by then, whoever else has counted meanwhile
+            // a repeat receives the current pending value, which includes other callers' later hits
             PairResult::Counted(sum) if !repeated => {
                 Some(PairResult::Counted(sum.wrapping_sub(pair.sum).wrapping_add(position.so_far)))
             }
-            // of several visits of one visitor the first one is the first
+            // of several visits of one visitor, only the first is a first visit
             PairResult::First if position.so_far > 1 => Some(PairResult::Again),
             refused if pair.comes_again(refused) => None,
             same => Some(same),
@@ -174,7 +175,7 @@ impl Group {
 }
 
 impl Pair {
-    /// One of many may fit where the sum does not.
+    /// Returns whether the pair's hits are retried alone: one of them may fit where the sum does not.
     fn comes_again(self, result: PairResult) -> bool {
         self.callers > 1 && matches!(result, PairResult::OutOfRange(_))
     }

@@ -1,5 +1,5 @@
-//! The write path of a family (docs/protocol.md, section 3): fenced calls, each of which carries everything that was
-//! asked for while others were out. This is group commit: nothing waits for a timer, and calls grow with the load.
+//! The write path of a family (docs/protocol.md, section 3): fenced calls, each with all hits that arrived while others
+//! were in flight. This is group commit: no hit waits for a timer, and calls grow with the load.
 
 mod call;
 mod commit;
@@ -36,22 +36,22 @@ use crate::scripts::partition::{Change, PairResult, random};
 use crate::writer::opened::{Opened, Work};
 use crate::writer::terms::Terms;
 
-/// Of how many partitions of a wide family the least busy one is looked for.
+/// The number of a wide family's partitions among which the least busy one is chosen.
 const CANDIDATES: u32 = 8;
 
-/// How often calls under way are looked at that are waited for.
+/// The interval at which calls in flight are checked while a shutdown waits for them.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Counts the hits of one family.
+/// The writer of one family, which counts its hits.
 #[derive(Debug)]
 pub struct Writer {
     queue: Arc<Queue>,
-    /// Where the search for the least busy partition of a wide family begins.
+    /// The partition where the search for the least busy one of a wide family begins.
     turn: AtomicU32,
     recorder: Recorder,
 }
 
-/// A hit of many, or several that are summed.
+/// One of many hits, or several hits that are summed.
 #[derive(Clone, Copy)]
 struct Hit<'a> {
     partition: u32,
@@ -60,11 +60,11 @@ struct Hit<'a> {
     hits: u64,
 }
 
-/// What became of one hit of many.
+/// The outcome of one hit.
 type HitResult = Result<PairResult>;
 
 impl Writer {
-    /// A writer that takes hits until `closed`.
+    /// Creates a writer that accepts hits until `closed` is set.
     pub fn new(
         redis: Connection,
         opened: Arc<Opened>,
@@ -72,18 +72,18 @@ impl Writer {
         work: Arc<Work>,
         closed: Arc<AtomicBool>,
     ) -> Result<Self> {
-        // so that not all processes begin with the same one
+        // random, so that not all processes begin with the same partition
         let turn = AtomicU32::new(random()? as u32);
         let queue = Arc::new(Queue::new(redis, opened, topology, work, closed)?);
         Ok(Writer { queue, turn, recorder: Recorder::new() })
     }
 
-    /// Counts one hit. Without `wait` it is an error if many others wait already.
+    /// Counts one hit. Without `wait`, returns an error if too many others already wait.
     pub async fn add(&self, id: &[u8], delta: i64, timeout: Duration, wait: bool) -> HitResult {
         self.change(id, Change::Add(delta), None, timeout, wait).await
     }
 
-    /// The same for any change, before which a missing counter is seeded if a seed is given.
+    /// Applies a change to one counter. If a seed is given, a missing counter is seeded first.
     pub async fn change(
         &self,
         id: &[u8],
@@ -112,7 +112,7 @@ impl Writer {
         }
     }
 
-    /// Counts what stands for so many hits and was refused in a sum with others.
+    /// Counts a hit, or a sum of hits, that was refused as part of a larger sum.
     async fn add_alone(&self, hit: &Hit<'_>, terms: Terms) -> HitResult {
         let Hit { partition, id, delta, hits } = *hit;
         let push =
@@ -121,8 +121,8 @@ impl Writer {
         call.own(position)?.ok_or_else(|| Error::corrupt("a hit that was tried alone was summed"))
     }
 
-    /// Counts many hits, and returns what became of each: those that one call can carry go together, and calls fail by
-    /// themselves.
+    /// Counts many hits and returns the outcome of each. Hits that fit into one call go together, and each call fails
+    /// on its own.
     pub async fn add_many(&self, hits: &[(&[u8], i64)], timeout: Duration) -> Vec<HitResult> {
         let all = hits.iter().map(|(id, delta)| Hit { partition: self.partition_for(id), id, delta: *delta, hits: 1 });
         self.add_all(&all.collect::<Vec<_>>(), Terms { timeout, wait: true, taken: false }).await
@@ -168,7 +168,7 @@ impl Writer {
         results
     }
 
-    /// Counts a hit in this process, and sees to it that it is sent soon.
+    /// Counts a hit in this process, and makes sure that it is sent soon.
     pub fn record(self: &Arc<Self>, id: &[u8], delta: i64) -> Result<()> {
         let family = self.queue.family();
         let partition = family.home_of(id).unwrap_or_else(|| family.partition_by(id));
@@ -177,22 +177,22 @@ impl Writer {
         Ok(())
     }
 
-    /// Sends what was recorded.
+    /// Sends the recorded hits and returns their outcome.
     pub async fn flush(self: &Arc<Self>) -> Result<Recorded> {
         Recorder::send_now(self.clone()).await?;
         Ok(self.recorded_outcome())
     }
 
-    /// What became of the recorded hits since this was asked last.
+    /// Returns the outcome of the recorded hits since the last call.
     pub fn recorded_outcome(&self) -> Recorded {
         self.recorder.outcome()
     }
 
-    /// After it was closed: sends what was recorded, and waits for the calls under way. It waits as long as Redis is away.
+    /// Sends a closed writer's recorded hits and waits for its calls in flight, however long Redis is unreachable.
     pub async fn finish(self: &Arc<Self>) -> Result<()> {
         let (mut pause, mut result) = (Backoff::default(), Ok(()));
         while let Err(error) = Recorder::send_now(self.clone()).await {
-            // what is lost is told at the end: others are kept, and sent again
+            // lost hits are reported at the end; the others are kept and sent again
             result = result.and(wait_out(error, &mut pause).await);
         }
         while !self.queue.is_idle() {
@@ -202,23 +202,23 @@ impl Writer {
         result
     }
 
-    /// How many hits are recorded and not known to be counted.
+    /// Returns the number of recorded hits that are not known to be counted.
     pub fn recorded(&self) -> u64 {
         self.recorder.hits()
     }
 
-    /// How many hits of one caller go together: they must find room beside others.
+    /// Returns how many hits of one caller go together. They must fit beside the hits of others.
     fn chunk(&self) -> usize {
         self.queue.family().pairs_a_call().div_ceil(2)
     }
 
-    /// The partition that takes an increment of this id: its own, or the least busy one of a wide family.
+    /// Returns the partition that counts this id: its own, or the least busy one of a wide family.
     fn partition_for(&self, id: &[u8]) -> u32 {
         let family = self.queue.family();
         if let Some(home) = family.home_of(id) {
             return home;
         }
-        // as long as nothing waits there, the same one as before: fewer partitions are brought to the database
+        // the same partition as before while nothing waits there, so that fewer partitions are synced to the database
         let count = family.partitions();
         let last = self.turn.load(Ordering::Relaxed) % count;
         if self.queue.waiting(last) == 0 {

@@ -1,4 +1,4 @@
-//! A family in use by this process, and what its writer tells the reconciler.
+//! A family in use by this process, and the work that its writer announces to the reconciler.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -13,7 +13,7 @@ use crate::scripts::partition::PairResult;
 use crate::scripts::server_clock::ServerClock;
 use crate::store::{Incarnation, Registered, Store};
 
-/// Why a hit is not taken.
+/// The reason why hits are refused after a shutdown.
 pub const SHUT_DOWN: &str = "the pair was shut down";
 
 /// A family in use by this process.
@@ -22,14 +22,14 @@ pub struct Opened {
     /// Its number in this process.
     pub number: u64,
     pub family: Family,
-    /// It is in use because a reconciler found it in the database: what the process opens takes its place.
+    /// Set if a reconciler found the family in the database. It is replaced when the process itself opens the family.
     pub is_served: bool,
-    /// The family as the database knows it, once it does.
+    /// The family as registered in the database, once it is.
     pub registered: OnceCell<Arc<Registered>>,
-    /// The family's name as metrics take it, cheap to clone.
+    /// The family's name as a metrics label, cheap to clone.
     pub label: SharedString,
     pub clock: ServerClock,
-    /// What exact reads guess.
+    /// The incarnations that exact reads guess.
     pub incarnations: Incarnations,
 }
 
@@ -47,7 +47,7 @@ impl Opened {
         }
     }
 
-    /// Whether it is the family as it is opened now. The database's number for it is kept where it was not known.
+    /// Returns whether this is the family as now configured. Stores the database's number for it if it was unknown.
     pub fn is_same(&self, family: &Family, registered: Option<&Arc<Registered>>) -> bool {
         if let (None, Some(registered)) = (self.registered.get(), registered)
             && self.family == *family
@@ -58,8 +58,8 @@ impl Opened {
         !self.is_served && self.family == *family && is_known()
     }
 
-    /// The family as the database knows it, which is asked if it was away when the family was opened. Nothing is brought
-    /// there, and none of its rows is read, before it has agreed to the configuration.
+    /// Returns the family as registered in the database, and registers it if that failed when the family was opened. No
+    /// data is written, and no row read, before the database has accepted the configuration.
     pub async fn registered(&self, store: &dyn Store) -> Result<&Arc<Registered>> {
         let register = || async {
             let number = store.register(&self.family).await?;
@@ -68,7 +68,7 @@ impl Opened {
         self.registered.get_or_try_init(register).await
     }
 
-    /// Measures what became of so many hits each; `None` where that is not known.
+    /// Records the outcomes of hits in the metrics; `None` for an unknown outcome.
     pub fn measure(&self, hits: impl IntoIterator<Item = (u64, Option<PairResult>)>) {
         let (mut counted, mut range, mut full, mut unknown) = (0, 0, 0, 0);
         for (hits, result) in hits {
@@ -77,7 +77,7 @@ impl Opened {
                 Some(PairResult::OutOfRange(_)) => range += hits,
                 Some(PairResult::Full) => full += hits,
                 None => unknown += hits,
-                // a missing one comes again with a seed; no other is a hit's own fault
+                // a missing counter is retried with a seed; other results are not a hit's own fault
                 Some(_) => {}
             }
         }
@@ -97,8 +97,8 @@ impl Opened {
     }
 }
 
-/// The incarnation that each partition was last seen with. An exact read guesses that it is still the one, so that it can
-/// ask the database while Redis is being asked; a guess that turns out wrong is thrown away with its reply.
+/// The last known incarnation of each partition. An exact read guesses that it is still current, so that it can query
+/// the database and Redis at the same time. After a wrong guess the database's reply is discarded.
 #[derive(Debug, Default)]
 pub struct Incarnations(RwLock<HashMap<u32, Incarnation>>);
 
@@ -114,14 +114,14 @@ impl Incarnations {
     }
 }
 
-/// What the writers tell a reconciler of the same process.
+/// The work that writers announce to a reconciler of the same process.
 #[derive(Debug, Default)]
 pub struct Work {
     announced: Mutex<HashSet<Announced>>,
     notify: Notify,
 }
 
-/// Something for the reconciler to look at.
+/// One item of work for the reconciler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Announced {
     /// A family was opened.
@@ -137,7 +137,7 @@ impl Work {
         }
     }
 
-    /// Waits until something was announced, and takes all of it.
+    /// Waits for announcements, and takes all of them.
     pub async fn take(&self) -> HashSet<Announced> {
         loop {
             let taken = std::mem::take(&mut *self.announced.lock().unwrap_or_else(PoisonError::into_inner));

@@ -1,4 +1,4 @@
-//! Hits gather while calls are under way, and go together into the next one: which call carries what, and whose turn it is.
+//! The queue of a family: hits gather while calls are in flight, and leave together in the next call.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,13 +21,13 @@ use crate::writer::group::Group;
 use crate::writer::opened::{Opened, SHUT_DOWN, Work};
 use crate::writer::terms::{SLOW, Terms, Until};
 
-/// How many calls to one partition at a time are under way, where a call stays in one: few, so that each carries more.
+/// The limit of calls in flight where each stays in one partition: low, so that each call carries more.
 const PARTITION_CALLS: usize = 4;
-/// How many calls to one node: hits gather for the one while the other is out.
+/// The limit of calls in flight to one node: hits gather for one while the other is in flight.
 const NODE_CALLS: usize = 2;
-/// Who makes a call looks at the time more often than that, or is not polled any more.
+/// The time after which a call is lost: whatever makes it is no longer polled, or would have checked the time.
 const LOST: Duration = SLOW.saturating_mul(3);
-/// However often Redis refused, it is asked again after so long.
+/// The longest pause after refusals by Redis.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The hits of one family on their way to Redis.
@@ -36,54 +36,54 @@ pub struct Queue {
     pub opened: Arc<Opened>,
     pub topology: Arc<Topology>,
     pub work: Arc<Work>,
-    /// Hits are not taken any more.
+    /// Set when the queue no longer accepts hits.
     closed: Arc<AtomicBool>,
     pub redis: Connection,
     homes: Box<[OnceLock<Home>]>,
     names: Names,
     state: Mutex<State>,
-    /// Notified when a full group has gone.
+    /// Notified when a full group has left.
     room: Notify,
-    /// A driver has ended with its runtime, and perhaps none has gone on.
+    /// Set when a driver exited with its runtime and perhaps no other has taken over.
     lacks_driver: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// By partition where a call stays in one; else all in the first.
+    /// By partition if each call stays in one; otherwise all in the first entry.
     gathering: Vec<Gathering>,
-    /// Those of them that wait for their turn.
+    /// The entries of `gathering` that wait for their turn.
     ready: VecDeque<usize>,
     under_way: Vec<UnderWay>,
-    /// Whose driver ended with its runtime.
+    /// Calls whose driver exited with its runtime.
     stranded: Vec<Sending>,
     drivers: usize,
-    /// Where they run.
+    /// The runtime of the drivers.
     runtime: Option<Handle>,
     /// Callers without a call in flight.
     idle: Vec<Caller>,
     refusals: Backoff,
-    /// Why Redis did not take the last call, if it did not.
+    /// The reason why Redis refused the last call, if it did.
     refusal: Option<Error>,
-    /// How many hits are under way in calls of their own.
+    /// The number of hits in flight in calls of their own.
     alone: usize,
 }
 
-/// A hit under way in a call of its own.
+/// A hit in flight in a call of its own.
 pub struct Alone<'q>(&'q Queue);
 
-/// Hits, and the call for which they gather.
+/// Hits that gather for a call.
 #[derive(Debug)]
 struct Gathering {
     group: Group,
     call: Arc<Call>,
-    /// When its first hit came, or a later look at the time: soon before any other that comes now.
+    /// The arrival of the first hit, or a later time check: a cheap estimate of the current time.
     at: Instant,
-    /// How long the most patient caller waits.
+    /// The latest time limits of its callers.
     until: Until,
 }
 
-/// A call that a driver makes.
+/// A call in flight.
 #[derive(Debug)]
 struct UnderWay {
     call: Arc<Call>,
@@ -91,20 +91,20 @@ struct UnderWay {
     since: Instant,
     deadline: Instant,
     slow: bool,
-    /// When who makes it looked at the time.
+    /// The last time check of the driver or leader that makes the call.
     seen: Instant,
-    /// Nobody polls it any more, as it seems: it does not hold up others.
+    /// Set when the call is apparently no longer polled. A lost call does not hold up others.
     lost: bool,
 }
 
-/// Hits that have come for a call.
+/// The result of adding hits to a group.
 pub enum Joined<T> {
     Member(Member<T>),
-    /// There is no room in what is gathered for this call.
+    /// The group gathered for this call has no room.
     Full(Arc<Call>),
 }
 
-/// Hits that go with a call.
+/// Hits that have joined a call.
 pub struct Member<T> {
     pub positions: T,
     pub call: Arc<Call>,
@@ -112,14 +112,14 @@ pub struct Member<T> {
     pub turn: Turn,
 }
 
-/// What a driver begins with: the call whose turn it is, if there is one.
+/// The first call of a new driver, if one may start.
 pub type Start = Option<Box<Sending>>;
 
-/// What their caller does.
+/// The next step of the hits' caller.
 pub enum Turn {
-    /// It is alone, and makes the call itself.
+    /// No other call is ahead: the caller makes the call itself.
     Leads(Box<Sending>),
-    /// It starts a driver if one is missing, and waits.
+    /// The caller waits, and first starts a driver if one is missing.
     Waits(Option<Start>),
 }
 
@@ -146,7 +146,7 @@ impl Queue {
         Partition::new(self.redis.clone(), self.family(), number)
     }
 
-    /// An error once hits are not taken any more.
+    /// Returns an error if the queue no longer accepts hits.
     pub fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::Relaxed) {
             Err(Error::new(ErrorKind::Closed, format!("{}: not counted: {SHUT_DOWN}", self.family())))
@@ -155,14 +155,14 @@ impl Queue {
         }
     }
 
-    /// Whether no hit is gathered or under way: stays so once it is closed, but for what was recorded before.
+    /// Returns whether no hit is gathered or in flight. Stays `true` after closing, except for hits recorded before.
     pub fn is_idle(&self) -> bool {
         let state = self.state();
         let none_gathers = || state.gathering.iter().all(|gathering| gathering.group.is_empty());
         state.alone == 0 && !state.under_way.iter().any(UnderWay::is_open) && none_gathers()
     }
 
-    /// Takes a hit that goes in a call of its own, and is under way until what is returned is dropped.
+    /// Accepts a hit that goes in a call of its own. It is in flight until the returned guard is dropped.
     pub fn take_alone(&self) -> Result<Alone<'_>> {
         let mut state = self.state();
         self.check_open()?;
@@ -170,33 +170,33 @@ impl Queue {
         Ok(Alone(self))
     }
 
-    /// The home of calls to this partition.
+    /// Returns the home of calls to this partition.
     pub fn home(&self, partition: u32) -> &Home {
         let home = self.topology.home_of(partition);
         self.homes[home as usize].get_or_init(|| Home::new(self.partition(home), home, self.topology.clone()))
     }
 
-    /// Whether a call carries hits of several partitions.
+    /// Returns whether a call may carry hits of several partitions.
     pub fn spans_partitions(&self) -> bool {
         self.family().spans_partitions() && !self.topology.is_cluster()
     }
 
-    /// Where hits of this partition gather.
+    /// Returns the slot where hits of this partition gather.
     fn place_of(&self, partition: u32) -> usize {
         if self.spans_partitions() { 0 } else { partition as usize }
     }
 
-    /// How many ids wait for a call to this partition.
+    /// Returns the number of pairs that wait for a call to this partition.
     pub fn waiting(&self, partition: u32) -> usize {
         self.state().gathering.get(self.place_of(partition)).map_or(0, |gathering| gathering.group.len())
     }
 
-    /// Whether the group takes so many more pairs.
+    /// Returns whether the group has room for `pairs` more pairs.
     pub fn has_room_for(&self, group: &Group, pairs: usize) -> bool {
         group.has_room_for(pairs, self.family().pairs_a_call())
     }
 
-    /// Puts hits into a group where there is room.
+    /// Adds hits to a group if it has room.
     pub fn join<T>(
         &self,
         partition: u32,
@@ -206,7 +206,7 @@ impl Queue {
     ) -> Result<Joined<T>> {
         let place = self.place_of(partition);
         let mut guard = self.state();
-        // under the lock, so that whoever finds it idle afterwards knows of all that were taken
+        // under the lock, so that a later check for idleness sees all accepted hits
         if !terms.taken {
             self.check_open()?;
         }
@@ -227,7 +227,7 @@ impl Queue {
         Ok(Joined::Member(Member { positions, call, until, turn }))
     }
 
-    /// The turn of the first one of a call.
+    /// Returns the turn of a call's first caller.
     fn begin(&self, state: &mut State, place: usize) -> Turn {
         if state.ready.is_empty() && self.may_start(state, place) {
             return Turn::Leads(self.take_off(state, place));
@@ -260,7 +260,7 @@ impl Queue {
         }
     }
 
-    /// Puts what has gathered on its way.
+    /// Takes the gathered hits as a call in flight.
     fn take_off(&self, state: &mut State, place: usize) -> Box<Sending> {
         let Gathering { group, call, until, .. } = &mut state.gathering[place];
         let next = Group::with_capacity(group.len());
@@ -279,18 +279,18 @@ impl Queue {
         quick < most && under_way().filter(|one| one.place == place).count() < to_one
     }
 
-    /// Makes room for another call in place of this one, and returns the one whose turn it is.
+    /// Removes a call that has ended. Returns the next call that may start.
     pub fn finish(&self, ended: Sending) -> Option<Box<Sending>> {
         let mut state = self.state();
         state.under_way.retain(|one| !Arc::ptr_eq(&one.call, &ended.call));
-        // a call whose outcome is unknown may still arrive, and must not be taken for one before the next
+        // a call of unknown outcome may still arrive, and a caller has one call in flight
         if matches!(ended.call.outcome(), Some(Outcome::Counted { .. } | Outcome::NotExecuted(_))) {
             state.idle.push(ended.caller);
         }
         self.take_next(&mut state)
     }
 
-    /// One driver more. It runs where the family was opened, or, since that has ended, where one was needed first.
+    /// Registers one more driver. Returns its runtime: the family's or, once that has ended, the current one.
     pub fn hire(&self) -> Option<Handle> {
         let mut state = self.state();
         state.drivers += 1;
@@ -298,7 +298,7 @@ impl Queue {
         state.runtime.clone()
     }
 
-    /// A driver without a call goes, unless it is the last one and hits wait.
+    /// Deregisters a driver without a call and returns `true`, or `false` for the last driver while hits wait.
     pub fn retire(&self) -> bool {
         let mut state = self.state();
         let may_go = state.drivers > 1 || state.ready.is_empty() && state.stranded.is_empty();
@@ -306,7 +306,7 @@ impl Queue {
         may_go
     }
 
-    /// A driver ends with its runtime: those who wait see to it that another one goes on.
+    /// Deregisters a driver that exits with its runtime, and wakes the waiting callers, which start another one.
     pub fn strand(&self, sending: Option<Box<Sending>>) {
         let mut state = self.state();
         state.drivers -= 1;
@@ -322,7 +322,7 @@ impl Queue {
         state.remind_ready();
     }
 
-    /// A driver in place of one that has ended with its runtime, if there is any.
+    /// Returns the start of a driver that replaces one that exited with its runtime, if there is one.
     pub fn replace_driver(&self) -> Option<Start> {
         if !self.lacks_driver.load(Ordering::Acquire) {
             return None;
@@ -331,17 +331,17 @@ impl Queue {
         self.lacks_driver.swap(false, Ordering::AcqRel).then(|| self.take_next(&mut state))
     }
 
-    /// Redis did not take a call. Returns how long to wait.
+    /// Records that Redis refused a call. Returns the pause before the next one.
     pub fn refused(&self, call: &Arc<Call>, refusal: Error) -> Duration {
         let mut guard = self.state();
         let state = &mut *guard;
         state.refusal = Some(refusal);
-        // others need not wait until this one is tried again
+        // others need not wait until this one is retried
         state.under_way.iter_mut().filter(|one| Arc::ptr_eq(&one.call, call)).for_each(|one| one.slow = true);
         state.refusals.next().min(LONGEST_PAUSE)
     }
 
-    /// Redis took a call.
+    /// Records that Redis accepted a call.
     pub fn accepted(&self) {
         let mut state = self.state();
         if state.refusal.is_some() {
@@ -349,7 +349,7 @@ impl Queue {
         }
     }
 
-    /// Lets those who wait for this call come again, if nothing of it was sent.
+    /// Ends a call of which nothing was sent, so that its callers retry.
     pub fn dismiss(&self, call: &Arc<Call>) {
         let mut state = self.state();
         if let Some(place) = state.gathering.iter().position(|one| Arc::ptr_eq(&one.call, call)) {
@@ -368,7 +368,7 @@ impl Queue {
         state.ready.retain(|ready| *ready != place);
     }
 
-    /// Returns when nothing is gathered for this call any more.
+    /// Waits until nothing gathers for this call any more, at most until the deadline.
     pub async fn wait_for_room(&self, full: &Arc<Call>, deadline: Instant) -> Result<()> {
         let late = || self.error(ErrorKind::Redis, "not counted: too many hits were waiting for Redis");
         let room = self.room.notified();
@@ -379,8 +379,8 @@ impl Queue {
         timeout_at(deadline, room).await.map_err(|_| late())
     }
 
-    /// Looks after slow calls, on behalf of who makes this one: those who wait look at the time, and other partitions go on.
-    /// Returns the drivers to be started.
+    /// Checks for slow calls, on behalf of the task that makes `own`. Wakes the callers of slow calls to check the
+    /// time, and lets other partitions continue. Returns the drivers to start.
     pub fn look(&self, own: Option<&Arc<Call>>) -> Vec<Start> {
         let mut guard = self.state();
         let state = &mut *guard;
@@ -430,7 +430,7 @@ impl UnderWay {
         UnderWay { call, place, since: now, deadline: sending.until.deadline, slow: false, seen: now, lost: false }
     }
 
-    /// Whether it may still be executed, for all that its callers were told.
+    /// Returns whether the call may still be executed, whatever its callers have received.
     fn is_open(&self) -> bool {
         self.call.outcome().is_none() && (!self.lost || Instant::now() < self.deadline)
     }

@@ -1,4 +1,4 @@
-//! Hits that nobody waits for: summed in the process, and sent every few milliseconds.
+//! Hits that no caller waits for: summed in the process, and sent every few milliseconds.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,41 +16,41 @@ use crate::writer::queue::Queue;
 use crate::writer::terms::Terms;
 use crate::writer::{Hit, Writer};
 
-/// How long sums are kept before they are sent.
+/// The time for which sums are kept before they are sent.
 const PAUSE: Duration = Duration::from_millis(5);
-/// What Redis surely has not counted after this time is kept, and sent again.
+/// The conditions of a send. Hits that were definitely not counted within the timeout are kept and sent again.
 const TERMS: Terms = Terms { timeout: Duration::from_secs(5), wait: true, taken: true };
-/// How many ids are kept for a family, as many for each of its partitions.
+/// The number of ids kept for a family, divided equally among its partitions.
 const IDS: usize = 131_072;
 
-/// What was recorded and not yet sent.
+/// The hits that were recorded and not yet sent.
 #[derive(Debug)]
 pub struct Recorder {
-    /// Where it is sent for threads that belong to no runtime.
+    /// The runtime that sends for threads outside any runtime.
     home: Option<Handle>,
     sums: OnceLock<Box<[Mutex<Sums>]>>,
     running: AtomicBool,
     sending: tokio::sync::Mutex<()>,
-    /// How many hits are being sent.
+    /// The number of hits being sent.
     on_their_way: AtomicU64,
-    /// Of unknown outcome since the last flush.
+    /// The error of hits with an unknown outcome since the last flush.
     lost: Mutex<Option<Error>>,
-    /// Since the last flush.
+    /// The refusals since the last flush.
     refused: Mutex<Recorded>,
 }
 
-/// What became of the hits that were recorded since the last [`flush`](crate::BufferedCounters::flush).
+/// The outcome of the hits recorded since the last [`flush`](crate::BufferedCounters::flush).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 #[non_exhaustive]
 pub enum Recorded {
-    /// Redis has counted all of them.
+    /// Redis counted all of them.
     Counted,
-    /// Redis has counted the others. How many hits it refused, each with a line in the log.
+    /// Redis counted the others and refused this many. The log has a line for each refused id.
     Refused {
-        /// Since the buffer is [full](crate::Added::Full).
+        /// Hits refused because the buffer is [full](crate::Added::Full).
         full: u64,
-        /// Since the sum would leave the [signed 64-bit range](crate::Added::OutOfRange).
+        /// Hits refused because the sum would leave the [signed 64-bit range](crate::Added::OutOfRange).
         out_of_range: u64,
     },
 }
@@ -64,7 +64,7 @@ impl Recorded {
         Recorded::Refused { full: full + more_full, out_of_range: out_of_range + more_out_of_range }
     }
 
-    /// How many hits were refused.
+    /// Returns the number of refused hits.
     pub(crate) fn refused(self) -> u64 {
         match self {
             Recorded::Counted => 0,
@@ -99,7 +99,7 @@ impl Recorder {
         let family = queue.family();
         let all = self.sums.get_or_init(|| (0..family.partitions()).map(|_| Mutex::default()).collect());
         let mut sums = lock(&all[partition as usize]);
-        // what the last flush of all may have missed is not taken
+        // no hit is accepted that the final flush might have missed
         queue.check_open()?;
         if let Some(sum) = sums.get_mut(id) {
             let delta = sum.delta.checked_add(delta).ok_or_else(|| {
@@ -121,7 +121,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Sees to it that everything is sent soon.
+    /// Starts the task that sends everything soon, unless it runs already.
     pub fn begin(writer: &Arc<Writer>) {
         let this = &writer.recorder;
         if this.running.load(Ordering::Relaxed) {
@@ -133,9 +133,9 @@ impl Recorder {
         }
     }
 
-    /// Sends everything that was recorded before. What went wrong since the last time is an error; refusals are not.
+    /// Sends everything that was recorded before. Returns failures since the last call as an error; refusals are none.
     pub async fn send_now(writer: Arc<Writer>) -> Result<()> {
-        // by a task of its own: who waits for it may be dropped, what was taken to be sent must not be
+        // in its own task: the caller may be dropped, but hits taken for sending must not be lost
         let sending = tokio::spawn(async move {
             let sent = writer.recorder.send(&writer).await;
             lock(&writer.recorder.lost).take().map_or(sent, Err)
@@ -155,7 +155,7 @@ impl Recorder {
         let sent = self.send_all(writer, &taken).await;
         self.on_their_way.store(0, Ordering::Relaxed);
         gauge.set(if sent.is_ok() { 0.0 } else { self.hits() as f64 });
-        // what is kept is sent again; what is lost has to be said, whoever was sending it
+        // kept hits are sent again; lost hits must be reported, whichever task was sending them
         if let Err(error) = &sent
             && !error.is_retryable()
         {
@@ -191,7 +191,7 @@ impl Recorder {
         result
     }
 
-    /// Puts a sum back that was surely not counted.
+    /// Puts back a sum that was definitely not counted.
     fn keep(&self, family: &Family, partition: u32, id: &[u8], sum: Sum) {
         let Some(all) = self.sums.get() else { return };
         let mut sums = lock(&all[partition as usize]);
@@ -209,12 +209,12 @@ impl Recorder {
         *refused = refused.and(full, out_of_range);
     }
 
-    /// What became of all that was sent since this was asked last.
+    /// Returns the outcome of everything sent since the last call.
     pub fn outcome(&self) -> Recorded {
         std::mem::replace(&mut lock(&self.refused), Recorded::Counted)
     }
 
-    /// How many hits are kept or being sent.
+    /// Returns the number of hits that are kept or being sent.
     pub fn hits(&self) -> u64 {
         let kept = self.sums.get().map_or(0, |all| all.iter().map(|sums| hits(&lock(sums))).sum());
         self.on_their_way.load(Ordering::Relaxed) + kept
@@ -229,7 +229,7 @@ fn hits(sums: &Sums) -> u64 {
     sums.values().map(|sum| sum.hits).sum()
 }
 
-/// Of two results the one that says more: what is lost before what is kept.
+/// Returns the worse of two results: lost hits before kept ones.
 fn worse(one: Result<()>, other: Result<()>) -> Result<()> {
     match (&one, &other) {
         (Ok(()), _) => other,
@@ -238,7 +238,7 @@ fn worse(one: Result<()>, other: Result<()>) -> Result<()> {
     }
 }
 
-/// Sends until nothing is left. It holds the writer, so what was recorded is also sent where its last handle is dropped.
+/// The task that sends until nothing is left. It holds the writer, so it also sends after the last handle is dropped.
 struct RecordSender {
     writer: Arc<Writer>,
     on: bool,
@@ -255,18 +255,18 @@ impl RecordSender {
             if let Err(error) = recorder.send(&writer).await {
                 tracing::warn!(%error, "recorded hits");
             }
-            // under load half of the time, so that each send carries the more
+            // under load it pauses half of the time, so that each send carries more
             pause = PAUSE.max(started.elapsed());
             if recorder.is_empty() {
                 recorder.running.store(false, Ordering::Release);
-                // who recorded just before left the sending to us
+                // a caller that recorded just before has left the sending to this task
                 self.on = !recorder.is_empty() && !recorder.running.swap(true, Ordering::AcqRel);
             }
         }
     }
 }
 
-/// Also where its runtime ends: another one may go on.
+/// Also runs when the task's runtime ends: another task may take over.
 impl Drop for RecordSender {
     fn drop(&mut self) {
         if self.on {

@@ -1,9 +1,9 @@
-//! A hit that the application itself may ask for again, in another process too, and that counts once.
+//! A hit that the application may request again, also from another process, and that counts once.
 //!
-//! The request is a caller whose calls are numbered from 1. They name the epoch **before**, so that they are looked up in
-//! both memories: who asks again an epoch later is told what was done. A buffered counter takes one call. A cached one that
-//! is missed is seeded and asked for by the next number, so who comes later goes through the numbers up to the last one.
-//! No call is sent whose predecessor may be forgotten: a late one never meets a memory that has begun anew.
+//! A request is a caller whose calls are numbered from 1. They name the **previous** epoch, so that Redis looks them up
+//! in both memories: a repeat an epoch later receives the first outcome. A buffered counter takes one call. A missing
+//! cached counter is seeded and requested by the next number, so a repeat goes through the numbers up to the last. No
+//! call is sent whose predecessor may be forgotten: a late one never meets a memory that has begun anew.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::writer::opened::Announced;
 use crate::writer::send::may_pass;
 use crate::writer::terms::Until;
 
-/// A hit with the application's own name for it.
+/// A hit with a name given by the application.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     name: &'a str,
@@ -32,7 +32,7 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Refuses an id or a name that is not allowed. The name stands for the work together with the id.
+    /// Creates a request if its id and name are allowed. Name and id together identify the work.
     pub fn new(family: &Family, name: &'a str, id: &'a str, delta: i64) -> Result<Self> {
         family.check_id(id)?;
         match name.len() {
@@ -43,16 +43,16 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The caller that it is: no writer's name begins like this, and no other request has it.
+    /// Returns the request's name as a caller. It is unique: no writer's name begins like this.
     fn caller(&self) -> String {
         format!("request:{}:{}:{}", self.name.len(), self.name, self.id)
     }
 }
 
-/// What became of a request, and whether an earlier arrival decided it.
+/// The outcome of a request, and `true` if an earlier arrival decided it.
 type Settled = (PairResult, bool);
 
-/// How far a request has come by what its calls were told.
+/// The progress of a request, as known from the replies to its calls.
 #[derive(Debug, Default)]
 pub struct Progress {
     /// The number of its last call that is known to have been executed.
@@ -60,39 +60,40 @@ pub struct Progress {
     known: Known,
     /// The current epoch of the first send of the next call that may have been executed.
     doubt: Option<Arc<str>>,
-    /// The epoch that the application stored before it made the request for the first time.
+    /// The epoch that the application stored before it first made the request.
     since: Option<Arc<str>>,
 }
 
-/// What is known of a request from the call before.
+/// The outcome of a request's previous call.
 #[derive(Debug, Default)]
 enum Known {
     #[default]
     Nothing,
-    /// It missed the counter, and was the last one, in these epochs.
+    /// The call missed the counter and was the last one, in these epochs.
     Missed(Epochs),
-    /// It was not the last one, and one of two epochs remembers that, of which this is the older.
+    /// The call was not the last one. One of two epochs remembers that; this is the older.
     Passed(Arc<str>),
 }
 
-/// What one send of a call was told.
+/// The outcome of one send of a call.
 enum Told {
     Settled(Settled),
     /// The request has made a later call.
     Passed,
-    /// Redis does not know the epoch any more.
+    /// Redis no longer knows the epoch.
     Expired,
-    /// It may have been forgotten what an earlier call did.
+    /// Redis may have forgotten the outcome of an earlier call.
     Forgotten,
 }
 
 impl Progress {
-    /// Begins a request that the application may have made before, in this epoch or later.
+    /// Begins a request that the application may have made before, in this epoch or a later one.
     pub fn since(epoch: &str) -> Self {
         Progress { since: Some(epoch.into()), ..Progress::default() }
     }
 
-    /// Whether what it rests on is remembered. Where only what was missed is not, it begins again.
+    /// Returns whether Redis remembers the calls that the next one depends on. Begins again if only a miss is
+    /// forgotten.
     fn is_remembered(&mut self, epochs: &Epochs) -> bool {
         if let Known::Missed(then) = &self.known
             && !epochs.knows(&then.before)
@@ -107,7 +108,7 @@ impl Progress {
         known.into_iter().chain(&self.doubt).chain(&self.since).all(|epoch| epochs.knows(epoch))
     }
 
-    /// Goes on to the next call.
+    /// Continues with the next call.
     fn next(&mut self, known: Known) {
         *self = Progress { n: self.n + 1, known, doubt: None, since: self.since.take() };
     }
@@ -120,8 +121,8 @@ impl Writer {
         Ok(self.queue.home(request.partition(family)).epochs(family).await?.now.as_ref().to_owned())
     }
 
-    /// Counts the hit unless the request was executed before. Where the counter is missing it is to be called again with a
-    /// seed and the same progress, which is a new one for each time that the application asks.
+    /// Counts the hit unless the request was executed before. If the counter is missing, call again with a seed and the
+    /// same progress. Each request by the application begins with a new progress.
     pub async fn once(
         &self,
         request: Request<'_>,
@@ -141,7 +142,7 @@ impl Writer {
         });
         let measure = |result| self.queue.opened.measure([(1, result)]);
         match &done {
-            // by somebody else, or by an earlier call of the application
+            // decided by another process, or by an earlier call of the application
             Ok((PairResult::Counted(_), true)) if progress.doubt.is_none() => {}
             Ok((PairResult::Missing(_), _)) => {}
             Ok((result, _)) => measure(Some(*result)),
@@ -151,7 +152,7 @@ impl Writer {
         done
     }
 
-    /// Sends the call, and those after it that were made before, until a reply settles it.
+    /// Sends the next call until a reply settles the request, and passes over calls that were made before.
     async fn repeat(
         &self,
         request: Request<'_>,
@@ -185,7 +186,7 @@ impl Writer {
         }
     }
 
-    /// One send of the next call.
+    /// Sends the next call once.
     async fn send_alone(
         &self,
         request: Request<'_>,
@@ -203,7 +204,7 @@ impl Writer {
         let caller = request.caller();
         let fence = Fence { home: home.keys(), caller: &caller, n: progress.n + 1, epoch: &epochs.before };
         let counted = request.count(queue.family(), partition, fence, seed).await;
-        // of a refusal only a connection that never sends a call again by itself tells that this was the only arrival
+        // only over a connection that never resends does a refusal prove that this was the only arrival
         let is_settled = match &counted {
             Ok(Counted::Executed { .. } | Counted::Passed) => true,
             Ok(Counted::Expired) => queue.redis.sends_once(),
@@ -242,9 +243,9 @@ impl Writer {
 }
 
 impl Request<'_> {
-    /// Returns the partition that counts it: the same one in every process.
+    /// Returns the partition that counts the request, the same one in every process.
     fn partition(&self, family: &Family) -> u32 {
-        // of a wide family any partition will do
+        // a wide family may use any partition
         family.home_of(self.id.as_bytes()).unwrap_or_else(|| family.partition_of(self.name))
     }
 

@@ -1,4 +1,4 @@
-//! Making a call, and repeating it until its outcome is known or its time is over. A repeat is harmless, whoever makes it.
+//! The sending of a call until its outcome is known or its time is over. A repeat is harmless from any process.
 
 use tokio::time::{Instant, sleep};
 
@@ -15,7 +15,7 @@ use crate::writer::opened::Announced;
 use crate::writer::queue::Queue;
 
 impl Sending {
-    /// Sends the call until its outcome is known, and tells everybody.
+    /// Sends the call until its outcome is known, and notifies all waiting callers.
     pub async fn make(&mut self, queue: &Queue) {
         let unknown = |what, error: Error| queue.error(ErrorKind::OutcomeUnknown, what).with_source(error);
         let mut pause = Backoff::default();
@@ -46,7 +46,7 @@ impl Sending {
         self.end(queue, outcome);
     }
 
-    /// One send of the call, which may be executed until a reply says what became of it.
+    /// Sends the call once. Until a reply settles it, the call may have been executed.
     async fn attempt(&mut self, queue: &Queue) -> Result<Outcome> {
         let shares = self.group.by_partition();
         let home = queue.home(shares[0].partition);
@@ -67,7 +67,7 @@ impl Sending {
             }
             Ok(Counted::Expired) => {
                 home.forget(epoch);
-                // only a connection that never sends a call again by itself tells that this was the only one
+                // only over a connection that never resends was this definitely the only arrival
                 Ok(if was_in_doubt || !queue.redis.sends_once() {
                     Outcome::Failed(queue.error(ErrorKind::OutcomeUnknown, "Redis has forgotten the epoch of the call"))
                 } else {
@@ -88,7 +88,7 @@ impl Sending {
         }
     }
 
-    /// Sends it no more, and tells everybody, unless its outcome is known.
+    /// Stops sending the call and notifies all waiting callers, unless its outcome is known.
     pub fn give_up(&mut self, queue: &Queue) {
         if self.call.outcome().is_none() {
             self.end(
@@ -102,7 +102,7 @@ impl Sending {
         }
     }
 
-    /// Tells everybody how the call ended, and measures what became of its hits.
+    /// Notifies all waiting callers of the outcome, and records it in the metrics.
     fn end(&self, queue: &Queue, outcome: Outcome) {
         match &outcome {
             Outcome::Counted { group, results, .. } => {
@@ -116,12 +116,12 @@ impl Sending {
     }
 }
 
-/// Whether the same call may succeed later.
+/// Returns whether the same call may succeed later.
 pub fn may_pass(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Redis | ErrorKind::OutcomeUnknown)
 }
 
-/// The script of the family's kind.
+/// Calls the script of the family's kind.
 async fn count(queue: &Queue, fence: Fence<'_>, group: &Group, shares: &[Share<'_>]) -> Result<Counted> {
     let family: &Family = queue.family();
     let partitions: Vec<Partition> = shares.iter().map(|share| queue.partition(share.partition)).collect();
@@ -140,7 +140,7 @@ async fn count(queue: &Queue, fence: Fence<'_>, group: &Group, shares: &[Share<'
             let seeds: Vec<_> = seeds.filter(|(_, seeds)| !seeds.is_empty()).collect();
             let counted = Partition::incr_in(retention, fence, &seeds, &parts).await?;
             Ok(match counted {
-                // a repeat is replied to as the first arrival was
+                // a repeat receives the same reply as the first arrival
                 Counted::Executed { results, due, .. } => Counted::Executed { results, due, repeated: false },
                 other => other,
             })
@@ -153,7 +153,7 @@ async fn count(queue: &Queue, fence: Fence<'_>, group: &Group, shares: &[Share<'
     }
 }
 
-/// The results of a call, which has the pairs by partition, in the order of its group.
+/// Puts the results of a call, which are ordered by partition, into the order of its group.
 fn in_group_order(group: &Group, shares: &[Share<'_>], results: Vec<PairResult>) -> Vec<PairResult> {
     if shares.len() == 1 {
         return results;

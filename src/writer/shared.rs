@@ -1,4 +1,4 @@
-//! What the handles of one pair share: the connections, the families in use, and what there is to do for a reconciler.
+//! The state that the handles of one pair share: the connections, the families in use, and the work for a reconciler.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ use crate::store::{Registered, Store};
 use crate::writer::Writer;
 use crate::writer::opened::{Announced, Opened, SHUT_DOWN, Work};
 
-/// What the handles of one pair share.
+/// The state that the handles of one pair share.
 #[derive(Debug)]
 pub struct Shared {
     pub redis: Connection,
@@ -26,10 +26,10 @@ pub struct Shared {
     pub store: Arc<dyn Store>,
     families: RwLock<Families>,
     allow_evicting: AtomicBool,
-    /// The kinds that Redis was found to be safe for.
+    /// The kinds for which Redis was found safe.
     safe_for: Mutex<HashSet<&'static str>>,
     pub work: Arc<Work>,
-    /// No hit is taken any more.
+    /// Set when no more hits are accepted.
     closed: Arc<AtomicBool>,
 }
 
@@ -57,8 +57,8 @@ impl Shared {
         }
     }
 
-    /// The family, in use from now on, with its writer; the same ones as before if it is configured as before. The
-    /// database's number for it is not known where that is away.
+    /// Takes a family in use and returns it with its writer. Returns the existing ones if the configuration is the
+    /// same. `registered` is the database's number for the family, unknown while the database is unreachable.
     pub fn open(&self, family: Family, registered: Option<u64>) -> Result<InUse> {
         let mut families = self.families_mut();
         self.refuse_closed(&family)?;
@@ -72,7 +72,7 @@ impl Shared {
         self.take_in_use(&mut families, Opened::new(number, family, registered))
     }
 
-    /// Takes a family in use as the database knows it, unless it is so already or this process has opened it.
+    /// Takes a family in use as the database knows it, unless it already is, or this process has opened it.
     pub fn serve(&self, registered: Arc<Registered>) -> Result<InUse> {
         let mut families = self.families_mut();
         self.refuse_closed(&registered.family)?;
@@ -104,14 +104,14 @@ impl Shared {
         Ok(both)
     }
 
-    /// Takes no more hits and opens no more families. Returns those in use.
+    /// Stops accepting hits and opening families. Returns the families in use.
     pub fn close(&self) -> Vec<InUse> {
         let families = self.families_mut();
         self.closed.store(true, Ordering::Relaxed);
         families.in_use.values().cloned().collect()
     }
 
-    /// Whether a family of that name is.
+    /// Returns whether a family of that name is in use.
     pub fn is_in_use(&self, family: &Family) -> bool {
         let families = self.families_in_use();
         families.numbers.contains_key(&named(family))
@@ -121,12 +121,12 @@ impl Shared {
         self.families_in_use().in_use.values().map(|(opened, _)| opened.clone()).collect()
     }
 
-    /// The configurations of the families in use.
+    /// Returns the configurations of the families in use.
     pub fn families(&self) -> Vec<Family> {
         self.opened().iter().map(|opened| opened.family.clone()).collect()
     }
 
-    /// Whether a Redis will do that throws counts away when its memory is full.
+    /// Returns whether a Redis is accepted that evicts counts when its memory is full.
     pub fn allows_evicting(&self) -> bool {
         self.allow_evicting.load(Ordering::Relaxed)
     }
@@ -135,7 +135,7 @@ impl Shared {
         self.allow_evicting.store(allow, Ordering::Relaxed);
     }
 
-    /// Refuses a family for which Redis is not safe, or its user lacks something; looked at once for each kind.
+    /// Refuses a family for which Redis is unsafe, or its user lacks a permission. Each kind must pass once.
     pub async fn refuse_unsafe(&self, family: &Family) -> Result<()> {
         let safe_for = || self.safe_for.lock().unwrap_or_else(PoisonError::into_inner);
         if safe_for().contains(family.kind()) {
@@ -155,7 +155,7 @@ impl Shared {
         self.families_in_use().in_use.get(&number).map(|(opened, _)| opened.clone())
     }
 
-    /// The store, for what only MySQL supports: recounting, rejects, drift.
+    /// Returns the store, for operations that only MySQL supports: recounting, rejects, drift.
     pub fn mysql(&self) -> Result<&MysqlStore> {
         let other = || Error::new(ErrorKind::Mismatch, "only MysqlStore supports recounting, rejects and drift");
         self.store.as_mysql().ok_or_else(other)

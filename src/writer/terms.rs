@@ -1,32 +1,32 @@
-//! How long a caller waits for its hit, and whether it waits at all.
+//! The time limits of callers and calls.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How a hit is counted.
+/// The conditions under which a hit is counted.
 #[derive(Clone, Copy)]
 pub struct Terms {
-    /// How long a call that fails is repeated.
+    /// The time for which a failing call is repeated.
     pub timeout: Duration,
-    /// Waits for room where many others wait.
+    /// Set to wait for room when many others wait.
     pub wait: bool,
-    /// Was taken before the writer was closed.
+    /// Set for hits accepted before the writer was closed.
     pub taken: bool,
 }
 
-/// Until when a caller waits.
+/// The time limits of a waiting caller.
 #[derive(Clone, Copy, Debug)]
 pub struct Until {
     pub deadline: Instant,
-    /// A call begun later would only make unknown what is surely not counted.
+    /// The latest start of a call. A later one would only make the outcome of uncounted hits unknown.
     pub begin: Instant,
 }
 
-/// A call that takes longer does not hold up other partitions any more, and those who wait for it look at the time.
+/// The duration after which a call no longer holds up other partitions, and its callers check the time.
 pub const SLOW: Duration = Duration::from_millis(50);
 
-/// What it takes to make a call with some hope of a reply.
+/// The time that a call needs to have some hope of a reply.
 pub const LAST_MOMENT: Duration = Duration::from_millis(50);
 
 impl Until {
@@ -35,7 +35,7 @@ impl Until {
         Until { deadline, begin: deadline - timeout.min(LAST_MOMENT) / 2 }
     }
 
-    /// Until the later of the two has gone.
+    /// Returns the later of both limits.
     pub fn or(self, other: Until) -> Self {
         Until { deadline: self.deadline.max(other.deadline), begin: self.begin.max(other.begin) }
     }

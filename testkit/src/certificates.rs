@@ -1,4 +1,4 @@
-//! Certificates for servers that take TLS.
+//! Certificates for servers with TLS.
 
 use std::fs;
 
@@ -7,17 +7,19 @@ use rcgen::{
 };
 use tempfile::TempDir;
 
-/// An authority that nobody knows, with a certificate for a server named `localhost`, one for a node that goes by its address,
-/// 127.0.0.1, and one for a client. They are PEM files in a directory that goes with this handle: `ca.pem`, and `server`, `node`
-/// and `client` with `.pem` and `.key`.
+/// A private authority, with a certificate for a server named `localhost`, one for a node with the address 127.0.0.1,
+/// and one for a client.
+///
+/// They are PEM files: `ca.pem`, and `server`, `node` and `client` with `.pem` and `.key`. Dropping this handle removes
+/// their directory.
 pub struct Certificates(TempDir);
 
 impl Certificates {
-    /// Makes new ones.
+    /// Issues new certificates.
     ///
     /// # Panics
     ///
-    /// Where the files cannot be written.
+    /// If the files cannot be written.
     pub fn issue() -> Self {
         let certificates = Certificates(TempDir::with_prefix("cf-").expect("create a directory"));
         let mut ca = CertificateParams::default();
@@ -44,7 +46,7 @@ impl Certificates {
         certificates
     }
 
-    /// The path of one of the files.
+    /// Returns the path of one of the files.
     pub fn file(&self, name: &str) -> String {
         self.0.path().join(name).display().to_string()
     }

@@ -1,4 +1,4 @@
-//! How the kit's own connections to Redis are made.
+//! The kit's own connections to Redis.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,22 +6,22 @@ use std::time::Duration;
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use redis::{AsyncConnectionConfig, Client, Cmd, FromRedisValue, RedisResult};
 
-/// The address of a Unix socket for the redis crate.
+/// Returns the URL of a Unix socket for the redis crate.
 pub(crate) fn unix_url(socket: &Path) -> String {
     format!("redis+unix://{}", socket.display())
 }
 
-/// The address of a port of this machine for the redis crate.
+/// Returns the URL of a port of this machine for the redis crate.
 pub(crate) fn tcp_url(port: u16) -> String {
     format!("redis://127.0.0.1:{port}")
 }
 
-/// A client for an address that the kit made.
+/// Returns a client for a URL that the kit made.
 pub(crate) fn client(url: &str) -> Client {
     Client::open(url).unwrap_or_else(|e| panic!("the redis crate does not accept the address {url}: {e}"))
 }
 
-/// A connection that comes back by itself, and does so quickly.
+/// Opens a connection that reconnects automatically and quickly.
 pub(crate) async fn manager(client: Client) -> RedisResult<ConnectionManager> {
     let config = ConnectionManagerConfig::new()
         .set_connection_timeout(Some(Duration::from_secs(1)))
@@ -32,7 +32,7 @@ pub(crate) async fn manager(client: Client) -> RedisResult<ConnectionManager> {
     ConnectionManager::new_with_config(client, config).await
 }
 
-/// The command that these words are.
+/// Returns a command of these words, which single spaces separate.
 pub(crate) fn command(words: &str) -> Cmd {
     let mut cmd = Cmd::new();
     for word in words.split(' ') {
@@ -41,7 +41,7 @@ pub(crate) fn command(words: &str) -> Cmd {
     cmd
 }
 
-/// One command over a connection of its own.
+/// Runs one command over a new connection.
 pub(crate) async fn run<T: FromRedisValue>(url: &str, command: &Cmd) -> RedisResult<T> {
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(Duration::from_secs(5)))

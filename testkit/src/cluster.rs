@@ -10,29 +10,29 @@ use tokio::time::timeout;
 use crate::redis::{RedisOptions, RedisServer, major_version, until};
 use view::{Member, View};
 
-/// How many hash slots a cluster has.
+/// The number of hash slots in a cluster.
 pub const SLOTS: u16 = 16_384;
 
 const PRIMARIES: usize = 3;
 
-/// A private Redis Cluster of three primaries, the nodes 0 to 2, and a replica of each, the nodes 3 to 5, on ports of
-/// 127.0.0.1. Which of them are primaries changes with every failover.
+/// A private Redis Cluster on ports of 127.0.0.1. It starts with three primaries (nodes 0 to 2) and a replica of each
+/// (nodes 3 to 5). Each failover exchanges a primary and its replica.
 ///
-/// A node that is gone for 1.5 s is taken for dead, and its replica promoted a second later. Replicas are promoted however
-/// far behind they are.
+/// The cluster considers a node dead after 1.5 s without a reply, and promotes its replica a second later, however far
+/// the replica is behind.
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
     tls: bool,
 }
 
 impl RedisCluster {
-    /// Starts one and returns when all nodes agree that it works. Options that are given win over the cluster's own, e.g.
-    /// `cluster-require-full-coverage`. With [`tls_node`](RedisOptions::tls_node) all of it speaks TLS, and its URLs are
-    /// `rediss://`.
+    /// Starts a cluster and returns when all nodes agree that it works. `options` override the cluster's own settings,
+    /// e.g. `cluster-require-full-coverage`. With [`tls_node`](RedisOptions::tls_node) the whole cluster speaks TLS,
+    /// and its URLs are `rediss://`.
     ///
     /// # Panics
     ///
-    /// Where it does not come about.
+    /// If the cluster does not form.
     pub async fn start(options: RedisOptions) -> Self {
         let mut settings = vec![
             ("cluster-enabled", "yes"),
@@ -40,7 +40,7 @@ impl RedisCluster {
             ("cluster-replica-validity-factor", "0"),
         ];
         if major_version() >= 7 {
-            // a primary left without slots stays what it is
+            // a primary without slots stays a primary
             settings.push(("cluster-allow-replica-migration", "no"));
         }
         if options.takes_tls() {
@@ -57,12 +57,12 @@ impl RedisCluster {
         cluster
     }
 
-    /// Makes strangers a cluster.
+    /// Joins the unconnected nodes into a cluster.
     async fn form(&self) {
         for number in 0..self.size() {
-            // or they would have to quarrel about who came first
+            // otherwise the nodes would first have to resolve an epoch conflict
             self.tell(number, &format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1)).await;
-            // everybody meets everybody, since gossip takes its time
+            // each node meets every other one, since gossip is slow
             for other in &self.nodes[..number] {
                 self.tell(number, &format!("CLUSTER MEET 127.0.0.1 {}", other.port())).await;
             }
@@ -83,23 +83,23 @@ impl RedisCluster {
         self.wait_until_ok().await;
     }
 
-    /// The addresses of all nodes for the redis crate's cluster client.
+    /// Returns the URLs of all nodes for the redis crate's cluster client.
     pub fn urls(&self) -> Vec<String> {
         let scheme = if self.tls { "rediss://" } else { "redis://" };
         self.nodes.iter().map(|node| node.tcp_url().replace("redis://", scheme)).collect()
     }
 
-    /// How many nodes there are.
+    /// Returns the number of nodes.
     pub fn size(&self) -> usize {
         self.nodes.len()
     }
 
-    /// One of the nodes, to be killed, started again, paused, resumed and asked by its own address.
+    /// Returns a node, to kill, restart, pause or resume it, or to send commands to its own address.
     pub fn node(&self, number: usize) -> &RedisServer {
         &self.nodes[number]
     }
 
-    /// The nodes that are primaries with slots at present, by what they say themselves.
+    /// Returns the nodes that currently report that they are primaries with slots.
     pub async fn primaries(&self) -> Vec<usize> {
         let mut primaries = Vec::new();
         for number in 0..self.size() {
@@ -110,11 +110,11 @@ impl RedisCluster {
         primaries
     }
 
-    /// The primary that has the slot at present; where two think so, the one that got it last.
+    /// Returns the current primary of the slot. If two nodes claim the slot, returns the one that got it last.
     ///
     /// # Panics
     ///
-    /// Where none has it.
+    /// If no node has it.
     pub async fn primary_of_slot(&self, slot: u16) -> usize {
         let mut found = None;
         for number in 0..self.size() {
@@ -125,11 +125,11 @@ impl RedisCluster {
         found.unwrap_or_else(|| panic!("no node has slot {slot}")).1
     }
 
-    /// The replica of that primary, which may be down itself.
+    /// Returns the replica of that primary. The primary may be down.
     ///
     /// # Panics
     ///
-    /// Where it has none that is up.
+    /// If the primary has no replica that is up.
     pub async fn replica_of(&self, primary: usize) -> usize {
         let port = self.nodes[primary].port();
         for number in (0..self.size()).filter(|number| *number != primary) {
@@ -144,13 +144,13 @@ impl RedisCluster {
         panic!("node {primary} has no replica that is up")
     }
 
-    /// Makes a replica the primary without losing anything: CLUSTER FAILOVER. Returns when it is.
+    /// Promotes a replica without loss, by CLUSTER FAILOVER. Returns when it is the primary.
     ///
     /// # Panics
     ///
-    /// Where it does not happen, for instance because its primary is down.
+    /// If the replica is not promoted, for example because its primary is down.
     pub async fn failover(&self, replica: usize) {
-        // the primary takes no notice of a replica of which it has not heard yet
+        // the primary ignores a replica that it does not know yet
         self.wait_until_ok().await;
         for _ in 0..4 {
             self.tell(replica, "CLUSTER FAILOVER").await;
@@ -162,21 +162,21 @@ impl RedisCluster {
         self.nodes[replica].fail("a replica was not promoted");
     }
 
-    /// Returns when a replica has been promoted, for instance since its primary was killed.
+    /// Waits until a replica has been promoted, for example after its primary was killed.
     ///
     /// # Panics
     ///
-    /// Where it does not happen.
+    /// If the replica is not promoted.
     pub async fn wait_promoted(&self, replica: usize) {
         until("a promoted replica", async || self.is_promoted(replica).await).await;
     }
 
-    /// Returns when all nodes that are up take the cluster for working, agree on who has which slot and who follows whom,
-    /// and replicas are linked to their primaries.
+    /// Waits until all nodes that are up report a working cluster and agree on the slots and roles of all nodes, and
+    /// the replicas are linked to their primaries.
     ///
     /// # Panics
     ///
-    /// Where they do not come to that.
+    /// If that does not happen.
     pub async fn wait_until_ok(&self) {
         until("a cluster that works", async || self.is_ok().await).await;
     }
@@ -202,7 +202,7 @@ impl RedisCluster {
         self.ask_own(number).await.is_some_and(|own| own.primary.is_none() && !own.slots.is_empty())
     }
 
-    /// What each node that replies thinks of the cluster.
+    /// Returns the view of each node that replies.
     async fn views(&self) -> Vec<View> {
         let mut views = Vec::new();
         for number in 0..self.size() {
@@ -225,7 +225,7 @@ impl RedisCluster {
         own.unwrap_or_else(|| self.nodes[number].fail(&format!("node {number} does not reply")))
     }
 
-    /// A command that has to succeed.
+    /// Runs a command on a node and panics if it fails.
     async fn tell(&self, number: usize, words: &str) {
         let node = &self.nodes[number];
         let short: String = words.chars().take(80).collect();

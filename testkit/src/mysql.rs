@@ -16,37 +16,38 @@ use crate::certificates::Certificates;
 use crate::port;
 use crate::process::{self, Process};
 
-/// A log of a size that is copied fast, as MariaDB calls it and as MySQL does.
+/// A log size that is fast to copy, as an option of MariaDB and of MySQL.
 const SMALL_LOG: [&str; 2] = ["--loose-innodb-log-file-size=16M", "--loose-innodb-redo-log-capacity=16M"];
 
-/// A private MySQL or MariaDB server with a `root` without password. It ends, and its directory goes, with this handle.
+/// A private MySQL or MariaDB server with a `root` without a password. Dropping this handle stops the server and
+/// removes its directory.
 pub struct MysqlServer {
     process: Process,
     socket: PathBuf,
-    /// 0 where it has none.
+    /// The TCP port, or 0 if it has none.
     port: u16,
     args: Vec<String>,
     databases: AtomicU32,
 }
 
 impl MysqlServer {
-    /// Makes a data directory, starts a server over it and returns when it replies.
+    /// Creates a data directory, starts a server on it and returns when it replies.
     ///
     /// # Panics
     ///
-    /// Where no server is found or it does not start.
+    /// If no server is found or it does not start.
     pub async fn start() -> Self {
         Self::start_with(0, Vec::new()).await
     }
 
-    /// One that listens on a port of 127.0.0.1 as well; with certificates it takes TLS alone there.
+    /// Starts a server that also listens on a port of 127.0.0.1. With certificates, the port accepts only TLS.
     ///
     /// # Panics
     ///
-    /// As [`start`](Self::start).
+    /// See [`start`](Self::start).
     pub async fn start_tcp(certificates: Option<&Certificates>) -> Self {
         let port = port::free();
-        // or a user of any host would be one of localhost, and perhaps another one
+        // with name resolution, 127.0.0.1 would match the accounts of localhost first
         let mut args =
             vec![format!("--port={port}"), "--bind-address=127.0.0.1".to_owned(), "--skip-name-resolve".to_owned()];
         if let Some(certificates) = certificates {
@@ -63,7 +64,7 @@ impl MysqlServer {
         let data = process.dir().join("data");
         copy_all(&fresh().await.dir().join("data"), &data).expect("copy a data directory");
 
-        // First of all, or it is not obeyed: nothing of this machine's own configuration.
+        // Only valid as the first argument: the server ignores this machine's own configuration.
         let mut args = vec!["--no-defaults".to_owned()];
         args.extend(as_user());
         args.push(format!("--datadir={}", data.display()));
@@ -76,8 +77,8 @@ impl MysqlServer {
                 "--performance-schema=OFF",
                 "--innodb-buffer-pool-size=128M",
                 "--max-connections=500",
-                // A commit reaches the file system, so that killing the process loses none; only the disk is not
-                // waited for, since nobody pulls the plug in a test.
+                // A commit reaches the file system, so a kill of the process loses none. It does not wait for the
+                // disk, since no test cuts the power.
                 "--innodb-flush-log-at-trx-commit=2",
             ]
             .map(str::to_owned),
@@ -92,32 +93,32 @@ impl MysqlServer {
         server
     }
 
-    /// The socket that it listens on.
+    /// Returns the socket that the server listens on.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// The address of a database for sqlx, `mysql://root@localhost/...?socket=...`; of none for an empty name. Without
-    /// TLS, which some servers offer by themselves.
+    /// Returns the URL of a database for sqlx, `mysql://root@localhost/...?socket=...`. An empty name selects no
+    /// database. The URL disables TLS, which some servers offer by default.
     pub fn url(&self, database: &str) -> String {
         format!("mysql://root@localhost/{database}?socket={}&ssl-mode=DISABLED", self.socket.display())
     }
 
-    /// The port that it has.
+    /// Returns the port of the server.
     ///
     /// # Panics
     ///
-    /// Where it was not started by [`start_tcp`](Self::start_tcp).
+    /// If the server was not started by [`start_tcp`](Self::start_tcp).
     pub fn port(&self) -> u16 {
         assert!(self.port > 0, "a server without a port: start it with MysqlServer::start_tcp()");
         self.port
     }
 
-    /// Creates a database, named after `prefix` and unlike any other of this server, and gives its name and a pool.
+    /// Creates a database with a unique name that starts with `prefix`. Returns the name and a pool.
     ///
     /// # Panics
     ///
-    /// Where the server does not do it, for instance because `prefix` is more than letters, digits and underscores.
+    /// If the server refuses, for example because `prefix` has more than letters, digits and underscores.
     pub async fn database(&self, prefix: &str) -> (String, MySqlPool) {
         let name = format!("{prefix}_{}", self.databases.fetch_add(1, Ordering::Relaxed));
         let created = async {
@@ -133,24 +134,24 @@ impl MysqlServer {
         }
     }
 
-    /// SIGKILL; returns when the server is gone. Nothing happens where none runs.
+    /// Kills the server with SIGKILL and waits for its end. Does nothing if no server runs.
     pub fn kill(&self) {
         self.process.kill();
     }
 
-    /// Starts it over the data that is there, killing the running one first, and returns when it has recovered.
+    /// Restarts the server on its existing data, after killing a running one. Returns when it has recovered.
     ///
     /// # Panics
     ///
-    /// Where it does not start.
+    /// If the server does not start.
     pub async fn start_again(&self) {
         self.process.kill();
-        // MySQL leaves its process number beside the socket and refuses to start where that number is alive again.
+        // MySQL leaves its process id beside the socket, and refuses to start if that id is in use again.
         let _ = fs::remove_file(self.socket.with_extension("sock.lock"));
         self.process.start(binary(), &self.args, || greets(&self.socket)).await;
     }
 
-    /// SIGSTOP: connections stay open and nothing is replied. Returns when the server stands still.
+    /// Pauses the server with SIGSTOP: connections stay open but get no reply. Returns when the server is paused.
     pub fn pause(&self) {
         self.process.pause();
     }
@@ -161,8 +162,8 @@ impl MysqlServer {
     }
 }
 
-/// The directory of a process that holds fresh data, from which all servers of this program have theirs: making them takes
-/// longer than a copy.
+/// Returns a process whose directory holds fresh data. All servers of this program copy that data, because creating it
+/// takes longer.
 async fn fresh() -> &'static Process {
     static FRESH: OnceCell<Process> = OnceCell::const_new();
     FRESH
@@ -189,7 +190,7 @@ fn copy_all(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Makes a data directory with a `root` that needs no password. Three ways lead there.
+/// Creates a data directory with a `root` without a password, in one of three ways.
 async fn initialise(process: &Process, data: &Path) {
     let at = format!("--datadir={}", data.display());
     let own = binary().with_file_name("mariadbd-init");
@@ -199,7 +200,7 @@ async fn initialise(process: &Process, data: &Path) {
     } else if own.is_file() {
         process.run(&own, &[data.display().to_string()]).await;
     } else {
-        // Beside the server first: with Homebrew there may be several.
+        // Looks beside the server first: with Homebrew there may be several scripts.
         let dir = binary().parent().unwrap_or(Path::new("/"));
         let beside = [dir.to_owned(), dir.join("../bin"), dir.join("../scripts")];
         let names = ["mariadb-install-db", "mysql_install_db"];
@@ -212,12 +213,12 @@ async fn initialise(process: &Process, data: &Path) {
     }
 }
 
-/// Servers refuse to run as root unless told so.
+/// Returns the option without which a server refuses to run as root, if this process is root.
 fn as_user() -> Option<String> {
     rustix::process::geteuid().is_root().then(|| "--user=root".to_owned())
 }
 
-/// What the binary says of its version.
+/// Returns the version that the binary reports.
 pub(crate) fn version() -> &'static str {
     static VERSION: OnceLock<String> = OnceLock::new();
     VERSION.get_or_init(|| process::version(binary()))
@@ -242,12 +243,12 @@ fn binary() -> &'static Path {
     })
 }
 
-/// Whether the server sends its greeting, a packet that starts with the protocol's version: ten. It does so only after
-/// recovery.
+/// Returns whether the server sends its greeting, a packet that starts with the protocol's version, 10. It does so only
+/// after recovery.
 fn greets(socket: &Path) -> bool {
     let ask = || -> std::io::Result<bool> {
         let mut stream = UnixStream::connect(socket)?;
-        // The socket may be there before anybody looks at it.
+        // The socket may exist before the server accepts connections.
         stream.set_read_timeout(Some(Duration::from_millis(50)))?;
         let mut start = [0; 5];
         stream.read_exact(&mut start)?;

@@ -1,19 +1,20 @@
-//! TCP ports, for what cannot do with a Unix socket.
+//! TCP ports, for servers that need more than a Unix socket.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::{TcpListener, UdpSocket};
 use std::sync::{Mutex, PoisonError};
 
-/// Below what systems hand out to clients: a server that is down for a while must find its port free again. And so that
-/// the cluster bus, 10,000 above, is there as well.
+/// The range of ports. Both they and the cluster bus, 10,000 above, lie below the ports that systems assign to clients.
+/// A server that was down for a while must find its port free again.
 const PORTS: std::ops::Range<u16> = 12_000..22_000;
 
-/// How much above its port a cluster's node has its bus.
+/// The distance from the port of a cluster node to its bus.
 const BUS: u16 = 10_000;
 
-/// A port that nobody listens on at present, nor 10,000 above it, and that no process is given before this one ends.
+/// Returns a port on which no process currently listens, nor on the one 10,000 above. It is not given out again before
+/// this process ends.
 pub(crate) fn free() -> u16 {
-    // UDP sockets of the same numbers: servers have no use for them, and they go with the process
+    // UDP sockets of the same numbers reserve the ports: servers do not use them, and they end with the process
     static GIVEN: Mutex<Vec<UdpSocket>> = Mutex::new(Vec::new());
     let random = RandomState::new().hash_one(std::process::id());
     let start = (random % PORTS.len() as u64) as usize;

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-/// Holds the directory and reads the process group of the running server, an empty line where none runs, from a pipe
-/// whose only lasting writer is us. Its end means that we are done or dead, in whichever way.
+/// The script of the guard, which removes the directory at the end. It reads the running server's process group, or an
+/// empty line if none runs, from a pipe. Only this process keeps the pipe open, so its end means that we have ended.
 const GUARD: &str = r#"
     trap '' HUP INT TERM
     dir=$1 keep=$2 group=
@@ -28,18 +28,18 @@ const GUARD: &str = r#"
     [ "$keep" = 1 ] || rm -rf -- "$dir"
 "#;
 
-/// Reports itself to the guard (its standard output) before it turns into the server, and by that closes the pipe:
-/// there is no moment at which a server runs that the guard does not know.
+/// The script that starts a server. It reports its process id to the guard (its standard output), then becomes the
+/// server, which closes the pipe. So no server ever runs that the guard does not know.
 const SERVER: &str = r#"echo $$ && exec "$@" >&2"#;
 
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// Short, because the tests of interleavings restart Redis thousands of times.
+/// The poll interval. It is short, because the tests of interleavings restart Redis thousands of times.
 const POLL: Duration = Duration::from_millis(1);
 const LOG_TAIL: usize = 30;
-/// What macOS allows for a socket's path, with its closing zero.
+/// The limit of macOS for a socket's path, including the closing zero.
 const SOCKET_PATH_LIMIT: usize = 104;
 
-/// A directory and at most one server process over it, which can be killed and started again.
+/// A directory and at most one server process on it, which can be killed and restarted.
 pub(crate) struct Process {
     dir: PathBuf,
     guard: Child,
@@ -47,7 +47,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// A fresh directory with its guard, and no server yet.
+    /// Creates a directory with its guard, and no server yet.
     pub fn new() -> Self {
         let dir = short_directory();
         let keep = std::env::var_os("COUNTERFOIL_KEEP").is_some_and(|v| v == "1");
@@ -55,8 +55,8 @@ impl Process {
             eprintln!("testkit: {} will be kept", dir.display());
         }
         let guard = {
-            // Where a pipe cannot be made close-on-exec in one step (macOS), another thread's child that is started
-            // at this moment would inherit the pipe and keep it open.
+            // macOS cannot create a pipe as close-on-exec in one step. A child that another thread starts at that
+            // moment would inherit the pipe and keep it open.
             static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
             let _one = lock(&ONE_AT_A_TIME);
             Command::new("/bin/sh")
@@ -74,12 +74,12 @@ impl Process {
         Self { dir, guard, server: Mutex::new(None) }
     }
 
-    /// The directory of sockets, data and log.
+    /// Returns the directory of sockets, data and log.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Starts a server, ending the one that runs, and returns when `ready` says so.
+    /// Starts a server, after killing a running one, and waits until `ready` returns true.
     pub async fn start(&self, program: &Path, args: &[String], ready: impl Fn() -> bool) {
         self.spawn(program, args);
         let deadline = Instant::now() + START_LIMIT;
@@ -94,7 +94,7 @@ impl Process {
         }
     }
 
-    /// Runs a program to its end, which must be a success.
+    /// Runs a program to its end and panics if it fails.
     pub async fn run(&self, program: &Path, args: &[String]) {
         self.spawn(program, args);
         let status = loop {
@@ -108,30 +108,30 @@ impl Process {
         }
     }
 
-    /// SIGKILL; returns when the process is gone. Nothing happens where none runs.
+    /// Kills the server with SIGKILL and waits for its end. Does nothing if no server runs.
     pub fn kill(&self) {
         if let Some(mut server) = lock(&self.server).take() {
-            // An error means that it ended by itself; there is nothing left to kill then.
+            // An error means that the server has already ended.
             let _ = kill_process_group(id(&server), Signal::KILL);
             server.wait().unwrap_or_else(|e| panic!("cannot wait for a killed server: {e}"));
             self.tell("");
         }
     }
 
-    /// SIGSTOP; returns when the process stands still.
+    /// Pauses the server with SIGSTOP. Returns when it is paused.
     pub fn pause(&self) {
         let pid = self.signal(Signal::STOP);
-        // NOWAIT leaves an exit status where the standard library will look for it.
+        // NOWAIT leaves an exit status for the standard library to collect.
         waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
             .unwrap_or_else(|e| panic!("cannot wait for the server to stand still: {e}"));
     }
 
-    /// SIGCONT.
+    /// Resumes the server with SIGCONT.
     pub fn resume(&self) {
         self.signal(Signal::CONT);
     }
 
-    /// Whether a server was started and neither killed nor seen ending.
+    /// Returns whether a server was started and has neither been killed nor ended.
     pub fn is_up(&self) -> bool {
         self.ended().is_none() && lock(&self.server).is_some()
     }
@@ -155,7 +155,7 @@ impl Process {
             .args(["-c", SERVER, "server"])
             .arg(program)
             .args(args)
-            // a database that starts removes the temporary tables of all others from a folder that they share
+            // in a shared folder, a starting database would remove the temporary tables of all others
             .env("TMPDIR", &self.dir)
             .stdin(Stdio::null())
             .stdout(pipe)
@@ -168,7 +168,7 @@ impl Process {
         *lock(&self.server) = Some(server);
     }
 
-    /// How the server ended, if it ended by itself since it was started.
+    /// Returns the exit status of the server if it ended without being killed here.
     fn ended(&self) -> Option<ExitStatus> {
         let mut server = lock(&self.server);
         let status = server.as_mut()?.try_wait().expect("ask whether the server still runs")?;
@@ -187,11 +187,11 @@ impl Process {
         }
     }
 
-    /// The number of a process that is gone may be given to another one, so the guard must hear of every end.
+    /// Sends a line to the guard. The guard must learn of every end, since another process may receive the same id.
     fn tell(&self, line: &str) {
         if let Some(mut pipe) = self.guard.stdin.as_ref() {
             match writeln!(pipe, "{line}") {
-                // Somebody killed the guard. What it would have done is done by Drop, so the test may go on.
+                // The guard was killed. Drop still kills the server, so the test may continue.
                 Err(e) if e.kind() == ErrorKind::BrokenPipe => {}
                 result => result.expect("write to the guard"),
             }
@@ -210,7 +210,7 @@ impl Drop for Process {
             self.tell("keep");
             eprintln!("testkit: {} is kept", self.dir.display());
         }
-        // Closes the pipe first. Afterwards the directory is gone.
+        // This closes the pipe, on which the guard removes the directory and ends.
         let _ = self.guard.wait();
     }
 }
@@ -219,8 +219,8 @@ impl Drop for Process {
 pub(crate) fn find(variable: Option<&str>, names: &[&str], places: &[&Path]) -> Option<PathBuf> {
     let named = variable.and_then(std::env::var_os);
     if let Some(named) = named.filter(|name| !name.is_empty()) {
-        // Absolute, since servers run in their own directory; but links stay, since Debian's redis-server is a link
-        // to a program that goes by the name under which it is called.
+        // Absolute, since servers run in their own directory. Links are not resolved, since Debian's redis-server is
+        // a link to a program that behaves according to its name.
         let path = std::path::absolute(&named).unwrap_or_else(|_| named.into());
         assert!(path.is_file(), "{} names {}, which is no file", variable.unwrap_or_default(), path.display());
         return Some(path);
@@ -231,7 +231,7 @@ pub(crate) fn find(variable: Option<&str>, names: &[&str], places: &[&Path]) -> 
     candidates.into_iter().find(|path| path.is_absolute() && path.is_file())
 }
 
-/// The first line that a program prints when asked for its version.
+/// Returns the first line that a program prints for `--version`.
 pub(crate) fn version(program: &Path) -> String {
     let output = Command::new(program).arg("--version").output();
     let output = output.unwrap_or_else(|e| panic!("cannot run {} --version: {e}", program.display()));
@@ -241,7 +241,8 @@ pub(crate) fn version(program: &Path) -> String {
     text.lines().next().unwrap_or("no version").trim().to_owned()
 }
 
-/// A path short enough for sockets, that means the same in a URL and in a careless shell script (mariadb-install-db).
+/// Creates a directory. Its path is short enough for sockets, and needs no quoting in a URL or in a shell script
+/// (mariadb-install-db).
 fn short_directory() -> PathBuf {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._/".contains(byte);
     let base = std::path::absolute(std::env::temp_dir()).expect("the current directory is known");
@@ -256,7 +257,7 @@ fn id(server: &Child) -> Pid {
     Pid::from_child(server)
 }
 
-/// A panic elsewhere does not make a process handle any worse.
+/// Locks the mutex even after a panic, which leaves a process handle valid.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! A network that fails when it is told to.
+//! A network that fails on demand.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use crate::client;
 use crate::process::Process;
 use crate::redis::RedisServer;
 
-/// A Unix socket that forwards the bytes of any number of connections to a server and back, and does harm to them on
-/// demand. It runs on the runtime within which it was made, and ends with its handle.
+/// A Unix socket that forwards the bytes of any number of connections to a server and back, and disturbs them on
+/// demand. It runs on the runtime that created it, and stops when its handle is dropped.
 pub struct Proxy {
-    // for its directory, which goes however this process ends
+    // for its directory, which is removed however this process ends
     process: Process,
     socket: PathBuf,
     network: Arc<Network>,
@@ -28,30 +28,30 @@ pub struct Proxy {
     listening: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What becomes of everything that a black hole held back.
+/// The fate of the bytes that a black hole held back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
-    /// It arrives late, as TCP does it, also where the client has given up and closed meanwhile.
+    /// They arrive late, as with TCP, even if the client has given up and closed meanwhile.
     Delivered,
-    /// It never arrives: the connections are closed.
+    /// They never arrive: the connections are closed.
     Lost,
 }
 
-/// Where the bytes go.
+/// The destination of the bytes.
 #[derive(Clone, Debug)]
 enum Target {
     Unix(PathBuf),
     Tcp(String),
 }
 
-/// The direction in which bytes go.
+/// The direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Requests,
     Replies,
 }
 
-/// What all connections share.
+/// The state that all connections share.
 struct Network {
     weather: watch::Sender<Weather>,
     cut: Mutex<Option<Cut>>,
@@ -59,16 +59,16 @@ struct Network {
     replies: AtomicU64,
 }
 
-/// What connections are watching for.
+/// The conditions that connections watch.
 #[derive(Clone, Copy, Debug, Default)]
 struct Weather {
     black_hole: bool,
     delay: Duration,
-    /// How often everything was closed.
+    /// The number of times that all connections were closed.
     closed: u64,
 }
 
-/// A cut that is still to come.
+/// A cut that has not happened yet.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     way: Way,
@@ -76,17 +76,17 @@ struct Cut {
 }
 
 impl Proxy {
-    /// A proxy in front of a server's Unix socket.
+    /// Creates a proxy in front of a server's Unix socket.
     pub fn to(server: &RedisServer) -> Self {
         Self::start(Target::Unix(server.socket().to_owned()))
     }
 
-    /// A proxy in front of any Unix socket.
+    /// Creates a proxy in front of any Unix socket.
     pub fn to_unix(socket: &Path) -> Self {
         Self::start(Target::Unix(socket.to_owned()))
     }
 
-    /// A proxy in front of a TCP address, `host:port`.
+    /// Creates a proxy in front of a TCP address, `host:port`.
     pub fn to_tcp(address: &str) -> Self {
         Self::start(Target::Tcp(address.to_owned()))
     }
@@ -107,16 +107,16 @@ impl Proxy {
         Proxy { process, socket, network, target, listening: Mutex::new(vec![listening]) }
     }
 
-    /// The socket that it listens on.
+    /// Returns the socket that the proxy listens on.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Listens on a port of 127.0.0.1 as well, and returns it: for clients that know no Unix sockets.
+    /// Also listens on a port of 127.0.0.1, for clients without Unix sockets. Returns the port.
     ///
     /// # Panics
     ///
-    /// Where no port is free.
+    /// If no port is free.
     pub async fn listen_on_port(&self) -> u16 {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let port = listener.local_addr().expect("a bound listener").port();
@@ -126,21 +126,21 @@ impl Proxy {
         port
     }
 
-    /// The address for the redis crate, `redis+unix:///...`.
+    /// Returns the URL for the redis crate, `redis+unix:///...`.
     pub fn url(&self) -> String {
         client::unix_url(&self.socket)
     }
 
-    /// A client for the server behind it.
+    /// Returns a client for the server behind the proxy.
     pub fn client(&self) -> Client {
         client::client(&self.url())
     }
 
-    /// A connection through it that comes back by itself, as [`RedisServer::manager`] makes it.
+    /// Opens a connection through the proxy that reconnects automatically, like [`RedisServer::manager`].
     ///
     /// # Panics
     ///
-    /// Where the server does not reply.
+    /// If the server does not reply.
     pub async fn manager(&self) -> ConnectionManager {
         match client::manager(self.client()).await {
             Ok(manager) => manager,
@@ -148,26 +148,26 @@ impl Proxy {
         }
     }
 
-    /// Cuts a connection once exactly `bytes` more bytes of requests have gone to the server: the one that the next
-    /// byte goes over. Nothing behind them reaches the server. After none, it is cut when the next byte is sent.
+    /// Cuts a connection once exactly `bytes` more bytes of requests have gone to the server: the connection of the
+    /// last of them. It forwards nothing after them. With 0, the connection that sends the next byte is cut.
     pub fn cut_requests_after(&self, bytes: usize) {
         *self.network.cut() = Some(Cut { way: Way::Requests, after: bytes });
     }
 
-    /// Cuts a connection once exactly `bytes` more bytes of replies have gone to the client. Requests go to the server
-    /// whole meanwhile; and also after none the server has replied when the connection is cut, so that it is certain to
-    /// have executed a request.
+    /// Cuts a connection once exactly `bytes` more bytes of replies have gone to the client. Meanwhile complete
+    /// requests go to the server. Even with 0, the server has replied before the cut, so it has definitely executed a
+    /// request.
     pub fn cut_replies_after(&self, bytes: usize) {
         *self.network.cut() = Some(Cut { way: Way::Replies, after: bytes });
     }
 
-    /// Takes back a cut. Returns whether there was one to take back: whether it had not happened yet.
+    /// Cancels a cut. Returns whether there was one that had not happened yet.
     pub fn call_off(&self) -> bool {
         self.network.cut().take().is_some()
     }
 
-    /// From now on nothing arrives any more, and nobody is told: connections stay open, new ones get no reply before
-    /// it has healed.
+    /// Holds back all bytes without an error: connections stay open, and new ones get no reply until
+    /// [`heal`](Self::heal).
     pub fn black_hole(&self) {
         self.network.weather.send_modify(|weather| weather.black_hole = true);
     }
@@ -180,17 +180,17 @@ impl Proxy {
         });
     }
 
-    /// Replies arrive so much later from now on, up to twice as much where they come close together.
+    /// Delays all further replies by `delay`, or by up to twice as much if they arrive close together.
     pub fn delay_replies(&self, delay: Duration) {
         self.network.weather.send_modify(|weather| weather.delay = delay);
     }
 
-    /// How many bytes clients have sent so far.
+    /// Returns the number of bytes that clients have sent so far.
     pub fn request_bytes(&self) -> usize {
         self.network.requests.load(Ordering::Relaxed) as usize
     }
 
-    /// How many bytes the server has replied so far.
+    /// Returns the number of bytes that the server has replied so far.
     pub fn reply_bytes(&self) -> usize {
         self.network.replies.load(Ordering::Relaxed) as usize
     }
@@ -198,7 +198,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // the connections, which are its own, go with it
+        // each listener owns its connections, which end with it
         self.listening.get_mut().unwrap_or_else(PoisonError::into_inner).iter().for_each(JoinHandle::abort);
     }
 }
@@ -212,16 +212,16 @@ where
     let mut weather = network.weather.subscribe();
     loop {
         let client = accept().await.unwrap_or_else(|e| panic!("the proxy cannot accept connections: {e}"));
-        // new ones are let through in either case
+        // a new connection continues after either way of healing
         let _ = weather.wait_for(|weather| !weather.black_hole).await;
         let (target, network) = (target.clone(), network.clone());
         connections.spawn(async move { connect(client, target, &network).await });
-        // those that are over
+        // removes connections that have ended
         while connections.try_join_next().is_some() {}
     }
 }
 
-/// One connection, from its start to its end. Where the server is down it is closed at once.
+/// Serves one connection from start to end. If the server is down, closes it at once.
 async fn connect<R, W>(client: (R, W), target: Target, network: &Network) -> io::Result<()>
 where
     R: AsyncRead + Unpin,
@@ -233,7 +233,7 @@ where
     }
 }
 
-/// Forwards both ways until one side closes, or it is cut: then both are closed.
+/// Forwards both ways until one side closes or is cut, then closes both.
 async fn forward(
     (from_client, to_client): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
     (from_server, to_server): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
@@ -265,7 +265,7 @@ impl Network {
             if way == Way::Replies && !delay.is_zero() {
                 tokio::time::sleep(delay).await;
             }
-            // also the news that the other side is gone has to get through
+            // a black hole also holds back the end of the other side
             clear(&mut weather, closed).await?;
             if length == 0 {
                 return Ok(());
@@ -278,7 +278,7 @@ impl Network {
         }
     }
 
-    /// How many of so many bytes may pass, and whether the connection is cut behind them.
+    /// Returns how many of `length` bytes may pass, and whether the connection is cut after them.
     fn pass(&self, way: Way, length: usize) -> (usize, bool) {
         let mut next = self.cut();
         match &mut *next {
@@ -307,7 +307,7 @@ impl Network {
     }
 }
 
-/// Waits for the end of a black hole, which is an error to what was to be lost in it.
+/// Waits for the end of a black hole. Returns an error if the bytes in it are lost.
 async fn clear(weather: &mut watch::Receiver<Weather>, closed: u64) -> io::Result<()> {
     let is_over = |weather: &Weather| !weather.black_hole || weather.closed > closed;
     match weather.wait_for(is_over).await {

@@ -15,7 +15,7 @@ use crate::client;
 use crate::port;
 use crate::process::{self, Process};
 
-/// How a [`RedisServer`] is configured.
+/// The configuration of a [`RedisServer`].
 #[derive(Clone, Debug)]
 pub struct RedisOptions {
     settings: Vec<(String, String)>,
@@ -24,35 +24,35 @@ pub struct RedisOptions {
 }
 
 impl RedisOptions {
-    /// No persistence: everything is gone after a kill.
+    /// Returns options without persistence: a kill loses everything.
     pub fn volatile() -> Self {
         Self { settings: Vec::new(), tcp: false, tls: false }.arg("appendonly", "no")
     }
 
-    /// An append-only file; `fsync` is Redis's `appendfsync`: `"always"`, `"everysec"` or `"no"`.
+    /// Returns options with an append-only file. `fsync` is Redis's `appendfsync`: `"always"`, `"everysec"` or `"no"`.
     ///
-    /// Killing the process loses nothing that was written to the file, synced or not; [`RedisServer::cut_aof`] stands
-    /// for the crash of the whole machine. With `"always"` and `"no"` a write is in the file before its reply is sent.
-    /// With `"everysec"` Redis itself may put the file's write off for up to two seconds while a sync is going on, so
-    /// that a reply may be ahead of the file.
+    /// Killing the process loses nothing that was written to the file, synced or not. [`RedisServer::cut_aof`]
+    /// simulates a crash of the whole machine. With `"always"` and `"no"`, Redis writes to the file before it replies.
+    /// With `"everysec"`, Redis may postpone the write for up to two seconds during a sync, so a reply may be ahead of
+    /// the file.
     pub fn aof(fsync: &str) -> Self {
         Self { settings: Vec::new(), tcp: false, tls: false }.arg("appendonly", "yes").arg("appendfsync", fsync)
     }
 
-    /// Lines of redis.conf over which all others win.
+    /// Adds lines of redis.conf that all others override.
     pub(crate) fn defaults(mut self, settings: &[(&str, &str)]) -> Self {
         let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         self.settings.splice(0..0, settings);
         self
     }
 
-    /// A port of 127.0.0.1 beside the Unix socket, always the same one: replicas, sentinels and clusters need it.
+    /// Adds a port of 127.0.0.1 beside the Unix socket. It never changes. Replicas, sentinels and clusters need it.
     pub fn tcp(mut self) -> Self {
         self.tcp = true;
         self
     }
 
-    /// A [port](Self::tcp) that takes TLS alone, from clients with a certificate of the same authority.
+    /// Adds a [port](Self::tcp) that accepts only TLS, from clients with a certificate of the same authority.
     pub fn tls(mut self, certificates: &Certificates) -> Self {
         self.tls = true;
         files("server")
@@ -60,7 +60,8 @@ impl RedisOptions {
             .fold(self.tcp(), |options, (name, file)| options.arg(name, certificates.file(&file)))
     }
 
-    /// The same for a replica, or a node of a cluster, which goes by its address and speaks TLS to the others as well.
+    /// Adds a TLS port for a replica or a cluster node. Such a server is known by its address and also speaks TLS to
+    /// the other servers.
     pub fn tls_node(mut self, certificates: &Certificates) -> Self {
         self.tls = true;
         let options = self.tcp().arg("tls-replication", "yes");
@@ -71,14 +72,14 @@ impl RedisOptions {
         self.tls
     }
 
-    /// One more line of redis.conf, which wins over what is set already.
+    /// Adds a line of redis.conf, which overrides earlier ones.
     pub fn arg(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.settings.push((name.into(), value.into()));
         self
     }
 }
 
-/// The settings that name files of certificates: those of a server, and those that it has as a client of others.
+/// Returns the settings that name certificate files: for a server, and for a server as a client of others.
 pub(crate) fn files(name: &str) -> [(&'static str, String); 5] {
     [
         ("tls-ca-cert-file", "ca.pem".to_owned()),
@@ -89,11 +90,11 @@ pub(crate) fn files(name: &str) -> [(&'static str, String); 5] {
     ]
 }
 
-/// A private Redis or Valkey server. It ends, and its directory goes, with this handle.
+/// A private Redis or Valkey server. Dropping this handle stops the server and removes its directory.
 pub struct RedisServer {
     process: Process,
     socket: PathBuf,
-    /// 0 where it has none.
+    /// The TCP port, or 0 if it has none.
     port: u16,
     args: Vec<String>,
 }
@@ -103,7 +104,7 @@ impl RedisServer {
     ///
     /// # Panics
     ///
-    /// Where no server is found or it does not start.
+    /// If no server is found or it does not start.
     pub async fn start(options: RedisOptions) -> Self {
         let process = Process::new();
         let socket = process.dir().join("redis.sock");
@@ -115,11 +116,11 @@ impl RedisServer {
             ("unixsocket", socket.display().to_string()),
             ("dir", process.dir().display().to_string()),
             ("protected-mode", "no".to_owned()),
-            // The persistence that a test asks for and nothing beside it.
+            // Only the persistence that a test requests.
             ("save", String::new()),
             ("auto-aof-rewrite-percentage", "0".to_owned()),
-            // Without the file in between, Redis 7 waits for further replicas first, and may leave a replica that is
-            // linked without the writes of a second.
+            // In a diskless sync, Redis 7 waits for further replicas first, and may leave a linked replica without
+            // the writes of a second.
             ("repl-diskless-sync", "no".to_owned()),
         ];
         if secure > 0 {
@@ -135,32 +136,32 @@ impl RedisServer {
         server
     }
 
-    /// The socket that it listens on.
+    /// Returns the socket that the server listens on.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// The address for the redis crate, `redis+unix:///...`.
+    /// Returns the URL for the redis crate, `redis+unix:///...`.
     pub fn url(&self) -> String {
         client::unix_url(&self.socket)
     }
 
-    /// The port that it has.
+    /// Returns the port of the server.
     ///
     /// # Panics
     ///
-    /// Where it was started without [`tcp`](RedisOptions::tcp).
+    /// If the server was started without [`tcp`](RedisOptions::tcp).
     pub fn port(&self) -> u16 {
         assert!(self.port > 0, "a server without a port: start it with RedisOptions::tcp()");
         self.port
     }
 
-    /// The address of its [port](Self::port) for the redis crate, `redis://127.0.0.1:...`.
+    /// Returns the URL of its [port](Self::port) for the redis crate, `redis://127.0.0.1:...`.
     pub fn tcp_url(&self) -> String {
         client::tcp_url(self.port())
     }
 
-    /// Runs the command that these words are, parted by single spaces, over a connection of its own.
+    /// Runs a command over a new connection. Single spaces separate its words.
     pub async fn run<T: FromRedisValue>(&self, words: &str) -> RedisResult<T> {
         self.ask(&client::command(words)).await
     }
@@ -169,13 +170,13 @@ impl RedisServer {
         client::run(&self.url(), command).await
     }
 
-    /// A client for this server.
+    /// Returns a client for this server.
     pub fn client(&self) -> Client {
         client::client(&self.url())
     }
 
-    /// A connection that comes back after the server was started again: the first command afterwards still fails, as
-    /// the connection manager does not send it a second time.
+    /// Opens a connection that reconnects after a restart of the server. The first command afterwards still fails,
+    /// because the connection manager does not resend it.
     pub async fn manager(&self) -> ConnectionManager {
         match client::manager(self.client()).await {
             Ok(manager) => manager,
@@ -183,7 +184,7 @@ impl RedisServer {
         }
     }
 
-    /// Whether it was started, and neither killed nor seen ending.
+    /// Returns whether the server was started and has neither been killed nor ended.
     pub fn is_up(&self) -> bool {
         self.process.is_up()
     }
@@ -193,32 +194,32 @@ impl RedisServer {
         self.process.fail(what)
     }
 
-    /// SIGKILL; returns when the server is gone. Nothing happens where none runs.
+    /// Kills the server with SIGKILL and waits for its end. Does nothing if no server runs.
     pub fn kill(&self) {
         self.process.kill();
     }
 
-    /// Starts it over the data that is there, killing the running one first, and returns when it has loaded them.
+    /// Restarts the server on its existing data, after killing a running one. Returns when it has loaded the data.
     ///
     /// # Panics
     ///
-    /// Where it does not start.
+    /// If the server does not start.
     pub async fn start_again(&self) {
         self.process.start(binary(), &self.args, || replies(&self.socket)).await;
     }
 
-    /// Starts it over the data that is there as a cluster of one node, which serves the slots that hold keys.
+    /// Restarts the server on its existing data as a cluster of one node, which serves the slots that hold keys.
     ///
     /// # Panics
     ///
-    /// Where it does not start, or has no [port](RedisOptions::tcp).
+    /// If the server does not start, or has no [port](RedisOptions::tcp).
     pub async fn start_again_as_cluster(&self) {
         let cluster = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"].map(str::to_owned);
         assert!(self.port > 0, "a node of a cluster has a port");
         self.process.start(binary(), &[&self.args[..], &cluster].concat(), || replies(&self.socket)).await;
     }
 
-    /// SIGSTOP: connections stay open and nothing is replied. Returns when the server stands still.
+    /// Pauses the server with SIGSTOP: connections stay open but get no reply. Returns when the server is paused.
     pub fn pause(&self) {
         self.process.pause();
     }
@@ -228,23 +229,23 @@ impl RedisServer {
         self.process.resume();
     }
 
-    /// The length in bytes of the append-only file that is written to at present.
+    /// Returns the length in bytes of the current append-only file.
     ///
     /// # Panics
     ///
-    /// Where the server runs without one.
+    /// If the server has no append-only file.
     pub fn aof_len(&self) -> u64 {
         let path = self.aof();
         let file = fs::metadata(&path);
         file.unwrap_or_else(|e| self.process.fail(&format!("no append-only file {}: {e}", path.display()))).len()
     }
 
-    /// Cuts the append-only file back to an earlier [`aof_len`](Self::aof_len). What came after it is lost; what lies
-    /// across the cut too, which Redis drops when it loads the file.
+    /// Truncates the append-only file to an earlier [`aof_len`](Self::aof_len). Later writes are lost. So is a write
+    /// across the cut, which Redis drops when it loads the file.
     ///
     /// # Panics
     ///
-    /// While the server is running, or where the file is shorter than that.
+    /// If the server is running, or the file is shorter than `len`.
     pub fn cut_aof(&self, len: u64) {
         assert!(!self.process.is_up(), "kill the server before its append-only file is cut");
         let present = self.aof_len();
@@ -253,13 +254,14 @@ impl RedisServer {
         file.and_then(|file| file.set_len(len)).expect("cut the append-only file");
     }
 
-    /// Redis 7 has a folder whose manifest names the increment in use; before, it was one file.
+    /// Returns the path of the append-only file. Redis 7 has a folder whose manifest names the increment in use; older
+    /// versions have one file.
     fn aof(&self) -> PathBuf {
         let folder = self.process.dir().join("appendonlydir");
         let Ok(manifest) = fs::read_to_string(folder.join("appendonly.aof.manifest")) else {
             return self.process.dir().join("appendonly.aof");
         };
-        // "file appendonly.aof.1.incr.aof seq 1 type i", in Redis 8 with more pairs behind it; the last one is in use.
+        // "file appendonly.aof.1.incr.aof seq 1 type i", followed by more pairs in Redis 8; the last line is in use.
         let word_after = |line: &str, key: &str| {
             let mut words = line.split_whitespace();
             words.find(|word| *word == key).and_then(|_| words.next()).map(str::to_owned)
@@ -272,13 +274,13 @@ impl RedisServer {
     }
 }
 
-/// What the binary says of its version.
+/// Returns the version that the binary reports.
 pub(crate) fn version() -> &'static str {
     static VERSION: OnceLock<String> = OnceLock::new();
     VERSION.get_or_init(|| process::version(binary()))
 }
 
-/// From "Redis server v=7.0.15 sha=..." or "Valkey server v=9.1.2 ...".
+/// Returns the major version from "Redis server v=7.0.15 sha=..." or "Valkey server v=9.1.2 ...".
 pub(crate) fn major_version() -> u32 {
     let number = version().split("v=").nth(1).and_then(|rest| rest.split('.').next());
     number.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("no version number in {:?}", version()))
@@ -301,7 +303,7 @@ pub(crate) fn binary() -> &'static Path {
     })
 }
 
-/// Whether commands are served: while Redis loads its data, it replies with an error that says so.
+/// Returns whether the server serves commands. While Redis loads its data, it replies with an error.
 pub(crate) fn replies(socket: &Path) -> bool {
     let ask = || -> std::io::Result<bool> {
         let mut stream = UnixStream::connect(socket)?;
@@ -314,7 +316,7 @@ pub(crate) fn replies(socket: &Path) -> bool {
     ask().unwrap_or(false)
 }
 
-/// Waits for something that servers come to by themselves.
+/// Waits until `is_so` returns true. Panics after 30 s.
 pub(crate) async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while !is_so().await {

@@ -1,4 +1,4 @@
-//! Sentinel, which promotes a replica when the primary is gone.
+//! Sentinel, which promotes a replica when the primary fails.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,11 +9,11 @@ use crate::port;
 use crate::process::Process;
 use crate::redis::{self, RedisServer, replies, until};
 
-/// What the primary goes by.
+/// The name of the primary.
 const NAME: &str = "primary";
 
-/// One sentinel, which decides alone: a primary that does not reply for half a second is replaced. It ends, and its
-/// directory goes, with this handle.
+/// A single sentinel, which decides alone. It replaces a primary that does not reply for half a second. Dropping this
+/// handle stops the sentinel and removes its directory.
 pub struct Sentinel {
     process: Process,
     socket: PathBuf,
@@ -21,21 +21,22 @@ pub struct Sentinel {
 }
 
 impl Sentinel {
-    /// Starts one that watches over `primary`, which needs [`tcp`](crate::RedisOptions::tcp), and over the replicas that
-    /// follow it by now; it learns of later ones only after some seconds. Returns when it knows them.
+    /// Starts a sentinel that monitors `primary`, which needs [`tcp`](crate::RedisOptions::tcp), and its current
+    /// replicas. Returns when it knows them. It discovers later replicas only after some seconds.
     ///
     /// # Panics
     ///
-    /// Where it does not start, or there is no replica.
+    /// If the sentinel does not start, or there is no replica.
     pub async fn start(primary: &RedisServer) -> Self {
         Self::start_with(primary, |port| format!("port {port}")).await
     }
 
-    /// The same for servers that were started with [`tls_node`](crate::RedisOptions::tls_node); it takes TLS alone, too.
+    /// Starts a sentinel for servers with [`tls_node`](crate::RedisOptions::tls_node). The sentinel accepts only TLS,
+    /// too.
     ///
     /// # Panics
     ///
-    /// As [`start`](Self::start).
+    /// See [`start`](Self::start).
     pub async fn start_tls(primary: &RedisServer, certificates: &Certificates) -> Self {
         let files = redis::files("node").map(|(name, file)| format!("{name} {}\n", certificates.file(&file))).concat();
         Self::start_with(primary, |port| format!("port 0\ntls-port {port}\ntls-replication yes\n{files}")).await
@@ -44,7 +45,7 @@ impl Sentinel {
     async fn start_with(primary: &RedisServer, listens: impl FnOnce(u16) -> String) -> Self {
         let (process, port) = (Process::new(), port::free());
         let socket = process.dir().join("redis.sock");
-        // it writes down here what it learns
+        // the sentinel also writes its state to this file
         let file = process.dir().join("sentinel.conf");
         let settings = format!(
             "bind 127.0.0.1\n{}\nunixsocket {}\ndir {}\nprotected-mode no\n\
@@ -68,22 +69,22 @@ impl Sentinel {
         sentinel
     }
 
-    /// The address for a client that asks sentinels where the primary is. It goes by the name `primary`.
+    /// Returns the URL for a client that asks sentinels for the primary, whose name is `primary`.
     pub fn url(&self) -> String {
         client::tcp_url(self.port)
     }
 
-    /// The address of the present primary.
+    /// Returns the URL of the current primary.
     pub async fn primary_url(&self) -> String {
         let (_, port): (String, u16) = self.ask(&format!("SENTINEL GET-MASTER-ADDR-BY-NAME {NAME}")).await;
         client::tcp_url(port)
     }
 
-    /// Returns when it has promoted `replica`: the sentinel says so, and the server itself.
+    /// Waits until both the sentinel and the server report that `replica` was promoted.
     ///
     /// # Panics
     ///
-    /// Where it does not happen.
+    /// If that does not happen.
     pub async fn wait_promoted(&self, replica: &RedisServer) {
         until("a promoted replica", async || {
             self.primary_url().await == replica.tcp_url() && replica.is_primary().await

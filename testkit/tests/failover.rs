@@ -1,4 +1,4 @@
-//! Servers that stand in for each other: replicas, sentinels, clusters.
+//! Tests of failover: replicas, sentinels and clusters.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ async fn a_sentinel_promotes_the_replica() {
     replica.run::<()>("SET key changed").await.unwrap();
 }
 
-/// The slot of a key, as the cluster says it.
+/// Returns the slot of a key, as the cluster reports it.
 async fn slot(cluster: &RedisCluster, key: &str) -> u16 {
     cluster.node(0).run(&format!("CLUSTER KEYSLOT {key}")).await.unwrap()
 }
@@ -46,13 +46,13 @@ async fn a_cluster_starts_moves_slots_and_fails_over() {
         cluster.node(from).run::<Vec<String>>(both).await.unwrap_err()
     };
     let ((), refused) = tokio::join!(moving, half_moved);
-    // Redis 6 sends the client to the other node, which then says the same
+    // Redis 6 redirects the client to the other node, which then replies TRYAGAIN
     assert!(matches!(refused.code(), Some("TRYAGAIN" | "ASK")), "{refused}");
     assert_eq!(cluster.primary_of_slot(at).await, to);
     assert_eq!(cluster.node(to).run::<String>("GET {page}:a").await.unwrap(), "kept");
     cluster.wait_until_ok().await;
 
-    // without loss
+    // a failover without loss
     let replica = cluster.replica_of(to).await;
     assert_eq!(replica, to + 3);
     cluster.failover(replica).await;
@@ -60,7 +60,7 @@ async fn a_cluster_starts_moves_slots_and_fails_over() {
     cluster.wait_until_ok().await;
     assert_eq!(cluster.replica_of(replica).await, to);
 
-    // by a death, after which the dead one comes back as a replica
+    // a failover after a kill; the killed node returns as a replica
     cluster.node(replica).kill();
     cluster.wait_promoted(to).await;
     assert_eq!(cluster.node(to).run::<String>("GET {page}:b").await.unwrap(), "kept");

@@ -1,4 +1,4 @@
-//! That the network fails as it was told to, at the byte.
+//! Tests that the network fails on demand, at the exact byte.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use redis::AsyncCommands;
 use redis::aio::ConnectionManager;
 use testkit::{Held, Proxy, RedisOptions, RedisServer};
 
-/// `INCR n` as it goes over the wire, in 21 bytes, and its reply, in 4.
+/// `INCR n` on the wire (21 bytes), and its reply (4 bytes).
 const REQUEST: &str = "*2\r\n$4\r\nINCR\r\n$1\r\nn\r\n";
 const REPLY: &str = ":1\r\n";
 
@@ -14,7 +14,7 @@ async fn incr(redis: &mut ConnectionManager) -> redis::RedisResult<i64> {
     redis.incr("n", 1).await
 }
 
-/// Brings the connection back.
+/// Waits until the connection is back.
 async fn reconnected(redis: &mut ConnectionManager) {
     let deadline = Instant::now() + Duration::from_secs(5);
     while redis::cmd("PING").query_async::<()>(redis).await.is_err() {
@@ -45,10 +45,10 @@ async fn a_request_is_cut_at_the_byte() {
         incr.query_async::<i64>(&mut redis).await.unwrap_err();
         assert!(!proxy.call_off());
     }
-    // nothing of all that was executed
+    // none of these requests was executed
     let mut direct = server.manager().await;
     assert_eq!(direct.get::<_, Option<i64>>("n").await.unwrap(), None);
-    // the whole request is, some time after the connection was cut
+    // a complete request is executed, some time after the connection was cut
     reconnected(&mut redis).await;
     proxy.cut_requests_after(REQUEST.len());
     let _ = incr.query_async::<i64>(&mut redis).await;
@@ -57,7 +57,7 @@ async fn a_request_is_cut_at_the_byte() {
     while direct.get::<_, Option<i64>>("n").await.unwrap() != Some(1) {
         assert!(Instant::now() < deadline, "the request did not arrive");
     }
-    // one byte further it is left alone
+    // with the cut one byte later, the request succeeds
     reconnected(&mut redis).await;
     proxy.cut_requests_after(REQUEST.len() + 1);
     assert_eq!(incr.query_async::<i64>(&mut redis).await.unwrap(), 2);
@@ -87,7 +87,7 @@ async fn what_a_black_hole_held_arrives_late() {
     let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_millis(20)));
     let mut impatient = proxy.client().get_multiplexed_async_connection_with_config(&config).await.unwrap();
     proxy.black_hole();
-    // one that gives up and closes its connection, and one that waits
+    // one client gives up and closes its connection, and one waits
     impatient.incr::<_, _, i64>("n", 1).await.unwrap_err();
     drop(impatient);
     let reply = tokio::spawn(async move { incr(&mut redis).await });

@@ -1,4 +1,4 @@
-//! What the rest of the project's tests rely on.
+//! Tests of the servers that the rest of the project's tests rely on.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use redis::AsyncCommands;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 
-/// Set for the child that is killed below.
+/// The variable that is set for the child that is killed below.
 const OWNER: &str = "TESTKIT_TEST_OWNER";
 
 #[test]
@@ -57,7 +57,7 @@ async fn redis_loads_a_write_that_was_cut_in_two_as_not_written() {
     let script = redis::cmd("EVAL").arg(script).arg(2).arg("later").arg("last").to_owned();
     let _: () = script.query_async(&mut redis).await.unwrap();
     server.kill();
-    // In the middle of the second write: the first one of the script goes as well.
+    // A cut in the middle of the script's second write also drops its first one.
     server.cut_aof(server.aof_len() - 20);
     assert!(server.aof_len() > length);
     server.start_again().await;
@@ -112,7 +112,7 @@ async fn a_paused_redis_replies_after_it_goes_on() {
         server.resume();
         assert_eq!(reply.await.unwrap().unwrap(), "PONG");
     }
-    // A server that stands still can be killed.
+    // A paused server can be killed.
     server.pause();
     server.start_again().await;
     let _: () = redis::cmd("PING").query_async(&mut server.manager().await).await.unwrap();
@@ -135,7 +135,7 @@ async fn mysql_keeps_what_was_committed() {
     drop(open);
     server.start_again().await;
 
-    // The old pool connects anew.
+    // The old pool reconnects.
     let rows: Vec<i64> = sqlx::query_scalar("SELECT id FROM t ORDER BY id").fetch_all(&pool).await.unwrap();
     assert_eq!(rows, [1, 2]);
 
@@ -157,7 +157,7 @@ async fn a_server_that_ends_at_once_shows_its_log() {
     };
     let message = panic.downcast_ref::<String>().expect("a message");
     assert!(message.contains("no-such-setting"), "{message}");
-    // The panic has kept the directory on purpose; its path is in the message.
+    // The panic keeps the directory on purpose; its path is in the message.
     let log = message.lines().find_map(|line| line.trim().strip_prefix("end of ")?.strip_suffix(":")).unwrap();
     std::fs::remove_dir_all(Path::new(log).parent().unwrap()).unwrap();
 }
@@ -194,7 +194,7 @@ fn nothing_is_left_after_the_owner_was_killed() {
     println!("gone after {:?}", killed.elapsed());
 }
 
-/// Not a test: the process that the test above kills. One of its servers is down at that time, one stands still.
+/// Not a test: the process that the test above kills. One of its servers is down at that time, one is paused.
 #[tokio::test]
 #[ignore = "run by nothing_is_left_after_the_owner_was_killed"]
 async fn owner() {

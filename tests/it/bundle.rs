@@ -1,8 +1,8 @@
-//! The lint of the Lua bundle: every header parses and matches its script, scripts are short, make no keys and share no
-//! code; `lua/manifest.json`, the table in `lua/README.md` and the vectors are complete; what was released stays as it is.
-//! luacheck, which `./dev lint` runs, does the rest.
+//! The lint of the Lua bundle. Every header parses and matches its script. Scripts are short, derive no keys and share
+//! no code. `lua/manifest.json`, the table in `lua/README.md` and the vectors are complete, and released scripts stay
+//! unchanged. luacheck, which `./dev lint` runs, checks the rest.
 //!
-//! `COUNTERFOIL_WRITE_MANIFEST=1` writes the manifest anew.
+//! `COUNTERFOIL_WRITE_MANIFEST=1` rewrites the manifest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,10 +14,10 @@ use serde_json::Value as Json;
 
 use crate::support::kinds::{self, KINDS};
 
-/// Upper-case words of replies, and codes of errors.
+/// The upper-case words of replies, and the codes of errors.
 type Words = (BTreeSet<String>, BTreeSet<String>);
 
-/// Upper-case literals that are options of Redis commands, and no part of a reply.
+/// Upper-case literals that are options of Redis commands and not part of a reply.
 const OPTIONS: [&str; 6] = ["COUNT", "GT", "LIMIT", "LT", "WITHSCORES", "XX"];
 
 /// The first and the last line of the fence, which all counting scripts share.
@@ -92,7 +92,7 @@ fn cut<'a>(text: &'a str, mark: &str) -> Result<(&'a str, &'a str), String> {
     text.split_once(mark).ok_or_else(|| format!("no {mark:?} where it is due"))
 }
 
-/// Reads a header, which has one form only.
+/// Parses a header, which has a fixed form.
 fn parse(stem: &str, source: &str) -> Result<Script, String> {
     let (header, _) = cut(source, "\n\n")?;
     let (title, rest) = cut(header, "\n-- ")?;
@@ -131,7 +131,7 @@ fn parse(stem: &str, source: &str) -> Result<Script, String> {
     })
 }
 
-/// The entries of a section, continuation lines joined.
+/// Returns the entries of a section, with continuation lines joined.
 fn entries(section: &str) -> Result<Vec<String>, String> {
     let mut entries: Vec<String> = Vec::new();
     for line in section.lines() {
@@ -145,13 +145,13 @@ fn entries(section: &str) -> Result<Vec<String>, String> {
     Ok(entries)
 }
 
-/// The columns of an entry, two spaces or more apart.
+/// Returns the columns of an entry, separated by two or more spaces.
 fn columns<const N: usize>(entry: &str) -> Result<[String; N], String> {
     let columns = entry.split("  ").map(str::trim).filter(|column| !column.is_empty()).map(str::to_owned);
     columns.collect::<Vec<_>>().try_into().map_err(|_| format!("not {N} columns: {entry:?}"))
 }
 
-/// `NUMBER NAME  TYPE  TEXT`, numbered from 1.
+/// Parses entries of the form `NUMBER NAME  TYPE  TEXT`, numbered from 1.
 fn inputs(section: &str) -> Result<Vec<Input>, String> {
     let input = |(i, entry): (usize, &String)| {
         let [name, kind, about] = columns(entry)?;
@@ -165,7 +165,7 @@ fn is_word(text: &str) -> bool {
     text.len() > 1 && text.bytes().all(|byte| byte.is_ascii_uppercase())
 }
 
-/// What a word of a reply begins with: `KEPT:dirty` is the word `KEPT` and a reason.
+/// Returns the part before the colon: `KEPT:dirty` is the word `KEPT` and a reason.
 fn stem(text: &str) -> &str {
     text.split(':').next().unwrap_or_default()
 }
@@ -175,7 +175,7 @@ fn owned<'a>(words: impl IntoIterator<Item = &'a str>) -> BTreeSet<String> {
 }
 
 impl Script {
-    /// What a caller may find in a reply, according to the header.
+    /// Returns the words that a caller may find in a reply, according to the header.
     fn words_of_header(&self) -> Words {
         let in_text = self.replies.iter().flat_map(|reply| reply.about.split(|c: char| !c.is_ascii_alphanumeric()));
         let statuses = self.replies.iter().map(|reply| reply.status.as_str());
@@ -183,7 +183,7 @@ impl Script {
         (owned(in_text.filter(|word| is_word(word)).chain(statuses)), owned(codes))
     }
 
-    /// What the body can put into a reply: upper-case literals that are no part of a Redis command.
+    /// Returns the words that the body can put into a reply: upper-case literals outside of Redis commands.
     fn words_of_body(&self) -> Words {
         let (mut words, mut codes) = (Vec::new(), Vec::new());
         for line in self.code() {
@@ -201,20 +201,20 @@ impl Script {
         (owned(words), owned(codes))
     }
 
-    /// The lines of the body that hold code, without comments.
+    /// Returns the body's lines of code, without comments.
     fn code(&self) -> Vec<&str> {
         let (_, body) = self.source.split_once("\n\n").unwrap();
         let lines = body.lines().map(|line| line.split("--").next().unwrap().trim_end());
         lines.filter(|line| !line.is_empty()).collect()
     }
 
-    /// The fence, from its comment to its last line; none in a script that does not count.
+    /// Returns the fence, from its comment to its last line; `None` for a script that does not count.
     fn fence(&self) -> Option<&str> {
         let [first, last] = FENCE.map(|mark| self.source.find(mark).map(|at| (at, at + mark.len())));
         Some(&self.source[first?.0..last?.1])
     }
 
-    /// What is wrong in this script.
+    /// Returns the faults of this script.
     fn faults(&self) -> Vec<String> {
         let (source, code, mut faults) = (&self.source, self.code().join("\n"), Vec::new());
         let lines = source.lines().count();
@@ -241,7 +241,7 @@ impl Script {
             faults.extend(indices.filter(|&i: &usize| i > most).map(|i| format!("{list}{i}] is not in the header")));
         }
 
-        // a cluster must see all keys of a call: nothing is made of a key, and commands take it as it is
+        // a cluster must see all keys of a call: no key is derived, and commands take keys unchanged
         let mut after_keys = code.split("KEYS[").skip(1).filter_map(|rest| rest.split(']').nth(1));
         let is_made = code.contains("cf1:") || after_keys.any(|rest| rest.trim_start().starts_with([':', '.']));
         if is_made && !self.name.starts_with("family_") {
@@ -260,7 +260,7 @@ impl Script {
         faults
     }
 
-    /// The lines that no other script may share: neither those like `end`, nor the fence, which leaves a gap.
+    /// Returns the lines that no other script may share, without short ones like `end`, and with a gap for the fence.
     fn own_lines(&self) -> Vec<&str> {
         let (mut lines, mut is_fence) = (Vec::new(), false);
         for line in self.code() {
@@ -275,7 +275,7 @@ impl Script {
         lines
     }
 
-    /// The parameters and bodies of the local functions.
+    /// Returns the parameters and bodies of the local functions.
     fn functions(&self) -> Vec<String> {
         let code = self.code().join("\n");
         let functions = code.split("local function ").skip(1).map(|function| {
@@ -287,7 +287,7 @@ impl Script {
     }
 }
 
-/// What is copied from script to script: functions, and more than three lines in a row.
+/// Returns the code that scripts share: functions, and more than three lines in a row.
 fn copies(scripts: &[Script]) -> Vec<String> {
     let (mut lines, mut functions, mut copies) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
     for script in scripts {
@@ -445,18 +445,18 @@ fn the_readme_names_every_setting_of_a_kind() {
     }
 }
 
-/// The rules of an ACL that a document has.
+/// Returns the ACL rules that a document contains.
 fn documented_rules(text: &str) -> String {
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("    ").filter(|line| line.starts_with("~cf1:{")));
     lines.next().expect("a line of rules").to_owned()
 }
 
-/// What is between the quotes after each of these words.
+/// Returns the quoted text after each occurrence of `before`.
 fn quoted_after<'a>(text: &'a str, before: &str, quote: char) -> impl Iterator<Item = &'a str> {
     text.split(before).skip(1).filter_map(move |rest| rest.trim_start().strip_prefix(quote)?.split(quote).next())
 }
 
-/// The commands that the sources of the crate have: sent by themselves, in texts of its own, and by `bundle::read`.
+/// Returns the commands in the crate's sources: sent directly, from inline Lua, and by `bundle::read`.
 fn commands_of_the_crate() -> BTreeSet<String> {
     fn sources(folder: &Path) -> Vec<String> {
         let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
@@ -477,8 +477,8 @@ fn commands_of_the_crate() -> BTreeSet<String> {
     commands
 }
 
-/// Commands that a user can do without: `leave` and `connect` read the role, `check` a setting, and a client leaves with
-/// QUIT and PING.
+/// Commands that a user does not need. `leave` and `connect` read the role, `check` reads a setting, and a client
+/// leaves with QUIT and PING.
 const OPTIONAL: [&str; 4] = ["config", "ping", "quit", "role"];
 
 #[test]
@@ -499,7 +499,7 @@ fn the_documented_rules_are_those_that_are_needed() {
     }
 }
 
-/// The strings of a reply, also of arrays within it, and of what is repeated there.
+/// Returns the strings of a reply, including those of nested arrays and repeated items.
 fn strings(reply: &Json) -> Vec<&str> {
     match reply {
         Json::String(text) => vec![text],
@@ -509,7 +509,7 @@ fn strings(reply: &Json) -> Vec<&str> {
     }
 }
 
-/// What a script's vectors expect.
+/// Returns the words that a script's vectors expect.
 fn words_of_vectors(script: &str) -> Words {
     let vectors: Json = serde_json::from_str(&read(&format!("vectors/{script}.json"))).unwrap();
     assert_eq!(vectors["script"], script);
@@ -542,7 +542,7 @@ fn vectors_cover_every_word() {
     assert_eq!(files, scripts.len(), "one file of vectors a script");
 }
 
-/// Checks a bundle against the lock: `sha1  name  revision  version` a line.
+/// Checks a bundle against the lock, which has one `sha1  name  revision  version` per line.
 fn check_lock(lock: &str, scripts: &[Script]) -> Result<(), String> {
     let mut released = BTreeMap::new();
     for line in lock.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {

@@ -1,9 +1,9 @@
-//! Clients in other languages, as lua/README.md shows them, with the retries that their libraries make by themselves,
-//! behind a proxy that loses requests and replies and delivers some late: they count exactly. The statement and the
-//! comparison that it shows for exact values.
+//! Clients in other languages, as lua/README.md shows them, with their libraries' own retries. They count exactly
+//! behind a proxy that loses requests and replies and delivers some late. Also the statement and the comparison for
+//! exact values.
 //!
-//! `COUNTERFOIL_PYTHON` names a Python that has redis-py, `COUNTERFOIL_NODE_MODULES` a folder that holds ioredis; php has
-//! phpredis or is left out. What is missing is skipped, and says so.
+//! `COUNTERFOIL_PYTHON` names a Python with redis-py, `COUNTERFOIL_NODE_MODULES` a folder that contains ioredis; php
+//! needs phpredis. Tests of missing clients are skipped with a message.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ use testkit::{MysqlServer, RedisOptions, RedisServer};
 
 use crate::vectors::{client, lua, python, run};
 
-/// Figures, and at the end whether they are right.
+/// Runs a client, prints its figures, and expects that it passed.
 fn expect_passed(command: &mut Command) {
     let printed = run(command);
     println!("{printed}");
@@ -59,15 +59,15 @@ async fn php_of_the_documentation_counts_exactly() {
 
 const IDS: [&str; 3] = ["a", "b", "c"];
 
-/// What `buffered_read` returns, and the batch that it names.
+/// The reply of `buffered_read`, with the batch that it names.
 struct Pending {
     id: [String; 3],
     in_flight: bool,
-    /// Of the batch and of the buffer, for each id.
+    /// The deltas of batch and buffer for each id.
     deltas: Vec<(i64, i64)>,
 }
 
-/// A client of one partition: its scripts, and the statement of lua/README.md.
+/// A client of one partition, with its scripts and the statement of lua/README.md.
 struct Reader {
     redis: Connection,
     pool: MySqlPool,
@@ -96,7 +96,7 @@ impl Reader {
         Pending { id: [1, 2, 3].map(|i| words[i].clone()), in_flight: words[4] == "1", deltas: deltas.collect() }
     }
 
-    /// The exact values, or why there are none, by the table of lua/README.md.
+    /// Returns the exact values by the table of lua/README.md, or the reason why there are none.
     async fn values(&self, pending: &Pending) -> Result<Vec<i128>, &'static str> {
         let number = |hex: &str| u64::from_str_radix(hex, 16).unwrap_or(0);
         let ([incarnation, seq, nonce], mut values) = (&pending.id, Vec::new());
@@ -189,7 +189,7 @@ async fn the_documented_statement_reads_the_exact_value_at_every_moment() {
     for stale in [&before, &cut] {
         assert_eq!(reader.values(stale).await, Err("again"));
     }
-    // Redis as it was before the second cut, and cut again
+    // sets Redis back to before the second cut, and cuts again
     let _: Vec<String> = reader.send("buffered_release", &["batch", "meta"], &newer.id.each_ref().map(String::as_str));
     let [_, _, first_nonce] = id;
     redis::cmd("HSET")

@@ -1,4 +1,4 @@
-//! The documents hold together: links lead somewhere, and what documents and code name is there.
+//! The consistency of the documents: links have targets, and everything that documents and code name exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +10,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The files of a folder and those below it that end like this.
+/// Returns the files with this ending in a folder and its subfolders.
 fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(root().join(folder)).unwrap() {
@@ -25,7 +25,7 @@ fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
     found
 }
 
-/// What of a document others may refer to, and what it refers to.
+/// A document with its anchors, links and code.
 #[derive(Default)]
 struct Document {
     text: String,
@@ -40,7 +40,7 @@ impl Document {
         let mut document = Document { text: fs::read_to_string(root().join(file)).unwrap(), ..Document::default() };
         let mut heading = None;
         let text = document.text.clone();
-        // a link without a definition is text to the parser; here it is a link to nowhere
+        // a link without a definition is text to the parser; here it is a broken link
         let undefined =
             |link: pulldown_cmark::BrokenLink| Some((format!("undefined:{}", link.reference).into(), "".into()));
         for event in Parser::new_with_broken_link_callback(&text, Options::ENABLE_TABLES, Some(undefined)) {
@@ -61,7 +61,7 @@ impl Document {
         document
     }
 
-    /// As GitHub names them; a second heading with the same words is numbered.
+    /// Adds the anchor that GitHub gives the heading. A repeated heading is numbered.
     fn add_anchor(&mut self, heading: &str) {
         let kept = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
         let anchor = kept.collect::<String>().to_lowercase().replace(' ', "-");
@@ -71,7 +71,7 @@ impl Document {
     }
 }
 
-/// All documents for people, by their paths.
+/// Returns all documents for people by path.
 fn documents() -> BTreeMap<PathBuf, Document> {
     let mut paths = files("docs", ".md");
     assert!(paths.len() >= 5, "{paths:?}");
@@ -80,7 +80,7 @@ fn documents() -> BTreeMap<PathBuf, Document> {
     paths.into_iter().map(|path| (path.clone(), Document::read(&path))).collect()
 }
 
-/// `docs/../README.md` is `README.md`.
+/// Simplifies a path: `docs/../README.md` is `README.md`.
 fn plain(path: &Path) -> PathBuf {
     path.components().fold(PathBuf::new(), |mut plain, part| {
         match part {
@@ -91,7 +91,7 @@ fn plain(path: &Path) -> PathBuf {
     })
 }
 
-/// What is wrong with a link of that document.
+/// Returns the fault of a link in the document.
 fn broken(documents: &BTreeMap<PathBuf, Document>, from: &Path, link: &str) -> Option<&'static str> {
     let (file, anchor) = link.split_once('#').map_or((link, None), |(file, anchor)| (file, Some(anchor)));
     let target = if file.is_empty() { from.to_owned() } else { plain(&from.parent().unwrap().join(file)) };
@@ -130,7 +130,7 @@ fn a_link_that_leads_nowhere_is_noticed() {
     assert_eq!(broken("undefined:guide"), Some("no such file"));
 }
 
-/// What stands in a document as code and begins like one of these is a path.
+/// The prefixes of paths. Code in a document that begins with one of these is a path.
 const FOLDERS: [&str; 7] = ["src/", "lua/", "model/", "docs/", "tests/", "examples/", "benches/"];
 
 #[test]
@@ -148,7 +148,7 @@ fn every_file_that_a_document_names_is_there() {
     assert!(checked >= 15, "{checked} files");
 }
 
-/// The sections that a text cites of the protocol: `3.2` and `8` of "docs/protocol.md, sections 3.2 and 8".
+/// Returns the cited sections of the protocol: `3.2` and `8` of "docs/protocol.md, sections 3.2 and 8".
 fn cited(text: &str) -> Vec<String> {
     let lines = text.lines().map(|line| line.trim_start().trim_start_matches(['/', '!', '-']).trim());
     let words = lines.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ");

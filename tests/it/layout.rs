@@ -1,10 +1,10 @@
-//! The folders of `src/` use each other one way, and no two files import each other.
+//! The folders of `src/` use each other in one direction, and no two files import each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// Each uses those before it only; what shares a place may know each other's types, but not in a circle.
+/// The layers. Each uses only earlier ones. Modules of one layer may use each other's types, but not in a circle.
 const LAYERS: [&[&str]; 9] = [
     &["error", "finding", "metrics", "role", "testing"],
     &["family"],
@@ -19,7 +19,7 @@ const LAYERS: [&[&str]; 9] = [
 
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
-/// What each module of the crate uses, by their paths without `crate::`. A part of a module may always use the whole.
+/// Returns the modules that each module uses, by their paths without `crate::`. It leaves out uses of a parent.
 fn uses() -> Uses {
     let mut sources = BTreeMap::new();
     read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), "", &mut sources);
@@ -49,7 +49,7 @@ fn uses() -> Uses {
     sources.into_iter().map(used_by).collect()
 }
 
-/// The sources below a folder by module, without comments and tests.
+/// Reads the sources below a folder by module, without comments and tests.
 fn read(folder: &Path, module: &str, sources: &mut BTreeMap<String, String>) {
     for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
         let path = entry.path();
@@ -68,7 +68,7 @@ fn read(folder: &Path, module: &str, sources: &mut BTreeMap<String, String>) {
     }
 }
 
-/// The paths that a path stands for: several where it ends with braces.
+/// Returns the paths that a text stands for: several if it ends with braces.
 fn paths(text: &str) -> Vec<String> {
     let end = text.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').unwrap_or(text.len());
     let (path, rest) = text.split_at(end);
@@ -97,7 +97,7 @@ fn folders_use_those_below_them_only() {
 #[test]
 fn no_two_files_import_each_other() {
     let mut uses = uses();
-    // whoever uses nothing that is left is in no circle
+    // a module that uses none of the remaining ones is in no circle
     while let Some(free) = uses.iter().find(|(_, used)| used.is_empty()).map(|(module, _)| module.clone()) {
         uses.remove(&free);
         for used in uses.values_mut() {

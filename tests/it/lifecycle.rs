@@ -1,4 +1,4 @@
-//! From start to shutdown: what a service does with a pair before it counts, and before it ends.
+//! The life of a service, from its start to its shutdown.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 const OWN: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
 
-/// How long a database is waited for by a reconciler that is to stop, and a second for what a busy machine takes.
+/// The time limit of a shutdown without the database, including a second for a busy machine.
 const SOON: Duration = Duration::from_secs(3);
 
 #[tokio::test]
@@ -65,7 +65,7 @@ async fn a_backlog_is_read_where_no_reconciler_runs() {
     assert_eq!(votes.backlog().await.unwrap().ids, 1);
 }
 
-/// A batch is as old as its hits while the database is unavailable.
+/// While the database is unavailable, a batch is as old as its hits.
 #[tokio::test]
 async fn a_backlog_grows_older_while_the_database_is_away() {
     let mysql = MysqlServer::start().await;
@@ -88,7 +88,7 @@ async fn a_backlog_grows_older_while_the_database_is_away() {
     }
 }
 
-/// In the buffer, in a batch and in the database: what was counted stays so.
+/// Counted hits stay counted in the buffer, in a batch and in the database.
 #[tokio::test]
 async fn hits_are_counted_over_rotations_and_drains() {
     let mysql = MysqlServer::start().await;
@@ -137,7 +137,7 @@ async fn hits_are_counted_over_rotations_and_drains() {
     assert_eq!(views.backlog().await.unwrap().ids, 2);
 }
 
-/// A hundred partitions in a call.
+/// One call reads a hundred partitions.
 #[tokio::test]
 async fn the_backlogs_of_idle_families_take_few_calls() {
     let plain = Plain::new().await;
@@ -155,7 +155,7 @@ async fn the_backlogs_of_idle_families_take_few_calls() {
     assert!(sent.len() == 1 && sent[0].starts_with("cmdstat_eval:calls=2,"), "{sent:?}");
 }
 
-/// More partitions than one call looks at, with and without anything in them.
+/// There are more partitions than one call reads, with and without content.
 #[tokio::test]
 async fn the_backlogs_of_all_families_are_those_of_each() {
     let pair = Pair::new().await;
@@ -197,7 +197,7 @@ async fn the_backlogs_of_all_families_are_those_of_each() {
     expected.iter_mut().for_each(|(_, (ids, ..))| *ids = 0);
     assert_eq!(numbers().await, expected);
 
-    // another process, which serves what it did not open
+    // another process, which serves families that it did not open
     let other = Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pair.pool.clone()));
     let _running = other.reconciler().namespace("b").start().await.unwrap();
     eventually("the families", async || other.backlogs().await.unwrap().len() == 4).await;
@@ -205,7 +205,7 @@ async fn the_backlogs_of_all_families_are_those_of_each() {
     let of_views = served.iter().find(|(family, _)| family.to_string() == "b/views").unwrap();
     assert_eq!(*of_views.1.as_ref().unwrap(), Backlog { counted: 6, ..Backlog::default() });
 
-    // somebody else wrote where a family of the process has its buffer
+    // another program overwrote a family's buffer
     let _: () = pair.redis.run("SET cf1:{b/views/7}:buffer oops").await.unwrap();
     let backlogs = pair.counterfoil.backlogs().await.unwrap();
     let broken: Vec<_> = backlogs.iter().filter(|(_, found)| found.is_err()).map(|(family, _)| family.name()).collect();
@@ -219,7 +219,7 @@ async fn a_shutdown_brings_everything_to_the_database_and_takes_no_more() {
     let views = pair.counterfoil.open(settling.build().unwrap()).await.unwrap();
     let votes = Family::cached("test", "votes").durability(Durability::Immediate).build().unwrap();
     let votes = pair.counterfoil.open(votes).await.unwrap();
-    // hits that come all the time, until they are refused
+    // hits arrive all the time, until they are refused
     let mut tasks = JoinSet::new();
     for _ in 0..16 {
         let (views, votes) = (views.clone(), votes.clone());
@@ -253,7 +253,7 @@ async fn a_shutdown_brings_everything_to_the_database_and_takes_no_more() {
     assert!(began.elapsed() < Duration::from_secs(10), "it returns early: {:?}", began.elapsed());
     let stored = pair.number(OWN).await;
     assert_eq!(stored, tasks.join_all().await.into_iter().sum::<i64>());
-    // reading goes on, and what is refused is not counted
+    // reads continue, and refused hits are not counted
     assert_eq!(views.get("page").await.unwrap() + votes.get("page").await.unwrap(), stored);
     let error = pair.counterfoil.open(family("later").build().unwrap()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed);
@@ -312,7 +312,7 @@ async fn a_shutdown_tells_which_recorded_hits_were_refused() {
     assert_eq!(pair.number(OWN).await, i64::MAX);
 }
 
-/// A slice that was closed early is opened by the next hit, and what that adds is neither lost nor doubled.
+/// The next hit reopens a slice that was closed early. Its count is neither lost nor doubled.
 #[tokio::test]
 async fn a_drain_of_all_closes_slices_that_are_not_over() {
     let pair = Pair::new().await;
@@ -341,11 +341,11 @@ async fn a_drain_of_all_closes_slices_that_are_not_over() {
         assert_eq!(days.unwrap().iter().map(|day| day.count).sum::<i64>(), 5 * round);
     }
     assert_eq!(stored("views/%").await.unwrap(), 6);
-    // each of the four once; the first one again if a minute ended meanwhile
+    // each of the four visitors once; the first one again if a minute ended meanwhile
     assert!((4..=6).contains(&stored("visitors/%").await.unwrap()));
 }
 
-/// Everything is opened, and counted, while the database is away from the start; it arrives when the database is there.
+/// Families open and count while the database is unavailable from the start. The counts reach it when it is up.
 #[tokio::test]
 async fn an_application_starts_without_the_database() {
     let mysql = MysqlServer::start().await;
@@ -369,7 +369,7 @@ async fn an_application_starts_without_the_database() {
     let stored = async || sqlx::query_scalar::<_, i64>(OWN).fetch_one(&pool).await.is_ok_and(|stored| stored == 6);
     eventually("what was counted", stored).await;
     assert_eq!(views.get("page").await.unwrap(), 3);
-    // a family that the database knows in another way is found out then, and what was counted stays in Redis
+    // a mismatch with the database's family is detected when the database is up, and the counts stay in Redis
     mysql.kill();
     let other = pair.open(family("views").durability(Durability::Settle(Duration::from_secs(1))).build().unwrap());
     let other = other.await.unwrap();
@@ -415,7 +415,7 @@ async fn a_builder_starts_without_the_database_where_it_is_told_to() {
     let redis = RedisServer::start(RedisOptions::volatile()).await;
     let builder = |url: &str| Counterfoil::builder().redis(redis.url()).mysql(url).create_tables(true);
     let (url, elsewhere) = (mysql.url(&database), mysql.url("nowhere"));
-    // what waiting does not mend is told at once
+    // a permanent error is reported at once
     for (wrong, kind) in [
         ("localhost/shop", ErrorKind::InvalidInput),
         ("mysql://localhost/shop?ssl-mode=NONE", ErrorKind::InvalidInput),
@@ -449,7 +449,7 @@ async fn a_builder_starts_without_the_database_where_it_is_told_to() {
         } else {
             mysql.start_again().await
         }
-        // the tables are created when it is back
+        // the tables are created when the database is up
         let stored = async || views.stored(&["page"]).await.is_ok_and(|stored| stored == [Some(1 + i64::from(silent))]);
         eventually("what was counted", stored).await;
         assert_eq!(votes.incr("item", 1).await.unwrap().counted(), Some(1 + i64::from(silent)));

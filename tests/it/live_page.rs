@@ -1,6 +1,6 @@
 //! The example's live page, as a browser shows it.
 //!
-//! `COUNTERFOIL_CHROMIUM` names a Chromium or Chrome, `COUNTERFOIL_NODE_MODULES` a folder that holds puppeteer-core.
+//! `COUNTERFOIL_CHROMIUM` names a Chromium or Chrome, `COUNTERFOIL_NODE_MODULES` a folder that contains puppeteer-core.
 
 #[path = "../../examples/live_page/site.rs"]
 mod site;
@@ -15,7 +15,7 @@ use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::net::TcpListener;
 use tokio::process::Command;
 
-/// The program that looks at a page, without the page; or a sentence that says why it cannot.
+/// Returns the program that opens a page, without the page's address, or the reason why it cannot run.
 fn browser() -> Result<Command, &'static str> {
     let chromium = env::var_os("COUNTERFOIL_CHROMIUM").ok_or("COUNTERFOIL_CHROMIUM is not set")?;
     let modules = env::var_os("COUNTERFOIL_NODE_MODULES").ok_or("COUNTERFOIL_NODE_MODULES is not set")?;

@@ -1,4 +1,4 @@
-//! The store in memory, as the tests of an application use it.
+//! The store in memory, as an application's tests use it.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
     assert_eq!(votes.incr("7", 1).await.unwrap(), Changed::Counted { value: 41 });
     counterfoil.drain().await.unwrap();
     assert_eq!(votes.stored(&["7", "8"]).await.unwrap(), [Some(41), None]);
-    // another program's write is kept
+    // the store keeps another program's write
     store.set(votes.family(), "7", 100);
     assert_eq!(votes.incr("7", 1).await.unwrap(), Changed::Counted { value: 42 });
     counterfoil.drain().await.unwrap();

@@ -1,4 +1,4 @@
-//! Mistakes of clients that lost or doubled hits silently: each is an error (docs/protocol.md, section 8).
+//! Mistakes of clients that lost or doubled hits silently. Each is an error (docs/protocol.md, section 8).
 
 use std::time::{Duration, SystemTime};
 
@@ -13,7 +13,7 @@ async fn partition(pair: &Pair, family: &Family) -> Views {
     Partition::new(pair.redis.manager().await, family, 0)
 }
 
-/// Begins so many epochs, a minute of the server's time each.
+/// Begins this number of epochs, each a minute of the server's time.
 async fn pass_epochs(partition: &Views, family: &Family, epochs: u64) {
     for epoch in 1..=epochs {
         let now_ms = unix(SystemTime::now()).unsigned_abs() * 1000 + epoch * 61_000;
@@ -33,7 +33,7 @@ async fn a_caller_name_that_is_used_twice_is_noticed() {
     };
     assert!(matches!(call(1).await, Counted::Executed { repeated: false, .. }));
     assert!(matches!(call(2).await, Counted::Executed { repeated: false, .. }));
-    // the copy of the process still is at its first call
+    // the copy of the process is still at its first call
     assert!(matches!(call(1).await, Counted::Passed));
     assert!(matches!(call(2).await, Counted::Executed { repeated: true, .. }), "the last call is a repeat");
     assert_eq!(views.get("page").await.unwrap(), 2);
@@ -113,6 +113,6 @@ async fn a_request_that_names_its_epoch_never_counts_twice() {
     let error = once().await.unwrap_err();
     assert!(error.outcome_unknown(), "{error}");
     assert_eq!(views.get("page").await.unwrap(), 1);
-    // without the epoch it is a new request
+    // without the epoch, it is a new request
     assert_eq!(views.add_once("order-17", "page", 1).await.unwrap(), AddedOnce::Counted { pending: 2 });
 }

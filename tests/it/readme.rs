@@ -1,4 +1,4 @@
-//! The programs of README.md, the guide and operations.md as they stand, but for the addresses, on empty servers.
+//! The programs of README.md, the guide and operations.md on empty servers, unchanged except for the addresses.
 
 use std::sync::OnceLock;
 
@@ -13,7 +13,7 @@ const README: &str = include_str!("../../README.md");
 const GUIDE: &str = include_str!("../../docs/guide.md");
 const OPERATIONS: &str = include_str!("../../docs/operations.md");
 
-/// Of Redis and the database.
+/// The URLs of Redis and of the database.
 static URLS: OnceLock<(String, String)> = OnceLock::new();
 
 pub fn redis_url() -> &'static str {
@@ -32,7 +32,7 @@ mod first {
     }
 }
 
-/// A program that is a function of a pair.
+/// Includes a program as a function of a pair.
 macro_rules! program {
     ($module:ident, $file:literal, $function:ident) => {
         mod $module {
@@ -61,7 +61,7 @@ mod pooled {
     }
 }
 
-/// A test by itself.
+/// A program that is itself a test.
 mod in_tests {
     include!(concat!(env!("OUT_DIR"), "/guide_14.rs"));
 }
@@ -92,7 +92,7 @@ pub fn tls() -> &'static Tls {
     TLS.get().expect("servers run")
 }
 
-/// In place of `std::fs`.
+/// A replacement for `std::fs`.
 mod files {
     pub fn read(file: &str) -> std::io::Result<Vec<u8>> {
         super::tls().read(file)
@@ -173,7 +173,7 @@ async fn the_others(pool: &MySqlPool) -> counterfoil::Result<()> {
     a_reject_is_retried(counterfoil, pool).await
 }
 
-/// A hit for a row that is made later.
+/// Retries a hit whose row is created later.
 async fn a_reject_is_retried(counterfoil: Counterfoil, pool: &MySqlPool) -> counterfoil::Result<()> {
     let table = Table::update("item").key("id", KeyType::Unsigned).value("vote_count");
     let downloads = counterfoil.open(Family::buffered("shop", "downloads").table(table).build()?).await?;

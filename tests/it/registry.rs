@@ -1,4 +1,4 @@
-//! Families that a process serves or changes without having opened them: what the database knows of them.
+//! Families that a process serves or changes without having opened them, as registered in the database.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,12 +11,12 @@ use counterfoil::{
 const MOMENT: Duration = Duration::from_millis(20);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// As another process has it, which opened nothing.
+/// Connects another process, which has opened nothing.
 async fn another(pair: &Pair) -> Counterfoil {
     Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pair.pool.clone()))
 }
 
-/// The sum of what the database has of the family.
+/// Returns the sum of the family's values in the database.
 async fn stored(pair: &Pair, name: &str) -> i64 {
     let sum = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values JOIN counterfoil_families \
                ON number = family WHERE name = ?";
@@ -86,7 +86,7 @@ async fn families_that_come_later_or_change_are_served_and_an_open_one_keeps_its
         let _ = views.add("page", 1).await.unwrap();
     }
     let _running = other.reconciler().namespace("test").start().await.unwrap();
-    // the first hit of all is due at once, the next ones are not
+    // the very first hit is due at once, the next ones are not
     arrives(&pair, "slow", 1).await;
     arrives(&pair, "own", 1).await;
     let _ = slow.add("page", 1).await.unwrap();
@@ -120,7 +120,7 @@ async fn partitions_change_once_nothing_is_pending() {
     let _ = before.add("page/0", 1).await.unwrap();
     pair.counterfoil.drain().await.unwrap();
     operator.reconfigure(of_16.family()).await.unwrap();
-    // who still has the old number is refused, by Redis and by the database, and does not put it back
+    // Redis and the database refuse a client with the old number, and it does not restore that number
     let error = before.add("page/0", 1).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
     let _old = pair.counterfoil.reconciler().start().await.unwrap();
@@ -141,7 +141,7 @@ async fn partitions_change_once_nothing_is_pending() {
     assert_eq!(counted(before.add("page/0", 1).await.unwrap()), 1);
 }
 
-/// A counter that is saved stays in Redis where it was: it must not be found there when the partitions come back.
+/// A saved counter stays in its old partition. It must not be found there when that partition is used again.
 #[tokio::test]
 async fn cached_counters_follow_their_partitions() {
     let pair = Pair::new().await;
@@ -195,8 +195,8 @@ async fn durability_and_bounds_change_at_any_time_and_nothing_else_does() {
     }
 }
 
-/// The way of docs/operations.md for kinds whose partitions hold windows, and who has been there: a family of another name on
-/// the same table.
+/// Kinds whose partitions hold windows or visitors change as docs/operations.md describes: a family of another name
+/// uses the same table.
 #[tokio::test]
 async fn other_kinds_change_their_partitions_under_another_name() {
     let (pair, at_once) = (Pair::new().await, Durability::Immediate);
@@ -234,7 +234,7 @@ async fn other_kinds_change_their_partitions_under_another_name() {
     for number in 0..50 {
         let _ = hits.add(&format!("page/{}", number % 5), 1).await.unwrap();
         online.touch("page", format!("later visitor {number}")).await.unwrap();
-        // the day before is not over for everybody, and most have been there
+        // the day before is not over everywhere, and most visitors are already counted
         let visited = old_visitors.first_visit("1", before, format!("visitor {number}")).await.unwrap();
         assert_eq!(visited, if number < 30 { Visited::CountedBefore } else { Visited::Counted });
         let visited = visitors.first_visit("1", day("2014-09-21"), format!("visitor {number}")).await.unwrap();

@@ -1,6 +1,6 @@
-//! The example's service as it is deployed: a process of its own, told to end while it is busy.
+//! The example's service as deployed: a separate process that is terminated while it is busy.
 
-// also what the test reads with
+// the test reads with it too
 #[path = "../../examples/service/counts.rs"]
 mod counts;
 
@@ -23,7 +23,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::support::{eventually, times};
 
-/// The path of the program, which is built where it is not as its sources are.
+/// Returns the path of the program, and builds it if its sources have changed.
 async fn program() -> &'static str {
     static PROGRAM: OnceCell<String> = OnceCell::const_new();
     let build = || async {
@@ -33,7 +33,7 @@ async fn program() -> &'static str {
         let args = ["build", "--example", "service", "--message-format=json", "--manifest-path"];
         let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
         let mut cargo = Command::new(env!("CARGO"));
-        // what cargo tells this test of its package would have some build scripts run again
+        // cargo's variables for this test's package would rerun some build scripts
         for (name, _) in env::vars() {
             if ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|part| name.starts_with(part)) {
                 cargo.env_remove(name);
@@ -49,7 +49,7 @@ async fn program() -> &'static str {
     PROGRAM.get_or_init(build).await
 }
 
-/// The program that cargo built along with this test, unless a source has changed since.
+/// Returns the program that cargo built along with this test, unless a source has changed since.
 fn built() -> Option<String> {
     fn newest(path: &Path) -> SystemTime {
         let own = path.metadata().and_then(|of| of.modified()).expect("a source");
@@ -70,7 +70,7 @@ struct Service {
 }
 
 impl Service {
-    /// With so many seconds for its shutdown.
+    /// Starts the service with this number of seconds for its shutdown.
     async fn start(redis: &RedisServer, mysql: &str, shutdown: &str) -> Self {
         let mut command = Command::new(program().await);
         command.env("REDIS_URL", redis.url()).env("MYSQL_URL", mysql).env("LISTEN", "127.0.0.1:0");
@@ -100,14 +100,14 @@ impl Service {
         assert!(sent.success());
     }
 
-    /// How it ended, and what it logged.
+    /// Waits for the end of the process. Returns its exit status and its log.
     async fn ended(mut self) -> (ExitStatus, String) {
         let status = tokio::time::timeout(Duration::from_secs(40), self.process.wait()).await.expect("it ends");
         (status.expect("its status"), self.log.await.expect("its log"))
     }
 }
 
-/// One request on a connection of its own: status and body; `None` where nobody took the connection.
+/// Sends one request on its own connection. Returns status and body, `None` if the connection is refused.
 async fn request(address: SocketAddr, line: &str) -> Option<io::Result<(u16, String)>> {
     let mut stream = TcpStream::connect(address).await.ok()?;
     let exchange = async {
@@ -125,7 +125,7 @@ async fn told(address: SocketAddr, line: &str) -> (u16, String) {
     request(address, line).await.expect("connected").expect("a reply")
 }
 
-/// A Redis, and a database with all tables.
+/// Starts a Redis, and a database with all tables.
 async fn servers() -> (RedisServer, MysqlServer, String, MySqlPool) {
     let (redis, mysql) = (RedisServer::start(RedisOptions::aof("everysec")).await, MysqlServer::start().await);
     let (database, pool) = mysql.database("shop").await;
@@ -138,7 +138,7 @@ async fn servers() -> (RedisServer, MysqlServer, String, MySqlPool) {
     (redis, mysql, url, pool)
 }
 
-/// What the replies said: the successful requests by path, without the visitor.
+/// The successful requests by path, without the visitor.
 #[derive(Debug, Default)]
 struct Told {
     counted: BTreeMap<String, i64>,
@@ -151,13 +151,13 @@ struct Told {
 const KINDS: [&str; 5] = ["views", "votes", "visitors", "downloads", "readers"];
 
 impl Told {
-    /// Counts of all kinds for as long as anybody takes connections.
+    /// Counts with all kinds for as long as the service accepts connections.
     async fn client(address: SocketAddr, client: u64, progress: watch::Sender<u64>) -> Self {
         let mut told = Told::default();
         for n in 0.. {
             let (kind, article) = (KINDS[n % 5], 1 + n / 5 % 3);
             let path = format!("articles/{article}/{kind}");
-            // visitors come again, also to another client
+            // visitors return, also through another client
             let visitor = (n as u64 / 15 + client) % 50;
             let visitor = if matches!(kind, "visitors" | "readers") { format!("/{visitor}") } else { String::new() };
             match request(address, &format!("POST /{path}{visitor}")).await {
@@ -216,7 +216,7 @@ async fn told_to_end_under_load_it_loses_and_doubles_nothing() {
         all.join(client.expect("a client"));
     }
 
-    // The process is gone: what is not in MySQL is in Redis.
+    // The process has ended: what is not in MySQL is in Redis.
     let counterfoil = Counterfoil::connect(&redis.url(), &url).await.expect("connected");
     let counts = Counts::open(&counterfoil).await.expect("opened");
     for article in 1..=3 {

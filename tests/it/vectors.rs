@@ -1,8 +1,8 @@
-//! The vectors of `lua/vectors`, run from Rust, Python and Node against a private Redis; what a vector
-//! cannot say about the scripts (a full Redis, the server's clock).
+//! The vectors of `lua/vectors`, run from Rust, Python and Node against a private Redis, and tests of what vectors
+//! cannot express: a full Redis and the server's clock.
 //!
-//! `COUNTERFOIL_PYTHON` names a Python that has redis-py, `COUNTERFOIL_NODE_MODULES` a folder that holds ioredis.
-//! Without them the tests that need them are skipped.
+//! `COUNTERFOIL_PYTHON` names a Python with redis-py, `COUNTERFOIL_NODE_MODULES` a folder that contains ioredis.
+//! Without them, the tests that need them are skipped.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -79,10 +79,10 @@ type Hash = BTreeMap<Bytes, Bytes>;
 #[derive(Debug, PartialEq)]
 enum Content {
     Hash(Hash),
-    /// Members and their scores.
+    /// Members with their scores.
     Zset(Hash),
     Set(BTreeSet<Bytes>),
-    /// About how many a HyperLogLog has.
+    /// The approximate count of a HyperLogLog.
     Hll(i64),
     String(Bytes),
     List(Vec<Bytes>),
@@ -97,7 +97,7 @@ pub(crate) fn lua() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("lua")
 }
 
-/// The scripts by name.
+/// Returns the scripts by name.
 fn scripts() -> HashMap<String, String> {
     let files = fs::read_dir(lua().join("v1")).unwrap().map(|entry| entry.unwrap().path());
     files.map(|path| (path.file_stem().unwrap().to_str().unwrap().into(), fs::read_to_string(path).unwrap())).collect()
@@ -111,7 +111,7 @@ fn vectors() -> Vec<Vectors> {
     files.map(parse).collect()
 }
 
-/// The array with its shorthands written out.
+/// Returns the array with its shorthands expanded.
 fn expanded(items: &[Json]) -> Vec<Json> {
     let expand = |item: &Json| match (item.get("ids"), item.get("times")) {
         (Some(ids), _) => {
@@ -138,7 +138,7 @@ fn unhex(digits: &str) -> Bytes {
     (0..digits.len()).step_by(2).map(|i| u8::from_str_radix(&digits[i..i + 2], 16).unwrap()).collect()
 }
 
-/// A field or member, which stands in front of a colon: text, or `hex:` and digits.
+/// Parses a field or member, the part before a colon: text, or `hex:` and digits.
 fn name(text: &str) -> Bytes {
     text.strip_prefix("hex:").map_or_else(|| text.into(), unhex)
 }
@@ -147,7 +147,7 @@ fn all_bytes(items: &[Json]) -> Vec<Bytes> {
     expanded(items).iter().map(bytes).collect()
 }
 
-/// A reply as the redis crate hands it out.
+/// Returns a reply as the redis crate represents it.
 fn value(item: &Json) -> Value {
     match item {
         Json::Number(number) => Value::Int(number.as_i64().unwrap()),
@@ -156,7 +156,7 @@ fn value(item: &Json) -> Value {
     }
 }
 
-/// The content of a hash, which may be given as a fill.
+/// Returns the content of a hash, which may be given as a fill.
 fn hash(fields: &BTreeMap<String, Json>) -> Hash {
     match fields.get("fill").filter(|fill| fill.is_object()) {
         Some(fill) => {
@@ -167,7 +167,7 @@ fn hash(fields: &BTreeMap<String, Json>) -> Hash {
     }
 }
 
-/// The content of a key afterwards: a hash, or `{"zset": {...}}`, `{"set": [...]}`, `{"hll": N}`.
+/// Returns the expected content of a key: a hash, or `{"zset": {...}}`, `{"set": [...]}`, `{"hll": N}`.
 fn content(fields: &BTreeMap<String, Json>) -> Content {
     let only = fields.iter().next().filter(|_| fields.len() == 1);
     match only.map(|(kind, content)| (kind.as_str(), content)) {
@@ -196,13 +196,13 @@ impl Run {
         self.redis.req_command(&call).and_then(Value::extract_error)
     }
 
-    /// Every key of the database.
+    /// Returns every key of the database with its content.
     fn contents(&mut self) -> BTreeMap<Bytes, Content> {
         let keys: Vec<Bytes> = cmd("KEYS").arg("*").query(&mut self.redis).unwrap();
         let mut contents = BTreeMap::new();
         for key in keys {
             let lives_ms: i64 = cmd("PTTL").arg(&key).query(&mut self.redis).unwrap();
-            // or whether it is still there would be a matter of luck; -1 lives for ever
+            // a key that expires soon might vanish before it is read; -1 means that it never expires
             let name = String::from_utf8_lossy(&key);
             assert!(lives_ms == -1 || lives_ms > 1000, "{name} is looked at, and lives for {lives_ms} ms only");
             let kind: String = cmd("TYPE").arg(&key).query(&mut self.redis).unwrap();
@@ -280,13 +280,13 @@ impl Run {
         }
     }
 
-    /// Calls until the cursor is 0 again, and puts the pages together: hashes into one, numbers into their sum.
+    /// Calls until the cursor is 0 again, and merges the pages: hashes into one, numbers into their sum.
     fn pages(&mut self, script: &str, keys: &[Bytes], mut args: Vec<Bytes>, pages: &Pages) -> Result<(), String> {
         let (mut calls, mut sum, mut fields, mut size) = (0, 0, Hash::new(), None);
         while calls == 0 || args[pages.cursor - 1] != b"0" {
             calls += 1;
             let mut reply = self.send(script, keys, &args).map_err(|e| format!("page {calls}: {e}"))?;
-            // some say with each page how much there is in all
+            // some replies contain the total with each page
             if let Value::Array(items) = &mut reply
                 && let Some(Value::Int(all)) = items.get(3)
             {
@@ -320,7 +320,7 @@ impl Run {
         }
     }
 
-    /// Runs those of one script, or all of them; returns how many passed, and what is wrong with each of the others.
+    /// Runs the vectors of one script, or of all. Returns the number that passed, and the other ones' failures.
     fn run(&mut self, script: Option<&str>) -> (usize, BTreeMap<String, String>) {
         let (mut passed, mut failed) = (0, BTreeMap::new());
         for vectors in vectors().iter().filter(|vectors| script.is_none_or(|script| vectors.script == script)) {
@@ -339,8 +339,8 @@ fn equal<T: PartialEq + std::fmt::Debug>(what: &str, got: &T, expected: &T) -> R
     if got == expected { Ok(()) } else { Err(format!("{what}: expected {expected:?}, got {got:?}")) }
 }
 
-/// The first word stands alone in the text: Redis 6.2 has "ERR Error running script" in front of its own errors. What
-/// follows stands somewhere behind it.
+/// Checks that the first word stands alone in the error text, since Redis 6.2 puts "ERR Error running script" before
+/// its own errors. The remaining words must occur anywhere in the text.
 fn check_error(expected: &str, error: &RedisError) -> Result<(), String> {
     let (word, rest) = expected.split_once(' ').unwrap_or((expected, ""));
     let text = format!("{} {}", error.code().unwrap_or_default(), error.detail().unwrap_or_default());
@@ -443,7 +443,7 @@ async fn a_script_that_lost_a_guard_fails() {
     }
 }
 
-/// Without the guard the vector of that id must fail.
+/// Checks that without the guard the vector with this id fails.
 fn check_guard(server: &RedisServer, name: &str, guard: &str, instead: &str, id: &str) {
     let mut scripts = scripts();
     let source = scripts.get_mut(name).unwrap();
@@ -460,12 +460,12 @@ fn keys(kinds: &[&str]) -> Vec<String> {
     kinds.iter().map(|kind| format!("cf1:{{shop/views/0}}:{kind}")).collect()
 }
 
-/// The keys of a counting script.
+/// Returns the keys of a counting script.
 fn fenced(kinds: &[&str]) -> Vec<String> {
     keys(&[&FENCE, kinds].concat())
 }
 
-/// An epoch begins, so that calls may have a caller.
+/// Begins an epoch, so that calls may have a caller.
 fn begin_epoch(run: &mut Run) {
     cmd("HSET").arg(keys(&["calls"])).arg("=now").arg(EPOCH).arg("=before").arg("e1").exec(&mut run.redis).unwrap();
 }
@@ -474,11 +474,11 @@ fn limit(run: &mut Run, bytes: usize) {
     cmd("CONFIG").arg("SET").arg("maxmemory").arg(bytes).exec(&mut run.redis).unwrap();
 }
 
-/// The call is refused since memory is full, and nothing changes.
+/// Checks that Redis refuses the call because its memory is full, and that nothing changes.
 fn check_refused(run: &mut Run, script: &str, keys: &[String], args: &[&str]) {
     let before = run.contents();
     let error = run.send(script, keys, args).unwrap_err();
-    // Redis 6.2 has it in the text, as "-OOM"
+    // Redis 6.2 has the code in the text, as "-OOM"
     assert!(error.code() == Some("OOM") || error.to_string().contains("OOM"), "{script} {args:?}: {error}");
     equal(script, &run.contents(), &before).unwrap();
 }
@@ -491,7 +491,7 @@ fn text(text: &str) -> Value {
     Value::BulkString(text.into())
 }
 
-/// The strings of a reply; its integers as text.
+/// Returns the strings of a reply, with integers as text.
 fn strings(reply: RedisResult<Value>) -> Vec<String> {
     redis::from_redis_value(reply.unwrap()).unwrap()
 }
@@ -503,12 +503,12 @@ fn rotate(run: &mut Run, data: &[String], now_ms: &str) -> [String; 3] {
     [1, 2, 3].map(|i| reply[i].clone())
 }
 
-/// The arguments of a call on a batch.
+/// Returns the arguments of a call on a batch.
 fn with_id<'a>(id: &'a [String; 3], rest: &[&'a str]) -> Vec<&'a str> {
     id.iter().map(String::as_str).chain(rest.iter().copied()).collect()
 }
 
-/// Where Redis takes no more writes, nothing may be half done, and what frees memory must go on.
+/// A full Redis leaves no call half done, and still executes calls that free memory.
 #[tokio::test]
 async fn a_full_redis_takes_no_hits_and_can_be_drained() {
     let (_server, redis) = start().await;
@@ -531,7 +531,7 @@ async fn a_full_redis_takes_no_hits_and_can_be_drained() {
 
     let id = rotate(&mut run, &data, "1000");
     equal("the lease", &rotate(&mut run, &data, "1500"), &id).unwrap();
-    // the clock stepped back, so the time to settle is written anew
+    // the clock stepped back, so the script rewrites the time of the cut
     let fetch = run.send("buffered_fetch", &both, &with_id(&id, &["100", "0", "10", "800"]));
     equal("fetch", &fetch, &Ok(Value::Array(vec![text("WAIT"), Value::Int(100)]))).unwrap();
     let fetch = run.send("buffered_fetch", &both, &with_id(&id, &["100", "0", "10", "900"]));
@@ -548,7 +548,7 @@ async fn a_full_redis_takes_no_hits_and_can_be_drained() {
     limit(&mut run, 0);
 }
 
-/// Changes, seeds and tickets of cached counters are refused; saves and deletions go on.
+/// A full Redis refuses changes, seeds and tickets of cached counters. Saves and deletions still work.
 #[tokio::test]
 async fn a_full_redis_takes_no_changes_and_can_be_drained() {
     let (_server, redis) = start().await;
@@ -592,7 +592,7 @@ async fn a_full_redis_takes_no_changes_and_can_be_drained() {
     limit(&mut run, 0);
 }
 
-/// What is over of series can still be moved to the buffer.
+/// Slices that are over can still move to the buffer.
 #[tokio::test]
 async fn a_full_redis_takes_no_series_and_can_be_drained() {
     let (_server, redis) = start().await;
@@ -611,7 +611,7 @@ async fn a_full_redis_takes_no_series_and_can_be_drained() {
     limit(&mut run, 0);
 }
 
-/// Activity and daily visitors: whatever would be the first write, it is refused before anything is done.
+/// A full Redis refuses calls of activity and daily visitors before anything is done, whatever their first write is.
 #[tokio::test]
 async fn a_full_redis_takes_no_visitors() {
     let (_server, redis) = start().await;
@@ -647,7 +647,7 @@ fn clock(run: &mut Run) -> i64 {
     seconds * 1000 + micros / 1000
 }
 
-/// The times that scripts write without `now_ms` lie between two readings of the server's clock.
+/// Times that scripts write without `now_ms` lie between two readings of the server's clock.
 #[tokio::test]
 async fn without_now_ms_the_servers_clock_counts() {
     let (_server, redis) = start().await;
@@ -676,7 +676,7 @@ async fn without_now_ms_the_servers_clock_counts() {
     assert!(status == "WAIT" && (50_000..=60_000).contains(&ms), "{status} {ms}");
 }
 
-/// A Redis that lost its memory makes names it never made before: for epochs, incarnations, nonces and tickets.
+/// A Redis that lost its memory creates only new names for epochs, incarnations, nonces and tickets.
 #[tokio::test]
 async fn no_name_comes_again() {
     let (_server, redis) = start().await;
@@ -698,7 +698,7 @@ async fn no_name_comes_again() {
     }
 }
 
-/// The server's clock counts for layers and visitors too.
+/// The server's clock also determines layers and visitors.
 #[tokio::test]
 async fn without_now_ms_the_servers_clock_names_the_layer() {
     let (_server, redis) = start().await;
@@ -732,7 +732,7 @@ async fn without_now_ms_the_servers_clock_names_the_layer() {
     }
 }
 
-/// The Python that has redis-py; without it, a sentence that says so.
+/// Returns the Python with redis-py, or reports that it is missing.
 pub(crate) fn python() -> Option<Command> {
     let python = std::env::var_os("COUNTERFOIL_PYTHON");
     if python.is_none() {
@@ -740,7 +740,7 @@ pub(crate) fn python() -> Option<Command> {
     }
     python.map(|python| {
         let mut command = Command::new(python);
-        // nothing is left behind in the source tree
+        // writes no bytecode into the source tree
         command.arg("-B");
         command
     })
@@ -750,7 +750,7 @@ pub(crate) fn client(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(name)
 }
 
-/// Runs it to its end, and returns what it printed.
+/// Runs the command to its end, and returns its output.
 pub(crate) fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

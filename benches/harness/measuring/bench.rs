@@ -1,4 +1,4 @@
-//! One run: how much is measured, and what was found.
+//! One run: the size of its measurements, and their results.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ impl Bench {
         Bench { servers: Servers::default(), quick, names, found: Found::default() }
     }
 
-    /// Whether one of these was asked for; says so, since a measurement may take a minute.
+    /// Returns whether one of these was requested. If so, prints them, since a measurement may take a minute.
     pub fn wants(&self, figures: &[&str]) -> bool {
         let asked_for = |figure: &&str| self.names.iter().any(|name| figure.contains(name.as_str()));
         let wanted = self.names.is_empty() || figures.iter().any(asked_for);
@@ -27,17 +27,17 @@ impl Bench {
         wanted
     }
 
-    /// One of two sizes.
+    /// Returns `quick` in a quick run, `full` otherwise.
     pub fn size<T>(&self, full: T, quick: T) -> T {
         if self.quick { quick } else { full }
     }
 
-    /// How often both sides are measured: an even number, so that each side is first as often as the other.
+    /// Returns the number of rounds. It is even, so that each side goes first equally often.
     pub fn rounds(&self) -> usize {
         self.size(8, 4)
     }
 
-    /// How long one side runs in one round.
+    /// Returns the time that one side runs in one round.
     pub fn time(&self) -> Duration {
         Duration::from_millis(self.size(1500, 400))
     }

@@ -1,5 +1,5 @@
-//! Both sides in turn, so that what else the machine does meets both. A figure is the median of the ratios of
-//! neighbouring rounds, which a noisy machine moves less than the ratio of two medians.
+//! Comparisons of two sides that run in turn, so that other load on the machine affects both. A figure is the median of
+//! the ratios of neighbouring rounds. A noisy machine changes it less than it changes the ratio of two medians.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,13 +9,13 @@ use super::figures::Figure;
 use super::load::{Ids, Load, Side, over_after};
 use super::stage::Stage;
 
-/// What both sides did, round by round.
+/// The results of both sides, round by round.
 pub struct Rounds<T> {
     pub ours: Vec<T>,
     pub theirs: Vec<T>,
 }
 
-/// Runs both sides in so many rounds, after one that warms them up.
+/// Runs both sides for `rounds` rounds, after a warm-up round.
 pub async fn alternate<T>(
     rounds: usize,
     mut ours: impl AsyncFnMut() -> T,
@@ -33,7 +33,7 @@ impl<T> Rounds<T> {
         Rounds { ours: Vec::new(), theirs: Vec::new() }
     }
 
-    /// Runs both sides in turn, each first in every other round. Round 0 warms them up and is not kept.
+    /// Runs both sides in turn; each goes first in every other round. Round 0 is a warm-up and is not kept.
     pub async fn measure(&mut self, round: usize, ours: impl AsyncFnOnce() -> T, theirs: impl AsyncFnOnce() -> T) {
         let (one, other) = if round.is_multiple_of(2) {
             let one = ours().await;
@@ -48,12 +48,12 @@ impl<T> Rounds<T> {
         }
     }
 
-    /// Ours to theirs, round by round.
+    /// Returns the ratio of ours to theirs for each round.
     pub fn ratios(&self, of: impl Fn(&T) -> f64) -> impl Iterator<Item = f64> {
         self.ours.iter().zip(&self.theirs).map(move |(ours, theirs)| of(ours) / of(theirs))
     }
 
-    /// The median of these ratios.
+    /// Returns the median of these ratios.
     pub fn ratio(&self, of: impl Fn(&T) -> f64) -> f64 {
         median(self.ratios(of))
     }
@@ -70,19 +70,19 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// Two sides of one figure, and what they are called where they are told apart.
+/// The two sides of a figure, with their names for the absolute numbers.
 pub struct Comparison<O, T> {
     pub figure: Figure,
     pub ours: O,
     pub theirs: T,
     pub names: [&'static str; 2],
     pub ids: Ids,
-    /// The Redis that both hit.
+    /// The stage with the Redis that both hit.
     pub stage: Stage,
 }
 
 impl<O: Side, T: Side> Comparison<O, T> {
-    /// What 256 tasks do a second; and beside the figure how long a single one waits.
+    /// Measures the hits per second of 256 tasks, and also the latency of a single task.
     pub async fn throughput(&self, bench: &mut Bench) {
         let rounds = self.load(bench, bench.rounds()).await;
         bench.figure(self.figure, rounds.ratio(Load::per_second));
@@ -95,7 +95,7 @@ impl<O: Side, T: Side> Comparison<O, T> {
         self.wait(bench).await;
     }
 
-    /// What both sides do for 256 tasks.
+    /// Runs both sides with 256 tasks.
     pub async fn load(&self, bench: &Bench, rounds: usize) -> Rounds<Load> {
         const TASKS: usize = 256;
         let (time, probe) = (bench.time(), &self.stage.probe);
@@ -107,7 +107,7 @@ impl<O: Side, T: Side> Comparison<O, T> {
         .await
     }
 
-    /// How long one task waits, p50.
+    /// Measures the latency of one task, p50.
     pub async fn latency(&self, bench: &mut Bench) {
         let ratio = self.wait(bench).await;
         bench.figure(self.figure, ratio);
@@ -129,7 +129,7 @@ impl<O: Side, T: Side> Comparison<O, T> {
     }
 }
 
-/// The median time of a hit in microseconds, in a task of the runtime's workers as it is in a server.
+/// Returns the median time of a hit in microseconds. The hits run in a spawned task, as in a server.
 pub async fn latency(mut side: impl Side, ids: &Ids, time: Duration) -> f64 {
     let ids = ids.clone();
     let hitting = tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! Figures, what they are to reach, and how they are shown: as a table, as JSON, as curves.
+//! Figures, their targets, and their output as a table, as JSON and as curves.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use plotters::prelude::*;
 
-/// A figure that is to reach something.
+/// A figure with a target.
 #[derive(Clone, Copy)]
 pub struct Figure {
     pub name: &'static str,
-    /// What against what, in plain words.
+    /// The two sides of the comparison, in plain words.
     pub what: &'static str,
     pub target: Target,
 }
@@ -39,16 +39,16 @@ impl fmt::Display for Target {
     }
 }
 
-/// What a run found, in the order in which it was measured.
+/// The results of a run, in the order of measurement.
 #[derive(Default)]
 pub struct Found {
     pub figures: Vec<(Figure, f64)>,
-    /// Beside the figures, what they were made of: name, number.
+    /// The absolute numbers behind the figures: name, number.
     pub absolute: Vec<(String, f64)>,
 }
 
 impl Found {
-    /// Prints it as a table.
+    /// Prints the results as a table.
     pub fn print(&self) {
         if !self.figures.is_empty() {
             println!("\n{:28} {:>10} {:>8}  {:11}  what", "name", "figure", "target", "");
@@ -64,7 +64,7 @@ impl Found {
         }
     }
 
-    /// Writes it as one flat JSON object, name: number.
+    /// Writes the results as one flat JSON object, name: number.
     pub fn write_json(&self, path: &Path) {
         let figures = self.figures.iter().map(|(figure, value)| (figure.name, *value));
         let absolute = self.absolute.iter().map(|(name, value)| (name.as_str(), *value));
@@ -81,7 +81,7 @@ pub struct Curve {
 
 const COLOURS: [RGBColor; 2] = [RGBColor(31, 119, 180), RGBColor(214, 39, 40)];
 
-/// Draws the curves to `target/bench/NAME.svg`, over a logarithmic axis, since tasks and ids are counted in powers.
+/// Draws the curves to `target/bench/NAME.svg`. The x-axis is logarithmic, since tasks and ids grow by powers.
 pub fn draw(name: &str, across: &str, up: &str, curves: &[Curve]) {
     let path = folder().join(name).with_extension("svg");
     let (left, right) = curves
@@ -108,7 +108,7 @@ pub fn draw(name: &str, across: &str, up: &str, curves: &[Curve]) {
     println!("drawn: {}", path.display());
 }
 
-/// The folder of the curves, below cargo's own.
+/// Returns the folder of the curves, in cargo's target directory.
 fn folder() -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
     let folder = target.join("bench");

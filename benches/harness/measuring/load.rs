@@ -1,4 +1,4 @@
-//! Who hits, which ids, and how much many tasks do in a while.
+//! The sides that hit, the ids that they hit, and the load of many tasks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,12 +12,12 @@ use redis::aio::MultiplexedConnection;
 use super::process;
 use super::servers::{Counters, Scripts, redis_cpu};
 
-/// Somebody who counts hits. Each task has a clone.
+/// One side of a comparison, which counts hits. Each task has a clone.
 pub trait Side: Clone + Send + 'static {
-    /// Counts 1 for the id, and returns when that is acknowledged.
+    /// Counts 1 for the id and returns when the hit is acknowledged.
     fn hit(&mut self, id: &str) -> impl Future<Output = ()> + Send;
 
-    /// Does what is left to do after the last hit; its time counts.
+    /// Completes the remaining work after the last hit. The measured time includes it.
     fn finish(self) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
@@ -34,7 +34,7 @@ impl Side for Acked {
     }
 }
 
-/// What one does without counterfoil: a HINCRBY for each hit on one hash, over one multiplexed connection.
+/// The alternative without counterfoil: one HINCRBY per hit on one hash, over one multiplexed connection.
 #[derive(Clone)]
 pub struct Plain {
     pub redis: MultiplexedConnection,
@@ -47,7 +47,7 @@ impl Side for Plain {
     }
 }
 
-/// Long enough for no task to come around in a round, short enough to be made at once.
+/// The length of a sequence: long enough that no task wraps around in a round, short enough to draw quickly.
 const DRAWS: usize = 1 << 20;
 
 /// A sequence of ids, the same in every run.
@@ -58,27 +58,28 @@ pub struct Ids {
 }
 
 impl Ids {
-    /// The k-th id is drawn k times more seldom than the first one, as pages are.
+    /// Draws the k-th id 1/k as often as the first one, like the pages of a site.
     pub fn zipf(ids: u32) -> Self {
         let weights = WeightedIndex::new((1..=ids).map(|rank| 1.0 / f64::from(rank))).unwrap();
         let draws = SmallRng::seed_from_u64(1).sample_iter(weights).take(DRAWS);
         Ids { names: names(ids), draws: draws.map(|place| place as u32).collect() }
     }
 
-    /// All ids are drawn alike.
+    /// Draws all ids equally often.
     pub fn even(ids: u32) -> Self {
         let mut random = SmallRng::seed_from_u64(1);
         Ids { names: names(ids), draws: (0..DRAWS).map(|_| random.random_range(0..ids)).collect() }
     }
 
-    /// Likewise, named in the order in which they are drawn: to look a name up costs the same however many ids there are.
+    /// Draws all ids equally often, with names stored in the order of the draws. Looking up a name then costs the same
+    /// for any number of ids.
     pub fn in_order(ids: u32) -> Self {
         let mut random = SmallRng::seed_from_u64(1);
         let names = (0..DRAWS).map(|_| format!("page/{}", random.random_range(0..ids)));
         Ids { names: names.collect(), draws: (0..DRAWS as u32).collect() }
     }
 
-    /// The sequence without end, from a place of its own for each task.
+    /// Returns the endless sequence, from a different start for each task.
     pub fn of_task(&self, task: usize, tasks: usize) -> impl Iterator<Item = &str> {
         let start = DRAWS / tasks * task;
         let places = self.draws[start..].iter().chain(self.draws.iter().cycle());
@@ -90,15 +91,15 @@ fn names(ids: u32) -> Arc<[String]> {
     (0..ids).map(|number| format!("page/{number}")).collect()
 }
 
-/// What one side did in one round.
+/// The result of one side in one round.
 pub struct Load {
     pub hits: f64,
     pub seconds: f64,
-    /// Seconds of CPU that Redis took for it.
+    /// CPU seconds that Redis used.
     pub redis_cpu: f64,
-    /// The same of this process.
+    /// CPU seconds that this process used.
     pub own_cpu: f64,
-    /// What it did with scripts.
+    /// The script calls of the round.
     pub scripts: Scripts,
 }
 
@@ -115,8 +116,8 @@ impl Load {
         self.redis_cpu / self.hits
     }
 
-    /// Lets so many tasks hit one id after the other for so long, each waiting for its last hit before the next one, and
-    /// then whoever counts finish.
+    /// Lets `tasks` tasks hit one id after the other for `time`. Each task waits for its hit before the next one. Then
+    /// finishes the side.
     pub async fn run<S: Side>(
         side: &S,
         ids: &Ids,
@@ -156,7 +157,7 @@ impl Load {
     }
 }
 
-/// A flag that comes up after so long, from a thread of its own: the runtime may be too busy to look at its timers.
+/// Returns a flag that a separate thread sets after `time`. The runtime may be too busy to poll its timers.
 pub fn over_after(time: Duration) -> Arc<AtomicBool> {
     let over = Arc::new(AtomicBool::new(false));
     let flag = over.clone();

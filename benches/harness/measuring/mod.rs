@@ -1,4 +1,4 @@
-//! What measures: servers, sides that hit them in turn, and the figures that come of it.
+//! The measuring tools: servers, sides that hit them in turn, and the resulting figures.
 
 mod bench;
 mod compare;

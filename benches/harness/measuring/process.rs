@@ -1,6 +1,6 @@
-//! What a process uses; where the system does not say, not a number.
+//! The resources that a process uses. A figure is NaN if the system does not report it.
 
-/// Seconds of CPU that it has used.
+/// Returns the CPU seconds that the process has used.
 pub fn cpu(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let after_name = stat.rsplit(')').next().unwrap_or_default();
@@ -8,7 +8,7 @@ pub fn cpu(pid: u32) -> f64 {
     if ticks.len() == 2 { ticks.iter().sum::<f64>() / 100.0 } else { f64::NAN }
 }
 
-/// Bytes of memory that it uses.
+/// Returns the memory of the process in bytes.
 pub fn memory(pid: u32) -> f64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -9,11 +9,11 @@ use sqlx::{Connection, MySqlConnection};
 use testkit::{MysqlServer, RedisServer};
 use tokio::sync::OnceCell;
 
-/// The pair as it is measured, on the same kind of connection as the other side's.
+/// The measured pair, on the same kind of connection as the other side.
 pub type Pair = Counterfoil;
 pub type Counters = counterfoil::BufferedCounters;
 
-/// What all measurements share: it starts when it is first needed, and ends with the run.
+/// The servers that all measurements share. They start on first use and stop with the run.
 #[derive(Default)]
 pub struct Servers {
     mysql: OnceCell<MysqlServer>,
@@ -25,8 +25,8 @@ impl Servers {
     }
 }
 
-/// As a database in use is set up: with room for all the rows that are written, and with each commit on the disk, which
-/// is the server's default and not the testkit's.
+/// Starts a MySQL with production settings: room for all the rows that are written, and each commit on the disk. The
+/// latter is the server's default, but not the testkit's.
 async fn start_mysql() -> MysqlServer {
     let mysql = MysqlServer::start().await;
     let mut connection = MySqlConnection::connect(&mysql.url("")).await.unwrap();
@@ -35,19 +35,19 @@ async fn start_mysql() -> MysqlServer {
     mysql
 }
 
-/// A multiplexed connection; patient, since a noisy machine must not end a measurement.
+/// Opens a multiplexed connection with a long timeout, since a noisy machine must not end a measurement.
 pub async fn connect(redis: &RedisServer) -> MultiplexedConnection {
     let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(30)));
     redis.client().get_multiplexed_async_connection_with_config(&config).await.unwrap()
 }
 
-/// Seconds of CPU that Redis has used.
+/// Returns the CPU seconds that Redis has used.
 pub async fn redis_cpu(redis: &mut MultiplexedConnection) -> f64 {
     let info = info(redis, "cpu").await;
     ["used_cpu_user:", "used_cpu_sys:"].iter().map(|name| number_after(&info, name)).sum()
 }
 
-/// What Redis has done with scripts: how many calls, and for how many seconds.
+/// The number of script calls in Redis, and the seconds that they took.
 #[derive(Clone, Copy)]
 pub struct Scripts {
     pub calls: f64,
@@ -63,7 +63,7 @@ impl Scripts {
         Scripts { calls: number_after(evalsha, "calls="), seconds: micros / 1e6 }
     }
 
-    /// The mean time of a call in microseconds.
+    /// Returns the mean time of a call in microseconds.
     pub fn mean_us(self) -> f64 {
         self.seconds * 1e6 / self.calls
     }
@@ -77,7 +77,7 @@ pub async fn info(redis: &mut MultiplexedConnection, section: &str) -> String {
     redis::cmd("INFO").arg(section).query_async(redis).await.unwrap()
 }
 
-/// The number that stands behind that name in Redis's INFO; where there is none, not a number.
+/// Returns the number after `name` in Redis's INFO, or NaN if there is none.
 pub fn number_after(info: &str, name: &str) -> f64 {
     let text = info.lines().find_map(|line| line.strip_prefix(name));
     let digits = text.and_then(|text| text.split([',', '\r']).next());

@@ -1,4 +1,4 @@
-//! What figures are measured on: a Redis and a database, with nothing in them or with many ids pending.
+//! The stage of a measurement: a Redis and a database, empty or with many ids pending.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,13 +14,13 @@ use super::bench::Bench;
 use super::load::Side;
 use super::servers::{Counters, Pair, connect, info, number_after};
 
-/// A Redis of the measurement's own, which keeps nothing on disk, and a new database, in which counterfoil's tables are.
+/// A private Redis without persistence, and a new database with counterfoil's tables.
 pub struct Stage {
     pub pair: Pair,
-    /// The database, for the other side.
+    /// A connection pool to the database, for the other side.
     pub pool: MySqlPool,
     pub redis: RedisServer,
-    /// A connection to look on.
+    /// A connection for observing Redis.
     pub probe: MultiplexedConnection,
 }
 
@@ -35,23 +35,23 @@ impl Stage {
         Stage { pair, pool, redis, probe }
     }
 
-    /// The server's time in Unix seconds.
+    /// Returns the server's time in Unix seconds.
     pub async fn time(&self) -> i64 {
         let time: (i64, i64) = redis::cmd("TIME").query_async(&mut self.probe.clone()).await.unwrap();
         time.0
     }
 
-    /// Runs a reconciler until nothing of the family is pending; returns the seconds that it took.
+    /// Runs a reconciler until nothing of the family is pending. Returns the elapsed seconds.
     pub async fn flush(&self, family: &Family) -> f64 {
         flush(&self.pair, &self.redis, &self.probe, family).await
     }
 
-    /// All that Redis has allocated.
+    /// Returns the number of bytes that Redis has allocated.
     pub async fn used(&self) -> f64 {
         number_after(&info(&mut self.probe.clone(), "memory").await, "used_memory:")
     }
 
-    /// The connection to look on, after everything was deleted.
+    /// Deletes everything in Redis and returns a connection for observing it.
     pub async fn emptied(&self) -> MultiplexedConnection {
         let mut probe = self.probe.clone();
         redis::cmd("FLUSHALL").arg("SYNC").exec_async(&mut probe).await.unwrap();
@@ -59,10 +59,10 @@ impl Stage {
     }
 }
 
-/// Pairs of one call while it is being filled.
+/// The number of pairs per call while the stage is filled.
 const PAIRS: usize = 1000;
 
-/// The same with one family that many ids are pending of, and plain hashes beside it.
+/// A stage with one family that has many pending ids, and with plain hashes beside it.
 pub struct Pending {
     pub pair: Pair,
     pub pool: MySqlPool,
@@ -75,7 +75,7 @@ pub struct Pending {
 impl Pending {
     pub async fn set(bench: &Bench) -> Self {
         let Stage { pair, pool, redis, probe } = Stage::set(bench).await;
-        // this Redis keeps nothing on disk
+        // this Redis has no persistence
         let family = Family::buffered("bench", "pending").durability(Durability::Immediate).max_pending(10_000_000);
         let counters = pair.open(family.build().unwrap()).await.unwrap();
         let plain = PlainHashes::new(connect(&redis).await, counters.clone());
@@ -116,12 +116,12 @@ impl Pending {
         Partition::new(self.probe.clone(), self.counters.family(), number)
     }
 
-    /// Runs a reconciler until nothing is pending; returns the seconds that it took.
+    /// Runs a reconciler until nothing is pending. Returns the elapsed seconds.
     pub async fn flush(&self) -> f64 {
         flush(&self.pair, &self.redis, &self.probe, self.counters.family()).await
     }
 
-    /// The keys of that kind of all partitions.
+    /// Returns the keys of that kind in all partitions.
     pub fn keys(&self, kind: &str) -> impl Iterator<Item = String> {
         keys(self.counters.family(), kind)
     }
@@ -143,7 +143,7 @@ fn keys(family: &Family, kind: &str) -> impl Iterator<Item = String> {
     (0..family.partitions()).map(move |partition| format!("cf1:{{{family}/{partition}}}:{kind}"))
 }
 
-/// [`Plain`](super::load::Plain) on as many hashes as a family has partitions, each with the ids of one.
+/// [`Plain`](super::load::Plain) on one hash per partition of a family, each with the ids of that partition.
 #[derive(Clone)]
 pub struct PlainHashes {
     redis: MultiplexedConnection,

@@ -1,4 +1,4 @@
-//! Waiting for the daemon, which alone brings everything to MySQL.
+//! Waiting for the daemon, which alone brings counters to MySQL.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::writers::Told;
 const LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(100);
 
-/// Returns when MySQL knows every family that was counted in, and nothing of them waits in Redis.
+/// Returns when MySQL has every family that the writers counted in, and Redis has nothing left to save.
 pub async fn wait(site: &Site, told: &Told) -> Result<()> {
     let counterfoil = Counterfoil::new(site.redis.clone(), MysqlStore::new(site.mysql.clone()));
     let started = Instant::now();

@@ -1,4 +1,4 @@
-//! What the writers were told, beside what came to MySQL.
+//! A comparison of the confirmed counts with the values in MySQL.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use crate::writers::Told;
 
 const DIFFERENCES: usize = 20;
 
-/// The families.
+/// The counters by family, each with its confirmed and its stored count.
 pub struct Checked(BTreeMap<String, Vec<Counter>>);
 
 struct Counter {
@@ -17,7 +17,7 @@ struct Counter {
 }
 
 impl Checked {
-    /// Of all that was counted, and all that changed in MySQL.
+    /// Compares the counters that the writers changed, and all that MySQL had before or after.
     pub fn new(told: &Told, before: &Stored, after: &Stored) -> Self {
         let counted = told.sums.iter().flat_map(|(family, sums)| sums.keys().map(|id| (family.clone(), id.clone())));
         let keys: BTreeSet<_> = counted.chain(before.0.keys().cloned()).chain(after.0.keys().cloned()).collect();
@@ -34,7 +34,7 @@ impl Checked {
         self.different().next().is_none()
     }
 
-    /// The last line is the verdict, but for the first differences.
+    /// Prints a table of the families, the verdict and the first differences.
     pub fn print(&self) {
         println!("{:<18} {:>6} {:>9} {:>9} {:>11}", "family", "ids", "told", "in MySQL", "differences");
         for (family, counters) in &self.0 {

@@ -15,15 +15,15 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 const END_LIMIT: Duration = Duration::from_secs(40);
 const POLL: Duration = Duration::from_millis(10);
 const LOG_TAIL: usize = 20;
-/// The line that a daemon logs when it has its port.
+/// The text that a daemon logs once it listens.
 const LISTENING: &str = "listening address=";
-/// What a shell says of a child that SIGKILL ended.
+/// The exit status that a shell reports for a child that SIGKILL ended.
 const KILLED: i32 = 128 + 9;
 
-/// Sends the daemon the signal that is written to its standard input, or SIGKILL where nobody is left to write one.
+/// A shell script that sends the daemon the signal read from standard input, or SIGKILL when the pipe closes.
 const SHELL: &str = r#""$@" & read -r signal; kill -s "${signal:-KILL}" $!; wait $!"#;
 
-/// The program `counterfoil`, which lies beside the folder of the examples.
+/// Returns the path of the program `counterfoil`, next to the `examples` folder.
 pub fn program() -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let beside = own.parent().and_then(Path::parent).ok_or("the demo lies in no folder of examples")?;
@@ -59,7 +59,7 @@ impl Daemon {
         Ok(Daemon { shell, signals, log })
     }
 
-    /// Returns when it listens, as its log says.
+    /// Returns when the log shows that the daemon listens.
     pub async fn listens(&self) -> Result<()> {
         let started = Instant::now();
         while !fs::read_to_string(&self.log)?.contains(LISTENING) {
@@ -71,7 +71,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// SIGKILL; returns when it is gone.
+    /// Sends SIGKILL and waits for the daemon to end.
     pub async fn kill(self) -> Result<()> {
         let (log, status) = self.end("KILL").await?;
         if status.code() == Some(KILLED) {
@@ -81,7 +81,7 @@ impl Daemon {
         }
     }
 
-    /// SIGTERM; returns when it has ended as it should.
+    /// Sends SIGTERM and waits for the daemon to exit successfully.
     pub async fn terminate(self) -> Result<()> {
         let (log, status) = self.end("TERM").await?;
         if status.success() { Ok(()) } else { Err(failed(&log, &format!("the daemon did not end well: {status}"))) }
@@ -100,7 +100,7 @@ impl Daemon {
     }
 }
 
-/// What happened, and the end of the log.
+/// Returns an error with `what` and the end of the log.
 fn failed(log: &Path, what: &str) -> crate::BoxError {
     let log = fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<_> = log.lines().collect();

@@ -1,4 +1,4 @@
-//! The daemon with the status page, and at times a second one.
+//! The daemon with the status page, and a second one at times.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -11,13 +11,13 @@ pub struct Daemons {
     program: PathBuf,
     config: PathBuf,
     config_of_second: PathBuf,
-    /// `None` only where it could not be started again.
+    /// `None` after a failed restart and after `stop`.
     first: Option<Daemon>,
     second: Option<Daemon>,
 }
 
 impl Daemons {
-    /// Starts the first one, and returns when it listens.
+    /// Starts the first daemon, and returns when it listens.
     pub async fn start(program: PathBuf, site: &Site) -> Result<Self> {
         let config = site.configure("first", &site.listen.to_string())?;
         let config_of_second = site.configure("second", "off")?;
@@ -26,7 +26,7 @@ impl Daemons {
         Ok(daemons)
     }
 
-    /// Kills the first one and starts it again where it was; returns how long nobody listened.
+    /// Kills the first daemon and restarts it at the same address. Returns the downtime.
     pub async fn replace_first(&mut self) -> Result<Duration> {
         let killed = Instant::now();
         if let Some(first) = self.first.take() {
@@ -48,7 +48,7 @@ impl Daemons {
         }
     }
 
-    /// Ends all that run as an operator would.
+    /// Stops the running daemons as an operator would.
     pub async fn stop(&mut self) -> Result<()> {
         for daemon in [self.first.take(), self.second.take()].into_iter().flatten() {
             daemon.terminate().await?;

@@ -1,6 +1,6 @@
-//! The demo of the daemon: programs in Python and Node count with the Lua bundle alone, and daemons that are killed
-//! bring it to MySQL, while connections are cut and scripts flushed. In the end MySQL is compared with what the
-//! programs were told was counted.
+//! The demo of the daemon: programs in Python and Node count with the Lua bundle alone, and daemons bring their counts
+//! to MySQL. Meanwhile daemons are killed, connections cut and scripts flushed. At the end the demo compares MySQL with
+//! the counts that Redis confirmed to the programs.
 
 mod arrival;
 mod check;
@@ -25,18 +25,18 @@ use self::stored::Stored;
 use self::trouble::Trouble;
 use self::writers::Writers;
 
-/// Whatever goes wrong ends the demo with a sentence.
+/// The result of a step. An error ends the demo with its message.
 type Result<T> = std::result::Result<T, BoxError>;
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Runs the daemon with its status page, and programs in Python and Node that count with the Lua bundle, until Ctrl-C.
 ///
-/// Daemons are killed, connections cut and scripts flushed meanwhile; then MySQL is compared with what the programs
-/// were told was counted. Exit status: 0 if they agree, 1 if not, 2 if it could not be found out.
+/// Meanwhile the demo kills daemons, cuts connections and flushes scripts. Then it compares MySQL with the counts that
+/// Redis confirmed to the programs. Exit status: 0 if they agree, 1 if not, 2 after an error.
 #[derive(Parser)]
 #[command(name = "demo daemon", max_term_width = 100)]
 struct Args {
-    /// How long it runs; without it until Ctrl-C
+    /// The run time in seconds; by default the demo runs until Ctrl-C
     #[arg(long, value_name = "N")]
     seconds: Option<u64>,
 }
@@ -53,7 +53,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Returns whether MySQL has what was counted.
+/// Runs the demo, and returns whether MySQL has exactly what was counted.
 async fn run(args: Args) -> Result<bool> {
     let mut signals = Signals::new()?;
     let (site, daemons) = tokio::select! {

@@ -14,7 +14,7 @@ impl Signals {
         Ok(Signals { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    /// Returns when somebody wants the next part of the demo to end.
+    /// Returns on Ctrl-C or SIGTERM, either of which ends the current step of the demo.
     pub async fn end(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}

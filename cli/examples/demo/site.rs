@@ -12,9 +12,9 @@ use testkit::{MysqlServer, RedisOptions, RedisServer};
 
 use crate::Result;
 
-/// Shops that are visited, as in the writers.
+/// The number of shops with visits, the same as in the writers.
 const SHOPS: u32 = 5;
-/// Votes are cast for items 1 to so many, which have some already.
+/// The number of items that receive votes. Their rows start with some votes.
 const ITEMS: u32 = 100;
 
 const TABLES: [&str; 3] = [
@@ -24,8 +24,8 @@ const TABLES: [&str; 3] = [
     "CREATE TABLE item (id INT UNSIGNED PRIMARY KEY, vote_count BIGINT NOT NULL)",
 ];
 
-/// Namespaces of shops are found by their keys in Redis. Counters of votes leave Redis soon, so that their rows are read
-/// again.
+/// The families of the daemon. It discovers the shops' namespaces by their keys in Redis. Counters of votes leave Redis
+/// soon, so that writers read their rows again.
 const FAMILIES: &str = r#"
 [[family]]
 name = "shop-*/views"
@@ -47,11 +47,11 @@ save_after = "1s"
 retain = "3s"
 "#;
 
-/// They end with this.
+/// The servers and the files of the demo. Dropping it stops the servers and deletes the files.
 pub struct Site {
     pub redis: ConnectionManager,
     pub mysql: MySqlPool,
-    /// Where the status page is, in all of the run.
+    /// The address of the status page during the whole run.
     pub listen: SocketAddr,
     redis_server: RedisServer,
     mysql_url: String,
@@ -80,8 +80,8 @@ impl Site {
         })
     }
 
-    /// Opens the families, as an application does for each new shop: a client of the scripts refuses to count in a family that
-    /// Redis does not know.
+    /// Opens the families, as an application does for each new shop. A client of the scripts refuses to count in a
+    /// family that Redis does not know.
     pub async fn open_families(&self) -> Result<()> {
         let application = Counterfoil::new(self.redis.clone(), MemoryStore::new());
         for shop in 1..=SHOPS {
@@ -97,12 +97,12 @@ impl Site {
         self.redis_server.socket()
     }
 
-    /// A file that goes with the servers.
+    /// Returns the path of a file in the demo's temporary folder.
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Writes the configuration of a daemon with that `listen`.
+    /// Writes the configuration of a daemon with this `listen` setting.
     pub fn configure(&self, name: &str, listen: &str) -> Result<PathBuf> {
         let (redis, mysql) = (self.redis_server.url(), &self.mysql_url);
         let path = self.file(&format!("{name}.toml"));
@@ -113,8 +113,8 @@ impl Site {
     }
 }
 
-/// The daemon's usual port, or the next one that nobody has. They are below those of clients, which could take it
-/// while the daemon is away.
+/// Returns the first free port from the daemon's default on. Clients use higher ports, so that they cannot take this
+/// one while the daemon restarts.
 fn free() -> Result<SocketAddr> {
     let mut ports = (9292..9392).map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     let free = ports.find(|address| TcpListener::bind(address).is_ok());

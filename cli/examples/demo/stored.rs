@@ -1,4 +1,4 @@
-//! The counters in MySQL: all of them, and the one row that a writer asks for.
+//! The counters in MySQL, and the row that a writer asks for.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ FROM visitors
 UNION ALL
 SELECT 'forum/votes', CAST(id AS CHAR), vote_count FROM item";
 
-/// Values by family and id.
+/// The values by family and id.
 pub struct Stored(pub BTreeMap<(String, String), i64>);
 
 impl Stored {
@@ -23,13 +23,13 @@ impl Stored {
         Ok(Stored(rows.into_iter().map(|(family, id, value)| ((family, id), value)).collect()))
     }
 
-    /// 0 where there is no row.
+    /// Returns the value of `counter`, or 0 if it has no row.
     pub fn of(&self, counter: &(String, String)) -> i64 {
         self.0.get(counter).copied().unwrap_or(0)
     }
 }
 
-/// Returns an item's votes, for a writer, which has no driver for MySQL.
+/// Returns an item's votes for a writer, which has no MySQL driver.
 pub async fn votes(mysql: &MySqlPool, item: &str) -> Result<i64> {
     Ok(sqlx::query_scalar("SELECT vote_count FROM item WHERE id = ?").bind(item).fetch_one(mysql).await?)
 }

@@ -1,4 +1,4 @@
-//! What happens to daemons, connections and scripts while everybody works.
+//! The faults of the demo: killed daemons, cut connections and flushed scripts.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -10,7 +10,8 @@ use tokio::time::sleep;
 use crate::daemons::Daemons;
 use crate::{BoxError, Result};
 
-/// Often at first, for a short run, and now and then later, so that the page can be looked at.
+/// The first pause between faults. Pauses grow up to `LAST`: a short run sees every fault, a long one leaves time to
+/// view the page.
 const FIRST: Duration = Duration::from_millis(800);
 const LAST: Duration = Duration::from_secs(10);
 
@@ -21,7 +22,7 @@ pub struct Trouble {
     done: Done,
 }
 
-/// How often what was done.
+/// The number of faults of each kind.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
     kills: u64,
@@ -47,7 +48,7 @@ impl Trouble {
         Trouble { daemons, redis, started: Instant::now(), done: Done::default() }
     }
 
-    /// Strikes again and again, each time in another way; returns only where a strike fails.
+    /// Injects faults of each kind in turn. Returns only if one fails.
     pub async fn go_on(&mut self) -> BoxError {
         let mut pause = FIRST;
         loop {
@@ -62,7 +63,7 @@ impl Trouble {
         }
     }
 
-    /// The daemons as they are now, and what was done.
+    /// Returns the daemons and the number of faults.
     pub fn end(self) -> (Daemons, Done) {
         (self.daemons, self.done)
     }
@@ -76,7 +77,7 @@ impl Trouble {
                 Ok(format!("the daemon was killed (SIGKILL) and started again, within {seconds:.2} s"))
             }
             1 => {
-                // of all but this one
+                // all except the demo's own
                 let cut: u64 = cmd("CLIENT").arg(&["KILL", "TYPE", "normal"]).query_async(redis).await?;
                 done.cuts += 1;
                 Ok(format!("{cut} connections to Redis were cut"))

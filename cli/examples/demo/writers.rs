@@ -1,4 +1,4 @@
-//! Processes in Python and Node that count with the Lua bundle, and what they were told.
+//! Processes in Python and Node that count with the Lua bundle, and their confirmed counts.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,25 +14,25 @@ use tokio::task::JoinSet;
 use crate::site::Site;
 use crate::{BoxError, Result, stored};
 
-/// Of each language.
+/// The number of processes of each language.
 const PROCESSES: usize = 3;
 
-/// What a process tells, a line each.
+/// A line of output of a process.
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Said {
-    /// It needs the value of this row.
+    /// The process needs the value of this row.
     Row(String),
-    /// It has stopped.
+    /// The process has stopped.
     Told(Told),
 }
 
-/// What was counted, as the writers were told.
+/// The counts that Redis confirmed to the writers.
 #[derive(Default, Deserialize)]
 pub struct Told {
-    /// By family and id.
+    /// The sums by family and id.
     pub sums: BTreeMap<String, BTreeMap<String, i64>>,
-    /// Calls of which nobody knows whether they counted.
+    /// The number of calls with an unknown outcome.
     pub unknown: u64,
 }
 
@@ -81,7 +81,7 @@ impl Writers {
         Ok(Writers { stop, attended })
     }
 
-    /// Returns only where one ends before it is told to.
+    /// Returns only if a writer fails or ends before `stop`.
     pub async fn failed(&mut self) -> BoxError {
         match self.attended.join_next().await {
             Some(Ok(Err(error))) => error,
@@ -89,7 +89,7 @@ impl Writers {
         }
     }
 
-    /// Lets each finish its call, and returns what all were told.
+    /// Lets each writer finish its call, and returns the sum of their counts.
     pub async fn stop(self) -> Result<Told> {
         self.stop.send_replace(true);
         let mut all = Told::default();
@@ -100,7 +100,7 @@ impl Writers {
     }
 }
 
-/// Gives a process the rows that it asks for, until it has stopped.
+/// Sends a process the rows that it asks for, until it has stopped.
 async fn attend(
     script: &str,
     mut process: Child,

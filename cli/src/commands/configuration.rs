@@ -16,7 +16,7 @@ struct Described {
     families: Vec<String>,
 }
 
-/// The configuration was read already, which is the check.
+/// Prints the pairs and their families. Reading the configuration was the check.
 pub fn check(context: &Context) -> Result<Exit, Failure> {
     let described = context.pairs().map(|pair| Described {
         pair: pair.name.clone(),

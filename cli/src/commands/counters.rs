@@ -15,7 +15,7 @@ use crate::output::moment;
 
 use crate::status::unix_seconds;
 
-/// What a family has of some ids, in their order.
+/// The values of the requested ids, in their order.
 #[derive(Serialize)]
 struct Values {
     family: String,
@@ -47,7 +47,7 @@ struct Window {
 
 #[derive(Serialize)]
 struct SliceOf {
-    /// In Unix seconds.
+    /// The start in Unix seconds.
     start: u64,
     #[serde(skip)]
     at: SystemTime,
@@ -62,7 +62,7 @@ struct Page {
     visitors_are_estimated: bool,
 }
 
-/// Exact values.
+/// Prints exact values.
 pub async fn get(context: &Context, family: &str, ids: &[String], precision: Precision) -> Result<Exit, Failure> {
     let pair = context.pair_of(family)?;
     let connected = connect(pair).await?;
@@ -131,14 +131,14 @@ fn scope_and_day<'i>(family: &str, id: &'i str) -> Result<(&'i str, Day), Failur
     })
 }
 
-/// What became of a change.
+/// The outcome of a change.
 #[derive(Serialize)]
 struct Outcome {
     family: String,
     id: String,
     delta: i64,
     outcome: &'static str,
-    /// The counter's value as after the change, or as it was before one that was refused.
+    /// The counter's current value: a refused change leaves it as it was.
     value: Option<i64>,
 }
 
@@ -218,10 +218,10 @@ async fn count(
     })
 }
 
-/// How many counters are asked for at a time.
+/// The number of counters in a read.
 const PAGE: usize = 1000;
 
-/// The counters of a family, page by page.
+/// Prints the counters of a family, page by page.
 pub async fn list(
     context: &Context,
     family: &str,
@@ -237,7 +237,7 @@ pub async fn list(
     };
     match listed {
         Err(ListError::Failure(failure)) => Err(failure),
-        // whoever reads has seen enough
+        // the reader closed the pipe, which is not an error
         Err(ListError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Ok),
         Err(ListError::Output(error)) => Err(error.into()),
         Ok(()) => Ok(Exit::Ok),
@@ -302,7 +302,7 @@ async fn write_list(
 #[derive(Serialize)]
 struct Listed<'l> {
     id: &'l str,
-    /// None of a series.
+    /// `None` for a series.
     #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<i64>,
 }

@@ -1,4 +1,4 @@
-//! Bringing everything to MySQL.
+//! Waiting until everything is in MySQL.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use crate::exit::{Exit, Failure};
 use crate::families::registered;
 use crate::output::{count, short};
 
-/// How often is said what is still pending.
+/// The interval between progress messages.
 const TELL: Duration = Duration::from_secs(1);
-/// How long a look at what is left may take.
+/// The time limit for reading what is left.
 const LOOK: Duration = Duration::from_secs(5);
 
 #[derive(Serialize)]
@@ -24,11 +24,11 @@ struct Drained {
     pair: String,
     drained: bool,
     left: Vec<Left>,
-    /// Families whose keys are not what they should be.
+    /// Errors, also those of families with invalid keys.
     problems: Vec<String>,
 }
 
-/// What is still in Redis.
+/// A family with data left in Redis.
 #[derive(Serialize)]
 struct Left {
     family: String,
@@ -91,7 +91,7 @@ async fn drain_pair(
     Ok(Drained { pair: pair.name.clone(), drained, left, problems })
 }
 
-/// Takes in use what the database knows, and what only the configuration does.
+/// Opens the families of the database, and those that only the configuration has.
 async fn open_all(context: &Context, pair: &PairConfig, counterfoil: &Counterfoil) -> Result<(), Failure> {
     let known = registered(counterfoil).await?;
     let is_new = |namespace: &str, name: &str| {
@@ -119,7 +119,7 @@ async fn open_all(context: &Context, pair: &PairConfig, counterfoil: &Counterfoi
     Ok(())
 }
 
-/// Says again and again what is still pending.
+/// Prints what is still pending, every second. Never returns.
 async fn tell<T>(pair: &str, counterfoil: &Counterfoil) -> T {
     let mut ticks = interval_at(Instant::now() + TELL, TELL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -141,7 +141,7 @@ async fn tell<T>(pair: &str, counterfoil: &Counterfoil) -> T {
     }
 }
 
-/// What is left, and what is wrong.
+/// Returns what is left, and the problems.
 async fn look(counterfoil: &Counterfoil) -> (Vec<Left>, Vec<String>) {
     let looked = timeout_at(Instant::now() + LOOK, counterfoil.backlogs()).await;
     let backlogs = match looked {

@@ -1,4 +1,4 @@
-//! How families stand: for people, and for monitoring.
+//! The state of families, for people and for monitoring.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::output::{short, table};
 use crate::pair;
 use crate::status::{FamilyStatus, LATE, State, now};
 
-/// A line for each family. The worst decides how it ends.
+/// Prints a line for each family. The worst state decides the exit code.
 pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> {
     let pairs = look(context, late).await?;
     context.output.print(&pairs, |pairs| {
@@ -45,7 +45,7 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
     Ok(server.chain(family).max().unwrap_or(Exit::Ok))
 }
 
-/// What waits in Redis for MySQL.
+/// Prints what waits in Redis for MySQL.
 pub async fn pending(context: &Context) -> Result<Exit, Failure> {
     let mut pairs = look(context, LATE).await?;
     for pair in &mut pairs {
@@ -75,7 +75,7 @@ async fn look(context: &Context, late: Duration) -> Result<Vec<PairStatus>, Fail
     Ok(join_all(looks.iter_mut().map(|look| look.now(late, Duration::ZERO))).await)
 }
 
-/// A table of all pairs; which one it is only where there are several.
+/// Formats one table of all pairs, with a column for the pair if there are several.
 fn lines_of<T, const N: usize>(pairs: &[T], heads: &[&str; N], rows: impl Fn(&T) -> Vec<[String; N]>) -> Vec<String> {
     let rows: Vec<_> = pairs.iter().flat_map(rows).collect();
     if rows.is_empty() {
@@ -98,7 +98,7 @@ fn servers_away(pair: &PairStatus) -> Vec<String> {
     away.into_iter().flatten().collect()
 }
 
-/// What is said below the table.
+/// Returns the remarks below the table.
 fn remarks(pair: &PairStatus) -> Vec<String> {
     let problem = |family: &FamilyStatus| {
         let problem = family.problem.as_ref()?;
@@ -141,15 +141,15 @@ struct Entry {
     partitions: u32,
     durability: Option<String>,
     table: Option<String>,
-    /// Whether the database knows it: somebody opened it once.
+    /// True if the database knows the family: it was opened at least once.
     opened: bool,
-    /// As which entry the configuration describes it.
+    /// The name of the configuration's entry that describes the family.
     described: Option<String>,
-    /// Where the configuration says something else than the database.
+    /// The differences between configuration and database.
     differs: Vec<String>,
 }
 
-/// The families that the database knows, and those of the configuration.
+/// Lists the families in the database and in the configuration.
 pub async fn list(context: &Context) -> Result<Exit, Failure> {
     let mut pairs = Vec::new();
     for pair in context.pairs() {
@@ -240,7 +240,7 @@ impl Entry {
     }
 }
 
-/// What the database has otherwise than the configuration says.
+/// Returns the settings in which the database differs from the configuration.
 pub fn differences(described: &FamilyConfig, known: &Family) -> Result<Vec<String>, Failure> {
     let described = described.in_namespace(known.namespace())?;
     let pairs = described.family().identity().into_iter().zip(known.identity());

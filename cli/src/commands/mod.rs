@@ -1,4 +1,4 @@
-//! What the command line asks for: a file for each group of commands.
+//! The commands, with a file for each group.
 
 mod configuration;
 mod counters;
@@ -23,10 +23,10 @@ use crate::look::in_time;
 use crate::output::Output;
 use crate::pair;
 
-/// What most commands need.
+/// The context of most commands.
 pub struct Context {
     pub config: Config,
-    /// The pair that was named, where one is needed.
+    /// The pair that `--pair` names.
     named: Option<String>,
     pub output: Output,
 }
@@ -40,12 +40,12 @@ impl Context {
         Ok(Context { config, named, output })
     }
 
-    /// The pairs that the command is about: the one that was named, or all.
+    /// Returns the pairs that the command is about: the named one, or all.
     pub fn pairs(&self) -> impl Iterator<Item = &PairConfig> {
         self.config.pairs.iter().filter(|pair| self.named.as_ref().is_none_or(|named| *named == pair.name))
     }
 
-    /// The one pair that the command is about.
+    /// Returns the one pair that the command is about.
     pub fn pair(&self) -> Result<&PairConfig, Failure> {
         let mut pairs = self.pairs();
         match (pairs.next(), pairs.next()) {
@@ -54,8 +54,8 @@ impl Context {
         }
     }
 
-    /// The pair of a family, NAMESPACE/FAMILY: the one that was named, the one for which the configuration describes
-    /// the family, or the only one.
+    /// Returns the pair of a family, NAMESPACE/FAMILY: the named one, the one whose configuration describes the family,
+    /// or the only one.
     pub fn pair_of(&self, family: &str) -> Result<&PairConfig, Failure> {
         let (namespace, name) = family
             .split_once('/')
@@ -69,12 +69,12 @@ impl Context {
         }
     }
 
-    /// The families of that pair that the configuration describes.
+    /// Returns the configured families of `pair`.
     pub fn described(&self, pair: &PairConfig) -> impl Iterator<Item = &FamilyConfig> {
         described(&self.config.families, &pair.name)
     }
 
-    /// Opens a family of that pair to count in it.
+    /// Opens a family of `pair` to count in it.
     pub async fn open(
         &self,
         pair: &PairConfig,
@@ -85,7 +85,7 @@ impl Context {
         Ok(open(counterfoil, &described, family).await?)
     }
 
-    /// Opens a family of that pair to look at it, as the database has it; one that it does not know, as described.
+    /// Opens a family of `pair` to read it, as the database has it or, if it is not there, as configured.
     pub async fn open_to_read(
         &self,
         pair: &PairConfig,
@@ -100,7 +100,7 @@ impl Context {
     }
 }
 
-/// Connects to a pair, or says which one is away.
+/// Connects to a pair. The error names the pair.
 pub async fn connect(pair: &PairConfig) -> Result<Counterfoil, Failure> {
     in_time(pair::connect(pair)).await.map_err(|why| {
         let advice = "Is Redis there, and are its address and password right?";
@@ -108,7 +108,7 @@ pub async fn connect(pair: &PairConfig) -> Result<Counterfoil, Failure> {
     })
 }
 
-/// Does what the command line asks for.
+/// Runs the command.
 pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
     let Arguments { config, pair, json, command } = arguments;
     let output = Output { json };

@@ -14,7 +14,7 @@ use crate::exit::{Exit, Failure};
 use crate::look::in_time;
 use crate::pair;
 
-/// What the daemon sends beside the library, or is the better for.
+/// ACL rules for commands that the daemon needs or benefits from, in addition to the library's.
 const OF_DAEMON: [&str; 4] = ["+config|get", "+info", "+ping", "+role"];
 
 #[derive(Serialize)]
@@ -24,7 +24,7 @@ struct Lines {
     lines: Vec<String>,
 }
 
-/// The rules of an ACL.
+/// Prints the rules of an ACL.
 pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> {
     let mut all = Vec::new();
     for pair in context.pairs() {
@@ -64,12 +64,12 @@ async fn rules(context: &Context, pair: &PairConfig, role: RoleName) -> Result<V
             }
         }
     }
-    // keys first
+    // key patterns first
     let (keys, commands): (Vec<_>, Vec<_>) = rules.into_iter().partition(|rule| rule.starts_with('~'));
     Ok([keys, commands].concat())
 }
 
-/// The GRANTs.
+/// Prints the GRANTs.
 pub async fn grants(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> {
     let mut all = Vec::new();
     for pair in context.pairs() {
@@ -105,7 +105,7 @@ async fn statements(context: &Context, pair: &PairConfig, of: &PrivilegesOf) -> 
     Ok(lines)
 }
 
-/// What a recount reads.
+/// Returns the GRANT for the table that a recount reads.
 fn of_recount(family: &FamilyConfig, schema: &str, user: &str) -> Option<String> {
     let Some(table) = &family.recount.as_ref()?.table else {
         return Some(format!("-- {} is recounted by SQL of its own: grant SELECT on that", family.name()));
@@ -114,18 +114,18 @@ fn of_recount(family: &FamilyConfig, schema: &str, user: &str) -> Option<String>
     Some(format!("GRANT SELECT ON {}.{} TO {};", quoted(schema), quoted(table), account(user)))
 }
 
-/// `NAME@HOST`, or a name from any host.
+/// Formats the account `NAME@HOST`; a name without a host matches any host.
 fn account(user: &str) -> String {
     let (name, host) = user.rsplit_once('@').unwrap_or((user, "%"));
     format!("{}@{}", quoted(name), quoted(host))
 }
 
-/// A name as SQL takes it.
+/// Quotes a name for SQL.
 pub fn quoted(name: &str) -> String {
     format!("`{}`", name.replace('`', "``"))
 }
 
-/// The single families of the file and, where it can be asked, of the database; and those of the file that are patterns.
+/// Returns the single families of the file and of the database, if it is reachable, and the patterns of the file.
 async fn families<'c>(
     context: &'c Context,
     pair: &PairConfig,

@@ -1,4 +1,4 @@
-//! Counters compared with the rows that they stand for.
+//! Recounts, which compare counters with the rows that they count.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use crate::output::{moment, table};
 use crate::pair::{self};
 use crate::view::DriftView;
 
-/// How often is said how far it is.
+/// The interval between progress messages.
 const TELL: Duration = Duration::from_secs(1);
-/// How many rows are read at a time.
+/// The number of rows in a read.
 const PAGE: u64 = 1000;
 
 #[derive(Serialize)]
@@ -28,7 +28,7 @@ struct Found {
     raised: u64,
     lowered: u64,
     only_noted: u64,
-    /// Counters that moved too much to be compared.
+    /// Counters that changed too often to be compared.
     busy: u64,
     drift: Vec<DriftView>,
 }
@@ -82,7 +82,7 @@ async fn run(
     Ok((recounted, drift))
 }
 
-/// Says again and again how far the run is.
+/// Prints the progress of the run, every second. Never returns.
 async fn tell<T>(store: &MysqlStore, family: &str) -> T {
     loop {
         sleep(TELL).await;
@@ -95,7 +95,7 @@ async fn tell<T>(store: &MysqlStore, family: &str) -> T {
     }
 }
 
-/// What a run found.
+/// Prints the differences that a run found.
 pub async fn drift(context: &Context, family: &str, run: Option<u64>) -> Result<Exit, Failure> {
     let store = pair::store(context.pair_of(family)?)?;
     let mut known = store.families().await?.into_iter().filter_map(Result::ok);

@@ -1,4 +1,4 @@
-//! What rows refused: listed, applied again, given up.
+//! Rejects: changes that rows refused, to list, retry or discard.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::output::{count, moment, table};
 use crate::pair::{self};
 use crate::view::RejectView;
 
-/// How many rejects are read at a time.
+/// The number of rejects in a read.
 const PAGE: u64 = 1000;
 
 pub async fn execute(context: &Context, command: Rejects) -> Result<Exit, Failure> {
@@ -56,7 +56,7 @@ async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exi
     Ok(Exit::Ok)
 }
 
-/// Up to so many open rejects that are meant, ascending.
+/// Returns the first `limit` open rejects that `is_meant` accepts, ascending.
 async fn open_rejects(
     store: &MysqlStore,
     limit: u64,
@@ -79,7 +79,7 @@ fn name(reject: &Reject) -> String {
     format!("{}/{}", reject.namespace, reject.family)
 }
 
-/// The open ones of those that are named.
+/// Returns the open rejects that the command line names.
 async fn chosen(store: &MysqlStore, which: &Which) -> Result<Vec<Reject>, Failure> {
     if !which.numbers.is_empty() {
         let mut numbers = which.numbers.clone();
@@ -95,23 +95,24 @@ async fn chosen(store: &MysqlStore, which: &Which) -> Result<Vec<Reject>, Failur
     open_rejects(store, u64::MAX, is_meant).await
 }
 
-/// The reject of that number, if it is open.
+/// Returns the reject with this number, if it is open.
 async fn reject(store: &MysqlStore, number: u64) -> Result<Option<Reject>, Failure> {
     let found = store.rejects(number.saturating_sub(1), 1).await?;
     Ok(found.into_iter().next().filter(|reject| reject.number == number))
 }
 
-/// What became of rejects, by their numbers.
+/// The outcome of a retry, by the rejects' numbers.
 #[derive(Default, Serialize)]
 struct Tried {
     applied: Vec<u64>,
-    /// Somebody else had applied or discarded them.
+    /// Rejects that another process had applied or discarded.
     done_before: Vec<u64>,
-    /// With the new reasons.
+    /// Rejects that were refused again, with the new reasons.
     refused: Vec<RejectView>,
-    /// Those that cannot be applied, because this version does not know their family or its table is not as described.
+    /// Rejects that cannot be applied, because this version does not know their family or its table is not as
+    /// described.
     left: Vec<Left>,
-    /// Numbers of no open reject.
+    /// Numbers that match no open reject.
     not_found: Vec<u64>,
 }
 
@@ -146,7 +147,7 @@ async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
     Ok(if is_done { Exit::Ok } else { Exit::Warning })
 }
 
-/// Tries each once, family by family.
+/// Retries each reject once, family by family.
 async fn apply(counterfoil: &Counterfoil, rejects: &[Reject]) -> Result<Tried, Failure> {
     let known = registered(counterfoil).await?;
     let families: BTreeMap<String, Family> =
@@ -180,7 +181,7 @@ async fn apply(counterfoil: &Counterfoil, rejects: &[Reject]) -> Result<Tried, F
     Ok(tried)
 }
 
-/// The numbers that were named and of which there is nothing.
+/// Returns the named numbers that match no open reject.
 fn not_among(which: &Which, chosen: &[Reject]) -> Vec<u64> {
     let is_there = |number: &u64| chosen.iter().any(|reject| reject.number == *number);
     which.numbers.iter().copied().filter(|number| !is_there(number)).collect()

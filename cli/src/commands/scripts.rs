@@ -16,12 +16,12 @@ use crate::output::{Output, table};
 #[derive(Serialize)]
 struct Entry {
     name: &'static str,
-    /// Its file beside the manifest.
+    /// The path of the file, relative to the manifest.
     file: String,
     sha1: &'static str,
 }
 
-/// By name.
+/// Returns the scripts sorted by name.
 fn entries() -> Vec<Entry> {
     let entry = |script: &'static Script| Entry {
         name: script.name,
@@ -41,7 +41,7 @@ pub fn list(output: Output) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// Writes `v1/NAME.lua` for each, and a manifest.
+/// Writes each script as `v1/NAME.lua`, and a manifest.
 pub fn export(output: Output, folder: &Path) -> Result<Exit, Failure> {
     let write = |path: &Path, text: &str| {
         fs::write(path, text).map_err(|error| Failure::warning(format!("{} was not written: {error}", path.display())))
@@ -59,7 +59,7 @@ pub fn export(output: Output, folder: &Path) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// Loads them into the Redis of each pair.
+/// Loads the scripts into the Redis of each pair.
 pub async fn load(context: &Context) -> Result<Exit, Failure> {
     let mut loaded = Vec::new();
     for pair in context.pairs() {
@@ -79,7 +79,7 @@ pub async fn load(context: &Context) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// A cluster connection sends it to all primaries. It has no connections to replicas.
+/// Loads the scripts. A cluster connection sends them to all primaries; it has no connections to replicas.
 async fn load_into(counterfoil: &Counterfoil) -> counterfoil::Result<()> {
     for script in Script::all() {
         let mut redis = counterfoil.redis().clone();

@@ -18,7 +18,7 @@ use crate::output::Output;
 use crate::pair;
 use crate::view::FindingView;
 
-/// The SQL of counterfoil's own tables.
+/// Prints the SQL of counterfoil's own tables.
 pub fn print_schema(output: Output) -> Result<Exit, Failure> {
     if output.json {
         output.print(&json!({ "sql": MysqlStore::schema() }), |_| Vec::new())?
@@ -50,7 +50,7 @@ struct Checked {
     findings: Vec<FindingView>,
 }
 
-/// Looks at both servers of each pair.
+/// Checks both servers of each pair.
 pub async fn check(context: &Context) -> Result<Exit, Failure> {
     let (mut checked, mut worst) = (Vec::new(), Exit::Ok);
     for pair in context.pairs() {
@@ -79,12 +79,12 @@ pub async fn check(context: &Context) -> Result<Exit, Failure> {
     Ok(worst)
 }
 
-/// What is to be said of a pair, the worst first.
+/// Returns the findings about a pair, the worst first.
 async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<FindingView>, Failure> {
     let store = pair::store(pair)?;
     let (connected, known) = join(in_time(pair::connect(pair)), in_time(store.families())).await;
     let known: Vec<_> = known.unwrap_or_default().into_iter().filter_map(Result::ok).collect();
-    // those that nobody opened yet are checked as they are described
+    // families that were never opened are checked as configured
     let mut described = Vec::new();
     let mut findings: Vec<FindingView> = Vec::new();
     for family in context.described(pair) {
@@ -147,7 +147,7 @@ async fn of_servers(
     Ok(findings)
 }
 
-/// One page of one node shows whether the user may.
+/// Scans one page of one node, to see whether the user may.
 async fn try_scan(redis: &Connection) -> RedisResult<()> {
     let nodes = discovery::nodes(redis).await?;
     let Some(node) = nodes.first() else { return Ok(()) };
@@ -156,7 +156,7 @@ async fn try_scan(redis: &Connection) -> RedisResult<()> {
     discovery::ask(redis, node, command).await.map(drop)
 }
 
-/// Whether the tables that recounts of the configuration read can be read.
+/// Checks that the configured recounts can read their tables.
 async fn of_recounts(context: &Context, pair: &PairConfig) -> Result<Vec<FindingView>, Failure> {
     let pool = pair::probe(pair)?;
     let mut findings = Vec::new();

@@ -1,4 +1,4 @@
-//! A family, or one of that description in each of many namespaces.
+//! A family, or the families in all namespaces that match a pattern.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -13,25 +13,25 @@ use toml::Spanned;
 use super::value::{Settling, Time};
 use super::{PairConfig, Wrong};
 
-/// A family of one pair, or one in each namespace that fits a pattern.
+/// A family of one pair, or one in each namespace that matches a pattern.
 #[derive(Clone, Debug)]
 pub struct FamilyConfig {
     pub pair: String,
-    /// With one `*` in it where there are many.
+    /// The namespace, or a pattern with one `*` in it.
     pub namespace: String,
     pub family: String,
     pub recount: Option<Recount>,
-    /// Of the kind that it is, in the namespace [`SAMPLE`] where there are many.
+    /// The kind and its settings.
     described: Described,
-    /// Where it stands in the file.
+    /// The byte range of the entry in the file.
     pub(super) at: Range<usize>,
 }
 
-/// How a family's counters are compared with rows.
+/// The comparison of a family's counters with rows.
 #[derive(Clone, Debug)]
 pub struct Recount {
     pub source: Source,
-    /// The table with the rows; `None` where the source is SQL.
+    /// The table with the rows; `None` if the source is SQL.
     pub table: Option<String>,
     pub within: Duration,
     pub every: Duration,
@@ -42,11 +42,11 @@ pub struct Recount {
     pub ids_per_second: Option<u32>,
 }
 
-/// Stands for the namespaces of a pattern while it is checked.
+/// The text that replaces the `*` of a pattern for a check.
 const SAMPLE: &str = "x";
 
 impl FamilyConfig {
-    /// As it is written: `NAMESPACE/FAMILY`.
+    /// Returns the name as written: `NAMESPACE/FAMILY`.
     pub fn name(&self) -> String {
         format!("{}/{}", self.namespace, self.family)
     }
@@ -55,12 +55,12 @@ impl FamilyConfig {
         self.pair == other.pair && self.namespace == other.namespace && self.family == other.family
     }
 
-    /// Whether it stands for one in each of many namespaces.
+    /// Returns whether the namespace is a pattern.
     pub fn is_pattern(&self) -> bool {
         self.namespace.contains('*')
     }
 
-    /// Whether it describes the family of that namespace and name.
+    /// Returns whether it describes the family of this namespace and name.
     pub fn describes(&self, namespace: &str, family: &str) -> bool {
         let fits = match self.namespace.split_once('*') {
             Some((before, after)) => {
@@ -72,18 +72,18 @@ impl FamilyConfig {
         fits && self.family == family
     }
 
-    /// The family in a namespace that it is for: for what all of a pattern have in common.
+    /// Builds the family in one matching namespace, to use what all families of a pattern share.
     pub fn sample(&self) -> Result<AnyFamily, Error> {
         self.in_namespace(&self.namespace.replace('*', SAMPLE))
     }
 
-    /// The family in that namespace.
+    /// Builds the family in `namespace`.
     pub fn in_namespace(&self, namespace: &str) -> Result<AnyFamily, Error> {
         self.described.build(namespace, &self.family)
     }
 }
 
-/// The settings of all kinds, each optional, with their places in the file.
+/// Defines the settings of all kinds, each optional, with their positions in the file.
 macro_rules! settings {
     ($($name:ident: $type:ty,)*) => {
         #[derive(Deserialize)]
@@ -96,7 +96,7 @@ macro_rules! settings {
             $($name: Option<Spanned<$type>>,)*
         }
 
-        /// What is written of a family, without its name.
+        /// The settings of a family, without its name.
         #[derive(Clone, Debug)]
         struct Described {
             kind: Kind,
@@ -108,7 +108,7 @@ macro_rules! settings {
                 Described { kind, $($name: self.$name.as_ref().map(|setting| setting.get_ref().clone()),)* }
             }
 
-            /// The place of the setting that a message names, or of the first one that is there and not among these.
+            /// Returns the name and the position of the first given setting that `is_meant` accepts.
             fn place(&self, is_meant: impl Fn(&str) -> bool) -> Option<(&'static str, Range<usize>)> {
                 $(if let Some(setting) = self.$name.as_ref().filter(|_| is_meant(stringify!($name))) {
                     return Some((stringify!($name), setting.span()));
@@ -153,7 +153,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// The settings that it has beside those of all kinds.
+    /// Returns the settings of this kind, beyond those of all kinds.
     fn settings(self) -> &'static [&'static str] {
         match self {
             Kind::Buffered => &["wide", "sync_hits", "sync_time", "max_pending", "recount"],
@@ -284,7 +284,7 @@ impl RecountEntry {
     }
 }
 
-/// Hands the settings that are there to the builder's methods of the same names.
+/// Passes each given setting to the builder's method of the same name.
 macro_rules! with {
     ($builder:expr, $described:ident: $($setting:ident),*) => {{
         let mut builder = $builder;
@@ -332,7 +332,7 @@ impl Described {
     }
 }
 
-/// From what is written to what a builder takes.
+/// The conversion from a setting as written to the builder's argument.
 trait Set {
     type To;
     fn set(&self) -> Result<Self::To, Error>;
@@ -413,7 +413,7 @@ impl FamilyEntry {
             described,
             at,
         };
-        // an error names the setting that it is about
+        // the error's message names the setting
         config.sample().map_err(|error| {
             let message = error.to_string();
             let place = entry.place(|name| message.contains(name)).map_or(name_at.clone(), |(_, at)| at);

@@ -1,4 +1,4 @@
-//! `counterfoil.toml`: what is written in it, checked as a whole before anything is done.
+//! `counterfoil.toml`: its settings, all checked before anything is done.
 
 mod family;
 mod pair;
@@ -23,16 +23,16 @@ use self::secret::Secrets;
 use self::value::Time;
 pub use self::value::time;
 
-/// Of a file that is not there.
+/// The advice for a file that cannot be read.
 const ADVICE: &str = "--config names another one, and `counterfoil example-config` prints one to begin with";
 
-/// The commented example, in which every setting stands.
+/// The commented example with every setting.
 pub const EXAMPLE: &str = include_str!("../../counterfoil.toml");
 
-/// Where the daemon listens unless said otherwise.
+/// The address on which the daemon listens by default.
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9292);
 
-/// What a file says.
+/// The configuration that a file contains.
 #[derive(Debug)]
 pub struct Config {
     pub http: Option<HttpConfig>,
@@ -42,11 +42,11 @@ pub struct Config {
     pub families: Vec<FamilyConfig>,
 }
 
-/// Where the daemon listens.
+/// The HTTP settings of the daemon.
 #[derive(Clone, Debug)]
 pub struct HttpConfig {
     pub listen: SocketAddr,
-    /// Who asks for anything but the state of health has to know it.
+    /// The token that all requests need, except those for the state of health.
     pub token: Option<String>,
 }
 
@@ -72,7 +72,7 @@ struct File {
     family: Vec<Spanned<FamilyEntry>>,
 }
 
-/// What is wrong with a file, and where.
+/// An error in a file, with its position.
 #[derive(Debug)]
 pub struct ConfigError {
     path: PathBuf,
@@ -92,7 +92,7 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// What is wrong, and with which part of the text.
+/// An error, and the part of the text that it is about.
 struct Wrong {
     message: String,
     at: Range<usize>,
@@ -105,7 +105,7 @@ impl Wrong {
 }
 
 impl Config {
-    /// Reads the file and looks up what secrets it does not hold, in files and in the environment.
+    /// Reads the file, then other files and the environment for secrets that it lacks.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
         let unread =
             |error| ConfigError { path: path.to_owned(), line: None, message: format!("not read: {error}. {ADVICE}") };
@@ -148,7 +148,7 @@ impl Config {
     }
 }
 
-/// `off` for none.
+/// Parses an address; `off` yields `None`.
 fn address(listen: &Spanned<String>) -> Result<Option<SocketAddr>, Wrong> {
     let text = listen.get_ref();
     if text == "off" {

@@ -21,36 +21,36 @@ pub struct PairConfig {
     pub redis_tls: TlsFiles,
     pub mysql: String,
     pub mysql_password: Option<String>,
-    /// How many connections to MySQL it may have.
+    /// The maximum number of connections to MySQL.
     pub connections: u32,
-    /// Of families that say nothing of it.
+    /// The durability of families that set none.
     pub durability: Durability,
     pub serve: Serve,
     pub create_tables: bool,
     pub allow_evicting: bool,
-    /// How often Redis is searched for namespaces.
+    /// The interval at which the daemon searches Redis for namespaces.
     pub discover: Duration,
 }
 
-/// Where Redis is.
+/// The address of Redis.
 #[derive(Clone, Debug)]
 pub enum RedisPlace {
     At(String),
-    /// By the URLs of sentinels, and that of the primary with its name in place of the host.
+    /// The URLs of sentinels, and the URL of the primary with its name as the host.
     Sentinel(Vec<String>, String),
-    /// By the URLs of some nodes.
+    /// The URLs of some nodes.
     Cluster(Vec<String>),
 }
 
-/// Certificates beyond those that the system trusts, in PEM.
+/// Certificates in PEM, in addition to those that the system trusts.
 #[derive(Clone, Debug, Default)]
 pub struct TlsFiles {
     pub authority: Option<PathBuf>,
-    /// The client's own, and its key.
+    /// The client's certificate and its key.
     pub client: Option<(PathBuf, PathBuf)>,
 }
 
-/// Which families are brought to MySQL, beside those of the file.
+/// The families to bring to MySQL, in addition to those of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Serve {
     #[default]

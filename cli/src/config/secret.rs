@@ -1,20 +1,20 @@
-//! Passwords and tokens: from the configuration, from a file that it names, from a credential that systemd hands in, or
-//! from the environment.
+//! Passwords and tokens: from the configuration, from a file that it names, from a systemd credential, or from the
+//! environment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where secrets are looked for.
+/// The places to look for secrets.
 pub struct Secrets {
-    /// What relative paths of the configuration start from.
+    /// The folder to which relative paths of the configuration refer.
     folder: PathBuf,
-    /// As systemd's LoadCredential= names it.
+    /// The folder of systemd's LoadCredential=.
     credentials: Option<PathBuf>,
     environment: fn(&str) -> Option<String>,
 }
 
 impl Secrets {
-    /// Those that this process has, for a configuration at that path.
+    /// Returns the places of this process, for a configuration at this path.
     pub fn of_process(config: &Path) -> Self {
         Secrets {
             folder: config.parent().unwrap_or(Path::new("")).to_owned(),
@@ -28,13 +28,13 @@ impl Secrets {
         Secrets { folder: folder.to_owned(), credentials, environment }
     }
 
-    /// A file that the configuration names, by its place beside it.
+    /// Resolves a path of the configuration.
     pub fn path(&self, file: &Path) -> PathBuf {
         self.folder.join(file)
     }
 
-    /// The secret of that name: `MAIN_MYSQL_PASSWORD` is `$COUNTERFOIL_MAIN_MYSQL_PASSWORD`, or the credential
-    /// `main_mysql_password`. What the configuration says goes first.
+    /// Returns the secret `name`: `MAIN_MYSQL_PASSWORD` is `$COUNTERFOIL_MAIN_MYSQL_PASSWORD`, or the credential
+    /// `main_mysql_password`. The configuration takes precedence.
     pub fn find(&self, name: &str, written: Option<String>, file: Option<PathBuf>) -> Result<Option<String>, String> {
         if written.is_some() && file.is_some() {
             return Err(format!("{} and {0}_file are both given", name.to_lowercase()));
@@ -53,7 +53,7 @@ impl Secrets {
     }
 }
 
-/// Without the end of its line.
+/// Reads a file without the final line break.
 fn read(file: &Path) -> Result<String, String> {
     let text =
         fs::read_to_string(file).map_err(|error| format!("the secret {} was not read: {error}", file.display()))?;

@@ -1,4 +1,4 @@
-//! The example, mistakes and where they are told, mutilated files, and secrets.
+//! Tests of the example, of mistakes and their positions, of mutilated files, and of secrets.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A folder with the files that the example names.
+/// Creates a folder with the files that the example names.
 fn folder() -> TempDir {
     let folder = TempDir::new().expect("a folder");
     for file in ["token", "redis-password", "mysql-password"] {
@@ -26,14 +26,14 @@ fn read(folder: &TempDir, text: &str) -> Result<Config, String> {
     })
 }
 
-/// The name of the setting that a line has, also in a comment.
+/// Returns the name of the setting in a line, also in a comment.
 fn setting(line: &str) -> Option<&str> {
     let line = line.strip_prefix("# ").unwrap_or(line);
     let (name, _) = line.split_once(" = ")?;
     (!name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')).then_some(name)
 }
 
-/// The example with the settings of these lines.
+/// Returns the example with these lines uncommented, and without other lines that start with `left_out`.
 fn example_with(uncommented: &[usize], left_out: &str) -> String {
     let line = |(number, line): (usize, &str)| match uncommented.contains(&number) {
         true => line.strip_prefix("# ").unwrap_or(line).to_owned(),
@@ -61,7 +61,7 @@ fn each_setting_of_the_example_is_one() {
     assert!(commented.len() > 40, "{commented:?}");
     for (number, line) in commented {
         let uncommented: Vec<_> = match setting(line) {
-            // the two go together
+            // the two settings go together
             Some("redis_cert") => vec![number, number + 1],
             Some("redis_key") => vec![number - 1, number],
             _ => vec![number],
@@ -208,13 +208,13 @@ fn secrets_come_from_the_file_a_credential_or_the_environment() {
     assert!(!both.contains("written"), "the secret itself is told: {both}");
 }
 
-/// What is put in.
+/// A regular expression for inserted text.
 const PIECE: &str = "[\\[\\]{}=\"'.,#a-z0-9\\n\u{e9}*/-]{0,6}";
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Bytes taken out, put in or moved: it is read, or its file is named.
+    /// Replaces parts of the file: reading succeeds, or the error names the file.
     #[test]
     fn mutilated_files_never_panic(
         cuts in prop::collection::vec((any::<prop::sample::Index>(), 0..40_usize, PIECE), 1..6),

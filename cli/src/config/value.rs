@@ -1,4 +1,4 @@
-//! Times and durabilities as they are written.
+//! Times and durabilities as written in the file.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ impl TryFrom<String> for Settling {
     }
 }
 
-/// A time as it is written on a command line.
+/// Parses a time from the command line.
 pub fn time(text: &str) -> Result<Duration, String> {
     Time::try_from(text.to_owned()).map(|Time(time)| time)
 }

@@ -1,4 +1,4 @@
-//! Namespaces that applications count in, found in Redis: what a family named `shop-*/views` stands for.
+//! The search of Redis for namespaces that applications count in, for families with a pattern such as `shop-*/views`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use counterfoil::redis::cluster_routing::{RoutingInfo, SingleNodeRoutingInfo};
 use counterfoil::redis::{Cmd, RedisResult, Value, cmd, from_redis_value};
 use tokio::time::sleep;
 
-/// The key that the first call in a family makes (docs/protocol.md, section 2).
+/// The pattern of the key that the first call in a family creates (docs/protocol.md, section 2).
 const CALLS: &str = "cf1:{*}:calls";
-/// About how many keys a call looks at: a fraction of a millisecond.
+/// The approximate number of keys that one call checks, in a fraction of a millisecond.
 const COUNT: u32 = 1000;
-/// Between two calls, so that others come in between.
+/// The pause between two calls, which gives other clients their turn.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// A primary of a cluster, or the only server.
@@ -31,7 +31,7 @@ pub async fn nodes(redis: &Connection) -> RedisResult<Vec<Node>> {
     Ok(primaries.into_iter().map(Some).collect())
 }
 
-/// Sends the command to that server.
+/// Sends the command to `node`.
 pub async fn ask(redis: &Connection, node: &Node, command: Cmd) -> RedisResult<Value> {
     match (redis.as_cluster(), node.clone()) {
         (Some(cluster), Some((host, port))) => {
@@ -42,7 +42,7 @@ pub async fn ask(redis: &Connection, node: &Node, command: Cmd) -> RedisResult<V
     }
 }
 
-/// The namespaces and families that anything was counted in.
+/// Returns the namespaces and families with counts in Redis.
 pub async fn families(redis: &Connection) -> RedisResult<BTreeSet<(String, String)>> {
     let mut found = BTreeSet::new();
     for node in nodes(redis).await? {
@@ -62,7 +62,7 @@ pub async fn families(redis: &Connection) -> RedisResult<BTreeSet<(String, Strin
     Ok(found)
 }
 
-/// `cf1:{NAMESPACE/FAMILY/PARTITION}:calls`
+/// Parses `cf1:{NAMESPACE/FAMILY/PARTITION}:calls`.
 fn family_of(key: &[u8]) -> Option<(String, String)> {
     let tag = std::str::from_utf8(key).ok()?.strip_prefix("cf1:{")?.strip_suffix("}:calls")?;
     let mut parts = tag.split('/');

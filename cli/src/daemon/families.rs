@@ -1,5 +1,5 @@
-//! The families of one pair: those that the configuration describes are opened, also in the namespaces that are found
-//! for them, and recounted.
+//! The families of one pair. The daemon opens the configured ones, also in namespaces that it discovers, and recounts
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::recounts::Recounts;
 use crate::config::FamilyConfig;
 use crate::view::Refused;
 
-/// How many are opened at a time.
+/// The maximum number of families that are opened concurrently.
 const OPENING: usize = 16;
 
 /// A family's namespace and its name.
@@ -22,11 +22,11 @@ type Name = (String, String);
 pub struct Families {
     pair: String,
     counterfoil: Counterfoil,
-    /// Those of all pairs.
+    /// The configured families of all pairs.
     described: watch::Receiver<Arc<[FamilyConfig]>>,
-    /// Those that are opened.
+    /// The families that are open.
     opened: BTreeSet<Name>,
-    /// Why others were not.
+    /// The reasons why others were not opened.
     refused: BTreeMap<Name, String>,
     recounts: Recounts,
 }
@@ -37,12 +37,12 @@ impl Families {
         Families { pair, counterfoil, described, opened, refused, recounts }
     }
 
-    /// Opens those that are described one by one.
+    /// Opens the configured families, except patterns.
     pub async fn open_described(&mut self) {
         self.open(self.described_names()).await;
     }
 
-    /// Tries again what is not opened.
+    /// Retries the configured families that are not open.
     pub async fn open_missing(&mut self) {
         let mut again = self.described_names();
         again.retain(|name| !self.opened.contains(name));
@@ -50,7 +50,7 @@ impl Families {
         self.open(again).await;
     }
 
-    /// Finds namespaces in Redis that the described families are counted in.
+    /// Searches Redis for namespaces of configured patterns, and opens the families found.
     pub async fn discover(&mut self) {
         let described = self.described.borrow().clone();
         if !of_pair(&described, &self.pair).any(FamilyConfig::is_pattern) {
@@ -65,8 +65,8 @@ impl Families {
         }
     }
 
-    /// The configuration was read again: families that are new or described otherwise are opened. One that is not
-    /// described any more goes on until the daemon ends.
+    /// Opens families that are new or changed in a reloaded configuration. A family that is no longer configured stays
+    /// open until the daemon ends.
     pub async fn reload(&mut self) {
         self.recounts.stop().await;
         let described = self.described.borrow().clone();
@@ -77,7 +77,7 @@ impl Families {
         self.discover().await;
     }
 
-    /// How many are opened.
+    /// Returns the number of open families.
     pub fn number(&self) -> usize {
         self.opened.len()
     }
@@ -86,7 +86,7 @@ impl Families {
         self.opened.contains(&(family.namespace().to_owned(), family.name().to_owned()))
     }
 
-    /// Which are described and not opened.
+    /// Returns the configured families that were not opened.
     pub fn refused(&self) -> Vec<Refused> {
         let view = |((namespace, name), reason): (&Name, &String)| Refused {
             family: format!("{namespace}/{name}"),
@@ -95,24 +95,24 @@ impl Families {
         self.refused.iter().map(view).collect()
     }
 
-    /// How far the recount of NAMESPACE/FAMILY is, or the last one was.
+    /// Returns the progress of the current or last recount of NAMESPACE/FAMILY.
     pub fn recount(&self, family: &str) -> Option<Recounted> {
         self.recounts.progress(family)
     }
 
-    /// Leaves the recounts where they are.
+    /// Stops the recounts where they are.
     pub async fn stop(&mut self) {
         self.recounts.stop().await;
     }
 
-    /// Those that are described one by one.
+    /// Returns the names of the configured families, except patterns.
     fn described_names(&self) -> BTreeSet<Name> {
         let described = self.described.borrow();
         let single = of_pair(&described, &self.pair).filter(|family| !family.is_pattern());
         single.map(|family| (family.namespace.clone(), family.family.clone())).collect()
     }
 
-    /// Opens families by their names, as they are described.
+    /// Opens families by name, as configured.
     async fn open(&mut self, names: impl IntoIterator<Item = Name>) {
         let described = self.described.borrow().clone();
         let with_config = |name| Some((describing(&described, &self.pair, &name)?.clone(), name));
@@ -153,12 +153,12 @@ impl Families {
     }
 }
 
-/// What is described for a pair.
+/// Returns the configured families of a pair.
 fn of_pair<'a>(described: &'a [FamilyConfig], pair: &'a str) -> impl Iterator<Item = &'a FamilyConfig> {
     described.iter().filter(move |family| family.pair == pair)
 }
 
-/// What describes a family of a pair.
+/// Returns the configuration of a pair's family.
 fn describing<'a>(described: &'a [FamilyConfig], pair: &'a str, name: &Name) -> Option<&'a FamilyConfig> {
     of_pair(described, pair).find(|family| family.describes(&name.0, &name.1))
 }

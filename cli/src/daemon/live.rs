@@ -1,4 +1,4 @@
-//! What the daemon's tasks share with what it shows over HTTP.
+//! The state that the daemon's tasks share with its HTTP server.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -8,10 +8,10 @@ use tokio::sync::watch;
 
 use crate::view::{PairView, View};
 
-/// One pair as the daemon has it.
+/// One pair of the running daemon.
 pub struct LivePair {
     pub name: String,
-    /// Nothing until Redis was there once.
+    /// `None` until the first connection to Redis.
     pub connected: watch::Sender<Option<Counterfoil>>,
     pub view: watch::Sender<Arc<PairView>>,
     /// The families that the database knows, by NAMESPACE/FAMILY.
@@ -35,17 +35,17 @@ impl LivePair {
         }
     }
 
-    /// Changes what is shown of it.
+    /// Changes the published view of the pair.
     pub fn show(&self, change: impl FnOnce(&mut PairView)) {
         self.view.send_modify(|view| change(Arc::make_mut(view)));
     }
 
-    /// The connections, once they were made.
+    /// Returns the connections, once they exist.
     pub fn pair(&self) -> Option<Counterfoil> {
         self.connected.borrow().clone()
     }
 
-    /// The family of that name, NAMESPACE/FAMILY, as the database last had it.
+    /// Returns the family NAMESPACE/FAMILY as last read from the database.
     pub fn known(&self, name: &str) -> Option<Registered> {
         self.known.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
@@ -57,7 +57,7 @@ impl LivePair {
 }
 
 impl Live {
-    /// Everything as it was last seen.
+    /// Returns the last known state of all pairs.
     pub fn view(&self) -> View {
         View {
             at: crate::status::now(),
@@ -66,7 +66,7 @@ impl Live {
         }
     }
 
-    /// The pair of that name, or the only one.
+    /// Returns the pair `name`, or the only one.
     pub fn pair(&self, name: Option<&str>) -> Option<&Arc<LivePair>> {
         match name {
             Some(name) => self.pairs.iter().find(|pair| pair.name == name),

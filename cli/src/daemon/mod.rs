@@ -1,4 +1,4 @@
-//! The daemon: an ordinary server, of which any number may run.
+//! The daemon: a server process, of which any number may run.
 
 pub mod discovery;
 mod families;
@@ -29,12 +29,12 @@ use crate::config::{Config, FamilyConfig, HttpConfig};
 use crate::exit::{Exit, Failure};
 use crate::http;
 
-/// The upper ends of the histograms' buckets, in seconds.
+/// The upper bounds of the histograms' buckets, in seconds.
 const BUCKETS: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0, 600.0];
-/// How often what was measured is summed up.
+/// The interval at which the recorder aggregates measurements.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// Runs until it is told to end.
+/// Runs until a signal ends the daemon.
 pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     log::begin(config.log);
     let prometheus = recorder()?;
@@ -72,13 +72,13 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     let ended = timeout(config.shutdown, async { while workers.join_next().await.is_some() {} }).await;
     match ended {
         Ok(()) => tracing::info!("ended"),
-        // nothing is lost: what is held is still in Redis
+        // nothing is lost: unsaved data is still in Redis
         Err(_) => tracing::warn!("ended before what was held had reached MySQL: it waits in Redis for the next daemon"),
     }
     Ok(Exit::Ok)
 }
 
-/// What the library measures is shown by HTTP.
+/// Installs the recorder of the library's metrics, which the HTTP server shows.
 fn recorder() -> Result<PrometheusHandle, Failure> {
     let builder = PrometheusBuilder::new().set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &BUCKETS);
     let prometheus = builder
@@ -118,7 +118,7 @@ impl Signals {
         })
     }
 
-    /// SIGTERM and Ctrl-C end the daemon; with SIGHUP it reads its families again.
+    /// Returns on SIGTERM and Ctrl-C. On SIGHUP it reloads the families.
     async fn until_told_to_end(&mut self, path: &Path, families: &watch::Sender<Arc<[FamilyConfig]>>) {
         loop {
             select! {

@@ -1,4 +1,4 @@
-//! The recounts that the configuration asks for.
+//! The configured recounts.
 
 use std::collections::HashMap;
 
@@ -7,12 +7,12 @@ use futures_util::future::join_all;
 
 use crate::config::Recount;
 
-/// The recounters that run, by NAMESPACE/FAMILY.
+/// The running recounters, by NAMESPACE/FAMILY.
 #[derive(Debug, Default)]
 pub struct Recounts(HashMap<String, Recounter>);
 
 impl Recounts {
-    /// Begins to recount a family, again and again.
+    /// Starts to recount a family periodically.
     pub fn start(&mut self, counterfoil: &Counterfoil, counters: &AnyCounters, recount: &Recount) -> Result<()> {
         let Some(builder) = configured(counterfoil, counters, recount) else { return Ok(()) };
         let recounter = builder.every(recount.every..=recount.every + recount.every / 4).start()?;
@@ -20,12 +20,12 @@ impl Recounts {
         Ok(())
     }
 
-    /// How far the run of that family is, or its last one was.
+    /// Returns the progress of the family's current or last run.
     pub fn progress(&self, family: &str) -> Option<Recounted> {
         self.0.get(family).map(Recounter::progress)
     }
 
-    /// Leaves the runs where they are: whoever goes on takes them up there.
+    /// Stops the runs where they are. The next recounter resumes them there.
     pub async fn stop(&mut self) {
         for stopped in join_all(self.0.drain().map(|(_, recounter)| recounter.shutdown())).await {
             if let Err(error) = stopped {
@@ -35,7 +35,7 @@ impl Recounts {
     }
 }
 
-/// As the configuration says; nothing of kinds that are not recounted.
+/// Returns the recount as configured, or `None` for kinds without recounts.
 pub fn configured(counterfoil: &Counterfoil, counters: &AnyCounters, recount: &Recount) -> Option<RecountBuilder> {
     let builder = match counters {
         AnyCounters::Buffered(counters) => counterfoil.recount(counters),

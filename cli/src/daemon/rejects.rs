@@ -6,10 +6,10 @@ use counterfoil::Reject;
 
 const A_MINUTE: u32 = 10;
 
-/// Which rejects were told.
+/// The rejects that were logged.
 #[derive(Debug)]
 pub struct Told {
-    /// Nothing before the first look: what is there from before is on the page.
+    /// `None` before the first read: older rejects are only on the page.
     last: Option<u64>,
     since: Instant,
     told: u32,
@@ -23,7 +23,7 @@ impl Default for Told {
 }
 
 impl Told {
-    /// The latest rejects, the newest first.
+    /// Logs the new rejects of `latest`, which has the newest first.
     pub fn tell(&mut self, pair: &str, latest: &[Reject]) {
         let newest = latest.first().map_or(0, |reject| reject.number);
         let Some(last) = self.last.replace(newest.max(self.last.unwrap_or(0))) else { return };

@@ -1,4 +1,4 @@
-//! The families of a pair, looked at again and again: it needs Redis alone, and waits for nothing else.
+//! The sampling of a pair's families. It needs only Redis, and waits for nothing else.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use crate::sampler::Sampler;
 use crate::status::{LATE, of_families};
 
 const PAUSE: Duration = Duration::from_secs(2);
-/// The same between looks at many families: one at 10,000 takes Redis some 100 ms.
+/// The pause between samples of many families: one of 10,000 families takes Redis about 100 ms.
 const PAUSE_OF_MANY: Duration = Duration::from_secs(10);
 const MANY: usize = 1_000;
 
-/// Shows how the families stand, with what MySQL last knew of them. Never ends.
+/// Publishes the state of the families, with MySQL's last overview. Never returns.
 pub async fn watch(counterfoil: Counterfoil, overview: watch::Receiver<Vec<Overview>>, live: Arc<LivePair>) {
     let mut sampler = Sampler::default();
     loop {

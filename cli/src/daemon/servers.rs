@@ -1,4 +1,4 @@
-//! Whether the two servers of a pair are there: each change is told once.
+//! The availability of a pair's two servers. Each change is logged once.
 
 use counterfoil::Connection;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use super::live::LivePair;
 use crate::status::now;
 use crate::view::ServerView;
 
-/// How often the servers are looked at.
+/// The interval between checks of the servers.
 const LOOK: Duration = Duration::from_secs(2);
-/// How long a server may take to say that it is there.
+/// The time limit of a server's reply.
 const REPLY: Duration = Duration::from_secs(3);
 
-/// A server as it is known.
+/// A server and its last known state.
 #[derive(Debug)]
 pub struct Server {
     pair: String,
     /// `redis` or `mysql`.
     name: &'static str,
-    /// Nothing before it was looked at.
+    /// `None` before the first check.
     seen: Option<ServerView>,
     changed: Instant,
 }
@@ -35,7 +35,7 @@ impl Server {
         Server { pair: pair.to_owned(), name, seen: None, changed: Instant::now() }
     }
 
-    /// What a look found, or why the server is away. A change is told, with how many families wait.
+    /// Records the result of a check. A change is logged, with the number of waiting families.
     pub fn found(&mut self, look: Result<Found, String>, families_waiting: usize) -> ServerView {
         let (pair, server) = (self.pair.as_str(), self.name);
         let was_up = self.seen.as_ref().map(|seen| seen.up);
@@ -64,7 +64,7 @@ impl Server {
     }
 }
 
-/// Looks at both servers again and again, shows how they are, and says whether both are there.
+/// Checks both servers periodically, publishes their state, and sets `both` if both are up.
 pub async fn watch(
     (mut redis, mut mysql): (Server, Server),
     (connection, probe): (Connection, MySqlPool),
@@ -75,7 +75,7 @@ pub async fn watch(
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         looks.tick().await;
-        // before the look: a server that is back takes at once what waited for it
+        // counted before the check: waiting hits are saved as soon as a server recovers
         let waiting = live.view.borrow().families.iter().filter(|family| family.status.pending > 0).count();
         let (found_redis, found_mysql) = join(look_at_redis(&connection), look_at_mysql(&probe)).await;
         let views = (redis.found(found_redis, waiting), mysql.found(found_mysql, waiting));
@@ -84,9 +84,9 @@ pub async fn watch(
     }
 }
 
-/// What a server says of itself.
+/// A server's description of itself.
 pub struct Found {
-    /// Its name and version.
+    /// The name and version.
     version: String,
     memory_bytes: Option<u64>,
 }
@@ -107,7 +107,7 @@ async fn look_at_redis(redis: &Connection) -> Result<Found, String> {
     Ok(Found { version, memory_bytes: memory.sum() })
 }
 
-/// One for each node of a cluster.
+/// Returns the texts in a reply, one for each node of a cluster.
 fn texts(reply: &Value) -> Vec<String> {
     match reply {
         Value::BulkString(bytes) => vec![String::from_utf8_lossy(bytes).into_owned()],

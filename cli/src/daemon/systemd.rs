@@ -1,16 +1,16 @@
-//! What systemd is told, where it is who started the daemon (`Type=notify`).
+//! Notifications to systemd, if it started the daemon (`Type=notify`).
 
 use std::time::Duration;
 
 use sd_notify::NotifyState;
 use tokio::time::interval;
 
-/// The daemon listens and works on its pairs.
+/// Reports that the daemon listens and works on its pairs.
 pub fn ready() {
     tell(&[NotifyState::Ready]);
 }
 
-/// The configuration is being read again; [`ready`] ends it.
+/// Reports that the daemon reloads its configuration. [`ready`] ends the reload.
 pub fn reloading() {
     if let Ok(now) = NotifyState::monotonic_usec_now() {
         tell(&[NotifyState::Reloading, now]);
@@ -21,12 +21,12 @@ pub fn stopping() {
     tell(&[NotifyState::Stopping]);
 }
 
-/// A line of `systemctl status`.
+/// Sets the status line in `systemctl status`.
 pub fn status(line: &str) {
     tell(&[NotifyState::Status(line)]);
 }
 
-/// Says that the daemon is alive, twice as often as is asked for. Never ends.
+/// Reports that the daemon is alive, twice as often as systemd requires. Never returns.
 pub async fn watchdog() {
     let Some(limit) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
     let mut ticks = interval((limit / 2).max(Duration::from_millis(10)));
@@ -36,7 +36,7 @@ pub async fn watchdog() {
     }
 }
 
-/// Nobody listens where systemd did not start it.
+/// Notifies systemd. Has no effect if systemd did not start the daemon.
 fn tell(states: &[NotifyState<'_>]) {
     let _ = sd_notify::notify(states);
 }

@@ -1,5 +1,5 @@
-//! What the daemon does for one pair: it waits for the servers, has its families opened, brings everything to MySQL,
-//! and looks at it.
+//! The worker of one pair: it waits for the servers, opens the families, brings everything to MySQL, and publishes the
+//! state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,28 +22,28 @@ use crate::pair;
 use crate::status;
 use crate::view::{DriftView, FindingView, RecountView, RejectView};
 
-/// How often what MySQL knows is read.
+/// The interval between reads of MySQL's overview.
 const OVERVIEW: Duration = Duration::from_secs(5);
-/// How often the families of the database are read, those that were refused are opened again, and `check` is run.
+/// The interval at which a worker reads the database's families, retries refused ones, and runs `check`.
 const UPKEEP: Duration = Duration::from_secs(30);
-/// Between two attempts at what a server refused.
+/// The pause after a server refused something, before the next attempt.
 const AGAIN: Duration = Duration::from_secs(2);
-/// How many names a line of the log has.
+/// The maximum number of names in a line of the log.
 const NAMES: usize = 50;
-/// How many rejects and differences are shown.
+/// The maximum number of rejects, and of differences, to show.
 const SHOWN: u64 = 20;
 
 /// One pair of the daemon.
 pub struct Worker {
     pub config: PairConfig,
-    /// Those of all pairs.
+    /// The configured families of all pairs.
     pub families: watch::Receiver<Arc<[FamilyConfig]>>,
     pub live: Arc<LivePair>,
     pub stop: watch::Receiver<bool>,
 }
 
 impl Worker {
-    /// Works until it is told to stop, and then finishes what it holds.
+    /// Works until `stop` is set, then finishes what it holds.
     pub async fn run(mut self) {
         let mut stop = self.stop.clone();
         let stopped = async move { stop.wait_for(|stop| *stop).await.map(drop) };
@@ -56,7 +56,7 @@ impl Worker {
         self.work(connected, redis).await;
     }
 
-    /// Waits for Redis.
+    /// Retries until it has a connection to Redis.
     async fn connect(&self, redis: &mut Server) -> Counterfoil {
         loop {
             match pair::connect(&self.config).await {
@@ -95,22 +95,22 @@ impl Worker {
     }
 }
 
-/// A pair whose Redis was there.
+/// A pair with a connection to Redis.
 struct Working<'w> {
     worker: &'w mut Worker,
     counterfoil: Counterfoil,
     families: Families,
-    /// Whether both servers are there.
+    /// True while both servers are up.
     both_up: watch::Receiver<bool>,
     reconciler: Option<Reconciler>,
-    /// What MySQL last knew of each family.
+    /// The last overview from MySQL.
     overview: watch::Sender<Vec<Overview>>,
     told: Told,
-    /// Of which run, with how many differences, the drift of a family was read.
+    /// The run, and its number of differences, at the last read of each family's drift.
     drift_of: BTreeMap<String, (u64, u64)>,
 }
 
-/// What there is to do next.
+/// The next step of a worker.
 enum Next {
     Begin,
     Overview,
@@ -129,7 +129,7 @@ impl Working<'_> {
         let (mut both_up, mut turned) = (self.both_up.clone(), self.both_up.clone());
         loop {
             let is_begun = self.reconciler.is_some();
-            // what needs MySQL does not wait for it
+            // steps that need MySQL are skipped while a server is down
             let works = is_begun && *both_up.borrow();
             let next = select! {
                 biased;
@@ -152,7 +152,7 @@ impl Working<'_> {
         }
     }
 
-    /// What can be done only when both servers are there.
+    /// Opens the families and starts the reconciler, which need both servers. Waits a moment after a failure.
     async fn begin(&mut self) {
         if let Err(error) = self.try_begin().await {
             let pair = &self.worker.config.name;
@@ -181,7 +181,7 @@ impl Working<'_> {
         Ok(())
     }
 
-    /// What MySQL knows: rejects, recounts and what they found.
+    /// Reads rejects, recounts and their differences from MySQL.
     async fn overview(&mut self) {
         let Ok(store) = self.counterfoil.mysql() else { return };
         let (Ok(overview), Ok(latest)) = (store.overview().await, store.latest_rejects(SHOWN).await) else { return };
@@ -212,7 +212,7 @@ impl Working<'_> {
         });
     }
 
-    /// What the latest runs found that was not read before.
+    /// Returns the differences of the latest runs that were not read before.
     async fn drift(&mut self, recounts: &[RecountView]) -> Vec<DriftView> {
         let mut found = Vec::new();
         for RecountView { family, run, drifted, .. } in recounts.iter().filter(|recount| recount.drifted > 0) {
@@ -237,7 +237,7 @@ impl Working<'_> {
         found
     }
 
-    /// Now and then: what was refused is tried again, and `check` looks at the servers.
+    /// Retries refused families, reads those of the database, and runs `check`.
     async fn upkeep(&mut self) {
         self.families.open_missing().await;
         let not_served = self.look_at_families().await;
@@ -286,7 +286,7 @@ impl Working<'_> {
         in_scope || self.families.has(family)
     }
 
-    /// The configuration was read again.
+    /// Applies a reloaded configuration.
     async fn reload(&mut self) {
         if self.reconciler.is_none() {
             return;
@@ -295,7 +295,7 @@ impl Working<'_> {
         self.upkeep().await;
     }
 
-    /// Finishes what is held.
+    /// Stops the recounts and the reconciler, which finishes what it holds.
     async fn finish(&mut self) {
         self.families.stop().await;
         if let Some(reconciler) = self.reconciler.take()

@@ -1,4 +1,4 @@
-//! The files that pages are made with: in the program itself, so that no other host learns who looks.
+//! The files that pages load. They are part of the program, so that no other host learns about viewers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -16,7 +16,7 @@ use super::problem::Problem;
 struct Asset {
     kind: &'static str,
     text: &'static str,
-    /// Another one for another content, so that browsers may keep it for good.
+    /// An address that changes with the content, so that browsers may cache it forever.
     address: String,
 }
 
@@ -35,7 +35,7 @@ fn address(name: &str, text: &str) -> String {
     format!("/assets/{name}?{:02x}{:02x}{:02x}{:02x}", hash[0], hash[1], hash[2], hash[3])
 }
 
-/// Where the file of that name is.
+/// Returns the address of the file `name`.
 pub fn at(name: &str) -> &'static str {
     ASSETS.get(name).map_or("", |asset| &asset.address)
 }

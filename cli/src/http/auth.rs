@@ -1,4 +1,4 @@
-//! Who may look: whoever knows the token, by a header or, in a browser, by a cookie that is made of it.
+//! Access control by a token: in a header or, for a browser, in a cookie derived from it.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -16,10 +16,11 @@ use super::problem::Problem;
 
 const COOKIE_NAME: &str = "counterfoil";
 
-/// What proves that somebody knows the token. Hashes are compared, so that neither content nor length shows in the time taken.
+/// The proofs that a client knows the token. Hashes are compared in constant time, so that timing reveals neither
+/// content nor length.
 pub struct Keys {
     token: [u8; 32],
-    /// In place of the token, which is in no reply.
+    /// The cookie's value. It replaces the token, which no reply contains.
     cookie: String,
 }
 
@@ -59,7 +60,7 @@ fn bearer(value: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
 }
 
-/// Lets those in who know the token, where there is one. `/?token=...` is how a browser tells it, once.
+/// Requires the token, if there is one. A browser sends it once, as `/?token=...`.
 pub async fn require(State(keys): State<Option<Arc<Keys>>>, request: Request, next: Next) -> Response {
     let offered = match request.uri().path() {
         "/" => Params::of(request.uri()).ok().and_then(|params| params.first("token").map(str::to_owned)),
@@ -81,7 +82,7 @@ pub async fn require(State(keys): State<Option<Arc<Keys>>>, request: Request, ne
     }
 }
 
-/// The page again, without the token in its address.
+/// Redirects to the page without the token in its address.
 fn home() -> Response {
     (StatusCode::SEE_OTHER, [(LOCATION, "/")]).into_response()
 }

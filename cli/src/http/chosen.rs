@@ -1,4 +1,4 @@
-//! Which pair, and which family, a request is about.
+//! The pair and the family that a request names.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::params::Params;
 use super::problem::Problem;
 use crate::daemon::live::LivePair;
 
-/// A family that the daemon serves, and what reads it.
+/// A family that the daemon serves, with the connection to read it.
 pub struct Chosen {
     pub name: String,
     pub pair_name: String,
@@ -28,7 +28,7 @@ impl Chosen {
 }
 
 impl App {
-    /// The pair that `pair` names, or the only one.
+    /// Returns the pair that the parameter `pair` names, or the only one.
     pub fn live_pair(&self, params: &Params) -> Result<&Arc<LivePair>, Problem> {
         let named = params.first("pair");
         self.live.pair(named).ok_or_else(|| match named {
@@ -42,7 +42,8 @@ impl App {
         live.pair().ok_or_else(|| away().advise("/readyz says when it is there"))
     }
 
-    /// The family that `family` names. One that is not served is not opened either: to open it would be to serve it.
+    /// Returns the family that the parameter `family` names. A family that is not served stays closed, because opening
+    /// it would start to serve it.
     pub async fn family(&self, params: &Params) -> Result<Chosen, Problem> {
         let (live, name) = (self.live_pair(params)?, params.required("family")?);
         let pair = self.connected(live)?;
@@ -53,7 +54,7 @@ impl App {
         }
         let registered = match live.known(name) {
             Some(registered) => Some(registered),
-            // opened since the daemon last read what the database knows
+            // opened after the daemon last read the database's families
             None if view.families.iter().any(|family| family.status.name() == name) => self.read(&pair, name).await?,
             None => None,
         };
@@ -67,7 +68,7 @@ impl App {
         Ok(Chosen { name: name.to_owned(), pair_name: live.name.clone(), pair, registered })
     }
 
-    /// The family as the database has it by now.
+    /// Reads the family from the database.
     async fn read(&self, pair: &Counterfoil, name: &str) -> Result<Option<Registered>, Problem> {
         let _turn = self.turn().await?;
         let families = pair.store().families().await?.into_iter().filter_map(Result::ok);

@@ -1,4 +1,4 @@
-//! Connections: how many there are, how slow they may be, and how they end.
+//! Connections: their number, their time limits, and their end.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -13,19 +13,19 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_io_timeout::TimeoutStream;
 
-/// Further ones wait until one has ended.
+/// The maximum number of connections. Further ones wait until one ends.
 pub const MOST: usize = 512;
-/// How soon the head of a request has to be there, the first one's and the next one's.
+/// The time limit for the head of each request on a connection.
 pub const HEAD_WITHIN: Duration = Duration::from_secs(10);
-/// How long a client may take nothing of what it is sent.
+/// The time limit for a client that reads nothing of a reply.
 const TAKEN_WITHIN: Duration = Duration::from_secs(10);
-/// How long the head of a request may be, in bytes.
+/// The maximum size of a request's head, in bytes.
 pub const HEAD: usize = 32 * 1024;
-/// How many headers it may have.
+/// The maximum number of headers in a request.
 const HEADERS: usize = 64;
-/// How long requests that are under way may take when the daemon ends.
+/// The time limit for open requests when the daemon ends.
 const FAREWELL: Duration = Duration::from_secs(3);
-/// How long to wait where no connection can be taken, for want of file descriptors mostly.
+/// The pause after a connection could not be accepted, mostly for lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves until `stop`.
@@ -69,7 +69,7 @@ pub async fn stop_of(stopping: &mut watch::Receiver<bool>) {
     let _ = stopping.wait_for(|stopping| *stopping).await;
 }
 
-/// One request after the other.
+/// Serves the requests of a connection, one after the other.
 async fn converse(stream: TcpStream, router: Router, mut stopping: watch::Receiver<bool>) {
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(TAKEN_WITHIN));

@@ -8,7 +8,7 @@ use counterfoil::{AnyCounters, Day, Now, Precision, Slice};
 use super::chosen::Chosen;
 use super::problem::Problem;
 
-/// Exact values, in the order of the ids; of visitors the ids are `SCOPE/DAY`.
+/// Returns exact values in the order of the ids. For visitors, ids are `SCOPE/DAY`.
 pub async fn values(chosen: &Chosen, ids: &[&str]) -> Result<Vec<i64>, Problem> {
     let registered = chosen.registered.clone();
     match chosen.pair.open_registered(registered)? {
@@ -29,7 +29,7 @@ fn scopes_and_days<'a>(chosen: &Chosen, ids: &[&'a str]) -> Result<Vec<(&'a str,
     ids.iter().map(parts).collect()
 }
 
-/// The slices of a series within a range, or the whole window.
+/// Returns the slices of a series within a range, or within the whole window.
 pub async fn slices(
     chosen: &Chosen,
     name: &str,
@@ -44,7 +44,7 @@ pub async fn slices(
     }
 }
 
-/// The names of a series' counters.
+/// Returns the names of a series' counters.
 pub async fn names(chosen: &Chosen, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<String>, Problem> {
     let registered = chosen.registered.clone();
     match chosen.pair.open_registered(registered)? {
@@ -53,7 +53,7 @@ pub async fn names(chosen: &Chosen, prefix: &str, after: Option<&str>, limit: us
     }
 }
 
-/// What a page has seen within its window.
+/// Returns the views and visitors of a page within its window.
 pub async fn activity(chosen: &Chosen, page: &str) -> Result<Now, Problem> {
     let registered = chosen.registered.clone();
     match chosen.pair.open_registered(registered)? {

@@ -1,4 +1,4 @@
-//! What keeps a page up to date: its parts that changed, as server-sent events.
+//! Server-sent events with the changed parts of a page, which keep it up to date.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -22,7 +22,7 @@ use super::problem::Problem;
 
 const EVERY: Duration = Duration::from_secs(2);
 
-/// One viewer, and what it was sent.
+/// A viewer, and the parts that it has received.
 struct Watcher {
     app: Arc<App>,
     query: Query,
@@ -31,7 +31,7 @@ struct Watcher {
     _place: OwnedSemaphorePermit,
 }
 
-/// The parts of the page with the same parameters, at once and then whenever they changed.
+/// Streams the parts of the page with the same parameters: first all of them, then those that changed.
 pub async fn show(State(app): State<Arc<App>>, params: Params) -> Result<Response, Problem> {
     let query = Query::of(&params)?;
     let Ok(place) = app.watchers.clone().try_acquire_owned() else {
@@ -56,7 +56,7 @@ impl Watcher {
         })
     }
 
-    /// Also where nothing changed: that the daemon is there is news.
+    /// Returns the next event, even if nothing changed: it shows that the daemon is alive.
     fn event(&mut self) -> Event {
         #[derive(Serialize)]
         struct Sent<'a> {
@@ -73,7 +73,7 @@ impl Watcher {
             }
         }
         let parts = changed.into_iter().map(|name| (name, self.sent[name].as_str())).collect();
-        // text alone, which is always JSON
+        // plain data, which always serializes
         Event::default().json_data(Sent { at: view.at, parts }).unwrap_or_default()
     }
 }

@@ -1,4 +1,4 @@
-//! What holds for every request: it only reads, and takes a while at most; and what every reply says of itself.
+//! The rules for every request, which only reads and has a time limit, and the headers of every reply.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use axum::response::{IntoResponse, Response};
 
 use super::problem::Problem;
 
-/// How long a reply may take, but for events.
+/// The time limit of a reply, except for events.
 pub const WITHIN: Duration = Duration::from_secs(10);
 
-/// Everything is served from here, and nothing stands in a page itself.
+/// The content security policy: this server alone serves files, and pages contain no inline scripts or styles.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
      form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-/// Refuses what would change something, and bodies.
+/// Refuses requests that would change something, and requests with a body.
 pub async fn only_reads(request: Request, next: Next) -> Response {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         let problem =
@@ -34,14 +34,14 @@ pub async fn only_reads(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// Gives up what takes too long.
+/// Ends requests that take too long.
 pub async fn in_time(request: Request, next: Next) -> Response {
     let late =
         || Problem::unavailable(format!("no reply within {WITHIN:?}")).advise("see at /readyz which server is away");
     tokio::time::timeout(WITHIN, next.run(request)).await.unwrap_or_else(|_| late().into_response())
 }
 
-/// Nothing is kept by anybody unless the reply says otherwise, and no page can be made to run what is not ours.
+/// Sets headers that forbid foreign code in pages and, by default, caching.
 pub async fn describe(request: Request, next: Next) -> Response {
     let mut reply = next.run(request).await;
     let headers = reply.headers_mut();

@@ -1,4 +1,4 @@
-//! Whether the daemon works, and whether its servers are there.
+//! The health of the daemon, and the availability of its servers.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use axum::response::IntoResponse;
 use super::App;
 use crate::view::{ServerView, View};
 
-/// 200 for as long as the process answers.
+/// Returns 200 as long as the process responds.
 pub async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// 200 where every server is there, or 503 with a line for each that is not.
+/// Returns 200 if every server is up, or 503 with a line for each that is not.
 pub async fn readyz(State(app): State<Arc<App>>) -> impl IntoResponse {
     let missing = missing(&app.live.view());
     if missing.is_empty() { (StatusCode::OK, "ready\n".to_owned()) } else { (StatusCode::SERVICE_UNAVAILABLE, missing) }

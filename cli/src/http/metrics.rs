@@ -1,4 +1,4 @@
-//! What Prometheus scrapes: what the library measures in this process, and what the daemon sees of its pairs.
+//! The metrics for Prometheus: those of the library in this process, and the daemon's view of its pairs.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
@@ -34,7 +34,7 @@ impl Text {
         let _ = writeln!(self.0, "{name}{{{}}} {value}", labels.join(","));
     }
 
-    /// One sample for each family name of each pair.
+    /// Writes one sample for each family name of each pair.
     fn of_names(&mut self, name: &str, kind: &str, help: &str, samples: impl Iterator<Item = (Named, f64)>) {
         self.describe(name, kind, help);
         samples.for_each(|(Named { pair, family }, value)| {
@@ -47,8 +47,8 @@ fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// What the daemon sees of its pairs. Families have no namespace here: those of one name are summed, and of ages it is the
-/// greatest.
+/// Renders the daemon's view of its pairs. Labels have no namespace: families of one name are summed, and their ages
+/// yield the maximum.
 fn text(view: &View, totals: &BTreeMap<Named, u64>) -> String {
     let mut text = Text::default();
     text.describe("counterfoil_build_info", "gauge", "the version of the daemon");
@@ -105,7 +105,7 @@ fn pairs(text: &mut Text, view: &View) {
     }
 }
 
-/// Of each name the values of its families, joined.
+/// Joins the values of all families with one name in a pair.
 fn by_name<'a, T: 'a>(
     view: &'a View,
     of_pair: impl Fn(&'a PairView) -> &'a [T],
@@ -211,7 +211,7 @@ mod tests {
         Scrape::parse(text.lines().map(|line| Ok(line.to_owned()))).expect("the text format")
     }
 
-    /// The one sample of that name with these labels.
+    /// Returns the only sample of `name` with these labels.
     fn value(scrape: &Scrape, name: &str, labels: &[(&str, &str)]) -> f64 {
         let labels: HashMap<_, _> = labels.iter().copied().collect();
         let has_these = |sample: &&prometheus_parse::Sample| {

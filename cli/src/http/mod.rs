@@ -1,4 +1,4 @@
-//! What the daemon shows over HTTP: its state of health, metrics, a JSON API, and pages for people. Nothing can be changed.
+//! The HTTP server: the state of health, metrics, a JSON API, and pages for people. It changes nothing.
 
 mod api;
 mod assets;
@@ -34,14 +34,14 @@ use self::problem::Problem;
 use self::totals::Totals;
 use crate::daemon::live::Live;
 
-/// How many requests ask the servers at a time: the reconciler has the same connections.
+/// The maximum number of requests that query the servers at a time. The reconciler shares these connections.
 const QUESTIONS: usize = 4;
-/// How many pages are kept up to date at a time.
+/// The maximum number of pages that are kept up to date at a time.
 const WATCHERS: usize = 64;
-/// How often what was counted is taken in, whether or not somebody asks.
+/// The interval at which totals are updated, also without requests.
 const OBSERVED: Duration = Duration::from_secs(2);
 
-/// What all requests share.
+/// The state that all requests share.
 struct App {
     live: Live,
     prometheus: PrometheusHandle,
@@ -63,7 +63,7 @@ impl App {
         }
     }
 
-    /// Whoever asks the servers waits for its turn, which ends when this is dropped.
+    /// Waits for a permit to query the servers. Dropping the permit frees it.
     async fn turn(&self) -> Result<SemaphorePermit<'_>, Problem> {
         self.questions.acquire().await.map_err(|_| Problem::unavailable("the daemon ends"))
     }
@@ -77,8 +77,8 @@ impl App {
     }
 }
 
-/// Serves until `stop`, then lets requests that are under way end. Who has no `token` sees the state of health only, where
-/// there is one.
+/// Serves until `stop`, then lets open requests finish. If there is a `token`, requests without it see only the state
+/// of health.
 pub async fn serve(
     listener: TcpListener,
     live: Live,

@@ -27,7 +27,7 @@ impl Params {
         pairs.map(decoded).collect::<Result<_, _>>().map(Params)
     }
 
-    /// The first one of that name that is not empty: a form sends fields that nobody filled in.
+    /// Returns the first value of `name` that is not empty: forms also send empty fields.
     pub fn first(&self, name: &str) -> Option<&str> {
         self.all(name).find(|value| !value.is_empty())
     }
@@ -45,13 +45,13 @@ impl Params {
         self.first(name).map(|value| value.parse().map_err(|_| wrong(value))).transpose()
     }
 
-    /// A number up to `most`.
+    /// Parses a number up to `most`; defaults to `otherwise`.
     pub fn number(&self, name: &str, otherwise: u64, most: u64) -> Result<u64, Problem> {
         let number = self.parsed(name, &format!("a number from 0 to {most}"))?.unwrap_or(otherwise);
         if number > most { Err(Problem::parameter(name, format!("{number} is more than {most}"))) } else { Ok(number) }
     }
 
-    /// Refuses parameters that do not exist: one that is misspelt would go unnoticed.
+    /// Refuses unknown parameters: a misspelt one would go unnoticed.
     pub fn only(&self, names: &[&str]) -> Result<(), Problem> {
         match self.0.iter().find(|(given, _)| !names.contains(&given.as_str())) {
             Some((given, _)) => {

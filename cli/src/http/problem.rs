@@ -1,4 +1,4 @@
-//! Why a request was not answered as wanted.
+//! Error replies.
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use counterfoil::{Error, ErrorKind};
 use serde::Serialize;
 
-/// An answer that is none, with what to do about it where that is known.
+/// An error reply, with advice if there is any.
 #[derive(Clone, Debug, Serialize)]
 pub struct Problem {
     #[serde(skip)]
@@ -21,7 +21,7 @@ impl Problem {
         Problem { status, error: error.into(), what_to_do: None }
     }
 
-    /// A parameter that is missing, or not what it should be.
+    /// Creates the reply to a missing or invalid parameter.
     pub fn parameter(name: &str, wrong: impl std::fmt::Display) -> Self {
         Problem::new(StatusCode::BAD_REQUEST, format!("parameter {name}: {wrong}"))
     }

@@ -1,16 +1,16 @@
-//! Which families are shown, and in which order.
+//! The families to show, and their order.
 
 use crate::view::{FamilyView, View};
 
-/// A family, and the pair that it is of.
+/// The name of a pair, and one of its families.
 pub type Row<'a> = (&'a str, &'a FamilyView);
 
-/// Whether the text is in `NAMESPACE/FAMILY`.
+/// Returns whether `NAMESPACE/FAMILY` contains the text.
 pub fn matches(family: &FamilyView, text: &str) -> bool {
     text.is_empty() || family.status.name().contains(text)
 }
 
-/// Those whose name holds the text: what is in trouble first, then by name.
+/// Returns the families whose name contains the text: those in trouble first, then by name.
 pub fn of<'a>(view: &'a View, text: &str) -> Vec<Row<'a>> {
     let families = view.pairs.iter().flat_map(|pair| pair.families.iter().map(|family| (pair.name.as_str(), family)));
     let mut rows: Vec<_> = families.filter(|(_, family)| matches(family, text)).collect();

@@ -1,4 +1,4 @@
-//! What the tests of this folder share: a daemon's state as they say, without servers.
+//! Helpers for the tests of this folder: the state of a daemon without servers.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use crate::daemon::live::{Live, LivePair};
 use crate::status::{FamilyStatus, State};
 use crate::view::FamilyView;
 
-/// One pair that was not connected.
+/// Returns one pair that was never connected.
 pub fn live(pair: &str) -> Live {
     Live { pairs: [Arc::new(LivePair::new(pair))].into() }
 }
 
-/// A buffered family that is idle.
+/// Returns an idle buffered family.
 pub fn family(namespace: &str, family: &str) -> FamilyView {
     let status = FamilyStatus {
         namespace: namespace.to_owned(),

@@ -1,4 +1,4 @@
-//! Hits counted, as sums that never go down while the process lives.
+//! Totals of counted hits, which never decrease while the process lives.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -6,29 +6,29 @@ use std::sync::{Mutex, PoisonError};
 use crate::daemon::live::Live;
 use crate::status::FamilyStatus;
 
-/// Of the families of one name, whatever their namespaces, in one pair.
+/// The families of one name in one pair, in all namespaces.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Named {
     pub pair: String,
     pub family: String,
 }
 
-/// What was counted in each, also by a Redis that forgot it since.
+/// The total of each name, including counts that Redis has forgotten since.
 #[derive(Debug, Default)]
 pub struct Totals(Mutex<Sums>);
 
 #[derive(Debug, Default)]
 struct Sums {
-    /// What Redis last said, by pair, namespace and family.
+    /// The last count in Redis, by pair and NAMESPACE/FAMILY.
     last: HashMap<(String, String), u64>,
     totals: BTreeMap<Named, u64>,
 }
 
 impl Totals {
-    /// Takes in what the pairs say by now, and returns the sums.
+    /// Adds the new hits of all pairs, and returns the totals.
     pub fn observe(&self, live: &Live) -> BTreeMap<Named, u64> {
         let mut sums = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // read under the lock, so that nobody comes later with what was seen before
+        // read under the lock, so that no caller adds an older state after a newer one
         for pair in live.pairs.iter() {
             let view = pair.view.borrow().clone();
             view.families.iter().for_each(|family| sums.add(&view.name, &family.status));
@@ -38,7 +38,7 @@ impl Totals {
 }
 
 impl Sums {
-    /// A Redis that says less than before began again at 0.
+    /// Adds the hits since the last count. A lower count means that Redis started again at 0.
     fn add(&mut self, pair: &str, status: &FamilyStatus) {
         let Some(counted) = status.counted else { return };
         let last = self.last.insert((pair.to_owned(), status.name()), counted).unwrap_or(0);

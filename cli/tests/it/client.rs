@@ -1,4 +1,4 @@
-//! HTTP as bytes, so that a test can also send what no client would.
+//! HTTP as bytes, so that a test can also send what no client would send.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use crate::support::Daemon;
 
-/// What came back.
+/// A reply of the daemon.
 #[derive(Clone, Debug)]
 pub struct Reply {
     pub status: u16,
@@ -18,7 +18,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// The header of that name, in lower case.
+    /// Returns the header `name`, which is in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut headers = self.head.lines().filter_map(|line| line.split_once(": "));
         headers.find(|(given, _)| *given == name).map(|(_, value)| value)
@@ -36,15 +36,15 @@ impl Reply {
     }
 }
 
-/// HOST:PORT.
+/// Returns HOST:PORT.
 pub fn address(daemon: &Daemon) -> String {
     daemon.url("").replace("http://", "")
 }
 
-/// What comes back for these bytes until the server ends the connection; none for nothing that is HTTP.
+/// Sends the bytes and returns everything up to the end of the connection, or `None` if it is not HTTP.
 pub async fn send(daemon: &Daemon, bytes: &[u8]) -> Option<Reply> {
     let mut stream = TcpStream::connect(address(daemon)).await.expect("it listens");
-    // who refuses a request early may end the connection before it was sent as a whole
+    // a server that refuses a request early may close the connection before it is fully sent
     let _ = stream.write_all(bytes).await;
     let mut came = Vec::new();
     let read = async {

@@ -1,4 +1,4 @@
-//! The daemon: what it brings to MySQL, and how it behaves as a server.
+//! The daemon: its data in MySQL, and its behaviour as a server.
 
 use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;
@@ -112,7 +112,7 @@ async fn it_waits_for_its_servers_and_tells_each_change_once() {
     let _ = views.add("page", 1).await.unwrap();
     let waits = async || get(&daemon, "/api/v1/state").await.json()["pairs"][0]["families"][0]["pending"] == 1;
     eventually("the hit is seen to wait", waits).await;
-    // longer than a look at a server that does not reply
+    // longer than a check of a server that does not reply
     sleep(Duration::from_secs(6)).await;
     assert_eq!(daemon.lines(&["away", "why"]), 2, "{}", daemon.log());
     mysql.start_again().await;
@@ -125,7 +125,7 @@ async fn is_there(site: &Site) -> bool {
     counterfoil::sqlx::query_scalar::<_, i64>(tables).fetch_one(&site.pool).await.is_ok_and(|there| there == 1)
 }
 
-/// Killed and told to end at any moment, while hits come all the time.
+/// Kills or stops the daemon at any moment while hits keep arriving.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_death_loses_or_doubles_a_hit() {
     let site = Site::new().await;
@@ -208,7 +208,7 @@ async fn daemons_that_disagree_about_a_family_are_told_and_count_exactly() {
     eventually("the hits", async || site.number(ALL).await == 50).await;
 }
 
-/// One is away, which is nothing to the other.
+/// Checks that an unavailable server of one pair does not affect the others.
 #[tokio::test]
 async fn several_pairs_are_served_by_one_daemon() {
     let (first, second, gone) = (Site::new().await, Site::new().await, Site::new().await);
@@ -315,7 +315,7 @@ async fn rejects_are_told_at_most_ten_a_minute() {
     site.configure(&format!("{VIEWS}{table}"));
     let daemon = site.daemon().await;
     daemon.logs(&["begun"]).await;
-    // the first look is at what was there before
+    // the first read skips older rejects
     sleep(Duration::from_secs(6)).await;
     let table = Table::update("item").key("id", KeyType::Unsigned).value("n");
     let views = site.writer().await.open(views().table(table).build().unwrap()).await.unwrap();
@@ -341,7 +341,7 @@ async fn it_goes_on_when_nobody_reads_its_log() {
     }
     eventually("the hits", async || site.number(ALL).await == 3).await;
     let of_daemon = format!("{}/counterfoil.toml", site.folder().display());
-    // the shell's child: found by its folder, which nobody else works in
+    // the shell's child: found by its folder, where no other process runs
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
         if std::fs::read_link(process.path().join("cwd"))
             .is_ok_and(|cwd| of_daemon.starts_with(cwd.to_str().unwrap()) && cwd == site.folder())

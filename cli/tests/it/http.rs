@@ -1,4 +1,4 @@
-//! What the daemon shows over HTTP, compared with what was counted, and what it makes of clients that mean it no good.
+//! The HTTP server, compared with the counts in the servers, and against malicious clients.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ name = \"shop/visitors\"
 kind = \"visitors\"
 ";
 
-/// An application beside the daemon.
+/// Returns an application beside the daemon.
 pub async fn application(site: &Site) -> Counterfoil {
     Counterfoil::new(site.redis.manager().await, MysqlStore::new(site.pool.clone()))
 }
@@ -55,7 +55,7 @@ async fn ready(daemon: &Daemon) {
     eventually("the daemon is ready", async || get(daemon, "/readyz").await.status == 200).await;
 }
 
-/// The daemon of a site with a family of each kind.
+/// Starts the daemon of a site with a family of each kind.
 pub async fn daemon_of_kinds(site: &Site) -> Daemon {
     site.configure(KINDS);
     let daemon = site.daemon().await;
@@ -175,7 +175,7 @@ async fn metrics_have_what_was_counted() {
         sample(&scrape(&daemon).await, "counterfoil_server_up", &[("server", "redis")]) == Some(1.0)
     })
     .await;
-    // the caller that Redis has forgotten is told once that it does not know what became of its call
+    // after Redis lost its data, the caller's next call fails once with an unknown outcome
     eventually("a further hit", async || views.add("after", 1).await.is_ok()).await;
     eventually("a hit more than before", async || {
         sample(&scrape(&daemon).await, "counterfoil_counted_hits_total", &labels) == Some(43.0)
@@ -289,7 +289,7 @@ async fn a_family_that_is_not_served_is_not_opened_either() {
 
 const TOKEN: &str = "s3cret of the test + & %";
 
-/// The replies to everything that there is, with these headers.
+/// Returns the replies to every path, with these headers.
 async fn everything(daemon: &Daemon, headers: &str) -> Vec<Reply> {
     let paths = [
         "/",
@@ -447,7 +447,7 @@ async fn viewers_do_not_keep_the_daemon_from_ending() {
     let _ = viewer.read_to_end(&mut rest).await;
 }
 
-/// Anything that a client may send: mostly near to what there is.
+/// Generates requests that a client may send, mostly similar to valid ones.
 fn anything() -> impl Strategy<Value = Vec<u8>> {
     let path = prop_oneof![
         4 => prop::sample::select(vec![
@@ -488,7 +488,7 @@ fn anything() -> impl Strategy<Value = Vec<u8>> {
     let headers = prop_oneof![4 => Just(String::new()), 1 => "[ -~]{0,60}\r\n"];
     let request = (method, path, query, headers).prop_map(|(method, path, query, headers)| {
         let path = if query.is_empty() { path } else { format!("{path}?{query}") };
-        // of a reply that never ends the head is enough
+        // some replies never end, so the head is enough
         let method = if path.starts_with("/events") { "HEAD".to_owned() } else { method };
         format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n").into_bytes()
     });

@@ -1,4 +1,4 @@
-//! The program `counterfoil` as it is used: started with real servers.
+//! The program `counterfoil` in use, with real servers.
 
 mod client;
 mod commands;

@@ -1,6 +1,6 @@
-//! The pages as a browser shows them, compared with what was counted.
+//! The pages in a browser, compared with the counts in the servers.
 //!
-//! `COUNTERFOIL_CHROMIUM` names a Chromium or Chrome, `COUNTERFOIL_NODE_MODULES` a folder that holds puppeteer-core.
+//! `COUNTERFOIL_CHROMIUM` names a Chromium or Chrome, `COUNTERFOIL_NODE_MODULES` a folder that contains puppeteer-core.
 
 use std::env;
 use std::path::Path;
@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use crate::http::{application, daemon_of_kinds, views};
 use crate::support::Site;
 
-/// A browser that nobody sees, told what to do line by line.
+/// A headless browser that takes one command a line.
 struct Browser {
     process: Child,
     orders: ChildStdin,
@@ -24,7 +24,7 @@ struct Browser {
 }
 
 impl Browser {
-    /// None where there is no browser, which is said.
+    /// Starts the browser. If there is none, prints the reason and returns `None`.
     fn start(url: &str) -> Option<Self> {
         let mut command = match command() {
             Ok(command) => command,
@@ -40,7 +40,7 @@ impl Browser {
         Some(Browser { process, orders, replies })
     }
 
-    /// Returns when it is done, and panics with what the browser says otherwise.
+    /// Waits until the order is done, and panics with the browser's message if it fails.
     async fn tell(&mut self, order: Value) {
         self.orders.write_all(format!("{order}\n").as_bytes()).await.expect("it listens");
         let reply = timeout(Duration::from_secs(90), self.replies.next_line()).await.expect("a reply").expect("a line");

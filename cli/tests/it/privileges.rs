@@ -1,4 +1,4 @@
-//! TLS and least privileges: the whole main path with exactly what `acl` and `grants` print, and each of it missed.
+//! TLS and least privileges: the main path with exactly the output of `acl` and `grants`, and without each line of it.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ CREATE TABLE item (id INT UNSIGNED PRIMARY KEY, votes BIGINT NOT NULL);
 CREATE TABLE vote (item INT UNSIGNED NOT NULL, voter INT NOT NULL, PRIMARY KEY (item, voter));
 INSERT INTO item VALUES (1, 0), (2, 0)";
 
-/// Servers that take TLS alone, from clients with a certificate.
+/// Servers that accept only TLS, from clients with a certificate.
 struct Secured {
     site: Site,
     _mysql: MysqlServer,
@@ -87,7 +87,7 @@ impl Secured {
         self.site.run_with(args, &PASSWORDS).await
     }
 
-    /// What `acl` or `grants` prints for the daemon.
+    /// Returns the output of `acl` or `grants` for the daemon.
     async fn lines(&self, command: &str) -> Vec<String> {
         let outcome = self.run(&[command, "daemon", "--json"]).await;
         let all: Value = serde_json::from_str(&outcome.out).unwrap_or_else(|error| panic!("{error}: {outcome:?}"));
@@ -100,7 +100,7 @@ impl Secured {
         let _: () = self.site.redis.run(&command).await.unwrap_or_else(|error| panic!("{command}: {error}"));
     }
 
-    /// What `check` finds.
+    /// Returns the findings of `check`.
     async fn check(&self) -> String {
         let outcome = self.run(&["check", "--json"]).await;
         outcome.out + &outcome.err
@@ -132,7 +132,7 @@ async fn the_printed_privileges_are_enough_over_tls_and_each_is_needed() {
         found.is_ok_and(|found| found == Some(32_005))
     })
     .await;
-    // rows that were never counted
+    // rows that were not counted
     site.sql("INSERT INTO vote VALUES (2, 1), (2, 2), (2, 3), (1, 1), (1, 2)").await;
     eventually("the recount", async || site.number("SELECT votes FROM item WHERE id = 2").await == 3).await;
     let found = secured.check().await;
@@ -143,7 +143,7 @@ async fn the_printed_privileges_are_enough_over_tls_and_each_is_needed() {
         let others: Vec<_> = rules.iter().filter(|other| *other != rule).cloned().collect();
         secured.allow(&others).await;
         let found = secured.check().await;
-        // the pattern is missed for the tenant that was found
+        // the missing pattern is reported for the discovered tenant
         let missed = rule.trim_start_matches('+').replace("shop-*", "shop-1");
         assert!(found.contains(&missed), "without {rule}: {found}");
     }
@@ -161,7 +161,7 @@ async fn the_printed_privileges_are_enough_over_tls_and_each_is_needed() {
     }
 }
 
-/// Somebody with all privileges counts in every kind.
+/// Counts in every kind, as a user with all privileges.
 async fn count(site: &Site) {
     let writer = Counterfoil::new(site.redis.manager().await, MemoryStore::new());
     let now = counterfoil::Durability::Immediate;

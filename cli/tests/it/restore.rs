@@ -1,4 +1,4 @@
-//! Servers that are restored from a backup, as described in docs/operations.md: what is lost, and that the rest is exact.
+//! Servers restored from a backup as docs/operations.md describes: the loss is as documented, and the rest is exact.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::support::{Daemon, Site, eventually};
 
 const OWN: [&str; 3] = ["counterfoil_values", "counterfoil_ledger", "item"];
 
-/// An application's counters of two kinds, and what MySQL has of them.
+/// An application's counters of two kinds, and its servers.
 struct Counted {
     site: Site,
     views: counterfoil::BufferedCounters,
@@ -42,7 +42,8 @@ impl Counted {
         }
     }
 
-    /// Ten hits of each kind that are in a backup of Redis, and in MySQL after it. Returns the daemon that brought them.
+    /// Counts ten hits of each kind that are in a backup of Redis, and then reach MySQL. Returns the daemon that saved
+    /// them.
     async fn saved_after_backup(&self) -> Daemon {
         self.count(10).await;
         let _: () = self.site.redis.run("SAVE").await.unwrap();
@@ -51,12 +52,12 @@ impl Counted {
         daemon
     }
 
-    /// Kills Redis and starts it with the backup.
+    /// Kills Redis and restarts it with the backup.
     async fn restore_redis(&self) {
         self.site.redis.start_again().await;
     }
 
-    /// Waits until both partitions have begun anew, each without so many hits, and compares that with what is reported.
+    /// Waits until both partitions were set back and lost this number of hits each, and checks the metrics.
     async fn began_anew(&self, daemon: &Daemon, hits: u32) {
         for family in ["shop/views", "shop/votes"] {
             daemon.logs(&["Redis was set back", &format!("family={family}"), &format!("hits={hits}")]).await;
@@ -70,7 +71,7 @@ impl Counted {
         }
     }
 
-    /// Waits until the rows have so many.
+    /// Waits until the rows have these values.
     async fn has_rows(&self, views: i64, votes: i64) {
         eventually(&format!("{views} views, {votes} votes"), async || {
             self.site.number("SELECT value FROM counterfoil_values WHERE id = 'page'").await == views
@@ -107,7 +108,7 @@ async fn a_database_that_is_set_back_loses_what_came_after_the_backup_and_counts
     let _daemon = counted.site.daemon().await;
     counted.count(2).await;
     counted.has_rows(12, 12).await;
-    // the value of a cached counter follows its row with the counter's next save
+    // the value of a cached counter follows its row at the counter's next save
     eventually("the values", async || {
         counted.views.get("page").await.unwrap() == 12 && counted.votes.get("1").await.unwrap() == 12
     })

@@ -1,5 +1,6 @@
-//! The daemon over a long time: `COUNTERFOIL_SOAK_SECONDS=600 ./dev test -p counterfoil-cli --test it -- soak --nocapture`. Memory
-//! and file descriptors stay as they are, and everything is counted once. A moment of it runs with the other tests.
+//! The daemon over a long time: memory and file descriptors stay constant, and each hit is counted once. A short run is
+//! part of the other tests. The command for a long one:
+//! `COUNTERFOIL_SOAK_SECONDS=600 ./dev test -p counterfoil-cli --test it -- soak --nocapture`
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use counterfoil::{Counterfoil, Durability, Family, MysqlStore, Primary};
 use crate::client::get;
 use crate::support::{Daemon, Site, eventually};
 
-/// Families that applications count in while the page, the metrics and the API are asked for.
+/// The number of families that applications count in, while clients request the page, the metrics and the API.
 const TENANTS: usize = 20;
 const ALL: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
 
@@ -45,7 +46,7 @@ async fn memory_and_files_stay_as_they_are() {
         }
         round += 1;
         if round % 50 == 0 {
-            // connections that break, now and then
+            // break connections now and then
             let _: i64 = site.redis.run("CLIENT KILL TYPE normal SKIPME yes").await.unwrap();
         }
     }
@@ -66,7 +67,7 @@ async fn memory_and_files_stay_as_they_are() {
     assert!(status.success(), "{log}");
 }
 
-/// The bytes of memory and the file descriptors that the daemon has.
+/// Returns the daemon's memory in bytes and its number of file descriptors.
 fn uses(daemon: &Daemon) -> (f64, usize) {
     let folder = format!("/proc/{}", daemon.process.id().expect("it runs"));
     let status = std::fs::read_to_string(format!("{folder}/status")).expect("a process");

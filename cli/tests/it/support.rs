@@ -1,4 +1,4 @@
-//! A pair of private servers with a configuration, and the program run on them.
+//! A pair of private servers with a configuration, and the program that runs on them.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 
 static MYSQL: OnceCell<MysqlServer> = OnceCell::const_new();
 
-/// A Redis of its own, a database of its own, and a folder with a configuration.
+/// A private Redis, a private database, and a folder with a configuration.
 pub struct Site {
     pub redis: RedisServer,
     pub pool: MySqlPool,
@@ -26,7 +26,7 @@ pub struct Site {
     folder: TempDir,
 }
 
-/// What a command printed, and how it ended.
+/// The output and the exit code of a command.
 #[derive(Debug)]
 pub struct Outcome {
     pub code: i32,
@@ -35,36 +35,36 @@ pub struct Outcome {
 }
 
 impl Site {
-    /// With counterfoil's tables, on the test program's one MySQL.
+    /// Creates a site with counterfoil's tables, on the shared MySQL.
     pub async fn new() -> Self {
         let site = Site::on(MYSQL.get_or_init(MysqlServer::start).await).await;
         MysqlStore::new(site.pool.clone()).create_tables().await.expect("counterfoil's tables");
         site
     }
 
-    /// The same without the tables.
+    /// Creates a site without counterfoil's tables.
     pub async fn without_tables() -> Self {
         Site::on(MYSQL.get_or_init(MysqlServer::start).await).await
     }
 
-    /// With nothing in its database.
+    /// Creates a site with an empty database on `mysql`.
     pub async fn on(mysql: &MysqlServer) -> Self {
         let redis = RedisServer::start(RedisOptions::volatile()).await;
         let (database, pool) = mysql.database("cli").await;
         Site::of(redis, pool, mysql.url(&database))
     }
 
-    /// With servers that are there.
+    /// Creates a site on existing servers.
     pub fn of(redis: RedisServer, pool: MySqlPool, mysql_url: String) -> Self {
         Site { redis, pool, mysql_url, folder: TempDir::new().expect("a folder") }
     }
 
-    /// Writes the configuration: the pair `main`, and what is given.
+    /// Writes the configuration: the pair `main`, and `more`.
     pub fn configure(&self, more: &str) -> PathBuf {
         self.configure_pair("", more)
     }
 
-    /// The same with more settings of the pair.
+    /// Writes the configuration with more settings of the pair.
     pub fn configure_pair(&self, of_pair: &str, more: &str) -> PathBuf {
         let (redis, mysql) = (self.redis.url(), &self.mysql_url);
         self.write(&format!(
@@ -83,7 +83,7 @@ impl Site {
         self.folder.path()
     }
 
-    /// A process that counts, which knows nothing of the database.
+    /// Returns a process that counts and has no access to the database.
     pub async fn writer(&self) -> Counterfoil {
         Counterfoil::new(self.redis.manager().await, MemoryStore::new())
     }
@@ -92,7 +92,7 @@ impl Site {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
     }
 
-    /// The one number that the query returns; 0 for none.
+    /// Returns the number that the query selects, or 0 if there is none.
     pub async fn number(&self, sql: &str) -> i64 {
         let query = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_optional(&self.pool);
         query.await.unwrap_or_else(|error| panic!("{sql}: {error}")).unwrap_or(0)
@@ -109,7 +109,7 @@ impl Site {
         self.run_with(args, &[]).await
     }
 
-    /// The same with more in the environment.
+    /// Runs a command with more variables in the environment.
     pub async fn run_with(&self, args: &[&str], environment: &[(&str, &str)]) -> Outcome {
         let mut command = self.command();
         command.args(args).envs(environment.iter().copied());
@@ -144,14 +144,14 @@ impl Site {
     }
 }
 
-/// The daemon as it runs.
+/// A running daemon.
 pub struct Daemon {
     pub process: Child,
     log: Arc<Mutex<String>>,
 }
 
 impl Daemon {
-    /// What it has logged so far.
+    /// Returns the log so far.
     pub fn log(&self) -> String {
         self.log.lock().expect("the log").clone()
     }
@@ -166,7 +166,7 @@ impl Daemon {
         format!("http://{}{path}", self.address().expect("it listens"))
     }
 
-    /// How many lines of the log have all of these words.
+    /// Returns the number of log lines with all of these words.
     pub fn lines(&self, words: &[&str]) -> usize {
         self.log().lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
     }
@@ -184,14 +184,14 @@ impl Daemon {
         }
     }
 
-    /// Sends a signal: TERM, HUP, KILL.
+    /// Sends a signal, such as TERM, HUP or KILL.
     pub fn signal(&self, signal: &str) {
         let pid = self.process.id().expect("it runs").to_string();
         let sent = std::process::Command::new("kill").args([&format!("-{signal}"), &pid]).status();
         assert!(sent.expect("kill runs").success());
     }
 
-    /// How it ended, and what it logged.
+    /// Waits for the end, and returns the exit status and the log.
     pub async fn ended(mut self) -> (ExitStatus, String) {
         let status = timeout(Duration::from_secs(40), self.process.wait()).await.expect("it ends");
         sleep(Duration::from_millis(50)).await;
@@ -199,7 +199,7 @@ impl Daemon {
     }
 }
 
-/// Waits for something that happens soon.
+/// Waits for a condition that becomes true soon.
 pub async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let started = Instant::now();
     while !is_so().await {

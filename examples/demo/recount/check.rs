@@ -1,4 +1,4 @@
-//! Whether what is read, and what is stored in the end, is what the rows explain.
+//! The comparison of all reads, and of the values stored at the end, with the rows.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -13,23 +13,23 @@ use super::saves;
 use crate::Result;
 
 const PAUSE: Duration = Duration::from_millis(10);
-/// How many wrong reads are described.
+/// The maximum number of wrong reads that are described.
 const DESCRIBED: usize = 10;
 
-/// The exact reads of the whole time.
+/// The exact reads during the whole run.
 #[derive(Default)]
 pub struct Reads {
     pub checked: u64,
-    /// That failed.
+    /// Reads that failed.
     pub failed: u64,
     /// Values that the rows do not explain.
     pub outside: u64,
-    /// Values below the one before, by more than was counted twice.
+    /// Values below the previous one by more than was counted twice.
     pub fell: u64,
     pub described: Vec<String>,
 }
 
-/// Reads all counters again and again until it is over.
+/// Reads all counters repeatedly until `is_over` is set.
 pub async fn watch(saves: &BufferedCounters, journals: &RefCell<Journals>, is_over: &Cell<bool>) -> Result<Reads> {
     let mut reads = Reads::default();
     let ids = saves::ids(journals.borrow().least().len().try_into()?);
@@ -81,11 +81,11 @@ impl Reads {
     }
 }
 
-/// All counters and rows as MySQL has them.
+/// All counters and rows in MySQL.
 pub struct Stored {
     pub rows: i64,
     pub users: u32,
-    /// User, value and rows, where these differ.
+    /// User, value and rows, where the latter two differ.
     pub wrong: Vec<(u32, i64, i64)>,
 }
 
@@ -98,7 +98,7 @@ impl Stored {
         Ok(Stored { rows: rows.values().sum(), users, wrong })
     }
 
-    /// By how much they are wrong in all.
+    /// Returns the sum of all differences.
     pub fn off(&self) -> u64 {
         self.wrong.iter().map(|(_, value, rows)| value.abs_diff(*rows)).sum()
     }

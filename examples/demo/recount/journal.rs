@@ -1,5 +1,5 @@
-//! What each writer writes down before and after its steps, so that the supervisor knows what the rows explain whenever a
-//! writer dies: a file for each, that outlives it.
+//! The journals of the writers: one file per writer, which records each of its steps and outlives it. The supervisor
+//! reads from them which values the rows explain, even after a writer dies.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::Result;
 
-/// Writes one writer's file, a step a line.
+/// The writing end of one writer's journal, one line per step.
 pub struct Scribe(File);
 
 fn path(directory: &Path, number: usize) -> PathBuf {
@@ -16,46 +16,46 @@ fn path(directory: &Path, number: usize) -> PathBuf {
 }
 
 impl Scribe {
-    /// The supervisor made the file.
+    /// Opens the journal, which the supervisor has created.
     pub fn new(directory: &Path, number: usize) -> Result<Self> {
         Ok(Scribe(File::options().append(true).open(path(directory, number))?))
     }
 
-    /// A row is about to be inserted.
+    /// Records that a row is about to be inserted.
     pub fn inserts(&self, user: u32) -> Result<()> {
         self.write(format!("insert {user} 0 0\n"))
     }
 
-    /// Nobody knows whether the row is there, and it will not be counted.
+    /// Records that the outcome of an insert is unknown and that its row will not be counted.
     pub fn lost(&self, user: u32) -> Result<()> {
         self.write(format!("lost {user} 0 0\n"))
     }
 
-    /// The row is about to be counted so many times.
+    /// Records that the row is about to be counted `times` times.
     pub fn counts(&self, user: u32, times: i64) -> Result<()> {
         self.write(format!("count {user} {times} 0\n"))
     }
 
-    /// It was counted so many times, 0 where nobody knows, and that was so long after its insert began.
+    /// Records that the row was counted `times` times (0 if unknown), `took` after its insert began.
     pub fn counted(&self, user: u32, times: i64, took: Duration) -> Result<()> {
         self.write(format!("counted {user} {times} {}\n", took.as_millis()))
     }
 
-    /// At once, so that it is there whenever the process ends.
+    /// Writes the line at once, so that it survives the process.
     fn write(&self, line: String) -> Result<()> {
         Ok((&self.0).write_all(line.as_bytes())?)
     }
 }
 
-/// What is known of one user's rows.
+/// The state of one user's rows.
 #[derive(Clone, Debug, Default)]
 pub struct User {
-    /// Rows whose count began, or was done.
+    /// Rows whose count began (`counting`), and rows that were definitely counted (`counted`).
     counting: i64,
     counted: i64,
-    /// Rows that nobody counts any more, if they are there.
+    /// Rows that will never be counted, if they exist.
     lost: i64,
-    /// How many counts of rows were second ones, as far as they began.
+    /// Second counts of a row that may have begun.
     pub twice: i64,
 }
 
@@ -66,22 +66,22 @@ pub struct Journals {
     open: Vec<Journal>,
     opened: usize,
     begun: u64,
-    /// From the begin of an insert to the end of its count.
+    /// The longest time from the start of an insert to the end of its count.
     pub slowest: Duration,
 }
 
 struct Journal {
     number: usize,
     lines: BufReader<File>,
-    /// The begin of a line that is not all there.
+    /// The beginning of an incomplete line.
     torn: String,
-    /// Rows by user that were begun and whose count was not.
+    /// Rows by user whose insert began and whose count did not.
     coming: Vec<i64>,
     is_dying: bool,
 }
 
 impl Journals {
-    /// Of users from 1.
+    /// Creates the journals for users 1 to `users`.
     pub fn new(directory: &Path, users: u32) -> Self {
         Journals {
             directory: directory.to_owned(),
@@ -93,7 +93,7 @@ impl Journals {
         }
     }
 
-    /// Makes the file of another writer, before it runs. Returns its number.
+    /// Creates the journal of another writer before it runs. Returns the writer's number.
     pub fn open_next(&mut self) -> Result<usize> {
         let number = self.opened;
         let path = path(&self.directory, number);
@@ -105,13 +105,13 @@ impl Journals {
         Ok(number)
     }
 
-    /// From now on its rows may be some that are never counted.
+    /// Marks a writer as dying: its uncounted rows may never be counted.
     pub fn dying(&mut self, number: usize) {
         let own = self.open.iter_mut().filter(|journal| journal.number == number);
         own.for_each(|journal| journal.is_dying = true);
     }
 
-    /// There will be no more lines.
+    /// Reads the last lines of a dead writer and closes its journal.
     pub fn dead(&mut self, number: usize) -> Result<()> {
         self.read()?;
         for journal in self.open.extract_if(.., |journal| journal.number == number) {
@@ -122,7 +122,7 @@ impl Journals {
         Ok(())
     }
 
-    /// Takes in what has been written by now.
+    /// Reads the lines written since the last call.
     pub fn read(&mut self) -> Result<()> {
         for journal in &mut self.open {
             while journal.lines.read_line(&mut journal.torn)? > 0 && journal.torn.ends_with('\n') {
@@ -156,24 +156,24 @@ impl Journals {
         Ok(())
     }
 
-    /// Rows that were begun.
+    /// Returns the number of rows whose insert began.
     pub fn begun(&self) -> u64 {
         self.begun
     }
 
-    /// Second counts of rows, and how many rows were counted for sure, and at most.
+    /// Returns the second counts, the rows that were definitely counted, and the rows that may have been counted.
     pub fn sums(&self) -> (i64, i64, i64) {
         let sum = |of: fn(&User) -> i64| self.users.iter().map(of).sum();
         (sum(|user| user.twice), sum(|user| user.counted), sum(|user| user.counting))
     }
 
-    /// The least that a read may return from now on: what was counted for sure.
+    /// Returns the lower bounds of later reads: the rows that were definitely counted.
     pub fn least(&self) -> Vec<i64> {
         self.users.iter().map(|user| user.counted).collect()
     }
 
-    /// The most that a read may have returned: all that may have been counted, also twice, and what may have been found
-    /// never to be.
+    /// Returns the upper bounds of earlier reads: all rows that may have been counted, their second counts, and
+    /// uncounted rows that a recount may have added.
     pub fn most(&self) -> Vec<i64> {
         let dying: Vec<_> = self.open.iter().filter(|journal| journal.is_dying).collect();
         let most = |(at, user): (usize, &User)| {
@@ -183,7 +183,7 @@ impl Journals {
         self.users.iter().enumerate().map(most).collect()
     }
 
-    /// By how much a counter may stand too high: it is never taken down by more.
+    /// Returns the most by which each counter may be too high. A recount never lowers it by more.
     pub fn surplus(&self) -> Vec<i64> {
         self.users.iter().map(|user| user.twice).collect()
     }

@@ -1,6 +1,6 @@
-//! The demo of recounting: rows are inserted and then counted by processes that are killed between the two, or count twice,
-//! while two processes recount. Every value read meanwhile has to be one that the rows explain, and in the end every
-//! counter its number of rows. The ways people recount by today run under the same load.
+//! The recount demo: processes insert rows and then count them. They are killed between the two steps, or count twice,
+//! while two other processes recount. The rows must explain every value read meanwhile, and at the end every counter
+//! must equal its number of rows. Recounts without the library run under the same load.
 
 mod check;
 mod journal;
@@ -31,27 +31,27 @@ use crate::work::Tally;
 use crate::writers::WRITERS;
 
 const RECOUNTERS: usize = 2;
-/// Between two disturbances.
+/// The pause between two disturbances.
 const REST: Duration = Duration::from_millis(150);
 
-/// Saves rows and counts them, and recounts meanwhile.
+/// Saves and counts rows, and recounts them meanwhile.
 ///
-/// Writers are killed between a row and the count of it, and sometimes count twice; recounters and reconcilers are killed,
-/// scripts flushed and connections cut. Every read is compared with what the rows explain, and in the end every counter
-/// with its rows. Exit status: 0 if all of it is right, 1 if not, 2 if it could not be found out.
+/// Writers are killed between inserting and counting a row, and sometimes count twice. Recounters and reconcilers are
+/// killed, scripts flushed and connections cut. The demo compares every read, and at the end every counter, with the
+/// rows. Exit status: 0 if everything is right, 1 if not, 2 if an error prevented the comparison.
 #[derive(clap::Args)]
 pub struct Args {
-    /// How it is recounted: as the library does, or as people do without it
+    /// The way to recount: the library's, or one that applications use without it
     #[arg(long, value_enum, default_value_t = Way::Proven)]
     way: Way,
-    /// For how long rows are saved
+    /// The number of seconds for which rows are saved
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
     #[command(flatten)]
     load: saver::Load,
 }
 
-/// Returns whether every read and every counter was right.
+/// Runs the demo and returns whether every read and every counter was right.
 pub async fn run(Args { way, seconds, load }: Args) -> Result<bool> {
     println!("{}", testkit::versions());
     let servers = Servers::start().await;
@@ -83,20 +83,20 @@ pub async fn run(Args { way, seconds, load }: Args) -> Result<bool> {
     figures.verdict()
 }
 
-/// How many of each were killed.
+/// The number of killed processes of each kind.
 #[derive(Clone, Copy, Default)]
 struct Killed {
     writers: u64,
     recounters: u64,
 }
 
-/// All of them, seen from the supervisor.
+/// The supervisor's view of all processes.
 struct Processes<'s> {
     servers: &'s Servers,
     way: Way,
     load: &'s saver::Load,
     journals: &'s RefCell<Journals>,
-    /// With the number of its journal.
+    /// The writers, each with the number of its journal.
     writers: Vec<(usize, Worker, Reports)>,
     recounters: Vec<(Worker, Reports)>,
     disturber: Disturber,
@@ -149,7 +149,7 @@ impl<'s> Processes<'s> {
         [role, "--redis", redis, "--mysql", mysql].map(str::to_owned).into()
     }
 
-    /// Disturbs them for so long. Returns for how many seconds it was.
+    /// Disturbs the processes for `time`. Returns the elapsed seconds.
     async fn work(&mut self, time: Duration) -> Result<f64> {
         let mut progress = Progress::new(time.as_millis().try_into()?, "rows")?;
         let started = Instant::now();
@@ -171,7 +171,7 @@ impl<'s> Processes<'s> {
         Ok(started.elapsed().as_secs_f64())
     }
 
-    /// The one that has lived longest, whatever it is at.
+    /// Kills the oldest writer, at any point of its work, and starts another one.
     async fn kill_a_writer(&mut self) -> Result<()> {
         let (number, worker, _reports) = self.writers.remove(0);
         self.journals.borrow_mut().dying(number);
@@ -187,7 +187,7 @@ impl<'s> Processes<'s> {
         self.start_recounter().await
     }
 
-    /// Lets the writers count what they inserted, and kills the recounters, so that what they left is seen.
+    /// Lets the writers count what they inserted. Kills the recounters, so that unfinished recounts are checked too.
     async fn stop(mut self) -> Result<(Killed, Disturbances)> {
         for (_, writer, _) in &mut self.writers {
             writer.order("stop").await?;

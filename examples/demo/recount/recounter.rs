@@ -1,4 +1,4 @@
-//! A recounter process: recounts again and again, in one of the ways, until it is killed.
+//! A recounter process: recounts repeatedly, in one of the ways, until it is killed.
 
 use std::future::pending;
 use std::ops::RangeInclusive;
@@ -35,7 +35,7 @@ pub async fn run(Args { place, way, users }: Args) -> Result<()> {
     let naive = Naive::new(way, &place, &saves, users).await?;
     child::report(&Report::Ready)?;
     loop {
-        // an error means that a connection was cut: it is done again the next time
+        // an error means that a connection was cut; the next turn recounts again
         let _ = naive.recount().await;
         sleep(WITHIN).await;
     }

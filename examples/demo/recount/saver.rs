@@ -1,5 +1,5 @@
-//! A writer process: inserts rows and counts each of them a little later, once or sometimes twice, until it is told to stop,
-//! or killed.
+//! A writer process: inserts rows and counts each of them a little later, once or sometimes twice, until the supervisor
+//! stops or kills it.
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
@@ -18,26 +18,26 @@ use crate::child::{self, Report};
 use crate::families::{Place, patiently};
 use crate::zipf::{Random, Zipf};
 
-/// How many rows are under way at a time.
+/// The number of rows in progress at a time.
 const CONCURRENT: usize = 8;
-/// The longest pause between a row and the count of it, in ms. Every other row has none.
+/// The longest pause between inserting and counting a row, in ms. About half of the rows have none.
 const PAUSE: u64 = 20;
-/// One row of so many is counted twice.
+/// One in this many rows is counted twice.
 const TWICE: u64 = 100;
 
-/// Whose rows.
+/// The load of the demo.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Load {
-    /// How many users there are, Zipf-distributed: the n-th saves 1/n of what the first one does
+    /// The number of users, Zipf-distributed: the n-th saves 1/n as many rows as the first
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub users: u32,
-    /// Which users save, which rows are counted twice and how late: the same number draws the same
+    /// The seed of users, pauses and second counts: the same number draws the same
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 }
 
 impl Load {
-    /// As arguments of a process.
+    /// Returns the load as command-line arguments.
     pub fn args(&self) -> Vec<String> {
         vec![format!("--users={}", self.users), format!("--seed={}", self.seed)]
     }
@@ -51,7 +51,7 @@ pub struct Args {
     load: Load,
     #[arg(long)]
     directory: PathBuf,
-    /// Of its journal.
+    /// The number of its journal.
     #[arg(long)]
     number: usize,
 }
@@ -100,7 +100,7 @@ impl Writer {
         let began = Instant::now();
         let insert = sqlx::query("INSERT INTO saves (user_id) VALUES (?)").bind(user);
         if insert.execute(&self.mysql).await.is_err() {
-            // its connection was cut
+            // the connection was cut
             return self.scribe.lost(user);
         }
         sleep(pause).await;
@@ -115,7 +115,7 @@ impl Writer {
         self.scribe.counted(user, times, began.elapsed())
     }
 
-    /// A user, how long to wait before the row is counted, and how often it is.
+    /// Draws a user, the pause before the row is counted, and the number of times to count it.
     fn draw(&self) -> Result<(u32, Duration, i64)> {
         let mut random = self.random.borrow_mut();
         let user = u32::try_from(self.zipf.pick(&mut random))? + 1;

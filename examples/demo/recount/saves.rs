@@ -1,4 +1,4 @@
-//! The application's rows, and the counter of them: how many each user has saved.
+//! The application's rows, and the counter of the rows that each user has saved.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::families::{NAMESPACE, Pair, Place};
 
 pub const PARTITIONS: u32 = 4;
 
-/// As short as for the other demos' families, and for the same reason: nobody cuts the power here.
+/// The settle time. It is short as in the other demos: the demo never cuts the power.
 const SETTLE: Duration = Duration::from_millis(100);
 const SYNC_HITS: u64 = 1_000;
 const SYNC_TIME: Duration = Duration::from_millis(200);
@@ -27,7 +27,7 @@ pub async fn open(place: &Place) -> counterfoil::Result<(Pair, BufferedCounters)
     Ok((pair, saves))
 }
 
-/// The same for who only reconciles.
+/// Connects and opens the family for a process that only reconciles.
 pub async fn pair(place: &Place) -> counterfoil::Result<Pair> {
     Ok(open(place).await?.0)
 }
@@ -43,18 +43,18 @@ pub async fn create_tables(mysql: &MySqlPool) -> Result<()> {
     Ok(())
 }
 
-/// The ids of all users' counters.
+/// Returns the ids of all users' counters.
 pub fn ids(users: u32) -> Vec<String> {
     (1..=users).map(|user| user.to_string()).collect()
 }
 
-/// How many rows each user has who has any.
+/// Returns the number of rows of each user that has any.
 pub async fn rows(mysql: &MySqlPool) -> Result<BTreeMap<u32, i64>> {
     let rows = sqlx::query_as("SELECT CAST(user_id AS SIGNED), COUNT(*) FROM saves GROUP BY user_id");
     by_user(rows.fetch_all(mysql).await?)
 }
 
-/// The counters as anybody could read them, without the library.
+/// Reads the counters with plain SQL, without the library.
 pub async fn stored(mysql: &MySqlPool) -> Result<BTreeMap<u32, i64>> {
     let values = sqlx::query_as(
         "SELECT CAST(CAST(v.id AS CHAR) AS SIGNED), v.value FROM counterfoil_values v \
@@ -67,11 +67,11 @@ fn by_user(rows: Vec<(i64, i64)>) -> Result<BTreeMap<u32, i64>> {
     rows.into_iter().map(|(user, count)| Ok((u32::try_from(user)?, count))).collect()
 }
 
-/// What the library noted of its recounts.
+/// The library's records of its recounts.
 pub struct Corrections {
     pub runs: i64,
     pub corrections: i64,
-    /// What was added and what was taken.
+    /// The sums of what was added (`up`) and subtracted (`down`).
     pub up: i64,
     pub down: i64,
 }

@@ -1,4 +1,4 @@
-//! What the demo of recounting says in the end.
+//! The summary that the recount demo prints at the end.
 
 use indicatif::HumanCount;
 
@@ -14,7 +14,7 @@ use crate::writers::WRITERS;
 
 const DIFFERENCES: usize = 20;
 
-/// What was measured.
+/// The measured figures.
 pub struct Figures {
     pub way: Way,
     pub seconds: f64,
@@ -25,7 +25,7 @@ pub struct Figures {
     pub rejects: i64,
     pub journals: Journals,
     pub reads: Reads,
-    /// When all counts had arrived, and after one more recount.
+    /// The stored values when all counts had arrived (`ended`), and after one more recount (`quiet`).
     pub ended: Stored,
     pub quiet: Stored,
 }
@@ -35,7 +35,7 @@ impl Figures {
         self.reads.is_exact() && self.quiet.wrong.is_empty()
     }
 
-    /// Whether it was exact; an error where the machine was too slow to tell.
+    /// Returns whether the run was exact. Fails if the machine was too slow to decide.
     pub fn verdict(&self) -> Result<bool> {
         let slowest = self.journals.slowest;
         if self.is_exact() || self.way != Way::Proven || slowest < WITHIN {

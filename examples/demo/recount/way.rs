@@ -1,4 +1,4 @@
-//! How it is recounted: as the library does, or in one of the ways that people have without it.
+//! The ways to recount: the library's, and those that applications use without it.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,26 +13,26 @@ use super::saves::{self, PARTITIONS};
 use crate::Result;
 use crate::families::{NAMESPACE, Pair, Place};
 
-/// Far longer than a writer ever takes from a row to the count of it.
+/// The time within which a row is counted: far longer than a writer takes from inserting it to counting it.
 pub const WITHIN: Duration = Duration::from_secs(1);
-/// How long what a killed recounter held waits for another one: the lease and the timeout.
+/// The lease and the timeout, which delay the takeover from a killed recounter.
 const LEASE: Duration = Duration::from_millis(200);
 const TIMEOUT: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Way {
-    /// As the library does
+    /// Recount with the library
     Proven,
-    /// The number of rows is written over the stored value
+    /// Overwrite the stored value with the number of rows
     Overwrite,
-    /// What waits in Redis is deleted, and the number of rows written
+    /// Delete the pending counts in Redis, then write the number of rows
     Reset,
-    /// Rows less value is added at once
+    /// Add the number of rows minus the value at once
     NoWait,
 }
 
 impl Way {
-    /// As arguments of a process.
+    /// Returns the command-line arguments of a recounter.
     pub fn args(self, users: u32) -> Vec<String> {
         vec![format!("--way={self}"), format!("--users={users}")]
     }
@@ -44,18 +44,18 @@ impl fmt::Display for Way {
     }
 }
 
-/// The recount of the library.
+/// Returns the recount of the library.
 pub fn proven(pair: &Pair, saves: &BufferedCounters) -> RecountBuilder {
     let recount = pair.recount(saves).source(Source::table("saves", ["user_id"])).ids(RecountIds::Both);
     recount.within(WITHIN).timeout(TIMEOUT).lease(LEASE)
 }
 
-/// Recounts when nothing else happens.
+/// Recounts while nothing else runs.
 pub async fn quiet(way: Way, place: &Place, pair: &Pair, saves: &BufferedCounters, users: u32) -> Result<()> {
     if way != Way::Proven {
         return Naive::new(way, place, saves, users).await?.recount().await;
     }
-    // a run that was left is finished first, and may have looked at some before
+    // the first run may continue an abandoned one, which checked some ids earlier
     for _ in 0..2 {
         loop {
             match proven(pair, saves).run_once().await {
@@ -68,7 +68,7 @@ pub async fn quiet(way: Way, place: &Place, pair: &Pair, saves: &BufferedCounter
     Ok(())
 }
 
-/// A recount of another way.
+/// A recount without the library.
 pub struct Naive {
     way: Way,
     saves: BufferedCounters,
@@ -85,7 +85,7 @@ impl Naive {
         Ok(Naive { way, saves: saves.clone(), users, redis, mysql, url: place.mysql.clone() })
     }
 
-    /// One recounter at a time, as with the library.
+    /// Recounts once. A lock admits one recounter at a time, as in the library.
     pub async fn recount(&self) -> Result<()> {
         let mut lock = MySqlConnection::connect(&self.url).await?;
         let got: Option<i64> = sqlx::query_scalar("SELECT GET_LOCK('recount', 0)").fetch_one(&mut lock).await?;

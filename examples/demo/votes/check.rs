@@ -1,4 +1,4 @@
-//! Whether the table and the values returned are what the votes cast make them.
+//! The comparison of the table and the returned values with the votes cast.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ pub struct Checked {
     items: Vec<Item>,
 }
 
-/// One item, as it was voted for, returned and stored.
+/// One item with its votes cast, its returned values and its stored value.
 pub struct Item {
     pub id: u32,
     pub cast: u64,
     pub stored: Option<i64>,
-    /// Ascending.
+    /// The returned values in ascending order.
     values: Vec<i64>,
     unknown: u64,
 }
@@ -36,7 +36,7 @@ impl Checked {
         self.items.len()
     }
 
-    /// Items that got a vote.
+    /// Returns the number of items with at least one vote.
     pub fn voted_for(&self) -> usize {
         self.items.iter().filter(|item| item.cast > 0).count()
     }
@@ -45,17 +45,17 @@ impl Checked {
         self.items.iter().map(|item| item.values.len()).sum()
     }
 
-    /// Votes whose outcome is unknown.
+    /// Returns the number of votes with an unknown outcome.
     pub fn unknown(&self) -> u64 {
         self.items.iter().map(|item| item.unknown).sum()
     }
 
-    /// Items whose number in the table is wrong.
+    /// Returns the items whose number in the table is wrong.
     pub fn miscounted(&self) -> impl Iterator<Item = &Item> {
         self.items.iter().filter(|item| !item.is_counted())
     }
 
-    /// Items of which a wrong value was returned.
+    /// Returns the items for which a wrong value was returned.
     pub fn mistold(&self) -> impl Iterator<Item = &Item> {
         self.items.iter().filter(|item| item.wrong_values().is_some())
     }
@@ -67,14 +67,14 @@ impl Item {
         Item { id, cast, stored, values, unknown }
     }
 
-    /// Whether the table has all votes, but for those of unknown outcome, which it may have.
+    /// Returns whether the table has all votes. Votes with an unknown outcome may be missing.
     fn is_counted(&self) -> bool {
         let stored = self.stored.and_then(|stored| u64::try_from(stored).ok());
         stored.is_some_and(|stored| (self.cast - self.unknown.min(self.cast)..=self.cast).contains(&stored))
     }
 
-    /// What is wrong with the values: each vote's has to be another one, and together they are 1, 2, 3 ... up to the
-    /// number of votes, but for as many as there are votes of unknown outcome.
+    /// Describes what is wrong with the values, if anything. They must be distinct, and be the numbers from 1 to the
+    /// votes cast. One number may be missing for each vote with an unknown outcome.
     pub fn wrong_values(&self) -> Option<String> {
         let returned = self.values.len() as u64 + self.unknown;
         if returned != self.cast {

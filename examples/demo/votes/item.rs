@@ -1,4 +1,4 @@
-//! The items: a table of the application, in which the number of votes is a cached counter.
+//! The items: a table of the application in which the number of votes is a cached counter.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use sqlx::{AssertSqlSafe, MySqlPool};
 use crate::Result;
 use crate::families::{NAMESPACE, Pair, Place};
 
-/// As short as for the other demo's families, and for the same reason: nobody cuts the power here. The shorter, the more
-/// often a counter is saved, leaves Redis, and is read from MySQL again.
+/// The settle time. It is short as in the other demos: the demo never cuts the power. The shorter it is, the more often
+/// a counter is saved, leaves Redis and is read from MySQL again.
 const SETTLE: Duration = Duration::from_millis(100);
-/// How soon a vote is on its way to MySQL.
+/// The delay before a vote is on its way to MySQL.
 const SAVE_AFTER: Duration = Duration::from_millis(20);
-/// How long a counter that is saved stays in Redis: not at all, as far as an application is concerned.
+/// The time that a saved counter stays in Redis. It is far too short for an application.
 const RETAIN: Duration = Duration::from_millis(30);
 
 /// Connects and opens the family.
@@ -29,7 +29,7 @@ pub async fn open(place: &Place) -> counterfoil::Result<(Pair, CachedCounters)> 
     Ok((pair, votes))
 }
 
-/// The same for who only reconciles.
+/// Connects and opens the family for a process that only reconciles.
 pub async fn pair(place: &Place) -> counterfoil::Result<Pair> {
     Ok(open(place).await?.0)
 }
@@ -49,7 +49,7 @@ pub async fn create_tables(mysql: &MySqlPool, items: u32) -> Result<()> {
     Ok(())
 }
 
-/// Reads the table as anybody could, without the library.
+/// Reads the table with plain SQL, without the library.
 pub async fn vote_counts(mysql: &MySqlPool) -> Result<BTreeMap<u32, i64>> {
     let rows =
         sqlx::query_as("SELECT CAST(id AS SIGNED), CAST(vote_count AS SIGNED) FROM item").fetch_all(mysql).await?;

@@ -1,6 +1,6 @@
-//! The demo of cached counters: votes are cast for items by several processes, each vote returning the item's new
-//! number of votes, while counters leave Redis and come back and everything is being killed, cut and flushed. Then
-//! MySQL and all the values that were returned are compared with the votes cast.
+//! The demo of cached counters: several processes cast votes for items, and each vote returns the item's new number of
+//! votes. Meanwhile counters leave Redis and come back, processes are killed, connections cut and scripts flushed. Then
+//! the demo compares MySQL and all returned values with the votes cast.
 
 mod ballot;
 mod check;
@@ -23,21 +23,21 @@ use crate::servers::Servers;
 use crate::writers::{WRITERS, Writers};
 use crate::{Result, families};
 
-/// Long enough for the counters of the busiest items to be saved, and to leave Redis, before the next round.
+/// The minimum time of a round. It is long enough for the busiest counters to be saved and to leave Redis.
 const ROUND_TIME: Duration = Duration::from_millis(500);
 
-/// Casts votes for items, and checks every number that was returned.
+/// Casts votes for items and checks every number that a vote returned.
 ///
-/// Each vote returns the item's new number of votes, while counters leave Redis and come back, processes are
-/// killed, scripts flushed and connections cut; then the table, and every number returned, are compared with the votes
-/// cast. Exit status: 0 if they agree, 1 if not, 2 if it could not be found out.
+/// Each vote returns the item's new number of votes, while counters leave Redis and come back, processes are killed,
+/// scripts flushed and connections cut. Then the demo compares the table and every returned number with the votes cast.
+/// Exit status: 0 if they agree, 1 if not, 2 if an error prevented the comparison.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     ballot: Ballot,
 }
 
-/// Returns whether the table and all values returned are right.
+/// Runs the demo and returns whether the table and all returned values are right.
 pub async fn run(Args { ballot }: Args) -> Result<bool> {
     println!("{}", testkit::versions());
     let servers = Servers::start().await;

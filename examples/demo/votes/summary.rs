@@ -1,4 +1,4 @@
-//! What the demo of votes says in the end.
+//! The summary that the votes demo prints at the end.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use crate::writers::WRITERS;
 
 const DIFFERENCES: usize = 20;
 
-/// What was measured.
+/// The measured figures.
 pub struct Figures {
     pub voted: Worked,
     pub done: Disturbances,
-    /// From the first vote until everything was in MySQL.
+    /// The time from the first vote until everything was in MySQL.
     pub total: Duration,
-    /// By voters and reconcilers.
+    /// The commands and statements of voters and reconcilers.
     pub used: Meter,
     /// Rows in the table of rejects.
     pub rejects: i64,
@@ -77,7 +77,7 @@ fn print_checks(checked: &Checked) {
     );
 }
 
-/// The last line is the verdict.
+/// Prints the differences and, as the last line, the verdict.
 fn print_verdict(checked: &Checked) {
     for Item { id, cast, stored, .. } in checked.miscounted().take(DIFFERENCES) {
         let stored = stored.map_or("no row".to_owned(), |stored| stored.to_string());

@@ -1,4 +1,4 @@
-//! What the voters were told: each value with its item, in a file for each voter.
+//! The values that the voters received, each with its item, in one file per voter.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -7,25 +7,25 @@ use std::path::{Path, PathBuf};
 
 use crate::Result;
 
-/// Where the files are.
+/// The directory of the files.
 #[derive(clap::Args)]
 pub struct ToldTo {
     #[arg(long)]
     directory: PathBuf,
 }
 
-/// Writes one voter's file: `item value`, or `item ?` where the outcome is unknown, a line each.
+/// The writing end of one voter's file. A line is `item value`, or `item ?` if the outcome is unknown.
 pub struct Scribe(File);
 
-/// Everything that was told, by item.
+/// All outcomes, by item.
 #[derive(Debug, Default)]
 pub struct Told(BTreeMap<u32, Outcomes>);
 
-/// What was told of one item.
+/// The outcomes of the votes for one item.
 #[derive(Clone, Debug, Default)]
 pub struct Outcomes {
     pub values: Vec<i64>,
-    /// Votes without a reply.
+    /// Votes with an unknown outcome.
     pub unknown: u64,
 }
 
@@ -46,14 +46,14 @@ impl Scribe {
         self.write(format!("{item} ?\n"))
     }
 
-    /// At once, so that it is there whenever the process ends.
+    /// Writes the line at once, so that it survives the process.
     fn write(&self, line: String) -> Result<()> {
         Ok((&self.0).write_all(line.as_bytes())?)
     }
 }
 
 impl Told {
-    /// Adds what that voter was told.
+    /// Adds the outcomes of one voter.
     pub fn read(&mut self, directory: &Path, voter: usize) -> Result<()> {
         for line in BufReader::new(File::open(path(directory, voter))?).lines() {
             let line = line?;

@@ -1,4 +1,4 @@
-//! A voter process: casts its share of the votes, and writes down every value that is returned to it.
+//! A voter process: casts its share of the votes and records every returned value.
 
 use std::cell::Cell;
 

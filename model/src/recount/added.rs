@@ -9,11 +9,11 @@ use crate::terms::Hits;
 pub struct AddedRows {
     /// The number of rows that are inserted.
     pub rows: u8,
-    /// The number of rows whose count never comes, at most.
+    /// The maximum number of rows whose count never comes.
     pub uncounted: u8,
-    /// The number of rows that are counted twice, at most.
+    /// The maximum number of rows that are counted twice.
     pub doubled: u8,
-    /// The number of recounters that die, at most.
+    /// The maximum number of recounters that die.
     pub deaths: u8,
     /// The number of runs. Each run corrects the counter at most once.
     pub runs: u8,
@@ -21,16 +21,16 @@ pub struct AddedRows {
     pub mistake: Option<Mistake>,
 }
 
-/// A way to do without one guard of the protocol.
+/// A guard of the protocol that is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
     /// A recounter does not wait for the counts of the rows that it saw.
     NoWait,
     /// A correction does not check that the run is current and has not corrected the counter.
     NoFence,
-    /// A correction writes the number of rows, in place of adding a delta.
+    /// A correction writes the number of rows instead of adding a delta.
     WriteValue,
-    /// A correction adds the rows less the value before them, whatever was counted in the meantime.
+    /// A correction adds the number of rows minus the value before, whatever was counted in the meantime.
     OneDifference,
 }
 
@@ -114,7 +114,7 @@ impl AddedRows {
         self.mistake == Some(mistake)
     }
 
-    /// Returns what a recounter adds: as much as is proven to be missing or too much.
+    /// Returns the delta that a recounter adds: the proven lack or surplus.
     fn delta(&self, measured: &Measurement) -> i8 {
         let at_least = measured.rows as i8 - measured.after;
         let at_most = measured.rows as i8 - measured.before;

@@ -12,9 +12,9 @@ use crate::terms::Hits;
 pub struct DeletedRows {
     /// The number of rows that are inserted or deleted. One row exists before.
     pub events: u8,
-    /// The number of events whose count never comes, at most.
+    /// The maximum number of events whose count never comes.
     pub uncounted: u8,
-    /// The number of times that the partition is cut, at most.
+    /// The maximum number of times that the partition is cut.
     pub cuts: u8,
     /// The number of times that the recounter measures.
     pub rounds: u8,
@@ -22,10 +22,10 @@ pub struct DeletedRows {
     pub mistake: Option<Mistake>,
 }
 
-/// A way to do without one guard of the protocol.
+/// A guard of the protocol that is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
-    /// The recounter takes a counter with the same value and the same number of rows for one that did not move.
+    /// The recounter assumes that a counter with the same value and the same number of rows did not move.
     CompareValues,
     /// The recounter does not check that the partition was not cut.
     IgnoreCuts,
@@ -130,7 +130,7 @@ impl State {
         self.rows as i8 - self.inserts.iter().count() as i8 + self.deletes.iter().count() as i8
     }
 
-    /// Takes an event from those that are coming and returns whether it is an insert.
+    /// Removes an event from the coming ones and returns whether it is an insert.
     fn settle(&mut self, event: u8) -> bool {
         let is_insert = self.inserts.contains(event);
         self.inserts = self.inserts.without(Hits::one(event));

@@ -32,7 +32,7 @@ fn a_redis_that_is_set_back() {
     passes(Deltas { workers: 2, reader: false, ..set_back() });
 }
 
-/// The first hit may bring the incarnation where Redis is never set back.
+/// The first hit may bring the incarnation if Redis is never set back.
 #[test]
 fn an_unconfigured_partition() {
     let model = Deltas { incarnation: Incarnation::FirstHit, repeats: true, ..last_fsync() };

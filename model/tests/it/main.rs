@@ -1,4 +1,4 @@
-//! Checks small cases of every model, and that every guard is needed.
+//! Checks of small cases of every model, and of the need for every guard.
 
 mod cached;
 mod deltas;

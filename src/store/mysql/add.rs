@@ -1,4 +1,4 @@
-//! Deltas into the rows of one table: in bulk, and around the rows that the database refuses.
+//! The addition of deltas to the rows of one table: in bulk, and around the rows that the database refuses.
 
 use std::cmp::Reverse;
 
@@ -23,14 +23,14 @@ pub(super) struct Delta<'b> {
     pub(super) delta: i64,
 }
 
-/// What is added to a row: the sum of several deltas where the row's counter came in several batches.
+/// The addition to a row: the sum of several deltas if the row's counter came in several batches.
 #[derive(Clone, Copy)]
 struct RowDelta<'d, 'b> {
     deltas: &'d [Delta<'b>],
     sum: i64,
 }
 
-/// A bulk statement to be made.
+/// A bulk statement to run.
 struct Bulk<'d, 'b> {
     way: Way,
     rows: Vec<RowDelta<'d, 'b>>,
@@ -40,15 +40,15 @@ struct Bulk<'d, 'b> {
 enum Way {
     /// Rows that are missing are inserted.
     Upsert,
-    /// Rows are locked, to be updated; those that are missing are refused.
+    /// Rows are locked for an update; those that are missing are refused.
     Find,
-    /// All rows are there, and locked.
+    /// All rows exist and are locked.
     Update,
 }
 
 impl Way {
-    /// A negative number cannot be inserted into an unsigned column, not even where the row exists and the sum would
-    /// fit: then it is an update.
+    /// Returns the way to add `sum`. An unsigned column refuses the INSERT of a negative number, even if the row exists
+    /// and the sum would fit, so that is an update.
     fn of(target: &Target, sum: i64) -> Self {
         if target.inserts && !(target.unsigned && sum < 0) { Way::Upsert } else { Way::Find }
     }
@@ -72,7 +72,7 @@ impl Way {
             (Way::Find | Way::Update, _) => target.update.query().bind(json(rows)),
         };
         let changed = transaction.execute(query).await?;
-        // an upsert counts 1 for a row inserted and 2 for one updated, so it cannot be checked to the row
+        // an upsert counts 1 for an inserted row and 2 for an updated one, so the number of rows cannot be checked
         match self {
             Way::Upsert => Ok(()),
             Way::Find | Way::Update => positions::all(rows.len(), changed),
@@ -80,7 +80,7 @@ impl Way {
     }
 }
 
-/// Sums and keys as a statement is given them.
+/// Returns the sums and keys as a statement receives them.
 fn json(rows: &[RowDelta<'_, '_>]) -> String {
     let mut json = JsonRows::default();
     for row in rows {
@@ -96,8 +96,8 @@ pub(super) async fn add<'b>(
     mut deltas: Vec<Delta<'b>>,
     rejected: &mut Vec<Rejected<'b>>,
 ) -> Result<u64, sqlx::Error> {
-    // in the key's order, so that everybody locks rows in one order; where a row's deltas go one by one, the positive
-    // ones go first and may make the row that the others need
+    // in key order, so that all transactions lock rows in one order; if a row's deltas are added one by one, the
+    // positive ones go first, since they may insert the row that the others need
     deltas.sort_by(|one, other| (&one.key, Reverse(one.delta)).cmp(&(&other.key, Reverse(other.delta))));
     let mut added = 0;
     let mut steps = plan(target, &deltas);
@@ -123,12 +123,12 @@ pub(super) async fn add<'b>(
     Ok(added)
 }
 
-/// The deltas of the rows.
+/// Returns the number of deltas of the rows.
 fn count<'r>(rows: impl IntoIterator<Item = &'r RowDelta<'r, 'r>>) -> u64 {
     rows.into_iter().map(|row| row.deltas.len() as u64).sum()
 }
 
-/// Why a row is refused that is not there.
+/// Returns the reason for refusing a row that does not exist.
 fn absent(target: &Target) -> String {
     if target.inserts {
         format!("no such row, and {} takes no number below 0", target.value)
@@ -137,7 +137,7 @@ fn absent(target: &Target) -> String {
     }
 }
 
-/// The statements to make, the first one last.
+/// Returns the statements to run, the first one last.
 fn plan<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Bulk<'d, 'b>> {
     let (mut upserts, mut finds, mut steps) = (Vec::new(), Vec::new(), Vec::new());
     for deltas in deltas.chunk_by(|one, other| one.key == other.key) {
@@ -155,7 +155,7 @@ fn plan<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Bulk<'d, 'b>> {
     steps
 }
 
-/// A statement for each delta, the first one last.
+/// Returns a statement for each delta, the first one last.
 fn one_by_one<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Bulk<'d, 'b>> {
     let single = |delta: &'d Delta<'b>| {
         let row = RowDelta { deltas: std::slice::from_ref(delta), sum: delta.delta };
@@ -165,8 +165,8 @@ fn one_by_one<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Bulk<'d, 
 }
 
 impl<'d, 'b> Bulk<'d, 'b> {
-    /// Locks the rows that are there, and returns those and the others. Without the lock a row could appear or vanish
-    /// before it is updated.
+    /// Locks the rows that exist, and returns them and the others. Without the lock a row could appear or vanish before
+    /// it is updated.
     async fn find(
         self,
         transaction: &mut Transaction,
@@ -181,7 +181,7 @@ impl<'d, 'b> Bulk<'d, 'b> {
         Ok(self.rows.into_iter().partition(|_| there.next() == Some(true)))
     }
 
-    /// Returns the rows that the database refused, with its words.
+    /// Returns the rows that the database refused, with its messages.
     async fn write(
         &self,
         transaction: &mut Transaction,
@@ -201,7 +201,7 @@ impl RowDelta<'_, '_> {
         self.key().for_each(|segment| segment.write(cells));
     }
 
-    /// The deltas of a row have one key.
+    /// Returns the key, which all deltas of a row share.
     fn key(&self) -> impl Iterator<Item = &Segment<'_>> {
         self.deltas.iter().take(1).flat_map(|delta| &delta.key)
     }

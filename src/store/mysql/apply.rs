@@ -1,4 +1,4 @@
-//! Batches into the database, part by part: one transaction for ledger, values and rejects (docs/protocol.md, section 3).
+//! The write of batches, part by part: one transaction for ledger, values and rejects (docs/protocol.md, section 3).
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -15,12 +15,12 @@ use crate::error::Result;
 use crate::store::ledger::{Advance, Step, Unguarded};
 use crate::store::{Applied, Batch};
 
-/// By family number.
+/// The targets by family number.
 type Targets = HashMap<u64, Arc<Target>>;
 
-/// Most ids of a transaction by default.
+/// The default maximum number of ids in a transaction.
 const MAX_ROWS: u64 = 10_000;
-/// The same where one of the tables is the application's: its own statements wait for each locked row.
+/// The default if one of the tables is the application's, whose own statements wait for each locked row.
 const MAX_ROWS_SHARED: u64 = 500;
 
 /// Adds the next ids of the batches.

@@ -9,7 +9,7 @@ use super::session::Transaction;
 use super::transact::{UnitOfWork, transact};
 use crate::error::Result;
 
-/// Discards those of these numbers that are open, and returns which they were, ascending.
+/// Discards the open rejects among these numbers, and returns their numbers, ascending.
 pub(super) async fn discard(mysql: &MysqlStore, numbers: &[u64]) -> Result<Vec<u64>> {
     let mut discarded = Vec::new();
     for numbers in rejects::in_order(numbers).chunks(rejects::MOST) {
@@ -34,8 +34,8 @@ impl UnitOfWork for Discard<'_> {
 }
 
 impl Discard<'_> {
-    /// Locks those that are open, and returns each with its new reason. One that is being applied just now is waited
-    /// for, and is open if it was refused.
+    /// Locks the open rejects, and returns each with its new reason. Waits for a reject that is just being applied; it
+    /// is open if it was refused again.
     async fn lock(&self, transaction: &mut Transaction) -> Result<Vec<(u64, String)>, sqlx::Error> {
         // the derived table is for MySQL, which refuses to lock a JSON_TABLE (error 3569)
         const LOCK: &str = "SELECT r.number, r.reason FROM (SELECT * FROM JSON_TABLE(?, '$[*]' COLUMNS(\

@@ -1,5 +1,5 @@
-//! The families that the database knows, each with the settings that every process must agree on, and with all settings of
-//! the process that opened it last.
+//! The registered families. Each has the settings that every process must agree on, and all settings of the process
+//! that opened it last.
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
@@ -12,7 +12,7 @@ use crate::store::Registered;
 
 /// The columns that hold the settings, and [`Family::identity`] in its order.
 const COLUMNS: &str = "number, settings, kind, CAST(partitions AS CHAR), wide, durability, target, shape";
-/// Where the identity begins among them.
+/// The index of the identity among them.
 const IDENTITY: usize = 2;
 const UNREAD: &str = "families were not read";
 

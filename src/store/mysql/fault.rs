@@ -14,8 +14,9 @@ pub(super) fn store(what: impl Into<Cow<'static, str>>) -> impl FnOnce(sqlx::Err
     }
 }
 
-/// Returns `true` if no row of the table can be written until an operator changes something: SQLSTATE class 42 (a table,
-/// column or privilege is missing), an invalid view (1356), a column without a default (1364), a missing definer (1449).
+/// Returns `true` if no row of the table can be written until an operator changes something: SQLSTATE class 42 (a
+/// table, column or privilege is missing), an invalid view (1356), a column without a default (1364), a missing definer
+/// (1449).
 fn blames_table(error: &sqlx::Error) -> bool {
     class(error).as_deref() == Some("42") || matches!(number(error), Some(1356 | 1364 | 1449))
 }
@@ -24,14 +25,14 @@ fn class(error: &sqlx::Error) -> Option<String> {
     Some(error.as_database_error()?.code()?.chars().take(2).collect())
 }
 
-/// Returns `true` if a bulk statement failed because of the data of one of its rows, so that the others can succeed: then
-/// InnoDB has undone the statement and kept the transaction, and the rows can be tried in smaller groups.
+/// Returns `true` if a bulk statement failed because of the data of one of its rows, so that the others can succeed:
+/// then InnoDB has undone the statement and kept the transaction, and the rows can be tried in smaller groups.
 ///
 /// By SQLSTATE class: 22 (out of range, too long, not a date), 23 (foreign key, unique key, NOT NULL, and MariaDB's
 /// CHECK), 44 (CHECK OPTION of a view), 45 (SIGNAL of a trigger), 01 (a warning that strict mode made an error). MySQL
-/// files some others of this sort under HY000, told apart by number. Everything else, such as a missing table or
-/// privilege, a lock, a full disk or a lost connection, is no row's fault and fails the transaction. So does a column
-/// without a default (1364): no row would go through, and holding the batches back until it is mended loses none.
+/// reports some others of this sort as HY000, which are recognized by number. Everything else, such as a missing table
+/// or privilege, a lock, a full disk or a lost connection, is not the fault of a row and fails the transaction. So does
+/// a column without a default (1364): it refuses every row, and holding the batches back until it is fixed loses none.
 pub(super) fn blames_row(error: &sqlx::Error) -> bool {
     const BY_NUMBER: [u16; 9] = [
         1300, // invalid character string
@@ -50,10 +51,10 @@ pub(super) fn blames_row(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Returns `true` if the transaction conflicted with another one and may succeed when it is tried again from its start: 1213
-/// (deadlock, also a failed certification of a cluster; already rolled back by the server), 1205 (lock wait timeout; still
-/// open), 1020 (MariaDB with `innodb_snapshot_isolation`), and 1062 for a ledger row that another transaction inserted
-/// first.
+/// Returns `true` if the transaction conflicted with another one and may succeed when it is tried again from its start:
+/// 1213 (deadlock, also a failed certification of a cluster; already rolled back by the server), 1205 (lock wait
+/// timeout; still open), 1020 (MariaDB with `innodb_snapshot_isolation`), and 1062 for a ledger row that another
+/// transaction inserted first.
 pub(super) fn is_conflict(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1020 | 1062 | 1205 | 1213))
 }
@@ -69,7 +70,7 @@ pub(super) fn is_lost(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::Io(_)) || matches!(number(error), Some(1053 | 1927 | 4031))
 }
 
-/// The server's own words.
+/// Returns the server's own message.
 pub(super) fn message(error: &sqlx::Error) -> String {
     error.as_database_error().map_or_else(|| error.to_string(), |error| error.message().to_owned())
 }

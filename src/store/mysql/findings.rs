@@ -10,7 +10,7 @@ use super::{MysqlStore, fault, schema};
 use crate::family::{Family, Kind};
 use crate::finding::{Finding, Severity};
 
-/// A statement of the largest batch has about 5 MB.
+/// The minimum of `max_allowed_packet`. A statement of the largest batch has about 5 MB.
 const PACKET: i64 = 8 * 1024 * 1024;
 
 /// The server's version and settings.
@@ -61,7 +61,7 @@ impl MysqlStore {
     async fn server(&self) -> Result<Server, sqlx::Error> {
         self.meter.sent(2);
         let version = sqlx::query("SELECT VERSION()").fetch_one(&self.primary).await?.try_get::<String, _>(0)?;
-        // by name, since not every server has every one
+        // by name, since not every server has every setting
         const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', 'autocommit', \
              'innodb_flush_log_at_trx_commit', 'max_allowed_packet', 'log_bin', 'binlog_format', \
              'transaction_isolation', 'tx_isolation')";
@@ -71,7 +71,7 @@ impl MysqlStore {
         Ok(Server { mariadb: version.contains("MariaDB"), version, settings })
     }
 
-    /// The tables that the families write, each once: their definition, and what this user may do to them.
+    /// Checks the tables that the families write, each once: their definitions and this user's privileges.
     async fn table_findings(&self, families: &[Family]) -> Vec<Finding> {
         let mut findings = Vec::new();
         for probe in own_probes() {
@@ -101,7 +101,7 @@ impl MysqlStore {
         findings
     }
 
-    /// Only of a table of the application's: what else would stand for rows.
+    /// Returns a finding if the family was never recounted. Only counters in a table of the application stand for rows.
     async fn never_recounted(&self, family: &Family) -> Option<Finding> {
         const RUNS: &str = "SELECT COUNT(*) FROM counterfoil_recounts AS r JOIN counterfoil_families AS f ON f.number = r.family \
              WHERE f.namespace = ? AND f.name = ? AND r.finished_at IS NOT NULL";
@@ -118,7 +118,7 @@ impl MysqlStore {
         })
     }
 
-    /// Makes a statement that needs the privilege and concerns no row.
+    /// Runs a statement that needs the privilege and concerns no row.
     async fn probe(&self, probe: Probe) -> Option<Finding> {
         self.meter.sent(1);
         let error = sqlx::query(AssertSqlSafe(probe.text)).fetch_all(&self.primary).await.err()?;
@@ -145,7 +145,7 @@ struct Probe {
     text: String,
 }
 
-/// The privileges needed on counterfoil's own tables; on the values they are probed as on any family's table.
+/// Returns probes of the privileges on counterfoil's own tables. The table of values is probed like any family's table.
 fn own_probes() -> impl Iterator<Item = Probe> {
     const PROBES: [(&str, &str, &str); 16] = [
         ("counterfoil_families", "SELECT", "SELECT number FROM counterfoil_families WHERE FALSE"),
@@ -201,7 +201,7 @@ fn own_probes() -> impl Iterator<Item = Probe> {
     })
 }
 
-/// The privileges needed on a family's table.
+/// Returns probes of the privileges on a family's table.
 fn probes(target: &Target) -> Vec<Probe> {
     let name = &target.name;
     let value = format!("`{}`", target.value);
@@ -239,7 +239,7 @@ impl Server {
         self.settings.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
 
-    /// JSON_TABLE is there since MySQL 8.0.4 and MariaDB 10.6.
+    /// Checks the server's version. JSON_TABLE exists since MySQL 8.0.4 and MariaDB 10.6.
     fn version(&self) -> Option<Finding> {
         let oldest = if self.mariadb { [10, 6, 0] } else { [8, 0, 4] };
         let mut numbers =

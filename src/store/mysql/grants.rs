@@ -12,13 +12,13 @@ use crate::role::Role;
 /// The privileges on a table that counterfoil may need, in the order in which they are granted.
 const PRIVILEGES: [&str; 3] = ["SELECT", "INSERT", "UPDATE"];
 
-/// Returns the statements, one a table and each with `;` at its end, that grant a user of that role the privileges for
-/// these families. `schema` is the database with counterfoil's tables, which must exist; a family's table whose name
+/// Returns the statements that grant a user of that role the privileges for these families: one per table, each with
+/// `;` at its end. `schema` is the database with counterfoil's tables, which must exist; a family's table whose name
 /// includes a schema is in that one. `user` is an account without quotes: `counterfoil@10.0.0.%`, or `counterfoil` from
 /// any host.
 ///
-/// There are none for a [`Writer`](Role::Writer) of families that are not cached, because it needs no database. A recount
-/// also reads its source, which is not part of a family: add SELECT on that.
+/// There are none for a [`Writer`](Role::Writer) of families that are not cached, because it needs no database. A
+/// recount also reads its source, which is not part of a family: add SELECT on that.
 pub fn grants(families: &[Family], role: Role, schema: &str, user: &str) -> Vec<String> {
     let concerned: Vec<_> = families.iter().filter(|family| role != Role::Writer || family.is_cached()).collect();
     let own: Vec<_> = match role {

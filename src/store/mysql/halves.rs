@@ -1,16 +1,16 @@
-//! Bulk statements of which single rows may be refused.
+//! Bulk statements in which single rows may be refused.
 
 use super::fault;
 
-/// Most rows of a statement. At 255 bytes an id it then has about 5 MB.
+/// The maximum number of rows in a statement. With ids of 255 bytes it then has about 5 MB.
 pub(super) const CHUNK: usize = 10_000;
 
-/// The rows of one bulk statement after the other.
+/// The rows of successive bulk statements.
 ///
-/// A statement that fails because of one of its rows is undone by InnoDB and made again in halves, down to the single
-/// row: among 10,000 rows one bad row costs some 28 statements more.
+/// If a statement fails because of one of its rows, InnoDB undoes it. It is then repeated in halves, down to the single
+/// row: among 10,000 rows, one bad row costs about 28 more statements.
 pub(super) struct Halves<'r, R> {
-    /// The first one last.
+    /// The parts that remain, the first one last.
     parts: Vec<&'r [R]>,
     refused: Vec<(&'r R, String)>,
 }
@@ -20,12 +20,12 @@ impl<'r, R> Halves<'r, R> {
         Halves { parts: rows.chunks(CHUNK).rev().collect(), refused: Vec::new() }
     }
 
-    /// The rows of the next statement.
+    /// Returns the rows of the next statement.
     pub(super) fn next(&mut self) -> Option<&'r [R]> {
         self.parts.pop()
     }
 
-    /// Takes what the statement of these rows came to. An error that blames no row is returned.
+    /// Takes the result of the statement with these rows. Returns an error that blames no row.
     pub(super) fn made(&mut self, rows: &'r [R], result: Result<(), sqlx::Error>) -> Result<(), sqlx::Error> {
         match (result, rows) {
             (Ok(()), _) => {}
@@ -39,7 +39,7 @@ impl<'r, R> Halves<'r, R> {
         Ok(())
     }
 
-    /// The rows that the database refused, with its words.
+    /// Returns the rows that the database refused, with its messages.
     pub(super) fn refused(self) -> Vec<(&'r R, String)> {
         self.refused
     }

@@ -1,20 +1,20 @@
-//! Rows on their way into a statement: one JSON text for any number of them, unfolded by `JSON_TABLE`.
+//! The rows for a statement: one JSON text for any number of rows, unfolded by `JSON_TABLE`.
 //!
-//! The statement's own text stays the same for any number of rows, so it stays prepared. Text travels as hexadecimal
-//! digits: the JSON is plain ASCII, and no character set of a connection, a database or a JSON parser can change a byte.
+//! The statement's own text is the same for any number of rows, so it stays prepared. Text is sent as hexadecimal
+//! digits: the JSON is plain ASCII, so no character set of a connection, a database or a JSON parser can change a byte.
 
 use std::fmt::{Display, Write};
 
-/// What every column of a `JSON_TABLE` says: a value that does not fit fails the statement. The default is NULL, which
-/// would lose it silently.
+/// The clause of every column of a `JSON_TABLE`: a value that does not fit fails the statement. The default, NULL,
+/// would lose the value silently.
 pub(super) const OR_ERROR: &str = "ERROR ON EMPTY ERROR ON ERROR";
 
-/// The definition of the column of a `JSON_TABLE` that stands at `index` in its row.
+/// Returns the definition of the column of a `JSON_TABLE` at `index` of its row.
 pub(super) fn column(name: &str, kind: &str, index: usize) -> String {
     format!("{name} {kind} PATH '$[{index}]' {OR_ERROR}")
 }
 
-/// An array of arrays being written.
+/// An array of arrays under construction.
 #[derive(Default)]
 pub(super) struct JsonRows(String);
 
@@ -25,7 +25,7 @@ impl JsonRows {
         self
     }
 
-    /// An integer.
+    /// Appends an integer.
     pub(super) fn number(&mut self, number: impl Display) -> &mut Self {
         self.cell();
         // writing to a String does not fail
@@ -33,14 +33,14 @@ impl JsonRows {
         self
     }
 
-    /// ASCII without quotes and backslashes, as it is.
+    /// Appends ASCII without quotes and backslashes unchanged.
     pub(super) fn plain(&mut self, text: &str) -> &mut Self {
         self.cell();
         let _ = write!(self.0, "\"{text}\"");
         self
     }
 
-    /// Any bytes, as hexadecimal digits; the statement takes them through `UNHEX`.
+    /// Appends any bytes as hexadecimal digits. The statement decodes them by `UNHEX`.
     pub(super) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
         const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
         self.cell();
@@ -53,7 +53,7 @@ impl JsonRows {
         self
     }
 
-    /// The JSON text.
+    /// Returns the JSON text.
     pub(super) fn finish(mut self) -> String {
         self.0.push_str(if self.0.is_empty() { "[]" } else { "]]" });
         self.0
@@ -66,7 +66,7 @@ impl JsonRows {
     }
 }
 
-/// Reads hexadecimal digits, as [`JsonRows::bytes`] and the server's `HEX` write them. `None` for anything else.
+/// Reads hexadecimal digits, as [`JsonRows::bytes`] and the server's `HEX` write them. Returns `None` for other text.
 pub(super) fn unhex(digits: &str) -> Option<Vec<u8>> {
     let digit = |digit: &u8| char::from(*digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     let (pairs, rest) = digits.as_bytes().as_chunks::<2>();

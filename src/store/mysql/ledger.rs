@@ -1,4 +1,4 @@
-//! The ledger: the last batch of each partition and incarnation, and how far it was added (docs/protocol.md, section 3).
+//! The ledger: the last batch of each partition and incarnation, with its progress (docs/protocol.md, section 3).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use super::session::{self, Meter, Transaction};
 use crate::store::ledger::LedgerKey;
 use crate::store::{Batch, Incarnation, LedgerRow, Mark, Nonce};
 
-/// Most rows of a statement.
+/// The maximum number of rows in a statement.
 const CHUNK: usize = 10_000;
 
 /// A [`Mark`] as one column of the ledger `l`: `SEQ NONCE POSITION`, two decimal numbers and hexadecimal digits, or `-`
-/// where the batch is complete. NULL where there is no row.
+/// if the batch is complete. NULL if the row does not exist.
 macro_rules! mark {
     () => {
         "CONCAT(l.seq, ' ', l.nonce, ' ', COALESCE(HEX(l.position), '-'))"
@@ -64,7 +64,7 @@ pub(super) async fn lock(
         mark!(),
         " FROM (SELECT * FROM ",
         given!(),
-        " AS given) AS j LEFT JOIN counterfoil_ledger AS l ON ",
+        " AS given) AS j LEFT JOIN counterfoil_ledger AS l FORCE INDEX (PRIMARY) ON ",
         matches!(),
         " FOR UPDATE",
     );
@@ -81,7 +81,7 @@ pub(super) async fn lock(
     Ok(rows)
 }
 
-/// Writes the rows. Those that are not `known` are inserted plainly: a duplicate key is a conflict with another
+/// Writes the rows. Rows that are not `known` are inserted plainly: a duplicate key is a conflict with another
 /// transaction, after which this one starts again.
 pub(super) async fn write(
     transaction: &mut Transaction,
@@ -91,7 +91,7 @@ pub(super) async fn write(
     const UPDATE: &str = concat!(
         "UPDATE ",
         given!(marks),
-        " AS j STRAIGHT_JOIN counterfoil_ledger AS l ON ",
+        " AS j STRAIGHT_JOIN counterfoil_ledger AS l FORCE INDEX (PRIMARY) ON ",
         matches!(),
         " SET l.seq = j.seq, l.nonce = j.nonce, l.position = UNHEX(NULLIF(j.position, '-')), \
          l.applied_at = CURRENT_TIMESTAMP",

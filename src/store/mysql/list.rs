@@ -11,23 +11,23 @@ use crate::error::Result;
 use crate::family::table::KeyType;
 use crate::store::Registered;
 
-/// Which ids are asked for.
+/// The range of requested ids.
 struct Range {
     /// The values of the leading key columns that the prefix gives in full, as they are spelt in an id.
     fixed: Vec<String>,
     /// The part of every id that spells them, with the separators. What follows it is compared as text.
     lead: String,
-    /// Where that text begins, in byte order ...
+    /// The lower bound of that text in byte order, inclusive.
     from: Vec<u8>,
-    /// ... and what it stays below.
+    /// The upper bound, exclusive.
     to: Vec<u8>,
 }
 
-/// The ids that begin with `prefix` and come after `after`, with their values, at most `limit`.
+/// Returns up to `limit` ids that begin with `prefix` and come after `after`, with their values.
 ///
-/// The key columns whose segments the prefix gives in full are looked up. Of what is left, a single VARBINARY column is
-/// read as a range of the index and no further than the limit; anything else is put together as text, filtered and
-/// sorted, which reads all rows with those leading columns, or the whole table where the prefix gives none.
+/// The key columns whose segments the prefix gives in full are looked up. If a single VARBINARY column is left, the
+/// statement reads a range of the index, no further than the limit. Otherwise it builds the ids as text, filters and
+/// sorts them. That reads all rows with those leading columns, or the whole table if the prefix gives none.
 pub(super) async fn list(
     pool: &MySqlPool,
     meter: &Meter,
@@ -46,7 +46,7 @@ pub(super) async fn list(
         let rows = page(pool, meter, &text, target, &range, want).await.map_err(store("counters were not listed"))?;
         let last = rows.len() < want;
         for (rest, digits) in rows {
-            // a row whose columns are no id's, such as the day 0000-00-00, is passed over
+            // skips a row whose columns spell no valid id, such as the day 0000-00-00
             if let Ok(rest) = std::str::from_utf8(&rest)
                 && let id = format!("{}{rest}", range.lead)
                 && family.family.check_id(&id).is_ok()
@@ -65,7 +65,7 @@ pub(super) async fn list(
 }
 
 impl Range {
-    /// `None` where no id can be in it.
+    /// Returns `None` if no id can be in the range.
     fn new(family: &Registered, prefix: &str, after: Option<&str>) -> Option<Self> {
         let (fixed, lead) = match &family.family.table {
             None => (vec![family.number.to_string()], ""),
@@ -80,7 +80,7 @@ impl Range {
         };
         let mut from = prefix.as_bytes().to_vec();
         if let Some(after) = after.filter(|after| after.as_bytes() >= prefix.as_bytes()) {
-            // the next one in byte order
+            // the next text in byte order
             from = [after.as_bytes(), &[0]].concat();
         }
         let from = from.strip_prefix(lead.as_bytes())?.to_vec();
@@ -88,12 +88,12 @@ impl Range {
     }
 }
 
-/// The first in byte order that comes after everything that begins with the UTF-8 text `prefix`.
+/// Returns the first bytes that come after every text that begins with `prefix`, which is UTF-8.
 fn behind(prefix: &[u8]) -> Vec<u8> {
     match prefix {
-        // in no UTF-8 text
+        // 0xff occurs in no UTF-8 text
         [] => vec![0xff],
-        // no byte of UTF-8 is 0xff
+        // no overflow, since no byte of UTF-8 is 0xff
         [start @ .., last] => [start, &[last + 1]].concat(),
     }
 }

@@ -66,8 +66,8 @@ use crate::store::{Applied, Batch, Incarnation, LedgerRow, ReadFrom, Registered,
 /// the safe updates that a transaction needs apply to that transaction only. A caller may drop a future at any time:
 /// transactions are finished in tasks of their own, and connections stay usable.
 ///
-/// The definition of an application's table is read once and kept for the life of the store. Restart the process after an
-/// `ALTER TABLE` that changes a key or the value column.
+/// The definition of an application's table is read once and kept for the life of the store. Restart the process after
+/// an `ALTER TABLE` that changes a key or the value column.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -81,7 +81,7 @@ pub struct MysqlStore {
     primary: MySqlPool,
     replica: Option<MySqlPool>,
     meter: Meter,
-    /// By description; `None` is counterfoil's own table.
+    /// The targets by description; `None` is counterfoil's own table.
     targets: Arc<RwLock<HashMap<Option<Table>, Arc<Target>>>>,
     own: Arc<OwnTables>,
 }
@@ -89,9 +89,9 @@ pub struct MysqlStore {
 /// The state of counterfoil's own tables.
 #[derive(Default)]
 struct OwnTables {
-    /// They exist.
+    /// `true` if the tables exist.
     are_there: AtomicBool,
-    /// Missing ones are created before the first query for families.
+    /// `true` if missing tables are created before the first query for families.
     creates: bool,
 }
 
@@ -114,14 +114,13 @@ impl MysqlStore {
         self
     }
 
-    /// Returns the statements, separated by `;`, that create counterfoil's tables unless they exist; for applications that
-    /// create tables by migrations.
+    /// Returns the statements, separated by `;`, that create counterfoil's tables unless they exist. Use them if your
+    /// application creates tables by migrations.
     pub const fn schema() -> &'static str {
         schema::SCHEMA
     }
 
-    /// Creates those of counterfoil's tables that do not exist. If none is missing, the database's user does not need
-    /// CREATE.
+    /// Creates counterfoil's tables unless they exist. If none is missing, the database's user does not need CREATE.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store), or [`Mismatch`](crate::ErrorKind::Mismatch) if the user lacks the
@@ -150,11 +149,11 @@ impl MysqlStore {
         Ok(())
     }
 
-    /// Returns up to `limit` rejects with numbers above `after` (0 for the first page), ascending, except those that were
-    /// [applied](Self::retry_rejects) or [discarded](Self::discard_rejects) since.
+    /// Returns up to `limit` rejects with numbers above `after` (0 for the first page), ascending, except those that
+    /// were [applied](Self::retry_rejects) or [discarded](Self::discard_rejects) since.
     ///
-    /// The database assigns a number before the transaction commits, so a lower number may appear shortly after a higher
-    /// one.
+    /// The database assigns a number before the transaction commits, so a lower number may appear shortly after a
+    /// higher one.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
@@ -170,7 +169,7 @@ impl MysqlStore {
     /// Returns the latest `limit` of these rejects, the newest first.
     ///
     /// # Errors
-    /// As for [`rejects`](Self::rejects).
+    /// See [`rejects`](Self::rejects).
     pub async fn latest_rejects(&self, limit: u64) -> Result<Vec<Reject>> {
         let mysql = self.clone();
         detached(async move {
@@ -180,30 +179,32 @@ impl MysqlStore {
         .await
     }
 
-    /// Adds rejects of a family, given by their numbers, to their rows once the cause is fixed, and returns the outcome of
-    /// each, in the order of the numbers. The rejects stay in their table, marked as applied. A delta that is refused
-    /// again stays a reject with the new reason.
+    /// Adds rejects of a family, given by their numbers, to their rows once the cause is fixed, and returns the outcome
+    /// of each, in the order of the numbers. The rejects stay in their table, marked as applied. A delta that is
+    /// refused again stays a reject with the new reason.
     ///
     /// Each counts once, however often it is retried: row and reject are written in one transaction, for up to 10,000
-    /// rejects. A cached counter that is in Redis shows the delta once its row is read again: with its next sync or seed.
+    /// rejects. A cached counter that is in Redis shows the delta once its row is read again: with its next sync or
+    /// seed.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store): nothing of the last transaction was kept, or it is unknown; call again, nothing
-    /// counts twice. [`Mismatch`](crate::ErrorKind::Mismatch) if the family or its table is registered differently.
+    /// [`Store`](crate::ErrorKind::Store): the last transaction was not kept, or its outcome is unknown. Call again:
+    /// nothing counts twice. [`Mismatch`](crate::ErrorKind::Mismatch) if the family or its table is registered
+    /// differently.
     pub async fn retry_rejects(&self, family: &Family, numbers: &[u64]) -> Result<Vec<Retried>> {
         let (mysql, family, numbers) = (self.clone(), family.clone(), numbers.to_vec());
         detached(async move { retry::retry(&mysql, family, &numbers).await }).await
     }
 
-    /// Discards rejects of any family: each of these numbers that is open is marked as done without being added, and its
-    /// reason, cut at 1024 characters, begins with `discarded: `. Returns the numbers of those, ascending: others do not
-    /// exist, or were applied or discarded before.
+    /// Discards the open rejects among these numbers, of any family. Each is marked as done without being added, and
+    /// its reason, cut at 1024 characters, begins with `discarded: `. Returns the numbers of the discarded ones,
+    /// ascending. The others do not exist, or were applied or discarded before.
     ///
-    /// Of this and [`retry_rejects`](Self::retry_rejects) at the same moment one wins each reject.
+    /// If this and [`retry_rejects`](Self::retry_rejects) run at the same time, one of them takes each reject.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store): up to 10,000 rejects share a transaction, and nothing of the last one was
-    /// kept, or it is unknown; call again.
+    /// [`Store`](crate::ErrorKind::Store): up to 10,000 rejects share a transaction. The last transaction was not kept,
+    /// or its outcome is unknown. Call again.
     pub async fn discard_rejects(&self, numbers: &[u64]) -> Result<Vec<u64>> {
         let (mysql, numbers) = (self.clone(), numbers.to_vec());
         detached(async move { discard::discard(&mysql, &numbers).await }).await

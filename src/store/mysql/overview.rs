@@ -31,17 +31,17 @@ pub struct Overview {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecountRun {
-    /// Its number among the family's, as [`MysqlStore::drift`] takes it.
+    /// The number of the run within the family, as [`MysqlStore::drift`] takes it.
     pub run: u64,
-    /// Counters that were compared with their rows.
+    /// The number of counters that were compared with their rows.
     pub checked: u64,
-    /// Of these, the ones that differ by what is proven.
+    /// The number of these counters with a proven difference.
     pub drifted: u64,
-    /// When it began.
+    /// The time when the run began.
     pub started: SystemTime,
-    /// When it last wrote down how far it came.
+    /// The time when the run last recorded its progress.
     pub touched: SystemTime,
-    /// When it ended; `None` while it is under way, or was left.
+    /// The time when the run ended; `None` if it is in progress or was abandoned.
     pub finished: Option<SystemTime>,
 }
 
@@ -63,7 +63,7 @@ impl MysqlStore {
 
     async fn look_over(&self) -> Result<Vec<Overview>, sqlx::Error> {
         const FAMILIES: &str = "SELECT number, namespace, name FROM counterfoil_families ORDER BY number";
-        // of each row, and not of the latest one: a session's time zone has no say then
+        // converts each row before taking the latest, so that the session's time zone has no effect
         const SAVED: &str = "SELECT family, CAST(MAX(UNIX_TIMESTAMP(applied_at)) * 1000 AS UNSIGNED) \
              FROM counterfoil_ledger GROUP BY family";
         const REJECTS: &str = "SELECT family, CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_rejects \
@@ -116,7 +116,7 @@ fn recount(row: &MySqlRow) -> Result<RecountRun, sqlx::Error> {
     })
 }
 
-/// From milliseconds of Unix time.
+/// Converts milliseconds of Unix time.
 fn time(ms: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_millis(ms)
 }

@@ -1,4 +1,4 @@
-//! The building blocks of the statements on a table: how its rows are given, matched and spelt.
+//! The building blocks of the statements on a table: they pass, match and spell its rows.
 
 use sqlx::Arguments;
 use sqlx::mysql::MySqlArguments;
@@ -8,22 +8,22 @@ use super::shape::{Shape, Storage};
 use super::statement::{Statement, quoted, table_name};
 use crate::family::table::{KeyType, Table};
 
-/// The name under which a statement knows its JSON rows. No table of the application is called like this.
+/// The name of the JSON rows in a statement. No table of the application has this name.
 pub(super) const INPUT: &str = "counterfoil_input";
 
 /// A key column.
 pub(super) struct StoredKey {
-    /// Quoted.
+    /// The quoted name of the column.
     pub(super) column: String,
     pub(super) kind: KeyType,
     pub(super) storage: Storage,
 }
 
-/// An id's part for one key column. Ordered as the column is, so that all transactions lock rows in one order.
+/// The part of an id for one key column. It sorts like the column, so that all transactions lock rows in one order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Segment<'id> {
     Number(i128),
-    /// Of ASCII without quotes and backslashes: a day or a UUID.
+    /// ASCII without quotes and backslashes: a day or a UUID.
     Plain(&'id str),
     Text(&'id str),
 }
@@ -31,7 +31,7 @@ pub(super) enum Segment<'id> {
 impl<'id> Segment<'id> {
     pub(super) fn new(kind: KeyType, text: &'id str) -> Self {
         match kind {
-            // split() lets nothing pass that is no number
+            // split() passes nothing but numbers
             KeyType::Unsigned | KeyType::Signed => text.parse().map_or(Segment::Text(text), Segment::Number),
             KeyType::Date | KeyType::Uuid => Segment::Plain(text),
             KeyType::Text | KeyType::Char => Segment::Text(text),
@@ -46,7 +46,7 @@ impl<'id> Segment<'id> {
         };
     }
 
-    /// As a parameter of a [bulk insert](super::statement::bulk_insert).
+    /// Adds the segment as a parameter of a [bulk insert](super::statement::bulk_insert).
     pub(super) fn add_to(&self, arguments: &mut MySqlArguments) -> Result<(), sqlx::Error> {
         let added = match self {
             Segment::Number(number) => match i64::try_from(*number) {
@@ -58,7 +58,7 @@ impl<'id> Segment<'id> {
         added.map_err(sqlx::Error::Encode)
     }
 
-    /// As a parameter of [`StoredKey::equals_parameter`].
+    /// Binds the segment as a parameter of [`StoredKey::equals_parameter`].
     pub(super) fn bind(self, query: Statement) -> Statement {
         match self {
             Segment::Number(number) => query.bind(number.to_string()),
@@ -68,12 +68,12 @@ impl<'id> Segment<'id> {
     }
 }
 
-/// The building blocks of the statements on a table, which they call `t`.
+/// The building blocks of the statements on a table, which the statements call `t`.
 pub(super) struct Parts {
-    /// Quoted.
+    /// The quoted name of the table.
     pub(super) name: String,
     pub(super) keys: Vec<StoredKey>,
-    /// Quoted.
+    /// The quoted name of the value column.
     pub(super) value: String,
     nullable: bool,
 }
@@ -89,8 +89,8 @@ impl Parts {
         }
     }
 
-    /// The rows that a statement is given, named [`INPUT`]: `pos` from 1, the keys `k0`, `k1` ..., and before them the
-    /// `delta` if there is one. MariaDB reads a row anew for each column, up to that column, so long ones come last.
+    /// Returns the rows that a statement receives, named [`INPUT`]: `pos` from 1, the `delta` if there is one, and the
+    /// keys `k0`, `k1` .... MariaDB reads a row again for each column, up to that column, so long columns come last.
     pub(super) fn source(&self, has_delta: bool) -> String {
         let delta = has_delta.then(|| ("delta".to_owned(), "BIGINT"));
         let keys = self.keys.iter().enumerate().map(|(index, key)| (format!("k{index}"), json_type(key.kind)));
@@ -99,7 +99,7 @@ impl Parts {
         format!("JSON_TABLE(?, '$[*]' COLUMNS(pos FOR ORDINALITY, {})) AS {INPUT}", columns.join(", "))
     }
 
-    /// The key columns, for an INSERT of what is [given](Self::given).
+    /// Returns the key columns for an INSERT of the [given](Self::given) rows.
     pub(super) fn key_columns(&self) -> String {
         join(&self.keys, ", ", |_, key| key.column.clone())
     }
@@ -108,34 +108,34 @@ impl Parts {
         join(&self.keys, ", ", |index, key| key.given(index))
     }
 
-    /// The condition that a row is the one given.
+    /// Returns the condition that a row is the given one.
     pub(super) fn matches(&self) -> String {
         join(&self.keys, " AND ", |index, key| format!("t.{} = {}", key.column, key.given(index)))
     }
 
-    /// The condition that a row is the one given by parameters.
+    /// Returns the condition that a row is the one given by parameters.
     pub(super) fn equals_parameters(&self) -> String {
         join(&self.keys, " AND ", |_, key| key.equals_parameter())
     }
 
-    /// The condition that a row was found.
+    /// Returns the condition that a row was found.
     pub(super) fn there(&self) -> String {
         self.keys.first().map_or_else(String::new, |key| format!("t.{} IS NOT NULL", key.column))
     }
 
-    /// The value, where NULL counts as 0: NULL plus a delta would be NULL, the delta lost.
+    /// Returns the value, with NULL as 0: NULL plus a delta would be NULL, and the delta would be lost.
     pub(super) fn current(&self, table: &str) -> String {
         if self.nullable { format!("COALESCE({table}.{}, 0)", self.value) } else { format!("{table}.{}", self.value) }
     }
 
-    /// The value as decimal digits, since BIGINT UNSIGNED does not decode into i64.
+    /// Returns the value as decimal digits, since BIGINT UNSIGNED does not decode into i64.
     pub(super) fn digits(&self) -> String {
         format!("CAST({} AS CHAR)", self.current("t"))
     }
 }
 
 impl StoredKey {
-    /// The value given in the JSON, as the column takes it.
+    /// Returns the value from the JSON in the form that the column takes.
     fn given(&self, index: usize) -> String {
         let json = format!("{INPUT}.k{index}");
         match self.kind {
@@ -144,12 +144,12 @@ impl StoredKey {
         }
     }
 
-    /// The condition that the column has the value given as a parameter, spelt as in an id.
+    /// Returns the condition that the column equals a parameter, which is spelt as in an id.
     pub(super) fn equals_parameter(&self) -> String {
         self.compared("=")
     }
 
-    /// The condition that the column is on that side of such a parameter.
+    /// Returns the condition that compares the column with such a parameter.
     pub(super) fn compared(&self, operator: &str) -> String {
         let parameter = match self.kind {
             KeyType::Unsigned => "CAST(? AS UNSIGNED)",
@@ -160,7 +160,7 @@ impl StoredKey {
         format!("t.{} {operator} {}", self.column, self.stored(parameter))
     }
 
-    /// The value as it is compared with the column, so that the index is used.
+    /// Returns the value in the form that is compared with the column, so that the index is used.
     fn stored(&self, value: &str) -> String {
         match &self.storage {
             Storage::Plain | Storage::Bytes => value.to_owned(),
@@ -172,15 +172,15 @@ impl StoredKey {
         }
     }
 
-    /// The column as it is spelt in an id, in bytes.
+    /// Returns the column as spelt in an id, in bytes.
     pub(super) fn bytes(&self) -> String {
         self.bytes_of(format!("t.{}", self.column))
     }
 
-    /// [`bytes`](Self::bytes) of another column with such values.
+    /// Returns [`bytes`](Self::bytes) for another column with such values.
     pub(super) fn bytes_of(&self, column: String) -> String {
         match (self.kind, &self.storage) {
-            // + 0 takes off the zeros of a ZEROFILL column
+            // + 0 removes the leading zeros of a ZEROFILL column
             (KeyType::Unsigned | KeyType::Signed, _) => format!("CAST(CAST({column} + 0 AS CHAR) AS BINARY)"),
             (KeyType::Date, _) | (_, Storage::Uuid) => format!("CAST(CAST({column} AS CHAR) AS BINARY)"),
             (_, Storage::UuidBytes) => {
@@ -188,16 +188,16 @@ impl StoredKey {
                 let groups = groups.map(|(from, bytes)| format!("HEX(SUBSTR({column}, {from}, {bytes}))"));
                 format!("CAST(LOWER(CONCAT_WS('-', {})) AS BINARY)", groups.join(", "))
             }
-            // bare, so that a range of it is a range of the index
+            // bare, so that a range of the column is a range of the index
             (KeyType::Text, Storage::Bytes) => column,
             (KeyType::Text, _) => format!("CAST({column} AS BINARY)"),
-            // a session may have CHAR filled up with spaces
+            // some sessions have CHAR padded with spaces
             (KeyType::Char | KeyType::Uuid, _) => format!("CAST(CONVERT(RTRIM({column}) USING utf8mb4) AS BINARY)"),
         }
     }
 }
 
-/// The type of a key's column in `JSON_TABLE`.
+/// Returns the type of a key's column in `JSON_TABLE`.
 fn json_type(kind: KeyType) -> &'static str {
     match kind {
         KeyType::Unsigned => "BIGINT UNSIGNED",

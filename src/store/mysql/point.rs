@@ -1,4 +1,4 @@
-//! The read of one id of one partition, which is what most reads are: two lookups by primary key, where [`SnapshotRead`] would
+//! The read of one id of one partition, the most common read: two lookups by primary key, where [`SnapshotRead`] would
 //! unfold JSON.
 //!
 //! [`SnapshotRead`]: super::snapshot::SnapshotRead
@@ -25,7 +25,7 @@ pub(super) struct Point<'a> {
 }
 
 impl<'a> Point<'a> {
-    /// Returns `None` for more or fewer ids or partitions, and for an id that matches no row.
+    /// Creates the query. Returns `None` for more or fewer ids or partitions, and for an id that matches no row.
     pub(super) fn new(
         target: &'a Target,
         family: &'a Registered,
@@ -37,7 +37,7 @@ impl<'a> Point<'a> {
         Some(Point { target, family, id, key, partition, incarnation })
     }
 
-    /// One statement, so one snapshot of InnoDB, in any isolation level but READ UNCOMMITTED.
+    /// Sends the query. It is one statement, so it reads one snapshot of InnoDB, except with READ UNCOMMITTED.
     pub(super) async fn send(self, pool: &MySqlPool, meter: &Meter) -> Result<Snapshot> {
         let query = || {
             let query = self.key.iter().fold(self.target.point.query(), |query, segment| segment.bind(query));

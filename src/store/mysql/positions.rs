@@ -3,10 +3,10 @@
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
-/// What `take` makes of the reply for each of the rows asked about, from rows that begin with their position from 1.
+/// Applies `take` to the reply for each row in question. Each row of the reply begins with its position, from 1.
 ///
-/// A statement that asks returns every row it was given, whether or not something was found for it. So a reply cut
-/// short (by `sql_select_limit`, by a proxy) is an error, and is not taken for rows that are not there.
+/// Such a statement returns a row for every row that it received, found or not. So a truncated reply (by
+/// `sql_select_limit`, by a proxy) is an error, and is not mistaken for missing rows.
 pub(super) fn by_position<T>(
     rows: &[MySqlRow],
     asked: usize,
@@ -21,12 +21,12 @@ pub(super) fn by_position<T>(
     found.into_iter().collect::<Option<_>>().ok_or_else(|| unexpected(asked, rows.len()))
 }
 
-/// Whether the reply was yes, from rows of (position from 1, 1 or 0 or NULL).
+/// Returns whether the reply was yes for each row, from rows of (position from 1, 1 or 0 or NULL).
 pub(super) fn flags(rows: &[MySqlRow], asked: usize) -> Result<Vec<bool>, sqlx::Error> {
     by_position(rows, asked, |row| Ok(row.try_get::<Option<i64>, _>(1)? == Some(1)))
 }
 
-/// Whether a statement changed every row that it was to change.
+/// Returns an error unless a statement changed every row that it should change.
 pub(super) fn all(asked: usize, changed: u64) -> Result<(), sqlx::Error> {
     if changed == asked as u64 {
         Ok(())
@@ -35,7 +35,7 @@ pub(super) fn all(asked: usize, changed: u64) -> Result<(), sqlx::Error> {
     }
 }
 
-/// The database did not do what the statement says.
+/// Returns the error for a database that did not do what the statement says.
 pub(super) fn unexpected(asked: usize, came: usize) -> sqlx::Error {
     sqlx::Error::Protocol(format!("{came} rows instead of {asked}"))
 }

@@ -1,4 +1,4 @@
-//! The runs of recounts and their corrections: a correction, its run's row and what is noted of it are one transaction
+//! The runs of recounts and their corrections. One transaction contains a correction, its record and its run's row
 //! (docs/protocol.md, section 9).
 
 use std::collections::HashSet;
@@ -34,7 +34,7 @@ pub struct Run {
 /// The progress of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
-    /// Of the counters, or of the source's ids after those.
+    /// `true` once the run has passed the counters and checks the source's ids.
     pub(crate) from_source: bool,
     pub(crate) after: Option<String>,
 }
@@ -49,7 +49,7 @@ pub(crate) enum Begun {
     Early(Duration),
 }
 
-/// An id whose counter is not what its rows say, and what is to be done about it.
+/// An id whose counter differs from its rows, with the correction.
 #[derive(Clone, Debug)]
 pub(crate) struct Drifted {
     pub(crate) id: String,
@@ -57,7 +57,7 @@ pub(crate) struct Drifted {
     pub(crate) rows: i64,
     pub(crate) after: i64,
     pub(crate) delta: i64,
-    /// Why nothing is added, where that is so.
+    /// The reason if nothing is added.
     pub(crate) only_noted: Option<&'static str>,
 }
 
@@ -77,18 +77,18 @@ pub struct Drift {
     pub delta: i64,
     /// The reason why nothing was added, in the server's words if it refused; empty if the counter was corrected.
     pub note: String,
-    /// When, by the database's clock.
+    /// The time of the record, by the database's clock.
     pub at: SystemTime,
 }
 
 impl MysqlStore {
-    /// Up to `limit` counters that the family's run of that number (as [`Recounted`](crate::Recounted) tells it) found
-    /// different from their rows, ascending by id, after `after`. They stay until an operator deletes them from
-    /// `counterfoil_drift`.
+    /// Returns up to `limit` counters that a run of the family found different from their rows, ascending by id, after
+    /// `after`. `run` is the number from [`Recounted`](crate::Recounted). The records stay until an operator deletes
+    /// them from `counterfoil_drift`.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) where the database cannot be reached; [`Mismatch`](crate::ErrorKind::Mismatch)
-    /// where the family is another one there.
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable; [`Mismatch`](crate::ErrorKind::Mismatch) if
+    /// the family is registered differently.
     pub async fn drift(&self, family: &Family, run: u64, after: Option<&str>, limit: u64) -> Result<Vec<Drift>> {
         const READ: &str = "SELECT id, value_before, row_count, value_after, delta, note, \
              CAST(UNIX_TIMESTAMP(found_at) * 1000 AS UNSIGNED) FROM counterfoil_drift \
@@ -104,8 +104,8 @@ impl MysqlStore {
         .await
     }
 
-    /// Begins a run, or takes over one that no process has touched for `lease`. With `every` only if the last one began so long
-    /// ago.
+    /// Begins a run, or takes over one that no process has touched for `lease`. With `every`, begins a run only if the
+    /// last one began that long ago.
     pub(crate) async fn begin_recount(
         &self,
         family: &Registered,
@@ -118,7 +118,7 @@ impl MysqlStore {
         detached(async move { transact(&mysql, "a recount was not begun", &begin).await }).await
     }
 
-    /// Writes down how far the run came. `false` where it is over for this holder.
+    /// Records the run's progress. Returns `false` if the run is over for this holder.
     pub(crate) async fn note_recount(&self, family: &Registered, run: &Run) -> Result<bool> {
         const NOTE: &str = "UPDATE counterfoil_recounts SET from_source = ?, last_id = ?, checked = ?, drifted = ?, \
              touched_at = CURRENT_TIMESTAMP(3) WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL";
@@ -128,7 +128,7 @@ impl MysqlStore {
         self.touch(query.bind(family.number).bind(run.number).bind(run.holder)).await
     }
 
-    /// The run is over; the next one may begin.
+    /// Finishes the run, so that the next one may begin.
     pub(crate) async fn finish_recount(&self, family: &Registered, run: &Run) -> Result<bool> {
         const FINISH: &str = "UPDATE counterfoil_recounts SET checked = ?, drifted = ?, holder = 0, \
              touched_at = CURRENT_TIMESTAMP(3), finished_at = CURRENT_TIMESTAMP(3) \
@@ -137,7 +137,7 @@ impl MysqlStore {
         self.touch(query.bind(family.number).bind(run.number).bind(run.holder)).await
     }
 
-    /// Somebody else may go on with the run at once.
+    /// Leaves the run, so that another process may continue it at once.
     pub(crate) async fn leave_recount(&self, family: &Registered, run: &Run) -> Result<bool> {
         const LEAVE: &str = "UPDATE counterfoil_recounts SET holder = 0 WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL";
         self.touch(sqlx::query(LEAVE).bind(family.number).bind(run.number).bind(run.holder)).await
@@ -154,7 +154,7 @@ impl MysqlStore {
         .await
     }
 
-    /// A run that corrects one counter, and is over.
+    /// Corrects one counter in a run of its own, and finishes the run.
     #[cfg(feature = "test-hooks")]
     #[doc(hidden)]
     pub async fn correct_one(&self, family: &Registered, id: &str, delta: i64) -> Result<()> {
@@ -178,7 +178,7 @@ impl MysqlStore {
         Ok(age.map_err(store("recounts were not read"))?.map(Duration::from_micros))
     }
 
-    /// About how many counters the family has.
+    /// Returns the approximate number of the family's counters.
     pub(crate) async fn about_counters(&self, family: &Registered) -> Result<u64> {
         const OWN: &str = "SELECT CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_values WHERE family = ?";
         const TABLE: &str = "SELECT CAST(COALESCE(MAX(TABLE_ROWS), 0) AS UNSIGNED) FROM information_schema.TABLES \
@@ -194,8 +194,8 @@ impl MysqlStore {
         query.fetch_one(&self.primary).await.map_err(store("counters were not counted"))
     }
 
-    /// Corrects what drifted and notes it, each id once in a run. `None` where the run is over for this holder: then nothing
-    /// is done. With `trusting` the run is not checked, for the tests that show why runs are needed.
+    /// Corrects the drifted counters and records them, each id once per run. Does nothing and returns `None` if the run
+    /// is over for this holder. With `trusting` the run is not checked, for the tests that show why runs are needed.
     pub(crate) async fn correct(
         &self,
         family: &Registered,
@@ -236,7 +236,7 @@ impl UnitOfWork for Begin {
     type Output = Begun;
 
     async fn run(&self, transaction: &mut Transaction) -> Result<Begun, sqlx::Error> {
-        // of two who begin the second waits here, and finds the first one's run
+        // if two processes begin a run, the second waits here and finds the first one's run
         const LOCK: &str = "SELECT number FROM counterfoil_families WHERE number = ? FOR UPDATE";
         const LAST: &str = "SELECT run, holder, CAST(finished_at IS NOT NULL AS SIGNED), \
              TIMESTAMPDIFF(MICROSECOND, started_at, CURRENT_TIMESTAMP(3)), \
@@ -254,7 +254,7 @@ impl UnitOfWork for Begin {
             let is_finished = row.try_get::<i64, _>(2)? == 1;
             let age = |index| row.try_get::<i64, _>(index).map(|us| Duration::from_micros(us.max(0).unsigned_abs()));
             if !is_finished {
-                // a clock that stepped makes a run look old: taking one over early costs work and nothing else
+                // a clock that stepped makes a run look old: an early takeover costs only work
                 if held != 0 && age(4)? < lease {
                     return Ok(Begun::Held);
                 }
@@ -285,7 +285,7 @@ impl UnitOfWork for Begin {
 struct Correct<'c> {
     target: &'c target::Target,
     family: &'c Registered,
-    /// Its number and holder.
+    /// The run's number and holder.
     run: (u64, u64),
     drifted: &'c [Drifted],
     trusting: bool,
@@ -304,7 +304,7 @@ impl UnitOfWork for Correct<'_> {
             done = self.done(transaction).await?;
         }
         let open: Vec<_> = self.drifted.iter().filter(|one| !done.contains(one.id.as_bytes())).collect();
-        // every drift is an origin of its own, which says nothing beyond this transaction
+        // each drift gets its own origin, which means nothing beyond this transaction
         let origin = Origin { family: self.family.number, partition: 0, incarnation: Incarnation(holder).0, seq: run };
         let mut deltas = Vec::new();
         let mut refused = Vec::new();
@@ -341,7 +341,7 @@ impl Correct<'_> {
         Ok(!transaction.fetch(query).await?.is_empty())
     }
 
-    /// The ids that the run has noted before.
+    /// Returns the ids that the run has already recorded.
     async fn done(&self, transaction: &mut Transaction) -> Result<HashSet<Vec<u8>>, sqlx::Error> {
         const DONE: &str = "SELECT d.id FROM JSON_TABLE(?, '$[*]' COLUMNS(\
              id VARCHAR(510) PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR)) AS j \

@@ -15,7 +15,7 @@ use crate::store::{Batch, Incarnation};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reject {
-    /// Counts up; not without gaps.
+    /// The number of the reject. Numbers ascend, with gaps.
     pub number: u64,
     /// The family's namespace.
     pub namespace: String,
@@ -61,10 +61,10 @@ pub(super) struct Rejected<'b> {
     pub(super) reason: String,
 }
 
-/// Most rejects of a transaction that locks them.
+/// The maximum number of rejects that a transaction locks.
 pub(super) const MOST: usize = 10_000;
 
-/// Most rows of a statement: a reason may have some thousand bytes.
+/// The maximum number of rows in a statement. A reason may have some thousand bytes.
 const CHUNK: usize = 500;
 
 /// The beginning of the reason of a discarded reject.
@@ -133,7 +133,7 @@ pub(super) fn in_order(numbers: &[u64]) -> Vec<u64> {
 /// The decision about a locked reject.
 pub(super) struct Decision<'d> {
     pub(super) number: u64,
-    /// It is neither listed nor applied again.
+    /// `true` if the reject is neither listed nor applied again.
     pub(super) is_done: bool,
     pub(super) reason: &'d str,
 }

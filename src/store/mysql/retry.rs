@@ -1,4 +1,4 @@
-//! Rejects that are applied again: a delta reaches its row and its reject is marked in one transaction, so it counts once.
+//! Rejects that are applied again. One transaction adds a delta to its row and marks its reject, so it counts once.
 
 use std::collections::HashMap;
 
@@ -106,7 +106,8 @@ impl UnitOfWork for Retry<'_> {
 }
 
 impl Retry<'_> {
-    /// Locks the rejects and returns what they hold: of two who apply the same one the second waits, and finds it marked.
+    /// Locks the rejects and returns their content. If two calls apply the same reject, the second one waits and finds
+    /// it marked.
     async fn lock(&self, transaction: &mut Transaction) -> Result<Vec<KeptReject>, sqlx::Error> {
         // the derived table is for MySQL, which refuses to lock a JSON_TABLE (error 3569)
         const LOCK: &str = "SELECT r.number, r.partition_no, r.incarnation, r.seq, r.id, r.delta, r.reason, \

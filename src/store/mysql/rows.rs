@@ -1,4 +1,4 @@
-//! The values of cached counters that are to be seeded in Redis (docs/protocol.md, section 4).
+//! The values that seed cached counters in Redis (docs/protocol.md, section 4).
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlPool, Row};
@@ -17,7 +17,7 @@ use crate::store::Registered;
 /// The digits of a value, and the server's `read_only`.
 type Found = (Option<String>, String);
 
-/// Reads the values by one statement, so from one snapshot of InnoDB, in any isolation level but READ UNCOMMITTED.
+/// Reads the values by one statement, so from one snapshot of InnoDB, except with READ UNCOMMITTED.
 pub(super) async fn read(
     pool: &MySqlPool,
     meter: &Meter,
@@ -77,7 +77,7 @@ pub(super) async fn refuse_replica(pool: &MySqlPool, meter: &Meter, family: &Fam
     check_writable(&read_only, family)
 }
 
-/// A server that accepts no writes may be a replica, whose rows may be older than what was applied before.
+/// Refuses a server that accepts no writes. It may be a replica, whose rows may be older than batches applied before.
 fn check_writable(read_only: &str, family: &Family) -> Result<()> {
     match read_only {
         "0" | "OFF" => Ok(()),

@@ -11,7 +11,7 @@ use sqlx::{Connection, MySql, MySqlPool};
 use super::fault;
 use super::statement::Statement;
 
-/// Counts the statements sent.
+/// The counter of sent statements.
 #[derive(Clone, Default)]
 pub(super) struct Meter(Arc<AtomicU64>);
 
@@ -25,8 +25,8 @@ impl Meter {
     }
 }
 
-/// What a SELECT outside of a transaction finds. An idle connection is used as it is, without the ping of
-/// [`MySqlPool::acquire`]; where it turns out to be dead, the question is asked again on one that was tried.
+/// Runs a SELECT outside of a transaction. It uses an idle connection without the ping of [`MySqlPool::acquire`]. If
+/// the connection turns out to be dead, it repeats the SELECT on a tested one.
 pub(super) async fn fetch(
     pool: &MySqlPool,
     meter: &Meter,
@@ -47,7 +47,7 @@ pub(super) async fn fetch(
     query().fetch_all(&mut *connection).await
 }
 
-/// The same of a statement that always finds one row.
+/// Runs such a SELECT that always finds one row.
 pub(super) async fn fetch_one(
     pool: &MySqlPool,
     meter: &Meter,
@@ -56,7 +56,7 @@ pub(super) async fn fetch_one(
     fetch(pool, meter, query).await?.pop().ok_or(sqlx::Error::RowNotFound)
 }
 
-/// A connection that was alive a moment ago.
+/// Returns a connection that was alive a moment ago.
 async fn tried(pool: &MySqlPool) -> Result<PoolConnection<MySql>, sqlx::Error> {
     loop {
         let mut connection = pool.acquire().await?;
@@ -67,14 +67,15 @@ async fn tried(pool: &MySqlPool) -> Result<PoolConnection<MySql>, sqlx::Error> {
     }
 }
 
-/// In one packet, so in one round trip:
+/// The begin of a transaction, in one packet and so in one round trip:
 ///
-/// - The session's own mode is put by for [`COMMIT`] and [`ROLLBACK`]. In ours an out-of-range value is an error
-///   (without a strict mode MySQL clips it: lost counts), 0 in an AUTO_INCREMENT column means 0, and nothing that the session may have set
-///   (ANSI_QUOTES, MariaDB's ORACLE ...) changes what our statements mean.
+/// - The session's own mode is saved for [`COMMIT`] and [`ROLLBACK`]. In ours an out-of-range value is an error
+///   (without a strict mode MySQL clips it, which loses counts), and 0 in an AUTO_INCREMENT column means 0. No setting
+///   of the session (ANSI_QUOTES, MariaDB's ORACLE ...) changes the meaning of our statements.
 /// - Safe updates would refuse an UPDATE whose rows come from a join.
-/// - READ COMMITTED holds for the next transaction only. It locks hardly anything between rows, so batches of
-///   different rows do not wait for each other. The statement is the same on MySQL and MariaDB; the variable's name is not.
+/// - READ COMMITTED applies to the next transaction only. It locks hardly anything between rows, so batches of
+///   different rows do not wait for each other. The statement is the same on MySQL and MariaDB; the variable's name is
+///   not.
 const BEGIN: &str = "SET @counterfoil_sql_mode = @@SESSION.sql_mode, \
      @counterfoil_safe_updates = @@SESSION.sql_safe_updates, \
      SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION', \
@@ -88,8 +89,8 @@ const COMMIT: &str = "COMMIT; \
 const ROLLBACK: &str = "ROLLBACK; \
      SET SESSION sql_mode = @counterfoil_sql_mode, SESSION sql_safe_updates = @counterfoil_safe_updates";
 
-/// An open transaction. Dropped without [`commit`](Self::commit) or [`rollback`](Self::rollback), or after either
-/// failed, it takes its connection with it: the server rolls back, and no half-way session returns to the pool.
+/// An open transaction. If it is dropped without [`commit`](Self::commit) or [`rollback`](Self::rollback), or after
+/// either failed, its connection is closed: the server rolls back, and no half-way session returns to the pool.
 pub(super) struct Transaction {
     connection: PoolConnection<MySql>,
     meter: Meter,
@@ -104,7 +105,7 @@ impl Transaction {
         Ok(transaction)
     }
 
-    /// How many rows it concerned, unchanged ones too: sqlx asks the server for rows found.
+    /// Runs a statement and returns the number of rows that it found, unchanged ones too, as sqlx requests it.
     pub(super) async fn execute(&mut self, query: Query<'_, MySql, MySqlArguments>) -> Result<u64, sqlx::Error> {
         self.meter.sent(1);
         query.execute(&mut *self.connection).await.map(|result: MySqlQueryResult| result.rows_affected())
@@ -118,14 +119,14 @@ impl Transaction {
         query.fetch_all(&mut *self.connection).await
     }
 
-    /// After an error it is unknown whether the transaction was committed.
+    /// Commits the transaction. After an error it is unknown whether it was committed.
     pub(super) async fn commit(mut self) -> Result<(), sqlx::Error> {
         self.packet(COMMIT, 2).await?;
         self.ended = true;
         Ok(())
     }
 
-    /// Where this fails the connection is closed, which rolls back as well.
+    /// Rolls the transaction back. If this fails, the connection is closed, which rolls back as well.
     pub(super) async fn rollback(mut self) {
         self.ended = self.packet(ROLLBACK, 2).await.is_ok();
     }

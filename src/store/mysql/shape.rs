@@ -1,4 +1,5 @@
-//! What the application's table is really like: read from `information_schema`, and refused where counts could get lost.
+//! The actual definition of the application's table: read from `information_schema`, and refused if counts could get
+//! lost.
 
 use std::collections::BTreeMap;
 
@@ -11,17 +12,17 @@ use super::statement::{self, quoted};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::table::{KeyType, Missing, Table};
 
-/// What the statements need to know of a table beyond its description.
+/// The properties of a table that the statements need beyond its description.
 pub(super) struct Shape {
-    /// How each key column is kept.
+    /// The storage of each key column.
     pub(super) keys: Vec<Storage>,
-    /// Whether the value column takes no number below 0.
+    /// `true` if the value column refuses negative numbers.
     pub(super) unsigned: bool,
-    /// Whether the value column may be NULL, which counts as 0.
+    /// `true` if the value column may be NULL, which counts as 0.
     pub(super) nullable: bool,
 }
 
-/// How a key column keeps its values.
+/// The storage of a key column's values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Storage {
     /// A number or a day.
@@ -36,11 +37,11 @@ pub(super) enum Storage {
     Uuid,
 }
 
-/// Collations under which two texts are the same only if their bytes are: MySQL's and MariaDB's. All others fold
-/// letters or ignore trailing spaces, so that two ids would mean one row, or an UPDATE would count only one of them.
+/// The collations of MySQL and MariaDB under which two texts are equal only if their bytes are. All others fold letters
+/// or ignore trailing spaces. Two ids would then mean one row, or an UPDATE would count only one of them.
 const EXACT_COLLATIONS: [&str; 2] = ["utf8mb4_0900_bin", "utf8mb4_nopad_bin"];
 
-/// The same for texts that do not end in a space.
+/// The collations with this property for texts that do not end in a space.
 const EXACT_CHAR_COLLATIONS: [&str; 3] = ["utf8mb4_bin", "utf8mb4_0900_bin", "utf8mb4_nopad_bin"];
 
 struct Column {
@@ -52,7 +53,7 @@ struct Column {
     has_default: bool,
     charset: String,
     collation: String,
-    /// Of characters, or of bytes where there are none.
+    /// The length in characters, or in bytes for a type without characters.
     length: i64,
     auto_increment: bool,
     generated: bool,
@@ -60,17 +61,17 @@ struct Column {
 
 struct Unique {
     name: String,
-    /// Lower case, sorted; `None` for an expression or the beginning of a column.
+    /// The columns in lower case, sorted; `None` for an expression or the prefix of a column.
     columns: Vec<Option<String>>,
 }
 
 impl Shape {
-    /// Of counterfoil's own table.
+    /// Returns the shape of counterfoil's own table.
     pub(super) fn own() -> Self {
         Shape { keys: vec![Storage::Plain, Storage::Bytes], unsigned: false, nullable: false }
     }
 
-    /// Reads the table's definition and checks that it holds what the description says.
+    /// Reads the table's definition and checks that it matches the description.
     pub(super) async fn learn(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<Self> {
         check_engine(pool, meter, table).await?;
         let columns = columns(pool, meter, table).await?;
@@ -120,7 +121,7 @@ async fn check_engine(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<
     }
 }
 
-/// A statement that creates a table of this description.
+/// Returns a statement that creates a table of this description.
 fn creation(table: &Table) -> String {
     let kind = |kind| match kind {
         KeyType::Unsigned => "BIGINT UNSIGNED",
@@ -144,7 +145,7 @@ async fn columns(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<Vec<C
                 CAST(COALESCE(CHARACTER_SET_NAME, '') AS CHAR), CAST(COALESCE(CHARACTER_MAXIMUM_LENGTH, 0) AS SIGNED) \
                 FROM information_schema.COLUMNS \
                 WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
-    // no default is NULL on MySQL, and the word NULL for a nullable column on MariaDB
+    // without a default, MySQL has NULL, and MariaDB has the word NULL for a nullable column
     let column = |row: &MySqlRow| {
         let (kind, nullable, extra): (String, String, String) = (get(row, 2)?, get(row, 3)?, get(row, 6)?);
         let extra = extra.to_ascii_uppercase();
@@ -243,7 +244,7 @@ fn key_storage(table: &Table, column: &Column, kind: KeyType) -> Result<Storage>
         (KeyType::Char, _) => wrong("CHAR"),
         (KeyType::Uuid, "uuid") => Ok(Storage::Uuid),
         (KeyType::Uuid, "binary") if column.length == 16 => Ok(Storage::UuidBytes),
-        // no collation takes two of these for one
+        // no collation makes two UUIDs equal
         (KeyType::Uuid, "char" | "varchar") if column.length >= 36 => Ok(characters(column)),
         (KeyType::Uuid, _) => wrong("BINARY(16), UUID (MariaDB), or CHAR or VARCHAR of at least 36"),
     }
@@ -281,7 +282,7 @@ fn check_unique_key(table: &Table, uniques: &[Unique]) -> Result<()> {
     ))
 }
 
-/// Refuses what would make every insert fail.
+/// Refuses a table on which every insert would fail.
 fn check_inserts(table: &Table, columns: &[Column]) -> Result<()> {
     for column in columns {
         let ours = |name: &str| name.to_lowercase() == column.name.to_lowercase();
@@ -300,11 +301,11 @@ fn check_inserts(table: &Table, columns: &[Column]) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a further unique key that an inserted row could run into: ON DUPLICATE KEY UPDATE would then count on the
-/// row that holds that key, which is another counter's.
+/// Refuses a further unique key that an inserted row could violate: ON DUPLICATE KEY UPDATE would then count on the
+/// row with that key, which is another counter's.
 ///
-/// Harmless is one that includes all key columns (whoever has it has our key), or a column that is NULL or freshly
-/// numbered in an inserted row.
+/// A key is harmless if it includes all key columns (a row with that key also has our key), or a column that is NULL or
+/// newly numbered in an inserted row.
 fn check_other_uniques(table: &Table, columns: &[Column], uniques: &[Unique]) -> Result<()> {
     let keys = key_names(table);
     let named = |name: &String| {

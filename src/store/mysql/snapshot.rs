@@ -55,7 +55,7 @@ impl SnapshotRead {
         }
     }
 
-    /// One statement, so one snapshot of InnoDB, in any isolation level but READ UNCOMMITTED.
+    /// Sends the query. It is one statement, so it reads one snapshot of InnoDB, except with READ UNCOMMITTED.
     pub(super) async fn send(self, pool: &MySqlPool, meter: &Meter) -> Result<Snapshot> {
         let query = || self.target.read.query().bind(&self.keys).bind(&self.ledger).bind(self.family.number);
         let rows = session::fetch(pool, meter, query).await.map_err(store("values were not read"))?;

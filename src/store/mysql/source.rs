@@ -25,9 +25,9 @@ use crate::family::Family;
 use crate::family::table::{KeyType, is_name, is_table_name};
 use crate::store::Registered;
 
-/// Where the rows are that a family's counters stand for, and how those of many ids are counted (docs/protocol.md, section 9).
+/// The rows that a family's counters stand for, and the way to count them for many ids (docs/protocol.md, section 9).
 ///
-/// A row has to be committed before it is counted. An id that the source returns nothing for has no rows.
+/// A row must be committed before it is counted. An id that the source does not return has no rows.
 ///
 /// ```
 /// use counterfoil::Source;
@@ -55,24 +55,27 @@ enum Rows {
 type Counts = Result<HashMap<String, i64>, Box<dyn StdError + Send + Sync>>;
 type Function = dyn Fn(Vec<String>) -> BoxFuture<'static, Counts> + Send + Sync;
 
-/// The names that the columns of a source's statement go by.
+/// The name of the count in a source's statement.
 const COUNT: &str = "counterfoil_count";
 
 impl Source {
-    /// A SELECT whose columns are the key columns of the family's table, in their order, and then how many rows there are:
-    /// a whole number. The text has `(?)` once, for the ids; where there are several key columns write
-    /// `(store_id, day) IN (?)`. A family without a table of the application's has one key, the whole id.
+    /// Creates a source from a SELECT. Its columns are the key columns of the family's table, in their order, followed
+    /// by the number of rows, an integer.
+    ///
+    /// The text has `(?)` once, for the ids. With several key columns, write `(store_id, day) IN (?)`. A family without
+    /// a table of the application has one key, the whole id.
     pub fn sql(select: impl Into<String>) -> Self {
         Source::of(Rows::Sql(select.into()))
     }
 
-    /// The rows of a table, which may carry its schema, by those of its columns that the family's key columns are in. An index
-    /// on them is needed.
+    /// Creates a source from the rows of a table, whose name may include its schema. `keys` are the table's columns
+    /// that hold the family's key columns. They need an index.
     pub fn table(name: impl Into<String>, keys: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Source::of(Rows::Table { name: name.into(), keys: keys.into_iter().map(Into::into).collect() })
     }
 
-    /// Whatever the application counts by: from ids to their numbers of rows. What is missing in the result has none.
+    /// Creates a source from a function of the application, which maps ids to their numbers of rows. An id that is
+    /// missing in the result has no rows.
     pub fn function<F, R>(count: F) -> Self
     where
         F: Fn(Vec<String>) -> R + Send + Sync + 'static,
@@ -85,26 +88,26 @@ impl Source {
         Source { rows, filter: None, sum: None }
     }
 
-    /// Which rows of the [table](Self::table) count: the text of a WHERE.
+    /// Counts only those rows of the [table](Self::table) that meet a condition, the text of a WHERE.
     #[must_use]
     pub fn filter(mut self, condition: impl Into<String>) -> Self {
         self.filter = Some(condition.into());
         self
     }
 
-    /// The sum of that column of the [table](Self::table), a whole number, stands for the number of rows.
+    /// Uses the sum of that column of the [table](Self::table), an integer, instead of the number of rows.
     #[must_use]
     pub fn sum(mut self, column: impl Into<String>) -> Self {
         self.sum = Some(column.into());
         self
     }
 
-    /// Whether it tells which ids have rows.
+    /// Returns whether the source can list the ids that have rows.
     pub(crate) fn lists_ids(&self) -> bool {
         matches!(self.rows, Rows::Table { .. })
     }
 
-    /// Refuses what cannot be asked of this family.
+    /// Refuses a source that does not fit this family.
     pub(crate) fn check(&self, family: &Family) -> Result<()> {
         let wrong = |what: String| Err(Error::invalid(format!("{family}: the source of a recount: {what}")));
         let expected = family.table.as_ref().map_or(1, |table| table.keys.len());
@@ -131,7 +134,7 @@ impl Source {
         Ok(())
     }
 
-    /// How many rows each id has, in the order of the ids, within that time.
+    /// Returns the number of rows of each id, in the order of the ids. Fails if that takes longer than `limit`.
     pub(crate) async fn count(
         &self,
         mysql: &MysqlStore,
@@ -233,8 +236,8 @@ impl Source {
         self.filter.as_ref().map_or_else(String::new, |filter| format!(" AND ({filter})"))
     }
 
-    /// Up to `limit` ids that have rows and come after `after` in the order of the table's columns. Ids that the family
-    /// cannot have are passed over.
+    /// Returns up to `limit` ids that have rows and come after `after` in the order of the table's columns. Skips ids
+    /// that the family cannot have.
     pub(crate) async fn ids_after(
         &self,
         mysql: &MysqlStore,
@@ -269,8 +272,8 @@ impl fmt::Debug for Source {
 }
 
 impl MysqlStore {
-    /// Up to `limit` ids of the family's counters that come after `after` in the order of the key columns: a range of the
-    /// key, however many come before.
+    /// Returns up to `limit` ids of the family's counters that come after `after` in the order of the key columns. It
+    /// reads a range of the key, however many ids come before.
     pub(crate) async fn ids_after(&self, family: &Registered, after: Option<&str>, limit: usize) -> Result<IdPage> {
         let target = self.target(&family.family).await?;
         let keys = own_keys(&target, family);
@@ -289,7 +292,7 @@ impl MysqlStore {
         page(self, &self.primary, family, &text, after, limit, |query, _, segment| segment.bind(query)).await
     }
 
-    /// By how much the copy behind this pool lags, where it is one and tells this user.
+    /// Returns the lag of the server behind this pool, if it is a replica and this user may read the lag.
     pub(crate) async fn lag(&self, pool: &MySqlPool) -> Result<Option<Duration>> {
         self.meter.sent(1);
         let row = match sqlx::raw_sql("SHOW REPLICA STATUS").fetch_optional(pool).await {
@@ -307,7 +310,7 @@ impl MysqlStore {
     }
 }
 
-/// The key columns that an id spells: in counterfoil's own table all but the family.
+/// Returns the key columns that an id spells: in counterfoil's own table all but the family.
 fn own_keys<'t>(target: &'t Target, family: &Registered) -> &'t [StoredKey] {
     &target.keys[usize::from(family.family.table.is_none())..]
 }
@@ -317,7 +320,8 @@ fn own_segments<'id>(family: &Registered, id: &'id str) -> std::result::Result<V
     Ok(target::segments(family, id)?.into_iter().skip(skip).collect())
 }
 
-/// The condition that a row comes after the one given, in the order of the columns; the first one alone bounds the range.
+/// Returns the condition that a row comes after the given one, in the order of the columns. The first column alone
+/// bounds the range.
 fn beyond(columns: usize, compared: impl Fn(usize, &str) -> String) -> String {
     let (mut beyond, last) = (String::new(), columns - 1);
     for index in (0..columns).rev() {
@@ -330,7 +334,7 @@ fn beyond(columns: usize, compared: impl Fn(usize, &str) -> String) -> String {
     beyond
 }
 
-/// How often [`beyond`] takes each segment: all but the last one twice.
+/// Returns the segments as often as [`beyond`] takes them: all but the last one twice.
 fn page_binds<'s, 'id>(segments: &'s [Segment<'id>]) -> impl Iterator<Item = (usize, &'s Segment<'id>)> {
     let last = segments.len().saturating_sub(1);
     let twice = move |at: usize| if at == last { 1 } else { 2 };
@@ -368,11 +372,11 @@ async fn page(
 #[derive(Debug, Default)]
 pub(crate) struct IdPage {
     pub(crate) ids: Vec<String>,
-    /// Whether there may be more.
+    /// `true` if there may be more ids.
     pub(crate) is_full: bool,
 }
 
-/// The id that a row's key columns spell; `None` where they are no text.
+/// Returns the id that a row's key columns spell, or `None` if they are not text.
 fn id(family: &Registered, row: &MySqlRow, keys: usize) -> std::result::Result<Option<String>, sqlx::Error> {
     let separator = family.family.table.as_ref().map_or('/', |table| table.separator);
     let mut id = String::new();
@@ -395,7 +399,7 @@ fn read(family: &Registered, row: &MySqlRow, keys: usize) -> Result<(String, Opt
     Ok((id.ok_or_else(is_none)?, digits))
 }
 
-/// A column as the id spells it, in bytes.
+/// Returns a column as the id spells it, in bytes.
 fn spelt(key: &StoredKey, column: &str) -> String {
     match (key.kind, &key.storage) {
         (KeyType::Uuid, Storage::UuidBytes) => key.bytes_of(column.to_owned()),
@@ -404,7 +408,8 @@ fn spelt(key: &StoredKey, column: &str) -> String {
     }
 }
 
-/// As a parameter that a column of the application's is compared with: of the column's own type, so that its index is used.
+/// Binds a parameter that is compared with a column of the application. It has the column's own type, so that the
+/// column's index is used.
 fn bind(query: Statement, key: &StoredKey, segment: &Segment<'_>) -> Statement {
     match (segment, &key.storage) {
         (Segment::Number(number), _) => match i64::try_from(*number) {
@@ -418,7 +423,7 @@ fn bind(query: Statement, key: &StoredKey, segment: &Segment<'_>) -> Statement {
     }
 }
 
-/// A number that may end in a decimal point and zeros.
+/// Parses an integer that may end in a decimal point and zeros.
 fn whole(digits: &str) -> Option<i64> {
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
     fraction.bytes().all(|digit| digit == b'0').then(|| whole.parse().ok())?
@@ -428,7 +433,7 @@ fn late(limit: Duration) -> Error {
     Error::new(ErrorKind::Store, format!("rows were not counted within {limit:?}"))
 }
 
-/// A statement that the server refuses for its text is the application's mistake.
+/// Returns the error of a source's statement. If the server refuses the text, the application made a mistake.
 fn refused(family: &Family, error: sqlx::Error) -> Error {
     let what = format!("{family}: the source of a recount: {}", fault::message(&error));
     let kind = match error.as_database_error().and_then(|error| error.code()) {

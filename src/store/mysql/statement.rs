@@ -9,7 +9,7 @@ use sqlx::query::Query;
 /// A statement and its parameters so far.
 pub(super) type Statement = Query<'static, sqlx::MySql, MySqlArguments>;
 
-/// The text of a statement, made once and shared.
+/// The text of a statement, created once and shared.
 #[derive(Clone)]
 pub(super) struct Text(Arc<str>);
 
@@ -27,15 +27,17 @@ pub(super) fn text(text: String) -> Text {
     Text(text.into())
 }
 
-/// A column of text: a number on most servers, a word on others. On MySQL `super_read_only` sets it too.
+/// The server's `read_only` as text: a number on most servers, a word on others. MySQL's `super_read_only` sets it too.
 pub(super) const READ_ONLY: &str = "CAST(@@GLOBAL.read_only AS CHAR) AS read_only";
 
-/// How many rows a [`bulk_insert`] takes, no more and no less: a statement for every number of rows would not stay prepared.
+/// The exact number of rows of a [`bulk_insert`]. A statement for every number of rows would not stay prepared.
 pub(super) const BULK: usize = 2_500;
 
-/// An INSERT into these columns, [`BULK`] rows at once, each value a parameter, which costs the server less than JSON. Where a row
-/// is there, `update` has the new one's values as `VALUES(column)`. A trigger of the table could have changed those, so it
-/// is for counterfoil's own tables only.
+/// Returns an INSERT of [`BULK`] rows into these columns. Each value is a parameter, which costs the server less than
+/// JSON.
+///
+/// If a row exists, `update` reads the new one's values as `VALUES(column)`. A trigger of the table could have changed
+/// those, so this is for counterfoil's own tables only.
 pub(super) fn bulk_insert(table: &str, columns: &[&str], update: &str) -> Text {
     let row = format!("({})", vec!["?"; columns.len()].join(", "));
     text(format!(
@@ -45,12 +47,12 @@ pub(super) fn bulk_insert(table: &str, columns: &[&str], update: &str) -> Text {
     ))
 }
 
-/// The table's name, quoted, with its schema if that is given.
+/// Returns the quoted name of the table, with its schema if that is given.
 pub(super) fn table_name(name: &str) -> String {
     name.split('.').map(quoted).collect::<Vec<_>>().join(".")
 }
 
-/// A name as SQL takes it.
+/// Returns a name as SQL takes it.
 pub(super) fn quoted(name: &str) -> String {
     format!("`{}`", name.replace('`', "``"))
 }

@@ -1,7 +1,7 @@
-//! A table that values go to, counterfoil's own or the application's, and the statements on it.
+//! A table for values, counterfoil's own or the application's, and the statements on it.
 //!
-//! Each statement takes its rows as one JSON text, so that its own text is constant and stays prepared. `JSON_TABLE` always
-//! drives, and the table is looked up by its unique key, row by row.
+//! Each statement takes its rows as one JSON text, so that its own text is constant and stays prepared. `JSON_TABLE`
+//! always drives the join, and the table is looked up by its unique key, row by row.
 
 use super::json;
 use super::ledger;
@@ -18,7 +18,7 @@ pub(super) struct Target {
     pub(super) label: String,
     /// `true` if a delta without a row inserts one.
     pub(super) inserts: bool,
-    /// `true` if the value column takes no number below 0.
+    /// `true` if the value column refuses negative numbers.
     pub(super) unsigned: bool,
     /// The value column, for messages.
     pub(super) value: String,
@@ -58,7 +58,7 @@ pub(super) fn segments<'id>(family: &Registered, id: &'id str) -> Result<Vec<Seg
 }
 
 impl Target {
-    /// Counterfoil's own table, described like one of the application's.
+    /// Returns counterfoil's own table, described like one of the application's.
     pub(super) fn own() -> Self {
         let table = Table::upsert("counterfoil_values")
             .key("family", KeyType::Unsigned)
@@ -107,7 +107,7 @@ impl Target {
                 json::column("partition_no", "INT UNSIGNED", 0),
                 json::column("incarnation", "BIGINT UNSIGNED", 1),
             )),
-            // of named columns, or the whole expressions would come back as the reply's column names
+            // names the columns, since the reply would otherwise contain the whole expressions as names
             point: text(format!(
                 "SELECT (SELECT CAST(t.{value} AS CHAR) FROM {name} AS t WHERE {}) AS digits, \
                  (SELECT {} FROM counterfoil_ledger AS l \
@@ -132,7 +132,7 @@ impl Target {
         }
     }
 
-    /// The key columns and the value column, quoted.
+    /// Returns the key columns and the value column, quoted.
     pub(super) fn columns(&self) -> impl Iterator<Item = String> {
         self.keys.iter().map(|key| key.column.clone()).chain([quoted(&self.value)])
     }

@@ -8,12 +8,12 @@ use super::fault::{is_conflict, store};
 use super::session::Transaction;
 use crate::error::Result;
 
-/// Most attempts of a transaction that conflicts with others.
+/// The maximum number of attempts of a transaction that conflicts with others.
 const ATTEMPTS: u32 = 5;
 
 /// The work within a transaction.
 pub(super) trait UnitOfWork: Sync {
-    /// The result.
+    /// The result of the work.
     type Output: Send;
 
     /// Does the work. An error rolls all of it back.

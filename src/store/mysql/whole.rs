@@ -1,5 +1,4 @@
-//! Work that is done to its end although its caller may be dropped: a query that is dropped half-way breaks its
-//! connection.
+//! Work that completes even if its caller is dropped. A query that is dropped half-way breaks its connection.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,8 +10,8 @@ use tokio::runtime::Handle;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// In a task of its own: the work goes on also while the caller does not look at it, so that a transaction is not left
-/// open by one that is busy elsewhere. Boxed, since an application's futures go on around it, and rustc looks 128 deep.
+/// Runs the work in its own task. It continues while the caller does not poll it, so a busy caller does not leave a
+/// transaction open. Boxed, since an application's futures nest around it and rustc's recursion limit is 128.
 pub(super) fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> BoxFuture<'static, Result<T>> {
@@ -20,7 +19,7 @@ pub(super) fn detached<T: Send + 'static>(
     async move { tokio::spawn(work).await.map_err(lost)? }.boxed()
 }
 
-/// In the caller's own task for as long as the caller is there, which saves a read the way to another task and back.
+/// Runs the work in the caller's own task until the caller is dropped, which saves a read two task switches.
 pub(super) fn in_place<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> InPlace<T> {
     InPlace(Some(work.boxed()))
 }
@@ -31,7 +30,7 @@ impl<T: Send + 'static> Future for InPlace<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        // gone while it is polled: after a panic nothing is left to do
+        // taken while it is polled: after a panic nothing is left to do
         let Some(mut work) = self.0.take() else { return Poll::Pending };
         let polled = work.as_mut().poll(context);
         if polled.is_pending() {

@@ -6,12 +6,12 @@ use std::time::Duration;
 use super::RedisCluster;
 
 impl RedisCluster {
-    /// Moves slots to the primary `to` as it is done in earnest, key by key, with a pause after each key: meanwhile the
-    /// slot is half here and half there. Slots that it has are left alone.
+    /// Moves slots to the primary `to` as in production, key by key, with a pause after each key. Meanwhile each of the
+    /// two nodes has a part of the slot. Slots that `to` already has stay unchanged.
     ///
     /// # Panics
     ///
-    /// Where a node refuses a step, for instance because a failover comes in between.
+    /// If a node refuses a step, for example because of a failover in between.
     pub async fn move_slots(&self, slots: RangeInclusive<u16>, to: usize, pause: Duration) {
         for slot in slots {
             let from = self.primary_of_slot(slot).await;
@@ -23,14 +23,14 @@ impl RedisCluster {
 
     async fn move_slot(&self, slot: u16, from: usize, to: usize, pause: Duration) {
         let (source, target) = (self.own(from).await.id, self.own(to).await.id);
-        // in this order: a client that is sent on must be let in there
+        // in this order: the target must accept a redirected client
         self.tell(to, &format!("CLUSTER SETSLOT {slot} IMPORTING {source}")).await;
         self.tell(from, &format!("CLUSTER SETSLOT {slot} MIGRATING {target}")).await;
         while let Some(key) = self.any_key(from, slot).await {
             self.move_key(&key, from, to).await;
             tokio::time::sleep(pause).await;
         }
-        // and in this one: there must always be somebody who takes the slot for its own
+        // in this order: some node must always own the slot
         self.tell(to, &format!("CLUSTER SETSLOT {slot} NODE {target}")).await;
         self.tell(from, &format!("CLUSTER SETSLOT {slot} NODE {target}")).await;
         for other in self.primaries().await {

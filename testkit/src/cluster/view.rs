@@ -1,4 +1,4 @@
-//! What one node thinks of the cluster: the reply of CLUSTER NODES.
+//! One node's view of the cluster: the reply of CLUSTER NODES.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -7,16 +7,16 @@ use std::ops::RangeInclusive;
 #[derive(Clone, Debug)]
 pub(super) struct View {
     pub members: Vec<Member>,
-    /// Where nodes have not shaken hands yet.
+    /// Some nodes have not shaken hands yet.
     pub is_forming: bool,
 }
 
-/// A node, as one of them sees it.
+/// A node, as one of the nodes sees it.
 #[derive(Clone, Debug)]
 pub(super) struct Member {
     pub id: String,
     pub port: u16,
-    /// Whom it follows, if it is a replica.
+    /// The id of its primary, if it is a replica.
     pub primary: Option<String>,
     pub epoch: u64,
     pub slots: Vec<RangeInclusive<u16>>,
@@ -31,19 +31,19 @@ impl View {
         }
     }
 
-    /// The node whose view it is.
+    /// Returns the node whose view this is.
     pub fn own(&self) -> &Member {
         self.members.iter().find(|member| member.is_own).expect("a node knows itself")
     }
 
-    /// Whom each node follows, and which slots it has.
+    /// Returns the primary and the slots of each node.
     pub fn roles(&self) -> BTreeMap<&str, (Option<&str>, &[RangeInclusive<u16>])> {
         self.members.iter().map(|member| (&*member.id, (member.primary.as_deref(), &*member.slots))).collect()
     }
 }
 
 impl Member {
-    /// From "ID IP:PORT@BUS[,HOST] FLAG,... PRIMARY|- PING PONG EPOCH LINK [SLOT|SLOT-SLOT|[SLOT->-ID] ...]".
+    /// Parses "ID IP:PORT@BUS[,HOST] FLAG,... PRIMARY|- PING PONG EPOCH LINK [SLOT|SLOT-SLOT|[SLOT->-ID] ...]".
     fn parse(line: &str) -> Option<Self> {
         let words: Vec<_> = line.split(' ').collect();
         let (address, bus) = words.get(1)?.split_once('@')?;
@@ -55,12 +55,12 @@ impl Member {
         };
         Some(Member {
             id: words[0].to_owned(),
-            // newer servers have 0 for a node that takes TLS alone; its bus is 10,000 above its port
+            // newer servers report port 0 for a node with TLS only; its bus is 10,000 above its port
             port: port.parse().ok().filter(|port| *port != 0).or(bus.checked_sub(10_000))?,
             is_own: words.get(2)?.split(',').any(|flag| flag == "myself"),
             primary: words.get(3).filter(|id| **id != "-").map(|id| (*id).to_owned()),
             epoch: words.get(6)?.parse().ok()?,
-            // slots that are being moved, in brackets, are none of it
+            // skips slots in migration, which are in brackets
             slots: words.iter().skip(8).filter_map(range).collect(),
         })
     }

@@ -1,4 +1,4 @@
-//! Activity on real servers: who is here now, and what is kept of it.
+//! Activity on real servers: current views and visitors, and the kept minutes.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ async fn open(pair: &Pair, family: ActivityFamilyBuilder) -> OnMysql {
     pair.counterfoil.open(family.build().expect("a valid family")).await.expect("opened")
 }
 
-/// 2,000 views by 500 visitors.
+/// Counts 2,000 views by 500 visitors.
 async fn touch(online: &OnMysql, page: &str) {
     let visitor = |view: u32| (view % 500).to_be_bytes();
     try_join_all((0..2_000).map(|view| online.touch(page, visitor(view)))).await.unwrap();
@@ -49,12 +49,12 @@ async fn an_estimate_says_what_it_is() {
     let now = online.now("/").await.unwrap();
     assert_eq!(now.views, 2_000);
     let VisitorCount::Estimated { count, standard_error } = now.visitors else { panic!("{now:?}") };
-    // five times the standard error
+    // within five standard errors
     assert!((480..=520).contains(&count) && standard_error < 0.0082, "{now:?}");
     assert_eq!(online.now("/nobody").await.unwrap().visitors.count(), 0);
 }
 
-/// Without anybody who comes and looks.
+/// Data expires even if no caller reads it.
 #[tokio::test]
 async fn what_left_the_window_expires() {
     let pair = Pair::new().await;
@@ -130,7 +130,7 @@ async fn a_minute_is_read_before_it_is_over() {
         let read = online.minutes("/", times(now.0 - 60..now.0 + 60)).await.unwrap();
         assert_eq!(read.iter().map(|minute| minute.views).sum::<i64>(), 2_000);
         let visitors: u64 = read.iter().map(|minute| minute.visitors.count()).sum();
-        // some are in two minutes, where the clock passed a full one
+        // some visitors are in two minutes if the clock passed a full one
         assert!((480..=1_020).contains(&visitors), "{read:?}");
     }
 }

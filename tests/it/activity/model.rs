@@ -1,6 +1,6 @@
-//! The model of activity and daily visitors: random sequences of calls of their scripts, on a real Redis and on a plain
-//! reference written from the scripts' headers. Replies and keys must be the same after every call. And an experiment:
-//! the load under which a program that notes its visitors without scripts lost 350 of 6,800 views.
+//! The model of activity and daily visitors: random sequences of script calls, on a real Redis and on a plain reference
+//! written from the scripts' headers. Replies and keys must be equal after every call. An experiment repeats the load
+//! under which a program that counted visitors without scripts lost 350 of 6,800 views.
 //!
 //! `COUNTERFOIL_CASES` is the number of sequences, 100 by default.
 
@@ -17,11 +17,11 @@ use proptest::sample::select;
 use redis::{Connection, Value, cmd, pipe};
 use testkit::{RedisOptions, RedisServer};
 
-/// Stripe and page of each place.
+/// The stripe and page of each place.
 const PLACES: [&str; 4] = ["0:p", "1:p", "0:é/q", "12:p:"];
 const VISITORS: [&str; 5] = ["a", "b", "A", "é", "nul\0"];
 const IDS: [&str; 3] = ["12345/2014-09-20", "12345/2014-09-21", "é"];
-/// Of visits: those, and two that are refused.
+/// The ids of visits: `IDS`, and two that are refused.
 const VISIT_IDS: [&str; 5] = [IDS[0], IDS[1], IDS[2], "", TOO_LONG];
 const TOO_LONG: &str = match std::str::from_utf8(&[b'x'; 256]) {
     Ok(text) => text,
@@ -31,57 +31,57 @@ const FENCE: [&str; 2] = ["calls", "calls_before"];
 const TOUCH_KEYS: [&str; 4] = [FENCE[0], FENCE[1], "open", "schedule"];
 const CALLERS: [&str; 2] = ["w1", "w2"];
 const START: u64 = 1_410_134_400_000;
-/// Three layers a minute, so long that nothing expires during a sequence.
+/// The length of a layer: three a minute, and long enough that nothing expires during a sequence.
 const LAYER_MS: u64 = 20_000;
 const MINUTE_MS: u64 = 60_000;
 const EPOCH_MS: u64 = 60_000;
-/// What an application has configured, beside the kind.
+/// The fields that an application has configured, besides the kind.
 const CONFIGURED: [(&str, &str); 2] = [("=partitions", "1"), ("=settings", "{}")];
 const INCARNATION: i64 = 1_234_567_890_123_456;
 const REMEMBER_MS: u64 = 86_400_000;
 
-/// What a partition holds and does, as the headers say.
+/// A partition's content and behaviour, as the headers describe them.
 #[derive(Clone, Debug, Default)]
 struct Reference {
     family: Family,
-    /// By place; those of the HyperLogLogs beside the others.
+    /// The views by place: beside exact visitors, and beside HyperLogLogs.
     views: [BTreeMap<&'static str, Views>; 2],
-    /// By place: when each visitor was seen last.
+    /// The time at which each visitor was last seen, by place.
     visitors: BTreeMap<&'static str, BTreeMap<&'static str, i64>>,
-    /// By the end of the key: who is in a layer or minute.
+    /// The visitors of a layer or minute, by the end of the key.
     logs: BTreeMap<String, BTreeSet<&'static str>>,
     open: BTreeMap<String, i64>,
     schedule: BTreeMap<String, i64>,
     seen: BTreeMap<&'static str, BTreeSet<&'static str>>,
     buffer: BTreeMap<&'static str, i64>,
     meta: BTreeMap<&'static str, i64>,
-    /// By the end of the key: how long it ttls, in ms.
+    /// The time to live in ms, by the end of the key.
     ttls: BTreeMap<String, i64>,
 }
 
-/// What a home partition knows of the epochs and of its callers.
+/// The epochs and callers that a home partition knows.
 #[derive(Clone, Debug, Default)]
 struct Family {
     epoch: Option<String>,
     before: Option<String>,
     began_at: Option<u64>,
-    /// The scripts of two kinds are called on the same keys.
+    /// The kind of the last call: the test calls scripts of two kinds on the same keys.
     kind: &'static str,
     max_pending: usize,
     calls: BTreeMap<&'static str, LastCall>,
     calls_before: BTreeMap<&'static str, LastCall>,
-    /// What the key of the epoch before says beside its callers.
+    /// The fields in the key of the previous epoch, besides its callers.
     left: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug)]
 struct LastCall {
     n: u64,
-    /// Of visitors_first.
+    /// The words of `visitors_first`.
     words: Vec<&'static str>,
 }
 
-/// By layer.
+/// The views by layer.
 #[derive(Clone, Debug, Default)]
 struct Views(BTreeMap<i64, i64>);
 
@@ -95,39 +95,39 @@ enum Content {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// The clock goes on, or back.
+    /// The clock moves forward or back.
     Clock(i64),
-    /// A new epoch, where one is due.
+    /// A new epoch begins if one is due.
     Epoch,
     Touch(Call, Touch),
     Now(Window),
     First(Call, First),
-    /// What an id has pending has room for so much more.
+    /// The pending count of an id leaves room for only `room` more.
     Fill {
         id: usize,
         room: i64,
     },
-    /// The buffer is cut off.
+    /// The buffer is cut, and the batch released.
     Rotate,
-    /// What is over goes to the buffer.
+    /// Minutes that are over are closed.
     Close,
     /// Redis loses its memory.
     Forget,
 }
 
-/// What the fence knows a call by, and what troubles it.
+/// The arguments of a call's fence, and its disturbances.
 #[derive(Clone, Debug)]
 struct Call {
     caller: Option<usize>,
     number: Number,
     epoch: Epoch,
-    /// The number of a key that holds something else for once.
+    /// The index of a key that has another type during the call.
     spoilt: Option<usize>,
-    /// Redis has no memory left for it.
+    /// True if Redis has no memory left for the call.
     full: bool,
 }
 
-/// Which epoch a call names.
+/// The epoch that a call names.
 #[derive(Clone, Copy, Debug)]
 enum Epoch {
     Current,
@@ -135,20 +135,20 @@ enum Epoch {
     Unknown,
 }
 
-/// A call as it is sent.
+/// A call as sent to Redis.
 #[derive(Clone, Debug)]
 struct Sent {
     now: u64,
     caller: &'static str,
     n: u64,
     epoch: String,
-    /// The end of the key that holds something else.
+    /// The end of the key that has another type.
     spoilt: Option<String>,
 }
 
 #[derive(Clone, Debug)]
 struct Window {
-    /// In HyperLogLogs, by a caller whose layer is so far from the current one.
+    /// For HyperLogLogs, the caller's layer as an offset from the current one.
     logs: Option<i64>,
     layers: i64,
     places: Vec<usize>,
@@ -158,7 +158,7 @@ struct Window {
 struct Touch {
     window: Window,
     keep: bool,
-    /// For each place.
+    /// The views of each place.
     views: Vec<i64>,
     visitors: Vec<Vec<usize>>,
 }
@@ -193,7 +193,7 @@ fn layer_of(now: u64) -> i64 {
     (now / LAYER_MS) as i64
 }
 
-/// The beginning of the minute in which the layer begins.
+/// Returns the start of the minute in which the layer begins.
 fn minute_of(layer: i64) -> i64 {
     layer * LAYER_MS as i64 / MINUTE_MS as i64 * 60
 }
@@ -207,7 +207,7 @@ fn texts<K: ToString, V: ToString>(fields: &BTreeMap<K, V>) -> BTreeMap<String, 
     fields.iter().map(|(field, value)| (field.to_string(), value.to_string())).collect()
 }
 
-/// The keys of views, and of visitors or of the layer's log.
+/// Returns the keys of the views, and of the visitors or the layer's log.
 fn place_keys(place: &str, log_of: Option<i64>) -> [String; 2] {
     match log_of {
         None => [format!("views:{place}"), format!("visitors:{place}")],
@@ -220,7 +220,7 @@ fn minute_key(place: &str, layer: i64) -> String {
 }
 
 impl Sent {
-    /// Fails where the key holds something else.
+    /// Fails if the key has another type.
     fn look_at(&self, key: &str) -> Result<(), &'static str> {
         if self.spoilt.as_deref() == Some(key) { Err("WRONGTYPE") } else { Ok(()) }
     }
@@ -231,7 +231,7 @@ impl Sent {
 }
 
 impl Family {
-    /// The reply to a call that is not executed: its status, and what was noted of the call.
+    /// Returns the reply to a call that is not executed: its status, and the recorded words.
     fn refusal(&self, call: &Sent) -> Result<Option<(&'static str, Vec<&'static str>)>, &'static str> {
         call.look_at("calls")?;
         let is_current = self.epoch.as_deref() == Some(&call.epoch);
@@ -254,7 +254,7 @@ impl Family {
         }
     }
 
-    /// Whether a new epoch is to begin.
+    /// Returns whether a new epoch is due.
     fn is_over(&self, now: u64) -> bool {
         self.began_at.is_none_or(|at| at > now || now - at >= EPOCH_MS)
     }
@@ -268,7 +268,7 @@ impl Family {
         self.began_at = Some(now);
     }
 
-    /// What the key says beside its callers.
+    /// Returns the key's fields, besides its callers.
     fn fields(&self) -> BTreeMap<String, String> {
         let fields = [
             ("=now", self.epoch.clone()),
@@ -292,7 +292,7 @@ impl Family {
 }
 
 impl Views {
-    /// Counts, and returns whether the layer is new, and whether it is looked for who left the window.
+    /// Counts. Returns whether the layer is new, and whether visitors that left the window are removed.
     fn count(&mut self, layer: i64, window: i64, views: i64) -> (bool, bool) {
         let is_opened = !self.0.contains_key(&layer);
         let sum = self.0.entry(layer).or_default();
@@ -318,7 +318,7 @@ impl Reference {
         }
     }
 
-    /// The reply, or how the call fails, and then nothing is done.
+    /// Returns the reply, or the error of a call that changes nothing.
     fn touch(&mut self, call: &Sent, touch: &Touch) -> Result<Value, &'static str> {
         if let Some((refusal, _)) = self.family.refusal(call)? {
             return Ok(status(refusal));
@@ -359,7 +359,7 @@ impl Reference {
         self.views[usize::from(logs.is_some())].get(place).is_some_and(|views| views.0.contains_key(&layer))
     }
 
-    /// Fails where one of the keys that are looked at first holds something else.
+    /// Fails if one of the keys that the script checks first has another type.
     fn look_at(&self, call: &Sent, touch: &Touch, layer: i64) -> Result<(), &'static str> {
         if touch.keep {
             call.look_at("open")?;
@@ -380,7 +380,7 @@ impl Reference {
         Ok(())
     }
 
-    /// Notes who was there, and returns how many of them are new in the minute.
+    /// Records the visitors, and returns how many of them are new in the minute.
     fn see(&mut self, place: &'static str, now: u64, layers: i64, keep: bool, looks: bool, visitors: &[usize]) -> i64 {
         let seen = self.visitors.entry(place).or_default();
         let (layer, now) = (layer_of(now), now as i64);
@@ -391,7 +391,7 @@ impl Reference {
             is_new += i64::from(last.is_none_or(|last| last < minute));
             seen.insert(VISITORS[visitor], last.map_or(now, |last| last.max(now)));
         }
-        // who is of this minute is not forgotten while minutes are kept
+        // while minutes are kept, the visitors of the current one stay
         let since = (layer - layers + 1) * LAYER_MS as i64;
         let since = if keep { since.min(minute) } else { since };
         seen.retain(|_, last| !looks || *last >= since);
@@ -436,7 +436,7 @@ impl Reference {
         reply([text("OK")].into_iter().chain(places.iter().flat_map(of_place)))
     }
 
-    /// The reply, or how the call fails, and then nothing is done.
+    /// Returns the reply, or the error of a call that changes nothing.
     fn first(&mut self, call: &Sent, first: &First) -> Result<Value, &'static str> {
         let word = |word: &&str| word.parse().map_or_else(|_| text(word), Value::Int);
         if let Some((refusal, words)) = self.family.refusal(call)? {
@@ -459,7 +459,7 @@ impl Reference {
         Ok(reply([text("OK"), Value::Int(hits + counted)].into_iter().chain(words.iter().map(word))))
     }
 
-    /// Counts who is new to the id, and adds a word for each of the visitors.
+    /// Counts the visitors that are new to the id, and adds a word for each visitor.
     fn count(&mut self, call: &Sent, id: &'static str, visitors: &[usize], words: &mut Vec<&'static str>) -> i64 {
         let key = format!("seen:{id}");
         let max_pending = self.family.max_pending;
@@ -493,7 +493,7 @@ impl Reference {
         counted
     }
 
-    /// Every key as it is in Redis, by its end.
+    /// Returns every key as it is in Redis, by its end.
     fn keys(&self) -> BTreeMap<String, Content> {
         let whole = [
             ("open", Content::Hash(texts(&self.open))),
@@ -506,7 +506,7 @@ impl Reference {
         let [exact, logged] = &self.views;
         let views = exact.iter().map(|(place, views)| (format!("views:{place}"), Content::Hash(texts(&views.0))));
         let others = logged.iter().map(|(place, views)| (format!("views:9{place}"), Content::Hash(texts(&views.0))));
-        // the scores are below 0
+        // scores are negative times
         let visitors = self.visitors.iter().map(|(place, seen)| {
             let scores = seen.iter().map(|(visitor, at)| (visitor.to_string(), (-at).to_string())).collect();
             (format!("visitors:{place}"), Content::Zset(scores))
@@ -571,7 +571,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// One sequence: the reference, and what the callers know.
+/// One sequence: the reference, and the state of the callers.
 struct Play {
     scripts: Scripts,
     reference: Reference,
@@ -597,7 +597,7 @@ impl Model for Play {
             .ask::<()>(pipe().hset_multiple(calls, &CONFIGURED).hset(meta, "incarnation", INCARNATION).ignore());
         play.reference.meta.insert("incarnation", INCARNATION);
         play.becomes("activity", 1_000_000);
-        // or most calls would be of no epoch
+        // without this, most calls would name no epoch
         play.epoch().unwrap();
         play
     }
@@ -626,7 +626,7 @@ impl Model for Play {
 }
 
 impl Play {
-    /// The family is of that kind from now on.
+    /// Sets the kind of the family.
     fn becomes(&mut self, kind: &'static str, max_pending: usize) {
         let fields = [("=kind", kind.to_owned()), ("=max_pending", max_pending.to_string())];
         self.scripts.ask::<()>(pipe().hset_multiple(self.scripts.key("calls"), &fields).ignore());
@@ -647,7 +647,7 @@ impl Play {
         Ok(())
     }
 
-    /// Number and epoch of a call, and which of its keys holds something else.
+    /// Returns the call as sent, with its number, its epoch and the key that has another type.
     fn sent(&mut self, call: &Call, keys: &[String]) -> Sent {
         let n = call.caller.map_or(0, |caller| call.number.after(&mut self.last_n[caller]));
         let epoch = match call.epoch {
@@ -664,7 +664,7 @@ impl Play {
         }
     }
 
-    /// Calls in such trouble, and compares with what the reference did, which had been like `before`.
+    /// Calls the script with these disturbances, and compares with the reference, which was `before` until this call.
     fn compare(
         &mut self,
         script: &str,
@@ -700,7 +700,7 @@ impl Play {
         self.scripts.ask::<()>(pipe().cmd("CONFIG").arg("SET").arg("maxmemory").arg(max_memory).ignore());
     }
 
-    /// Puts a string where the key is, which waits elsewhere.
+    /// Renames the key, and puts a string in its place.
     fn spoil(&self, key: &str) {
         if self.scripts.ask::<(bool,)>(pipe().exists(key)).0 {
             self.scripts.ask::<()>(pipe().rename(key, "spare").ignore());
@@ -715,7 +715,7 @@ impl Play {
         }
     }
 
-    /// The layer that the caller believes to be the current one.
+    /// Returns the layer that the caller believes to be current.
     fn layer(&self, off: i64) -> i64 {
         layer_of(self.now) + off
     }
@@ -736,7 +736,7 @@ impl Play {
             of_places.extend(visitors.iter().map(|&visitor| VISITORS[visitor].to_owned()));
         }
         let mut sent = self.sent(call, &keys);
-        // while a layer lasts, its visitors are not looked at before something is written
+        // within a layer, the script writes before it reads the visitors' key
         sent.spoilt = sent.spoilt.filter(|key| !in_use.contains(key));
         let numbers = [LAYER_MS as i64, *layers, i64::from(touch.keep)];
         let numbers = numbers.into_iter().chain(logs.map(|_| layer)).chain([places.len() as i64]);
@@ -788,7 +788,7 @@ impl Play {
         self.scripts.call(script, &keys.iter().map(String::as_str).collect::<Vec<_>>(), args)
     }
 
-    /// What is left when the buffer was cut off, and the batch released.
+    /// Cuts the buffer and releases the batch, in Redis and in the reference.
     fn rotate(&mut self) {
         let [buffer, meta] = ["buffer", "meta"].map(|kind| self.scripts.key(kind));
         self.scripts.ask::<()>(
@@ -798,7 +798,7 @@ impl Play {
         self.reference.meta.extend([("hits", 0), ("rotated_at", self.now as i64)]);
     }
 
-    /// What is left when the minutes that are over were closed, and came to the database.
+    /// Closes the minutes that are over, as if they had reached the database.
     fn close(&mut self) {
         let over: Vec<_> =
             self.reference.schedule.extract_if(.., |_, at| *at <= self.now as i64).map(|(id, _)| id).collect();
@@ -899,15 +899,15 @@ async fn a_change_to_a_script_is_noticed() {
     .await;
 }
 
-/// The load of the experiment, and what is known when it is over.
+/// The experiment's connection, scripts and callers.
 struct Experiment {
     redis: Connection,
     touch: String,
     now: String,
     epoch: String,
-    /// By caller: the number of its last call.
+    /// The number of each caller's last call.
     calls: [u64; 5],
-    /// The epoch that is named, and when it was asked for.
+    /// The epoch that calls name, and the time of the request for it.
     asked: Option<(String, u64)>,
 }
 
@@ -933,7 +933,7 @@ impl Experiment {
         Experiment { redis, touch, now, epoch, calls: [0; 5], asked: None }
     }
 
-    /// As callers do, it asks for the epoch again after 30 s.
+    /// Returns the epoch, and requests it again after 30 s, as callers do.
     fn epoch(&mut self, at: u64) -> String {
         if let Some((epoch, _)) = self.asked.as_ref().filter(|(_, asked_at)| at - asked_at < 30_000) {
             return epoch.clone();
@@ -946,7 +946,7 @@ impl Experiment {
         words[1].clone()
     }
 
-    /// One call with all of these visits, one a visitor and view; every third one is sent twice, as if its reply was lost.
+    /// Sends all visits in one call, one view each. Every third call is sent twice, as if its reply was lost.
     fn send(&mut self, at: u64, visits: &[String]) {
         let mut stripes = BTreeMap::<u32, Vec<&String>>::new();
         for visitor in visits {
@@ -982,7 +982,7 @@ impl Experiment {
         }
     }
 
-    /// Views and visitors of the page, all stripes together.
+    /// Returns the views and visitors of the page over all stripes.
     fn sums(&mut self, at: u64) -> (u64, u64) {
         let mut call = cmd("EVALSHA");
         call.arg(&self.now).arg(2 * WIDTH);
@@ -994,14 +994,14 @@ impl Experiment {
         numbers.chunks(2).fold((0, 0), |(views, visitors), pair| (views + pair[0], visitors + pair[1]))
     }
 
-    /// What the minutes had, of a kind.
+    /// Returns the sum of all minutes of one kind.
     fn minutes(&mut self, kind: &str) -> u64 {
         let open: BTreeMap<String, u64> = cmd("HGETALL").arg(format!("{TAG}open")).query(&mut self.redis).unwrap();
         open.iter().filter(|(id, _)| id.starts_with(kind)).map(|(_, count)| count).sum()
     }
 }
 
-/// So many views a second for 195 s, from visitors that come again; not one is lost, nor counted twice.
+/// Sends `rate` views a second for 195 s, from returning visitors. No view is lost or counted twice.
 async fn no_view_is_lost(rate: u64, per_call: usize) {
     let server = RedisServer::start(RedisOptions::volatile()).await;
     let mut experiment = Experiment::new(&server).await;

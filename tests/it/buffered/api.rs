@@ -1,4 +1,4 @@
-//! What a user does with the crate, on real servers: counting, reading, syncing, and what is refused.
+//! The crate as a user uses it, on real servers: counting, reading, syncing and refusals.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -58,7 +58,7 @@ async fn numbers_go_to_the_applications_tables() {
     assert_eq!(pair.number("SELECT count FROM visitors WHERE store_id = 12345 AND day = '2014-09-20'").await, 2);
     assert_eq!(pair.number("SELECT CAST(vote_count AS SIGNED) FROM item WHERE id = 1").await, 15);
     assert_eq!(pair.number("SELECT CAST(vote_count AS SIGNED) FROM item WHERE id = 2").await, 17);
-    // there is no item 3: its vote is kept, with the reason, and held nothing back
+    // item 3 does not exist: its vote is kept with the reason, and does not hold up the others
     assert_eq!(pair.number("SELECT delta FROM counterfoil_rejects WHERE id = '3'").await, 1);
     assert_eq!(visitors.get("12345/2014-09-20").await.unwrap(), 2);
     let listed = visitors.list("12345/", None, 10).await.unwrap();
@@ -105,7 +105,7 @@ async fn a_hit_that_cannot_be_counted_is_refused_alone() {
     let error = small.get("a").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Range, "{error}");
     assert_eq!(small.get_many(&["b", "c"]).await.unwrap(), [i64::MIN, 1]);
-    // the column cannot hold it: the delta goes to the rejects, and the row keeps what it had
+    // the column cannot hold the sum: the delta goes to the rejects, and the row keeps its value
     pair.counterfoil.drain().await.unwrap();
     assert_eq!(small.get_many(&["a", "b", "c"]).await.unwrap(), [i64::MAX - 1, i64::MIN, 1]);
     assert_eq!(pair.number("SELECT delta FROM counterfoil_rejects").await, 2);
@@ -143,7 +143,7 @@ async fn however_many_tasks_count_redis_remembers_few_callers() {
     assert!((1..=2).contains(&callers), "{fields:?}");
 }
 
-/// As under php-fpm, where each request is a caller of its own.
+/// Every call has its own caller, like a request under php-fpm.
 #[tokio::test]
 async fn callers_that_call_once_are_forgotten_within_two_epochs() {
     let pair = Pair::new().await;
@@ -176,7 +176,7 @@ async fn callers_that_call_once_are_forgotten_within_two_epochs() {
         assert!(left.iter().all(|field| field.starts_with('=')), "{key}: {left:?}");
     }
     eventually("the memory is back", || async { used_memory().await < before + (full - before) / 10 }).await;
-    // none of them counts again
+    // a late repeat does not count again
     let late = Fence { home: home.keys(), caller: &callers[0], n: 1, epoch: &begun };
     assert_eq!(home.add(views.family(), late, 1, [("page", 1)]).await.unwrap(), Counted::Expired);
     assert_eq!(home.read(&["page"]).await.unwrap().deltas, [(0, 100_000)]);
@@ -203,7 +203,7 @@ async fn a_wide_family_sums_over_its_partitions() {
 #[tokio::test]
 async fn an_exact_read_does_not_believe_a_replica_that_is_behind() {
     let (pair, behind) = (Pair::new().await, Pair::new().await);
-    // a copy that knows the family, and none of its batches
+    // a copy that knows the family but none of its batches
     behind.counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap();
     let store = MysqlStore::new(pair.pool.clone()).with_replica(behind.pool.clone());
     let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
@@ -215,7 +215,7 @@ async fn an_exact_read_does_not_believe_a_replica_that_is_behind() {
         assert_eq!(views.get("page").await.unwrap(), batches);
         assert_eq!(views.stored(&["page"]).await.unwrap(), [None], "a plain read asks the nearest copy");
     }
-    // one batch in flight, and the copy lacks those before it as well
+    // one batch is in flight, and the copy also lacks the earlier ones
     let _ = views.add("page", 1).await.unwrap();
     let partition = Partition::new(pair.redis.manager().await, views.family(), 0);
     assert!(matches!(partition.rotate(None, Cut::Now).await.unwrap(), RotateReply::Batch(_)));
@@ -245,7 +245,7 @@ async fn a_list_has_what_is_stored_and_what_is_pending() {
     assert_eq!(views.list("", None, 100).await.unwrap().len(), 7);
 }
 
-/// More than a page of them, some in MySQL and some in Redis.
+/// The ids fill more than one page, some in MySQL and some in Redis.
 #[tokio::test]
 async fn all_ids_come_as_a_stream() {
     let pair = Pair::new().await;
@@ -282,7 +282,7 @@ async fn another_configuration_is_refused_by_name() {
         assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
         assert!(error.to_string().contains(word) && error.to_string().contains("test/views"), "{error}");
     }
-    // when to sync may differ from process to process
+    // the sync settings may differ between processes
     let later = family("views").sync_after(500, Duration::from_secs(600)).build().unwrap();
     counterfoil.open(later).await.unwrap();
     // the same name in another namespace is another family
@@ -317,7 +317,7 @@ async fn an_evicting_redis_is_refused_unless_forced() {
     reconciler.shutdown().await.unwrap();
     let findings = pair.counterfoil.check().await;
     assert!(findings.iter().any(|finding| finding.subject == "redis maxmemory-policy"), "{findings:?}");
-    // keys of buffered and cached families have no time to live, so these policies leave them alone
+    // keys of buffered and cached families never expire, so these policies do not evict them
     redis::cmd("CONFIG").arg("SET").arg("maxmemory-policy").arg("volatile-lru").exec_async(&mut redis).await.unwrap();
     pair.counterfoil.reconciler().start().await.unwrap().shutdown().await.unwrap();
 }
@@ -331,7 +331,7 @@ async fn check_tells_how_durable_redis_is() {
         let findings = counterfoil.check().await;
         findings.into_iter().find(|finding| finding.subject == "redis persistence").map(|finding| finding.severity)
     };
-    // the private Redis of the tests keeps nothing
+    // the tests' private Redis persists nothing
     assert_eq!(persistence(&pair.counterfoil).await, Some(Severity::Warning));
     let mut set = async |name: &str, value: &str| {
         redis::cmd("CONFIG").arg("SET").arg(name).arg(value).exec_async(&mut redis).await.unwrap();
@@ -345,7 +345,7 @@ async fn check_tells_how_durable_redis_is() {
     assert_eq!(persistence(&pair.counterfoil).await, Some(Severity::Warning), "an immediate family on everysec");
 }
 
-/// Who has been there is known to Redis alone.
+/// Only Redis knows the visitors of a day.
 #[tokio::test]
 async fn check_tells_who_is_counted_again_without_persistence() {
     let pair = Pair::new().await;
@@ -362,7 +362,7 @@ async fn check_tells_who_is_counted_again_without_persistence() {
     pair.counterfoil.drain().await.unwrap();
     pair.redis.kill();
     pair.redis.start_again().await;
-    // the first call may find the connection broken, and its epoch forgotten
+    // the first call may find a broken connection and a lost epoch
     let told = loop {
         if let Ok(told) = visitors.first_visit("shop", day("2014-09-20"), "visitor").await {
             break told;
@@ -372,7 +372,7 @@ async fn check_tells_who_is_counted_again_without_persistence() {
     assert_eq!(visitors.get("shop", day("2014-09-20")).await.unwrap(), 2, "as check and the README say");
 }
 
-/// Redis has snapshots and no append-only file by default.
+/// By default Redis has snapshots and no append-only file.
 #[tokio::test]
 async fn starting_warns_where_a_crash_can_double_counts() {
     for (aof, has_visitors, warnings) in [("no", true, 1), ("yes", true, 0), ("no", false, 0)] {
@@ -485,7 +485,7 @@ async fn one_process_serves_several_pairs() {
 #[tokio::test]
 async fn hits_of_another_process_are_found() {
     let pair = Pair::new().await;
-    // another handle on the same servers stands for another process: it cannot wake this reconciler
+    // another handle on the same servers acts as another process: it cannot wake this reconciler
     let elsewhere = Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pair.pool.clone()));
     let views = elsewhere.open(family("views").build().unwrap()).await.unwrap();
     let _ = views.add("before", 1).await.unwrap();
@@ -550,7 +550,7 @@ async fn a_redis_that_cannot_be_written_counts_nothing() {
     assert_eq!(views.add("page", 1).await.unwrap(), Added::Counted { pending: 2 });
 }
 
-/// Somebody counted in another language: for an id that is no text, and for one that is no row of the table.
+/// A client in another language counted for an id that is not text, and for one that no row can have.
 #[tokio::test]
 async fn an_id_that_no_row_can_have_holds_no_batch_up() {
     let pair = Pair::new().await;
@@ -573,7 +573,7 @@ async fn an_id_that_no_row_can_have_holds_no_batch_up() {
     assert_eq!((told.len(), told[0].0), (2, 3), "{told:?}");
 }
 
-/// A program in another language believes in 16 partitions of a family that has 8.
+/// A client in another language is configured with 16 partitions for a family that has 8.
 #[tokio::test]
 async fn who_believes_in_another_number_of_partitions_is_refused() {
     let pair = Pair::new().await;
@@ -586,7 +586,7 @@ async fn who_believes_in_another_number_of_partitions_is_refused() {
     assert!(epoch(&home, views.family()).await.is_ok());
 }
 
-/// In a cluster nobody can refuse them before somebody has looked: their hits are found and brought home.
+/// A cluster cannot refuse such hits until a reconciler has checked. The reconciler brings them to the database.
 #[tokio::test]
 async fn hits_in_partitions_that_the_family_does_not_have_are_brought_home() {
     let pair = Pair::new().await;
@@ -602,7 +602,7 @@ async fn hits_in_partitions_that_the_family_does_not_have_are_brought_home() {
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     eventually("all hits are in MySQL", || async { pair.number(OWN).await == 4 }).await;
     assert_eq!(views.get("page").await.unwrap(), 4);
-    // from now on it is refused
+    // from here on it is refused
     assert_eq!(stray.add(wrong.family(), fence(2), 1, [("page", 3)]).await.unwrap(), Counted::Expired);
     assert_eq!(epoch(&stray, wrong.family()).await.unwrap_err().kind(), ErrorKind::Mismatch);
     reconciler.shutdown().await.unwrap();

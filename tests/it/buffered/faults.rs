@@ -1,5 +1,5 @@
-//! Faults under load, on real servers: replies lost, servers killed and paused, reconcilers that die. After each the
-//! database holds what was acknowledged.
+//! Faults under load, on real servers: replies are lost, servers killed and paused, and reconcilers die. After each
+//! fault the database holds all acknowledged hits.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 
 const OWN: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
 
-/// A connection that loses every so many calls, half of them before and half of them after they were executed.
+/// A connection that loses every n-th call, alternately before and after its execution.
 #[derive(Clone)]
 struct Lossy {
     inner: ConnectionManager,
@@ -58,7 +58,7 @@ impl ConnectionLike for Lossy {
     }
 }
 
-/// Writers that count until they are told to stop, and then say how many hits were acknowledged.
+/// Writers that count until they are stopped, and then return the number of acknowledged hits.
 struct Load {
     stop: Arc<AtomicBool>,
     writers: JoinSet<i64>,
@@ -78,7 +78,7 @@ impl Load {
                             assert!(matches!(added, counterfoil::Added::Counted { .. }), "{added:?}");
                             acknowledged += 1;
                         }
-                        // surely not counted
+                        // definitely not counted
                         Err(error) if error.is_retryable() => tokio::time::sleep(Duration::from_millis(1)).await,
                         Err(error) => panic!("{error}"),
                     }
@@ -105,7 +105,7 @@ async fn lost_replies_are_asked_for_again() {
     let lossy = Lossy { inner: pair.redis.manager().await, calls: Arc::default(), every: 7 };
     let counterfoil = Counterfoil::new(lossy, MysqlStore::new(pair.pool.clone()));
     let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
-    // the start itself asks something, and may lose it
+    // the start makes a call too, which may be lost
     let mut started = counterfoil.reconciler().start().await;
     if started.is_err() {
         started = counterfoil.reconciler().start().await;
@@ -141,7 +141,7 @@ async fn mysql_is_killed_in_the_middle_of_commits() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_is_killed_and_comes_back_with_its_file() {
     let mysql = MysqlServer::start().await;
-    // everything that was acknowledged is in the file, so a killed process loses nothing
+    // the file contains every acknowledged hit, so a killed process loses nothing
     let pair = Pair::on(RedisOptions::aof("always"), &mysql).await;
     let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
@@ -158,22 +158,22 @@ async fn redis_is_killed_and_comes_back_with_its_file() {
     reconciler.shutdown().await.unwrap();
 }
 
-/// What crashes of the machine did to a load.
+/// The effect of machine crashes on a load.
 #[derive(Debug)]
 struct Losses {
     acknowledged: usize,
     doubled: i64,
-    /// Lost, and counted within what a crash took back.
+    /// Lost hits from a time that a crash took back.
     forgotten: usize,
-    /// Lost although they were durable.
+    /// Lost hits that were durable.
     wronged: usize,
 }
 
-/// What each crash takes back.
+/// The time that each crash takes back.
 const TAKEN: Duration = Duration::from_millis(250);
 
-/// Counts under crashes that take back the last part of Redis's file. Every hit has an id of its own, so that a value says
-/// how often it was counted.
+/// Counts under crashes that take back the end of Redis's file. Every hit has its own id, so its value is the number of
+/// times it was counted.
 async fn crashes_that_take_back(durability: Durability) -> Losses {
     let pair = Pair::with(RedisOptions::aof("no")).await;
     let settling = family("views").durability(durability).build().unwrap();
@@ -188,7 +188,7 @@ async fn crashes_that_take_back(durability: Durability) -> Losses {
             while !stop.load(Ordering::Relaxed) {
                 let hit = next.fetch_add(1, Ordering::Relaxed);
                 let asked = Instant::now();
-                // whatever an error leaves open, no hit is counted again by the caller
+                // the caller never repeats a hit, not even one of unknown outcome
                 if views.add(&format!("hit/{hit}"), 1).await.is_ok() {
                     acknowledged.push((hit, asked, Instant::now()));
                 }
@@ -242,7 +242,7 @@ async fn a_crash_that_takes_back_more_than_was_configured_loses_more_and_doubles
     assert!(losses.doubled == 0 && losses.wronged > 0, "{losses:?}");
 }
 
-/// Redis keeps snapshots only, as by default. Each time an older one than the last is restored, so that the database is ahead.
+/// Redis keeps only snapshots, its default. Each restored snapshot is not the latest, so the database is ahead.
 #[tokio::test]
 async fn a_redis_that_is_restored_from_older_snapshots_doubles_nothing() {
     const SNAPSHOTS: &str = "3600 1 300 100 60 10000";
@@ -322,13 +322,13 @@ async fn an_outcome_that_cannot_be_learnt_is_said_to_be_unknown() {
     lossy.calls.store(1, Ordering::Relaxed);
     let quick = Counterfoil::new(lossy.clone(), MysqlStore::new(pair.pool.clone()));
     let views = quick.write_timeout(Duration::from_millis(300)).open(family("views").build().unwrap()).await.unwrap();
-    // a read may be asked again: nothing is unknown about it
+    // a read can be repeated: its outcome is never unknown
     let error = views.get("page").await.unwrap_err();
     assert!(error.is_retryable() && !error.outcome_unknown(), "{error}");
-    // nothing was counted as long as the producer is not even known
+    // nothing is counted before the writer knows the epoch
     let error = views.add("page", 1).await.unwrap_err();
     assert!(error.is_retryable() && !error.outcome_unknown(), "{error}");
-    // a whole Redis that vanishes with the call in the air
+    // Redis itself disappears with a call in flight
     let pair = Pair::new().await;
     let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
     let _ = views.add("page", 1).await.unwrap();
@@ -339,7 +339,7 @@ async fn an_outcome_that_cannot_be_learnt_is_said_to_be_unknown() {
     });
     pause(100).await;
     pair.redis.kill();
-    // it comes back empty: it does not know the producer any more
+    // Redis restarts empty and does not know the epoch any more
     pair.redis.start_again().await;
     let error = in_the_air.await.unwrap().unwrap_err();
     assert!(error.outcome_unknown() && !error.is_retryable(), "{error}");
@@ -379,7 +379,7 @@ async fn reconcilers_that_die_anywhere_lose_nothing() {
     let load = Load::on(&views);
     let (redis, pool) = (pair.redis.client(), pair.pool.connect_options());
     for round in 0..20 {
-        // a runtime that is torn down takes its tasks with it wherever they are
+        // a runtime that is shut down drops its tasks at any point
         let doomed = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (redis, pool, family) = (redis.clone(), pool.clone(), settling.clone());
         doomed.spawn(async move {
@@ -398,8 +398,8 @@ async fn reconcilers_that_die_anywhere_lose_nothing() {
     assert_eq!(pair.number(OWN).await, acknowledged);
 }
 
-/// A worker that is stuck in the middle of a large batch dies, and another continues. A trigger logs how far each
-/// transaction takes the batch.
+/// A worker that is stuck in a large batch dies, and another one continues. A trigger logs the batch's position after
+/// each transaction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_batch_is_applied_in_short_transactions_by_one_worker_after_another() {
     const IDS: i64 = 20_000;
@@ -433,7 +433,7 @@ async fn a_large_batch_is_applied_in_short_transactions_by_one_worker_after_anot
         }
     });
 
-    // a row of the part in the middle
+    // locks a row of the middle part
     let mut other = pair.pool.begin().await.unwrap();
     sqlx::query("SELECT * FROM item WHERE id = '10000' FOR UPDATE").execute(&mut *other).await.unwrap();
     let doomed = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -478,13 +478,13 @@ async fn a_table_that_is_gone_holds_up_only_its_own_family() {
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     eventually("the healthy family", || async { healthy.stored(&["page"]).await.unwrap() == [Some(1)] }).await;
     pair.sql("RENAME TABLE hidden TO doomed").await;
-    // the reconciler looks again after half a minute, a drain at once
+    // the reconciler checks again after half a minute, a drain at once
     pair.counterfoil.drain().await.unwrap();
     assert_eq!(pair.number("SELECT n FROM doomed").await, 1);
     reconciler.shutdown().await.unwrap();
 }
 
-/// A connection on which nothing is sent while somebody holds the gate.
+/// A connection that sends nothing while the gate is locked.
 #[derive(Clone)]
 struct Late {
     inner: ConnectionManager,
@@ -514,7 +514,7 @@ impl ConnectionLike for Late {
     }
 }
 
-/// An exact read asks both at once. Here the database replies first, and things happen before Redis does.
+/// An exact read queries both servers at once. Here the database replies first, and hits arrive before Redis replies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_read_is_exact_although_the_database_was_asked_first() {
     let pair = Pair::new().await;
@@ -523,7 +523,7 @@ async fn a_read_is_exact_although_the_database_was_asked_first() {
     let late = Late { inner: pair.redis.manager().await, gate: Arc::default() };
     let reader = Counterfoil::new(late.clone(), store.clone()).open(family("views").build().unwrap()).await.unwrap();
     let mut total = 0;
-    // how many are counted and drained before, and in between
+    // the number of hits counted and drained before the read, and during it
     for [counted, drained, counted_then, drained_then] in
         [[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1], [0, 0, 1, 1], [1, 1, 1, 0], [1, 0, 1, 2], [0, 0, 0, 0], [1, 0, 1, 1]]
     {

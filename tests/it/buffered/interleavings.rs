@@ -1,12 +1,12 @@
-//! Interleavings: writers, reconcilers and a reader as explicit steps. proptest picks their order, where they die, which
-//! replies are lost, when Redis forgets its scripts and when it crashes; the invariants of docs/protocol.md, section 1,
-//! are checked after every step and at the end. The Redis is a real one; the database is a real one in one test and the
-//! plain reference in the others, which is faster and so tries more.
+//! Interleavings of writers, reconcilers and a reader as explicit steps. proptest picks their order, their deaths, lost
+//! replies, and when Redis forgets its scripts or crashes. The invariants of docs/protocol.md, section 1, are checked
+//! after every step and at the end. Redis is real. The database is real in one test; the others use the plain
+//! reference, which is faster and so tries more cases.
 //!
-//! Every increment is a token: the k-th of a case adds 4^k, so that in base 4 each digit of a value says how often that
-//! increment is in it.
+//! Every increment is a token: the k-th of a case adds 4^k. In base 4, each digit of a value is the number of times
+//! that it contains that increment.
 //!
-//! Time is the test's own.
+//! The test controls the time.
 
 use std::time::Duration;
 
@@ -31,27 +31,27 @@ use testkit::RedisServer;
 
 const IDS: [&str; 4] = ["a", "b", "c", "page/é"];
 const WRITERS: usize = 3;
-/// 4^31 is the first that does not fit.
+/// The most increments of a case: an i64 cannot hold 4^31 twice.
 const TOKENS: usize = 31;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// The writer counts one for each of the ids in one call, or, if a reply is missing, makes that call again.
+    /// The writer counts one for each id in one call, or repeats its call whose reply is missing.
     Write {
         writer: usize,
         ids: (usize, Option<usize>),
         fate: Fate,
     },
-    /// A call that was sent before arrives again, whoever resent it and whatever has happened since.
+    /// An earlier call arrives again, from any sender and at any time.
     Echo {
         call: usize,
     },
-    /// The writer's epoch was told long ago: it asks for it before its next call.
+    /// The writer's epoch is old: it requests the epoch before its next call.
     Ask {
         writer: usize,
     },
     TurnEpoch,
-    /// The writer dies with its call in the air, and another takes its place.
+    /// The writer dies with its call in flight, and another one takes its place.
     WriterDies {
         writer: usize,
     },
@@ -59,9 +59,9 @@ enum Step {
     WorkerDies {
         worker: usize,
     },
-    /// Somebody reads all ids, and comes to the question to the database.
+    /// A reader begins to read all ids, up to its database query.
     ReadBegins,
-    /// The reader's question to the database goes through.
+    /// The reader's database query runs.
     ReadGoesOn,
     Tick {
         ms: u64,
@@ -75,7 +75,7 @@ struct Increment {
     state: State,
 }
 
-/// One call for all partitions of the node: which increments it carries.
+/// One call for all partitions of the node, with its increments.
 #[derive(Clone, Debug)]
 struct Call {
     tokens: Vec<usize>,
@@ -84,11 +84,11 @@ struct Call {
 struct World<'s, S> {
     stage: Stage<'s, Lasting>,
     database: Database<'s, S>,
-    /// The reader's process, held before each question to the database.
+    /// The reader's counters, which are held before each database query.
     counters: BufferedCounters,
     gate: Gate,
     writers: Vec<Writer<Call>>,
-    /// Every call that was ever sent.
+    /// Every call that was sent.
     sent: Vec<(Key, Call)>,
     workers: Workers,
     reader: Option<Reader<Vec<i64>>>,
@@ -156,7 +156,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         Ok(())
     }
 
-    /// Redis gets the call.
+    /// Delivers the call to Redis.
     async fn arrive(&self, key: &Key, call: &Call) -> Result<Counted, TestCaseError> {
         let pair = |token: &usize| (IDS[self.tokens[*token].id], Change::Add(delta(*token)));
         let pairs: Vec<_> = call.tokens.iter().map(pair).map(|(id, change)| (id.as_bytes(), change)).collect();
@@ -230,7 +230,7 @@ impl<S: Store + Clone> Case for World<'_, S> {
         Ok(())
     }
 
-    /// docs/protocol.md, section 1: every acknowledged increment is in the sum once, no other twice.
+    /// Checks docs/protocol.md, section 1: each acknowledged increment is in the sum once, no other twice.
     async fn check(&self) -> Checked {
         let mut totals = Vec::new();
         for id in IDS {
@@ -321,7 +321,7 @@ const fn work(worker: usize, partition: u32) -> Step {
     Step::Work(Work::delivered(worker, partition))
 }
 
-/// Runs what an earlier version got wrong.
+/// Replays steps that an earlier version got wrong.
 fn replay(crashes: Crashes, steps: &[Step]) {
     runtime().block_on(async {
         let server = RedisServer::start(crashes.options()).await;
@@ -331,8 +331,8 @@ fn replay(crashes: Crashes, steps: &[Step]) {
     });
 }
 
-/// A partition that had no incarnation was read, its batch was cut and applied, and Redis was emptied before the reader
-/// looked again, so that it had none again and the value had the batch twice.
+/// A partition without an incarnation was read, and its batch was cut and applied. Redis was emptied before the
+/// reader's second read: again there was no incarnation, and the value had the batch twice.
 #[test]
 fn a_batch_that_comes_and_goes_between_two_looks_is_seen() {
     let [one, other] = [work(0, 1), work(1, 0)];
@@ -341,8 +341,8 @@ fn a_batch_that_comes_and_goes_between_two_looks_is_seen() {
     replay(Crashes::Empty, &[&begin[..], &[Step::Mishap(Mishap::Emptied), Step::ReadGoesOn, write(0, 0)]].concat());
 }
 
-/// The reader gave the partition an incarnation, a crash took that back and left the hits, and they reached the
-/// database under another one before the reader asked it.
+/// The reader gave the partition an incarnation. A crash took it back and left the hits, which reached the database
+/// under another one before the reader's query.
 #[test]
 fn an_incarnation_that_a_crash_takes_back_is_not_compared_with() {
     let [one, other] = [work(0, 1), work(1, 0)];

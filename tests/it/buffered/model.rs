@@ -1,6 +1,6 @@
-//! The model: random sequences of calls of all buffered scripts and of those of a family, on a real Redis and on a
-//! plain reference written from the scripts' headers. Replies and keys must be the same after every call, what was
-//! counted must be what left with the batches and what is still there, and no call may be counted twice.
+//! The model of buffered counters: random sequences of calls of all buffered and family scripts, on a real Redis and on
+//! a plain reference written from the scripts' headers. Replies and keys must be equal after every call. What was
+//! counted must equal what left with the batches plus what is still there, and no call may count twice.
 //!
 //! `COUNTERFOIL_CASES` is the number of sequences, 100 by default.
 
@@ -13,13 +13,13 @@ use proptest::test_runner::TestCaseError;
 use redis::{Value, pipe};
 
 const FENCE: [&str; 2] = ["calls", "calls_before"];
-/// Buffer, batch and meta of two partitions, which one call may carry hits for.
+/// Buffer, batch and meta of two partitions. One call may carry hits for both.
 const PARTITIONS: [[&str; 3]; 2] = [["buffer", "batch", "meta"], ["other:buffer", "other:batch", "other:meta"]];
 const IDS: [&str; 4] = ["a", "b", "é/2014-09-20", "nul\0"];
-/// Of pairs: those, and one that is refused.
+/// The ids of pairs: `IDS`, and one that is refused.
 const PAIR_IDS: [&str; 5] = [IDS[0], IDS[1], IDS[2], IDS[3], ""];
 const CALLERS: [&str; 3] = ["w1", "w2", "careless"];
-/// The one that names any epoch with any number; the others do what the headers ask of them.
+/// The caller that names any epoch with any number. The others follow the headers.
 const CARELESS: usize = 2;
 const OWNERS: [&str; 3] = ["", "r1", "r2"];
 const START: u64 = 1_000_000_000;
@@ -31,7 +31,7 @@ struct Reference {
     partitions: [Partition; PARTITIONS.len()],
 }
 
-/// What a home partition knows of a family and of its callers, as the headers say.
+/// The family and callers that a home partition knows, as the headers describe them.
 #[derive(Clone, Debug, Default)]
 struct Family {
     kind: Option<String>,
@@ -43,28 +43,28 @@ struct Family {
     began_at: Option<u64>,
     calls: BTreeMap<String, LastCall>,
     calls_before: BTreeMap<String, LastCall>,
-    /// What the key of the epoch before says beside its callers.
+    /// The fields in the key of the previous epoch, besides its callers.
     left: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct LastCall {
     n: u64,
-    /// "INDEX:WORD ..."
+    /// The refused pairs, as "INDEX:WORD ...".
     refused: String,
 }
 
-/// What a partition holds and does, as the headers say.
+/// A partition's content and behaviour, as the headers describe them.
 #[derive(Clone, Debug, Default)]
 struct Partition {
     buffer: BTreeMap<String, i64>,
     batch: BTreeMap<String, i64>,
     incarnation: Option<String>,
-    /// 0 where nothing was cut yet.
+    /// The number of cuts so far, 0 before the first.
     seq: u64,
     nonce: Option<String>,
     hits: Option<u64>,
-    /// Of all batches that were cut.
+    /// The hits of all batches so far.
     hits_before: Option<u64>,
     first_at: Option<u64>,
     rotated_at: Option<u64>,
@@ -75,22 +75,22 @@ struct Partition {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// The clock goes on, or back.
+    /// The clock moves forward or back.
     Clock(i64),
     Configure {
         kind: &'static str,
         partitions: u64,
         max_pending: usize,
-        /// How many of the partitions it names.
+        /// The number of partitions that the call names.
         metas: usize,
     },
-    /// A new epoch, where one is due. "" stands for any kind or number.
+    /// A new epoch begins if one is due. "" stands for any kind or number.
     Epoch {
         kind: &'static str,
         partitions: &'static str,
     },
     Add(Add),
-    /// A call about one of the partitions.
+    /// A call on one of the partitions.
     Of(usize, Call),
     /// Redis loses its memory.
     Forget,
@@ -104,7 +104,7 @@ struct Add {
     groups: Vec<Group>,
 }
 
-/// Which epoch a call names.
+/// The epoch that a call names.
 #[derive(Clone, Copy, Debug)]
 enum Epoch {
     Current,
@@ -112,11 +112,11 @@ enum Epoch {
     Unknown,
 }
 
-/// What a call brings for one partition.
+/// The hits of a call in one partition.
 #[derive(Clone, Debug)]
 struct Group {
     partition: usize,
-    /// At least as many as pairs.
+    /// The number of hits, at least the number of pairs.
     hits: u64,
     pairs: Vec<(usize, i64)>,
 }
@@ -131,7 +131,7 @@ enum Call {
     State,
 }
 
-/// Which batch is meant.
+/// The batch that a call names.
 #[derive(Clone, Copy, Debug)]
 enum Which {
     Present,
@@ -145,7 +145,7 @@ fn text(text: impl ToString) -> Value {
     Value::BulkString(text.to_string().into())
 }
 
-/// An integer where every client has it exactly, else its digits.
+/// Returns an integer if every client can hold it exactly, else its digits.
 fn amount(sum: i64) -> Value {
     if sum.unsigned_abs() < 1 << 53 { Value::Int(sum) } else { text(sum) }
 }
@@ -185,7 +185,7 @@ impl Reference {
         reply(results)
     }
 
-    /// The keys as they are in Redis, by kind.
+    /// Returns the keys as they are in Redis, by kind.
     fn keys(&self) -> BTreeMap<&'static str, BTreeMap<String, String>> {
         let fence = FENCE.into_iter().zip(self.family.keys());
         let data = PARTITIONS.iter().zip(&self.partitions);
@@ -193,13 +193,13 @@ impl Reference {
     }
 }
 
-/// The fields that are there.
+/// Returns the fields that have a value.
 fn fields(fields: impl IntoIterator<Item = (&'static str, Option<String>)>) -> BTreeMap<String, String> {
     fields.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value?))).collect()
 }
 
 impl Family {
-    /// The reply to a call that is not executed.
+    /// Returns the reply to a call that is not executed.
     fn refusal(&self, caller: &str, n: u64, epoch: &str) -> Option<Value> {
         let is_current = self.epoch.as_deref() == Some(epoch);
         if !is_current && self.before.as_deref() != Some(epoch) {
@@ -222,12 +222,12 @@ impl Family {
         (self.epoch, self.before, self.began_at) = (None, None, None);
     }
 
-    /// Returns what follows the epochs in a reply.
+    /// Returns the part of a reply that follows the epochs.
     fn known(&self) -> Option<[Value; 3]> {
         Some([text(self.kind.as_ref()?), text(self.partitions?), text(self.settings.as_ref()?)])
     }
 
-    /// Either the reply, or that a new epoch begins.
+    /// Returns the reply, or `None` if a new epoch begins.
     fn epoch(&self, now: u64, kind: &str, partitions: &str) -> Option<Value> {
         let Some([known_kind, right, settings]) = self.known() else { return Some(reply([text("UNCONFIGURED")])) };
         let fits = |wanted: &str, known: &Value| wanted.is_empty() || text(wanted) == *known;
@@ -248,7 +248,7 @@ impl Family {
         self.began_at = Some(now);
     }
 
-    /// What the key says beside its callers.
+    /// Returns the key's fields, besides its callers.
     fn fields(&self) -> BTreeMap<String, String> {
         fields([
             ("=kind", self.kind.clone()),
@@ -271,7 +271,7 @@ impl Family {
 }
 
 impl Partition {
-    /// Notes that hits came, and returns how many did since the last rotation.
+    /// Notes new hits, and returns the number of hits since the last rotation.
     fn note(&mut self, now: u64, hits: u64) -> u64 {
         let earlier = self.hits.unwrap_or(0);
         if earlier == 0 {
@@ -281,7 +281,7 @@ impl Partition {
         earlier + hits
     }
 
-    /// Returns what the id has pending now, or why the delta was not counted.
+    /// Returns the new pending sum of the id, or the reason why the delta was not counted.
     fn count(&mut self, id: &str, delta: i64, max_pending: usize) -> Result<i64, &'static str> {
         let pending = self.buffer.get(id).copied();
         if id.is_empty() {
@@ -295,7 +295,7 @@ impl Partition {
         Ok(sum)
     }
 
-    /// With the nonce that a cut gets.
+    /// Rotates. A new cut gets this nonce.
     fn rotate(&mut self, now: u64, nonce: &str, owner: &str, lease_ms: u64, sync_hits: u64, sync_ms: u64) -> Value {
         let mut status = "HELD";
         if self.batch.is_empty() {
@@ -330,7 +330,7 @@ impl Partition {
         reply([text(status)].into_iter().chain(self.cut().map(text)).chain([int(self.batch.len())]).chain(ages))
     }
 
-    /// Incarnation, seq and nonce of the last cut, as scripts write them.
+    /// Returns incarnation, seq and nonce of the last cut, as scripts write them.
     fn cut(&self) -> [String; 3] {
         [self.incarnation.clone().unwrap_or_default(), self.seq.to_string(), self.nonce.clone().unwrap_or_default()]
     }
@@ -339,7 +339,7 @@ impl Partition {
         !self.batch.is_empty() && self.cut() == *cut
     }
 
-    /// Either the reply, or that the batch is handed out.
+    /// Returns the reply, or `None` if the batch is handed out.
     fn fetch(&mut self, now: u64, named: &[String; 3], settle_ms: u64) -> Option<Value> {
         if !self.has(named) {
             return Some(reply([text("STALE")]));
@@ -359,7 +359,7 @@ impl Partition {
         reply([text("OK")])
     }
 
-    /// With the incarnation that a partition gets which begins anew.
+    /// Resets the partition, which gets this incarnation.
     fn reset(&mut self, named: &[String; 3], incarnation: &str) -> Value {
         if self.incarnation.is_none() || self.cut() != *named {
             return reply([text("STALE")]);
@@ -382,7 +382,7 @@ impl Partition {
         reply([text("OK")].into_iter().chain(self.cut().map(text)).chain([in_flight]).chain(deltas))
     }
 
-    /// The id of that batch.
+    /// Returns the id of the batch.
     fn named(&self, which: Which) -> [String; 3] {
         let [incarnation, _, nonce] = self.cut();
         let other = || "9".repeat(16);
@@ -425,7 +425,7 @@ fn delta() -> impl Strategy<Value = i64> {
 fn group() -> impl Strategy<Value = Group> {
     let id = prop_oneof![12 => 0..IDS.len(), 1 => IDS.len()..PAIR_IDS.len()];
     let pairs = prop::collection::vec((id, delta()), 1..6);
-    // with the 64th hit a buffer is made a table
+    // the 64th hit turns a buffer into a hash table
     let more = prop_oneof![5 => 0..5_u64, 1 => 55..65_u64];
     (0..PARTITIONS.len(), more, pairs).prop_map(|(partition, more, pairs)| {
         let hits = pairs.len() as u64 + more;
@@ -483,23 +483,23 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// One sequence: the reference, what the callers know, and the books.
+/// One sequence: the reference, the state of the callers, and the books.
 struct Play {
     scripts: Scripts,
     reference: Reference,
     now: u64,
-    /// Every epoch that began.
+    /// Every epoch that has begun.
     epochs: BTreeSet<String>,
-    /// What each careful caller called, with number and epoch.
+    /// The number and epoch of each careful caller's calls.
     sent: [Vec<(u64, String)>; CARELESS],
     executed: BTreeSet<(usize, u64, String)>,
-    /// Number of the careless caller's last call.
+    /// The number of the careless caller's last call.
     careless: u64,
     counted: BTreeMap<String, i128>,
     gone: BTreeMap<String, i128>,
-    /// Every incarnation and nonce that there was.
+    /// Every incarnation and nonce so far.
     names: BTreeSet<String>,
-    /// How many salts were used.
+    /// The number of salts used so far.
     salts: u64,
 }
 
@@ -537,7 +537,7 @@ impl Model for Play {
 }
 
 impl Play {
-    /// On an empty Redis, at that time, and after so many salts and these names.
+    /// Begins on an empty Redis at this time, after so many salts and these names.
     fn empty(scripts: Scripts, now: u64, salts: u64, names: BTreeSet<String>) -> Self {
         let mut play = Play {
             scripts,
@@ -552,7 +552,7 @@ impl Play {
             names,
             salts,
         };
-        // or most calls would be of no epoch; the second partition gets its incarnation with its first hit
+        // without this, most calls would name no epoch; the second partition gets its incarnation with its first hit
         play.configure("buffered", 4, 5, 1).unwrap();
         play.epoch("buffered", "4").unwrap();
         play
@@ -563,7 +563,7 @@ impl Play {
         self.salts.to_string()
     }
 
-    /// Checks a name that a script made.
+    /// Checks that a name from a script is valid and new.
     fn made(&mut self, name: Option<String>) -> Result<String, TestCaseError> {
         let name = name.unwrap_or_default();
         prop_assert!(name.len() == 16 && u64::from_str_radix(&name, 16).is_ok(), "{:?} is no name", name);
@@ -583,12 +583,12 @@ impl Play {
         for number in 0..metas {
             self.learn_incarnation(number)?;
         }
-        // time passes, or the next epoch could get a name that there was
+        // without this, the next epoch could get an old name
         self.now += 1;
         Ok(())
     }
 
-    /// Learns the incarnation that a script may have made just now.
+    /// Reads the incarnation if a script may have just created it.
     fn learn_incarnation(&mut self, number: usize) -> Checked {
         if self.reference.partitions[number].incarnation.is_none() {
             let mut read = pipe();
@@ -613,7 +613,7 @@ impl Play {
         let name: String = redis::from_redis_value(name.clone()).unwrap();
         prop_assert_eq!(before, &text(family.epoch.as_ref().unwrap_or(&name)));
         if !self.epochs.insert(name.clone()) {
-            // names are made of the time and of the last one: without one, the test's own clock can make one twice
+            // names derive from the time and the last name: without a last one, the test's clock can repeat one
             prop_assume!(family.epoch.is_some());
             prop_assert!(false, "the epoch {} began twice", name);
         }
@@ -621,7 +621,7 @@ impl Play {
         Ok(())
     }
 
-    /// Number and epoch of a call. A careful caller's numbers grow, and a repeat names the epoch of the first time.
+    /// Returns number and epoch of a call. A careful caller's numbers grow, and a repeat names its original epoch.
     fn numbered(&mut self, add: &Add) -> (u64, String) {
         let family = &self.reference.family;
         let epoch = match add.epoch {
@@ -666,7 +666,7 @@ impl Play {
             return Ok(());
         }
 
-        // the books go by the reply, not by the reference
+        // the books follow the reply, not the reference
         let mut results = got.into_sequence().unwrap().into_iter();
         let status = results.next().unwrap();
         if let Some(caller) = add.caller.filter(|&caller| caller != CARELESS) {
@@ -751,7 +751,7 @@ impl Play {
         Ok(())
     }
 
-    /// Notes what has left Redis.
+    /// Adds deltas that have left Redis to the books.
     fn left(&mut self, deltas: BTreeMap<String, i64>) {
         for (id, delta) in deltas {
             *self.gone.entry(id).or_default() += i128::from(delta);

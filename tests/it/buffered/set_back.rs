@@ -1,9 +1,9 @@
-//! Interleavings on a Redis that is set back to older states of its own, as by restoring backups (docs/protocol.md, section
-//! 3.9). Writers, workers, probes and a reader are explicit steps; proptest picks their order, the states that are kept and
-//! restored, and the calls that arrive again later. After every step: no hit is in the database twice or about to be, none
-//! is missing without a report, and none was dropped without proof.
+//! Interleavings on a Redis that is set back to older states of its own, as by restored backups (docs/protocol.md,
+//! section 3.9). Writers, workers, probes and a reader are explicit steps. proptest picks their order, the kept and
+//! restored states, and the calls that arrive again later. After every step no hit is or will be in the database twice,
+//! none is missing without a report, and none was dropped without proof.
 //!
-//! Every hit has an id of its own.
+//! Every hit has its own id.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -37,12 +37,12 @@ enum Step {
     Hit {
         fate: Fate,
     },
-    /// A call that was sent before arrives again.
+    /// An earlier call arrives again.
     Echo {
         call: usize,
     },
     TurnEpoch,
-    /// The present state of Redis is kept.
+    /// The current state of Redis is kept.
     Keep,
     SetBack {
         state: usize,
@@ -51,15 +51,15 @@ enum Step {
     WorkerDies {
         worker: usize,
     },
-    /// Everything is flushed as an application's drain does.
+    /// An application's drain flushes everything.
     Drain,
     /// A probe reads the ledger.
     ProbeBegins,
-    /// The probe reads Redis, and starts partitions anew that are behind.
+    /// The probe reads Redis, and resets partitions that are behind.
     ProbeGoesOn,
-    /// A reader asks Redis for all hits, and comes to its question to the database.
+    /// A reader reads all hits from Redis, up to its database query.
     ReadBegins,
-    /// The reader's question to the database goes through.
+    /// The reader's database query runs.
     ReadGoesOn,
 }
 
@@ -93,26 +93,26 @@ struct World<'s> {
     stage: Stage<'s, Lasting>,
     database: Database<'s, MemoryStore>,
     guard: Option<Guard>,
-    /// The reader's process, held before each question to the database.
+    /// The reader's process, which is held before each database query.
     counterfoil: Counterfoil,
     counters: BufferedCounters,
     gate: Gate,
     /// The id of each hit.
     ids: Vec<String>,
-    /// The calls, by their hits.
+    /// The calls, by hit.
     sent: Vec<Key>,
     workers: Workers,
-    /// The ledger as a probe has read it.
+    /// The ledger as read by a probe.
     probe: Option<Vec<LedgerRow>>,
     reader: Option<Reader<Vec<i64>>>,
-    /// Redis was set back or a partition began anew since the reader began.
+    /// True if Redis was set back or a partition was reset since the reader began.
     is_disturbed: bool,
     kept: Vec<State>,
     /// The partitions after the last step.
     pending: Vec<Pending>,
     /// The hits that Redis executed.
     executed: BTreeSet<usize>,
-    /// The hits of them that are reported: lost when Redis was set back, or dropped since.
+    /// The executed hits that are reported: lost by a set-back, or dropped later.
     reported: BTreeSet<usize>,
 }
 
@@ -131,7 +131,7 @@ impl<'s> World<'s> {
         let store = Wrapped { store: database.store.clone(), between: gate.clone() };
         let counterfoil = Counterfoil::new(stage.redis.clone(), store);
         let counters = counterfoil.open(buffered).await.expect("opened");
-        // the second state has an epoch, so that calls may arrive there
+        // the second state has an epoch, so that calls can be executed there
         support::epoch(&stage.partition(0), &family).await.expect("an epoch");
         let begun = State::of(&stage.redis, &family).await;
         let mut world = World {
@@ -190,7 +190,7 @@ impl<'s> World<'s> {
         if fate == Fate::Delivered { self.arrive(hit).await } else { Ok(()) }
     }
 
-    /// The call arrives, for the first time or again.
+    /// Delivers the call, for the first time or again.
     async fn arrive(&mut self, hit: usize) -> Checked {
         let (id, home) = (&self.ids[hit], self.stage.partition(0));
         let partition = self.stage.partition(self.stage.partition_of(id));
@@ -253,7 +253,7 @@ impl<'s> World<'s> {
         Ok(())
     }
 
-    /// Reports what a partition dropped that began anew, and demands a proof.
+    /// Reports the hits that a reset partition dropped, and requires a proof.
     async fn note_resets(&mut self, before: Vec<Pending>) -> Checked {
         let ledger = self.ledger().await?;
         for ((number, before), after) in (0..).zip(before).zip(self.pending.clone()) {
@@ -300,7 +300,7 @@ impl Case for World<'_> {
     type Step = Step;
 
     async fn step(&mut self, step: Step) -> Checked {
-        // no two cuts, epochs or incarnations begin at one moment
+        // no two cuts, epochs or incarnations begin at the same time
         self.stage.pass(1);
         self.take(step).await?;
         let after = self.look().await?;
@@ -333,7 +333,7 @@ impl Case for World<'_> {
         }
     }
 
-    /// Ends what is under way. Once a probe has found what there is to find, a hit is exact again.
+    /// Ends everything in progress. After a probe, a new hit counts exactly.
     async fn finish(&mut self) -> Checked {
         while self.reader.is_some() {
             self.step(Step::ReadGoesOn).await?;
@@ -362,7 +362,7 @@ fn ids_of_partition<'i>(ids: &'i [String], stage: &Stage<'_, Lasting>, number: u
     ids.iter().map(String::as_str).filter(|id| stage.partition_of(id) == number).collect()
 }
 
-/// Of each kind a hit is flushed again that was pending in the state to which Redis is set back.
+/// For each kind, a hit is flushed, Redis is set back to a state in which it is pending, and it is flushed again.
 #[tokio::test]
 async fn no_kind_counts_twice() {
     let pair = Pair::new().await;

@@ -9,7 +9,7 @@ use counterfoil::{
 };
 use futures_util::future::{join_all, try_join_all};
 
-/// A family that is durable and due at once.
+/// Returns a family that is durable and due at once.
 fn family(name: &str) -> CachedFamilyBuilder {
     Family::cached("test", name).partitions(4).durability(Durability::Immediate).save_after(Duration::from_millis(20))
 }
@@ -20,7 +20,7 @@ async fn open(plain: &Plain, family: CachedFamilyBuilder) -> CachedCounters {
 
 type Cached = CachedCounters;
 
-/// The application's table, with items 1 to 3.
+/// Creates the application's table with items 1 to 3, and opens the family.
 async fn items(pair: &Pair, family: CachedFamilyBuilder) -> Cached {
     pair.sql(
         "CREATE TABLE item (id BIGINT UNSIGNED PRIMARY KEY, name VARCHAR(50), vote_count INT NOT NULL DEFAULT 0); \
@@ -66,7 +66,7 @@ async fn bounds_refuse_and_return_the_value() {
     assert_eq!(stock.incr("a", -1).await.unwrap(), Changed::OutOfRange { value: 0 });
     assert_eq!(value(stock.set("a", 3).await.unwrap()), 3);
     assert_eq!(stock.set("a", 11).await.unwrap(), Changed::OutOfRange { value: 3 });
-    // together more than there are: those that fit are let through
+    // more in total than there are: the ones that fit are counted
     let buys = (0..8).map(|_| stock.incr("a", -1));
     let sold = try_join_all(buys).await.unwrap();
     let mut values: Vec<_> = sold.iter().filter_map(|changed| changed.counted()).collect();
@@ -93,7 +93,7 @@ async fn a_process_with_other_bounds_is_refused() {
         let error = opened(other).await.expect_err("other bounds");
         assert!(error.kind() == ErrorKind::Mismatch && error.to_string().contains("min 0, max 10"), "{error}");
     }
-    // as the documentation says that they are changed
+    // the change that the documentation describes
     pair.sql("UPDATE counterfoil_families SET shape = 'min 0' WHERE namespace = 'test' AND name = 'stock'").await;
     opened(stock(|family| family.min(0))).await.unwrap();
 }
@@ -137,7 +137,7 @@ async fn rows_that_do_not_exist_are_made_where_that_is_asked_for() {
     let table = Table::upsert("likes").key("page", KeyType::Text).value("likes");
     let likes = pair.counterfoil.open(family("likes").table(table).build().unwrap()).await.unwrap();
     assert_eq!(value(likes.incr("a/b", 2).await.unwrap()), 2);
-    // asked for and refused ones get no row
+    // an id that was only read gets no row
     assert_eq!(likes.get("c").await.unwrap(), 0);
     pair.counterfoil.drain().await.unwrap();
     assert_eq!(pair.number("SELECT likes FROM likes WHERE page = 'a/b'").await, 2);
@@ -153,7 +153,7 @@ async fn many_increments_make_few_saves() {
         let _ = votes.incr("1", 1).await.unwrap();
     }
     eventually("it is saved", || async { pair.number("SELECT vote_count FROM item WHERE id = 1").await == 200 }).await;
-    // the first one is saved at once
+    // the first increment is saved at once
     let saves = pair.number("SELECT CAST(seq AS SIGNED) FROM counterfoil_ledger").await;
     assert!(saves <= 3, "{saves} saves");
     reconciler.shutdown().await.unwrap();
@@ -170,13 +170,13 @@ async fn a_cold_start_asks_the_database_once() {
     )
     .await;
     let ids: Vec<_> = (1..=1000).map(|number| format!("page/{number}")).collect();
-    // a script that Redis does not know yet is sent a second time
+    // a script that Redis does not know yet is sent twice
     assert_eq!(value(values.incr("other", 1).await.unwrap()), values.get("other").await.unwrap());
     let (statements, before) = (pair.mysql().statements(), calls(&pair).await);
     let all = values.get_many(&ids).await.unwrap();
     assert_eq!(all, (1..=1000).collect::<Vec<i64>>());
     assert_eq!(pair.mysql().statements() - statements, 1);
-    // for each partition a call that finds nothing, one that seeds and one that reads
+    // each partition takes a call that finds nothing, one that seeds and one that reads
     assert!(calls(&pair).await - before <= 12);
     let (statements, before) = (pair.mysql().statements(), calls(&pair).await);
     assert_eq!(values.get_many(&ids).await.unwrap(), all);
@@ -192,7 +192,7 @@ async fn concurrent_misses_of_an_id_ask_the_database_once() {
     let mut values: Vec<_> = values.into_iter().map(|changed| value(changed.unwrap())).collect();
     values.sort();
     assert_eq!(values, (1..=100).collect::<Vec<_>>());
-    // those that come while the first read is under way join it; a second one reads only if it came after that
+    // misses during the first read join it; only later ones start a second read
     assert_eq!(pair.mysql().statements() - statements, 1);
 }
 
@@ -212,7 +212,7 @@ async fn both_ends_of_i64_are_reached_and_not_passed() {
     for (id, end, beyond) in [("top", i64::MAX, 1), ("bottom", i64::MIN, -1)] {
         assert_eq!(value(values.set(id, end).await.unwrap()), end);
         assert_eq!(values.incr(id, beyond).await.unwrap(), Changed::OutOfRange { value: end });
-        // the difference has no room in the row's delta
+        // the difference does not fit in the row's delta
         assert_eq!(values.set(id, -2 * beyond).await.unwrap(), Changed::OutOfRange { value: end });
         assert_eq!(value(values.incr(id, -beyond).await.unwrap()), end - beyond);
         assert_eq!(value(values.incr(id, beyond).await.unwrap()), end);

@@ -1,4 +1,4 @@
-//! Cached counters on bad days: other programs write the rows, rows and servers come and go, values do not fit.
+//! Cached counters under faults: other programs write rows, rows and servers disappear, and values do not fit.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -33,12 +33,12 @@ fn value(changed: Changed) -> i64 {
     changed.counted().unwrap_or_else(|| panic!("{changed:?}"))
 }
 
-/// Counts nothing, so that the counter's next save shows the row.
+/// Adds 0, so that the counter's next save shows the row.
 async fn touch(votes: &Cached, id: &str) {
     assert!(matches!(votes.incr(id, 0).await.unwrap(), Changed::Counted { .. }));
 }
 
-/// Applies the only reject again.
+/// Retries the only reject.
 async fn retry_the_reject(pair: &Pair, votes: &Cached) {
     let store = pair.mysql();
     let rejects = store.rejects(0, 10).await.unwrap();
@@ -93,7 +93,7 @@ async fn a_value_that_another_program_writes_is_kept_and_shown_by_the_next_save(
     assert_eq!(pair.number("SELECT vote_count FROM item WHERE id = 1").await, 1006);
     assert_eq!(votes.get("1").await.unwrap(), 1006);
     pair.sql("UPDATE item SET vote_count = 3 WHERE id = 1").await;
-    // a set counts the difference to the value that it replaces
+    // a set counts the difference from the value that it replaces
     assert_eq!(value(votes.set("1", 1016).await.unwrap()), 1016);
     pair.counterfoil.drain().await.unwrap();
     assert_eq!(pair.number("SELECT vote_count FROM item WHERE id = 1").await, 13);
@@ -125,7 +125,7 @@ async fn a_row_deleted_under_us_goes_to_the_rejects_and_counts_once_it_is_there_
     assert_eq!((votes.get("1").await.unwrap(), votes.stored(["1"]).await.unwrap()), (107, vec![Some(107)]));
 }
 
-/// The row disappears while the counter is used: what waits behind the batch is rejected as well, and the value starts at 0.
+/// The row disappears while the counter is in use. Deltas behind the batch are rejected too, and the value starts at 0.
 #[tokio::test]
 async fn a_counter_in_use_whose_row_is_gone_shows_what_waits() {
     let pair = Pair::new().await;
@@ -192,7 +192,7 @@ async fn a_delta_that_the_column_cannot_hold_is_rejected_and_the_value_shows_the
     reconciler.shutdown().await.unwrap();
 }
 
-/// Another program writes a value that no i64 holds while the counter is in use.
+/// Another program writes a value that does not fit in an i64 while the counter is in use.
 #[tokio::test]
 async fn a_row_beyond_i64_holds_no_other_up() {
     let pair = Pair::new().await;
@@ -212,7 +212,7 @@ async fn a_row_beyond_i64_holds_no_other_up() {
     assert_eq!(votes.get("1").await.unwrap(), 7);
 }
 
-/// A program in another language counted for an id that is not text.
+/// A client in another language counted for an id that is not text.
 #[tokio::test]
 async fn an_id_that_no_row_can_have_holds_no_other_up() {
     let pair = Pair::new().await;
@@ -324,7 +324,7 @@ async fn keys_of_another_type_are_an_error_that_names_them() {
     assert_eq!(votes.get("1").await.unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
-/// Old rows in place of those that were read, as from a replica that does not report that it is one.
+/// A store that returns old rows, like a replica that does not report its role.
 #[derive(Clone, Default)]
 struct Copied(Arc<Mutex<Option<Vec<Option<i64>>>>>);
 

@@ -1,11 +1,11 @@
-//! Interleavings of the cached kind: clients that count and seed, a reader, workers that bring batches to the database and
-//! mark counters as saved, deletions, and another program that writes the rows, as explicit steps. proptest picks their
-//! order, which of them die, which replies are lost, and when Redis forgets its scripts, crashes or is set back to a state
-//! of before. The invariants of docs/protocol.md, section 1, are checked after every step and at the end. A step works on
-//! what an earlier one found, however long ago that was.
+//! Interleavings of the cached kind. Clients that count and seed, a reader, workers that bring batches to the database
+//! and mark counters as saved, deletions, and another program that writes the rows are explicit steps. proptest picks
+//! their order, crashes, lost replies, and when Redis forgets its scripts, crashes or is set back to an earlier state.
+//! The invariants of docs/protocol.md, section 1, are checked after every step and at the end. A step may use an old
+//! result of an earlier one.
 //!
-//! Every increment is a token: the k-th of a case adds 4^k, so that in base 4 each digit of a value says how often that
-//! increment is in it. Time is the test's own.
+//! Every increment is a token: the k-th of a case adds 4^k. In base 4, each digit of a value is the number of times
+//! that it contains that increment. The test controls the time.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -35,25 +35,25 @@ use testkit::RedisServer;
 use tokio::runtime::Runtime;
 
 const RETAIN: u64 = 1200;
-/// Longer than any ticket lasts.
+/// A time longer than the life of a ticket.
 const LONG: u64 = 31_000;
-/// The first two share a partition.
+/// The counters. The first two share a partition.
 const IDS: [&str; 3] = ["a", "b", "page/é"];
 const CLIENTS: usize = 3;
-/// 4^31 is the first that does not fit.
+/// The most increments of a case: an i64 cannot hold 4^31 twice.
 const TOKENS: usize = 31;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// The client counts one for the id, or for all ids of its partition; or continues its call: reads the rows of what is
-    /// missing, seeds, and repeats a call whose reply is missing.
+    /// The client counts one for the id, or for all ids of its partition. With an open call it continues: it reads the
+    /// missing rows, seeds, or repeats a call whose reply is missing.
     Count {
         client: usize,
         id: usize,
         many: bool,
         fate: Fate,
     },
-    /// A call that was sent before arrives again.
+    /// An earlier call arrives again.
     Echo {
         call: usize,
     },
@@ -70,12 +70,12 @@ enum Step {
     WorkerDies {
         worker: usize,
     },
-    /// Counters that are due are deleted, or this one, due or not.
+    /// Due counters are deleted, or this one, due or not.
     Delete {
         partition: u32,
         id: Option<usize>,
     },
-    /// A reader of all ids begins, and continues up to its next question to the database.
+    /// A reader of all ids begins, or continues to its next database query.
     Read,
     /// Another program adds to the row, or replaces its value.
     Outside {
@@ -88,11 +88,11 @@ enum Step {
     Mishap(Mishap),
     /// Keeps the state of Redis.
     Keep,
-    /// Sets Redis back to a state that was kept.
+    /// Sets Redis back to a kept state.
     SetBack {
         state: usize,
     },
-    /// Reads the ledger, or, the next time, compares it with Redis.
+    /// Reads the ledger; the next probe compares it with Redis.
     Probe,
 }
 
@@ -113,18 +113,18 @@ impl Disturbed {
         Disturbed { outsider: true, ..Disturbed::by(crashes) }
     }
 
-    /// By a Redis whose batches are never durable, so that its states are as old as they like.
+    /// Allows set-backs of a Redis whose batches are never durable, so that its states can be of any age.
     fn by_set_backs() -> Self {
         Disturbed { set_back: true, ..Disturbed::by(Crashes::Empty) }
     }
 }
 
-/// One id is counted more often than the others.
+/// Picks one id more often than the others.
 fn id() -> impl Strategy<Value = usize> {
     prop_oneof![4 => Just(0), 1 => Just(1), 1 => Just(2)]
 }
 
-/// Its partition is saved more often.
+/// Picks the partition of that id more often.
 fn partition() -> impl Strategy<Value = u32> {
     prop_oneof![4 => Just(1), 1 => Just(0_u32)]
 }
@@ -171,15 +171,15 @@ fn step(disturbed: Disturbed) -> impl Strategy<Value = Step> {
 /// The test's knowledge of an increment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Counting {
-    /// It was not counted yet.
+    /// Not counted yet.
     Waiting,
-    /// Its effect was in the append-only file at this length.
+    /// Counted; its effect was in the append-only file at this length.
     Counted { at: u64 },
-    /// A crash or a reset took it from Redis: it may be in the database or not.
+    /// Lost by Redis in a crash or a reset; it may be in the database.
     Forgotten,
-    /// Another program wrote it to the row.
+    /// Written to the row by another program.
     Outside,
-    /// Another program replaced the row's value with this increment in it.
+    /// Part of a row value that another program replaced.
     Replaced,
 }
 
@@ -190,7 +190,7 @@ struct Token {
 }
 
 impl Token {
-    /// Returns how often it must and may be in the row and what is pending beside it.
+    /// Returns how often the increment must and may be in the row plus what is pending.
     fn bounds(self) -> (u8, u8) {
         match self.state {
             Counting::Waiting | Counting::Replaced => (0, 0),
@@ -199,7 +199,7 @@ impl Token {
         }
     }
 
-    /// Returns how often it must and may be in a value of Redis, which shows other programs' writes with the next save.
+    /// Returns these bounds for a value in Redis, which shows other programs' writes after the next save.
     fn bounds_in_redis(self, is_fresh: bool) -> (u8, u8) {
         match self.state {
             Counting::Outside | Counting::Replaced if !is_fresh => (0, 1),
@@ -208,33 +208,33 @@ impl Token {
     }
 }
 
-/// A call that has not returned yet. Before it is sent, the rows of what is missing have to be read.
+/// A call that has not returned yet. The missing rows are read before it is sent.
 #[derive(Clone, Debug, Default)]
 struct Call {
     tokens: Vec<usize>,
     missing: Vec<Ticket>,
     seeds: Vec<Seed>,
-    /// Its results when it was executed, and the length of the file with its effect.
+    /// The results of the execution, and the length of the file with its effect.
     executed: Option<(Vec<PairResult>, u64)>,
 }
 
-/// A complete batch whose counters from `from` on are to be marked as saved.
+/// A complete batch whose counters from `from` on are not yet marked as saved.
 #[derive(Clone, Debug)]
 struct Saving {
     batch: Arc<Batch>,
     from: usize,
-    /// The rows of the next ones, once they are read.
+    /// The rows of the next counters, once they are read.
     rows: Option<Vec<Option<i64>>>,
 }
 
-/// Workers that read the rows of a complete batch back and mark its counters as saved in place of the release.
+/// Workers that, instead of a release, read a batch's rows back and mark its counters as saved.
 #[derive(Debug, Default)]
 struct Savers {
     workers: Workers,
     saving: [Option<Saving>; WORKERS],
 }
 
-/// The workers of a case, and the one that never stalls.
+/// The index of the case's workers in `savers`. Those of `STEADY` never stall.
 const STALLING: usize = 0;
 const STEADY: usize = 1;
 
@@ -245,16 +245,16 @@ struct World<'s, S> {
     retention: Retention,
     without: Option<Guard>,
     clients: Vec<Writer<Call>>,
-    /// Every call that was ever sent.
+    /// Every call that was sent.
     sent: Vec<(Key, Call)>,
     savers: [Savers; 2],
     reader: Option<Reader<Vec<i64>>>,
     tokens: Vec<Token>,
-    /// The ids whose rows no other program has written since Redis had them last, by a seed or a save.
+    /// True for an id whose row no other program has written since Redis last received it by a seed or a save.
     is_fresh: [bool; IDS.len()],
     kept: Vec<State>,
     was_set_back: bool,
-    /// The ledger as a probe has read it.
+    /// The ledger as read by a probe.
     ledger: Option<Vec<LedgerRow>>,
 }
 
@@ -273,7 +273,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
             .expect("a valid family");
         let family = cached.family().clone();
         let number = database.store.register(&family).await.expect("registered");
-        // the reader's calls go by the server's clock
+        // the reader's calls use the server's clock
         let now = u64::try_from(unix(SystemTime::now()) * 1000).expect("after 1970");
         let mut stage = stage(Registered { family, number }, now).await;
         epoch(&stage.partition(0), &stage.family.family).await.expect("configured");
@@ -320,7 +320,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         if call.missing.is_empty() { self.send(number, call, fate).await } else { self.seed(number, call, fate).await }
     }
 
-    /// Begins a call with a token for each of the ids.
+    /// Begins a call with a token for each id.
     fn open(&mut self, number: usize, ids: Vec<usize>) {
         if ids.is_empty() {
             return;
@@ -331,7 +331,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         self.clients[number].begin(Call { tokens, ..Call::default() });
     }
 
-    /// Reads the rows of what is missing.
+    /// Reads the missing rows.
     async fn seed(&mut self, number: usize, mut call: Call, fate: Fate) -> Checked {
         if fate == Fate::Delivered {
             let ids: Vec<_> = call.tokens.iter().map(|token| IDS[self.tokens[*token].id]).collect();
@@ -379,7 +379,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         Ok(())
     }
 
-    /// Notes which counters were seeded with the row as it still is.
+    /// Notes which counters were seeded with a row that is still current.
     async fn note_seeded(&mut self, call: &Call, before: [Option<i128>; IDS.len()]) -> Checked {
         let after = self.values().await?;
         for (token, seed) in call.tokens.iter().zip(&call.seeds) {
@@ -390,7 +390,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         Ok(())
     }
 
-    /// Delivers the call, whose ids all lie in one partition, to Redis.
+    /// Delivers the call to Redis. All its ids are in one partition.
     async fn arrive(&self, key: &Key, call: &Call) -> Result<Counted, TestCaseError> {
         let ids: Vec<_> = call.tokens.iter().map(|token| IDS[self.tokens[*token].id]).collect();
         let seeds = ids.iter().copied().zip(call.seeds.iter().copied());
@@ -410,7 +410,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
                 self.executed(&call.tokens, &results, at)
             }
             Some(_) => Ok(()),
-            // its client died, or a crash forgot the reply
+            // its client died, or a crash took the reply
             None => {
                 let unseen =
                     |token: &usize| matches!(self.tokens[*token].state, Counting::Waiting | Counting::Forgotten);
@@ -419,7 +419,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         }
     }
 
-    /// Notes what was counted. Each value that is returned has to be the running total.
+    /// Notes the counted increments. Each returned value must be the running total.
     fn executed(&mut self, tokens: &[usize], words: &[PairResult], at: u64) -> Checked {
         for (&token, word) in tokens.iter().zip(words) {
             let id = self.tokens[token].id;
@@ -494,7 +494,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         Ok((from < batch.deltas.len()).then_some(Saving { batch, from, rows: None }))
     }
 
-    /// Brings the partition's batch, if there is one, to the database.
+    /// Brings the partition's batch, if any, to the database.
     async fn save_all(&mut self, partition: u32) -> Checked {
         for _ in 0..100 {
             self.work(STEADY, Work::delivered(0, partition)).await?;
@@ -540,7 +540,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         Ok(())
     }
 
-    /// Writes to the row as another program does: by a batch of its own, which no partition of Redis knows.
+    /// Writes to the row like another program: with a batch of its own that no partition of Redis knows.
     async fn write_from_outside(&mut self, id: usize, replaces: bool) -> Checked {
         if self.tokens.len() == TOKENS {
             return Ok(());
@@ -563,10 +563,9 @@ impl<'s, S: Store + Clone> World<'s, S> {
         self.database.store.apply(&[Arc::new(batch)], None).await.map(drop).map_err(failed)
     }
 
-    /// After a crash: what was counted at a length of the file that is not there any more may be gone, unless it is in the
-    /// database.
+    /// Handles a crash: increments counted at a lost length of the file may be gone, unless the database has them.
     async fn forget(&mut self, gone: &Gone) -> Checked {
-        // a client that knew what was missing counts it by another call, so a copy of the first one would count it twice
+        // a client that knows its misses counts them with a new call: an echo of the first one would count them twice
         self.sent.clear();
         self.is_fresh = Default::default();
         let rows = self.rows(&IDS).await?;
@@ -589,7 +588,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         self.kept[state % self.kept.len()].restore(&self.stage.redis).await;
         self.was_set_back = true;
         self.forget(&(0..)).await?;
-        // what is still pending has to be counted, where the database does not prove that it never will be
+        // what is still pending must be counted, unless the database proves that it never will be
         for (id, name) in IDS.iter().enumerate() {
             let number = self.partition_of(id);
             let (batch, buffer) = self.stage.partition(number).read(&[name]).await.map_err(failed)?.deltas[0];
@@ -610,7 +609,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         Ok(self.proof(partition, &ledger).await?.is_some())
     }
 
-    /// Returns the last cut of a partition that is behind the ledger.
+    /// Returns the last cut of a partition if it is behind the ledger.
     async fn proof(&self, number: u32, ledger: &[LedgerRow]) -> Result<Option<LastCut>, TestCaseError> {
         let last = self.stage.partition(number).read(&[IDS[0]]).await.map_err(failed)?.last;
         let mut marks =
@@ -637,7 +636,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         Ok(())
     }
 
-    /// After a reset: what was pending may be gone, and has to be reported.
+    /// Handles a reset: pending increments may be gone, and must be reported.
     async fn note_dropped(&mut self, partition: u32, dropped: Option<Dropped>) -> Checked {
         let Some(dropped) = dropped else { return Ok(()) };
         if !self.was_set_back {
@@ -688,7 +687,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         self.check_digits(what, id, value, |token| token.bounds_in_redis(self.is_fresh[id]))
     }
 
-    /// Each increment of the id has to be in the value as often as its bounds say, and nothing else.
+    /// Checks that the value holds each increment of the id as often as its bounds allow, and nothing else.
     fn check_digits(&self, what: &str, id: usize, value: i128, bounds: impl Fn(Token) -> (u8, u8)) -> Checked {
         for number in 0..TOKENS {
             let times = digit(value, number);
@@ -736,8 +735,8 @@ impl<S: Store + Clone> Case for World<'_, S> {
         Ok(())
     }
 
-    /// docs/protocol.md, section 1: every increment that was counted is in the row or pending beside it once, no other is
-    /// there twice, and Redis shows it.
+    /// Checks docs/protocol.md, section 1: each counted increment is once in the row or pending, no other is there
+    /// twice, and Redis shows it.
     async fn check(&self) -> Checked {
         for (id, value) in self.values().await?.into_iter().enumerate() {
             let total = self.database.total(&self.stage, IDS[id]).await?;
@@ -753,7 +752,7 @@ impl<S: Store + Clone> Case for World<'_, S> {
 
     /// Ends every call, brings everything to the database, and lets every counter leave Redis.
     async fn finish(&mut self) -> Checked {
-        // a seed may be too late a few times
+        // a seed can be late a few times
         for _ in 0..20 {
             for number in 0..CLIENTS {
                 if self.clients[number].open.is_some() {
@@ -801,7 +800,7 @@ fn hunt_in<S: Store + Clone>(
     })
 }
 
-/// Runs a case that found a fault.
+/// Replays a case that found a bug.
 fn replay(disturbed: Disturbed, steps: impl IntoIterator<Item = Step>) {
     let runtime = runtime();
     let server = runtime.block_on(RedisServer::start(disturbed.crashes.options()));
@@ -812,13 +811,13 @@ fn replay(disturbed: Disturbed, steps: impl IntoIterator<Item = Step>) {
     });
 }
 
-/// Two workers read a row back. Before the second one marks it, the first one did, and the counter was deleted and seeded
-/// again from a row that another program had written since.
+/// Two workers read a row back. The first one marks it, and the counter is deleted and seeded again from a row that
+/// another program wrote since. Then the second worker marks it.
 #[test]
 fn a_late_mark_of_a_counter_that_has_left_the_batch_changes_nothing() {
     let count = |many| Step::Count { client: 0, id: 0, many, fate: Fate::Delivered };
     let work = |worker| Step::Work(Work::delivered(worker, 1));
-    // each client's call misses, reads the rows and counts; the first of all finds that Redis does not know the scripts
+    // each client's call misses, reads the rows and counts; the very first one finds that Redis lacks the scripts
     let counted = [count(true); 6];
     // the first one rotates, fetches, applies two parts and reads a row back; the second one repeats the last part
     let read_back = [work(0), work(0), work(0), work(0), work(0), work(1), work(1), work(1), work(1)];
@@ -876,7 +875,7 @@ fn exact_with_the_real_database() {
     }
 }
 
-/// Takes the guard out and expects the failure that it prevents.
+/// Removes the guard and expects the failure that it prevents.
 fn breaks(guard: Guard, disturbed: Disturbed, expected: &[&str]) {
     let database = Database::new(MemoryStore::new());
     expect_failure(hunt_in(&runtime(), &database, disturbed, 2000, Some(guard)), guard, expected);

@@ -1,6 +1,6 @@
-//! The model of cached counters: random sequences of calls of their scripts, on a real Redis and on a plain reference
-//! written from the scripts' headers. Replies and keys must be the same after every call, no call may be counted twice,
-//! and no ticket, incarnation or nonce may be given out twice.
+//! The model of cached counters: random sequences of script calls, on a real Redis and on a plain reference written
+//! from the scripts' headers. Replies and keys must be equal after every call. No call may count twice, and no ticket,
+//! incarnation or nonce may be given out twice.
 //!
 //! `COUNTERFOIL_CASES` is the number of sequences, 100 by default.
 
@@ -13,17 +13,17 @@ use proptest::test_runner::TestCaseError;
 use redis::{Value, from_redis_value, pipe};
 
 const FENCE: [&str; 2] = ["calls", "calls_before"];
-/// Two partitions, which one call may change counters of. Only the first one is configured.
+/// Two partitions. One call may change counters of both. Only the first one is configured.
 const PARTITIONS: [[&str; 4]; 2] =
     [["base", "buffer", "batch", "meta"], ["other:base", "other:buffer", "other:batch", "other:meta"]];
 const IDS: [&str; 4] = ["a", "b", "é/2014-09-20", "nul\0"];
 const CALLERS: [&str; 3] = ["w1", "w2", "careless"];
-/// It names any epoch with any number; the others do what the header asks of them.
+/// The caller that names any epoch with any number. The others follow the header.
 const CARELESS: usize = 2;
 const START: u64 = 1_000_000_000;
 const EPOCH_MS: u64 = 60_000;
 const TICKET_MS: u64 = 300;
-/// A name that the server makes, before the test has seen it.
+/// A name that the server has created and the test has not read yet.
 const NEW: &str = "new";
 
 #[derive(Clone, Debug, Default)]
@@ -31,7 +31,7 @@ struct Reference {
     /// The family's settings and epochs.
     fields: BTreeMap<String, String>,
     calls: BTreeMap<&'static str, LastCall>,
-    /// The settings in the memory of the epoch before.
+    /// The settings in the key of the previous epoch.
     fields_before: BTreeMap<String, String>,
     calls_before: BTreeMap<&'static str, LastCall>,
     partitions: [Partition; PARTITIONS.len()],
@@ -45,10 +45,10 @@ struct LastCall {
 
 type Deltas = BTreeMap<&'static str, i64>;
 
-/// The content of a partition, and its calls as the headers describe them.
+/// A partition's content and behaviour, as the headers describe them.
 #[derive(Clone, Debug, Default)]
 struct Partition {
-    /// With when they may be deleted.
+    /// The bases by id, with the times from which they may be deleted.
     bases: BTreeMap<&'static str, (u64, Base)>,
     buffer: Deltas,
     batch: Deltas,
@@ -63,12 +63,12 @@ enum Base {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// The clock goes on, or back.
+    /// The clock moves forward or back.
     Clock(i64),
-    /// A new epoch begins, in a family that is configured before if Redis does not know it.
+    /// A new epoch begins. A family that Redis does not know is configured first.
     Epoch,
     Incr(Incr),
-    /// A call about one of the partitions.
+    /// A call on one of the partitions.
     Of(usize, Call),
     /// Redis loses its memory.
     Forget,
@@ -116,16 +116,16 @@ enum Change {
     Set(i64),
 }
 
-/// A ticket may have the name of an incarnation.
+/// The type of a name. A ticket may equal an incarnation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Name {
     Ticket,
-    /// Of that partition.
+    /// An incarnation of that partition.
     Incarnation(usize),
     Nonce,
 }
 
-/// Which ticket or batch a call names.
+/// The ticket or batch that a call names.
 #[derive(Clone, Copy, Debug)]
 enum Which {
     Present,
@@ -137,12 +137,12 @@ fn text(text: impl ToString) -> Value {
     Value::BulkString(text.to_string().into())
 }
 
-/// An integer where every client has it exactly, else its digits.
+/// Returns an integer if every client can hold it exactly, else its digits.
 fn amount(sum: i64) -> Value {
     if sum.unsigned_abs() < 1 << 53 { Value::Int(sum) } else { text(sum) }
 }
 
-/// A word of a reply as text.
+/// Returns a word of a reply as text.
 fn word(word: &Value) -> String {
     from_redis_value(word.clone()).unwrap()
 }
@@ -155,7 +155,7 @@ fn reply(status: &str, words: impl IntoIterator<Item = Value>) -> Value {
     Value::Array([text(status)].into_iter().chain(words).collect())
 }
 
-/// Of a pair: those ids, and two that no counter may have.
+/// Returns the id of a pair: one of `IDS`, or one of two that no counter may have.
 fn pair_id(number: usize) -> String {
     IDS.get(number).map_or_else(|| "x".repeat((number - IDS.len()) * 256), ToString::to_string)
 }
@@ -209,7 +209,7 @@ impl Reference {
         reply
     }
 
-    /// The keys as they are in Redis, by kind.
+    /// Returns the keys as they are in Redis, by kind.
     fn keys(&self) -> BTreeMap<&'static str, BTreeMap<String, String>> {
         let record = |LastCall { n, words }: &LastCall| format!("{n} {}", words.join(" "));
         let with = |fields: &BTreeMap<String, String>, calls: &BTreeMap<&str, LastCall>| {
@@ -284,7 +284,7 @@ impl Partition {
         words
     }
 
-    /// Stores the ticket, for longer if it is the stored one.
+    /// Stores the ticket, or extends the life of the stored one.
     fn miss(&mut self, now: u64, id: &'static str, ticket: &str) -> String {
         self.bases.insert(id, (now + TICKET_MS, Base::Ticket(ticket.into())));
         format!("MISS:{ticket}")
@@ -315,7 +315,7 @@ impl Partition {
         }
     }
 
-    /// Cuts under this nonce if there is no batch.
+    /// Cuts a batch with this nonce if there is none.
     fn rotate(&mut self, now: u64, nonce: &str) -> Value {
         let mut status = "HELD";
         if self.batch.is_empty() {
@@ -336,7 +336,7 @@ impl Partition {
         reply(status, id.into_iter().chain([int(self.batch.len()), age("rotated_at"), age("batch_first_at")]))
     }
 
-    /// The batch that is meant.
+    /// Returns the id of the batch.
     fn batch_id(&self, which: Which) -> [String; 3] {
         let field = |name| self.meta.get(name).cloned();
         let [incarnation, nonce] = ["incarnation", "nonce"].map(|name| field(name).unwrap_or_else(|| "f".repeat(16)));
@@ -399,7 +399,7 @@ impl Partition {
         reply("OK", [int(self.batch.len())])
     }
 
-    /// Returns the words in no order where no ids are given.
+    /// Deletes counters and returns the words, in any order if no ids are given.
     fn delete(&mut self, now: u64, ids: &[usize]) -> Vec<&'static str> {
         let due = || self.bases.iter().filter(|(_, (due, _))| *due <= now).map(|(&id, _)| id).collect();
         let ids: Vec<_> = if ids.is_empty() { due() } else { ids.iter().map(|&id| IDS[id]).collect() };
@@ -417,7 +417,7 @@ impl Partition {
         words
     }
 
-    /// The four keys as they are in Redis.
+    /// Returns the four keys as they are in Redis.
     fn keys(&self) -> [BTreeMap<String, String>; 4] {
         fn own<V: ToString>(fields: &BTreeMap<&'static str, V>) -> BTreeMap<String, String> {
             fields.iter().map(|(field, value)| ((*field).to_owned(), value.to_string())).collect()
@@ -431,7 +431,7 @@ impl Partition {
     }
 }
 
-/// The content of a page, in order.
+/// Returns the content of a page, in order.
 fn pairs(deltas: &Deltas) -> Value {
     Value::Array(deltas.iter().flat_map(|(id, delta)| [text(id), text(delta)]).collect())
 }
@@ -450,7 +450,7 @@ fn retain_ms() -> impl Strategy<Value = u64> {
 fn incr() -> impl Strategy<Value = Incr> {
     let caller = prop_oneof![1 => Just(None), 6 => (0..CALLERS.len()).prop_map(Some)];
     let epoch = prop_oneof![8 => Just(Epoch::Current), 3 => Just(Epoch::Before), 1 => Just(Epoch::Unknown)];
-    // as the header asks
+    // the header requires this
     let bound = || number().prop_filter("is a bound", |bound| bound.unsigned_abs() < 1 << 53);
     let bounds = (prop::option::weighted(0.3, bound()), prop::option::weighted(0.3, bound()));
     let change = prop_oneof![4 => number().prop_map(Change::Add), 1 => number().prop_map(Change::Set)];
@@ -486,7 +486,7 @@ fn call() -> impl Strategy<Value = Call> {
 
 fn step() -> impl Strategy<Value = Step> {
     let clock = prop_oneof![6 => 0..300_i64, 2 => 300..5000_i64, 1 => -300..0_i64, 1 => -5000..0_i64];
-    // mostly the first one, so that later calls meet what earlier ones left
+    // mostly the first one, so that later calls meet the results of earlier ones
     let partition = prop_oneof![3 => Just(0), 1 => Just(1_usize)];
     prop_oneof![
         16 => clock.prop_map(Step::Clock),
@@ -497,22 +497,22 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// One sequence: the reference, and what the callers know.
+/// One sequence: the reference, and the state of the callers.
 struct Play {
     scripts: Scripts,
     reference: Reference,
     now: u64,
-    /// Epochs have a clock of their own, so that what is stored does not grow old with each.
+    /// The clock of the epochs, which is separate so that a new epoch does not age stored data.
     epochs_now: u64,
-    /// The calls of each careful caller, with number and epoch.
+    /// The number and epoch of each careful caller's calls.
     sent: [Vec<(u64, String)>; CARELESS],
-    /// Their results, by caller, number and epoch.
+    /// The results of those calls, by caller, number and epoch.
     executed: BTreeMap<(usize, u64, String), Vec<String>>,
-    /// Number of the careless caller's last call.
+    /// The number of the careless caller's last call.
     careless: u64,
-    /// The number of calls that no caller numbers.
+    /// The number of calls without a caller.
     unnumbered: u64,
-    /// All names that the server made.
+    /// All names that the server created.
     names: Vec<(Name, String)>,
 }
 
@@ -565,7 +565,7 @@ impl Play {
 
     fn begin_epoch(&mut self) -> Checked {
         self.epochs_now += EPOCH_MS;
-        // a number is not used again in a later epoch: tickets are made of it
+        // no number is reused in a later epoch: tickets derive from it
         self.careless += 10;
         let now_ms = self.epochs_now.to_string();
         if self.reference.fields.is_empty() {
@@ -584,7 +584,7 @@ impl Play {
         Ok(())
     }
 
-    /// Returns number and epoch of a call. A careful caller's numbers grow, and a repeat names the epoch of the first time.
+    /// Returns number and epoch of a call. A careful caller's numbers grow, and a repeat names its original epoch.
     fn numbered(&mut self, call: &Incr) -> (u64, String) {
         let epoch = match call.epoch {
             Epoch::Current => self.reference.fields.get("=now").cloned(),
@@ -612,7 +612,7 @@ impl Play {
         })
     }
 
-    /// Notes a name that the server made, which must not have been given before.
+    /// Notes a name that the server created, which must be new.
     fn note_name(&mut self, kind: Name, name: &str) -> Checked {
         let named = (kind, name.to_owned());
         prop_assert!(name.len() == 16 && u64::from_str_radix(name, 16).is_ok(), "{:?} is no name", named);
@@ -621,7 +621,7 @@ impl Play {
         Ok(())
     }
 
-    /// Returns the ticket that a call gave out first in this reply, `""` for none.
+    /// Returns the first new ticket of the reply, `""` for none.
     fn new_ticket(&mut self, got: &Value) -> Result<String, TestCaseError> {
         let mut words = got.as_sequence().unwrap().iter().map(word);
         if words.next().is_none_or(|status| status != "OK") {
@@ -650,7 +650,7 @@ impl Play {
         let ticket = self.new_ticket(&got)?;
         prop_assert_eq!(&got, &self.reference.incr(self.now, call, n, &epoch, &ticket));
 
-        // what the callers know goes by the replies, not by the reference
+        // the callers' state follows the replies, not the reference
         let mut words: Vec<_> = got.as_sequence().unwrap().iter().map(word).collect();
         let status = words.remove(0);
         let Some(caller) = call.caller.filter(|&caller| caller != CARELESS) else { return Ok(()) };
@@ -734,7 +734,7 @@ impl Play {
                     got[2..].sort_unstable();
                     expected.sort_unstable();
                 }
-                // a small hash is looked at as a whole
+                // Redis scans a small hash as a whole
                 prop_assert_eq!(got, [&["OK", "0"], &expected[..]].concat());
             }
         }

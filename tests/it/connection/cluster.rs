@@ -19,14 +19,14 @@ use sqlx::MySqlPool;
 use testkit::{RedisCluster, RedisOptions};
 use tokio::task::JoinSet;
 
-/// Enough for each primary to have some.
+/// The number of partitions, enough for each primary to have some.
 const PARTITIONS: u32 = 6;
 
-/// For tests in which no node is taken for dead, however busy the machine.
+/// The node timeout in ms for tests without failovers, even on a busy machine.
 const NO_FAILOVER: &str = "4000";
 
-/// Longer than any of the troubles: nodes write their configuration to a disk that others use, and each attempt at a manual
-/// failover holds up writes for five seconds.
+/// A time longer than any disruption. Nodes write their configuration to a shared disk, and each attempt at a manual
+/// failover blocks writes for five seconds.
 const LONG: Duration = Duration::from_secs(45);
 
 struct Rig {
@@ -47,10 +47,10 @@ impl Rig {
         Rig { cluster, pool, counterfoil, views }
     }
 
-    /// Does something to the cluster under load, and returns what became of the hits.
+    /// Disrupts the cluster under load, and returns the hits with their outcomes.
     async fn under_load(&self, trouble: impl AsyncFnOnce()) -> Vec<Hit> {
         let reconciler = self.counterfoil.reconciler().start().await.unwrap();
-        // who waits for a read counts nothing meanwhile
+        // a writer counts nothing while it waits for a read
         let load = Hits::on(&self.views.clone().read_timeout(Duration::from_millis(300)));
         load.more(700).await;
         trouble().await;
@@ -71,7 +71,7 @@ impl Rig {
         self.slots_of("views").await
     }
 
-    /// The slots of the family.
+    /// Returns the slots of the family.
     async fn slots_of(&self, family: &str) -> Vec<u16> {
         let mut slots = Vec::new();
         for partition in 0..PARTITIONS {
@@ -125,7 +125,7 @@ async fn the_main_path() {
     assert_eq!(rig.views.get("page/000").await.unwrap(), 0);
 }
 
-/// Another process may take the server for a single node at first; a call with the wrong home is refused as a whole.
+/// A process may take the server for a single node at first. The cluster refuses a call with the wrong home as a whole.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_counts_once_whoever_makes_it_again() {
     let options = RedisOptions::volatile().arg("cluster-node-timeout", NO_FAILOVER);
@@ -147,7 +147,7 @@ async fn a_request_counts_once_whoever_makes_it_again() {
     }
 }
 
-/// Partition by partition, also by a process that takes the server for a single node at first.
+/// Backlogs are read partition by partition, also by a process that takes the server for a single node at first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn backlogs_are_read_on_all_nodes() {
     let options = RedisOptions::volatile().arg("cluster-node-timeout", NO_FAILOVER);
@@ -180,7 +180,7 @@ async fn backlogs_are_read_on_all_nodes() {
     assert_eq!(numbers().await, [("views".to_owned(), 0, false, 60), ("votes".to_owned(), 0, false, 30)]);
 }
 
-/// A connection of a type that nothing is known of.
+/// A connection of a type that the crate does not know.
 #[derive(Clone)]
 struct Unknown(ClusterConnection);
 
@@ -221,7 +221,7 @@ async fn slots_move_key_by_key() {
         .await;
     let reckoning = rig.reckoning(&hits).await;
     reckoning.is_exact();
-    // a slot is never half moved for as long as a caller waits, but callers had to wait
+    // no slot is half moved for as long as a caller's timeout, but callers had to wait
     assert_eq!((reckoning.refused, reckoning.unknown), (0, 0));
     let waited = hits.iter().filter(|hit| hit.told - hit.asked > Duration::from_millis(40)).count();
     println!("{waited} calls waited for a key that was moved");
@@ -272,27 +272,27 @@ async fn nodes_come_back_with_their_files() {
     assert_eq!((reckoning.refused, reckoning.unknown), (0, 0));
 }
 
-/// What the death of primaries did to a load.
+/// The effect of dying primaries on a load.
 struct Deaths {
     reckoning: Reckoning,
-    /// Lost, and counted while the replica that was promoted did not hear of it any more.
+    /// Lost hits that were counted while the promoted replica was cut off.
     forgotten: usize,
-    /// Lost although the replica had them.
+    /// Lost hits that the replica had.
     wronged: usize,
 }
 
-/// How far a replica is behind when its primary dies, about.
+/// The approximate lag of a replica when its primary dies.
 const BEHIND: Duration = Duration::from_millis(150);
 
-/// From when a replica did not hear of anything to when its primary was dead.
+/// The moments when a replica was cut off and when its primary died.
 type Death = (Instant, Instant);
 
-/// Whether a call of that time may be one that the replica did not hear of.
+/// Returns whether the replica may have missed a call of this period.
 fn is_taken_back(deaths: &[Death], asked: Instant, told: Instant) -> bool {
     deaths.iter().any(|(cut_off, died)| told >= *cut_off && asked <= *died)
 }
 
-/// The primary of that slot dies while its replica is behind, and is replaced by it.
+/// Kills the primary of the slot while its replica lags, and waits until the replica is promoted.
 async fn primary_dies(cluster: &RedisCluster, slot: u16) -> Death {
     let primary = cluster.primary_of_slot(slot).await;
     let replica = cluster.replica_of(primary).await;
@@ -305,14 +305,14 @@ async fn primary_dies(cluster: &RedisCluster, slot: u16) -> Death {
     let died = Instant::now();
     heir.resume();
     cluster.wait_promoted(replica).await;
-    // not before: with what it has it would be the primary again
+    // not earlier: with its data it would become the primary again
     dying.start_again().await;
     cluster.wait_until_ok().await;
     pause(300).await;
     (cut_off, died)
 }
 
-/// Primaries die whose replicas are behind, and are replaced by them.
+/// Kills primaries whose replicas lag and then replace them.
 async fn primaries_die(durability: Durability) -> Deaths {
     let rig = Rig::start(RedisOptions::volatile(), durability).await;
     let slots = rig.slots().await;
@@ -346,7 +346,7 @@ async fn the_death_of_a_primary_costs_what_its_replica_did_not_have() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_settling_it_does_more_harm() {
-    // harm takes a batch that was applied while the replica was cut off, which is likely and not certain
+    // harm needs a batch that was applied while the replica was cut off, which is likely but not certain
     for _ in 0..4 {
         let deaths = primaries_die(Durability::Immediate).await;
         if deaths.wronged > 0 || !deaths.reckoning.doubled.is_empty() {
@@ -356,7 +356,7 @@ async fn without_settling_it_does_more_harm() {
     panic!("no harm was done");
 }
 
-/// A family of series whose slices of a second are kept.
+/// Opens a family of series that keeps its slices of a second.
 async fn open(rig: &Rig, durability: Durability) -> Series {
     let family = Family::series("test", "hits")
         .windows([(Precision::SECOND, 300), (Precision::Day, 3)])
@@ -372,7 +372,7 @@ fn sum(slices: &[Slice]) -> i64 {
     slices.iter().map(|slice| slice.count).sum()
 }
 
-/// Each hit is a series of its own, so that its rows and its window say how often it was counted.
+/// Each hit is its own series, so its rows and its window show how often it was counted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_window_outlives_its_primary_but_for_what_the_replica_did_not_have() {
     let settle = Durability::Settle(BEHIND + Duration::from_millis(250));
@@ -432,7 +432,7 @@ async fn a_window_outlives_its_primary_but_for_what_the_replica_did_not_have() {
     assert!(counted > 500 && lost > 0, "nothing was tried");
 }
 
-/// Series, activity and visitors, whose calls have many keys, while their slots move and their primaries change.
+/// Slots move and primaries change under series, activity and visitors, whose calls have many keys.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn series_activity_and_visitors_go_along() {
     const VISITORS: u64 = 400;
@@ -515,7 +515,7 @@ async fn series_activity_and_visitors_go_along() {
     println!("{turns} turns by {} visitors, {firsts} first visits", there.len());
 }
 
-/// Cached counters come and go while their slots move and their primaries change.
+/// Slots move and primaries change while cached counters enter and leave Redis.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cached_counters_go_along() {
     const IDS: u64 = 12;
@@ -541,7 +541,7 @@ async fn cached_counters_go_along() {
                 if stop.load(Ordering::Relaxed) {
                     break;
                 }
-                // pauses that are longer than a counter stays
+                // some pauses are longer than the retention of a counter
                 pause(if turn % 50 == 0 { 60 } else { 1 }).await;
                 let id = (task + turn) % IDS;
                 told.push((id, votes.incr(&format!("item/{id}"), 1).await.unwrap().counted().unwrap()));

@@ -1,4 +1,4 @@
-//! The connections that an application can hand in: which are refused, what they are asked, and how they come back.
+//! The connections that an application can pass in: refused ones, their calls, and their recovery.
 
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn pair_of(redis: impl Into<Connection>, pair: &Pair) -> Counterfoil {
     Counterfoil::new(redis, MysqlStore::new(pair.pool.clone()))
 }
 
-/// Counts a hit, again and again, until one is counted; returns how long that took and how many are counted.
+/// Repeats a hit until one is counted. Returns the time that it took, and the number of counted hits.
 async fn count_until_counted(counters: &BufferedCounters, id: &str) -> (Duration, i64) {
     let started = Instant::now();
     loop {
@@ -49,7 +49,7 @@ async fn count_until_counted(counters: &BufferedCounters, id: &str) -> (Duration
     }
 }
 
-/// How often it sends a call by itself is up to the client: the scripts tell a repeat.
+/// A client may resend a call any number of times: the scripts recognize a repeat.
 #[tokio::test]
 async fn a_client_may_resend() {
     let (cluster, pair) = (RedisCluster::start(RedisOptions::volatile()).await, Pair::new().await);
@@ -66,7 +66,7 @@ async fn a_client_may_resend() {
     }
 }
 
-/// Nothing tells that this connection leads to a cluster but the cluster's refusal of keys in several slots.
+/// Only the refusal of keys in several slots shows that this connection leads to a cluster.
 #[tokio::test]
 async fn a_cluster_is_found_out() {
     let (cluster, pair) = (RedisCluster::start(RedisOptions::volatile()).await, Pair::new().await);
@@ -80,14 +80,14 @@ async fn a_cluster_is_found_out() {
     assert_eq!(pair.number(OWN).await, 100);
 }
 
-/// A call for several partitions was executed and its reply is lost; when it is repeated, no node takes it any more.
+/// A call for several partitions is executed and its reply is lost. When it is repeated, no node accepts it any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
     let pair = Pair::with(RedisOptions::aof("always").tcp()).await;
     let proxy = Proxy::to(&pair.redis);
     let views = pair_of(proxy.manager().await, &pair).open(family("views").build().unwrap()).await.unwrap();
     let hits: Vec<_> = (0..20).map(|number| (format!("page/{number}"), 1)).collect();
-    // the epoch is known from now on
+    // from here on the epoch is known
     assert_eq!(views.add("page", 1).await.unwrap(), Added::Counted { pending: 1 });
     let mut redis = pair.redis.manager().await;
     let mut executed = async || {
@@ -121,7 +121,7 @@ async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
     }
 }
 
-/// A connection of the application's own making.
+/// A connection type of the application.
 #[derive(Clone)]
 struct Wrapped(ClusterConnection);
 
@@ -182,7 +182,7 @@ async fn a_cluster_is_looked_at_node_by_node() {
     assert!(findings.iter().all(|finding| finding.severity < Severity::Error), "{findings:?}");
     let persistence = findings.iter().filter(|finding| finding.subject.ends_with("persistence")).count();
     assert_eq!(persistence, 3, "{findings:?}");
-    // one of them goes its own way
+    // one node has other settings
     let other = cluster.node(1);
     let _: () = other.run("CONFIG SET maxmemory-policy allkeys-lru").await.unwrap();
     let _: () = other.run("CONFIG SET appendfsync no").await.unwrap();
@@ -193,7 +193,7 @@ async fn a_cluster_is_looked_at_node_by_node() {
     assert!(bad.iter().all(|finding| finding.subject.contains(&format!("127.0.0.1:{}", other.port()))), "{bad:?}");
     let error = counterfoil.reconciler().start().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsafe);
-    // a connection that would see a third of it
+    // a connection that sees a third of the cluster
     let alone = pair_of(cluster.node(0).manager().await, &pair);
     let findings = alone.check().await;
     assert!(findings.iter().any(|finding| finding.subject == "redis cluster"), "{findings:?}");
@@ -206,7 +206,7 @@ async fn a_drain_does_not_overlook_a_node_that_is_away() {
     let (cluster, pair) = (RedisCluster::start(options).await, Pair::new().await);
     let counterfoil = pair_of(connect(&cluster).await, &pair);
     let views = counterfoil.open(family("views").partitions(12).build().unwrap()).await.unwrap();
-    // the only hit that is pending lies on the first node
+    // the only pending hit is on the first node
     let mut number = 0;
     while cluster.node(0).run::<Vec<String>>("KEYS *:buffer").await.unwrap().is_empty() {
         counterfoil.drain().await.unwrap();
@@ -233,7 +233,7 @@ async fn a_drain_does_not_overlook_a_node_that_is_away() {
 #[tokio::test]
 async fn replicas_are_not_read_even_by_a_client_that_would() {
     let (cluster, pair) = (RedisCluster::start(RedisOptions::volatile()).await, Pair::new().await);
-    // a replica is not told of before it has something
+    // a cluster does not list a replica without data
     let first = connect(&cluster).await;
     eventually("all slots have a replica", async || {
         for key in ["a", "b", "c", "d", "e", "f"] {
@@ -269,7 +269,7 @@ async fn replicas_are_not_read_even_by_a_client_that_would() {
         asked
     };
     assert_eq!(asked().await, 0);
-    // the plain command is what goes there
+    // only a plain command goes there
     for key in ["a", "b", "c", "d", "e", "f"] {
         let _: u64 = redis::cmd("EXISTS").arg(key).query_async(&mut redis).await.unwrap();
     }
@@ -368,7 +368,7 @@ async fn sentinel_names_the_new_primary() {
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
 }
 
-/// A primary and its replica.
+/// Starts a primary and its replica.
 async fn two() -> (RedisServer, RedisServer) {
     let first = RedisServer::start(RedisOptions::volatile().tcp()).await;
     let second = RedisServer::start(RedisOptions::volatile().tcp()).await;
@@ -396,7 +396,7 @@ impl Name {
     }
 }
 
-/// The old primary lives on as a replica, as after a failover that somebody asked for.
+/// Promotes the replica and demotes the old primary, as in a manual failover. Returns the time until a hit counts.
 async fn fail_over<C: Into<Connection>>(connect: impl AsyncFn(&str) -> C) -> Duration {
     let ((first, second), pair) = (two().await, Pair::new().await);
     let name = Name::of(&first);
@@ -426,7 +426,7 @@ async fn a_name_moves_with_a_failover() {
     assert!(ours.max(manager) < Duration::from_secs(2));
 }
 
-/// Goes to one server for so many commands, and then to another one.
+/// A connection that sends a number of commands to one server, and all later ones to another.
 #[derive(Clone)]
 struct Moving {
     servers: [MultiplexedConnection; 2],
@@ -434,7 +434,7 @@ struct Moving {
 }
 
 impl Moving {
-    /// Where the next command goes.
+    /// Returns the server for the next command.
     fn server(&mut self) -> &mut MultiplexedConnection {
         let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         &mut self.servers[usize::from(left.is_err())]
@@ -518,7 +518,7 @@ async fn a_redis_that_is_away_counted_nothing() {
     let views = views.open(family("views").build().unwrap()).await.unwrap().write_timeout(Duration::from_millis(500));
     let _ = views.add("page", 1).await.unwrap();
     pair.redis.kill();
-    // what is sent over the broken connection is not known to be lost
+    // a call over the broken connection may have arrived
     let _ = views.add("page", 1).await.unwrap_err();
     let error = views.add("page", 1).await.unwrap_err();
     assert!(error.is_retryable() && !error.outcome_unknown(), "{error}");

@@ -1,4 +1,4 @@
-//! The connection to Redis is cut after every single byte of what goes over it.
+//! The connection to Redis, cut after every single byte.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -17,7 +17,7 @@ type Counters = counterfoil::BufferedCounters;
 
 const STORED: &str = "SELECT value FROM counterfoil_values";
 
-/// A pair whose Redis is reached over a network that can be cut, and once more by a way that is never cut.
+/// A pair with a frail network to Redis that can be cut, and a safe one that is never cut.
 struct Frail {
     pair: Pair,
     proxy: Proxy,
@@ -34,7 +34,7 @@ impl Frail {
         Frail { pair, proxy, redis, exact }
     }
 
-    /// Over the frail network, with callers of its own.
+    /// Returns a counterfoil over the frail network, with its own callers.
     fn counterfoil(&self) -> Counterfoil {
         Counterfoil::new(self.redis.clone(), MysqlStore::new(self.pair.pool.clone()))
     }
@@ -43,7 +43,7 @@ impl Frail {
         counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap()
     }
 
-    /// A cut must hit what is tried and not the making of a connection, so there has to be one.
+    /// Waits for a connection, since a cut must hit the attempt and not the connecting.
     async fn reconnected(&self) {
         eventually("a connection", || async {
             redis::cmd("PING").query_async::<()>(&mut self.redis.clone()).await.is_ok()
@@ -51,7 +51,7 @@ impl Frail {
         .await;
     }
 
-    /// How often a hit was counted.
+    /// Counts a hit, and returns how often it was counted.
     async fn add(&self, counters: &Counters) -> i64 {
         let before = self.exact.get("page").await.unwrap();
         let added = counters.add("page", 1).await.unwrap();
@@ -69,8 +69,8 @@ impl Frail {
     }
 }
 
-/// Tries something with a cut after no byte, after `step` bytes and so on, until it is over before the cut. Returns how
-/// many cuts there were.
+/// Runs the attempt with a cut after 0 bytes, after `step` bytes and so on, until it ends before the cut. Returns the
+/// number of cuts.
 async fn cut_after_each(
     step: usize,
     proxy: &Proxy,
@@ -86,7 +86,7 @@ async fn cut_after_each(
     unreachable!("nothing goes on for ever")
 }
 
-/// Both directions: how many bytes went over the network, and how to cut it after so many.
+/// A direction: the number of bytes that it has carried, and a cut after a number of bytes.
 type Direction = (fn(&Proxy) -> usize, fn(&Proxy, usize));
 const DIRECTIONS: [Direction; 2] =
     [(Proxy::request_bytes, Proxy::cut_requests_after), (Proxy::reply_bytes, Proxy::cut_replies_after)];
@@ -107,7 +107,7 @@ async fn a_hit_is_counted_once_wherever_its_call_is_cut() {
             assert_eq!(frail.add(&counters).await, 1);
         })
         .await;
-        // after none, and after each
+        // after 0 bytes, and after each byte
         assert!(cuts > length, "{cuts} cuts in {length} bytes");
         println!("a hit of {length} bytes was cut {cuts} times");
         hits += 2 + cuts;
@@ -115,7 +115,7 @@ async fn a_hit_is_counted_once_wherever_its_call_is_cut() {
     frail.is_in_mysql(hits).await;
 }
 
-/// Redis as a cluster of one node, which names the proxy as its address.
+/// Turns Redis into a cluster of one node that announces the proxy's address.
 async fn cluster_behind(proxy: &Proxy, redis: &RedisServer) -> ClusterConnection {
     let port = proxy.listen_on_port().await;
     let slots: Vec<_> = (0..testkit::SLOTS).map(|slot| slot.to_string()).collect();
@@ -130,12 +130,12 @@ async fn cluster_behind(proxy: &Proxy, redis: &RedisServer) -> ClusterConnection
         redis.run::<String>("CLUSTER INFO").await.unwrap().contains("cluster_state:ok")
     })
     .await;
-    // as it comes, but for the pauses between its retries
+    // the default client, with shorter pauses between its retries
     let client = ClusterClient::builder([format!("redis://127.0.0.1:{port}")]).min_retry_wait(1).max_retry_wait(20);
     client.build().unwrap().get_async_connection().await.unwrap()
 }
 
-/// The redis crate's cluster client sends a call again by itself: the scripts tell a repeat, whoever sends it.
+/// The redis crate's cluster client resends calls by itself. The scripts recognize a repeat from any sender.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_resends_counts_once_wherever_its_call_is_cut() {
     let pair = Pair::with(RedisOptions::volatile().tcp().arg("cluster-enabled", "yes")).await;
@@ -204,7 +204,7 @@ async fn an_epoch_is_told_wherever_the_first_calls_are_cut() {
 async fn scripts_are_loaded_wherever_that_is_cut() {
     let frail = Frail::new().await;
     let mut hits = 0;
-    // the scripts are long, so only every so many of their bytes
+    // the scripts are long, so they are cut only after every 31st byte
     for ((_, cut), step) in DIRECTIONS.into_iter().zip([31, 1]) {
         let cuts = cut_after_each(step, &frail.proxy, cut, async |arm| {
             let counters = Frail::open(&frail.counterfoil()).await;
@@ -241,7 +241,7 @@ async fn a_batch_reaches_the_database_once_wherever_its_calls_are_cut() {
     }
 }
 
-/// A cached family over this pair.
+/// Opens a cached family over this pair.
 async fn votes(counterfoil: &Counterfoil) -> CachedCounters {
     let family = Family::cached("test", "votes").partitions(1).durability(Durability::Immediate);
     counterfoil.open(family.build().unwrap()).await.unwrap()
@@ -302,7 +302,7 @@ async fn a_cached_counter_is_saved_once_wherever_the_calls_are_cut() {
     }
 }
 
-/// Something is tried with each cut of both directions, and once without; returns how often that was.
+/// Runs the attempt with each cut of both directions, and without cuts. Returns the number of attempts.
 async fn tried_with_each_cut(frail: &Frail, mut attempt: impl AsyncFnMut()) -> usize {
     attempt().await;
     let mut attempts = 1;
@@ -323,7 +323,7 @@ async fn tried_with_each_cut(frail: &Frail, mut attempt: impl AsyncFnMut()) -> u
     attempts
 }
 
-/// Calls that a test counts by itself, and what was counted of them, over the way that is never cut.
+/// Kinds on the frail network, and on the safe one, which shows what was counted.
 struct Kinds {
     frail: Frail,
     hits: Series,
@@ -352,7 +352,7 @@ impl Kinds {
         }
     }
 
-    /// What the days hold of the series.
+    /// Returns the sum of the days of the series.
     async fn hits(&self) -> i64 {
         self.exact_hits.get("a", Precision::Day).await.unwrap().iter().map(|slice| slice.count).sum()
     }
@@ -395,11 +395,11 @@ async fn a_visitor_is_told_once_to_be_new_wherever_the_call_is_cut() {
     kinds.frail.is_in_mysql(visitors as usize).await;
 }
 
-/// A visit to a page is counted once, of a new visitor and of one who was there.
+/// Checks that a touch counts once, for a new visitor and for a known one.
 async fn a_touch_is_counted_once(counting: Counting) {
     let frail = Frail::new().await;
     let family = || {
-        // no layer leaves the window while the test runs
+        // no layer leaves the window during the test
         let window = Family::activity("test", "online").window(Duration::from_secs(1800), Duration::from_secs(60));
         let family = window.visitors(counting).keep_minutes(true).cache_for(Duration::ZERO);
         family.partitions(1).durability(Durability::Immediate).build().unwrap()

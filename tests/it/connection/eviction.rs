@@ -1,10 +1,10 @@
-//! A Redis that throws keys away when its memory is full: for whom that is safe, and who is refused.
+//! A Redis that evicts keys when its memory is full: the kinds for which that is safe, and the refused ones.
 
 use crate::support::Plain;
 use crate::support::kinds::{KINDS, OfKind};
 use counterfoil::{ErrorKind, Severity};
 
-/// What has a time to live, by kind: the parts of keys after the hash tag.
+/// The keys with a time to live, by kind: their parts after the hash tag.
 const EXPIRING: [(&str, &[&str]); 6] = [
     ("buffered", &[]),
     ("cached", &[]),

@@ -1,4 +1,4 @@
-//! A network that fails without saying so, and a Redis that is up and refuses to work.
+//! A network that fails silently, and a Redis that is up and refuses to work.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ async fn pause(ms: u64) {
     tokio::time::sleep(Duration::from_millis(ms)).await;
 }
 
-/// How much later than it is due this machine does something, at most, until it is asked.
+/// The longest delay of a timer on this machine so far.
 struct Lateness(tokio::sync::watch::Sender<Duration>);
 
 impl Lateness {
@@ -37,7 +37,7 @@ impl Lateness {
     }
 }
 
-/// Everything vanishes for ten seconds, under load, and then either arrives late or never.
+/// Drops all traffic for ten seconds under load. It then either arrives late or never.
 async fn vanishes(held: Held) {
     const PATIENCE: Duration = Duration::from_secs(3);
     let pair = Pair::new().await;
@@ -59,7 +59,7 @@ async fn vanishes(held: Held) {
     assert!(reckoning.unknown > 0, "calls were in the air when the network went");
     match held {
         Held::Delivered => assert!(reckoning.unknown_counted > 0, "what arrives late is executed"),
-        // but for one of each writer, of which only the reply was lost
+        // except for one of each writer, of which only the reply was lost
         Held::Lost => assert!(reckoning.unknown_counted <= 8, "what is lost is not executed"),
     }
     let waited = hits.iter().map(|hit| hit.told - hit.asked).max().unwrap();
@@ -83,7 +83,7 @@ async fn everything_vanishes_for_good() {
     vanishes(Held::Lost).await;
 }
 
-/// Under load, replies come later than a call waits for them.
+/// Delays replies under load for longer than a call waits for them.
 async fn late_replies() -> Reckoning {
     let pair = Pair::new().await;
     let proxy = Proxy::to(&pair.redis);
@@ -112,11 +112,11 @@ async fn late_replies() -> Reckoning {
 async fn replies_come_later_than_a_call_waits() {
     let reckoning = late_replies().await;
     reckoning.is_exact();
-    // each was asked for again until it was known
+    // each call was repeated until its outcome was known
     assert_eq!((reckoning.refused, reckoning.unknown), (0, 0));
 }
 
-// on one thread, as a guard is taken out for one
+// on one thread, since a guard is removed for one thread
 #[tokio::test]
 async fn without_the_fence_late_replies_do_harm() {
     take_out(Some(Guard::Fence));
@@ -125,8 +125,8 @@ async fn without_the_fence_late_replies_do_harm() {
     assert!(!reckoning.doubled.is_empty());
 }
 
-/// A Redis that is up and refuses to work for a while, under load. Callers who do not wait so long are told why, and it
-/// is certain that their hits were not counted.
+/// A Redis that is up and refuses to work for a while, under load. Callers with a shorter timeout receive the reason,
+/// and their hits are definitely not counted.
 struct Refusal {
     pair: Pair,
     load: Hits,
@@ -136,13 +136,13 @@ impl Refusal {
     async fn new(options: RedisOptions) -> Self {
         let pair = Pair::with(options).await;
         let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
-        // shorter than the refusal, and longer than a busy machine lets a reply wait: that would leave the outcome open
+        // shorter than the refusal, but longer than a reply takes on a busy machine, which would leave the outcome open
         let load = Hits::on(&views.write_timeout(Duration::from_secs(2)));
         load.more(300).await;
         Refusal { pair, load }
     }
 
-    /// After it is over: all that was acknowledged is in the database, and refused was what Redis refused with `code`.
+    /// Checks that all acknowledged hits are in the database, and that the others were refused with `code`.
     async fn ends(self, code: &str) {
         self.load.more(300).await;
         let hits = self.load.end().await;
@@ -159,14 +159,14 @@ impl Refusal {
         let unclear = reasons.iter().find(|why| !why.contains(code));
         assert!(unclear.is_none(), "says nothing of {code}: {unclear:?}");
         println!("{}", reasons[0]);
-        // and the last were counted again
+        // the last hits were counted again
         assert_eq!(hits.iter().max_by_key(|hit| hit.asked).unwrap().outcome, Outcome::Acknowledged);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_is_busy_with_a_script() {
-    // what "busy-reply-threshold" was called before Redis 7, which knows both
+    // the name of "busy-reply-threshold" before Redis 7, which knows both
     let refusal = Refusal::new(RedisOptions::volatile().arg("lua-time-limit", "20")).await;
     let patient = AsyncConnectionConfig::new().set_response_timeout(None);
     let client = refusal.pair.redis.client();
@@ -186,7 +186,7 @@ async fn redis_has_no_memory_left() {
     let refusal = Refusal::new(RedisOptions::volatile()).await;
     refusal.pair.redis.run::<()>("CONFIG SET maxmemory 1").await.unwrap();
     pause(4_000).await;
-    // bringing the numbers to the database is what makes room, so it goes on
+    // a drain makes room, so it still works
     let drained = tokio::time::timeout(Duration::from_secs(10), refusal.pair.counterfoil.drain()).await;
     drained.expect("a drain needs no memory").unwrap();
     let counted: i64 = refusal.pair.number("SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values").await;
@@ -198,7 +198,7 @@ async fn redis_has_no_memory_left() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_cannot_write_its_snapshot() {
     let refusal = Refusal::new(RedisOptions::volatile()).await;
-    // who has none set up is not refused anything
+    // a Redis without configured snapshots refuses nothing
     let mut snapshots = redis::cmd("CONFIG");
     snapshots.arg("SET").arg("save").arg("3600 1000000");
     snapshots.query_async::<()>(&mut refusal.pair.redis.manager().await).await.unwrap();
@@ -206,14 +206,14 @@ async fn redis_cannot_write_its_snapshot() {
         let info: String = refusal.pair.redis.run("INFO persistence").await.unwrap();
         info.lines().find_map(|line| line.strip_prefix("rdb_last_bgsave_status:").map(str::to_owned)).unwrap()
     };
-    // permissions would not hold root back, a directory in the file's place does
+    // a directory in the file's place, since permissions would not stop root
     let place = refusal.pair.redis.socket().with_file_name("dump.rdb");
     std::fs::create_dir_all(place.join("in the way")).unwrap();
     refusal.pair.redis.run::<()>("BGSAVE").await.unwrap();
     eventually("a failed snapshot", || async { status().await == "err" }).await;
     pause(4_000).await;
     std::fs::remove_dir_all(&place).unwrap();
-    // the error holds until a snapshot succeeded
+    // the error lasts until a snapshot succeeds
     refusal.pair.redis.run::<()>("BGSAVE").await.unwrap();
     eventually("a snapshot", || async { status().await == "ok" }).await;
     refusal.ends("MISCONF").await;

@@ -1,5 +1,5 @@
-//! What the user of Redis may do: what is missing is named when a family is opened, and doubles nothing when it goes missing
-//! later; credentials that are wrong fail at once.
+//! The permissions of the Redis user. A missing one is named when a family is opened, and doubles nothing when it is
+//! revoked later. Wrong credentials fail at once.
 
 use std::time::{Duration, Instant};
 
@@ -13,10 +13,10 @@ use redis::cluster::ClusterClient;
 use redis::{Client, IntoConnectionInfo};
 use testkit::{RedisCluster, RedisOptions, RedisServer};
 
-/// Nothing that fails for good may be waited for.
+/// The time limit of permanent failures, which are never retried.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
-/// Makes the user `shop` of these rules, and connects as it.
+/// Creates the user `shop` with these rules, and connects as this user.
 async fn connect_with(redis: &RedisServer, rules: &[String]) -> Counterfoil {
     allow(redis, &[&["reset".to_owned(), "on".to_owned(), ">secret".to_owned()], rules].concat()).await;
     Counterfoil::new(manager(user(redis)).await, MemoryStore::new())
@@ -38,17 +38,17 @@ async fn allow(redis: &RedisServer, rules: &[String]) {
     command.arg("SETUSER").arg("shop").arg(rules).exec_async(&mut redis.manager().await).await.unwrap();
 }
 
-/// Leaves it with these rules.
+/// Leaves the user only these rules.
 async fn restrict(redis: &RedisServer, rules: &[String]) {
     allow(redis, &[&["resetkeys".to_owned(), "-@all".to_owned()], rules].concat()).await;
 }
 
-/// The rules of a role for families of all kinds, without one.
+/// Returns the rules of a role for families of all kinds, without one of them.
 fn rules_without(missing: &str, role: Role) -> Vec<String> {
     acl_rules(&KINDS.map(kinds::family), role).into_iter().filter(|rule| rule != missing).collect()
 }
 
-/// Those of one who does everything.
+/// Returns the rules of a user that does everything.
 fn all_rules() -> Vec<String> {
     rules_without("", Role::Reconciler)
 }
@@ -89,7 +89,7 @@ async fn opening_and_looking_name_each_rule_that_is_missing() {
             assert_eq!(error.kind(), ErrorKind::AccessDenied, "{kind} without {missing}: {error}");
             let names = |text: &str| text.split_whitespace().any(|word| word == missing);
             assert!(names(&error.to_string()), "{kind} without {missing}: {error}");
-            // taken away while the application runs
+            // revoked while the application runs
             let counterfoil = connect_with(&plain.redis, &rules).await;
             let _family = OfKind::open(&counterfoil, kind).await.unwrap();
             restrict(&plain.redis, &rest).await;
@@ -103,7 +103,7 @@ async fn opening_and_looking_name_each_rule_that_is_missing() {
     }
 }
 
-/// Opened by one who may do everything: a client that calls the scripts needs nothing for that.
+/// A user with all permissions opens the family. A client that only calls the scripts needs none for that.
 #[tokio::test]
 async fn a_writer_counts_and_brings_nothing_to_the_database() {
     let plain = Plain::new().await;
@@ -187,7 +187,7 @@ async fn a_command_that_goes_missing_doubles_nothing() {
                 let most = if kind == "visitors" { 1 } else { before + 1 };
                 let least = if hit.is_ok() { most } else { before };
                 assert!((least..=most).contains(&shown), "{what}: {shown}");
-                // the visitor comes back
+                // the visitor returns
                 family.hit().await.unwrap();
                 let again = family.shown().await.unwrap();
                 let most = if kind == "visitors" { 1 } else { shown + 1 };
@@ -206,7 +206,7 @@ async fn keys_of_another_namespace_are_named() {
         let family = Family::buffered(namespace, "buffered").build().unwrap();
         counterfoil.open(family).await.map(drop)
     };
-    // the first of its kind, and one after another that was looked at
+    // once as the first of its kind, and once after a family of another namespace was checked
     for round in 0..2 {
         let error = open("elsewhere").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AccessDenied, "{round}: {error}");
@@ -260,7 +260,7 @@ async fn opening_looks_once_for_each_kind() {
     assert_eq!(stats().await, [eval, evalsha + 10], "each family is configured, and nothing else");
 }
 
-/// The error, which is one that no waiting mends.
+/// Returns the error, which must be permanent.
 fn refused<T>(result: counterfoil::Result<T>) -> Error {
     let error = result.map(drop).expect_err("it is refused");
     assert_eq!(error.kind(), ErrorKind::AccessDenied, "{error}");
@@ -268,7 +268,7 @@ fn refused<T>(result: counterfoil::Result<T>) -> Error {
     error
 }
 
-/// A server that requires a password.
+/// Starts a server that requires a password.
 async fn protected() -> RedisServer {
     RedisServer::start(RedisOptions::volatile().arg("requirepass", "right")).await
 }
@@ -286,7 +286,7 @@ async fn connecting_without_the_right_password_fails_at_once() {
     assert!(started.elapsed() < AT_ONCE);
 }
 
-/// A connection of the application's own, which logs in nowhere.
+/// The application's own connection does not log in.
 #[tokio::test]
 async fn opening_and_starting_without_a_password_fails_at_once() {
     let redis = protected().await;
@@ -301,7 +301,7 @@ async fn opening_and_starting_without_a_password_fails_at_once() {
     assert!(started.elapsed() < AT_ONCE);
 }
 
-/// An administrator takes everything away while the application runs.
+/// An administrator revokes everything while the application runs.
 #[tokio::test]
 async fn nothing_is_repeated_that_the_user_may_not_do() {
     let plain = Plain::new().await;

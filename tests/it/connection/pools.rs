@@ -1,4 +1,4 @@
-//! A pool of the application's as a connection. The guide has the same for deadpool-redis.
+//! An application's pool as a connection. The guide has an example for deadpool-redis.
 
 use bb8_redis::RedisConnectionManager;
 use bb8_redis::bb8::Pool;

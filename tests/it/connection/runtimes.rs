@@ -1,4 +1,4 @@
-//! One pair on many runtimes, as tests share it: a runtime that ends takes nothing with it that others need.
+//! One pair on many runtimes, as tests share it. A runtime that ends takes nothing with it that others need.
 
 use std::thread;
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
         home.block_on(async { (RedisServer::start(RedisOptions::volatile()).await, MysqlServer::start().await) });
     let (database, pool) = home.block_on(mysql.database("test"));
     home.block_on(MysqlStore::new(pool).create_tables()).unwrap();
-    // the runtime that connects is the first to end
+    // the runtime that connects ends first
     let views = runtime().block_on(async {
         let pair = Counterfoil::connect(&redis.url(), &mysql.url(&database)).await.unwrap();
         pair.open(family("views").build().unwrap()).await.unwrap()
@@ -54,7 +54,7 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
         })
         .collect();
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    // the connection has ended with the runtime that made it, which one read may notice
+    // the connection has ended with its runtime, which one read may notice
     let value = home.block_on(async {
         match views.get("page").await {
             Err(error) if error.is_retryable() => views.get("page").await,
@@ -64,7 +64,7 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
     assert_eq!(value.unwrap(), 8 * THREADS * ROUNDS);
 }
 
-/// A thread that blocks on each hit polls nothing between two of them, and its timers end with its runtime.
+/// A thread that blocks on each hit polls nothing in between, and its timers end with its runtime.
 #[test]
 fn threads_with_runtimes_of_their_own_share_calls() {
     const EACH: i64 = 250;
@@ -86,7 +86,7 @@ fn threads_with_runtimes_of_their_own_share_calls() {
     assert!(told.into_iter().eq(1..=2 * THREADS * EACH), "each hit is told its own value");
 }
 
-/// A search for the primary that a runtime takes with it is begun again by whoever comes next.
+/// A search for the primary ends with its runtime. The next call begins it again.
 #[test]
 fn a_search_ends_with_its_runtime() {
     let home = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -105,7 +105,7 @@ fn a_search_ends_with_its_runtime() {
     assert!(matches!(home.block_on(views.add("page", 1)), Ok(Added::Counted { .. })));
 }
 
-/// Paused time jumps to the limit of a call that waits for its server; on a runtime with real time the call does not notice.
+/// Paused time jumps to the time limit of a waiting call. A call on a runtime with real time is not affected.
 #[tokio::test(start_paused = true)]
 async fn time_that_is_paused_stays_with_its_own_runtime() {
     let home =

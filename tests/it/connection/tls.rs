@@ -1,4 +1,4 @@
-//! TLS to servers that insist on it, with an authority of the application's own; and a password without TLS.
+//! TLS to servers that require it, with an application's own authority; and a password without TLS.
 
 use std::time::{Duration, Instant};
 
@@ -12,20 +12,20 @@ use testkit::{Certificates, MysqlServer, RedisCluster, RedisOptions, RedisServer
 use crate::support::tls::{CERTIFIED, Tls};
 use crate::support::{family, pause};
 
-/// How Redis is connected to, with what of the certificates.
+/// Returns the connection info of Redis with the chosen certificates.
 fn redis(tls: &Tls, url: &str, with_authority: bool, with_client: bool) -> ConnectionInfo {
     let certificates = certified(tls.certificates(), with_authority, with_client);
     Client::build_with_tls(url, certificates).unwrap().get_connection_info().clone()
 }
 
-/// What a client has of the certificates.
+/// Returns the chosen certificates of a client.
 fn certified(certificates: &Certificates, with_authority: bool, with_client: bool) -> TlsCertificates {
     let read = |file| std::fs::read(certificates.file(file)).unwrap();
     let client = || ClientTlsConfig { client_cert: read("client.pem"), client_key: read("client.key") };
     TlsCertificates { root_cert: with_authority.then(|| read("ca.pem")), client_tls: with_client.then(client) }
 }
 
-/// How a connection is refused: at once.
+/// Returns the error of a connection that is refused at once.
 async fn refusal(redis: impl IntoConnectionInfo, mysql: String) -> (ErrorKind, String) {
     let started = Instant::now();
     let error = Counterfoil::builder().redis(redis).mysql(mysql).connect().await.expect_err("refused");
@@ -33,7 +33,7 @@ async fn refusal(redis: impl IntoConnectionInfo, mysql: String) -> (ErrorKind, S
     (error.kind(), error.to_string())
 }
 
-/// The same server by a name that it has no certificate for.
+/// Returns the URL of the server under a name without a certificate.
 fn elsewhere(url: String) -> String {
     url.replace("localhost", "127.0.0.1")
 }
@@ -53,7 +53,7 @@ async fn what_is_not_certified_is_refused() {
         let (kind, message) = refusal(redis, tls.mysql_url(CERTIFIED)).await;
         assert!(kind == ErrorKind::Redis && message.contains(words), "{words}: {kind:?} {message}");
     }
-    // in MariaDB's words and in MySQL's
+    // the messages of MariaDB and MySQL
     let plain = "Access denied|insecure transport";
     for (words, mysql) in [
         ("UnknownIssuer", tls.mysql_url(&CERTIFIED.replace("ssl-ca=ca.pem&", ""))),
@@ -67,7 +67,7 @@ async fn what_is_not_certified_is_refused() {
     }
 }
 
-/// MySQL from 8 on has it encrypted: over TCP by RSA, over a Unix socket by the TLS that it offers by itself.
+/// MySQL 8 and later encrypts the password: over TCP with RSA, over a Unix socket with its default TLS.
 #[tokio::test]
 async fn a_password_is_taken_also_without_certificates() {
     let (redis, mysql) = (RedisServer::start(RedisOptions::volatile()).await, MysqlServer::start_tcp(None).await);
@@ -148,7 +148,7 @@ async fn sentinel_and_its_primary_take_tls_alone_also_after_a_failover() {
     let views = pair.open(family("views").build().unwrap()).await.unwrap();
     let _ = views.add("page", 1).await.unwrap();
     pair.drain().await.unwrap();
-    // the replica has it as well
+    // the replica has the hit too
     pause(500).await;
     first.kill();
     sentinel.wait_promoted(&second).await;

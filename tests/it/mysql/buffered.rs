@@ -1,4 +1,4 @@
-//! MysqlStore against a real server: exactness, refused rows, refused tables, concurrency.
+//! MysqlStore against a real server: exactness, refused rows, refused tables and concurrency.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -17,7 +17,7 @@ static SERVER: OnceCell<MysqlServer> = OnceCell::const_new();
 
 pub const I1: Incarnation = Incarnation(u64::MAX);
 
-/// A database of its own, with counterfoil's tables.
+/// A test's own database with counterfoil's tables.
 pub struct Db {
     pub name: String,
     pub pool: MySqlPool,
@@ -48,7 +48,7 @@ impl Db {
             .unwrap_or_else(|| panic!("{sql}: none"))
     }
 
-    /// The collation that keeps texts apart byte by byte.
+    /// Returns the collation that compares texts byte by byte.
     pub fn exact(&self) -> &'static str {
         if self.mariadb { "utf8mb4_nopad_bin" } else { "utf8mb4_0900_bin" }
     }
@@ -89,13 +89,13 @@ pub fn batch(family: &Arc<Registered>, partition: u32, seq: u64, deltas: &[(&str
     Arc::new(Batch { family: family.clone(), partition, id, deltas })
 }
 
-/// The batch with another nonce, as a Redis cuts it that was set back.
+/// Returns the batch with another nonce, as cut by a Redis that was set back.
 fn other_cut(batch: &Batch) -> Arc<Batch> {
     let id = BatchId { nonce: Nonce(0), ..batch.id };
     Arc::new(Batch { id, ..batch.clone() })
 }
 
-/// How batches ended, and how many rows changed.
+/// The outcomes of batches, and the number of changed rows.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Sums {
     complete: u64,
@@ -109,7 +109,7 @@ pub fn applied(complete: u64, repeated: u64, rows: u64, rejected: u64) -> Sums {
     Sums { complete, repeated, set_back: 0, rows, rejected }
 }
 
-/// Applies the batches part by part until each has ended, as a worker does.
+/// Applies the batches part by part, as a worker does, until each of them has ended.
 pub async fn complete(store: &impl Store, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Sums> {
     let (mut left, mut sums) = (batches.to_vec(), Sums::default());
     while !left.is_empty() {
@@ -150,7 +150,7 @@ async fn a_batch_counts_once_however_often_it_comes() {
     }
     assert_eq!(db.values(&views, &["a", "b", "c", "d"]).await, [Some(7), Some(-2), Some(1), None]);
 
-    // a new incarnation counts from 1 again
+    // a new incarnation starts at seq 1 again
     let again = batch(&views, 0, 1, &[("a", 100)]);
     let id = BatchId { incarnation: Incarnation(0), ..again.id };
     assert_eq!(db.apply(&[Arc::new(Batch { id, ..(*again).clone() })]).await, applied(1, 0, 1, 0));
@@ -158,10 +158,10 @@ async fn a_batch_counts_once_however_often_it_comes() {
     assert_eq!(db.store.apply(&[], None).await.expect("nothing to do"), Applied::default());
 }
 
-/// The contract of a store: parts, marks and set-backs.
+/// Checks the contract of a store: parts, marks and set-backs.
 pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
     let mut one = batch(family, 0, 1, &[("1", 1), ("2", 2), ("3", 3)]);
-    // as a client in another language may have counted it
+    // a client in another language can count such an id
     Arc::make_mut(&mut one).deltas.push((b"\xff".to_vec(), 9));
     let two = batch(family, 1, 1, &[("1", 10), ("4", 40)]);
     let both = [two.clone(), one.clone()];
@@ -178,7 +178,7 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
         rows
     };
 
-    // in the order of the ledger, whatever the order in which they were given
+    // parts follow the order of the ledger, not the order of the arguments
     let progress = vec![Progress::Partial { left: 2 }, Progress::Partial { left: 1 }];
     assert_eq!(apply(&both, Some(3)).await, Applied { progress, rows: 3, rejected: 0 });
     assert_eq!(marks().await, [mark(0, 1, Some(b"3"))]);
@@ -195,7 +195,7 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
     assert_eq!(marks().await, [mark(0, 1, None), mark(1, 1, None)]);
     assert_eq!(store.rows(family, &["4", "9", "1"]).await.expect("rows"), [Some(40), None, Some(11)]);
 
-    // what proves that Redis was set back changes nothing, and holds nothing else back
+    // a batch that proves a set-back changes nothing and does not hold up the other batches
     let next = batch(family, 0, 2, &[("1", -1), ("2", -1)]);
     let progress = vec![Progress::SetBack, Progress::Partial { left: 1 }];
     assert_eq!(apply(&[other_cut(&two), next.clone()], Some(1)).await, Applied { progress, rows: 1, rejected: 0 });
@@ -237,7 +237,7 @@ async fn the_contract_of_a_store_is_kept() {
     assert!(rejects.len() == 2 && rejects.iter().all(|reject| reject.delta == 9 && reject.seq == 1), "{rejects:?}");
 }
 
-/// The default number of rows of a transaction, where a table is the application's and where none is.
+/// By default a transaction writes 500 rows of an application's table, or 10,000 rows of counterfoil's own.
 #[tokio::test]
 async fn a_part_is_short() {
     let db = Db::new().await;
@@ -273,7 +273,7 @@ async fn the_same_batches_from_many_hands_count_once() {
             if hand % 2 == 1 {
                 batches.reverse();
             }
-            // in parts, so that the hands take turns at each batch
+            // in parts, so that the tasks alternate on each batch
             tokio::spawn(async move { complete(&store, &batches, Some(700)).await })
         });
         let mut rows = 0;
@@ -288,7 +288,7 @@ async fn the_same_batches_from_many_hands_count_once() {
     assert_eq!(db.number("SELECT SUM(n = 40) FROM t").await, 200);
 }
 
-/// Two transactions lock two rows in opposite orders: one is chosen as the victim and goes through when tried again.
+/// Two transactions lock two rows in opposite orders. The server aborts one of them, and its retry succeeds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deadlock_is_tried_again() {
     let db = Db::new().await;
@@ -298,14 +298,14 @@ async fn a_deadlock_is_tried_again() {
     let others = db.family(Family::buffered("shop", "others")).await;
     db.apply(&[batch(&views, 0, 1, &[("a", 0), ("b", 0)]), batch(&others, 0, 1, &deltas)]).await;
     for round in 0..3 {
-        // it locks no row that it does not change, even where it reads the whole table
+        // READ COMMITTED keeps locks only on changed rows, even when it scans the whole table
         let begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION";
         let mut other = db.pool.begin_with(begin).await.expect("begun");
         let touch = |id| {
             let text = "UPDATE counterfoil_values SET value = value + 1 WHERE family = ? AND id = ?";
             sqlx::query(text).bind(views.number).bind(id)
         };
-        // the server gives up the transaction that has changed less
+        // the server aborts the transaction that has changed fewer rows
         let heavy = sqlx::query("UPDATE counterfoil_values SET value = value + 1 WHERE family = ?");
         heavy.bind(others.number).execute(&mut *other).await.expect("heavy");
         touch("b").execute(&mut *other).await.expect("locked");
@@ -314,7 +314,7 @@ async fn a_deadlock_is_tried_again() {
         let store = db.store.clone();
         let apply = tokio::spawn(async move { complete(&store, &batches, None).await });
         tokio::time::sleep(Duration::from_millis(200)).await;
-        // the store has "a" and waits for "b"
+        // the store has locked "a" and waits for "b"
         touch("a").execute(&mut *other).await.expect("not the one given up");
         other.rollback().await.expect("rolled back");
         assert_eq!(apply.await.expect("no panic").expect("applied"), applied(1, 0, 2, 0));
@@ -401,7 +401,7 @@ async fn a_dropped_future_does_not_stop_its_transaction() {
         let (ids, ledger) = (["a"], [(0, I1)]);
         let read = db.store.read(&views, &ids, &ledger, ReadFrom::Primary);
         drop(tokio::time::timeout(Duration::from_micros(20 * seq), read).await);
-        // as the reconciler does: the same batch until there is a reply
+        // as the reconciler does: repeats the same batch until there is a reply
         db.apply(&batches).await;
         expected += 1;
     }
@@ -695,7 +695,7 @@ async fn one_counter_in_many_batches_is_one_row() {
     assert_eq!(db.apply(&batches).await, applied(8, 0, 16, 0));
     assert_eq!(db.values(&one, &["1", "2"]).await, [Some(24), Some(24)], "each delta of a joined row");
 
-    // together below zero, and no row: the positive ones make it
+    // the sum is below zero without a row: the positive deltas create it
     let batches = [batch(&one, 0, 3, &[("9", -7)]), batch(&one, 1, 3, &[("9", 3)]), batch(&one, 2, 3, &[("9", 2)])];
     let rejected = db.rejects().await.len();
     assert_eq!(db.apply(&batches).await, applied(3, 0, 2, 1));
@@ -729,7 +729,7 @@ async fn more_rows_than_a_statement_takes() {
     assert_eq!(db.values(&views, &ids).await, vec![Some(3); 25_000]);
 }
 
-/// In statements of so many rows that they go as parameters, and in the rest.
+/// Bulk inserts with parameters write most rows, and a statement with JSON writes the rest.
 #[tokio::test]
 async fn many_rows_of_any_bytes_of_which_one_is_out_of_range() {
     let db = Db::new().await;
@@ -763,7 +763,7 @@ async fn a_fault_of_the_table_keeps_nothing() {
     ] {
         db.run(fault).await;
         let error = db.store.apply(&batches, None).await.expect_err(fault);
-        // not retryable: the reconciler then goes on with the other families alone
+        // not retryable: the reconciler continues with the other families
         assert!(error.kind() == ErrorKind::Mismatch && !error.is_retryable(), "{error}");
         assert_eq!(db.number("SELECT COUNT(*) FROM counterfoil_values").await, 0, "{fault}");
         assert_eq!(db.number("SELECT COUNT(*) FROM counterfoil_ledger").await, 0, "{fault}");
@@ -961,7 +961,7 @@ async fn tables_that_are_safe_are_taken() {
     db.apply(&[batch(&t1, 0, 2, &[("2014-09-20/1", 1), ("2014-09-22/1", 2)])]).await;
     assert_eq!(db.values(&t1, &["2014-09-20/1", "2014-09-21/1", "2014-09-22/1"]).await, [Some(2), Some(2), Some(2)]);
     db.table("t2", Table::update("t2").key("id", KeyType::Signed).value("n")).await;
-    // learnt once: the next namespace with the same table costs no look at it
+    // the store caches a table's columns: another namespace with the same table does not read them again
     let before = db.store.statements();
     let table = Table::update("t2").key("id", KeyType::Signed).value("n");
     db.family(Family::buffered("other", "t2").table(table)).await;
@@ -1013,6 +1013,28 @@ async fn reads_go_where_they_are_sent() {
     }
 }
 
+/// The ledger is small, so a server would rather scan it, and wait for the locks of other flushes.
+#[tokio::test]
+async fn partitions_do_not_wait_for_each_other() {
+    let db = Db::new().await;
+    let views = db.family(views()).await;
+    let batches: Vec<_> = (0..4).map(|partition| batch(&views, partition, 1, &[("a", 1)])).collect();
+    db.apply(&batches).await;
+    let mut other = db.pool.begin().await.expect("begun");
+    let lock =
+        "SELECT seq FROM counterfoil_ledger WHERE family = ? AND partition_no = ? AND incarnation = ? FOR UPDATE";
+    for partition in [0, 3] {
+        let lock = sqlx::query(lock).bind(views.number).bind(partition).bind(I1.0);
+        lock.fetch_one(&mut *other).await.expect("locked");
+    }
+    for partition in [1, 2] {
+        let next = [batch(&views, partition, 2, &[("b", 1)])];
+        let apply = tokio::time::timeout(Duration::from_secs(20), complete(&db.store, &next, None)).await;
+        assert_eq!(apply.expect("did not wait").expect("applied"), applied(1, 0, 1, 0));
+    }
+    other.rollback().await.expect("rolled back");
+}
+
 #[tokio::test]
 async fn rows_are_looked_up_and_not_scanned() {
     let db = Db::new().await;
@@ -1027,7 +1049,7 @@ async fn rows_are_looked_up_and_not_scanned() {
     let update = db.table("t", Table::update("t").key("id", KeyType::Text).value("n")).await;
     let some: Vec<_> = ids[..1000].iter().map(String::as_str).collect();
 
-    // another transaction has a row that is not asked for: a scan would wait for it
+    // another transaction has locked a row that is not requested: a scan would wait for it
     let mut other = db.pool.begin().await.expect("begun");
     sqlx::query("UPDATE t SET n = 7 WHERE id = 'id-04999'").execute(&mut *other).await.expect("locked");
     sqlx::query("UPDATE counterfoil_values SET value = 7 WHERE id = 'id-04999' AND family = 1")
@@ -1044,7 +1066,7 @@ async fn rows_are_looked_up_and_not_scanned() {
     let pool = MySqlPoolOptions::new().max_connections(1).connect_with(options).await.expect("connected");
     let store = MysqlStore::new(pool.clone());
     for (family, ids) in [(&views, 1), (&views, 100), (&update, 1), (&update, 100)] {
-        // 17 ledger rows, one of them there
+        // 17 ledger rows, of which one exists
         let ledger: Vec<_> = (0..17).map(|partition| (partition, I1)).collect();
         let before = rows_read(&pool).await;
         store.read(family, &some[..ids], &ledger, ReadFrom::Primary).await.expect("read");
@@ -1053,7 +1075,7 @@ async fn rows_are_looked_up_and_not_scanned() {
     }
 }
 
-/// By this connection, those of JSON_TABLE and of the reply to the first look at the status among them.
+/// Returns the number of rows that this connection has read, including those of JSON_TABLE and of this query.
 pub async fn rows_read(pool: &MySqlPool) -> usize {
     let rows = sqlx::query("SHOW SESSION STATUS LIKE 'Handler_read%'").fetch_all(pool).await.expect("status");
     rows.iter().map(|row| row.get::<String, _>(1).parse::<usize>().expect("a number")).sum()
@@ -1131,7 +1153,7 @@ async fn rows_of_the_applications_are_listed_as_ids() {
             }
         }
     }
-    // rows that no id means are passed over, and a NULL counts as 0
+    // the list skips rows that match no id, and a NULL counts as 0
     db.run("SET SESSION sql_mode = ''; INSERT INTO days VALUES (7, '0000-00-00', 1), (7, '2014-09-01', NULL)").await;
     let days = Table::upsert("days").key("store", KeyType::Unsigned).key("day", KeyType::Date).value("n");
     let days = db.table("days", days).await;
@@ -1167,7 +1189,7 @@ async fn what_is_wrong_with_the_database_is_found() {
     let families = [Table::update("votes"), Table::upsert("days"), Table::update("bad")]
         .map(|made| Family::buffered("shop", "family").table(table(made)).build().expect("valid").family().clone());
     let good = findings(&db.store, &families[..2]).await;
-    // testkit's own setting
+    // a setting of testkit
     let (flush, rest): (Vec<_>, Vec<_>) = good.into_iter().partition(|(_, text)| text.contains("flush_log"));
     assert!(flush.iter().all(|(severity, _)| *severity == Severity::Warning) && flush.len() == 1, "{flush:?}");
     assert!(rest.iter().all(|(severity, text)| *severity == Severity::Info && text.contains("recount of shop/family")));
@@ -1176,7 +1198,7 @@ async fn what_is_wrong_with_the_database_is_found() {
     let replica = db.store.clone().with_replica(db.pool.clone());
     assert_found(&findings(&replica, &[]).await, Severity::Info, &["replica"]);
 
-    // a user who may not do everything
+    // a user without some privileges
     let (name, user) = (&db.name, format!("u{}", db.name));
     db.run(&format!("CREATE USER '{user}'@'localhost'; GRANT SELECT ON {name}.* TO '{user}'@'localhost'")).await;
     for grant in [
@@ -1225,7 +1247,7 @@ async fn what_is_wrong_with_the_database_is_found() {
 
     db.run("DROP TABLE counterfoil_ledger").await;
     assert_found(&findings(&db.store, &[]).await, Severity::Error, &["not there", "counterfoil_ledger"]);
-    // root writes all the same, so the other tests do not mind
+    // root can still write, so the other tests are not affected
     db.run("SET GLOBAL read_only = 1").await;
     let found = findings(&db.store, &[]).await;
     db.run("SET GLOBAL read_only = 0").await;

@@ -72,7 +72,7 @@ async fn a_database_that_takes_no_writes_seeds_nothing() {
     assert_eq!(store.rows(&family, &["a"]).await.expect("rows"), [None]);
 }
 
-/// Each row is looked up by its whole key.
+/// The server looks up each row by its complete key.
 #[tokio::test]
 async fn rows_are_looked_up_and_not_scanned() {
     let db = Db::new().await;
@@ -93,7 +93,7 @@ async fn rows_are_looked_up_and_not_scanned() {
     let store = MysqlStore::new(pool.clone());
     let walked = async || {
         let rows = sqlx::query("SHOW SESSION STATUS LIKE 'Handler_read%'").fetch_all(&pool).await.expect("status");
-        // the given ids are a temporary table, which is scanned
+        // the given ids are in a temporary table, which is scanned
         let scanned = ["Handler_read_rnd_next", "Handler_read_next", "Handler_read_first", "Handler_read_last"];
         let counts = rows.iter().filter(|row| scanned.contains(&row.get::<String, _>(0).as_str()));
         counts.map(|row| row.get::<String, _>(1).parse::<u64>().expect("a number")).sum::<u64>()

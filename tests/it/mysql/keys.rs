@@ -1,4 +1,4 @@
-//! Key columns that do not keep every text as it is: UUIDs in each column that takes them, and CHAR.
+//! Key columns that change some texts: UUIDs in each type of column that stores them, and CHAR.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use sqlx::mysql::MySqlPoolOptions;
 
 use super::buffered::{Db, I1, applied, batch, pages, rows_read};
 
-/// Not in the order of their bytes.
+/// UUIDs that are not in the order of their bytes.
 const UUIDS: [&str; 4] = [
     "ffffffff-0000-4000-8000-000000000001",
     "00000000-0000-0000-0000-000000000000",
@@ -16,7 +16,7 @@ const UUIDS: [&str; 4] = [
 ];
 
 impl Db {
-    /// The columns that keep UUIDs.
+    /// Returns the columns that store UUIDs.
     fn uuid_columns(&self) -> Vec<&'static str> {
         let mut columns = vec![
             "BINARY(16)",
@@ -106,7 +106,7 @@ async fn a_char_column_keeps_apart_what_it_takes() {
         let family = db.keyed(Table::upsert("t"), KeyType::Char).await;
         let ids = ["7/a", "7/A", "7/á", "7/ a", "7/a\t", "7/a b", "7/a/b", "7/"];
         let deltas: Vec<_> = ids.iter().zip(1..).map(|(&id, delta)| (id, delta)).collect();
-        // another language may have counted it
+        // a client in another language can count such an id
         let deltas = [&deltas[..], &[("7/a ", 100)]].concat();
         assert_eq!(db.apply(&[batch(&family, 0, 1, &deltas)]).await, applied(1, 0, 8, 1), "{collation}");
         assert_eq!(db.values(&family, &ids).await, [1, 2, 3, 4, 5, 6, 7, 8].map(Some), "{collation}");

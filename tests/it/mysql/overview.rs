@@ -1,4 +1,4 @@
-//! Families at a glance.
+//! The overview of families.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,7 +6,7 @@ use counterfoil::{Family, KeyType, Overview, Retried, Table};
 
 use super::buffered::{Db, applied, batch};
 
-/// The overview of the family `shop/NAME`.
+/// Returns the overview of the family `shop/NAME`.
 async fn overview(db: &Db, name: &str) -> Overview {
     let all = db.store.overview().await.expect("an overview");
     let found = all.into_iter().find(|one| one.family == name).expect("registered");
@@ -14,7 +14,7 @@ async fn overview(db: &Db, name: &str) -> Overview {
     found
 }
 
-/// The one time that the query returns.
+/// Returns the only time of the query.
 async fn time(db: &Db, sql: &str) -> SystemTime {
     let ms = db.number(&format!("SELECT CAST(UNIX_TIMESTAMP(({sql})) * 1000 AS SIGNED)")).await;
     SystemTime::UNIX_EPOCH + Duration::from_millis(ms.cast_unsigned())

@@ -1,4 +1,4 @@
-//! The privileges of each role are enough, and each of them is needed and missed by name; docs/operations.md has them.
+//! The privileges of each role suffice, and a missing one is reported by name. docs/operations.md lists them.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use sqlx::mysql::MySqlPoolOptions;
 
 use super::buffered::{Db, I1, applied, batch, complete};
 
-/// The families of the documentation.
+/// Returns the families of the documentation.
 fn families() -> [Family; 3] {
     let family = |name| Family::buffered("shop", name);
     let families = [family("own"), family("sales").table(sales()), family("item").table(item())];
     families.map(|family| family.build().expect("valid").family().clone())
 }
 
-/// The database with the tables, and the user with the privileges of the role.
+/// Creates a database with the tables, and a user with the role's privileges.
 async fn granted(families: &[Family], role: Role) -> (Db, Vec<String>) {
     let db = Db::new().await;
     db.run("CREATE TABLE sales (id INT PRIMARY KEY, n INT NOT NULL); CREATE TABLE item LIKE sales").await;
@@ -27,22 +27,22 @@ async fn granted(families: &[Family], role: Role) -> (Db, Vec<String>) {
     (db, grants)
 }
 
-/// The user's store, whose connections are new.
+/// Returns the user's store with new connections.
 fn store(db: &Db) -> MysqlStore {
     let options = (*db.pool.connect_options()).clone().username(&format!("u{}", db.name));
     MysqlStore::new(MySqlPoolOptions::new().max_connections(2).connect_lazy_with(options))
 }
 
-/// A privilege on a table, as it was granted.
+/// A granted privilege on a table.
 struct Granted<'g> {
     privilege: &'g str,
-    /// With its schema, quoted.
+    /// The quoted table with its schema.
     table: &'g str,
     user: &'g str,
 }
 
 impl<'g> Granted<'g> {
-    /// Those of a statement.
+    /// Returns the privileges of a statement.
     fn of(grant: &'g str) -> Vec<Self> {
         let (privileges, rest) =
             grant.strip_prefix("GRANT ").and_then(|rest| rest.split_once(" ON ")).expect("a grant");
@@ -50,7 +50,7 @@ impl<'g> Granted<'g> {
         privileges.split(", ").map(|privilege| Granted { privilege, table, user }).collect()
     }
 
-    /// The table's name alone.
+    /// Returns the table's name alone.
     fn name(&self) -> &str {
         self.table.rsplit('.').next().expect("a table").trim_matches('`')
     }
@@ -64,7 +64,7 @@ impl<'g> Granted<'g> {
     }
 }
 
-/// A store that does whatever stores do, for families that are new in each round.
+/// A store that makes every kind of call, on new families in each round.
 struct Work {
     store: MysqlStore,
     round: u64,
@@ -96,7 +96,7 @@ impl Work {
         let family = table.into_iter().fold(family, |family, table| family.table(table)).build().expect("valid");
         let Some(family) = self.register(family.family().clone()).await.map(Arc::new) else { return };
         for seq in 1..=2 {
-            // the second one is no row's
+            // the second id matches no row
             let done = complete(&self.store, &[batch(&family, 0, seq, &[("1", 1), ("", 1)])], None).await;
             if let Some(done) = self.note(done) {
                 assert_eq!(done, applied(1, 0, 1, 1), "{name}");
@@ -118,7 +118,7 @@ impl Work {
         self.note(corrected);
     }
 
-    /// Applies what cannot be applied.
+    /// Retries the rejects, which are refused again.
     async fn retry(&mut self, name: &str) {
         let family = Family::buffered("shop", format!("{name}{}", self.round)).build().expect("valid");
         let rejects = self.store.rejects(0, 10_000).await;
@@ -165,7 +165,7 @@ async fn each_privilege_of_a_reconciler_is_enough_and_needed() {
         round += 1;
         granted.revoke(&db).await;
         let work = Work::done(&db, round).await;
-        // MySQL's words for an UPDATE that may not lock
+        // MySQL's message for an UPDATE that may not lock
         let locking = |failure: &String| privilege == "UPDATE" && failure.contains("with locking clause");
         let names = |failure: &&String| failure.contains(privilege) || locking(failure);
         let named = work.failures.iter().filter(names).any(|failure| failure.contains(name));
@@ -195,7 +195,7 @@ async fn try_each(db: &Db, grants: &[String], work: impl AsyncFn(MysqlStore) -> 
     }
 }
 
-/// The family as the database knows it, which the user cannot register.
+/// Returns the family as the database has it, which the user cannot register.
 async fn registered(store: &MysqlStore, name: &str) -> counterfoil::Result<Registered> {
     let families = store.families().await?.into_iter().collect::<counterfoil::Result<Vec<_>>>()?;
     Ok(families.into_iter().find(|one| one.family.name() == name).expect("registered"))

@@ -1,5 +1,5 @@
-//! Rejects that are applied again, or discarded: each counts once or never, whoever does it, and what is refused again
-//! stays.
+//! Rejects that are retried or discarded. Each counts at most once, also for concurrent callers, and a reject that is
+//! refused again stays.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use super::buffered::{Db, applied, batch};
 use crate::support::eventually;
 
-/// A database with 6 rejects, of `bad/0` to `bad/5`, for which a TINYINT has no room, and their numbers.
+/// Creates a database with 6 rejects, of `bad/0` to `bad/5`, which do not fit in a TINYINT. Returns their numbers.
 async fn six_rejects() -> (Db, Arc<Registered>, Vec<u64>) {
     let db = Db::new().await;
     db.run("CREATE TABLE small (id VARBINARY(255) PRIMARY KEY, n TINYINT NOT NULL)").await;
@@ -50,7 +50,7 @@ async fn a_reject_is_applied_again_once() {
     assert_eq!(again, [before, applied, applied, before, applied, applied]);
     assert_eq!(db.number(SUM).await, 6 * 200);
     assert_eq!(db.rejects().await, []);
-    // nothing is deleted, and the batch itself does not come again
+    // nothing is deleted, and the batch itself is not applied again
     assert_eq!(db.number("SELECT COUNT(*) FROM counterfoil_rejects WHERE applied_at IS NOT NULL").await, 6);
     let deltas = [("bad/0", 200)];
     assert_eq!(db.apply(&[batch(&family, 0, 1, &deltas)]).await.repeated, 1);
@@ -119,7 +119,7 @@ async fn a_discarded_reject_is_neither_listed_nor_applied() {
     assert_eq!(db.number(&kept(numbers[0], "reason NOT LIKE 'discarded%'")).await, 1);
 }
 
-/// Each is added to its row or discarded.
+/// Each reject is added to its row or discarded.
 #[tokio::test]
 async fn a_retry_and_a_discard_share_no_reject() {
     const MANY: usize = 400;
@@ -129,7 +129,7 @@ async fn a_retry_and_a_discard_share_no_reject() {
     assert_eq!(db.apply(&[batch(&family, 0, 2, &deltas)]).await.rejected, MANY as u64);
     db.run("ALTER TABLE small MODIFY n SMALLINT NOT NULL").await;
     let numbers: Vec<_> = db.rejects().await.iter().map(|reject| reject.number).collect();
-    // what many at a time get ahead of is always near what few at a time are at
+    // chunks of different sizes, from both ends, keep retries and discards close together
     let retry = async |numbers: &[u64]| {
         let mut applied = Vec::new();
         for some in numbers.chunks(40) {
@@ -162,7 +162,7 @@ async fn a_retry_and_a_discard_share_no_reject() {
 async fn a_transaction_that_is_cut_off_applies_nothing() {
     let (db, family, numbers) = six_rejects().await;
     db.run("ALTER TABLE small MODIFY n SMALLINT NOT NULL").await;
-    // when the rows are written, and before the rejects are marked
+    // after the rows are written, and before the rejects are marked
     db.run("CREATE TRIGGER late BEFORE UPDATE ON counterfoil_rejects FOR EACH ROW SET @late = SLEEP(5)").await;
     let (store, family, asked) = (db.store.clone(), family.clone(), numbers.clone());
     let retry = tokio::spawn({
@@ -181,7 +181,7 @@ async fn a_transaction_that_is_cut_off_applies_nothing() {
     assert_eq!(db.number(SUM).await, 6 * 200);
 }
 
-/// Less than the whole id is kept of it, and that may be another counter's.
+/// A reject keeps only a part of this id, which may be the id of another counter.
 #[tokio::test]
 async fn an_id_of_which_a_part_is_kept_is_refused_again() {
     let (db, family, _) = six_rejects().await;

@@ -14,7 +14,7 @@ use crate::support::{Pair, eventually, family, look, pause};
 
 const WITHIN: Duration = Duration::from_millis(20);
 
-/// Users 1 to 9, each with as many rows as its number says, and counters that are off by `off` of the user's number.
+/// Creates users 1 to 9. User n has n rows, and a counter that is off by `off(n)`.
 async fn stage(off: impl Fn(i64) -> i64) -> (Pair, BufferedCounters) {
     let pair = Pair::new().await;
     pair.sql("CREATE TABLE saves (event BIGINT AUTO_INCREMENT PRIMARY KEY, user_id BIGINT NOT NULL, points INT, KEY (user_id))")
@@ -81,7 +81,7 @@ async fn every_source_counts_the_same() {
     }
 }
 
-/// In pages, with everything still in Redis: only counters in the database are listed.
+/// Corrects in pages. At first everything is still in Redis, and only counters in the database are listed.
 #[tokio::test]
 async fn drift_is_noted_and_paged() {
     let (pair, saves) = stage(|user| if user == 9 { -9 } else { user % 2 }).await;
@@ -112,7 +112,7 @@ async fn counters_are_left_out_or_only_noted() {
     let recount = pair.counterfoil.recount(&saves).source(table()).within(WITHIN);
     let done =
         recount.leave_out(["1"]).leave_out_prefixes(["2"]).largest_count(15).at_most(5).run_once().await.unwrap();
-    // 3 to 7 stand at 6 to 14, 8 and 9 higher; 6 and 7 are off by more than 5
+    // 3 to 7 have 6 to 14, 8 and 9 have more; 6 and 7 are off by more than 5
     assert_eq!((done.checked, done.lowered, done.only_noted), (5, 3, 2), "{done:?}");
     assert_eq!(values(&saves).await, [2, 4, 3, 4, 5, 12, 14, 16, 18]);
 }
@@ -142,7 +142,7 @@ async fn what_moves_is_left_alone_where_rows_are_deleted() {
     assert_eq!(values(&saves).await, up_to_nine());
 }
 
-/// Several key columns, of a table of the application's, with a wide family.
+/// The ids consist of several key columns of an application's table, in a wide family.
 #[tokio::test]
 async fn ids_of_several_columns_are_counted() {
     let pair = Pair::new().await;
@@ -177,7 +177,7 @@ async fn ids_of_several_columns_are_counted() {
     assert_eq!(visitors.get_many(ids).await.unwrap(), [3, 1, 2, 4]);
 }
 
-/// Votes of one item, five of which have rows, as a cached family with this durability.
+/// Creates an item with five rows of votes, and opens a cached family with this durability.
 async fn votes(pair: &Pair, durability: Durability) -> CachedCounters {
     pair.sql("CREATE TABLE votes (item BIGINT NOT NULL, voter BIGINT, PRIMARY KEY (item, voter))").await;
     pair.sql("CREATE TABLE item (id BIGINT PRIMARY KEY, votes BIGINT NOT NULL DEFAULT 0)").await;
@@ -241,7 +241,7 @@ async fn it_runs_again_and_again_in_one_of_several_processes() {
     for recounter in recounters {
         recounter.shutdown().await.unwrap();
     }
-    // each waited for the last one's begin: so many runs at most in the time that has passed
+    // each run waits for the begin of the last one, which limits the runs in the elapsed time
     let runs = pair.number("SELECT COUNT(*) FROM counterfoil_recounts").await;
     let apart = "SELECT COUNT(*) FROM counterfoil_recounts AS a JOIN counterfoil_recounts AS b ON b.run = a.run + 1 \
          AND TIMESTAMPDIFF(MICROSECOND, a.started_at, b.started_at) < 190000";

@@ -1,4 +1,4 @@
-//! Bad input, servers that are away, and recounters that are overtaken.
+//! Bad input, unavailable servers, and recounters whose runs are taken over.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ const WITHIN: Duration = Duration::from_millis(20);
 
 type Saves = BufferedCounters;
 
-/// Counter 1 stands at 3, and has 5 rows.
+/// Creates counter 1 with the value 3 and 5 rows.
 async fn stage(pair: &Pair) -> Saves {
     pair.sql("CREATE TABLE saves (event INT AUTO_INCREMENT PRIMARY KEY, user_id INT NOT NULL, KEY (user_id))").await;
     pair.sql("INSERT INTO saves (user_id) VALUES (1), (1), (1), (1), (1)").await;
@@ -58,12 +58,12 @@ async fn what_a_source_must_not_return_is_an_error_before_anything_is_corrected(
         let error = pair.counterfoil.recount(&saves).source(source).within(WITHIN).run_once().await.unwrap_err();
         assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains(named), "{error:?}");
     }
-    // the run that all of them left is finished
+    // the run that all calls left is finished
     let done = pair.counterfoil.recount(&saves).source(table()).within(WITHIN).run_once().await.unwrap();
     assert_eq!((done.run, done.raised), (1, 1), "{done:?}");
 }
 
-/// By the count that hangs for the first time: the second one is in time.
+/// The first count hangs, and the second one is in time.
 #[tokio::test]
 async fn a_source_that_is_slow_or_away_is_asked_again() {
     let pair = Pair::new().await;
@@ -140,7 +140,7 @@ async fn a_second_run_is_refused_and_one_that_was_left_is_gone_on_with() {
     assert_eq!((done.run, done.checked, done.raised), (1, 1, 1), "{done:?}");
 }
 
-/// Its holder died, and could not leave it.
+/// The holder of the run died without leaving it.
 #[tokio::test]
 async fn a_run_whose_lease_has_ended_is_taken_over() {
     let pair = Pair::new().await;
@@ -155,7 +155,7 @@ async fn a_run_whose_lease_has_ended_is_taken_over() {
     assert_eq!((done.run, done.raised), (1, 1), "{done:?} after {died:?}");
 }
 
-/// The old holder still waits when another one finishes its run: it corrects nothing.
+/// The old holder still waits when another one finishes its run, and then corrects nothing.
 #[tokio::test]
 async fn a_run_that_was_taken_over_corrects_nothing() {
     let pair = Pair::new().await;
@@ -171,7 +171,7 @@ async fn a_run_that_was_taken_over_corrects_nothing() {
     let same = new.after(&again).await.unwrap();
     assert!(new.settle(&taken, &same).await.unwrap());
     assert!(!old.settle(&begun, &difference).await.unwrap());
-    // once in a run, also for the same holder
+    // a run settles once, also for the same holder
     assert!(new.settle(&taken, &same).await.unwrap());
     assert_eq!(saves.get("1").await.unwrap(), 5);
     assert!(new.end(&taken).await.unwrap() && !old.end(&begun).await.unwrap());
@@ -213,7 +213,7 @@ async fn a_counter_at_an_end_of_i64_stays_there() {
     assert_eq!(saves.get("1").await.unwrap(), i64::MAX);
 }
 
-/// The server reports that it is a replica, and of which server, but nothing arrives: its lag is unknown.
+/// The server reports that it is a replica of another one, but receives nothing: its lag is unknown.
 #[tokio::test]
 async fn a_replica_that_does_not_replicate_is_waited_for() {
     let mysql = MysqlServer::start().await;
@@ -237,7 +237,7 @@ async fn a_replica_that_does_not_replicate_is_waited_for() {
     assert_eq!(run.await.unwrap().unwrap().raised, 1);
 }
 
-/// The application's table loses the column while the recount waits: the run fails by name, and goes on when it is back.
+/// The application's table loses a column while the recount waits. The run fails by name, and continues afterwards.
 #[tokio::test]
 async fn a_table_that_is_altered_fails_the_run_and_loses_nothing() {
     let pair = Pair::new().await;

@@ -1,6 +1,6 @@
-//! Rows are inserted and counted, some never, some twice, while two recounters take each other's run over and die, in any
-//! order of steps, with the real scripts and the real database (docs/protocol.md, section 9). No counter ever leaves what
-//! its rows explain, and a quiet run ends the drift. Without one of the guards it does leave it.
+//! Interleavings of recounts (docs/protocol.md, section 9). Rows are inserted and counted, some never and some twice,
+//! while two recounters die and take over each other's runs. No counter leaves the range that its rows explain, and a
+//! quiet run ends the drift. Without one of the guards it does leave it.
 
 use counterfoil::test_hooks::{Before, Difference, Guard, Page, Recounting, Run, take_out};
 use counterfoil::{BufferedCounters, CachedCounters, Changed, Durability, Family, KeyType, Recounted, Source, Table};
@@ -12,16 +12,16 @@ use testkit::RedisOptions;
 use crate::support::{Pair, counted, family};
 
 const USERS: usize = 2;
-/// The most counts that never come, and that come twice, for a user.
+/// The most rows of a user that are never counted, and that are counted twice.
 const WRONG: usize = 2;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// A row, which is to be counted later.
+    /// A row that will be counted later.
     Insert {
         user: usize,
     },
-    /// One of the rows that are not counted yet is counted, or never is, or is twice.
+    /// An uncounted row is counted once, never or twice.
     Count {
         which: usize,
     },
@@ -33,7 +33,7 @@ enum Step {
     },
     /// Everything in Redis reaches the database.
     Flush,
-    /// Redis loses everything, or what came after the last fsync, this share of it kept: it is never counted.
+    /// Redis loses everything, or all but this share of what followed the last fsync. Lost hits are never counted.
     Emptied,
     Crash {
         kept: u8,
@@ -64,23 +64,23 @@ fn steps(crashes: bool) -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..60)
 }
 
-/// The guard that is taken out.
+/// The guard that is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Without {
     Nothing,
-    /// The recounter does not wait for the counts of the rows that were there.
+    /// The recounter does not wait for the counts of the rows that it found.
     Wait,
     Guard(Guard),
-    /// The number of rows is written over the counter.
+    /// The number of rows overwrites the counter.
     Delta,
 }
 
-/// A recounter, by its last step.
+/// A recounter after its last step.
 enum At {
     Idle,
     Begun(Run),
     Before(Run, Before),
-    /// With the events whose rows were counted, and whose counts may still come.
+    /// The rows are counted; these events' counts may still arrive.
     Counted(Run, Page, Vec<u64>),
     After(Run, Difference),
 }
@@ -90,13 +90,13 @@ enum Counters {
     Cached(CachedCounters),
 }
 
-/// The values that the rows of a user explain.
+/// The counter values that a user's rows explain.
 #[derive(Clone, Copy, Debug, Default)]
 struct Told {
     rows: i64,
-    /// Rows that are never counted, by the application or since Redis lost it.
+    /// Rows that are never counted: by the application, or because Redis lost them.
     never: usize,
-    /// Those by the application alone.
+    /// Rows that the application never counts.
     left: usize,
     twice: usize,
 }
@@ -106,11 +106,11 @@ struct World {
     counters: Counters,
     without: Without,
     recounters: [(Recounting, At); 2],
-    /// Rows that are not counted yet, by their number and user.
+    /// The rows that are not counted yet, by number and user.
     coming: Vec<(u64, usize)>,
     next: u64,
     told: [Told; USERS],
-    /// The lengths of Redis's file, if it has one, since everything in it reached the database: the first one is durable.
+    /// The lengths of Redis's file, if any, since the last flush. The first one is durable.
     lengths: Vec<u64>,
 }
 
@@ -119,7 +119,7 @@ fn id(user: usize) -> String {
 }
 
 impl World {
-    /// Of buffered counters, or of cached ones that stay in Redis for so long.
+    /// Opens buffered counters, or cached ones that stay in Redis for the time `retain`.
     async fn new(retain: Option<Duration>, without: Without, redis: RedisOptions) -> Self {
         let pair = Pair::with(redis).await;
         pair.sql("CREATE TABLE saves (event BIGINT PRIMARY KEY, user_id BIGINT NOT NULL, KEY (user_id)) ENGINE=InnoDB")
@@ -185,7 +185,7 @@ impl World {
         self.lengths = vec![redis.aof_len()];
     }
 
-    /// Notes how long Redis's file is by now; after a flush all of it has to be durable.
+    /// Notes the length of Redis's file. After a flush all of it must be durable.
     fn note_length(&mut self, step: Option<Step>) {
         if matches!(step, None | Some(Step::Flush)) {
             self.lengths.clear();
@@ -234,7 +234,7 @@ impl World {
                 At::Counted(run, recounting.count(&before).await.unwrap(), due)
             }
             At::Counted(run, page, due) => {
-                // the wait is longer than the application takes from a row to its count
+                // the wait is longer than the application's time between a row and its count
                 let waits = self.coming.iter().any(|(event, _)| due.contains(event));
                 if waits && self.without != Without::Wait {
                     return At::Counted(run, page, due);
@@ -261,7 +261,7 @@ impl World {
         }
     }
 
-    /// Returns a value that the rows do not explain.
+    /// Returns the description of a value that the rows do not explain.
     async fn wrong(&self) -> Option<String> {
         for user in 0..USERS {
             let (value, told) = (self.value(user).await, self.told[user]);
@@ -283,7 +283,7 @@ impl World {
             self.count(0, 1).await;
         }
         self.recounters.iter_mut().for_each(|(_, at)| *at = At::Idle);
-        // a run that was left is finished first, and may have corrected a counter before
+        // an abandoned run is finished first, and may have corrected a counter before
         for _ in 0..2 {
             let mut at = At::Idle;
             for _ in 0..RECOUNT.len() {
@@ -328,7 +328,7 @@ fn play(retain: Option<Duration>, without: Without, steps: &[Step]) -> Result<()
             if crashes {
                 world.note_length(Some(step));
             }
-            // a cached counter with anything pending shows a correction with its next save
+            // a cached counter with a pending delta shows a correction with its next save
             if let Some(wrong) = world.wrong().await {
                 return Err(format!("after {step:?}: {wrong}"));
             }
@@ -355,13 +355,13 @@ fn exact_for_buffered_counters() {
     exact(None, false);
 }
 
-/// Which are in Redis and out of it again.
+/// The counters enter and leave Redis.
 #[test]
 fn exact_for_cached_counters() {
     exact(Some(Duration::from_millis(1)), false);
 }
 
-/// Their values show a correction although Redis has them.
+/// The values show a correction although the counters stay in Redis.
 #[test]
 fn exact_for_cached_counters_that_stay_in_redis() {
     exact(Some(Duration::from_secs(600)), false);
@@ -377,7 +377,7 @@ fn exact_for_cached_counters_when_redis_goes_back_to_its_last_fsync() {
     exact(Some(Duration::from_millis(1)), true);
 }
 
-/// Orders of steps that break what is taken out: the shortest ones that the model knows.
+/// Checks that the steps fail without the guard. They are the shortest ones that the model knows.
 fn breaks(without: Without, steps: &[Step]) {
     let broken = play(None, without, steps);
     take_out(None);

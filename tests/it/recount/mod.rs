@@ -1,4 +1,4 @@
-//! Counters compared with the rows that they stand for, and corrected.
+//! The comparison of counters with the rows that they count, and their correction.
 
 mod api;
 mod faults;

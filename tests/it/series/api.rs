@@ -1,4 +1,4 @@
-//! Series on real servers, from the hit to the chart and to the rows of what is over.
+//! Series on real servers, from the hit to the chart and to the rows of slices that are over.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn sum(slices: &[Slice]) -> i64 {
     slices.iter().map(|slice| slice.count).sum()
 }
 
-/// The server's time in whole seconds.
+/// Returns the server's time in whole seconds.
 async fn server_time(pair: &Pair) -> i64 {
     let time: (i64, i64) = pair.redis.run("TIME").await.expect("TIME");
     time.0
@@ -89,7 +89,7 @@ async fn names_come_in_order_and_page_by_page() {
     assert_eq!(listed, names);
     assert_eq!(hits.names_all("n1").try_collect::<Vec<_>>().await.unwrap(), names[1..112]);
     assert_eq!(hits.names("n24", None, 3).await.unwrap(), ["n24", "n240", "n241"]);
-    // somebody counted in another language, under no text; its page ends with it
+    // a client in another language counted under a name that is not text, which ends the page
     let (mut redis, name, later) = (pair.redis.manager().await, b"n24\xff", 1e15);
     let key = |kind| format!("cf1:{{{}/0}}:{kind}", hits.family());
     redis::pipe().zadd(key("names"), name, 0).zadd(key("idle"), name, later).exec_async(&mut redis).await.unwrap();
@@ -107,7 +107,7 @@ async fn an_idle_series_vanishes_by_itself_and_so_does_its_name() {
     assert_eq!(hits.names("", None, 10).await.unwrap(), [""; 0]);
     assert_eq!(sum(&hits.get("gone", Precision::SECOND).await.unwrap()), 0);
     let keys: Vec<String> = pair.redis.run("KEYS *").await.unwrap();
-    // a partition keeps its incarnation, and the memory of callers until two epochs are over
+    // a partition keeps its incarnation, and its memory of callers until two epochs are over
     let lasting = [":calls", ":calls_before", ":meta"];
     assert!(keys.iter().all(|key| lasting.iter().any(|end| key.ends_with(end))), "{keys:?}");
 }
@@ -124,7 +124,7 @@ async fn slices_that_are_over_are_kept_once_each() {
         pause(80).await;
     }
     let now = server_time(&pair).await;
-    // by then most of it has left Redis's window of three seconds
+    // most hits have left Redis's window of three seconds
     let range = times(began..now + 1);
     for name in ["a", "b/c"] {
         let slices = hits.get_range(name, Precision::SECOND, range.clone()).await.unwrap();
@@ -151,7 +151,7 @@ async fn days_go_into_the_applications_own_table() {
     let _ = hits.add("/a/b", 7).await.unwrap();
     let today = hits.get("/a/b", Precision::Day).await.unwrap().pop().unwrap();
     assert_eq!(today.count, 7);
-    // it is not over, so it is not in the table, and yet it is read
+    // the slice is not over, so it is not in the table, but a read includes it
     let range = today.start - Duration::from_secs(86_400)..today.start + Duration::from_secs(1);
     let read = hits.get_range("/a/b", Precision::Day, range.clone()).await.unwrap();
     assert_eq!((read.len(), sum(&read)), (2, 7));
@@ -189,7 +189,7 @@ async fn a_slice_holds_an_i64_and_no_more() {
     let adds = try_join_all([hits.add("a", half), hits.add("a", half), hits.add("a", 1)]);
     assert_eq!(adds.await.unwrap(), [SeriesAdded::Counted; 3]);
     assert_eq!(hits.add("a", 1).await.unwrap(), SeriesAdded::OutOfRange);
-    // those who share the call are counted
+    // other hits in the same call are counted
     let (full, other) = futures_util::future::join(hits.add("a", 7), hits.add("b", 7)).await;
     assert_eq!((full.unwrap(), other.unwrap()), (SeriesAdded::OutOfRange, SeriesAdded::Counted));
     assert_eq!(sum(&hits.get("a", Precision::Day).await.unwrap()), i64::MAX);

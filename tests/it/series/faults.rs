@@ -1,5 +1,5 @@
-//! Series under faults and under load, on real servers: whatever dies, each finished slice is in the database once, and
-//! nothing is missing from a window that belongs to it.
+//! Series under faults and under load, on real servers. Whatever dies, each finished slice is in the database once, and
+//! every window is complete.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ fn sum(slices: &[Slice]) -> i64 {
 
 const NAMES: [&str; 3] = ["a", "b/c", "é"];
 
-/// Writers that count until they are told to stop.
+/// Writers that count until they are stopped.
 struct Load {
     stop: Arc<AtomicBool>,
     tallies: [Tally; NAMES.len()],
@@ -76,7 +76,7 @@ impl Load {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn finished_slices_are_exact_when_redis_is_killed_and_comes_back_with_its_file() {
     let mysql = MysqlServer::start().await;
-    // everything that was acknowledged is in the file, so a killed process loses nothing
+    // the file contains every acknowledged hit, so a killed process loses nothing
     let pair = Pair::on(RedisOptions::aof("always"), &mysql).await;
     let hits = pair.counterfoil.open(family().build().unwrap()).await.unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
@@ -119,7 +119,7 @@ async fn finished_slices_are_exact_whatever_dies() {
     are_exact(&pair, &safe, &tallies).await;
 }
 
-/// Each slice is in the database as it was counted, and as it is read elsewhere.
+/// Checks that the row and the window of each slice are equal, and within the bounds of its tally.
 async fn are_exact(pair: &Pair, hits: &Series, tallies: &[Tally]) {
     let query = "SELECT CAST(id AS CHAR), value FROM counterfoil_values";
     let rows: Vec<(String, i64)> = sqlx::query_as(query).fetch_all(&pair.pool).await.unwrap();
@@ -145,7 +145,7 @@ async fn are_exact(pair: &Pair, hits: &Series, tallies: &[Tally]) {
     assert!(acknowledged > 500 && slices > 6 && rows.len() == slices, "{acknowledged} hits, {slices} slices");
 }
 
-/// How often one hit is in its slice, read at once and read when it is over.
+/// Counts one hit, and returns how often it is in its slice: read at once, and read when the slice is over.
 async fn handed_over() -> (i64, i64) {
     let pair = Pair::new().await;
     let hits = pair.counterfoil.open(family().build().unwrap()).await.unwrap();
@@ -167,8 +167,8 @@ async fn a_slice_is_read_once_before_and_after_it_is_handed_over() {
     assert_eq!(without, (1, 2), "a slice that stays is read twice");
 }
 
-/// What lies in windows of three slices of a second against what was counted, at every moment: adds without pause, and
-/// adds with pauses of about the time after which a window expires. Returns what was wrong first.
+/// Compares windows of three one-second slices with the hits at every moment. Some adds have no pauses, others pause
+/// for about the life of a window. Returns the first errors.
 async fn windows_that_are_trimmed_and_expire(seconds: i64) -> Vec<String> {
     let plain = Plain::new().await;
     let family = Family::series("test", "hits").windows([(Precision::SECOND, 3), (Precision::FIVE_SECONDS, 2)]);
@@ -208,10 +208,10 @@ async fn windows_that_are_trimmed_and_expire(seconds: i64) -> Vec<String> {
     wrong
 }
 
-/// How long a writer waits between two hits at most, in ms, where a window has three seconds.
+/// The longest pauses between a writer's hits, in ms, for a window of three seconds.
 const PAUSES: [u64; 6] = [2, 2, 1_300, 2_600, 4_100, 5_200];
 
-/// The same for layers of a second: views, and visitors who are others each time.
+/// Compares layers of one second in this way: views, and visitors that differ each time.
 async fn layers_that_are_trimmed_and_expire(counting: Counting, seconds: i64) -> Vec<String> {
     let plain = Plain::new().await;
     let window = Family::activity("test", "online").window(Duration::from_secs(3), Duration::from_secs(1));
@@ -240,7 +240,7 @@ async fn layers_that_are_trimmed_and_expire(counting: Counting, seconds: i64) ->
             let window = layer - 2..=layer;
             let least: i64 = window.clone().map(|layer| before.least(layer)).sum();
             let most: i64 = window.map(|layer| after.most(layer)).sum();
-            // within one layer, so that it is known which window was read
+            // within one layer, so that the window of the read is known
             if began == layer {
                 reads += 1;
                 let (views, visitors) = (now.views.cast_signed(), now.visitors.count().cast_signed());
@@ -259,7 +259,7 @@ async fn layers_that_are_trimmed_and_expire(counting: Counting, seconds: i64) ->
     wrong
 }
 
-/// Slices, layers, and layers of HyperLogLogs.
+/// Runs the comparisons for slices, layers, and layers of HyperLogLogs.
 async fn all_that_are_trimmed_and_expire() -> [Vec<String>; 3] {
     const SECONDS: i64 = 6;
     tokio::join!(

@@ -1,9 +1,9 @@
-//! The interleavings of series whose slices are kept: writers, closers, reconcilers and a reader as explicit steps on a
-//! clock that also steps back. proptest picks their order, where they die, which replies are lost and when Redis crashes;
-//! after every step each acknowledged hit is in its slice once (docs/protocol.md, sections 1 and 5).
+//! Interleavings of series whose slices are kept. Writers, closers, reconcilers and a reader are explicit steps, on a
+//! clock that also steps back. proptest picks their order, their deaths, lost replies and crashes of Redis. After every
+//! step each acknowledged hit is in its slice once (docs/protocol.md, sections 1 and 5).
 //!
-//! Every hit is a token: the k-th of a case adds 4^k, so that in base 4 each digit of a slice says how often that hit is
-//! in it.
+//! Every hit is a token: the k-th of a case adds 4^k. In base 4, each digit of a slice is the number of times that it
+//! contains that hit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -27,31 +27,31 @@ use counterfoil::{Counterfoil, Durability, Family, Precision, Registered, Series
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-/// In Unix milliseconds: five seconds later a day begins in Berlin.
+/// The first time in Unix milliseconds, five seconds before a day begins in Berlin.
 const START: u64 = 1_414_364_395_000;
 const NAMES: [&str; 2] = ["a", "page/é"];
 const WRITERS: usize = 3;
-/// A hit adds a power of 4, and all of them together must stay far within i64.
+/// The number of hits. Each adds a power of 4, and their sum must stay far within i64.
 const TOKENS: usize = 25;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// The writer counts one for the name, or, if a reply is missing, makes that call again.
+    /// The writer counts one for the name, or repeats its call whose reply is missing.
     Write {
         writer: usize,
         name: usize,
         fate: Fate,
     },
-    /// A call that was sent before arrives again, whoever resent it and whatever has happened since.
+    /// An earlier call arrives again, from any sender and at any time.
     Echo {
         call: usize,
     },
     TurnEpoch,
-    /// The writer dies with its call in the air, and another takes its place.
+    /// The writer dies with its call in flight, and another one takes its place.
     WriterDies {
         writer: usize,
     },
-    /// Slices that are over are handed on to the buffer.
+    /// Slices that are over move to the buffer.
     Close {
         partition: u32,
     },
@@ -59,11 +59,11 @@ enum Step {
     WorkerDies {
         worker: usize,
     },
-    /// Somebody reads all slices of a name.
+    /// A reader begins to read all slices of a name.
     ReadBegins {
         name: usize,
     },
-    /// The reader's question to the database goes through.
+    /// The reader's database query runs.
     ReadGoesOn,
     Tick {
         ms: u64,
@@ -79,7 +79,7 @@ enum Step {
 struct Token {
     name: usize,
     state: State,
-    /// The slices that were the current ones whenever its call was executed.
+    /// The slices that were current at an execution of its call.
     slices: BTreeSet<i64>,
 }
 
@@ -87,14 +87,14 @@ struct World<'s, S> {
     stage: Stage<'s, Lasting>,
     database: Database<'s, S>,
     series: SeriesFamily,
-    /// What the writers believe of the server's clock.
+    /// The writers' estimate of the server's clock.
     clock: ServerClock,
-    /// Each with the token of its open call.
+    /// The writers, each with the token of its open call.
     writers: Vec<Writer<usize>>,
-    /// Every call that was ever sent.
+    /// Every call that was sent.
     sent: Vec<(Key, usize)>,
     workers: Workers,
-    /// With the name that it reads.
+    /// The reader, with the name that it reads.
     reader: Option<Reader<(usize, Vec<Slice>)>>,
     tokens: Vec<Token>,
 }
@@ -158,7 +158,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         Ok(())
     }
 
-    /// Redis gets the call.
+    /// Delivers the call to Redis.
     async fn arrive(&mut self, key: &Key, token: usize) -> Result<Counted, TestCaseError> {
         self.tokens[token].slices.insert((self.stage.now / 1000).cast_signed());
         let name = NAMES[self.tokens[token].name];
@@ -210,14 +210,14 @@ impl<'s, S: Store + Clone> World<'s, S> {
         }
     }
 
-    /// All times at which anything can have been counted, in Unix seconds.
+    /// Returns the range of all times of possible hits, in Unix seconds.
     fn all_times(&self) -> std::ops::Range<i64> {
         let slices: BTreeSet<_> = self.tokens.iter().flat_map(|token| &token.slices).copied().collect();
         let first = slices.first().copied().unwrap_or(0);
         first - 1..slices.last().copied().unwrap_or(first) + 2
     }
 
-    /// What slices of the name hold that anything can be in, by their kept ids: in the database, and not yet.
+    /// Returns the values, stored and pending, of the name's possible slices by their kept ids.
     async fn slices_of(&self, name: usize) -> Result<BTreeMap<String, i128>, TestCaseError> {
         let tokens = self.tokens.iter().filter(|token| token.name == name);
         let slices: BTreeSet<_> = tokens.flat_map(|token| &token.slices).collect();
@@ -232,7 +232,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         Ok(ids.iter().cloned().zip(totals).collect())
     }
 
-    /// What all slices hold that anything can be in.
+    /// Returns the values of all possible slices.
     async fn slices(&self) -> Result<BTreeMap<String, i128>, TestCaseError> {
         let mut all = BTreeMap::new();
         for name in 0..NAMES.len() {
@@ -241,7 +241,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         Ok(all)
     }
 
-    /// The rows are all there is.
+    /// Checks that the rows hold everything.
     async fn check_rows(&self) -> Checked {
         let expected: BTreeMap<_, _> = self.slices().await?.into_iter().filter(|(_, value)| *value != 0).collect();
         let stored = self.database.store.list(&self.stage.family, "", None, 10_000).await.map_err(failed)?;
@@ -283,7 +283,7 @@ impl<S: Store + Clone> Case for World<'_, S> {
         Ok(())
     }
 
-    /// Every acknowledged hit is in a slice of its own once, no other twice.
+    /// Checks that each acknowledged hit is once in one of its slices, and no other hit twice.
     async fn check(&self) -> Checked {
         let all = self.slices().await?;
         for (number, token) in self.tokens.iter().enumerate() {
@@ -313,7 +313,7 @@ impl<S: Store + Clone> Case for World<'_, S> {
                 self.write(number, 0, Fate::Delivered).await?;
             }
         }
-        // also what was counted before the clock stepped back is over
+        // slices from before a step back of the clock are over too
         self.stage.pass(100_000);
         for partition in 0..PARTITIONS {
             self.close(partition).await?;

@@ -1,6 +1,5 @@
-//! The model of series: random sequences of calls of their scripts, on a real Redis and on a plain reference
-//! written from the scripts' headers. Replies, keys and what is left of the keys' lives must be the same after every
-//! call.
+//! The model of series: random sequences of script calls, on a real Redis and on a plain reference written from the
+//! scripts' headers. Replies, keys and their times to live must be equal after every call.
 //!
 //! `COUNTERFOIL_CASES` is the number of sequences, 100 by default.
 
@@ -13,25 +12,25 @@ use redis::{Value, pipe};
 
 const FENCE: [&str; 2] = ["calls", "calls_before"];
 const NAMES: [&str; 5] = ["a", "a b", "b/1", "é", LONG];
-/// Of pairs: those, and two that are refused.
+/// The names of pairs: `NAMES`, and two that are refused.
 const PAIR_NAMES: [&str; 7] = [NAMES[0], NAMES[1], NAMES[2], NAMES[3], NAMES[4], "", TOO_LONG];
-/// As long as a name may be, but too long for the longest kept ids.
+/// A name of the maximum length, which is too long for the longest kept ids.
 const LONG: &str = text_of(&[b'x'; 200]);
 const TOO_LONG: &str = text_of(&[b'x'; 201]);
 const CALLERS: [&str; 2] = ["w1", "w2"];
 const FIXED_KEYS: [&str; 6] = [FENCE[0], FENCE[1], "open", "schedule", "names", "idle"];
 const CLOSED_KEYS: [&str; 4] = ["open", "schedule", "buffer", "meta"];
-/// In ms, as all times here but the starts of slices.
+/// The first time in ms. All times here are in ms, except the starts of slices.
 const START: u64 = 1_410_134_400_000;
 const EPOCH_MS: u64 = 60_000;
-/// What an application has configured.
+/// The fields that an application has configured.
 const CONFIGURED: [(&str, &str); 4] =
     [("=kind", "series"), ("=partitions", "1"), ("=max_pending", "1000000"), ("=settings", "{}")];
 const INCARNATION: &str = "0123456789abcdef";
-/// A sequence takes no longer.
+/// The longest duration of a sequence.
 const TAKES_MS: i64 = 30_000;
 
-/// A calendar begins anew every half hour, with slices of three lengths; where they start, in seconds.
+/// The starts, in seconds, of a calendar's slices. It repeats every half hour, with slices of three lengths.
 const CALENDAR: [u64; 4] = [0, 500, 1200, 1800];
 
 const fn text_of(bytes: &'static [u8]) -> &'static str {
@@ -43,13 +42,13 @@ const fn text_of(bytes: &'static [u8]) -> &'static str {
 
 struct Precision {
     label: &'static str,
-    /// In seconds; none is the calendar's.
+    /// The length in seconds; `None` for slices of the calendar.
     length: Option<u64>,
     slices: u64,
     keep: &'static str,
 }
 
-/// The first two reach as far as one another.
+/// The precisions. The first two cover equal times.
 const PRECISIONS: [Precision; 5] = [
     Precision { label: "60s", length: Some(60), slices: 10, keep: "60s/*/" },
     Precision { label: "5m", length: Some(300), slices: 2, keep: "-" },
@@ -63,12 +62,12 @@ const PRECISIONS: [Precision; 5] = [
     Precision { label: "1", length: Some(120), slices: 1, keep: "-" },
 ];
 
-/// Of a precision, in seconds.
+/// A slice of a precision, in seconds.
 #[derive(Clone, Copy, Debug)]
 struct Slice {
     start: u64,
     end: u64,
-    /// No slice of the precision is longer.
+    /// An upper limit for the length of the precision's slices.
     longest: u64,
 }
 
@@ -82,7 +81,7 @@ impl Precision {
         let anew = at - at % 1800;
         let next = CALENDAR.iter().position(|&start| start > at % 1800).unwrap();
         let (start, end) = (anew + CALENDAR[next - 1], anew + CALENDAR[next]);
-        // a fifth more than the present one has, as the script has it
+        // a fifth more than the current slice, as in the script
         Slice { start, end, longest: ((end - start) * 6).div_ceil(5) }
     }
 
@@ -100,21 +99,21 @@ impl Precision {
     }
 }
 
-/// What a partition holds and does, as the headers say.
+/// A partition's content and behaviour, as the headers describe them.
 #[derive(Clone, Debug, Default)]
 struct Reference {
     family: Family,
     open: BTreeMap<String, i64>,
     schedule: BTreeMap<String, u64>,
     idle: BTreeMap<String, u64>,
-    /// For how long names and idle are kept.
+    /// The time to live of the names and of their idle times.
     names_live: Option<u64>,
     windows: BTreeMap<String, Window>,
     buffer: BTreeMap<String, i64>,
     meta: BTreeMap<String, String>,
 }
 
-/// What a home partition knows of the epochs and of its callers.
+/// The epochs and callers that a home partition knows.
 #[derive(Clone, Debug, Default)]
 struct Family {
     epoch: Option<String>,
@@ -122,14 +121,14 @@ struct Family {
     began_at: Option<u64>,
     calls: BTreeMap<String, LastCall>,
     calls_before: BTreeMap<String, LastCall>,
-    /// What the key of the epoch before says beside its callers.
+    /// The fields in the key of the previous epoch, besides its callers.
     left: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug)]
 struct LastCall {
     n: u64,
-    /// "INDEX:WORD ..."
+    /// The refused pairs, as "INDEX:WORD ...".
     refused: String,
 }
 
@@ -140,7 +139,7 @@ struct Window {
 }
 
 impl Window {
-    /// The slice that just leaves goes; what left earlier is looked for where there are too many.
+    /// Removes the slice that has just left the window. Removes earlier ones if there are too many slices.
     fn trim(&mut self, precision: &Precision, present: Slice) {
         let oldest = present.start - precision.slices * present.longest;
         self.slices.remove(&oldest);
@@ -152,13 +151,13 @@ impl Window {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// The clock goes on, or back.
+    /// The clock moves forward or back.
     Clock(i64),
-    /// It goes on to when the next slice is over or the next name idle, or to just before that.
+    /// The clock moves to the end of the next slice or the next idle time, or to just before it.
     Edge {
         early: u64,
     },
-    /// A new epoch, where one is due.
+    /// A new epoch begins if one is due.
     Epoch,
     Add(Add),
     Get(Vec<(usize, usize)>),
@@ -172,19 +171,19 @@ enum Step {
         full: bool,
     },
     Read(Vec<(usize, usize)>),
-    /// A window's current slice, or what is kept of it, has room for so much more.
+    /// A window's current slice, or its kept count, has room for only `room` more.
     Fill {
         precision: usize,
         name: usize,
         room: i64,
         kept: bool,
     },
-    /// So has what is pending of a slice that is kept.
+    /// The pending count of a kept slice has room for only `room` more.
     FillBuffer {
         room: i64,
         nth: usize,
     },
-    /// The buffer is cut off.
+    /// The buffer is cut.
     Cut,
     /// Redis loses its memory.
     Forget,
@@ -196,16 +195,16 @@ struct Add {
     number: Number,
     epoch: Epoch,
     precisions: Vec<usize>,
-    /// By how much the caller's clock is wrong.
+    /// The error of the caller's clock in ms.
     wrong_by: i64,
     pairs: Vec<(usize, i64)>,
-    /// The number of a key that holds something else for once.
+    /// The index of a key that has another type during the call.
     spoilt: Option<usize>,
-    /// Redis has no memory left for it.
+    /// True if Redis has no memory left for the call.
     full: bool,
 }
 
-/// Which epoch a call names.
+/// The epoch that a call names.
 #[derive(Clone, Copy, Debug)]
 enum Epoch {
     Current,
@@ -225,12 +224,12 @@ fn reply(status: &str, words: impl IntoIterator<Item = Value>) -> Value {
     Value::Array([text(status)].into_iter().chain(words).collect())
 }
 
-/// Fails where the key holds something else.
+/// Fails if the key has another type.
 fn look_at(key: &str, spoilt: Option<&str>) -> Result<(), &'static str> {
     if spoilt == Some(key) { Err("WRONGTYPE") } else { Ok(()) }
 }
 
-/// Whether it was nothing before.
+/// Increases the count, and returns whether it was 0 before.
 fn increase(count: &mut i64, amount: i64) -> Result<bool, &'static str> {
     let was_nothing = *count == 0;
     *count = count.checked_add(amount).ok_or("RANGE")?;
@@ -238,7 +237,7 @@ fn increase(count: &mut i64, amount: i64) -> Result<bool, &'static str> {
 }
 
 impl Add {
-    /// The slices that the caller names; those of a fixed length are the server's.
+    /// Returns the slices of the call: those of a fixed length by the server's clock, the others by the caller's.
     fn slices(&self, now: u64) -> Vec<(&'static Precision, Slice)> {
         let believed = now.saturating_add_signed(self.wrong_by);
         let slice = |precision: &'static Precision| match precision.length {
@@ -256,7 +255,7 @@ impl Add {
 }
 
 impl Family {
-    /// The reply to a call that is not executed.
+    /// Returns the reply to a call that is not executed.
     fn refusal(&self, caller: &str, n: u64, epoch: &str, spoilt: Option<&str>) -> Result<Option<Value>, &'static str> {
         look_at("calls", spoilt)?;
         let is_current = self.epoch.as_deref() == Some(epoch);
@@ -273,7 +272,7 @@ impl Family {
             .map(|last| if n == last.n { reply("DUP", [text(&last.refused)]) } else { reply("PASSED", []) }))
     }
 
-    /// Whether a new epoch is to begin.
+    /// Returns whether a new epoch is due.
     fn is_over(&self, now: u64) -> bool {
         self.began_at.is_none_or(|at| at > now || now - at >= EPOCH_MS)
     }
@@ -287,7 +286,7 @@ impl Family {
         self.began_at = Some(now);
     }
 
-    /// What the key says beside its callers.
+    /// Returns the key's fields, besides its callers.
     fn fields(&self) -> BTreeMap<String, String> {
         let began_at = self.began_at.map(|at| at.to_string());
         let fields = [("=now", self.epoch.clone()), ("=before", self.before.clone()), ("=began_at", began_at)];
@@ -306,7 +305,7 @@ impl Family {
 }
 
 impl Reference {
-    /// The reply, or how the call fails, and then nothing is done.
+    /// Returns the reply, or the error of a call that changes nothing.
     fn add(&mut self, now: u64, call: &Add, n: u64, epoch: &str, spoilt: Option<&str>) -> Result<Value, &'static str> {
         let caller = call.caller.map_or("", |caller| CALLERS[caller]);
         if let Some(refusal) = self.family.refusal(caller, n, epoch, spoilt)? {
@@ -339,7 +338,7 @@ impl Reference {
         Ok(reply("OK", words))
     }
 
-    /// Counts a pair, or says why not; then the rest of what was done is to be forgotten.
+    /// Counts a pair, or returns the reason of a refusal, after which the caller discards all changes.
     fn count(
         &mut self,
         now: u64,
@@ -358,7 +357,7 @@ impl Reference {
         if amount < 1 {
             return Err("RANGE");
         }
-        // the first of those that reach as far
+        // the first of the precisions with the longest window
         let longest = slices.iter().rev().max_by_key(|(precision, slice)| precision.slices * slice.longest).unwrap();
         for &(precision, slice) in slices {
             let key = precision.window(name);
@@ -425,7 +424,7 @@ impl Reference {
         reply("OK", [int(moved), next])
     }
 
-    /// Both deltas of each id, none where they cannot be added up exactly.
+    /// Returns both deltas of each id, `None` if they cannot be added exactly.
     fn read(&self, ids: &[String]) -> Option<Value> {
         let is_exact = |number: i64| number.unsigned_abs() < 1 << 53;
         let sum = |id: &String| match (self.buffer.get(id), self.open.get(id)) {
@@ -439,7 +438,7 @@ impl Reference {
         ))
     }
 
-    /// The keys as they are in Redis, but for the windows.
+    /// Returns the keys as they are in Redis, except the windows.
     fn keys(&self) -> BTreeMap<&'static str, BTreeMap<String, String>> {
         let numbers =
             |counts: &BTreeMap<String, i64>| counts.iter().map(|(id, n)| (id.clone(), n.to_string())).collect();
@@ -511,7 +510,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// One sequence: the reference, and what the callers know.
+/// One sequence: the reference, and the state of the callers.
 struct Play {
     scripts: Scripts,
     reference: Reference,
@@ -536,7 +535,7 @@ impl Model for Play {
         play.scripts
             .ask::<()>(pipe().hset_multiple(calls, &CONFIGURED).hset(meta, "incarnation", INCARNATION).ignore());
         play.reference.meta.insert("incarnation".into(), INCARNATION.into());
-        // or most calls would be of no epoch
+        // without this, most calls would name no epoch
         play.epoch().unwrap();
         play
     }
@@ -659,7 +658,7 @@ impl Play {
         self.scripts.ask::<()>(pipe().cmd("CONFIG").arg("SET").arg("maxmemory").arg(u8::from(full)).ignore());
     }
 
-    /// Puts a string where the key is, which waits elsewhere.
+    /// Renames the key, and puts a string in its place.
     fn spoil(&self, key: Option<&str>) {
         let Some(key) = key.map(|key| self.scripts.key(key)) else { return };
         if self.scripts.ask::<(bool,)>(pipe().exists(&key)).0 {
@@ -745,7 +744,7 @@ impl Play {
     }
 }
 
-/// `PTTL` of a key, and how long it lives by the clock of the sequence, which stands still meanwhile.
+/// Compares the `PTTL` of a key with its time to live by the sequence's clock, which stands still meanwhile.
 fn check_life(key: &str, left: Value, lives: Option<u64>) -> Checked {
     let left: i64 = redis::from_redis_value(left).unwrap();
     match lives.map(|ms| ms as i64) {

@@ -101,14 +101,14 @@ impl Gate {
         self.passed.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Lets the reader run until it comes to the gate, or ends.
+    /// Waits until the reader comes to the gate, or ends.
     pub async fn reach<T>(&self, reader: &JoinHandle<T>) {
         while self.waiting.load(Ordering::SeqCst) == 0 && !reader.is_finished() {
             tokio::time::sleep(Duration::from_micros(20)).await;
         }
     }
 
-    /// Lets the reader through once, and then run until it comes to the gate again, or ends.
+    /// Lets the reader through once, and waits until it comes to the gate again, or ends.
     pub async fn let_in<T>(&self, reader: &JoinHandle<T>) {
         let passed = self.passed.load(Ordering::SeqCst);
         if !reader.is_finished() {
@@ -120,7 +120,7 @@ impl Gate {
         self.reach(reader).await;
     }
 
-    /// Lets the reader through from now on, however often it comes.
+    /// Lets the reader through any number of times.
     pub fn open(&self) {
         self.permits.add_permits(Semaphore::MAX_PERMITS / 2);
     }

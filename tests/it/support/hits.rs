@@ -1,4 +1,4 @@
-//! Hits that are told apart: each has an id of its own, so that a value says how often it was counted.
+//! Distinct hits: each has its own id, so its value is the number of times it was counted.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,28 +11,28 @@ use tokio::task::JoinSet;
 
 const WRITERS: usize = 8;
 
-/// Writers that count until they are told to stop.
+/// Writers that count until they are stopped.
 pub struct Hits {
     stop: Arc<AtomicBool>,
     begun: Arc<AtomicU64>,
     writers: JoinSet<Vec<Hit>>,
 }
 
-/// One call, and what was said of it.
+/// One call with its outcome.
 #[derive(Clone, Debug)]
 pub struct Hit {
     pub id: String,
     pub asked: Instant,
     pub told: Instant,
     pub outcome: Outcome,
-    /// What an exact read said later, if there was one and it succeeded.
+    /// The result of a later exact read, if there was one and it succeeded.
     pub read: Option<i64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Acknowledged,
-    /// Surely not counted, and why.
+    /// Definitely not counted, with the reason.
     Refused(String),
     Unknown,
 }
@@ -53,19 +53,19 @@ impl Hits {
                             assert!(matches!(added, Added::Counted { .. }), "{added:?}");
                             Outcome::Acknowledged
                         }
-                        // whatever an error leaves open, no hit is counted again by the caller
+                        // the caller never repeats a hit, not even one of unknown outcome
                         Err(error) if error.is_retryable() => Outcome::Refused(error.to_string()),
                         Err(error) if error.outcome_unknown() => Outcome::Unknown,
                         Err(error) => panic!("{error}"),
                     };
                     hits.push(Hit { id, asked, told: Instant::now(), outcome, read: None });
-                    // one that may be on its way to the database by now
+                    // a hit that may be on its way to the database
                     if let Some(earlier) = hits.len().checked_sub(20)
                         && hits.len().is_multiple_of(5)
                     {
                         hits[earlier].read = counters.get(&hits[earlier].id).await.ok();
                     }
-                    // so many that the database is not what the test waits for
+                    // limits the hits, so that the test does not wait for the database
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
                 hits
@@ -74,7 +74,7 @@ impl Hits {
         Hits { stop, begun, writers }
     }
 
-    /// Returns when so many more hits were begun, however slow the machine is.
+    /// Waits until this number of further hits has begun, however slow the machine is.
     pub async fn more(&self, hits: u64) {
         let goal = self.begun.load(Ordering::Relaxed) + hits;
         let come = async {
@@ -85,14 +85,14 @@ impl Hits {
         tokio::time::timeout(Duration::from_secs(30), come).await.expect("hits go on");
     }
 
-    /// Lets the writers finish their calls.
+    /// Stops the writers after their current calls, and returns all hits.
     pub async fn end(self) -> Vec<Hit> {
         self.stop.store(true, Ordering::Relaxed);
         self.writers.join_all().await.into_iter().flatten().collect()
     }
 }
 
-/// What was said of the hits against what the database holds after a drain.
+/// The outcomes of the hits, compared with the database after a drain.
 #[derive(Debug, Default)]
 pub struct Reckoning {
     pub acknowledged: usize,
@@ -100,14 +100,14 @@ pub struct Reckoning {
     /// Hits of unknown outcome that were counted.
     pub unknown_counted: usize,
     pub refused: usize,
-    /// Said to be surely not counted, and counted.
+    /// Hits that were reported as not counted, but were counted.
     pub refused_counted: Vec<Hit>,
-    /// Acknowledged, and not there.
+    /// Acknowledged hits that are missing.
     pub lost: Vec<Hit>,
-    /// Counted more than once.
+    /// Hits that were counted more than once.
     pub doubled: Vec<Hit>,
     pub read: usize,
-    /// Acknowledged, and read as something else than 1.
+    /// Acknowledged hits that were read as a value other than 1.
     pub misread: Vec<Hit>,
 }
 
@@ -150,7 +150,7 @@ impl Reckoning {
         reckoning
     }
 
-    /// Everything is as it was said to be.
+    /// Asserts that every outcome is as reported.
     pub fn is_exact(&self) {
         assert!(self.acknowledged > 100 && self.read > 3, "little was tried: {self:?}");
         let wrong = [

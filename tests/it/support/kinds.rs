@@ -10,7 +10,7 @@ use counterfoil::{
 
 use crate::support::{day, times};
 
-/// The kinds, with both ways to count who is here.
+/// The kinds, with both ways to count visitors.
 pub const KINDS: [&str; 6] = ["buffered", "cached", "series", "activity", "activity_hll", "visitors"];
 
 const NOW: Durability = Durability::Immediate;
@@ -36,7 +36,7 @@ fn visitors() -> Result<VisitorsFamily> {
     Family::visitors("shop", "visitors").partitions(1).durability(NOW).build()
 }
 
-/// `shop/KIND`, as rules are made for it.
+/// Returns the family `shop/KIND` for which rules are created.
 pub fn family(kind: &str) -> Family {
     let family = match kind {
         "buffered" => buffered().map(|family| family.family().clone()),
@@ -50,7 +50,7 @@ pub fn family(kind: &str) -> Family {
     family.expect("a valid family")
 }
 
-/// A family of one kind, in one partition, that keeps what its kind can keep.
+/// A family of one kind, in one partition, that keeps everything its kind can keep.
 pub enum OfKind {
     Buffered(BufferedCounters),
     Cached(CachedCounters),
@@ -73,7 +73,7 @@ impl OfKind {
         })
     }
 
-    /// Counts a hit: on one id, by a visitor who comes every time.
+    /// Counts a hit on one id, by a visitor who returns every time.
     pub async fn hit(&self) -> Result<()> {
         match self {
             OfKind::Buffered(views) => views.add("page", 1).await.map(drop),
@@ -92,7 +92,7 @@ impl OfKind {
         }
     }
 
-    /// Counts so much that what is short in Redis becomes long.
+    /// Counts enough to change Redis's small encodings into large ones.
     pub async fn hit_often(&self) -> Result<()> {
         for _ in 0..3 {
             self.hit().await?;
@@ -104,7 +104,7 @@ impl OfKind {
         Ok(())
     }
 
-    /// Reads what was counted in every way that the kind has, but for what looks through all that is pending.
+    /// Reads the counts in every way of the kind, except by a scan of everything pending.
     pub async fn read(&self) -> Result<()> {
         self.shown().await?;
         match self {
@@ -119,7 +119,7 @@ impl OfKind {
         }
     }
 
-    /// Counts, and does everything else that the kind has.
+    /// Counts, and makes every other call of the kind.
     pub async fn use_all(&self) -> Result<()> {
         self.hit_often().await?;
         self.read().await?;
@@ -143,7 +143,7 @@ impl OfKind {
         .map(drop)
     }
 
-    /// How many hits it shows; of visitors 1 at most.
+    /// Returns the number of hits that it shows; 1 at most for visitors.
     pub async fn shown(&self) -> Result<i64> {
         Ok(match self {
             OfKind::Buffered(views) => views.get("page").await?,

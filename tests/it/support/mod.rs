@@ -1,4 +1,4 @@
-//! What several test programs share.
+//! Helpers that several test programs share.
 #![allow(dead_code, missing_docs)]
 
 pub mod between;
@@ -27,7 +27,7 @@ use tokio::sync::OnceCell;
 
 static MYSQL: OnceCell<MysqlServer> = OnceCell::const_new();
 
-/// A Redis of its own and a database of its own, on the test program's one MySQL.
+/// A separate Redis, and a separate database on the test program's one MySQL.
 pub struct Pair {
     pub redis: RedisServer,
     pub pool: MySqlPool,
@@ -59,13 +59,13 @@ impl Pair {
         sqlx::raw_sql(sql).execute(&self.pool).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
     }
 
-    /// The one number that the query returns; 0 for none.
+    /// Returns the only number of the query; 0 for none.
     pub async fn number(&self, sql: &'static str) -> i64 {
         sqlx::query_scalar(sql).fetch_optional(&self.pool).await.expect(sql).unwrap_or(0)
     }
 }
 
-/// A Redis of its own and the store in memory.
+/// A separate Redis, and the store in memory.
 pub struct Plain {
     pub redis: RedisServer,
     pub store: MemoryStore,
@@ -100,7 +100,7 @@ pub fn counted(added: Added) -> i64 {
     }
 }
 
-/// So many ids of one partition.
+/// Returns this number of ids of one partition.
 pub fn ids_of(family: &Family, partition: u32, many: usize) -> Vec<String> {
     let ids = (0..).map(|number| format!("page/{number}"));
     ids.filter(|id| family.partition_of(id) == partition).take(many).collect()
@@ -116,7 +116,7 @@ pub async fn epoch(home: &Partition, family: &Family) -> Result<String> {
     }
 }
 
-/// The time between these seconds of Unix time.
+/// Returns the range of times between these Unix seconds.
 pub fn times(seconds: Range<i64>) -> Range<SystemTime> {
     let time = |seconds: i64| match u64::try_from(seconds) {
         Ok(after) => UNIX_EPOCH + Duration::from_secs(after),
@@ -125,12 +125,12 @@ pub fn times(seconds: Range<i64>) -> Range<SystemTime> {
     time(seconds.start)..time(seconds.end)
 }
 
-/// A time in whole seconds of Unix time.
+/// Returns a time in whole Unix seconds.
 pub fn unix(time: SystemTime) -> i64 {
     time.duration_since(UNIX_EPOCH).expect("after 1970").as_secs().cast_signed()
 }
 
-/// A day as it is written.
+/// Parses a day.
 pub fn day(text: &str) -> Day {
     text.parse().expect("a day")
 }
@@ -139,7 +139,7 @@ pub async fn pause(ms: u64) {
     tokio::time::sleep(Duration::from_millis(ms)).await;
 }
 
-/// A database with counterfoil's tables, on the test program's one MySQL.
+/// Creates a database with counterfoil's tables, on the test program's one MySQL.
 pub async fn database() -> MySqlPool {
     database_on(MYSQL.get_or_init(MysqlServer::start).await).await
 }
@@ -150,7 +150,7 @@ async fn database_on(mysql: &MysqlServer) -> MySqlPool {
     pool
 }
 
-/// A family that is durable immediately and due at every hit, by default.
+/// Returns a family that by default is durable immediately and due at every hit.
 pub fn family(name: &str) -> BufferedFamilyBuilder {
     Family::buffered("test", name)
         .partitions(4)
@@ -158,8 +158,8 @@ pub fn family(name: &str) -> BufferedFamilyBuilder {
         .sync_after(1, Duration::from_millis(50))
 }
 
-/// What was measured since the last look, summed by name: counts, the last values of gauges, the number of a histogram's
-/// values.
+/// Returns the metrics since the last call, summed by name: counts, last values of gauges, and the number of a
+/// histogram's values.
 pub fn look(snapshotter: &Snapshotter) -> HashMap<String, f64> {
     let all = snapshotter.snapshot().into_vec().into_iter();
     let number = |value| match value {
@@ -172,7 +172,7 @@ pub fn look(snapshotter: &Snapshotter) -> HashMap<String, f64> {
     sums
 }
 
-/// Waits for something that happens soon.
+/// Waits for a condition that becomes true soon.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
     let started = std::time::Instant::now();
     while !is_so().await {

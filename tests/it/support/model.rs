@@ -1,5 +1,4 @@
-//! Random sequences of calls of the scripts, on a real Redis and on a plain reference: the part that the models of all kinds
-//! share.
+//! Random sequences of script calls, on a real Redis and on a plain reference: the part that all models share.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,24 +15,24 @@ use testkit::{RedisOptions, RedisServer};
 
 pub type Checked = Result<(), TestCaseError>;
 
-/// A kind's reference, and what it is played against.
+/// A kind's reference, and the Redis that it is compared with.
 pub trait Model {
     type Step: Debug;
-    /// The family whose partition 0 the scripts are called on, as in keys.
+    /// The family, as in keys. The scripts are called on its partition 0.
     const FAMILY: &'static str;
-    /// The scripts that are fenced.
+    /// The scripts with a fence.
     const FENCED: &'static [&'static str];
 
     fn steps() -> BoxedStrategy<Self::Step>;
 
-    /// On an empty Redis.
+    /// Begins on an empty Redis.
     fn new(scripts: Scripts) -> Self;
 
-    /// Calls the scripts and the reference, and compares.
+    /// Calls the scripts and the reference, and compares them.
     fn step(&mut self, step: &Self::Step) -> Checked;
 }
 
-/// The number of a call, compared with the caller's last one.
+/// The number of a call, relative to the caller's last one.
 #[derive(Clone, Copy, Debug)]
 pub enum Number {
     Next,
@@ -43,7 +42,7 @@ pub enum Number {
 }
 
 impl Number {
-    /// Returns the number, given the last one, which it replaces if it is higher.
+    /// Returns the number, which also becomes the last one if it is higher.
     pub fn after(self, last: &mut u64) -> u64 {
         let n = match self {
             Number::Next => *last + 1,
@@ -66,10 +65,10 @@ pub fn numbers(usual: u32) -> impl Strategy<Value = Number> {
     ]
 }
 
-/// The error of a script for misuse.
+/// A script's error for misuse.
 pub const BADARG: &str = "BADARG";
 
-/// A Redis that knows the scripts.
+/// A Redis that has the scripts loaded.
 #[derive(Clone)]
 pub struct Scripts {
     redis: Rc<RefCell<Connection>>,
@@ -78,7 +77,7 @@ pub struct Scripts {
 }
 
 impl Scripts {
-    /// Calls the script. Misuse that it refuses is the reply [`BADARG`].
+    /// Calls the script. If it refuses misuse, the result is [`BADARG`].
     pub fn call(&self, script: &str, kinds: &[&str], args: &[String]) -> Result<Value, TestCaseError> {
         let mut call = cmd("EVALSHA");
         call.arg(&self.hashes[script]).arg(kinds.len());
@@ -104,7 +103,7 @@ impl Scripts {
     }
 }
 
-/// The scripts' sources by name.
+/// Returns the scripts' sources by name.
 fn sources() -> HashMap<String, String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/v1");
     let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
@@ -132,7 +131,7 @@ fn play<M: Model>(
     })
 }
 
-/// Expects that the scripts do what the reference does, in `COUNTERFOIL_CASES` sequences, 100 by default.
+/// Expects that the scripts match the reference in `COUNTERFOIL_CASES` sequences, 100 by default.
 pub async fn agrees<M: Model>(source_file: &'static str) {
     let server = RedisServer::start(RedisOptions::volatile()).await;
     let cases = std::env::var("COUNTERFOIL_CASES").ok();
@@ -148,7 +147,7 @@ pub async fn agrees<M: Model>(source_file: &'static str) {
     }
 }
 
-/// Text of every fenced script, and its replacement.
+/// Parts of every fenced script, with their replacements.
 const FENCE: [(&str, &str); 5] = [
     ("caller ~= '' and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before')", "false"),
     ("and epoch ~= redis.call('HGET', KEYS[1], '=before') then", "then"),
@@ -157,7 +156,7 @@ const FENCE: [(&str, &str); 5] = [
     ("n - last_n == 0", "false"),
 ];
 
-/// Expects that no script passes with one thing changed, (script, from, to), or without its fence.
+/// Expects that no script passes with one of the changes, (script, from, to), or without its fence.
 pub async fn notices<M: Model>(changes: &[(&str, &str, &str)]) {
     let server = RedisServer::start(RedisOptions::volatile()).await;
     let fences = M::FENCED.iter().flat_map(|name| FENCE.map(|(from, to)| (*name, from, to)));

@@ -11,7 +11,7 @@ pub struct State {
 }
 
 impl State {
-    /// Reads the present state.
+    /// Reads the current state.
     pub async fn of<C: ConnectionLike + Clone>(redis: &C, family: &Family) -> Self {
         let (mut redis, pattern) = (redis.clone(), format!("cf1:{{{family}/*"));
         let keys: Vec<String> = cmd("KEYS").arg(&pattern).query_async(&mut redis).await.expect("KEYS");

@@ -1,64 +1,64 @@
-//! What was counted of a series, by the clock of this machine, which is the server's as well: what each slice of a second
-//! must have, and what it may have.
+//! The tally of a series by this machine's clock, which is also the server's: the least and the most that each slice of
+//! a second may have.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Unix milliseconds.
+/// Returns the current Unix time in milliseconds.
 pub fn now_ms() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
     i64::try_from(since.as_millis()).expect("not so long after 1970")
 }
 
-/// The slice of that time, by its start in Unix seconds.
+/// Returns the slice of a time, by its start in Unix seconds.
 fn slice_of(ms: i64) -> i64 {
     ms.div_euclid(1000)
 }
 
-/// The tally of one series; cloning it makes another handle to it.
+/// The tally of one series. A clone is another handle to it.
 #[derive(Clone, Debug, Default)]
 pub struct Tally(Arc<Mutex<Bounds>>);
 
-/// What a tally says at one moment.
+/// A tally at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Bounds {
-    /// Acknowledged, and surely in this slice.
+    /// Hits that are acknowledged and definitely in this slice.
     sure: BTreeMap<i64, i64>,
-    /// Acknowledged, and perhaps in this slice.
+    /// Hits that are acknowledged and possibly in this slice.
     possible: BTreeMap<i64, i64>,
-    /// Not yet returned, and in this slice or a later one.
+    /// Calls that have not returned, for this slice or a later one.
     begun: BTreeMap<i64, i64>,
     pub acknowledged: i64,
 }
 
 impl Bounds {
-    /// What the slice must have by now.
+    /// Returns the least that the slice must have.
     pub fn least(&self, slice: i64) -> i64 {
         self.sure.get(&slice).copied().unwrap_or(0)
     }
 
-    /// What it may have by now.
+    /// Returns the most that the slice may have.
     pub fn most(&self, slice: i64) -> i64 {
         self.possible.get(&slice).copied().unwrap_or(0) + self.begun.range(..=slice).map(|(_, n)| n).sum::<i64>()
     }
 
-    /// What it must and may have once every call returned.
+    /// Returns what the slice must and may have once every call has returned.
     pub fn of(&self, slice: i64) -> RangeInclusive<i64> {
         self.least(slice)..=self.most(slice)
     }
 }
 
 impl Tally {
-    /// A call is about to be made; returns when.
+    /// Notes the start of a call, and returns its time.
     pub fn begin(&self) -> i64 {
         let now = now_ms();
         *self.bounds().begun.entry(slice_of(now)).or_default() += 1;
         now
     }
 
-    /// The call that began then returned: it counted, or surely not.
+    /// Notes the end of the call that began then: it counted, or definitely did not.
     pub fn end(&self, began: i64, is_counted: bool) {
         let (first, last) = (slice_of(began), slice_of(now_ms()));
         let mut bounds = self.bounds();

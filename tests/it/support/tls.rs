@@ -1,11 +1,11 @@
-//! Servers that take TLS alone, from clients with a certificate.
+//! Servers that accept only TLS, from clients with a certificate.
 
 use std::{fs, io};
 
 use sqlx::MySqlPool;
 use testkit::{Certificates, MysqlServer, RedisOptions, RedisServer};
 
-/// A database's URL with all that it asks for.
+/// A database's URL with everything that the server requires.
 pub const CERTIFIED: &str =
     "mysql://shop@mysql.internal/shop?ssl-mode=VERIFY_IDENTITY&ssl-ca=ca.pem&ssl-cert=client.pem&ssl-key=client.key";
 
@@ -32,7 +32,7 @@ impl Tls {
         format!("rediss://localhost:{}", self.redis.port())
     }
 
-    /// The URL with the address of this database and the paths of its files.
+    /// Returns the URL with the address of this database and the paths of its files.
     pub fn mysql_url(&self, url: &str) -> String {
         let (address, folder) = (format!("localhost:{}", self.mysql.port()), self.certificates.file(""));
         let url = url.replace("mysql.internal", &address).replace("/shop?", &format!("/{}?", self.database));

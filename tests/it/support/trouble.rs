@@ -1,4 +1,4 @@
-//! Bad days for a pair: its network is cut, its scripts are forgotten, its database is killed, and reconcilers die.
+//! Trouble for a pair: cut networks, forgotten scripts, a killed database, and reconcilers that die.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::{Pair, pause};
 
-/// A reconciler in a runtime of its own: one that is torn down takes its tasks with it wherever they are.
+/// Starts a reconciler in its own runtime, whose shutdown drops the tasks at any point.
 fn doomed<F>(redis: redis::Client, pool: Arc<MySqlConnectOptions>, open: fn(Counterfoil) -> F) -> Runtime
 where
     F: Future<Output = Result<()>> + Send + 'static,
@@ -21,7 +21,7 @@ where
         // cut off before it could begin
         let Ok(redis) = redis.get_connection_manager().await else { return };
         let counterfoil = Counterfoil::new(redis, store);
-        // the database may be away
+        // the database may be unavailable
         while open(counterfoil.clone()).await.is_err() {
             pause(5).await;
         }
@@ -35,7 +35,7 @@ where
     doomed
 }
 
-/// About a quarter of a second in which a reconciler works on either side of the network, and dies.
+/// Runs a reconciler on each side of the network through about a quarter of a second of trouble, and shuts them down.
 pub async fn round<F>(number: usize, (pair, proxy, mysql): (&Pair, &Proxy, &MysqlServer), open: fn(Counterfoil) -> F)
 where
     F: Future<Output = Result<()>> + Send + 'static,

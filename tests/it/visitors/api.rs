@@ -1,4 +1,4 @@
-//! Visitors of a day on real servers: each counts once, and is told whether it was the first visit.
+//! Visitors of a day on real servers. Each counts once, and the caller learns whether it was the first visit.
 
 use std::time::{Duration, SystemTime};
 
@@ -33,7 +33,7 @@ async fn a_visitor_of_a_day_counts_once() {
     assert_eq!(daily.get("12345", Day::of(midnight).unwrap()).await.unwrap(), 250);
 }
 
-/// With a table, whose last column is the day, and without.
+/// One family has a table, whose last column is the day, and the other has none.
 #[tokio::test]
 async fn a_scope_and_a_day_are_one_counter_and_no_other_pair_is() {
     let pair = Pair::new().await;

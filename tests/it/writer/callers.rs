@@ -1,5 +1,5 @@
-//! Callers that wait for Redis together: some are dropped, some are not polled any more, some come when there is no
-//! room, and some give up. Nobody hangs, and what was said of each hit is true.
+//! Callers that wait for Redis together. Some are dropped, some are no longer polled, some find no room, and some give
+//! up. No caller hangs, and the reported outcome of each hit is true.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -20,7 +20,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-/// What nothing here takes that is as it should be.
+/// A time limit for everything that works as intended.
 const LONG: Duration = Duration::from_secs(4);
 
 fn poll_once<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
@@ -31,7 +31,7 @@ fn threads(many: usize) -> Runtime {
     Builder::new_multi_thread().worker_threads(many).enable_all().build().unwrap()
 }
 
-/// Every hit has an id of its own, so that its value says how often it was counted.
+/// Counts and drops callers. Every hit has its own id, so its value is the number of times it was counted.
 async fn dropped_at_random(plain: &Plain, views: &PlainCounters) {
     let next = Arc::new(AtomicU64::new(0));
     let mut tasks = JoinSet::new();
@@ -44,7 +44,7 @@ async fn dropped_at_random(plain: &Plain, views: &PlainCounters) {
                 let timeout_after = Duration::from_micros(rand::rng().random_range(0..2000));
                 let way = rand::rng().random_range(0..3);
                 let outcome = match way {
-                    // to its end
+                    // polled to its end
                     0 => Some(timeout(LONG, views.add(&id, 1)).await.expect("nobody hangs")),
                     1 => timeout(timeout_after, views.add(&id, 1)).await.ok(),
                     _ => tokio::select! {
@@ -60,7 +60,7 @@ async fn dropped_at_random(plain: &Plain, views: &PlainCounters) {
     }
     let told: Vec<_> = tasks.join_all().await.into_iter().flatten().collect();
     plain.counterfoil.drain().await.unwrap();
-    // what was on its way when its caller went has arrived or never will
+    // calls in flight when their callers were dropped have arrived, or never will
     pause(200).await;
     let ids: Vec<_> = told.iter().map(|(id, _)| id).collect();
     let values = views.get_many(&ids).await.unwrap();
@@ -92,7 +92,7 @@ async fn callers_that_are_dropped_harm_nobody_on_one_thread() {
     dropped_at_random(&plain, &views).await;
 }
 
-/// Whoever is first makes the call, and may find other things to do.
+/// The first caller makes the call, and may not be polled meanwhile.
 #[tokio::test]
 async fn a_leader_that_is_not_polled_does_not_hold_up_the_others() {
     let plain = Plain::new().await;
@@ -104,7 +104,7 @@ async fn a_leader_that_is_not_polled_does_not_hold_up_the_others() {
         let began = Instant::now();
         let second = counted(timeout(LONG, views.add("page", 1)).await.expect("does not hang").unwrap());
         assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
-        // whichever came to Redis first; a repeated call is told what is pending by then
+        // either may reach Redis first; a repeated call returns the current pending value
         let first = counted(timeout(LONG, first).await.expect("does not hang").unwrap());
         let (one, both) = (2 * round + 1, 2 * round + 2);
         assert!(
@@ -115,7 +115,7 @@ async fn a_leader_that_is_not_polled_does_not_hold_up_the_others() {
     }
 }
 
-/// The same where Redis refused its call, and it would wait a moment before the partition goes on.
+/// Redis refused the leader's call, and the leader would pause before the partition continues.
 #[tokio::test]
 async fn a_refused_leader_that_is_not_polled_does_not_hold_up_the_others() {
     let plain = Plain::new().await;
@@ -123,7 +123,7 @@ async fn a_refused_leader_that_is_not_polled_does_not_hold_up_the_others() {
     let _ = views.add("page", 1).await.unwrap();
     let _: () = plain.redis.run("CONFIG SET maxmemory 1").await.unwrap();
     let mut first = pin!(views.add("page", 1));
-    // sent, and refused
+    // sent and refused
     for _ in 0..2 {
         assert!(poll_once(first.as_mut()).is_pending());
         pause(30).await;
@@ -136,7 +136,7 @@ async fn a_refused_leader_that_is_not_polled_does_not_hold_up_the_others() {
     assert_eq!(counted(timeout(LONG, first).await.expect("does not hang").unwrap()), 3);
 }
 
-/// Leaders of as many partitions as may have a call under way, none of which is polled again.
+/// The leaders take all permitted calls in flight, and are not polled meanwhile.
 #[tokio::test]
 async fn leaders_that_are_not_polled_do_not_hold_up_another_family() {
     let plain = Plain::new().await;
@@ -155,7 +155,7 @@ async fn leaders_that_are_not_polled_do_not_hold_up_another_family() {
     }
 }
 
-/// A caller that leads is dropped while others wait for their turn behind it.
+/// The leading caller is dropped while others wait behind it.
 #[tokio::test]
 async fn a_leader_that_is_dropped_hands_over() {
     let plain = Plain::new().await;
@@ -177,13 +177,13 @@ async fn a_leader_that_is_dropped_hands_over() {
         .map(|told| counted(told.unwrap()))
         .collect();
     values.sort_unstable();
-    // the dropped one was on its way
+    // the dropped hit was in flight
     let value = views.get("page").await.unwrap();
     assert!((21..=22).contains(&value), "{value}");
     assert!(values.iter().copied().eq(value - 19..=value), "{values:?}, {value} in all");
 }
 
-/// Callers of two runtimes share the partition; the one that is shut down takes with it whatever it was about to do.
+/// Callers of two runtimes share partitions. A runtime that shuts down drops its tasks at any point.
 #[test]
 fn a_runtime_that_is_shut_down_leaves_nobody_behind() {
     let home = threads(2);
@@ -230,7 +230,7 @@ fn a_runtime_that_is_shut_down_leaves_nobody_behind() {
     }
     let told: Vec<_> = home.block_on(join_all(staying)).into_iter().flat_map(|told| told.expect("no panic")).collect();
     let ids: Vec<_> = told.iter().map(|(id, _)| id).collect();
-    // not all at once: they are so many that a busy machine takes longer for them than a read may
+    // in chunks: on a busy machine, reading all at once could exceed the read timeout
     let read = |ids| home.block_on(views.get_many(ids)).unwrap();
     let values = ids.chunks(1000).flat_map(read);
     for ((id, is_acknowledged), value) in told.iter().zip(values) {
@@ -241,7 +241,7 @@ fn a_runtime_that_is_shut_down_leaves_nobody_behind() {
     assert!(acknowledged.load(Ordering::Relaxed) > 1000);
 }
 
-/// More callers than wait for one call.
+/// There are more callers than may wait for one call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_there_is_no_room_try_add_says_so_and_add_waits() {
     let plain = Plain::new().await;
@@ -257,7 +257,7 @@ async fn where_there_is_no_room_try_add_says_so_and_add_waits() {
     let mut busy = 0;
     for caller in 0..50 {
         let began = Instant::now();
-        // those who were sent away just now may have left room
+        // callers that timed out just now may have left room
         match timeout(Duration::from_millis(5), views.try_add(&format!("busy/{caller}"), 1)).await {
             Ok(Err(error)) => {
                 assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
@@ -287,7 +287,7 @@ async fn where_there_is_no_room_try_add_says_so_and_add_waits() {
     assert_eq!(counted(views.try_add("first", 1).await.unwrap()), 2);
 }
 
-/// Two hundred pairs need more room than one: who waits for it must not keep the thread from making some.
+/// Two hundred pairs need more room than one. A caller that waits for room must not block the thread that makes some.
 #[test]
 fn many_wait_for_room_on_one_thread() {
     let (done, is_done) = mpsc::channel();
@@ -299,7 +299,7 @@ fn many_wait_for_room_on_one_thread() {
             let _ = views.add("first", 1).await.unwrap();
             let hits = |part| (0..180).map(|number| (format!("page/{part}/{number}"), 1)).collect::<Vec<_>>();
             let parts: Vec<_> = (0..6).map(hits).collect();
-            // the first one leads, two find room, and three do not
+            // one caller leads, two find room, and three do not
             let told = join_all(parts.into_iter().map(|part| views.add_many(part))).await;
             let told = told.into_iter().flatten();
             assert!(told.map(|told| counted(told.unwrap())).eq(std::iter::repeat_n(1, 6 * 180)));
@@ -309,7 +309,7 @@ fn many_wait_for_room_on_one_thread() {
     is_done.recv_timeout(LONG).expect("the thread is not kept busy");
 }
 
-/// Time as the runtime sees it: while a busy machine lets nobody run, it stands still.
+/// The time that the runtime sees: it stands still while a busy machine runs no task.
 struct Ticks(Arc<AtomicU64>, #[expect(dead_code, reason = "ends with it")] JoinSet<()>);
 
 impl Ticks {
@@ -334,7 +334,7 @@ impl Ticks {
     }
 }
 
-/// What a caller is told once its time is over, and when.
+/// Returns the errors of callers that time out, after a check of the time.
 async fn after(timeout_after: Duration, adds: Vec<impl Future<Output = Result<Added>>>) -> Vec<Error> {
     let (began, ticks) = (Instant::now(), Ticks::begin());
     let told = timeout(timeout_after + LONG, join_all(adds)).await.expect("nobody hangs");
@@ -357,10 +357,10 @@ async fn while_redis_stands_still_callers_give_up_in_time() {
     plain.redis.pause();
     let errors = after(timeout_after, ids.iter().map(|id| views.add(id, 1)).collect()).await;
     let unknown = errors.iter().filter(|error| error.outcome_unknown()).count();
-    // one of each partition was sent; the others never were, and are told so
+    // one call of each partition was sent; the others were not, and their errors say so
     assert_eq!(unknown, 2, "{errors:?}");
     assert!(errors.iter().all(|error| error.outcome_unknown() != error.is_retryable()), "{errors:?}");
-    // less timeout_after than the one whose call it is: of another handle
+    // these leaders have a longer timeout, through another handle, than the callers that follow
     let mut patient = JoinSet::new();
     let long = views.clone().write_timeout(LONG);
     for id in ids.clone() {
@@ -394,7 +394,7 @@ async fn without_redis_nothing_is_unknown() {
     assert_eq!(counted(views.clone().write_timeout(LONG).add("page/1", 1).await.unwrap()), 1);
 }
 
-/// A partition with a key of the wrong type fails at once, by itself.
+/// A key of the wrong type fails its own partition only, and at once.
 #[tokio::test]
 async fn one_partition_s_trouble_is_its_own() {
     let plain = Plain::new().await;

@@ -1,5 +1,5 @@
-//! Histories of truly parallel writers and readers: what is read lies between what was acknowledged before and what was
-//! begun by the end, and never goes back.
+//! Histories of parallel writers and readers. Each read is between what was acknowledged before it and what was begun
+//! before its end, and reads never decrease.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ const IDS: [&str; 3] = ["a", "b", "page/é"];
 const WRITERS: usize = 12;
 const READERS: usize = 4;
 
-/// What is known of one id from outside.
+/// The observed values of one id.
 #[derive(Debug, Default)]
 struct Seen {
     begun: AtomicI64,
@@ -23,7 +23,7 @@ struct Seen {
     read: AtomicI64,
 }
 
-/// Counts and reads from two processes, as it were, each with a reconciler, also while connections are killed.
+/// Counts and reads from two simulated processes, each with a reconciler, also while connections are killed.
 async fn history(family: BufferedFamilyBuilder, kill: bool) {
     let redis = RedisServer::start(RedisOptions::volatile()).await;
     let store = MemoryStore::new();
@@ -46,7 +46,7 @@ async fn history(family: BufferedFamilyBuilder, kill: bool) {
             while stop.load(Ordering::Relaxed) == 0 {
                 let (id, delta) = (hit % IDS.len(), 1 + (hit / IDS.len() % 3) as i64);
                 seen[id].begun.fetch_add(delta, Ordering::SeqCst);
-                // a reply that is lost is asked for again: all are told in the end
+                // a call whose reply is lost is repeated until it succeeds
                 let pending = counted(counters.add(IDS[id], delta).await.unwrap());
                 seen[id].acknowledged.fetch_add(delta, Ordering::SeqCst);
                 batches.fetch_add(u64::from(pending == delta), Ordering::Relaxed);

@@ -1,9 +1,9 @@
-//! The interleavings of the buffered kind through the writer: callers as futures that are polled, left alone and dropped
-//! in random order, over a connection of which each call waits until the test says what becomes of it, on a clock that
-//! only the test moves. The invariants are those of docs/protocol.md, section 1, and that nobody waits for ever.
+//! Interleavings of the buffered kind through the writer. Callers are futures that are polled, ignored and dropped in
+//! random order. Each call on the connection waits until the test decides its fate, and only the test moves the clock.
+//! The invariants are those of docs/protocol.md, section 1, and that no caller waits forever.
 //!
-//! Every increment is a token: the k-th of a case adds 4^k, so that in base 4 each digit of a value says how often that
-//! increment is in it.
+//! Every increment is a token: the k-th of a case adds 4^k. In base 4, each digit of a value is the number of times
+//! that it contains that increment.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -32,29 +32,29 @@ use tokio::task::yield_now;
 use tokio::time::Instant;
 
 const IDS: [&str; 3] = ["a", "b", "page/é"];
-/// 4^31 is the first that does not fit.
+/// The most increments of a case: an i64 cannot hold 4^31 twice.
 const TOKENS: usize = 31;
 const PATIENCE: Duration = Duration::from_secs(2);
-/// By how much a caller may be late: the writer looks at the time every 50 ms.
+/// The tolerated delay of a caller: the writer checks the time every 50 ms.
 const LATE: Duration = Duration::from_millis(300);
 
-/// What becomes of a call on the line.
+/// The fate of a call on the line.
 #[derive(Clone, Copy, Debug)]
 enum CallFate {
     Delivered,
-    /// Redis says that it cannot take it now.
+    /// Redis replies that it cannot take the call now.
     Refused,
     /// The connection died before the call arrived.
     LostBefore,
     /// The connection died between execution and reply.
     LostAfter,
-    /// The connection died, and the call arrives later all the same.
+    /// The connection died, but the call arrives later.
     Delayed,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// A caller comes, and does nothing yet.
+    /// A new caller, which is not polled yet.
     Add {
         id: usize,
     },
@@ -64,12 +64,12 @@ enum Step {
     Drop {
         caller: usize,
     },
-    /// One of the calls that wait arrives, or does not.
+    /// A waiting call arrives, or is lost.
     Call {
         which: usize,
         fate: CallFate,
     },
-    /// What the writer does by itself goes on.
+    /// The tasks of the writer run.
     Turn,
     Work(Work),
     WorkerDies {
@@ -82,7 +82,7 @@ enum Step {
     Mishap(Mishap),
 }
 
-/// The reply is lost, or not.
+/// Returns a worker's step, whose reply may be lost.
 fn work() -> impl Strategy<Value = Work> {
     (0..WORKERS, 0..PARTITIONS, any::<u8>()).prop_map(|(worker, partition, lost)| {
         let fate = if lost < 50 { Fate::LostAfter } else { Fate::Delivered };
@@ -114,13 +114,13 @@ fn step(crashes: Crashes) -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The writer's connection: calls wait until the test lets them go.
+/// The writer's connection, on which calls wait until the test releases them.
 #[derive(Clone, Default)]
 struct Line(Arc<Mutex<Vec<Sent>>>);
 
 struct Sent {
     cmd: Cmd,
-    /// `None` once whoever sent it was told that the connection is gone.
+    /// `None` once the sender has received a connection error.
     reply: Option<oneshot::Sender<RedisResult<Value>>>,
 }
 
@@ -156,15 +156,15 @@ fn gone() -> RedisError {
     std::io::Error::from(std::io::ErrorKind::ConnectionReset).into()
 }
 
-/// What the test knows of an increment.
+/// The test's knowledge of an increment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum State {
-    /// It may be counted or not.
+    /// Counted or not.
     InDoubt,
     Acknowledged,
-    /// It was acknowledged, and a crash took it back before it was durable: it may be in the database or not.
+    /// Acknowledged, but taken back by a crash before it was durable; it may be in the database.
     Forgotten,
-    /// Its caller was told that it is surely not counted.
+    /// Definitely not counted, as reported to its caller.
     Refused,
 }
 
@@ -177,7 +177,7 @@ struct Increment {
 }
 
 impl Increment {
-    /// How often it has to be in a value, and may be.
+    /// Returns how often the increment must and may be in a value.
     fn bounds(self) -> (u8, u8) {
         match self.state {
             State::Acknowledged => (1, 1),
@@ -189,7 +189,7 @@ impl Increment {
 
 struct Caller {
     token: usize,
-    /// How many batches had been cut, and how often Redis had lost its memory, when it came.
+    /// The number of cuts plus memory losses at the caller's start.
     came: u64,
     future: Pin<Box<dyn Future<Output = Result<Added>>>>,
 }
@@ -202,7 +202,7 @@ struct World<'s> {
     callers: Vec<Caller>,
     workers: Workers,
     tokens: Vec<Increment>,
-    /// How often Redis lost its memory.
+    /// The number of times Redis lost its memory.
     losses: u64,
     epochs: u64,
 }
@@ -247,7 +247,7 @@ impl<'s> World<'s> {
         tokio::time::sleep(Duration::from_millis(ms)).await;
     }
 
-    /// A minute goes by for the home of the calls, which begins a new epoch.
+    /// Advances the time of the calls' home by a minute, which begins a new epoch.
     async fn turn_epoch(&mut self) -> Checked {
         self.epochs += 1;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis() as u64;
@@ -263,7 +263,7 @@ impl<'s> World<'s> {
         self.callers.push(Caller { token, came: self.losses_and_cuts(), future });
     }
 
-    /// Lets a caller go on; what it is told has to be true from now on.
+    /// Polls a caller. The result that it returns must be true.
     fn poll(&mut self, number: usize) -> Checked {
         let Poll::Ready(told) = poll(self.callers[number].future.as_mut()) else { return Ok(()) };
         let Caller { token, came, .. } = self.callers.swap_remove(number);
@@ -282,7 +282,7 @@ impl<'s> World<'s> {
                         "DOUBLE: increment {twice} in {pending:#x}, told to increment {token}"
                     )));
                 }
-                // a repeat is told what is pending by then, which may be the next batch's
+                // a repeat returns the current pending value, which may be that of the next batch
                 if digit(pending, token) == 0 && came == now {
                     return Err(failed(format!("WRONG VALUE: {pending:#x} was told to increment {token}")));
                 }
@@ -320,7 +320,7 @@ impl<'s> World<'s> {
         Ok(())
     }
 
-    /// Executes a call, and notes which increments it counted.
+    /// Executes a call, and notes the increments that it counted.
     fn execute(&mut self, cmd: &Cmd) -> RedisResult<Value> {
         let result = self.stage.redis.run(cmd);
         let at_length = self.stage.note_length();
@@ -333,7 +333,7 @@ impl<'s> World<'s> {
         };
         let keys: usize = text(2).parse().unwrap_or(0);
         if is_ok && keys >= 4 && text(3).ends_with(":calls") && text(4).ends_with(":calls_before") {
-            // after the fence and the time: hits, the number of pairs and the pairs of each partition
+            // after the fence and the time: hits, number of pairs and pairs of each partition
             let mut at = 3 + keys + 4;
             while at < args.len() {
                 let pairs: usize = text(at + 1).parse().expect("a number of pairs");
@@ -366,17 +366,17 @@ impl<'s> World<'s> {
         Ok(())
     }
 
-    /// What was sent to a Redis that is gone does not reach the one that comes.
+    /// Fails all waiting calls, so that none of them reaches the restarted Redis.
     fn disconnect(&mut self) {
         let calls = std::mem::take(&mut *self.line.calls());
         calls.into_iter().filter_map(|sent| sent.reply).for_each(|reply| drop(reply.send(Err(gone()))));
     }
 
-    /// After a crash: what was counted at a length of the file that is not there any more may be gone.
+    /// Handles a crash: increments counted at a lost length of the file may be gone.
     fn forget(&mut self, gone: &Gone) {
         for increment in &mut self.tokens {
             if increment.executed_at.is_some_and(|at| gone.contains(&at)) && increment.state != State::Refused {
-                // also where its caller is told only later that it was counted
+                // even if its caller learns only later that it was counted
                 increment.state = State::Forgotten;
             }
         }
@@ -418,7 +418,7 @@ impl Case for World<'_> {
         Ok(())
     }
 
-    /// docs/protocol.md, section 1: every acknowledged increment is in the sum once, no other twice.
+    /// Checks docs/protocol.md, section 1: each acknowledged increment is in the sum once, no other twice.
     async fn check(&self) -> Checked {
         for (id, name) in IDS.iter().enumerate() {
             let total = self.database.total(&self.stage, name).await?;
@@ -434,7 +434,7 @@ impl Case for World<'_> {
         Ok(())
     }
 
-    /// Redis replies to everything: all callers end in time, a further one is counted, and everything reaches the database.
+    /// Delivers every call: all callers end in time, another one is counted, and everything reaches the database.
     async fn finish(&mut self) -> Checked {
         if self.tokens.len() < TOKENS {
             self.comes(0);
@@ -479,7 +479,7 @@ async fn turn() {
     }
 }
 
-/// A runtime on a clock that only the test moves.
+/// Returns a runtime whose clock only the test moves.
 fn paused() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().expect("a runtime")
 }
@@ -514,7 +514,7 @@ fn exact_when_redis_is_emptied() {
     exact(Crashes::Empty, 300);
 }
 
-/// A case by itself, with one increment told before, so that the epoch and the scripts are known.
+/// Replays a case after one delivered increment, so that the epoch and the scripts are known.
 fn replay(crashes: Crashes, steps: &[Step]) {
     let first = [Step::Poll { caller: 0 }, DELIVERED, Step::Turn].repeat(8);
     let steps = [&[Step::Add { id: 0 }], &first[..], steps].concat();
@@ -527,8 +527,8 @@ fn replay(crashes: Crashes, steps: &[Step]) {
 
 const DELIVERED: Step = Step::Call { which: 0, fate: CallFate::Delivered };
 
-/// A leader was not polled for a while and others went ahead; then it saw that its own send had been refused, and said that
-/// of a call that was executed.
+/// A leader was not polled for a while, and others overtook it. It then saw that its own send had been refused, and
+/// reported this for a call that had been executed.
 #[test]
 fn a_leader_that_was_overtaken_knows_what_became_of_its_own_send() {
     let (first, second) = (Step::Poll { caller: 0 }, Step::Poll { caller: 1 });
@@ -540,8 +540,8 @@ fn a_leader_that_was_overtaken_knows_what_became_of_its_own_send() {
     );
 }
 
-/// A leader that was overtaken came back after Redis had lost its memory of calls that were in the database, saw that Redis
-/// had not known the script by its hash, and sent the whole of it.
+/// An overtaken leader returned after Redis had lost its memory of calls that were in the database. It saw that Redis
+/// had not known the script's hash, and sent the whole script.
 #[test]
 fn a_leader_that_was_overtaken_counts_once() {
     let (first, second) = (Step::Poll { caller: 0 }, Step::Poll { caller: 1 });
@@ -552,8 +552,8 @@ fn a_leader_that_was_overtaken_counts_once() {
     replay(Crashes::Empty, &[&begin[..], &succeed, &end].concat());
 }
 
-/// A call was executed, its reply was lost, its hits reached the database, and Redis lost its memory before it was asked
-/// again.
+/// A call was executed, its reply was lost, its hits reached the database, and Redis lost its memory before the call
+/// was repeated.
 #[test]
 fn a_repeat_that_meets_an_emptied_redis_is_not_executed() {
     let (poll, work) = (Step::Poll { caller: 0 }, Step::Work(Work::delivered(0, 0)));

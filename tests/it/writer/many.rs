@@ -1,4 +1,4 @@
-//! `add_many`: each of many hits has a result of its own, in their order.
+//! `add_many`: each of many hits has its own result, in their order.
 
 use std::collections::BTreeMap;
 
@@ -28,11 +28,11 @@ async fn equal_ids_are_counted_one_after_the_other() {
     let views = plain.open(family("views").partitions(3)).await;
     let hits = [("a", 1), ("b", 5), ("a", 10), ("c", 0), ("a", 100), ("b", 1), ("a", 0)];
     assert_eq!(values(views.add_many(hits).await), [1, 5, 11, 0, 111, 6, 111]);
-    // what goes down comes after what goes up
+    // decreases come after increases
     let hits = [("a", -1), ("a", 9), ("a", -10), ("a", 1)];
     assert_eq!(values(views.add_many(hits).await), [120, 120, 110, 121]);
     assert_eq!(views.get_many(&["a", "b", "c"]).await.unwrap(), [110, 6, 0]);
-    // the same id so often that it takes several calls
+    // one id so often that it takes several calls
     let hits = vec![("hot", 1); 1000];
     assert!(values(views.add_many(hits).await).into_iter().eq(1..=1000));
 }
@@ -51,13 +51,13 @@ async fn a_bad_id_is_refused_alone() {
     assert_eq!(views.get_many(["page/1", "page/2"]).await.unwrap(), [2, 1]);
 }
 
-/// More ids of one partition than one caller sends at a time, and more than a call takes.
+/// There are more ids of one partition than one caller sends at a time, and more than a call takes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_ids_than_a_call_takes() {
     let plain = Plain::new().await;
     let views = plain.open(family("views").partitions(5)).await;
     let ids = ids_of(views.family(), 3, 1101);
-    // each caller's last number: a slow call that is sent twice is one
+    // each caller's last number, so that a slow call sent twice counts once
     let calls = async || -> u64 {
         let fields: BTreeMap<String, String> = plain.redis.run("HGETALL cf1:{test/views/0}:calls").await.unwrap();
         let callers = fields.iter().filter(|(field, _)| !field.starts_with('='));
@@ -67,7 +67,7 @@ async fn more_ids_than_a_call_takes() {
         let hits: Vec<_> = ids[..many].iter().map(|id| (id, 1)).collect();
         let before = calls().await;
         assert_eq!(values(views.add_many(hits.clone()).await).len(), many);
-        // 200 go together; on a machine that is slow each of these may find a call of its own
+        // 200 ids go together; on a slow machine each 200 may take a separate call
         let made = calls().await - before;
         assert!((1..=many.div_ceil(200) as u64).contains(&made), "{made} calls for {many} ids");
     }
@@ -75,7 +75,7 @@ async fn more_ids_than_a_call_takes() {
     let expected =
         (0..ids.len()).map(|place| [1, 200, 201, 400, 401, 1101].iter().filter(|many| place < **many).count());
     assert!(pending.into_iter().eq(expected.map(|times| times as i64)));
-    // many at once, which wait for room beside one another
+    // many at once, which all wait for room
     let hits: Vec<_> = ids.iter().map(|id| (id, 1)).collect();
     let before = views.pending(&ids).await.unwrap();
     let told: Vec<_> = join_all((0..6).map(|_| views.add_many(hits.clone()))).await.into_iter().map(values).collect();
@@ -94,21 +94,21 @@ async fn what_is_refused_is_refused_alone() {
     let hits = [("a", 2), ("b", -1), ("c", 1), ("a", 1), ("d", 1), ("b", -7), ("c", 2), ("a", -1), ("b", 1)];
     let told: Vec<_> = small.add_many(hits).await.into_iter().map(Result::unwrap).collect();
     let counted = |pending| Added::Counted { pending };
-    // a: the sum of the two that go up is refused, and by the time that they come alone the third has made room
+    // a: the sum of both increases is refused; when they are sent alone, the decrease has made room
     assert_eq!([told[0], told[3], told[7]], [counted(i64::MAX), Added::OutOfRange, counted(i64::MAX - 2)]);
-    // b: those that go down come after the one that goes up, and again alone
+    // b: the decreases come after the increase, and are sent again alone
     assert_eq!([told[1], told[5], told[8]], [counted(i64::MIN), Added::OutOfRange, counted(i64::MIN + 1)]);
     assert_eq!([told[2], told[6], told[4]], [counted(1), counted(3), Added::Full]);
     assert_eq!(small.pending(&["a", "b", "c", "d"]).await.unwrap(), [i64::MAX, i64::MIN, 3, 0]);
 }
 
-/// Partitions fail by themselves, and the hits of one that is refused for now are told so.
+/// Partitions fail independently. Each hit of a partition that is refused for now receives the error.
 #[tokio::test]
 async fn what_cannot_be_sent_is_told_to_each() {
     let plain = Plain::new().await;
     let views = plain.open(family("views").partitions(2)).await;
     let _ = views.add_many([("a", 1), ("b", 1), ("c", 1)]).await;
-    // longer than a busy machine lets a reply wait: that would leave the outcome open
+    // longer than a reply takes on a busy machine, which would leave the outcome open
     let impatient = views.clone().write_timeout(std::time::Duration::from_secs(2));
     let _: () = plain.redis.run("CONFIG SET maxmemory 1").await.unwrap();
     let hits: Vec<_> = (0..600).map(|number| (format!("page/{number}"), 1)).collect();

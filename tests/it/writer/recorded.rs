@@ -1,4 +1,4 @@
-//! Hits that nobody waits for: what was recorded is counted once, whatever happens on the way, or somebody is told.
+//! Hits that no caller waits for. A recorded hit is counted once, whatever happens, or an error is reported.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -55,7 +55,7 @@ async fn over_many_threads_nothing_is_lost() {
     reconciler.shutdown().await.unwrap();
 }
 
-/// A thread that belongs to no runtime records first.
+/// A thread outside of any runtime records first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_plain_thread_records_is_sent() {
     let plain = Plain::new().await;
@@ -67,7 +67,7 @@ async fn what_a_plain_thread_records_is_sent() {
     is_counted(&views, "page", 2).await;
 }
 
-/// A runtime that ends takes the sending with it, and no more than that.
+/// A runtime that ends drops the current sending, and no more.
 #[test]
 fn a_runtime_that_ends_does_not_end_the_sending() {
     let home = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -98,7 +98,7 @@ async fn dropping_the_last_handle_sends_it() {
     eventually("all", async || views.pending(&ids).await.unwrap() == vec![2; 1000]).await;
 }
 
-/// A flush returns when what was recorded before is counted, also while it is being sent already.
+/// A flush returns when all hits recorded before are counted, even those that are already being sent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flush_waits_for_what_is_being_sent() {
     let plain = Plain::new().await;
@@ -114,7 +114,7 @@ async fn flush_waits_for_what_is_being_sent() {
     }
 }
 
-/// One who waits for a flush may stop waiting.
+/// A caller may stop waiting for a flush.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flush_that_is_dropped_loses_nothing() {
     let plain = Plain::new().await;
@@ -158,13 +158,13 @@ async fn while_redis_is_away_it_is_kept() {
     pause(1000).await;
     plain.redis.start_again().await;
     writer.await.unwrap();
-    // everything was sent in the end: nothing is wrong any more
+    // everything was sent in the end: no error remains
     assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
     let ids: Vec<_> = (0..20).map(|number| format!("page/{number}")).collect();
     assert_eq!(views.pending(&ids).await.unwrap().iter().sum::<i64>(), recorded.load(Ordering::Relaxed));
 }
 
-/// For longer than one attempt to send it takes.
+/// Redis refuses hits for longer than one attempt to send them takes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_redis_does_not_take_is_sent_again() {
     let plain = Plain::new().await;
@@ -173,7 +173,7 @@ async fn what_redis_does_not_take_is_sent_again() {
     (0..3).for_each(|_| views.record("page", 1).unwrap());
     views.record("top", i64::MAX).unwrap();
     pause(50).await;
-    // it is being sent; what comes now is summed with it when it comes back
+    // the hits are being sent; new ones are added to them when they are returned
     views.record("page", 1).unwrap();
     views.record("top", 1).unwrap();
     pause(5200).await;
@@ -208,7 +208,7 @@ async fn what_is_kept_is_bounded() {
     // known ids need no more room
     views.record("page/7", 1).unwrap();
     plain.redis.resume();
-    // a slow machine does not send all of it within one call's time, and keeps the rest
+    // a slow machine does not send everything within one call's time, and keeps the rest
     let mut flushed = views.flush().await;
     for _ in 0..10 {
         let Err(error) = &flushed else { break };
@@ -219,7 +219,7 @@ async fn what_is_kept_is_bounded() {
     let ids: Vec<_> = (0..=KEPT).map(|number| format!("page/{number}")).collect();
     let mut expected = vec![1; KEPT + 1];
     (expected[7], expected[KEPT]) = (2, 0);
-    // in parts, each of which a slow machine reads within its limit
+    // in chunks that a slow machine reads within the limit
     for (ids, expected) in ids.chunks(8192).zip(expected.chunks(8192)) {
         assert!(views.pending(ids).await.unwrap() == expected);
     }
@@ -243,7 +243,7 @@ async fn what_redis_refuses_is_said_by_flush() {
     assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
     let seen = look(&snapshotter);
     assert_eq!((seen[HITS], seen[RECORDED]), (4.0, 0.0), "{seen:?}");
-    // a sum that leaves i64 in this process already
+    // a sum that overflows i64 within this process
     views.record("a", i64::MAX).unwrap();
     let error = views.record("a", 1).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
@@ -251,7 +251,7 @@ async fn what_redis_refuses_is_said_by_flush() {
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
 }
 
-/// A sum that others joined is taken apart like theirs.
+/// A recorded sum that other hits joined is split like theirs.
 #[tokio::test]
 async fn a_recorded_sum_that_fits_is_counted_beside_one_that_does_not() {
     let plain = Plain::new().await;
@@ -290,7 +290,7 @@ async fn the_metrics_say_what_became_of_the_hits() {
     let seen = look(&snapshotter);
     assert_eq!((seen[HITS], seen[RECORDED]), (10.0, 0.0), "{seen:?}");
 
-    // what is being sent, and what is on its way when Redis loses its memory
+    // hits that are being sent, and in flight, when Redis loses its memory
     plain.redis.pause();
     (0..7).for_each(|_| views.record("page", 1).unwrap());
     pause(50).await;
@@ -303,7 +303,7 @@ async fn the_metrics_say_what_became_of_the_hits() {
     assert_eq!((seen[UNKNOWN], seen[RECORDED]), (7.0, 0.0), "{seen:?}");
     assert_eq!(views.get("page").await.unwrap(), 0);
 
-    // of a refused sum each one is measured by itself, once
+    // each hit of a refused sum is measured on its own, once
     let _ = views.add("top", i64::MAX - 1).await.unwrap();
     plain.redis.pause();
     let all = tokio::spawn({
@@ -322,7 +322,7 @@ async fn the_metrics_say_what_became_of_the_hits() {
     assert_eq!((seen[HITS], seen[REFUSED]), (3.0, 2.0), "{seen:?}");
 }
 
-/// A call whose leader was not polled while others went ahead is measured once, also where the leader comes back.
+/// A call whose leader was overtaken is measured once, even if the leader is polled later.
 #[tokio::test]
 async fn a_call_that_is_overtaken_is_measured_once() {
     let recorder = DebuggingRecorder::new();

@@ -1,4 +1,4 @@
-//! Requests that the application makes again, in the same process or another one: each counts once for as long as it is
+//! Requests that the application repeats, in the same process or another one. Each counts once for as long as it is
 //! remembered.
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn views() -> BufferedFamilyBuilder {
     family("views").partitions(4)
 }
 
-/// The family as another process has it.
+/// Opens the family in another process.
 async fn another(plain: &Plain, family: BufferedFamilyBuilder) -> PlainCounters {
     let counterfoil = Counterfoil::new(plain.redis.manager().await, MemoryStore::new());
     counterfoil.open(family.build().unwrap()).await.unwrap()
@@ -31,19 +31,19 @@ fn votes() -> CachedFamilyBuilder {
     Family::cached("test", "votes").partitions(4).durability(Durability::Immediate)
 }
 
-/// A process that shares the database.
+/// Connects a process that shares the database.
 async fn process<S: Store>(plain: &Plain, store: S) -> Counterfoil {
     Counterfoil::new(plain.redis.manager().await, store)
 }
 
-/// Its cached counters.
+/// Opens its cached counters.
 async fn votes_of<S: Store>(plain: &Plain, store: S, family: &CachedFamily) -> CachedCounters {
     process(plain, store).await.open(family.clone()).await.unwrap()
 }
 
-/// A minute goes by, and a new epoch begins.
+/// Advances the time by a minute, and begins a new epoch.
 async fn turn_epoch(plain: &Plain, family: &Family) {
-    // this first: who counts meanwhile may begin it
+    // read first: a concurrent call may begin the new epoch
     let before: String = plain.redis.run(&format!("HGET cf1:{{{family}/0}}:calls =now")).await.unwrap();
     let began_at: i64 = plain.redis.run(&format!("HINCRBY cf1:{{{family}/0}}:calls =began_at -61000")).await.unwrap();
     let home = Partition::new(plain.redis.manager().await, family, 0);
@@ -62,11 +62,11 @@ async fn a_request_counts_once_whichever_process_makes_it_again() {
         assert_eq!(here.add_once("job/1", "page", 5).await.unwrap(), NOW(5));
         assert_eq!(here.add_once("job/1", "page", 5).await.unwrap(), BEFORE(5));
         assert_eq!(there.add_once("job/1", "page", 5).await.unwrap(), BEFORE(5));
-        // the same job on another counter, and what only looks like it
+        // the same job on another counter, and a similar request
         assert_eq!(there.add_once("job/1", "start", 1).await.unwrap(), NOW(1));
         let _ = there.add_once("job/1:", "page", 1).await.unwrap();
         assert_eq!(here.get_many(&["page", "start"]).await.unwrap(), [6, 1]);
-        // not in the way of others
+        // does not affect other hits
         let _ = there.add("start", 1).await.unwrap();
         assert_eq!(here.get("start").await.unwrap(), 2);
 
@@ -99,8 +99,8 @@ async fn a_refusal_is_remembered_too() {
     assert_eq!(views.add_once(&"x".repeat(64), "start", 1).await.unwrap(), NOW(2));
 }
 
-/// Whether a request is counted now that was made in one epoch, and again after so many others have begun: by the process that
-/// made it, which was told of the epochs then, and by one that knows nothing yet. With the value that it led to.
+/// Makes a request, and repeats it after so many new epochs, from the process that made it and from a new one. Returns
+/// for each call whether it counted, and the value.
 async fn again_after(kind: &str, turns: usize) -> [(bool, i64); 3] {
     let (plain, cached) = (Plain::new().await, kind == "cached");
     let (views, votes) = (views().build().unwrap(), votes().build().unwrap());
@@ -132,12 +132,12 @@ async fn a_request_is_remembered_for_one_whole_epoch() {
     for kind in ["buffered", "cached"] {
         assert_eq!(again_after(kind, 0).await, [(true, 1), (false, 1), (false, 1)], "{kind}");
         assert_eq!(again_after(kind, 1).await, [(true, 1), (false, 1), (false, 1)], "{kind}");
-        // the limit: by now it is forgotten
+        // the limit: the request is forgotten
         assert_eq!(again_after(kind, 2).await, [(true, 1), (true, 2), (false, 2)], "{kind}");
     }
 }
 
-/// Told of the epochs by the first call, the process names one that is not known any more by the last.
+/// A process learns the epochs with its first call, and its last call names one that has ended.
 #[tokio::test]
 async fn a_process_whose_epochs_have_ended_asks_again() {
     let plain = Plain::new().await;
@@ -195,8 +195,8 @@ impl ConnectionLike for Lossy {
 
 const HITS: u32 = 160;
 
-/// What the hits come to if each is made again until it is known to be counted, and how many had to be. The write timeout
-/// is too short for a call to be repeated by itself.
+/// Repeats each hit until it is counted. Returns the sum, and the number of repeats. The write timeout is too short for
+/// the writer to repeat a call.
 async fn made_again(hit: impl AsyncFn(BufferedCounters, String) -> Result<(), ErrorKind>) -> (i64, u32) {
     let plain = Plain::new().await;
     let lossy = Lossy { inner: plain.redis.manager().await, calls: Arc::default() };
@@ -246,17 +246,17 @@ async fn a_change_counts_once_and_everybody_is_told_its_value() {
     let family = votes().max(10).build().unwrap();
     let here = votes_of(&plain, plain.store.clone(), &family).await;
     let there = votes_of(&plain, plain.store.clone(), &family).await;
-    // cold: the one that came first took two calls
+    // cold: the first change took two calls
     assert_eq!(here.incr_once("job/1", "item", 5).await.unwrap(), CHANGED(5));
     let _ = here.incr("item", 2).await.unwrap();
     for votes in [&here, &there] {
         assert_eq!(votes.incr_once("job/1", "item", 5).await.unwrap(), CHANGED_BEFORE(5), "not as it is now");
     }
-    // warm, on another counter, and what only looks like it
+    // warm, on another counter, and a similar request
     assert_eq!(there.incr_once("job/2", "item", 1).await.unwrap(), CHANGED(8));
     assert_eq!(there.incr_once("job/1", "other", 1).await.unwrap(), CHANGED(1));
     assert_eq!(there.incr_once("job/1:", "item", 1).await.unwrap(), CHANGED(9));
-    // a refusal is remembered, with the value as it was then
+    // a refusal is remembered with its value at that time
     assert_eq!(here.incr_once("job/3", "item", 5).await.unwrap(), ChangedOnce::OutOfRange { value: 9 });
     let _ = here.incr("item", -4).await.unwrap();
     assert_eq!(there.incr_once("job/3", "item", 5).await.unwrap(), ChangedOnce::OutOfRange { value: 9 });
@@ -267,7 +267,7 @@ async fn a_change_counts_once_and_everybody_is_told_its_value() {
     assert!(plain.counterfoil.shutdown(Duration::from_secs(5)).await.unwrap().is_empty());
 }
 
-/// All miss the counter, and ask for it by the same numbers.
+/// All callers miss the counter, and send their changes under the same numbers.
 #[tokio::test]
 async fn of_many_who_ask_at_once_one_counts() {
     let plain = Plain::new().await;
@@ -300,8 +300,8 @@ async fn a_change_without_a_row_is_not_remembered() {
     assert_eq!(votes.incr_once("job", "1", 1).await.unwrap(), CHANGED_BEFORE(41));
 }
 
-/// What a process is told that has missed the counter and reads its row while so many epochs begin; another one asks before
-/// that or after, or never. And what the counter is in the end.
+/// Turns epochs while a process that missed the counter reads its row. Another process makes the request before a turn
+/// or after the last one, or never. Returns both results, and the final value.
 async fn while_epochs_turn(turns: usize, other: Option<usize>) -> (Result<ChangedOnce>, Option<ChangedOnce>, i64) {
     let plain = Plain::new().await;
     let family = votes().build().unwrap();
@@ -321,7 +321,7 @@ async fn while_epochs_turn(turns: usize, other: Option<usize>) -> (Result<Change
             turn_epoch(&plain, family.family()).await;
         }
     }
-    // where its ticket has gone it reads the row again
+    // if its ticket is gone, it reads the row again
     gate.open();
     let first = asks.await.unwrap();
     (first, told, there.get("item").await.unwrap())
@@ -329,7 +329,7 @@ async fn while_epochs_turn(turns: usize, other: Option<usize>) -> (Result<Change
 
 #[tokio::test]
 async fn a_change_that_is_overtaken_by_epochs_counts_once() {
-    // it died there, or is slow: another one goes on where it was
+    // the first process died there, or is slow: another one continues
     for turns in 0..=1 {
         for other in 0..=turns {
             let (first, second, value) = while_epochs_turn(turns, Some(other)).await;
@@ -339,7 +339,7 @@ async fn a_change_that_is_overtaken_by_epochs_counts_once() {
         let (first, _, value) = while_epochs_turn(turns, None).await;
         assert_eq!((first.unwrap(), value), (CHANGED(1), 1), "{turns} turns");
     }
-    // what was done in the meantime may be forgotten by now: it does not count again
+    // an executed request may be forgotten here: it does not count again
     for turns in 2..=3 {
         for other in 0..turns {
             let (first, second, value) = while_epochs_turn(turns, Some(other)).await;
@@ -350,8 +350,8 @@ async fn a_change_that_is_overtaken_by_epochs_counts_once() {
     }
 }
 
-/// Processes that ask for the same work at once, lose every third reply, and die anywhere; meanwhile counters leave Redis, and
-/// an epoch begins.
+/// Processes make the same requests at once, lose every third reply, and die anywhere. Meanwhile counters leave Redis,
+/// and an epoch begins.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_counts_once_whoever_dies() {
     const JOBS: usize = 60;
@@ -370,7 +370,7 @@ async fn a_change_counts_once_whoever_dies() {
             for job in 0..JOBS {
                 let (request, id) = (format!("job/{job}"), format!("item/{}", job % 5));
                 for attempt in 1.. {
-                    // longer each time: a busy machine may take longer than any life
+                    // longer with each attempt: a busy machine may need more than any fixed time
                     let life = Duration::from_micros(random_range(100..6000) * attempt);
                     match tokio::time::timeout(life, votes.incr_once(&request, &id, 1)).await {
                         Ok(Ok(ChangedOnce::Counted { value } | ChangedOnce::CountedBefore { value })) => {

@@ -1,4 +1,4 @@
-//! The values that concurrent callers are told: each is the sum as of exactly that caller's increment.
+//! The values that concurrent callers receive: each is the sum as of exactly that caller's increment.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -8,7 +8,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use tokio::task::JoinSet;
 
-/// Many callers, each of which counts what `delta` says, one after the other. Returns who was told what.
+/// Runs many callers, each of which counts its deltas one after the other. Returns the increments with their results.
 async fn callers(
     counters: &PlainCounters,
     many: usize,
@@ -30,7 +30,7 @@ async fn callers(
     tasks.join_all().await.into_iter().flatten().collect()
 }
 
-/// Callers that all wait for the same call: Redis stands still while they come.
+/// Runs callers that all wait for one call, since Redis is paused while they start.
 async fn together(
     plain: &Plain,
     counters: &PlainCounters,
@@ -47,8 +47,8 @@ async fn together(
     tasks.join_all().await
 }
 
-/// The increments that were counted, one after the other in some order, lead from 0 to the sum: as edges from the value
-/// before to the value after they make one path.
+/// Asserts that the counted increments, in some order, lead from 0 to the sum: as edges from the value before to the
+/// value after, they form one path.
 fn assert_running_sums(told: &[(&'static str, i64, Added)], id: &str, sum: i64) {
     let mut balance: BTreeMap<i64, i64> = BTreeMap::from([(0, 1)]);
     *balance.entry(sum).or_default() -= 1;
@@ -84,7 +84,7 @@ async fn increments_by_one_are_told_consecutive_numbers() {
     }
 }
 
-/// While batches are cut, the numbers of an id begin anew with each: as often as n was told, n - 1 was at least.
+/// The numbers of an id start again with each batch, so n is returned at most as often as n - 1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn within_a_batch_the_numbers_are_consecutive() {
     let plain = Plain::new().await;
@@ -139,7 +139,7 @@ async fn deltas_of_both_signs_are_told_running_sums() {
     }
 }
 
-/// Where the range ends some are refused; whoever is not is told the right value.
+/// At the ends of the range some callers are refused. All others receive the right value.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn running_sums_hold_at_both_ends_of_the_range() {
     let plain = Plain::new().await;
@@ -172,7 +172,7 @@ async fn running_sums_hold_at_both_ends_of_the_range() {
     }
 }
 
-/// A sum that was refused is taken apart: those of its callers whose own increments fit are counted.
+/// A refused sum is split: the callers whose own increments fit are counted.
 #[tokio::test]
 async fn of_a_refused_sum_those_who_fit_are_counted() {
     let plain = Plain::new().await;
@@ -198,13 +198,13 @@ async fn of_a_refused_sum_those_who_fit_are_counted() {
     assert_eq!(stock.get_many(&["top", "bottom", "other"]).await.unwrap(), [i64::MAX, i64::MIN, 4]);
 }
 
-/// One that goes up and one that goes down do not refuse one another, in whichever order they come.
+/// An increase and a decrease do not cause each other's refusal, in any order.
 #[tokio::test]
 async fn what_leaves_the_range_in_between_and_not_in_the_end() {
     let plain = Plain::new().await;
     let stock = plain.open(family("stock").partitions(1)).await;
     let _ = stock.add("a", i64::MAX).await.unwrap();
-    // two that together leave i64 themselves
+    // the sum of two increments that overflows i64
     let told =
         together(&plain, &stock, &[("a", -1), ("b", i64::MAX), ("b", i64::MAX), ("c", i64::MIN), ("c", -1)]).await;
     for (id, expected) in [("a", i64::MAX - 1), ("b", i64::MAX)] {
@@ -234,7 +234,7 @@ async fn full_is_said_to_those_whom_it_concerns() {
     assert_eq!(small.get_many(&["a", "b", "c", "d"]).await.unwrap(), [2, 0, 0, 0]);
 }
 
-/// Redis keeps a small hash as a list and looks for each id from the start; a large one is a table.
+/// Redis keeps a small hash as a list and searches it from the start. A large one is a hash table.
 #[tokio::test]
 async fn a_large_buffer_is_a_table_and_a_small_one_is_not() {
     let plain = Plain::new().await;
@@ -251,7 +251,7 @@ async fn a_large_buffer_is_a_table_and_a_small_one_is_not() {
     assert_eq!(fields.into_iter().collect::<HashSet<_>>(), ids.into_iter().collect());
 }
 
-/// Also where the first call after a rotation brings many at once, as it is under load.
+/// The first call after a rotation brings many ids at once, as under load.
 #[tokio::test]
 async fn a_buffer_that_is_large_at_once_is_a_table() {
     let plain = Plain::new().await;
@@ -262,7 +262,7 @@ async fn a_buffer_that_is_large_at_once_is_a_table() {
     assert_eq!(encoding, "hashtable");
 }
 
-/// A hot id goes wherever there is room; a caller alone stays where it is.
+/// A hot id uses every partition with room. A single caller stays in one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wide_family_spreads_under_load() {
     let plain = Plain::new().await;

@@ -1,4 +1,4 @@
-//! Looks at all pairs every second.
+//! The poller of all pairs, once a second.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::status::LATE;
 use crate::view::FamilyView;
 
 const EVERY: Duration = Duration::from_secs(1);
-/// MySQL is asked less often: it has work to do.
+/// The maximum age of data from MySQL, which is polled less often to spare it.
 const MYSQL_AGE: Duration = Duration::from_secs(5);
 
-/// One pair at one moment.
+/// The state of one pair at one moment.
 #[derive(Clone, Debug)]
 pub struct Shot {
     pub pair: String,
@@ -23,7 +23,7 @@ pub struct Shot {
     pub families: Vec<FamilyView>,
 }
 
-/// Each pair by itself, so that one that is away holds no other up.
+/// Polls each pair in its own task, so that an unavailable one does not delay the others.
 pub fn start(looks: Vec<Look>) -> watch::Receiver<Vec<Shot>> {
     let (shots, shown) = watch::channel(Vec::<Shot>::new());
     for mut look in looks {

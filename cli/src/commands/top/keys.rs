@@ -1,4 +1,4 @@
-//! What is shown, in which order, and what keys do about it.
+//! The rows of the screen, their order, and the keys that change them.
 
 use std::cmp::Ordering;
 use std::ops::ControlFlow;
@@ -15,12 +15,12 @@ pub struct Table {
     shots: Vec<Shot>,
     pub order: Order,
     pub filter: String,
-    /// While the filter is typed.
+    /// True while the user types the filter.
     pub is_typing: bool,
     pub state: TableState,
 }
 
-/// What the rows are sorted by.
+/// The order of the rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
     /// Trouble first.
@@ -53,7 +53,7 @@ impl Order {
         }
     }
 
-    /// The largest first, but for names.
+    /// Compares in descending order, but names in ascending order.
     fn compare(self, one: &FamilyView, other: &FamilyView) -> Ordering {
         let number = |one: Option<f64>, other: Option<f64>| other.unwrap_or(-1.0).total_cmp(&one.unwrap_or(-1.0));
         let (a, b) = (&one.status, &other.status);
@@ -79,7 +79,7 @@ impl Table {
         &self.shots
     }
 
-    /// The families that the filter lets through, sorted, each with its pair.
+    /// Returns the families that match the filter, sorted, each with its pair.
     pub fn rows(&self) -> Vec<(&str, &FamilyView)> {
         let all = self.shots.iter().flat_map(|shot| shot.families.iter().map(|family| (shot.pair.as_str(), family)));
         let mut rows: Vec<_> = all.filter(|(_, family)| family.status.name().contains(&self.filter)).collect();
@@ -87,7 +87,7 @@ impl Table {
         rows
     }
 
-    /// Whether it goes on.
+    /// Handles a key, and returns `Break` to quit.
     pub fn press(&mut self, key: KeyEvent) -> ControlFlow<()> {
         if key.kind == KeyEventKind::Release {
             return ControlFlow::Continue(());

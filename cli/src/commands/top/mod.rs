@@ -18,7 +18,7 @@ use super::Context;
 use crate::exit::{Exit, Failure};
 use crate::look::Look;
 
-/// How long a key may wait, and a signal.
+/// The maximum delay before a key or a signal is handled.
 const BEAT: Duration = Duration::from_millis(100);
 
 pub async fn run(context: &Context) -> Result<Exit, Failure> {
@@ -37,7 +37,7 @@ pub async fn run(context: &Context) -> Result<Exit, Failure> {
         }
         stop.send_replace(true);
     });
-    // it restores the terminal also where something panics
+    // this restores the terminal also after a panic
     let mut terminal = ratatui::try_init()?;
     let shown = tokio::task::block_in_place(|| show(&mut terminal, &shots, &stopped));
     ratatui::try_restore()?;
@@ -45,7 +45,7 @@ pub async fn run(context: &Context) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// Until it is left.
+/// Draws the table until the user quits or a signal arrives.
 fn show(
     terminal: &mut DefaultTerminal,
     shots: &watch::Receiver<Vec<Shot>>,

@@ -1,4 +1,4 @@
-//! How the table looks.
+//! The drawing of the table.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
@@ -128,7 +128,7 @@ mod tests {
         (0..8).map(line).collect()
     }
 
-    /// In the order of the rows.
+    /// Returns the names in the order of the rows.
     fn names(table: &mut Table) -> Vec<String> {
         let rows = lines(table)[2..7]
             .to_vec()

@@ -1,4 +1,4 @@
-//! `values`, `series`, `series-names` and `activity`: exact reads by the library.
+//! `values`, `series`, `series-names` and `activity`: exact reads through the library.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -16,7 +16,7 @@ use crate::http::params::Params;
 use crate::http::problem::Problem;
 use crate::status::unix_seconds;
 
-/// How many ids a request may ask for.
+/// The maximum number of ids in a request.
 const IDS: usize = 100;
 
 pub async fn values(State(app): State<Arc<App>>, params: Params) -> Result<impl IntoResponse, Problem> {
@@ -77,7 +77,7 @@ pub fn precision(params: &Params) -> Result<Precision, Problem> {
     precision.ok_or_else(|| Problem::parameter("precision", "it is missing"))
 }
 
-/// Of whole Unix seconds.
+/// Parses a time in whole Unix seconds.
 fn time(params: &Params, name: &str) -> Result<Option<SystemTime>, Problem> {
     let seconds: Option<u32> = params.parsed(name, "a time in Unix seconds")?;
     Ok(seconds.map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds.into())))
@@ -87,7 +87,7 @@ pub async fn series_names(State(app): State<Arc<App>>, params: Params) -> Result
     #[derive(Serialize)]
     struct Shown {
         names: Vec<String>,
-        /// What to pass as `after` for the next page.
+        /// The value of `after` for the next page.
         next: Option<String>,
     }
     params.only(&["pair", "family", "prefix", "after", "limit"])?;
@@ -107,7 +107,7 @@ pub async fn activity(State(app): State<Arc<App>>, params: Params) -> Result<imp
         page: &'a str,
         views: u64,
         visitors: u64,
-        /// Of an estimate, as a part of it.
+        /// The relative standard error, if the number is an estimate.
         standard_error: Option<f64>,
     }
     params.only(&["pair", "family", "page"])?;

@@ -11,7 +11,7 @@ use axum::routing::get;
 
 use super::App;
 
-/// How many rows there are in a reply unless `limit` says otherwise, and at most.
+/// The default number of rows in a reply. A request may set `limit` up to `MOST_ROWS`.
 const ROWS: u64 = 100;
 const MOST_ROWS: u64 = 1000;
 

@@ -1,4 +1,4 @@
-//! `rejects` and `drift`: what the database has noted.
+//! `rejects` and `drift`: notes in the database.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub async fn rejects(State(app): State<Arc<App>>, params: Params) -> Result<impl
     #[derive(Serialize)]
     struct Shown {
         rejects: Vec<RejectView>,
-        /// What to pass as `after` for the next page.
+        /// The value of `after` for the next page.
         next: Option<u64>,
     }
     params.only(&["pair", "after", "limit"])?;
@@ -35,7 +35,7 @@ pub async fn drift(State(app): State<Arc<App>>, params: Params) -> Result<impl I
         family: &'a str,
         run: u64,
         drift: Vec<DriftView>,
-        /// What to pass as `after` for the next page.
+        /// The value of `after` for the next page.
         next: Option<String>,
     }
     params.only(&["pair", "family", "run", "after", "limit"])?;

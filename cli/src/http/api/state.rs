@@ -1,4 +1,4 @@
-//! `state` and `families`: what the daemon last saw.
+//! `state` and `families`: the state that the daemon last saw.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::http::rows;
 use crate::status::FamilyStatus;
 use crate::view::{DriftView, FamilyView, FindingView, PairView, RecountView, Refused, RejectView, ServerView};
 
-/// Which families.
+/// The families that a request selects.
 struct Part<'a> {
     text: &'a str,
     offset: usize,
@@ -37,13 +37,13 @@ impl<'a> Part<'a> {
     }
 }
 
-/// A pair with a part of its families.
+/// A pair with some of its families.
 #[derive(Serialize)]
 struct PairState<'a> {
     name: &'a str,
     redis: &'a ServerView,
     mysql: &'a ServerView,
-    /// How many there are of these names.
+    /// The number of families with matching names.
     families_total: usize,
     families: Vec<&'a FamilyView>,
     refused: Vec<&'a Refused>,
@@ -76,7 +76,7 @@ impl<'a> PairState<'a> {
     }
 }
 
-/// Everything, of each pair so many families.
+/// Returns the whole state, with some families of each pair.
 pub async fn state(State(app): State<Arc<App>>, params: Params) -> Result<impl IntoResponse, Problem> {
     #[derive(Serialize)]
     struct Shown<'a> {
@@ -92,7 +92,7 @@ pub async fn state(State(app): State<Arc<App>>, params: Params) -> Result<impl I
     Ok(Json(Shown { at: view.at, version: view.version, pairs }).into_response())
 }
 
-/// The families of all pairs, without their history, what is in trouble first.
+/// Returns the families of all pairs without their history, those in trouble first.
 pub async fn families(State(app): State<Arc<App>>, params: Params) -> Result<impl IntoResponse, Problem> {
     #[derive(Serialize)]
     struct Shown<'a> {

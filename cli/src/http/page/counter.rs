@@ -52,7 +52,7 @@ fn what_an_id_is(kind: &str) -> &'static str {
     }
 }
 
-/// As it is in Redis and MySQL together, or of activity what was within its window.
+/// Renders the exact value or, for activity, the views and visitors within the window.
 async fn value(app: &App, chosen: &Chosen, id: &str) -> Result<Markup, Problem> {
     let _turn = app.turn().await?;
     if chosen.kind() == "activity" {

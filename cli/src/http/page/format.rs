@@ -1,8 +1,8 @@
-//! Numbers and times as people read them.
+//! Numbers and times in readable form.
 
 use maud::{Markup, html};
 
-/// 1,234,567, with the plain number beside it for programs.
+/// Renders 1,234,567, with the plain number as an attribute for programs.
 pub fn number(number: impl Into<i128>) -> Markup {
     let number = number.into();
     html! { data value=(number) { (grouped(number)) } }
@@ -20,7 +20,7 @@ pub fn grouped(number: i128) -> String {
     text
 }
 
-/// 0.4, 12.3, 1,234.
+/// Formats 0.4, 12.3, 1,234.
 pub fn rate(rate: f64) -> String {
     match rate {
         rate if rate >= 100.0 => grouped(rate.round() as i128),
@@ -30,7 +30,7 @@ pub fn rate(rate: f64) -> String {
     }
 }
 
-/// 0.4 s, 12 s, 3 min, 5 h, 2 d.
+/// Formats 0.4 s, 12 s, 3 min, 5 h, 2 d.
 pub fn duration(seconds: f64) -> String {
     match seconds {
         seconds if seconds < 10.0 => format!("{seconds:.1} s"),
@@ -41,7 +41,7 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// A time of UTC.
+/// Renders a time in UTC.
 pub fn time(unix_seconds: u64) -> Markup {
     let seconds = i64::try_from(unix_seconds).unwrap_or(i64::MAX);
     let time = jiff::Timestamp::from_second(seconds).unwrap_or(jiff::Timestamp::MAX).to_string();

@@ -1,4 +1,4 @@
-//! Pages for people: complete without JavaScript, live with it.
+//! Pages for people. They are complete without JavaScript, and update themselves with it.
 
 mod counter;
 mod format;
@@ -27,7 +27,7 @@ pub fn routes() -> Router<Arc<App>> {
         .route("/series", get(series::show))
 }
 
-/// A page around its content, with further styles and scripts.
+/// Renders a page around its content, with the styles and scripts of a chart if `with_chart` is set.
 fn page(title: &str, with_chart: bool, content: &Markup) -> Html<String> {
     let page = html! {
         (DOCTYPE)
@@ -54,7 +54,7 @@ fn page(title: &str, with_chart: bool, content: &Markup) -> Html<String> {
     Html(page.into_string())
 }
 
-/// A problem as a page of its own.
+/// Renders a problem as a page of its own.
 fn problem_page(problem: Problem) -> Response {
     let content = html! {
         header { h1 { a href="/" { "Counterfoil" } } }
@@ -63,7 +63,7 @@ fn problem_page(problem: Problem) -> Response {
     (problem.status, page("Counterfoil", false, &content)).into_response()
 }
 
-/// A problem in a page.
+/// Renders a problem within a page.
 fn told(problem: &Problem) -> Markup {
     let status = if problem.status == StatusCode::BAD_REQUEST { "Not understood" } else { "Not there" };
     html! {
@@ -74,7 +74,7 @@ fn told(problem: &Problem) -> Markup {
     }
 }
 
-/// An address of this site, without parameters that are empty.
+/// Returns an address of this site, without empty parameters.
 fn address(path: &str, params: &[(&str, &str)]) -> String {
     let given = params.iter().filter(|(_, value)| !value.is_empty());
     let given: Vec<_> =

@@ -1,4 +1,4 @@
-//! The status page, and its parts as events carry them.
+//! The status page, and its parts for events.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use crate::http::rows;
 use crate::status::State as FamilyState;
 use crate::view::View;
 
-/// How many families there are on a page.
+/// The maximum number of families on a page.
 const ROWS: usize = 50;
 
-/// Which families are shown.
+/// The selection of families to show.
 #[derive(Debug)]
 pub struct Query {
     text: String,
-    /// From 1 on.
+    /// The number of the page, from 1.
     page: usize,
 }
 
@@ -48,7 +48,7 @@ pub async fn show(State(app): State<Arc<App>>, params: Params) -> Response {
         header {
             h1 { "Counterfoil" }
             p { "Version " (view.version) }
-            // what page.js says of the connection; the age by itself, so that it is not read out every second
+            // page.js fills both; the age is separate, so that screen readers do not announce it every second
             p.connection { span id="connection" role="status" {} " " span id="age" {} }
             noscript { p { "These figures are of " (super::format::time(view.at)) " UTC. Load the page again for newer ones." } }
         }
@@ -59,7 +59,7 @@ pub async fn show(State(app): State<Arc<App>>, params: Params) -> Response {
                 @if !query.text.is_empty() { " " a href="/" { "Show all" } }
             }
             @for (name, part) in parts(&view, &query) {
-                // what is read out has to be there before it changes
+                // screen readers announce changes only of an element that existed before
                 div id={ "part-" (name) } role=[(name == "summary").then_some("status")] { (part) }
             }
         }
@@ -67,7 +67,7 @@ pub async fn show(State(app): State<Arc<App>>, params: Params) -> Response {
     page("Counterfoil", false, &content).into_response()
 }
 
-/// The parts of the page by name, in their order.
+/// Renders the parts of the page by name, in their order.
 pub fn parts(view: &View, query: &Query) -> [(&'static str, Markup); 8] {
     [
         ("summary", summary(view)),
@@ -81,7 +81,7 @@ pub fn parts(view: &View, query: &Query) -> [(&'static str, Markup); 8] {
     ]
 }
 
-/// What is wrong, in a sentence.
+/// Renders the problems in a sentence.
 fn summary(view: &View) -> Markup {
     let families = || view.pairs.iter().flat_map(|pair| &pair.families);
     let with = |state| families().filter(|family| family.status.state == state).count();

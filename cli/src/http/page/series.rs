@@ -1,4 +1,4 @@
-//! The slices of one counter of a series, as a table, and as a chart where there is JavaScript.
+//! The slices of one counter of a series, as a table and, with JavaScript, as a chart.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::http::params::Params;
 use crate::http::problem::Problem;
 use crate::status::unix_seconds;
 
-/// How many names are offered.
+/// The maximum number of names to offer.
 const NAMES: usize = 100;
 
 pub async fn show(State(app): State<Arc<App>>, params: Params) -> Response {
@@ -42,7 +42,7 @@ pub async fn show(State(app): State<Arc<App>>, params: Params) -> Response {
     (StatusCode::OK, page(&format!("{} – Counterfoil", chosen.name), !name.is_empty(), &content)).into_response()
 }
 
-/// Some names, and the slices of the one that is asked for.
+/// Reads some names, and the slices of `name`.
 async fn read(app: &App, chosen: &Chosen, name: &str, precision: &str) -> Result<(Vec<String>, Vec<Slice>), Problem> {
     let _turn = app.turn().await?;
     let names = counters::names(chosen, "", None, NAMES).await?;

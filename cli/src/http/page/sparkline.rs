@@ -1,4 +1,4 @@
-//! Lines as small as words.
+//! Sparklines: charts as small as words.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use maud::{Markup, html};
 const WIDTH: f64 = 90.0;
 const HEIGHT: f64 = 16.0;
 
-/// What the values were, from 0 up; nothing where all were 0. The number beside it says what it is now.
+/// Draws the values from 0 up, or nothing if all are 0. The number beside it shows the current value.
 pub fn sparkline(values: impl Iterator<Item = f64> + Clone) -> Markup {
     let most = values.clone().fold(0.0, f64::max);
     let last = values.clone().count().saturating_sub(1).max(1) as f64;

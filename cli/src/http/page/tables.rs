@@ -9,10 +9,10 @@ use crate::http::rows::Row;
 use crate::status::{FamilyStatus, State};
 use crate::view::{FamilyView, RecountView, ServerView, View};
 
-/// How many names are listed of families that are not served.
+/// The maximum number of names in the list of families that are not served.
 const NAMES: usize = 100;
 
-/// A table that scrolls by itself where it is too wide, also by keys.
+/// Renders a table that scrolls if it is too wide, also by keyboard.
 fn table(id: &str, caption: &str, heads: &[&str], rows: &Markup) -> Markup {
     html! {
         div.scroll role="region" tabindex="0" id=(id) aria-label=(caption) {
@@ -105,7 +105,7 @@ fn family(pair: &str, FamilyView { status, rate: now, history }: &FamilyView) ->
     }
 }
 
-/// Where its counters can be looked at.
+/// Returns the address of the page for a family's counters.
 fn counters(pair: &str, status: &FamilyStatus) -> String {
     let path = if status.kind == "series" { "/series" } else { "/counter" };
     address(path, &[("pair", pair), ("family", &status.name())])

@@ -1,4 +1,4 @@
-//! What is said where a server is away.
+//! The messages of commands while a server is unavailable.
 
 use futures_util::future::join_all;
 use testkit::MysqlServer;
@@ -25,7 +25,7 @@ async fn a_redis_that_is_gone_or_silent_is_named() {
         assert!((away.err.clone() + &away.out).contains("pair main: "), "{away:?}");
         assert!(away.err.lines().count() <= 1, "{away:?}");
     }
-    // what needs MySQL alone goes on
+    // commands that need only MySQL continue to work
     site.printed(&["families"]).await;
     site.printed(&["rejects", "list"]).await;
 }
@@ -42,7 +42,7 @@ async fn a_mysql_that_is_gone_is_named() {
     assert!(gone.out.contains("pair main: mysql is away: "), "{gone:?}");
     let commands =
         [&["families"][..], &["get", "shop/views", "a"], &["rejects", "list"], &["drift", "shop/views"], &["init"]];
-    // at once, since each waits for MySQL a while
+    // concurrently, since each waits a while for MySQL
     for away in join_all(commands.map(|args| site.ends_with(2, args))).await {
         assert!(!away.err.is_empty() && away.err.lines().count() == 1, "{away:?}");
     }

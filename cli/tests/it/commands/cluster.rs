@@ -1,4 +1,4 @@
-//! The same on a cluster.
+//! Commands on a cluster.
 
 use counterfoil::Script;
 use testkit::{RedisCluster, RedisOptions};

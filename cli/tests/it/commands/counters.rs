@@ -37,7 +37,7 @@ async fn buffered_counters_are_added_read_listed_and_drained() {
     assert_eq!(site.printed(&["pending"]).await, "nothing is pending\n");
     let drained = site.json(0, &["drain", "--all"]).await;
     assert_eq!(drained, json!([{ "pair": "main", "drained": true, "left": [], "problems": [] }]));
-    // the second time nothing is added
+    // the second call adds nothing
     assert_eq!(site.number(sum).await, 2);
     assert_eq!(site.printed(&["get", "shop/views", "b", "a"]).await, "b\t5\na\t-3\n");
 }

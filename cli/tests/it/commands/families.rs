@@ -54,7 +54,7 @@ async fn families_of_file_and_database_are_listed_with_what_differs() {
     assert!(differs.out.contains("shop/views: partitions is 7 here, and 4 in the database"), "{differs:?}");
     let check = site.ends_with(2, &["check"]).await;
     assert!(check.out.contains("error: family shop/views: partitions is 7 here"), "{check:?}");
-    // counting is refused as well, and says why
+    // counting is refused too, with the reason
     assert!(site.ends_with(1, &["add", "shop/views", "a"]).await.err.contains("partitions"));
     assert_eq!(site.printed(&["get", "shop/views", "a"]).await, "a\t1\n");
 }

@@ -1,4 +1,4 @@
-//! Each command for people and as JSON, with its exit codes.
+//! Each command, for people and as JSON, with its exit codes.
 
 mod away;
 mod cluster;
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::support::{Outcome, Site};
 
-/// Families of each kind.
+/// A family of each kind.
 const FAMILIES: &str = r#"
 [[family]]
 name = "shop/views"
@@ -47,12 +47,12 @@ kind = "buffered"
 "#;
 
 impl Site {
-    /// Runs a command that succeeds, and returns what it printed.
+    /// Runs a command that succeeds, and returns its output.
     async fn printed(&self, args: &[&str]) -> String {
         self.ends_with(0, args).await.out
     }
 
-    /// Runs a command that ends so, with at most one line of errors.
+    /// Runs a command that ends with `code`, without a panic.
     async fn ends_with(&self, code: i32, args: &[&str]) -> Outcome {
         let outcome = self.run(args).await;
         assert_eq!(outcome.code, code, "{args:?}: {outcome:#?}");
@@ -60,7 +60,7 @@ impl Site {
         outcome
     }
 
-    /// The one JSON document that a command prints.
+    /// Returns the JSON document that a command prints.
     async fn json(&self, code: i32, args: &[&str]) -> Value {
         let outcome = self.ends_with(code, &[args, &["--json"]].concat()).await;
         serde_json::from_str(&outcome.out).unwrap_or_else(|error| panic!("{args:?}: {error}: {}", outcome.out))

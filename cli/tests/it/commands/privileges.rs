@@ -1,4 +1,4 @@
-//! acl, grants: what they print is enough.
+//! acl, grants: the printed privileges are sufficient.
 
 use testkit::MysqlServer;
 

@@ -8,7 +8,7 @@ use crate::support::Site;
 const FAMILY: &str = "[[family]]\nname = \"shop/sold\"\nkind = \"buffered\"\n\
                       table = { update = \"item\", keys = { id = \"signed\" }, value = \"sold\" }\n";
 
-/// With so many rejects, of 1, 2, ... for the ids 1, 2, ...
+/// Creates a site with this number of rejects, of 1, 2, ... for the ids 1, 2, ...
 async fn site_with(rejects: i64) -> Site {
     let site = Site::new().await;
     site.sql("CREATE TABLE item (id BIGINT PRIMARY KEY, sold BIGINT NOT NULL)").await;

@@ -7,8 +7,8 @@ use tokio::process::Command;
 use super::FAMILIES;
 use crate::support::Site;
 
-/// Runs the program in a terminal of 100 columns, waits for a text, does what the argument says, and prints how it
-/// ended and what the terminal was told.
+/// Runs the program in a terminal of 100 columns, waits for a text, sends an action, and prints the exit status and the
+/// terminal's output.
 const TERMINAL: &str = r#"
 import fcntl, os, pty, select, signal, struct, sys, termios, time
 program, wanted, action = sys.argv[1:4]

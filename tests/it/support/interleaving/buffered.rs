@@ -1,4 +1,4 @@
-//! The hunt in kinds that go the buffered way.
+//! The hunt in kinds whose deltas are buffered.
 
 use std::fmt::Debug;
 
@@ -14,16 +14,16 @@ use super::hunt::{cases, expect_exact, expect_failure, hunt, runtime};
 use super::{Checked, Crashes};
 use crate::support::database_on;
 
-/// What a case is given.
+/// The environment of a case.
 pub struct Given<'s, S> {
     pub server: &'s RedisServer,
     pub crashes: Crashes,
-    /// No other case's family has it.
+    /// The name of the family, which is unique.
     pub name: String,
     pub database: Database<'s, S>,
 }
 
-/// What is counted, as cases of random steps.
+/// A kind of counter, in cases of random steps.
 pub trait Kind {
     type Step: Debug;
 
@@ -32,12 +32,12 @@ pub trait Kind {
     async fn play<S: Store + Clone>(given: Given<'_, S>, steps: Vec<Self::Step>) -> Checked;
 }
 
-/// No case may fail.
+/// Expects that no case fails.
 pub fn exact<K: Kind>(crashes: Crashes, default: u32) {
     expect_exact(hunt_in::<K, _>(&runtime(), &Database::new(MemoryStore::new()), (crashes, cases(default), None)));
 }
 
-/// Nor one with a MySQL that is killed at one in so many batches whose reply is lost, however Redis crashes.
+/// Expects that no case fails with a MySQL that is killed in one of so many batches with a lost reply.
 pub fn exact_in_the_real_database<K: Kind>(one_in: u64, default: u32) {
     let runtime = runtime();
     let mysql = runtime.block_on(Mortal::one_in(one_in));
@@ -47,12 +47,12 @@ pub fn exact_in_the_real_database<K: Kind>(one_in: u64, default: u32) {
     }
 }
 
-/// Takes the guard out and expects the failure that it prevents.
+/// Removes the guard and expects the failure that it prevents.
 pub fn breaks<K: Kind>(guard: Guard, crashes: Crashes, expected: &[&str]) {
     breaks_in::<K, _>(&runtime(), &Database::new(MemoryStore::new()), (guard, crashes), expected);
 }
 
-/// The same of a guard that is the database's.
+/// Removes a guard of the database and expects the failure that it prevents.
 pub fn breaks_in_the_real_database<K: Kind>(guard: Guard, expected: &[&str]) {
     let runtime = runtime();
     let server = runtime.block_on(MysqlServer::start());

@@ -1,4 +1,4 @@
-//! How a test is connected to its Redis.
+//! The connections of a test to its Redis.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,14 +12,14 @@ use testkit::RedisServer;
 pub trait Connect: aio::ConnectionLike + Into<counterfoil::Connection> + Clone + 'static {
     async fn to(server: &RedisServer) -> Self;
 
-    /// Connects again to a server that was started again.
+    /// Connects again to a restarted server.
     async fn again(&mut self, server: &RedisServer) {
         *self = Self::to(server).await;
     }
 }
 
-/// A connection whose clones come back with it, as those of a `ConnectionManager` do: who reads while Redis crashes
-/// goes on to read, and need not wait until it may give up.
+/// A connection whose clones recover with it, like those of a `ConnectionManager`. A reader continues after a crash of
+/// Redis, and does not have to wait for its timeout.
 #[derive(Clone)]
 pub struct Lasting(Arc<Mutex<MultiplexedConnection>>);
 
@@ -77,7 +77,7 @@ impl Connect for Direct {
     }
 }
 
-/// One connection to Redis: whatever is sent has its reply before anything else happens.
+/// One connection to Redis: every call receives its reply before anything else happens.
 #[derive(Clone)]
 pub struct Direct(Arc<Mutex<redis::Connection>>);
 

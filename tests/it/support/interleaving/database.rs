@@ -15,11 +15,11 @@ use super::stage::Stage;
 use super::{Fate, failed};
 use crate::support::database_on;
 
-/// The store of a case: in memory, which is fast and so tries more cases, or in a real database.
+/// The store of a case: in memory, which is faster and so tries more cases, or in a real database.
 #[derive(Clone)]
 pub struct Database<'s, S> {
     pub store: S,
-    /// The store's server if it is killed now and then.
+    /// The store's server, if it is killed now and then.
     mysql: Option<&'s Mortal>,
 }
 
@@ -36,7 +36,7 @@ impl<'s> Database<'s, MysqlStore> {
 }
 
 impl<S: Store + Clone> Database<'_, S> {
-    /// Applies the next ids of the batch, as many as `rows`. Returns its progress unless the reply is lost.
+    /// Applies the next `rows` ids of the batch. Returns its progress unless the reply is lost.
     pub async fn apply(&self, batch: Arc<Batch>, rows: u64, fate: Fate) -> Result<Option<Progress>, TestCaseError> {
         let store = self.store.clone();
         let applying = async move { store.apply(&[batch], Some(rows)).await };
@@ -47,15 +47,15 @@ impl<S: Store + Clone> Database<'_, S> {
         applied.map_err(failed)
     }
 
-    /// Returns the sum of what database, batch and buffer hold of the id.
+    /// Returns the sum of the id in database, batch and buffer.
     pub async fn total<C: Connect>(&self, stage: &Stage<'_, C>, id: &str) -> Result<i128, TestCaseError> {
         let number = stage.partition_of(id);
         let pending = stage.partition(number).read(&[id]).await.map_err(failed)?;
         Ok(self.totals(stage, (number, pending), &[id]).await?[0])
     }
 
-    /// Does so for ids of one partition, given what is pending there. A Redis that is behind the ledger holds nothing that
-    /// would reach the database.
+    /// Returns the sums of ids of one partition with these pending deltas. A Redis that is behind the ledger holds
+    /// nothing that would reach the database.
     pub async fn totals<C: Connect>(
         &self,
         stage: &Stage<'_, C>,
@@ -85,22 +85,22 @@ pub struct Mortal {
 }
 
 impl Mortal {
-    /// Starts one that is killed at one in so many.
+    /// Starts a server that is killed during one of every `one_in` such calls.
     pub async fn one_in(one_in: u64) -> Self {
         Mortal { one_in: Some(one_in), ..Mortal::never().await }
     }
 
-    /// Starts one that is never killed.
+    /// Starts a server that is never killed.
     pub async fn never() -> Self {
         Mortal { server: MysqlServer::start().await, one_in: None, unheard: AtomicU64::new(0) }
     }
 
-    /// A database with counterfoil's tables.
+    /// Creates a database with counterfoil's tables.
     pub async fn database(&self) -> MySqlPool {
         database_on(&self.server).await
     }
 
-    /// Does the work, whose reply is lost. Now and then the server is killed meanwhile.
+    /// Does work whose reply is lost. Now and then the server is killed meanwhile.
     pub async fn unheard<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T>> + Send + 'static,

@@ -1,4 +1,4 @@
-//! The hunt for an order of steps that breaks something.
+//! The hunt for an order of steps that breaks an invariant.
 
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -19,10 +19,10 @@ pub trait Case {
 
     async fn step(&mut self, step: Self::Step) -> Checked;
 
-    /// What has to be so after every step.
+    /// Checks what must be true after every step.
     async fn check(&self) -> Checked;
 
-    /// Ends whatever is under way; nothing may be left of it.
+    /// Ends everything in progress. Nothing may be left of it.
     async fn finish(&mut self) -> Checked;
 
     async fn play(&mut self, steps: impl IntoIterator<Item = Self::Step>) -> Checked {
@@ -38,7 +38,7 @@ pub fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// How many cases are tried.
+/// Returns the number of cases to try.
 pub fn cases(default: u32) -> u32 {
     match std::env::var("COUNTERFOIL_CASES") {
         Ok(cases) => cases.parse().expect("COUNTERFOIL_CASES is a number"),
@@ -46,10 +46,10 @@ pub fn cases(default: u32) -> u32 {
     }
 }
 
-/// Numbers the cases of the whole program, so that no two share a family.
+/// The number of the program's next case, so that no two cases share a family.
 static CASE: AtomicUsize = AtomicUsize::new(0);
 
-/// Runs random cases, with a guard taken out or not. A case is given a Redis and a name that no other case has.
+/// Runs random cases, with or without a guard. Each case gets a Redis and a unique name.
 pub fn hunt<T: Debug>(
     servers: &Runtime,
     (crashes, cases, guard): (Crashes, u32, Option<Guard>),
@@ -59,17 +59,17 @@ pub fn hunt<T: Debug>(
     take_out(guard);
     let start = || Rc::new(servers.block_on(RedisServer::start(crashes.options())));
     let server = RefCell::new(start());
-    // a failure that is expected need not be made small
+    // an expected failure is not shrunk
     let max_shrink_iters = if guard.is_some() { 0 } else { 500 };
     let config = Config { cases, failure_persistence: None, max_shrink_iters, ..Config::default() };
-    // without a guard the failure has to come every time
+    // without a guard the failure must occur every time
     let mut runner = match guard {
         Some(_) => TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha)),
         None => TestRunner::new(config),
     };
     let case = AtomicUsize::new(0);
     let outcome = runner.run(&steps, |steps| {
-        // a crash loads the file of all cases so far, so now and then it begins anew
+        // a crash loads the file of all cases so far, so now and then a new server replaces it
         if case.fetch_add(1, Ordering::Relaxed) % 200 == 199 {
             server.replace(start());
         }

@@ -1,9 +1,9 @@
-//! What the interleaving tests share: the fates of calls, crashes of a real Redis, and the hunt for an order of steps
-//! that breaks something.
+//! The shared parts of the interleaving tests: the fates of calls, crashes of a real Redis, and the hunt for an order
+//! of steps that breaks an invariant.
 //!
-//! A crash of Redis that loses the last writes is its append-only file cut back, before the restart, to a length that it
-//! had within the settle time. It is cut between two commands: a tail torn within a script's writes is Redis's to drop,
-//! see docs/operations.md.
+//! A crash of Redis that loses the last writes cuts its append-only file back, before the restart, to a length from
+//! within the settle time. The cut is between two commands: Redis itself drops a tail that is torn within a script's
+//! writes, see docs/operations.md.
 
 pub mod buffered;
 pub mod connect;
@@ -23,7 +23,7 @@ use proptest::prelude::{BoxedStrategy, Just, Strategy, any, prop_oneof};
 use proptest::test_runner::TestCaseError;
 use testkit::RedisOptions;
 
-/// How long a rotation takes to be durable, in ms.
+/// The time in ms until a rotation is durable.
 pub const SETTLE: u64 = 1000;
 pub const PARTITIONS: u32 = 2;
 
@@ -35,7 +35,7 @@ pub fn failed(what: impl Display) -> TestCaseError {
     TestCaseError::fail(what.to_string())
 }
 
-/// What becomes of a call.
+/// The fate of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fate {
     Delivered,
@@ -49,7 +49,7 @@ pub fn fate() -> impl Strategy<Value = Fate> {
     prop_oneof![6 => Just(Fate::Delivered), 1 => Just(Fate::LostBefore), 2 => Just(Fate::LostAfter)]
 }
 
-/// How Redis keeps what it has.
+/// The crashes of Redis, which determine its persistence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Crashes {
     BackToTheLastFsync,
@@ -65,7 +65,7 @@ impl Crashes {
         }
     }
 
-    /// The least that is safe: what knows nothing after a crash cannot go back to an older state.
+    /// Returns the weakest safe durability: a Redis that is empty after a crash cannot return to an older state.
     pub fn durability(self) -> Durability {
         match self {
             Crashes::Empty => Durability::Immediate,
@@ -73,7 +73,7 @@ impl Crashes {
         }
     }
 
-    /// A crash of that kind.
+    /// Draws a crash of this kind.
     pub fn mishap(self) -> BoxedStrategy<Mishap> {
         match self {
             Crashes::BackToTheLastFsync => any::<u8>().prop_map(|kept| Mishap::Crash { kept }).boxed(),
@@ -83,14 +83,14 @@ impl Crashes {
     }
 }
 
-/// What befalls Redis.
+/// An accident of Redis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mishap {
     ScriptFlush,
-    /// It comes back with its file cut back to this share of what is not durable.
+    /// Redis restarts with its file cut back to this share of what is not durable.
     Crash {
         kept: u8,
     },
-    /// It comes back empty.
+    /// Redis loses all its data.
     Emptied,
 }

@@ -1,4 +1,4 @@
-//! Somebody who reads while the others go on.
+//! A reader that runs between other steps.
 
 use counterfoil::Result;
 use proptest::test_runner::TestCaseError;
@@ -8,25 +8,24 @@ use super::failed;
 use super::token::State;
 use crate::support::between::Gate;
 
-/// A reader that stands still before each question to the database.
+/// A reader that stops before each database query.
 pub struct Reader<T> {
     task: JoinHandle<Result<T>>,
     gate: Gate,
-    /// Which increments were acknowledged before it began.
+    /// True for each increment that was acknowledged before the reader began.
     before: Vec<bool>,
     pub has_crashed: bool,
 }
 
 impl<T: Send + 'static> Reader<T> {
-    /// Begins to read, and comes to its first question.
+    /// Begins to read, up to the first database query.
     pub async fn begin(gate: Gate, read: impl Future<Output = Result<T>> + Send + 'static, before: Vec<bool>) -> Self {
         let task = tokio::spawn(read);
         gate.reach(&task).await;
         Reader { task, gate, before, has_crashed: false }
     }
 
-    /// Lets the question of the reader through, if there is one. Returns what it has read once it is through; in a crash
-    /// it may fail.
+    /// Lets the reader's query run, if there is a reader. Returns its result once it ends; after a crash it may fail.
     pub async fn go_on(reader: &mut Option<Self>) -> Result<Option<Seen<T>>, TestCaseError> {
         let Some(asking) = reader.take() else { return Ok(None) };
         asking.gate.let_in(&asking.task).await;
@@ -43,7 +42,7 @@ impl<T: Send + 'static> Reader<T> {
     }
 }
 
-/// What a reader has read.
+/// The result of a reader.
 pub struct Seen<T> {
     pub found: T,
     before: Vec<bool>,
@@ -51,7 +50,7 @@ pub struct Seen<T> {
 }
 
 impl<T> Seen<T> {
-    /// How often the increment of that number has to be in it, and may be.
+    /// Returns how often the increment with this number must and may be in the result.
     pub fn bounds(&self, token: usize, state: State) -> (u8, u8) {
         let was_acknowledged = self.before.get(token) == Some(&true);
         (u8::from(was_acknowledged && state != State::Forgotten && !self.has_crashed), 1)

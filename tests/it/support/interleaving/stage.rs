@@ -14,10 +14,10 @@ use super::connect::Connect;
 use super::hunt::runtime;
 use super::{Checked, Crashes, Mishap, PARTITIONS, SETTLE, failed};
 
-/// The lengths of the append-only file with effects that are not there any more.
+/// The lengths of the append-only file whose effects are lost.
 pub type Gone = RangeFrom<u64>;
 
-/// Lengths of the append-only file over time, the oldest first: that of one settle time ago is durable.
+/// The lengths of the append-only file over time, oldest first. The length one settle time ago is durable.
 #[derive(Debug)]
 pub struct Lengths {
     settle: u64,
@@ -29,36 +29,36 @@ impl Lengths {
         Lengths { settle, noted: VecDeque::new() }
     }
 
-    /// Notes how long the file is now.
+    /// Notes the current length of the file.
     pub fn note(&mut self, now: u64, length: u64) {
         self.noted.push_back((now, length));
-        // the newest that is durable, and what came after it
+        // keeps the newest durable length, and all later ones
         while self.noted.get(1).is_some_and(|(time, _)| time + self.settle <= now) {
             self.noted.pop_front();
         }
     }
 
-    /// The length that is left when a crash keeps this share of what is not durable.
+    /// Returns the length that is left when a crash keeps this share of what is not durable.
     pub fn left(&self, kept: u8) -> u64 {
         self.noted[(self.noted.len() - 1) * usize::from(kept) / 255].1
     }
 
-    /// Redis has started again with a file of this length, all of which is durable.
+    /// Handles a restart of Redis with a file of this length, all of which is durable.
     pub fn restart(&mut self, now: u64, length: u64) {
         self.noted.clear();
         self.noted.push_back((now.saturating_sub(self.settle), length));
     }
 }
 
-/// Where a case happens: a Redis that may lose its memory, a family in it, and the time.
+/// The environment of a case: a Redis that may lose its memory, a family in it, and the time.
 pub struct Stage<'s, C> {
     server: &'s RedisServer,
     pub redis: C,
     pub family: Arc<Registered>,
     crashes: Crashes,
-    /// By the server's clock, in ms.
+    /// The time by the server's clock, in ms.
     pub now: u64,
-    /// The same, but for its steps back.
+    /// The time in ms without the clock's steps back.
     elapsed: u64,
     lengths: Lengths,
     names: u64,
@@ -78,7 +78,7 @@ impl<'s, C: Connect> Stage<'s, C> {
         Partition::new(self.redis.clone(), &self.family.family, number).at(self.now)
     }
 
-    /// Starts the partition anew if its last cut is the proven one.
+    /// Resets the partition if its last cut is the proven one.
     pub async fn reset(&self, number: u32, proven: LastCut) -> Result<Option<Dropped>, TestCaseError> {
         let home = self.partition(0);
         self.partition(number).reset(&self.family.family, home.keys(), proven).await.map_err(failed)
@@ -88,12 +88,12 @@ impl<'s, C: Connect> Stage<'s, C> {
         self.family.family.partition_of(id)
     }
 
-    /// A key of the partition, as it stands in Redis.
+    /// Returns a key of the partition, as it is in Redis.
     pub fn key(&self, partition: u32, kind: &str) -> String {
         format!("cf1:{{{}/{partition}}}:{kind}", self.family.family)
     }
 
-    /// A number that nobody else in this case has.
+    /// Returns a number that is unique in this case.
     pub fn new_name(&mut self) -> u64 {
         self.names += 1;
         self.names
@@ -104,12 +104,12 @@ impl<'s, C: Connect> Stage<'s, C> {
         self.elapsed += ms;
     }
 
-    /// The server's clock is set back.
+    /// Sets the server's clock back.
     pub fn set_back(&mut self, ms: u64) {
         self.now -= ms;
     }
 
-    /// How long the append-only file is; 0 where none is needed.
+    /// Notes and returns the length of the append-only file; 0 if none is needed.
     pub fn note_length(&mut self) -> u64 {
         if self.crashes != Crashes::BackToTheLastFsync {
             return 0;
@@ -119,9 +119,9 @@ impl<'s, C: Connect> Stage<'s, C> {
         length
     }
 
-    /// Returns what Redis forgot, if it forgot anything that was counted.
+    /// Applies the mishap. Returns the lost lengths of the file if Redis lost any counts.
     pub async fn suffer(&mut self, mishap: Mishap) -> Result<Option<Gone>, TestCaseError> {
-        // no two epochs begin at one moment
+        // no two epochs begin at the same time
         self.pass(1);
         match mishap {
             Mishap::ScriptFlush => {
@@ -155,7 +155,7 @@ impl<'s, C: Connect> Stage<'s, C> {
         cmd.exec_async(&mut self.redis.clone()).await.map_err(failed)
     }
 
-    /// Nothing waits for the database any more.
+    /// Checks that nothing is pending for the database.
     pub async fn expect_nothing_pending(&self) -> Checked {
         for number in 0..PARTITIONS {
             if self.partition(number).has_pending().await.map_err(failed)? {
@@ -166,7 +166,7 @@ impl<'s, C: Connect> Stage<'s, C> {
     }
 }
 
-/// On a clock that goes by itself, which the test's own may not.
+/// Starts the server on a runtime whose clock runs, which the test's own clock may not do.
 fn start_again(server: &RedisServer) {
     let start = || runtime().block_on(server.start_again());
     std::thread::scope(|scope| scope.spawn(start).join()).expect("it starts");

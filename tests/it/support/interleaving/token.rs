@@ -1,19 +1,19 @@
-//! Increments that are told apart: the k-th of a case adds 4^k, so that in base 4 each digit of a value says how often
-//! that increment is in it.
+//! Distinct increments: the k-th of a case adds 4^k. In base 4, each digit of a value is the number of times that it
+//! contains that increment.
 
 use super::stage::Gone;
 
-/// What the increment of that number adds.
+/// Returns the delta of the increment with this number.
 pub fn delta(token: usize) -> i64 {
     4i64.pow(u32::try_from(token).expect("few tokens"))
 }
 
-/// How often the increment of that number is in the value: the k-th of a case adds 4^k.
+/// Returns how often the increment with this number is in the value.
 pub fn digit(value: i128, token: usize) -> u8 {
     u8::try_from((value >> (2 * token)) & 3).expect("two bits")
 }
 
-/// The word for an increment that is in a value less often than it has to be, or more often than it may.
+/// Returns the fault if an increment is in a value less often than it must be, or more often than it may.
 pub fn fault(times: u8, (least, most): (u8, u8)) -> Option<&'static str> {
     match times {
         times if times < least => Some("LOST"),
@@ -22,16 +22,16 @@ pub fn fault(times: u8, (least, most): (u8, u8)) -> Option<&'static str> {
     }
 }
 
-/// What the test knows of an increment.
+/// The test's knowledge of an increment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum State {
-    /// It may be counted or not.
+    /// Counted or not.
     InDoubt,
-    /// Redis acknowledged it; its effect was in the append-only file at this length.
+    /// Acknowledged; its effect was in the append-only file at this length.
     Acknowledged { at: u64 },
-    /// Redis acknowledged it and forgot it in a crash before it was durable: it may be in the database or not.
+    /// Acknowledged, but lost in a crash before it was durable; it may be in the database.
     Forgotten,
-    /// It was surely not counted.
+    /// Definitely not counted.
     Refused,
 }
 
@@ -40,7 +40,7 @@ impl State {
         matches!(self, State::Acknowledged { .. })
     }
 
-    /// How often it has to be in a value, and may be.
+    /// Returns how often the increment must and may be in a value.
     pub fn bounds(self) -> (u8, u8) {
         match self {
             State::Acknowledged { .. } => (1, 1),
@@ -49,7 +49,7 @@ impl State {
         }
     }
 
-    /// After a crash: what was counted at a length of the file that is not there any more may be gone.
+    /// Handles a crash: an increment counted at a lost length of the file may be gone.
     pub fn forget(&mut self, gone: &Gone) {
         if matches!(self, State::Acknowledged { at } if gone.contains(at)) {
             *self = State::Forgotten;

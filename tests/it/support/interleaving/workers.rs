@@ -44,7 +44,7 @@ pub enum Task {
     Fetch(u32, BatchId),
     Apply(Arc<Batch>),
     Release(u32, BatchId),
-    /// The ledger proves that Redis was set back.
+    /// A reset, since the ledger proves that Redis was set back.
     Reset(u32, BatchId),
 }
 
@@ -52,7 +52,7 @@ pub enum Task {
 #[derive(Debug, Default)]
 pub struct Workers {
     pub tasks: [Task; WORKERS],
-    /// The number of batches that they cut, including those of which no reply arrived.
+    /// The number of batches that they cut, including cuts whose reply was lost.
     pub cuts: u64,
 }
 
@@ -61,7 +61,7 @@ impl Workers {
         self.tasks[worker] = Task::default();
     }
 
-    /// Takes a step where Redis is never set back.
+    /// Takes a step in a case without set-backs.
     pub async fn step<C: Connect, S: Store + Clone>(
         &mut self,
         work: Work,
@@ -116,7 +116,7 @@ impl Workers {
         }
     }
 
-    /// Brings everything that is pending in the partition to the database.
+    /// Brings everything pending in the partition to the database.
     pub async fn drain<C: Connect, S: Store + Clone>(
         &mut self,
         partition: u32,

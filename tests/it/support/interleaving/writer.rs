@@ -1,4 +1,4 @@
-//! Writers, which count.
+//! Writers that count.
 
 use counterfoil::test_hooks::{Fence, Partition};
 
@@ -15,7 +15,7 @@ pub struct Writer<Call> {
     pub open: Option<Call>,
 }
 
-/// The idempotency key of a call, with its epoch: "" before the writer has asked for one.
+/// The idempotency key of a call, with its epoch, which is "" before the writer has requested one.
 #[derive(Clone, Debug)]
 pub struct Key {
     caller: String,
@@ -39,7 +39,7 @@ impl<Call> Writer<Call> {
         self.open = Some(call);
     }
 
-    /// Returns the key of the open call, with an epoch from its home unless the writer has one.
+    /// Returns the key of the open call. A writer without an epoch requests one from the home.
     pub async fn key<C: Connect>(&mut self, stage: &Stage<'_, C>, home: &Partition) -> Result<Key, Failed> {
         if self.key.epoch.is_empty() {
             self.key.epoch = epoch(home, &stage.family.family).await.map_err(failed)?;
@@ -47,12 +47,12 @@ impl<Call> Writer<Call> {
         Ok(self.key.clone())
     }
 
-    /// Returns whether the key is that of the open call.
+    /// Returns whether the key belongs to the open call.
     pub fn made(&self, key: &Key) -> bool {
         self.open.is_some() && (&*key.caller, key.n) == (&*self.key.caller, self.key.n)
     }
 
-    /// Lets a writer without an open call ask for the epoch before its next call.
+    /// Makes a writer without an open call request the epoch before its next call.
     pub fn ask(&mut self) {
         if self.open.is_none() {
             self.key.epoch.clear();
