@@ -12,7 +12,6 @@ use crate::family::Retention;
 use crate::metrics;
 use crate::reconciler::flush::{CALLS, Flusher, Held, Pass};
 use crate::scripts::cached::Deleted;
-use crate::scripts::keys::Keys;
 use crate::scripts::partition::Partition;
 use crate::store::{Batch, Registered};
 use crate::writer::opened::Opened;
@@ -76,7 +75,7 @@ impl Flusher {
         let mut cursors = match pass {
             Some(Pass::Next(at)) if at > started => return Ok(()),
             Some(Pass::At(cursors)) => cursors,
-            _ if !self.has_any(partitions, Keys::base).await? => return Ok(()),
+            _ if !self.has_any(partitions.iter().map(|one| one.keys.base())).await? => return Ok(()),
             _ => vec![Some(0); partitions.len()],
         };
         for (some, cursors) in partitions.chunks(CALLS).zip(cursors.chunks_mut(CALLS)) {

@@ -14,10 +14,9 @@ use crate::connection::backoff::{Backoff, GRACE, pause_unless_stopped, unless_st
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::reconciler::set_back;
-use crate::scripts::buffered::{Cut, CutBatch, FetchReply, LastCut, Lease, RotateReply, anything_pending};
+use crate::scripts::buffered::{Cut, CutBatch, FetchReply, LastCut, Lease, RotateReply};
 use crate::scripts::bundle;
-use crate::scripts::keys::Keys;
-use crate::scripts::partition::{Partition, any_exists, random};
+use crate::scripts::partition::{Partition, random};
 use crate::store::{Applied, Batch, Progress, Registered};
 use crate::testing::ablation::{self, Guard};
 use crate::writer::opened::Opened;
@@ -156,13 +155,8 @@ impl Flusher {
         if let Some(retention) = family.retention() {
             self.delete_due(opened, retention, &all).await?;
         }
-        // a cluster refuses keys of several slots once, and is then known as one
-        if !self.shared.topology.is_cluster() {
-            match anything_pending(&self.redis, &all).await {
-                Ok(false) => return Ok(Vec::new()),
-                Err(error) if bundle::crosses_slots(&error) => self.shared.topology.found_cluster(),
-                _ => {}
-            }
+        if let Ok(false) = self.has_any(all.iter().flat_map(|one| one.keys.pending())).await {
+            return Ok(Vec::new());
         }
         let mut found = Vec::new();
         for some in all.chunks(CALLS) {
@@ -173,12 +167,13 @@ impl Flusher {
         Ok(found.collect())
     }
 
-    /// Returns true if any of the partitions has this key. Takes one command; a cluster is assumed to have it.
-    pub(super) async fn has_any(&self, partitions: &[Partition], key: fn(&Keys) -> String) -> Result<bool> {
+    /// Returns true if any of the keys exists. Takes one command; a cluster is assumed to have one: it refuses keys of
+    /// several slots once, and is then known as a cluster.
+    pub(super) async fn has_any(&self, keys: impl Iterator<Item = String>) -> Result<bool> {
         if self.shared.topology.is_cluster() {
             return Ok(true);
         }
-        match any_exists(&self.redis, partitions, key).await {
+        match bundle::any_exists(&self.redis, &keys.collect::<Vec<_>>()).await {
             Err(error) if bundle::crosses_slots(&error) => {
                 self.shared.topology.found_cluster();
                 Ok(true)
@@ -189,7 +184,7 @@ impl Flusher {
 
     /// Moves the slices that are over, or all of them, to the buffers.
     async fn close_slices(&self, partitions: &[Partition]) -> Result<()> {
-        if !self.has_any(partitions, Keys::schedule).await? {
+        if !self.has_any(partitions.iter().map(|one| one.keys.schedule())).await? {
             return Ok(());
         }
         for some in partitions.chunks(CALLS) {

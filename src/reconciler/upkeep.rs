@@ -67,13 +67,13 @@ pub async fn strays(redis: &Connection, topology: &Topology, family: &Family) ->
         let some: Vec<_> = some.iter().map(partition).zip(some).collect();
         if !topology.is_cluster() {
             let keys: Vec<_> = some.iter().flat_map(|(stray, _)| used_keys(family, stray)).collect();
-            if bundle::read::<u64>(redis, "EXISTS", &keys, &[]).await? == 0 {
+            if !bundle::any_exists(redis, &keys).await? {
                 continue;
             }
         }
         let looks = some.iter().map(|(stray, number)| async move {
-            let used = bundle::read::<u64>(redis, "EXISTS", &used_keys(family, stray), &[]).await?;
-            Ok::<_, crate::Error>((used > 0).then_some((stray, **number)))
+            let is_used = bundle::any_exists(redis, &used_keys(family, stray)).await?;
+            Ok::<_, crate::Error>(is_used.then_some((stray, **number)))
         });
         for (stray, number) in try_join_all(looks).await?.into_iter().flatten() {
             tracing::error!(%family, partition = number, "hits of somebody who believes in another number of partitions");
@@ -92,7 +92,7 @@ pub async fn strays(redis: &Connection, topology: &Topology, family: &Family) ->
 /// Returns the keys of which at least one exists if hits wait for the database.
 fn used_keys(family: &Family, partition: &Partition) -> Vec<String> {
     let keys = &partition.keys;
-    let mut used = vec![keys.buffer(), keys.batch()];
+    let mut used = keys.pending().to_vec();
     if family.keeps_slices() {
         used.push(keys.schedule());
     }

@@ -362,7 +362,7 @@ return pending";
 
     /// Returns whether anything is pending in the partition, by one cheap command.
     pub async fn has_pending(&self) -> Result<bool> {
-        anything_pending(&self.redis, std::slice::from_ref(self)).await
+        bundle::any_exists(&self.redis, &self.keys.pending()).await
     }
 
     /// Returns the ids with that prefix that have anything pending, each at least once. An id counted before the call
@@ -385,13 +385,6 @@ return pending";
         }
         Ok(found)
     }
-}
-
-/// Returns whether anything is pending in any of the partitions. In a cluster, pass one partition at a time: Redis
-/// refuses keys of several slots in one call.
-pub async fn anything_pending(redis: &Connection, partitions: &[Partition]) -> Result<bool> {
-    let keys: Vec<_> = partitions.iter().flat_map(|one| [one.keys.buffer(), one.keys.batch()]).collect();
-    bundle::read::<u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
 }
 
 /// Returns the last cut of each of these partitions, at most 1000. In a cluster they must lie in one slot.

@@ -195,6 +195,11 @@ return redis.call(unpack(words))";
     reading(redis, READ, keys, &words).await
 }
 
+/// Returns whether any of the keys exists. In a cluster they must lie in one slot.
+pub async fn any_exists(redis: &Connection, keys: &[String]) -> Result<bool> {
+    read::<u64>(redis, "EXISTS", keys, &[]).await.map(|existing| existing > 0)
+}
+
 /// Runs a script that only reads.
 pub async fn reading<T>(
     redis: &Connection,

@@ -27,6 +27,11 @@ impl Keys {
         format!("{}batch", self.tag)
     }
 
+    /// The keys of which one exists while something is pending.
+    pub fn pending(&self) -> [String; 2] {
+        [self.buffer(), self.batch()]
+    }
+
     /// Returns the key of the hash with the batch's id, times and counts, and the lease.
     pub fn meta(&self) -> String {
         format!("{}meta", self.tag)

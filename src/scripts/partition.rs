@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::scripts::bundle::{self, Arg, Reply, arg, made};
+use crate::scripts::bundle::{Arg, Reply, arg, made};
 use crate::scripts::keys::Keys;
 use crate::testing::simulated;
 
@@ -149,12 +149,6 @@ impl Partition {
     pub(crate) fn time(&self) -> Arg<'_> {
         simulated::time().map_or_else(|| arg(&self.now_ms), made)
     }
-}
-
-/// Returns whether any of the partitions has this key. In a cluster they must lie in one slot.
-pub async fn any_exists(redis: &Connection, partitions: &[Partition], key: fn(&Keys) -> String) -> Result<bool> {
-    let keys: Vec<_> = partitions.iter().map(|one| key(&one.keys)).collect();
-    bundle::read::<u64>(redis, "EXISTS", &keys, &[]).await.map(|existing| existing > 0)
 }
 
 pub(crate) fn expect_ok(reply: &Reply) -> Result<()> {

@@ -214,13 +214,13 @@ impl Working<'_> {
 
     /// Returns the differences of the latest runs that were not read before.
     async fn drift(&mut self, recounts: &[RecountView]) -> Vec<DriftView> {
+        let Ok(store) = self.counterfoil.mysql() else { return Vec::new() };
         let mut found = Vec::new();
         for RecountView { family, run, drifted, .. } in recounts.iter().filter(|recount| recount.drifted > 0) {
             if self.drift_of.get(family) == Some(&(*run, *drifted)) {
                 continue;
             }
             let Some(Registered { family: known, .. }) = self.worker.live.known(family) else { continue };
-            let Ok(store) = self.counterfoil.mysql() else { continue };
             let Ok(read) = store.drift(&known, *run, None, SHOWN).await else { continue };
             self.drift_of.insert(family.clone(), (*run, *drifted));
             let shown: BTreeSet<_> = {
