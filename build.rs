@@ -1,11 +1,15 @@
-//! Makes cargo watch the bundle of scripts, and passes the documents' programs to the test that runs them.
+//! Makes cargo watch the bundle of scripts, and passes the documents' programs to the test that
+//! runs them.
 
 use std::path::Path;
 use std::{env, fs};
 
 /// The prefix of the files with a document's programs, and the document's path.
-const DOCUMENTS: [(&str, &str); 3] =
-    [("readme", "README.md"), ("guide", "docs/guide.md"), ("operations", "docs/operations.md")];
+const DOCUMENTS: [(&str, &str); 3] = [
+    ("readme", "README.md"),
+    ("guide", "docs/guide.md"),
+    ("operations", "docs/operations.md"),
+];
 
 fn main() {
     // `include_dir` does not notice new files
@@ -18,19 +22,34 @@ fn main() {
     }
 }
 
-/// Writes the Rust programs of a document to the files that a test includes, `guide_1.rs` and so on. Replaces their
-/// addresses by those of the test's servers.
+/// Writes the Rust programs of a document to the files that a test includes, `guide_1.rs` and so
+/// on. Replaces their addresses by those of the test's servers.
 fn write_programs(name: &str, document: &str) {
     let folder = env::var("OUT_DIR").expect("cargo sets it");
-    let blocks =
-        document.split("\n```rust").skip(1).filter_map(|block| block.split_once('\n')?.1.split("\n```").next());
+    let blocks = document
+        .split("\n```rust")
+        .skip(1)
+        .filter_map(|block| block.split_once('\n')?.1.split("\n```").next());
     for (index, program) in blocks.enumerate() {
         let program = program
             .replace(r#""redis://localhost""#, "crate::readme::redis_url()")
-            .replace(r#""mysql://root@localhost/shop""#, "crate::readme::mysql_url()")
-            .replace(r#""rediss://redis.internal""#, "crate::readme::tls().redis_url()")
-            .replace(".mysql(mysql)", ".mysql(crate::readme::tls().mysql_url(mysql))")
+            .replace(
+                r#""mysql://root@localhost/shop""#,
+                "crate::readme::mysql_url()",
+            )
+            .replace(
+                r#""rediss://redis.internal""#,
+                "crate::readme::tls().redis_url()",
+            )
+            .replace(
+                ".mysql(mysql)",
+                ".mysql(crate::readme::tls().mysql_url(mysql))",
+            )
             .replace("use std::fs;", "use crate::readme::files as fs;");
-        fs::write(Path::new(&folder).join(format!("{name}_{}.rs", index + 1)), program).expect("a file is written");
+        fs::write(
+            Path::new(&folder).join(format!("{name}_{}.rs", index + 1)),
+            program,
+        )
+        .expect("a file is written");
     }
 }

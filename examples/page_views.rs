@@ -1,6 +1,8 @@
-//! A web server that counts the views of each article and shows them: http://localhost:3000/articles/7
+//! A web server that counts the views of each article and shows them:
+//! http://localhost:3000/articles/7
 //!
-//! `REDIS_URL` and `DATABASE_URL` name the servers. Any number of these processes may run side by side.
+//! `REDIS_URL` and `DATABASE_URL` name the servers. Any number of these processes may run side by
+//! side.
 
 use std::env;
 use std::time::Duration;
@@ -16,24 +18,35 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mysql = env::var("DATABASE_URL").unwrap_or("mysql://root@localhost/test".into());
 
     let pair = Counterfoil::connect(&redis, &mysql).await?;
-    // Creates counterfoil's tables if they are missing. If you use migrations, put MysqlStore::schema() into one.
+    // Creates counterfoil's tables if they are missing. If you use migrations, put
+    // MysqlStore::schema() into one.
     pair.mysql()?.create_tables().await?;
-    let views = pair.open(Family::buffered("example", "article_views").build()?).await?;
+    let views = pair
+        .open(Family::buffered("example", "article_views").build()?)
+        .await?;
     let _reconciler = pair.reconciler().start().await?;
 
-    let app = Router::new().route("/articles/{number}", get(article)).with_state(views);
+    let app = Router::new()
+        .route("/articles/{number}", get(article))
+        .with_state(views);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
     println!("http://{}/articles/7", listener.local_addr()?);
-    axum::serve(listener, app).with_graceful_shutdown(interrupted()).await?;
+    axum::serve(listener, app)
+        .with_graceful_shutdown(interrupted())
+        .await?;
 
-    // This usually returns at once. Counts that remain after the timeout stay safe in Redis until the next start.
+    // This usually returns at once. Counts that remain after the timeout stay safe in Redis until
+    // the next start.
     for remaining in pair.shutdown(Duration::from_secs(10)).await? {
         eprintln!("{remaining:?}");
     }
     Ok(())
 }
 
-async fn article(State(views): State<BufferedCounters>, Path(number): Path<u32>) -> Result<Html<String>, StatusCode> {
+async fn article(
+    State(views): State<BufferedCounters>,
+    Path(number): Path<u32>,
+) -> Result<Html<String>, StatusCode> {
     let id = number.to_string();
     match views.add(&id, 1).await {
         Ok(Added::Counted { .. }) => {}
@@ -44,7 +57,9 @@ async fn article(State(views): State<BufferedCounters>, Path(number): Path<u32>)
         eprintln!("article {id}: {error}");
         StatusCode::SERVICE_UNAVAILABLE
     })?;
-    Ok(Html(format!("<h1>Article {id}</h1><p>Seen {seen} times.</p>")))
+    Ok(Html(format!(
+        "<h1>Article {id}</h1><p>Seen {seen} times.</p>"
+    )))
 }
 
 async fn interrupted() {

@@ -2,8 +2,9 @@
 //!
 //! `cargo run --example series_chart -- / --precision 5s`
 //!
-//! It reads from the servers in `--redis` and `--mysql` (or `REDIS_URL` and `DATABASE_URL`), for instance the hits of
-//! the live page. Without them it starts private servers and first counts some sample hits.
+//! It reads from the servers in `--redis` and `--mysql` (or `REDIS_URL` and `DATABASE_URL`), for
+//! instance the hits of the live page. Without them it starts private servers and first counts some
+//! sample hits.
 
 #[path = "live_page/servers.rs"]
 mod servers;
@@ -51,19 +52,31 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     if servers.are_private() {
         pair.mysql()?.create_tables().await?;
     }
-    let series = pair.open(Family::series(args.namespace, args.family).build()?).await?;
+    let series = pair
+        .open(Family::series(args.namespace, args.family).build()?)
+        .await?;
     if servers.are_private() {
         count_something(&series, &args.name).await?;
     }
     let slices = series.get(&args.name, args.precision).await?;
     let title = format!("{} per {}", args.name, args.precision);
-    print!("{}", text(&drawn(&slices, title, Rect::new(0, 0, args.width, args.height))));
+    print!(
+        "{}",
+        text(&drawn(
+            &slices,
+            title,
+            Rect::new(0, 0, args.width, args.height)
+        ))
+    );
     Ok(())
 }
 
 fn precision(name: &str) -> Result<Precision, String> {
     let names = Precision::DEFAULT.map(|precision| precision.to_string());
-    let found = names.iter().position(|one| one == name).map(|at| Precision::DEFAULT[at]);
+    let found = names
+        .iter()
+        .position(|one| one == name)
+        .map(|at| Precision::DEFAULT[at]);
     found.ok_or_else(|| format!("is none of {}", names.join(", ")))
 }
 
@@ -71,7 +84,10 @@ fn precision(name: &str) -> Result<Precision, String> {
 async fn count_something(series: &Series, name: &str) -> counterfoil::Result<()> {
     const STEPS: u64 = 100;
     let mut time = interval(Duration::from_millis(100));
-    for step in ProgressBar::new(STEPS).with_message("counting").wrap_iter(0..STEPS) {
+    for step in ProgressBar::new(STEPS)
+        .with_message("counting")
+        .wrap_iter(0..STEPS)
+    {
         time.tick().await;
         let _ = series.add(name, 1 + step % 30).await?;
     }
@@ -79,35 +95,56 @@ async fn count_something(series: &Series, name: &str) -> counterfoil::Result<()>
 }
 
 fn drawn(slices: &[Slice], title: String, area: Rect) -> Buffer {
-    let points: Vec<_> = slices.iter().map(|slice| (seconds(slice.start), slice.count as f64)).collect();
-    let most = slices.iter().map(|slice| slice.count).max().unwrap_or_default();
+    let points: Vec<_> = slices
+        .iter()
+        .map(|slice| (seconds(slice.start), slice.count as f64))
+        .collect();
+    let most = slices
+        .iter()
+        .map(|slice| slice.count)
+        .max()
+        .unwrap_or_default();
     // An even maximum, so that the label in the middle is a whole number.
     let top = (most + most % 2).max(2);
     let start = |slice: Option<&Slice>| slice.map_or(UNIX_EPOCH, |slice| slice.start);
     let (first, last) = (start(slices.first()), start(slices.last()));
 
-    let line = Dataset::default().marker(Marker::Braille).graph_type(GraphType::Line).data(&points);
+    let line = Dataset::default()
+        .marker(Marker::Braille)
+        .graph_type(GraphType::Line)
+        .data(&points);
     let times = Axis::default()
         .bounds([first, last].map(seconds))
         .labels([first, last].map(time))
         .labels_alignment(Alignment::Right);
-    let counts = Axis::default().bounds([0.0, top as f64]).labels([0, top / 2, top].map(|count| count.to_string()));
-    let chart = Chart::new(vec![line]).block(Block::bordered().title(title)).x_axis(times).y_axis(counts);
+    let counts = Axis::default()
+        .bounds([0.0, top as f64])
+        .labels([0, top / 2, top].map(|count| count.to_string()));
+    let chart = Chart::new(vec![line])
+        .block(Block::bordered().title(title))
+        .x_axis(times)
+        .y_axis(counts);
     let mut buffer = Buffer::empty(area);
     chart.render(area, &mut buffer);
     buffer
 }
 
 fn seconds(time: SystemTime) -> f64 {
-    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+    time.duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs_f64()
 }
 
 fn time(start: SystemTime) -> String {
-    Timestamp::try_from(start).map(|time| time.to_string()).unwrap_or_default()
+    Timestamp::try_from(start)
+        .map(|time| time.to_string())
+        .unwrap_or_default()
 }
 
 /// Returns the text of the buffer, line by line.
 fn text(buffer: &Buffer) -> String {
     let lines = buffer.content().chunks(usize::from(buffer.area.width));
-    lines.flat_map(|cells| cells.iter().map(|cell| cell.symbol()).chain(["\n"])).collect()
+    lines
+        .flat_map(|cells| cells.iter().map(|cell| cell.symbol()).chain(["\n"]))
+        .collect()
 }

@@ -13,26 +13,29 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum ErrorKind {
     /// An id, a name, a delta or a setting is not allowed. Nothing was done.
     InvalidInput,
-    /// The family is known with another configuration, or the table does not match the family's target.
+    /// The family is known with another configuration, or the table does not match the family's
+    /// target.
     Mismatch,
     /// A server is configured so that counts would be lost, and the application did not allow that.
     Unsafe,
-    /// A server does not accept the credentials, or its user lacks a permission. Nothing was done. The error is
-    /// permanent until an operator changes the server.
+    /// A server does not accept the credentials, or its user lacks a permission. Nothing was done.
+    /// The error is permanent until an operator changes the server.
     AccessDenied,
-    /// Redis was unreachable or refused the call; it was **not** executed, or may be executed again without harm.
+    /// Redis was unreachable or refused the call; it was **not** executed, or may be executed again
+    /// without harm.
     Redis,
     /// The database was unreachable or refused the transaction; nothing of it was kept.
     Store,
-    /// The call may or may not have been executed. Its reply was lost and could not be requested again, or is an error
-    /// that does not say whether a part was done.
+    /// The call may or may not have been executed. Its reply was lost and could not be requested
+    /// again, or is an error that does not say whether a part was done.
     OutcomeUnknown,
     /// A value is outside the signed 64-bit range.
     Range,
     /// A key in Redis, or a reply, does not have the shape that the scripts write.
     Corrupt,
-    /// More hits wait for Redis than this process keeps; this one was not counted, and may be retried later. Or a
-    /// family has hits pending and cannot be [reconfigured](crate::Counterfoil::reconfigure).
+    /// More hits wait for Redis than this process keeps; this one was not counted, and may be
+    /// retried later. Or a family has hits pending and cannot be
+    /// [reconfigured](crate::Counterfoil::reconfigure).
     Busy,
     /// The pair or the reconciler has been shut down. A hit was not counted.
     Closed,
@@ -49,7 +52,11 @@ impl Error {
     /// Creates an error with a message that names what was wrong and where. For implementors of
     /// [`Store`](crate::Store).
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
-        Error { kind, message: message.into(), source: None }
+        Error {
+            kind,
+            message: message.into(),
+            source: None,
+        }
     }
 
     /// Sets the source of the error.
@@ -64,13 +71,17 @@ impl Error {
         self.kind
     }
 
-    /// Returns whether the same call may succeed later without any change. An error whose [outcome is
-    /// unknown](Self::outcome_unknown) is not retryable: a second call could count twice.
+    /// Returns whether the same call may succeed later without any change. An error whose [outcome
+    /// is unknown](Self::outcome_unknown) is not retryable: a second call could count twice.
     pub fn is_retryable(&self) -> bool {
-        matches!(self.kind, ErrorKind::Redis | ErrorKind::Store | ErrorKind::Busy)
+        matches!(
+            self.kind,
+            ErrorKind::Redis | ErrorKind::Store | ErrorKind::Busy
+        )
     }
 
-    /// Returns whether the call may have been executed although it failed (docs/protocol.md, section 3.2).
+    /// Returns whether the call may have been executed although it failed (docs/protocol.md,
+    /// section 3.2).
     pub fn outcome_unknown(&self) -> bool {
         self.kind == ErrorKind::OutcomeUnknown
     }
@@ -99,7 +110,8 @@ impl fmt::Display for Error {
     }
 }
 
-/// Prints the kind, then the text of [`Display`](fmt::Display): for a `main` that returns the error.
+/// Prints the kind, then the text of [`Display`](fmt::Display): for a `main` that returns the
+/// error.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}: {self}", self.kind)
@@ -108,6 +120,8 @@ impl fmt::Debug for Error {
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.source.as_ref().map(|source| &**source as &(dyn StdError + 'static))
+        self.source
+            .as_ref()
+            .map(|source| &**source as &(dyn StdError + 'static))
     }
 }

@@ -34,7 +34,12 @@ impl Finding {
         message: impl Into<String>,
         advice: impl Into<String>,
     ) -> Self {
-        Finding { severity, subject: subject.into(), message: message.into(), advice: advice.into() }
+        Finding {
+            severity,
+            subject: subject.into(),
+            message: message.into(),
+            advice: advice.into(),
+        }
     }
 }
 
@@ -45,6 +50,10 @@ impl fmt::Display for Finding {
             Severity::Warning => "warning",
             Severity::Error => "error",
         };
-        write!(f, "{severity}: {}: {}. {}", self.subject, self.message, self.advice)
+        write!(
+            f,
+            "{severity}: {}: {}. {}",
+            self.subject, self.message, self.advice
+        )
     }
 }

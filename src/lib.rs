@@ -9,7 +9,10 @@
 //! [connecting]: crate::guide#connecting
 //!
 #![doc = include_str!("../README.md")]
-#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
+)]
 
 mod client;
 mod connection;
@@ -48,9 +51,9 @@ pub use family::calendar::Precision;
 pub use family::day::Day;
 pub use family::table::{KeyType, Table};
 pub use family::{
-    ActivityFamily, ActivityFamilyBuilder, AnyFamily, BufferedFamily, BufferedFamilyBuilder, CachedFamily,
-    CachedFamilyBuilder, Counting, Durability, Family, SeriesFamily, SeriesFamilyBuilder, VisitorsFamily,
-    VisitorsFamilyBuilder,
+    ActivityFamily, ActivityFamilyBuilder, AnyFamily, BufferedFamily, BufferedFamilyBuilder,
+    CachedFamily, CachedFamilyBuilder, Counting, Durability, Family, SeriesFamily,
+    SeriesFamilyBuilder, VisitorsFamily, VisitorsFamilyBuilder,
 };
 pub use finding::{Finding, Severity};
 pub use reconciler::lifecycle::{Reconciler, ReconcilerBuilder};
@@ -65,7 +68,8 @@ pub use scripts::bundle::Script;
 pub use store::memory::MemoryStore;
 pub use store::mysql::{Drift, MysqlStore, Overview, RecountRun, Reject, Retried, Source, grants};
 pub use store::{
-    Applied, Batch, BatchId, Incarnation, LedgerRow, Mark, Nonce, Progress, ReadFrom, Registered, Snapshot, Store,
+    Applied, Batch, BatchId, Incarnation, LedgerRow, Mark, Nonce, Progress, ReadFrom, Registered,
+    Snapshot, Store,
 };
 pub use writer::Recorded;
 

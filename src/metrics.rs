@@ -1,10 +1,11 @@
 //! The names of all metrics, for the recorder that the application installs.
 //!
-//! The metrics of a family carry the label `family`, without its namespace: an application with ten thousand tenants
-//! would otherwise have ten thousand times as many series.
+//! The metrics of a family carry the label `family`, without its namespace: an application with ten
+//! thousand tenants would otherwise have ten thousand times as many series.
 //!
-//! Counters and gauges start at 0 when a family is opened or a reconciler starts, so that an alert on one that never
-//! moved can fire. Histograms appear with their first value. Install the recorder before.
+//! Counters and gauges start at 0 when a family is opened or a reconciler starts, so that an alert
+//! on one that never moved can fire. Histograms appear with their first value. Install the recorder
+//! before.
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 
@@ -32,22 +33,24 @@ pub const DELETED: &str = "counterfoil_deleted_total";
 pub const FLUSH_SECONDS: &str = "counterfoil_flush_seconds";
 /// Age in seconds of a batch's oldest hit when it reached the database, by `family`.
 pub const LAG_SECONDS: &str = "counterfoil_lag_seconds";
-/// Age in seconds of the oldest hit in the batches that this reconciler holds, 0 if it holds none. It grows while the
-/// database is unreachable. Hits that wait for their sync, for the family's sync time at most, are not included.
+/// Age in seconds of the oldest hit in the batches that this reconciler holds, 0 if it holds none.
+/// It grows while the database is unreachable. Hits that wait for their sync, for the family's sync
+/// time at most, are not included.
 pub const WAITING_SECONDS: &str = "counterfoil_waiting_seconds";
-/// Distinct ids, or cached counters, that wait in Redis for the database, by `family`: the sum over all families of
-/// that name in use, in every namespace. Only [`backlogs`](crate::Counterfoil::backlogs) sets it. Call that where no
-/// working reconciler runs.
+/// Distinct ids, or cached counters, that wait in Redis for the database, by `family`: the sum over
+/// all families of that name in use, in every namespace. Only
+/// [`backlogs`](crate::Counterfoil::backlogs) sets it. Call that where no working reconciler runs.
 pub const BACKLOG_IDS: &str = "counterfoil_backlog_ids";
-/// Age in seconds of the oldest of these hits, 0 if there are none, by `family`. Only `backlogs` sets it too.
+/// Age in seconds of the oldest of these hits, 0 if there are none, by `family`. Only `backlogs`
+/// sets it too.
 pub const BACKLOG_SECONDS: &str = "counterfoil_backlog_seconds";
-/// Partitions beyond a family's number that received hits from a client with a different partition count, by `family`.
-/// The reconciler brings these hits to the database.
+/// Partitions beyond a family's number that received hits from a client with a different partition
+/// count, by `family`. The reconciler brings these hits to the database.
 pub const STRAYS: &str = "counterfoil_stray_partitions_total";
 /// Partitions that were reset because Redis was set back to an older state, by `family`.
 pub const SET_BACK: &str = "counterfoil_set_back_total";
-/// Hits dropped when partitions were reset, by `family`: they are in the database, or mixed with hits that are. For
-/// series and activity a kept slice counts as one hit.
+/// Hits dropped when partitions were reset, by `family`: they are in the database, or mixed with
+/// hits that are. For series and activity a kept slice counts as one hit.
 pub const DROPPED: &str = "counterfoil_dropped_hits_total";
 /// Counters compared with their rows, by `family`.
 pub const RECOUNT_CHECKED: &str = "counterfoil_recount_checked_total";
@@ -70,33 +73,81 @@ pub fn describe() {
     describe_counter!(REFUSED, "hits refused");
     describe_gauge!(RECORDED, "recorded hits that are being sent");
     describe_counter!(UNKNOWN, "hits whose outcome could not be learnt");
-    describe_gauge!(PENDING_IDS, "distinct ids in the batches that this reconciler holds");
+    describe_gauge!(
+        PENDING_IDS,
+        "distinct ids in the batches that this reconciler holds"
+    );
     describe_counter!(BATCHES, "batches that reached the database");
     describe_counter!(ROWS, "rows changed in the database");
     describe_counter!(REJECTS, "deltas that the database refused");
-    describe_counter!(STRAYS, "partitions beyond a family's number that somebody counted in");
-    describe_counter!(SET_BACK, "partitions that began anew because Redis was set back");
+    describe_counter!(
+        STRAYS,
+        "partitions beyond a family's number that somebody counted in"
+    );
+    describe_counter!(
+        SET_BACK,
+        "partitions that began anew because Redis was set back"
+    );
     describe_counter!(DROPPED, "hits that were dropped when partitions began anew");
-    describe_counter!(SEEDS, "rows that were read because their cached counter was not in Redis");
+    describe_counter!(
+        SEEDS,
+        "rows that were read because their cached counter was not in Redis"
+    );
     describe_counter!(DELETED, "cached counters that left Redis");
-    describe_histogram!(FLUSH_SECONDS, Unit::Seconds, "from fetching batches to their release");
-    describe_histogram!(LAG_SECONDS, Unit::Seconds, "age of a batch's oldest hit when it reached the database");
-    describe_gauge!(WAITING_SECONDS, Unit::Seconds, "age of the oldest hit in the batches that this reconciler holds");
-    describe_gauge!(BACKLOG_IDS, "distinct ids that wait in Redis for the database, as last looked at");
-    describe_gauge!(BACKLOG_SECONDS, Unit::Seconds, "age of the oldest hit that waits in Redis, as last looked at");
-    describe_counter!(RECOUNT_CHECKED, "counters that were compared with their rows");
-    describe_counter!(RECOUNT_DRIFTED, "counters that were found different from their rows");
+    describe_histogram!(
+        FLUSH_SECONDS,
+        Unit::Seconds,
+        "from fetching batches to their release"
+    );
+    describe_histogram!(
+        LAG_SECONDS,
+        Unit::Seconds,
+        "age of a batch's oldest hit when it reached the database"
+    );
+    describe_gauge!(
+        WAITING_SECONDS,
+        Unit::Seconds,
+        "age of the oldest hit in the batches that this reconciler holds"
+    );
+    describe_gauge!(
+        BACKLOG_IDS,
+        "distinct ids that wait in Redis for the database, as last looked at"
+    );
+    describe_gauge!(
+        BACKLOG_SECONDS,
+        Unit::Seconds,
+        "age of the oldest hit that waits in Redis, as last looked at"
+    );
+    describe_counter!(
+        RECOUNT_CHECKED,
+        "counters that were compared with their rows"
+    );
+    describe_counter!(
+        RECOUNT_DRIFTED,
+        "counters that were found different from their rows"
+    );
     describe_counter!(RECOUNT_CORRECTED, "counters that were corrected");
-    describe_counter!(RECOUNT_BUSY, "counters that were too busy to be compared with their rows");
+    describe_counter!(
+        RECOUNT_BUSY,
+        "counters that were too busy to be compared with their rows"
+    );
     describe_histogram!(RECOUNT_SECONDS, Unit::Seconds, "a run of a recount");
-    describe_gauge!(RECOUNT_FINISHED, Unit::Seconds, "when the last full run of a recount ended");
+    describe_gauge!(
+        RECOUNT_FINISHED,
+        Unit::Seconds,
+        "when the last full run of a recount ended"
+    );
     describe_counter!(RETRIES, "calls made again after a failure");
 }
 
-/// Registers the family's metrics. It adds 0 instead of setting it, because other namespaces share the label.
+/// Registers the family's metrics. It adds 0 instead of setting it, because other namespaces share
+/// the label.
 pub(crate) fn begin_family(family: &metrics::SharedString, is_cached: bool) {
-    let counter = |name: &'static str| metrics::counter!(name, "family" => family.clone()).increment(0);
-    [HITS, UNKNOWN, STRAYS, SET_BACK, DROPPED].into_iter().for_each(counter);
+    let counter =
+        |name: &'static str| metrics::counter!(name, "family" => family.clone()).increment(0);
+    [HITS, UNKNOWN, STRAYS, SET_BACK, DROPPED]
+        .into_iter()
+        .for_each(counter);
     if is_cached {
         [SEEDS, DELETED].into_iter().for_each(counter);
     }
@@ -111,7 +162,9 @@ pub(crate) fn begin_family(family: &metrics::SharedString, is_cached: bool) {
 
 /// Registers the metrics of a reconciler.
 pub(crate) fn begin_reconciler() {
-    [BATCHES, ROWS, REJECTS].into_iter().for_each(|name| metrics::counter!(name).increment(0));
+    [BATCHES, ROWS, REJECTS]
+        .into_iter()
+        .for_each(|name| metrics::counter!(name).increment(0));
     for what in ["reconcile", "fetch", "apply", "release"] {
         metrics::counter!(RETRIES, "what" => what).increment(0);
     }
@@ -123,7 +176,8 @@ pub(crate) fn begin_recount(family: &metrics::SharedString) {
         metrics::counter!(name, "family" => family.clone()).increment(0);
     }
     for direction in ["up", "down"] {
-        metrics::counter!(RECOUNT_CORRECTED, "family" => family.clone(), "direction" => direction).increment(0);
+        metrics::counter!(RECOUNT_CORRECTED, "family" => family.clone(), "direction" => direction)
+            .increment(0);
     }
 }
 

@@ -10,8 +10,9 @@ use std::sync::Once;
 use std::time::Duration;
 
 use counterfoil::metrics::{
-    BACKLOG_IDS, BACKLOG_SECONDS, BATCHES, DELETED, DROPPED, HITS, LAG_SECONDS, PENDING_IDS, RECORDED, REFUSED,
-    REJECTS, RETRIES, ROWS, SEEDS, SET_BACK, STRAYS, UNKNOWN, WAITING_SECONDS, describe,
+    BACKLOG_IDS, BACKLOG_SECONDS, BATCHES, DELETED, DROPPED, HITS, LAG_SECONDS, PENDING_IDS,
+    RECORDED, REFUSED, REJECTS, RETRIES, ROWS, SEEDS, SET_BACK, STRAYS, UNKNOWN, WAITING_SECONDS,
+    describe,
 };
 use counterfoil::{Counterfoil, Durability, Family, KeyType, MysqlStore, Table};
 use metrics_util::debugging::DebuggingRecorder;
@@ -28,34 +29,65 @@ async fn every_boundary_is_measured() {
     describe();
     let mysql = MysqlServer::start().await;
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
-    pair.sql("CREATE TABLE item (id INT PRIMARY KEY, n INT NOT NULL)").await;
+    pair.sql("CREATE TABLE item (id INT PRIMARY KEY, n INT NOT NULL)")
+        .await;
     pair.sql("INSERT INTO item VALUES (1, 0)").await;
     let table = Table::update("item").key("id", KeyType::Signed).value("n");
-    let items = pair.counterfoil.open(family("items").max_pending(2).partitions(1).table(table).build().unwrap());
+    let items = pair.counterfoil.open(
+        family("items")
+            .max_pending(2)
+            .partitions(1)
+            .table(table)
+            .build()
+            .unwrap(),
+    );
     let items = items.await.unwrap();
     for id in ["1", "1", "2", "3"] {
         let _ = items.add(id, 1).await.unwrap();
     }
     let seen = look(&snapshotter);
-    assert_eq!((seen[HITS], seen[REFUSED]), (3.0, 1.0), "two ids fit, the third does not");
+    assert_eq!(
+        (seen[HITS], seen[REFUSED]),
+        (3.0, 1.0),
+        "two ids fit, the third does not"
+    );
 
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
-    eventually("the flush", || async { pair.number("SELECT CAST(n AS SIGNED) FROM item").await == 2 }).await;
+    eventually("the flush", || async {
+        pair.number("SELECT CAST(n AS SIGNED) FROM item").await == 2
+    })
+    .await;
     reconciler.shutdown().await.unwrap();
     let seen = look(&snapshotter);
-    for (name, expected) in [(BATCHES, 1.0), (ROWS, 1.0), (REJECTS, 1.0), (LAG_SECONDS, 1.0), (WAITING_SECONDS, 0.0)] {
+    for (name, expected) in [
+        (BATCHES, 1.0),
+        (ROWS, 1.0),
+        (REJECTS, 1.0),
+        (LAG_SECONDS, 1.0),
+        (WAITING_SECONDS, 0.0),
+    ] {
         assert_eq!(seen.get(name), Some(&expected), "{name} in {seen:?}");
     }
 
-    let is_above = |least: f64, name: &str| look(&snapshotter).get(name).is_some_and(|value| *value > least);
+    let is_above = |least: f64, name: &str| {
+        look(&snapshotter)
+            .get(name)
+            .is_some_and(|value| *value > least)
+    };
     // while the database is unavailable, the oldest hit ages
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     mysql.kill();
     let _ = items.add("1", 1).await.unwrap();
-    eventually("a hit that waits for half a second", || async { is_above(0.5, WAITING_SECONDS) }).await;
+    eventually("a hit that waits for half a second", || async {
+        is_above(0.5, WAITING_SECONDS)
+    })
+    .await;
     eventually("a retry", || async { is_above(0.0, RETRIES) }).await;
     mysql.start_again().await;
-    eventually("the hit", || async { pair.number("SELECT CAST(n AS SIGNED) FROM item").await == 3 }).await;
+    eventually("the hit", || async {
+        pair.number("SELECT CAST(n AS SIGNED) FROM item").await == 3
+    })
+    .await;
     reconciler.shutdown().await.unwrap();
 }
 
@@ -65,10 +97,30 @@ async fn every_count_is_there_from_the_start() {
     let snapshotter = recorder.snapshotter();
     let _installed = metrics::set_default_local_recorder(&recorder);
     let pair = Pair::new().await;
-    let _views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
-    let _votes = pair.counterfoil.open(Family::cached("test", "votes").build().unwrap()).await.unwrap();
+    let _views = pair
+        .counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
+    let _votes = pair
+        .counterfoil
+        .open(Family::cached("test", "votes").build().unwrap())
+        .await
+        .unwrap();
     let seen = look(&snapshotter);
-    for name in [HITS, REFUSED, UNKNOWN, RECORDED, PENDING_IDS, STRAYS, SET_BACK, DROPPED, SEEDS, DELETED, RETRIES] {
+    for name in [
+        HITS,
+        REFUSED,
+        UNKNOWN,
+        RECORDED,
+        PENDING_IDS,
+        STRAYS,
+        SET_BACK,
+        DROPPED,
+        SEEDS,
+        DELETED,
+        RETRIES,
+    ] {
         assert_eq!(seen.get(name), Some(&0.0), "{name} in {seen:?}");
     }
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
@@ -83,8 +135,8 @@ thread_local! {
     static LOG: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The library's log of this thread, which runs the test and all its tasks. One subscriber serves all threads: with one
-/// for each, a thread without any may disable an event for the others.
+/// The library's log of this thread, which runs the test and all its tasks. One subscriber serves
+/// all threads: with one for each, a thread without any may disable an event for the others.
 struct Log;
 
 impl io::Write for Log {
@@ -102,14 +154,22 @@ impl Log {
     /// Begins an empty log.
     fn begin() -> Self {
         static SUBSCRIBER: Once = Once::new();
-        SUBSCRIBER.call_once(|| tracing_subscriber::fmt().with_ansi(false).with_writer(|| Log).init());
+        SUBSCRIBER.call_once(|| {
+            tracing_subscriber::fmt()
+                .with_ansi(false)
+                .with_writer(|| Log)
+                .init()
+        });
         LOG.take();
         Log
     }
 
     fn lines_with(&self, part: &str) -> Vec<String> {
         let log = LOG.with_borrow(|log| String::from_utf8(log.clone()).unwrap());
-        log.lines().filter(|line| line.contains(part)).map(str::to_owned).collect()
+        log.lines()
+            .filter(|line| line.contains(part))
+            .map(str::to_owned)
+            .collect()
     }
 }
 
@@ -117,45 +177,98 @@ impl Log {
 async fn a_reconciler_that_ends_says_so() {
     let log = Log::begin();
     let pair = Pair::new().await;
-    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let views = pair
+        .counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
     drop(pair.counterfoil.reconciler().start().await.unwrap());
-    eventually("a warning", || async { log.lines_with("WARN").iter().any(|line| line.contains("was dropped")) }).await;
-    pair.counterfoil.reconciler().start().await.unwrap().shutdown().await.unwrap();
+    eventually("a warning", || async {
+        log.lines_with("WARN")
+            .iter()
+            .any(|line| line.contains("was dropped"))
+    })
+    .await;
+    pair.counterfoil
+        .reconciler()
+        .start()
+        .await
+        .unwrap()
+        .shutdown()
+        .await
+        .unwrap();
     assert_eq!(log.lines_with("was shut down").len(), 1);
     assert!(log.lines_with("was shut down")[0].contains("INFO"));
     // a detached reconciler continues
-    pair.counterfoil.reconciler().start().await.unwrap().detach();
+    pair.counterfoil
+        .reconciler()
+        .start()
+        .await
+        .unwrap()
+        .detach();
     let _ = views.add("page", 1).await.unwrap();
-    eventually("the hit", || async { pair.number("SELECT COUNT(*) FROM counterfoil_values").await == 1 }).await;
+    eventually("the hit", || async {
+        pair.number("SELECT COUNT(*) FROM counterfoil_values").await == 1
+    })
+    .await;
     assert_eq!(log.lines_with("was dropped").len(), 1);
 }
 
-/// A reconciler of all namespaces, and one of some families, each log once the families that they do not serve.
+/// A reconciler of all namespaces, and one of some families, each log once the families that they
+/// do not serve.
 #[tokio::test]
 async fn families_that_are_not_served_are_named() {
     let log = Log::begin();
     let pair = Pair::new().await;
     for name in ["later", "broken", "views"] {
-        let views = pair.counterfoil.open(family(name).build().unwrap()).await.unwrap();
+        let views = pair
+            .counterfoil
+            .open(family(name).build().unwrap())
+            .await
+            .unwrap();
         let _ = views.add("page", 1).await.unwrap();
     }
-    pair.sql("UPDATE counterfoil_families SET settings = '{\"format\":2}' WHERE name = 'later'").await;
-    pair.sql("UPDATE counterfoil_families SET settings = '{' WHERE name = 'broken'").await;
-    let other = Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pair.pool.clone()));
+    pair.sql("UPDATE counterfoil_families SET settings = '{\"format\":2}' WHERE name = 'later'")
+        .await;
+    pair.sql("UPDATE counterfoil_families SET settings = '{' WHERE name = 'broken'")
+        .await;
+    let other = Counterfoil::new(
+        pair.redis.manager().await,
+        MysqlStore::new(pair.pool.clone()),
+    );
     let all = other.reconciler().all().start().await.unwrap();
-    eventually("the one", || async { pair.number("SELECT COUNT(*) FROM counterfoil_values").await == 1 }).await;
+    eventually("the one", || async {
+        pair.number("SELECT COUNT(*) FROM counterfoil_values").await == 1
+    })
+    .await;
     let lines = log.lines_with("not served");
-    assert!(lines.len() == 1 && lines[0].contains("WARN") && lines[0].contains("number=2"), "{lines:?}");
-    for part in ["test/later: its settings", "the format 2", "test/broken: its settings"] {
+    assert!(
+        lines.len() == 1 && lines[0].contains("WARN") && lines[0].contains("number=2"),
+        "{lines:?}"
+    );
+    for part in [
+        "test/later: its settings",
+        "the format 2",
+        "test/broken: its settings",
+    ] {
         assert!(lines[0].contains(part), "{part} is not in {lines:?}");
     }
     all.shutdown().await.unwrap();
-    let other = Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pair.pool.clone()));
+    let other = Counterfoil::new(
+        pair.redis.manager().await,
+        MysqlStore::new(pair.pool.clone()),
+    );
     let _running = other.reconciler().start().await.unwrap();
-    eventually("a warning", || async { log.lines_with("not served").len() == 2 }).await;
+    eventually("a warning", || async {
+        log.lines_with("not served").len() == 2
+    })
+    .await;
     assert!(log.lines_with("not served")[1].contains("test/views"));
     pair.counterfoil.drain().await.unwrap();
-    assert_eq!(pair.number("SELECT COUNT(*) FROM counterfoil_values").await, 3);
+    assert_eq!(
+        pair.number("SELECT COUNT(*) FROM counterfoil_values").await,
+        3
+    );
 }
 
 #[tokio::test]
@@ -166,7 +279,11 @@ async fn a_set_back_is_measured_and_logged() {
     let _measuring = metrics::set_default_local_recorder(&recorder);
     let pair = Pair::new().await;
     let redis = pair.redis.manager().await;
-    let views = pair.counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap();
+    let views = pair
+        .counterfoil
+        .open(family("views").partitions(1).build().unwrap())
+        .await
+        .unwrap();
     let before = State::of(&redis, views.family()).await;
     let _ = views.add("page", 1).await.unwrap();
     pair.counterfoil.drain().await.unwrap();
@@ -178,7 +295,13 @@ async fn a_set_back_is_measured_and_logged() {
     let seen = look(&snapshotter);
     assert_eq!((seen[SET_BACK], seen[DROPPED]), (1.0, 3.0));
     let line = &log.lines_with("Redis was set back to an older state")[0];
-    for part in ["ERROR", "family=test/views", "partition=0", "hits=3", "ids=2"] {
+    for part in [
+        "ERROR",
+        "family=test/views",
+        "partition=0",
+        "hits=3",
+        "ids=2",
+    ] {
         assert!(line.contains(part), "{part} is not in {line}");
     }
 }
@@ -190,8 +313,15 @@ async fn cached_counters_come_and_go() {
     let _measuring = metrics::set_default_local_recorder(&recorder);
     let pair = Pair::new().await;
     let moment = Duration::from_millis(10);
-    let votes = Family::cached("test", "votes").durability(Durability::Immediate).save_after(moment).retain(moment);
-    let votes = pair.counterfoil.open(votes.min(0).build().unwrap()).await.unwrap();
+    let votes = Family::cached("test", "votes")
+        .durability(Durability::Immediate)
+        .save_after(moment)
+        .retain(moment);
+    let votes = pair
+        .counterfoil
+        .open(votes.min(0).build().unwrap())
+        .await
+        .unwrap();
     for (id, delta) in [("a", 1), ("a", 1), ("b", 1), ("b", -2)] {
         let _ = votes.incr(id, delta).await.unwrap();
     }
@@ -217,7 +347,11 @@ async fn ids_of_a_drain_that_is_given_up_are_not_pending() {
     let _measuring = metrics::set_default_local_recorder(&recorder);
     let mysql = MysqlServer::start().await;
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
-    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let views = pair
+        .counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
     for id in ["a", "b"] {
         let _ = views.add(id, 1).await.unwrap();
     }
@@ -241,20 +375,45 @@ async fn backlogs_are_measured_over_namespaces() {
     let _measuring = metrics::set_default_local_recorder(&recorder);
     let pair = Pair::new().await;
     let open = async |tenant: &str| {
-        let views = Family::buffered(tenant, "views").durability(Durability::Immediate).build().unwrap();
+        let views = Family::buffered(tenant, "views")
+            .durability(Durability::Immediate)
+            .build()
+            .unwrap();
         pair.counterfoil.open(views).await.unwrap()
     };
-    let (first, second, _idle) = (open("first").await, open("second").await, open("third").await);
+    let (first, second, _idle) = (
+        open("first").await,
+        open("second").await,
+        open("third").await,
+    );
     let _ = first.add("a", 1).await.unwrap();
     support::pause(100).await;
-    let _ = (second.add("a", 1).await.unwrap(), second.add("b", 1).await.unwrap());
+    let _ = (
+        second.add("a", 1).await.unwrap(),
+        second.add("b", 1).await.unwrap(),
+    );
     assert_eq!(first.backlog().await.unwrap().ids, 1);
-    assert!(!look(&snapshotter).contains_key(BACKLOG_IDS), "one handle knows of one namespace");
+    assert!(
+        !look(&snapshotter).contains_key(BACKLOG_IDS),
+        "one handle knows of one namespace"
+    );
     let backlogs = pair.counterfoil.backlogs().await.unwrap();
-    let ages: Vec<_> =
-        backlogs.iter().map(|(_, backlog)| backlog.as_ref().unwrap().oldest.map(|age| age.as_secs_f64())).collect();
+    let ages: Vec<_> = backlogs
+        .iter()
+        .map(|(_, backlog)| {
+            backlog
+                .as_ref()
+                .unwrap()
+                .oldest
+                .map(|age| age.as_secs_f64())
+        })
+        .collect();
     let seen = look(&snapshotter);
-    assert_eq!((seen[BACKLOG_IDS], Some(seen[BACKLOG_SECONDS])), (3.0, ages[0]), "{ages:?}");
+    assert_eq!(
+        (seen[BACKLOG_IDS], Some(seen[BACKLOG_SECONDS])),
+        (3.0, ages[0]),
+        "{ages:?}"
+    );
     assert!(ages[0] >= ages[1].map(|age| age + 0.1), "{ages:?}");
     pair.counterfoil.drain().await.unwrap();
     let _ = pair.counterfoil.backlogs().await.unwrap();

@@ -1,13 +1,14 @@
-//! A test that also consists in compiling: an application's futures wrap ours, and rustc follows them only 128 levels
-//! deep. It is a separate program, since rustc does not count again what it found elsewhere in a program.
+//! A test that also consists in compiling: an application's futures wrap ours, and rustc follows
+//! them only 128 levels deep. It is a separate program, since rustc does not count again what it
+//! found elsewhere in a program.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use counterfoil::{
-    Activity, Added, BufferedCounters, CachedCounters, Changed, Counterfoil, Day, Durability, Family, MysqlStore,
-    Precision, Result, Series, SeriesAdded, Visited, Visitors,
+    Activity, Added, BufferedCounters, CachedCounters, Changed, Counterfoil, Day, Durability,
+    Family, MysqlStore, Precision, Result, Series, SeriesAdded, Visited, Visitors,
 };
 use futures_util::future::try_join_all;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
@@ -34,20 +35,33 @@ impl Service {
     async fn open(pair: &Counterfoil) -> Result<Service> {
         let now = Durability::Immediate;
         Ok(Service {
-            views: pair.open(Family::buffered("shop", "views").durability(now).build()?).await?,
-            votes: pair.open(Family::cached("shop", "votes").durability(now).build()?).await?,
-            hits: pair.open(Family::series("shop", "hits").durability(now).build()?).await?,
+            views: pair
+                .open(Family::buffered("shop", "views").durability(now).build()?)
+                .await?,
+            votes: pair
+                .open(Family::cached("shop", "votes").durability(now).build()?)
+                .await?,
+            hits: pair
+                .open(Family::series("shop", "hits").durability(now).build()?)
+                .await?,
             online: {
-                let family = Family::activity("shop", "online").durability(now).cache_for(Duration::ZERO);
+                let family = Family::activity("shop", "online")
+                    .durability(now)
+                    .cache_for(Duration::ZERO);
                 pair.open(family.build()?).await?
             },
-            daily: pair.open(Family::visitors("shop", "daily").durability(now).build()?).await?,
+            daily: pair
+                .open(Family::visitors("shop", "daily").durability(now).build()?)
+                .await?,
         })
     }
 
     async fn show(&self, page: &str) -> Result<Shown> {
         // our deepest futures, which once exceeded rustc's limit
-        let listed = [self.views.list("", None, 10).await?, self.daily.list("", None, 10).await?];
+        let listed = [
+            self.views.list("", None, 10).await?,
+            self.daily.list("", None, 10).await?,
+        ];
         assert_eq!(listed.map(|counters| counters.len()), [1, 1]);
         assert_eq!(self.hits.names("", None, 10).await?, [page]);
         let hits = self.hits.get(page, Precision::HOUR).await?;
@@ -61,11 +75,20 @@ impl Service {
     }
 
     async fn count(&self, page: &str, visitor: &str) -> Result<()> {
-        assert!(matches!(self.views.add(page, 1).await?, Added::Counted { .. }));
-        assert!(matches!(self.votes.incr(page, 1).await?, Changed::Counted { .. }));
+        assert!(matches!(
+            self.views.add(page, 1).await?,
+            Added::Counted { .. }
+        ));
+        assert!(matches!(
+            self.votes.incr(page, 1).await?,
+            Changed::Counted { .. }
+        ));
         assert_eq!(self.hits.add(page, 1).await?, SeriesAdded::Counted);
         self.online.touch(page, visitor).await?;
-        assert_eq!(self.daily.first_visit(page, day(), visitor).await?, Visited::Counted);
+        assert_eq!(
+            self.daily.first_visit(page, day(), visitor).await?,
+            Visited::Counted
+        );
         Ok(())
     }
 }
@@ -90,7 +113,10 @@ async fn page(service: &Service, visitor: &str) -> Result<Shown> {
 
 #[tokio::test]
 async fn an_application_that_awaits_twelve_deep_in_tasks_counts_with_every_kind() {
-    let (redis, mysql) = (RedisServer::start(RedisOptions::volatile()).await, MysqlServer::start().await);
+    let (redis, mysql) = (
+        RedisServer::start(RedisOptions::volatile()).await,
+        MysqlServer::start().await,
+    );
     let (_, pool) = mysql.database("shop").await;
     let pair = Counterfoil::new(redis.manager().await, MysqlStore::new(pool.clone()));
     pair.mysql().unwrap().create_tables().await.unwrap();
@@ -101,12 +127,22 @@ async fn an_application_that_awaits_twelve_deep_in_tasks_counts_with_every_kind(
     });
     let shown = try_join_all(tasks).await.unwrap();
     for shown in shown.into_iter().map(Result::unwrap) {
-        assert!(shown.iter().all(|count| (1..=REQUESTS).contains(count)), "{shown:?}");
+        assert!(
+            shown.iter().all(|count| (1..=REQUESTS).contains(count)),
+            "{shown:?}"
+        );
     }
     assert_eq!(service.show("page").await.unwrap(), [REQUESTS; 5]);
     pair.drain().await.unwrap();
     assert_eq!(service.show("page").await.unwrap(), [REQUESTS; 5]);
     // views, votes and daily visitors
     const SAVED: &str = "SELECT COUNT(*) FROM counterfoil_values WHERE value = ?";
-    assert_eq!(sqlx::query_scalar::<_, i64>(SAVED).bind(REQUESTS).fetch_one(&pool).await.unwrap(), 3);
+    assert_eq!(
+        sqlx::query_scalar::<_, i64>(SAVED)
+            .bind(REQUESTS)
+            .fetch_one(&pool)
+            .await
+            .unwrap(),
+        3
+    );
 }

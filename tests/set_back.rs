@@ -1,5 +1,6 @@
-//! A Redis that is repeatedly killed and restored from older data, while all kinds count (docs/protocol.md, section
-//! 3.9). No row ever has more than was counted. What it lacks was pending at the kill, or was reported as dropped.
+//! A Redis that is repeatedly killed and restored from older data, while all kinds count
+//! (docs/protocol.md, section 3.9). No row ever has more than was counted. What it lacks was
+//! pending at the kill, or was reported as dropped.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
@@ -9,8 +10,8 @@ use std::time::{Duration, SystemTime};
 
 use counterfoil::metrics::{DROPPED, SET_BACK};
 use counterfoil::{
-    Activity, BufferedCounters, CachedCounters, Counterfoil, Day, Durability, Family, MysqlStore, Precision, Series,
-    Visitors,
+    Activity, BufferedCounters, CachedCounters, Counterfoil, Day, Durability, Family, MysqlStore,
+    Precision, Series, Visitors,
 };
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use rand::{RngExt, SeedableRng};
@@ -36,7 +37,9 @@ impl Tally {
     fn count<T>(&self, result: counterfoil::Result<T>, counted: impl Fn(&T) -> bool) -> bool {
         match result {
             Ok(done) if counted(&done) => _ = self.acknowledged.fetch_add(1, Ordering::Relaxed),
-            Err(error) if error.outcome_unknown() => _ = self.unknown.fetch_add(1, Ordering::Relaxed),
+            Err(error) if error.outcome_unknown() => {
+                _ = self.unknown.fetch_add(1, Ordering::Relaxed)
+            }
             Ok(_) => {}
             Err(_) => return false,
         }
@@ -60,18 +63,51 @@ struct Handles {
 impl Handles {
     async fn open(counterfoil: &Counterfoil, durability: Durability) -> Self {
         let soon = Duration::from_millis(50);
-        let views = Family::buffered("test", "views").durability(durability).sync_after(1, soon);
-        let votes = Family::cached("test", "votes").durability(durability).save_after(soon);
-        let hits = Family::series("test", "hits").durability(durability).sync_after(soon);
-        let hits = hits.windows([(Precision::Seconds(1), 60)]).keep([Precision::Seconds(1)]);
-        let site = Family::activity("test", "site").durability(durability).sync_after(soon).keep_minutes(true);
-        let people = Family::visitors("test", "people").durability(durability).sync_after(1, soon);
+        let views = Family::buffered("test", "views")
+            .durability(durability)
+            .sync_after(1, soon);
+        let votes = Family::cached("test", "votes")
+            .durability(durability)
+            .save_after(soon);
+        let hits = Family::series("test", "hits")
+            .durability(durability)
+            .sync_after(soon);
+        let hits = hits
+            .windows([(Precision::Seconds(1), 60)])
+            .keep([Precision::Seconds(1)]);
+        let site = Family::activity("test", "site")
+            .durability(durability)
+            .sync_after(soon)
+            .keep_minutes(true);
+        let people = Family::visitors("test", "people")
+            .durability(durability)
+            .sync_after(1, soon);
         Handles {
-            views: counterfoil.open(views.build().unwrap()).await.unwrap().write_timeout(soon * 10),
-            votes: counterfoil.open(votes.build().unwrap()).await.unwrap().write_timeout(soon * 10),
-            hits: counterfoil.open(hits.build().unwrap()).await.unwrap().write_timeout(soon * 10),
-            site: counterfoil.open(site.build().unwrap()).await.unwrap().write_timeout(soon * 10),
-            people: counterfoil.open(people.build().unwrap()).await.unwrap().write_timeout(soon * 10),
+            views: counterfoil
+                .open(views.build().unwrap())
+                .await
+                .unwrap()
+                .write_timeout(soon * 10),
+            votes: counterfoil
+                .open(votes.build().unwrap())
+                .await
+                .unwrap()
+                .write_timeout(soon * 10),
+            hits: counterfoil
+                .open(hits.build().unwrap())
+                .await
+                .unwrap()
+                .write_timeout(soon * 10),
+            site: counterfoil
+                .open(site.build().unwrap())
+                .await
+                .unwrap()
+                .write_timeout(soon * 10),
+            people: counterfoil
+                .open(people.build().unwrap())
+                .await
+                .unwrap()
+                .write_timeout(soon * 10),
         }
     }
 
@@ -81,12 +117,17 @@ impl Handles {
         let today: Day = "2026-11-23".parse().unwrap();
         match kind {
             0 => tally.count(self.views.add(&id, 1).await, |_| true),
-            1 => tally.count(self.votes.incr(&id, 1).await, |changed| changed.counted().is_some()),
+            1 => tally.count(self.votes.incr(&id, 1).await, |changed| {
+                changed.counted().is_some()
+            }),
             2 => tally.count(self.hits.add(&id, 1).await, |_| true),
             3 => tally.count(self.site.touch(&id, "somebody").await, |()| true),
-            _ => tally.count(self.people.first_visit(&id, today, number.to_be_bytes()).await, |visited| {
-                matches!(visited, counterfoil::Visited::Counted)
-            }),
+            _ => tally.count(
+                self.people
+                    .first_visit(&id, today, number.to_be_bytes())
+                    .await,
+                |visited| matches!(visited, counterfoil::Visited::Counted),
+            ),
         }
     }
 }
@@ -114,7 +155,11 @@ impl Site {
     async fn stored(&self, kind: usize) -> i64 {
         const SUM: &str = "SELECT CAST(COALESCE(SUM(v.value), 0) AS SIGNED) FROM counterfoil_values AS v \
              JOIN counterfoil_families AS f ON f.number = v.family WHERE f.name = ? AND v.id NOT LIKE 'visitors/%'";
-        sqlx::query_scalar(SUM).bind(KINDS[kind]).fetch_one(&self.pool).await.unwrap()
+        sqlx::query_scalar(SUM)
+            .bind(KINDS[kind])
+            .fetch_one(&self.pool)
+            .await
+            .unwrap()
     }
 
     /// Returns the values of these two metrics by family. A snapshot resets them to 0.
@@ -123,7 +168,10 @@ impl Site {
         for (key, _, _, value) in self.snapshotter.snapshot().into_vec() {
             let place = names.iter().position(|name| *name == key.key().name());
             if let (Some(place), DebugValue::Counter(count)) = (place, value) {
-                found[place].insert(key.key().labels().next().unwrap().value().to_owned(), count.cast_signed());
+                found[place].insert(
+                    key.key().labels().next().unwrap().value().to_owned(),
+                    count.cast_signed(),
+                );
             }
         }
         found
@@ -159,7 +207,11 @@ impl Site {
     }
 }
 
-fn load(handles: &Handles, tallies: &Arc<[Tally; 5]>, stop: &Arc<AtomicBool>) -> Vec<JoinHandle<()>> {
+fn load(
+    handles: &Handles,
+    tallies: &Arc<[Tally; 5]>,
+    stop: &Arc<AtomicBool>,
+) -> Vec<JoinHandle<()>> {
     let tasks = (0..KINDS.len()).flat_map(|kind| (0..TASKS).map(move |task| (kind, task)));
     tasks
         .map(|(kind, task)| {
@@ -179,7 +231,10 @@ fn load(handles: &Handles, tallies: &Arc<[Tally; 5]>, stop: &Arc<AtomicBool>) ->
 }
 
 async fn rounds(options: RedisOptions, durability: Durability, restore: Restore) {
-    let seed = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let seed = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap()
+        .as_nanos() as u64;
     let seed = std::env::var("COUNTERFOIL_SEED").map_or(seed, |seed| seed.parse().unwrap());
     println!("COUNTERFOIL_SEED={seed}");
     let mut random = rand::rngs::StdRng::seed_from_u64(seed);
@@ -202,7 +257,13 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
     let reconciler = counterfoil.reconciler().start().await.unwrap();
     let (tallies, stop) = (Arc::<[Tally; 5]>::default(), Arc::default());
     let tasks = load(&handles, &tallies, &stop);
-    let mut site = Site { redis, pool, tallies, pending: [0; 5], snapshotter };
+    let mut site = Site {
+        redis,
+        pool,
+        tallies,
+        pending: [0; 5],
+        snapshotter,
+    };
     for _ in 0..cases {
         site.set_back(restore, &mut random).await;
     }
@@ -226,11 +287,21 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
             "{name}: {acknowledged} acknowledged, {} at most, {stored} stored, {pending} pending at kills",
             tally.most()
         );
-        assert!(stored <= tally.most(), "{name}: {stored} stored of {} at most", tally.most());
+        assert!(
+            stored <= tally.most(),
+            "{name}: {stored} stored of {} at most",
+            tally.most()
+        );
         // a kept slice counts as one dropped hit, so series and activity have only an upper bound
-        assert!(["hits", "site"].contains(name) || stored >= least, "{name}: {stored} stored, {least} at least");
+        assert!(
+            ["hits", "site"].contains(name) || stored >= least,
+            "{name}: {stored} stored, {least} at least"
+        );
     }
-    assert!(resets.values().sum::<i64>() > 0, "no set-back was detected: the test shows nothing");
+    assert!(
+        resets.values().sum::<i64>() > 0,
+        "no set-back was detected: the test shows nothing"
+    );
 }
 
 #[tokio::test]

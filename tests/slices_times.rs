@@ -1,5 +1,6 @@
-//! Series and activity at times that the test sets: around daylight saving changes, with a server's clock that steps
-//! back, and with a wrong clock of a caller. Days and months are compared with a reference in plain Rust.
+//! Series and activity at times that the test sets: around daylight saving changes, with a server's
+//! clock that steps back, and with a wrong clock of a caller. Days and months are compared with a
+//! reference in plain Rust.
 #![allow(missing_docs)]
 
 #[path = "it/support/mod.rs"]
@@ -12,8 +13,8 @@ use std::time::Duration;
 
 use counterfoil::test_hooks::{Guard, set_clock_error, set_time, take_out};
 use counterfoil::{
-    Activity, ActivityFamilyBuilder, Counterfoil, Counting, Durability, Family, KeyType, MemoryStore, MysqlStore,
-    Precision, Series, Slice, Table,
+    Activity, ActivityFamilyBuilder, Counterfoil, Counting, Durability, Family, KeyType,
+    MemoryStore, MysqlStore, Precision, Series, Slice, Table,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestError;
@@ -77,7 +78,11 @@ mod berlin {
     /// Returns the start of a day of the year, counted from 0. No clock changes at midnight.
     fn day(number: i64) -> i64 {
         let midnight = NEW_YEAR + number * DAY;
-        if is_summer(midnight) { midnight - HOUR } else { midnight }
+        if is_summer(midnight) {
+            midnight - HOUR
+        } else {
+            midnight
+        }
     }
 
     pub fn days() -> impl Iterator<Item = i64> {
@@ -99,7 +104,9 @@ fn starts(precision: Precision, at: i64, most: usize) -> Vec<i64> {
         Precision::Seconds(length) => {
             let length = i64::from(length);
             let last = at / length;
-            (last + 1 - most as i64..=last).map(|number| number * length).collect()
+            (last + 1 - most as i64..=last)
+                .map(|number| number * length)
+                .collect()
         }
         Precision::Day => until(&mut berlin::days()),
         _ => until(&mut berlin::months()),
@@ -111,8 +118,12 @@ fn start(precision: Precision, at: i64) -> i64 {
 }
 
 const NAMES: [&str; 2] = ["a", "page/é"];
-const WINDOWS: [(Precision, u32); 4] =
-    [(Precision::FIVE_SECONDS, 6), (Precision::HOUR, 5), (Precision::Day, 4), (Precision::Month, 2)];
+const WINDOWS: [(Precision, u32); 4] = [
+    (Precision::FIVE_SECONDS, 6),
+    (Precision::HOUR, 5),
+    (Precision::Day, 4),
+    (Precision::Month, 2),
+];
 const KEPT: [Precision; 2] = [Precision::HOUR, Precision::Day];
 
 #[derive(Clone, Debug)]
@@ -149,7 +160,8 @@ enum Step {
     Drain,
 }
 
-/// The two daylight saving changes, and Berlin's midnights around them and at the ends of these months.
+/// The two daylight saving changes, and Berlin's midnights around them and at the ends of these
+/// months.
 const EDGES: [i64; 10] = [
     SPRING - 2 * HOUR,
     SPRING,
@@ -188,8 +200,8 @@ struct World<'c> {
     now_ms: i64,
     /// All counts so far.
     counted: BTreeMap<Place, i64>,
-    /// The counts that windows may hold. A count that left a window is dropped some time later, and may return to it
-    /// when the clock steps back.
+    /// The counts that windows may hold. A count that left a window is dropped some time later, and
+    /// may return to it when the clock steps back.
     held: BTreeMap<Place, BTreeSet<i64>>,
 }
 
@@ -202,11 +214,21 @@ impl<'c> World<'c> {
             .time_zone("Europe/Berlin")
             .partitions(1)
             .durability(Durability::Immediate);
-        let series = counterfoil.open(family.build().expect("valid")).await.expect("opened");
+        let series = counterfoil
+            .open(family.build().expect("valid"))
+            .await
+            .expect("opened");
         let now_ms = (SPRING - 3 * HOUR) * 1000;
         clock.machine_is_ahead(0);
         clock.set(now_ms);
-        World { clock, counterfoil, series, now_ms, counted: BTreeMap::new(), held: BTreeMap::new() }
+        World {
+            clock,
+            counterfoil,
+            series,
+            now_ms,
+            counted: BTreeMap::new(),
+            held: BTreeMap::new(),
+        }
     }
 
     fn now(&self) -> i64 {
@@ -229,10 +251,25 @@ impl<'c> World<'c> {
             Step::Goto { edge, ms } => self.go_to(EDGES[edge] * 1000 + ms),
             Step::MachineAhead { ms } => self.clock.machine_is_ahead(ms),
             Step::Get { name, window } => self.get(name, window).await?,
-            Step::Range { name, kept, before, after } => {
+            Step::Range {
+                name,
+                kept,
+                before,
+                after,
+            } => {
                 let precision = KEPT[kept];
-                let length = if precision == Precision::Day { DAY } else { HOUR };
-                self.range(name, precision, self.now() - before * length, self.now() + after * length).await?;
+                let length = if precision == Precision::Day {
+                    DAY
+                } else {
+                    HOUR
+                };
+                self.range(
+                    name,
+                    precision,
+                    self.now() - before * length,
+                    self.now() + after * length,
+                )
+                .await?;
             }
             Step::Drain => self.counterfoil.drain().await.map_err(failed)?,
         }
@@ -242,31 +279,48 @@ impl<'c> World<'c> {
     fn count(&mut self, name: usize, n: i64) {
         for (precision, slices) in WINDOWS {
             let window = starts(precision, self.now(), slices as usize);
-            for ((_, _, start), values) in self.held.range_mut((name, precision, 0)..(name, precision, i64::MAX)) {
+            for ((_, _, start), values) in self
+                .held
+                .range_mut((name, precision, 0)..(name, precision, i64::MAX))
+            {
                 if *start < window[0] {
                     values.insert(0);
                 }
             }
             let place = (name, precision, window[window.len() - 1]);
             *self.counted.entry(place).or_default() += n;
-            let values = self.held.entry(place).or_insert_with(|| BTreeSet::from([0]));
+            let values = self
+                .held
+                .entry(place)
+                .or_insert_with(|| BTreeSet::from([0]));
             *values = values.iter().map(|value| value + n).collect();
         }
     }
 
     async fn get(&mut self, name: usize, window: usize) -> Checked {
         let (precision, slices) = WINDOWS[window];
-        let read = self.series.get(NAMES[name], precision).await.map_err(failed)?;
+        let read = self
+            .series
+            .get(NAMES[name], precision)
+            .await
+            .map_err(failed)?;
         let expected = starts(precision, self.now(), slices as usize);
         let began: Vec<_> = read.iter().map(|slice| unix(slice.start)).collect();
         if began != expected {
-            return Err(failed(format!("WRONG SLICES: of {precision} {began:?}, not {expected:?}")));
+            return Err(failed(format!(
+                "WRONG SLICES: of {precision} {began:?}, not {expected:?}"
+            )));
         }
         for Slice { start, count } in read {
             let start = unix(start);
-            let values = self.held.entry((name, precision, start)).or_insert_with(|| BTreeSet::from([0]));
+            let values = self
+                .held
+                .entry((name, precision, start))
+                .or_insert_with(|| BTreeSet::from([0]));
             if !values.contains(&count) {
-                return Err(failed(format!("WRONG COUNT: {count} at {start} of {precision}, not {values:?}")));
+                return Err(failed(format!(
+                    "WRONG COUNT: {count} at {start} of {precision}, not {values:?}"
+                )));
             }
             *values = BTreeSet::from([count]);
         }
@@ -274,20 +328,39 @@ impl<'c> World<'c> {
     }
 
     async fn range(&self, name: usize, precision: Precision, from: i64, to: i64) -> Checked {
-        let read = self.series.get_range(NAMES[name], precision, times(from..to)).await.map_err(failed)?;
+        let read = self
+            .series
+            .get_range(NAMES[name], precision, times(from..to))
+            .await
+            .map_err(failed)?;
         let first = start(precision, from);
         let all = starts(precision, to - 1, 1000);
-        let of = |start| self.counted.get(&(name, precision, start)).copied().unwrap_or(0);
+        let of = |start| {
+            self.counted
+                .get(&(name, precision, start))
+                .copied()
+                .unwrap_or(0)
+        };
         let all = all.into_iter().filter(|start| *start >= first && from < to);
-        let expected: Vec<_> = all.map(|start| Slice { start: times(start..start).start, count: of(start) }).collect();
-        if read == expected { Ok(()) } else { Err(failed(format!("WRONG RANGE: {read:?}, not {expected:?}"))) }
+        let expected: Vec<_> = all
+            .map(|start| Slice {
+                start: times(start..start).start,
+                count: of(start),
+            })
+            .collect();
+        if read == expected {
+            Ok(())
+        } else {
+            Err(failed(format!("WRONG RANGE: {read:?}, not {expected:?}")))
+        }
     }
 
     /// Checks all counts, before and after a drain.
     async fn finish(&mut self) -> Checked {
         for _ in 0..2 {
             for name in 0..NAMES.len() {
-                self.range(name, Precision::Day, NEW_YEAR + DAY, NEW_YEAR + 340 * DAY).await?;
+                self.range(name, Precision::Day, NEW_YEAR + DAY, NEW_YEAR + 340 * DAY)
+                    .await?;
                 for window in 0..WINDOWS.len() {
                     self.get(name, window).await?;
                 }
@@ -301,15 +374,20 @@ impl<'c> World<'c> {
 fn hunt_in(clock: &Clock, cases: u32, guard: Option<Guard>) -> Result<(), TestError<Vec<Step>>> {
     let runtime = runtime();
     let steps = proptest::collection::vec(step(), 10..60);
-    hunt(&runtime, (Crashes::None, cases, guard), steps, |server, name, steps| {
-        runtime.block_on(async {
-            let mut world = World::new(clock, server, name).await;
-            for step in &steps {
-                world.step(step).await?;
-            }
-            world.finish().await
-        })
-    })
+    hunt(
+        &runtime,
+        (Crashes::None, cases, guard),
+        steps,
+        |server, name, steps| {
+            runtime.block_on(async {
+                let mut world = World::new(clock, server, name).await;
+                for step in &steps {
+                    world.step(step).await?;
+                }
+                world.finish().await
+            })
+        },
+    )
 }
 
 #[test]
@@ -321,12 +399,20 @@ fn series_at_random_times_are_what_the_reference_has() {
 
 #[test]
 fn without_a_look_at_the_clock_a_hit_counts_in_another_day() {
-    expect_failure(hunt_in(&Clock::take(), 500, Some(Guard::Outside)), Guard::Outside, &["WRONG"]);
+    expect_failure(
+        hunt_in(&Clock::take(), 500, Some(Guard::Outside)),
+        Guard::Outside,
+        &["WRONG"],
+    );
 }
 
 #[test]
 fn a_clock_that_stepped_back_would_drop_what_lies_ahead() {
-    expect_failure(hunt_in(&Clock::take(), 500, Some(Guard::Ahead)), Guard::Ahead, &["WRONG"]);
+    expect_failure(
+        hunt_in(&Clock::take(), 500, Some(Guard::Ahead)),
+        Guard::Ahead,
+        &["WRONG"],
+    );
 }
 
 fn online(name: &str, counting: Counting) -> ActivityFamilyBuilder {
@@ -345,16 +431,22 @@ fn online(name: &str, counting: Counting) -> ActivityFamilyBuilder {
 async fn script_calls(server: &RedisServer) -> u64 {
     let info: String = server.run("INFO commandstats").await.unwrap();
     let calls = |line: &str| {
-        let line = line.strip_prefix("cmdstat_eval:calls=").or(line.strip_prefix("cmdstat_evalsha:calls="))?;
+        let line = line
+            .strip_prefix("cmdstat_eval:calls=")
+            .or(line.strip_prefix("cmdstat_evalsha:calls="))?;
         line.split(',').next()?.parse::<u64>().ok()
     };
     info.lines().filter_map(calls).sum()
 }
 
-/// Counts ten views by five visitors with a clock that is hours off. Returns the views and visitors that are seen.
+/// Counts ten views by five visitors with a clock that is hours off. Returns the views and visitors
+/// that are seen.
 async fn seen_by_a_wrong_clock(clock: &Clock) -> (u64, u64) {
     let plain = Plain::new().await;
-    let family = online("online", Counting::HyperLogLog).stripes(1).build().unwrap();
+    let family = online("online", Counting::HyperLogLog)
+        .stripes(1)
+        .build()
+        .unwrap();
     let touching = plain.counterfoil.open(family.clone()).await.unwrap();
     for (visitor, hours) in [5, -5, 0, 300, -300].into_iter().enumerate() {
         clock.machine_is_ahead(hours * HOUR * 1000);
@@ -362,11 +454,21 @@ async fn seen_by_a_wrong_clock(clock: &Clock) -> (u64, u64) {
         // the caller has learnt the server's time
         let before = script_calls(&plain.redis).await;
         touching.touch("page", [visitor as u8]).await.unwrap();
-        assert_eq!(script_calls(&plain.redis).await, before + 1, "{hours} hours ahead");
+        assert_eq!(
+            script_calls(&plain.redis).await,
+            before + 1,
+            "{hours} hours ahead"
+        );
     }
     clock.machine_is_ahead(0);
     let elsewhere = Counterfoil::new(plain.redis.manager().await, plain.store.clone());
-    let now = elsewhere.open(family).await.unwrap().now("page").await.unwrap();
+    let now = elsewhere
+        .open(family)
+        .await
+        .unwrap()
+        .now("page")
+        .await
+        .unwrap();
     (now.views, now.visitors.count())
 }
 
@@ -377,7 +479,10 @@ fn a_layer_is_the_servers_whatever_the_caller_believes() {
         assert_eq!(seen_by_a_wrong_clock(&clock).await, (10, 5));
         take_out(Some(Guard::Outside));
         let (views, visitors) = seen_by_a_wrong_clock(&clock).await;
-        assert!(views < 10 && visitors < 5, "counted in other layers, and seen all the same");
+        assert!(
+            views < 10 && visitors < 5,
+            "counted in other layers, and seen all the same"
+        );
     });
 }
 
@@ -390,41 +495,65 @@ fn layers_are_told_over_a_long_way() {
         let proxy = Proxy::to(&plain.redis);
         let far = Counterfoil::new(proxy.manager().await, plain.store.clone());
         let window = (Duration::from_secs(20), Duration::from_millis(40));
-        let online = online("online", Counting::HyperLogLog).keep_minutes(false).stripes(1).window(window.0, window.1);
+        let online = online("online", Counting::HyperLogLog)
+            .keep_minutes(false)
+            .stripes(1)
+            .window(window.0, window.1);
         let online = far.open(online.build().unwrap()).await.unwrap();
         proxy.delay_replies(Duration::from_millis(60));
         // makes the caller learn the server's time
         clock.machine_is_ahead(3 * HOUR * 1000);
         for visitor in 0..20u32 {
             online.touch("page", visitor.to_be_bytes()).await.unwrap();
-            assert_eq!(online.now("page").await.unwrap().views, u64::from(visitor) + 1);
+            assert_eq!(
+                online.now("page").await.unwrap().views,
+                u64::from(visitor) + 1
+            );
         }
     });
 }
 
-/// Cuts calls at every point for a caller whose clock is wrong each time, so that each call is sent twice.
+/// Cuts calls at every point for a caller whose clock is wrong each time, so that each call is sent
+/// twice.
 async fn cut_with_a_wrong_clock(clock: &Clock) {
     type Cut = fn(&Proxy, usize);
     let plain = Plain::new().await;
     let proxy = Proxy::to(&plain.redis);
     let redis = proxy.manager().await;
     let frail = Counterfoil::new(redis.clone(), plain.store.clone());
-    let (hits, online) = (Family::series("test", "hits"), online("online", Counting::HyperLogLog).stripes(1));
-    let hits = frail.open(hits.windows([(Precision::Day, 3)]).build().unwrap()).await.unwrap();
+    let (hits, online) = (
+        Family::series("test", "hits"),
+        online("online", Counting::HyperLogLog).stripes(1),
+    );
+    let hits = frail
+        .open(hits.windows([(Precision::Day, 3)]).build().unwrap())
+        .await
+        .unwrap();
     let online = frail.open(online.build().unwrap()).await.unwrap();
     let (mut calls, mut hours) = (0i64, 7 * 24);
     // requests are long, so they are cut only after every fifth byte
-    let directions: [(Cut, usize); 2] = [(Proxy::cut_requests_after, 5), (Proxy::cut_replies_after, 1)];
+    let directions: [(Cut, usize); 2] = [
+        (Proxy::cut_requests_after, 5),
+        (Proxy::cut_replies_after, 1),
+    ];
     for (cut, step) in directions {
         for bytes in (0..).step_by(step) {
             hours = -hours;
             clock.machine_is_ahead(hours * HOUR * 1000);
-            eventually("a connection", async || redis::cmd("PING").query_async::<()>(&mut redis.clone()).await.is_ok())
-                .await;
+            eventually("a connection", async || {
+                redis::cmd("PING")
+                    .query_async::<()>(&mut redis.clone())
+                    .await
+                    .is_ok()
+            })
+            .await;
             let before = hits.get("page", Precision::Day).await.unwrap();
             let now = online.now("page").await.unwrap();
             assert_eq!(
-                (before.iter().map(|slice| slice.count).sum::<i64>(), now.views),
+                (
+                    before.iter().map(|slice| slice.count).sum::<i64>(),
+                    now.views
+                ),
                 (calls, calls.cast_unsigned())
             );
             clock.machine_is_ahead(-hours * HOUR * 1000);
@@ -457,20 +586,37 @@ fn the_window_slides_by_layers() {
     runtime().block_on(async {
         for counting in [Counting::Exact, Counting::HyperLogLog] {
             let plain = Plain::new().await;
-            let online = plain.counterfoil.open(online("online", counting).build().unwrap()).await.unwrap();
+            let online = plain
+                .counterfoil
+                .open(online("online", counting).build().unwrap())
+                .await
+                .unwrap();
             let noon = (AUTUMN + 10 * HOUR) * 1000;
             clock.set(noon);
             for view in 0..20u32 {
-                online.touch("page", (view % 10).to_be_bytes()).await.unwrap();
+                online
+                    .touch("page", (view % 10).to_be_bytes())
+                    .await
+                    .unwrap();
             }
             clock.set(noon + 40_000);
             online.touch("page", "late").await.unwrap();
             // a minute in layers of 3 s
-            let windows = [(40_000, 21, 11), (59_999, 21, 11), (60_000, 1, 1), (98_999, 1, 1), (99_000, 0, 0)];
+            let windows = [
+                (40_000, 21, 11),
+                (59_999, 21, 11),
+                (60_000, 1, 1),
+                (98_999, 1, 1),
+                (99_000, 0, 0),
+            ];
             for (ms, views, visitors) in windows {
                 clock.set(noon + ms);
                 let now = online.now("page").await.unwrap();
-                assert_eq!((now.views, now.visitors.count()), (views, visitors), "{counting:?} after {ms} ms");
+                assert_eq!(
+                    (now.views, now.visitors.count()),
+                    (views, visitors),
+                    "{counting:?} after {ms} ms"
+                );
             }
         }
     });
@@ -479,7 +625,11 @@ fn the_window_slides_by_layers() {
 /// Steps the server's clock back in the middle of a window, and lets it catch up again.
 async fn steps_back(clock: &Clock, counting: Counting, by_ms: i64) {
     let plain = Plain::new().await;
-    let online = plain.counterfoil.open(online("online", counting).build().unwrap()).await.unwrap();
+    let online = plain
+        .counterfoil
+        .open(online("online", counting).build().unwrap())
+        .await
+        .unwrap();
     let noon = (AUTUMN + 10 * HOUR) * 1000;
     let mut touches = 0;
     let mut touch = async |at_ms: i64, visitors: std::ops::Range<u32>| {
@@ -506,10 +656,17 @@ async fn steps_back(clock: &Clock, counting: Counting, by_ms: i64) {
     let all = || online.minutes("page", times(AUTUMN..AUTUMN + 11 * HOUR));
     let before = all().await.unwrap();
     plain.counterfoil.drain().await.unwrap();
-    assert_eq!(all().await.unwrap(), before, "what was read is what is stored");
+    assert_eq!(
+        all().await.unwrap(),
+        before,
+        "what was read is what is stored"
+    );
     assert_eq!(before.iter().map(|minute| minute.views).sum::<i64>(), 47);
     let visitors: u64 = before.iter().map(|minute| minute.visitors.count()).sum();
-    assert!((24..=47).contains(&visitors), "{visitors} visitors of the minutes");
+    assert!(
+        (24..=47).contains(&visitors),
+        "{visitors} visitors of the minutes"
+    );
 }
 
 #[test]
@@ -533,8 +690,8 @@ struct Touched {
 
 const PAGES: [&str; 2] = ["/", "/forum/é"];
 
-/// Writers that touch pages until they are stopped, and count the acknowledged touches by page and minute. The minute
-/// changes only between calls.
+/// Writers that touch pages until they are stopped, and count the acknowledged touches by page and
+/// minute. The minute changes only between calls.
 struct Touching {
     stop: Arc<AtomicBool>,
     minute: Arc<RwLock<i64>>,
@@ -543,14 +700,20 @@ struct Touching {
 
 impl Touching {
     fn on(online: &Activity, minute: i64) -> Self {
-        let (stop, minute) = (Arc::new(AtomicBool::new(false)), Arc::new(RwLock::new(minute)));
+        let (stop, minute) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(RwLock::new(minute)),
+        );
         let mut writers = JoinSet::new();
         for _ in 0..6 {
             let (online, stop, minute) = (online.clone(), stop.clone(), minute.clone());
             writers.spawn(async move {
                 let mut all = HashMap::new();
                 while !stop.load(Ordering::Relaxed) {
-                    let (page, visitor) = (rand::random_range(0..PAGES.len()), rand::random_range(0..400u32));
+                    let (page, visitor) = (
+                        rand::random_range(0..PAGES.len()),
+                        rand::random_range(0..400u32),
+                    );
                     let minute = minute.read().await;
                     match online.touch(PAGES[page], visitor.to_be_bytes()).await {
                         Ok(()) => {
@@ -566,7 +729,11 @@ impl Touching {
                 all
             });
         }
-        Touching { stop, minute, writers }
+        Touching {
+            stop,
+            minute,
+            writers,
+        }
     }
 
     async fn end(self) -> BTreeMap<(usize, i64), Touched> {
@@ -584,14 +751,22 @@ impl Touching {
 #[test]
 fn kept_minutes_are_exact_whatever_dies() {
     let clock = Clock::take();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
     runtime.block_on(async {
         let family = || online("online", Counting::Exact).build().unwrap();
         let mysql = MysqlServer::start().await;
         let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
         let proxy = Proxy::to(&pair.redis);
         let frail = Counterfoil::new(proxy.manager().await, MysqlStore::new(pair.pool.clone()));
-        let touched = frail.open(family()).await.unwrap().write_timeout(Duration::from_secs(20));
+        let touched = frail
+            .open(family())
+            .await
+            .unwrap()
+            .write_timeout(Duration::from_secs(20));
         // long over, so that its counts go to the database at once
         let first = now_ms() / 60_000 - 30;
         clock.set(first * 60_000);
@@ -615,17 +790,42 @@ fn kept_minutes_are_exact_whatever_dies() {
         }
         pair.counterfoil.drain().await.unwrap();
         for (page, read) in read.iter().enumerate() {
-            assert_eq!(safe.minutes(PAGES[page], times(range.clone())).await.unwrap(), *read, "{}", PAGES[page]);
+            assert_eq!(
+                safe.minutes(PAGES[page], times(range.clone()))
+                    .await
+                    .unwrap(),
+                *read,
+                "{}",
+                PAGES[page]
+            );
             for minute in read {
-                let expected = acknowledged.get(&(page, unix(minute.start) / 60)).cloned().unwrap_or_default();
-                assert_eq!(minute.views, expected.views, "views of {} at {}", PAGES[page], unix(minute.start));
-                assert_eq!(minute.visitors.count(), expected.visitors.len() as u64, "{expected:?}");
+                let expected = acknowledged
+                    .get(&(page, unix(minute.start) / 60))
+                    .cloned()
+                    .unwrap_or_default();
+                assert_eq!(
+                    minute.views,
+                    expected.views,
+                    "views of {} at {}",
+                    PAGES[page],
+                    unix(minute.start)
+                );
+                assert_eq!(
+                    minute.visitors.count(),
+                    expected.visitors.len() as u64,
+                    "{expected:?}"
+                );
             }
         }
-        let sum = "SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values WHERE id LIKE 'views/%'";
+        let sum =
+            "SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values WHERE id LIKE 'views/%'";
         let views: i64 = acknowledged.values().map(|touched| touched.views).sum();
         assert_eq!(pair.number(sum).await, views);
-        assert!(views > 500 && acknowledged.len() >= 20, "{views} views in {} minutes", acknowledged.len());
+        assert!(
+            views > 500 && acknowledged.len() >= 20,
+            "{views} views in {} minutes",
+            acknowledged.len()
+        );
         println!("{views} views in {} minutes of pages", acknowledged.len());
     });
 }
@@ -637,14 +837,21 @@ async fn days_of_23_and_25_hours_get_to_the_applications_own_table() {
     let pair = Pair::new().await;
     pair.sql("CREATE TABLE page_days (day DATE, page VARBINARY(200), hits INT NOT NULL, PRIMARY KEY (day, page))")
         .await;
-    let table = Table::upsert("page_days").key("day", KeyType::Date).key("page", KeyType::Text).value("hits");
+    let table = Table::upsert("page_days")
+        .key("day", KeyType::Date)
+        .key("page", KeyType::Text)
+        .value("hits");
     let family = Family::series("test", "days")
         .windows([(Precision::HOUR, 30), (Precision::Day, 3)])
         .time_zone("Europe/Berlin")
         .keep([Precision::Day])
         .table(table)
         .durability(Durability::Immediate);
-    let hits = pair.counterfoil.open(family.build().unwrap()).await.unwrap();
+    let hits = pair
+        .counterfoil
+        .open(family.build().unwrap())
+        .await
+        .unwrap();
     for change in [SPRING, AUTUMN] {
         let midnight = start(Precision::Day, change);
         for hour in 0..26 {
@@ -654,13 +861,26 @@ async fn days_of_23_and_25_hours_get_to_the_applications_own_table() {
     }
     pair.counterfoil.drain().await.unwrap();
     // of the 26 hours, 3 or 1 belong to the next day
-    for (day, count) in [("2014-03-30", 23), ("2014-03-31", 3), ("2014-10-26", 25), ("2014-10-27", 1)] {
-        let query = sqlx::query_scalar("SELECT hits FROM page_days WHERE day = ? AND page = '/a/b'").bind(day);
+    for (day, count) in [
+        ("2014-03-30", 23),
+        ("2014-03-31", 3),
+        ("2014-10-26", 25),
+        ("2014-10-27", 1),
+    ] {
+        let query =
+            sqlx::query_scalar("SELECT hits FROM page_days WHERE day = ? AND page = '/a/b'")
+                .bind(day);
         let stored: Option<i32> = query.fetch_optional(&pair.pool).await.unwrap();
         assert_eq!(stored, Some(count), "{day}");
     }
     let spring = start(Precision::Day, SPRING);
-    let read = hits.get_range("/a/b", Precision::Day, times(spring..spring + 2 * DAY)).await.unwrap();
-    assert_eq!(read.iter().map(|slice| slice.count).collect::<Vec<_>>(), [23, 3, 0]);
+    let read = hits
+        .get_range("/a/b", Precision::Day, times(spring..spring + 2 * DAY))
+        .await
+        .unwrap();
+    assert_eq!(
+        read.iter().map(|slice| slice.count).collect::<Vec<_>>(),
+        [23, 3, 0]
+    );
     assert_eq!(unix(read[1].start) - unix(read[0].start), 23 * HOUR);
 }

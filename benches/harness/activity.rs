@@ -8,7 +8,9 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use redis::aio::MultiplexedConnection;
 
-use crate::measuring::{AtLeast, AtMost, Bench, Comparison, Figure, Ids, Load, Side, Stage, connect};
+use crate::measuring::{
+    AtLeast, AtMost, Bench, Comparison, Figure, Ids, Load, Side, Stage, connect,
+};
 
 const TOUCH: Figure = Figure {
     name: "activity_touch",
@@ -39,8 +41,12 @@ pub async fn measure(bench: &mut Bench) {
 
 /// Opens a family with the default window in `partitions` partitions. It caches no results.
 async fn activity(stage: &Stage, counting: Counting, partitions: u32) -> Activity {
-    let family = Family::activity("bench", "readers").visitors(counting).partitions(partitions);
-    let family = family.durability(Durability::Immediate).cache_for(Duration::ZERO);
+    let family = Family::activity("bench", "readers")
+        .visitors(counting)
+        .partitions(partitions);
+    let family = family
+        .durability(Durability::Immediate)
+        .cache_for(Duration::ZERO);
     stage.pair.open(family.build().unwrap()).await.unwrap()
 }
 
@@ -67,7 +73,8 @@ impl Side for ByHand {
         if self.2 == Counting::Exact {
             let (visitors, now_ms) = (format!("visitors:{page}"), now.as_millis() as i64);
             pipe.zadd(&visitors, visitor, now_ms).ignore();
-            pipe.zrembyscore(&visitors, "-inf", now_ms - WINDOW.as_millis() as i64).ignore();
+            pipe.zrembyscore(&visitors, "-inf", now_ms - WINDOW.as_millis() as i64)
+                .ignore();
         } else {
             let visitors = format!("visitors:{page}:{minute}");
             pipe.pfadd(&visitors, visitor).ignore();
@@ -94,31 +101,51 @@ impl Clone for Visitors {
     }
 }
 
-/// Measures views that are counted with their visitors, and for the exact figure also fewer and more partitions.
+/// Measures views that are counted with their visitors, and for the exact figure also fewer and
+/// more partitions.
 async fn measure_touch(bench: &mut Bench) {
     if bench.wants(&[TOUCH.name]) {
-        compare(bench, Counting::Exact, PARTITIONS).await.throughput(bench).await;
+        compare(bench, Counting::Exact, PARTITIONS)
+            .await
+            .throughput(bench)
+            .await;
         for partitions in [1, 2, 8] {
             let comparison = compare(bench, Counting::Exact, partitions).await;
-            let ratio = comparison.load(bench, bench.rounds()).await.ratio(Load::per_second);
+            let ratio = comparison
+                .load(bench, bench.rounds())
+                .await
+                .ratio(Load::per_second);
             bench.absolute(format!("activity_touch_in_{partitions}_partitions"), ratio);
         }
     }
     if bench.wants(&[TOUCH_HLL.name]) {
-        compare(bench, Counting::HyperLogLog, PARTITIONS).await.throughput(bench).await;
+        compare(bench, Counting::HyperLogLog, PARTITIONS)
+            .await
+            .throughput(bench)
+            .await;
     }
 }
 
 async fn compare(bench: &Bench, counting: Counting, partitions: u32) -> Comparison<Touch, ByHand> {
     let stage = Stage::set(bench).await;
     let visitors = Visitors(SmallRng::seed_from_u64(1));
-    let ours = Touch(activity(&stage, counting, partitions).await, visitors.clone());
+    let ours = Touch(
+        activity(&stage, counting, partitions).await,
+        visitors.clone(),
+    );
     let theirs = ByHand(connect(&stage.redis).await, visitors, counting);
     let (figure, names) = match counting {
         Counting::Exact => (TOUCH, ["activity_touch", "activity_by_hand"]),
         _ => (TOUCH_HLL, ["activity_touch_hll", "activity_by_hand_hll"]),
     };
-    Comparison { figure, ours, theirs, names, ids: Ids::zipf(1_000), stage }
+    Comparison {
+        figure,
+        ours,
+        theirs,
+        names,
+        ids: Ids::zipf(1_000),
+        stage,
+    }
 }
 
 /// `now()`.
@@ -136,7 +163,11 @@ struct Get(MultiplexedConnection);
 
 impl Side for Get {
     async fn hit(&mut self, page: &str) {
-        let _: Option<u64> = redis::cmd("GET").arg(page).query_async(&mut self.0).await.unwrap();
+        let _: Option<u64> = redis::cmd("GET")
+            .arg(page)
+            .query_async(&mut self.0)
+            .await
+            .unwrap();
     }
 }
 
@@ -146,16 +177,33 @@ async fn measure_now(bench: &mut Bench) {
         return;
     }
     let stage = Stage::set(bench).await;
-    let (ours, theirs) = (Now(activity(&stage, Counting::Exact, PARTITIONS).await), Get(connect(&stage.redis).await));
+    let (ours, theirs) = (
+        Now(activity(&stage, Counting::Exact, PARTITIONS).await),
+        Get(connect(&stage.redis).await),
+    );
     let ids = Ids::even(1);
     let page = ids.of_task(0, 1).next().unwrap();
-    redis::cmd("SET").arg(page).arg(VISITORS).exec_async(&mut stage.probe.clone()).await.unwrap();
+    redis::cmd("SET")
+        .arg(page)
+        .arg(VISITORS)
+        .exec_async(&mut stage.probe.clone())
+        .await
+        .unwrap();
     let empty = stage.used().await;
     fill(&stage, &ours.0, page).await;
     let bytes = (stage.used().await - empty) / f64::from(VISITORS);
     bench.absolute("redis_bytes_per_visitor_of_14_bytes", bytes);
     assert!(ours.0.now(page).await.unwrap().visitors.count() > u64::from(VISITORS) / 2);
-    Comparison { figure: NOW, ours, theirs, names: ["activity_now", "get"], ids, stage }.latency(bench).await;
+    Comparison {
+        figure: NOW,
+        ours,
+        theirs,
+        names: ["activity_now", "get"],
+        ids,
+        stage,
+    }
+    .latency(bench)
+    .await;
 }
 
 /// Adds visitors to every layer of the window, as if they had come over the last ten minutes.
@@ -165,7 +213,9 @@ async fn fill(stage: &Stage, activity: &Activity, page: &str) {
     for layer in 0..LAYERS {
         test_hooks::set_time(Some(now_ms - 3_000 * u64::from(LAYERS - 1 - layer)));
         let visitors = (layer..VISITORS).step_by(LAYERS as usize);
-        try_join_all(visitors.map(|visitor| activity.touch(page, format!("visitor-{visitor:06}")))).await.unwrap();
+        try_join_all(visitors.map(|visitor| activity.touch(page, format!("visitor-{visitor:06}"))))
+            .await
+            .unwrap();
     }
     test_hooks::set_time(None);
 }

@@ -74,7 +74,10 @@ struct Incr(Cached);
 impl Side for Incr {
     async fn hit(&mut self, id: &str) {
         let changed = self.0.incr(id, 1).await.unwrap();
-        assert!(matches!(changed, Changed::Counted { .. }), "{id} was not counted: {changed:?}");
+        assert!(
+            matches!(changed, Changed::Counted { .. }),
+            "{id} was not counted: {changed:?}"
+        );
     }
 }
 
@@ -84,7 +87,12 @@ struct Plain(MultiplexedConnection);
 
 impl Side for Plain {
     async fn hit(&mut self, id: &str) {
-        let _: i64 = redis::cmd("INCRBY").arg(id).arg(1).query_async(&mut self.0).await.unwrap();
+        let _: i64 = redis::cmd("INCRBY")
+            .arg(id)
+            .arg(1)
+            .query_async(&mut self.0)
+            .await
+            .unwrap();
     }
 }
 
@@ -94,10 +102,20 @@ async fn measure_one_task(bench: &mut Bench) {
         return;
     }
     let stage = Stage::set(bench).await;
-    let (ours, theirs) = (Incr(family(&stage, "hot", PARTITIONS).await), Plain(connect(&stage.redis).await));
-    Comparison { figure: ONE_TASK, ours, theirs, names: ["cached_incr", "incrby"], ids: Ids::even(1), stage }
-        .latency(bench)
-        .await;
+    let (ours, theirs) = (
+        Incr(family(&stage, "hot", PARTITIONS).await),
+        Plain(connect(&stage.redis).await),
+    );
+    Comparison {
+        figure: ONE_TASK,
+        ours,
+        theirs,
+        names: ["cached_incr", "incrby"],
+        ids: Ids::even(1),
+        stage,
+    }
+    .latency(bench)
+    .await;
 }
 
 /// Measures increments of counters that are in Redis, and also fewer and more partitions.
@@ -105,17 +123,35 @@ async fn measure_throughput(bench: &mut Bench) {
     if !bench.wants(&[THROUGHPUT.name]) {
         return;
     }
-    let rounds = warm(bench, PARTITIONS).await.load(bench, bench.rounds()).await;
+    let rounds = warm(bench, PARTITIONS)
+        .await
+        .load(bench, bench.rounds())
+        .await;
     bench.figure(THROUGHPUT, rounds.ratio(Load::per_second));
     let ours = |what: fn(&Load) -> f64| median(rounds.ours.iter().map(what));
     bench.absolute("cached_per_second", ours(Load::per_second));
-    bench.absolute("cached_incrby_per_second", median(rounds.theirs.iter().map(Load::per_second)));
-    bench.absolute("cached_per_call", ours(|load| load.hits / load.scripts.calls));
+    bench.absolute(
+        "cached_incrby_per_second",
+        median(rounds.theirs.iter().map(Load::per_second)),
+    );
+    bench.absolute(
+        "cached_per_call",
+        ours(|load| load.hits / load.scripts.calls),
+    );
     bench.absolute("cached_script_us", ours(|load| load.scripts.mean_us()));
-    bench.absolute("cached_redis_busy", ours(|load| load.redis_cpu / load.seconds));
+    bench.absolute(
+        "cached_redis_busy",
+        ours(|load| load.redis_cpu / load.seconds),
+    );
     for partitions in [1, 2, 8] {
-        let rounds = warm(bench, partitions).await.load(bench, bench.size(3, 1)).await;
-        bench.absolute(format!("cached_throughput_in_{partitions}_partitions"), rounds.ratio(Load::per_second));
+        let rounds = warm(bench, partitions)
+            .await
+            .load(bench, bench.size(3, 1))
+            .await;
+        bench.absolute(
+            format!("cached_throughput_in_{partitions}_partitions"),
+            rounds.ratio(Load::per_second),
+        );
     }
 }
 
@@ -126,18 +162,27 @@ async fn warm(bench: &Bench, partitions: u32) -> Comparison<Incr, Plain> {
     let names: Vec<_> = (0..IDS).map(|number| format!("page/{number}")).collect();
     fill(&counters, &names).await;
     let (ours, theirs) = (Incr(counters), Plain(connect(&stage.redis).await));
-    Comparison { figure: THROUGHPUT, ours, theirs, names: ["cached", "incrby"], ids: Ids::zipf(IDS), stage }
+    Comparison {
+        figure: THROUGHPUT,
+        ours,
+        theirs,
+        names: ["cached", "incrby"],
+        ids: Ids::zipf(IDS),
+        stage,
+    }
 }
 
-/// Compares the first increment of a counter that is not in Redis with the commands and the query of an application's
-/// own cache.
+/// Compares the first increment of a counter that is not in Redis with the commands and the query
+/// of an application's own cache.
 async fn measure_misses(bench: &mut Bench) {
     if !bench.wants(&[MISS.name]) {
         return;
     }
     let stage = Stage::set(bench).await;
     let counters = family(&stage, "cold", PARTITIONS).await;
-    let names: Vec<_> = (0..bench.size(10_000, 2_000)).map(|number| format!("page/{number}")).collect();
+    let names: Vec<_> = (0..bench.size(10_000, 2_000))
+        .map(|number| format!("page/{number}"))
+        .collect();
     fill(&counters, &names).await;
     stage.pair.drain().await.unwrap();
     let ours = async || {
@@ -145,7 +190,8 @@ async fn measure_misses(bench: &mut Bench) {
         stage.emptied().await;
         incremented(counters.clone(), names.clone()).await
     };
-    let theirs = async || cached_by_hand(stage.pool.clone(), stage.emptied().await, names.clone()).await;
+    let theirs =
+        async || cached_by_hand(stage.pool.clone(), stage.emptied().await, names.clone()).await;
     let rounds = alternate(bench.rounds(), ours, theirs).await;
     bench.figure(MISS, rounds.ratio(|micros| *micros));
     bench.absolute("cached_miss_us", median(rounds.ours));
@@ -171,17 +217,41 @@ async fn incremented(counters: Cached, names: Vec<String>) -> f64 {
     incrementing.await.unwrap()
 }
 
-async fn cached_by_hand(pool: MySqlPool, mut redis: MultiplexedConnection, names: Vec<String>) -> f64 {
+async fn cached_by_hand(
+    pool: MySqlPool,
+    mut redis: MultiplexedConnection,
+    names: Vec<String>,
+) -> f64 {
     const SELECT: &str = "SELECT value FROM counterfoil_values WHERE family = 1 AND id = ?";
     let incrementing = tokio::spawn(async move {
         let mut micros = Vec::with_capacity(names.len());
         for name in names {
             let started = Instant::now();
-            let held: Option<i64> = redis::cmd("GET").arg(&name).query_async(&mut redis).await.unwrap();
+            let held: Option<i64> = redis::cmd("GET")
+                .arg(&name)
+                .query_async(&mut redis)
+                .await
+                .unwrap();
             assert_eq!(held, None, "{name}");
-            let row: i64 = sqlx::query_scalar(SELECT).bind(&name).fetch_one(&pool).await.unwrap();
-            redis::cmd("SET").arg(&name).arg(row).arg("EX").arg(600).arg("NX").exec_async(&mut redis).await.unwrap();
-            let value: i64 = redis::cmd("INCR").arg(&name).query_async(&mut redis).await.unwrap();
+            let row: i64 = sqlx::query_scalar(SELECT)
+                .bind(&name)
+                .fetch_one(&pool)
+                .await
+                .unwrap();
+            redis::cmd("SET")
+                .arg(&name)
+                .arg(row)
+                .arg("EX")
+                .arg(600)
+                .arg("NX")
+                .exec_async(&mut redis)
+                .await
+                .unwrap();
+            let value: i64 = redis::cmd("INCR")
+                .arg(&name)
+                .query_async(&mut redis)
+                .await
+                .unwrap();
             micros.push(started.elapsed().as_secs_f64() * 1e6);
             assert_eq!(value, 2, "{name}");
         }
@@ -197,7 +267,9 @@ async fn measure_saves(bench: &mut Bench) {
     }
     let stage = Stage::set(bench).await;
     let counters = family(&stage, "saves", PARTITIONS).await;
-    let names: Vec<_> = (0..bench.size(200_000, 50_000)).map(|number| format!("page/{number:07}")).collect();
+    let names: Vec<_> = (0..bench.size(200_000, 50_000))
+        .map(|number| format!("page/{number:07}"))
+        .collect();
     flush::create_tables(&stage.pool).await;
     let rows_per_second = |seconds: f64| names.len() as f64 / seconds;
     let ours = async || {
@@ -206,10 +278,17 @@ async fn measure_saves(bench: &mut Bench) {
         tokio::time::sleep(Duration::from_millis(60)).await;
         [rows_per_second(stage.flush(counters.family()).await); 2]
     };
-    let theirs = async || flush::by_hand(&stage.pool, &names).await.map(rows_per_second);
+    let theirs = async || {
+        flush::by_hand(&stage.pool, &names)
+            .await
+            .map(rows_per_second)
+    };
     let rounds = alternate(bench.size(6, 2), ours, theirs).await;
     bench.figure(SAVES, rounds.ratio(|[values, json]| values.max(*json)));
-    bench.absolute("saves_per_second", median(rounds.ours.iter().map(|both| both[0])));
+    bench.absolute(
+        "saves_per_second",
+        median(rounds.ours.iter().map(|both| both[0])),
+    );
     bench.absolute(
         "hand_written_saves_per_second",
         median(rounds.theirs.iter().map(|[values, json]| values.max(*json))),

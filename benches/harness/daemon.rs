@@ -1,4 +1,5 @@
-//! The cost of the idle daemon `counterfoil`. `./dev bench` builds its program from the package `cli`.
+//! The cost of the idle daemon `counterfoil`. `./dev bench` builds its program from the package
+//! `cli`.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -20,10 +21,15 @@ pub async fn measure(bench: &mut Bench) {
         return;
     }
     let Some(program) = program() else {
-        return println!("daemon: skipped, the program is not built: cargo build --release -p counterfoil-cli");
+        return println!(
+            "daemon: skipped, the program is not built: cargo build --release -p counterfoil-cli"
+        );
     };
     let many = bench.size(10_000, 1_000);
-    for (families, name) in [(10, "10"), (many, if many == 10_000 { "10000" } else { "1000" })] {
+    for (families, name) in [
+        (10, "10"),
+        (many, if many == 10_000 { "10000" } else { "1000" }),
+    ] {
         let redis = RedisServer::start(RedisOptions::volatile()).await;
         let mysql = bench.servers.mysql().await;
         let (database, pool) = mysql.database("bench").await;
@@ -31,36 +37,61 @@ pub async fn measure(bench: &mut Bench) {
         store.create_tables().await.unwrap();
         let pair = Counterfoil::new(redis.manager().await, store);
         for number in 0..families {
-            let _ = pair.open(Family::buffered(format!("shop-{number}"), "views").build().unwrap()).await.unwrap();
+            let _ = pair
+                .open(
+                    Family::buffered(format!("shop-{number}"), "views")
+                        .build()
+                        .unwrap(),
+                )
+                .await
+                .unwrap();
         }
-        // the rows that a probe reads: the last batch of each partition, here of an earlier incarnation
+        // the rows that a probe reads: the last batch of each partition, here of an earlier
+        // incarnation
         sqlx::raw_sql(LEDGER).execute(&pool).await.unwrap();
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("counterfoil.toml");
         let (redis_url, mysql_url) = (redis.url(), mysql.url(&database));
-        let text = format!("listen = \"127.0.0.1:0\"\n[pair.main]\nredis = {redis_url:?}\nmysql = {mysql_url:?}\n");
+        let text = format!(
+            "listen = \"127.0.0.1:0\"\n[pair.main]\nredis = {redis_url:?}\nmysql = {mysql_url:?}\n"
+        );
         std::fs::write(&file, text).unwrap();
         let daemon = Daemon::start(&program, &file);
         // long enough for the daemon to check everything more than once
         sleep(Duration::from_secs(35)).await;
-        let mut probe = redis.client().get_multiplexed_async_connection().await.unwrap();
+        let mut probe = redis
+            .client()
+            .get_multiplexed_async_connection()
+            .await
+            .unwrap();
         // the time of two probes or of one, which are 30 s apart
         let seconds = bench.size(60u32, 30);
         let (ours, server) = (process::cpu(daemon.id()), redis_cpu(&mut probe).await);
         sleep(Duration::from_secs(seconds.into())).await;
         let percent = |spent: f64| spent * 100.0 / f64::from(seconds);
-        bench.absolute(format!("daemon_{name}_families_percent_of_a_core"), percent(process::cpu(daemon.id()) - ours));
+        bench.absolute(
+            format!("daemon_{name}_families_percent_of_a_core"),
+            percent(process::cpu(daemon.id()) - ours),
+        );
         bench.absolute(
             format!("daemon_{name}_families_percent_of_redis"),
             percent(redis_cpu(&mut probe).await - server),
         );
-        bench.absolute(format!("daemon_{name}_families_mb"), process::memory(daemon.id()) / 1e6);
+        bench.absolute(
+            format!("daemon_{name}_families_mb"),
+            process::memory(daemon.id()) / 1e6,
+        );
     }
 }
 
-/// Returns the path of the daemon, in the folder above this program's, or `None` if it is not built.
+/// Returns the path of the daemon, in the folder above this program's, or `None` if it is not
+/// built.
 fn program() -> Option<PathBuf> {
-    let program = std::env::current_exe().ok()?.parent()?.parent()?.join("counterfoil");
+    let program = std::env::current_exe()
+        .ok()?
+        .parent()?
+        .parent()?
+        .join("counterfoil");
     program.exists().then_some(program)
 }
 
@@ -69,7 +100,10 @@ struct Daemon(Child);
 impl Daemon {
     fn start(program: &PathBuf, config: &PathBuf) -> Self {
         let mut command = Command::new(program);
-        command.args(["run", "--config"]).arg(config).stderr(Stdio::null());
+        command
+            .args(["run", "--config"])
+            .arg(config)
+            .stderr(Stdio::null());
         Daemon(command.spawn().unwrap())
     }
 

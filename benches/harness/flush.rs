@@ -1,4 +1,5 @@
-//! Rows per second from Redis to a commit, compared with a loop that upserts the same rows from memory.
+//! Rows per second from Redis to a commit, compared with a loop that upserts the same rows from
+//! memory.
 
 use std::fmt::Write;
 use std::time::Instant;
@@ -43,19 +44,32 @@ pub async fn measure(bench: &mut Bench) {
     };
     let rounds = alternate(bench.size(6, 2), ours, theirs).await;
     bench.figure(FIGURE, rounds.ratio(|[values, json]| values.max(*json)));
-    bench.absolute("flushed_rows_per_second", median(rounds.ours.iter().map(|both| both[0])));
-    bench.absolute("hand_written_values_rows_per_second", median(rounds.theirs.iter().map(|both| both[0])));
-    bench.absolute("hand_written_json_rows_per_second", median(rounds.theirs.iter().map(|both| both[1])));
+    bench.absolute(
+        "flushed_rows_per_second",
+        median(rounds.ours.iter().map(|both| both[0])),
+    );
+    bench.absolute(
+        "hand_written_values_rows_per_second",
+        median(rounds.theirs.iter().map(|both| both[0])),
+    );
+    bench.absolute(
+        "hand_written_json_rows_per_second",
+        median(rounds.theirs.iter().map(|both| both[1])),
+    );
 }
 
-/// Draws ids out of two and a half times as many. In the first round all rows are new, in later rounds fewer and fewer.
+/// Draws ids out of two and a half times as many. In the first round all rows are new, in later
+/// rounds fewer and fewer.
 fn drawn(ids: usize, round: u64) -> Vec<String> {
     let places = index::sample(&mut SmallRng::seed_from_u64(round), ids * 5 / 2, ids);
-    places.into_iter().map(|number| format!("page/{number}")).collect()
+    places
+        .into_iter()
+        .map(|number| format!("page/{number}"))
+        .collect()
 }
 
-/// A hand-written way to bring many sums to MySQL: rows sorted by key, many per statement, many statements per
-/// transaction.
+/// A hand-written way to bring many sums to MySQL: rows sorted by key, many per statement, many
+/// statements per transaction.
 #[derive(Clone, Copy)]
 enum Way {
     /// `VALUES (?, ?, ?), ...`, 1,000 rows per statement.
@@ -99,7 +113,9 @@ impl Way {
     fn bind<'r>(self, text: &'r str, rows: &'r [Row]) -> Query<'r, MySql, MySqlArguments> {
         let query = sqlx::query(sqlx::AssertSqlSafe(text));
         match self {
-            Way::Values => rows.iter().fold(query, |query, (id, delta)| query.bind(1).bind(id).bind(delta)),
+            Way::Values => rows.iter().fold(query, |query, (id, delta)| {
+                query.bind(1).bind(id).bind(delta)
+            }),
             Way::JsonTable => query.bind(json(rows)),
         }
     }
@@ -108,22 +124,34 @@ impl Way {
 fn json(rows: &[Row]) -> String {
     let mut text = String::from("[");
     for (place, (id, delta)) in rows.iter().enumerate() {
-        write!(text, "{}[\"{id}\",{delta}]", if place == 0 { "" } else { "," }).unwrap();
+        write!(
+            text,
+            "{}[\"{id}\",{delta}]",
+            if place == 0 { "" } else { "," }
+        )
+        .unwrap();
     }
     text + "]"
 }
 
-/// Adds 1 to the row of each of the sorted ids, once in each way. Returns the seconds that each way took.
+/// Adds 1 to the row of each of the sorted ids, once in each way. Returns the seconds that each way
+/// took.
 pub async fn by_hand(pool: &MySqlPool, ids: &[String]) -> [f64; 2] {
     let rows: Vec<_> = ids.iter().map(|id| (id.clone(), 1)).collect();
-    [upsert(pool, Way::Values, &rows).await, upsert(pool, Way::JsonTable, &rows).await]
+    [
+        upsert(pool, Way::Values, &rows).await,
+        upsert(pool, Way::JsonTable, &rows).await,
+    ]
 }
 
 /// Creates a table for each way, with the same columns as counterfoil's.
 pub async fn create_tables(pool: &MySqlPool) {
     for way in [Way::Values, Way::JsonTable] {
         let create = format!("CREATE TABLE {} LIKE counterfoil_values", way.table());
-        sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(pool).await.unwrap();
+        sqlx::raw_sql(sqlx::AssertSqlSafe(create))
+            .execute(pool)
+            .await
+            .unwrap();
     }
 }
 
@@ -136,7 +164,10 @@ async fn upsert(pool: &MySqlPool, way: Way, rows: &[Row]) -> f64 {
         for rows in rows.chunks(ROWS_OF_TRANSACTION) {
             let mut transaction = pool.begin().await.unwrap();
             for rows in rows.chunks(way.rows_of_statement()) {
-                way.bind(&text, rows).execute(&mut *transaction).await.unwrap();
+                way.bind(&text, rows)
+                    .execute(&mut *transaction)
+                    .await
+                    .unwrap();
             }
             transaction.commit().await.unwrap();
         }

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::measuring::{Acked, AtMost, Bench, Curve, Figure, Ids, Load, Pending, Rounds, alternate, draw, median};
+use crate::measuring::{
+    Acked, AtMost, Bench, Curve, Figure, Ids, Load, Pending, Rounds, alternate, draw, median,
+};
 use crate::scripts::{self, Longest, Watch};
 
 const ADD: Figure = Figure {
@@ -31,13 +33,25 @@ struct Size {
 }
 
 pub async fn measure(bench: &mut Bench) {
-    let (hits, scripts, rows) = (bench.wants(&[ADD.name]), bench.wants(&[SCRIPT.name]), bench.wants(&[FLUSH.name]));
+    let (hits, scripts, rows) = (
+        bench.wants(&[ADD.name]),
+        bench.wants(&[SCRIPT.name]),
+        bench.wants(&[FLUSH.name]),
+    );
     if !(hits || scripts || rows) {
         return;
     }
     let mut sizes = Vec::new();
-    for ids in bench.size([10_000, 100_000, 1_000_000, 5_000_000], [10_000, 50_000, 200_000, 1_000_000]) {
-        let size = Size { ids, stage: Pending::set(bench).await, hits: Rounds::new(), row_us: Vec::new() };
+    for ids in bench.size(
+        [10_000, 100_000, 1_000_000, 5_000_000],
+        [10_000, 50_000, 200_000, 1_000_000],
+    ) {
+        let size = Size {
+            ids,
+            stage: Pending::set(bench).await,
+            hits: Rounds::new(),
+            row_us: Vec::new(),
+        };
         size.stage.fill(size.names()).await;
         size.stage.plain.fill(size.names()).await;
         sizes.push(size);
@@ -61,20 +75,26 @@ impl Size {
     /// Hits pending ids only, so that their number stays constant.
     async fn hit(&mut self, ids: &Ids, time: Duration, round: usize) {
         const TASKS: usize = 256;
-        let (acked, plain, probe) = (Acked(self.stage.counters.clone()), &self.stage.plain, &self.stage.probe);
+        let (acked, plain, probe) = (
+            Acked(self.stage.counters.clone()),
+            &self.stage.plain,
+            &self.stage.probe,
+        );
         let ours = async || Load::run(&acked, ids, TASKS, time, &mut probe.clone()).await;
         let theirs = async || Load::run(plain, ids, TASKS, time, &mut probe.clone()).await;
         self.hits.measure(round, ours, theirs).await;
     }
 
-    /// Flushes rows that are already in the database. Small sizes run several times; large ones are long enough.
+    /// Flushes rows that are already in the database. Small sizes run several times; large ones are
+    /// long enough.
     async fn flush(&mut self) {
         // inserts the rows
         self.stage.fill(self.names()).await;
         self.stage.flush().await;
         for _ in 0..(1_000_000 / self.ids).clamp(1, 10) {
             self.stage.fill(self.names()).await;
-            self.row_us.push(self.stage.flush().await * 1e6 / f64::from(self.ids));
+            self.row_us
+                .push(self.stage.flush().await * 1e6 / f64::from(self.ids));
         }
     }
 }
@@ -93,12 +113,29 @@ async fn measure_hits(bench: &mut Bench, sizes: &mut [Size]) {
         median(rounds.map(|(most, least)| most / least))
     };
     bench.figure(ADD, growth(Load::us_per_hit));
-    bench.absolute("add_growth_in_redis_vs_hincrby", growth(Load::redis_cpu_per_hit));
+    bench.absolute(
+        "add_growth_in_redis_vs_hincrby",
+        growth(Load::redis_cpu_per_hit),
+    );
     let of = |side: fn(&Rounds<Load>) -> &[Load], what: fn(&Load) -> f64| -> Vec<_> {
-        sizes.iter().map(|size| (f64::from(size.ids), median(side(&size.hits).iter().map(what)))).collect()
+        sizes
+            .iter()
+            .map(|size| {
+                (
+                    f64::from(size.ids),
+                    median(side(&size.hits).iter().map(what)),
+                )
+            })
+            .collect()
     };
-    let curve = |what| (of(|rounds| &rounds.ours, what), of(|rounds| &rounds.theirs, what));
-    let ((ours, theirs), (ours_in_redis, theirs_in_redis)) = (curve(Load::us_per_hit), curve(Load::redis_cpu_per_hit));
+    let curve = |what| {
+        (
+            of(|rounds| &rounds.ours, what),
+            of(|rounds| &rounds.theirs, what),
+        )
+    };
+    let ((ours, theirs), (ours_in_redis, theirs_in_redis)) =
+        (curve(Load::us_per_hit), curve(Load::redis_cpu_per_hit));
     for ((ids, ours), (_, theirs)) in ours.iter().zip(&theirs) {
         bench.absolute(format!("hit_us_at_{ids}_pending"), *ours);
         bench.absolute(format!("hincrby_us_at_{ids}_ids"), *theirs);
@@ -107,16 +144,28 @@ async fn measure_hits(bench: &mut Bench, sizes: &mut [Size]) {
         bench.absolute(format!("redis_us_per_hit_at_{ids}_pending"), ours * 1e6);
         bench.absolute(format!("redis_us_per_hincrby_at_{ids}_ids"), theirs * 1e6);
     }
-    let curves = [Curve { name: "add().await", points: ours }, Curve { name: "plain HINCRBY", points: theirs }];
+    let curves = [
+        Curve {
+            name: "add().await",
+            points: ours,
+        },
+        Curve {
+            name: "plain HINCRBY",
+            points: theirs,
+        },
+    ];
     draw("add", "ids pending", "us per hit", &curves);
 }
 
-/// Passes a batch of each partition through all scripts while hits come in, does the same with plain commands, and
-/// compares the longest runs.
+/// Passes a batch of each partition through all scripts while hits come in, does the same with
+/// plain commands, and compares the longest runs.
 ///
-/// Nothing else runs meanwhile, not even a database: Redis's clock continues while a script waits for a processor.
+/// Nothing else runs meanwhile, not even a database: Redis's clock continues while a script waits
+/// for a processor.
 async fn watch_scripts(bench: &mut Bench, sizes: &[Size]) {
-    let Some(Size { ids, stage, .. }) = sizes.last() else { return };
+    let Some(Size { ids, stage, .. }) = sizes.last() else {
+        return;
+    };
     let watch = Watch::start(stage.probe.clone()).await;
     let (mut partitions, mut hashes) = (stage.partitions(), stage.plain.hashes());
     let ours = async || {
@@ -131,8 +180,14 @@ async fn watch_scripts(bench: &mut Bench, sizes: &[Size]) {
     let rounds = alternate(stage.partitions().count() - 1, ours, theirs).await;
     let of_all = |look: &Longest| look.values().copied().fold(0.0, f64::max);
     bench.figure(SCRIPT, rounds.ratio(of_all));
-    bench.absolute("longest_script_of_a_round_us", median(rounds.ours.iter().map(of_all)));
-    bench.absolute("longest_command_of_a_round_us", median(rounds.theirs.iter().map(of_all)));
+    bench.absolute(
+        "longest_script_of_a_round_us",
+        median(rounds.ours.iter().map(of_all)),
+    );
+    bench.absolute(
+        "longest_command_of_a_round_us",
+        median(rounds.theirs.iter().map(of_all)),
+    );
     // the longest run of each script over all rounds
     let mut longest = BTreeMap::new();
     for (name, micros) in rounds.ours.iter().chain(&rounds.theirs).flatten() {
@@ -150,10 +205,24 @@ async fn measure_rows(bench: &mut Bench, sizes: &mut [Size]) {
         size.flush().await;
     }
     let [least, .., most] = &*sizes else { return };
-    bench.figure(FLUSH, median(most.row_us.clone()) / median(least.row_us.clone()));
-    let points: Vec<_> = sizes.iter().map(|size| (f64::from(size.ids), median(size.row_us.iter().copied()))).collect();
+    bench.figure(
+        FLUSH,
+        median(most.row_us.clone()) / median(least.row_us.clone()),
+    );
+    let points: Vec<_> = sizes
+        .iter()
+        .map(|size| (f64::from(size.ids), median(size.row_us.iter().copied())))
+        .collect();
     for (ids, micros) in &points {
         bench.absolute(format!("row_us_at_{ids}_pending"), *micros);
     }
-    draw("flush", "ids pending", "us per row", &[Curve { name: "flush", points }]);
+    draw(
+        "flush",
+        "ids pending",
+        "us per row",
+        &[Curve {
+            name: "flush",
+            points,
+        }],
+    );
 }

@@ -3,8 +3,8 @@
 use counterfoil::Family;
 
 use crate::measuring::{
-    Acked, AtLeast, AtMost, Bench, Counters, Curve, Figure, Ids, Load, Plain, Rounds, Side, Stage, alternate, connect,
-    draw, latency, median,
+    Acked, AtLeast, AtMost, Bench, Counters, Curve, Figure, Ids, Load, Plain, Rounds, Side, Stage,
+    alternate, connect, draw, latency, median,
 };
 
 const CPU: Figure = Figure {
@@ -44,13 +44,21 @@ const THROUGHPUTS: [Throughput; 4] = [
         ids: || Ids::zipf(100_000),
     },
     Throughput {
-        figure: Figure { name: "acked_2048_vs_hincrby", what: "the same with 2,048 tasks", target: AtLeast(3.0) },
+        figure: Figure {
+            name: "acked_2048_vs_hincrby",
+            what: "the same with 2,048 tasks",
+            target: AtLeast(3.0),
+        },
         name: "acked_2048",
         tasks: 2048,
         ids: || Ids::zipf(100_000),
     },
     Throughput {
-        figure: Figure { name: "acked_64_vs_hincrby", what: "the same with 64 tasks", target: AtLeast(1.2) },
+        figure: Figure {
+            name: "acked_64_vs_hincrby",
+            what: "the same with 64 tasks",
+            target: AtLeast(1.2),
+        },
         name: "acked_64",
         tasks: 64,
         ids: || Ids::zipf(100_000),
@@ -84,21 +92,50 @@ async fn measure_throughput(bench: &mut Bench) {
         let rounds = compare(bench, &(throughput.ids)(), throughput.tasks, bench.rounds()).await;
         bench.figure(throughput.figure, rounds.ratio(Load::per_second));
         let name = throughput.name;
-        bench.absolute(format!("{name}_per_second"), median(rounds.ours.iter().map(Load::per_second)));
-        bench.absolute(format!("{name}_hincrby_per_second"), median(rounds.theirs.iter().map(Load::per_second)));
+        bench.absolute(
+            format!("{name}_per_second"),
+            median(rounds.ours.iter().map(Load::per_second)),
+        );
+        bench.absolute(
+            format!("{name}_hincrby_per_second"),
+            median(rounds.theirs.iter().map(Load::per_second)),
+        );
         let ours = |what: fn(&Load) -> f64| median(rounds.ours.iter().map(what));
-        bench.absolute(format!("{name}_hits_per_call"), ours(|load| load.hits / load.scripts.calls));
-        bench.absolute(format!("{name}_script_us"), ours(|load| load.scripts.mean_us()));
-        bench.absolute(format!("{name}_redis_busy"), ours(|load| load.redis_cpu / load.seconds));
-        bench.absolute(format!("{name}_process_busy"), ours(|load| load.own_cpu / load.seconds));
-        let theirs = median(rounds.theirs.iter().map(|load| (load.redis_cpu + load.own_cpu) / load.hits * 1e6));
-        bench.absolute(format!("{name}_us_of_both"), ours(|load| (load.redis_cpu + load.own_cpu) / load.hits * 1e6));
+        bench.absolute(
+            format!("{name}_hits_per_call"),
+            ours(|load| load.hits / load.scripts.calls),
+        );
+        bench.absolute(
+            format!("{name}_script_us"),
+            ours(|load| load.scripts.mean_us()),
+        );
+        bench.absolute(
+            format!("{name}_redis_busy"),
+            ours(|load| load.redis_cpu / load.seconds),
+        );
+        bench.absolute(
+            format!("{name}_process_busy"),
+            ours(|load| load.own_cpu / load.seconds),
+        );
+        let theirs = median(
+            rounds
+                .theirs
+                .iter()
+                .map(|load| (load.redis_cpu + load.own_cpu) / load.hits * 1e6),
+        );
+        bench.absolute(
+            format!("{name}_us_of_both"),
+            ours(|load| (load.redis_cpu + load.own_cpu) / load.hits * 1e6),
+        );
         bench.absolute(format!("{name}_hincrby_us_of_both"), theirs);
         if has_cpu {
             bench.figure(CPU, rounds.ratio(Load::redis_cpu_per_hit));
             let micros = |load: &Load| load.redis_cpu_per_hit() * 1e6;
             bench.absolute("redis_us_per_hit", median(rounds.ours.iter().map(micros)));
-            bench.absolute("redis_us_per_hincrby", median(rounds.theirs.iter().map(micros)));
+            bench.absolute(
+                "redis_us_per_hincrby",
+                median(rounds.theirs.iter().map(micros)),
+            );
         }
     }
 }
@@ -113,14 +150,30 @@ async fn measure_by_tasks(bench: &mut Bench) {
     for exponent in (0..=11).step_by(bench.size(1, 3)) {
         let tasks = 1 << exponent;
         let rounds = compare(bench, &ids, tasks, 1).await;
-        ours.push((tasks as f64, median(rounds.ours.iter().map(Load::per_second))));
-        theirs.push((tasks as f64, median(rounds.theirs.iter().map(Load::per_second))));
+        ours.push((
+            tasks as f64,
+            median(rounds.ours.iter().map(Load::per_second)),
+        ));
+        theirs.push((
+            tasks as f64,
+            median(rounds.theirs.iter().map(Load::per_second)),
+        ));
     }
-    let curves = [Curve { name: "add().await", points: ours }, Curve { name: "plain HINCRBY", points: theirs }];
+    let curves = [
+        Curve {
+            name: "add().await",
+            points: ours,
+        },
+        Curve {
+            name: "plain HINCRBY",
+            points: theirs,
+        },
+    ];
     draw("acked_by_tasks", "tasks", "hits per second", &curves);
 }
 
-/// Compares both sides on one Redis, each over its own connection. Redis is empty at the start of each round.
+/// Compares both sides on one Redis, each over its own connection. Redis is empty at the start of
+/// each round.
 async fn compare(bench: &Bench, ids: &Ids, tasks: usize, rounds: usize) -> Rounds<Load> {
     let sides = Sides::set(bench).await;
     let (time, mut family) = (bench.time(), 0);
@@ -129,7 +182,16 @@ async fn compare(bench: &Bench, ids: &Ids, tasks: usize, rounds: usize) -> Round
         let side = Acked(sides.counters(family).await);
         Load::run(&side, ids, tasks, time, &mut sides.stage.emptied().await).await
     };
-    let theirs = async || Load::run(&sides.plain, ids, tasks, time, &mut sides.stage.emptied().await).await;
+    let theirs = async || {
+        Load::run(
+            &sides.plain,
+            ids,
+            tasks,
+            time,
+            &mut sides.stage.emptied().await,
+        )
+        .await
+    };
     alternate(rounds, ours, theirs).await
 }
 
@@ -186,13 +248,28 @@ async fn measure_recorded(bench: &mut Bench) {
     let mut family = 0;
     let ours = async || {
         family += 1;
-        let side = Recorded { counters: sides.counters(family).await, hits: 0 };
+        let side = Recorded {
+            counters: sides.counters(family).await,
+            hits: 0,
+        };
         Load::run(&side, &ids, 256, time, &mut sides.stage.emptied().await).await
     };
-    let theirs = async || Load::run(&sides.plain, &ids, 256, time, &mut sides.stage.emptied().await).await;
+    let theirs = async || {
+        Load::run(
+            &sides.plain,
+            &ids,
+            256,
+            time,
+            &mut sides.stage.emptied().await,
+        )
+        .await
+    };
     let rounds = alternate(bench.rounds(), ours, theirs).await;
     bench.figure(RECORDED, rounds.ratio(Load::per_second));
-    bench.absolute("recorded_per_second", median(rounds.ours.iter().map(Load::per_second)));
+    bench.absolute(
+        "recorded_per_second",
+        median(rounds.ours.iter().map(Load::per_second)),
+    );
 }
 
 /// A database and a Redis, with a separate connection for each side.
@@ -204,13 +281,18 @@ struct Sides {
 impl Sides {
     async fn set(bench: &Bench) -> Self {
         let stage = Stage::set(bench).await;
-        let plain = Plain { redis: connect(&stage.redis).await, hash: "plain" };
+        let plain = Plain {
+            redis: connect(&stage.redis).await,
+            hash: "plain",
+        };
         Sides { stage, plain }
     }
 
     /// Opens a new family for the round.
     async fn counters(&self, number: usize) -> Counters {
-        let family = Family::buffered("bench", format!("round-{number}")).build().unwrap();
+        let family = Family::buffered("bench", format!("round-{number}"))
+            .build()
+            .unwrap();
         self.stage.pair.open(family).await.unwrap()
     }
 }

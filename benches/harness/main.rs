@@ -61,7 +61,9 @@ async fn main() {
     daemon::measure(&mut bench).await;
     bench.found().print();
     if args.quick {
-        println!("quick: shorter, with fewer rounds, and at most 1 M ids pending where a figure says 5 M");
+        println!(
+            "quick: shorter, with fewer rounds, and at most 1 M ids pending where a figure says 5 M"
+        );
     }
     if let Some(path) = args.json {
         bench.found().write_json(&path);

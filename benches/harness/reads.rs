@@ -7,8 +7,11 @@ use sqlx::MySqlPool;
 
 use crate::measuring::{AtMost, Bench, Counters, Figure, Ids, Pending, alternate, connect, median};
 
-const FIGURE: Figure =
-    Figure { name: "exact_read_vs_plain", what: "latency of get(), p50 : HGET and then SELECT", target: AtMost(1.25) };
+const FIGURE: Figure = Figure {
+    name: "exact_read_vs_plain",
+    what: "latency of get(), p50 : HGET and then SELECT",
+    target: AtMost(1.25),
+};
 const IDS: u32 = 10_000;
 const HASH: &str = "plain";
 
@@ -36,8 +39,17 @@ struct Plain {
 impl Reader for Plain {
     async fn read(&mut self, id: &str) -> i64 {
         const SELECT: &str = "SELECT value FROM counterfoil_values WHERE family = 1 AND id = ?";
-        let pending: Option<i64> = redis::cmd("HGET").arg(HASH).arg(id).query_async(&mut self.redis).await.unwrap();
-        let stored: Option<i64> = sqlx::query_scalar(SELECT).bind(id).fetch_optional(&self.pool).await.unwrap();
+        let pending: Option<i64> = redis::cmd("HGET")
+            .arg(HASH)
+            .arg(id)
+            .query_async(&mut self.redis)
+            .await
+            .unwrap();
+        let stored: Option<i64> = sqlx::query_scalar(SELECT)
+            .bind(id)
+            .fetch_optional(&self.pool)
+            .await
+            .unwrap();
         pending.unwrap_or(0) + stored.unwrap_or(0)
     }
 }
@@ -54,9 +66,21 @@ pub async fn measure(bench: &mut Bench) {
     stage.fill(names()).await;
     let mut redis = connect(&stage.redis).await;
     for id in names() {
-        redis::cmd("HSET").arg(HASH).arg(id).arg(1).exec_async(&mut redis).await.unwrap();
+        redis::cmd("HSET")
+            .arg(HASH)
+            .arg(id)
+            .arg(1)
+            .exec_async(&mut redis)
+            .await
+            .unwrap();
     }
-    let (exact, plain) = (Exact(stage.counters.clone()), Plain { redis, pool: stage.pool.clone() });
+    let (exact, plain) = (
+        Exact(stage.counters.clone()),
+        Plain {
+            redis,
+            pool: stage.pool.clone(),
+        },
+    );
     let (ids, time) = (Ids::even(IDS), bench.time());
     let ours = async || latency(exact.clone(), &ids, time).await;
     let theirs = async || latency(plain.clone(), &ids, time).await;

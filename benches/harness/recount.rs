@@ -1,5 +1,5 @@
-//! The ids per second that a recount checks, compared with the plain reads that it consists of. And the cost of a
-//! recount for concurrent hits.
+//! The ids per second that a recount checks, compared with the plain reads that it consists of. And
+//! the cost of a recount for concurrent hits.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,9 @@ use counterfoil::{Mode, Source};
 use redis::aio::MultiplexedConnection;
 use sqlx::{AssertSqlSafe, MySqlPool};
 
-use crate::measuring::{Acked, AtLeast, Bench, Figure, Ids, Load, Pending, alternate, connect, median};
+use crate::measuring::{
+    Acked, AtLeast, Bench, Figure, Ids, Load, Pending, alternate, connect, median,
+};
 
 const PER_SECOND: Figure = Figure {
     name: "recount_ids_per_second",
@@ -32,7 +34,10 @@ pub async fn measure(bench: &mut Bench) {
     let stage = Pending::set(bench).await;
     set(&stage, ids).await;
     let recount = async || {
-        let recount = stage.pair.recount(&stage.counters).source(Source::table("saves", ["page"]));
+        let recount = stage
+            .pair
+            .recount(&stage.counters)
+            .source(Source::table("saves", ["page"]));
         let recount = recount.within(Duration::ZERO).ids_per_second(u32::MAX);
         let started = Instant::now();
         let done = recount.run_once().await.unwrap();
@@ -55,7 +60,11 @@ pub async fn measure(bench: &mut Bench) {
 
     let (time, load, probe) = (bench.time(), Ids::even(10_000), &stage.probe);
     let acked = Acked(stage.counters.clone());
-    let hits = async || Load::run(&acked, &load, 256, time, &mut probe.clone()).await.per_second();
+    let hits = async || {
+        Load::run(&acked, &load, 256, time, &mut probe.clone())
+            .await
+            .per_second()
+    };
     let beside = async || {
         let source = || Source::table("saves", ["page"]);
         let recounting = tokio::spawn({
@@ -71,7 +80,10 @@ pub async fn measure(bench: &mut Bench) {
         let hits = hits().await;
         recounting.abort();
         let _ = recounting.await;
-        sqlx::raw_sql("UPDATE counterfoil_recounts SET holder = 0").execute(&stage.pool).await.unwrap();
+        sqlx::raw_sql("UPDATE counterfoil_recounts SET holder = 0")
+            .execute(&stage.pool)
+            .await
+            .unwrap();
         hits
     };
     let rounds = alternate(bench.rounds(), beside, hits).await;
@@ -84,14 +96,23 @@ fn name(number: usize) -> String {
 
 /// Gives each id its rows, one hit fewer in the database, and one hit in Redis.
 async fn set(stage: &Pending, ids: usize) {
-    let create =
-        "CREATE TABLE saves (event BIGINT AUTO_INCREMENT PRIMARY KEY, page VARBINARY(32) NOT NULL, KEY (page))";
+    let create = "CREATE TABLE saves (event BIGINT AUTO_INCREMENT PRIMARY KEY, page VARBINARY(32) NOT NULL, KEY (page))";
     sqlx::raw_sql(create).execute(&stage.pool).await.unwrap();
-    let (names, mut redis) = ((0..ids).map(name).collect::<Vec<_>>(), connect(&stage.redis).await);
+    let (names, mut redis) = (
+        (0..ids).map(name).collect::<Vec<_>>(),
+        connect(&stage.redis).await,
+    );
     for page in names.chunks(PAGE) {
         let rows = vec!["(?)"; page.len() * ROWS_OF_ID].join(", ");
-        let insert = sqlx::query(AssertSqlSafe(format!("INSERT INTO saves (page) VALUES {rows}"))).persistent(false);
-        let insert = page.iter().cycle().take(page.len() * ROWS_OF_ID).fold(insert, |insert, id| insert.bind(id));
+        let insert = sqlx::query(AssertSqlSafe(format!(
+            "INSERT INTO saves (page) VALUES {rows}"
+        )))
+        .persistent(false);
+        let insert = page
+            .iter()
+            .cycle()
+            .take(page.len() * ROWS_OF_ID)
+            .fold(insert, |insert, id| insert.bind(id));
         insert.execute(&stage.pool).await.unwrap();
         let mut set = redis::cmd("HSET");
         set.arg(HASH);
@@ -109,12 +130,30 @@ async fn set(stage: &Pending, ids: usize) {
 
 async fn plain_page(redis: &mut MultiplexedConnection, pool: &MySqlPool, page: &[String]) {
     let marks = vec!["?"; page.len()].join(", ");
-    let pending: Vec<i64> = redis::cmd("HMGET").arg(HASH).arg(page).query_async(redis).await.unwrap();
+    let pending: Vec<i64> = redis::cmd("HMGET")
+        .arg(HASH)
+        .arg(page)
+        .query_async(redis)
+        .await
+        .unwrap();
     let select = async |text: String| {
         let query = sqlx::query_as::<_, (Vec<u8>, i64)>(AssertSqlSafe(text)).persistent(false);
-        page.iter().fold(query, |query, id| query.bind(id)).fetch_all(pool).await.unwrap()
+        page.iter()
+            .fold(query, |query, id| query.bind(id))
+            .fetch_all(pool)
+            .await
+            .unwrap()
     };
-    let stored = select(format!("SELECT id, value FROM counterfoil_values WHERE family = 1 AND id IN ({marks})")).await;
-    let rows = select(format!("SELECT page, COUNT(*) FROM saves WHERE page IN ({marks}) GROUP BY page")).await;
-    assert_eq!((pending.len(), stored.len(), rows.len()), (page.len(), page.len(), page.len()));
+    let stored = select(format!(
+        "SELECT id, value FROM counterfoil_values WHERE family = 1 AND id IN ({marks})"
+    ))
+    .await;
+    let rows = select(format!(
+        "SELECT page, COUNT(*) FROM saves WHERE page IN ({marks}) GROUP BY page"
+    ))
+    .await;
+    assert_eq!(
+        (pending.len(), stored.len(), rows.len()),
+        (page.len(), page.len(), page.len())
+    );
 }

@@ -27,10 +27,18 @@ pub type Longest = BTreeMap<String, f64>;
 /// Takes a batch from the cut to the release, while random ids are hit and read.
 pub async fn batch_through(partition: &Partition, family: &Family, ids: u32) {
     let cut = partition.rotate(None, Cut::Now).await.unwrap();
-    let RotateReply::Batch(batch) = cut else { panic!("nothing was cut: {cut:?}") };
+    let RotateReply::Batch(batch) = cut else {
+        panic!("nothing was cut: {cut:?}")
+    };
     let fetched = AtomicBool::new(false);
     let fetch = async {
-        assert!(matches!(partition.fetch(batch.id, Duration::ZERO, PAGE).await.unwrap(), FetchReply::Deltas { .. }));
+        assert!(matches!(
+            partition
+                .fetch(batch.id, Duration::ZERO, PAGE)
+                .await
+                .unwrap(),
+            FetchReply::Deltas { .. }
+        ));
         fetched.store(true, Ordering::Relaxed);
     };
     let hits = async {
@@ -38,8 +46,14 @@ pub async fn batch_through(partition: &Partition, family: &Family, ids: u32) {
         while !fetched.load(Ordering::Relaxed) {
             let ids = calls.next();
             let pairs = ids.iter().map(|id| (id.as_str(), 1));
-            let _ = partition.add(family, partition.unfenced(), ids.len() as u64, pairs).await.unwrap();
-            partition.read(&ids.iter().map(String::as_str).collect::<Vec<_>>()).await.unwrap();
+            let _ = partition
+                .add(family, partition.unfenced(), ids.len() as u64, pairs)
+                .await
+                .unwrap();
+            partition
+                .read(&ids.iter().map(String::as_str).collect::<Vec<_>>())
+                .await
+                .unwrap();
         }
     };
     tokio::join!(fetch, hits);
@@ -49,14 +63,20 @@ pub async fn batch_through(partition: &Partition, family: &Family, ids: u32) {
 /// Repeats the steps of [`batch_through`] on a plain hash, with plain commands of as many ids.
 pub async fn commands_through(redis: &MultiplexedConnection, hash: &str, ids: u32) {
     let (mut redis, mut other, cut) = (redis.clone(), redis.clone(), format!("{hash}/cut"));
-    redis::cmd("RENAME").arg(hash).arg(&cut).exec_async(&mut redis).await.unwrap();
+    redis::cmd("RENAME")
+        .arg(hash)
+        .arg(&cut)
+        .exec_async(&mut redis)
+        .await
+        .unwrap();
     let fetched = AtomicBool::new(false);
     let fetch = async {
         let mut cursor = "0".to_owned();
         loop {
             let mut scan = redis::cmd("HSCAN");
             scan.arg(&cut).arg(cursor).arg("COUNT").arg(PAGE);
-            let (next, _): (String, Vec<(String, i64)>) = scan.query_async(&mut other).await.unwrap();
+            let (next, _): (String, Vec<(String, i64)>) =
+                scan.query_async(&mut other).await.unwrap();
             cursor = next;
             if cursor == "0" {
                 break;
@@ -75,12 +95,21 @@ pub async fn commands_through(redis: &MultiplexedConnection, hash: &str, ids: u3
             }
             set.exec_async(&mut redis).await.unwrap();
             for hash in [hash, &cut] {
-                redis::cmd("HMGET").arg(hash).arg(&ids).exec_async(&mut redis).await.unwrap();
+                redis::cmd("HMGET")
+                    .arg(hash)
+                    .arg(&ids)
+                    .exec_async(&mut redis)
+                    .await
+                    .unwrap();
             }
         }
     };
     tokio::join!(fetch, hits);
-    redis::cmd("UNLINK").arg(&cut).exec_async(&mut redis).await.unwrap();
+    redis::cmd("UNLINK")
+        .arg(&cut)
+        .exec_async(&mut redis)
+        .await
+        .unwrap();
 }
 
 /// The ids of successive calls, the same in every run.
@@ -91,11 +120,16 @@ struct Calls {
 
 impl Calls {
     fn of(ids: u32) -> Self {
-        Calls { ids, random: SmallRng::seed_from_u64(1) }
+        Calls {
+            ids,
+            random: SmallRng::seed_from_u64(1),
+        }
     }
 
     fn next(&mut self) -> Vec<String> {
-        (0..IDS_OF_CALL).map(|_| format!("page/{}", self.random.random_range(0..self.ids))).collect()
+        (0..IDS_OF_CALL)
+            .map(|_| format!("page/{}", self.random.random_range(0..self.ids)))
+            .collect()
     }
 }
 
@@ -105,8 +139,16 @@ type Entry = (u64, u64, f64, Vec<String>, Value, Value);
 impl Watch {
     pub async fn start(mut redis: MultiplexedConnection) -> Self {
         let mut pipe = redis::pipe();
-        pipe.cmd("CONFIG").arg("SET").arg("slowlog-log-slower-than").arg(SLOW).ignore();
-        pipe.cmd("CONFIG").arg("SET").arg("slowlog-max-len").arg(100_000).ignore();
+        pipe.cmd("CONFIG")
+            .arg("SET")
+            .arg("slowlog-log-slower-than")
+            .arg(SLOW)
+            .ignore();
+        pipe.cmd("CONFIG")
+            .arg("SET")
+            .arg("slowlog-max-len")
+            .arg(100_000)
+            .ignore();
         pipe.cmd("SLOWLOG").arg("RESET").ignore();
         pipe.exec_async(&mut redis).await.unwrap();
         Watch(redis)
@@ -115,7 +157,9 @@ impl Watch {
     /// Returns the longest run of each script since the last reading.
     pub async fn scripts(&self) -> Longest {
         let script = |arguments: &[String]| {
-            let [command, sha1, ..] = arguments else { return None };
+            let [command, sha1, ..] = arguments else {
+                return None;
+            };
             let script = Script::all().find(|script| command == "EVALSHA" && script.sha1 == *sha1);
             script.map(|script| script.name.to_owned())
         };
@@ -126,7 +170,9 @@ impl Watch {
     pub async fn commands(&self) -> Longest {
         const PLAIN: [&str; 5] = ["RENAME", "HSCAN", "HSET", "HMGET", "UNLINK"];
         let plain = |arguments: &[String]| {
-            let command = arguments.first().filter(|command| PLAIN.contains(&command.as_str()));
+            let command = arguments
+                .first()
+                .filter(|command| PLAIN.contains(&command.as_str()));
             command.map(|command| command.to_lowercase())
         };
         self.look(plain).await
@@ -134,7 +180,12 @@ impl Watch {
 
     async fn look(&self, name: impl Fn(&[String]) -> Option<String>) -> Longest {
         let mut pipe = redis::pipe();
-        pipe.cmd("SLOWLOG").arg("GET").arg(100_000).cmd("SLOWLOG").arg("RESET").ignore();
+        pipe.cmd("SLOWLOG")
+            .arg("GET")
+            .arg(100_000)
+            .cmd("SLOWLOG")
+            .arg("RESET")
+            .ignore();
         let (entries,): (Vec<Entry>,) = pipe.query_async(&mut self.0.clone()).await.unwrap();
         let mut longest = Longest::new();
         for (_, _, micros, arguments, ..) in entries {

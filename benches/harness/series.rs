@@ -60,19 +60,24 @@ impl Side for Add {
     }
 }
 
-/// The commands that a well-known book on Redis sends per hit, in one transaction over one multiplexed connection.
+/// The commands that a well-known book on Redis sends per hit, in one transaction over one
+/// multiplexed connection.
 #[derive(Clone)]
 struct Textbook(MultiplexedConnection);
 
 impl Side for Textbook {
     async fn hit(&mut self, name: &str) {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as i64;
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap()
+            .as_secs() as i64;
         let mut pipe = redis::pipe();
         pipe.atomic();
         for precision in Precision::DEFAULT.map(length) {
             let series = format!("{precision}:{name}");
             pipe.zadd("known:", &series, 0).ignore();
-            pipe.hincr(format!("count:{series}"), now / precision * precision, 1).ignore();
+            pipe.hincr(format!("count:{series}"), now / precision * precision, 1)
+                .ignore();
         }
         pipe.exec_async(&mut self.0).await.unwrap();
     }
@@ -84,9 +89,21 @@ async fn measure_add(bench: &mut Bench) {
         return;
     }
     let stage = Stage::set(bench).await;
-    let (ours, theirs) = (Add(series(&stage, "add").await), Textbook(connect(&stage.redis).await));
+    let (ours, theirs) = (
+        Add(series(&stage, "add").await),
+        Textbook(connect(&stage.redis).await),
+    );
     let (names, ids) = (["series_add", "series_textbook"], Ids::zipf(1_000));
-    Comparison { figure: ADD, ours, theirs, names, ids, stage }.throughput(bench).await;
+    Comparison {
+        figure: ADD,
+        ours,
+        theirs,
+        names,
+        ids,
+        stage,
+    }
+    .throughput(bench)
+    .await;
 }
 
 /// `get()`.
@@ -106,7 +123,11 @@ struct Hash(MultiplexedConnection);
 
 impl Side for Hash {
     async fn hit(&mut self, name: &str) {
-        let window: HashMap<i64, i64> = redis::cmd("HGETALL").arg(name).query_async(&mut self.0).await.unwrap();
+        let window: HashMap<i64, i64> = redis::cmd("HGETALL")
+            .arg(name)
+            .query_async(&mut self.0)
+            .await
+            .unwrap();
         assert_eq!(window.len(), SLICES as usize);
     }
 }
@@ -117,18 +138,39 @@ async fn measure_window(bench: &mut Bench) {
         return;
     }
     let stage = Stage::set(bench).await;
-    let (ours, theirs) = (Window(series(&stage, "window").await), Hash(connect(&stage.redis).await));
+    let (ours, theirs) = (
+        Window(series(&stage, "window").await),
+        Hash(connect(&stage.redis).await),
+    );
     let ids = Ids::even(1);
     let name = ids.of_task(0, 1).next().unwrap();
     let partition = ours.0.family().partition_of(name);
     let now = stage.time().await;
-    for hash in [name.to_owned(), format!("cf1:{{bench/window/{partition}}}:series:3600s:{name}")] {
+    for hash in [
+        name.to_owned(),
+        format!("cf1:{{bench/window/{partition}}}:series:3600s:{name}"),
+    ] {
         for start in starts(Precision::HOUR, SLICES, now) {
             let mut probe = stage.probe.clone();
-            redis::cmd("HSET").arg(&hash).arg(start).arg(1_000 + start % 977).exec_async(&mut probe).await.unwrap();
+            redis::cmd("HSET")
+                .arg(&hash)
+                .arg(start)
+                .arg(1_000 + start % 977)
+                .exec_async(&mut probe)
+                .await
+                .unwrap();
         }
     }
-    Comparison { figure: WINDOW, ours, theirs, names: ["series_get", "hgetall"], ids, stage }.latency(bench).await;
+    Comparison {
+        figure: WINDOW,
+        ours,
+        theirs,
+        names: ["series_get", "hgetall"],
+        ids,
+        stage,
+    }
+    .latency(bench)
+    .await;
 }
 
 /// Measures the memory in Redis of a series with full windows.
@@ -138,8 +180,11 @@ async fn measure_memory(bench: &mut Bench) {
     }
     let stage = Stage::set(bench).await;
     let series = series(&stage, "memory").await;
-    // with seven keys each, both sides have 3/4 of a power of two: a table is half empty right after it grows
-    let names: Vec<_> = (0..bench.size(877, 438)).map(|number| format!("page/{number}")).collect();
+    // with seven keys each, both sides have 3/4 of a power of two: a table is half empty right
+    // after it grows
+    let names: Vec<_> = (0..bench.size(877, 438))
+        .map(|number| format!("page/{number}"))
+        .collect();
     let now = stage.time().await;
     let empty = stage.used().await;
     // a first hit creates the keys with their lifetimes and names; the earlier slices follow
@@ -148,7 +193,8 @@ async fn measure_memory(bench: &mut Bench) {
     }
     for name in &names {
         let partition = series.family().partition_of(name);
-        let window = |precision| format!("cf1:{{bench/memory/{partition}}}:series:{precision}:{name}");
+        let window =
+            |precision| format!("cf1:{{bench/memory/{partition}}}:series:{precision}:{name}");
         fill(&stage, window, now).await;
     }
     let ours = stage.used().await - empty;
@@ -167,7 +213,8 @@ async fn fill(stage: &Stage, key: impl Fn(Precision) -> String, now: i64) {
     let mut pipe = redis::pipe();
     for precision in Precision::DEFAULT {
         for start in starts(precision, SLICES, now) {
-            pipe.hset(key(precision), start, 1_000 + start % 977).ignore();
+            pipe.hset(key(precision), start, 1_000 + start % 977)
+                .ignore();
         }
     }
     pipe.exec_async(&mut stage.probe.clone()).await.unwrap();

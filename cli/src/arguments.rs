@@ -9,8 +9,8 @@ use counterfoil::Precision;
 
 /// Brings counters from Redis to MySQL exactly once, shows them, and offers tools for operators.
 ///
-/// Exit codes: 0 all is well, 1 something is late, was refused or failed, 2 a server is unavailable or an error was
-/// found, 3 the command line or the configuration is wrong.
+/// Exit codes: 0 all is well, 1 something is late, was refused or failed, 2 a server is unavailable
+/// or an error was found, 3 the command line or the configuration is wrong.
 #[derive(Debug, Parser)]
 #[command(name = "counterfoil", version, max_term_width = 100)]
 pub struct Arguments {
@@ -53,8 +53,8 @@ pub enum Command {
     },
     /// Checks both servers, and recommends changes. Exits with 1 for warnings and 2 for errors
     Check,
-    /// Prints a line for each family, for people and monitoring. Exits with 1 if something is late or was refused, with
-    /// 2 if a server is unavailable
+    /// Prints a line for each family, for people and monitoring. Exits with 1 if something is late
+    /// or was refused, with 2 if a server is unavailable
     Status {
         /// The age from which waiting hits count as late
         #[arg(long, default_value = "2m", value_parser = time, value_name = "TIME")]
@@ -62,7 +62,8 @@ pub enum Command {
     },
     /// Lists the families in the database and in the configuration
     Families,
-    /// Prints exact values, including hits that are not in MySQL yet: a line for each id, or for each slice of a series
+    /// Prints exact values, including hits that are not in MySQL yet: a line for each id, or for
+    /// each slice of a series
     Get {
         /// NAMESPACE/FAMILY
         family: String,
@@ -84,7 +85,8 @@ pub enum Command {
         #[arg(long, value_name = "NAME")]
         request: Option<String>,
     },
-    /// Lists the counters of a family by id, each with its exact value. Of a series, it lists the names
+    /// Lists the counters of a family by id, each with its exact value. Of a series, it lists the
+    /// names
     List {
         /// NAMESPACE/FAMILY
         family: String,
@@ -114,8 +116,8 @@ pub enum Command {
         #[command(subcommand)]
         command: Rejects,
     },
-    /// Compares counters with the rows that they count, as configured, and corrects them. Exits with 1 if some differ
-    /// and were not corrected
+    /// Compares counters with the rows that they count, as configured, and corrects them. Exits
+    /// with 1 if some differ and were not corrected
     Recount {
         /// NAMESPACE/FAMILY
         family: String,
@@ -213,7 +215,8 @@ pub enum Scripts {
     List,
     /// Writes the scripts and their manifest to a folder
     Export { folder: PathBuf },
-    /// Loads the scripts into Redis. In a cluster this loads every primary, so repeat it after a failover
+    /// Loads the scripts into Redis. In a cluster this loads every primary, so repeat it after a
+    /// failover
     Load,
 }
 

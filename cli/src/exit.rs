@@ -32,7 +32,10 @@ pub struct Failure {
 
 impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Self {
-        Failure { exit: Exit::Usage, message: error.to_string() }
+        Failure {
+            exit: Exit::Usage,
+            message: error.to_string(),
+        }
     }
 }
 
@@ -41,34 +44,55 @@ impl From<counterfoil::Error> for Failure {
         let (exit, advice) = match error.kind() {
             ErrorKind::InvalidInput => (Exit::Usage, ""),
             ErrorKind::Redis => (Exit::Critical, ". Is Redis there, and its address right?"),
-            ErrorKind::Store => (Exit::Critical, ". Is MySQL there, and its address and user right?"),
-            ErrorKind::AccessDenied => (Exit::Critical, ". `counterfoil acl daemon` prints what its user needs"),
+            ErrorKind::Store => (
+                Exit::Critical,
+                ". Is MySQL there, and its address and user right?",
+            ),
+            ErrorKind::AccessDenied => (
+                Exit::Critical,
+                ". `counterfoil acl daemon` prints what its user needs",
+            ),
             ErrorKind::OutcomeUnknown => (
                 Exit::Warning,
                 ". It was counted once or not at all, and nobody can tell: read the counter before you repeat it",
             ),
             _ => (Exit::Warning, ""),
         };
-        Failure { exit, message: format!("{error}{advice}") }
+        Failure {
+            exit,
+            message: format!("{error}{advice}"),
+        }
     }
 }
 
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
-        Failure { exit: Exit::Warning, message: error.to_string() }
+        Failure {
+            exit: Exit::Warning,
+            message: error.to_string(),
+        }
     }
 }
 
 impl Failure {
     pub fn usage(message: impl Into<String>) -> Self {
-        Failure { exit: Exit::Usage, message: message.into() }
+        Failure {
+            exit: Exit::Usage,
+            message: message.into(),
+        }
     }
 
     pub fn critical(message: impl Into<String>) -> Self {
-        Failure { exit: Exit::Critical, message: message.into() }
+        Failure {
+            exit: Exit::Critical,
+            message: message.into(),
+        }
     }
 
     pub fn warning(message: impl Into<String>) -> Self {
-        Failure { exit: Exit::Warning, message: message.into() }
+        Failure {
+            exit: Exit::Warning,
+            message: message.into(),
+        }
     }
 }

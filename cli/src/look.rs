@@ -54,7 +54,10 @@ pub struct ServerStatus {
 
 impl<T> From<&Result<T, String>> for ServerStatus {
     fn from(asked: &Result<T, String>) -> Self {
-        ServerStatus { up: asked.is_ok(), why: asked.as_ref().err().cloned() }
+        ServerStatus {
+            up: asked.is_ok(),
+            why: asked.as_ref().err().cloned(),
+        }
     }
 }
 
@@ -62,13 +65,28 @@ impl Look {
     /// Creates a reader of a pair, with its own of the `families`.
     pub fn new(config: &PairConfig, families: &[FamilyConfig]) -> counterfoil::Result<Self> {
         let described = described(families, &config.name).cloned().collect();
-        Ok(Look { config: config.clone(), described, store: pair::store(config)?, pair: None, known: None })
+        Ok(Look {
+            config: config.clone(),
+            described,
+            store: pair::store(config)?,
+            pair: None,
+            known: None,
+        })
     }
 
     /// Returns the current state. Data from MySQL is read again once it is older than `mysql_age`.
     pub async fn now(&mut self, late: Duration, mysql_age: Duration) -> PairStatus {
-        let is_known = self.known.as_ref().is_some_and(|known| known.at.elapsed() < mysql_age);
-        let asked = async { if is_known { Ok(None) } else { in_time(read(&self.store)).await.map(Some) } };
+        let is_known = self
+            .known
+            .as_ref()
+            .is_some_and(|known| known.at.elapsed() < mysql_age);
+        let asked = async {
+            if is_known {
+                Ok(None)
+            } else {
+                in_time(read(&self.store)).await.map(Some)
+            }
+        };
         let connected = async {
             match &self.pair {
                 Some(pair) => Ok(pair.clone()),
@@ -97,25 +115,48 @@ impl Look {
         }
     }
 
-    async fn families(&self, pair: &Counterfoil, late: Duration) -> Result<Vec<FamilyStatus>, String> {
-        let (families, overview) =
-            self.known.as_ref().map_or((&[][..], &[][..]), |known| (&known.families, &known.overview));
+    async fn families(
+        &self,
+        pair: &Counterfoil,
+        late: Duration,
+    ) -> Result<Vec<FamilyStatus>, String> {
+        let (families, overview) = self.known.as_ref().map_or((&[][..], &[][..]), |known| {
+            (&known.families, &known.overview)
+        });
         in_time(async { of(pair, families, overview, late).await }).await
     }
 
     fn never_opened(&self) -> Vec<String> {
-        let Some(known) = &self.known else { return Vec::new() };
-        let is_known = |described: &&FamilyConfig| {
-            known.families.iter().any(|known| described.describes(known.family.namespace(), known.family.name()))
+        let Some(known) = &self.known else {
+            return Vec::new();
         };
-        self.described.iter().filter(|described| !is_known(described)).map(FamilyConfig::name).collect()
+        let is_known = |described: &&FamilyConfig| {
+            known
+                .families
+                .iter()
+                .any(|known| described.describes(known.family.namespace(), known.family.name()))
+        };
+        self.described
+            .iter()
+            .filter(|described| !is_known(described))
+            .map(FamilyConfig::name)
+            .collect()
     }
 }
 
 async fn read(store: &MysqlStore) -> counterfoil::Result<Known> {
     let at = Instant::now();
-    let families = store.families().await?.into_iter().filter_map(Result::ok).collect();
-    Ok(Known { at, families, overview: store.overview().await? })
+    let families = store
+        .families()
+        .await?
+        .into_iter()
+        .filter_map(Result::ok)
+        .collect();
+    Ok(Known {
+        at,
+        families,
+        overview: store.overview().await?,
+    })
 }
 
 async fn of(
@@ -129,8 +170,12 @@ async fn of(
     }
     if families.is_empty() {
         // without families, only this detects an unavailable Redis
-        let pinged = cmd("PING").query_async::<()>(&mut counterfoil.redis().clone()).await;
-        pinged.map_err(|error| Error::new(ErrorKind::Redis, "Redis did not reply").with_source(error))?;
+        let pinged = cmd("PING")
+            .query_async::<()>(&mut counterfoil.redis().clone())
+            .await;
+        pinged.map_err(|error| {
+            Error::new(ErrorKind::Redis, "Redis did not reply").with_source(error)
+        })?;
     }
     status::of_families(counterfoil, overview, late).await
 }

@@ -1,4 +1,5 @@
-//! The command `counterfoil`: a daemon that brings counters from Redis to MySQL, and tools for operators.
+//! The command `counterfoil`: a daemon that brings counters from Redis to MySQL, and tools for
+//! operators.
 
 mod arguments;
 mod commands;
@@ -26,14 +27,19 @@ async fn main() -> Exit {
         Ok(arguments) => arguments,
         Err(error) => {
             let _ = error.print();
-            let is_asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            let is_asked_for = matches!(
+                error.kind(),
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+            );
             return if is_asked_for { Exit::Ok } else { Exit::Usage };
         }
     };
-    commands::execute(arguments).await.unwrap_or_else(|Failure { exit, message }| {
-        if !message.is_empty() {
-            eprintln!("counterfoil: {message}");
-        }
-        exit
-    })
+    commands::execute(arguments)
+        .await
+        .unwrap_or_else(|Failure { exit, message }| {
+            if !message.is_empty() {
+                eprintln!("counterfoil: {message}");
+            }
+            exit
+        })
 }

@@ -16,13 +16,19 @@ pub struct Output {
 
 impl Output {
     /// Prints the value as JSON, or as the lines that `lines` returns.
-    pub fn print<T: Serialize>(self, value: &T, lines: impl FnOnce(&T) -> Vec<String>) -> Result<(), Failure> {
+    pub fn print<T: Serialize>(
+        self,
+        value: &T,
+        lines: impl FnOnce(&T) -> Vec<String>,
+    ) -> Result<(), Failure> {
         self.write(|out| {
             if self.json {
                 serde_json::to_writer_pretty(&mut *out, value)?;
                 writeln!(out)
             } else {
-                lines(value).iter().try_for_each(|line| writeln!(out, "{line}"))
+                lines(value)
+                    .iter()
+                    .try_for_each(|line| writeln!(out, "{line}"))
             }
         })
     }
@@ -46,22 +52,39 @@ impl Output {
 pub fn table(heads: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([heads[column].chars().count()]).max().unwrap_or(0)
+        cells
+            .chain([heads[column].chars().count()])
+            .max()
+            .unwrap_or(0)
     };
     let is_number = |column: usize| {
-        let is_number = |cell: &String| cell.is_empty() || cell.starts_with(|c: char| c.is_ascii_digit() || c == '-');
-        rows.iter().all(|row| is_number(&row[column])) && !rows.iter().all(|row| row[column].is_empty())
+        let is_number = |cell: &String| {
+            cell.is_empty() || cell.starts_with(|c: char| c.is_ascii_digit() || c == '-')
+        };
+        rows.iter().all(|row| is_number(&row[column]))
+            && !rows.iter().all(|row| row[column].is_empty())
     };
-    let columns: Vec<_> = (0..heads.len()).map(|column| (width(column), is_number(column))).collect();
+    let columns: Vec<_> = (0..heads.len())
+        .map(|column| (width(column), is_number(column)))
+        .collect();
     let line = |cells: Vec<&str>| {
-        let cells = cells
-            .iter()
-            .zip(&columns)
-            .map(|(cell, &(width, right))| if right { format!("{cell:>width$}") } else { format!("{cell:<width$}") });
+        let cells = cells.iter().zip(&columns).map(|(cell, &(width, right))| {
+            if right {
+                format!("{cell:>width$}")
+            } else {
+                format!("{cell:<width$}")
+            }
+        });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     let head = line(heads.to_vec());
-    [head].into_iter().chain(rows.iter().map(|row| line(row.iter().map(String::as_str).collect()))).collect()
+    [head]
+        .into_iter()
+        .chain(
+            rows.iter()
+                .map(|row| line(row.iter().map(String::as_str).collect())),
+        )
+        .collect()
 }
 
 /// Formats a time as 3s, 2m, 5h or 4d.
@@ -96,7 +119,11 @@ mod tests {
 
     #[test]
     fn numbers_stand_to_the_right() {
-        let rows = [["a", "7", ""], ["long", "100", "x"]].map(|row| row.map(str::to_owned).to_vec());
-        assert_eq!(table(&["NAME", "N", "WHY"], &rows), ["NAME    N  WHY", "a       7", "long  100  x"]);
+        let rows =
+            [["a", "7", ""], ["long", "100", "x"]].map(|row| row.map(str::to_owned).to_vec());
+        assert_eq!(
+            table(&["NAME", "N", "WHY"], &rows),
+            ["NAME    N  WHY", "a       7", "long  100  x"]
+        );
     }
 }

@@ -8,12 +8,14 @@ use counterfoil::redis::cluster::ClusterClient;
 use counterfoil::redis::cluster_async::ClusterConnection;
 use counterfoil::redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use counterfoil::redis::{
-    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError, TlsCertificates, TlsMode,
+    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError,
+    TlsCertificates, TlsMode,
 };
 use counterfoil::sqlx::MySqlPool;
 use counterfoil::sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use counterfoil::{
-    Connection, Counterfoil, Error, ErrorKind, MysqlStore, Primary, Result, cluster_settings, sentinel_settings,
+    Connection, Counterfoil, Error, ErrorKind, MysqlStore, Primary, Result, cluster_settings,
+    sentinel_settings,
 };
 
 use crate::config::{PairConfig, RedisPlace};
@@ -25,7 +27,9 @@ const ACQUIRE: Duration = Duration::from_secs(5);
 pub async fn connect(config: &PairConfig) -> Result<Counterfoil> {
     let redis: Connection = match &config.redis {
         RedisPlace::Cluster(nodes) => cluster(config, nodes).await?.into(),
-        RedisPlace::Sentinel(sentinels, primary) => sentinel(config, sentinels, primary).await?.into(),
+        RedisPlace::Sentinel(sentinels, primary) => {
+            sentinel(config, sentinels, primary).await?.into()
+        }
         RedisPlace::At(url) => Primary::connect(single(config, url)?).await?.into(),
     };
     Ok(Counterfoil::new(redis, store(config)?).allow_evicting(config.allow_evicting))
@@ -33,18 +37,25 @@ pub async fn connect(config: &PairConfig) -> Result<Counterfoil> {
 
 /// Returns the store alone. Its first use connects to MySQL.
 pub fn store(config: &PairConfig) -> Result<MysqlStore> {
-    let pool = MySqlPoolOptions::new().max_connections(config.connections).acquire_timeout(ACQUIRE);
+    let pool = MySqlPoolOptions::new()
+        .max_connections(config.connections)
+        .acquire_timeout(ACQUIRE);
     Ok(MysqlStore::new(pool.connect_lazy_with(mysql(config)?)))
 }
 
 /// Returns a separate connection, to check that MySQL is up.
 pub fn probe(config: &PairConfig) -> Result<MySqlPool> {
-    let pool = MySqlPoolOptions::new().max_connections(1).acquire_timeout(ACQUIRE);
+    let pool = MySqlPoolOptions::new()
+        .max_connections(1)
+        .acquire_timeout(ACQUIRE);
     Ok(pool.connect_lazy_with(mysql(config)?))
 }
 
 fn mysql(config: &PairConfig) -> Result<MySqlConnectOptions> {
-    let options: MySqlConnectOptions = config.mysql.parse().map_err(|error| wrong(config, "mysql", error))?;
+    let options: MySqlConnectOptions = config
+        .mysql
+        .parse()
+        .map_err(|error| wrong(config, "mysql", error))?;
     Ok(match &config.mysql_password {
         Some(password) => options.password(password),
         None => options,
@@ -59,22 +70,34 @@ fn single(config: &PairConfig, url: &str) -> Result<ConnectionInfo> {
         info = info.set_redis_settings(settings);
     }
     Ok(match certificates(config)? {
-        Some(tls) => Client::build_with_tls(info, tls).map_err(invalid)?.get_connection_info().clone(),
+        Some(tls) => Client::build_with_tls(info, tls)
+            .map_err(invalid)?
+            .get_connection_info()
+            .clone(),
         None => info,
     })
 }
 
 async fn sentinel(config: &PairConfig, sentinels: &[String], primary: &str) -> Result<Primary> {
     let invalid = |error: RedisError| wrong(config, "sentinel", error);
-    let urls = sentinels.iter().map(|url| url.as_str().into_connection_info());
-    let addresses =
-        urls.map(|info| info.map(|info| info.addr().clone())).collect::<Result<Vec<_>, _>>().map_err(invalid)?;
+    let urls = sentinels
+        .iter()
+        .map(|url| url.as_str().into_connection_info());
+    let addresses = urls
+        .map(|info| info.map(|info| info.addr().clone()))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(invalid)?;
     let primary = primary.into_connection_info().map_err(invalid)?;
-    let (ConnectionAddr::Tcp(name, _) | ConnectionAddr::TcpTls { host: name, .. }) = primary.addr() else {
-        return Err(Error::new(ErrorKind::InvalidInput, format!("pair {:?}: redis names no primary", config.name)));
+    let (ConnectionAddr::Tcp(name, _) | ConnectionAddr::TcpTls { host: name, .. }) = primary.addr()
+    else {
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            format!("pair {:?}: redis names no primary", config.name),
+        ));
     };
-    let mut builder =
-        sentinel_settings(SentinelClientBuilder::new(addresses, name, SentinelServerType::Master).map_err(invalid)?);
+    let mut builder = sentinel_settings(
+        SentinelClientBuilder::new(addresses, name, SentinelServerType::Master).map_err(invalid)?,
+    );
     let redis = primary.redis_settings();
     builder = builder.set_client_to_redis_db(redis.db());
     if let Some(user) = redis.username() {
@@ -100,10 +123,17 @@ async fn cluster(config: &PairConfig, nodes: &[String]) -> Result<ClusterConnect
     if let Some(certificates) = certificates(config)? {
         builder = builder.certs(certificates);
     }
-    let client = builder.build().map_err(|error| wrong(config, "cluster", error))?;
+    let client = builder
+        .build()
+        .map_err(|error| wrong(config, "cluster", error))?;
     let connected = client.get_async_connection().await;
-    connected
-        .map_err(|error| Error::new(ErrorKind::Redis, format!("no cluster at {}", nodes.join(", "))).with_source(error))
+    connected.map_err(|error| {
+        Error::new(
+            ErrorKind::Redis,
+            format!("no cluster at {}", nodes.join(", ")),
+        )
+        .with_source(error)
+    })
 }
 
 /// Reads the certificates of the configuration, which add to the system's.
@@ -112,7 +142,11 @@ fn certificates(config: &PairConfig) -> Result<Option<TlsCertificates>> {
         fs::read(file).map_err(|error| {
             Error::new(
                 ErrorKind::InvalidInput,
-                format!("pair {:?}: {} was not read: {error}", config.name, file.display()),
+                format!(
+                    "pair {:?}: {} was not read: {error}",
+                    config.name,
+                    file.display()
+                ),
             )
         })
     };
@@ -120,7 +154,12 @@ fn certificates(config: &PairConfig) -> Result<Option<TlsCertificates>> {
     if tls.authority.is_none() && tls.client.is_none() {
         return Ok(None);
     }
-    let client = |(cert, key): &(_, _)| Ok(ClientTlsConfig { client_cert: read(cert)?, client_key: read(key)? });
+    let client = |(cert, key): &(_, _)| {
+        Ok(ClientTlsConfig {
+            client_cert: read(cert)?,
+            client_key: read(key)?,
+        })
+    };
     Ok(Some(TlsCertificates {
         root_cert: tls.authority.as_ref().map(read).transpose()?,
         client_tls: tls.client.as_ref().map(client).transpose()?,
@@ -128,5 +167,8 @@ fn certificates(config: &PairConfig) -> Result<Option<TlsCertificates>> {
 }
 
 fn wrong(config: &PairConfig, setting: &str, error: impl std::error::Error) -> Error {
-    Error::new(ErrorKind::InvalidInput, format!("pair {:?}: {setting}: {error}", config.name))
+    Error::new(
+        ErrorKind::InvalidInput,
+        format!("pair {:?}: {setting}: {error}", config.name),
+    )
 }

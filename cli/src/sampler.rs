@@ -24,7 +24,8 @@ struct Past {
 }
 
 impl Sampler {
-    /// Adds a sample of each family, and returns rates and samples. Families that no longer exist are forgotten.
+    /// Adds a sample of each family, and returns rates and samples. Families that no longer exist
+    /// are forgotten.
     pub fn sample(&mut self, families: Vec<FamilyStatus>) -> Vec<FamilyView> {
         let (at, seconds) = (Instant::now(), now());
         let mut before = std::mem::take(&mut self.families);
@@ -38,17 +39,37 @@ impl Sampler {
             let is_idle = status.pending == 0 && rate.unwrap_or(0.0) == 0.0;
             if !(is_idle && samples.is_empty()) {
                 let oldest_seconds = status.oldest_seconds.unwrap_or(0.0);
-                samples.push_back(Sample { at: seconds, rate, pending: status.pending, oldest_seconds });
+                samples.push_back(Sample {
+                    at: seconds,
+                    rate,
+                    pending: status.pending,
+                    oldest_seconds,
+                });
             }
             if samples.len() > SAMPLES {
                 samples.pop_front();
             }
-            if is_idle && samples.iter().all(|sample| sample.pending == 0 && sample.rate.unwrap_or(0.0) == 0.0) {
+            if is_idle
+                && samples
+                    .iter()
+                    .all(|sample| sample.pending == 0 && sample.rate.unwrap_or(0.0) == 0.0)
+            {
                 samples.clear();
             }
             let history = samples.iter().copied().collect();
-            self.families.insert(name, Past { at, counted: status.counted, samples });
-            views.push(FamilyView { status, rate, history });
+            self.families.insert(
+                name,
+                Past {
+                    at,
+                    counted: status.counted,
+                    samples,
+                },
+            );
+            views.push(FamilyView {
+                status,
+                rate,
+                history,
+            });
         }
         views
     }

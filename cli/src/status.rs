@@ -51,7 +51,12 @@ impl FamilyStatus {
         format!("{}/{}", self.namespace, self.family)
     }
 
-    fn new(family: &Family, backlog: Result<Backlog>, overview: Option<&Overview>, late: Duration) -> Self {
+    fn new(
+        family: &Family,
+        backlog: Result<Backlog>,
+        overview: Option<&Overview>,
+        late: Duration,
+    ) -> Self {
         let rejects = overview.map_or(0, |overview| overview.rejects);
         let state = match &backlog {
             Err(_) => State::Broken,
@@ -68,8 +73,11 @@ impl FamilyStatus {
             pending: backlog.ids,
             oldest_seconds: backlog.oldest.map(|age| age.as_secs_f64()),
             open: backlog.open,
-            counted: matches!(family.kind(), "buffered" | "cached" | "visitors").then_some(backlog.counted),
-            last_saved: overview.and_then(|overview| overview.last_saved).map(unix_seconds),
+            counted: matches!(family.kind(), "buffered" | "cached" | "visitors")
+                .then_some(backlog.counted),
+            last_saved: overview
+                .and_then(|overview| overview.last_saved)
+                .map(unix_seconds),
             rejects,
             state,
             problem,
@@ -83,8 +91,10 @@ pub async fn of_families(
     overview: &[Overview],
     late: Duration,
 ) -> Result<Vec<FamilyStatus>> {
-    let overview: HashMap<_, _> =
-        overview.iter().map(|one| ((one.namespace.as_str(), one.family.as_str()), one)).collect();
+    let overview: HashMap<_, _> = overview
+        .iter()
+        .map(|one| ((one.namespace.as_str(), one.family.as_str()), one))
+        .collect();
     let of = |(family, backlog): (Family, Result<Backlog>)| {
         let overview = overview.get(&(family.namespace(), family.name())).copied();
         FamilyStatus::new(&family, backlog, overview, late)
@@ -93,7 +103,9 @@ pub async fn of_families(
 }
 
 pub fn unix_seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+    time.duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs()
 }
 
 pub fn now() -> u64 {

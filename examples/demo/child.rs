@@ -1,4 +1,5 @@
-//! Worker processes: this program in another role, which takes orders and sends reports, one per line.
+//! Worker processes: this program in another role, which takes orders and sends reports, one per
+//! line.
 
 use std::process::{ExitStatus, Stdio};
 
@@ -88,7 +89,10 @@ impl Worker {
     pub async fn terminate(mut self) -> Result<ExitStatus> {
         let id = self.process.id().ok_or("a process ended by itself")?;
         // Uses the shell's kill, because the standard library sends only SIGKILL.
-        Command::new("/bin/sh").args(["-c", "kill -s TERM $0", &id.to_string()]).status().await?;
+        Command::new("/bin/sh")
+            .args(["-c", "kill -s TERM $0", &id.to_string()])
+            .status()
+            .await?;
         Ok(self.process.wait().await?)
     }
 }

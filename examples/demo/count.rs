@@ -29,7 +29,8 @@ pub struct PlainCount {
     pub lines: u64,
     /// Lines that are not access-log lines.
     pub skipped: u64,
-    /// The time from the start of the first hour with a hit to the end of the last one, in Unix seconds.
+    /// The time from the start of the first hour with a hit to the end of the last one, in Unix
+    /// seconds.
     pub time: Option<Range<i64>>,
     /// Each day with each visitor of that day.
     visits: HashSet<(String, String)>,
@@ -53,7 +54,13 @@ impl PlainCount {
             self.one(REQUESTS, hour_id(hit.hour, &name));
             self.one(REQUESTS, day_id(&hit.day, &name));
         }
-        let Hit { visitor, path, day, hour, status } = hit;
+        let Hit {
+            visitor,
+            path,
+            day,
+            hour,
+            status,
+        } = hit;
         let time = self.time.get_or_insert(hour..hour);
         *time = time.start.min(hour)..time.end.max(hour + 3600);
         if self.visits.insert((day.clone(), visitor)) {
@@ -93,13 +100,18 @@ impl Totals {
                 "SELECT v.id, v.value FROM counterfoil_values v JOIN counterfoil_families f ON f.number = v.family \
                  WHERE f.namespace = ? AND f.name = ?",
             );
-            totals.add(family, values.bind(NAMESPACE).bind(family).fetch_all(mysql).await?)?;
+            totals.add(
+                family,
+                values.bind(NAMESPACE).bind(family).fetch_all(mysql).await?,
+            )?;
         }
         let days = sqlx::query_as("SELECT CAST(CAST(day AS CHAR) AS BINARY), hits FROM daily_hits");
         totals.add(DAILY_HITS, days.fetch_all(mysql).await?)?;
-        let codes = sqlx::query_as("SELECT CAST(CAST(status AS CHAR) AS BINARY), hits FROM status_codes");
+        let codes =
+            sqlx::query_as("SELECT CAST(CAST(status AS CHAR) AS BINARY), hits FROM status_codes");
         totals.add(STATUS_CODES, codes.fetch_all(mysql).await?)?;
-        let visitors = sqlx::query_as("SELECT CONCAT(scope, '/', CAST(day AS CHAR)), count FROM visitors");
+        let visitors =
+            sqlx::query_as("SELECT CONCAT(scope, '/', CAST(day AS CHAR)), count FROM visitors");
         totals.add(VISITORS, visitors.fetch_all(mysql).await?)?;
         Ok(totals)
     }
@@ -121,7 +133,10 @@ impl Totals {
 
     /// Returns the values of these families.
     pub fn only(&self, families: &[&str]) -> Totals {
-        let own = self.0.iter().filter(|((family, _), _)| families.contains(family));
+        let own = self
+            .0
+            .iter()
+            .filter(|((family, _), _)| families.contains(family));
         Totals(own.map(|(key, value)| (key.clone(), *value)).collect())
     }
 
@@ -136,15 +151,27 @@ impl Totals {
         let missing = counted.0.keys().filter(|key| !self.0.contains_key(*key));
         let difference = |key: &'a (&'static str, String)| {
             let (found, counted) = (self.0.get(key).copied(), counted.0.get(key).copied());
-            (found != counted).then_some(Difference { family: key.0, id: &key.1, found, counted })
+            (found != counted).then_some(Difference {
+                family: key.0,
+                id: &key.1,
+                found,
+                counted,
+            })
         };
-        self.0.keys().chain(missing).filter_map(difference).collect()
+        self.0
+            .keys()
+            .chain(missing)
+            .filter_map(difference)
+            .collect()
     }
 
     /// Writes lines of `family TAB id TAB value`, sorted as `LC_ALL=C sort` does.
     pub fn dump(&self, mut to: impl Write) -> io::Result<()> {
-        let mut lines: Vec<_> =
-            self.0.iter().map(|((family, id), value)| format!("{family}\t{id}\t{value}\n")).collect();
+        let mut lines: Vec<_> = self
+            .0
+            .iter()
+            .map(|((family, id), value)| format!("{family}\t{id}\t{value}\n"))
+            .collect();
         lines.sort_unstable();
         to.write_all(lines.concat().as_bytes())
     }

@@ -47,15 +47,29 @@ impl Disturbances {
 
 impl fmt::Display for Disturbances {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Disturbances { kills, flushes, redis_cuts, mysql_cuts, .. } = self;
-        write!(f, "kills {kills}, script flushes {flushes}, Redis cuts {redis_cuts}, MySQL cuts {mysql_cuts}")
+        let Disturbances {
+            kills,
+            flushes,
+            redis_cuts,
+            mysql_cuts,
+            ..
+        } = self;
+        write!(
+            f,
+            "kills {kills}, script flushes {flushes}, Redis cuts {redis_cuts}, MySQL cuts {mysql_cuts}"
+        )
     }
 }
 
 impl Disturber {
     pub fn new(servers: &Servers, reconcilers: Reconcilers) -> Self {
         let (redis, mysql) = (servers.redis.clone(), servers.mysql.clone());
-        Disturber { redis, mysql, reconcilers, done: Disturbances::default() }
+        Disturber {
+            redis,
+            mysql,
+            reconcilers,
+            done: Disturbances::default(),
+        }
     }
 
     pub async fn strike(&mut self) -> Result<()> {
@@ -75,27 +89,37 @@ impl Disturber {
     async fn flush_scripts(&mut self) -> Result<()> {
         self.done.flushes += 1;
         self.done.commands += 1;
-        Ok(redis::cmd("SCRIPT").arg("FLUSH").exec_async(&mut self.redis).await?)
+        Ok(redis::cmd("SCRIPT")
+            .arg("FLUSH")
+            .exec_async(&mut self.redis)
+            .await?)
     }
 
     /// Closes the Redis connections of all other clients.
     async fn cut_redis(&mut self) -> Result<()> {
         self.done.redis_cuts += 1;
         self.done.commands += 1;
-        Ok(redis::cmd("CLIENT").arg(&["KILL", "TYPE", "normal"]).exec_async(&mut self.redis).await?)
+        Ok(redis::cmd("CLIENT")
+            .arg(&["KILL", "TYPE", "normal"])
+            .exec_async(&mut self.redis)
+            .await?)
     }
 
-    /// Closes the MySQL connections of all other clients, if possible while one of them runs a statement.
+    /// Closes the MySQL connections of all other clients, if possible while one of them runs a
+    /// statement.
     async fn cut_mysql(&mut self) -> Result<()> {
         self.done.mysql_cuts += 1;
         let deadline = Instant::now() + WATCH;
-        while self.connections("COMMAND <> 'Sleep'").await?.is_empty() && Instant::now() < deadline {
+        while self.connections("COMMAND <> 'Sleep'").await?.is_empty() && Instant::now() < deadline
+        {
             sleep(Duration::from_millis(1)).await;
         }
         for connection in self.connections("TRUE").await? {
             self.done.statements += 1;
             // an error means that the connection has already closed
-            let _ = sqlx::raw_sql(AssertSqlSafe(format!("KILL {connection}"))).execute(&self.mysql).await;
+            let _ = sqlx::raw_sql(AssertSqlSafe(format!("KILL {connection}")))
+                .execute(&self.mysql)
+                .await;
         }
         Ok(())
     }
@@ -106,6 +130,8 @@ impl Disturber {
             "SELECT CAST(ID AS CHAR) FROM information_schema.PROCESSLIST \
              WHERE DB = DATABASE() AND ID <> CONNECTION_ID() AND {which}"
         );
-        Ok(sqlx::query_scalar(AssertSqlSafe(select)).fetch_all(&self.mysql).await?)
+        Ok(sqlx::query_scalar(AssertSqlSafe(select))
+            .fetch_all(&self.mysql)
+            .await?)
     }
 }

@@ -1,10 +1,11 @@
-//! The demo's families: counters, series and unique visitors, some in counterfoil's own table and some in tables of the
-//! application.
+//! The demo's families: counters, series and unique visitors, some in counterfoil's own table and
+//! some in tables of the application.
 
 use std::time::Duration;
 
 use counterfoil::{
-    BufferedCounters, Counterfoil, Durability, Family, KeyType, MysqlStore, Precision, Series, Table, Visitors,
+    BufferedCounters, Counterfoil, Durability, Family, KeyType, MysqlStore, Precision, Series,
+    Table, Visitors,
 };
 use sqlx::{AssertSqlSafe, MySqlPool};
 use tokio::time::sleep;
@@ -19,9 +20,10 @@ pub const STATUS_CODES: &str = "status_codes";
 pub const REQUESTS: &str = "requests";
 pub const VISITORS: &str = "visitors";
 
-/// The time that a batch waits before it goes to MySQL. The default of 2.5 s suits an append-only file that is synced
-/// every second. The demo kills processes but never cuts the power, and what a killed process wrote stays written. A
-/// short time is therefore as safe, and exposes many more batches to the disturbances.
+/// The time that a batch waits before it goes to MySQL. The default of 2.5 s suits an append-only
+/// file that is synced every second. The demo kills processes but never cuts the power, and what a
+/// killed process wrote stays written. A short time is therefore as safe, and exposes many more
+/// batches to the disturbances.
 pub const SETTLE: Duration = Duration::from_millis(300);
 
 /// The number of hits, and the time, after which a batch is cut.
@@ -54,7 +56,11 @@ pub struct Opened {
 impl Opened {
     /// Returns each family of counters with the id that the hit counts in it.
     pub fn ids<'a>(&'a self, hit: &'a Hit) -> [(&'a BufferedCounters, &'a str); 3] {
-        [(&self.page_views, &hit.path), (&self.daily_hits, &hit.day), (&self.status_codes, &hit.status)]
+        [
+            (&self.page_views, &hit.path),
+            (&self.daily_hits, &hit.day),
+            (&self.status_codes, &hit.status),
+        ]
     }
 }
 
@@ -62,24 +68,39 @@ impl Opened {
 pub async fn open(place: &Place) -> counterfoil::Result<Opened> {
     let pair = Counterfoil::connect(&place.redis, &place.mysql).await?;
     let settle = Durability::Settle(SETTLE);
-    let family = |name: &str| Family::buffered(NAMESPACE, name).sync_after(SYNC_HITS, SYNC_TIME).durability(settle);
+    let family = |name: &str| {
+        Family::buffered(NAMESPACE, name)
+            .sync_after(SYNC_HITS, SYNC_TIME)
+            .durability(settle)
+    };
     // inserts rows that do not exist yet
-    let days = Table::upsert(DAILY_HITS).key("day", KeyType::Date).value("hits");
+    let days = Table::upsert(DAILY_HITS)
+        .key("day", KeyType::Date)
+        .value("hits");
     // updates only: the application inserts the rows
-    let codes = Table::update(STATUS_CODES).key("status", KeyType::Unsigned).value("hits");
+    let codes = Table::update(STATUS_CODES)
+        .key("status", KeyType::Unsigned)
+        .value("hits");
     // far shorter than the log: slices that have left the windows are in MySQL
     let requests = Family::series(NAMESPACE, REQUESTS)
         .windows([(Precision::HOUR, 24), (Precision::Day, 2)])
         .keep([Precision::HOUR, Precision::Day])
         .sync_after(SYNC_TIME)
         .durability(settle);
-    let visits = Table::upsert(VISITORS).key("scope", KeyType::Text).key("day", KeyType::Date).value("count");
-    let visitors =
-        Family::visitors(NAMESPACE, VISITORS).table(visits).sync_after(SYNC_HITS, SYNC_TIME).durability(settle);
+    let visits = Table::upsert(VISITORS)
+        .key("scope", KeyType::Text)
+        .key("day", KeyType::Date)
+        .value("count");
+    let visitors = Family::visitors(NAMESPACE, VISITORS)
+        .table(visits)
+        .sync_after(SYNC_HITS, SYNC_TIME)
+        .durability(settle);
     Ok(Opened {
         page_views: pair.open(family(PAGE_VIEWS).build()?).await?,
         daily_hits: pair.open(family(DAILY_HITS).table(days).build()?).await?,
-        status_codes: pair.open(family(STATUS_CODES).table(codes).build()?).await?,
+        status_codes: pair
+            .open(family(STATUS_CODES).table(codes).build()?)
+            .await?,
         requests: pair.open(requests.build()?).await?,
         visitors: pair.open(visitors.build()?).await?,
         pair,
@@ -92,7 +113,10 @@ pub async fn pair(place: &Place) -> counterfoil::Result<Pair> {
 }
 
 /// Creates counterfoil's tables and the application's, with a row for each status code.
-pub async fn create_tables(mysql: &MySqlPool, status_codes: impl Iterator<Item = &str>) -> Result<()> {
+pub async fn create_tables(
+    mysql: &MySqlPool,
+    status_codes: impl Iterator<Item = &str>,
+) -> Result<()> {
     MysqlStore::new(mysql.clone()).create_tables().await?;
     sqlx::raw_sql(
         "CREATE TABLE daily_hits (day DATE PRIMARY KEY, hits BIGINT NOT NULL);
@@ -102,18 +126,27 @@ pub async fn create_tables(mysql: &MySqlPool, status_codes: impl Iterator<Item =
     .execute(mysql)
     .await?;
     let rows: Vec<_> = status_codes.map(|status| format!("({status})")).collect();
-    let insert = format!("INSERT INTO status_codes (status) VALUES {}", rows.join(", "));
+    let insert = format!(
+        "INSERT INTO status_codes (status) VALUES {}",
+        rows.join(", ")
+    );
     sqlx::raw_sql(AssertSqlSafe(insert)).execute(mysql).await?;
     Ok(())
 }
 
 /// Returns the number of deltas that MySQL refused.
 pub async fn rejects(mysql: &MySqlPool) -> Result<i64> {
-    Ok(sqlx::query_scalar("SELECT COUNT(*) FROM counterfoil_rejects").fetch_one(mysql).await?)
+    Ok(
+        sqlx::query_scalar("SELECT COUNT(*) FROM counterfoil_rejects")
+            .fetch_one(mysql)
+            .await?,
+    )
 }
 
 /// Retries `attempt` while it fails because its connection was cut.
-pub async fn patiently<T>(attempt: impl AsyncFn() -> counterfoil::Result<T>) -> counterfoil::Result<T> {
+pub async fn patiently<T>(
+    attempt: impl AsyncFn() -> counterfoil::Result<T>,
+) -> counterfoil::Result<T> {
     let mut left = 50;
     loop {
         match attempt().await {

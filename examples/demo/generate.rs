@@ -21,7 +21,12 @@ pub fn write(path: &Path, lines: u64, seed: u64) -> Result<()> {
     for line in 0..lines {
         // the exponent is below 1, so that each day is busier than the one before it
         let seconds = (86_400.0 * DAYS * (line as f64 / lines as f64).powf(0.8)) as u64;
-        let (day, hour, minute, second) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+        let (day, hour, minute, second) = (
+            seconds / 86_400,
+            seconds / 3600 % 24,
+            seconds / 60 % 60,
+            seconds % 60,
+        );
         writeln!(
             file,
             "2001:db8::{:x} - - [{:02}/Sep/2014:{hour:02}:{minute:02}:{second:02} +0000] \"GET /products/{} HTTP/1.1\" {} {} \

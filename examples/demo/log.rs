@@ -24,17 +24,23 @@ pub struct Log {
 
 impl Log {
     pub fn open(path: PathBuf) -> Result<Self> {
-        let about = std::fs::metadata(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let about =
+            std::fs::metadata(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         if !about.is_file() {
             return Err(format!("{}: not a file", path.display()).into());
         }
-        Ok(Log { path, bytes: about.len() })
+        Ok(Log {
+            path,
+            bytes: about.len(),
+        })
     }
 
     /// Returns the log as command-line arguments.
     pub fn args(&self) -> Result<Vec<String>> {
         let path = self.path.to_str().ok_or("the log's path is not UTF-8")?;
-        Ok(["--path", path, "--bytes", &self.bytes.to_string()].map(str::to_owned).to_vec())
+        Ok(["--path", path, "--bytes", &self.bytes.to_string()]
+            .map(str::to_owned)
+            .to_vec())
     }
 
     /// Returns the lines without their line breaks.
@@ -52,18 +58,21 @@ pub struct Hit {
     pub path: String,
     /// The day in the line's own time zone: `2015-05-17`.
     pub day: String,
-    /// The start of the hour in Unix seconds, as if the line's time zone were UTC. Hours therefore add up to days.
+    /// The start of the hour in Unix seconds, as if the line's time zone were UTC. Hours therefore
+    /// add up to days.
     pub hour: i64,
     pub status: String,
 }
 
 impl Hit {
-    /// Returns the series of this hit: the whole site's, and that of its status class, such as `4xx`.
+    /// Returns the series of this hit: the whole site's, and that of its status class, such as
+    /// `4xx`.
     pub fn series(&self) -> [String; 2] {
         [SITE.to_owned(), format!("{}xx", &self.status[..1])]
     }
 
-    /// Parses `HOST IDENT USER [TIME] "REQUEST" STATUS BYTES ...`. Returns `None` for any other line.
+    /// Parses `HOST IDENT USER [TIME] "REQUEST" STATUS BYTES ...`. Returns `None` for any other
+    /// line.
     pub fn parse(line: &[u8]) -> Option<Self> {
         let line = readable(line);
         let (client, rest) = line.split_once(" [")?;
@@ -74,11 +83,18 @@ impl Hit {
         let is_status = status.len() == 3 && matches!(status.parse(), Ok(100..=999));
         is_status.then_some(())?;
         let (day, hour) = day_and_hour(time)?;
-        Some(Hit { visitor: id_of(visitor), path: id_of(path(request)), day, hour, status: status.to_owned() })
+        Some(Hit {
+            visitor: id_of(visitor),
+            path: id_of(path(request)),
+            day,
+            hour,
+            status: status.to_owned(),
+        })
     }
 }
 
-/// Returns the line as text. Control characters and invalid UTF-8 become `\xNN`, as web servers write them.
+/// Returns the line as text. Control characters and invalid UTF-8 become `\xNN`, as web servers
+/// write them.
 fn readable(line: &[u8]) -> Cow<'_, str> {
     if let Ok(text) = std::str::from_utf8(line)
         && !text.contains(|letter: char| letter.is_ascii_control())
@@ -88,7 +104,11 @@ fn readable(line: &[u8]) -> Cow<'_, str> {
     let mut text = String::new();
     for chunk in line.utf8_chunks() {
         for letter in chunk.valid().chars() {
-            if letter.is_ascii_control() { text += &spelt(letter as u8) } else { text.push(letter) }
+            if letter.is_ascii_control() {
+                text += &spelt(letter as u8)
+            } else {
+                text.push(letter)
+            }
         }
         text.extend(chunk.invalid().iter().map(|&byte| spelt(byte)));
     }
@@ -117,8 +137,8 @@ fn path(request: &str) -> &str {
     }
 }
 
-/// Shortens an id or a visitor to at most 255 bytes: a longer one becomes its beginning, a `#` and a checksum of the
-/// whole. No path or address in a log contains a `#`.
+/// Shortens an id or a visitor to at most 255 bytes: a longer one becomes its beginning, a `#` and
+/// a checksum of the whole. No path or address in a log contains a `#`.
 fn id_of(text: &str) -> String {
     if text.len() <= 255 {
         return text.to_owned();
@@ -127,16 +147,30 @@ fn id_of(text: &str) -> String {
     format!("{beginning}#{:08x}", crc32fast::hash(text.as_bytes()))
 }
 
-/// Returns `2015-05-17` and the start of the hour for `17/May/2015:10:05:03 +0000`. Returns `None` for an invalid time
-/// and for one before 1970.
+/// Returns `2015-05-17` and the start of the hour for `17/May/2015:10:05:03 +0000`. Returns `None`
+/// for an invalid time and for one before 1970.
 fn day_and_hour(time: &str) -> Option<(String, i64)> {
-    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    const MONTHS: [&str; 12] = [
+        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+    ];
     let (date, clock) = time.split_once(':')?;
     let [day, month, year] = date.split('/').collect::<Vec<_>>().try_into().ok()?;
     let month = 1 + MONTHS.iter().position(|name| *name == month)?;
-    let date = Date::new(number(year, 4)?, i8::try_from(month).ok()?, i8::try_from(number(day, 2)?).ok()?).ok()?;
-    let hour = i8::try_from(number(clock.split(':').next()?, 2)?).ok().filter(|hour| *hour < 24)?;
-    let hour = date.at(hour, 0, 0, 0).to_zoned(TimeZone::UTC).ok()?.timestamp().as_second();
+    let date = Date::new(
+        number(year, 4)?,
+        i8::try_from(month).ok()?,
+        i8::try_from(number(day, 2)?).ok()?,
+    )
+    .ok()?;
+    let hour = i8::try_from(number(clock.split(':').next()?, 2)?)
+        .ok()
+        .filter(|hour| *hour < 24)?;
+    let hour = date
+        .at(hour, 0, 0, 0)
+        .to_zoned(TimeZone::UTC)
+        .ok()?
+        .timestamp()
+        .as_second();
     (hour >= 0).then(|| (date.to_string(), hour))
 }
 

@@ -1,10 +1,13 @@
-//! The demo: several processes replay a web access log into counters, series and unique visitors. Meanwhile processes
-//! are killed, connections cut and scripts flushed. Then the demo compares MySQL with a plain count of the file.
+//! The demo: several processes replay a web access log into counters, series and unique visitors.
+//! Meanwhile processes are killed, connections cut and scripts flushed. Then the demo compares
+//! MySQL with a plain count of the file.
 //!
-//! `demo votes` casts votes for items, and also checks every value that a vote returned. In `demo recount`, processes
-//! forget to count some rows and count others twice, while counters are compared with their rows and corrected.
+//! `demo votes` casts votes for items, and also checks every value that a vote returned. In `demo
+//! recount`, processes forget to count some rows and count others twice, while counters are
+//! compared with their rows and corrected.
 //!
-//! This process is the supervisor. It starts private servers, and this program again as writers and reconcilers.
+//! This process is the supervisor. It starts private servers, and this program again as writers and
+//! reconcilers.
 
 mod child;
 mod count;
@@ -38,11 +41,15 @@ use clap::{Parser, Subcommand};
 type Result<T> = std::result::Result<T, BoxError>;
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Replays a web access log into counters, series and unique visitors while processes are killed, scripts flushed and
-/// connections cut. Then compares MySQL with a plain count of the file. Exit status: 0 if they agree, 1 if not, 2 if an
-/// error prevented the comparison.
+/// Replays a web access log into counters, series and unique visitors while processes are killed,
+/// scripts flushed and connections cut. Then compares MySQL with a plain count of the file. Exit
+/// status: 0 if they agree, 1 if not, 2 if an error prevented the comparison.
 #[derive(Parser)]
-#[command(name = "demo", disable_help_subcommand = true, args_conflicts_with_subcommands = true)]
+#[command(
+    name = "demo",
+    disable_help_subcommand = true,
+    args_conflicts_with_subcommands = true
+)]
 struct Cli {
     #[command(subcommand)]
     role: Option<Role>,
@@ -53,7 +60,8 @@ struct Cli {
 /// The options of the demo.
 #[derive(clap::Args)]
 struct Demo {
-    /// The log, in the common or combined log format. Defaults to a generated log: several days, Zipf-distributed pages
+    /// The log, in the common or combined log format. Defaults to a generated log: several days,
+    /// Zipf-distributed pages
     log: Option<PathBuf>,
     /// Write the final contents of MySQL to FILE: family TAB id TAB value, sorted by bytes
     #[arg(long, value_name = "FILE")]
@@ -93,11 +101,17 @@ async fn main() -> ExitCode {
     let cli = Cli::parse();
     let ended = match cli.role {
         Some(Role::WriterProcess(args)) => writer::run(args).await.map(|()| true),
-        Some(Role::ReconcilerProcess(args)) => reconciler::run(args, families::pair).await.map(|()| true),
+        Some(Role::ReconcilerProcess(args)) => {
+            reconciler::run(args, families::pair).await.map(|()| true)
+        }
         Some(Role::VoterProcess(args)) => votes::voter::run(args).await.map(|()| true),
-        Some(Role::SaverProcess(args)) => reconciler::run(args, votes::item::pair).await.map(|()| true),
+        Some(Role::SaverProcess(args)) => reconciler::run(args, votes::item::pair)
+            .await
+            .map(|()| true),
         Some(Role::SaveProcess(args)) => recount::saver::run(args).await.map(|()| true),
-        Some(Role::SaveReconcilerProcess(args)) => reconciler::run(args, recount::saves::pair).await.map(|()| true),
+        Some(Role::SaveReconcilerProcess(args)) => reconciler::run(args, recount::saves::pair)
+            .await
+            .map(|()| true),
         Some(Role::RecountProcess(args)) => recount::recounter::run(args).await.map(|()| true),
         Some(Role::Recount(args)) => until_interrupted(recount::run(args)).await,
         Some(Role::Votes(args)) => until_interrupted(votes::run(args)).await,

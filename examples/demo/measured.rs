@@ -43,7 +43,9 @@ impl Recorder {
     }
 }
 
-/// Returns whether the metric's family counts at the log's own time, which makes its ages meaningless.
+/// Returns whether the metric's family counts at the log's own time, which makes its ages
+/// meaningless.
 fn is_simulated(key: &Key) -> bool {
-    key.labels().any(|label| label.key() == "family" && [REQUESTS, VISITORS].contains(&label.value()))
+    key.labels()
+        .any(|label| label.key() == "family" && [REQUESTS, VISITORS].contains(&label.value()))
 }

@@ -8,8 +8,8 @@ use sqlx::MySqlPool;
 use crate::Result;
 use crate::servers::Servers;
 
-/// The commands that the scripts call. Redis counts them like a client's commands; the demo's clients send none of them
-/// themselves.
+/// The commands that the scripts call. Redis counts them like a client's commands; the demo's
+/// clients send none of them themselves.
 const IN_SCRIPTS: [&str; 23] = [
     "time",
     "hget",
@@ -50,8 +50,13 @@ pub struct Meter {
 impl Meter {
     pub async fn read(servers: &Servers) -> Result<Self> {
         let calls = calls(servers.redis.clone()).await?;
-        let of =
-            |wanted: &dyn Fn(&str) -> bool| calls.iter().filter(|(name, _)| wanted(name)).map(|(_, calls)| calls).sum();
+        let of = |wanted: &dyn Fn(&str) -> bool| {
+            calls
+                .iter()
+                .filter(|(name, _)| wanted(name))
+                .map(|(_, calls)| calls)
+                .sum()
+        };
         Ok(Meter {
             commands: of(&|name| !IN_SCRIPTS.contains(&name)),
             evalsha: of(&|name| name == "evalsha"),
@@ -74,7 +79,10 @@ impl Sub for Meter {
 
 /// Reads the calls of each command from lines like `cmdstat_evalsha:calls=5,usec=...`.
 async fn calls(mut redis: ConnectionManager) -> Result<Vec<(String, u64)>> {
-    let info: String = redis::cmd("INFO").arg("commandstats").query_async(&mut redis).await?;
+    let info: String = redis::cmd("INFO")
+        .arg("commandstats")
+        .query_async(&mut redis)
+        .await?;
     let call = |line: &str| {
         let (name, stats) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
         Some((name.to_owned(), stats.split(',').next()?.parse().ok()?))
@@ -83,7 +91,8 @@ async fn calls(mut redis: ConnectionManager) -> Result<Vec<(String, u64)>> {
 }
 
 async fn statements(mysql: &MySqlPool) -> Result<u64> {
-    let (_, questions): (String, String) =
-        sqlx::query_as("SHOW GLOBAL STATUS LIKE 'Questions'").fetch_one(mysql).await?;
+    let (_, questions): (String, String) = sqlx::query_as("SHOW GLOBAL STATUS LIKE 'Questions'")
+        .fetch_one(mysql)
+        .await?;
     Ok(questions.parse()?)
 }

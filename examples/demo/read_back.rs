@@ -20,12 +20,20 @@ pub const FAMILIES: [&str; 2] = [REQUESTS, VISITORS];
 /// Reads each series over the whole time range of the log, and the visitors of all days.
 pub async fn read(opened: &Opened, counted: &PlainCount) -> Result<Totals> {
     let mut totals = Totals::default();
-    let names: BTreeSet<_> = counted.totals.of(REQUESTS).filter_map(|(id, _)| id.rsplit('/').next()).collect();
+    let names: BTreeSet<_> = counted
+        .totals
+        .of(REQUESTS)
+        .filter_map(|(id, _)| id.rsplit('/').next())
+        .collect();
     for name in names {
-        for Slice { start, count } in slices(&opened.requests, name, Precision::HOUR, HOUR, counted).await? {
+        for Slice { start, count } in
+            slices(&opened.requests, name, Precision::HOUR, HOUR, counted).await?
+        {
             totals.insert(REQUESTS, hour_id(seconds(start)?, name), count);
         }
-        for Slice { start, count } in slices(&opened.requests, name, Precision::Day, DAY, counted).await? {
+        for Slice { start, count } in
+            slices(&opened.requests, name, Precision::Day, DAY, counted).await?
+        {
             totals.insert(REQUESTS, day_id(&Day::of(start)?.to_string(), name), count);
         }
     }
@@ -44,9 +52,18 @@ async fn slices(
     let time = counted.time.clone().unwrap_or_default();
     let whole_days = time.start.div_euclid(DAY) * DAY..time.end;
     let mut slices = Vec::new();
-    for start in whole_days.clone().step_by(Family::MAX_RANGE * usize::try_from(seconds)?) {
-        let end = whole_days.end.min(start + seconds * i64::try_from(Family::MAX_RANGE)?);
-        slices.extend(series.get_range(name, precision, at(start)?..at(end)?).await?);
+    for start in whole_days
+        .clone()
+        .step_by(Family::MAX_RANGE * usize::try_from(seconds)?)
+    {
+        let end = whole_days
+            .end
+            .min(start + seconds * i64::try_from(Family::MAX_RANGE)?);
+        slices.extend(
+            series
+                .get_range(name, precision, at(start)?..at(end)?)
+                .await?,
+        );
     }
     slices.retain(|slice| slice.count != 0);
     Ok(slices)

@@ -16,7 +16,8 @@ use crate::measured::Recorder;
 /// The pause between reports. It is short, because a kill loses what was not yet reported.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
-/// The time until another reconciler takes over from a killed one. The default of 10 s would be most of the demo.
+/// The time until another reconciler takes over from a killed one. The default of 10 s would be
+/// most of the demo.
 const LEASE: Duration = Duration::from_secs(1);
 
 #[derive(clap::Args)]
@@ -26,7 +27,10 @@ pub struct Args {
 }
 
 /// Reconciles the families that `open` opens.
-pub async fn run(args: Args, open: impl AsyncFn(&Place) -> counterfoil::Result<Pair>) -> Result<()> {
+pub async fn run(
+    args: Args,
+    open: impl AsyncFn(&Place) -> counterfoil::Result<Pair>,
+) -> Result<()> {
     let _no_orders = child::orders();
     // the writers' producers count at the log's times and must not be mistaken for long idle
     set_time(Some(0));

@@ -21,7 +21,12 @@ pub struct Reconcilers {
 impl Reconcilers {
     /// Starts this program in the given role.
     pub async fn start(role: &'static str, place: &Place) -> Result<Self> {
-        let mut reconcilers = Reconcilers { role, place: place.clone(), running: Vec::new(), lags: Arc::default() };
+        let mut reconcilers = Reconcilers {
+            role,
+            place: place.clone(),
+            running: Vec::new(),
+            lags: Arc::default(),
+        };
         for _ in 0..RECONCILERS {
             reconcilers.start_one().await?;
         }
@@ -32,7 +37,8 @@ impl Reconcilers {
         let Place { redis, mysql } = &self.place;
         let args = [self.role, "--redis", redis, "--mysql", mysql].map(str::to_owned);
         let (worker, reports) = Worker::start(&args).await?;
-        self.running.push((worker, tokio::spawn(collect(reports, self.lags.clone()))));
+        self.running
+            .push((worker, tokio::spawn(collect(reports, self.lags.clone()))));
         Ok(())
     }
 
@@ -44,7 +50,8 @@ impl Reconcilers {
         self.start_one().await
     }
 
-    /// Lets all reconcilers finish their batches and exit. Returns the ages of all reported batches, in seconds.
+    /// Lets all reconcilers finish their batches and exit. Returns the ages of all reported
+    /// batches, in seconds.
     pub async fn stop(self) -> Result<Vec<f64>> {
         for (worker, reports) in self.running {
             let status = worker.terminate().await?;
@@ -53,7 +60,9 @@ impl Reconcilers {
             }
             reports.await??;
         }
-        Ok(std::mem::take(&mut *self.lags.lock().unwrap_or_else(PoisonError::into_inner)))
+        Ok(std::mem::take(
+            &mut *self.lags.lock().unwrap_or_else(PoisonError::into_inner),
+        ))
     }
 }
 
@@ -61,7 +70,9 @@ impl Reconcilers {
 async fn collect(mut reports: Reports, lags: Arc<Mutex<Vec<f64>>>) -> Result<()> {
     while let Some(report) = reports.next().await? {
         if let Report::Lags(more) = report {
-            lags.lock().unwrap_or_else(PoisonError::into_inner).extend(more);
+            lags.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .extend(more);
         }
     }
     Ok(())

@@ -32,24 +32,40 @@ pub async fn run(demo: Demo) -> Result<bool> {
         Some(log) => log,
         None => make_up(servers.directory(), demo.lines, demo.seed)?,
     };
-    let (log, counted) = spawn_blocking(|| PlainCount::of(&log).map(|counted| (log, counted))).await??;
+    let (log, counted) =
+        spawn_blocking(|| PlainCount::of(&log).map(|counted| (log, counted))).await??;
     if counted.lines == counted.skipped {
         return Err(format!("{}: no line of an access log in it", log.path.display()).into());
     }
-    families::create_tables(&servers.mysql, counted.totals.of(families::STATUS_CODES).map(|(status, _)| status))
-        .await?;
+    families::create_tables(
+        &servers.mysql,
+        counted
+            .totals
+            .of(families::STATUS_CODES)
+            .map(|(status, _)| status),
+    )
+    .await?;
 
     let before = Meter::read(&servers).await?;
-    let mut disturber = Disturber::new(&servers, Reconcilers::start("reconciler-process", &servers.place).await?);
+    let mut disturber = Disturber::new(
+        &servers,
+        Reconcilers::start("reconciler-process", &servers.place).await?,
+    );
     let writers = Writers::start("writer-process", &servers.place, &log.args()?).await?;
     let started = Instant::now();
-    let rounds = Rounds { lines: counted.lines, time: ROUND_TIME, what: "hits" };
+    let rounds = Rounds {
+        lines: counted.lines,
+        time: ROUND_TIME,
+        what: "hits",
+    };
     let replayed = rounds.run(writers, &mut disturber).await?;
 
     let opened = families::open(&servers.place).await?;
     // while the last batches are still on their way to MySQL
     let read = read_back::read(&opened, &counted).await?;
-    let Disturber { reconcilers, done, .. } = disturber;
+    let Disturber {
+        reconcilers, done, ..
+    } = disturber;
     let mut ages = reconcilers.stop().await?;
     opened.pair.drain().await?;
     let total = started.elapsed();
@@ -61,7 +77,15 @@ pub async fn run(demo: Demo) -> Result<bool> {
         mysql.dump(file)?;
     }
     let rejects = families::rejects(&servers.mysql).await?;
-    let figures = Figures { log, replayed, done, total, used: without_own(used, &done), rejects, ages };
+    let figures = Figures {
+        log,
+        replayed,
+        done,
+        total,
+        used: without_own(used, &done),
+        rejects,
+        ages,
+    };
     Ok(summary::print(&figures, &Found { mysql, read }, &counted))
 }
 

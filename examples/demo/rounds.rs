@@ -21,7 +21,8 @@ const ROUND_LINES: u64 = 10_000;
 /// The work to do.
 pub struct Rounds {
     pub lines: u64,
-    /// The minimum time of a round, so that even a few lines span many syncs. The figures exclude the waiting.
+    /// The minimum time of a round, so that even a few lines span many syncs. The figures exclude
+    /// the waiting.
     pub time: Duration,
     /// The name of the counted things in the progress message.
     pub what: &'static str,
@@ -36,7 +37,11 @@ pub struct Worked {
 
 impl Rounds {
     pub async fn run(self, mut writers: Writers, disturber: &mut Disturber) -> Result<Worked> {
-        let Rounds { lines, time: round_time, what } = self;
+        let Rounds {
+            lines,
+            time: round_time,
+            what,
+        } = self;
         let rounds = lines.div_ceil(ROUND_LINES).max(ROUNDS);
         let mut progress = Progress::new(lines, what)?;
         let (tally, counted) = watch::channel(Tally::default());
@@ -55,17 +60,34 @@ impl Rounds {
         }
         progress.clear();
         let tally = *counted.borrow();
-        Ok(Worked { tally, seconds, rounds })
+        Ok(Worked {
+            tally,
+            seconds,
+            rounds,
+        })
     }
 }
 
-async fn strike_at(line: u64, mut counted: watch::Receiver<Tally>, disturber: &mut Disturber) -> Result<()> {
+async fn strike_at(
+    line: u64,
+    mut counted: watch::Receiver<Tally>,
+    disturber: &mut Disturber,
+) -> Result<()> {
     counted.wait_for(|tally| tally.lines >= line).await?;
     disturber.strike().await
 }
 
 /// Subtracts the demo's own readings and disturbances, which are not a cost of counting.
 pub fn without_own(used: Meter, done: &Disturbances) -> Meter {
-    let reading = Meter { commands: 1, evalsha: 0, statements: 1 };
-    used - reading - Meter { commands: done.commands, evalsha: 0, statements: done.statements }
+    let reading = Meter {
+        commands: 1,
+        evalsha: 0,
+        statements: 1,
+    };
+    used - reading
+        - Meter {
+            commands: done.commands,
+            evalsha: 0,
+            statements: done.statements,
+        }
 }

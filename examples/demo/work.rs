@@ -1,5 +1,5 @@
-//! The work of writer processes of both kinds: each counts its share of the lines, many at a time, in rounds that the
-//! supervisor orders.
+//! The work of writer processes of both kinds: each counts its share of the lines, many at a time,
+//! in rounds that the supervisor orders.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,8 @@ use crate::measured::Recorder;
 const CONCURRENT: usize = 64;
 /// The number of lines after which a writer reports to the supervisor.
 const REPORT_LINES: u64 = 16;
-/// The number of attempts for a hit that was definitely not counted. In each one the library retries for 5 s.
+/// The number of attempts for a hit that was definitely not counted. In each one the library
+/// retries for 5 s.
 const TRIES: usize = 6;
 
 /// The part of all lines that a writer process counts.
@@ -69,8 +70,12 @@ impl Tally {
         self.seeds += more.seeds;
     }
 
-    /// Runs `count` and retries it only if it definitely did not count. Returns `None` if the outcome is unknown.
-    pub async fn surely<T>(&mut self, count: impl AsyncFn() -> counterfoil::Result<T>) -> Result<Option<T>> {
+    /// Runs `count` and retries it only if it definitely did not count. Returns `None` if the
+    /// outcome is unknown.
+    pub async fn surely<T>(
+        &mut self,
+        count: impl AsyncFn() -> counterfoil::Result<T>,
+    ) -> Result<Option<T>> {
         let mut tries = 1;
         loop {
             match count().await {
@@ -97,10 +102,15 @@ pub struct Work {
 
 impl Work {
     pub fn begin(share: Share) -> Result<Self> {
-        Ok(Work { orders: child::orders(), recorder: Recorder::install()?, share })
+        Ok(Work {
+            orders: child::orders(),
+            recorder: Recorder::install()?,
+            share,
+        })
     }
 
-    /// Receives orders, each with the line to stop at, and counts its share of the lines from the previous stop.
+    /// Receives orders, each with the line to stop at, and counts its share of the lines from the
+    /// previous stop.
     pub async fn run<T>(
         mut self,
         lines: impl Iterator<Item = T>,
@@ -114,8 +124,13 @@ impl Work {
             let round = std::iter::from_fn(|| lines.next_if(|(number, _)| *number < end));
             let started = Instant::now();
             count(round.map(|(_, line)| line).collect()).await?;
-            child::report(&Report::Counted(Tally { repeated: self.recorder.take().retries, ..Tally::default() }))?;
-            child::report(&Report::Finished { seconds: started.elapsed().as_secs_f64() })?;
+            child::report(&Report::Counted(Tally {
+                repeated: self.recorder.take().retries,
+                ..Tally::default()
+            }))?;
+            child::report(&Report::Finished {
+                seconds: started.elapsed().as_secs_f64(),
+            })?;
         }
         Ok(())
     }
@@ -123,7 +138,9 @@ impl Work {
 
 /// Counts lines concurrently and reports progress.
 pub async fn count_all<T>(lines: Vec<T>, count: impl AsyncFn(T) -> Result<Tally>) -> Result<()> {
-    let mut counted = stream::iter(lines).map(|line| count(line)).buffer_unordered(CONCURRENT);
+    let mut counted = stream::iter(lines)
+        .map(|line| count(line))
+        .buffer_unordered(CONCURRENT);
     let mut tally = Tally::default();
     while let Some(line) = counted.try_next().await? {
         tally.add(line);

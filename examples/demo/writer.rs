@@ -25,11 +25,14 @@ pub struct Args {
 pub async fn run(args: Args) -> Result<()> {
     let work = Work::begin(args.share)?;
     let opened = patiently(async || families::open(&args.place).await).await?;
-    work.run(args.log.lines()?, async |lines| count_lines(&opened, lines).await).await
+    work.run(args.log.lines()?, async |lines| {
+        count_lines(&opened, lines).await
+    })
+    .await
 }
 
-/// Counts the lines hour by hour. Series count at the process-wide time, so the hits of one hour must be counted before
-/// those of the next.
+/// Counts the lines hour by hour. Series count at the process-wide time, so the hits of one hour
+/// must be counted before those of the next.
 async fn count_lines(opened: &Opened, lines: Vec<io::Result<Vec<u8>>>) -> Result<()> {
     for (hour, hits) in by_hour(lines)? {
         set_time(Some(u64::try_from(hour)? * 1000));
@@ -45,7 +48,11 @@ fn by_hour(lines: Vec<io::Result<Vec<u8>>>) -> Result<BTreeMap<i64, Vec<Hit>>> {
     for line in lines {
         match Hit::parse(&line?) {
             Some(hit) => hours.entry(hit.hour).or_default().push(hit),
-            None => tally.add(Tally { lines: 1, skipped: 1, ..Tally::default() }),
+            None => tally.add(Tally {
+                lines: 1,
+                skipped: 1,
+                ..Tally::default()
+            }),
         }
     }
     child::report(&Report::Counted(tally))?;
@@ -53,17 +60,27 @@ fn by_hour(lines: Vec<io::Result<Vec<u8>>>) -> Result<BTreeMap<i64, Vec<Hit>>> {
 }
 
 async fn count_line(opened: &Opened, hit: &Hit) -> Result<Tally> {
-    let mut tally = Tally { lines: 1, ..Tally::default() };
+    let mut tally = Tally {
+        lines: 1,
+        ..Tally::default()
+    };
     for (counters, id) in opened.ids(hit) {
         count_hit(counters, id, &mut tally).await?;
     }
     for name in hit.series() {
-        let added = tally.surely(async || opened.requests.add(&name, 1).await).await?;
+        let added = tally
+            .surely(async || opened.requests.add(&name, 1).await)
+            .await?;
         tally.hits += u64::from(added == Some(SeriesAdded::Counted));
     }
     let day = hit.day.parse()?;
-    let visit = tally.surely(async || opened.visitors.first_visit(SITE, day, &hit.visitor).await).await?;
-    tally.hits += u64::from(matches!(visit, Some(Visited::Counted | Visited::CountedBefore)));
+    let visit = tally
+        .surely(async || opened.visitors.first_visit(SITE, day, &hit.visitor).await)
+        .await?;
+    tally.hits += u64::from(matches!(
+        visit,
+        Some(Visited::Counted | Visited::CountedBefore)
+    ));
     tally.first_visits += u64::from(visit == Some(Visited::Counted));
     Ok(tally)
 }

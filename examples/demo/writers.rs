@@ -19,15 +19,29 @@ impl Writers {
         let mut writers = Vec::new();
         for share in 0..WRITERS {
             let (share, of) = (share.to_string(), WRITERS.to_string());
-            let own = [role, "--redis", &place.redis, "--mysql", &place.mysql, "--share", &share, "--of", &of];
-            let args: Vec<_> = own.map(str::to_owned).into_iter().chain(what.iter().cloned()).collect();
+            let own = [
+                role,
+                "--redis",
+                &place.redis,
+                "--mysql",
+                &place.mysql,
+                "--share",
+                &share,
+                "--of",
+                &of,
+            ];
+            let args: Vec<_> = own
+                .map(str::to_owned)
+                .into_iter()
+                .chain(what.iter().cloned())
+                .collect();
             writers.push(Worker::start(&args).await?);
         }
         Ok(Writers(writers))
     }
 
-    /// Lets all writers count up to line `end` and adds their reports to the tally. Returns the seconds that the
-    /// slowest writer took.
+    /// Lets all writers count up to line `end` and adds their reports to the tally. Returns the
+    /// seconds that the slowest writer took.
     pub async fn round(&mut self, end: u64, tally: &watch::Sender<Tally>) -> Result<f64> {
         let rounds = self.0.iter_mut().map(|(worker, reports)| async move {
             worker.order(&end.to_string()).await?;

@@ -1,9 +1,11 @@
-//! A page that shows live how busy its site is: a chart of hits over time, and the current visitors.
+//! A page that shows live how busy its site is: a chart of hits over time, and the current
+//! visitors.
 //!
 //! `cargo run --example live_page`
 //!
-//! It counts on private servers by default. With `--redis` and `--mysql` (or `REDIS_URL` and `DATABASE_URL`), any
-//! number of these processes may run side by side, and each shows the hits of all.
+//! It counts on private servers by default. With `--redis` and `--mysql` (or `REDIS_URL` and
+//! `DATABASE_URL`), any number of these processes may run side by side, and each shows the hits of
+//! all.
 
 mod servers;
 mod site;
@@ -31,7 +33,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     if servers.are_private() {
         println!("counts on private servers, which end with this");
     }
-    // Not axum's graceful shutdown, which waits for all responses to end: the event streams never do.
+    // Not axum's graceful shutdown, which waits for all responses to end: the event streams never
+    // do.
     tokio::select! {
         served = axum::serve(listener, site::router(site)) => served?,
         interrupted = tokio::signal::ctrl_c() => interrupted?,

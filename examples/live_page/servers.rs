@@ -3,7 +3,8 @@
 use clap::Args;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 
-/// The servers to count on. Without these two, the program starts private servers, which stop with it.
+/// The servers to count on. Without these two, the program starts private servers, which stop with
+/// it.
 #[derive(Args)]
 pub struct Urls {
     /// The URL of the Redis to count on
@@ -17,7 +18,11 @@ pub struct Urls {
 impl Urls {
     pub async fn servers(self) -> Servers {
         match (self.redis, self.mysql) {
-            (Some(redis), Some(mysql)) => Servers { redis, mysql, private: None },
+            (Some(redis), Some(mysql)) => Servers {
+                redis,
+                mysql,
+                private: None,
+            },
             _ => Servers::private().await,
         }
     }
@@ -32,9 +37,16 @@ pub struct Servers {
 
 impl Servers {
     pub async fn private() -> Self {
-        let (redis, mysql) = (RedisServer::start(RedisOptions::volatile()).await, MysqlServer::start().await);
+        let (redis, mysql) = (
+            RedisServer::start(RedisOptions::volatile()).await,
+            MysqlServer::start().await,
+        );
         let (database, _) = mysql.database("example").await;
-        Servers { redis: redis.url(), mysql: mysql.url(&database), private: Some((redis, mysql)) }
+        Servers {
+            redis: redis.url(),
+            mysql: mysql.url(&database),
+            private: Some((redis, mysql)),
+        }
     }
 
     pub fn are_private(&self) -> bool {

@@ -26,8 +26,14 @@ pub struct Site {
 
 pub fn router(site: Site) -> Router {
     // Served from here, so that no other host learns of the page's visitors.
-    let script = ([(CONTENT_TYPE, "text/javascript")], include_str!("../../cli/assets/uplot/uPlot.iife.min.js"));
-    let style = ([(CONTENT_TYPE, "text/css")], include_str!("../../cli/assets/uplot/uPlot.min.css"));
+    let script = (
+        [(CONTENT_TYPE, "text/javascript")],
+        include_str!("../../cli/assets/uplot/uPlot.iife.min.js"),
+    );
+    let style = (
+        [(CONTENT_TYPE, "text/css")],
+        include_str!("../../cli/assets/uplot/uPlot.min.css"),
+    );
     Router::new()
         .route("/", get(page))
         .route("/hit", post(hit))
@@ -52,13 +58,17 @@ struct Chart {
 }
 
 /// Streams updates of the page until the viewer leaves.
-async fn events(State(site): State<Site>, Query(chart): Query<Chart>) -> Result<impl IntoResponse, StatusCode> {
+async fn events(
+    State(site): State<Site>,
+    Query(chart): Query<Chart>,
+) -> Result<impl IntoResponse, StatusCode> {
     let mut offered = Precision::DEFAULT.into_iter();
     let chosen = offered.find(|precision| precision.to_string() == chart.precision);
     Ok(Sse::new(site.live(chosen.ok_or(StatusCode::BAD_REQUEST)?)))
 }
 
-/// The content of an event: the chart's columns in uPlot's format, and the numbers in the line above the chart.
+/// The content of an event: the chart's columns in uPlot's format, and the numbers in the line
+/// above the chart.
 #[derive(Serialize)]
 struct Shown {
     chart: (Vec<u64>, Vec<i64>),
@@ -69,10 +79,15 @@ struct Shown {
 impl Site {
     pub async fn open(redis: &str, mysql: &str) -> counterfoil::Result<Self> {
         let pair = Counterfoil::connect(redis, mysql).await?;
-        // Creates counterfoil's tables if they are missing. For these families they hold only the configuration.
+        // Creates counterfoil's tables if they are missing. For these families they hold only the
+        // configuration.
         pair.mysql()?.create_tables().await?;
-        let hits = pair.open(Family::series("example", "hits").build()?).await?;
-        let online = pair.open(Family::activity("example", "online").build()?).await?;
+        let hits = pair
+            .open(Family::series("example", "hits").build()?)
+            .await?;
+        let online = pair
+            .open(Family::activity("example", "online").build()?)
+            .await?;
         Ok(Site { hits, online })
     }
 
@@ -98,7 +113,10 @@ impl Site {
         stream::unfold((self, seconds), move |(site, mut seconds)| async move {
             seconds.tick().await;
             // An error ends the stream, and the browser reconnects.
-            let event = site.shown(precision).await.inspect_err(|error| eprintln!("events: {error}"));
+            let event = site
+                .shown(precision)
+                .await
+                .inspect_err(|error| eprintln!("events: {error}"));
             Some((event, (site, seconds)))
         })
     }
@@ -106,14 +124,23 @@ impl Site {
     async fn shown(&self, precision: Precision) -> Result<Event, BoxError> {
         let slices = self.hits.get(PAGE, precision).await?;
         let now = self.online.now(PAGE).await?;
-        let chart = slices.iter().map(|slice| (unix_seconds(slice.start), slice.count)).unzip();
-        Ok(Event::default().json_data(Shown { chart, visitors: now.visitors.count(), views: now.views })?)
+        let chart = slices
+            .iter()
+            .map(|slice| (unix_seconds(slice.start), slice.count))
+            .unzip();
+        Ok(Event::default().json_data(Shown {
+            chart,
+            visitors: now.visitors.count(),
+            views: now.views,
+        })?)
     }
 }
 
 /// Returns the time in Unix seconds, as the page's script expects it.
 fn unix_seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+    time.duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs()
 }
 
 fn visitor(cookies: CookieJar) -> (String, CookieJar) {
@@ -121,7 +148,10 @@ fn visitor(cookies: CookieJar) -> (String, CookieJar) {
         Some(cookie) => (cookie.value().to_owned(), cookies),
         None => {
             let id = format!("{:032x}", rand::random::<u128>());
-            (id.clone(), cookies.add(Cookie::build(("visitor", id)).http_only(true)))
+            (
+                id.clone(),
+                cookies.add(Cookie::build(("visitor", id)).http_only(true)),
+            )
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The counters of the service: one family of each kind.
 
 use counterfoil::{
-    Activity, BufferedCounters, CachedCounters, Counterfoil, Family, KeyType, Precision, Result, Series, Table,
-    Visitors,
+    Activity, BufferedCounters, CachedCounters, Counterfoil, Family, KeyType, Precision, Result,
+    Series, Table, Visitors,
 };
 use tokio::try_join;
 
@@ -24,17 +24,37 @@ impl Counts {
     pub async fn open(counterfoil: &Counterfoil) -> Result<Self> {
         let of_article = |table: Table| table.key("article", KeyType::Unsigned);
         let views = of_article(Table::upsert("article_views")).value("views");
-        let votes = Table::update("article").key("id", KeyType::Unsigned).value("votes");
-        let visitors = of_article(Table::upsert("article_visitors")).key("day", KeyType::Date).value("visitors");
-        let downloads = of_article(Table::upsert("article_downloads").key("day", KeyType::Date)).value("downloads");
+        let votes = Table::update("article")
+            .key("id", KeyType::Unsigned)
+            .value("votes");
+        let visitors = of_article(Table::upsert("article_visitors"))
+            .key("day", KeyType::Date)
+            .value("visitors");
+        let downloads = of_article(Table::upsert("article_downloads").key("day", KeyType::Date))
+            .value("downloads");
 
         let (views, votes, visitors, downloads, readers) = try_join!(
             counterfoil.open(Family::buffered("site", "views").table(views).build()?),
             counterfoil.open(Family::cached("site", "votes").table(votes).build()?),
-            counterfoil.open(Family::visitors("site", "visitors").table(visitors).build()?),
-            counterfoil.open(Family::series("site", "downloads").keep([Precision::Day]).table(downloads).build()?),
+            counterfoil.open(
+                Family::visitors("site", "visitors")
+                    .table(visitors)
+                    .build()?
+            ),
+            counterfoil.open(
+                Family::series("site", "downloads")
+                    .keep([Precision::Day])
+                    .table(downloads)
+                    .build()?
+            ),
             counterfoil.open(Family::activity("site", "readers").build()?),
         )?;
-        Ok(Counts { views, votes, visitors, downloads, readers })
+        Ok(Counts {
+            views,
+            votes,
+            visitors,
+            downloads,
+            readers,
+        })
     }
 }

@@ -1,4 +1,5 @@
-//! A small service to copy from: views, votes, visitors, downloads and readers of articles, in its own tables.
+//! A small service to copy from: views, votes, visitors, downloads and readers of articles, in its
+//! own tables.
 //!
 //! ```sh
 //! cat src/store/mysql/schema.sql examples/service/schema.sql | mysql shop
@@ -6,9 +7,10 @@
 //! curl -X POST localhost:3000/articles/1/votes
 //! ```
 //!
-//! `LISTEN` is the address to listen on (defaults to 127.0.0.1:3000). `SHUTDOWN_SECONDS` is the time limit for bringing
-//! the remaining counts to MySQL at shutdown (defaults to 20; counts that wait to be durable take 5). Any number of
-//! these processes may run side by side. They start and count while MySQL is unavailable.
+//! `LISTEN` is the address to listen on (defaults to 127.0.0.1:3000). `SHUTDOWN_SECONDS` is the
+//! time limit for bringing the remaining counts to MySQL at shutdown (defaults to 20; counts that
+//! wait to be durable take 5). Any number of these processes may run side by side. They start and
+//! count while MySQL is unavailable.
 
 mod counts;
 mod routes;
@@ -43,7 +45,11 @@ impl Settings {
             redis: needed("REDIS_URL")?,
             mysql: needed("MYSQL_URL")?,
             listen: env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".to_owned()),
-            shutdown: Duration::from_secs(seconds.parse().map_err(|error| format!("SHUTDOWN_SECONDS: {error}"))?),
+            shutdown: Duration::from_secs(
+                seconds
+                    .parse()
+                    .map_err(|error| format!("SHUTDOWN_SECONDS: {error}"))?,
+            ),
         })
     }
 }

@@ -16,13 +16,21 @@ use tokio::time::timeout;
 use crate::counts::Counts;
 
 pub fn router(counts: Counts, prometheus: PrometheusHandle) -> Router {
-    let metrics = move || ready(([(CONTENT_TYPE, "text/plain; version=0.0.4")], prometheus.render()));
+    let metrics = move || {
+        ready((
+            [(CONTENT_TYPE, "text/plain; version=0.0.4")],
+            prometheus.render(),
+        ))
+    };
     Router::new()
         .route("/articles/{article}/views", post(view).get(views))
         .route("/articles/{article}/votes", post(vote).get(votes))
         .route("/articles/{article}/visitors", get(visitors))
         .route("/articles/{article}/visitors/{visitor}", post(visit))
-        .route("/articles/{article}/downloads", post(download).get(downloads))
+        .route(
+            "/articles/{article}/downloads",
+            post(download).get(downloads),
+        )
         .route("/articles/{article}/readers", get(readers))
         .route("/articles/{article}/readers/{reader}", post(read))
         .route("/metrics", get(metrics))
@@ -32,7 +40,8 @@ pub fn router(counts: Counts, prometheus: PrometheusHandle) -> Router {
 
 type Reply<T> = Result<T, Failed>;
 
-/// Records a view without waiting. It reaches Redis within milliseconds. A kill before that loses it.
+/// Records a view without waiting. It reaches Redis within milliseconds. A kill before that loses
+/// it.
 async fn view(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<StatusCode> {
     counts.views.record(&article.to_string(), 1)?;
     Ok(StatusCode::ACCEPTED)
@@ -56,13 +65,24 @@ async fn votes(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<
 }
 
 /// Counts a visit and returns whether it is the visitor's first one today.
-async fn visit(State(counts): State<Counts>, Path((article, visitor)): Path<(u64, String)>) -> Reply<String> {
-    Ok((counts.visitors.first_visit(&article.to_string(), Day::today(), visitor).await? == Visited::Counted)
+async fn visit(
+    State(counts): State<Counts>,
+    Path((article, visitor)): Path<(u64, String)>,
+) -> Reply<String> {
+    Ok((counts
+        .visitors
+        .first_visit(&article.to_string(), Day::today(), visitor)
+        .await?
+        == Visited::Counted)
         .to_string())
 }
 
 async fn visitors(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<String> {
-    Ok(counts.visitors.get(&article.to_string(), Day::today()).await?.to_string())
+    Ok(counts
+        .visitors
+        .get(&article.to_string(), Day::today())
+        .await?
+        .to_string())
 }
 
 async fn download(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<StatusCode> {
@@ -73,13 +93,31 @@ async fn download(State(counts): State<Counts>, Path(article): Path<u64>) -> Rep
 }
 
 /// Returns the last 120 minutes, each with its start in Unix seconds.
-async fn downloads(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<Json<Vec<(u64, i64)>>> {
-    let minutes = counts.downloads.get(&article.to_string(), Precision::MINUTE).await?;
-    let seconds = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    Ok(Json(minutes.into_iter().map(|minute| (seconds(minute.start), minute.count)).collect()))
+async fn downloads(
+    State(counts): State<Counts>,
+    Path(article): Path<u64>,
+) -> Reply<Json<Vec<(u64, i64)>>> {
+    let minutes = counts
+        .downloads
+        .get(&article.to_string(), Precision::MINUTE)
+        .await?;
+    let seconds = |time: SystemTime| {
+        time.duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_secs()
+    };
+    Ok(Json(
+        minutes
+            .into_iter()
+            .map(|minute| (seconds(minute.start), minute.count))
+            .collect(),
+    ))
 }
 
-async fn read(State(counts): State<Counts>, Path((article, reader)): Path<(u64, String)>) -> Reply<StatusCode> {
+async fn read(
+    State(counts): State<Counts>,
+    Path((article, reader)): Path<(u64, String)>,
+) -> Reply<StatusCode> {
     counts.readers.touch(&article.to_string(), reader).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -87,7 +125,9 @@ async fn read(State(counts): State<Counts>, Path((article, reader)): Path<(u64, 
 /// Returns the readers and views of the last 10 minutes.
 async fn readers(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<Json<Value>> {
     let now = counts.readers.now(&article.to_string()).await?;
-    Ok(Json(json!({ "readers": now.visitors.count(), "views": now.views })))
+    Ok(Json(
+        json!({ "readers": now.visitors.count(), "views": now.views }),
+    ))
 }
 
 /// Returns whether hits are counted. Redis is enough for that: without MySQL they wait there.

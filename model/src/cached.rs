@@ -1,7 +1,7 @@
 //! Cached counters: the value is in Redis as base + batch + buffer, and reaches the row as deltas.
 //!
-//! All hits are on one counter. The base is the row as it was when the counter was seeded or last saved.
-//! Parts, exact reads, repeated calls and the probe are left to [`deltas`](crate::deltas).
+//! All hits are on one counter. The base is the row as it was when the counter was seeded or last
+//! saved. Parts, exact reads, repeated calls and the probe are left to [`deltas`](crate::deltas).
 
 use stateright::{Model, Property};
 
@@ -58,7 +58,8 @@ pub struct State {
     acknowledged: Hits,
     /// The hits that a crash took from Redis before they were stored.
     lost: Hits,
-    /// The hits that were reported as dropped when the partition began anew, and were not stored then.
+    /// The hits that were reported as dropped when the partition began anew, and were not stored
+    /// then.
     dropped: Hits,
     crashes: u8,
     /// The last name that was given out.
@@ -123,7 +124,8 @@ pub enum Step {
     WorkerFetches(usize),
     /// A worker adds its batch to the row, unless the ledger has it.
     WorkerApplies(usize),
-    /// A worker whose batch is behind the ledger makes the partition begin anew, if Redis still has that batch.
+    /// A worker whose batch is behind the ledger makes the partition begin anew, if Redis still has
+    /// that batch.
     WorkerBeginsAnew(usize),
     /// A worker reads the row back.
     WorkerReadsBack(usize),
@@ -139,7 +141,15 @@ const OUTSIDE: Hit = Hits::CAPACITY - 1;
 impl Cached {
     /// Returns a small model: two hits by two clients, one worker and one crash.
     pub fn new(crash: Crash) -> Self {
-        Self { crash, hits: 2, clients: 2, workers: 1, crashes: 1, outside_writer: false, mistake: None }
+        Self {
+            crash,
+            hits: 2,
+            clients: 2,
+            workers: 1,
+            crashes: 1,
+            outside_writer: false,
+            mistake: None,
+        }
     }
 
     fn makes(&self, mistake: Mistake) -> bool {
@@ -147,7 +157,11 @@ impl Cached {
     }
 
     fn after_crash(&self, state: &State) -> Redis {
-        if self.crash == Crash::Emptied { Redis::new(state.names + 1) } else { state.saved.clone() }
+        if self.crash == Crash::Emptied {
+            Redis::new(state.names + 1)
+        } else {
+            state.saved.clone()
+        }
     }
 
     fn is_durable(&self, state: &State) -> bool {
@@ -170,17 +184,23 @@ impl Cached {
             state.saved = state.redis.clone();
         }
         let after = state.redis.pending();
-        state.lost = state.lost.union(before.without(state.database.rows)).without(after);
+        state.lost = state
+            .lost
+            .union(before.without(state.database.rows))
+            .without(after);
         state.dropped = state.dropped.without(after);
         state.crashes += 1;
     }
 
-    /// Drops what is not in the database and starts a new incarnation, if the partition is still as `seen`.
+    /// Drops what is not in the database and starts a new incarnation, if the partition is still as
+    /// `seen`.
     fn begin_anew(&self, state: &mut State, seen: BatchId) {
         if state.redis.last_cut != seen {
             return;
         }
-        state.dropped = state.dropped.union(state.redis.pending().without(state.database.rows));
+        state.dropped = state
+            .dropped
+            .union(state.redis.pending().without(state.database.rows));
         let entry = state.redis.entry;
         state.redis = Redis::new(next_name(&mut state.names));
         if self.makes(Mistake::KeepEntryWhenBeginningAnew) {
@@ -193,7 +213,9 @@ impl State {
     /// Returns the value that a client sees, if there is a base.
     fn value(&self) -> Option<Hits> {
         match self.redis.entry {
-            Entry::Base(base) => Some(base + self.redis.batch.unwrap_or_default() + self.redis.buffer),
+            Entry::Base(base) => {
+                Some(base + self.redis.batch.unwrap_or_default() + self.redis.buffer)
+            }
             _ => None,
         }
     }
@@ -211,8 +233,16 @@ impl State {
 
 impl Redis {
     fn new(incarnation: Name) -> Self {
-        let last_cut = BatchId { incarnation, ..BatchId::default() };
-        Self { entry: Entry::Missing, buffer: Hits::default(), batch: None, last_cut }
+        let last_cut = BatchId {
+            incarnation,
+            ..BatchId::default()
+        };
+        Self {
+            entry: Entry::Missing,
+            buffer: Hits::default(),
+            batch: None,
+            last_cut,
+        }
     }
 
     fn pending(&self) -> Hits {
@@ -253,7 +283,8 @@ impl Model for Cached {
             }
         }
         let is_idle = redis.buffer.is_empty() && redis.batch.is_none();
-        if matches!(redis.entry, Entry::Base(_)) && (is_idle || self.makes(Mistake::DeletePending)) {
+        if matches!(redis.entry, Entry::Base(_)) && (is_idle || self.makes(Mistake::DeletePending))
+        {
             steps.push(Step::Delete);
         }
         if self.outside_writer && !state.database.rows.contains(OUTSIDE) {
@@ -298,7 +329,9 @@ impl Model for Cached {
                 state.calls += 1;
             }
             Step::ClientIncrements(client) => {
-                let Client::Counting { hit } = state.clients[client] else { return None };
+                let Client::Counting { hit } = state.clients[client] else {
+                    return None;
+                };
                 let ticket = match state.redis.entry {
                     Entry::Base(_) => {
                         state.count(client, hit);
@@ -311,14 +344,25 @@ impl Model for Cached {
                 state.clients[client] = Client::Missed { hit, ticket };
             }
             Step::ClientReadsRow(client) => {
-                let Client::Missed { hit, ticket } = state.clients[client] else { return None };
-                state.clients[client] = Client::ReadRow { hit, ticket, row: state.database.rows };
+                let Client::Missed { hit, ticket } = state.clients[client] else {
+                    return None;
+                };
+                state.clients[client] = Client::ReadRow {
+                    hit,
+                    ticket,
+                    row: state.database.rows,
+                };
             }
             Step::ClientSeeds(client) => {
-                let Client::ReadRow { hit, ticket, row } = state.clients[client] else { return None };
+                let Client::ReadRow { hit, ticket, row } = state.clients[client] else {
+                    return None;
+                };
                 match state.redis.entry {
                     Entry::Base(_) => state.count(client, hit),
-                    entry if entry == Entry::Ticket(ticket) || self.makes(Mistake::AcceptAnyTicket) => {
+                    entry
+                        if entry == Entry::Ticket(ticket)
+                            || self.makes(Mistake::AcceptAnyTicket) =>
+                    {
                         state.redis.entry = Entry::Base(row);
                         state.count(client, hit);
                     }
@@ -336,10 +380,15 @@ impl Model for Cached {
                 redis.last_cut.nonce = next_name(&mut state.names);
             }
             Step::WorkerFetches(worker) => {
-                state.workers[worker] = Worker::Fetched { id: state.redis.last_cut, batch: state.redis.batch? };
+                state.workers[worker] = Worker::Fetched {
+                    id: state.redis.last_cut,
+                    batch: state.redis.batch?,
+                };
             }
             Step::WorkerApplies(worker) => {
-                let Worker::Fetched { id, batch } = state.workers[worker] else { return None };
+                let Worker::Fetched { id, batch } = state.workers[worker] else {
+                    return None;
+                };
                 if self.verdict(&state, id) == Verdict::New {
                     state.database.rows = state.database.rows + batch;
                     state.database.ledger.advance(id, None);
@@ -347,16 +396,25 @@ impl Model for Cached {
                 state.workers[worker] = Worker::Applied { id };
             }
             Step::WorkerBeginsAnew(worker) => {
-                let Worker::Fetched { id, .. } = state.workers[worker] else { return None };
+                let Worker::Fetched { id, .. } = state.workers[worker] else {
+                    return None;
+                };
                 state.workers[worker] = Worker::Idle;
                 self.begin_anew(&mut state, id);
             }
             Step::WorkerReadsBack(worker) => {
-                let Worker::Applied { id } = state.workers[worker] else { return None };
-                state.workers[worker] = Worker::ReadBack { id, row: state.database.rows };
+                let Worker::Applied { id } = state.workers[worker] else {
+                    return None;
+                };
+                state.workers[worker] = Worker::ReadBack {
+                    id,
+                    row: state.database.rows,
+                };
             }
             Step::WorkerSaves(worker) => {
-                let Worker::ReadBack { id, row } = state.workers[worker] else { return None };
+                let Worker::ReadBack { id, row } = state.workers[worker] else {
+                    return None;
+                };
                 state.workers[worker] = Worker::Idle;
                 let is_current = state.redis.last_cut == id || self.makes(Mistake::SaveAnyBatch);
                 if let Some(batch) = state.redis.batch.filter(|_| is_current) {
@@ -366,8 +424,8 @@ impl Model for Cached {
                     }
                     state.redis.batch = None;
                     let expected = state.database.rows + state.redis.buffer;
-                    state.saved_wrong_value |=
-                        row == state.database.rows && state.value().is_some_and(|value| value != expected);
+                    state.saved_wrong_value |= row == state.database.rows
+                        && state.value().is_some_and(|value| value != expected);
                 }
             }
             Step::WorkerDies(worker) => state.workers[worker] = Worker::Idle,
@@ -377,30 +435,62 @@ impl Model for Cached {
 
     fn properties(&self) -> Vec<Property<Self>> {
         let mut properties = vec![
-            Property::always("no hit is stored twice", |_, state: &State| !state.database.rows.has_repeats()),
-            Property::always("no acknowledged hit is lost without a report", |_, state: &State| {
-                let there = state.database.rows.union(state.redis.pending());
-                there.union(state.lost).union(state.dropped).contains_all(state.acknowledged)
+            Property::always("no hit is stored twice", |_, state: &State| {
+                !state.database.rows.has_repeats()
             }),
+            Property::always(
+                "no acknowledged hit is lost without a report",
+                |_, state: &State| {
+                    let there = state.database.rows.union(state.redis.pending());
+                    there
+                        .union(state.lost)
+                        .union(state.dropped)
+                        .contains_all(state.acknowledged)
+                },
+            ),
             Property::always(
                 "no stored hit is pending, unless the ledger proves that Redis was set back",
                 |_, state: &State| {
-                    let Redis { batch, buffer, last_cut, .. } = state.redis;
-                    let is_applied = state.database.ledger.row(last_cut.incarnation).verdict(last_cut) == Verdict::Same;
-                    let batch = if is_applied { Hits::default() } else { batch.unwrap_or_default() };
+                    let Redis {
+                        batch,
+                        buffer,
+                        last_cut,
+                        ..
+                    } = state.redis;
+                    let is_applied = state
+                        .database
+                        .ledger
+                        .row(last_cut.incarnation)
+                        .verdict(last_cut)
+                        == Verdict::Same;
+                    let batch = if is_applied {
+                        Hits::default()
+                    } else {
+                        batch.unwrap_or_default()
+                    };
                     !(state.database.rows + batch + buffer).has_repeats() || state.is_set_back()
                 },
             ),
-            Property::always("a value contains every hit acknowledged before it", |_, state: &State| {
-                let expected = state.acknowledged.without(state.lost).without(state.dropped);
-                state.value().is_none_or(|value| value.contains_all(expected)) || state.is_set_back()
-            }),
+            Property::always(
+                "a value contains every hit acknowledged before it",
+                |_, state: &State| {
+                    let expected = state
+                        .acknowledged
+                        .without(state.lost)
+                        .without(state.dropped);
+                    state
+                        .value()
+                        .is_none_or(|value| value.contains_all(expected))
+                        || state.is_set_back()
+                },
+            ),
             Property::always("a value contains no hit twice", |_, state: &State| {
                 state.value().is_none_or(|value| !value.has_repeats()) || state.is_set_back()
             }),
-            Property::always("a save brings the value up to date with the row", |_, state: &State| {
-                !state.saved_wrong_value
-            }),
+            Property::always(
+                "a save brings the value up to date with the row",
+                |_, state: &State| !state.saved_wrong_value,
+            ),
             Property::sometimes("a deleted counter is seeded again", |_, state: &State| {
                 state.crashes == 0
                     && state.clients.iter().any(|client| match client {
@@ -416,42 +506,62 @@ impl Model for Cached {
                     _ => false,
                 })
             }),
-            Property::sometimes("a save finds newer hits in the buffer", |_, state: &State| {
-                !state.redis.buffer.is_empty()
-                    && state.workers.iter().any(|worker| match worker {
-                        Worker::ReadBack { id, .. } => *id == state.redis.last_cut,
-                        _ => false,
-                    })
-            }),
-            Property::sometimes("everything is stored at the end", |model: &Self, state: &State| {
-                state.redis.pending().is_empty() && state.database.rows.contains_all(Hits::first(model.hits))
-            }),
+            Property::sometimes(
+                "a save finds newer hits in the buffer",
+                |_, state: &State| {
+                    !state.redis.buffer.is_empty()
+                        && state.workers.iter().any(|worker| match worker {
+                            Worker::ReadBack { id, .. } => *id == state.redis.last_cut,
+                            _ => false,
+                        })
+                },
+            ),
+            Property::sometimes(
+                "everything is stored at the end",
+                |model: &Self, state: &State| {
+                    state.redis.pending().is_empty()
+                        && state.database.rows.contains_all(Hits::first(model.hits))
+                },
+            ),
         ];
         if self.clients > 1 {
-            properties.push(Property::sometimes("two misses share a ticket", |_, state: &State| {
-                let tickets = state.clients.iter().filter_map(|client| match client {
-                    Client::Missed { ticket, .. } => Some(ticket),
-                    _ => None,
-                });
-                tickets.clone().count() > 1 && tickets.clone().all(|ticket| Entry::Ticket(*ticket) == state.redis.entry)
-            }));
+            properties.push(Property::sometimes(
+                "two misses share a ticket",
+                |_, state: &State| {
+                    let tickets = state.clients.iter().filter_map(|client| match client {
+                        Client::Missed { ticket, .. } => Some(ticket),
+                        _ => None,
+                    });
+                    tickets.clone().count() > 1
+                        && tickets
+                            .clone()
+                            .all(|ticket| Entry::Ticket(*ticket) == state.redis.entry)
+                },
+            ));
         }
         if self.outside_writer {
             properties.push(Property::sometimes(
                 "a save brings in the hit of the outside writer",
                 |_, state: &State| {
-                    state.workers.iter().any(|worker| match (worker, state.redis.entry) {
-                        (Worker::ReadBack { id, row }, Entry::Base(base)) => {
-                            *id == state.redis.last_cut && row.contains(OUTSIDE) && !base.contains(OUTSIDE)
-                        }
-                        _ => false,
-                    })
+                    state
+                        .workers
+                        .iter()
+                        .any(|worker| match (worker, state.redis.entry) {
+                            (Worker::ReadBack { id, row }, Entry::Base(base)) => {
+                                *id == state.redis.last_cut
+                                    && row.contains(OUTSIDE)
+                                    && !base.contains(OUTSIDE)
+                            }
+                            _ => false,
+                        })
                 },
             ));
         }
         if self.crash == Crash::SetBack {
-            properties
-                .push(Property::sometimes("the partition begins anew", |_, state: &State| !state.dropped.is_empty()));
+            properties.push(Property::sometimes(
+                "the partition begins anew",
+                |_, state: &State| !state.dropped.is_empty(),
+            ));
         } else {
             properties.push(Property::always(
                 "Redis is never behind the ledger, unless it was set back",

@@ -9,13 +9,18 @@ use stateright::{Checker, HasDiscoveries, Model};
 
 /// A model whose states and steps can be stored, compared and printed.
 pub trait Checkable:
-    Model<State: Clone + Debug + Hash + PartialEq + Send + Sync, Action: Clone + Debug + PartialEq> + Send + Sync + 'static
+    Model<State: Clone + Debug + Hash + PartialEq + Send + Sync, Action: Clone + Debug + PartialEq>
+    + Send
+    + Sync
+    + 'static
 {
 }
 
 impl<M> Checkable for M where
-    M: Model<State: Clone + Debug + Hash + PartialEq + Send + Sync, Action: Clone + Debug + PartialEq>
-        + Send
+    M: Model<
+            State: Clone + Debug + Hash + PartialEq + Send + Sync,
+            Action: Clone + Debug + PartialEq,
+        > + Send
         + Sync
         + 'static
 {
@@ -37,7 +42,8 @@ pub struct Outcome {
 pub struct Failure {
     /// The name of the property.
     pub property: &'static str,
-    /// A path to a state that breaks an `always` property, or none if a `sometimes` property has no example.
+    /// A path to a state that breaks an `always` property, or none if a `sometimes` property has no
+    /// example.
     pub counterexample: Option<Counterexample>,
 }
 
@@ -62,7 +68,11 @@ pub fn check_property(model: impl Checkable, property: &'static str) -> Outcome 
     run(model, HasDiscoveries::AnyOf([property].into()), |_| {})
 }
 
-fn run(model: impl Checkable, finish_when: HasDiscoveries, mut progress: impl FnMut(usize)) -> Outcome {
+fn run(
+    model: impl Checkable,
+    finish_when: HasDiscoveries,
+    mut progress: impl FnMut(usize),
+) -> Outcome {
     let start = Instant::now();
     let mut reported = start;
     // Breadth first, so that a counterexample is a short one.
@@ -83,16 +93,30 @@ fn run(model: impl Checkable, finish_when: HasDiscoveries, mut progress: impl Fn
         if discovery.is_some() == property.expectation.discovery_is_failure() {
             let counterexample = discovery.map(|path| Counterexample {
                 state: format!("{:?}", path.last_state()),
-                steps: path.into_actions().iter().map(|step| format!("{step:?}")).collect(),
+                steps: path
+                    .into_actions()
+                    .iter()
+                    .map(|step| format!("{step:?}"))
+                    .collect(),
             });
-            failures.push(Failure { property: property.name, counterexample });
+            failures.push(Failure {
+                property: property.name,
+                counterexample,
+            });
         }
     }
     // A check that stops at a counterexample has not looked for the remaining examples.
-    if failures.iter().any(|failure| failure.counterexample.is_some()) {
+    if failures
+        .iter()
+        .any(|failure| failure.counterexample.is_some())
+    {
         failures.retain(|failure| failure.counterexample.is_some());
     }
-    Outcome { states: checker.unique_state_count(), time: start.elapsed(), failures }
+    Outcome {
+        states: checker.unique_state_count(),
+        time: start.elapsed(),
+        failures,
+    }
 }
 
 impl Outcome {
@@ -108,14 +132,25 @@ impl Outcome {
 
     /// Panics unless there is a counterexample to `property`.
     pub fn assert_broken(&self, property: &str) {
-        let found = self.failures.iter().any(|it| it.property == property && it.counterexample.is_some());
-        assert!(found, "no counterexample to {property:?} in {} states; found:\n{self}", self.states);
+        let found = self
+            .failures
+            .iter()
+            .any(|it| it.property == property && it.counterexample.is_some());
+        assert!(
+            found,
+            "no counterexample to {property:?} in {} states; found:\n{self}",
+            self.states
+        );
     }
 }
 
 impl Display for Outcome {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> Result {
-        for Failure { property, counterexample } in &self.failures {
+        for Failure {
+            property,
+            counterexample,
+        } in &self.failures
+        {
             let Some(Counterexample { steps, state }) = counterexample else {
                 writeln!(formatter, "no example of: {property}")?;
                 continue;

@@ -1,6 +1,8 @@
-//! The path of a delta: buffer, batch, ledger and row, exact reads on the way, and a Redis that was set back.
+//! The path of a delta: buffer, batch, ledger and row, exact reads on the way, and a Redis that was
+//! set back.
 //!
-//! Each hit counts on a counter of its own, so the number of a hit is also the id by which a batch is sorted.
+//! Each hit counts on a counter of its own, so the number of a hit is also the id by which a batch
+//! is sorted.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +40,8 @@ pub struct Deltas {
 pub enum Incarnation {
     /// The family is configured, before any caller receives the epoch.
     Configuration,
-    /// The first hit, as in an unconfigured partition. Safe unless Redis is set back and calls are repeated.
+    /// The first hit, as in an unconfigured partition. Safe unless Redis is set back and calls are
+    /// repeated.
     FirstHit,
     /// The first cut.
     FirstCut,
@@ -90,7 +93,8 @@ pub struct State {
     repeats: BTreeMap<Hit, Name>,
     /// The hits that a crash took from Redis before they were stored.
     lost: Hits,
-    /// The hits that were reported as dropped when the partition began anew, and were not stored then.
+    /// The hits that were reported as dropped when the partition began anew, and were not stored
+    /// then.
     dropped: Hits,
     crashes: u8,
     /// The last name that was given out.
@@ -179,7 +183,8 @@ pub enum Step {
     WorkerFetches(usize),
     /// A worker runs one transaction over its batch.
     WorkerApplies(usize),
-    /// A worker whose batch is behind the ledger makes the partition begin anew, if Redis still has that batch.
+    /// A worker whose batch is behind the ledger makes the partition begin anew, if Redis still has
+    /// that batch.
     WorkerBeginsAnew(usize),
     /// A worker releases its batch.
     WorkerReleases(usize),
@@ -209,7 +214,11 @@ impl Deltas {
     }
 
     fn after_crash(&self, state: &State) -> Redis {
-        if self.crash == Crash::Emptied { Redis::default() } else { state.saved.clone() }
+        if self.crash == Crash::Emptied {
+            Redis::default()
+        } else {
+            state.saved.clone()
+        }
     }
 
     fn is_durable(&self, state: &State) -> bool {
@@ -222,7 +231,10 @@ impl Deltas {
         if self.makes(Mistake::IgnoreLedger) {
             LedgerRow::default()
         } else if self.makes(Mistake::IgnoreNonce) && row.seq == id.seq {
-            LedgerRow { nonce: id.nonce, ..row }
+            LedgerRow {
+                nonce: id.nonce,
+                ..row
+            }
         } else {
             row
         }
@@ -231,7 +243,9 @@ impl Deltas {
     /// Returns whether a worker holds a batch of this `kind` that is behind the ledger.
     fn is_behind(&self, state: &State, kind: impl Fn(BatchId) -> bool) -> bool {
         state.workers.iter().any(|worker| match worker {
-            Worker::Fetched { id, .. } => kind(*id) && self.ledger_row(state, *id).verdict(*id) == Verdict::Behind,
+            Worker::Fetched { id, .. } => {
+                kind(*id) && self.ledger_row(state, *id).verdict(*id) == Verdict::Behind
+            }
             _ => false,
         })
     }
@@ -255,7 +269,10 @@ impl Deltas {
         state.redis = self.after_crash(state);
         // Hits that are pending again must reach the database or be reported once more.
         let after = state.redis.pending();
-        state.lost = state.lost.union(before.without(state.database.rows)).without(after);
+        state.lost = state
+            .lost
+            .union(before.without(state.database.rows))
+            .without(after);
         state.dropped = state.dropped.without(after);
         state.crashes += 1;
     }
@@ -269,35 +286,54 @@ impl Deltas {
         let proven = state.database.ledger.proves_set_back(state.redis.last_cut);
         state.wrong.dropped_without_proof |= !pending.is_empty() && !proven;
         state.dropped = state.dropped.union(pending.without(state.database.rows));
-        let last_cut = BatchId { incarnation: next_name(&mut state.names), ..BatchId::default() };
+        let last_cut = BatchId {
+            incarnation: next_name(&mut state.names),
+            ..BatchId::default()
+        };
         let (epoch, remembered) = if self.makes(Mistake::KeepEpoch) {
             (state.redis.epoch, state.redis.remembered)
         } else {
             (next_name(&mut state.names), Hits::default())
         };
-        state.redis = Redis { last_cut, epoch, remembered, ..Redis::default() };
+        state.redis = Redis {
+            last_cut,
+            epoch,
+            remembered,
+            ..Redis::default()
+        };
     }
 
     /// Runs one transaction of a worker: adds the next ids and advances the ledger.
     fn apply(&self, state: &mut State, worker: usize) {
-        let Worker::Fetched { id, batch, left } = state.workers[worker] else { return };
+        let Worker::Fetched { id, batch, left } = state.workers[worker] else {
+            return;
+        };
         let row = self.ledger_row(state, id);
         let is_stored = |hit: &Hit| match row.verdict(id) {
-            Verdict::Same => {
-                row.position.is_none_or(|position| !self.makes(Mistake::IgnorePosition) && *hit <= position)
-            }
+            Verdict::Same => row
+                .position
+                .is_none_or(|position| !self.makes(Mistake::IgnorePosition) && *hit <= position),
             _ => false,
         };
         let to_add: Vec<Hit> = left.iter().filter(|hit| !is_stored(hit)).collect();
-        let part = if self.parts { &to_add[..to_add.len().min(1)] } else { &to_add[..] };
+        let part = if self.parts {
+            &to_add[..to_add.len().min(1)]
+        } else {
+            &to_add[..]
+        };
         let mut left = Hits::default();
         if let Some(last) = part.last() {
             for hit in part {
                 state.database.rows = state.database.rows + Hits::one(*hit);
             }
             let is_complete = batch.last() == Some(*last);
-            state.database.ledger.advance(id, if is_complete { None } else { Some(*last) });
-            left = to_add[part.len()..].iter().fold(left, |left, hit| left + Hits::one(*hit));
+            state
+                .database
+                .ledger
+                .advance(id, if is_complete { None } else { Some(*last) });
+            left = to_add[part.len()..]
+                .iter()
+                .fold(left, |left, hit| left + Hits::one(*hit));
         }
         state.workers[worker] = if left.is_empty() || self.makes(Mistake::ReleaseBeforeComplete) {
             Worker::Complete { id }
@@ -307,7 +343,15 @@ impl Deltas {
     }
 
     fn ask_database(&self, state: &mut State) {
-        let Reader::AskedRedis { buffer, batch, last_cut, expected } = state.reader else { return };
+        let Reader::AskedRedis {
+            buffer,
+            batch,
+            last_cut,
+            expected,
+        } = state.reader
+        else {
+            return;
+        };
         let row = state.database.ledger.row(last_cut.incarnation);
         let is_newer = row.seq > last_cut.seq && !self.makes(Mistake::ReadPastNewerBatch);
         let is_other = row.seq == last_cut.seq && row.nonce != last_cut.nonce;
@@ -323,12 +367,22 @@ impl Deltas {
             Some(position) if row.seq == last_cut.seq => hit <= position,
             _ => true,
         };
-        let pending = batch.unwrap_or_default().iter().filter(|hit| !is_stored(*hit)).map(Hits::one);
+        let pending = batch
+            .unwrap_or_default()
+            .iter()
+            .filter(|hit| !is_stored(*hit))
+            .map(Hits::one);
         let value = pending.fold(state.database.rows + buffer, |value, hit| value + hit);
-        if state.database.ledger.has_row(last_cut.incarnation) || self.makes(Mistake::ReadWithoutRecheck) {
+        if state.database.ledger.has_row(last_cut.incarnation)
+            || self.makes(Mistake::ReadWithoutRecheck)
+        {
             state.finish_read(value, expected);
         } else {
-            state.reader = Reader::AskedDatabase { incarnation: last_cut.incarnation, value, expected };
+            state.reader = Reader::AskedDatabase {
+                incarnation: last_cut.incarnation,
+                value,
+                expected,
+            };
         }
     }
 }
@@ -398,7 +452,9 @@ impl Model for Deltas {
         if self.probe {
             match state.probe {
                 Some(_) => steps.push(Step::ProbeReadsRedis),
-                None if state.database.ledger.has_row(redis.last_cut.incarnation) => steps.push(Step::ProbeReadsLedger),
+                None if state.database.ledger.has_row(redis.last_cut.incarnation) => {
+                    steps.push(Step::ProbeReadsLedger)
+                }
                 None => {}
             }
         }
@@ -473,13 +529,32 @@ impl Model for Deltas {
                 }
             }
             Step::ReaderAsksRedis => {
-                let Redis { buffer, batch, last_cut, .. } = state.redis;
-                let expected = Hits::first(state.calls).without(state.lost).without(state.dropped);
-                state.reader = Reader::AskedRedis { buffer, batch, last_cut, expected };
+                let Redis {
+                    buffer,
+                    batch,
+                    last_cut,
+                    ..
+                } = state.redis;
+                let expected = Hits::first(state.calls)
+                    .without(state.lost)
+                    .without(state.dropped);
+                state.reader = Reader::AskedRedis {
+                    buffer,
+                    batch,
+                    last_cut,
+                    expected,
+                };
             }
             Step::ReaderAsksDatabase => self.ask_database(&mut state),
             Step::ReaderChecksIncarnation => {
-                let Reader::AskedDatabase { incarnation, value, expected } = state.reader else { return None };
+                let Reader::AskedDatabase {
+                    incarnation,
+                    value,
+                    expected,
+                } = state.reader
+                else {
+                    return None;
+                };
                 state.reader = Reader::Idle;
                 if state.redis.last_cut.incarnation == incarnation {
                     state.finish_read(value, expected);
@@ -496,16 +571,24 @@ impl Model for Deltas {
             }
             Step::WorkerFetches(worker) => {
                 let batch = state.redis.batch?;
-                state.workers[worker] = Worker::Fetched { id: state.redis.last_cut, batch, left: batch };
+                state.workers[worker] = Worker::Fetched {
+                    id: state.redis.last_cut,
+                    batch,
+                    left: batch,
+                };
             }
             Step::WorkerApplies(worker) => self.apply(&mut state, worker),
             Step::WorkerBeginsAnew(worker) => {
-                let Worker::Fetched { id, .. } = state.workers[worker] else { return None };
+                let Worker::Fetched { id, .. } = state.workers[worker] else {
+                    return None;
+                };
                 state.workers[worker] = Worker::Idle;
                 self.begin_anew(&mut state, id);
             }
             Step::WorkerReleases(worker) => {
-                let Worker::Complete { mut id } = state.workers[worker] else { return None };
+                let Worker::Complete { mut id } = state.workers[worker] else {
+                    return None;
+                };
                 state.workers[worker] = Worker::Idle;
                 if self.makes(Mistake::ReleaseWithoutNonce) {
                     id.nonce = state.redis.last_cut.nonce;
@@ -521,33 +604,51 @@ impl Model for Deltas {
 
     fn properties(&self) -> Vec<Property<Self>> {
         let mut properties = vec![
-            Property::always("no hit is stored twice", |_, state: &State| !state.database.rows.has_repeats()),
-            Property::always("no acknowledged hit is lost without a report", |_, state: &State| {
-                let there = state.database.rows.union(state.redis.pending());
-                there.union(state.lost).union(state.dropped).contains_all(Hits::first(state.calls))
+            Property::always("no hit is stored twice", |_, state: &State| {
+                !state.database.rows.has_repeats()
             }),
+            Property::always(
+                "no acknowledged hit is lost without a report",
+                |_, state: &State| {
+                    let there = state.database.rows.union(state.redis.pending());
+                    there
+                        .union(state.lost)
+                        .union(state.dropped)
+                        .contains_all(Hits::first(state.calls))
+                },
+            ),
             Property::always(
                 "no stored hit is pending, unless the ledger proves that Redis was set back",
                 |_, state: &State| {
                     let sum = state.database.rows + state.not_stored();
-                    !sum.has_repeats() || state.database.ledger.proves_set_back(state.redis.last_cut)
+                    !sum.has_repeats()
+                        || state.database.ledger.proves_set_back(state.redis.last_cut)
                 },
             ),
-            Property::always("nothing is dropped without proof that Redis was set back", |_, state: &State| {
-                !state.wrong.dropped_without_proof
-            }),
-            Property::sometimes("everything is stored at the end", |model: &Self, state: &State| {
-                state.calls == model.hits
-                    && state.redis.pending().is_empty()
-                    && state.database.rows == Hits::first(model.hits)
-            }),
+            Property::always(
+                "nothing is dropped without proof that Redis was set back",
+                |_, state: &State| !state.wrong.dropped_without_proof,
+            ),
+            Property::sometimes(
+                "everything is stored at the end",
+                |model: &Self, state: &State| {
+                    state.calls == model.hits
+                        && state.redis.pending().is_empty()
+                        && state.database.rows == Hits::first(model.hits)
+                },
+            ),
         ];
         if self.crash == Crash::SetBack {
             properties.extend([
-                Property::sometimes("a partition begins anew", |_, state: &State| !state.dropped.is_empty()),
-                Property::sometimes("a worker finds that Redis was set back", |model: &Self, state: &State| {
-                    model.is_behind(state, |id| id == state.redis.last_cut)
+                Property::sometimes("a partition begins anew", |_, state: &State| {
+                    !state.dropped.is_empty()
                 }),
+                Property::sometimes(
+                    "a worker finds that Redis was set back",
+                    |model: &Self, state: &State| {
+                        model.is_behind(state, |id| id == state.redis.last_cut)
+                    },
+                ),
             ]);
         } else {
             properties.push(Property::always(
@@ -556,15 +657,23 @@ impl Model for Deltas {
             ));
         }
         if self.workers > 1 {
-            properties
-                .push(Property::sometimes("a late worker finds the ledger past its batch", |model: &Self, state| {
-                    model.is_behind(state, |id| id != state.redis.last_cut)
-                }));
+            properties.push(Property::sometimes(
+                "a late worker finds the ledger past its batch",
+                |model: &Self, state| model.is_behind(state, |id| id != state.redis.last_cut),
+            ));
         }
         if self.parts {
-            properties.push(Property::sometimes("a batch is applied in several parts", |_, state: &State| {
-                state.database.ledger.row(state.redis.last_cut.incarnation).position.is_some()
-            }));
+            properties.push(Property::sometimes(
+                "a batch is applied in several parts",
+                |_, state: &State| {
+                    state
+                        .database
+                        .ledger
+                        .row(state.redis.last_cut.incarnation)
+                        .position
+                        .is_some()
+                },
+            ));
             properties.push(Property::sometimes(
                 "a worker continues a batch that another began",
                 |_, state: &State| {
@@ -580,19 +689,41 @@ impl Model for Deltas {
             ));
         }
         if self.repeats {
-            properties.push(Property::sometimes("a repeat is refused as remembered", |_, state: &State| {
-                let Redis { epoch, remembered, .. } = state.redis;
-                state.repeats.iter().any(|(hit, named)| *named == epoch && remembered.contains(*hit))
-            }));
-            properties.push(Property::sometimes("a repeat is refused because its epoch ended", |_, state: &State| {
-                state.repeats.values().any(|named| *named != state.redis.epoch)
-            }));
+            properties.push(Property::sometimes(
+                "a repeat is refused as remembered",
+                |_, state: &State| {
+                    let Redis {
+                        epoch, remembered, ..
+                    } = state.redis;
+                    state
+                        .repeats
+                        .iter()
+                        .any(|(hit, named)| *named == epoch && remembered.contains(*hit))
+                },
+            ));
+            properties.push(Property::sometimes(
+                "a repeat is refused because its epoch ended",
+                |_, state: &State| {
+                    state
+                        .repeats
+                        .values()
+                        .any(|named| *named != state.redis.epoch)
+                },
+            ));
         }
         if self.repeats && self.crash != Crash::Emptied {
-            properties.push(Property::sometimes("a repeat brings back what a crash took", |_, state: &State| {
-                let Redis { epoch, remembered, .. } = state.redis;
-                state.repeats.iter().any(|(hit, named)| *named == epoch && !remembered.contains(*hit))
-            }));
+            properties.push(Property::sometimes(
+                "a repeat brings back what a crash took",
+                |_, state: &State| {
+                    let Redis {
+                        epoch, remembered, ..
+                    } = state.redis;
+                    state
+                        .repeats
+                        .iter()
+                        .any(|(hit, named)| *named == epoch && !remembered.contains(*hit))
+                },
+            ));
         }
         if self.probe && self.crash == Crash::SetBack {
             properties.push(Property::sometimes(
@@ -608,19 +739,25 @@ impl Model for Deltas {
         }
         if self.reader {
             properties.extend([
-                Property::always("a value read contains every hit acknowledged before it", |_, state: &State| {
-                    !state.wrong.read_misses
+                Property::always(
+                    "a value read contains every hit acknowledged before it",
+                    |_, state: &State| !state.wrong.read_misses,
+                ),
+                Property::always("a value read contains no hit twice", |_, state: &State| {
+                    !state.wrong.read_repeats
                 }),
-                Property::always("a value read contains no hit twice", |_, state: &State| !state.wrong.read_repeats),
-                Property::sometimes("a reader starts again", |_, state: &State| match state.reader {
-                    Reader::AskedRedis { last_cut, .. } => {
-                        state.database.ledger.row(last_cut.incarnation).seq > last_cut.seq
+                Property::sometimes("a reader starts again", |_, state: &State| {
+                    match state.reader {
+                        Reader::AskedRedis { last_cut, .. } => {
+                            state.database.ledger.row(last_cut.incarnation).seq > last_cut.seq
+                        }
+                        _ => false,
                     }
-                    _ => false,
                 }),
-                Property::sometimes("a reader checks an incarnation again", |_, state: &State| {
-                    matches!(state.reader, Reader::AskedDatabase { .. })
-                }),
+                Property::sometimes(
+                    "a reader checks an incarnation again",
+                    |_, state: &State| matches!(state.reader, Reader::AskedDatabase { .. }),
+                ),
             ]);
         }
         properties

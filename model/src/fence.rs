@@ -1,7 +1,8 @@
-//! The fence by epochs: a call may arrive any number of times, at any time and in any order, and executes once.
+//! The fence by epochs: a call may arrive any number of times, at any time and in any order, and
+//! executes once.
 //!
-//! The hits that Redis has counted move to the database in one step here; [`deltas`](crate::deltas) shows the steps in
-//! between.
+//! The hits that Redis has counted move to the database in one step here; [`deltas`](crate::deltas)
+//! shows the steps in between.
 
 use std::collections::BTreeMap;
 
@@ -136,9 +137,17 @@ pub enum Step {
 }
 
 impl Fence {
-    /// Returns a small model: a caller that makes two calls, one that makes a single call, and one crash.
+    /// Returns a small model: a caller that makes two calls, one that makes a single call, and one
+    /// crash.
     pub fn new(emptied: bool) -> Self {
-        Self { emptied, calls: vec![2, 1], arrivals: 2, epochs: 1, crashes: 1, mistake: None }
+        Self {
+            emptied,
+            calls: vec![2, 1],
+            arrivals: 2,
+            epochs: 1,
+            crashes: 1,
+            mistake: None,
+        }
     }
 
     fn makes(&self, mistake: Mistake) -> bool {
@@ -154,7 +163,10 @@ impl Fence {
         let last = |memory: &BTreeMap<usize, u8>| memory.get(&call.caller).copied().unwrap_or(0);
         let is_previous = epoch == redis.previous_epoch;
         let is_known = epoch == redis.epoch || is_previous;
-        if !is_known && !self.makes(Mistake::AcceptAnyEpoch) && !self.makes(Mistake::EpochFromCaller) {
+        if !is_known
+            && !self.makes(Mistake::AcceptAnyEpoch)
+            && !self.makes(Mistake::EpochFromCaller)
+        {
             return Reply::Expired;
         }
         let mut known = last(&redis.memory);
@@ -191,7 +203,11 @@ impl Fence {
     fn after_crash(&self, state: &State) -> Redis {
         if self.emptied {
             let is_same = self.makes(Mistake::SameNameWhenEmptied);
-            Redis::new(if is_same { FIRST_EPOCH } else { state.names + 1 })
+            Redis::new(if is_same {
+                FIRST_EPOCH
+            } else {
+                state.names + 1
+            })
         } else {
             state.saved.clone()
         }
@@ -199,15 +215,18 @@ impl Fence {
 
     fn durable(&self, state: &State) -> Hits {
         let Redis { counted, .. } = state.redis;
-        if self.emptied { counted } else { counted.without(counted.without(state.saved.counted)) }
+        if self.emptied {
+            counted
+        } else {
+            counted.without(counted.without(state.saved.counted))
+        }
     }
 
     /// Returns whether a call can arrive whose epoch and reply are of this `kind`.
     fn has_repeat(&self, state: &State, kind: impl Fn(Name, Reply) -> bool) -> bool {
-        state
-            .sent
-            .iter()
-            .any(|(call, sent)| sent.arrivals_left > 0 && kind(sent.epoch, self.reply(&state.redis, *call, sent.epoch)))
+        state.sent.iter().any(|(call, sent)| {
+            sent.arrivals_left > 0 && kind(sent.epoch, self.reply(&state.redis, *call, sent.epoch))
+        })
     }
 }
 
@@ -234,7 +253,14 @@ impl Model for Fence {
             redis: Redis::new(FIRST_EPOCH),
             saved: Redis::new(FIRST_EPOCH),
             database: Hits::default(),
-            callers: vec![Caller { epoch: FIRST_EPOCH, made: 0, waiting: Vec::new() }; self.calls.len()],
+            callers: vec![
+                Caller {
+                    epoch: FIRST_EPOCH,
+                    made: 0,
+                    waiting: Vec::new()
+                };
+                self.calls.len()
+            ],
             sent: BTreeMap::new(),
             acknowledged: Hits::default(),
             lost: Hits::default(),
@@ -248,7 +274,11 @@ impl Model for Fence {
         for (number, caller) in state.callers.iter().enumerate() {
             let may_call = caller.waiting.is_empty() || self.makes(Mistake::TwoCallsInFlight);
             if may_call && caller.made < self.calls[number] {
-                steps.push(if caller.epoch == 0 { Step::AskForEpoch(number) } else { Step::Send(number) });
+                steps.push(if caller.epoch == 0 {
+                    Step::AskForEpoch(number)
+                } else {
+                    Step::Send(number)
+                });
             }
         }
         for (call, sent) in &state.sent {
@@ -285,8 +315,17 @@ impl Model for Fence {
                 let caller = &mut state.callers[number];
                 caller.made += 1;
                 caller.waiting.push(caller.made);
-                let sent = Sent { epoch: caller.epoch, arrivals_left: self.arrivals };
-                state.sent.insert(Call { caller: number, number: caller.made }, sent);
+                let sent = Sent {
+                    epoch: caller.epoch,
+                    arrivals_left: self.arrivals,
+                };
+                state.sent.insert(
+                    Call {
+                        caller: number,
+                        number: caller.made,
+                    },
+                    sent,
+                );
             }
             Step::Arrive(call) => {
                 let reply = self.arrive(&mut state, call)?;
@@ -321,7 +360,11 @@ impl Model for Fence {
                 let before = state.redis.counted;
                 state.redis = self.after_crash(&state);
                 state.names = state.names.max(state.redis.epoch);
-                state.lost = state.lost.union(before).without(state.redis.counted).without(state.database);
+                state.lost = state
+                    .lost
+                    .union(before)
+                    .without(state.redis.counted)
+                    .without(state.database);
                 state.crashes += 1;
             }
             Step::Store => {
@@ -340,17 +383,29 @@ impl Model for Fence {
                 !(state.database + state.redis.counted).has_repeats()
             }),
             Property::always("an acknowledged call was counted", |_, state: &State| {
-                state.database.union(state.redis.counted).union(state.lost).contains_all(state.acknowledged)
+                state
+                    .database
+                    .union(state.redis.counted)
+                    .union(state.lost)
+                    .contains_all(state.acknowledged)
             }),
-            Property::always("no caller waits for a call that is refused as late", |model: &Self, state: &State| {
-                state.sent.iter().all(|(call, sent)| {
-                    let is_awaited = state.callers[call.caller].waiting.contains(&call.number);
-                    !is_awaited || model.reply(&state.redis, *call, sent.epoch) != Reply::Late
-                })
-            }),
-            Property::sometimes("a repeat is refused by the memory of its epoch", |model: &Self, state: &State| {
-                model.has_repeat(state, |epoch, reply| epoch == state.redis.epoch && reply == Reply::Duplicate)
-            }),
+            Property::always(
+                "no caller waits for a call that is refused as late",
+                |model: &Self, state: &State| {
+                    state.sent.iter().all(|(call, sent)| {
+                        let is_awaited = state.callers[call.caller].waiting.contains(&call.number);
+                        !is_awaited || model.reply(&state.redis, *call, sent.epoch) != Reply::Late
+                    })
+                },
+            ),
+            Property::sometimes(
+                "a repeat is refused by the memory of its epoch",
+                |model: &Self, state: &State| {
+                    model.has_repeat(state, |epoch, reply| {
+                        epoch == state.redis.epoch && reply == Reply::Duplicate
+                    })
+                },
+            ),
             Property::sometimes(
                 "a repeat is refused by the memory of the previous epoch",
                 |model: &Self, state: &State| {
@@ -359,16 +414,25 @@ impl Model for Fence {
                     })
                 },
             ),
-            Property::sometimes("a repeat is refused as late", |model: &Self, state: &State| {
-                model.has_repeat(state, |_, reply| reply == Reply::Late)
-            }),
-            Property::sometimes("a call of an ended epoch is refused", |model: &Self, state: &State| {
-                model.has_repeat(state, |_, reply| reply == Reply::Expired)
-            }),
-            Property::sometimes("every call is acknowledged and in the database", |model: &Self, state: &State| {
-                let all = Hits::first(model.calls.iter().sum());
-                state.database == all && state.acknowledged == all
-            }),
+            Property::sometimes(
+                "a repeat is refused as late",
+                |model: &Self, state: &State| {
+                    model.has_repeat(state, |_, reply| reply == Reply::Late)
+                },
+            ),
+            Property::sometimes(
+                "a call of an ended epoch is refused",
+                |model: &Self, state: &State| {
+                    model.has_repeat(state, |_, reply| reply == Reply::Expired)
+                },
+            ),
+            Property::sometimes(
+                "every call is acknowledged and in the database",
+                |model: &Self, state: &State| {
+                    let all = Hits::first(model.calls.iter().sum());
+                    state.database == all && state.acknowledged == all
+                },
+            ),
         ];
         if !self.emptied {
             properties.push(Property::sometimes(

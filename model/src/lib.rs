@@ -1,9 +1,10 @@
 //! The protocol of counterfoil as executable models.
 //!
-//! A model is a small case: a few hits, one or two workers, a crash or two. [stateright] visits every order in which
-//! the steps of that case can happen and checks the properties of each model in every state. Properties come in two
-//! kinds: `always` properties state what the protocol promises, and `sometimes` properties name what must be reachable,
-//! so that a model that gets nowhere fails too.
+//! A model is a small case: a few hits, one or two workers, a crash or two. [stateright] visits
+//! every order in which the steps of that case can happen and checks the properties of each model
+//! in every state. Properties come in two kinds: `always` properties state what the protocol
+//! promises, and `sometimes` properties name what must be reachable, so that a model that gets
+//! nowhere fails too.
 //!
 //! | Model | Part of the protocol |
 //! |---|---|
@@ -13,10 +14,11 @@
 //! | [`AddedRows`](recount::AddedRows) | recounting a counter whose rows are only added |
 //! | [`DeletedRows`](recount::DeletedRows) | recounting a counter whose rows are also deleted |
 //!
-//! Each model can be built with one `Mistake`: a guard of the protocol that is left out. The tests show that every
-//! mistake breaks a promise, so no guard is there without need.
+//! Each model can be built with one `Mistake`: a guard of the protocol that is left out. The tests
+//! show that every mistake breaks a promise, so no guard is there without need.
 //!
-//! The tests run small cases. The program `counterfoil-model` runs large ones and prints the states that it visited.
+//! The tests run small cases. The program `counterfoil-model` runs large ones and prints the states
+//! that it visited.
 
 pub mod cached;
 mod check;

@@ -1,7 +1,7 @@
 //! Checks the large cases, one after the other.
 //!
-//! `counterfoil-model [FILTER]` checks those whose name contains FILTER. It prints the number of states that each case
-//! visited, and fails if a property of any case does not hold.
+//! `counterfoil-model [FILTER]` checks those whose name contains FILTER. It prints the number of
+//! states that each case visited, and fails if a property of any case does not hold.
 
 use std::io::{IsTerminal, stderr};
 use std::process::ExitCode;
@@ -19,7 +19,10 @@ struct Case {
 
 fn main() -> ExitCode {
     let filter = std::env::args().nth(1).unwrap_or_default();
-    let cases: Vec<Case> = cases().into_iter().filter(|case| case.name.contains(&filter)).collect();
+    let cases: Vec<Case> = cases()
+        .into_iter()
+        .filter(|case| case.name.contains(&filter))
+        .collect();
     if cases.is_empty() {
         eprintln!("no case has {filter:?} in its name");
         return ExitCode::FAILURE;
@@ -27,14 +30,26 @@ fn main() -> ExitCode {
     let (count, mut states, mut failed) = (cases.len(), 0, 0);
     for Case { name, check } in cases {
         let outcome = check();
-        let verdict = if outcome.has_passed() { "passed" } else { "FAILED" };
-        println!("{name:<56} {:>10} states {:>6.1} s  {verdict}", outcome.states, outcome.time.as_secs_f64());
+        let verdict = if outcome.has_passed() {
+            "passed"
+        } else {
+            "FAILED"
+        };
+        println!(
+            "{name:<56} {:>10} states {:>6.1} s  {verdict}",
+            outcome.states,
+            outcome.time.as_secs_f64()
+        );
         print!("{outcome}");
         states += outcome.states;
         failed += usize::from(!outcome.has_passed());
     }
     println!("{count} cases, {states} states, {failed} failed");
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 fn case(name: &'static str, model: impl Checkable) -> Case {
@@ -53,47 +68,195 @@ fn case(name: &'static str, model: impl Checkable) -> Case {
 }
 
 fn cases() -> Vec<Case> {
-    let deltas = |crash| Deltas { hits: 3, workers: 2, ..Deltas::new(crash) };
+    let deltas = |crash| Deltas {
+        hits: 3,
+        workers: 2,
+        ..Deltas::new(crash)
+    };
     let last_fsync = deltas(Crash::ToLastFsync);
     let emptied = deltas(Crash::Emptied);
     let set_back = deltas(Crash::SetBack);
-    let whole_batches = Deltas { crashes: 2, parts: false, reader: false, ..set_back.clone() };
+    let whole_batches = Deltas {
+        crashes: 2,
+        parts: false,
+        reader: false,
+        ..set_back.clone()
+    };
 
-    let cached = |crash| Cached { hits: 3, workers: 2, ..Cached::new(crash) };
+    let cached = |crash| Cached {
+        hits: 3,
+        workers: 2,
+        ..Cached::new(crash)
+    };
     let cached_last_fsync = cached(Crash::ToLastFsync);
     let cached_emptied = cached(Crash::Emptied);
     let cached_set_back = cached(Crash::SetBack);
 
     vec![
-        case("deltas, last fsync, 2 crashes", Deltas { crashes: 2, ..last_fsync.clone() }),
-        case("deltas, last fsync, repeated calls", Deltas { repeats: true, ..last_fsync.clone() }),
+        case(
+            "deltas, last fsync, 2 crashes",
+            Deltas {
+                crashes: 2,
+                ..last_fsync.clone()
+            },
+        ),
+        case(
+            "deltas, last fsync, repeated calls",
+            Deltas {
+                repeats: true,
+                ..last_fsync.clone()
+            },
+        ),
         case(
             "deltas, last fsync, repeated calls, unconfigured",
-            Deltas { repeats: true, incarnation: Incarnation::FirstHit, ..last_fsync },
+            Deltas {
+                repeats: true,
+                incarnation: Incarnation::FirstHit,
+                ..last_fsync
+            },
         ),
-        case("deltas, emptied, 2 crashes", Deltas { crashes: 2, ..emptied.clone() }),
-        case("deltas, emptied, repeated calls", Deltas { repeats: true, ..emptied }),
+        case(
+            "deltas, emptied, 2 crashes",
+            Deltas {
+                crashes: 2,
+                ..emptied.clone()
+            },
+        ),
+        case(
+            "deltas, emptied, repeated calls",
+            Deltas {
+                repeats: true,
+                ..emptied
+            },
+        ),
         case("deltas, set back", set_back.clone()),
-        case("deltas, set back, 2 crashes", Deltas { hits: 2, crashes: 2, ..set_back.clone() }),
-        case("deltas, set back, 2 crashes, whole batches", whole_batches.clone()),
-        case("deltas, set back, repeated calls, 1 worker", Deltas { workers: 1, repeats: true, ..set_back.clone() }),
-        case("deltas, set back, repeated calls, 2 workers", Deltas { hits: 2, repeats: true, ..set_back }),
-        case("deltas, set back, repeated calls, 2 crashes", Deltas { workers: 1, repeats: true, ..whole_batches }),
-        case("fence, last fsync", Fence { epochs: 2, ..Fence::new(false) }),
-        case("fence, last fsync, 2 crashes", Fence { epochs: 2, crashes: 2, ..Fence::new(false) }),
-        case("fence, emptied, 2 crashes", Fence { epochs: 2, crashes: 2, ..Fence::new(true) }),
-        case("fence, emptied, 2 calls each", Fence { calls: vec![2, 2], epochs: 2, ..Fence::new(true) }),
-        case("cached, last fsync, 2 crashes", Cached { crashes: 2, ..cached_last_fsync.clone() }),
-        case("cached, last fsync, outside writer", Cached { outside_writer: true, ..cached_last_fsync }),
-        case("cached, emptied, 2 crashes", Cached { crashes: 2, ..cached_emptied.clone() }),
-        case("cached, emptied, outside writer", Cached { outside_writer: true, ..cached_emptied }),
+        case(
+            "deltas, set back, 2 crashes",
+            Deltas {
+                hits: 2,
+                crashes: 2,
+                ..set_back.clone()
+            },
+        ),
+        case(
+            "deltas, set back, 2 crashes, whole batches",
+            whole_batches.clone(),
+        ),
+        case(
+            "deltas, set back, repeated calls, 1 worker",
+            Deltas {
+                workers: 1,
+                repeats: true,
+                ..set_back.clone()
+            },
+        ),
+        case(
+            "deltas, set back, repeated calls, 2 workers",
+            Deltas {
+                hits: 2,
+                repeats: true,
+                ..set_back
+            },
+        ),
+        case(
+            "deltas, set back, repeated calls, 2 crashes",
+            Deltas {
+                workers: 1,
+                repeats: true,
+                ..whole_batches
+            },
+        ),
+        case(
+            "fence, last fsync",
+            Fence {
+                epochs: 2,
+                ..Fence::new(false)
+            },
+        ),
+        case(
+            "fence, last fsync, 2 crashes",
+            Fence {
+                epochs: 2,
+                crashes: 2,
+                ..Fence::new(false)
+            },
+        ),
+        case(
+            "fence, emptied, 2 crashes",
+            Fence {
+                epochs: 2,
+                crashes: 2,
+                ..Fence::new(true)
+            },
+        ),
+        case(
+            "fence, emptied, 2 calls each",
+            Fence {
+                calls: vec![2, 2],
+                epochs: 2,
+                ..Fence::new(true)
+            },
+        ),
+        case(
+            "cached, last fsync, 2 crashes",
+            Cached {
+                crashes: 2,
+                ..cached_last_fsync.clone()
+            },
+        ),
+        case(
+            "cached, last fsync, outside writer",
+            Cached {
+                outside_writer: true,
+                ..cached_last_fsync
+            },
+        ),
+        case(
+            "cached, emptied, 2 crashes",
+            Cached {
+                crashes: 2,
+                ..cached_emptied.clone()
+            },
+        ),
+        case(
+            "cached, emptied, outside writer",
+            Cached {
+                outside_writer: true,
+                ..cached_emptied
+            },
+        ),
         case("cached, set back, 2 workers", cached_set_back.clone()),
-        case("cached, set back, 2 crashes", Cached { workers: 1, crashes: 2, ..cached_set_back.clone() }),
+        case(
+            "cached, set back, 2 crashes",
+            Cached {
+                workers: 1,
+                crashes: 2,
+                ..cached_set_back.clone()
+            },
+        ),
         case(
             "cached, set back, 2 crashes, outside writer",
-            Cached { workers: 1, crashes: 2, outside_writer: true, ..cached_set_back },
+            Cached {
+                workers: 1,
+                crashes: 2,
+                outside_writer: true,
+                ..cached_set_back
+            },
         ),
-        case("recount, rows only added", AddedRows { rows: 3, runs: 3, ..AddedRows::new() }),
-        case("recount, rows also deleted", DeletedRows { events: 5, ..DeletedRows::new() }),
+        case(
+            "recount, rows only added",
+            AddedRows {
+                rows: 3,
+                runs: 3,
+                ..AddedRows::new()
+            },
+        ),
+        case(
+            "recount, rows also deleted",
+            DeletedRows {
+                events: 5,
+                ..DeletedRows::new()
+            },
+        ),
     ]
 }

@@ -7,8 +7,8 @@ use std::ops::Add;
 /// One increment, which must reach the database exactly once. Hits are numbered from 0.
 pub type Hit = u8;
 
-/// The name of an incarnation, a nonce, an epoch or a ticket: random in truth, here the next unused number.
-/// 0 stands for none.
+/// The name of an incarnation, a nonce, an epoch or a ticket: random in truth, here the next unused
+/// number. 0 stands for none.
 pub type Name = u8;
 
 /// Returns a name that was never given out.
@@ -30,8 +30,14 @@ impl Hits {
 
     /// Returns a bag with one hit.
     pub fn one(hit: Hit) -> Self {
-        assert!(hit < Self::CAPACITY, "hit {hit} is beyond what a bag can hold");
-        Self { held: 1 << hit, repeated: 0 }
+        assert!(
+            hit < Self::CAPACITY,
+            "hit {hit} is beyond what a bag can hold"
+        );
+        Self {
+            held: 1 << hit,
+            repeated: 0,
+        }
     }
 
     /// Returns a bag with the first `count` hits, one of each.
@@ -71,12 +77,18 @@ impl Hits {
 
     /// Returns the hits of either bag, one of each.
     pub fn union(self, others: Self) -> Self {
-        Self { held: self.held | others.held, repeated: 0 }
+        Self {
+            held: self.held | others.held,
+            repeated: 0,
+        }
     }
 
     /// Returns the hits that `others` does not hold.
     pub fn without(self, others: Self) -> Self {
-        Self { held: self.held & !others.held, repeated: self.repeated & !others.held }
+        Self {
+            held: self.held & !others.held,
+            repeated: self.repeated & !others.held,
+        }
     }
 }
 
@@ -85,25 +97,33 @@ impl Add for Hits {
     type Output = Self;
 
     fn add(self, others: Self) -> Self {
-        Self { held: self.held | others.held, repeated: self.repeated | others.repeated | self.held & others.held }
+        Self {
+            held: self.held | others.held,
+            repeated: self.repeated | others.repeated | self.held & others.held,
+        }
     }
 }
 
 impl Debug for Hits {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> Result {
         let copies = |hit: Hit| if self.repeated & 1 << hit != 0 { 2 } else { 1 };
-        formatter.debug_list().entries(self.iter().flat_map(|hit| vec![hit; copies(hit)])).finish()
+        formatter
+            .debug_list()
+            .entries(self.iter().flat_map(|hit| vec![hit; copies(hit)]))
+            .finish()
     }
 }
 
 /// The state in which Redis returns after a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Crash {
-    /// The state of the last fsync of the append-only file. Workers fetch a batch only once its rotation is durable.
+    /// The state of the last fsync of the append-only file. Workers fetch a batch only once its
+    /// rotation is durable.
     ToLastFsync,
     /// Empty: nothing is persistent.
     Emptied,
-    /// The state of the last snapshot, however much the database has received since. Nothing waits for a snapshot.
+    /// The state of the last snapshot, however much the database has received since. Nothing waits
+    /// for a snapshot.
     SetBack,
 }
 
@@ -149,7 +169,8 @@ pub enum Verdict {
     New,
     /// The row is about this batch: continue at the position, or repeat nothing if it is complete.
     Same,
-    /// The ledger is past this batch. If Redis still has it, Redis was set back; otherwise the worker is late.
+    /// The ledger is past this batch. If Redis still has it, Redis was set back; otherwise the
+    /// worker is late.
     Behind,
 }
 
@@ -166,10 +187,18 @@ impl Ledger {
 
     /// Advances the row of a batch to `position`, or to complete.
     pub fn advance(&mut self, batch: BatchId, position: Option<Hit>) {
-        self.0.insert(batch.incarnation, LedgerRow { seq: batch.seq, nonce: batch.nonce, position });
+        self.0.insert(
+            batch.incarnation,
+            LedgerRow {
+                seq: batch.seq,
+                nonce: batch.nonce,
+                position,
+            },
+        );
     }
 
-    /// Returns whether the last cut that Redis remembers lies behind what the database has received.
+    /// Returns whether the last cut that Redis remembers lies behind what the database has
+    /// received.
     pub fn proves_set_back(&self, last_cut: BatchId) -> bool {
         self.row(last_cut.incarnation).proves_set_back(last_cut)
     }

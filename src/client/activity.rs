@@ -25,8 +25,8 @@ pub enum VisitorCount {
     Estimated {
         /// The estimate.
         count: u64,
-        /// The relative standard error: about two of three estimates are off by less than this fraction, 19 of 20 by
-        /// less than twice as much.
+        /// The relative standard error: about two of three estimates are off by less than this
+        /// fraction, 19 of 20 by less than twice as much.
         standard_error: f64,
     },
 }
@@ -43,7 +43,10 @@ impl VisitorCount {
     fn new(counting: Counting, count: u64) -> Self {
         match counting {
             Counting::Exact => VisitorCount::Exact(count),
-            Counting::HyperLogLog => VisitorCount::Estimated { count, standard_error: Counting::STANDARD_ERROR },
+            Counting::HyperLogLog => VisitorCount::Estimated {
+                count,
+                standard_error: Counting::STANDARD_ERROR,
+            },
         }
     }
 }
@@ -86,38 +89,54 @@ impl OpenFamily for ActivityFamily {
     type Handle = Activity;
 
     fn in_use(self, handle: Handle) -> Result<Activity> {
-        let Kind::Activity(sliding) = handle.family().kind else { return Err(handle.family().is_not("activity")) };
-        let cache = || Cache::builder().time_to_live(self.cache_for).max_capacity(RECENT).build();
-        Ok(Activity { handle, sliding, recent: (!self.cache_for.is_zero()).then(cache) })
+        let Kind::Activity(sliding) = handle.family().kind else {
+            return Err(handle.family().is_not("activity"));
+        };
+        let cache = || {
+            Cache::builder()
+                .time_to_live(self.cache_for)
+                .max_capacity(RECENT)
+                .build()
+        };
+        Ok(Activity {
+            handle,
+            sliding,
+            recent: (!self.cache_for.is_zero()).then(cache),
+        })
     }
 }
 
 impl Activity {
     handle_methods!(handle);
 
-    /// Counts a view of the page, of 1 to 200 bytes, by a visitor, of 1 to 255 bytes of any kind. The Redis server's
-    /// clock determines the time of the view. Callers share calls as for
+    /// Counts a view of the page, of 1 to 200 bytes, by a visitor, of 1 to 255 bytes of any kind.
+    /// The Redis server's clock determines the time of the view. Callers share calls as for
     /// [`BufferedCounters::add`](crate::BufferedCounters::add).
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the page or the visitor is not allowed.
     /// [`Redis`](crate::ErrorKind::Redis): not counted; the call may be retried.
-    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all. The reply was lost, and could
-    /// not be requested again within the [write timeout](Self::write_timeout).
+    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all. The reply
+    /// was lost, and could not be requested again within the [write timeout](Self::write_timeout).
     pub async fn touch(&self, page: &str, visitor: impl AsRef<[u8]>) -> Result<()> {
         self.check_page(page)?;
         self.family().check_visitor(visitor.as_ref())?;
         let key = visit::key(page, visitor.as_ref());
-        self.handle.writer.add(&key, 1, self.handle.timeout, true).await.map(drop)
+        self.handle
+            .writer
+            .add(&key, 1, self.handle.timeout, true)
+            .await
+            .map(drop)
     }
 
-    /// Returns the page's views and distinct visitors within the window; zeros for a page without views. This process
-    /// caches the result for the family's [`cache_for`](crate::ActivityFamilyBuilder::cache_for), and concurrent
-    /// callers share one read of Redis.
+    /// Returns the page's views and distinct visitors within the window; zeros for a page without
+    /// views. This process caches the result for the family's
+    /// [`cache_for`](crate::ActivityFamilyBuilder::cache_for), and concurrent callers share one
+    /// read of Redis.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the page is not allowed. [`Redis`](crate::ErrorKind::Redis) if
-    /// Redis is unreachable.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the page is not allowed.
+    /// [`Redis`](crate::ErrorKind::Redis) if Redis is unreachable.
     pub async fn now(&self, page: &str) -> Result<Now> {
         self.check_page(page)?;
         match &self.recent {
@@ -129,14 +148,14 @@ impl Activity {
         }
     }
 
-    /// Returns the minutes that overlap `range`, in order, with zeros for minutes without views: up to
-    /// [`Family::MAX_RANGE`]. They are exact, whether they are in Redis, on their way or in the database; visitors are
-    /// as exact as the family counts them.
+    /// Returns the minutes that overlap `range`, in order, with zeros for minutes without views: up
+    /// to [`Family::MAX_RANGE`]. They are exact, whether they are in Redis, on their way or in the
+    /// database; visitors are as exact as the family counts them.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the family keeps no minutes, the page is not allowed, or the
-    /// range is too long. [`Redis`](crate::ErrorKind::Redis) or [`Store`](crate::ErrorKind::Store) if that server is
-    /// unreachable.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the family keeps no minutes, the page is
+    /// not allowed, or the range is too long. [`Redis`](crate::ErrorKind::Redis) or
+    /// [`Store`](crate::ErrorKind::Store) if that server is unreachable.
     pub async fn minutes(&self, page: &str, range: Range<SystemTime>) -> Result<Vec<Minute>> {
         self.check_page(page)?;
         let family = self.family();
@@ -146,9 +165,16 @@ impl Activity {
         let Range { start, end } = unix_seconds(&range);
         let starts = Calendar::utc().starts(Precision::MINUTE, start, end, Family::MAX_RANGE)?;
         let most = Family::MAX_RANGE;
-        let too_many = || Error::invalid(format!("{family}: {start}..{end} in Unix time has more than {most} minutes"));
+        let too_many = || {
+            Error::invalid(format!(
+                "{family}: {start}..{end} in Unix time has more than {most} minutes"
+            ))
+        };
         let starts = starts.ok_or_else(too_many)?;
-        let ids: Vec<_> = starts.iter().flat_map(|start| kept_ids(*start, page)).collect();
+        let ids: Vec<_> = starts
+            .iter()
+            .flat_map(|start| kept_ids(*start, page))
+            .collect();
         let ids: Vec<_> = ids.iter().map(String::as_str).collect();
         let counts = self.handle.exact(&ids).await?;
         let minute = |(&start, two): (&i64, &[i64])| Minute {
@@ -156,7 +182,11 @@ impl Activity {
             views: two[0],
             visitors: VisitorCount::new(self.sliding.counting, u64::try_from(two[1]).unwrap_or(0)),
         };
-        Ok(starts.iter().zip(counts.chunks_exact(2)).map(minute).collect())
+        Ok(starts
+            .iter()
+            .zip(counts.chunks_exact(2))
+            .map(minute)
+            .collect())
     }
 
     /// Reads all stripes of the page from Redis, and sums them.
@@ -164,7 +194,9 @@ impl Activity {
         let partitions = self.family().partitions();
         let mut stripes: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         for stripe in 0..self.sliding.stripes {
-            let home = self.sliding.partition_of(page.as_bytes(), stripe, partitions);
+            let home = self
+                .sliding
+                .partition_of(page.as_bytes(), stripe, partitions);
             stripes.entry(home).or_default().push(stripe);
         }
         let keys = match self.sliding.counting {
@@ -172,16 +204,23 @@ impl Activity {
             Counting::HyperLogLog => 1 + self.sliding.layers,
         };
         let most = (KEYS / keys).max(1) as usize;
-        let chunks = stripes.iter().flat_map(|(number, stripes)| stripes.chunks(most).map(|some| (*number, some)));
+        let chunks = stripes
+            .iter()
+            .flat_map(|(number, stripes)| stripes.chunks(most).map(|some| (*number, some)));
         let clock = &self.handle.opened.clock;
         let reads = chunks.map(|(number, some)| async move {
             let partition = self.handle.partition(number);
-            self.handle.repeating(|_| partition.seen(&self.sliding, clock, page, some)).await
+            self.handle
+                .repeating(|_| partition.seen(&self.sliding, clock, page, some))
+                .await
         });
         let seen: Vec<Seen> = try_join_all(reads).await?.into_iter().flatten().collect();
         Ok(Now {
             views: seen.iter().map(|seen| seen.views).sum(),
-            visitors: VisitorCount::new(self.sliding.counting, seen.iter().map(|seen| seen.visitors).sum()),
+            visitors: VisitorCount::new(
+                self.sliding.counting,
+                seen.iter().map(|seen| seen.visitors).sum(),
+            ),
         })
     }
 

@@ -74,9 +74,9 @@ impl OpenFamily for AnyFamily {
 }
 
 impl Counterfoil {
-    /// Opens a family as [registered](crate::Store::families) in the database, and writes nothing: neither its settings nor an
-    /// epoch. It is for tools that inspect families of other processes. A program that knows the configuration calls
-    /// [`open`](Self::open).
+    /// Opens a family as [registered](crate::Store::families) in the database, and writes nothing:
+    /// neither its settings nor an epoch. It is for tools that inspect families of other processes.
+    /// A program that knows the configuration calls [`open`](Self::open).
     ///
     /// # Errors
     /// [`Closed`](crate::ErrorKind::Closed) after [`shutdown`](Self::shutdown).

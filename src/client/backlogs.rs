@@ -23,17 +23,25 @@ struct Pace {
 }
 
 /// A few calls of a fraction of a millisecond each, because the server has other clients.
-const NODE: Pace = Pace { partitions: 100, calls: 4 };
+const NODE: Pace = Pace {
+    partitions: 100,
+    calls: 4,
+};
 /// One partition a call, because a call cannot read several slots.
-const CLUSTER: Pace = Pace { partitions: 1, calls: 64 };
+const CLUSTER: Pace = Pace {
+    partitions: 1,
+    calls: 64,
+};
 
 impl Counterfoil {
-    /// Returns the backlog of every family in use, in the order in which they were opened, or found and
-    /// [served](crate::ReconcilerBuilder::all). It needs neither a reconciler nor the database. Unless Redis is a
-    /// cluster, one call reads 100 partitions, so thousands of families take little time.
+    /// Returns the backlog of every family in use, in the order in which they were opened, or found
+    /// and [served](crate::ReconcilerBuilder::all). It needs neither a reconciler nor the database.
+    /// Unless Redis is a cluster, one call reads 100 partitions, so thousands of families take
+    /// little time.
     ///
     /// It sets the gauges [`BACKLOG_IDS`](crate::metrics::BACKLOG_IDS) and
-    /// [`BACKLOG_SECONDS`](crate::metrics::BACKLOG_SECONDS), each over the families of a name in all namespaces.
+    /// [`BACKLOG_SECONDS`](crate::metrics::BACKLOG_SECONDS), each over the families of a name in
+    /// all namespaces.
     ///
     /// A family whose keys are [`Corrupt`](ErrorKind::Corrupt) has that error instead of a backlog.
     ///
@@ -46,7 +54,11 @@ impl Counterfoil {
             looked => looked?.into_iter().map(Ok).collect(),
         };
         let found: Vec<_> = families.into_iter().zip(backlogs).collect();
-        measure(found.iter().filter_map(|(family, backlog)| Some((family, *backlog.as_ref().ok()?))));
+        measure(
+            found
+                .iter()
+                .filter_map(|(family, backlog)| Some((family, *backlog.as_ref().ok()?))),
+        );
         Ok(found)
     }
 
@@ -63,8 +75,8 @@ impl Counterfoil {
     }
 }
 
-/// Sets the gauges. Labels have no namespaces, so families of one name are combined: the sum of their ids, and the age
-/// of the oldest hit.
+/// Sets the gauges. Labels have no namespaces, so families of one name are combined: the sum of
+/// their ids, and the age of the oldest hit.
 fn measure<'a>(found: impl Iterator<Item = (&'a Family, Backlog)>) {
     let mut by_name: BTreeMap<&str, Backlog> = BTreeMap::new();
     for (family, backlog) in found {
@@ -97,8 +109,11 @@ impl Shared {
     }
 
     async fn look(&self, families: &[Family], pace: Pace) -> Result<Vec<Backlog>> {
-        let all: Vec<_> =
-            families.iter().enumerate().flat_map(|(place, family)| partitions_of(place, family)).collect();
+        let all: Vec<_> = families
+            .iter()
+            .enumerate()
+            .flat_map(|(place, family)| partitions_of(place, family))
+            .collect();
         let mut backlogs = vec![Backlog::default(); families.len()];
         for some in all.chunks(pace.partitions * pace.calls) {
             let calls = some.chunks(pace.partitions).map(|few| {

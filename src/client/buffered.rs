@@ -33,77 +33,112 @@ impl Recountable for BufferedCounters {
 impl BufferedCounters {
     handle_methods!(0);
 
-    /// Counts `delta` for `id`, and returns the pending value right after this increment when Redis has counted it. The
-    /// hit is in the database after the next sync, exactly once, whichever process or server fails in between.
+    /// Counts `delta` for `id`, and returns the pending value right after this increment when Redis
+    /// has counted it. The hit is in the database after the next sync, exactly once, whichever
+    /// process or server fails in between.
     ///
-    /// Callers that arrive while a call to the id's partition is in flight share the next call, with equal ids summed.
-    /// A lone caller's hit is sent at once. If many hits of this process already wait for Redis, the call waits for
-    /// room. After a lost reply `pending` is the value at the time of the retry. A call that is dropped half-way may
-    /// have been counted.
+    /// Callers that arrive while a call to the id's partition is in flight share the next call,
+    /// with equal ids summed. A lone caller's hit is sent at once. If many hits of this process
+    /// already wait for Redis, the call waits for room. After a lost reply `pending` is the value
+    /// at the time of the retry. A call that is dropped half-way may have been counted.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id is not allowed. [`Redis`](crate::ErrorKind::Redis): not
-    /// counted; the call may be retried. [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at
-    /// all. The reply was lost, and could not be requested again within the [write timeout](Self::write_timeout).
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id is not allowed.
+    /// [`Redis`](crate::ErrorKind::Redis): not counted; the call may be retried.
+    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all. The reply
+    /// was lost, and could not be requested again within the [write timeout](Self::write_timeout).
     pub async fn add(&self, id: &str, delta: i64) -> Result<Added> {
         self.family().check_id(id)?;
-        self.0.writer.add(id.as_bytes(), delta, self.0.timeout, true).await?.added(self.family(), id)
+        self.0
+            .writer
+            .add(id.as_bytes(), delta, self.0.timeout, true)
+            .await?
+            .added(self.family(), id)
     }
 
     /// Counts like [`add`](Self::add), but returns an error at once instead of waiting for room.
     ///
     /// # Errors
-    /// The errors of [`add`](Self::add), and [`Busy`](crate::ErrorKind::Busy): not counted, because many other hits
-    /// wait.
+    /// The errors of [`add`](Self::add), and [`Busy`](crate::ErrorKind::Busy): not counted, because
+    /// many other hits wait.
     pub async fn try_add(&self, id: &str, delta: i64) -> Result<Added> {
         self.family().check_id(id)?;
-        self.0.writer.add(id.as_bytes(), delta, self.0.timeout, false).await?.added(self.family(), id)
+        self.0
+            .writer
+            .add(id.as_bytes(), delta, self.0.timeout, false)
+            .await?
+            .added(self.family(), id)
     }
 
-    /// Counts `delta` for `id` once, however often it is called with the same `request`, also concurrently and from
-    /// several processes. It is for an application that may repeat its work: a future was dropped, an outcome is
-    /// unknown, or a job ran twice. A request is identified by 1 to 64 bytes of the application's choice together with
-    /// the id: a job may add to several counters under one name.
+    /// Counts `delta` for `id` once, however often it is called with the same `request`, also
+    /// concurrently and from several processes. It is for an application that may repeat its work:
+    /// a future was dropped, an outcome is unknown, or a job ran twice. A request is identified by
+    /// 1 to 64 bytes of the application's choice together with the id: a job may add to several
+    /// counters under one name.
     ///
-    /// **Redis remembers a request for at least a minute** by the server's clock, usually one to two minutes; a later
-    /// call counts again. It remembers a refusal as well: use another name to try again. Each remembered request takes
-    /// about 100 bytes and the id. In a crash Redis forgets a request no sooner than its hit. Requests are not carried
-    /// over when a single server becomes a cluster, or when the number of partitions changes.
+    /// **Redis remembers a request for at least a minute** by the server's clock, usually one to
+    /// two minutes; a later call counts again. It remembers a refusal as well: use another name to
+    /// try again. Each remembered request takes about 100 bytes and the id. In a crash Redis
+    /// forgets a request no sooner than its hit. Requests are not carried over when a single server
+    /// becomes a cluster, or when the number of partitions changes.
     ///
     /// Each request is a call of its own, which costs more than an [`add`](Self::add) under load.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id or the request's name is not allowed.
-    /// [`Redis`](crate::ErrorKind::Redis) and [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) as for
-    /// [`add`](Self::add); after either the same request may be retried.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id or the request's name is not
+    /// allowed. [`Redis`](crate::ErrorKind::Redis) and
+    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) as for [`add`](Self::add); after either
+    /// the same request may be retried.
     pub async fn add_once(&self, request: &str, id: &str, delta: i64) -> Result<AddedOnce> {
         self.once(Progress::default(), request, id, delta).await
     }
 
-    /// Returns the epoch in which Redis remembers the request if it is made now. A job that may run again minutes later
-    /// stores it with the request's name, before its first [`add_once_since`](Self::add_once_since).
+    /// Returns the epoch in which Redis remembers the request if it is made now. A job that may run
+    /// again minutes later stores it with the request's name, before its first
+    /// [`add_once_since`](Self::add_once_since).
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) as for [`add_once`](Self::add_once);
     /// [`Redis`](crate::ErrorKind::Redis) if Redis is unreachable.
     pub async fn request_epoch(&self, request: &str, id: &str) -> Result<String> {
-        self.0.writer.request_epoch(Request::new(self.family(), request, id, 0)?).await
+        self.0
+            .writer
+            .request_epoch(Request::new(self.family(), request, id, 0)?)
+            .await
     }
 
-    /// Counts like [`add_once`](Self::add_once), and never twice, however late the request is retried. The request is
-    /// refused once Redis may have forgotten what was done since `epoch`: one to two minutes after
-    /// [`request_epoch`](Self::request_epoch) returned it, and after Redis has lost its memory.
+    /// Counts like [`add_once`](Self::add_once), and never twice, however late the request is
+    /// retried. The request is refused once Redis may have forgotten what was done since `epoch`:
+    /// one to two minutes after [`request_epoch`](Self::request_epoch) returned it, and after Redis
+    /// has lost its memory.
     ///
     /// # Errors
-    /// The errors of [`add_once`](Self::add_once). [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) also if the
-    /// epoch has ended: nothing was done now, and it is unknown whether the request was executed before.
-    pub async fn add_once_since(&self, epoch: &str, request: &str, id: &str, delta: i64) -> Result<AddedOnce> {
+    /// The errors of [`add_once`](Self::add_once).
+    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) also if the epoch has ended: nothing
+    /// was done now, and it is unknown whether the request was executed before.
+    pub async fn add_once_since(
+        &self,
+        epoch: &str,
+        request: &str,
+        id: &str,
+        delta: i64,
+    ) -> Result<AddedOnce> {
         self.once(Progress::since(epoch), request, id, delta).await
     }
 
-    async fn once(&self, mut progress: Progress, request: &str, id: &str, delta: i64) -> Result<AddedOnce> {
+    async fn once(
+        &self,
+        mut progress: Progress,
+        request: &str,
+        id: &str,
+        delta: i64,
+    ) -> Result<AddedOnce> {
         let request = Request::new(self.family(), request, id, delta)?;
-        let (result, repeated) = self.0.writer.once(request, &mut progress, None, self.0.timeout).await?;
+        let (result, repeated) = self
+            .0
+            .writer
+            .once(request, &mut progress, None, self.0.timeout)
+            .await?;
         Ok(match result.added(self.family(), id)? {
             Added::Counted { pending } if repeated => AddedOnce::CountedBefore { pending },
             Added::Counted { pending } => AddedOnce::Counted { pending },
@@ -112,12 +147,15 @@ impl BufferedCounters {
         })
     }
 
-    /// Counts many hits at once, and returns the outcome of each, in their order. Partitions are called in parallel and
-    /// fail independently; so does a hit whose id is not allowed.
+    /// Counts many hits at once, and returns the outcome of each, in their order. Partitions are
+    /// called in parallel and fail independently; so does a hit whose id is not allowed.
     ///
     /// # Errors
     /// Each outcome may have the errors of [`add`](Self::add).
-    pub async fn add_many(&self, hits: impl IntoIterator<Item = (impl AsRef<str>, i64)>) -> Vec<Result<Added>> {
+    pub async fn add_many(
+        &self,
+        hits: impl IntoIterator<Item = (impl AsRef<str>, i64)>,
+    ) -> Vec<Result<Added>> {
         let (family, hits) = (self.family(), hits.into_iter().collect::<Vec<_>>());
         let checked = hits.iter().map(|(id, delta)| {
             let id = id.as_ref();
@@ -125,30 +163,34 @@ impl BufferedCounters {
         });
         let results = self.0.add_many(checked.collect()).await;
         let results = results.into_iter().zip(&hits);
-        results.map(|(result, (id, _))| result?.added(family, id.as_ref())).collect()
+        results
+            .map(|(result, (id, _))| result?.added(family, id.as_ref()))
+            .collect()
     }
 
-    /// Counts `delta` for `id` without waiting for Redis: the hit is summed in this process and sent within a few
-    /// milliseconds, as exactly as with [`add`](Self::add). Unsent hits are lost when the process is killed or its
-    /// tokio runtime ends; call [`flush`](Self::flush) before. Dropping the last handle sends them in the background.
+    /// Counts `delta` for `id` without waiting for Redis: the hit is summed in this process and
+    /// sent within a few milliseconds, as exactly as with [`add`](Self::add). Unsent hits are lost
+    /// when the process is killed or its tokio runtime ends; call [`flush`](Self::flush) before.
+    /// Dropping the last handle sends them in the background.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id is not allowed. [`Busy`](crate::ErrorKind::Busy): not
-    /// counted, because too many ids wait to be sent, or a sum is at an end of i64. The usual cause is an unreachable
-    /// Redis.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id is not allowed.
+    /// [`Busy`](crate::ErrorKind::Busy): not counted, because too many ids wait to be sent, or a
+    /// sum is at an end of i64. The usual cause is an unreachable Redis.
     pub fn record(&self, id: &str, delta: i64) -> Result<()> {
         self.family().check_id(id)?;
         self.0.writer.record(id.as_bytes(), delta)
     }
 
-    /// Waits until Redis has counted or refused everything that was recorded before the call. Returns the outcome of
-    /// the hits recorded since the last flush.
+    /// Waits until Redis has counted or refused everything that was recorded before the call.
+    /// Returns the outcome of the hits recorded since the last flush.
     ///
     /// # Errors
-    /// The failure of recorded hits since the last flush: [`Redis`](crate::ErrorKind::Redis) if some are not yet sent;
-    /// they are kept and retried. [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) if some may be lost.
-    /// [`Corrupt`](crate::ErrorKind::Corrupt) if some were refused because a key does not have the shape that the
-    /// scripts write.
+    /// The failure of recorded hits since the last flush: [`Redis`](crate::ErrorKind::Redis) if
+    /// some are not yet sent; they are kept and retried.
+    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) if some may be lost.
+    /// [`Corrupt`](crate::ErrorKind::Corrupt) if some were refused because a key does not have the
+    /// shape that the scripts write.
     ///
     /// # Panics
     /// If it is called outside of a tokio runtime.
@@ -156,33 +198,38 @@ impl BufferedCounters {
         self.0.writer.flush().await
     }
 
-    /// Returns the exact value: every increment acknowledged before the call, none twice, even while a batch is in
-    /// flight. 0 for an id that was never counted.
+    /// Returns the exact value: every increment acknowledged before the call, none twice, even
+    /// while a batch is in flight. 0 for an id that was never counted.
     ///
     /// # Errors
-    /// [`Redis`](crate::ErrorKind::Redis) or [`Store`](crate::ErrorKind::Store) if that server is unreachable;
-    /// [`Range`](crate::ErrorKind::Range) if the sum leaves the signed 64-bit range.
+    /// [`Redis`](crate::ErrorKind::Redis) or [`Store`](crate::ErrorKind::Store) if that server is
+    /// unreachable; [`Range`](crate::ErrorKind::Range) if the sum leaves the signed 64-bit range.
     pub async fn get(&self, id: &str) -> Result<i64> {
         Ok(self.get_many(&[id]).await?[0])
     }
 
-    /// Returns the exact values of many ids, in their order. It takes one call per partition involved and one query.
+    /// Returns the exact values of many ids, in their order. It takes one call per partition
+    /// involved and one query.
     ///
     /// # Errors
     /// See [`get`](Self::get).
     #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family()))]
-    pub async fn get_many(&self, ids: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Vec<i64>> {
+    pub async fn get_many(
+        &self,
+        ids: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Result<Vec<i64>> {
         let ids: Vec<_> = ids.into_iter().collect();
         let ids = self.family().check_ids(&ids)?;
         self.0.exact(&ids).await
     }
 
-    /// Returns the exact values if they can be read within `within`, or else the [stored](Self::stored) ones, 0 for an
-    /// id without a row. It is for pages that prefer a slightly old number to waiting for an unreachable Redis.
+    /// Returns the exact values if they can be read within `within`, or else the
+    /// [stored](Self::stored) ones, 0 for an id without a row. It is for pages that prefer a
+    /// slightly old number to waiting for an unreachable Redis.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable too; [`Range`](crate::ErrorKind::Range) as for
-    /// [`get`](Self::get).
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable too;
+    /// [`Range`](crate::ErrorKind::Range) as for [`get`](Self::get).
     pub async fn get_or_stored(
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
@@ -193,48 +240,63 @@ impl BufferedCounters {
         self.0.or_stored(&ids, within, self.0.exact(&ids)).await
     }
 
-    /// Returns the value of each id in the database, `None` without a row. It may lag by a sync, or by a read replica's
-    /// lag.
+    /// Returns the value of each id in the database, `None` without a row. It may lag by a sync, or
+    /// by a read replica's lag.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
-    pub async fn stored(&self, ids: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Vec<Option<i64>>> {
+    pub async fn stored(
+        &self,
+        ids: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Result<Vec<Option<i64>>> {
         let ids: Vec<_> = ids.into_iter().collect();
         let ids = self.family().check_ids(&ids)?;
         self.0.stored(&ids).await
     }
 
-    /// Returns the pending value of each id in Redis, without reading the database. The deltas of a batch in flight may
-    /// already be in the database, so do not add the result to [`stored`](Self::stored): [`get_many`](Self::get_many)
-    /// combines the two exactly.
+    /// Returns the pending value of each id in Redis, without reading the database. The deltas of a
+    /// batch in flight may already be in the database, so do not add the result to
+    /// [`stored`](Self::stored): [`get_many`](Self::get_many) combines the two exactly.
     ///
     /// # Errors
-    /// [`Redis`](crate::ErrorKind::Redis) if Redis is unreachable; [`Range`](crate::ErrorKind::Range) as for
-    /// [`get`](Self::get).
-    pub async fn pending(&self, ids: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Vec<i64>> {
+    /// [`Redis`](crate::ErrorKind::Redis) if Redis is unreachable;
+    /// [`Range`](crate::ErrorKind::Range) as for [`get`](Self::get).
+    pub async fn pending(
+        &self,
+        ids: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Result<Vec<i64>> {
         let ids: Vec<_> = ids.into_iter().collect();
         let ids = self.family().check_ids(&ids)?;
         self.0.pending(&ids).await
     }
 
-    /// Returns up to `limit` ids that begin with `prefix` and follow `after` in byte order, ascending, each with its
-    /// exact value. Pass the last one as `after` for the next page. Ids that are so far only in Redis are included. The
-    /// call reads everything that is pending in the family, page by page.
+    /// Returns up to `limit` ids that begin with `prefix` and follow `after` in byte order,
+    /// ascending, each with its exact value. Pass the last one as `after` for the next page. Ids
+    /// that are so far only in Redis are included. The call reads everything that is pending in the
+    /// family, page by page.
     ///
     /// # Errors
     /// See [`get`](Self::get).
     #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family(), prefix, limit))]
-    pub async fn list(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<(String, i64)>> {
+    pub async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<(String, i64)>> {
         self.0.list(prefix, after, limit).await
     }
 
-    /// Returns all ids that begin with `prefix`, like [`list`](Self::list), as a stream that reads page by page. An id
-    /// that is counted for the first time meanwhile may be missing; values are exact as of their page. The stream ends
-    /// after an error.
+    /// Returns all ids that begin with `prefix`, like [`list`](Self::list), as a stream that reads
+    /// page by page. An id that is counted for the first time meanwhile may be missing; values are
+    /// exact as of their page. The stream ends after an error.
     ///
     /// # Errors
     /// See [`get`](Self::get).
-    pub fn list_all(&self, prefix: &str) -> impl Stream<Item = Result<(String, i64)>> + Send + Unpin + use<> {
+    pub fn list_all(
+        &self,
+        prefix: &str,
+    ) -> impl Stream<Item = Result<(String, i64)>> + Send + Unpin + use<> {
         self.0.list_all(prefix)
     }
 }

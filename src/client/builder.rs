@@ -57,22 +57,22 @@ impl Counterfoil {
 }
 
 impl CounterfoilBuilder {
-    /// Sets the Redis: a URL, or a [`ConnectionInfo`] of the redis crate, which may hold certificates. Either this or a
-    /// [`connection`](Self::connection) is required.
+    /// Sets the Redis: a URL, or a [`ConnectionInfo`] of the redis crate, which may hold
+    /// certificates. Either this or a [`connection`](Self::connection) is required.
     pub fn redis(mut self, redis: impl IntoConnectionInfo) -> Self {
         self.redis = Some(Redis::At(Box::new(redis.into_connection_info())));
         self
     }
 
-    /// Sets an existing connection, for instance one created by [`Primary::connect`]. [`Counterfoil::new`] takes
-    /// connections of other types, such as a cluster connection.
+    /// Sets an existing connection, for instance one created by [`Primary::connect`].
+    /// [`Counterfoil::new`] takes connections of other types, such as a cluster connection.
     pub fn connection(mut self, redis: Primary) -> Self {
         self.redis = Some(Redis::Connected(redis));
         self
     }
 
-    /// Sets the database's URL, [in sqlx's format](sqlx::mysql::MySqlConnectOptions), for a pool of ten connections.
-    /// Either this or a [`pool`](Self::pool) is required.
+    /// Sets the database's URL, [in sqlx's format](sqlx::mysql::MySqlConnectOptions), for a pool of
+    /// ten connections. Either this or a [`pool`](Self::pool) is required.
     pub fn mysql(mut self, url: impl Into<String>) -> Self {
         self.mysql = Some(Mysql::At(url.into()));
         self
@@ -96,19 +96,20 @@ impl CounterfoilBuilder {
         self
     }
 
-    /// Sets whether missing tables of counterfoil are created, like [`MysqlStore::create_tables`]; defaults to `false`.
-    /// No family can be opened without these tables.
+    /// Sets whether missing tables of counterfoil are created, like [`MysqlStore::create_tables`];
+    /// defaults to `false`. No family can be opened without these tables.
     pub fn create_tables(mut self, create: bool) -> Self {
         self.create_tables = create;
         self
     }
 
-    /// Sets whether [`connect`](Self::connect) succeeds even while the database is unreachable; defaults to `false`. It
-    /// waits at most 3 s for the database. The pair then works as with [`MysqlStore::connect_lazy`]: families are
-    /// opened and count, and the database receives everything after its recovery. If
-    /// [`create_tables`](Self::create_tables) is set, missing tables are created at that point, before anything else.
-    /// Reads need the database, and so do cached counters that are not in Redis. An invalid URL is still an error at
-    /// once, and so is a refused connection, for instance a wrong password.
+    /// Sets whether [`connect`](Self::connect) succeeds even while the database is unreachable;
+    /// defaults to `false`. It waits at most 3 s for the database. The pair then works as with
+    /// [`MysqlStore::connect_lazy`]: families are opened and count, and the database receives
+    /// everything after its recovery. If [`create_tables`](Self::create_tables) is set, missing
+    /// tables are created at that point, before anything else. Reads need the database, and so do
+    /// cached counters that are not in Redis. An invalid URL is still an error at once, and so is a
+    /// refused connection, for instance a wrong password.
     pub fn start_without_mysql(mut self, start: bool) -> Self {
         self.start_without_mysql = start;
         self
@@ -118,10 +119,11 @@ impl CounterfoilBuilder {
     ///
     /// # Errors
     /// The errors of [`Counterfoil::connect`] and [`MysqlStore::create_tables`];
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if Redis or the database is not given. A given connection or
-    /// pool is not tried, except to create tables.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if Redis or the database is not given. A
+    /// given connection or pool is not tried, except to create tables.
     pub async fn connect(self) -> Result<Counterfoil> {
-        let not_given = |what| Error::invalid(format!("Counterfoil::builder(): {what} is not given"));
+        let not_given =
+            |what| Error::invalid(format!("Counterfoil::builder(): {what} is not given"));
         let redis = self.redis.ok_or_else(|| not_given("redis"))?;
         let mysql = self.mysql.ok_or_else(|| not_given("mysql"))?;
         let redis = match redis {
@@ -139,6 +141,8 @@ impl CounterfoilBuilder {
             (false, _) => store,
         };
         let Timeouts { write, read } = self.timeouts;
-        Ok(Counterfoil::new(redis, store).write_timeout(write).read_timeout(read))
+        Ok(Counterfoil::new(redis, store)
+            .write_timeout(write)
+            .read_timeout(read))
     }
 }

@@ -34,7 +34,8 @@ pub enum Changed {
         /// The counter's unchanged value.
         value: i64,
     },
-    /// Not counted: the id has no row, and only the application inserts rows ([`Table::update`](crate::Table::update)).
+    /// Not counted: the id has no row, and only the application inserts rows
+    /// ([`Table::update`](crate::Table::update)).
     NoRow,
 }
 
@@ -59,25 +60,25 @@ pub enum ChangedOnce {
         /// The counter's value right after this change.
         value: i64,
     },
-    /// Counted before, and not again: by an earlier call for the request, or by an earlier attempt of this call whose
-    /// reply was lost.
+    /// Counted before, and not again: by an earlier call for the request, or by an earlier attempt
+    /// of this call whose reply was lost.
     CountedBefore {
         /// The counter's value right after that change. It may have changed since.
         value: i64,
     },
-    /// Not counted, by this call or by the first one for the request: the value would leave the family's bounds, or the
-    /// signed 64-bit range.
+    /// Not counted, by this call or by the first one for the request: the value would leave the
+    /// family's bounds, or the signed 64-bit range.
     OutOfRange {
         /// The counter's value at that point.
         value: i64,
     },
-    /// Not counted: the id has no row, and only the application inserts rows. Redis does not remember this outcome:
-    /// once the row exists, the same request counts.
+    /// Not counted: the id has no row, and only the application inserts rows. Redis does not
+    /// remember this outcome: once the row exists, the same request counts.
     NoRow,
 }
 
-/// The counters of one open cached family. Each increment returns the new value, and a counter stays in Redis for as
-/// long as it is used (docs/protocol.md, section 4). Cloning is cheap.
+/// The counters of one open cached family. Each increment returns the new value, and a counter
+/// stays in Redis for as long as it is used (docs/protocol.md, section 4). Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct CachedCounters {
     handle: Handle,
@@ -85,20 +86,28 @@ pub struct CachedCounters {
     retention: Retention,
 }
 
-/// The seed of a missing counter. The read is held until Redis has the seed: callers that miss the counter meanwhile
-/// share it.
+/// The seed of a missing counter. The read is held until Redis has the seed: callers that miss the
+/// counter meanwhile share it.
 type HeldSeed = Option<(Seed, Arc<Read>)>;
 
-/// The maximum number of attempts when a counter leaves Redis again before the call reaches it. Each takes a whole
-/// retention, so more than one is a sign of a problem.
+/// The maximum number of attempts when a counter leaves Redis again before the call reaches it.
+/// Each takes a whole retention, so more than one is a sign of a problem.
 const ATTEMPTS: usize = 100;
 
 impl OpenFamily for CachedFamily {
     type Handle = CachedCounters;
 
     fn in_use(self, handle: Handle) -> Result<CachedCounters> {
-        let retention = handle.family().retention().ok_or_else(|| handle.family().is_not("cached"))?.clone();
-        Ok(CachedCounters { handle, seeding: Arc::default(), retention })
+        let retention = handle
+            .family()
+            .retention()
+            .ok_or_else(|| handle.family().is_not("cached"))?
+            .clone();
+        Ok(CachedCounters {
+            handle,
+            seeding: Arc::default(),
+            retention,
+        })
     }
 }
 
@@ -111,39 +120,41 @@ impl Recountable for CachedCounters {
 impl CachedCounters {
     handle_methods!(handle);
 
-    /// Adds `delta` to `id`, and returns the value right after this increment. A counter that is not in Redis is read
-    /// from the database first, once for all callers in this process.
+    /// Adds `delta` to `id`, and returns the value right after this increment. A counter that is
+    /// not in Redis is read from the database first, once for all callers in this process.
     ///
-    /// Callers that arrive while a call to the id's partition is in flight share the next call, with equal ids summed.
-    /// A lone caller's increment is sent at once. The value reaches the database after the family's `save_after` and
-    /// its settle time.
+    /// Callers that arrive while a call to the id's partition is in flight share the next call,
+    /// with equal ids summed. A lone caller's increment is sent at once. The value reaches the
+    /// database after the family's `save_after` and its settle time.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput): the id is not allowed. [`Redis`](ErrorKind::Redis),
-    /// [`Store`](ErrorKind::Store): not counted; the call may be retried. [`Unsafe`](ErrorKind::Unsafe): not counted,
-    /// because the database server that was read accepts no writes, for instance a replica.
-    /// [`Range`](ErrorKind::Range): not counted, because the row's value is not a valid i64.
-    /// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted once or not at all. The reply was lost, and could not be
-    /// requested again within the [write timeout](Self::write_timeout).
+    /// [`InvalidInput`](ErrorKind::InvalidInput): the id is not allowed.
+    /// [`Redis`](ErrorKind::Redis), [`Store`](ErrorKind::Store): not counted; the call may be
+    /// retried. [`Unsafe`](ErrorKind::Unsafe): not counted, because the database server that was
+    /// read accepts no writes, for instance a replica. [`Range`](ErrorKind::Range): not counted,
+    /// because the row's value is not a valid i64. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown):
+    /// counted once or not at all. The reply was lost, and could not be requested again within the
+    /// [write timeout](Self::write_timeout).
     pub async fn incr(&self, id: &str, delta: i64) -> Result<Changed> {
         self.change(id, Change::Add(delta)).await
     }
 
-    /// Adds `delta` to `id` once, however often it is called with the same `request`, also concurrently and from
-    /// several processes. It is for an application that may repeat its work: a future was dropped, an outcome is
-    /// unknown, or a job ran twice. A request is identified by 1 to 64 bytes of the application's choice together with
-    /// the id.
+    /// Adds `delta` to `id` once, however often it is called with the same `request`, also
+    /// concurrently and from several processes. It is for an application that may repeat its work:
+    /// a future was dropped, an outcome is unknown, or a job ran twice. A request is identified by
+    /// 1 to 64 bytes of the application's choice together with the id.
     ///
-    /// Every call for a request returns the same value, the one right after this change, for as long as Redis remembers
-    /// the request: **for at least a minute** by the server's clock, usually one to two minutes. A later call counts
-    /// again. In all else it works like [`BufferedCounters::add_once`](crate::BufferedCounters::add_once).
+    /// Every call for a request returns the same value, the one right after this change, for as
+    /// long as Redis remembers the request: **for at least a minute** by the server's clock,
+    /// usually one to two minutes. A later call counts again. In all else it works like
+    /// [`BufferedCounters::add_once`](crate::BufferedCounters::add_once).
     ///
-    /// Each request is a call of its own, which costs more than an [`incr`](Self::incr) under load. A repeat takes one
-    /// more call if another process had to seed the counter for the request.
+    /// Each request is a call of its own, which costs more than an [`incr`](Self::incr) under load.
+    /// A repeat takes one more call if another process had to seed the counter for the request.
     ///
     /// # Errors
-    /// The errors of [`incr`](Self::incr), and [`InvalidInput`](ErrorKind::InvalidInput) if the request's name is not
-    /// allowed. After any other error the same request may be retried.
+    /// The errors of [`incr`](Self::incr), and [`InvalidInput`](ErrorKind::InvalidInput) if the
+    /// request's name is not allowed. After any other error the same request may be retried.
     pub async fn incr_once(&self, request: &str, id: &str, delta: i64) -> Result<ChangedOnce> {
         self.once(Progress::default(), request, id, delta).await
     }
@@ -152,32 +163,55 @@ impl CachedCounters {
     /// [`BufferedCounters::request_epoch`](crate::BufferedCounters::request_epoch).
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) as for [`incr_once`](Self::incr_once); [`Redis`](ErrorKind::Redis) if
-    /// Redis is unreachable.
+    /// [`InvalidInput`](ErrorKind::InvalidInput) as for [`incr_once`](Self::incr_once);
+    /// [`Redis`](ErrorKind::Redis) if Redis is unreachable.
     pub async fn request_epoch(&self, request: &str, id: &str) -> Result<String> {
-        self.handle.writer.request_epoch(Request::new(self.family(), request, id, 0)?).await
+        self.handle
+            .writer
+            .request_epoch(Request::new(self.family(), request, id, 0)?)
+            .await
     }
 
-    /// Counts like [`incr_once`](Self::incr_once), and never twice, however late the request is retried. See
-    /// [`BufferedCounters::add_once_since`](crate::BufferedCounters::add_once_since).
+    /// Counts like [`incr_once`](Self::incr_once), and never twice, however late the request is
+    /// retried. See [`BufferedCounters::add_once_since`](crate::BufferedCounters::add_once_since).
     ///
     /// # Errors
-    /// The errors of [`incr_once`](Self::incr_once). [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) also if the epoch
-    /// has ended: nothing was done now, and it is unknown whether the request was executed before.
-    pub async fn incr_once_since(&self, epoch: &str, request: &str, id: &str, delta: i64) -> Result<ChangedOnce> {
+    /// The errors of [`incr_once`](Self::incr_once). [`OutcomeUnknown`](ErrorKind::OutcomeUnknown)
+    /// also if the epoch has ended: nothing was done now, and it is unknown whether the request was
+    /// executed before.
+    pub async fn incr_once_since(
+        &self,
+        epoch: &str,
+        request: &str,
+        id: &str,
+        delta: i64,
+    ) -> Result<ChangedOnce> {
         self.once(Progress::since(epoch), request, id, delta).await
     }
 
-    async fn once(&self, mut progress: Progress, request: &str, id: &str, delta: i64) -> Result<ChangedOnce> {
+    async fn once(
+        &self,
+        mut progress: Progress,
+        request: &str,
+        id: &str,
+        delta: i64,
+    ) -> Result<ChangedOnce> {
         let request = Request::new(self.family(), request, id, delta)?;
         let mut timeout = self.handle.timeout;
         let mut held: HeldSeed = None;
         for _ in 0..ATTEMPTS {
             let began = Instant::now();
             let seed = held.as_ref().map(|(seed, _)| *seed);
-            let ticket = match self.handle.writer.once(request, &mut progress, seed, timeout).await? {
+            let ticket = match self
+                .handle
+                .writer
+                .once(request, &mut progress, seed, timeout)
+                .await?
+            {
                 (PairResult::Counted(value), false) => return Ok(ChangedOnce::Counted { value }),
-                (PairResult::Counted(value), true) => return Ok(ChangedOnce::CountedBefore { value }),
+                (PairResult::Counted(value), true) => {
+                    return Ok(ChangedOnce::CountedBefore { value });
+                }
                 (PairResult::OutOfRange(value), _) => return Ok(ChangedOnce::OutOfRange { value }),
                 (PairResult::Missing(ticket), _) => ticket,
                 (other, _) => return Err(other.corrupt(self.family(), id)),
@@ -191,9 +225,10 @@ impl CachedCounters {
         Err(self.comes_and_goes(id))
     }
 
-    /// Replaces the value of `id`, and returns the new value. Increments acknowledged before are overwritten, later
-    /// ones are added. The row receives the difference to the previous value, so a concurrent write of another program
-    /// to the row persists. A difference beyond i64 is out of range.
+    /// Replaces the value of `id`, and returns the new value. Increments acknowledged before are
+    /// overwritten, later ones are added. The row receives the difference to the previous value, so
+    /// a concurrent write of another program to the row persists. A difference beyond i64 is out of
+    /// range.
     ///
     /// # Errors
     /// See [`incr`](Self::incr).
@@ -201,26 +236,32 @@ impl CachedCounters {
         self.change(id, Change::Set(value)).await
     }
 
-    /// Returns the exact value: every increment acknowledged before the call, none twice; 0 for an id without a row. A
-    /// counter that has a row but is not in Redis is loaded, and stays in Redis for the family's retention.
+    /// Returns the exact value: every increment acknowledged before the call, none twice; 0 for an
+    /// id without a row. A counter that has a row but is not in Redis is loaded, and stays in Redis
+    /// for the family's retention.
     ///
     /// # Errors
-    /// [`Redis`](ErrorKind::Redis) or [`Store`](ErrorKind::Store) if that server is unreachable, and the errors of
-    /// [`incr`](Self::incr).
+    /// [`Redis`](ErrorKind::Redis) or [`Store`](ErrorKind::Store) if that server is unreachable,
+    /// and the errors of [`incr`](Self::incr).
     pub async fn get(&self, id: &str) -> Result<i64> {
         Ok(self.get_many(&[id]).await?[0])
     }
 
-    /// Returns the exact values of many ids, in their order. It takes one call per partition involved. Ids that are not
-    /// in Redis take one query together, and another call per partition.
+    /// Returns the exact values of many ids, in their order. It takes one call per partition
+    /// involved. Ids that are not in Redis take one query together, and another call per partition.
     ///
     /// # Errors
     /// See [`get`](Self::get).
     #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family()))]
-    pub async fn get_many(&self, ids: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Vec<i64>> {
+    pub async fn get_many(
+        &self,
+        ids: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Result<Vec<i64>> {
         let ids: Vec<_> = ids.into_iter().collect();
         let ids = self.family().check_ids(&ids)?;
-        self.handle.repeating(|deadline| self.get_once(&ids, deadline)).await
+        self.handle
+            .repeating(|deadline| self.get_once(&ids, deadline))
+            .await
     }
 
     async fn get_once(&self, ids: &[&str], deadline: Instant) -> Result<Vec<i64>> {
@@ -228,12 +269,17 @@ impl CachedCounters {
         let mut left: Vec<_> = (0..ids.len()).map(|place| (place, None)).collect();
         for _ in 0..ATTEMPTS {
             let missing = self.look(ids, &left, &mut values).await?;
-            let rows = self.handle.stored_by(deadline, self.rows(ids, &missing)).await?;
+            let rows = self
+                .handle
+                .stored_by(deadline, self.rows(ids, &missing))
+                .await?;
             // a counter without a row is 0, and a read does not bring it to Redis
             let seeds = missing
                 .into_iter()
                 .zip(rows)
-                .filter_map(|((place, ticket), row)| row.map(|value| (place, Some(Seed { ticket, value }))));
+                .filter_map(|((place, ticket), row)| {
+                    row.map(|value| (place, Some(Seed { ticket, value })))
+                });
             left = seeds.collect();
             if left.is_empty() {
                 return Ok(values);
@@ -242,12 +288,13 @@ impl CachedCounters {
         Err(self.comes_and_goes(ids[left[0].0]))
     }
 
-    /// Returns the exact values if they can be read within `within`, or else the [stored](Self::stored) ones, 0 for an
-    /// id without a row. It is for pages that prefer a slightly old number to waiting for an unreachable Redis.
+    /// Returns the exact values if they can be read within `within`, or else the
+    /// [stored](Self::stored) ones, 0 for an id without a row. It is for pages that prefer a
+    /// slightly old number to waiting for an unreachable Redis.
     ///
     /// # Errors
-    /// [`Store`](ErrorKind::Store) if the database is unreachable too; [`Range`](ErrorKind::Range) as for
-    /// [`get`](Self::get).
+    /// [`Store`](ErrorKind::Store) if the database is unreachable too; [`Range`](ErrorKind::Range)
+    /// as for [`get`](Self::get).
     pub async fn get_or_stored(
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
@@ -255,15 +302,20 @@ impl CachedCounters {
     ) -> Result<Shown> {
         let ids: Vec<_> = ids.into_iter().collect();
         let ids = self.family().check_ids(&ids)?;
-        self.handle.or_stored(&ids, within, self.get_many(&ids)).await
+        self.handle
+            .or_stored(&ids, within, self.get_many(&ids))
+            .await
     }
 
-    /// Returns the value of each id in the database, `None` without a row. It may lag by the time until the next save,
-    /// or by a read replica's lag.
+    /// Returns the value of each id in the database, `None` without a row. It may lag by the time
+    /// until the next save, or by a read replica's lag.
     ///
     /// # Errors
     /// [`Store`](ErrorKind::Store) if the database is unreachable.
-    pub async fn stored(&self, ids: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Vec<Option<i64>>> {
+    pub async fn stored(
+        &self,
+        ids: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Result<Vec<Option<i64>>> {
         let ids: Vec<_> = ids.into_iter().collect();
         let ids = self.family().check_ids(&ids)?;
         self.handle.stored(&ids).await
@@ -276,7 +328,12 @@ impl CachedCounters {
         for _ in 0..ATTEMPTS {
             let began = Instant::now();
             let seed = held.as_ref().map(|(seed, _)| *seed);
-            let ticket = match self.handle.writer.change(id.as_bytes(), change, seed, timeout, true).await? {
+            let ticket = match self
+                .handle
+                .writer
+                .change(id.as_bytes(), change, seed, timeout, true)
+                .await?
+            {
                 PairResult::Counted(value) => return Ok(Changed::Counted { value }),
                 PairResult::OutOfRange(value) => return Ok(Changed::OutOfRange { value }),
                 PairResult::Missing(ticket) => ticket,
@@ -291,16 +348,22 @@ impl CachedCounters {
         Err(self.comes_and_goes(id))
     }
 
-    /// Reads the seed of a missing counter. Returns `None` if the id has no row and the family inserts none.
+    /// Reads the seed of a missing counter. Returns `None` if the id has no row and the family
+    /// inserts none.
     async fn missed(&self, id: &str, ticket: Ticket) -> Result<HeldSeed> {
-        let read = self.seeding.read(&self.handle.shared, &self.handle.opened, id, ticket);
+        let read = self
+            .seeding
+            .read(&self.handle.shared, &self.handle.opened, id, ticket);
         let row = read.row().await?;
-        let seed = Seed { ticket, value: row.unwrap_or(0) };
+        let seed = Seed {
+            ticket,
+            value: row.unwrap_or(0),
+        };
         Ok((row.is_some() || self.family().makes_rows()).then_some((seed, read)))
     }
 
-    /// Reads the ids at the given indexes, after seeding those that have a seed. Writes their values at these indexes,
-    /// and returns the missing ones with their tickets.
+    /// Reads the ids at the given indexes, after seeding those that have a seed. Writes their
+    /// values at these indexes, and returns the missing ones with their tickets.
     async fn look(
         &self,
         ids: &[&str],
@@ -311,10 +374,17 @@ impl CachedCounters {
         let reads = chunks.iter().map(|(number, some)| async move {
             let partition = self.handle.partition(*number);
             let names: Vec<_> = some.iter().map(|(place, _)| ids[*place]).collect();
-            let seeds: Vec<_> =
-                some.iter().filter_map(|(place, seed)| Some((ids[*place].as_bytes(), (*seed)?))).collect();
+            let seeds: Vec<_> = some
+                .iter()
+                .filter_map(|(place, seed)| Some((ids[*place].as_bytes(), (*seed)?)))
+                .collect();
             // both are sent together, the seeds first: a counter whose seed failed is missing again
-            join(partition.seed(&self.retention, &seeds), partition.values(&names)).await.1
+            join(
+                partition.seed(&self.retention, &seeds),
+                partition.values(&names),
+            )
+            .await
+            .1
         });
         let mut missing = Vec::new();
         for ((_, some), results) in chunks.iter().zip(try_join_all(reads).await?) {
@@ -324,7 +394,9 @@ impl CachedCounters {
                     PairResult::Missing(ticket) => missing.push((*place, ticket)),
                     PairResult::OutOfRange(_) => {
                         let (family, id) = (self.family(), ids[*place]);
-                        let what = format!("{family}: the value of {id:?} with what is pending is not a valid i64");
+                        let what = format!(
+                            "{family}: the value of {id:?} with what is pending is not a valid i64"
+                        );
                         return Err(Error::new(ErrorKind::Range, what));
                     }
                     other => return Err(other.corrupt(self.family(), ids[*place])),
@@ -334,7 +406,8 @@ impl CachedCounters {
         Ok(missing)
     }
 
-    /// Groups items by the calls that carry them, each to one partition. Items are numbered by their indexes in `ids`.
+    /// Groups items by the calls that carry them, each to one partition. Items are numbered by
+    /// their indexes in `ids`.
     fn by_partition<T: Copy>(
         &self,
         ids: &[&str],
@@ -342,28 +415,43 @@ impl CachedCounters {
     ) -> Vec<(u32, Vec<(usize, T)>)> {
         let mut partitions: BTreeMap<u32, Vec<(usize, T)>> = BTreeMap::new();
         for (place, item) in items {
-            partitions.entry(self.family().partition_of(ids[place])).or_default().push((place, item));
+            partitions
+                .entry(self.family().partition_of(ids[place]))
+                .or_default()
+                .push((place, item));
         }
         let chunks = |(number, all): (u32, Vec<(usize, T)>)| {
-            let chunks: Vec<_> = all.chunks(Partition::READ_IDS).map(|some| (number, some.to_vec())).collect();
+            let chunks: Vec<_> = all
+                .chunks(Partition::READ_IDS)
+                .map(|some| (number, some.to_vec()))
+                .collect();
             chunks
         };
         partitions.into_iter().flat_map(chunks).collect()
     }
 
-    /// Reads the rows of the missing counters. Other callers that miss the counter share the read of a single row;
-    /// several rows take one query.
+    /// Reads the rows of the missing counters. Other callers that miss the counter share the read
+    /// of a single row; several rows take one query.
     async fn rows(&self, ids: &[&str], missing: &[(usize, Ticket)]) -> Result<Vec<Option<i64>>> {
         match missing {
             [] => Ok(Vec::new()),
             [(place, ticket)] => {
-                let read = self.seeding.read(&self.handle.shared, &self.handle.opened, ids[*place], *ticket);
+                let read = self.seeding.read(
+                    &self.handle.shared,
+                    &self.handle.opened,
+                    ids[*place],
+                    *ticket,
+                );
                 Ok(vec![read.row().await?])
             }
             _ => {
                 let ids: Vec<_> = missing.iter().map(|(place, _)| ids[*place]).collect();
                 metrics::seeded(&self.handle.opened.label, ids.len());
-                self.handle.shared.store.rows(self.handle.registered().await?, &ids).await
+                self.handle
+                    .shared
+                    .store
+                    .rows(self.handle.registered().await?, &ids)
+                    .await
             }
         }
     }
@@ -372,7 +460,9 @@ impl CachedCounters {
         let family = self.family();
         Error::new(
             ErrorKind::Redis,
-            format!("{family}: {id:?} leaves Redis again before it is seeded; is retain too short?"),
+            format!(
+                "{family}: {id:?} leaves Redis again before it is seeded; is retain too short?"
+            ),
         )
     }
 }

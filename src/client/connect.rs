@@ -19,10 +19,10 @@ use crate::store::mysql::MysqlStore;
 const LATER: Duration = Duration::from_secs(3);
 
 impl Counterfoil {
-    /// Connects to a Redis, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, and a database, e.g.
-    /// `mysql://user:password@localhost/shop`. The connection to Redis reconnects automatically, and follows a name or
-    /// address that moves in a failover: see [`Primary`]. Counterfoil's tables must exist, or be created by the
-    /// [`builder`](Self::builder).
+    /// Connects to a Redis, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, and a
+    /// database, e.g. `mysql://user:password@localhost/shop`. The connection to Redis reconnects
+    /// automatically, and follows a name or address that moves in a failover: see [`Primary`].
+    /// Counterfoil's tables must exist, or be created by the [`builder`](Self::builder).
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) for an invalid URL; [`Redis`](ErrorKind::Redis) or
@@ -33,7 +33,8 @@ impl Counterfoil {
         Ok(Counterfoil::new(redis, connect_mysql(mysql_url).await?))
     }
 
-    /// Connects to the Redis that Sentinel reports, like [`Primary::connect_sentinel`], and a database.
+    /// Connects to the Redis that Sentinel reports, like [`Primary::connect_sentinel`], and a
+    /// database.
     ///
     /// # Errors
     /// See [`connect`](Self::connect).
@@ -54,24 +55,30 @@ impl Counterfoil {
     ///
     /// # Errors
     /// See [`connect`](Counterfoil::connect).
-    pub async fn connect_cluster<'a>(nodes: impl IntoIterator<Item = &'a str>, mysql_url: &str) -> Result<Self> {
+    pub async fn connect_cluster<'a>(
+        nodes: impl IntoIterator<Item = &'a str>,
+        mysql_url: &str,
+    ) -> Result<Self> {
         let client = cluster_settings(ClusterClient::builder(nodes)).build();
-        let client = client.map_err(|error| Error::invalid("the URLs of the cluster").with_source(error))?;
+        let client =
+            client.map_err(|error| Error::invalid("the URLs of the cluster").with_source(error))?;
         let redis = client.get_async_connection().await;
         let redis = redis.map_err(|error| primary::unreachable("the cluster's URLs", error))?;
         Ok(Counterfoil::new(redis, connect_mysql(mysql_url).await?))
     }
 }
 
-/// Applies the recommended settings of a cluster connection. Everything else (users, TLS, addresses) is up to the
-/// application.
+/// Applies the recommended settings of a cluster connection. Everything else (users, TLS,
+/// addresses) is up to the application.
 ///
-/// - No retries. The redis crate retries a call 16 times by default. That is harmless, because Redis executes a call
-///   once however often it arrives. But counterfoil retries by itself, within its own time limit, and then reports the
-///   outcome.
-/// - Time limits of 1 s each for connecting, for each reply and for a whole call. By default a reply has no time limit,
-///   and a silent node can block all others while the connection refreshes the slots.
-/// - `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT`, so that a dead machine is noticed within seconds.
+/// - No retries. The redis crate retries a call 16 times by default. That is harmless, because
+///   Redis executes a call once however often it arrives. But counterfoil retries by itself, within
+///   its own time limit, and then reports the outcome.
+/// - Time limits of 1 s each for connecting, for each reply and for a whole call. By default a
+///   reply has no time limit, and a silent node can block all others while the connection refreshes
+///   the slots.
+/// - `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT`, so that a dead machine is noticed within
+///   seconds.
 ///
 /// ```
 /// use redis::cluster::ClusterClient;
@@ -100,7 +107,8 @@ pub(crate) async fn connect_mysql(url: &str) -> Result<MysqlStore> {
     Ok(lazy(options))
 }
 
-/// Connects like [`connect_mysql`], but also succeeds if the database is unreachable. Returns whether it was reachable.
+/// Connects like [`connect_mysql`], but also succeeds if the database is unreachable. Returns
+/// whether it was reachable.
 pub(crate) async fn connect_mysql_or_later(url: &str) -> Result<(MysqlStore, bool)> {
     let options = options(url)?;
     let missing = match timeout(LATER, MySqlConnection::connect_with(&options)).await {
@@ -113,13 +121,16 @@ pub(crate) async fn connect_mysql_or_later(url: &str) -> Result<(MysqlStore, boo
     Ok((lazy(options), false))
 }
 
-/// Returns whether the database is unreachable, or accepts no connections at present: SQLSTATE class 08 is a server
-/// that is full, starting or stopping. Missing or invalid certificates are I/O errors as well, but permanent ones.
+/// Returns whether the database is unreachable, or accepts no connections at present: SQLSTATE
+/// class 08 is a server that is full, starting or stopping. Missing or invalid certificates are I/O
+/// errors as well, but permanent ones.
 fn is_away(error: &sqlx::Error, options: &MySqlConnectOptions) -> bool {
     use std::io::ErrorKind::{InvalidData, InvalidInput, NotFound, PermissionDenied};
     match error {
         sqlx::Error::Io(error) if error.kind() == NotFound => options.get_socket().is_some(),
-        sqlx::Error::Io(error) => !matches!(error.kind(), InvalidData | InvalidInput | PermissionDenied),
+        sqlx::Error::Io(error) => {
+            !matches!(error.kind(), InvalidData | InvalidInput | PermissionDenied)
+        }
         sqlx::Error::Database(error) => error.code().is_some_and(|state| state.starts_with("08")),
         _ => false,
     }
@@ -134,8 +145,8 @@ fn no_database(options: &MySqlConnectOptions) -> Error {
 }
 
 impl MysqlStore {
-    /// Creates a store in the database at the URL, with a pool of its own. It connects on first use: for an application
-    /// that must start even while the database is unreachable.
+    /// Creates a store in the database at the URL, with a pool of its own. It connects on first
+    /// use: for an application that must start even while the database is unreachable.
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) for an invalid URL.
@@ -153,10 +164,13 @@ impl MysqlStore {
 }
 
 fn options(url: &str) -> Result<MySqlConnectOptions> {
-    url.parse().map_err(|error: sqlx::Error| Error::invalid("the database's URL").with_source(error))
+    url.parse()
+        .map_err(|error: sqlx::Error| Error::invalid("the database's URL").with_source(error))
 }
 
 fn lazy(options: MySqlConnectOptions) -> MysqlStore {
-    let pool = MySqlPoolOptions::new().max_connections(10).acquire_timeout(Duration::from_secs(5));
+    let pool = MySqlPoolOptions::new()
+        .max_connections(10)
+        .acquire_timeout(Duration::from_secs(5));
     MysqlStore::new(pool.connect_lazy_with(options))
 }

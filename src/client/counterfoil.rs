@@ -25,11 +25,11 @@ const REGISTERING: Duration = Duration::from_secs(3);
 
 /// One Redis and one database that keep an application's counters together.
 ///
-/// [`connect`](Self::connect) creates both connections. [`new`](Self::new) takes any [`Connection`] and any [`Store`].
-/// Replicas of Redis are never read.
+/// [`connect`](Self::connect) creates both connections. [`new`](Self::new) takes any [`Connection`]
+/// and any [`Store`]. Replicas of Redis are never read.
 ///
-/// An application with several pairs creates one of these for each. It can open families at any time, even thousands of
-/// them. Clones share the pair.
+/// An application with several pairs creates one of these for each. It can open families at any
+/// time, even thousands of them. Clones share the pair.
 #[derive(Clone, Debug)]
 pub struct Counterfoil {
     pub(crate) shared: Arc<Shared>,
@@ -39,7 +39,10 @@ pub struct Counterfoil {
 impl Counterfoil {
     /// Combines a Redis and a database. It sends nothing yet.
     pub fn new(redis: impl Into<Connection>, store: impl Store) -> Self {
-        Counterfoil { shared: Arc::new(Shared::new(redis.into(), Arc::new(store))), timeouts: Timeouts::default() }
+        Counterfoil {
+            shared: Arc::new(Shared::new(redis.into(), Arc::new(store))),
+            timeouts: Timeouts::default(),
+        }
     }
 
     /// Returns the connection to Redis.
@@ -52,7 +55,8 @@ impl Counterfoil {
         &*self.shared.store
     }
 
-    /// Returns the database, for operations that only MySQL supports: tables, rejects, drift, overview.
+    /// Returns the database, for operations that only MySQL supports: tables, rejects, drift,
+    /// overview.
     ///
     /// # Errors
     /// [`Mismatch`](crate::ErrorKind::Mismatch) for any other store.
@@ -60,45 +64,48 @@ impl Counterfoil {
         self.shared.mysql()
     }
 
-    /// Sets whether families and reconcilers may use a Redis whose `maxmemory-policy` evicts what they need when memory
-    /// is full. By default they are refused.
+    /// Sets whether families and reconcilers may use a Redis whose `maxmemory-policy` evicts what
+    /// they need when memory is full. By default they are refused.
     #[must_use]
     pub fn allow_evicting(self, allow: bool) -> Self {
         self.shared.allow_evicting(allow);
         self
     }
 
-    /// Sets how long handles that are opened afterwards retry a failing counting call; defaults to 5 s. Each handle can
-    /// have [its own timeout](crate::BufferedCounters::write_timeout).
+    /// Sets how long handles that are opened afterwards retry a failing counting call; defaults to
+    /// 5 s. Each handle can have [its own timeout](crate::BufferedCounters::write_timeout).
     #[must_use]
     pub fn write_timeout(mut self, timeout: Duration) -> Self {
         self.timeouts.write = timeout;
         self
     }
 
-    /// Sets the time limit of a read by handles that are opened afterwards, including retries; defaults to 5 s.
+    /// Sets the time limit of a read by handles that are opened afterwards, including retries;
+    /// defaults to 5 s.
     #[must_use]
     pub fn read_timeout(mut self, timeout: Duration) -> Self {
         self.timeouts.read = timeout;
         self
     }
 
-    /// Opens a family of any kind. Its type determines the handle: [`BufferedCounters`](crate::BufferedCounters),
-    /// [`CachedCounters`](crate::CachedCounters), [`Series`](crate::Series), [`Activity`](crate::Activity) or
-    /// [`Visitors`](crate::Visitors).
+    /// Opens a family of any kind. Its type determines the handle:
+    /// [`BufferedCounters`](crate::BufferedCounters), [`CachedCounters`](crate::CachedCounters),
+    /// [`Series`](crate::Series), [`Activity`](crate::Activity) or [`Visitors`](crate::Visitors).
     ///
-    /// The call registers the family with the database, or compares it with the registered one, and writes its settings
-    /// to Redis. If Redis is unreachable, the family is opened anyway, and a reconciler writes the settings later.
+    /// The call registers the family with the database, or compares it with the registered one, and
+    /// writes its settings to Redis. If Redis is unreachable, the family is opened anyway, and a
+    /// reconciler writes the settings later.
     ///
-    /// An unreachable database delays the call by at most 3 s. The family is then opened anyway, unless Redis knows it
-    /// with another kind or number of partitions. Hits count, and reach the database after it has registered the
-    /// family. If it refuses the family at that point, hits stay in Redis until the configuration is fixed, and each
-    /// attempt logs the error.
+    /// An unreachable database delays the call by at most 3 s. The family is then opened anyway,
+    /// unless Redis knows it with another kind or number of partitions. Hits count, and reach the
+    /// database after it has registered the family. If it refuses the family at that point, hits
+    /// stay in Redis until the configuration is fixed, and each attempt logs the error.
     ///
     /// # Errors
-    /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting in which the family differs from the known one, or
-    /// what its table lacks. [`AccessDenied`](crate::ErrorKind::AccessDenied) naming what the Redis user lacks.
-    /// [`Unsafe`](crate::ErrorKind::Unsafe) if Redis evicts what the family needs when memory is full.
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting in which the family differs from
+    /// the known one, or what its table lacks. [`AccessDenied`](crate::ErrorKind::AccessDenied)
+    /// naming what the Redis user lacks. [`Unsafe`](crate::ErrorKind::Unsafe) if Redis evicts what
+    /// the family needs when memory is full.
     pub async fn open<F: OpenFamily>(&self, family: F) -> Result<F::Handle> {
         let handle = self.handle(family.common().clone()).await?;
         family.in_use(handle)
@@ -109,7 +116,9 @@ impl Counterfoil {
         let is_there = unless_refused(self.shared.refuse_unsafe(&family).await)?;
         let registered = self.register(&family).await?;
         if is_there {
-            let Shared { redis, topology, .. } = &*self.shared;
+            let Shared {
+                redis, topology, ..
+            } = &*self.shared;
             let configured = match registered {
                 Some(_) => upkeep::configure(redis, topology, &family).await,
                 None => upkeep::begin_epochs(redis, topology, &family).await,
@@ -119,20 +128,23 @@ impl Counterfoil {
         Handle::new(self.shared.clone(), family, registered, self.timeouts)
     }
 
-    /// Registers the family, and returns its number in the database; `None` if the database is unreachable.
+    /// Registers the family, and returns its number in the database; `None` if the database is
+    /// unreachable.
     async fn register(&self, family: &Family) -> Result<Option<u64>> {
         let error = match timeout(REGISTERING, self.shared.store.register(family)).await {
             Ok(Ok(number)) => return Ok(Some(number)),
             Ok(Err(error)) if !error.is_retryable() => return Err(error),
             Ok(Err(error)) => error,
-            Err(elapsed) => Error::new(ErrorKind::Store, "the database did not reply").with_source(elapsed),
+            Err(elapsed) => {
+                Error::new(ErrorKind::Store, "the database did not reply").with_source(elapsed)
+            }
         };
         tracing::warn!(%family, %error, "opened without the database: it is asked for the family when it is back");
         Ok(None)
     }
 
-    /// Checks both servers, and returns what should be known or changed, the most severe first. No findings is a good
-    /// sign.
+    /// Checks both servers, and returns what should be known or changed, the most severe first. No
+    /// findings is a good sign.
     pub async fn check(&self) -> Vec<Finding> {
         let families = self.shared.families();
         let mut findings = check::redis(&self.shared.redis, &families).await;
@@ -142,19 +154,21 @@ impl Counterfoil {
         findings
     }
 
-    /// Configures a reconciler, which writes the pending hits of this pair's families to the database.
+    /// Configures a reconciler, which writes the pending hits of this pair's families to the
+    /// database.
     pub fn reconciler(&self) -> ReconcilerBuilder {
         ReconcilerBuilder::new(self.shared.clone())
     }
 
-    /// Returns when every hit that was acknowledged before the call is in the database. It covers the open families,
-    /// and those that a reconciler of this pair found and [serves](ReconcilerBuilder::all). Kept slices of series and
-    /// minutes of activity that are **not over** stay in Redis, which closes them later; [`drain_all`](Self::drain_all)
-    /// includes them. Values that expire with their window exist in Redis alone.
+    /// Returns when every hit that was acknowledged before the call is in the database. It covers
+    /// the open families, and those that a reconciler of this pair found and
+    /// [serves](ReconcilerBuilder::all). Kept slices of series and minutes of activity that are
+    /// **not over** stay in Redis, which closes them later; [`drain_all`](Self::drain_all) includes
+    /// them. Values that expire with their window exist in Redis alone.
     ///
-    /// The call needs no reconciler, and waits as long as Redis or the database is unreachable. A shutdown with a time
-    /// limit calls [`shutdown`](Self::shutdown) instead. A value that the database refuses is kept as a reject, and not
-    /// waited for.
+    /// The call needs no reconciler, and waits as long as Redis or the database is unreachable. A
+    /// shutdown with a time limit calls [`shutdown`](Self::shutdown) instead. A value that the
+    /// database refuses is kept as a reject, and not waited for.
     ///
     /// # Errors
     /// Permanent failures only: [`Corrupt`](crate::ErrorKind::Corrupt) keys in Redis.
@@ -162,9 +176,9 @@ impl Counterfoil {
         self.drain_families(false).await
     }
 
-    /// Drains like [`drain`](Self::drain), and also closes kept slices that are not over: for a Redis that is retired
-    /// for good. Hits that such a slice receives later are added to the database when the slice is over. Until then the
-    /// table shows only a part of it.
+    /// Drains like [`drain`](Self::drain), and also closes kept slices that are not over: for a
+    /// Redis that is retired for good. Hits that such a slice receives later are added to the
+    /// database when the slice is over. Until then the table shows only a part of it.
     ///
     /// # Errors
     /// See [`drain`](Self::drain).
@@ -173,16 +187,24 @@ impl Counterfoil {
     }
 
     async fn drain_families(&self, closing_all: bool) -> Result<()> {
-        Flusher::new(self.shared.clone()).closing_all(closing_all).drain(self.shared.opened()).await
+        Flusher::new(self.shared.clone())
+            .closing_all(closing_all)
+            .drain(self.shared.opened())
+            .await
     }
 }
 
-/// Returns whether Redis accepted the settings, or the error if it refused them. An unreachable Redis refuses nothing:
-/// the first reconciler after its recovery writes them.
+/// Returns whether Redis accepted the settings, or the error if it refused them. An unreachable
+/// Redis refuses nothing: the first reconciler after its recovery writes them.
 fn unless_refused(taken: Result<()>) -> Result<bool> {
     match taken {
         Ok(()) => Ok(true),
-        Err(error) if matches!(error.kind(), ErrorKind::AccessDenied | ErrorKind::Mismatch | ErrorKind::Unsafe) => {
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::AccessDenied | ErrorKind::Mismatch | ErrorKind::Unsafe
+            ) =>
+        {
             Err(error)
         }
         Err(error) => {

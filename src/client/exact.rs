@@ -1,5 +1,5 @@
-//! Exact reads of everything that reaches the database in batches: Redis, the ledger and the rows combined
-//! (docs/protocol.md, section 3.7).
+//! Exact reads of everything that reaches the database in batches: Redis, the ledger and the rows
+//! combined (docs/protocol.md, section 3.7).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -54,10 +54,11 @@ enum Round {
 const PATIENT: u32 = 2;
 
 impl Handle {
-    /// Returns the exact values of the rows with these ids, in their order. It takes one call per partition involved
-    /// and one query.
+    /// Returns the exact values of the rows with these ids, in their order. It takes one call per
+    /// partition involved and one query.
     pub async fn exact(&self, ids: &[&str]) -> Result<Vec<i64>> {
-        self.repeating(|deadline| self.exact_once(ids, deadline)).await
+        self.repeating(|deadline| self.exact_once(ids, deadline))
+            .await
     }
 
     async fn exact_once(&self, ids: &[&str], deadline: Instant) -> Result<Vec<i64>> {
@@ -69,25 +70,43 @@ impl Handle {
                 Round::SetBack => true,
             };
             if is_suspect && self.probe().await? > 0 {
-                let what = format!("{family}: Redis was set back to an older state; its partitions have begun anew");
+                let what = format!(
+                    "{family}: Redis was set back to an older state; its partitions have begun anew"
+                );
                 return Err(Error::new(ErrorKind::Redis, what));
             }
         }
-        Err(Error::corrupt(format!("{family}: Redis and the ledger do not agree; was the database set back?")))
+        Err(Error::corrupt(format!(
+            "{family}: Redis and the ledger do not agree; was the database set back?"
+        )))
     }
 
     /// Resets the partitions that are behind the ledger, and returns their number.
     async fn probe(&self) -> Result<usize> {
-        set_back::probe(&self.shared, &self.shared.redis, std::slice::from_ref(&self.opened)).await
+        set_back::probe(
+            &self.shared,
+            &self.shared.redis,
+            std::slice::from_ref(&self.opened),
+        )
+        .await
     }
 
     /// Returns the value of each id in the database; a replica may lag.
     pub async fn stored(&self, ids: &[&str]) -> Result<Vec<Option<i64>>> {
-        let read = async || self.shared.store.read(self.registered().await?, ids, &[], ReadFrom::Nearest).await;
-        Ok(self.repeating(|deadline| self.stored_by(deadline, read())).await?.values)
+        let read = async || {
+            self.shared
+                .store
+                .read(self.registered().await?, ids, &[], ReadFrom::Nearest)
+                .await
+        };
+        Ok(self
+            .repeating(|deadline| self.stored_by(deadline, read()))
+            .await?
+            .values)
     }
 
-    /// Returns the result of `exact` if it arrives within `within`, or else the values in the database.
+    /// Returns the result of `exact` if it arrives within `within`, or else the values in the
+    /// database.
     pub async fn or_stored(
         &self,
         ids: &[&str],
@@ -95,11 +114,22 @@ impl Handle {
         exact: impl Future<Output = Result<Vec<i64>>>,
     ) -> Result<Shown> {
         match timeout(within, exact).await {
-            Ok(Ok(values)) => Ok(Shown { values, exact: true }),
+            Ok(Ok(values)) => Ok(Shown {
+                values,
+                exact: true,
+            }),
             Ok(Err(error)) if !error.is_retryable() => Err(error),
             _ => {
-                let values = self.stored(ids).await?.into_iter().map(|value| value.unwrap_or(0)).collect();
-                Ok(Shown { values, exact: false })
+                let values = self
+                    .stored(ids)
+                    .await?
+                    .into_iter()
+                    .map(|value| value.unwrap_or(0))
+                    .collect();
+                Ok(Shown {
+                    values,
+                    exact: false,
+                })
             }
         }
     }
@@ -115,13 +145,23 @@ impl Handle {
         self.in_range(ids, sums)
     }
 
-    /// Returns up to `limit` ids that begin with `prefix` and follow `after`, ascending, each with its exact value.
-    pub async fn list(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<(String, i64)>> {
-        self.repeating(|deadline| self.list_once(prefix, after, limit, deadline)).await
+    /// Returns up to `limit` ids that begin with `prefix` and follow `after`, ascending, each with
+    /// its exact value.
+    pub async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<(String, i64)>> {
+        self.repeating(|deadline| self.list_once(prefix, after, limit, deadline))
+            .await
     }
 
     /// Returns all ids that begin with `prefix`, ascending, as a stream that reads page by page.
-    pub fn list_all(&self, prefix: &str) -> impl Stream<Item = Result<(String, i64)>> + Send + Unpin + use<> {
+    pub fn list_all(
+        &self,
+        prefix: &str,
+    ) -> impl Stream<Item = Result<(String, i64)>> + Send + Unpin + use<> {
         let (handle, prefix) = (self.clone(), prefix.to_owned());
         let page = move |after: Option<String>| {
             let (handle, prefix) = (handle.clone(), prefix.clone());
@@ -137,29 +177,46 @@ impl Handle {
         limit: usize,
         deadline: Instant,
     ) -> Result<Vec<(String, i64)>> {
-        let partitions: Vec<_> = (0..self.family().partitions()).map(|number| self.partition(number)).collect();
-        let pending = try_join_all(partitions.iter().map(|partition| partition.pending_ids(prefix))).await?;
+        let partitions: Vec<_> = (0..self.family().partitions())
+            .map(|number| self.partition(number))
+            .collect();
+        let pending = try_join_all(
+            partitions
+                .iter()
+                .map(|partition| partition.pending_ids(prefix)),
+        )
+        .await?;
         // after Redis: ids that left it meanwhile are already in the database
-        let stored = async { self.shared.store.list(self.registered().await?, prefix, after, limit).await };
+        let stored = async {
+            self.shared
+                .store
+                .list(self.registered().await?, prefix, after, limit)
+                .await
+        };
         let stored = self.stored_by(deadline, stored).await?;
         let is_after = |id: &String| after.is_none_or(|after| id.as_bytes() > after.as_bytes());
         let pending = pending.into_iter().flatten().filter(is_after);
-        let ids: BTreeSet<_> = pending.chain(stored.into_iter().map(|(id, _)| id)).collect();
+        let ids: BTreeSet<_> = pending
+            .chain(stored.into_iter().map(|(id, _)| id))
+            .collect();
         let page: Vec<_> = ids.into_iter().take(limit).collect();
         let ids: Vec<_> = page.iter().map(String::as_str).collect();
         let values = self.exact_once(&ids, deadline).await?;
         Ok(page.into_iter().zip(values).collect())
     }
 
-    /// Makes one round of an exact read. With `at_once` it reads the database and Redis concurrently: whichever is read
-    /// first, the ledger shows how they fit.
+    /// Makes one round of an exact read. With `at_once` it reads the database and Redis
+    /// concurrently: whichever is read first, the ledger shows how they fit.
     async fn try_exact(&self, ids: &[&str], at_once: bool, deadline: Instant) -> Result<Round> {
         let registered = self.stored_by(deadline, self.registered()).await?;
         let groups = self.groups(ids);
         let guess = if at_once { self.guess(&groups) } else { None };
         let (guessed, pending) = match guess {
             Some(marks) => {
-                let snapshot = self.shared.store.read(registered, ids, &marks, ReadFrom::Nearest);
+                let snapshot = self
+                    .shared
+                    .store
+                    .read(registered, ids, &marks, ReadFrom::Nearest);
                 let snapshot = self.stored_by(deadline, snapshot);
                 // not try_join: a query is better not dropped half-way
                 let (snapshot, pending) = join(snapshot, self.read_groups(&groups, ids)).await;
@@ -167,14 +224,26 @@ impl Handle {
             }
             None => (None, self.read_groups(&groups, ids).await?),
         };
-        let mark = |(group, pending): (&PartitionRead, &Pending)| Some((group.partition, pending.last.incarnation?));
+        let mark = |(group, pending): (&PartitionRead, &Pending)| {
+            Some((group.partition, pending.last.incarnation?))
+        };
         let marks: BTreeSet<_> = groups.iter().zip(&pending).filter_map(mark).collect();
         let marks: Vec<_> = marks.into_iter().collect();
-        marks.iter().for_each(|&(partition, incarnation)| self.opened.incarnations.seen(partition, incarnation));
+        marks.iter().for_each(|&(partition, incarnation)| {
+            self.opened.incarnations.seen(partition, incarnation)
+        });
         // without an incarnation a replica's lag is not detectable
-        let is_known = pending.iter().all(|pending| pending.last.incarnation.is_some());
-        let mut guessed = guessed.filter(|(guess, _)| is_known && *guess == marks).map(|(_, snapshot)| snapshot);
-        let copies: &[_] = if is_known { &[ReadFrom::Nearest, ReadFrom::Primary] } else { &[ReadFrom::Primary] };
+        let is_known = pending
+            .iter()
+            .all(|pending| pending.last.incarnation.is_some());
+        let mut guessed = guessed
+            .filter(|(guess, _)| is_known && *guess == marks)
+            .map(|(_, snapshot)| snapshot);
+        let copies: &[_] = if is_known {
+            &[ReadFrom::Nearest, ReadFrom::Primary]
+        } else {
+            &[ReadFrom::Primary]
+        };
         for &copy in copies {
             let snapshot = match guessed.take() {
                 Some(snapshot) => snapshot?,
@@ -186,10 +255,16 @@ impl Handle {
             let mark_of = |(group, pending): (&PartitionRead, &Pending)| {
                 let place = |incarnation| marks.binary_search(&(group.partition, incarnation)).ok();
                 let place = pending.last.incarnation.and_then(place);
-                place.and_then(|place| snapshot.ledger.get(place).cloned()).unwrap_or_default()
+                place
+                    .and_then(|place| snapshot.ledger.get(place).cloned())
+                    .unwrap_or_default()
             };
             let ledger: Vec<Mark> = groups.iter().zip(&pending).map(mark_of).collect();
-            let verdicts: Vec<_> = pending.iter().zip(&ledger).map(|(pending, mark)| judge(pending, mark)).collect();
+            let verdicts: Vec<_> = pending
+                .iter()
+                .zip(&ledger)
+                .map(|(pending, mark)| judge(pending, mark))
+                .collect();
             if verdicts.contains(&Verdict::SetBack) {
                 return Ok(Round::SetBack);
             }
@@ -202,7 +277,11 @@ impl Handle {
             if self.was_forgotten(&groups, &pending, &ledger, ids).await? {
                 return Ok(Round::Again);
             }
-            let mut sums: Vec<_> = snapshot.values.iter().map(|value| i128::from(value.unwrap_or(0))).collect();
+            let mut sums: Vec<_> = snapshot
+                .values
+                .iter()
+                .map(|value| i128::from(value.unwrap_or(0)))
+                .collect();
             for ((group, pending), verdict) in groups.iter().zip(&pending).zip(&verdicts) {
                 group.add_to(&mut sums, ids, pending, verdict);
             }
@@ -226,10 +305,16 @@ impl Handle {
         ledger: &[Mark],
         ids: &[&str],
     ) -> Result<bool> {
-        let doubtful =
-            groups.iter().zip(pending).zip(ledger).filter(|((_, pending), mark)| may_be_forgotten(pending, mark));
+        let doubtful = groups
+            .iter()
+            .zip(pending)
+            .zip(ledger)
+            .filter(|((_, pending), mark)| may_be_forgotten(pending, mark));
         let looks = doubtful.map(|((group, pending), _)| async move {
-            let now = self.partition(group.partition).read(&[ids[group.places[0]]]).await?;
+            let now = self
+                .partition(group.partition)
+                .read(&[ids[group.places[0]]])
+                .await?;
             Ok::<_, Error>(now.last.incarnation != pending.last.incarnation)
         });
         Ok(try_join_all(looks).await?.contains(&true))
@@ -257,8 +342,13 @@ impl Handle {
             partitions.for_each(|partition| places.entry(partition).or_default().push(place));
         }
         let group = |(partition, places): (u32, Vec<usize>)| {
-            let chunks: Vec<_> = places.chunks(Partition::READ_IDS).map(<[usize]>::to_vec).collect();
-            chunks.into_iter().map(move |places| PartitionRead { partition, places })
+            let chunks: Vec<_> = places
+                .chunks(Partition::READ_IDS)
+                .map(<[usize]>::to_vec)
+                .collect();
+            chunks
+                .into_iter()
+                .map(move |places| PartitionRead { partition, places })
         };
         places.into_iter().flat_map(group).collect()
     }
@@ -266,7 +356,13 @@ impl Handle {
     fn in_range(&self, ids: &[&str], sums: Vec<i128>) -> Result<Vec<i64>> {
         let narrow = |(sum, id): (i128, &&str)| {
             i64::try_from(sum).map_err(|_| {
-                Error::new(ErrorKind::Range, format!("{}: the value of {id:?}, {sum}, is not an i64", self.family()))
+                Error::new(
+                    ErrorKind::Range,
+                    format!(
+                        "{}: the value of {id:?}, {sum}, is not an i64",
+                        self.family()
+                    ),
+                )
             })
         };
         sums.into_iter().zip(ids).map(narrow).collect()

@@ -15,8 +15,8 @@ use crate::writer::Writer;
 use crate::writer::opened::Opened;
 use crate::writer::shared::{InUse, Shared};
 
-/// The extra time of a whole read after its deadline. The wait for the database ends at the deadline, and its error is
-/// more specific than that of the whole read.
+/// The extra time of a whole read after its deadline. The wait for the database ends at the
+/// deadline, and its error is more specific than that of the whole read.
 const LAST_MOMENT: Duration = Duration::from_millis(20);
 
 /// A family in use. Cloning is cheap.
@@ -60,29 +60,58 @@ impl Handle {
 }
 
 impl Handle {
-    /// Creates the handle of a family. `registered` is its number in the database, `None` if the database was
-    /// unreachable.
-    pub fn new(shared: Arc<Shared>, family: Family, registered: Option<u64>, timeouts: Timeouts) -> Result<Self> {
+    /// Creates the handle of a family. `registered` is its number in the database, `None` if the
+    /// database was unreachable.
+    pub fn new(
+        shared: Arc<Shared>,
+        family: Family,
+        registered: Option<u64>,
+        timeouts: Timeouts,
+    ) -> Result<Self> {
         let in_use = shared.open(family, registered)?;
         Ok(Self::in_use(shared, in_use, timeouts))
     }
 
     /// Creates the handle of a family as registered in the database.
-    pub fn served(shared: Arc<Shared>, registered: Arc<Registered>, timeouts: Timeouts) -> Result<Self> {
+    pub fn served(
+        shared: Arc<Shared>,
+        registered: Arc<Registered>,
+        timeouts: Timeouts,
+    ) -> Result<Self> {
         let in_use = shared.serve(registered)?;
         Ok(Self::in_use(shared, in_use, timeouts))
     }
 
     fn in_use(shared: Arc<Shared>, (opened, writer): InUse, timeouts: Timeouts) -> Self {
-        Handle { shared, opened, writer, timeout: timeouts.write, read_timeout: timeouts.read }
+        Handle {
+            shared,
+            opened,
+            writer,
+            timeout: timeouts.write,
+            read_timeout: timeouts.read,
+        }
     }
 
-    /// Counts the hits that are not refused already, and returns the outcome of each, in their order.
+    /// Counts the hits that are not refused already, and returns the outcome of each, in their
+    /// order.
     pub async fn add_many(&self, hits: Vec<Result<(&[u8], i64)>>) -> Vec<Result<PairResult>> {
-        let checked: Vec<_> = hits.iter().filter_map(|hit| hit.as_ref().ok().copied()).collect();
-        let mut results = self.writer.add_many(&checked, self.timeout).await.into_iter();
-        let mut next = || results.next().unwrap_or_else(|| Err(Error::corrupt("a hit of many has no result")));
-        hits.into_iter().map(|hit| hit.and_then(|_| next())).collect()
+        let checked: Vec<_> = hits
+            .iter()
+            .filter_map(|hit| hit.as_ref().ok().copied())
+            .collect();
+        let mut results = self
+            .writer
+            .add_many(&checked, self.timeout)
+            .await
+            .into_iter();
+        let mut next = || {
+            results
+                .next()
+                .unwrap_or_else(|| Err(Error::corrupt("a hit of many has no result")))
+        };
+        hits.into_iter()
+            .map(|hit| hit.and_then(|_| next()))
+            .collect()
     }
 
     pub fn partition(&self, number: u32) -> Partition {
@@ -93,8 +122,9 @@ impl Handle {
         self.shared.backlog(self.family()).await
     }
 
-    /// Retries a read with a retryable error, until the read timeout. `read` receives the deadline for its wait for the
-    /// database. A read that exceeds it by `LAST_MOMENT` fails as one that waits for Redis.
+    /// Retries a read with a retryable error, until the read timeout. `read` receives the deadline
+    /// for its wait for the database. A read that exceeds it by `LAST_MOMENT` fails as one that
+    /// waits for Redis.
     pub async fn repeating<T, F>(&self, mut read: impl FnMut(Instant) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,
@@ -103,7 +133,10 @@ impl Handle {
         let mut pause = Backoff::default();
         loop {
             let late = |_| Err(self.late(ErrorKind::Redis));
-            match timeout_at(deadline + LAST_MOMENT, read(deadline)).await.unwrap_or_else(late) {
+            match timeout_at(deadline + LAST_MOMENT, read(deadline))
+                .await
+                .unwrap_or_else(late)
+            {
                 Err(error) if error.is_retryable() => {
                     let wait = pause.next();
                     if Instant::now() + wait >= deadline {
@@ -117,27 +150,41 @@ impl Handle {
     }
 
     /// Returns the database's reply, or an error at the deadline.
-    pub async fn stored_by<T>(&self, deadline: Instant, asked: impl Future<Output = Result<T>>) -> Result<T> {
-        timeout_at(deadline, asked).await.unwrap_or_else(|_| Err(self.late(ErrorKind::Store)))
+    pub async fn stored_by<T>(
+        &self,
+        deadline: Instant,
+        asked: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        timeout_at(deadline, asked)
+            .await
+            .unwrap_or_else(|_| Err(self.late(ErrorKind::Store)))
     }
 
     fn late(&self, kind: ErrorKind) -> Error {
-        Error::new(kind, format!("{}: no reply within the read timeout, {:?}", self.family(), self.read_timeout))
+        Error::new(
+            kind,
+            format!(
+                "{}: no reply within the read timeout, {:?}",
+                self.family(),
+                self.read_timeout
+            ),
+        )
     }
 }
 
 /// The methods that the handles of all kinds share.
 macro_rules! handle_methods {
     ($handle:tt) => {
-        /// Sets how long this handle and its clones retry a failing counting call; defaults to 5 s. Reads of the
-        /// database are not included.
+        /// Sets how long this handle and its clones retry a failing counting call; defaults to 5 s.
+        /// Reads of the database are not included.
         #[must_use]
         pub fn write_timeout(mut self, timeout: std::time::Duration) -> Self {
             self.$handle.timeout = timeout;
             self
         }
 
-        /// Sets the time limit of a read by this handle and its clones, including retries; defaults to 5 s.
+        /// Sets the time limit of a read by this handle and its clones, including retries; defaults
+        /// to 5 s.
         #[must_use]
         pub fn read_timeout(mut self, timeout: std::time::Duration) -> Self {
             self.$handle.read_timeout = timeout;
@@ -149,9 +196,10 @@ macro_rules! handle_methods {
             self.$handle.family()
         }
 
-        /// Returns the family's backlog: what waits in Redis for the database, from all processes. It needs neither a
-        /// reconciler nor the database. It sets no gauge: [`Counterfoil::backlogs`](crate::Counterfoil::backlogs) does,
-        /// because it sees all families of a name.
+        /// Returns the family's backlog: what waits in Redis for the database, from all processes.
+        /// It needs neither a reconciler nor the database. It sets no gauge:
+        /// [`Counterfoil::backlogs`](crate::Counterfoil::backlogs) does, because it sees all
+        /// families of a name.
         ///
         /// # Errors
         /// [`Redis`](crate::ErrorKind::Redis) if Redis is unreachable.

@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 /// The number of entries that are read at a time.
 pub const PAGE: usize = 1000;
 
-/// Returns all entries, one page at a time: `page` reads the entries after a name, and `name` returns the name of an
-/// entry.
+/// Returns all entries, one page at a time: `page` reads the entries after a name, and `name`
+/// returns the name of an entry.
 pub fn all<T, F>(
     page: impl Fn(Option<String>) -> F + Send + 'static,
     name: fn(&T) -> &str,
@@ -25,5 +25,8 @@ where
             Ok::<_, Error>(last.map(|last| (page, Some(last))))
         }
     });
-    pages.map_ok(|page| stream::iter(page.into_iter().map(Ok::<T, Error>))).try_flatten().boxed()
+    pages
+        .map_ok(|page| stream::iter(page.into_iter().map(Ok::<T, Error>)))
+        .try_flatten()
+        .boxed()
 }

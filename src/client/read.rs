@@ -1,5 +1,5 @@
-//! Compares what Redis has pending with the ledger, so that an exact read neither loses nor doubles a batch in flight
-//! (docs/protocol.md, section 3).
+//! Compares what Redis has pending with the ledger, so that an exact read neither loses nor doubles
+//! a batch in flight (docs/protocol.md, section 3).
 
 use std::cmp::Ordering;
 
@@ -26,25 +26,36 @@ pub enum Verdict {
 
 /// Compares the last cut of a partition with the ledger as of the values.
 ///
-/// A batch is cut only after the one before it was complete and released. So on the primary the ledger is at `seq`, or
-/// complete at `seq - 1` while the batch is in flight. Anything lower is a copy that is behind.
+/// A batch is cut only after the one before it was complete and released. So on the primary the
+/// ledger is at `seq`, or complete at `seq - 1` while the batch is in flight. Anything lower is a
+/// copy that is behind.
 pub fn judge(pending: &Pending, ledger: &Mark) -> Verdict {
     if ablation::is_out(Guard::Comparison) {
-        return if pending.in_flight { Verdict::AddBatch } else { Verdict::LeaveOut };
+        return if pending.in_flight {
+            Verdict::AddBatch
+        } else {
+            Verdict::LeaveOut
+        };
     }
     let last = pending.last;
     match (ledger.seq.cmp(&last.seq), &ledger.position) {
         (Ordering::Greater, _) => Verdict::Again,
-        (Ordering::Equal, _) if last.seq > 0 && last.nonce != Some(ledger.nonce) => Verdict::SetBack,
+        (Ordering::Equal, _) if last.seq > 0 && last.nonce != Some(ledger.nonce) => {
+            Verdict::SetBack
+        }
         (Ordering::Equal, None) => Verdict::LeaveOut,
-        (Ordering::Equal, Some(position)) if pending.in_flight => Verdict::AddAfter(position.clone()),
-        (Ordering::Less, None) if pending.in_flight && ledger.seq + 1 == last.seq => Verdict::AddBatch,
+        (Ordering::Equal, Some(position)) if pending.in_flight => {
+            Verdict::AddAfter(position.clone())
+        }
+        (Ordering::Less, None) if pending.in_flight && ledger.seq + 1 == last.seq => {
+            Verdict::AddBatch
+        }
         _ => Verdict::Behind,
     }
 }
 
-/// Returns what an id has pending beyond the value in the database. The result is wider than i64, because the two
-/// deltas may each be near an end of i64.
+/// Returns what an id has pending beyond the value in the database. The result is wider than i64,
+/// because the two deltas may each be near an end of i64.
 pub fn beyond(id: &str, (batch, buffer): (i64, i64), verdict: &Verdict) -> i128 {
     let adds = match verdict {
         Verdict::AddBatch => true,
@@ -54,11 +65,15 @@ pub fn beyond(id: &str, (batch, buffer): (i64, i64), verdict: &Verdict) -> i128 
     i128::from(buffer) + if adds { i128::from(batch) } else { 0 }
 }
 
-/// Returns whether Redis may have forgotten the incarnation since it returned it. A batch reaches the ledger only after
-/// its rotation, and with it the incarnation, is durable. Before the first batch a crash can revert the incarnation.
-/// Pending deltas can then reach the database under another one, undetected by [`judge`].
+/// Returns whether Redis may have forgotten the incarnation since it returned it. A batch reaches
+/// the ledger only after its rotation, and with it the incarnation, is durable. Before the first
+/// batch a crash can revert the incarnation. Pending deltas can then reach the database under
+/// another one, undetected by [`judge`].
 pub fn may_be_forgotten(pending: &Pending, ledger: &Mark) -> bool {
-    let has_anything = pending.deltas.iter().any(|&(batch, buffer)| batch != 0 || buffer != 0);
+    let has_anything = pending
+        .deltas
+        .iter()
+        .any(|&(batch, buffer)| batch != 0 || buffer != 0);
     ledger.seq == 0 && pending.last.incarnation.is_some() && has_anything
 }
 
@@ -69,12 +84,24 @@ mod tests {
     use crate::store::{Incarnation, Nonce};
 
     fn pending(seq: u64, in_flight: bool) -> Pending {
-        let last = LastCut { incarnation: Some(Incarnation(7)), seq, nonce: Some(Nonce(9)) };
-        Pending { last, in_flight, deltas: vec![(1, 2)] }
+        let last = LastCut {
+            incarnation: Some(Incarnation(7)),
+            seq,
+            nonce: Some(Nonce(9)),
+        };
+        Pending {
+            last,
+            in_flight,
+            deltas: vec![(1, 2)],
+        }
     }
 
     fn mark(seq: u64) -> Mark {
-        Mark { seq, nonce: Nonce(9), position: None }
+        Mark {
+            seq,
+            nonce: Nonce(9),
+            position: None,
+        }
     }
 
     #[test]
@@ -85,22 +112,43 @@ mod tests {
         assert_eq!(judge(&pending(5, true), &mark(6)), Verdict::Again);
         assert_eq!(judge(&pending(5, false), &mark(4)), Verdict::Behind);
         assert_eq!(judge(&pending(5, true), &mark(3)), Verdict::Behind);
-        assert_eq!(judge(&pending(1, true), &Mark::default()), Verdict::AddBatch);
+        assert_eq!(
+            judge(&pending(1, true), &Mark::default()),
+            Verdict::AddBatch
+        );
     }
 
     #[test]
     fn a_batch_that_is_partly_applied_is_added_after_its_position() {
-        let partly = |seq| Mark { position: Some(b"m".to_vec()), ..mark(seq) };
+        let partly = |seq| Mark {
+            position: Some(b"m".to_vec()),
+            ..mark(seq)
+        };
         let verdict = judge(&pending(5, true), &partly(5));
         assert_eq!(verdict, Verdict::AddAfter(b"m".to_vec()));
-        assert_eq!([beyond("m", (1, 2), &verdict), beyond("n", (1, 2), &verdict)], [2, 3]);
+        assert_eq!(
+            [beyond("m", (1, 2), &verdict), beyond("n", (1, 2), &verdict)],
+            [2, 3]
+        );
         assert_eq!(judge(&pending(5, false), &partly(5)), Verdict::Behind);
         assert_eq!(judge(&pending(5, true), &partly(4)), Verdict::Behind);
     }
 
     #[test]
     fn another_nonce_proves_a_set_back() {
-        assert_eq!(judge(&pending(5, true), &Mark { nonce: Nonce(8), ..mark(5) }), Verdict::SetBack);
-        assert_eq!(judge(&pending(0, false), &Mark::default()), Verdict::LeaveOut);
+        assert_eq!(
+            judge(
+                &pending(5, true),
+                &Mark {
+                    nonce: Nonce(8),
+                    ..mark(5)
+                }
+            ),
+            Verdict::SetBack
+        );
+        assert_eq!(
+            judge(&pending(0, false), &Mark::default()),
+            Verdict::LeaveOut
+        );
     }
 }

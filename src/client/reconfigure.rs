@@ -1,4 +1,5 @@
-//! Changes to settings that all processes must agree on, for a family that has nothing pending where that matters.
+//! Changes to settings that all processes must agree on, for a family that has nothing pending
+//! where that matters.
 
 use futures_util::future::try_join_all;
 
@@ -15,20 +16,22 @@ const CALLS: usize = 64;
 const CHANGEABLE: [&str; 2] = ["partitions", "durability"];
 
 impl Counterfoil {
-    /// Changes the partitions, the durability, or the bounds of cached counters of a registered family to those of
-    /// `family`.
+    /// Changes the partitions, the durability, or the bounds of cached counters of a registered
+    /// family to those of `family`.
     ///
-    /// The number of partitions can change for buffered and cached families that have nothing pending in Redis. Stop
-    /// the processes that count in the family, [`drain`](Self::drain) it, call this, and start them with the new
-    /// settings. From this call on, processes with the old number are refused as [`Mismatch`](ErrorKind::Mismatch). A
-    /// new durability or bound applies to processes that open the family afterwards; all others keep the old one until
-    /// they are restarted.
+    /// The number of partitions can change for buffered and cached families that have nothing
+    /// pending in Redis. Stop the processes that count in the family, [`drain`](Self::drain) it,
+    /// call this, and start them with the new settings. From this call on, processes with the old
+    /// number are refused as [`Mismatch`](ErrorKind::Mismatch). A new durability or bound applies
+    /// to processes that open the family afterwards; all others keep the old one until they are
+    /// restarted.
     ///
     /// A call that fails may be retried.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) naming what cannot be changed, or that no such family is registered;
-    /// [`Busy`](ErrorKind::Busy) if the number of partitions differs and something is pending: nothing was changed.
+    /// [`InvalidInput`](ErrorKind::InvalidInput) naming what cannot be changed, or that no such
+    /// family is registered; [`Busy`](ErrorKind::Busy) if the number of partitions differs and
+    /// something is pending: nothing was changed.
     pub async fn reconfigure(&self, family: &Family) -> Result<()> {
         let known = self.known(family).await?;
         refuse_unchangeable(&known, family)?;
@@ -36,7 +39,8 @@ impl Counterfoil {
             return self.shared.store.reconfigure(&known, family).await;
         }
         self.refuse_pending(&known).await?;
-        // from here on nothing is counted: Redis refuses the old callers, and the database the new ones
+        // from here on nothing is counted: Redis refuses the old callers, and the database the new
+        // ones
         self.tell_redis(&known, family).await?;
         if let Err(pending) = self.refuse_pending(&known).await {
             self.tell_redis(family, &known).await?;
@@ -53,8 +57,12 @@ impl Counterfoil {
         let name = family.to_string();
         for listed in self.shared.store.families().await? {
             match listed {
-                Ok(registered) if registered.family.to_string() == name => return Ok(registered.family),
-                Err(error) if error.to_string().starts_with(&format!("{name}: ")) => return Err(error),
+                Ok(registered) if registered.family.to_string() == name => {
+                    return Ok(registered.family);
+                }
+                Err(error) if error.to_string().starts_with(&format!("{name}: ")) => {
+                    return Err(error);
+                }
                 _ => {}
             }
         }
@@ -62,24 +70,36 @@ impl Counterfoil {
     }
 
     async fn refuse_pending(&self, family: &Family) -> Result<()> {
-        let partitions: Vec<_> = (0..family.partitions()).map(|number| self.shared.partition(family, number)).collect();
+        let partitions: Vec<_> = (0..family.partitions())
+            .map(|number| self.shared.partition(family, number))
+            .collect();
         for some in partitions.chunks(CALLS) {
-            if try_join_all(some.iter().map(Partition::has_pending)).await?.contains(&true) {
-                return Err(Error::new(ErrorKind::Busy, format!("{family}: hits are pending: drain it first")));
+            if try_join_all(some.iter().map(Partition::has_pending))
+                .await?
+                .contains(&true)
+            {
+                return Err(Error::new(
+                    ErrorKind::Busy,
+                    format!("{family}: hits are pending: drain it first"),
+                ));
             }
         }
         Ok(())
     }
 
-    /// Drops the cached counters of the family, all of which are saved: with another number of partitions their homes
-    /// differ.
+    /// Drops the cached counters of the family, all of which are saved: with another number of
+    /// partitions their homes differ.
     async fn drop_bases(&self, family: &Family) -> Result<()> {
         if !family.is_cached() {
             return Ok(());
         }
-        let partitions: Vec<_> = (0..family.partitions()).map(|number| self.shared.partition(family, number)).collect();
+        let partitions: Vec<_> = (0..family.partitions())
+            .map(|number| self.shared.partition(family, number))
+            .collect();
         for (number, partition) in (0..).zip(&partitions) {
-            let home = self.shared.partition(family, self.shared.topology.home_of(number));
+            let home = self
+                .shared
+                .partition(family, self.shared.topology.home_of(number));
             for last in last_cuts(&self.shared.redis, std::slice::from_ref(partition)).await? {
                 partition.reset(family, &home.keys, last).await?;
             }
@@ -92,11 +112,12 @@ impl Counterfoil {
         upkeep::configure(&self.shared.redis, &self.shared.topology, family).await?;
         let beyond: Vec<_> = (family.partitions()..before.partitions()).collect();
         for some in beyond.chunks(CALLS) {
-            try_join_all(
-                some.iter().map(|&number| async move {
-                    self.shared.partition(family, number).configure(family, [number]).await
-                }),
-            )
+            try_join_all(some.iter().map(|&number| async move {
+                self.shared
+                    .partition(family, number)
+                    .configure(family, [number])
+                    .await
+            }))
             .await?;
         }
         Ok(())
@@ -107,11 +128,14 @@ fn refuse_unchangeable(known: &Family, family: &Family) -> Result<()> {
     for ((setting, before), (_, after)) in known.identity().into_iter().zip(family.identity()) {
         let is_bound = setting == "shape" && known.is_cached() && family.is_cached();
         if before != after && !is_bound && !CHANGEABLE.contains(&setting) {
-            return Err(Error::invalid(format!("{family}: {setting} is {before:?} for the life of the family")));
+            return Err(Error::invalid(format!(
+                "{family}: {setting} is {before:?} for the life of the family"
+            )));
         }
     }
     if known.has_expiring_keys() && known.partitions() != family.partitions() {
-        let wrong = "the partitions hold its windows, or who has been there: take a family of another name";
+        let wrong =
+            "the partitions hold its windows, or who has been there: take a family of another name";
         return Err(Error::invalid(format!("{family}: {wrong}")));
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! The seeds of missing counters: one read of the database for all callers of this process that miss the same counter.
+//! The seeds of missing counters: one read of the database for all callers of this process that
+//! miss the same counter.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,9 +21,10 @@ pub struct Seeding {
     reads: Mutex<HashMap<ReadKey, Weak<Read>>>,
 }
 
-/// One read of a row, for all callers with the same ticket. It began after the ticket was issued, and counterfoil has
-/// not written to the row since, as long as the ticket has seeded nothing (docs/protocol.md, section 4.2). A caller
-/// holds the read until Redis has the seed, so that others that miss the counter meanwhile need no further read.
+/// One read of a row, for all callers with the same ticket. It began after the ticket was issued,
+/// and counterfoil has not written to the row since, as long as the ticket has seeded nothing
+/// (docs/protocol.md, section 4.2). A caller holds the read until Redis has the seed, so that
+/// others that miss the counter meanwhile need no further read.
 pub struct Read {
     seeding: Arc<Seeding>,
     key: ReadKey,
@@ -31,7 +33,13 @@ pub struct Read {
 
 impl Seeding {
     /// Returns the read that another caller holds, or a new one.
-    pub fn read(self: &Arc<Self>, pair: &Arc<Pair>, opened: &Arc<Opened>, id: &str, ticket: Ticket) -> Arc<Read> {
+    pub fn read(
+        self: &Arc<Self>,
+        pair: &Arc<Pair>,
+        opened: &Arc<Opened>,
+        id: &str,
+        ticket: Ticket,
+    ) -> Arc<Read> {
         let key = (Box::from(id), ticket);
         let mut reads = self.reads();
         if let Some(read) = reads.get(&key).and_then(Weak::upgrade) {
@@ -44,7 +52,11 @@ impl Seeding {
             let rows = pair.store.rows(family, &[&id]).await.map_err(Arc::new)?;
             Ok(rows.first().copied().flatten())
         };
-        let read = Arc::new(Read { seeding: self.clone(), key: key.clone(), row: row.boxed().shared() });
+        let read = Arc::new(Read {
+            seeding: self.clone(),
+            key: key.clone(),
+            row: row.boxed().shared(),
+        });
         reads.insert(key, Arc::downgrade(&read));
         read
     }
@@ -65,7 +77,10 @@ impl Drop for Read {
     fn drop(&mut self) {
         let mut reads = self.seeding.reads();
         // a newer read may have replaced it
-        if reads.get(&self.key).is_some_and(|read| read.strong_count() == 0) {
+        if reads
+            .get(&self.key)
+            .is_some_and(|read| read.strong_count() == 0)
+        {
             reads.remove(&self.key);
         }
     }
@@ -73,6 +88,8 @@ impl Drop for Read {
 
 impl fmt::Debug for Read {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Read").field("key", &self.key).finish_non_exhaustive()
+        f.debug_struct("Read")
+            .field("key", &self.key)
+            .finish_non_exhaustive()
     }
 }

@@ -39,8 +39,8 @@ pub enum SeriesAdded {
     OutOfRange,
 }
 
-/// The series of one open family: named counters, each at all precisions of the family (docs/protocol.md, section 5).
-/// Cloning is cheap.
+/// The series of one open family: named counters, each at all precisions of the family
+/// (docs/protocol.md, section 5). Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct Series {
     handle: Handle,
@@ -51,55 +51,75 @@ impl OpenFamily for SeriesFamily {
     type Handle = Series;
 
     fn in_use(self, handle: Handle) -> Result<Series> {
-        let Kind::Series(windows) = &handle.family().kind else { return Err(handle.family().is_not("series")) };
-        Ok(Series { windows: windows.clone(), handle })
+        let Kind::Series(windows) = &handle.family().kind else {
+            return Err(handle.family().is_not("series"));
+        };
+        Ok(Series {
+            windows: windows.clone(),
+            handle,
+        })
     }
 }
 
 impl Series {
     handle_methods!(handle);
 
-    /// Counts `n` for the series `name`, of 1 to 200 bytes, in the current slice of every precision, and returns when
-    /// Redis has counted it. The Redis server's clock alone determines the current slices. Callers share calls as for
+    /// Counts `n` for the series `name`, of 1 to 200 bytes, in the current slice of every
+    /// precision, and returns when Redis has counted it. The Redis server's clock alone determines
+    /// the current slices. Callers share calls as for
     /// [`BufferedCounters::add`](crate::BufferedCounters::add).
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the name is not allowed, or `n` is 0 or beyond i64.
-    /// [`Redis`](crate::ErrorKind::Redis): not counted; the call may be retried.
-    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all. The reply was lost, and could
-    /// not be requested again within the [write timeout](Self::write_timeout).
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the name is not allowed, or `n` is 0 or
+    /// beyond i64. [`Redis`](crate::ErrorKind::Redis): not counted; the call may be retried.
+    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all. The reply
+    /// was lost, and could not be requested again within the [write timeout](Self::write_timeout).
     pub async fn add(&self, name: &str, n: u64) -> Result<SeriesAdded> {
         let n = self.checked(name, n)?;
-        let added = self.handle.writer.add(name.as_bytes(), n, self.handle.timeout, true).await?;
+        let added = self
+            .handle
+            .writer
+            .add(name.as_bytes(), n, self.handle.timeout, true)
+            .await?;
         self.added(name, added)
     }
 
-    /// Counts many names at once, and returns the outcome of each, in their order. A name that is not allowed fails
-    /// alone.
+    /// Counts many names at once, and returns the outcome of each, in their order. A name that is
+    /// not allowed fails alone.
     ///
     /// # Errors
     /// Each outcome may have the errors of [`add`](Self::add).
-    pub async fn add_many(&self, hits: impl IntoIterator<Item = (impl AsRef<str>, u64)>) -> Vec<Result<SeriesAdded>> {
+    pub async fn add_many(
+        &self,
+        hits: impl IntoIterator<Item = (impl AsRef<str>, u64)>,
+    ) -> Vec<Result<SeriesAdded>> {
         let hits: Vec<_> = hits.into_iter().collect();
         let checked = hits.iter().map(|(name, n)| {
             let name = name.as_ref();
             self.checked(name, *n).map(|n| (name.as_bytes(), n))
         });
         let results = self.handle.add_many(checked.collect()).await;
-        results.into_iter().zip(&hits).map(|(result, (name, _))| self.added(name.as_ref(), result?)).collect()
+        results
+            .into_iter()
+            .zip(&hits)
+            .map(|(result, (name, _))| self.added(name.as_ref(), result?))
+            .collect()
     }
 
-    /// Counts `n` without waiting for Redis: the hit is summed in this process and sent within a few milliseconds. It
-    /// counts in the slices that are current on arrival. Unsent hits are lost when the process is killed; call
-    /// [`flush`](Self::flush) before it ends.
+    /// Counts `n` without waiting for Redis: the hit is summed in this process and sent within a
+    /// few milliseconds. It counts in the slices that are current on arrival. Unsent hits are lost
+    /// when the process is killed; call [`flush`](Self::flush) before it ends.
     ///
     /// # Errors
     /// See [`BufferedCounters::record`](crate::BufferedCounters::record).
     pub fn record(&self, name: &str, n: u64) -> Result<()> {
-        self.handle.writer.record(name.as_bytes(), self.checked(name, n)?)
+        self.handle
+            .writer
+            .record(name.as_bytes(), self.checked(name, n)?)
     }
 
-    /// Waits until Redis has counted or refused everything that was recorded before the call, and returns the outcome.
+    /// Waits until Redis has counted or refused everything that was recorded before the call, and
+    /// returns the outcome.
     ///
     /// # Errors
     /// See [`BufferedCounters::flush`](crate::BufferedCounters::flush).
@@ -110,15 +130,19 @@ impl Series {
         self.handle.writer.flush().await
     }
 
-    /// Returns the window of a precision: all its slices in order, with 0 where nothing was counted. The last one is
-    /// the current slice by the Redis server's clock. The call reads Redis alone: after Redis has lost its memory, the
-    /// window holds only later hits.
+    /// Returns the window of a precision: all its slices in order, with 0 where nothing was
+    /// counted. The last one is the current slice by the Redis server's clock. The call reads Redis
+    /// alone: after Redis has lost its memory, the window holds only later hits.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the family has no such precision.
     /// [`Redis`](crate::ErrorKind::Redis) if Redis is unreachable.
     pub async fn get(&self, name: &str, precision: Precision) -> Result<Vec<Slice>> {
-        Ok(self.get_many(&[name], precision).await?.pop().unwrap_or_default())
+        Ok(self
+            .get_many(&[name], precision)
+            .await?
+            .pop()
+            .unwrap_or_default())
     }
 
     /// Returns the windows of many series, in the order of their names.
@@ -133,29 +157,49 @@ impl Series {
         let names: Vec<_> = names.into_iter().collect();
         let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
         let windows = self.windows_of(&names, precision).await?.into_iter();
-        Ok(windows.map(|window| window.into_iter().map(slice).collect()).collect())
+        Ok(windows
+            .map(|window| window.into_iter().map(slice).collect())
+            .collect())
     }
 
     /// Returns the windows with their starts in Unix seconds.
-    async fn windows_of(&self, names: &[&str], precision: Precision) -> Result<Vec<Vec<(i64, i64)>>> {
+    async fn windows_of(
+        &self,
+        names: &[&str],
+        precision: Precision,
+    ) -> Result<Vec<Vec<(i64, i64)>>> {
         let window = self.window(precision)?;
         names.iter().try_for_each(|name| self.check_name(name))?;
         let mut places: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for (place, name) in names.iter().enumerate() {
-            places.entry(self.family().partition_of(name)).or_default().push(place);
+            places
+                .entry(self.family().partition_of(name))
+                .or_default()
+                .push(place);
         }
-        let chunks =
-            places.iter().flat_map(|(number, places)| places.chunks(Partition::WINDOWS).map(|some| (*number, some)));
+        let chunks = places.iter().flat_map(|(number, places)| {
+            places
+                .chunks(Partition::WINDOWS)
+                .map(|some| (*number, some))
+        });
         let reads = chunks.map(|(number, some)| {
             let some_names: Vec<_> = some.iter().map(|place| names[*place]).collect();
             let partition = self.handle.partition(number);
             async move {
-                Ok::<_, Error>((some, self.handle.repeating(|_| partition.windows(precision, &some_names)).await?))
+                Ok::<_, Error>((
+                    some,
+                    self.handle
+                        .repeating(|_| partition.windows(precision, &some_names))
+                        .await?,
+                ))
             }
         });
         let mut series = vec![Vec::new(); names.len()];
         for (some, (now, counts)) in try_join_all(reads).await? {
-            let starts = self.windows.calendar.window(precision, window.slices, seconds(now))?;
+            let starts = self
+                .windows
+                .calendar
+                .window(precision, window.slices, seconds(now))?;
             for (place, counts) in some.iter().zip(counts) {
                 series[*place] = filled(&starts, counts);
             }
@@ -166,23 +210,35 @@ impl Series {
     /// Returns all slices that overlap `range`, in order, with 0 where nothing was counted: up to
     /// [`Family::MAX_RANGE`].
     ///
-    /// Slices of a [kept](crate::SeriesFamilyBuilder::keep) precision are exact, however old they are, and whether they
-    /// are in Redis, on their way or in the database. If Redis loses its memory, only hits that were not yet in the
-    /// database are missing. For other precisions only the window in Redis is available.
+    /// Slices of a [kept](crate::SeriesFamilyBuilder::keep) precision are exact, however old they
+    /// are, and whether they are in Redis, on their way or in the database. If Redis loses its
+    /// memory, only hits that were not yet in the database are missing. For other precisions only
+    /// the window in Redis is available.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the family has no such precision, the range has too many
-    /// slices, or it begins before the window of a precision that is not kept. [`Redis`](crate::ErrorKind::Redis) or
-    /// [`Store`](crate::ErrorKind::Store) if that server is unreachable.
-    pub async fn get_range(&self, name: &str, precision: Precision, range: Range<SystemTime>) -> Result<Vec<Slice>> {
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the family has no such precision, the
+    /// range has too many slices, or it begins before the window of a precision that is not kept.
+    /// [`Redis`](crate::ErrorKind::Redis) or [`Store`](crate::ErrorKind::Store) if that server is
+    /// unreachable.
+    pub async fn get_range(
+        &self,
+        name: &str,
+        precision: Precision,
+        range: Range<SystemTime>,
+    ) -> Result<Vec<Slice>> {
         let window = self.window(precision)?;
         self.check_name(name)?;
         let Range { start, end } = unix_seconds(&range);
-        let starts = self.windows.calendar.starts(precision, start, end, Family::MAX_RANGE)?;
+        let starts = self
+            .windows
+            .calendar
+            .starts(precision, start, end, Family::MAX_RANGE)?;
         let Some(starts) = starts else {
             let family = self.family();
             let most = Family::MAX_RANGE;
-            let message = format!("{family}: {start}..{end} in Unix time has more than {most} slices of {precision}");
+            let message = format!(
+                "{family}: {start}..{end} in Unix time has more than {most} slices of {precision}"
+            );
             return Err(Error::invalid(message));
         };
         if window.kept {
@@ -192,23 +248,33 @@ impl Series {
         }
     }
 
-    /// Returns up to `limit` names that begin with `prefix` and follow `after` in byte order, ascending. Pass the last
-    /// one as `after` for the next page. A name that has nothing left in any window is not included.
+    /// Returns up to `limit` names that begin with `prefix` and follow `after` in byte order,
+    /// ascending. Pass the last one as `after` for the next page. A name that has nothing left in
+    /// any window is not included.
     ///
     /// # Errors
     /// [`Redis`](crate::ErrorKind::Redis) if Redis is unreachable.
-    pub async fn names(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<String>> {
-        let pages = (0..self.family().partitions()).map(|number| self.names_of(number, prefix, after, limit));
+    pub async fn names(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<String>> {
+        let pages = (0..self.family().partitions())
+            .map(|number| self.names_of(number, prefix, after, limit));
         let names: BTreeSet<_> = try_join_all(pages).await?.into_iter().flatten().collect();
         Ok(names.into_iter().take(limit).collect())
     }
 
-    /// Returns all names that begin with `prefix`, like [`names`](Self::names), as a stream that reads page by page. It
-    /// ends after an error.
+    /// Returns all names that begin with `prefix`, like [`names`](Self::names), as a stream that
+    /// reads page by page. It ends after an error.
     ///
     /// # Errors
     /// See [`names`](Self::names).
-    pub fn names_all(&self, prefix: &str) -> impl Stream<Item = Result<String>> + Send + Unpin + use<> {
+    pub fn names_all(
+        &self,
+        prefix: &str,
+    ) -> impl Stream<Item = Result<String>> + Send + Unpin + use<> {
         let (series, prefix) = (self.clone(), prefix.to_owned());
         let page = move |after: Option<String>| {
             let (series, prefix) = (series.clone(), prefix.clone());
@@ -218,7 +284,13 @@ impl Series {
     }
 
     /// Returns the first names of one partition after `after`.
-    async fn names_of(&self, number: u32, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<String>> {
+    async fn names_of(
+        &self,
+        number: u32,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<String>> {
         let partition = self.handle.partition(number);
         let (mut names, mut after) = (Vec::new(), after.unwrap_or_default().as_bytes().to_vec());
         while names.len() < limit {
@@ -235,16 +307,31 @@ impl Series {
 
     /// Reads slices of a kept precision.
     async fn kept(&self, name: &str, precision: Precision, starts: &[i64]) -> Result<Vec<Slice>> {
-        let ids =
-            starts.iter().map(|start| self.windows.kept_id(precision, *start, name)).collect::<Result<Vec<_>>>()?;
+        let ids = starts
+            .iter()
+            .map(|start| self.windows.kept_id(precision, *start, name))
+            .collect::<Result<Vec<_>>>()?;
         let ids: Vec<_> = ids.iter().map(String::as_str).collect();
         let counts = self.handle.exact(&ids).await?;
-        Ok(starts.iter().zip(counts).map(|(&start, count)| slice((start, count))).collect())
+        Ok(starts
+            .iter()
+            .zip(counts)
+            .map(|(&start, count)| slice((start, count)))
+            .collect())
     }
 
     /// Reads slices of the window in Redis.
-    async fn part_of_window(&self, name: &str, precision: Precision, starts: &[i64]) -> Result<Vec<Slice>> {
-        let window = self.windows_of(&[name], precision).await?.pop().unwrap_or_default();
+    async fn part_of_window(
+        &self,
+        name: &str,
+        precision: Precision,
+        starts: &[i64],
+    ) -> Result<Vec<Slice>> {
+        let window = self
+            .windows_of(&[name], precision)
+            .await?
+            .pop()
+            .unwrap_or_default();
         let first = window.first().map_or(0, |(start, _)| *start);
         if let Some(early) = starts.first().filter(|start| **start < first) {
             let family = self.family();
@@ -264,13 +351,20 @@ impl Series {
         self.check_name(name)?;
         match i64::try_from(n) {
             Ok(n) if n > 0 => Ok(n),
-            _ => Err(Error::invalid(format!("{}: {n} for {name:?} is not 1 to {}", self.family(), i64::MAX))),
+            _ => Err(Error::invalid(format!(
+                "{}: {n} for {name:?} is not 1 to {}",
+                self.family(),
+                i64::MAX
+            ))),
         }
     }
 
     /// Refuses a name that is too long, or that cannot be in a row of the family's table.
     fn check_name(&self, name: &str) -> Result<()> {
-        let kept = self.windows.kept().map(|window| self.windows.kept_id(window.precision, 0, name));
+        let kept = self
+            .windows
+            .kept()
+            .map(|window| self.windows.kept_id(window.precision, 0, name));
         self.family().check_name("name", name, kept)
     }
 
@@ -285,7 +379,10 @@ impl Series {
 
 /// Converts a start in Unix seconds and its count.
 fn slice((start, count): (i64, i64)) -> Slice {
-    Slice { start: time_at(start), count }
+    Slice {
+        start: time_at(start),
+        count,
+    }
 }
 
 /// Returns the counts at the given starts, with 0 for a start without one.

@@ -21,13 +21,13 @@ pub enum Visited {
     CountedBefore,
     /// Not counted or remembered: the number would leave the signed 64-bit range.
     OutOfRange,
-    /// Not counted or remembered: the partition holds the maximum of pending scopes and days, and this is a further
-    /// one.
+    /// Not counted or remembered: the partition holds the maximum of pending scopes and days, and
+    /// this is a further one.
     Full,
 }
 
-/// The visitors of one open family, each counted once for a scope and day (docs/protocol.md, section 5). Cloning is
-/// cheap.
+/// The visitors of one open family, each counted once for a scope and day (docs/protocol.md,
+/// section 5). Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct Visitors(Handle);
 
@@ -42,22 +42,33 @@ impl OpenFamily for VisitorsFamily {
 impl Visitors {
     handle_methods!(0);
 
-    /// Counts the visitor for `SCOPE/DAY` if this is the first visit to the scope on that day, and returns whether it
-    /// is. Of concurrent calls exactly one is the first: it returns [`Counted`](Visited::Counted), even if a reply is
-    /// lost on the way. The number reaches the database exactly once.
+    /// Counts the visitor for `SCOPE/DAY` if this is the first visit to the scope on that day, and
+    /// returns whether it is. Of concurrent calls exactly one is the first: it returns
+    /// [`Counted`](Visited::Counted), even if a reply is lost on the way. The number reaches the
+    /// database exactly once.
     ///
-    /// The caller chooses the day. A visitor is 1 to 255 bytes of any kind. Only Redis knows the visitors: if it loses
-    /// its memory, visitors of the day count again.
+    /// The caller chooses the day. A visitor is 1 to 255 bytes of any kind. Only Redis knows the
+    /// visitors: if it loses its memory, visitors of the day count again.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the scope or the visitor is not allowed.
     /// [`Redis`](crate::ErrorKind::Redis): not counted; the call may be retried.
-    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all. The reply was lost, and could
-    /// not be requested again within the [write timeout](Self::write_timeout).
-    pub async fn first_visit(&self, scope: &str, day: Day, visitor: impl AsRef<[u8]>) -> Result<Visited> {
+    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all. The reply
+    /// was lost, and could not be requested again within the [write timeout](Self::write_timeout).
+    pub async fn first_visit(
+        &self,
+        scope: &str,
+        day: Day,
+        visitor: impl AsRef<[u8]>,
+    ) -> Result<Visited> {
         let id = self.id(scope, day)?;
         self.family().check_visitor(visitor.as_ref())?;
-        match self.0.writer.add(&visit::key(&id, visitor.as_ref()), 1, self.0.timeout, true).await? {
+        match self
+            .0
+            .writer
+            .add(&visit::key(&id, visitor.as_ref()), 1, self.0.timeout, true)
+            .await?
+        {
             PairResult::First => Ok(Visited::Counted),
             PairResult::Again => Ok(Visited::CountedBefore),
             PairResult::OutOfRange(_) => Ok(Visited::OutOfRange),
@@ -78,33 +89,48 @@ impl Visitors {
     ///
     /// # Errors
     /// See [`get`](Self::get).
-    pub async fn get_many(&self, days: impl IntoIterator<Item = (impl AsRef<str>, Day)>) -> Result<Vec<i64>> {
-        let ids = days.into_iter().map(|(scope, day)| self.id(scope.as_ref(), day)).collect::<Result<Vec<_>>>()?;
+    pub async fn get_many(
+        &self,
+        days: impl IntoIterator<Item = (impl AsRef<str>, Day)>,
+    ) -> Result<Vec<i64>> {
+        let ids = days
+            .into_iter()
+            .map(|(scope, day)| self.id(scope.as_ref(), day))
+            .collect::<Result<Vec<_>>>()?;
         let ids: Vec<_> = ids.iter().map(String::as_str).collect();
         self.0.exact(&ids).await
     }
 
-    /// Returns up to `limit` ids, `SCOPE/DAY`, that begin with `prefix` and follow `after` in byte order, ascending,
-    /// each with its exact number. Pass the last one as `after` for the next page.
+    /// Returns up to `limit` ids, `SCOPE/DAY`, that begin with `prefix` and follow `after` in byte
+    /// order, ascending, each with its exact number. Pass the last one as `after` for the next
+    /// page.
     ///
     /// # Errors
     /// See [`get`](Self::get).
-    pub async fn list(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<(String, i64)>> {
+    pub async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<(String, i64)>> {
         self.0.list(prefix, after, limit).await
     }
 
-    /// Returns all ids that begin with `prefix`, like [`list`](Self::list), as a stream that reads page by page. An id
-    /// that is counted for the first time meanwhile may be missing; values are exact as of their page. The stream ends
-    /// after an error.
+    /// Returns all ids that begin with `prefix`, like [`list`](Self::list), as a stream that reads
+    /// page by page. An id that is counted for the first time meanwhile may be missing; values are
+    /// exact as of their page. The stream ends after an error.
     ///
     /// # Errors
     /// See [`get`](Self::get).
-    pub fn list_all(&self, prefix: &str) -> impl Stream<Item = Result<(String, i64)>> + Send + Unpin + use<> {
+    pub fn list_all(
+        &self,
+        prefix: &str,
+    ) -> impl Stream<Item = Result<(String, i64)>> + Send + Unpin + use<> {
         self.0.list_all(prefix)
     }
 
-    /// Returns `SCOPE/DAY`. Refuses one that would read as another scope and day: a table's last column holds only the
-    /// day.
+    /// Returns `SCOPE/DAY`. Refuses one that would read as another scope and day: a table's last
+    /// column holds only the day.
     fn id(&self, scope: &str, day: Day) -> Result<String> {
         let (table, day) = (self.family().table(), day.to_string());
         let separator = table.map_or('/', |table| table.separator);

@@ -12,8 +12,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// The time for which a stopping task waits for the database, if the database did not fail before.
 pub const GRACE: Duration = Duration::from_secs(2);
 
-/// Pauses that double from 5 ms to a second. Each is a random part of that, at least half, so that callers that failed
-/// together do not retry together.
+/// Pauses that double from 5 ms to a second. Each is a random part of that, at least half, so that
+/// callers that failed together do not retry together.
 #[derive(Debug)]
 pub struct Backoff(Duration);
 
@@ -42,7 +42,8 @@ pub async fn wait_out(error: Error, pause: &mut Backoff) -> Result<()> {
     Ok(())
 }
 
-/// Waits for a step to end, but no longer than `grace` once `stop` is set. An abandoned step may still be executed.
+/// Waits for a step to end, but no longer than `grace` once `stop` is set. An abandoned step may
+/// still be executed.
 pub async fn unless_stopped<T>(
     stop: &watch::Receiver<bool>,
     grace: Duration,
@@ -63,5 +64,7 @@ pub async fn unless_stopped<T>(
 
 /// Pauses. Returns `false` if `stop` was set meanwhile.
 pub async fn pause_unless_stopped(stop: &watch::Receiver<bool>, pause: Duration) -> bool {
-    unless_stopped(stop, Duration::ZERO, sleep(pause).map(Ok)).await.is_ok()
+    unless_stopped(stop, Duration::ZERO, sleep(pause).map(Ok))
+        .await
+        .is_ok()
 }

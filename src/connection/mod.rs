@@ -20,19 +20,20 @@ use crate::connection::refusal::{is_demoted, tells_that_nothing_was_done};
 /// The time limit for a reply, for connections that would wait longer or forever.
 const REPLY: Duration = Duration::from_secs(5);
 
-/// A connection to Redis: a [`Primary`], a connection of the redis crate, or the application's own. It is cloned for
-/// every call.
+/// A connection to Redis: a [`Primary`], a connection of the redis crate, or the application's own.
+/// It is cloned for every call.
 ///
-/// - A [`ConnectionManager`] reconnects when its connection breaks. After a failover it reconnects once the former
-///   primary, now a replica, refuses a write. It stays with a server that is silent but not gone.
-/// - A [`ClusterConnection`](redis::cluster_async::ClusterConnection) (feature `cluster`) is best built with
-///   `cluster_settings`.
+/// - A [`ConnectionManager`] reconnects when its connection breaks. After a failover it reconnects
+///   once the former primary, now a replica, refuses a write. It stays with a server that is silent
+///   but not gone.
+/// - A [`ClusterConnection`](redis::cluster_async::ClusterConnection) (feature `cluster`) is best
+///   built with `cluster_settings`.
 /// - A [`MultiplexedConnection`] does not reconnect once it is lost.
 /// - Any other connection is [custom](Self::custom).
 ///
-/// A connection may resend a call by itself: Redis executes the call once, however often it arrives. But a refusal
-/// proves that nothing was counted only over a connection that sends once. Over others the outcome is unknown once the
-/// time limit is over.
+/// A connection may resend a call by itself: Redis executes the call once, however often it
+/// arrives. But a refusal proves that nothing was counted only over a connection that sends once.
+/// Over others the outcome is unknown once the time limit is over.
 #[derive(Clone)]
 pub struct Connection(Link);
 
@@ -93,13 +94,18 @@ impl From<ClusterConnection> for Connection {
 }
 
 impl Connection {
-    /// Wraps a connection of any other type. By default it is assumed to resend calls by itself, and to lead to a
-    /// single server until that server refuses keys of several slots.
+    /// Wraps a connection of any other type. By default it is assumed to resend calls by itself,
+    /// and to lead to a single server until that server refuses keys of several slots.
     pub fn custom(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
-        Connection(Link::Custom { connection: Box::new(connection), sends_once: false, is_cluster: false })
+        Connection(Link::Custom {
+            connection: Box::new(connection),
+            sends_once: false,
+            is_cluster: false,
+        })
     }
 
-    /// Declares that a [custom](Self::custom) connection never resends a call. Does nothing to other connections.
+    /// Declares that a [custom](Self::custom) connection never resends a call. Does nothing to
+    /// other connections.
     #[must_use]
     pub fn sending_once(mut self) -> Self {
         if let Link::Custom { sends_once, .. } = &mut self.0 {
@@ -108,7 +114,8 @@ impl Connection {
         self
     }
 
-    /// Declares that a [custom](Self::custom) connection leads to a cluster. Does nothing to other connections.
+    /// Declares that a [custom](Self::custom) connection leads to a cluster. Does nothing to other
+    /// connections.
     #[must_use]
     pub fn to_cluster(mut self) -> Self {
         if let Link::Custom { is_cluster, .. } = &mut self.0 {
@@ -127,7 +134,9 @@ impl Connection {
         match (&reply, &mut redis.0) {
             (Err(error), Link::Manager(manager)) if is_demoted(error) => leave(manager).await,
             #[cfg(feature = "cluster")]
-            (Err(error), Link::Cluster(cluster)) if error.is_timeout() => look_around(cluster).await,
+            (Err(error), Link::Cluster(cluster)) if error.is_timeout() => {
+                look_around(cluster).await
+            }
             _ => {}
         }
         reply
@@ -135,9 +144,9 @@ impl Connection {
 
     /// Returns whether the command was definitely not executed.
     ///
-    /// A reply that says so is proof if it is the only one. If the client may have sent the command before by itself,
-    /// an earlier arrival may have been executed. Without a reply, only a client that connects before it sends can
-    /// know that it did not send.
+    /// A reply that says so is proof if it is the only one. If the client may have sent the command
+    /// before by itself, an earlier arrival may have been executed. Without a reply, only a client
+    /// that connects before it sends can know that it did not send.
     pub(crate) fn definitely_not_executed(&self, error: &RedisError) -> bool {
         let crosses_slots = error.kind() == redis::ErrorKind::Server(ServerErrorKind::CrossSlot);
         let is_proof = tells_that_nothing_was_done(error) && (self.sends_once() || crosses_slots);
@@ -167,7 +176,11 @@ impl Connection {
     /// Returns the redis crate's cluster connection, if this is one.
     #[cfg(feature = "cluster")]
     pub fn as_cluster(&self) -> Option<&ClusterConnection> {
-        if let Link::Cluster(connection) = &self.0 { Some(connection) } else { None }
+        if let Link::Cluster(connection) = &self.0 {
+            Some(connection)
+        } else {
+            None
+        }
     }
 
     fn link(&self) -> &dyn ConnectionLike {
@@ -222,12 +235,15 @@ impl fmt::Debug for Connection {
             Link::Cluster(_) => "ClusterConnection",
             Link::Custom { .. } => "custom",
         };
-        f.debug_tuple("Connection").field(&format_args!("{kind}")).finish()
+        f.debug_tuple("Connection")
+            .field(&format_args!("{kind}"))
+            .finish()
     }
 }
 
-/// Makes a connection manager reconnect after a failover behind a name; by itself it does so only when its connection
-/// breaks. Asks the server to close the connection, unless the manager has already found the primary.
+/// Makes a connection manager reconnect after a failover behind a name; by itself it does so only
+/// when its connection breaks. Asks the server to close the connection, unless the manager has
+/// already found the primary.
 async fn leave(redis: &mut ConnectionManager) {
     let role: RedisResult<Vec<Value>> = redis::cmd("ROLE").query_async(redis).await;
     if matches!(role.as_deref(), Ok([Value::BulkString(role), ..]) if role == b"master") {
@@ -236,12 +252,17 @@ async fn leave(redis: &mut ConnectionManager) {
     tracing::warn!("the connection leads to a replica and is given up");
     // with the second command the manager notices that the connection is closed
     for command in ["QUIT", "PING"] {
-        let _ = timeout(Duration::from_secs(1), redis.req_packed_command(&redis::cmd(command))).await;
+        let _ = timeout(
+            Duration::from_secs(1),
+            redis.req_packed_command(&redis::cmd(command)),
+        )
+        .await;
     }
 }
 
-/// Makes a cluster connection refresh its slot map, at most once a second. By itself it does so only when a connection
-/// breaks or a node replies MOVED, and stays with a silent node that the cluster has replaced.
+/// Makes a cluster connection refresh its slot map, at most once a second. By itself it does so
+/// only when a connection breaks or a node replies MOVED, and stays with a silent node that the
+/// cluster has replaced.
 #[cfg(feature = "cluster")]
 async fn look_around(redis: &mut ClusterConnection) {
     use std::sync::{Mutex, PoisonError};
@@ -257,6 +278,8 @@ async fn look_around(redis: &mut ClusterConnection) {
     }
     tracing::warn!("a node does not reply: the cluster is asked for the nodes of its slots");
     let mut command = redis::cmd("EVAL");
-    command.arg("return redis.error_reply('MOVED counterfoil asks for the slots')").arg(0);
+    command
+        .arg("return redis.error_reply('MOVED counterfoil asks for the slots')")
+        .arg(0);
     let _ = timeout(Duration::from_secs(1), redis.req_packed_command(&command)).await;
 }

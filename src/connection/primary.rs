@@ -1,4 +1,5 @@
-//! The connection to the one Redis that accepts writes, which it searches for again whenever the connection is lost.
+//! The connection to the one Redis that accepts writes, which it searches for again whenever the
+//! connection is lost.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,8 +9,8 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo, Pipeline, RedisError, RedisFuture, RedisResult,
-    ServerErrorKind, Value,
+    AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo, Pipeline, RedisError, RedisFuture,
+    RedisResult, ServerErrorKind, Value,
 };
 #[cfg(feature = "sentinel")]
 use redis::{
@@ -28,17 +29,20 @@ const CONNECTION: Duration = Duration::from_secs(1);
 /// The time limit for finding the primary and connecting to it, in all.
 const SEARCH: Duration = Duration::from_secs(5);
 
-/// A connection to a single Redis, to the primary behind a name that moves with a failover, or to the primary that
-/// Sentinel names. Clones are cheap and share the connection.
+/// A connection to a single Redis, to the primary behind a name that moves with a failover, or to
+/// the primary that Sentinel names. Clones are cheap and share the connection.
 ///
 /// It never sends a command twice. The next command searches for the primary again when
 ///
-/// - the connection breaks, or is silent: TCP keepalive and `TCP_USER_TIMEOUT` detect a dead machine,
+/// - the connection breaks, or is silent: TCP keepalive and `TCP_USER_TIMEOUT` detect a dead
+///   machine,
 /// - a command has no reply within 2 s,
-/// - the server replies that it is a replica (`READONLY`, `MASTERDOWN`), as it does after a failover.
+/// - the server replies that it is a replica (`READONLY`, `MASTERDOWN`), as it does after a
+///   failover.
 ///
-/// It does not connect to a replica, whose data may be stale. A [`ConnectionManager`] does not detect the last two
-/// cases and accepts replicas. [`Counterfoil::connect`](crate::Counterfoil::connect) therefore creates a `Primary`.
+/// It does not connect to a replica, whose data may be stale. A [`ConnectionManager`] does not
+/// detect the last two cases and accepts replicas.
+/// [`Counterfoil::connect`](crate::Counterfoil::connect) therefore creates a `Primary`.
 ///
 /// [`ConnectionManager`]: redis::aio::ConnectionManager
 #[derive(Clone)]
@@ -61,49 +65,76 @@ enum Source {
 }
 
 impl Primary {
-    /// Connects to the Redis at a URL, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, or at a
-    /// [`ConnectionInfo`](redis::ConnectionInfo), which may hold certificates. Each new connection resolves the host
-    /// name again.
+    /// Connects to the Redis at a URL, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`,
+    /// or at a [`ConnectionInfo`](redis::ConnectionInfo), which may hold certificates. Each new
+    /// connection resolves the host name again.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) if the URL is not valid; [`Redis`](ErrorKind::Redis) if no primary is
-    /// found; [`AccessDenied`](ErrorKind::AccessDenied) if the server does not accept the credentials.
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if the URL is not valid;
+    /// [`Redis`](ErrorKind::Redis) if no primary is found;
+    /// [`AccessDenied`](ErrorKind::AccessDenied) if the server does not accept the credentials.
     pub async fn connect(redis: impl IntoConnectionInfo) -> Result<Self> {
-        let info = redis.into_connection_info().map_err(invalid)?.set_tcp_settings(tcp_settings());
+        let info = redis
+            .into_connection_info()
+            .map_err(invalid)?
+            .set_tcp_settings(tcp_settings());
         let place = info.addr().to_string();
-        Self::found(place, Source::Address(Box::new(Client::open(info).map_err(invalid)?))).await
+        Self::found(
+            place,
+            Source::Address(Box::new(Client::open(info).map_err(invalid)?)),
+        )
+        .await
     }
 
-    /// Connects to the primary that Sentinel names. `sentinels` are the Sentinels' URLs, `redis://host:26379`. `url` is
-    /// the primary's URL with its Sentinel name in place of the host: `redis://mymaster`, or
-    /// `redis://user:password@mymaster/0`.
+    /// Connects to the primary that Sentinel names. `sentinels` are the Sentinels' URLs,
+    /// `redis://host:26379`. `url` is the primary's URL with its Sentinel name in place of the
+    /// host: `redis://mymaster`, or `redis://user:password@mymaster/0`.
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) if a URL is not valid or there are no Sentinels;
     /// [`Redis`](ErrorKind::Redis) if no Sentinel replies or none knows a primary by that name.
     #[cfg(feature = "sentinel")]
-    pub async fn connect_sentinel<'a>(sentinels: impl IntoIterator<Item = &'a str>, url: &str) -> Result<Self> {
+    pub async fn connect_sentinel<'a>(
+        sentinels: impl IntoIterator<Item = &'a str>,
+        url: &str,
+    ) -> Result<Self> {
         let primary = url.into_connection_info().map_err(invalid)?;
-        let sentinels: RedisResult<Vec<_>> = sentinels.into_iter().map(|url| url.into_connection_info()).collect();
+        let sentinels: RedisResult<Vec<_>> = sentinels
+            .into_iter()
+            .map(|url| url.into_connection_info())
+            .collect();
         let client = sentinel_client(&sentinels.map_err(invalid)?, &primary).map_err(invalid)?;
         let place = format!("sentinel's {}", service(&primary)?);
-        Self::found(place, Source::Sentinel(Arc::new(tokio::sync::Mutex::new(client)))).await
+        Self::found(
+            place,
+            Source::Sentinel(Arc::new(tokio::sync::Mutex::new(client))),
+        )
+        .await
     }
 
-    /// Connects to the primary that Sentinel names, by a client of the redis crate. Such a client can hold what a URL
-    /// cannot: certificates (`set_client_to_redis_certificates`, `set_client_to_sentinel_certificates`; feature
-    /// `tls-rustls`). It is best built with [`sentinel_settings`](crate::sentinel_settings).
+    /// Connects to the primary that Sentinel names, by a client of the redis crate. Such a client
+    /// can hold what a URL cannot: certificates (`set_client_to_redis_certificates`,
+    /// `set_client_to_sentinel_certificates`; feature `tls-rustls`). It is best built with
+    /// [`sentinel_settings`](crate::sentinel_settings).
     ///
     /// # Errors
     /// Returns the errors of [`connect_sentinel`](Self::connect_sentinel).
     #[cfg(feature = "sentinel")]
     pub async fn connect_sentinel_client(client: SentinelClient) -> Result<Self> {
-        Self::found("sentinel's primary".to_owned(), Source::Sentinel(Arc::new(tokio::sync::Mutex::new(client)))).await
+        Self::found(
+            "sentinel's primary".to_owned(),
+            Source::Sentinel(Arc::new(tokio::sync::Mutex::new(client))),
+        )
+        .await
     }
 
     async fn found(place: String, source: Source) -> Result<Self> {
         let current = Mutex::new(source.clone().search());
-        let primary = Primary(Arc::new(Inner { place, source, current }));
+        let primary = Primary(Arc::new(Inner {
+            place,
+            source,
+            current,
+        }));
         let search = primary.search();
         match search.await {
             Ok(_) => Ok(primary),
@@ -112,7 +143,11 @@ impl Primary {
     }
 
     fn search(&self) -> Search {
-        self.0.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0
+            .current
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Returns the connection for a command, with the search that found it.
@@ -129,7 +164,11 @@ impl Primary {
 
     /// Starts a new search, unless another caller already has.
     fn search_again(&self, failed: &Search) {
-        let mut current = self.0.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self
+            .0
+            .current
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if current.ptr_eq(failed) {
             tracing::debug!(redis = self.0.place, "connecting again");
             *current = self.0.source.clone().search();
@@ -140,7 +179,8 @@ impl Primary {
 impl Source {
     fn search(self) -> Search {
         async move {
-            // in a task: its timers end with the runtime that begins it, and other callers may be in another runtime
+            // in a task: its timers end with the runtime that begins it, and other callers may be
+            // in another runtime
             match tokio::spawn(timeout(SEARCH, self.connect())).await {
                 Ok(Ok(found)) => found,
                 Ok(Err(elapsed)) => Err(std::io::Error::from(elapsed).into()),
@@ -152,18 +192,29 @@ impl Source {
     }
 
     async fn connect(self) -> RedisResult<MultiplexedConnection> {
-        let config =
-            AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECTION)).set_response_timeout(Some(RESPONSE));
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECTION))
+            .set_response_timeout(Some(RESPONSE));
         let mut connection = match self {
-            Source::Address(client) => client.get_multiplexed_async_connection_with_config(&config).await?,
+            Source::Address(client) => {
+                client
+                    .get_multiplexed_async_connection_with_config(&config)
+                    .await?
+            }
             #[cfg(feature = "sentinel")]
             Source::Sentinel(client) => {
                 let client = client.lock().await.async_get_client().await?;
-                client.get_multiplexed_async_connection_with_config(&config).await?
+                client
+                    .get_multiplexed_async_connection_with_config(&config)
+                    .await?
             }
         };
-        // if the user may not run ROLE, the first write detects a replica; a missing login fails here
-        match redis::cmd("ROLE").query_async::<Vec<Value>>(&mut connection).await {
+        // if the user may not run ROLE, the first write detects a replica; a missing login fails
+        // here
+        match redis::cmd("ROLE")
+            .query_async::<Vec<Value>>(&mut connection)
+            .await
+        {
             Ok(role) if matches!(role.first(), Some(Value::BulkString(role)) if role != b"master") => {
                 Err((ServerErrorKind::ReadOnly.into(), "the server is a replica").into())
             }
@@ -178,7 +229,9 @@ fn is_lost(reply: &RedisResult<Value>) -> bool {
     match reply {
         Ok(Value::ServerError(error)) => refusal::is_demoted(&error.clone().into()),
         Ok(_) => false,
-        Err(error) => error.is_unrecoverable_error() || error.is_timeout() || refusal::is_demoted(error),
+        Err(error) => {
+            error.is_unrecoverable_error() || error.is_timeout() || refusal::is_demoted(error)
+        }
     }
 }
 
@@ -203,8 +256,13 @@ impl ConnectionLike for Primary {
     ) -> RedisFuture<'a, Vec<Value>> {
         async move {
             let (search, mut connection) = self.connection().await?;
-            let replies = connection.req_packed_commands(pipeline, offset, count).await;
-            if replies.as_ref().is_err_and(|error| is_lost(&Err(error.clone()))) {
+            let replies = connection
+                .req_packed_commands(pipeline, offset, count)
+                .await;
+            if replies
+                .as_ref()
+                .is_err_and(|error| is_lost(&Err(error.clone())))
+            {
                 self.search_again(&search);
             }
             replies
@@ -223,26 +281,34 @@ impl fmt::Debug for Primary {
     }
 }
 
-/// Returns TCP settings for counters: no delay before sending, and a dead machine is detected within seconds, even by
-/// an idle connection.
+/// Returns TCP settings for counters: no delay before sending, and a dead machine is detected
+/// within seconds, even by an idle connection.
 pub(crate) fn tcp_settings() -> redis::io::tcp::TcpSettings {
     let keepalive = redis::io::tcp::socket2::TcpKeepalive::new().with_time(Duration::from_secs(5));
     let keepalive = keepalive.with_interval(Duration::from_secs(1));
-    let settings = redis::io::tcp::TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+    let settings = redis::io::tcp::TcpSettings::default()
+        .set_nodelay(true)
+        .set_keepalive(keepalive);
     #[cfg(target_os = "linux")]
     let settings = settings.set_user_timeout(Duration::from_secs(5));
     settings
 }
 
-/// Applies the settings that suit a [`Primary`] best: `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT`, for the primary
-/// and the Sentinels, so that a dead machine is detected within seconds.
+/// Applies the settings that suit a [`Primary`] best: `TCP_NODELAY`, keepalive and
+/// `TCP_USER_TIMEOUT`, for the primary and the Sentinels, so that a dead machine is detected within
+/// seconds.
 #[cfg(feature = "sentinel")]
 pub fn sentinel_settings(builder: SentinelClientBuilder) -> SentinelClientBuilder {
-    builder.set_client_to_redis_tcp_settings(tcp_settings()).set_client_to_sentinel_tcp_settings(tcp_settings())
+    builder
+        .set_client_to_redis_tcp_settings(tcp_settings())
+        .set_client_to_sentinel_tcp_settings(tcp_settings())
 }
 
 #[cfg(feature = "sentinel")]
-fn sentinel_client(sentinels: &[ConnectionInfo], primary: &ConnectionInfo) -> RedisResult<SentinelClient> {
+fn sentinel_client(
+    sentinels: &[ConnectionInfo],
+    primary: &ConnectionInfo,
+) -> RedisResult<SentinelClient> {
     use redis::{ConnectionAddr, TlsMode};
 
     let addresses = sentinels.iter().map(|info| info.addr().clone());
@@ -252,7 +318,11 @@ fn sentinel_client(sentinels: &[ConnectionInfo], primary: &ConnectionInfo) -> Re
         .set_client_to_redis_db(primary.redis_settings().db())
         .set_client_to_redis_protocol(primary.redis_settings().protocol());
     if let ConnectionAddr::TcpTls { insecure, .. } = primary.addr() {
-        let mode = if *insecure { TlsMode::Insecure } else { TlsMode::Secure };
+        let mode = if *insecure {
+            TlsMode::Insecure
+        } else {
+            TlsMode::Secure
+        };
         builder = builder.set_client_to_redis_tls_mode(mode);
     }
     if let Some(username) = primary.redis_settings().username() {
@@ -279,14 +349,19 @@ fn service(primary: &ConnectionInfo) -> Result<String> {
 
     match primary.addr() {
         ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => Ok(host.to_string()),
-        _ => Err(Error::invalid("the primary's URL has no name that Sentinel could know")),
+        _ => Err(Error::invalid(
+            "the primary's URL has no name that Sentinel could know",
+        )),
     }
 }
 
 /// Returns the error for a Redis that cannot be used.
 pub(crate) fn unreachable(place: &str, error: RedisError) -> Error {
     let failure = if refusal::is_denied(&error) {
-        Error::new(ErrorKind::AccessDenied, format!("the Redis at {place} does not accept the credentials"))
+        Error::new(
+            ErrorKind::AccessDenied,
+            format!("the Redis at {place} does not accept the credentials"),
+        )
     } else {
         Error::new(ErrorKind::Redis, format!("no Redis at {place}"))
     };

@@ -5,8 +5,9 @@ use redis::{RedisError, ServerErrorKind};
 /// The code of the error of a command that was not sent. Redis has no code of that name.
 const UNSENT: &str = "UNSENT";
 
-/// The codes of replies after which nothing was done: Redis refused the command, or a script's first write, a plain
-/// call in every script. NOPERM is not among them: Redis may refuse one command in the middle of a script.
+/// The codes of replies after which nothing was done: Redis refused the command, or a script's
+/// first write, a plain call in every script. NOPERM is not among them: Redis may refuse one
+/// command in the middle of a script.
 const NOTHING_DONE: [&str; 16] = [
     "ASK",
     "BUSY",
@@ -26,11 +27,15 @@ const NOTHING_DONE: [&str; 16] = [
     UNSENT,
 ];
 
-/// Returns whether the error is a reply whose code proves that this arrival did nothing. Redis 6.2 puts the code of a
-/// command within a script into the text, as in "ERR Error running script ... -OOM ...".
+/// Returns whether the error is a reply whose code proves that this arrival did nothing. Redis 6.2
+/// puts the code of a command within a script into the text, as in "ERR Error running script ...
+/// -OOM ...".
 pub fn tells_that_nothing_was_done(error: &RedisError) -> bool {
     let within = |text: &str| {
-        text.starts_with("Error running script") && NOTHING_DONE.iter().any(|code| text.contains(&format!("-{code} ")))
+        text.starts_with("Error running script")
+            && NOTHING_DONE
+                .iter()
+                .any(|code| text.contains(&format!("-{code} ")))
     };
     match error.code() {
         Some("ERR") => error.detail().is_some_and(within),
@@ -38,13 +43,18 @@ pub fn tells_that_nothing_was_done(error: &RedisError) -> bool {
     }
 }
 
-/// Returns whether the server rejects the user, or the user lacks a permission. Most servers give no code of its own to
-/// the refusal of a command within a script.
+/// Returns whether the server rejects the user, or the user lacks a permission. Most servers give
+/// no code of its own to the refusal of a command within a script.
 pub fn is_denied(error: &RedisError) -> bool {
-    const WITHIN: [&str; 2] = ["ACL failure in script", "The user executing the script can't"];
+    const WITHIN: [&str; 2] = [
+        "ACL failure in script",
+        "The user executing the script can't",
+    ];
     matches!(error.code(), Some("NOAUTH" | "NOPERM" | "WRONGPASS"))
         || error.kind() == redis::ErrorKind::AuthenticationFailed
-        || error.detail().is_some_and(|text| WITHIN.iter().any(|within| text.contains(within)))
+        || error
+            .detail()
+            .is_some_and(|text| WITHIN.iter().any(|within| text.contains(within)))
 }
 
 /// Returns the error of a command that was not sent for this reason.
@@ -58,5 +68,8 @@ pub fn unsent(error: &RedisError) -> RedisError {
 /// Returns whether the server replied that it is a replica.
 pub fn is_demoted(error: &RedisError) -> bool {
     use redis::ErrorKind::Server;
-    matches!(error.kind(), Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown))
+    matches!(
+        error.kind(),
+        Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown)
+    )
 }

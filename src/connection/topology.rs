@@ -1,4 +1,5 @@
-//! The topology of Redis. In a cluster a call stays in one slot, and every partition is the home of its own calls.
+//! The topology of Redis. In a cluster a call stays in one slot, and every partition is the home of
+//! its own calls.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,9 +13,12 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Returns the topology that the connection declares: by default a single node, until that refuses several slots.
+    /// Returns the topology that the connection declares: by default a single node, until that
+    /// refuses several slots.
     pub fn of(redis: &Connection) -> Self {
-        Topology { cluster: AtomicBool::new(redis.is_cluster()) }
+        Topology {
+            cluster: AtomicBool::new(redis.is_cluster()),
+        }
     }
 
     pub fn is_cluster(&self) -> bool {
@@ -33,11 +37,19 @@ impl Topology {
 
     /// Returns the partitions, of `partitions` in all, that remember callers.
     pub fn homes(&self, partitions: u32) -> Range<u32> {
-        if self.is_cluster() { 0..partitions } else { 0..1 }
+        if self.is_cluster() {
+            0..partitions
+        } else {
+            0..1
+        }
     }
 
     /// Returns the partitions, of `partitions` in all, whose callers this home remembers.
     pub fn partitions_of(&self, home: u32, partitions: u32) -> Range<u32> {
-        if self.is_cluster() { home..home + 1 } else { 0..partitions }
+        if self.is_cluster() {
+            home..home + 1
+        } else {
+            0..partitions
+        }
     }
 }

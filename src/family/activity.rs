@@ -33,11 +33,11 @@ pub struct ActivityFamily {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Counting {
-    /// Counts ids: exact. A visitor takes the length of the id and about 100 bytes more in each page viewed, until the
-    /// window has passed.
+    /// Counts ids: exact. A visitor takes the length of the id and about 100 bytes more in each
+    /// page viewed, until the window has passed.
     Exact,
-    /// Counts with HyperLogLogs, one for each layer and stripe, of at most 12 KiB for any number of visitors. Their
-    /// standard error is [0.81 %](Counting::STANDARD_ERROR).
+    /// Counts with HyperLogLogs, one for each layer and stripe, of at most 12 KiB for any number of
+    /// visitors. Their standard error is [0.81 %](Counting::STANDARD_ERROR).
     HyperLogLog,
 }
 
@@ -97,9 +97,22 @@ impl OfKind for Sliding {
     }
 
     fn describe(&self) -> String {
-        let Sliding { layer, stripes, counting, keep_minutes, .. } = self;
-        let kept = if *keep_minutes { "keeps minutes" } else { "keeps nothing" };
-        format!("{stripes} stripes, layers of {} ms, {counting:?}, {kept}", layer.as_millis())
+        let Sliding {
+            layer,
+            stripes,
+            counting,
+            keep_minutes,
+            ..
+        } = self;
+        let kept = if *keep_minutes {
+            "keeps minutes"
+        } else {
+            "keeps nothing"
+        };
+        format!(
+            "{stripes} stripes, layers of {} ms, {counting:?}, {kept}",
+            layer.as_millis()
+        )
     }
 
     fn keeps_slices(&self) -> bool {
@@ -122,9 +135,12 @@ impl Family {
     /// The largest number of stripes of a page.
     pub const MAX_STRIPES: u32 = 4096;
 
-    /// Starts the configuration of a family of activity (docs/protocol.md, section 5). Namespace and name are of
-    /// `[a-z0-9_.-]{1,64}`.
-    pub fn activity(namespace: impl Into<String>, name: impl Into<String>) -> ActivityFamilyBuilder {
+    /// Starts the configuration of a family of activity (docs/protocol.md, section 5). Namespace
+    /// and name are of `[a-z0-9_.-]{1,64}`.
+    pub fn activity(
+        namespace: impl Into<String>,
+        name: impl Into<String>,
+    ) -> ActivityFamilyBuilder {
         let sliding = Sliding {
             layer: Duration::from_secs(3),
             layers: 200,
@@ -132,12 +148,22 @@ impl Family {
             counting: Counting::Exact,
             keep_minutes: false,
         };
-        let mut family = Family::new(namespace.into(), name.into(), Duration::from_secs(60), Kind::Activity(sliding));
+        let mut family = Family::new(
+            namespace.into(),
+            name.into(),
+            Duration::from_secs(60),
+            Kind::Activity(sliding),
+        );
         // the stripes of a page, and so the parts of a minute, lie in several partitions
         family.wide = true;
         family.sync_hits = 1;
         let window = Duration::from_secs(600);
-        ActivityFamilyBuilder { family, sliding, window, cache_for: CACHE_FOR }
+        ActivityFamilyBuilder {
+            family,
+            sliding,
+            window,
+            cache_for: CACHE_FOR,
+        }
     }
 }
 
@@ -155,18 +181,19 @@ pub struct ActivityFamilyBuilder {
 }
 
 impl ActivityFamilyBuilder {
-    /// Sets the length of the window, and of the layers in which it slides; it has up to [`Family::MAX_LAYERS`] of
-    /// them. Defaults to 10 min in layers of 3 s: a result covers the last 9:57 to 10:00 minutes. The number of layers
-    /// may change with a deploy; while old and new processes run, Redis holds the shorter window. The length of a layer
-    /// is fixed for the life of the family.
+    /// Sets the length of the window, and of the layers in which it slides; it has up to
+    /// [`Family::MAX_LAYERS`] of them. Defaults to 10 min in layers of 3 s: a result covers the
+    /// last 9:57 to 10:00 minutes. The number of layers may change with a deploy; while old and new
+    /// processes run, Redis holds the shorter window. The length of a layer is fixed for the life
+    /// of the family.
     pub fn window(mut self, window: Duration, layer: Duration) -> Self {
         (self.window, self.sliding.layer) = (window, layer);
         self
     }
 
-    /// Spreads each page over this many stripes by the CRC-32 of the visitor, and the stripes over the partitions.
-    /// Defaults to 1, at most [`Family::MAX_STRIPES`]. For pages that are hotter than one Redis can take. Fixed for the
-    /// life of the family.
+    /// Spreads each page over this many stripes by the CRC-32 of the visitor, and the stripes over
+    /// the partitions. Defaults to 1, at most [`Family::MAX_STRIPES`]. For pages that are hotter
+    /// than one Redis can take. Fixed for the life of the family.
     pub fn stripes(mut self, width: u32) -> Self {
         self.sliding.stripes = width;
         self
@@ -180,28 +207,29 @@ impl ActivityFamilyBuilder {
 
     /// Keeps the views and the visitors of each finished minute in the database. Off by default.
     ///
-    /// Their rows have the ids `views/MINUTE/PAGE` and `visitors/MINUTE/PAGE`, with the minute's start in Unix seconds.
+    /// Their rows have the ids `views/MINUTE/PAGE` and `visitors/MINUTE/PAGE`, with the minute's
+    /// start in Unix seconds.
     pub fn keep_minutes(mut self, keep: bool) -> Self {
         self.sliding.keep_minutes = keep;
         self
     }
 
-    /// Keeps the minutes in a table of the application instead of counterfoil's own. Its key columns take the segments
-    /// of the [ids](Self::keep_minutes).
+    /// Keeps the minutes in a table of the application instead of counterfoil's own. Its key
+    /// columns take the segments of the [ids](Self::keep_minutes).
     pub fn table(mut self, table: Table) -> Self {
         self.family.table = Some(table);
         self
     }
 
-    /// Sets how long this process returns a cached result without asking Redis. Defaults to 1 s, at most a day; zero
-    /// disables the cache.
+    /// Sets how long this process returns a cached result without asking Redis. Defaults to 1 s, at
+    /// most a day; zero disables the cache.
     pub fn cache_for(mut self, time: Duration) -> Self {
         self.cache_for = time;
         self
     }
 
-    /// Sets the time within which the reconciler checks for finished minutes four times. Defaults to 60 s.
-    /// The [settle time](Durability::Settle) comes on top.
+    /// Sets the time within which the reconciler checks for finished minutes four times. Defaults
+    /// to 60 s. The [settle time](Durability::Settle) comes on top.
     pub fn sync_after(mut self, time: Duration) -> Self {
         self.family.sync_time = time;
         self
@@ -214,7 +242,12 @@ impl ActivityFamilyBuilder {
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the setting that is wrong.
     pub fn build(self) -> Result<ActivityFamily> {
-        let ActivityFamilyBuilder { mut family, mut sliding, window, cache_for } = self;
+        let ActivityFamilyBuilder {
+            mut family,
+            mut sliding,
+            window,
+            cache_for,
+        } = self;
         family.check()?;
         family.check_time("sync_after", family.sync_time)?;
         sliding.layers = layers(&family, window, sliding.layer)?;
@@ -223,7 +256,10 @@ impl ActivityFamilyBuilder {
             return Err(family.refused("stripes", wrong));
         }
         if sliding.keep_minutes && !60_000_u128.is_multiple_of(sliding.layer.as_millis()) {
-            let wrong = format!("is on, and layers of {:?} do not divide a minute", sliding.layer);
+            let wrong = format!(
+                "is on, and layers of {:?} do not divide a minute",
+                sliding.layer
+            );
             return Err(family.refused("keep_minutes", wrong));
         }
         family.check_slices_table(sliding.keep_minutes)?;
@@ -239,31 +275,58 @@ impl ActivityFamilyBuilder {
 fn layers(family: &Family, window: Duration, layer: Duration) -> Result<u32> {
     let hour = Duration::from_secs(3600);
     let refused = |wrong: String| Err(family.refused("window", wrong));
-    if !(Duration::from_millis(1)..=hour).contains(&layer) || !layer.subsec_nanos().is_multiple_of(1_000_000) {
-        return refused(format!("in layers of {layer:?}, which is not 1 ms to an hour in whole milliseconds"));
+    if !(Duration::from_millis(1)..=hour).contains(&layer)
+        || !layer.subsec_nanos().is_multiple_of(1_000_000)
+    {
+        return refused(format!(
+            "in layers of {layer:?}, which is not 1 ms to an hour in whole milliseconds"
+        ));
     }
     if window.is_zero() || !window.as_nanos().is_multiple_of(layer.as_nanos()) {
-        return refused(format!("of {window:?} is no multiple of its layers of {layer:?}"));
+        return refused(format!(
+            "of {window:?} is no multiple of its layers of {layer:?}"
+        ));
     }
     match u32::try_from(window.as_nanos() / layer.as_nanos()) {
         Ok(layers) if layers <= Family::MAX_LAYERS => Ok(layers),
-        _ => refused(format!("of {window:?} has more than {} layers of {layer:?}", Family::MAX_LAYERS)),
+        _ => refused(format!(
+            "of {window:?} has more than {} layers of {layer:?}",
+            Family::MAX_LAYERS
+        )),
     }
 }
 
 impl ActivityFamily {
     /// Creates the family with the builder's default cache time.
     pub(super) fn new(family: Family) -> Self {
-        ActivityFamily { family, cache_for: CACHE_FOR }
+        ActivityFamily {
+            family,
+            cache_for: CACHE_FOR,
+        }
     }
 
     /// Returns the family with stored settings.
-    pub(super) fn read(namespace: &str, name: &str, all: &Settings<'_>, own: &Settings<'_>) -> Result<Self, String> {
-        let named = |value: &Value| Counting::ALL.into_iter().find(|counting| value == &format!("{counting:?}"));
+    pub(super) fn read(
+        namespace: &str,
+        name: &str,
+        all: &Settings<'_>,
+        own: &Settings<'_>,
+    ) -> Result<Self, String> {
+        let named = |value: &Value| {
+            Counting::ALL
+                .into_iter()
+                .find(|counting| value == &format!("{counting:?}"))
+        };
         let layer = own.time("layer_ms")?;
-        let family = Family::activity(namespace, name).with_common(all)?.sync_after(all.time("sync_ms")?);
-        let family = family.window(layer.saturating_mul(own.small("layers")?), layer).stripes(own.small("stripes")?);
-        let family = family.visitors(own.get("visitors", named)?).keep_minutes(own.flag("keep_minutes")?);
+        let family = Family::activity(namespace, name)
+            .with_common(all)?
+            .sync_after(all.time("sync_ms")?);
+        let family = family
+            .window(layer.saturating_mul(own.small("layers")?), layer)
+            .stripes(own.small("stripes")?);
+        let family = family
+            .visitors(own.get("visitors", named)?)
+            .keep_minutes(own.flag("keep_minutes")?);
         family.build().map_err(|error| error.to_string())
     }
 }
@@ -278,15 +341,23 @@ mod tests {
 
     #[test]
     fn a_wrong_setting_of_activity_is_named() {
-        let wrong = |builder: ActivityFamilyBuilder| builder.build().expect_err("refused").to_string();
+        let wrong =
+            |builder: ActivityFamilyBuilder| builder.build().expect_err("refused").to_string();
         let ok = || Family::activity("forum", "online");
         assert!(wrong(Family::activity("Forum", "online")).contains("namespace \"Forum\""));
-        assert!(wrong(ok().window(Duration::ZERO, SECOND)).contains("window of 0ns is no multiple"));
+        assert!(
+            wrong(ok().window(Duration::ZERO, SECOND)).contains("window of 0ns is no multiple")
+        );
         assert!(wrong(ok().window(600 * SECOND, Duration::ZERO)).contains("layers of 0ns"));
-        assert!(wrong(ok().window(600 * SECOND, 7 * SECOND)).contains("window of 600s is no multiple"));
+        assert!(
+            wrong(ok().window(600 * SECOND, 7 * SECOND)).contains("window of 600s is no multiple")
+        );
         assert!(wrong(ok().window(1001 * SECOND, SECOND)).contains("more than 1000 layers"));
         assert!(wrong(ok().stripes(0)).contains("stripes 0"));
-        assert!(wrong(ok().window(630 * SECOND, 7 * SECOND).keep_minutes(true)).contains("do not divide a minute"));
+        assert!(
+            wrong(ok().window(630 * SECOND, 7 * SECOND).keep_minutes(true))
+                .contains("do not divide a minute")
+        );
         assert!(wrong(ok().cache_for(86_401 * SECOND)).contains("cache_for"));
         let table = Table::upsert("t").key("k", crate::KeyType::Text).value("n");
         assert!(wrong(ok().table(table)).contains("table is given, and nothing is kept"));
@@ -294,13 +365,24 @@ mod tests {
 
     #[test]
     fn stripes_spread_over_the_partitions() {
-        let family = Family::activity("forum", "online").stripes(15).partitions(8).build().expect("valid").family;
-        let Kind::Activity(sliding) = family.kind else { panic!("{family}") };
-        let homes: std::collections::BTreeSet<_> =
-            (0..15).map(|stripe| sliding.partition_of(b"/", stripe, 8)).collect();
+        let family = Family::activity("forum", "online")
+            .stripes(15)
+            .partitions(8)
+            .build()
+            .expect("valid")
+            .family;
+        let Kind::Activity(sliding) = family.kind else {
+            panic!("{family}")
+        };
+        let homes: std::collections::BTreeSet<_> = (0..15)
+            .map(|stripe| sliding.partition_of(b"/", stripe, 8))
+            .collect();
         assert_eq!(homes.len(), 8);
         let visit = visit::key("/", b"somebody");
         let stripe = sliding.stripe_of(b"somebody");
-        assert_eq!(family.home_of(&visit), Some(sliding.partition_of(b"/", stripe, 8)));
+        assert_eq!(
+            family.home_of(&visit),
+            Some(sliding.partition_of(b"/", stripe, 8))
+        );
     }
 }

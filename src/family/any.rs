@@ -1,8 +1,12 @@
 //! A family whose kind is known only at run time: from a configuration file, or from the database.
 
-use super::{ActivityFamily, BufferedFamily, CachedFamily, Family, Kind, Sealed, SeriesFamily, VisitorsFamily};
+use super::{
+    ActivityFamily, BufferedFamily, CachedFamily, Family, Kind, Sealed, SeriesFamily,
+    VisitorsFamily,
+};
 
-/// A family of any kind. [`From`] converts the [`Family`] that [`Registered`](crate::Registered) holds.
+/// A family of any kind. [`From`] converts the [`Family`] that [`Registered`](crate::Registered)
+/// holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AnyFamily {

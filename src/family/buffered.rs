@@ -49,11 +49,21 @@ impl OfKind for Buffered {
 }
 
 impl Family {
-    /// Starts the configuration of a family of buffered counters: deltas are summed in Redis and reach the database
-    /// in batches. Namespace and name are of `[a-z0-9_.-]{1,64}`.
-    pub fn buffered(namespace: impl Into<String>, name: impl Into<String>) -> BufferedFamilyBuilder {
+    /// Starts the configuration of a family of buffered counters: deltas are summed in Redis and
+    /// reach the database in batches. Namespace and name are of `[a-z0-9_.-]{1,64}`.
+    pub fn buffered(
+        namespace: impl Into<String>,
+        name: impl Into<String>,
+    ) -> BufferedFamilyBuilder {
         let time = Duration::from_secs(60);
-        BufferedFamilyBuilder { family: Family::new(namespace.into(), name.into(), time, Kind::Buffered(Buffered)) }
+        BufferedFamilyBuilder {
+            family: Family::new(
+                namespace.into(),
+                name.into(),
+                time,
+                Kind::Buffered(Buffered),
+            ),
+        }
     }
 }
 
@@ -67,22 +77,24 @@ pub struct BufferedFamilyBuilder {
 impl BufferedFamilyBuilder {
     common_settings!();
 
-    /// Lets increments go to any partition, which spreads one hot counter over all of them. A read sums over all.
+    /// Lets increments go to any partition, which spreads one hot counter over all of them. A read
+    /// sums over all.
     pub fn wide(mut self, wide: bool) -> Self {
         self.family.wide = wide;
         self
     }
 
-    /// Sets when a partition is synced to the database: at its first hit, then after this many hits or this time,
-    /// whichever comes first. Defaults to 50 hits and 60 s. The [settle time](Durability::Settle) comes on top. A
-    /// reconciler in another process than the writer notices hits within a quarter of this time.
+    /// Sets when a partition is synced to the database: at its first hit, then after this many hits
+    /// or this time, whichever comes first. Defaults to 50 hits and 60 s. The [settle
+    /// time](Durability::Settle) comes on top. A reconciler in another process than the writer
+    /// notices hits within a quarter of this time.
     pub fn sync_after(mut self, hits: u64, time: Duration) -> Self {
         (self.family.sync_hits, self.family.sync_time) = (hits, time);
         self
     }
 
-    /// Limits the distinct ids that wait in one partition's buffer. Beyond it, a hit on a further id returns
-    /// [`Added::Full`](crate::Added::Full). Defaults to 1,000,000.
+    /// Limits the distinct ids that wait in one partition's buffer. Beyond it, a hit on a further
+    /// id returns [`Added::Full`](crate::Added::Full). Defaults to 1,000,000.
     pub fn max_pending(mut self, ids: u64) -> Self {
         self.family.max_pending = ids;
         self
@@ -112,9 +124,14 @@ impl BufferedFamilyBuilder {
 impl BufferedFamily {
     /// Returns the family with stored settings.
     pub(super) fn read(namespace: &str, name: &str, all: &Settings<'_>) -> Result<Self, String> {
-        let family = Family::buffered(namespace, name).with_common(all)?.wide(all.flag("wide")?);
+        let family = Family::buffered(namespace, name)
+            .with_common(all)?
+            .wide(all.flag("wide")?);
         let family = family.sync_after(all.number("sync_hits")?, all.time("sync_ms")?);
-        family.max_pending(all.number("max_pending")?).build().map_err(|error| error.to_string())
+        family
+            .max_pending(all.number("max_pending")?)
+            .build()
+            .map_err(|error| error.to_string())
     }
 }
 
@@ -126,7 +143,8 @@ mod tests {
 
     #[test]
     fn a_wrong_setting_is_named() {
-        let wrong = |builder: BufferedFamilyBuilder| builder.build().expect_err("refused").to_string();
+        let wrong =
+            |builder: BufferedFamilyBuilder| builder.build().expect_err("refused").to_string();
         let ok = || Family::buffered("shop", "views");
         assert!(wrong(Family::buffered("Shop", "views")).contains("namespace \"Shop\""));
         assert!(wrong(Family::buffered("shop", "v/iews")).contains("family \"v/iews\""));

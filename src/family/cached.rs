@@ -9,7 +9,8 @@ use super::{Durability, Family, Kind, OfKind};
 use crate::error::Result;
 use crate::family::table::Table;
 
-/// The time for which a cached family's counters stay in Redis, and their bounds. They are saved after `sync_time`.
+/// The time for which a cached family's counters stay in Redis, and their bounds. They are saved
+/// after `sync_time`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retention {
     /// The time in Redis after a counter was read from the database or last saved.
@@ -33,7 +34,9 @@ impl OfKind for Retention {
 
     fn describe(&self) -> String {
         let bounds = [("min", self.min), ("max", self.max)];
-        let given = bounds.iter().filter_map(|(name, bound)| bound.map(|bound| format!("{name} {bound}")));
+        let given = bounds
+            .iter()
+            .filter_map(|(name, bound)| bound.map(|bound| format!("{name} {bound}")));
         given.collect::<Vec<_>>().join(", ")
     }
 
@@ -42,7 +45,8 @@ impl OfKind for Retention {
     }
 }
 
-/// A [`Family`] of cached counters. It has a type of its own because its calls differ from those of buffered counters.
+/// A [`Family`] of cached counters. It has a type of its own because its calls differ from those of
+/// buffered counters.
 ///
 /// ```
 /// use std::time::Duration;
@@ -61,13 +65,21 @@ pub struct CachedFamily {
 }
 
 impl Family {
-    /// Starts the configuration of a family of cached counters. The value stays in Redis while it is used, and each
-    /// increment returns it. Increments reach the row like those of a buffered counter (docs/protocol.md, section 4).
-    /// Namespace and name are of `[a-z0-9_.-]{1,64}`.
+    /// Starts the configuration of a family of cached counters. The value stays in Redis while it
+    /// is used, and each increment returns it. Increments reach the row like those of a buffered
+    /// counter (docs/protocol.md, section 4). Namespace and name are of `[a-z0-9_.-]{1,64}`.
     pub fn cached(namespace: impl Into<String>, name: impl Into<String>) -> CachedFamilyBuilder {
-        let retention = Retention { retain: Duration::from_secs(600), min: None, max: None };
-        let mut family =
-            Family::new(namespace.into(), name.into(), Duration::from_secs(2), Kind::Cached(retention.clone()));
+        let retention = Retention {
+            retain: Duration::from_secs(600),
+            min: None,
+            max: None,
+        };
+        let mut family = Family::new(
+            namespace.into(),
+            name.into(),
+            Duration::from_secs(2),
+            Kind::Cached(retention.clone()),
+        );
         // saves are due by time alone
         family.sync_hits = u64::MAX;
         CachedFamilyBuilder { family, retention }
@@ -85,37 +97,41 @@ pub struct CachedFamilyBuilder {
 impl CachedFamilyBuilder {
     common_settings!();
 
-    /// Keeps the values in a table of the application. [`Table::upsert`] creates missing rows, [`Table::update`]
-    /// refuses their increments ([`Changed::NoRow`](crate::Changed::NoRow)). Defaults to counterfoil's own table.
+    /// Keeps the values in a table of the application. [`Table::upsert`] creates missing rows,
+    /// [`Table::update`] refuses their increments ([`Changed::NoRow`](crate::Changed::NoRow)).
+    /// Defaults to counterfoil's own table.
     pub fn table(mut self, table: Table) -> Self {
         self.family.table = Some(table);
         self
     }
 
-    /// Sets the longest time between two saves of a counter that changes, so that one save covers many increments.
-    /// Defaults to 2 s. The [settle time](Durability::Settle) comes on top.
+    /// Sets the longest time between two saves of a counter that changes, so that one save covers
+    /// many increments. Defaults to 2 s. The [settle time](Durability::Settle) comes on top.
     pub fn save_after(mut self, time: Duration) -> Self {
         self.family.sync_time = time;
         self
     }
 
-    /// Sets how long a counter stays in Redis after it was read from the database or last saved; it may stay up to a
-    /// quarter longer. Then the reconciler deletes it, and the next use reads it from the database. Defaults to 10 min.
+    /// Sets how long a counter stays in Redis after it was read from the database or last saved; it
+    /// may stay up to a quarter longer. Then the reconciler deletes it, and the next use reads it
+    /// from the database. Defaults to 10 min.
     pub fn retain(mut self, time: Duration) -> Self {
         self.retention.retain = time;
         self
     }
 
-    /// Refuses increments that lead below this value, such as a stock below 0. An upward increment passes even below
-    /// it. The bound must be smaller than 2^53 in magnitude; values may be larger. Every process must use the same
-    /// bounds, or is refused; [`reconfigure`](crate::Counterfoil::reconfigure) changes them.
+    /// Refuses increments that lead below this value, such as a stock below 0. An upward increment
+    /// passes even below it. The bound must be smaller than 2^53 in magnitude; values may be
+    /// larger. Every process must use the same bounds, or is refused;
+    /// [`reconfigure`](crate::Counterfoil::reconfigure) changes them.
     pub fn min(mut self, value: i64) -> Self {
         self.retention.min = Some(value);
         self
     }
 
-    /// Refuses increments that lead above this value. A downward increment passes even above it. The limits on the
-    /// bound are those of [`min`](Self::min), and every process must use the same one.
+    /// Refuses increments that lead above this value. A downward increment passes even above it.
+    /// The limits on the bound are those of [`min`](Self::min), and every process must use the same
+    /// one.
     pub fn max(mut self, value: i64) -> Self {
         self.retention.max = Some(value);
         self
@@ -126,13 +142,18 @@ impl CachedFamilyBuilder {
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the setting that is wrong.
     pub fn build(self) -> Result<CachedFamily> {
-        let CachedFamilyBuilder { mut family, retention } = self;
+        let CachedFamilyBuilder {
+            mut family,
+            retention,
+        } = self;
         family.check()?;
         family.check_time("save_after", family.sync_time)?;
         family.check_time("retain", retention.retain)?;
         for (setting, bound) in [("min", retention.min), ("max", retention.max)] {
             if let Some(bound) = bound.filter(|bound| bound.unsigned_abs() >= 1 << 53) {
-                return Err(family.refused(setting, format!("{bound} is not smaller than 2^53 in size")));
+                return Err(
+                    family.refused(setting, format!("{bound} is not smaller than 2^53 in size"))
+                );
             }
         }
         if let (Some(min), Some(max)) = (retention.min, retention.max)
@@ -147,8 +168,15 @@ impl CachedFamilyBuilder {
 
 impl CachedFamily {
     /// Returns the family with stored settings.
-    pub(super) fn read(namespace: &str, name: &str, all: &Settings<'_>, own: &Settings<'_>) -> Result<Self, String> {
-        let family = Family::cached(namespace, name).with_common(all)?.save_after(all.time("sync_ms")?);
+    pub(super) fn read(
+        namespace: &str,
+        name: &str,
+        all: &Settings<'_>,
+        own: &Settings<'_>,
+    ) -> Result<Self, String> {
+        let family = Family::cached(namespace, name)
+            .with_common(all)?
+            .save_after(all.time("sync_ms")?);
         let mut family = family.retain(own.time("retain_ms")?);
         (family.retention.min, family.retention.max) = (own.bound("min")?, own.bound("max")?);
         family.build().map_err(|error| error.to_string())
@@ -163,7 +191,8 @@ mod tests {
 
     #[test]
     fn a_wrong_setting_of_a_cached_family_is_named() {
-        let wrong = |builder: CachedFamilyBuilder| builder.build().expect_err("refused").to_string();
+        let wrong =
+            |builder: CachedFamilyBuilder| builder.build().expect_err("refused").to_string();
         let ok = || Family::cached("shop", "votes");
         assert!(wrong(Family::cached("Shop", "votes")).contains("namespace \"Shop\""));
         assert!(wrong(ok().partitions(5000)).contains("partitions 5000"));

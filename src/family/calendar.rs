@@ -1,4 +1,5 @@
-//! Slices of time: their length, their start, and their name in kept ids (docs/protocol.md, section 5).
+//! Slices of time: their length, their start, and their name in kept ids (docs/protocol.md, section
+//! 5).
 
 use std::fmt;
 use std::ops::Range;
@@ -13,8 +14,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// The length of the slices of a series.
 ///
-/// Slices of a fixed length begin at its multiples in Unix time, in any time zone. Days and months begin at local
-/// midnight: a day has 23 or 25 hours when the clocks change.
+/// Slices of a fixed length begin at its multiples in Unix time, in any time zone. Days and months
+/// begin at local midnight: a day has 23 or 25 hours when the clocks change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Precision {
@@ -62,7 +63,9 @@ impl FromStr for Precision {
         match name {
             "day" => Ok(Precision::Day),
             "month" => Ok(Precision::Month),
-            _ => seconds().ok_or_else(|| Error::invalid(format!("precision {name:?} is not `60s`, `day` or `month`"))),
+            _ => seconds().ok_or_else(|| {
+                Error::invalid(format!("precision {name:?} is not `60s`, `day` or `month`"))
+            }),
         }
     }
 }
@@ -93,14 +96,21 @@ pub fn unix_seconds(range: &Range<SystemTime>) -> Range<i64> {
         Err(before) => -before.duration().as_nanos().cast_signed(),
     };
     // the seconds of a SystemTime fit into an i64
-    let (start, end) = (nanos(range.start).div_euclid(SECOND), -(-nanos(range.end)).div_euclid(SECOND));
+    let (start, end) = (
+        nanos(range.start).div_euclid(SECOND),
+        -(-nanos(range.end)).div_euclid(SECOND),
+    );
     start as i64..end as i64
 }
 
 /// Returns the time at this number of Unix seconds.
 pub fn time_at(seconds: i64) -> SystemTime {
     let apart = Duration::from_secs(seconds.unsigned_abs());
-    let time = if seconds < 0 { UNIX_EPOCH.checked_sub(apart) } else { UNIX_EPOCH.checked_add(apart) };
+    let time = if seconds < 0 {
+        UNIX_EPOCH.checked_sub(apart)
+    } else {
+        UNIX_EPOCH.checked_add(apart)
+    };
     time.unwrap_or(UNIX_EPOCH)
 }
 
@@ -121,14 +131,22 @@ impl Eq for Calendar {}
 
 impl Calendar {
     pub fn utc() -> Self {
-        Calendar { zone: TimeZone::UTC, name: "UTC".to_owned() }
+        Calendar {
+            zone: TimeZone::UTC,
+            name: "UTC".to_owned(),
+        }
     }
 
-    /// Returns the calendar of an IANA time zone, from the system's database or else from the built-in one.
+    /// Returns the calendar of an IANA time zone, from the system's database or else from the
+    /// built-in one.
     pub fn of(name: &str) -> Result<Self> {
-        let zone = TimeZone::get(name)
-            .map_err(|error| Error::invalid(format!("time zone {name:?} is not known")).with_source(error))?;
-        Ok(Calendar { zone, name: name.to_owned() })
+        let zone = TimeZone::get(name).map_err(|error| {
+            Error::invalid(format!("time zone {name:?} is not known")).with_source(error)
+        })?;
+        Ok(Calendar {
+            zone,
+            name: name.to_owned(),
+        })
     }
 
     pub fn name(&self) -> &str {
@@ -141,12 +159,18 @@ impl Calendar {
             Precision::Seconds(seconds) => {
                 let length = i64::from(seconds);
                 let start = at.div_euclid(length) * length;
-                Ok(Span { start, end: start + length })
+                Ok(Span {
+                    start,
+                    end: start + length,
+                })
             }
             Precision::Day => self.between(at, |date| (date, date.checked_add(1.day()))),
-            Precision::Month => {
-                self.between(at, |date| (date.first_of_month(), date.first_of_month().checked_add(1.month())))
-            }
+            Precision::Month => self.between(at, |date| {
+                (
+                    date.first_of_month(),
+                    date.first_of_month().checked_add(1.month()),
+                )
+            }),
         }
     }
 
@@ -162,8 +186,15 @@ impl Calendar {
         Ok(starts)
     }
 
-    /// Returns the starts of all slices that overlap the range, ascending, or `None` if there are more than `most`.
-    pub fn starts(&self, precision: Precision, from: i64, to: i64, most: usize) -> Result<Option<Vec<i64>>> {
+    /// Returns the starts of all slices that overlap the range, ascending, or `None` if there are
+    /// more than `most`.
+    pub fn starts(
+        &self,
+        precision: Precision,
+        from: i64,
+        to: i64,
+        most: usize,
+    ) -> Result<Option<Vec<i64>>> {
         let mut starts = Vec::new();
         let mut at = from;
         while at < to {
@@ -177,7 +208,8 @@ impl Calendar {
         Ok(Some(starts))
     }
 
-    /// Returns the name of the slice in a kept id: its start in Unix seconds, or the date of its first day.
+    /// Returns the name of the slice in a kept id: its start in Unix seconds, or the date of its
+    /// first day.
     pub fn called(&self, precision: Precision, start: i64) -> Result<String> {
         match precision {
             Precision::Seconds(_) => Ok(start.to_string()),
@@ -191,17 +223,30 @@ impl Calendar {
         Ok(self.zone.to_datetime(time).date())
     }
 
-    fn between(&self, at: i64, ends: impl Fn(Date) -> (Date, Result<Date, jiff::Error>)) -> Result<Span> {
+    fn between(
+        &self,
+        at: i64,
+        ends: impl Fn(Date) -> (Date, Result<Date, jiff::Error>),
+    ) -> Result<Span> {
         let (first, next) = ends(self.date(at)?);
-        let midnight = |date: Date| date.to_zoned(self.zone.clone()).map(|midnight| midnight.timestamp().as_second());
+        let midnight = |date: Date| {
+            date.to_zoned(self.zone.clone())
+                .map(|midnight| midnight.timestamp().as_second())
+        };
         let start = midnight(first).map_err(|error| out_of_calendar(at, error))?;
-        let end = next.and_then(midnight).map_err(|error| out_of_calendar(at, error))?;
+        let end = next
+            .and_then(midnight)
+            .map_err(|error| out_of_calendar(at, error))?;
         Ok(Span { start, end })
     }
 }
 
 fn out_of_calendar(at: i64, error: jiff::Error) -> Error {
-    Error::new(ErrorKind::InvalidInput, format!("{at} s of Unix time is in no calendar")).with_source(error)
+    Error::new(
+        ErrorKind::InvalidInput,
+        format!("{at} s of Unix time is in no calendar"),
+    )
+    .with_source(error)
 }
 
 #[cfg(test)]
@@ -223,7 +268,10 @@ mod tests {
         assert_eq!((hours(SPRING), hours(SPRING + 86_400)), (23, 24));
         assert_eq!((hours(AUTUMN), hours(AUTUMN + 86_400)), (25, 24));
         let day = berlin.slice(Precision::Day, SPRING).expect("a day");
-        assert_eq!(berlin.called(Precision::Day, day.start).expect("a date"), "2014-03-30");
+        assert_eq!(
+            berlin.called(Precision::Day, day.start).expect("a date"),
+            "2014-03-30"
+        );
     }
 
     #[test]
@@ -232,18 +280,35 @@ mod tests {
         let beirut = Calendar::of("Asia/Beirut").expect("a zone");
         let day = beirut.slice(Precision::Day, SPRING).expect("a day");
         assert_eq!((day.end - day.start) / 3600, 23);
-        assert_eq!(beirut.called(Precision::Day, day.start).expect("a date"), "2014-03-30");
-        assert_eq!(beirut.slice(Precision::Day, day.start - 1).expect("a day").end, day.start);
+        assert_eq!(
+            beirut.called(Precision::Day, day.start).expect("a date"),
+            "2014-03-30"
+        );
+        assert_eq!(
+            beirut
+                .slice(Precision::Day, day.start - 1)
+                .expect("a day")
+                .end,
+            day.start
+        );
     }
 
     #[test]
     fn a_window_is_without_gaps_and_ends_now() {
         let berlin = Calendar::of("Europe/Berlin").expect("a zone");
-        for precision in [Precision::MINUTE, Precision::FIVE_HOURS, Precision::Day, Precision::Month] {
+        for precision in [
+            Precision::MINUTE,
+            Precision::FIVE_HOURS,
+            Precision::Day,
+            Precision::Month,
+        ] {
             let starts = berlin.window(precision, 40, AUTUMN).expect("a window");
             assert_eq!(starts.len(), 40);
             for two in starts.windows(2) {
-                assert_eq!(berlin.slice(precision, two[0]).expect("a slice").end, two[1]);
+                assert_eq!(
+                    berlin.slice(precision, two[0]).expect("a slice").end,
+                    two[1]
+                );
             }
             let last = berlin.slice(precision, starts[39]).expect("a slice");
             assert!((last.start..last.end).contains(&AUTUMN));
@@ -255,12 +320,17 @@ mod tests {
         let half = Duration::from_millis(500);
         assert_eq!(unix_seconds(&(time_at(-7)..time_at(SPRING))), -7..SPRING);
         assert_eq!(unix_seconds(&(time_at(7) + half..time_at(8) + half)), 7..9);
-        assert_eq!(unix_seconds(&(time_at(-7) - half..time_at(-7) + half)), -8..-6);
+        assert_eq!(
+            unix_seconds(&(time_at(-7) - half..time_at(-7) + half)),
+            -8..-6
+        );
     }
 
     #[test]
     fn before_1970_slices_begin_earlier_too() {
-        let slice = Calendar::utc().slice(Precision::MINUTE, -1).expect("a slice");
+        let slice = Calendar::utc()
+            .slice(Precision::MINUTE, -1)
+            .expect("a slice");
         assert_eq!(slice, Span { start: -60, end: 0 });
         assert!(Calendar::of("Europe/Atlantis").is_err());
     }

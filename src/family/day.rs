@@ -10,8 +10,8 @@ use jiff::tz::TimeZone;
 
 use crate::error::{Error, Result};
 
-/// A day of the Gregorian calendar, from 1000-01-01 to 9999-12-31, like a `DATE` column of MySQL. The application
-/// chooses the time zone in which it begins.
+/// A day of the Gregorian calendar, from 1000-01-01 to 9999-12-31, like a `DATE` column of MySQL.
+/// The application chooses the time zone in which it begins.
 ///
 /// ```
 /// use counterfoil::Day;
@@ -31,10 +31,23 @@ impl Day {
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if there is no such day.
     pub fn new(year: u16, month: u8, day: u8) -> Result<Self> {
-        let date = || Date::new(year.try_into().ok()?, month.try_into().ok()?, day.try_into().ok()?).ok();
-        let none =
-            || Error::invalid(format!("there is no day {year:04}-{month:02}-{day:02} in the years 1000 to 9999"));
-        date().filter(|date| date.year() >= 1000).map(Day).ok_or_else(none)
+        let date = || {
+            Date::new(
+                year.try_into().ok()?,
+                month.try_into().ok()?,
+                day.try_into().ok()?,
+            )
+            .ok()
+        };
+        let none = || {
+            Error::invalid(format!(
+                "there is no day {year:04}-{month:02}-{day:02} in the years 1000 to 9999"
+            ))
+        };
+        date()
+            .filter(|date| date.year() >= 1000)
+            .map(Day)
+            .ok_or_else(none)
     }
 
     /// Returns the current day in UTC, by the clock of this machine.
@@ -45,11 +58,16 @@ impl Day {
     /// Returns the day in UTC that contains the time.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) before the year 1000 and after the year 9999.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) before the year 1000 and after the year
+    /// 9999.
     pub fn of(time: SystemTime) -> Result<Self> {
         let none = || Error::invalid(format!("{time:?} is not in the years 1000 to 9999"));
-        let date = Timestamp::try_from(time).ok().map(|time| time.to_zoned(TimeZone::UTC).date());
-        date.filter(|date| date.year() >= 1000).map(Day).ok_or_else(none)
+        let date = Timestamp::try_from(time)
+            .ok()
+            .map(|time| time.to_zoned(TimeZone::UTC).date());
+        date.filter(|date| date.year() >= 1000)
+            .map(Day)
+            .ok_or_else(none)
     }
 }
 
@@ -59,14 +77,19 @@ impl FromStr for Day {
     /// Parses `2014-09-20`, and no other spelling.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if there is no such day, or it is spelt otherwise.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if there is no such day, or it is spelt
+    /// otherwise.
     fn from_str(text: &str) -> Result<Self> {
         let day = || {
             let mut parts = text.splitn(3, '-');
             let (year, month, day) = (parts.next()?, parts.next()?, parts.next()?);
             Day::new(year.parse().ok()?, month.parse().ok()?, day.parse().ok()?).ok()
         };
-        let none = || Error::invalid(format!("{text:?} is no day YYYY-MM-DD of the years 1000 to 9999"));
+        let none = || {
+            Error::invalid(format!(
+                "{text:?} is no day YYYY-MM-DD of the years 1000 to 9999"
+            ))
+        };
         day().filter(|day| day.to_string() == text).ok_or_else(none)
     }
 }
@@ -92,22 +115,48 @@ mod tests {
 
     #[test]
     fn a_day_has_one_spelling() {
-        assert_eq!("2000-02-29".parse::<Day>().expect("a day"), Day::new(2000, 2, 29).expect("a day"));
-        for wrong in
-            ["1900-02-29", "2014-9-20", "2014-09-31", "0999-12-31", "10000-01-01", "+2014-09-20", "2014-09", "today"]
-        {
+        assert_eq!(
+            "2000-02-29".parse::<Day>().expect("a day"),
+            Day::new(2000, 2, 29).expect("a day")
+        );
+        for wrong in [
+            "1900-02-29",
+            "2014-9-20",
+            "2014-09-31",
+            "0999-12-31",
+            "10000-01-01",
+            "+2014-09-20",
+            "2014-09",
+            "today",
+        ] {
             let error = wrong.parse::<Day>().expect_err(wrong);
             assert!(error.to_string().contains(wrong), "{error}");
         }
-        assert!(Day::new(2014, 13, 1).expect_err("no month").to_string().contains("2014-13-01"));
+        assert!(
+            Day::new(2014, 13, 1)
+                .expect_err("no month")
+                .to_string()
+                .contains("2014-13-01")
+        );
     }
 
     #[test]
     fn a_time_falls_into_a_day_of_utc() {
         let day = Duration::from_secs(86_400);
-        assert_eq!(Day::of(UNIX_EPOCH).expect("a day").to_string(), "1970-01-01");
-        assert_eq!(Day::of(UNIX_EPOCH - Duration::from_nanos(1)).expect("a day").to_string(), "1969-12-31");
-        assert_eq!(Day::of(UNIX_EPOCH + day).expect("a day").to_string(), "1970-01-02");
+        assert_eq!(
+            Day::of(UNIX_EPOCH).expect("a day").to_string(),
+            "1970-01-01"
+        );
+        assert_eq!(
+            Day::of(UNIX_EPOCH - Duration::from_nanos(1))
+                .expect("a day")
+                .to_string(),
+            "1969-12-31"
+        );
+        assert_eq!(
+            Day::of(UNIX_EPOCH + day).expect("a day").to_string(),
+            "1970-01-02"
+        );
         assert!(Day::of(UNIX_EPOCH - 366 * 1000 * day).is_err());
     }
 }

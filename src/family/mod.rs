@@ -1,4 +1,5 @@
-//! A family: a named group of counters with one configuration, which is checked once, when it is built.
+//! A family: a named group of counters with one configuration, which is checked once, when it is
+//! built.
 
 pub mod calendar;
 pub mod day;
@@ -9,17 +10,17 @@ pub mod visit;
 macro_rules! common_settings {
     () => {
         /// Sets the number of partitions: 1 to [`Family::MAX_PARTITIONS`], defaults to 4. Only
-        /// [`reconfigure`](crate::Counterfoil::reconfigure) changes it later. In a cluster a call concerns one
-        /// partition, so more of them spread a busy family over more nodes. On one Redis a call counts in all of them
-        /// (buffered, cached), so fewer cost less. Each partition that was ever counted into keeps a hash of about 150
-        /// bytes in Redis.
+        /// [`reconfigure`](crate::Counterfoil::reconfigure) changes it later. In a cluster a call
+        /// concerns one partition, so more of them spread a busy family over more nodes. On one
+        /// Redis a call counts in all of them (buffered, cached), so fewer cost less. Each
+        /// partition that was ever counted into keeps a hash of about 150 bytes in Redis.
         pub fn partitions(mut self, partitions: u32) -> Self {
             self.family.partitions = partitions;
             self
         }
 
-        /// Sets when hits on their way to the database count as durable in Redis. Defaults to [`Durability::Settle`]
-        /// with 2.5 s.
+        /// Sets when hits on their way to the database count as durable in Redis. Defaults to
+        /// [`Durability::Settle`] with 2.5 s.
         pub fn durability(mut self, durability: Durability) -> Self {
             self.family.durability = durability;
             self
@@ -85,7 +86,8 @@ use crate::error::{Error, Result};
 use crate::family::calendar::Precision;
 use crate::family::table::{Missing, Table};
 
-/// A named group of counters of one kind with one configuration, in one namespace (docs/protocol.md, section 2).
+/// A named group of counters of one kind with one configuration, in one namespace
+/// (docs/protocol.md, section 2).
 ///
 /// ```
 /// use std::time::Duration;
@@ -124,11 +126,13 @@ pub(crate) enum Kind {
     Buffered(Buffered),
     /// Values that stay in Redis while they are used (docs/protocol.md, section 4).
     Cached(Retention),
-    /// Slices of time. Kept slices become buffered deltas once they are over (docs/protocol.md, section 5).
+    /// Slices of time. Kept slices become buffered deltas once they are over (docs/protocol.md,
+    /// section 5).
     Series(Arc<Windows>),
     /// Layers of time, with the visitors. Finished minutes may be kept like slices.
     Activity(Sliding),
-    /// Visitors, each counted once for an id and remembered for a time. The sums become buffered deltas.
+    /// Visitors, each counted once for an id and remembered for a time. The sums become buffered
+    /// deltas.
     Visitors(Remember),
 }
 
@@ -153,8 +157,8 @@ pub(crate) trait OfKind {
         false
     }
 
-    /// Returns true if it counts with keys that expire: windows, their names, and visitors. Hits on their way to the
-    /// database never expire.
+    /// Returns true if it counts with keys that expire: windows, their names, and visitors. Hits on
+    /// their way to the database never expire.
     fn has_expiring_keys(&self) -> bool {
         false
     }
@@ -164,12 +168,14 @@ pub(crate) trait OfKind {
         false
     }
 
-    /// Returns the number of pairs in a call: few enough for the script to stay below a millisecond.
+    /// Returns the number of pairs in a call: few enough for the script to stay below a
+    /// millisecond.
     fn pairs_a_call(&self) -> usize {
         400
     }
 
-    /// Returns the partition that counts a hit on this key (an id, a series' name, or a visit), or `None` for any.
+    /// Returns the partition that counts a hit on this key (an id, a series' name, or a visit), or
+    /// `None` for any.
     fn home_of(&self, family: &Family, key: &[u8]) -> Option<u32> {
         (!family.wide).then(|| family.partition_by(key))
     }
@@ -192,7 +198,13 @@ impl Kind {
     }
 
     /// Returns the family of the named kind with stored settings: those of every kind, and its own.
-    fn read(kind: &str, namespace: &str, name: &str, all: &Settings<'_>, own: &Settings<'_>) -> Result<Family, String> {
+    fn read(
+        kind: &str,
+        namespace: &str,
+        name: &str,
+        all: &Settings<'_>,
+        own: &Settings<'_>,
+    ) -> Result<Family, String> {
         match kind {
             "buffered" => BufferedFamily::read(namespace, name, all).map(|built| built.family),
             "cached" => CachedFamily::read(namespace, name, all, own).map(|built| built.family),
@@ -204,17 +216,18 @@ impl Kind {
     }
 }
 
-/// The rule for when a rotation counts as durable. Because of it, the database never contains more than Redis still has
-/// after a crash (docs/protocol.md, section 6).
+/// The rule for when a rotation counts as durable. Because of it, the database never contains more
+/// than Redis still has after a crash (docs/protocol.md, section 6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durability {
-    /// This time after the rotation, by the Redis server's clock. For `appendfsync everysec` (2.5 s is enough: Redis
-    /// itself stops writing when an fsync takes longer than 2 s), and for replicas whose lag stays below it. A busy
-    /// partition's hits reach the database after about twice this time, since one batch waits at a time.
+    /// This time after the rotation, by the Redis server's clock. For `appendfsync everysec` (2.5 s
+    /// is enough: Redis itself stops writing when an fsync takes longer than 2 s), and for replicas
+    /// whose lag stays below it. A busy partition's hits reach the database after about twice this
+    /// time, since one batch waits at a time.
     Settle(Duration),
-    /// At once. For `appendfsync always`, and for a Redis without any persistence, which loses everything in a crash
-    /// and so cannot return to an older state.
+    /// At once. For `appendfsync always`, and for a Redis without any persistence, which loses
+    /// everything in a crash and so cannot return to an older state.
     Immediate,
 }
 
@@ -300,26 +313,36 @@ impl Family {
     /// Returns the slice length of each window of a series; nothing for other kinds.
     pub fn precisions(&self) -> Vec<Precision> {
         match &self.kind {
-            Kind::Series(series) => series.windows.iter().map(|window| window.precision).collect(),
+            Kind::Series(series) => series
+                .windows
+                .iter()
+                .map(|window| window.precision)
+                .collect(),
             _ => Vec::new(),
         }
     }
 
-    /// Returns the settings on which every process must agree, as (setting, value) pairs in the words of the database
-    /// and of errors. Sync times and the pending limit are not among them, since a deploy may change them.
+    /// Returns the settings on which every process must agree, as (setting, value) pairs in the
+    /// words of the database and of errors. Sync times and the pending limit are not among them,
+    /// since a deploy may change them.
     pub fn identity(&self) -> [(&'static str, String); 6] {
         [
             ("kind", self.kind().to_owned()),
             ("partitions", self.partitions.to_string()),
             ("wide", self.wide.to_string()),
             ("durability", self.durability.to_string()),
-            ("table", self.table.as_ref().map_or("own".to_owned(), Table::describe)),
+            (
+                "table",
+                self.table
+                    .as_ref()
+                    .map_or("own".to_owned(), Table::describe),
+            ),
             ("shape", self.kind.own().describe()),
         ]
     }
 
-    /// Returns the kind's name, with which its scripts begin, and which the database stores: `buffered`, `cached`,
-    /// `series`, `activity` or `visitors`.
+    /// Returns the kind's name, with which its scripts begin, and which the database stores:
+    /// `buffered`, `cached`, `series`, `activity` or `visitors`.
     pub fn kind(&self) -> &'static str {
         self.kind.own().name()
     }
@@ -354,27 +377,40 @@ impl Family {
 
     /// Returns the error for a caller that takes it for another kind.
     pub(crate) fn is_not(&self, kind: &str) -> Error {
-        Error::invalid(format!("{self}: is of the kind {}, not {kind}", self.kind()))
+        Error::invalid(format!(
+            "{self}: is of the kind {}, not {kind}",
+            self.kind()
+        ))
     }
 
     /// Returns true if a counter without a row gets one.
     pub(crate) fn makes_rows(&self) -> bool {
-        self.table.as_ref().is_none_or(|table| table.missing == Missing::Insert)
+        self.table
+            .as_ref()
+            .is_none_or(|table| table.missing == Missing::Insert)
     }
 
-    /// Refuses an id that the family cannot count: empty, over 255 bytes, or not a row of its table.
+    /// Refuses an id that the family cannot count: empty, over 255 bytes, or not a row of its
+    /// table.
     pub fn check_id(&self, id: &str) -> Result<()> {
         if id.is_empty() || id.len() > 255 {
-            return Err(Error::invalid(format!("{self}: id {id:?} has {} bytes, allowed are 1 to 255", id.len())));
+            return Err(Error::invalid(format!(
+                "{self}: id {id:?} has {} bytes, allowed are 1 to 255",
+                id.len()
+            )));
         }
         match &self.table {
-            Some(table) => table.split(id).map(drop).map_err(|wrong| Error::invalid(format!("{self}: {wrong}"))),
+            Some(table) => table
+                .split(id)
+                .map(drop)
+                .map_err(|wrong| Error::invalid(format!("{self}: {wrong}"))),
             None => Ok(()),
         }
     }
 
-    /// Refuses the name of a series or page that is empty or over 200 bytes, so that the ids of its kept slices fit
-    /// into 255. With a table, also refuses a name whose kept ids are not rows of it.
+    /// Refuses the name of a series or page that is empty or over 200 bytes, so that the ids of its
+    /// kept slices fit into 255. With a table, also refuses a name whose kept ids are not rows of
+    /// it.
     pub(crate) fn check_name(
         &self,
         what: &str,
@@ -383,7 +419,10 @@ impl Family {
     ) -> Result<()> {
         const MOST: usize = 200;
         if name.is_empty() || name.len() > MOST {
-            let wrong = format!("{self}: {what} {name:?} has {} bytes, allowed are 1 to {MOST}", name.len());
+            let wrong = format!(
+                "{self}: {what} {name:?} has {} bytes, allowed are 1 to {MOST}",
+                name.len()
+            );
             return Err(Error::invalid(wrong));
         }
         match &self.table {
@@ -396,17 +435,21 @@ impl Family {
     pub(crate) fn check_visitor(&self, visitor: &[u8]) -> Result<()> {
         match visitor.len() {
             1..=255 => Ok(()),
-            length => Err(Error::invalid(format!("{self}: a visitor of {length} bytes, allowed are 1 to 255"))),
+            length => Err(Error::invalid(format!(
+                "{self}: a visitor of {length} bytes, allowed are 1 to 255"
+            ))),
         }
     }
 
     /// Returns the ids, if the family can count all of them.
     pub(crate) fn check_ids<'id>(&self, ids: &'id [impl AsRef<str>]) -> Result<Vec<&'id str>> {
-        ids.iter().map(|id| self.check_id(id.as_ref()).map(|()| id.as_ref())).collect()
+        ids.iter()
+            .map(|id| self.check_id(id.as_ref()).map(|()| id.as_ref()))
+            .collect()
     }
 
-    /// Returns the partition of the id (docs/protocol.md, section 2): the IEEE CRC-32 of its bytes, modulo the number
-    /// of partitions.
+    /// Returns the partition of the id (docs/protocol.md, section 2): the IEEE CRC-32 of its bytes,
+    /// modulo the number of partitions.
     pub fn partition_of(&self, id: &str) -> u32 {
         self.partition_by(id.as_bytes())
     }
@@ -416,8 +459,8 @@ impl Family {
         crc32fast::hash(bytes) % self.partitions
     }
 
-    /// Returns true if a sync is due in a partition: `hits` are the first since its last rotation, or `total`, which
-    /// includes them, is enough.
+    /// Returns true if a sync is due in a partition: `hits` are the first since its last rotation,
+    /// or `total`, which includes them, is enough.
     pub(crate) fn is_due(&self, hits: u64, total: i64) -> bool {
         u64::try_from(total).is_ok_and(|total| total == hits || total >= self.sync_hits)
     }
@@ -432,7 +475,8 @@ impl Family {
         self.kind.own().spans_partitions()
     }
 
-    /// Returns the partition that counts a hit on this key (an id, a series' name, or a visit), or `None` for any.
+    /// Returns the partition that counts a hit on this key (an id, a series' name, or a visit), or
+    /// `None` for any.
     pub(crate) fn home_of(&self, key: &[u8]) -> Option<u32> {
         self.kind.own().home_of(self, key)
     }
@@ -458,7 +502,9 @@ impl Family {
     fn check(&self) -> Result<()> {
         for (what, name) in [("namespace", &self.namespace), ("family", &self.name)] {
             if !is_name(name) {
-                return Err(Error::invalid(format!("{what} {name:?} is not of [a-z0-9_.-]{{1,64}}")));
+                return Err(Error::invalid(format!(
+                    "{what} {name:?} is not of [a-z0-9_.-]{{1,64}}"
+                )));
             }
         }
         if !(1..=Family::MAX_PARTITIONS).contains(&self.partitions) {
@@ -483,7 +529,9 @@ impl Family {
     fn check_slices_table(&self, keeps: bool) -> Result<()> {
         match &self.table {
             Some(_) if !keeps => Err(self.refused("table", "is given, and nothing is kept")),
-            Some(table) if table.separator != '/' => Err(self.refused("table", "has a separator that is not '/'")),
+            Some(table) if table.separator != '/' => {
+                Err(self.refused("table", "has a separator that is not '/'"))
+            }
             _ => Ok(()),
         }
     }
@@ -502,7 +550,8 @@ impl Family {
 }
 
 fn is_name(name: &str) -> bool {
-    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_.-".contains(&byte);
+    let allowed =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_.-".contains(&byte);
     (1..=64).contains(&name.len()) && name.bytes().all(allowed)
 }
 
@@ -515,13 +564,20 @@ mod tests {
     fn partition_is_the_ieee_crc32() {
         // the check value of CRC-32/ISO-HDLC
         assert_eq!(crc32fast::hash(b"123456789"), 0xcbf4_3926);
-        let family = Family::buffered("shop", "views").partitions(16).build().expect("valid").family;
+        let family = Family::buffered("shop", "views")
+            .partitions(16)
+            .build()
+            .expect("valid")
+            .family;
         assert_eq!(family.partition_of("123456789"), 0xcbf4_3926 % 16);
     }
 
     #[test]
     fn an_id_has_1_to_255_bytes() {
-        let family = Family::buffered("shop", "views").build().expect("valid").family;
+        let family = Family::buffered("shop", "views")
+            .build()
+            .expect("valid")
+            .family;
         assert!(family.check_id("").is_err());
         assert!(family.check_id(&"é".repeat(128)).is_err());
         assert!(family.check_id(&"e".repeat(255)).is_ok());
@@ -530,11 +586,30 @@ mod tests {
     #[test]
     fn what_is_needed_to_read_a_family_is_told() {
         let windows = [(Precision::MINUTE, 5), (Precision::Day, 3)];
-        let series = Family::series("n", "f").windows(windows).build().expect("valid");
-        assert_eq!(series.family().precisions(), [Precision::MINUTE, Precision::Day]);
-        let table = Table::upsert("t").key("id", KeyType::Unsigned).key("day", KeyType::Date).value("n").separator(':');
-        let visitors = Family::visitors("n", "f").table(table).build().expect("valid");
-        assert_eq!((visitors.family().separator(), visitors.family().precisions()), (':', vec![]));
+        let series = Family::series("n", "f")
+            .windows(windows)
+            .build()
+            .expect("valid");
+        assert_eq!(
+            series.family().precisions(),
+            [Precision::MINUTE, Precision::Day]
+        );
+        let table = Table::upsert("t")
+            .key("id", KeyType::Unsigned)
+            .key("day", KeyType::Date)
+            .value("n")
+            .separator(':');
+        let visitors = Family::visitors("n", "f")
+            .table(table)
+            .build()
+            .expect("valid");
+        assert_eq!(
+            (
+                visitors.family().separator(),
+                visitors.family().precisions()
+            ),
+            (':', vec![])
+        );
         assert_eq!(series.family().separator(), '/');
     }
 }

@@ -1,4 +1,5 @@
-//! All settings of a family as one text in the database, so that a reconciler can serve a family that it never opened.
+//! All settings of a family as one text in the database, so that a reconciler can serve a family
+//! that it never opened.
 
 use std::time::Duration;
 
@@ -12,10 +13,19 @@ use crate::family::table::{KeyType, Missing, Table};
 const FORMAT: u64 = 1;
 
 impl Family {
-    /// Returns all settings as a JSON object, for a [`Store`](crate::Store) to keep. They include more than the
-    /// [identity](Self::identity), and come from the process that last opened the family.
+    /// Returns all settings as a JSON object, for a [`Store`](crate::Store) to keep. They include
+    /// more than the [identity](Self::identity), and come from the process that last opened the
+    /// family.
     pub fn settings(&self) -> String {
-        let Family { namespace: _, name: _, partitions, wide, durability, table, .. } = self;
+        let Family {
+            namespace: _,
+            name: _,
+            partitions,
+            wide,
+            durability,
+            table,
+            ..
+        } = self;
         let mut settings = json!({
             "format": FORMAT,
             "kind": self.kind(),
@@ -34,17 +44,23 @@ impl Family {
     /// Returns the family of that name with stored [settings](Self::settings).
     ///
     /// # Errors
-    /// [`Mismatch`](ErrorKind::Mismatch), naming the family, if the settings are invalid or of a later version.
+    /// [`Mismatch`](ErrorKind::Mismatch), naming the family, if the settings are invalid or of a
+    /// later version.
     pub fn from_settings(namespace: &str, name: &str, settings: &str) -> Result<Family> {
         parse(namespace, name, settings).map_err(|wrong| {
-            let what = format!("{namespace}/{name}: its settings in the database are not understood: {wrong}");
+            let what = format!(
+                "{namespace}/{name}: its settings in the database are not understood: {wrong}"
+            );
             Error::new(ErrorKind::Mismatch, what)
         })
     }
 }
 
 fn table_settings(table: &Table) -> Value {
-    let keys = table.keys.iter().map(|key| json!([key.name, format!("{:?}", key.kind)]));
+    let keys = table
+        .keys
+        .iter()
+        .map(|key| json!([key.name, format!("{:?}", key.kind)]));
     json!({
         "name": table.name,
         "inserts": table.missing == Missing::Insert,
@@ -59,7 +75,11 @@ fn parse(namespace: &str, name: &str, settings: &str) -> Result<Family, String> 
     let all = Settings::of(&all, "settings")?;
     match all.number("format")? {
         FORMAT => {}
-        other => return Err(format!("they have the format {other}, and this version reads {FORMAT}")),
+        other => {
+            return Err(format!(
+                "they have the format {other}, and this version reads {FORMAT}"
+            ));
+        }
     }
     let own = all.get("of_kind", |value| Settings::of(value, "of_kind").ok())?;
     Kind::read(all.text("kind")?, namespace, name, &all, &own)
@@ -70,12 +90,22 @@ pub(super) struct Settings<'a>(&'a Map<String, Value>);
 
 impl<'a> Settings<'a> {
     fn of(value: &'a Value, what: &str) -> Result<Self, String> {
-        value.as_object().map(Settings).ok_or_else(|| format!("{what} is no object"))
+        value
+            .as_object()
+            .map(Settings)
+            .ok_or_else(|| format!("{what} is no object"))
     }
 
     /// Returns the setting, if it exists and has the wanted type.
-    pub(super) fn get<T>(&self, name: &str, wanted: impl FnOnce(&'a Value) -> Option<T>) -> Result<T, String> {
-        let value = self.0.get(name).ok_or_else(|| format!("{name} is not there"))?;
+    pub(super) fn get<T>(
+        &self,
+        name: &str,
+        wanted: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<T, String> {
+        let value = self
+            .0
+            .get(name)
+            .ok_or_else(|| format!("{name} is not there"))?;
         wanted(value).ok_or_else(|| format!("{name} is {value}"))
     }
 
@@ -100,16 +130,30 @@ impl<'a> Settings<'a> {
     }
 
     pub(super) fn bound(&self, name: &str) -> Result<Option<i64>, String> {
-        self.get(name, |value| if value.is_null() { Some(None) } else { value.as_i64().map(Some) })
+        self.get(name, |value| {
+            if value.is_null() {
+                Some(None)
+            } else {
+                value.as_i64().map(Some)
+            }
+        })
     }
 
-    pub(super) fn list<T>(&self, name: &str, each: impl FnMut(&'a Value) -> Option<T>) -> Result<Vec<T>, String> {
+    pub(super) fn list<T>(
+        &self,
+        name: &str,
+        each: impl FnMut(&'a Value) -> Option<T>,
+    ) -> Result<Vec<T>, String> {
         self.get(name, |value| value.as_array()?.iter().map(each).collect())
     }
 
     pub(super) fn durability(&self) -> Result<Durability, String> {
         let settle = self.time("settle_ms")?;
-        Ok(if settle.is_zero() { Durability::Immediate } else { Durability::Settle(settle) })
+        Ok(if settle.is_zero() {
+            Durability::Immediate
+        } else {
+            Durability::Settle(settle)
+        })
     }
 
     pub(super) fn table(&self) -> Result<Option<Table>, String> {
@@ -119,9 +163,17 @@ impl<'a> Settings<'a> {
         }
         let table = Settings::of(table, "table")?;
         let name = table.text("name")?;
-        let made = if table.flag("inserts")? { Table::upsert(name) } else { Table::update(name) };
-        let keys = table.list("keys", |key| Some((key[0].as_str()?, KeyType::named(key[1].as_str()?)?)))?;
-        let made = keys.into_iter().fold(made, |made, (name, kind)| made.key(name, kind));
+        let made = if table.flag("inserts")? {
+            Table::upsert(name)
+        } else {
+            Table::update(name)
+        };
+        let keys = table.list("keys", |key| {
+            Some((key[0].as_str()?, KeyType::named(key[1].as_str()?)?))
+        })?;
+        let made = keys
+            .into_iter()
+            .fold(made, |made, (name, kind)| made.key(name, kind));
         let separator = table.get("separator", |value| value.as_str()?.parse().ok())?;
         Ok(Some(made.value(table.text("value")?).separator(separator)))
     }
@@ -142,12 +194,18 @@ mod tests {
     use crate::family::calendar::Precision;
 
     pub(super) fn table() -> Table {
-        Table::update("shop.day").key("store", KeyType::Unsigned).key("id", KeyType::Uuid).value("n")
+        Table::update("shop.day")
+            .key("store", KeyType::Unsigned)
+            .key("id", KeyType::Uuid)
+            .value("n")
     }
 
     #[test]
     fn settings_bring_every_kind_back() {
-        let (second, settle) = (Duration::from_secs(1), Durability::Settle(Duration::from_millis(70)));
+        let (second, settle) = (
+            Duration::from_secs(1),
+            Durability::Settle(Duration::from_millis(70)),
+        );
         let families = [
             Family::buffered("a", "b").build().map(|built| built.family),
             Family::buffered("a", "b")
@@ -178,7 +236,11 @@ mod tests {
                 .map(|built| built.family),
             Family::series("a", "b").build().map(|built| built.family),
             Family::series("a", "b")
-                .windows([(Precision::HOUR, 3), (Precision::Month, 4), (Precision::Day, 5)])
+                .windows([
+                    (Precision::HOUR, 3),
+                    (Precision::Month, 4),
+                    (Precision::Day, 5),
+                ])
                 .keep([Precision::Day, Precision::HOUR])
                 .time_zone("Europe/Berlin")
                 .sync_after(second)
@@ -202,13 +264,20 @@ mod tests {
                 .map(|built| built.family),
         ];
         for family in families.map(|family| family.expect("valid")) {
-            assert_eq!(Family::from_settings("a", "b", &family.settings()).expect("understood"), family);
+            assert_eq!(
+                Family::from_settings("a", "b", &family.settings()).expect("understood"),
+                family
+            );
         }
     }
 
     #[test]
     fn settings_that_are_not_understood_name_the_family_and_what_is_wrong() {
-        let known = Family::cached("a", "b").build().expect("valid").family.settings();
+        let known = Family::cached("a", "b")
+            .build()
+            .expect("valid")
+            .family
+            .settings();
         for (from, to, what) in [
             ("\"format\":1", "\"format\":2", "the format 2"),
             ("cached", "sampled", "kind \"sampled\""),
@@ -219,7 +288,10 @@ mod tests {
         ] {
             let wrong = known.replacen(from, to, 1);
             let error = Family::from_settings("a", "b", &wrong).expect_err(to);
-            assert!(error.to_string().contains("a/b") && error.to_string().contains(what), "{error}");
+            assert!(
+                error.to_string().contains("a/b") && error.to_string().contains(what),
+                "{error}"
+            );
         }
     }
 }

@@ -1,11 +1,13 @@
-//! The table of a family's values in the database, and the mapping of an id to the columns of a row.
+//! The table of a family's values in the database, and the mapping of an id to the columns of a
+//! row.
 
 use crate::error::{Error, Result};
 
-/// The application's table and column that hold a family's values, in place of counterfoil's own table.
+/// The application's table and column that hold a family's values, in place of counterfoil's own
+/// table.
 ///
-/// An id is split at the separator into one segment per key column. Every segment must have its one canonical spelling
-/// (`7`, never `07`), so that two ids never mean one row.
+/// An id is split at the separator into one segment per key column. Every segment must have its one
+/// canonical spelling (`7`, never `07`), so that two ids never mean one row.
 ///
 /// ```
 /// use counterfoil::{KeyType, Table};
@@ -55,39 +57,54 @@ pub(crate) fn is_name(name: &str) -> bool {
 pub enum KeyType {
     /// `0` to `18446744073709551615`, without leading zeros; any integer column.
     Unsigned,
-    /// `-9223372036854775808` to `9223372036854775807`, without leading zeros or `+`; any signed integer column.
+    /// `-9223372036854775808` to `9223372036854775807`, without leading zeros or `+`; any signed
+    /// integer column.
     Signed,
     /// `YYYY-MM-DD`, a day that exists, years 1000 to 9999; a `DATE` column.
     Date,
-    /// The bytes as they are; a `VARBINARY` column, or a `VARCHAR` one with a binary collation that does not pad.
+    /// The bytes as they are; a `VARBINARY` column, or a `VARCHAR` one with a binary collation that
+    /// does not pad.
     Text,
-    /// Text that does not end in a space, which a `CHAR` column cannot keep; a `CHAR` column with a binary collation of
-    /// utf8mb4.
+    /// Text that does not end in a space, which a `CHAR` column cannot keep; a `CHAR` column with a
+    /// binary collation of utf8mb4.
     Char,
-    /// `5d41402a-bc4b-4a76-b971-9d911017c592`, in lower case; a `BINARY(16)` column with the bytes in this order (as
-    /// `UUID_TO_BIN(text)` stores them, without its swap), MariaDB's `UUID`, or a `CHAR` or `VARCHAR` of at least 36.
+    /// `5d41402a-bc4b-4a76-b971-9d911017c592`, in lower case; a `BINARY(16)` column with the bytes
+    /// in this order (as `UUID_TO_BIN(text)` stores them, without its swap), MariaDB's `UUID`, or a
+    /// `CHAR` or `VARCHAR` of at least 36.
     Uuid,
 }
 
 impl Table {
-    /// Describes a table in which missing rows are inserted. The name may include its schema: `shop.visitors`.
+    /// Describes a table in which missing rows are inserted. The name may include its schema:
+    /// `shop.visitors`.
     pub fn upsert(name: impl Into<String>) -> Self {
         Table::new(name, Missing::Insert)
     }
 
-    /// Describes a table whose rows the application creates: a delta without a row goes to the rejects.
+    /// Describes a table whose rows the application creates: a delta without a row goes to the
+    /// rejects.
     pub fn update(name: impl Into<String>) -> Self {
         Table::new(name, Missing::Reject)
     }
 
     fn new(name: impl Into<String>, missing: Missing) -> Self {
-        Table { name: name.into(), keys: Vec::new(), value: String::new(), separator: '/', missing }
+        Table {
+            name: name.into(),
+            keys: Vec::new(),
+            value: String::new(),
+            separator: '/',
+            missing,
+        }
     }
 
-    /// Adds a key column, in the order of the id's segments. All key columns together form a unique key of the table.
+    /// Adds a key column, in the order of the id's segments. All key columns together form a unique
+    /// key of the table.
     #[must_use]
     pub fn key(mut self, column: impl Into<String>, kind: KeyType) -> Self {
-        self.keys.push(KeyColumn { name: column.into(), kind });
+        self.keys.push(KeyColumn {
+            name: column.into(),
+            kind,
+        });
         self
     }
 
@@ -98,7 +115,8 @@ impl Table {
         self
     }
 
-    /// Sets the character between an id's segments. Defaults to `/`. Only the last segment may contain it.
+    /// Sets the character between an id's segments. Defaults to `/`. Only the last segment may
+    /// contain it.
     #[must_use]
     pub fn separator(mut self, separator: char) -> Self {
         self.separator = separator;
@@ -117,7 +135,12 @@ impl Table {
         if self.value.is_empty() {
             return refuse("no value column is named".into());
         }
-        let mut columns: Vec<_> = self.keys.iter().map(|key| &key.name).chain([&self.value]).collect();
+        let mut columns: Vec<_> = self
+            .keys
+            .iter()
+            .map(|key| &key.name)
+            .chain([&self.value])
+            .collect();
         if let Some(column) = columns.iter().find(|column| !is_name(column)) {
             return refuse(format!("column {column:?} is not a name MySQL takes"));
         }
@@ -126,22 +149,37 @@ impl Table {
             return refuse(format!("column {:?} is named twice", twice[0]));
         }
         if self.keys.len() > 1 && (self.separator.is_ascii_digit() || self.separator == '-') {
-            return refuse(format!("{:?} cannot separate segments: numbers and dates contain it", self.separator));
+            return refuse(format!(
+                "{:?} cannot separate segments: numbers and dates contain it",
+                self.separator
+            ));
         }
         Ok(())
     }
 
-    /// Returns one line that describes the table, equal for equal tables. The database stores it beside the family.
+    /// Returns one line that describes the table, equal for equal tables. The database stores it
+    /// beside the family.
     pub(crate) fn describe(&self) -> String {
         let verb = match self.missing {
             Missing::Insert => "upsert",
             Missing::Reject => "update",
         };
-        let keys: Vec<_> = self.keys.iter().map(|key| format!("{}:{:?}", key.name, key.kind)).collect();
-        format!("{verb} {}({}){}{}", self.name, keys.join(","), self.separator, self.value)
+        let keys: Vec<_> = self
+            .keys
+            .iter()
+            .map(|key| format!("{}:{:?}", key.name, key.kind))
+            .collect();
+        format!(
+            "{verb} {}({}){}{}",
+            self.name,
+            keys.join(","),
+            self.separator,
+            self.value
+        )
     }
 
-    /// Splits the id into segments, one per key column, and checks each against its type. The error names the mismatch.
+    /// Splits the id into segments, one per key column, and checks each against its type. The error
+    /// names the mismatch.
     pub(crate) fn split<'id>(&self, id: &'id str) -> Result<Vec<&'id str>, String> {
         let segments: Vec<_> = id.splitn(self.keys.len(), self.separator).collect();
         if segments.len() < self.keys.len() {
@@ -167,19 +205,31 @@ impl Table {
 }
 
 impl KeyType {
-    const ALL: [KeyType; 6] =
-        [KeyType::Unsigned, KeyType::Signed, KeyType::Date, KeyType::Text, KeyType::Char, KeyType::Uuid];
+    const ALL: [KeyType; 6] = [
+        KeyType::Unsigned,
+        KeyType::Signed,
+        KeyType::Date,
+        KeyType::Text,
+        KeyType::Char,
+        KeyType::Uuid,
+    ];
 
     /// Returns the type of this name.
     pub(crate) fn named(name: &str) -> Option<Self> {
-        KeyType::ALL.into_iter().find(|kind| format!("{kind:?}") == name)
+        KeyType::ALL
+            .into_iter()
+            .find(|kind| format!("{kind:?}") == name)
     }
 
     /// Returns true if the segment is the canonical spelling of a value of this type.
     pub(crate) fn is_canonical(self, segment: &str) -> bool {
         match self {
-            KeyType::Unsigned => segment.parse::<u64>().is_ok_and(|number| number.to_string() == segment),
-            KeyType::Signed => segment.parse::<i64>().is_ok_and(|number| number.to_string() == segment),
+            KeyType::Unsigned => segment
+                .parse::<u64>()
+                .is_ok_and(|number| number.to_string() == segment),
+            KeyType::Signed => segment
+                .parse::<i64>()
+                .is_ok_and(|number| number.to_string() == segment),
             KeyType::Date => is_date(segment),
             KeyType::Text => true,
             KeyType::Char => !segment.ends_with(' '),
@@ -199,13 +249,24 @@ impl KeyType {
     }
 }
 
-/// Returns true for a day of the proleptic Gregorian calendar in the range of MySQL's DATE: 1000-01-01 to 9999-12-31.
+/// Returns true for a day of the proleptic Gregorian calendar in the range of MySQL's DATE:
+/// 1000-01-01 to 9999-12-31.
 fn is_date(text: &str) -> bool {
-    let shape = |(index, byte): (usize, u8)| if matches!(index, 4 | 7) { byte == b'-' } else { byte.is_ascii_digit() };
+    let shape = |(index, byte): (usize, u8)| {
+        if matches!(index, 4 | 7) {
+            byte == b'-'
+        } else {
+            byte.is_ascii_digit()
+        }
+    };
     if text.len() != 10 || !text.bytes().enumerate().all(shape) {
         return false;
     }
-    let number = |range| text.get(range).and_then(|part: &str| part.parse::<u32>().ok()).unwrap_or(0);
+    let number = |range| {
+        text.get(range)
+            .and_then(|part: &str| part.parse::<u32>().ok())
+            .unwrap_or(0)
+    };
     let (year, month, day) = (number(0..4), number(5..7), number(8..10));
     let leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let days = match month {
@@ -231,23 +292,41 @@ mod tests {
     use super::*;
 
     fn visitors() -> Table {
-        Table::upsert("visitors").key("store_id", KeyType::Unsigned).key("day", KeyType::Date).value("count")
+        Table::upsert("visitors")
+            .key("store_id", KeyType::Unsigned)
+            .key("day", KeyType::Date)
+            .value("count")
     }
 
     fn split(id: &str) -> Result<Vec<String>, String> {
-        visitors().split(id).map(|parts| parts.into_iter().map(String::from).collect())
+        visitors()
+            .split(id)
+            .map(|parts| parts.into_iter().map(String::from).collect())
     }
 
     #[test]
     fn an_id_becomes_typed_columns() {
-        assert_eq!(split("12345/2014-09-20"), Ok(vec!["12345".into(), "2014-09-20".into()]));
-        assert_eq!(split("0/2000-02-29"), Ok(vec!["0".into(), "2000-02-29".into()]));
+        assert_eq!(
+            split("12345/2014-09-20"),
+            Ok(vec!["12345".into(), "2014-09-20".into()])
+        );
+        assert_eq!(
+            split("0/2000-02-29"),
+            Ok(vec!["0".into(), "2000-02-29".into()])
+        );
     }
 
     #[test]
     fn two_spellings_of_one_row_are_refused() {
-        for id in ["07/2014-09-20", "+7/2014-09-20", "7/2014-9-20", "7/2014-02-30", "7/1900-02-29", "7", "/2014-09-20"]
-        {
+        for id in [
+            "07/2014-09-20",
+            "+7/2014-09-20",
+            "7/2014-9-20",
+            "7/2014-02-30",
+            "7/1900-02-29",
+            "7",
+            "/2014-09-20",
+        ] {
             assert!(split(id).is_err(), "{id}");
         }
         assert!(split("07/2014-09-20").unwrap_err().contains("store_id"));
@@ -272,9 +351,26 @@ mod tests {
     fn a_table_must_be_complete() {
         assert!(visitors().check().is_ok());
         assert!(Table::upsert("visitors").value("count").check().is_err());
-        assert!(Table::upsert("visitors").key("id", KeyType::Text).check().is_err());
-        assert!(Table::update("a`b").key("id", KeyType::Text).value("n").check().is_err());
-        assert!(Table::update("t").key("n", KeyType::Text).value("n").check().is_err());
+        assert!(
+            Table::upsert("visitors")
+                .key("id", KeyType::Text)
+                .check()
+                .is_err()
+        );
+        assert!(
+            Table::update("a`b")
+                .key("id", KeyType::Text)
+                .value("n")
+                .check()
+                .is_err()
+        );
+        assert!(
+            Table::update("t")
+                .key("n", KeyType::Text)
+                .value("n")
+                .check()
+                .is_err()
+        );
         assert!(visitors().separator('-').check().is_err());
     }
 }

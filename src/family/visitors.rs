@@ -51,9 +51,13 @@ impl OfKind for Remember {
 }
 
 impl Family {
-    /// Starts the configuration of a family that counts the visitors of a scope and day, each once: a buffered family
-    /// whose ids are `SCOPE/DAY` (docs/protocol.md, sections 3 and 5). Namespace and name are of `[a-z0-9_.-]{1,64}`.
-    pub fn visitors(namespace: impl Into<String>, name: impl Into<String>) -> VisitorsFamilyBuilder {
+    /// Starts the configuration of a family that counts the visitors of a scope and day, each once:
+    /// a buffered family whose ids are `SCOPE/DAY` (docs/protocol.md, sections 3 and 5). Namespace
+    /// and name are of `[a-z0-9_.-]{1,64}`.
+    pub fn visitors(
+        namespace: impl Into<String>,
+        name: impl Into<String>,
+    ) -> VisitorsFamilyBuilder {
         let remember = Duration::from_secs(3 * 86_400);
         let kind = Kind::Visitors(Remember(remember));
         let family = Family::new(namespace.into(), name.into(), Duration::from_secs(60), kind);
@@ -70,15 +74,15 @@ pub struct VisitorsFamilyBuilder {
 }
 
 impl VisitorsFamilyBuilder {
-    /// Sets how long visitors are remembered after the last new visitor of the scope and day. Defaults to 3 days, at
-    /// most a year. A later visit counts again.
+    /// Sets how long visitors are remembered after the last new visitor of the scope and day.
+    /// Defaults to 3 days, at most a year. A later visit counts again.
     pub fn remember(mut self, time: Duration) -> Self {
         self.remember = time;
         self
     }
 
-    /// Sets when to sync, like [a buffered family](super::BufferedFamilyBuilder::sync_after); hits are new visitors
-    /// here.
+    /// Sets when to sync, like [a buffered family](super::BufferedFamilyBuilder::sync_after); hits
+    /// are new visitors here.
     pub fn sync_after(mut self, visitors: u64, time: Duration) -> Self {
         (self.family.sync_hits, self.family.sync_time) = (visitors, time);
         self
@@ -86,7 +90,8 @@ impl VisitorsFamilyBuilder {
 
     common_settings!();
 
-    /// Keeps the numbers in a table of the application, not in counterfoil's own. Its key columns take scope and day.
+    /// Keeps the numbers in a table of the application, not in counterfoil's own. Its key columns
+    /// take scope and day.
     pub fn table(mut self, table: Table) -> Self {
         self.family.table = Some(table);
         self
@@ -97,7 +102,10 @@ impl VisitorsFamilyBuilder {
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the setting that is wrong.
     pub fn build(self) -> Result<VisitorsFamily> {
-        let VisitorsFamilyBuilder { mut family, remember } = self;
+        let VisitorsFamilyBuilder {
+            mut family,
+            remember,
+        } = self;
         family.check()?;
         family.check_sync()?;
         let year = Duration::from_secs(365 * 86_400);
@@ -111,8 +119,15 @@ impl VisitorsFamilyBuilder {
 
 impl VisitorsFamily {
     /// Returns the family with stored settings.
-    pub(super) fn read(namespace: &str, name: &str, all: &Settings<'_>, own: &Settings<'_>) -> Result<Self, String> {
-        let family = Family::visitors(namespace, name).with_common(all)?.remember(own.time("remember_ms")?);
+    pub(super) fn read(
+        namespace: &str,
+        name: &str,
+        all: &Settings<'_>,
+        own: &Settings<'_>,
+    ) -> Result<Self, String> {
+        let family = Family::visitors(namespace, name)
+            .with_common(all)?
+            .remember(own.time("remember_ms")?);
         let family = family.sync_after(all.number("sync_hits")?, all.time("sync_ms")?);
         family.build().map_err(|error| error.to_string())
     }
@@ -126,7 +141,8 @@ mod tests {
 
     #[test]
     fn a_wrong_setting_of_a_visitors_family_is_named() {
-        let wrong = |builder: VisitorsFamilyBuilder| builder.build().expect_err("refused").to_string();
+        let wrong =
+            |builder: VisitorsFamilyBuilder| builder.build().expect_err("refused").to_string();
         let ok = || Family::visitors("shop", "visitors");
         assert!(wrong(Family::visitors("shop", "v/isitors")).contains("family \"v/isitors\""));
         assert!(wrong(ok().remember(Duration::ZERO)).contains("remember"));

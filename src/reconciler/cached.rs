@@ -1,5 +1,5 @@
-//! Cached counters in Redis: marks counters as saved once their batch is in the database, and deletes unused ones
-//! (docs/protocol.md, section 4).
+//! Cached counters in Redis: marks counters as saved once their batch is in the database, and
+//! deletes unused ones (docs/protocol.md, section 4).
 
 use std::collections::HashMap;
 use std::sync::PoisonError;
@@ -16,7 +16,8 @@ use crate::scripts::partition::Partition;
 use crate::store::{Batch, Registered};
 use crate::writer::opened::Opened;
 
-/// The number of rows of a cached family in one read-back, and of counters that one call marks as saved.
+/// The number of rows of a cached family in one read-back, and of counters that one call marks as
+/// saved.
 const READ_BACK: usize = 5_000;
 const SAVES: usize = 500;
 /// The number of counters that one deletion call scans, and of such calls in a partition at a time.
@@ -28,14 +29,27 @@ const PASSES: u32 = 4;
 
 impl Flusher {
     /// Reads the rows of a complete batch back, and marks its counters as saved.
-    pub(super) async fn save(&self, held: &Held, batch: &Batch, retention: &Retention) -> Result<()> {
+    pub(super) async fn save(
+        &self,
+        held: &Held,
+        batch: &Batch,
+        retention: &Retention,
+    ) -> Result<()> {
         let partition = held.partition(&self.redis);
         for deltas in batch.deltas.chunks(READ_BACK) {
             // an id that is not UTF-8 has no row
-            let ids: Vec<_> = deltas.iter().filter_map(|(id, _)| std::str::from_utf8(id).ok()).collect();
+            let ids: Vec<_> = deltas
+                .iter()
+                .filter_map(|(id, _)| std::str::from_utf8(id).ok())
+                .collect();
             let values = self.read_back(&held.registered, &ids).await?;
-            let rows: Vec<_> = deltas.iter().map(|(id, _)| (&**id, values.get(&**id).copied().flatten())).collect();
-            let marks = rows.chunks(SAVES).map(|some| partition.saved(retention, batch.id, some));
+            let rows: Vec<_> = deltas
+                .iter()
+                .map(|(id, _)| (&**id, values.get(&**id).copied().flatten()))
+                .collect();
+            let marks = rows
+                .chunks(SAVES)
+                .map(|some| partition.saved(retention, batch.id, some));
             if try_join_all(marks).await?.contains(&None) {
                 break;
             }
@@ -44,7 +58,11 @@ impl Flusher {
     }
 
     /// Reads rows. A value beyond i64 is left out, and does not block others.
-    async fn read_back<'i>(&self, family: &Registered, ids: &[&'i str]) -> Result<HashMap<&'i [u8], Option<i64>>> {
+    async fn read_back<'i>(
+        &self,
+        family: &Registered,
+        ids: &[&'i str],
+    ) -> Result<HashMap<&'i [u8], Option<i64>>> {
         let (mut found, mut left) = (HashMap::with_capacity(ids.len()), vec![ids]);
         while let Some(some) = left.pop() {
             match self.shared.store.rows(family, some).await {
@@ -75,30 +93,47 @@ impl Flusher {
         let mut cursors = match pass {
             Some(Pass::Next(at)) if at > started => return Ok(()),
             Some(Pass::At(cursors)) => cursors,
-            _ if !self.has_any(partitions.iter().map(|one| one.keys.base())).await? => return Ok(()),
+            _ if !self
+                .has_any(partitions.iter().map(|one| one.keys.base()))
+                .await? =>
+            {
+                return Ok(());
+            }
             _ => vec![Some(0); partitions.len()],
         };
         for (some, cursors) in partitions.chunks(CALLS).zip(cursors.chunks_mut(CALLS)) {
-            let looks = some.iter().zip(&*cursors).map(|(partition, cursor)| delete_in(partition, *cursor));
+            let looks = some
+                .iter()
+                .zip(&*cursors)
+                .map(|(partition, cursor)| delete_in(partition, *cursor));
             for ((deleted, next), cursor) in try_join_all(looks).await?.into_iter().zip(cursors) {
-                ::metrics::counter!(metrics::DELETED, "family" => opened.label.clone()).increment(deleted);
+                ::metrics::counter!(metrics::DELETED, "family" => opened.label.clone())
+                    .increment(deleted);
                 *cursor = next;
             }
         }
         let is_over = cursors.iter().all(Option::is_none);
-        let pass = if is_over { Pass::Next(started + retention.retain / PASSES) } else { Pass::At(cursors) };
+        let pass = if is_over {
+            Pass::Next(started + retention.retain / PASSES)
+        } else {
+            Pass::At(cursors)
+        };
         passes().insert(opened.number, pass);
         Ok(())
     }
 }
 
-/// Deletes counters of a partition that are due. Returns their number, and the next cursor, `None` at the end.
+/// Deletes counters of a partition that are due. Returns their number, and the next cursor, `None`
+/// at the end.
 async fn delete_in(partition: &Partition, mut cursor: Option<u64>) -> Result<(u64, Option<u64>)> {
     let mut done = 0;
     for _ in 0..DELETE_CALLS {
         let Some(at) = cursor else { break };
         let (deleted, next) = partition.delete_due(at, DELETES).await?;
-        done += deleted.iter().filter(|deleted| **deleted == Deleted::Done).count() as u64;
+        done += deleted
+            .iter()
+            .filter(|deleted| **deleted == Deleted::Done)
+            .count() as u64;
         cursor = (next > 0).then_some(next);
     }
     Ok((done, cursor))

@@ -11,7 +11,8 @@ use crate::reconciler::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
 use crate::writer::opened::Opened;
 
 impl Flusher {
-    /// Brings everything in Redis to the database. A failing partition or family does not block others.
+    /// Brings everything in Redis to the database. A failing partition or family does not block
+    /// others.
     #[tracing::instrument(skip_all)]
     pub async fn drain(&self, mut families: Vec<Arc<Opened>>) -> Result<()> {
         let mut pause = Backoff::default();
@@ -34,8 +35,8 @@ impl Flusher {
         stuck.map_or(Ok(()), Err)
     }
 
-    /// Takes one batch off each partition. Returns the partitions that may still hold a hit from before the drain: a
-    /// batch cut by another caller says nothing about the buffer.
+    /// Takes one batch off each partition. Returns the partitions that may still hold a hit from
+    /// before the drain: a batch cut by another caller says nothing about the buffer.
     async fn drain_once(
         &self,
         partitions: Vec<PartitionId>,

@@ -1,5 +1,6 @@
-//! The path of batches to the database: cut, wait until durable, fetch, apply in parts, release (docs/protocol.md,
-//! section 3). For a cached family, the rows are read back and its counters marked as saved (section 4).
+//! The path of batches to the database: cut, wait until durable, fetch, apply in parts, release
+//! (docs/protocol.md, section 3). For a cached family, the rows are read back and its counters
+//! marked as saved (section 4).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -25,11 +26,13 @@ use crate::writer::shared::Shared;
 /// A partition: the number of its family, and its own number.
 pub type PartitionId = (u64, u32);
 
-/// The approximate number of ids in a page of a fetch: small enough for a script to stay far below a millisecond.
+/// The approximate number of ids in a page of a fetch: small enough for a script to stay far below
+/// a millisecond.
 const PAGE: usize = 500;
 /// The number of concurrent calls to Redis.
 pub(super) const CALLS: usize = 64;
-/// The approximate number of ids in one flush, which bounds its memory. Large enough for a transaction to cost little.
+/// The approximate number of ids in one flush, which bounds its memory. Large enough for a
+/// transaction to cost little.
 const FLUSH_IDS: u64 = 10_000;
 
 /// The steps from Redis to the database.
@@ -77,7 +80,8 @@ pub enum Rotated {
 /// The outcome of a held batch.
 #[derive(Debug)]
 pub enum Flushed {
-    /// A batch in the database, or dropped after a set-back. If its release failed, the ledger skips it next time.
+    /// A batch in the database, or dropped after a set-back. If its release failed, the ledger
+    /// skips it next time.
     Done,
     /// A batch that is gone from Redis, because another reconciler flushed it.
     Stale,
@@ -94,10 +98,13 @@ impl Held {
 
     /// Returns when the oldest hit in it was counted, by this process's clock.
     pub fn oldest_hit(&self) -> Instant {
-        self.known_since.checked_sub(self.cut.oldest).unwrap_or(self.known_since)
+        self.known_since
+            .checked_sub(self.cut.oldest)
+            .unwrap_or(self.known_since)
     }
 
-    /// Returns when it is flushed. With a settle time it waits a little longer, so that batches cut with it join.
+    /// Returns when it is flushed. With a settle time it waits a little longer, so that batches cut
+    /// with it join.
     pub fn flush_at(&self) -> Instant {
         let settle = self.opened.family.durability().settle();
         self.ready_at() + settle.min(Duration::from_secs(1)) / 50
@@ -108,7 +115,14 @@ impl Flusher {
     /// Creates a flusher without leases, on the pair's own connection.
     pub fn new(shared: Arc<Shared>) -> Self {
         let redis = shared.redis.clone();
-        Flusher { shared, redis, lease: None, max_rows: None, closing_all: false, passes: Mutex::default() }
+        Flusher {
+            shared,
+            redis,
+            lease: None,
+            max_rows: None,
+            closing_all: false,
+            passes: Mutex::default(),
+        }
     }
 
     pub fn over(mut self, redis: Connection) -> Self {
@@ -138,37 +152,46 @@ impl Flusher {
     pub async fn sweep(&self, families: Vec<Arc<Opened>>) -> Vec<(u64, Result<Vec<PartitionId>>)> {
         let mut found = Vec::with_capacity(families.len());
         for some in families.chunks(CALLS) {
-            let looks = some.iter().map(|opened| async move { (opened.number, self.pending_partitions(opened).await) });
+            let looks = some.iter().map(|opened| async move {
+                (opened.number, self.pending_partitions(opened).await)
+            });
             found.extend(join_all(looks).await);
         }
         found
     }
 
-    /// Returns the partitions of the family that have anything pending; takes one command if it is idle on one server.
+    /// Returns the partitions of the family that have anything pending; takes one command if it is
+    /// idle on one server.
     async fn pending_partitions(&self, opened: &Opened) -> Result<Vec<PartitionId>> {
         let Opened { family, number, .. } = opened;
-        let all: Vec<_> =
-            (0..family.partitions()).map(|partition| Partition::new(self.redis.clone(), family, partition)).collect();
+        let all: Vec<_> = (0..family.partitions())
+            .map(|partition| Partition::new(self.redis.clone(), family, partition))
+            .collect();
         if family.keeps_slices() {
             self.close_slices(&all).await?;
         }
         if let Some(retention) = family.retention() {
             self.delete_due(opened, retention, &all).await?;
         }
-        if let Ok(false) = self.has_any(all.iter().flat_map(|one| one.keys.pending())).await {
+        if let Ok(false) = self
+            .has_any(all.iter().flat_map(|one| one.keys.pending()))
+            .await
+        {
             return Ok(Vec::new());
         }
         let mut found = Vec::new();
         for some in all.chunks(CALLS) {
             found.extend(try_join_all(some.iter().map(Partition::has_pending)).await?);
         }
-        let found =
-            found.into_iter().zip(0..).filter_map(|(pending, partition)| pending.then_some((*number, partition)));
+        let found = found
+            .into_iter()
+            .zip(0..)
+            .filter_map(|(pending, partition)| pending.then_some((*number, partition)));
         Ok(found.collect())
     }
 
-    /// Returns true if any of the keys exists. Takes one command; a cluster is assumed to have one: it refuses keys of
-    /// several slots once, and is then known as a cluster.
+    /// Returns true if any of the keys exists. Takes one command; a cluster is assumed to have one:
+    /// it refuses keys of several slots once, and is then known as a cluster.
     pub(super) async fn has_any(&self, keys: impl Iterator<Item = String>) -> Result<bool> {
         if self.shared.topology.is_cluster() {
             return Ok(true);
@@ -184,7 +207,10 @@ impl Flusher {
 
     /// Moves the slices that are over, or all of them, to the buffers.
     async fn close_slices(&self, partitions: &[Partition]) -> Result<()> {
-        if !self.has_any(partitions.iter().map(|one| one.keys.schedule())).await? {
+        if !self
+            .has_any(partitions.iter().map(|one| one.keys.schedule()))
+            .await?
+        {
             return Ok(());
         }
         for some in partitions.chunks(CALLS) {
@@ -200,39 +226,60 @@ impl Flusher {
         Ok(())
     }
 
-    /// Cuts a batch off each partition, or takes the batch in flight. With `due`, only where a sync is due and no other
-    /// reconciler has the lease.
+    /// Cuts a batch off each partition, or takes the batch in flight. With `due`, only where a sync
+    /// is due and no other reconciler has the lease.
     #[tracing::instrument(level = "debug", skip_all, fields(partitions = partitions.len()))]
-    pub async fn rotate(&self, partitions: &[PartitionId], due: bool) -> Vec<(PartitionId, Result<Rotated>)> {
+    pub async fn rotate(
+        &self,
+        partitions: &[PartitionId],
+        due: bool,
+    ) -> Vec<(PartitionId, Result<Rotated>)> {
         let mut all = Vec::with_capacity(partitions.len());
         for some in partitions.chunks(CALLS) {
-            let rotations = some.iter().map(|&id| async move { (id, self.rotate_one(id, due).await) });
+            let rotations = some
+                .iter()
+                .map(|&id| async move { (id, self.rotate_one(id, due).await) });
             all.extend(join_all(rotations).await);
         }
         all
     }
 
     async fn rotate_one(&self, id: PartitionId, due: bool) -> Result<Rotated> {
-        let Some(opened) = self.shared.family(id.0) else { return Ok(Rotated::Nothing) };
+        let Some(opened) = self.shared.family(id.0) else {
+            return Ok(Rotated::Nothing);
+        };
         let registered = opened.registered(&*self.shared.store).await?.clone();
         let family = &registered.family;
         let settle = family.durability().settle();
         let lease = self.lease.as_ref().filter(|_| due);
-        let lease = lease.map(|(owner, beyond)| Lease { owner, time: settle + *beyond });
+        let lease = lease.map(|(owner, beyond)| Lease {
+            owner,
+            time: settle + *beyond,
+        });
         let cut = if due { Cut::WhenDue(family) } else { Cut::Now };
         let partition = Partition::new(self.redis.clone(), family, id.1);
         Ok(match partition.rotate(lease, cut).await? {
-            RotateReply::Batch(cut) => Rotated::Held(Held { id, opened, registered, cut, known_since: Instant::now() }),
+            RotateReply::Batch(cut) => Rotated::Held(Held {
+                id,
+                opened,
+                registered,
+                cut,
+                known_since: Instant::now(),
+            }),
             RotateReply::Early(time) => Rotated::Early(time),
             RotateReply::Leased(time) => Rotated::Leased(time),
             RotateReply::Empty => Rotated::Nothing,
         })
     }
 
-    /// Applies the batches to the database and drops them from Redis. While the database is unreachable it retries,
-    /// until it is stopped.
+    /// Applies the batches to the database and drops them from Redis. While the database is
+    /// unreachable it retries, until it is stopped.
     #[tracing::instrument(skip_all, fields(batches = held.len(), rows = tracing::field::Empty))]
-    pub async fn flush(&self, held: Vec<Held>, stop: &watch::Receiver<bool>) -> Vec<(PartitionId, Flushed)> {
+    pub async fn flush(
+        &self,
+        held: Vec<Held>,
+        stop: &watch::Receiver<bool>,
+    ) -> Vec<(PartitionId, Flushed)> {
         let started = Instant::now();
         let mut ends = Vec::with_capacity(held.len());
         let (fetched, batches) = self.fetch_all(held, &mut ends).await;
@@ -250,7 +297,11 @@ impl Flusher {
         }
         // a batch that is applied but not released is found again, and skipped by the ledger
         for some in applied.chunks(CALLS) {
-            join_all(some.iter().map(|(held, batch, progress)| self.finish(held, batch, *progress))).await;
+            join_all(
+                some.iter()
+                    .map(|(held, batch, progress)| self.finish(held, batch, *progress)),
+            )
+            .await;
         }
         ends.extend(applied.iter().map(|(held, ..)| (held.id, Flushed::Done)));
         ::metrics::histogram!(metrics::FLUSH_SECONDS).record(started.elapsed());
@@ -258,8 +309,15 @@ impl Flusher {
     }
 
     /// Fetches the batches. The outcome of a missing or failed batch goes to `ends`.
-    async fn fetch_all(&self, held: Vec<Held>, ends: &mut Vec<(PartitionId, Flushed)>) -> (Vec<Held>, Vec<Arc<Batch>>) {
-        let (mut fetched, mut batches) = (Vec::with_capacity(held.len()), Vec::with_capacity(held.len()));
+    async fn fetch_all(
+        &self,
+        held: Vec<Held>,
+        ends: &mut Vec<(PartitionId, Flushed)>,
+    ) -> (Vec<Held>, Vec<Arc<Batch>>) {
+        let (mut fetched, mut batches) = (
+            Vec::with_capacity(held.len()),
+            Vec::with_capacity(held.len()),
+        );
         for some in chunks(held, CALLS) {
             let contents = join_all(some.iter().map(|held| self.fetch(held))).await;
             for (held, content) in some.into_iter().zip(contents) {
@@ -289,30 +347,47 @@ impl Flusher {
         }
     }
 
-    /// Applies the batches together, or family by family if one of them cannot be written. Returns the progress or the
-    /// error of each batch.
-    async fn apply(&self, batches: &[Arc<Batch>], stop: &watch::Receiver<bool>) -> Vec<Result<Progress>> {
+    /// Applies the batches together, or family by family if one of them cannot be written. Returns
+    /// the progress or the error of each batch.
+    async fn apply(
+        &self,
+        batches: &[Arc<Batch>],
+        stop: &watch::Receiver<bool>,
+    ) -> Vec<Result<Progress>> {
         let mut families: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
         for (place, batch) in batches.iter().enumerate() {
             families.entry(batch.family.number).or_default().push(place);
         }
-        let mut ends: Vec<_> = std::iter::repeat_with(|| None).take(batches.len()).collect();
-        if let Err(error) = self.apply_whole(batches, (0..batches.len()).collect(), &mut ends, stop).await {
+        let mut ends: Vec<_> = std::iter::repeat_with(|| None)
+            .take(batches.len())
+            .collect();
+        if let Err(error) = self
+            .apply_whole(batches, (0..batches.len()).collect(), &mut ends, stop)
+            .await
+        {
             let concerns_one = families.len() > 1 && error.kind() != ErrorKind::Store;
             for places in families.into_values() {
-                let left: Vec<_> = places.into_iter().filter(|&place| ends[place].is_none()).collect();
+                let left: Vec<_> = places
+                    .into_iter()
+                    .filter(|&place| ends[place].is_none())
+                    .collect();
                 let applied = if concerns_one {
-                    self.apply_whole(batches, left.clone(), &mut ends, stop).await
+                    self.apply_whole(batches, left.clone(), &mut ends, stop)
+                        .await
                 } else {
                     Err(error.again())
                 };
                 if let Err(error) = applied {
-                    left.into_iter().for_each(|place| _ = ends[place].get_or_insert_with(|| Err(error.again())));
+                    left.into_iter().for_each(|place| {
+                        _ = ends[place].get_or_insert_with(|| Err(error.again()))
+                    });
                 }
             }
         }
         let unfinished = || Err(Error::corrupt("a batch was neither applied nor refused"));
-        ends.into_iter().map(|end| end.unwrap_or_else(unfinished)).collect()
+        ends.into_iter()
+            .map(|end| end.unwrap_or_else(unfinished))
+            .collect()
     }
 
     /// Applies the batches at these indexes part by part, until each is complete.
@@ -339,22 +414,35 @@ impl Flusher {
                 }
             }
             places = left;
-            if *stop.borrow() && stopped.get_or_insert_with(Instant::now).elapsed() > GRACE && !places.is_empty() {
-                return Err(Error::new(ErrorKind::Store, "the rest of a batch is left: this is to stop"));
+            if *stop.borrow()
+                && stopped.get_or_insert_with(Instant::now).elapsed() > GRACE
+                && !places.is_empty()
+            {
+                return Err(Error::new(
+                    ErrorKind::Store,
+                    "the rest of a batch is left: this is to stop",
+                ));
             }
         }
         Ok(())
     }
 
     /// Applies the batches, and retries while the database is unreachable, until it is stopped.
-    async fn apply_repeated(&self, batches: &[Arc<Batch>], stop: &watch::Receiver<bool>) -> Result<Applied> {
+    async fn apply_repeated(
+        &self,
+        batches: &[Arc<Batch>],
+        stop: &watch::Receiver<bool>,
+    ) -> Result<Applied> {
         let (mut pause, mut grace) = (Backoff::default(), GRACE);
         loop {
-            match unless_stopped(stop, grace, self.shared.store.apply(batches, self.max_rows)).await {
+            match unless_stopped(stop, grace, self.shared.store.apply(batches, self.max_rows)).await
+            {
                 Ok(applied) if applied.progress.len() == batches.len() => return Ok(applied),
                 Ok(applied) => {
                     let (some, all) = (applied.progress.len(), batches.len());
-                    return Err(Error::corrupt(format!("the store returned the progress of {some} of {all} batches")));
+                    return Err(Error::corrupt(format!(
+                        "the store returned the progress of {some} of {all} batches"
+                    )));
                 }
                 Err(error) if error.is_retryable() => {
                     let error = retried("apply", error);
@@ -379,10 +467,16 @@ impl Flusher {
         let finished = match family.retention() {
             _ if is_set_back => {
                 let id = batch.id;
-                let cut = LastCut { incarnation: Some(id.incarnation), seq: id.seq, nonce: Some(id.nonce) };
+                let cut = LastCut {
+                    incarnation: Some(id.incarnation),
+                    seq: id.seq,
+                    nonce: Some(id.nonce),
+                };
                 set_back::begin_anew(&self.shared, &self.redis, &held.opened, held.id.1, cut).await
             }
-            Some(retention) if !ablation::is_out(Guard::ReadBack) => self.save(held, batch, retention).await,
+            Some(retention) if !ablation::is_out(Guard::ReadBack) => {
+                self.save(held, batch, retention).await
+            }
             _ => partition.release(batch.id).await.map(drop),
         };
         if let Err(error) = finished {
@@ -390,7 +484,8 @@ impl Flusher {
         }
     }
 
-    /// Takes the batches of one flush from `held`: the durable ones, up to [`FLUSH_IDS`] ids, but at least one batch.
+    /// Takes the batches of one flush from `held`: the durable ones, up to [`FLUSH_IDS`] ids, but
+    /// at least one batch.
     pub fn next_flush(&self, held: &mut Vec<Held>) -> Vec<Held> {
         let now = Instant::now();
         let mut rows = 0;
@@ -410,7 +505,12 @@ impl Held {
     }
 
     fn batch(&self, deltas: Vec<(Vec<u8>, i64)>) -> Batch {
-        Batch { family: self.registered.clone(), partition: self.id.1, id: self.cut.id, deltas }
+        Batch {
+            family: self.registered.clone(),
+            partition: self.id.1,
+            id: self.cut.id,
+            deltas,
+        }
     }
 }
 
@@ -419,15 +519,20 @@ fn retried(what: &'static str, error: Error) -> Error {
     error
 }
 
-/// The gauge of ids that are being written. Dropping it subtracts them, also when the caller gives up.
+/// The gauge of ids that are being written. Dropping it subtracts them, also when the caller gives
+/// up.
 struct PendingIds(Vec<(::metrics::Gauge, f64)>);
 
 impl PendingIds {
     fn of(batches: &[Arc<Batch>]) -> Self {
-        let gauge =
-            |batch: &Arc<Batch>| ::metrics::gauge!(metrics::PENDING_IDS, "family" => batch.family.family.name.clone());
-        let pending: Vec<_> = batches.iter().map(|batch| (gauge(batch), batch.deltas.len() as f64)).collect();
-        pending.iter().for_each(|(gauge, ids)| gauge.increment(*ids));
+        let gauge = |batch: &Arc<Batch>| ::metrics::gauge!(metrics::PENDING_IDS, "family" => batch.family.family.name.clone());
+        let pending: Vec<_> = batches
+            .iter()
+            .map(|batch| (gauge(batch), batch.deltas.len() as f64))
+            .collect();
+        pending
+            .iter()
+            .for_each(|(gauge, ids)| gauge.increment(*ids));
         PendingIds(pending)
     }
 }
@@ -439,12 +544,19 @@ impl Drop for PendingIds {
 }
 
 fn record(applied: &Applied) {
-    let complete = applied.progress.iter().filter(|progress| **progress == Progress::Complete).count() as u64;
+    let complete = applied
+        .progress
+        .iter()
+        .filter(|progress| **progress == Progress::Complete)
+        .count() as u64;
     ::metrics::counter!(metrics::BATCHES).increment(complete);
     ::metrics::counter!(metrics::ROWS).increment(applied.rows);
     ::metrics::counter!(metrics::REJECTS).increment(applied.rejected);
     if applied.rejected > 0 {
-        tracing::warn!(rejected = applied.rejected, "the database refused rows: see counterfoil_rejects");
+        tracing::warn!(
+            rejected = applied.rejected,
+            "the database refused rows: see counterfoil_rejects"
+        );
     }
 }
 

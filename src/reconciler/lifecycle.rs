@@ -14,7 +14,8 @@ use crate::reconciler::scheduler::{Scheduler, Steps};
 use crate::scripts::check;
 use crate::writer::shared::Shared;
 
-/// The builder of a [`Reconciler`], returned by [`Counterfoil::reconciler`](crate::Counterfoil::reconciler).
+/// The builder of a [`Reconciler`], returned by
+/// [`Counterfoil::reconciler`](crate::Counterfoil::reconciler).
 #[derive(Debug)]
 #[must_use = "a reconciler runs after start()"]
 pub struct ReconcilerBuilder {
@@ -26,11 +27,13 @@ pub struct ReconcilerBuilder {
     scope: Scope,
 }
 
-/// A running reconciler. Any number of them may run, in one process or many, with or without writers beside them. Which
-/// of them flushes a batch makes no difference, and each may die at any moment.
+/// A running reconciler. Any number of them may run, in one process or many, with or without
+/// writers beside them. Which of them flushes a batch makes no difference, and each may die at any
+/// moment.
 ///
-/// Dropping it stops it: it finishes what it holds in the background, and begins nothing new. Keep it bound while it
-/// should run, or [`detach`](Self::detach) it. [`shutdown`](Self::shutdown) stops it and waits.
+/// Dropping it stops it: it finishes what it holds in the background, and begins nothing new. Keep
+/// it bound while it should run, or [`detach`](Self::detach) it. [`shutdown`](Self::shutdown) stops
+/// it and waits.
 ///
 /// ```compile_fail
 /// # #![deny(unused_must_use)]
@@ -54,7 +57,14 @@ pub struct Reconciler {
 impl ReconcilerBuilder {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         let (lease, allow_evicting) = (Some(Duration::from_secs(2)), shared.allows_evicting());
-        ReconcilerBuilder { shared, redis: None, lease, max_rows: None, allow_evicting, scope: Scope::Opened }
+        ReconcilerBuilder {
+            shared,
+            redis: None,
+            lease,
+            max_rows: None,
+            allow_evicting,
+            scope: Scope::Opened,
+        }
     }
 
     /// Sets a separate connection, so that large fetches do not delay hits.
@@ -63,33 +73,36 @@ impl ReconcilerBuilder {
         self
     }
 
-    /// Sets how long, beyond the settle time, other reconcilers leave a batch to this one. Defaults to 2 s, at most a
-    /// minute; `None` disables leases. Correctness never depends on them. If a reconciler is killed, its batches wait
-    /// this long for another one.
+    /// Sets how long, beyond the settle time, other reconcilers leave a batch to this one. Defaults
+    /// to 2 s, at most a minute; `None` disables leases. Correctness never depends on them. If a
+    /// reconciler is killed, its batches wait this long for another one.
     pub fn lease(mut self, lease: Option<Duration>) -> Self {
         self.lease = lease;
         self
     }
 
-    /// Limits the rows that one transaction changes, and so how long it holds their locks. Defaults to 500 for a table
-    /// of the application, and to 10,000 for counterfoil's own. A larger batch is applied in parts.
+    /// Limits the rows that one transaction changes, and so how long it holds their locks. Defaults
+    /// to 500 for a table of the application, and to 10,000 for counterfoil's own. A larger batch
+    /// is applied in parts.
     pub fn max_rows(mut self, rows: u64) -> Self {
         self.max_rows = Some(rows.max(1));
         self
     }
 
-    /// Serves every family in the database with the settings of its last opening, and checks for new ones every 10 s. A
-    /// family that this process opens is served with the settings of this process. Without this, counts of families
-    /// that no process with a reconciler opens stay in Redis, and the log names these families.
+    /// Serves every family in the database with the settings of its last opening, and checks for
+    /// new ones every 10 s. A family that this process opens is served with the settings of this
+    /// process. Without this, counts of families that no process with a reconciler opens stay in
+    /// Redis, and the log names these families.
     ///
-    /// A family that was last opened by a version whose settings this one does not understand is left out, and named in
-    /// the log.
+    /// A family that was last opened by a version whose settings this one does not understand is
+    /// left out, and named in the log.
     pub fn all(mut self) -> Self {
         self.scope = Scope::All;
         self
     }
 
-    /// Serves every family of this namespace, like [`all`](Self::all). May be called for several namespaces.
+    /// Serves every family of this namespace, like [`all`](Self::all). May be called for several
+    /// namespaces.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.scope = self.scope.with(namespace.into());
         self
@@ -102,13 +115,14 @@ impl ReconcilerBuilder {
         self
     }
 
-    /// Starts the reconciler on the current tokio runtime. It takes over the work of earlier reconcilers at once, and
-    /// serves families as they are opened. It logs a warning if Redis would count daily visitors again after a crash.
+    /// Starts the reconciler on the current tokio runtime. It takes over the work of earlier
+    /// reconcilers at once, and serves families as they are opened. It logs a warning if Redis
+    /// would count daily visitors again after a crash.
     ///
     /// # Errors
     /// [`Unsafe`](ErrorKind::Unsafe) if `maxmemory-policy` evicts keys that an open family needs;
-    /// [`Redis`](ErrorKind::Redis) if Redis cannot be queried; [`AccessDenied`](ErrorKind::AccessDenied) if Redis
-    /// denies the query.
+    /// [`Redis`](ErrorKind::Redis) if Redis cannot be queried;
+    /// [`AccessDenied`](ErrorKind::AccessDenied) if Redis denies the query.
     pub async fn start(self) -> Result<Reconciler> {
         let redis = self.redis.unwrap_or_else(|| self.shared.redis.clone());
         let families = self.shared.families();
@@ -117,25 +131,34 @@ impl ReconcilerBuilder {
             looked => looked?,
         }
         check::warn_of_persistence(&redis, &families).await;
-        let steps = Steps { redis, lease: self.lease, max_rows: self.max_rows };
+        let steps = Steps {
+            redis,
+            lease: self.lease,
+            max_rows: self.max_rows,
+        };
         metrics::begin_reconciler();
         let (stop, stopping) = watch::channel(false);
         let scheduler = Scheduler::new(self.shared, steps, self.scope, stopping)?;
-        Ok(Reconciler { stop, task: tokio::spawn(scheduler.run()) })
+        Ok(Reconciler {
+            stop,
+            task: tokio::spawn(scheduler.run()),
+        })
     }
 }
 
 impl Reconciler {
-    /// Starts nothing new, finishes what it holds, and returns. That takes the settle time and a transaction. It waits
-    /// 2 s at most for an unreachable or silent database. Hits that it does not hold yet, even old ones, stay in Redis
-    /// for the next reconciler; [`Counterfoil::shutdown`](crate::Counterfoil::shutdown) brings everything to the
-    /// database.
+    /// Starts nothing new, finishes what it holds, and returns. That takes the settle time and a
+    /// transaction. It waits 2 s at most for an unreachable or silent database. Hits that it does
+    /// not hold yet, even old ones, stay in Redis for the next reconciler;
+    /// [`Counterfoil::shutdown`](crate::Counterfoil::shutdown) brings everything to the database.
     ///
     /// # Errors
     /// [`Closed`](ErrorKind::Closed) if the reconciler had already ended by a panic.
     pub async fn shutdown(self) -> Result<()> {
         self.stop.send_replace(true);
-        self.task.await.map_err(|error| Error::new(ErrorKind::Closed, "the reconciler had ended").with_source(error))
+        self.task.await.map_err(|error| {
+            Error::new(ErrorKind::Closed, "the reconciler had ended").with_source(error)
+        })
     }
 
     /// Lets the reconciler run without the handle until the tokio runtime ends.

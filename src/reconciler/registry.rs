@@ -1,4 +1,5 @@
-//! Families in the database that this process did not open: a reconciler serves them, or names them in the log.
+//! Families in the database that this process did not open: a reconciler serves them, or names them
+//! in the log.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -44,8 +45,17 @@ pub struct Registry {
 impl Registry {
     pub fn new(scope: Scope) -> Self {
         // the process gets time to open its own families
-        let first = if scope == Scope::Opened { LOOK } else { Duration::ZERO };
-        Registry { scope, next_look: Instant::now() + first, serves: HashMap::new(), told: HashSet::new() }
+        let first = if scope == Scope::Opened {
+            LOOK
+        } else {
+            Duration::ZERO
+        };
+        Registry {
+            scope,
+            next_look: Instant::now() + first,
+            serves: HashMap::new(),
+            told: HashSet::new(),
+        }
     }
 
     pub fn next_look(&self) -> Instant {
@@ -57,13 +67,18 @@ impl Registry {
         let now = Instant::now();
         let due = self.next_look <= now;
         if due {
-            self.next_look = now + if self.scope == Scope::Opened { TELL } else { LOOK };
+            self.next_look = now
+                + if self.scope == Scope::Opened {
+                    TELL
+                } else {
+                    LOOK
+                };
         }
         due
     }
 
-    /// Serves the families in scope that are new or have changed settings. Returns their numbers in this process, and
-    /// logs families that are not served.
+    /// Serves the families in scope that are new or have changed settings. Returns their numbers in
+    /// this process, and logs families that are not served.
     pub fn take_in(&mut self, shared: &Shared, found: Look) -> Vec<Result<u64>> {
         let found = match found {
             Ok(found) => found,
@@ -76,7 +91,11 @@ impl Registry {
         for one in found {
             match one {
                 Ok(registered) if self.scope.has(&registered) => {
-                    if self.serves.get(&registered.number).is_none_or(|known| **known != registered) {
+                    if self
+                        .serves
+                        .get(&registered.number)
+                        .is_none_or(|known| **known != registered)
+                    {
                         let registered = Arc::new(registered);
                         self.serves.insert(registered.number, registered.clone());
                         taken.push(shared.serve(registered).map(|(opened, _)| opened.number));
@@ -89,8 +108,15 @@ impl Registry {
         }
         unserved.retain(|what| self.told.insert(what.clone()));
         if !unserved.is_empty() {
-            let (number, names) = (unserved.len(), unserved[..unserved.len().min(NAMES)].join("; "));
-            tracing::warn!(number, families = names, "in the database, and not served by this reconciler");
+            let (number, names) = (
+                unserved.len(),
+                unserved[..unserved.len().min(NAMES)].join("; "),
+            );
+            tracing::warn!(
+                number,
+                families = names,
+                "in the database, and not served by this reconciler"
+            );
         }
         taken
     }
@@ -118,7 +144,9 @@ impl Scope {
     fn has(&self, Registered { family, .. }: &Registered) -> bool {
         match self {
             Scope::Opened => false,
-            Scope::Namespaces(namespaces) => namespaces.iter().any(|namespace| namespace == family.namespace()),
+            Scope::Namespaces(namespaces) => namespaces
+                .iter()
+                .any(|namespace| namespace == family.namespace()),
             Scope::All => true,
         }
     }

@@ -22,7 +22,8 @@ use crate::writer::shared::Shared;
 const MEASURE: Duration = Duration::from_secs(1);
 /// The number of partitions that one task rotates.
 const ROTATE: usize = 256;
-/// The number of checks within a family's sync time for hits of other processes, which cannot wake this one.
+/// The number of checks within a family's sync time for hits of other processes, which cannot wake
+/// this one.
 const LOOKS: u32 = 4;
 /// The interval of each family's upkeep.
 const UPKEEP: Duration = Duration::from_secs(60);
@@ -90,7 +91,9 @@ pub struct Scheduler {
 
 impl Steps {
     fn flusher(&self, shared: &Arc<Shared>) -> Result<Flusher> {
-        let flusher = Flusher::new(shared.clone()).over(self.redis.clone()).max_rows(self.max_rows);
+        let flusher = Flusher::new(shared.clone())
+            .over(self.redis.clone())
+            .max_rows(self.max_rows);
         match self.lease {
             Some(lease) => flusher.leasing(lease),
             None => Ok(flusher),
@@ -99,7 +102,12 @@ impl Steps {
 }
 
 impl Scheduler {
-    pub fn new(shared: Arc<Shared>, steps: Steps, scope: Scope, stopping: watch::Receiver<bool>) -> Result<Self> {
+    pub fn new(
+        shared: Arc<Shared>,
+        steps: Steps,
+        scope: Scope,
+        stopping: watch::Receiver<bool>,
+    ) -> Result<Self> {
         Ok(Scheduler {
             flusher: Arc::new(steps.flusher(&shared)?),
             shared,
@@ -188,26 +196,45 @@ impl Scheduler {
 
     fn next_time(&self) -> Instant {
         let far = Instant::now() + Duration::from_secs(3600);
-        let timed = self.times.first().map(|(time, _)| *time).into_iter().chain([self.registry.next_look()]);
+        let timed = self
+            .times
+            .first()
+            .map(|(time, _)| *time)
+            .into_iter()
+            .chain([self.registry.next_look()]);
         let timed = timed.chain([self.watch.next_look()]).min();
         let timed = timed.filter(|_| !self.finishing);
-        let gathered = if self.flushing.len() < FLUSHES { self.held.iter().map(Held::flush_at).min() } else { None };
-        let measured = (!self.held.is_empty() || !self.flushing.is_empty()).then(|| Instant::now() + MEASURE);
-        timed.into_iter().chain(gathered).chain(measured).min().unwrap_or(far)
+        let gathered = if self.flushing.len() < FLUSHES {
+            self.held.iter().map(Held::flush_at).min()
+        } else {
+            None
+        };
+        let measured =
+            (!self.held.is_empty() || !self.flushing.is_empty()).then(|| Instant::now() + MEASURE);
+        timed
+            .into_iter()
+            .chain(gathered)
+            .chain(measured)
+            .min()
+            .unwrap_or(far)
     }
 
     /// Records the age of the oldest hit in flight, which grows while the database is unreachable.
     fn measure_waiting(&self) {
         let flushing = self.flushing.values().map(|(_, oldest)| *oldest);
         let oldest = self.held.iter().map(Held::oldest_hit).chain(flushing).min();
-        ::metrics::gauge!(metrics::WAITING_SECONDS).set(oldest.map_or(0.0, |oldest| oldest.elapsed().as_secs_f64()));
+        ::metrics::gauge!(metrics::WAITING_SECONDS)
+            .set(oldest.map_or(0.0, |oldest| oldest.elapsed().as_secs_f64()));
     }
 
     fn start_listing(&mut self) {
         if self.registry.begin_look() {
             let (shared, stop) = (self.shared.clone(), self.stopping.clone());
-            let look = async move { unless_stopped(&stop, Duration::ZERO, registry::look(&*shared.store)).await };
-            self.tasks.spawn(async move { Finished::Listed(look.await) });
+            let look = async move {
+                unless_stopped(&stop, Duration::ZERO, registry::look(&*shared.store)).await
+            };
+            self.tasks
+                .spawn(async move { Finished::Listed(look.await) });
         }
     }
 
@@ -220,7 +247,9 @@ impl Scheduler {
                 unless_stopped(&stop, Duration::ZERO, look).await
             };
             // boxed to keep the other tasks small
-            let task = self.tasks.spawn(async move { Finished::Watched(Box::pin(look).await) });
+            let task = self
+                .tasks
+                .spawn(async move { Finished::Watched(Box::pin(look).await) });
             self.watching = Some(task.id());
         }
     }
@@ -258,7 +287,9 @@ impl Scheduler {
         for some in due.chunks(ROTATE) {
             let (flusher, some) = (self.flusher.clone(), some.to_vec());
             let partitions = some.clone();
-            let task = self.tasks.spawn(async move { Finished::Rotated(flusher.rotate(&partitions, true).await) });
+            let task = self
+                .tasks
+                .spawn(async move { Finished::Rotated(flusher.rotate(&partitions, true).await) });
             self.rotating.insert(task.id(), some);
         }
     }
@@ -267,7 +298,9 @@ impl Scheduler {
     fn start_looks(&mut self, numbers: Vec<u64>) {
         let mut families = Vec::new();
         for number in numbers {
-            let Some(opened) = self.shared.family(number) else { continue };
+            let Some(opened) = self.shared.family(number) else {
+                continue;
+            };
             if !self.kept.contains_key(&number) {
                 self.watch.probe_soon();
             }
@@ -276,7 +309,8 @@ impl Scheduler {
         }
         if !families.is_empty() {
             let flusher = self.flusher.clone();
-            self.tasks.spawn(async move { Finished::Swept(flusher.sweep(families).await) });
+            self.tasks
+                .spawn(async move { Finished::Swept(flusher.sweep(families).await) });
         }
     }
 
@@ -288,7 +322,9 @@ impl Scheduler {
             let ids = taken.iter().map(|held| held.id).collect();
             let oldest = taken.iter().map(Held::oldest_hit).min().unwrap_or(now);
             let (flusher, stop) = (self.flusher.clone(), self.stopping.clone());
-            let task = self.tasks.spawn(async move { Finished::Flushed(flusher.flush(taken, &stop).await) });
+            let task = self
+                .tasks
+                .spawn(async move { Finished::Flushed(flusher.flush(taken, &stop).await) });
             self.flushing.insert(task.id(), (ids, oldest));
         }
     }
@@ -298,20 +334,33 @@ impl Scheduler {
             Ok((id, _)) => *id,
             Err(error) => error.id(),
         };
-        let concerned = self.rotating.remove(&id).or_else(|| self.flushing.remove(&id).map(|(ids, _)| ids));
+        let concerned = self
+            .rotating
+            .remove(&id)
+            .or_else(|| self.flushing.remove(&id).map(|(ids, _)| ids));
         match done.map(|(_, done)| done) {
-            Ok(Finished::Swept(all)) => all.into_iter().for_each(|(number, found)| self.swept(number, found)),
-            Ok(Finished::Rotated(all)) => all.into_iter().for_each(|(id, rotated)| self.rotated(id, rotated)),
-            Ok(Finished::Flushed(all)) => all.into_iter().for_each(|(id, end)| self.flushed(id, end)),
+            Ok(Finished::Swept(all)) => all
+                .into_iter()
+                .for_each(|(number, found)| self.swept(number, found)),
+            Ok(Finished::Rotated(all)) => all
+                .into_iter()
+                .for_each(|(id, rotated)| self.rotated(id, rotated)),
+            Ok(Finished::Flushed(all)) => {
+                all.into_iter().for_each(|(id, end)| self.flushed(id, end))
+            }
             Ok(Finished::Watched(look)) => self.watch.end(look),
             Ok(Finished::Kept(number, strays)) => self.kept(number, strays),
             Ok(Finished::Listed(found)) => self.listed(found),
             Err(error) => {
                 tracing::error!(%error, "a step of the reconciler ended, and is tried again");
                 if self.watching == Some(id) {
-                    self.watch.end(Err(Error::corrupt("a look at Redis ended early")));
+                    self.watch
+                        .end(Err(Error::corrupt("a look at Redis ended early")));
                 }
-                concerned.into_iter().flatten().for_each(|id| self.rest(id, MEND));
+                concerned
+                    .into_iter()
+                    .flatten()
+                    .for_each(|id| self.rest(id, MEND));
             }
         }
     }
@@ -339,7 +388,10 @@ impl Scheduler {
         match rotated {
             Ok(Rotated::Held(held)) => self.held.push(held),
             Ok(Rotated::Early(time)) => {
-                let sync_time = self.shared.family(id.0).map_or(time, |opened| opened.family.sync_time);
+                let sync_time = self
+                    .shared
+                    .family(id.0)
+                    .map_or(time, |opened| opened.family.sync_time);
                 self.free(id, time.min(sync_time / LOOKS));
             }
             Ok(Rotated::Leased(time)) => self.rest(id, time),
@@ -369,7 +421,8 @@ impl Scheduler {
         }
     }
 
-    /// Lets the partition be rotated again: at once if it became due meanwhile, else after this time at the latest.
+    /// Lets the partition be rotated again: at once if it became due meanwhile, else after this
+    /// time at the latest.
     fn free(&mut self, id: PartitionId, after: Duration) {
         self.busy.remove(&id);
         match self.again.remove(&id) {
@@ -390,7 +443,10 @@ impl Scheduler {
 
     fn keep_up(&mut self, number: u64) {
         let now = Instant::now();
-        let (due, rounds) = self.kept.get(&number).map_or((now, 0), |(last, rounds)| (*last + UPKEEP, *rounds));
+        let (due, rounds) = self
+            .kept
+            .get(&number)
+            .map_or((now, 0), |(last, rounds)| (*last + UPKEEP, *rounds));
         if now < due {
             return;
         }
@@ -421,7 +477,10 @@ impl Scheduler {
     /// Returns the name for logs: of a family, or of one of its partitions.
     fn called(&self, what: Announced) -> String {
         let (Announced::Family(number) | Announced::Due(number, _)) = what;
-        let family = self.shared.family(number).map_or_else(String::new, |opened| opened.family.to_string());
+        let family = self
+            .shared
+            .family(number)
+            .map_or_else(String::new, |opened| opened.family.to_string());
         match what {
             Announced::Family(_) => family,
             Announced::Due(_, partition) => format!("{family}/{partition}"),

@@ -1,4 +1,5 @@
-//! The watch for a Redis that lost its memory: a restarted, emptied or replaced server is configured again and probed.
+//! The watch for a Redis that lost its memory: a restarted, emptied or replaced server is
+//! configured again and probed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,7 +20,8 @@ use crate::writer::shared::Shared;
 
 /// The interval of checks of Redis.
 const LOOK: Duration = Duration::from_secs(1);
-/// The interval at which every partition is compared with the ledger, even without a sign of a set-back.
+/// The interval at which every partition is compared with the ledger, even without a sign of a
+/// set-back.
 const PROBE: Duration = Duration::from_secs(30);
 const NOT_BEFORE_ITS_END: Duration = Duration::from_secs(3600);
 /// The number of families in a check: on one server in one call, in a cluster with a call for each.
@@ -44,7 +46,13 @@ pub struct ServerWatch {
 impl ServerWatch {
     pub fn new() -> Self {
         let now = Instant::now();
-        ServerWatch { servers: None, next_look: now, probe_at: now, asks_probe: true, first: 0 }
+        ServerWatch {
+            servers: None,
+            next_look: now,
+            probe_at: now,
+            asks_probe: true,
+            first: 0,
+        }
     }
 
     pub fn next_look(&self) -> Instant {
@@ -56,7 +64,8 @@ impl ServerWatch {
         self.asks_probe = true;
     }
 
-    /// Returns the state for [`look`](Self::look) if a check is due. The next one is due only after this one ended.
+    /// Returns the state for [`look`](Self::look) if a check is due. The next one is due only after
+    /// this one ended.
     pub fn begin(&mut self) -> Option<Self> {
         let now = Instant::now();
         if self.next_look > now {
@@ -71,7 +80,12 @@ impl ServerWatch {
 
     pub fn end(&mut self, look: Result<Self>) {
         match look {
-            Ok(known) => *self = ServerWatch { asks_probe: self.asks_probe, ..known },
+            Ok(known) => {
+                *self = ServerWatch {
+                    asks_probe: self.asks_probe,
+                    ..known
+                }
+            }
             Err(error) => tracing::debug!(%error, "Redis was not looked at"),
         }
         self.next_look = Instant::now() + LOOK;
@@ -83,7 +97,9 @@ impl ServerWatch {
         let families = shared.opened();
         let is_other = self.servers.as_ref().is_some_and(|known| *known != servers);
         if is_other {
-            tracing::warn!("Redis was restarted or replaced: its partitions are compared with the ledger");
+            tracing::warn!(
+                "Redis was restarted or replaced: its partitions are compared with the ledger"
+            );
         }
         if is_other || self.is_emptied(shared, redis, &families).await? {
             configure(shared, redis, &families).await;
@@ -97,13 +113,30 @@ impl ServerWatch {
     }
 
     /// Returns true if Redis does not know one of the families whose turn it is.
-    async fn is_emptied(&mut self, shared: &Shared, redis: &Connection, families: &[Arc<Opened>]) -> Result<bool> {
+    async fn is_emptied(
+        &mut self,
+        shared: &Shared,
+        redis: &Connection,
+        families: &[Arc<Opened>],
+    ) -> Result<bool> {
         let is_cluster = shared.topology.is_cluster();
-        let count = if is_cluster { IN_A_CLUSTER } else { ON_A_SERVER };
+        let count = if is_cluster {
+            IN_A_CLUSTER
+        } else {
+            ON_A_SERVER
+        };
         let turn: Range<usize> = self.first..families.len().min(self.first + count);
-        self.first = if turn.end < families.len() { turn.end } else { 0 };
-        let homes: Vec<_> =
-            families.get(turn).unwrap_or_default().iter().map(|one| Keys::new(&one.family, 0).calls()).collect();
+        self.first = if turn.end < families.len() {
+            turn.end
+        } else {
+            0
+        };
+        let homes: Vec<_> = families
+            .get(turn)
+            .unwrap_or_default()
+            .iter()
+            .map(|one| Keys::new(&one.family, 0).calls())
+            .collect();
         for keys in homes.chunks(if is_cluster { 1 } else { ON_A_SERVER }) {
             match bundle::read::<u64>(redis, "EXISTS", keys, &[]).await {
                 Ok(existing) if existing < keys.len() as u64 => return Ok(true),
@@ -116,10 +149,12 @@ impl ServerWatch {
     }
 }
 
-/// Configures the families that the database has registered. If Redis refuses one, its upkeep reports the error.
+/// Configures the families that the database has registered. If Redis refuses one, its upkeep
+/// reports the error.
 async fn configure(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]) {
     for registered in families.iter().filter_map(|opened| opened.registered.get()) {
-        if let Err(error) = upkeep::begin_epochs(redis, &shared.topology, &registered.family).await {
+        if let Err(error) = upkeep::begin_epochs(redis, &shared.topology, &registered.family).await
+        {
             tracing::debug!(family = %registered.family, %error, "a family was not configured again");
         }
     }

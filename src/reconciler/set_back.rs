@@ -1,4 +1,5 @@
-//! The detection of a Redis that was set back to an older state, and its new start (docs/protocol.md, section 3.9).
+//! The detection of a Redis that was set back to an older state, and its new start
+//! (docs/protocol.md, section 3.9).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,41 +23,68 @@ const PARTITIONS: usize = 500;
 /// The number of concurrent calls.
 const CALLS: usize = 16;
 
-/// Compares the ledger with Redis, and begins anew where Redis is behind. Reads the ledger first, because everything in
-/// it was cut in Redis before. Returns the number of partitions that began anew.
+/// Compares the ledger with Redis, and begins anew where Redis is behind. Reads the ledger first,
+/// because everything in it was cut in Redis before. Returns the number of partitions that began
+/// anew.
 ///
 /// Families that the database has not registered yet are left out.
 #[tracing::instrument(level = "debug", skip_all, fields(families = families.len()))]
 pub async fn probe(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]) -> Result<usize> {
     let mut reset = 0;
     for some in families.chunks(FAMILIES) {
-        let registered = some.iter().filter_map(|opened| Some((opened.registered.get()?.number, opened)));
+        let registered = some
+            .iter()
+            .filter_map(|opened| Some((opened.registered.get()?.number, opened)));
         let by_number: HashMap<_, _> = registered.collect();
         let numbers: Vec<_> = by_number.keys().copied().collect();
-        let ledger = if numbers.is_empty() { Vec::new() } else { shared.store.ledger(&numbers).await? };
+        let ledger = if numbers.is_empty() {
+            Vec::new()
+        } else {
+            shared.store.ledger(&numbers).await?
+        };
         let marks: HashMap<_, _> = ledger
             .into_iter()
-            .map(|LedgerRow { family, partition, incarnation, mark }| ((family, partition, incarnation), mark))
+            .map(
+                |LedgerRow {
+                     family,
+                     partition,
+                     incarnation,
+                     mark,
+                 }| ((family, partition, incarnation), mark),
+            )
             .collect();
-        let mut partitions: Vec<_> = marks.keys().map(|(family, partition, _)| (*family, *partition)).collect();
+        let mut partitions: Vec<_> = marks
+            .keys()
+            .map(|(family, partition, _)| (*family, *partition))
+            .collect();
         partitions.sort_unstable();
         partitions.dedup();
-        let size = if shared.topology.is_cluster() { 1 } else { PARTITIONS };
+        let size = if shared.topology.is_cluster() {
+            1
+        } else {
+            PARTITIONS
+        };
         for chunk in partitions.chunks(size * CALLS) {
             let looks = chunk.chunks(size).map(async |few| {
                 let asked: Vec<_> = few
                     .iter()
-                    .map(|(family, number)| Partition::new(redis.clone(), &by_number[family].family, *number))
+                    .map(|(family, number)| {
+                        Partition::new(redis.clone(), &by_number[family].family, *number)
+                    })
                     .collect();
                 last_cuts(redis, &asked).await
             });
             let cuts = try_join_all(looks).await?.into_iter().flatten();
             let behind = chunk.iter().zip(cuts).filter(|((family, partition), cut)| {
-                let key = cut.incarnation.map(|incarnation| (*family, *partition, incarnation));
-                key.and_then(|key| marks.get(&key)).is_some_and(|mark| is_behind(cut, mark))
+                let key = cut
+                    .incarnation
+                    .map(|incarnation| (*family, *partition, incarnation));
+                key.and_then(|key| marks.get(&key))
+                    .is_some_and(|mark| is_behind(cut, mark))
             });
-            let resets =
-                behind.map(|((family, partition), cut)| begin_anew(shared, redis, by_number[family], *partition, cut));
+            let resets = behind.map(|((family, partition), cut)| {
+                begin_anew(shared, redis, by_number[family], *partition, cut)
+            });
             for outcome in join_all(resets).await {
                 outcome?;
                 reset += 1;
@@ -72,8 +100,8 @@ fn is_behind(cut: &LastCut, mark: &Mark) -> bool {
     cut.seq < mark.seq || (cut.seq == mark.seq && mark.seq > 0 && is_other)
 }
 
-/// Drops the partition's pending hits and starts a new incarnation, if its last cut is still the one that proves that
-/// Redis was set back.
+/// Drops the partition's pending hits and starts a new incarnation, if its last cut is still the
+/// one that proves that Redis was set back.
 pub async fn begin_anew(
     shared: &Shared,
     redis: &Connection,
@@ -86,7 +114,8 @@ pub async fn begin_anew(
     let own = Partition::new(redis.clone(), family, partition);
     if let Some(dropped) = own.reset(family, &home.keys, proven).await? {
         ::metrics::counter!(metrics::SET_BACK, "family" => opened.label.clone()).increment(1);
-        ::metrics::counter!(metrics::DROPPED, "family" => opened.label.clone()).increment(dropped.hits);
+        ::metrics::counter!(metrics::DROPPED, "family" => opened.label.clone())
+            .increment(dropped.hits);
         let (hits, ids) = (dropped.hits, dropped.ids);
         tracing::error!(%family, partition, hits, ids, "Redis was set back to an older state: pending hits were dropped");
     }

@@ -1,5 +1,5 @@
-//! The upkeep of a family: its settings in Redis, new epochs so that Redis forgets old callers, and the search for
-//! partitions beyond the family's number (docs/protocol.md, sections 3.2 and 8).
+//! The upkeep of a family: its settings in Redis, new epochs so that Redis forgets old callers, and
+//! the search for partitions beyond the family's number (docs/protocol.md, sections 3.2 and 8).
 
 use futures_util::future::{join_all, try_join_all};
 
@@ -15,10 +15,12 @@ use crate::writer::shared::Shared;
 
 /// The number of concurrent calls to Redis.
 const CALLS: usize = 64;
-/// The end of the search for strays: one script names some hundred keys where it may take several partitions.
+/// The end of the search for strays: one script names some hundred keys where it may take several
+/// partitions.
 const LAST: u32 = 256;
 
-/// Writes the family's settings and incarnations to every home of its calls. The database has accepted these settings.
+/// Writes the family's settings and incarnations to every home of its calls. The database has
+/// accepted these settings.
 pub async fn configure(redis: &Connection, topology: &Topology, family: &Family) -> Result<()> {
     match configure_homes(redis, topology, family).await {
         Err(error) if bundle::crosses_slots(&error) && !topology.is_cluster() => {
@@ -40,8 +42,8 @@ async fn configure_homes(redis: &Connection, topology: &Topology, family: &Famil
     Ok(())
 }
 
-/// Begins new epochs where they are due, and writes the family's settings. The database did not confirm the settings,
-/// so this first compares them with those in Redis.
+/// Begins new epochs where they are due, and writes the family's settings. The database did not
+/// confirm the settings, so this first compares them with those in Redis.
 ///
 /// # Errors
 /// [`Mismatch`](crate::ErrorKind::Mismatch) if Redis has another kind or number of partitions.
@@ -57,16 +59,24 @@ fn homes(redis: &Connection, topology: &Topology, family: &Family) -> Vec<(u32, 
     topology.homes(family.partitions()).map(home).collect()
 }
 
-/// Returns the partitions beyond the family's number in which clients with a different partition count have counted.
-/// Redis refuses these clients from here on; their counts go to the database like any batch.
+/// Returns the partitions beyond the family's number in which clients with a different partition
+/// count have counted. Redis refuses these clients from here on; their counts go to the database
+/// like any batch.
 pub async fn strays(redis: &Connection, topology: &Topology, family: &Family) -> Result<Vec<u32>> {
     let beyond: Vec<_> = (family.partitions()..LAST).collect();
     let partition = |number: &u32| Partition::new(redis.clone(), family, *number);
     let mut found = Vec::new();
-    for some in beyond.chunks(if topology.is_cluster() { CALLS } else { LAST as usize }) {
+    for some in beyond.chunks(if topology.is_cluster() {
+        CALLS
+    } else {
+        LAST as usize
+    }) {
         let some: Vec<_> = some.iter().map(partition).zip(some).collect();
         if !topology.is_cluster() {
-            let keys: Vec<_> = some.iter().flat_map(|(stray, _)| used_keys(family, stray)).collect();
+            let keys: Vec<_> = some
+                .iter()
+                .flat_map(|(stray, _)| used_keys(family, stray))
+                .collect();
             if !bundle::any_exists(redis, &keys).await? {
                 continue;
             }
@@ -83,8 +93,13 @@ pub async fn strays(redis: &Connection, topology: &Topology, family: &Family) ->
         }
     }
     if family.keeps_slices() {
-        let closes = found.iter().map(|number| async move { partition(number).close_slices().await });
-        join_all(closes).await.into_iter().try_for_each(|closed| closed.map(drop))?;
+        let closes = found
+            .iter()
+            .map(|number| async move { partition(number).close_slices().await });
+        join_all(closes)
+            .await
+            .into_iter()
+            .try_for_each(|closed| closed.map(drop))?;
     }
     Ok(found)
 }
@@ -100,11 +115,15 @@ fn used_keys(family: &Family, partition: &Partition) -> Vec<String> {
 }
 
 impl Flusher {
-    /// Performs the upkeep that a family needs once a minute. With `look` it returns the partitions beyond the family's
-    /// number in which hits wait.
+    /// Performs the upkeep that a family needs once a minute. With `look` it returns the partitions
+    /// beyond the family's number in which hits wait.
     pub async fn upkeep(&self, number: u64, look: bool) -> Result<Vec<PartitionId>> {
-        let Some(opened) = self.shared.family(number) else { return Ok(Vec::new()) };
-        let Shared { topology, store, .. } = &*self.shared;
+        let Some(opened) = self.shared.family(number) else {
+            return Ok(Vec::new());
+        };
+        let Shared {
+            topology, store, ..
+        } = &*self.shared;
         let family = &opened.registered(&**store).await?.family;
         match begin_epochs(&self.redis, topology, family).await {
             // the database has the current configuration
@@ -118,6 +137,9 @@ impl Flusher {
             return Ok(Vec::new());
         }
         let strays = strays(&self.redis, topology, family).await?;
-        Ok(strays.into_iter().map(|partition| (number, partition)).collect())
+        Ok(strays
+            .into_iter()
+            .map(|partition| (number, partition))
+            .collect())
     }
 }

@@ -26,10 +26,10 @@ pub struct RecountBuilder {
 }
 
 impl Counterfoil {
-    /// Compares the counters of a family with the rows that they count, and corrects them while counting continues. For
-    /// an application that may die between a row and its count, or count twice. Only proven differences are added: no
-    /// counter is set to a value, or lowered below its rows. Hits in flight are unaffected (docs/protocol.md, section
-    /// 9).
+    /// Compares the counters of a family with the rows that they count, and corrects them while
+    /// counting continues. For an application that may die between a row and its count, or count
+    /// twice. Only proven differences are added: no counter is set to a value, or lowered below its
+    /// rows. Hits in flight are unaffected (docs/protocol.md, section 9).
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -62,22 +62,23 @@ impl RecountBuilder {
         self
     }
 
-    /// Sets a time longer than the application ever takes from the commit of a row to its count. Required. A row that
-    /// is counted later is taken for missing, and then counts twice.
+    /// Sets a time longer than the application ever takes from the commit of a row to its count.
+    /// Required. A row that is counted later is taken for missing, and then counts twice.
     pub fn within(mut self, time: Duration) -> Self {
         self.within = Some(time);
         self
     }
 
-    /// Sets the time from the start of a run to the start of the next one, chosen at random from this range. Runs of
-    /// all processes count. Required for [`start`](Self::start).
+    /// Sets the time from the start of a run to the start of the next one, chosen at random from
+    /// this range. Runs of all processes count. Required for [`start`](Self::start).
     pub fn every(mut self, times: RangeInclusive<Duration>) -> Self {
         self.every = Some(times);
         self
     }
 
-    /// Counts the rows on a replica. Its lag is part of [`within`](Self::within). If the server reports the lag to this
-    /// user (REPLICATION CLIENT, with MariaDB SLAVE MONITOR), the recount waits while the replica lags by more.
+    /// Counts the rows on a replica. Its lag is part of [`within`](Self::within). If the server
+    /// reports the lag to this user (REPLICATION CLIENT, with MariaDB SLAVE MONITOR), the recount
+    /// waits while the replica lags by more.
     pub fn replica(mut self, pool: MySqlPool) -> Self {
         self.plan.replica = Some(pool);
         self
@@ -95,8 +96,9 @@ impl RecountBuilder {
         self
     }
 
-    /// Handles rows that are also deleted, such as likes that are taken back: corrects a counter only if neither it nor
-    /// its rows changed meanwhile. Others are checked three times in a run, and left for the next one.
+    /// Handles rows that are also deleted, such as likes that are taken back: corrects a counter
+    /// only if neither it nor its rows changed meanwhile. Others are checked three times in a run,
+    /// and left for the next one.
     pub fn rows_are_deleted(mut self, deleted: bool) -> Self {
         self.plan.rows_are_deleted = deleted;
         self
@@ -115,7 +117,10 @@ impl RecountBuilder {
     }
 
     /// Leaves out the ids that begin with one of these prefixes.
-    pub fn leave_out_prefixes(mut self, prefixes: impl IntoIterator<Item = impl Into<String>>) -> Self {
+    pub fn leave_out_prefixes(
+        mut self,
+        prefixes: impl IntoIterator<Item = impl Into<String>>,
+    ) -> Self {
         self.plan.leave_out_prefixes = prefixes.into_iter().map(Into::into).collect();
         self
     }
@@ -126,7 +131,8 @@ impl RecountBuilder {
         self
     }
 
-    /// Limits the recount to this many ids per second, and so its load on the servers. Defaults to 3,000.
+    /// Limits the recount to this many ids per second, and so its load on the servers. Defaults to
+    /// 3,000.
     pub fn ids_per_second(mut self, ids: u32) -> Self {
         self.plan.ids_per_second = ids;
         self
@@ -144,33 +150,39 @@ impl RecountBuilder {
         self
     }
 
-    /// Sets how long a run must be untouched, beyond [`timeout`](Self::timeout) and [`pause`](Self::pause), before
-    /// another process continues it. Defaults to 60 s. The lease is an optimization: correctness never depends on it.
+    /// Sets how long a run must be untouched, beyond [`timeout`](Self::timeout) and
+    /// [`pause`](Self::pause), before another process continues it. Defaults to 60 s. The lease is
+    /// an optimization: correctness never depends on it.
     pub fn lease(mut self, time: Duration) -> Self {
         self.plan.lease = time;
         self
     }
 
-    /// Recounts the family now, and returns at the end. That takes [`within`](Self::within), plus the time for counting
-    /// the rows. If an abandoned run exists, it is finished from its last position instead of a new one: call this
-    /// again for a full run.
+    /// Recounts the family now, and returns at the end. That takes [`within`](Self::within), plus
+    /// the time for counting the rows. If an abandoned run exists, it is finished from its last
+    /// position instead of a new one: call this again for a full run.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the source cannot be queried, or returned something other than
-    /// row counts; [`Busy`](crate::ErrorKind::Busy): another process works on a run of this family;
-    /// [`Redis`](crate::ErrorKind::Redis), [`Store`](crate::ErrorKind::Store): a server was unreachable for a minute.
-    /// Corrections made so far remain, and the next process to begin a run continues this one.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the source cannot be queried, or returned
+    /// something other than row counts; [`Busy`](crate::ErrorKind::Busy): another process works on
+    /// a run of this family; [`Redis`](crate::ErrorKind::Redis),
+    /// [`Store`](crate::ErrorKind::Store): a server was unreachable for a minute. Corrections made
+    /// so far remain, and the next process to begin a run continues this one.
     pub async fn run_once(self) -> Result<Recounted> {
         self.checked()?.run_now().await
     }
 
-    /// Recounts the family repeatedly, on the current tokio runtime. If several processes do this, one works at a time.
-    /// If it dies, another one continues.
+    /// Recounts the family repeatedly, on the current tokio runtime. If several processes do this,
+    /// one works at a time. If it dies, another one continues.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): a setting is missing or not allowed.
     pub fn start(self) -> Result<Recounter> {
-        let Some(every) = self.every.clone().filter(|every| !every.is_empty() && !every.start().is_zero()) else {
+        let Some(every) = self
+            .every
+            .clone()
+            .filter(|every| !every.is_empty() && !every.start().is_zero())
+        else {
             return Err(self.wrong("every() is not given, or empty"));
         };
         Ok(Recounter::start(self.checked()?, every))
@@ -184,11 +196,17 @@ impl RecountBuilder {
     }
 
     fn checked(self) -> Result<Recounting> {
-        let Some(within) = self.within else { return Err(self.wrong("within() is not given")) };
-        let Some(source) = self.source.clone() else { return Err(self.wrong("source() is not given")) };
+        let Some(within) = self.within else {
+            return Err(self.wrong("within() is not given"));
+        };
+        let Some(source) = self.source.clone() else {
+            return Err(self.wrong("source() is not given"));
+        };
         source.check(self.handle.family())?;
         if self.plan.ids != RecountIds::Counters && !source.lists_ids() {
-            return Err(self.wrong("only a table tells which ids have rows: ids() is for Source::table"));
+            return Err(
+                self.wrong("only a table tells which ids have rows: ids() is for Source::table")
+            );
         }
         if self.plan.ids_per_second == 0 || self.plan.timeout.is_zero() {
             return Err(self.wrong("ids_per_second() and timeout() are more than 0"));

@@ -1,5 +1,5 @@
-//! The recount: compares counters with the rows that they count, and adds proven differences while counting continues
-//! (docs/protocol.md, section 9).
+//! The recount: compares counters with the rows that they count, and adds proven differences while
+//! counting continues (docs/protocol.md, section 9).
 
 pub mod builder;
 pub mod plan;

@@ -28,7 +28,11 @@ impl Recounter {
     pub(crate) fn start(recounting: Recounting, every: RangeInclusive<Duration>) -> Self {
         let (stop, stopping) = watch::channel(false);
         let progress = recounting.progress();
-        Recounter { stop, task: tokio::spawn(run(recounting, every, stopping)), progress }
+        Recounter {
+            stop,
+            task: tokio::spawn(run(recounting, every, stopping)),
+            progress,
+        }
     }
 
     /// Returns the progress of this process's current run, or the result of its last one.
@@ -42,7 +46,9 @@ impl Recounter {
     /// [`Closed`](ErrorKind::Closed) if the recount had already ended by a panic.
     pub async fn shutdown(self) -> Result<()> {
         self.stop.send_replace(true);
-        self.task.await.map_err(|error| Error::new(ErrorKind::Closed, "the recount had ended").with_source(error))
+        self.task.await.map_err(|error| {
+            Error::new(ErrorKind::Closed, "the recount had ended").with_source(error)
+        })
     }
 
     /// Lets the recount run without the handle until the tokio runtime ends.
@@ -52,7 +58,11 @@ impl Recounter {
     }
 }
 
-async fn run(recounting: Recounting, every: RangeInclusive<Duration>, mut stop: watch::Receiver<bool>) {
+async fn run(
+    recounting: Recounting,
+    every: RangeInclusive<Duration>,
+    mut stop: watch::Receiver<bool>,
+) {
     let (first, longer) = (*every.start(), every.end().saturating_sub(*every.start()));
     loop {
         let began = Instant::now();
@@ -87,7 +97,11 @@ enum Next {
     Look,
 }
 
-async fn work(recounting: &Recounting, begun: Result<Begun>, stop: &watch::Receiver<bool>) -> Result<Next> {
+async fn work(
+    recounting: &Recounting,
+    begun: Result<Begun>,
+    stop: &watch::Receiver<bool>,
+) -> Result<Next> {
     let next = match begun? {
         Begun::Run(run) => {
             recounting.run(run, stop.clone()).await?;

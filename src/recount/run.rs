@@ -1,5 +1,5 @@
-//! A run of a recount. Each page reads the values, counts the rows, waits, reads the values again and corrects. Many
-//! pages share one wait.
+//! A run of a recount. Each page reads the values, counts the rows, waits, reads the values again
+//! and corrects. Many pages share one wait.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,7 +29,8 @@ const PAGES: usize = 256;
 const TRIES: u32 = 3;
 /// The time limit for releasing a run in the database.
 const LEAVING: Duration = Duration::from_secs(2);
-/// The number of attempts to delete a corrected counter from Redis while it is being saved, and the pause between them.
+/// The number of attempts to delete a corrected counter from Redis while it is being saved, and the
+/// pause between them.
 const FORGET: usize = 10;
 const SAVING: Duration = Duration::from_millis(500);
 /// The time for which a step is retried while a server is unreachable.
@@ -80,7 +81,8 @@ pub struct Before {
 pub struct Page {
     before: Before,
     rows: Vec<i64>,
-    /// The number of ids whose values equal their rows. No later value can prove a difference for them.
+    /// The number of ids whose values equal their rows. No later value can prove a difference for
+    /// them.
     same: u64,
     counted: Instant,
     /// The position of the run once this page is done.
@@ -113,10 +115,22 @@ enum Ended {
 impl Recounting {
     /// # Errors
     /// [`Mismatch`](crate::ErrorKind::Mismatch) on a store other than MySQL.
-    pub(crate) fn new(handle: Handle, source: Source, within: Duration, plan: Plan) -> Result<Self> {
+    pub(crate) fn new(
+        handle: Handle,
+        source: Source,
+        within: Duration,
+        plan: Plan,
+    ) -> Result<Self> {
         let mysql = handle.shared.mysql()?.clone();
         metrics::begin_recount(&handle.opened.label);
-        Ok(Recounting { handle, mysql, source, within, plan, progress: Arc::default() })
+        Ok(Recounting {
+            handle,
+            mysql,
+            source,
+            within,
+            plan,
+            progress: Arc::default(),
+        })
     }
 
     pub(crate) fn progress(&self) -> Arc<Mutex<Recounted>> {
@@ -148,24 +162,40 @@ impl Recounting {
     }
 
     fn busy(&self, what: &str) -> Error {
-        Error::new(ErrorKind::Busy, format!("{}: another recount {what}", self.handle.family()))
+        Error::new(
+            ErrorKind::Busy,
+            format!("{}: another recount {what}", self.handle.family()),
+        )
     }
 
-    /// Begins a run, or takes over an abandoned one. With `every`, only if the last run began at least that long ago.
+    /// Begins a run, or takes over an abandoned one. With `every`, only if the last run began at
+    /// least that long ago.
     pub(crate) async fn begin(&self, every: Option<Duration>) -> Result<Begun> {
         let registered = self.handle.registered().await?;
-        self.store().begin_recount(registered, random()?, self.lease(), every).await
+        self.store()
+            .begin_recount(registered, random()?, self.lease(), every)
+            .await
     }
 
     /// Works on the run until its end. Returns `None` if it was stopped or taken over.
-    pub(crate) async fn run(&self, mut run: Run, mut stop: watch::Receiver<bool>) -> Result<Option<Recounted>> {
+    pub(crate) async fn run(
+        &self,
+        mut run: Run,
+        mut stop: watch::Receiver<bool>,
+    ) -> Result<Option<Recounted>> {
         let started = Instant::now();
         let registered = self.handle.registered().await?;
         let about = self.store().about_counters(registered).await.unwrap_or(0);
-        *self.seen() =
-            Recounted { run: run.number, checked: run.checked, drifted: run.drifted, about, ..Recounted::default() };
+        *self.seen() = Recounted {
+            run: run.number,
+            checked: run.checked,
+            drifted: run.drifted,
+            about,
+            ..Recounted::default()
+        };
         tracing::info!(family = %self.handle.family(), run = run.number, about, "a recount begins");
-        // a step may be dropped half-way: a correction in progress either belongs to this run or is refused
+        // a step may be dropped half-way: a correction in progress either belongs to this run or is
+        // refused
         let ended = tokio::select! {
             ended = self.work(registered, &mut run) => ended,
             // an error means that the sender was dropped, which stops the run as well
@@ -198,14 +228,19 @@ impl Recounting {
         }
     }
 
-    /// Releases the run for other processes. If the database is unreachable, the lease expires anyway.
+    /// Releases the run for other processes. If the database is unreachable, the lease expires
+    /// anyway.
     async fn leave(&self, registered: &Registered, run: &Run) {
         let _ = timeout(LEAVING, self.store().leave_recount(registered, run)).await;
     }
 
     /// Records when the last full run ended, for the metric.
     pub(crate) async fn tell_age(&self) -> Result<()> {
-        if let Some(ago) = self.store().recounted_ago(self.handle.registered().await?).await? {
+        if let Some(ago) = self
+            .store()
+            .recounted_ago(self.handle.registered().await?)
+            .await?
+        {
             self.tell_finished(ago);
         }
         Ok(())
@@ -213,8 +248,11 @@ impl Recounting {
 
     fn tell_finished(&self, ago: Duration) {
         let finished = std::time::SystemTime::now() - ago;
-        let seconds = finished.duration_since(std::time::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-        ::metrics::gauge!(metrics::RECOUNT_FINISHED, "family" => self.handle.opened.label.clone()).set(seconds);
+        let seconds = finished
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0.0, |since| since.as_secs_f64());
+        ::metrics::gauge!(metrics::RECOUNT_FINISHED, "family" => self.handle.opened.label.clone())
+            .set(seconds);
     }
 
     fn seen(&self) -> std::sync::MutexGuard<'_, Recounted> {
@@ -227,41 +265,77 @@ impl Recounting {
         let (mut touched, mut next_page) = (Instant::now(), Instant::now());
         loop {
             let now = Instant::now();
-            let (ready, touch) = (waiting.front().map(|page| page.counted + self.within), touched + self.lease() / 4);
+            let (ready, touch) = (
+                waiting.front().map(|page| page.counted + self.within),
+                touched + self.lease() / 4,
+            );
             let next = (!is_all && waiting.len() < PAGES).then_some(next_page);
-            let finishing = if ready.is_some_and(|ready| ready <= now) { waiting.pop_front() } else { None };
+            let finishing = if ready.is_some_and(|ready| ready <= now) {
+                waiting.pop_front()
+            } else {
+                None
+            };
             let measures = next.is_some_and(|next| next <= now);
             if finishing.is_none() && !measures {
-                let Some(due) = ready.into_iter().chain(next).min() else { return Ok(Ended::Done) };
+                let Some(due) = ready.into_iter().chain(next).min() else {
+                    return Ok(Ended::Done);
+                };
                 sleep_until(due.min(touch)).await;
             }
             let finish = async {
-                let Some(page) = &finishing else { return Ok(None) };
+                let Some(page) = &finishing else {
+                    return Ok(None);
+                };
                 let difference = self.repeated(|| self.after(page)).await?;
                 let noted = self.repeated(|| self.correct(run, &difference)).await?;
                 Ok::<_, Error>(Some((difference, noted)))
             };
-            let measure =
-                async { if measures { self.next_page(registered, &ahead).await.map(Some) } else { Ok(None) } };
+            let measure = async {
+                if measures {
+                    self.next_page(registered, &ahead).await.map(Some)
+                } else {
+                    Ok(None)
+                }
+            };
             let (finished, measured) = try_join(finish, measure).await?;
             if let (Some((difference, noted)), Some(page)) = (finished, finishing) {
-                let Some(noted) = noted else { return Ok(Ended::TakenOver) };
-                let again = self.note(run, Difference { drifted: noted, ..difference }, page.tries);
+                let Some(noted) = noted else {
+                    return Ok(Ended::TakenOver);
+                };
+                let again = self.note(
+                    run,
+                    Difference {
+                        drifted: noted,
+                        ..difference
+                    },
+                    page.tries,
+                );
                 run.at = page.until.unwrap_or_else(|| run.at.clone());
                 if !again.is_empty() {
-                    waiting.push_back(Page { tries: page.tries + 1, ..self.measure(again).await? });
+                    waiting.push_back(Page {
+                        tries: page.tries + 1,
+                        ..self.measure(again).await?
+                    });
                 }
             }
             if let Some((page, until)) = measured {
-                let time = Duration::from_secs_f64(page.ids() as f64 / f64::from(self.plan.ids_per_second));
+                let time = Duration::from_secs_f64(
+                    page.ids() as f64 / f64::from(self.plan.ids_per_second),
+                );
                 next_page = (now + time).max(Instant::now() + self.plan.pause);
                 is_all = until.is_none();
                 ahead = until.unwrap_or(ahead);
-                waiting.push_back(Page { until: Some(ahead.clone()), ..page });
+                waiting.push_back(Page {
+                    until: Some(ahead.clone()),
+                    ..page
+                });
             }
             if touch <= Instant::now() {
                 touched = Instant::now();
-                if !self.repeated(|| self.store().note_recount(registered, run)).await? {
+                if !self
+                    .repeated(|| self.store().note_recount(registered, run))
+                    .await?
+                {
                     return Ok(Ended::TakenOver);
                 }
             }
@@ -271,8 +345,9 @@ impl Recounting {
     /// Records the outcome of a page, and returns the ids to check again.
     fn note(&self, run: &mut Run, done: Difference, tries: u32) -> Vec<String> {
         let label = &self.handle.opened.label;
-        let count =
-            |name: &'static str, many: u64| ::metrics::counter!(name, "family" => label.clone()).increment(many);
+        let count = |name: &'static str, many: u64| {
+            ::metrics::counter!(name, "family" => label.clone()).increment(many)
+        };
         let mut seen = self.seen();
         let corrected = |direction: &'static str, is_so: &dyn Fn(i64) -> bool| {
             let many = done.drifted.iter().filter(|one| is_so(one.delta)).count() as u64;
@@ -281,7 +356,10 @@ impl Recounting {
             many
         };
         let drifted = done.drifted.len() as u64;
-        let (raised, lowered) = (corrected("up", &|delta| delta > 0), corrected("down", &|delta| delta < 0));
+        let (raised, lowered) = (
+            corrected("up", &|delta| delta > 0),
+            corrected("down", &|delta| delta < 0),
+        );
         for one in &done.drifted {
             tracing::debug!(family = %self.handle.family(), id = one.id, before = one.before, rows = one.rows,
                 after = one.after, delta = one.delta, note = one.only_noted, "a counter differs from its rows");
@@ -302,23 +380,39 @@ impl Recounting {
     }
 
     /// Returns the ids after `at`, and the position after them; `None` at the end of all ids.
-    async fn next(&self, registered: &Registered, at: &Cursor) -> Result<(Vec<String>, Option<Cursor>)> {
+    async fn next(
+        &self,
+        registered: &Registered,
+        at: &Cursor,
+    ) -> Result<(Vec<String>, Option<Cursor>)> {
         let (store, after) = (self.store(), at.after.as_deref());
         let in_source = at.from_source || self.plan.ids == RecountIds::Source;
         let IdPage { ids, is_full } = if in_source {
-            self.source.ids_after(store, self.plan.replica.as_ref(), registered, after, PAGE).await?
+            self.source
+                .ids_after(store, self.plan.replica.as_ref(), registered, after, PAGE)
+                .await?
         } else {
             store.ids_after(registered, after, PAGE).await?
         };
         let next = match ids.last() {
-            Some(last) if is_full => Some(Cursor { from_source: in_source, after: Some(last.clone()) }),
-            _ if !in_source && self.plan.ids == RecountIds::Both => Some(Cursor { from_source: true, after: None }),
+            Some(last) if is_full => Some(Cursor {
+                from_source: in_source,
+                after: Some(last.clone()),
+            }),
+            _ if !in_source && self.plan.ids == RecountIds::Both => Some(Cursor {
+                from_source: true,
+                after: None,
+            }),
             _ => None,
         };
         let mut wanted = ids;
         wanted.retain(|id| {
             !self.plan.leave_out.contains(id)
-                && !self.plan.leave_out_prefixes.iter().any(|prefix| id.starts_with(prefix))
+                && !self
+                    .plan
+                    .leave_out_prefixes
+                    .iter()
+                    .any(|prefix| id.starts_with(prefix))
         });
         if in_source && self.plan.ids == RecountIds::Both {
             wanted = self.without_counter(registered, wanted).await?;
@@ -327,14 +421,31 @@ impl Recounting {
     }
 
     /// Returns the ids that have no counter: the others were checked as counters before.
-    async fn without_counter(&self, registered: &Registered, ids: Vec<String>) -> Result<Vec<String>> {
+    async fn without_counter(
+        &self,
+        registered: &Registered,
+        ids: Vec<String>,
+    ) -> Result<Vec<String>> {
         let asked: Vec<_> = ids.iter().map(String::as_str).collect();
-        let found = self.store().read(registered, &asked, &[], ReadFrom::Primary).await?.values;
-        Ok(ids.into_iter().zip(found).filter(|(_, value)| value.is_none()).map(|(id, _)| id).collect())
+        let found = self
+            .store()
+            .read(registered, &asked, &[], ReadFrom::Primary)
+            .await?
+            .values;
+        Ok(ids
+            .into_iter()
+            .zip(found)
+            .filter(|(_, value)| value.is_none())
+            .map(|(id, _)| id)
+            .collect())
     }
 
     /// Measures the next page. Returns it with the position after it, as [`next`](Self::next) does.
-    async fn next_page(&self, registered: &Registered, at: &Cursor) -> Result<(Page, Option<Cursor>)> {
+    async fn next_page(
+        &self,
+        registered: &Registered,
+        at: &Cursor,
+    ) -> Result<(Page, Option<Cursor>)> {
         let (ids, until) = self.repeated(|| self.next(registered, at)).await?;
         Ok((self.measure(ids).await?, until))
     }
@@ -347,7 +458,10 @@ impl Recounting {
     /// Takes the first step: reads the values, and leaves out counters that are too large.
     pub async fn before(&self, ids: Vec<String>) -> Result<Before> {
         let values = self.exact(&ids).await?;
-        let kept = ids.into_iter().zip(values).filter(|(_, value)| *value <= self.plan.largest);
+        let kept = ids
+            .into_iter()
+            .zip(values)
+            .filter(|(_, value)| *value <= self.plan.largest);
         let (ids, values) = kept.unzip();
         Ok(Before { ids, values })
     }
@@ -355,11 +469,18 @@ impl Recounting {
     /// Takes the second step: counts the rows.
     pub async fn count(&self, before: &Before) -> Result<Page> {
         if let Some(replica) = &self.plan.replica
-            && let Some(lag) = self.store().lag(replica).await?.filter(|lag| *lag >= self.within)
+            && let Some(lag) = self
+                .store()
+                .lag(replica)
+                .await?
+                .filter(|lag| *lag >= self.within)
         {
             return Err(Error::new(
                 ErrorKind::Store,
-                format!("the replica is behind by {lag:?}, within() is {:?}", self.within),
+                format!(
+                    "the replica is behind by {lag:?}, within() is {:?}",
+                    self.within
+                ),
             ));
         }
         let rows = self.rows(&before.ids).await?;
@@ -368,14 +489,26 @@ impl Recounting {
         let differing: Vec<_> = all.filter(|((_, value), rows)| **value != *rows).collect();
         let same = (before.ids.len() - differing.len()) as u64;
         let (before, rows): (Vec<_>, Vec<_>) = differing.into_iter().unzip();
-        let (ids, values) = before.into_iter().map(|(id, value)| (id.clone(), *value)).unzip();
-        Ok(Page { before: Before { ids, values }, rows, same, counted, until: None, tries: 1 })
+        let (ids, values) = before
+            .into_iter()
+            .map(|(id, value)| (id.clone(), *value))
+            .unzip();
+        Ok(Page {
+            before: Before { ids, values },
+            rows,
+            same,
+            counted,
+            until: None,
+            tries: 1,
+        })
     }
 
     /// Ends the run at once, for tests that take the steps one by one.
     #[cfg(feature = "test-hooks")]
     pub async fn end(&self, run: &Run) -> Result<bool> {
-        self.store().finish_recount(self.handle.registered().await?, run).await
+        self.store()
+            .finish_recount(self.handle.registered().await?, run)
+            .await
     }
 
     /// Corrects the difference. Returns `false` if the run no longer belongs to this holder.
@@ -388,7 +521,11 @@ impl Recounting {
     #[cfg(feature = "test-hooks")]
     pub async fn take(&self) -> Result<Option<Run>> {
         let registered = self.handle.registered().await?;
-        match self.store().begin_recount(registered, random()?, Duration::ZERO, None).await? {
+        match self
+            .store()
+            .begin_recount(registered, random()?, Duration::ZERO, None)
+            .await?
+        {
             Begun::Run(run) => Ok(Some(run)),
             Begun::Held | Begun::Early(_) => Ok(None),
         }
@@ -398,13 +535,22 @@ impl Recounting {
     pub async fn after(&self, page: &Page) -> Result<Difference> {
         let Before { ids, values } = &page.before;
         let after = self.exact(ids).await?;
-        let again = if self.plan.rows_are_deleted { Some(self.rows(ids).await?) } else { None };
-        let mut difference = Difference { checked: page.same, ..Difference::default() };
+        let again = if self.plan.rows_are_deleted {
+            Some(self.rows(ids).await?)
+        } else {
+            None
+        };
+        let mut difference = Difference {
+            checked: page.same,
+            ..Difference::default()
+        };
         for (at, id) in ids.iter().enumerate() {
             let (before, rows, after) = (values[at], page.rows[at], after[at]);
             let verdict = match &again {
                 Some(again) => verdict::still(before, rows, after, again[at]),
-                None if ablation::is_out(Guard::RecountBounds) => Proof::Off(i128::from(rows) - i128::from(before)),
+                None if ablation::is_out(Guard::RecountBounds) => {
+                    Proof::Off(i128::from(rows) - i128::from(before))
+                }
                 None => verdict::bounded(before, rows, after),
             };
             match verdict {
@@ -413,7 +559,14 @@ impl Recounting {
                     difference.checked += 1;
                     let only_noted = self.why_only_noted(off);
                     let delta = i64::try_from(off).unwrap_or(0);
-                    difference.drifted.push(Drifted { id: id.clone(), before, rows, after, delta, only_noted });
+                    difference.drifted.push(Drifted {
+                        id: id.clone(),
+                        before,
+                        rows,
+                        after,
+                        delta,
+                        only_noted,
+                    });
                 }
                 Proof::Busy => difference.busy.push(id.clone()),
             }
@@ -421,23 +574,35 @@ impl Recounting {
         Ok(difference)
     }
 
-    /// Corrects and notes the differences. Returns `None` if the run no longer belongs to this holder.
-    pub(crate) async fn correct(&self, run: &Run, difference: &Difference) -> Result<Option<Vec<Drifted>>> {
+    /// Corrects and notes the differences. Returns `None` if the run no longer belongs to this
+    /// holder.
+    pub(crate) async fn correct(
+        &self,
+        run: &Run,
+        difference: &Difference,
+    ) -> Result<Option<Vec<Drifted>>> {
         if difference.drifted.is_empty() {
             return Ok(Some(Vec::new()));
         }
         let registered = self.handle.registered().await?;
         let trusting = ablation::is_out(Guard::RecountRun);
-        let noted = self.store().correct(registered, run, difference.drifted.clone(), trusting).await?;
+        let noted = self
+            .store()
+            .correct(registered, run, difference.drifted.clone(), trusting)
+            .await?;
         if let Some(noted) = noted.as_ref().filter(|_| self.handle.family().is_cached()) {
-            let corrected = noted.iter().filter(|one| one.delta != 0).map(|one| one.id.as_str());
+            let corrected = noted
+                .iter()
+                .filter(|one| one.delta != 0)
+                .map(|one| one.id.as_str());
             self.forget(corrected.collect()).await;
         }
         Ok(noted)
     }
 
-    /// Deletes these cached counters from Redis, so that their next use reads the corrected rows. Retries a counter
-    /// that is being saved. One that stays shows the correction with its next save.
+    /// Deletes these cached counters from Redis, so that their next use reads the corrected rows.
+    /// Retries a counter that is being saved. One that stays shows the correction with its next
+    /// save.
     async fn forget(&self, mut ids: Vec<&str>) {
         for _ in 0..FORGET {
             let mut left = Vec::new();
@@ -462,7 +627,11 @@ impl Recounting {
     /// Reads exact values, without loading cached counters into Redis.
     async fn exact(&self, ids: &[String]) -> Result<Vec<i64>> {
         let ids: Vec<_> = ids.iter().map(String::as_str).collect();
-        if ids.is_empty() { Ok(Vec::new()) } else { self.handle.exact(&ids).await }
+        if ids.is_empty() {
+            Ok(Vec::new())
+        } else {
+            self.handle.exact(&ids).await
+        }
     }
 
     fn why_only_noted(&self, off: i128) -> Option<&'static str> {
@@ -480,7 +649,15 @@ impl Recounting {
         }
         let ids: Vec<_> = ids.iter().map(String::as_str).collect();
         let registered = self.handle.registered().await?;
-        self.source.count(self.store(), self.plan.replica.as_ref(), registered, &ids, self.plan.timeout).await
+        self.source
+            .count(
+                self.store(),
+                self.plan.replica.as_ref(),
+                registered,
+                &ids,
+                self.plan.timeout,
+            )
+            .await
     }
 
     /// Repeats a step while a server is unreachable, for up to a minute.

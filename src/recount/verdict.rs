@@ -10,8 +10,9 @@ pub enum Proof {
     Busy,
 }
 
-/// Compares a counter whose rows are only added, each counted between the count of the rows and `after`. Every row that
-/// will ever be counted is in `after`, so at least `rows - after` is missing, and at most `rows - before`.
+/// Compares a counter whose rows are only added, each counted between the count of the rows and
+/// `after`. Every row that will ever be counted is in `after`, so at least `rows - after` is
+/// missing, and at most `rows - before`.
 pub fn bounded(before: i64, rows: i64, after: i64) -> Proof {
     let [before, rows, after] = [before, rows, after].map(i128::from);
     match (rows - after, rows - before) {
@@ -23,7 +24,11 @@ pub fn bounded(before: i64, rows: i64, after: i64) -> Proof {
 
 /// Compares a counter whose rows are also deleted: only if nothing changed.
 pub fn still(before: i64, rows: i64, after: i64, rows_after: i64) -> Proof {
-    if before == after && rows == rows_after { bounded(before, rows, after) } else { Proof::Busy }
+    if before == after && rows == rows_after {
+        bounded(before, rows, after)
+    } else {
+        Proof::Busy
+    }
 }
 
 #[cfg(test)]
@@ -39,7 +44,10 @@ mod tests {
         assert_eq!(bounded(3, 5, 5), Proof::Same);
         assert_eq!(bounded(3, 5, 4), Proof::Off(1));
         assert_eq!(bounded(6, 5, 9), Proof::Off(-1));
-        assert_eq!(bounded(i64::MIN, i64::MAX, i64::MIN), Proof::Off(i128::from(u64::MAX)));
+        assert_eq!(
+            bounded(i64::MIN, i64::MAX, i64::MIN),
+            Proof::Off(i128::from(u64::MAX))
+        );
         assert_eq!(still(3, 5, 3, 5), Proof::Off(2));
         assert_eq!(still(3, 5, 4, 5), Proof::Busy);
         assert_eq!(still(3, 5, 3, 4), Proof::Busy);

@@ -1,5 +1,6 @@
-//! The permissions of the Redis user. A command refused in the middle of a script leaves the script half done. Before a
-//! family is used, all commands that its kind's scripts call are therefore tried.
+//! The permissions of the Redis user. A command refused in the middle of a script leaves the script
+//! half done. Before a family is used, all commands that its kind's scripts call are therefore
+//! tried.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,8 +14,8 @@ use crate::role::Role;
 use crate::scripts::bundle::{self, Script};
 use crate::scripts::keys::Keys;
 
-/// Trial calls of the commands that the crate needs, with arguments that change nothing. `@` is a key that does not
-/// exist, or that the last trial removes.
+/// Trial calls of the commands that the crate needs, with arguments that change nothing. `@` is a
+/// key that does not exist, or that the last trial removes.
 const TRIES: [&str; 32] = [
     "EXISTS @",
     "HDEL @ field",
@@ -64,13 +65,20 @@ const WRITING: [&str; 9] = [
 ];
 
 /// The scripts that a [`Reader`](Role::Reader) calls.
-const READING: [&str; 6] =
-    ["activity_now", "activity_now_hll", "buffered_read", "cached_get", "series_get", "series_names"];
+const READING: [&str; 6] = [
+    "activity_now",
+    "activity_now_hll",
+    "buffered_read",
+    "cached_get",
+    "series_get",
+    "series_names",
+];
 
 /// The commands that `cached_get` calls only to issue tickets, which callers need to seed counters.
 const TICKETS: [&str; 2] = ["HSET", "TIME"];
 
-/// A script that tries commands and returns those denied to the user. Most servers give the error no code of its own.
+/// A script that tries commands and returns those denied to the user. Most servers give the error
+/// no code of its own.
 const TRY: &str = "\
 local denied = {}
 for try in ARGV[1]:gmatch('[^,]+') do
@@ -84,16 +92,26 @@ for try in ARGV[1]:gmatch('[^,]+') do
 end
 return denied";
 
-/// Returns the permissions that this connection's user lacks for the family, as ACL rules: `+pexpire`, or
-/// `~cf1:{shop/views/*` for its keys.
+/// Returns the permissions that this connection's user lacks for the family, as ACL rules:
+/// `+pexpire`, or `~cf1:{shop/views/*` for its keys.
 ///
 /// # Errors
-/// [`AccessDenied`](ErrorKind::AccessDenied) without credentials; [`Redis`](ErrorKind::Redis) if Redis cannot be asked.
+/// [`AccessDenied`](ErrorKind::AccessDenied) without credentials; [`Redis`](ErrorKind::Redis) if
+/// Redis cannot be asked.
 pub async fn missing(redis: &Connection, family: &Family) -> Result<Vec<String>> {
     let used = commands_of(family, Role::Reconciler);
-    let is_used = |words: &&str| words.split(' ').next().is_some_and(|command| used.contains(command));
+    let is_used = |words: &&str| {
+        words
+            .split(' ')
+            .next()
+            .is_some_and(|command| used.contains(command))
+    };
     // as one word: Redis disconnects an unauthenticated client that sends more than ten
-    let tries = [TRIES.into_iter().filter(is_used).collect::<Vec<_>>().join(",")];
+    let tries = [TRIES
+        .into_iter()
+        .filter(is_used)
+        .collect::<Vec<_>>()
+        .join(",")];
     let key = [Keys::new(family, 0).probe()];
     let tried = bundle::reading::<Vec<String>>(redis, TRY, &key, &tries);
     let (tried, evalsha) = join(tried, bundle::call_none(redis, &key[0])).await;
@@ -111,39 +129,65 @@ pub async fn missing(redis: &Connection, family: &Family) -> Result<Vec<String>>
 /// Refuses a user that lacks a permission for the family, and names the permission.
 pub async fn refuse_lacking(redis: &Connection, family: &Family) -> Result<()> {
     let missing = missing(redis, family).await?;
-    if missing.is_empty() { Ok(()) } else { Err(lacking(family, &missing)) }
+    if missing.is_empty() {
+        Ok(())
+    } else {
+        Err(lacking(family, &missing))
+    }
 }
 
-/// Turns a permission error of a script into one that names the missing ACL rule. Other errors stay as they are.
+/// Turns a permission error of a script into one that names the missing ACL rule. Other errors stay
+/// as they are.
 pub fn explain(family: &Family, error: Error) -> Error {
     lacks(family, "evalsha", error).map_or_else(|error| error, |rule| lacking(family, &[rule]))
 }
 
 fn lacking(family: &Family, rules: &[String]) -> Error {
-    let message = format!("{family}: the Redis user lacks {} (see docs/operations.md)", rules.join(" "));
+    let message = format!(
+        "{family}: the Redis user lacks {} (see docs/operations.md)",
+        rules.join(" ")
+    );
     Error::new(ErrorKind::AccessDenied, message)
 }
 
 /// Checks one family of each kind, and returns missing permissions as findings.
 pub async fn findings(redis: &Connection, families: &[Family]) -> Vec<Finding> {
-    let kinds: BTreeMap<_, _> = families.iter().map(|family| (family.kind(), family)).collect();
+    let kinds: BTreeMap<_, _> = families
+        .iter()
+        .map(|family| (family.kind(), family))
+        .collect();
     let refusals = join_all(kinds.values().map(|family| refuse_lacking(redis, family))).await;
-    let refusals = refusals.into_iter().filter_map(Result::err).filter(|error| error.kind() == ErrorKind::AccessDenied);
+    let refusals = refusals
+        .into_iter()
+        .filter_map(Result::err)
+        .filter(|error| error.kind() == ErrorKind::AccessDenied);
     let advice = "Add it with ACL SETUSER: a script that is refused in its middle leaves half of what it does.";
-    refusals.map(|error| Finding::new(Severity::Error, "redis acl", error.to_string(), advice)).collect()
+    refusals
+        .map(|error| Finding::new(Severity::Error, "redis acl", error.to_string(), advice))
+        .collect()
 }
 
-/// Returns the ACL rules, for `ACL SETUSER`, that a user of that role needs for these families. They begin with a key
-/// pattern for each family, such as `~cf1:{shop/views/*`. A rule for each command follows, such as `+evalsha`, only for
-/// commands that the families' kinds need. Both lists are ascending and without duplicates.
+/// Returns the ACL rules, for `ACL SETUSER`, that a user of that role needs for these families.
+/// They begin with a key pattern for each family, such as `~cf1:{shop/views/*`. A rule for each
+/// command follows, such as `+evalsha`, only for commands that the families' kinds need. Both lists
+/// are ascending and without duplicates.
 ///
-/// The connection itself needs further rules: a password, and `+cluster|slots`, `+select` or `+script|load`, as
-/// docs/operations.md says.
+/// The connection itself needs further rules: a password, and `+cluster|slots`, `+select` or
+/// `+script|load`, as docs/operations.md says.
 pub fn acl_rules(families: &[Family], role: Role) -> Vec<String> {
     let keys: BTreeSet<_> = families.iter().map(key_pattern).collect();
-    let commands: BTreeSet<_> = families.iter().flat_map(|family| commands_of(family, role)).collect();
-    let commands = commands.into_iter().chain(["EVAL", "EVALSHA"]).map(str::to_lowercase).collect::<BTreeSet<_>>();
-    keys.into_iter().chain(commands.into_iter().map(|command| format!("+{command}"))).collect()
+    let commands: BTreeSet<_> = families
+        .iter()
+        .flat_map(|family| commands_of(family, role))
+        .collect();
+    let commands = commands
+        .into_iter()
+        .chain(["EVAL", "EVALSHA"])
+        .map(str::to_lowercase)
+        .collect::<BTreeSet<_>>();
+    keys.into_iter()
+        .chain(commands.into_iter().map(|command| format!("+{command}")))
+        .collect()
 }
 
 fn key_pattern(family: &Family) -> String {
@@ -152,22 +196,32 @@ fn key_pattern(family: &Family) -> String {
 
 /// Returns the commands that a user of that role sends for a family, in scripts and directly.
 fn commands_of(family: &Family, role: Role) -> BTreeSet<&'static str> {
-    let is_of_kind = |script: &&Script| family.scripts().iter().any(|name| script.name.starts_with(name));
+    let is_of_kind = |script: &&Script| {
+        family
+            .scripts()
+            .iter()
+            .any(|name| script.name.starts_with(name))
+    };
     let all = Script::all();
     match role {
         Role::Reconciler => {
-            let used = all.filter(|script| is_of_kind(script) || script.name.starts_with("family_"));
-            used.flat_map(Script::commands).chain(OWN_COMMANDS).collect()
+            let used =
+                all.filter(|script| is_of_kind(script) || script.name.starts_with("family_"));
+            used.flat_map(Script::commands)
+                .chain(OWN_COMMANDS)
+                .collect()
         }
         Role::Writer => {
-            let counts = |script: &&Script| script.kind() == family.kind() || script.kind() == "family";
+            let counts =
+                |script: &&Script| script.kind() == family.kind() || script.kind() == "family";
             let used = all.filter(|script| counts(script) && WRITING.contains(&script.name));
             used.flat_map(Script::commands).collect()
         }
         Role::Reader => {
             let used = all.filter(|script| is_of_kind(script) && READING.contains(&script.name));
             let read = |script: &'static Script| {
-                let is_asked = |command: &&str| script.name != "cached_get" || !TICKETS.contains(command);
+                let is_asked =
+                    |command: &&str| script.name != "cached_get" || !TICKETS.contains(command);
                 script.commands().filter(is_asked)
             };
             used.flat_map(read).collect()
@@ -178,7 +232,8 @@ fn commands_of(family: &Family, role: Role) -> BTreeSet<&'static str> {
 /// The commands that the crate sends outside the bundle's scripts.
 const OWN_COMMANDS: [&str; 4] = ["EXISTS", "HGET", "HSCAN", "INFO"];
 
-/// Returns the ACL rule that a user needs to send this command, or the error if it has another cause.
+/// Returns the ACL rule that a user needs to send this command, or the error if it has another
+/// cause.
 fn lacks(family: &Family, command: &str, error: Error) -> Result<String> {
     let refusal = bundle::below(&error).filter(|below| below.code() == Some("NOPERM"));
     match refusal.and_then(|below| below.detail()) {
@@ -201,9 +256,25 @@ mod tests {
 
     #[test]
     fn each_family_has_its_keys_and_all_share_their_commands() {
-        let family = |name| Family::buffered("shop", name).build().expect("valid").family().clone();
-        let rules = acl_rules(&[family("views"), family("clicks"), family("views")], Role::Reader);
-        let expected = ["~cf1:{shop/clicks/*", "~cf1:{shop/views/*", "+eval", "+evalsha", "+exists", "+hmget"];
+        let family = |name| {
+            Family::buffered("shop", name)
+                .build()
+                .expect("valid")
+                .family()
+                .clone()
+        };
+        let rules = acl_rules(
+            &[family("views"), family("clicks"), family("views")],
+            Role::Reader,
+        );
+        let expected = [
+            "~cf1:{shop/clicks/*",
+            "~cf1:{shop/views/*",
+            "+eval",
+            "+evalsha",
+            "+exists",
+            "+hmget",
+        ];
         assert_eq!(rules, expected);
     }
 }

@@ -1,5 +1,5 @@
-//! Typed calls of the activity scripts on one partition (docs/protocol.md, section 5). A *place* is one stripe of one
-//! page.
+//! Typed calls of the activity scripts on one partition (docs/protocol.md, section 5). A *place* is
+//! one stripe of one page.
 
 use indexmap::IndexMap;
 
@@ -46,7 +46,9 @@ impl Partition {
             Counting::HyperLogLog => {
                 let mut guess = clock.guess();
                 loop {
-                    if let Some(reply) = guess.accept(self.touch_hll(sliding, guess.now(), fence, &places).await?)? {
+                    if let Some(reply) =
+                        guess.accept(self.touch_hll(sliding, guess.now(), fence, &places).await?)?
+                    {
                         break reply;
                     }
                 }
@@ -55,7 +57,11 @@ impl Partition {
         match reply.status() {
             status @ ("OK" | "DUP") => {
                 let results = vec![PairResult::Counted(0); visits.len()];
-                Ok(Counted::Executed { results, due: Vec::new(), repeated: status == "DUP" })
+                Ok(Counted::Executed {
+                    results,
+                    due: Vec::new(),
+                    repeated: status == "DUP",
+                })
             }
             "EXPIRED" => Ok(Counted::Expired),
             "PASSED" => Ok(Counted::Passed),
@@ -63,22 +69,43 @@ impl Partition {
         }
     }
 
-    async fn touch_exact(&self, sliding: &Sliding, fence: Fence<'_>, places: &Places<'_>) -> Result<Reply> {
+    async fn touch_exact(
+        &self,
+        sliding: &Sliding,
+        fence: Fence<'_>,
+        places: &Places<'_>,
+    ) -> Result<Reply> {
         let (mut keys, mut args) = self.begin_touch(sliding, fence);
         for (stripe, page) in places.keys() {
-            keys.extend([self.keys.views(*stripe, page), self.keys.visitors(*stripe, page)]);
+            keys.extend([
+                self.keys.views(*stripe, page),
+                self.keys.visitors(*stripe, page),
+            ]);
         }
         push_places(&mut args, places);
         bundle::call(&self.redis, "activity_touch", &keys, &args).await
     }
 
-    async fn touch_hll(&self, sliding: &Sliding, now: i64, fence: Fence<'_>, places: &Places<'_>) -> Result<Reply> {
+    async fn touch_hll(
+        &self,
+        sliding: &Sliding,
+        now: i64,
+        fence: Fence<'_>,
+        places: &Places<'_>,
+    ) -> Result<Reply> {
         let layer = now.div_euclid(sliding.layer_ms());
         let minute = seconds(layer * sliding.layer_ms()).div_euclid(60) * 60;
         let (mut keys, mut args) = self.begin_touch(sliding, fence);
         for (stripe, page) in places.keys() {
-            keys.extend([self.keys.views(*stripe, page), self.keys.layer(layer, *stripe, page)]);
-            keys.extend(sliding.keep_minutes.then(|| self.keys.minute(minute, *stripe, page)));
+            keys.extend([
+                self.keys.views(*stripe, page),
+                self.keys.layer(layer, *stripe, page),
+            ]);
+            keys.extend(
+                sliding
+                    .keep_minutes
+                    .then(|| self.keys.minute(minute, *stripe, page)),
+            );
         }
         args.push(made(layer));
         push_places(&mut args, places);
@@ -88,19 +115,31 @@ impl Partition {
     fn begin_touch<'a>(&'a self, sliding: &Sliding, fence: Fence<'a>) -> (Vec<Key>, Vec<Arg<'a>>) {
         let (mut keys, mut args) = fence.begin(self.time());
         keys.extend([self.keys.open(), self.keys.schedule()].map(String::into_bytes));
-        args.extend([made(sliding.layer_ms()), made(sliding.layers), made(u8::from(sliding.keep_minutes))]);
+        args.extend([
+            made(sliding.layer_ms()),
+            made(sliding.layers),
+            made(u8::from(sliding.keep_minutes)),
+        ]);
         (keys, args)
     }
 
     /// Returns what these stripes of the page hold within the window, in the order of `stripes`.
-    pub async fn seen(&self, sliding: &Sliding, clock: &ServerClock, page: &str, stripes: &[u32]) -> Result<Vec<Seen>> {
+    pub async fn seen(
+        &self,
+        sliding: &Sliding,
+        clock: &ServerClock,
+        page: &str,
+        stripes: &[u32],
+    ) -> Result<Vec<Seen>> {
         let page = page.as_bytes();
         let mut reply = match sliding.counting {
             Counting::Exact => self.seen_exactly(sliding, page, stripes).await?,
             Counting::HyperLogLog => {
                 let mut guess = clock.guess();
                 loop {
-                    if let Some(reply) = guess.accept(self.seen_hll(sliding, guess.now(), page, stripes).await?)? {
+                    if let Some(reply) =
+                        guess.accept(self.seen_hll(sliding, guess.now(), page, stripes).await?)?
+                    {
                         break reply;
                     }
                 }
@@ -109,24 +148,57 @@ impl Partition {
         if reply.status() != "OK" {
             return Err(reply.misshapen());
         }
-        let numbers: Vec<u64> = (0..2 * stripes.len()).map(|at| reply.number(at)).collect::<Result<_>>()?;
-        reply.strings(2 * stripes.len()).ok().filter(Vec::is_empty).ok_or_else(|| Error::corrupt("too many places"))?;
-        Ok(numbers.chunks_exact(2).map(|two| Seen { views: two[0], visitors: two[1] }).collect())
+        let numbers: Vec<u64> = (0..2 * stripes.len())
+            .map(|at| reply.number(at))
+            .collect::<Result<_>>()?;
+        reply
+            .strings(2 * stripes.len())
+            .ok()
+            .filter(Vec::is_empty)
+            .ok_or_else(|| Error::corrupt("too many places"))?;
+        Ok(numbers
+            .chunks_exact(2)
+            .map(|two| Seen {
+                views: two[0],
+                visitors: two[1],
+            })
+            .collect())
     }
 
     async fn seen_exactly(&self, sliding: &Sliding, page: &[u8], stripes: &[u32]) -> Result<Reply> {
-        let of = |stripe: &u32| [self.keys.views(*stripe, page), self.keys.visitors(*stripe, page)];
+        let of = |stripe: &u32| {
+            [
+                self.keys.views(*stripe, page),
+                self.keys.visitors(*stripe, page),
+            ]
+        };
         let keys: Vec<_> = stripes.iter().flat_map(of).collect();
-        bundle::repeat_safe(&self.redis, "activity_now", &keys, &self.window_args(sliding)).await
+        bundle::repeat_safe(
+            &self.redis,
+            "activity_now",
+            &keys,
+            &self.window_args(sliding),
+        )
+        .await
     }
 
-    async fn seen_hll(&self, sliding: &Sliding, now: i64, page: &[u8], stripes: &[u32]) -> Result<Reply> {
+    async fn seen_hll(
+        &self,
+        sliding: &Sliding,
+        now: i64,
+        page: &[u8],
+        stripes: &[u32],
+    ) -> Result<Reply> {
         let last = now.div_euclid(sliding.layer_ms());
         let layers = (last + 1 - i64::from(sliding.layers))..=last;
         let mut keys = Vec::with_capacity(stripes.len() * (1 + sliding.layers as usize));
         for stripe in stripes {
             keys.push(self.keys.views(*stripe, page));
-            keys.extend(layers.clone().map(|layer| self.keys.layer(layer, *stripe, page)));
+            keys.extend(
+                layers
+                    .clone()
+                    .map(|layer| self.keys.layer(layer, *stripe, page)),
+            );
         }
         let mut args = Vec::from(self.window_args(sliding));
         args.push(made(last));
@@ -142,7 +214,9 @@ fn places<'p>(sliding: &Sliding, visits: &[(&'p [u8], i64)]) -> Places<'p> {
     let mut places = Places::new();
     for &(visit, views) in visits {
         let (page, visitor) = visit::split(visit);
-        let place = places.entry((sliding.stripe_of(visitor), page)).or_default();
+        let place = places
+            .entry((sliding.stripe_of(visitor), page))
+            .or_default();
         place.views += views;
         place.visitors.push(visitor);
     }

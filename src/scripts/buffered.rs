@@ -1,4 +1,5 @@
-//! Typed calls of the buffered kind's scripts on one partition, one call for each script (docs/protocol.md, section 3).
+//! Typed calls of the buffered kind's scripts on one partition, one call for each script
+//! (docs/protocol.md, section 3).
 
 use std::time::Duration;
 
@@ -21,15 +22,16 @@ use crate::testing::ablation::{self, Guard};
 #[non_exhaustive]
 #[must_use = "a hit that was refused is not counted"]
 pub enum Added {
-    /// The delta is counted and will reach the database. `pending` is the id's current sum in the partition's buffer,
-    /// this delta included.
+    /// The delta is counted and will reach the database. `pending` is the id's current sum in the
+    /// partition's buffer, this delta included.
     Counted {
         /// The sum of the deltas that are not yet on their way to the database.
         pending: i64,
     },
     /// Not counted: the sum would leave the signed 64-bit range.
     OutOfRange,
-    /// Not counted: the partition holds as many ids as the family's `max_pending` allows, and this one is new.
+    /// Not counted: the partition holds as many ids as the family's `max_pending` allows, and this
+    /// one is new.
     Full,
 }
 
@@ -43,16 +45,16 @@ pub enum AddedOnce {
         /// The sum of the deltas that are not yet on their way to the database.
         pending: i64,
     },
-    /// Counted before; this call did nothing. Either an earlier call for the request counted it, or an earlier arrival
-    /// of this one whose reply was lost.
+    /// Counted before; this call did nothing. Either an earlier call for the request counted it, or
+    /// an earlier arrival of this one whose reply was lost.
     CountedBefore {
         /// The current pending value.
         pending: i64,
     },
     /// Refused now, or when the request first arrived: the sum would leave the signed 64-bit range.
     OutOfRange,
-    /// Refused now, or when the request first arrived: the partition held as many ids as the family's `max_pending`
-    /// allows, and this one was new.
+    /// Refused now, or when the request first arrived: the partition held as many ids as the
+    /// family's `max_pending` allows, and this one was new.
     Full,
 }
 
@@ -87,7 +89,8 @@ pub struct CutBatch {
 /// The reply of `buffered_fetch`, all pages together.
 #[derive(Debug, PartialEq, Eq)]
 pub enum FetchReply {
-    /// Each id once, in byte order. Clients in other languages may have counted ids that are not UTF-8.
+    /// Each id once, in byte order. Clients in other languages may have counted ids that are not
+    /// UTF-8.
     Deltas(Vec<(Vec<u8>, i64)>),
     /// The remaining time until the batch is durable.
     Wait(Duration),
@@ -166,29 +169,56 @@ impl Partition {
         hits: u64,
         pairs: impl IntoIterator<Item = (&'p I, i64)>,
     ) -> Result<Counted> {
-        let pairs: Vec<_> = pairs.into_iter().map(|(id, delta)| (id.as_ref(), Change::Add(delta))).collect();
-        Self::add_to(family, fence, &[Part { partition: self, hits, pairs: &pairs }]).await
+        let pairs: Vec<_> = pairs
+            .into_iter()
+            .map(|(id, delta)| (id.as_ref(), Change::Add(delta)))
+            .collect();
+        Self::add_to(
+            family,
+            fence,
+            &[Part {
+                partition: self,
+                hits,
+                pairs: &pairs,
+            }],
+        )
+        .await
     }
 
     /// Adds the deltas of several partitions of one node in one call. `parts` must not be empty.
     pub async fn add_to(family: &Family, fence: Fence<'_>, parts: &[Part<'_>]) -> Result<Counted> {
         let Partition { redis, now_ms, .. } = parts[0].partition;
         let (mut keys, mut args) = fence.begin(arg(now_ms));
-        for Part { partition, hits, pairs } in parts {
+        for Part {
+            partition,
+            hits,
+            pairs,
+        } in parts
+        {
             keys.extend([partition.keys.buffer(), partition.keys.meta()].map(String::into_bytes));
             args.extend([made(hits), made(pairs.len())]);
-            args.extend(pairs.iter().flat_map(|(id, change)| [arg(*id), change.delta()]));
+            args.extend(
+                pairs
+                    .iter()
+                    .flat_map(|(id, change)| [arg(*id), change.delta()]),
+            );
         }
         let reply = bundle::call(redis, "buffered_add", &keys, &args).await?;
         match reply.status() {
             "OK" => counted(&reply, family, parts),
             "DUP" => {
                 // the call was counted, so a failed read must not look like a refusal
-                let unknown =
-                    |error| Error::new(ErrorKind::OutcomeUnknown, "what is pending by now").with_source(error);
+                let unknown = |error| {
+                    Error::new(ErrorKind::OutcomeUnknown, "what is pending by now")
+                        .with_source(error)
+                };
                 let mut results = Self::now_pending(parts).await.map_err(unknown)?;
                 refuse_again(&reply.string(0)?, &mut results).ok_or_else(|| reply.misshapen())?;
-                Ok(Counted::Executed { results, due: Vec::new(), repeated: true })
+                Ok(Counted::Executed {
+                    results,
+                    due: Vec::new(),
+                    repeated: true,
+                })
             }
             "EXPIRED" => Ok(Counted::Expired),
             "PASSED" => Ok(Counted::Passed),
@@ -196,7 +226,8 @@ impl Partition {
         }
     }
 
-    /// Reads the current pending values of the pairs' ids, in one call, because a reply has just been lost.
+    /// Reads the current pending values of the pairs' ids, in one call, because a reply has just
+    /// been lost.
     async fn now_pending(parts: &[Part<'_>]) -> Result<Vec<PairResult>> {
         const READ: &str = "\
 local pending, arg = {}, 1
@@ -205,13 +236,22 @@ for k = 1, #KEYS do
   arg = arg + 1 + ARGV[arg]
 end
 return pending";
-        let keys: Vec<_> = parts.iter().map(|part| part.partition.keys.buffer()).collect();
-        let ids = |part: &Part<'_>| part.pairs.iter().map(|(id, _)| id.to_vec()).collect::<Vec<_>>();
+        let keys: Vec<_> = parts
+            .iter()
+            .map(|part| part.partition.keys.buffer())
+            .collect();
+        let ids = |part: &Part<'_>| {
+            part.pairs
+                .iter()
+                .map(|(id, _)| id.to_vec())
+                .collect::<Vec<_>>()
+        };
         let args: Vec<_> = parts
             .iter()
             .flat_map(|part| [vec![part.pairs.len().to_string().into_bytes()], ids(part)].concat())
             .collect();
-        let pending: Vec<i64> = bundle::reading(&parts[0].partition.redis, READ, &keys, &args).await?;
+        let pending: Vec<i64> =
+            bundle::reading(&parts[0].partition.redis, READ, &keys, &args).await?;
         Ok(pending.into_iter().map(PairResult::Counted).collect())
     }
 
@@ -233,10 +273,20 @@ return pending";
         let reply = bundle::repeat_safe(&self.redis, "buffered_rotate", &keys, &args).await?;
         match reply.status() {
             "OK" | "HELD" => {
-                let LastCut { incarnation, seq, nonce } = last_cut(&reply, 0)?;
-                let (Some(incarnation), Some(nonce)) = (incarnation, nonce) else { return Err(reply.misshapen()) };
+                let LastCut {
+                    incarnation,
+                    seq,
+                    nonce,
+                } = last_cut(&reply, 0)?;
+                let (Some(incarnation), Some(nonce)) = (incarnation, nonce) else {
+                    return Err(reply.misshapen());
+                };
                 Ok(RotateReply::Batch(CutBatch {
-                    id: BatchId { incarnation, seq, nonce },
+                    id: BatchId {
+                        incarnation,
+                        seq,
+                        nonce,
+                    },
                     ids: reply.number(3)?,
                     settled: Duration::from_millis(reply.number(4)?),
                     oldest: Duration::from_millis(reply.number(5)?),
@@ -252,15 +302,28 @@ return pending";
 
     /// Returns the batch's content once it is durable.
     pub async fn fetch(&self, batch: BatchId, settle: Duration, page: usize) -> Result<FetchReply> {
-        let settle = if ablation::is_out(Guard::Settle) { Duration::ZERO } else { settle };
+        let settle = if ablation::is_out(Guard::Settle) {
+            Duration::ZERO
+        } else {
+            settle
+        };
         let keys = [self.keys.batch(), self.keys.meta()];
         let mut deltas: Vec<(Vec<u8>, i64)> = Vec::new();
         let mut cursor = "0".to_owned();
         let mut passes = 3;
         loop {
             let [incarnation, seq, nonce] = id_args(batch);
-            let args = [incarnation, seq, nonce, millis(settle), cursor, page.to_string(), self.now_ms.clone()];
-            let mut reply = bundle::repeat_safe(&self.redis, "buffered_fetch", &keys, &args).await?;
+            let args = [
+                incarnation,
+                seq,
+                nonce,
+                millis(settle),
+                cursor,
+                page.to_string(),
+                self.now_ms.clone(),
+            ];
+            let mut reply =
+                bundle::repeat_safe(&self.redis, "buffered_fetch", &keys, &args).await?;
             match reply.status() {
                 "OK" => {}
                 "WAIT" => return Ok(FetchReply::Wait(Duration::from_millis(reply.number(0)?))),
@@ -270,10 +333,18 @@ return pending";
             cursor = reply.string(0)?;
             let mut words = reply.byte_strings_in(1)?.into_iter();
             while let (Some(id), Some(delta)) = (words.next(), words.next()) {
-                let number = std::str::from_utf8(&delta).ok().and_then(|delta| delta.parse().ok());
+                let number = std::str::from_utf8(&delta)
+                    .ok()
+                    .and_then(|delta| delta.parse().ok());
                 let number = number.ok_or_else(|| {
-                    let (id, delta) = (String::from_utf8_lossy(&id), String::from_utf8_lossy(&delta));
-                    Error::corrupt(format!("{}: {id:?} has the delta {delta:?}", self.keys.batch()))
+                    let (id, delta) = (
+                        String::from_utf8_lossy(&id),
+                        String::from_utf8_lossy(&delta),
+                    );
+                    Error::corrupt(format!(
+                        "{}: {id:?} has the delta {delta:?}",
+                        self.keys.batch()
+                    ))
                 })?;
                 deltas.push((id, number));
             }
@@ -287,10 +358,14 @@ return pending";
             if deltas.len() == size {
                 return Ok(FetchReply::Deltas(deltas));
             }
-            // A cursor is valid on one server only, because each server hashes differently. Ids are missing after a
-            // restart, a failover or a slot migration between two pages.
+            // A cursor is valid on one server only, because each server hashes differently. Ids are
+            // missing after a restart, a failover or a slot migration between two pages.
             if passes == 0 {
-                let message = format!("{} of {size} ids of {} came", deltas.len(), self.keys.batch());
+                let message = format!(
+                    "{} of {size} ids of {} came",
+                    deltas.len(),
+                    self.keys.batch()
+                );
                 return Err(Error::new(ErrorKind::Redis, message));
             }
             passes -= 1;
@@ -300,7 +375,8 @@ return pending";
     /// Drops the batch, which is complete in the database. Returns whether it still existed.
     pub async fn release(&self, batch: BatchId) -> Result<bool> {
         let keys = [self.keys.batch(), self.keys.meta()];
-        let reply = bundle::repeat_safe(&self.redis, "buffered_release", &keys, &id_args(batch)).await?;
+        let reply =
+            bundle::repeat_safe(&self.redis, "buffered_release", &keys, &id_args(batch)).await?;
         match reply.status() {
             "OK" => Ok(true),
             "STALE" => Ok(false),
@@ -308,14 +384,24 @@ return pending";
         }
     }
 
-    /// Drops all that is not in the database and starts a new incarnation, if the last cut is still `proven`. `home`
-    /// remembers the calls to this partition. Returns what was dropped, or `None` if the partition is in another state.
-    pub async fn reset(&self, family: &Family, home: &Keys, proven: LastCut) -> Result<Option<Dropped>> {
+    /// Drops all that is not in the database and starts a new incarnation, if the last cut is still
+    /// `proven`. `home` remembers the calls to this partition. Returns what was dropped, or `None`
+    /// if the partition is in another state.
+    pub async fn reset(
+        &self,
+        family: &Family,
+        home: &Keys,
+        proven: LastCut,
+    ) -> Result<Option<Dropped>> {
         let mut keys = vec![self.keys.meta(), home.calls()];
         keys.extend(self.keys.unsaved(family));
         let text = |number: Option<String>| number.unwrap_or_default();
         let args = [
-            text(proven.incarnation.map(|incarnation| incarnation.to_string())),
+            text(
+                proven
+                    .incarnation
+                    .map(|incarnation| incarnation.to_string()),
+            ),
             proven.seq.to_string(),
             text(proven.nonce.map(|nonce| nonce.to_string())),
             salt()?,
@@ -323,7 +409,10 @@ return pending";
         ];
         let reply = bundle::repeat_safe(&self.redis, "buffered_reset", &keys, &args).await?;
         match reply.status() {
-            "OK" => Ok(Some(Dropped { hits: reply.number(0)?, ids: reply.number(1)? })),
+            "OK" => Ok(Some(Dropped {
+                hits: reply.number(0)?,
+                ids: reply.number(1)?,
+            })),
             "STALE" => Ok(None),
             _ => Err(reply.misshapen()),
         }
@@ -334,12 +423,26 @@ return pending";
 
     /// Reads the pending values of the ids and the id of the last batch, as of one moment.
     pub async fn read(&self, ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
-        self.read_from(&[self.keys.buffer(), self.keys.batch(), self.keys.meta()], ids).await
+        self.read_from(
+            &[self.keys.buffer(), self.keys.batch(), self.keys.meta()],
+            ids,
+        )
+        .await
     }
 
-    /// Reads like [`read`](Self::read), but adds slices that are not over yet to the buffer's values.
+    /// Reads like [`read`](Self::read), but adds slices that are not over yet to the buffer's
+    /// values.
     pub async fn read_with_slices(&self, ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
-        self.read_from(&[self.keys.buffer(), self.keys.batch(), self.keys.meta(), self.keys.open()], ids).await
+        self.read_from(
+            &[
+                self.keys.buffer(),
+                self.keys.batch(),
+                self.keys.meta(),
+                self.keys.open(),
+            ],
+            ids,
+        )
+        .await
     }
 
     async fn read_from(&self, keys: &[String], ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
@@ -352,11 +455,18 @@ return pending";
         };
         let words = reply.strings(4)?;
         let number = |word: &String| word.parse::<i64>().ok();
-        let deltas: Option<Vec<_>> =
-            words.chunks(2).map(|two| Some((number(&two[0])?, number(two.get(1)?)?))).collect();
+        let deltas: Option<Vec<_>> = words
+            .chunks(2)
+            .map(|two| Some((number(&two[0])?, number(two.get(1)?)?)))
+            .collect();
         pending.deltas = deltas
             .filter(|deltas| deltas.len() == ids.len())
-            .ok_or_else(|| Error::corrupt(format!("{}: a delta is not an i64: {words:?}", self.keys.buffer())))?;
+            .ok_or_else(|| {
+                Error::corrupt(format!(
+                    "{}: a delta is not an i64: {words:?}",
+                    self.keys.buffer()
+                ))
+            })?;
         Ok(pending)
     }
 
@@ -365,18 +475,29 @@ return pending";
         bundle::any_exists(&self.redis, &self.keys.pending()).await
     }
 
-    /// Returns the ids with that prefix that have anything pending, each at least once. An id counted before the call
-    /// is found, or is in the database when the call ends. The buffer is scanned before the batch that it becomes, and
-    /// a batch is released only after it was applied.
+    /// Returns the ids with that prefix that have anything pending, each at least once. An id
+    /// counted before the call is found, or is in the database when the call ends. The buffer is
+    /// scanned before the batch that it becomes, and a batch is released only after it was applied.
     pub async fn pending_ids(&self, prefix: &str) -> Result<Vec<String>> {
         let mut found = Vec::new();
         for key in [self.keys.buffer(), self.keys.batch()] {
             let mut cursor = 0u64;
             loop {
-                let args = [&cursor.to_string(), "MATCH", &starts_with(prefix), "COUNT", "1000"];
+                let args = [
+                    &cursor.to_string(),
+                    "MATCH",
+                    &starts_with(prefix),
+                    "COUNT",
+                    "1000",
+                ];
                 let (next, words): (u64, Vec<Vec<u8>>) =
                     bundle::read(&self.redis, "HSCAN", std::slice::from_ref(&key), &args).await?;
-                found.extend(words.into_iter().step_by(2).filter_map(|id| String::from_utf8(id).ok()));
+                found.extend(
+                    words
+                        .into_iter()
+                        .step_by(2)
+                        .filter_map(|id| String::from_utf8(id).ok()),
+                );
                 cursor = next;
                 if cursor == 0 {
                     break;
@@ -387,27 +508,40 @@ return pending";
     }
 }
 
-/// Returns the last cut of each of these partitions, at most 1000. In a cluster they must lie in one slot.
+/// Returns the last cut of each of these partitions, at most 1000. In a cluster they must lie in
+/// one slot.
 pub async fn last_cuts(redis: &Connection, partitions: &[Partition]) -> Result<Vec<LastCut>> {
     let keys: Vec<_> = partitions.iter().map(|one| one.keys.meta()).collect();
     let reply = bundle::repeat_safe(redis, "buffered_state", &keys, &[""; 0]).await?;
     expect_ok(&reply)?;
-    (0..partitions.len()).map(|at| last_cut(&reply, 3 * at)).collect()
+    (0..partitions.len())
+        .map(|at| last_cut(&reply, 3 * at))
+        .collect()
 }
 
 /// Parses incarnation, seq and nonce from position `at` on.
 fn last_cut(reply: &Reply, at: usize) -> Result<LastCut> {
     let hex = |at| match reply.string(at)?.as_str() {
         "" => Ok(None),
-        text => u64::from_str_radix(text, 16).map(Some).map_err(|_| reply.misshapen()),
+        text => u64::from_str_radix(text, 16)
+            .map(Some)
+            .map_err(|_| reply.misshapen()),
     };
     let (incarnation, nonce) = (hex(at)?.map(Incarnation), hex(at + 2)?.map(Nonce));
-    Ok(LastCut { incarnation, seq: reply.number(at + 1)?, nonce })
+    Ok(LastCut {
+        incarnation,
+        seq: reply.number(at + 1)?,
+        nonce,
+    })
 }
 
 /// Returns a batch's id as arguments of a script.
 pub(crate) fn id_args(batch: BatchId) -> [String; 3] {
-    [batch.incarnation.to_string(), batch.seq.to_string(), batch.nonce.to_string()]
+    [
+        batch.incarnation.to_string(),
+        batch.seq.to_string(),
+        batch.nonce.to_string(),
+    ]
 }
 
 /// Returns the Redis glob pattern that matches everything with this prefix.
@@ -428,7 +562,9 @@ fn counted(reply: &Reply, family: &Family, parts: &[Part<'_>]) -> Result<Counted
     let (mut results, mut due) = (Vec::new(), Vec::new());
     let mut words = reply.rest(0)?.iter();
     for (at, part) in parts.iter().enumerate() {
-        let Some(Value::Int(total)) = words.next() else { return Err(reply.misshapen()) };
+        let Some(Value::Int(total)) = words.next() else {
+            return Err(reply.misshapen());
+        };
         if family.is_due(part.hits, *total) {
             due.push(at);
         }
@@ -436,7 +572,11 @@ fn counted(reply: &Reply, family: &Family, parts: &[Part<'_>]) -> Result<Counted
     }
     let expected: usize = parts.iter().map(|part| part.pairs.len()).sum();
     match words.next() {
-        None if results.len() == expected => Ok(Counted::Executed { results, due, repeated: false }),
+        None if results.len() == expected => Ok(Counted::Executed {
+            results,
+            due,
+            repeated: false,
+        }),
         _ => Err(reply.misshapen()),
     }
 }
@@ -453,9 +593,13 @@ pub(crate) fn refuse_again(refused: &str, results: &mut [PairResult]) -> Option<
 fn result(word: &Value) -> Option<PairResult> {
     match word {
         Value::Int(pending) => Some(PairResult::Counted(*pending)),
-        Value::BulkString(word) => {
-            refusal(word).or_else(|| std::str::from_utf8(word).ok()?.parse().ok().map(PairResult::Counted))
-        }
+        Value::BulkString(word) => refusal(word).or_else(|| {
+            std::str::from_utf8(word)
+                .ok()?
+                .parse()
+                .ok()
+                .map(PairResult::Counted)
+        }),
         _ => None,
     }
 }

@@ -29,7 +29,14 @@ pub struct Script {
 static BUNDLE: LazyLock<HashMap<&'static str, Script>> = LazyLock::new(|| {
     let script = |file: &'static include_dir::File<'static>| {
         let (name, source) = (file.path().file_stem()?.to_str()?, file.contents_utf8()?);
-        Some((name, Script { name, source, sha1: sha1_smol::Sha1::from(source).digest().to_string() }))
+        Some((
+            name,
+            Script {
+                name,
+                source,
+                sha1: sha1_smol::Sha1::from(source).digest().to_string(),
+            },
+        ))
     };
     FILES.files().filter_map(script).collect()
 });
@@ -45,19 +52,25 @@ impl Script {
         BUNDLE.get(name)
     }
 
-    /// Returns the first part of the name: the kind of family that the script is for, or `family` for any kind.
+    /// Returns the first part of the name: the kind of family that the script is for, or `family`
+    /// for any kind.
     pub(crate) fn kind(&self) -> &'static str {
         self.name.split('_').next().unwrap_or_default()
     }
 
-    /// Returns `lua/manifest.json`: the keys, arguments, replies and errors of each script, for programs.
+    /// Returns `lua/manifest.json`: the keys, arguments, replies and errors of each script, for
+    /// programs.
     pub fn manifest() -> &'static str {
         include_str!("../../lua/manifest.json")
     }
 
-    /// Returns the Redis commands that the script calls, in upper case. A command may occur several times.
+    /// Returns the Redis commands that the script calls, in upper case. A command may occur several
+    /// times.
     pub(crate) fn commands(&self) -> impl Iterator<Item = &'static str> {
-        self.source.split("call('").skip(1).filter_map(|call| call.split('\'').next())
+        self.source
+            .split("call('")
+            .skip(1)
+            .filter_map(|call| call.split('\'').next())
     }
 }
 
@@ -74,31 +87,43 @@ pub fn made<'a>(word: impl fmt::Display) -> Arg<'a> {
     Cow::Owned(word.to_string().into_bytes())
 }
 
-/// Calls a script by its hash, and by its source if Redis does not know the hash, which registers it again.
+/// Calls a script by its hash, and by its source if Redis does not know the hash, which registers
+/// it again.
 ///
-/// The source is sent by EVAL, to the node of the call. SCRIPT LOAD goes to all nodes of a cluster, and fails while any
-/// is unreachable, even a replica. From 7.4 on Redis forgets EVAL's scripts among hundreds of others; they are then
-/// resent.
+/// The source is sent by EVAL, to the node of the call. SCRIPT LOAD goes to all nodes of a cluster,
+/// and fails while any is unreachable, even a replica. From 7.4 on Redis forgets EVAL's scripts
+/// among hundreds of others; they are then resent.
 ///
 /// # Errors
 /// [`Redis`](ErrorKind::Redis), [`AccessDenied`](ErrorKind::AccessDenied): definitely not executed.
-/// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): no reply came, or the reply does not prove that nothing was done.
-/// [`InvalidInput`](ErrorKind::InvalidInput), [`Corrupt`](ErrorKind::Corrupt): the script refused the call and did
-/// nothing.
+/// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): no reply came, or the reply does not prove that
+/// nothing was done. [`InvalidInput`](ErrorKind::InvalidInput), [`Corrupt`](ErrorKind::Corrupt):
+/// the script refused the call and did nothing.
 pub async fn call(
     redis: &Connection,
     name: &'static str,
     keys: &[impl AsRef<[u8]>],
     args: &[impl AsRef<[u8]>],
 ) -> Result<Reply> {
-    let script = Script::named(name).ok_or_else(|| Error::corrupt(format!("the bundle has no script {name}")))?;
+    let script = Script::named(name)
+        .ok_or_else(|| Error::corrupt(format!("the bundle has no script {name}")))?;
     if let Some(without_guard) = ablation::patched(name, script.source) {
-        return Reply::new(name, eval(redis, &without_guard, keys, args).await.map_err(not_executed)?);
+        return Reply::new(
+            name,
+            eval(redis, &without_guard, keys, args)
+                .await
+                .map_err(not_executed)?,
+        );
     }
-    let mut reply = redis.send(&command("EVALSHA", &script.sha1, keys, args)).await;
-    if matches!(&reply, Err(error) if error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript)) {
+    let mut reply = redis
+        .send(&command("EVALSHA", &script.sha1, keys, args))
+        .await;
+    if matches!(&reply, Err(error) if error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript))
+    {
         tracing::debug!(script = name, "loading");
-        reply = redis.send(&command("EVAL", script.source, keys, args)).await;
+        reply = redis
+            .send(&command("EVAL", script.source, keys, args))
+            .await;
     }
     match reply {
         Ok(value) => Reply::new(name, value),
@@ -118,7 +143,10 @@ pub async fn eval(
 }
 
 fn command(verb: &str, what: &str, keys: &[impl AsRef<[u8]>], args: &[impl AsRef<[u8]>]) -> Cmd {
-    let mut command = Cmd::with_capacity(keys.len() + args.len() + 3, what.len() + 64 * (keys.len() + args.len() + 1));
+    let mut command = Cmd::with_capacity(
+        keys.len() + args.len() + 3,
+        what.len() + 64 * (keys.len() + args.len() + 1),
+    );
     command.arg(verb).arg(what).arg(keys.len());
     for key in keys {
         command.arg(key.as_ref());
@@ -129,21 +157,28 @@ fn command(verb: &str, what: &str, keys: &[impl AsRef<[u8]>], args: &[impl AsRef
     command
 }
 
-/// Calls a script whose header says that a repeat is safe. A lost reply is then only a reason to call again: the error
-/// is [`Redis`](ErrorKind::Redis), as for a call that was definitely not executed.
+/// Calls a script whose header says that a repeat is safe. A lost reply is then only a reason to
+/// call again: the error is [`Redis`](ErrorKind::Redis), as for a call that was definitely not
+/// executed.
 pub async fn repeat_safe(
     redis: &Connection,
     name: &'static str,
     keys: &[impl AsRef<[u8]>],
     args: &[impl AsRef<[u8]>],
 ) -> Result<Reply> {
-    call(redis, name, keys, args).await.map_err(|error| match (error.kind(), below(&error)) {
-        (ErrorKind::OutcomeUnknown, Some(refusal)) if refusal::is_denied(refusal) => not_executed(refusal.clone()),
-        (ErrorKind::OutcomeUnknown, _) => {
-            Error::new(ErrorKind::Redis, "Redis did not reply a call that may be repeated").with_source(error)
-        }
-        _ => error,
-    })
+    call(redis, name, keys, args)
+        .await
+        .map_err(|error| match (error.kind(), below(&error)) {
+            (ErrorKind::OutcomeUnknown, Some(refusal)) if refusal::is_denied(refusal) => {
+                not_executed(refusal.clone())
+            }
+            (ErrorKind::OutcomeUnknown, _) => Error::new(
+                ErrorKind::Redis,
+                "Redis did not reply a call that may be repeated",
+            )
+            .with_source(error),
+            _ => error,
+        })
 }
 
 fn not_executed(error: RedisError) -> Error {
@@ -155,14 +190,23 @@ fn not_executed(error: RedisError) -> Error {
     refusal.with_source(error)
 }
 
-/// Returns whether a key holds another type. Redis 6.2 puts the code into the text of a script's error.
+/// Returns whether a key holds another type. Redis 6.2 puts the code into the text of a script's
+/// error.
 fn is_wrong_type(error: &RedisError) -> bool {
-    error.code() == Some("WRONGTYPE") || error.detail().is_some_and(|detail| detail.contains("WRONGTYPE"))
+    error.code() == Some("WRONGTYPE")
+        || error
+            .detail()
+            .is_some_and(|detail| detail.contains("WRONGTYPE"))
 }
 
-/// Returns the error for a key of another type. Every script reads before it writes, so nothing was done.
+/// Returns the error for a key of another type. Every script reads before it writes, so nothing was
+/// done.
 fn wrong_type(name: &str, keys: &[impl AsRef<[u8]>], error: RedisError) -> Error {
-    let keys: Vec<_> = keys.iter().take(20).map(|key| String::from_utf8_lossy(key.as_ref())).collect();
+    let keys: Vec<_> = keys
+        .iter()
+        .take(20)
+        .map(|key| String::from_utf8_lossy(key.as_ref()))
+        .collect();
     let message = format!("{name}: a key holds another type: {}", keys.join(", "));
     Error::new(ErrorKind::Corrupt, message).with_source(error)
 }
@@ -172,17 +216,29 @@ fn classify(redis: &Connection, name: &'static str, error: RedisError) -> Error 
         Some("BADARG") => Error::new(ErrorKind::InvalidInput, name).with_source(error),
         Some("BADKEY" | "BADSTATE") => Error::new(ErrorKind::Corrupt, name).with_source(error),
         _ if redis.definitely_not_executed(&error) => not_executed(error),
-        None => Error::new(ErrorKind::OutcomeUnknown, format!("{name}: the reply was lost")).with_source(error),
+        None => Error::new(
+            ErrorKind::OutcomeUnknown,
+            format!("{name}: the reply was lost"),
+        )
+        .with_source(error),
         Some(_) => {
-            let message = format!("{name}: Redis refused it, perhaps after a part or an earlier arrival was executed");
+            let message = format!(
+                "{name}: Redis refused it, perhaps after a part or an earlier arrival was executed"
+            );
             Error::new(ErrorKind::OutcomeUnknown, message).with_source(error)
         }
     }
 }
 
-/// Runs a command that reads keys of one slot, within a script. A cluster connection may send plain reads to a replica,
-/// which may lag. It also leaves nodes that it is not connected to out of a sum over several keys.
-pub async fn read<T>(redis: &Connection, verb: &str, keys: &[impl AsRef<[u8]>], args: &[&str]) -> Result<T>
+/// Runs a command that reads keys of one slot, within a script. A cluster connection may send plain
+/// reads to a replica, which may lag. It also leaves nodes that it is not connected to out of a sum
+/// over several keys.
+pub async fn read<T>(
+    redis: &Connection,
+    verb: &str,
+    keys: &[impl AsRef<[u8]>],
+    args: &[&str],
+) -> Result<T>
 where
     T: redis::FromRedisValue,
 {
@@ -197,7 +253,9 @@ return redis.call(unpack(words))";
 
 /// Returns whether any of the keys exists. In a cluster they must lie in one slot.
 pub async fn any_exists(redis: &Connection, keys: &[String]) -> Result<bool> {
-    read::<u64>(redis, "EXISTS", keys, &[]).await.map(|existing| existing > 0)
+    read::<u64>(redis, "EXISTS", keys, &[])
+        .await
+        .map(|existing| existing > 0)
 }
 
 /// Runs a script that only reads.
@@ -210,15 +268,22 @@ pub async fn reading<T>(
 where
     T: redis::FromRedisValue,
 {
-    let value = eval(redis, text, keys, args)
-        .await
-        .map_err(|error| if is_wrong_type(&error) { wrong_type("a read", keys, error) } else { not_executed(error) })?;
+    let value = eval(redis, text, keys, args).await.map_err(|error| {
+        if is_wrong_type(&error) {
+            wrong_type("a read", keys, error)
+        } else {
+            not_executed(error)
+        }
+    })?;
     T::from_redis_value(value).map_err(|error| Error::corrupt("what was read").with_source(error))
 }
 
-/// Calls a script that does not exist. Returns an error only if Redis refuses the call before it looks up the script.
+/// Calls a script that does not exist. Returns an error only if Redis refuses the call before it
+/// looks up the script.
 pub async fn call_none(redis: &Connection, key: &str) -> Result<()> {
-    let reply = redis.send(&command("EVALSHA", &"0".repeat(40), &[key], &[""; 0])).await;
+    let reply = redis
+        .send(&command("EVALSHA", &"0".repeat(40), &[key], &[""; 0]))
+        .await;
     match reply {
         Err(error) if error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript) => Ok(()),
         reply => reply.map(drop).map_err(not_executed),
@@ -227,13 +292,15 @@ pub async fn call_none(redis: &Connection, key: &str) -> Result<()> {
 
 /// Returns whether a call was refused because its keys lie in several slots of a cluster.
 pub fn crosses_slots(error: &Error) -> bool {
-    below(error).is_some_and(|error| error.kind() == redis::ErrorKind::Server(ServerErrorKind::CrossSlot))
+    below(error)
+        .is_some_and(|error| error.kind() == redis::ErrorKind::Server(ServerErrorKind::CrossSlot))
 }
 
-/// Returns whether a call was refused by a reply that does not prove that nothing was done. Redis would reply to a
-/// repeat that the call was executed before, although a part of it may be missing.
+/// Returns whether a call was refused by a reply that does not prove that nothing was done. Redis
+/// would reply to a repeat that the call was executed before, although a part of it may be missing.
 pub fn may_be_half_done(error: &Error) -> bool {
-    below(error).is_some_and(|error| error.code().is_some() && !refusal::tells_that_nothing_was_done(error))
+    below(error)
+        .is_some_and(|error| error.code().is_some() && !refusal::tells_that_nothing_was_done(error))
 }
 
 /// Returns the underlying error of Redis or its client.
@@ -260,13 +327,22 @@ pub struct Reply {
 
 impl Reply {
     fn new(script: &'static str, value: Value) -> Result<Self> {
-        let mut reply = Reply { script, status: String::new(), rest: Vec::new() };
-        let Value::Array(mut items) = value else { return Err(reply.misshapen()) };
+        let mut reply = Reply {
+            script,
+            status: String::new(),
+            rest: Vec::new(),
+        };
+        let Value::Array(mut items) = value else {
+            return Err(reply.misshapen());
+        };
         if items.is_empty() {
             return Err(reply.misshapen());
         }
         reply.rest = items.split_off(1);
-        reply.status = items.pop().and_then(text).ok_or_else(|| reply.misshapen())?;
+        reply.status = items
+            .pop()
+            .and_then(text)
+            .ok_or_else(|| reply.misshapen())?;
         Ok(reply)
     }
 
@@ -276,7 +352,10 @@ impl Reply {
 
     /// Returns the error for a reply that the script's header does not list.
     pub fn misshapen(&self) -> Error {
-        Error::corrupt(format!("{} replied {:?} {:?}", self.script, self.status, self.rest))
+        Error::corrupt(format!(
+            "{} replied {:?} {:?}",
+            self.script, self.status, self.rest
+        ))
     }
 
     /// Returns the values from position `from` on; an error if the reply is shorter.
@@ -287,7 +366,11 @@ impl Reply {
     /// Takes the strings from position `from` on; an error if the reply is shorter.
     pub fn strings(&mut self, from: usize) -> Result<Vec<String>> {
         let values = self.split_off(from)?;
-        values.into_iter().map(text).collect::<Option<_>>().ok_or_else(|| self.misshapen())
+        values
+            .into_iter()
+            .map(text)
+            .collect::<Option<_>>()
+            .ok_or_else(|| self.misshapen())
     }
 
     /// Takes the byte strings from position `from` on; an error if the reply is shorter.
@@ -297,12 +380,20 @@ impl Reply {
     }
 
     fn split_off(&mut self, from: usize) -> Result<Vec<Value>> {
-        if from <= self.rest.len() { Ok(self.rest.split_off(from)) } else { Err(self.misshapen()) }
+        if from <= self.rest.len() {
+            Ok(self.rest.split_off(from))
+        } else {
+            Err(self.misshapen())
+        }
     }
 
     /// Takes the array of byte strings at the given position.
     pub fn byte_strings_in(&mut self, at: usize) -> Result<Vec<Vec<u8>>> {
-        match self.rest.get_mut(at).map(|item| std::mem::replace(item, Value::Nil)) {
+        match self
+            .rest
+            .get_mut(at)
+            .map(|item| std::mem::replace(item, Value::Nil))
+        {
             Some(Value::Array(items)) => byte_strings(items).ok_or_else(|| self.misshapen()),
             _ => Err(self.misshapen()),
         }
@@ -312,7 +403,9 @@ impl Reply {
     pub fn number<T: std::str::FromStr + TryFrom<i64>>(&self, at: usize) -> Result<T> {
         let number = match self.rest.get(at) {
             Some(Value::Int(number)) => T::try_from(*number).ok(),
-            Some(Value::BulkString(bytes)) => std::str::from_utf8(bytes).ok().and_then(|text| text.parse().ok()),
+            Some(Value::BulkString(bytes)) => std::str::from_utf8(bytes)
+                .ok()
+                .and_then(|text| text.parse().ok()),
             _ => None,
         };
         number.ok_or_else(|| self.misshapen())
@@ -320,7 +413,11 @@ impl Reply {
 
     /// Returns the string at the given position.
     pub fn string(&self, at: usize) -> Result<String> {
-        self.rest.get(at).cloned().and_then(text).ok_or_else(|| self.misshapen())
+        self.rest
+            .get(at)
+            .cloned()
+            .and_then(text)
+            .ok_or_else(|| self.misshapen())
     }
 }
 

@@ -12,7 +12,9 @@ use crate::scripts::bundle::{self, Reply, arg, made};
 use crate::scripts::fence::Fence;
 #[cfg(feature = "test-hooks")]
 use crate::scripts::partition::Change;
-use crate::scripts::partition::{Counted, PairResult, Part, Partition, Ticket, expect_ok, millis, salt};
+use crate::scripts::partition::{
+    Counted, PairResult, Part, Partition, Ticket, expect_ok, millis, salt,
+};
 use crate::store::BatchId;
 
 /// The lifetime of a ticket: time to read a row from the database and to seed its counter.
@@ -42,7 +44,8 @@ pub enum Deleted {
 type Seeds<'a> = Vec<(&'a [u8], Seed)>;
 
 impl Partition {
-    /// Seeds the given counters, then changes counters that have a base. Returns each counter's new value.
+    /// Seeds the given counters, then changes counters that have a base. Returns each counter's new
+    /// value.
     #[cfg(feature = "test-hooks")]
     pub async fn incr<'p, I: AsRef<[u8]> + ?Sized + 'p>(
         &'p self,
@@ -51,9 +54,19 @@ impl Partition {
         seeds: impl IntoIterator<Item = (&'p I, Seed)>,
         changes: impl IntoIterator<Item = (&'p I, Change)>,
     ) -> Result<Counted> {
-        let pairs: Vec<_> = changes.into_iter().map(|(id, change)| (id.as_ref(), change)).collect();
-        let part = Part { partition: self, hits: pairs.len() as u64, pairs: &pairs };
-        let seeds: Vec<_> = seeds.into_iter().map(|(id, seed)| (id.as_ref(), seed)).collect();
+        let pairs: Vec<_> = changes
+            .into_iter()
+            .map(|(id, change)| (id.as_ref(), change))
+            .collect();
+        let part = Part {
+            partition: self,
+            hits: pairs.len() as u64,
+            pairs: &pairs,
+        };
+        let seeds: Vec<_> = seeds
+            .into_iter()
+            .map(|(id, seed)| (id.as_ref(), seed))
+            .collect();
         Self::incr_in(retention, fence, &[(self, seeds)], &[part]).await
     }
 
@@ -67,24 +80,58 @@ impl Partition {
         let Partition { redis, now_ms, .. } = parts[0].partition;
         let bound = |bound: Option<i64>| bound.map_or(arg(""), made);
         let (mut keys, mut args) = fence.begin(arg(now_ms));
-        args.extend([made(millis(TICKET)), bound(retention.min), bound(retention.max)]);
-        for Part { partition, pairs, .. } in parts {
-            keys.extend(partition.cached_keys().into_iter().chain([partition.keys.meta()]).map(String::into_bytes));
+        args.extend([
+            made(millis(TICKET)),
+            bound(retention.min),
+            bound(retention.max),
+        ]);
+        for Part {
+            partition, pairs, ..
+        } in parts
+        {
+            keys.extend(
+                partition
+                    .cached_keys()
+                    .into_iter()
+                    .chain([partition.keys.meta()])
+                    .map(String::into_bytes),
+            );
             args.push(made(pairs.len()));
-            args.extend(pairs.iter().flat_map(|(id, change)| [arg(*id), change.delta()]));
+            args.extend(
+                pairs
+                    .iter()
+                    .flat_map(|(id, change)| [arg(*id), change.delta()]),
+            );
         }
-        let seeding = join_all(seeds.iter().map(|(partition, seeds)| partition.seed(retention, seeds)));
+        let seeding = join_all(
+            seeds
+                .iter()
+                .map(|(partition, seeds)| partition.seed(retention, seeds)),
+        );
         // both are sent together, the seeds first; a counter whose seed failed is missing again
         let (_, reply) = join(seeding, bundle::call(redis, "cached_incr", &keys, &args)).await;
         let reply = reply?;
         let count: usize = parts.iter().map(|part| part.pairs.len()).sum();
         let executed = |results: Option<Vec<_>>, repeated| {
-            let results = results.filter(|results| results.len() == count).ok_or_else(|| reply.misshapen())?;
-            Ok(Counted::Executed { results, due: Vec::new(), repeated })
+            let results = results
+                .filter(|results| results.len() == count)
+                .ok_or_else(|| reply.misshapen())?;
+            Ok(Counted::Executed {
+                results,
+                due: Vec::new(),
+                repeated,
+            })
         };
         match reply.status() {
             "OK" => executed(reply.rest(0)?.iter().map(word).collect(), false),
-            "DUP" => executed(reply.string(0)?.split_ascii_whitespace().map(text_word).collect(), true),
+            "DUP" => executed(
+                reply
+                    .string(0)?
+                    .split_ascii_whitespace()
+                    .map(text_word)
+                    .collect(),
+                true,
+            ),
             "EXPIRED" => Ok(Counted::Expired),
             "PASSED" => Ok(Counted::Passed),
             _ => Err(reply.misshapen()),
@@ -99,7 +146,8 @@ impl Partition {
             for (id, seed) in seeds {
                 args.extend([arg(*id), made(seed.ticket), made(seed.value)]);
             }
-            let reply = bundle::repeat_safe(&self.redis, "cached_seed", &[self.keys.base()], &args).await?;
+            let reply =
+                bundle::repeat_safe(&self.redis, "cached_seed", &[self.keys.base()], &args).await?;
             results.extend(each(reply, seeds.len(), |word| match word {
                 "SEEDED" | "HELD" => Some(true),
                 "MISS" => Some(false),
@@ -113,14 +161,18 @@ impl Partition {
     pub async fn values(&self, ids: &[impl AsRef<[u8]>]) -> Result<Vec<PairResult>> {
         let mut args = vec![made(millis(TICKET)), arg(&self.now_ms), made(salt()?)];
         args.extend(ids.iter().map(|id| arg(id)));
-        let reply = bundle::repeat_safe(&self.redis, "cached_get", &self.cached_keys(), &args).await?;
+        let reply =
+            bundle::repeat_safe(&self.redis, "cached_get", &self.cached_keys(), &args).await?;
         expect_ok(&reply)?;
         let results: Option<Vec<_>> = reply.rest(0)?.iter().map(word).collect();
-        results.filter(|results| results.len() == ids.len()).ok_or_else(|| reply.misshapen())
+        results
+            .filter(|results| results.len() == ids.len())
+            .ok_or_else(|| reply.misshapen())
     }
 
-    /// Marks counters of a batch as saved once it is complete in the database, each with its row's value, `None`
-    /// without a row. Returns how many ids are left in the batch, or `None` if it does not exist (any more).
+    /// Marks counters of a batch as saved once it is complete in the database, each with its row's
+    /// value, `None` without a row. Returns how many ids are left in the batch, or `None` if it
+    /// does not exist (any more).
     pub async fn saved(
         &self,
         retention: &Retention,
@@ -142,8 +194,9 @@ impl Partition {
         }
     }
 
-    /// Checks about `count` counters from `cursor` on, and deletes those that are due and have nothing pending. Returns
-    /// the outcome of each that was due, and the next cursor, 0 at the end.
+    /// Checks about `count` counters from `cursor` on, and deletes those that are due and have
+    /// nothing pending. Returns the outcome of each that was due, and the next cursor, 0 at the
+    /// end.
     pub async fn delete_due(&self, cursor: u64, count: usize) -> Result<(Vec<Deleted>, u64)> {
         self.delete_some(cursor, count, &[""; 0]).await
     }
@@ -156,10 +209,16 @@ impl Partition {
         Ok(self.delete_some(0, 1, ids).await?.0)
     }
 
-    async fn delete_some(&self, cursor: u64, count: usize, ids: &[impl AsRef<[u8]>]) -> Result<(Vec<Deleted>, u64)> {
+    async fn delete_some(
+        &self,
+        cursor: u64,
+        count: usize,
+        ids: &[impl AsRef<[u8]>],
+    ) -> Result<(Vec<Deleted>, u64)> {
         let mut args = vec![made(cursor), made(count), arg(&self.now_ms)];
         args.extend(ids.iter().map(|id| arg(id)));
-        let reply = bundle::repeat_safe(&self.redis, "cached_delete", &self.cached_keys(), &args).await?;
+        let reply =
+            bundle::repeat_safe(&self.redis, "cached_delete", &self.cached_keys(), &args).await?;
         let words = reply.rest(1)?.iter().map(|word| match text(word)? {
             "DELETED" | "GONE" => Some(Deleted::Done),
             "KEPT:buffer" => Some(Deleted::Waiting),
@@ -186,13 +245,18 @@ fn text_word(word: &str) -> Option<PairResult> {
     match word.split_once(':') {
         Some(("RANGE", value)) => Some(PairResult::OutOfRange(value.parse().ok()?)),
         Some(("SUM", parts)) => {
-            let sum = parts.split(':').map(|part| part.parse::<i64>().map(i128::from)).sum::<Result<i128, _>>();
-            let Ok(sum) = sum else { return Some(PairResult::NoInteger) };
+            let sum = parts
+                .split(':')
+                .map(|part| part.parse::<i64>().map(i128::from))
+                .sum::<Result<i128, _>>();
+            let Ok(sum) = sum else {
+                return Some(PairResult::NoInteger);
+            };
             Some(i64::try_from(sum).map_or(PairResult::OutOfRange(0), PairResult::Counted))
         }
-        Some(("MISS", ticket)) => {
-            u64::from_str_radix(ticket, 16).ok().map(|ticket| PairResult::Missing(Ticket(ticket)))
-        }
+        Some(("MISS", ticket)) => u64::from_str_radix(ticket, 16)
+            .ok()
+            .map(|ticket| PairResult::Missing(Ticket(ticket))),
         Some(_) => None,
         None if word == "BADSTATE" => Some(PairResult::NoInteger),
         None if word == "BADID" => Some(PairResult::BadId),
@@ -206,7 +270,8 @@ fn each<T>(mut reply: Reply, count: usize, parse: impl Fn(&str) -> Option<T>) ->
     let words = reply.strings(0)?;
     let parsed: Option<Vec<T>> = words.iter().map(|word| parse(word)).collect();
     let parsed = parsed.filter(|parsed| parsed.len() == count);
-    parsed.ok_or_else(|| Error::corrupt(format!("{count} words were expected, and came: {words:?}")))
+    parsed
+        .ok_or_else(|| Error::corrupt(format!("{count} words were expected, and came: {words:?}")))
 }
 
 fn text(value: &Value) -> Option<&str> {

@@ -1,4 +1,5 @@
-//! Start-up checks: the problems found on the Redis servers, and advice on each (docs/protocol.md, section 6).
+//! Start-up checks: the problems found on the Redis servers, and advice on each (docs/protocol.md,
+//! section 6).
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -11,12 +12,16 @@ use crate::family::{Family, Kind};
 use crate::finding::{Finding, Severity};
 use crate::scripts::bundle;
 
-/// Refuses a `maxmemory-policy` that evicts counts: any that evicts all keys, and, for families whose keys expire, any
-/// that evicts expiring keys.
+/// Refuses a `maxmemory-policy` that evicts counts: any that evicts all keys, and, for families
+/// whose keys expire, any that evicts expiring keys.
 pub(crate) async fn eviction(redis: &Connection, families: &[Family]) -> Result<()> {
     for (_, node) in info(redis, "memory").await? {
-        if let Some(loss) = node.get("maxmemory_policy").and_then(|policy| evicts(policy, families)) {
-            let message = format!("Redis has maxmemory-policy {loss}: set noeviction, or allow_evicting");
+        if let Some(loss) = node
+            .get("maxmemory_policy")
+            .and_then(|policy| evicts(policy, families))
+        {
+            let message =
+                format!("Redis has maxmemory-policy {loss}: set noeviction, or allow_evicting");
             return Err(Error::new(ErrorKind::Unsafe, message));
         }
     }
@@ -26,9 +31,13 @@ pub(crate) async fn eviction(redis: &Connection, families: &[Family]) -> Result<
 /// Returns the policy and what it evicts of these families when memory is full, if anything.
 fn evicts(policy: &str, families: &[Family]) -> Option<String> {
     if policy.starts_with("allkeys-") {
-        return Some(format!("{policy}, which throws counts away when memory is full"));
+        return Some(format!(
+            "{policy}, which throws counts away when memory is full"
+        ));
     }
-    let family = families.iter().find(|family| policy.starts_with("volatile-") && family.has_expiring_keys())?;
+    let family = families
+        .iter()
+        .find(|family| policy.starts_with("volatile-") && family.has_expiring_keys())?;
     Some(format!(
         "{policy}, which throws windows and known visitors of the family {family} away when memory is full: what is \
          shown falls short, and visitors are counted again"
@@ -47,7 +56,12 @@ pub(crate) async fn redis(redis: &Connection, families: &[Family]) -> Vec<Findin
                 }
                 _ => "See that the server runs and that the connection points to it.",
             };
-            return vec![Finding::new(Severity::Error, "redis", error.to_string(), advice)];
+            return vec![Finding::new(
+                Severity::Error,
+                "redis",
+                error.to_string(),
+                advice,
+            )];
         }
     };
     let fsync = config(redis, "appendfsync").await;
@@ -58,12 +72,21 @@ pub(crate) async fn redis(redis: &Connection, families: &[Family]) -> Vec<Findin
             version(setting("redis_version")),
             memory(setting("maxmemory_policy"), setting("maxmemory"), families),
             role(setting("role")),
-            name.is_empty().then(|| cluster(setting("cluster_enabled"))).flatten(),
-            persistence(setting("aof_enabled") == "1", fsync.of(name), save.of(name), families),
+            name.is_empty()
+                .then(|| cluster(setting("cluster_enabled")))
+                .flatten(),
+            persistence(
+                setting("aof_enabled") == "1",
+                fsync.of(name),
+                save.of(name),
+                families,
+            ),
         ];
         findings.extend(found.into_iter().flatten().map(|mut finding| {
             if !name.is_empty() {
-                finding.subject = finding.subject.replacen("redis", &format!("redis {name}"), 1);
+                finding.subject = finding
+                    .subject
+                    .replacen("redis", &format!("redis {name}"), 1);
             }
             finding
         }));
@@ -74,17 +97,30 @@ pub(crate) async fn redis(redis: &Connection, families: &[Family]) -> Vec<Findin
 /// Reports a cluster node: a connection without cluster support reaches the slots of one node only.
 fn cluster(enabled: &str) -> Option<Finding> {
     (enabled == "1").then(|| {
-        let message = "the server is a node of a Redis Cluster, and the connection is not one to a cluster";
-        Finding::new(Severity::Error, "redis cluster", message, "Connect with Counterfoil::connect_cluster.")
+        let message =
+            "the server is a node of a Redis Cluster, and the connection is not one to a cluster";
+        Finding::new(
+            Severity::Error,
+            "redis cluster",
+            message,
+            "Connect with Counterfoil::connect_cluster.",
+        )
     })
 }
 
 fn version(version: &str) -> Option<Finding> {
-    let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+    let mut parts = version
+        .split('.')
+        .map(|part| part.parse::<u32>().unwrap_or(0));
     let number = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
     (number < (6, 2)).then(|| {
         let message = format!("the server is version {version:?}, the scripts need 6.2");
-        Finding::new(Severity::Error, "redis version", message, "Update Redis, or use Valkey.")
+        Finding::new(
+            Severity::Error,
+            "redis version",
+            message,
+            "Update Redis, or use Valkey.",
+        )
     })
 }
 
@@ -93,26 +129,51 @@ fn memory(policy: &str, limit: &str, families: &[Family]) -> Option<Finding> {
         "" => "the server does not say it".to_owned(),
         policy => evicts(policy, families)?,
     };
-    let limit = if limit == "0" { " There is no memory limit yet, so nothing is thrown away so far." } else { "" };
-    let advice = format!("Set maxmemory-policy noeviction, or keep the counters in a Redis of their own.{limit}");
-    Some(Finding::new(Severity::Error, "redis maxmemory-policy", message, advice))
+    let limit = if limit == "0" {
+        " There is no memory limit yet, so nothing is thrown away so far."
+    } else {
+        ""
+    };
+    let advice = format!(
+        "Set maxmemory-policy noeviction, or keep the counters in a Redis of their own.{limit}"
+    );
+    Some(Finding::new(
+        Severity::Error,
+        "redis maxmemory-policy",
+        message,
+        advice,
+    ))
 }
 
 fn role(role: &str) -> Option<Finding> {
     (role != "master").then(|| {
         let message = format!("the server is a {role}, which takes no writes");
-        Finding::new(Severity::Error, "redis role", message, "Connect to the primary.")
+        Finding::new(
+            Severity::Error,
+            "redis role",
+            message,
+            "Connect to the primary.",
+        )
     })
 }
 
 /// Applies the durability table of docs/protocol.md, section 6.
-fn persistence(aof: bool, fsync: Option<&str>, save: Option<&str>, families: &[Family]) -> Option<Finding> {
-    let found = |severity, message: String, advice| Some(Finding::new(severity, "redis persistence", message, advice));
+fn persistence(
+    aof: bool,
+    fsync: Option<&str>,
+    save: Option<&str>,
+    families: &[Family],
+) -> Option<Finding> {
+    let found = |severity, message: String, advice| {
+        Some(Finding::new(severity, "redis persistence", message, advice))
+    };
     match (aof, fsync) {
         (true, Some("always")) => None,
         (true, fsync) => {
             // Redis itself delays writes when an fsync takes longer than 2 s
-            let hasty = families.iter().find(|family| family.durability().settle() < Duration::from_secs(2));
+            let hasty = families
+                .iter()
+                .find(|family| family.durability().settle() < Duration::from_secs(2));
             if let Some(family) = hasty {
                 let message = format!(
                     "appendfsync is {}, and the durability of family {family} is {}: after a crash of the machine Redis \
@@ -120,23 +181,34 @@ fn persistence(aof: bool, fsync: Option<&str>, save: Option<&str>, families: &[F
                     fsync.unwrap_or("not visible"),
                     family.durability()
                 );
-                let advice = "Give the family Durability::Settle with 2.5 s, or set appendfsync always.";
+                let advice =
+                    "Give the family Durability::Settle with 2.5 s, or set appendfsync always.";
                 return found(Severity::Warning, message, advice);
             }
             match fsync {
                 Some("everysec") => {
                     let message = "with appendfsync everysec a crash of the machine loses up to the last 2 s of hits";
-                    let advice = "No hit counts twice. If none may be lost, set appendfsync always.";
+                    let advice =
+                        "No hit counts twice. If none may be lost, set appendfsync always.";
                     found(Severity::Info, message.to_owned(), advice)
                 }
                 Some(other) => {
-                    let message =
-                        format!("with appendfsync {other} a crash of the machine loses an unknown number of hits");
-                    found(Severity::Warning, message, "Set appendfsync everysec or always. No hit counts twice.")
+                    let message = format!(
+                        "with appendfsync {other} a crash of the machine loses an unknown number of hits"
+                    );
+                    found(
+                        Severity::Warning,
+                        message,
+                        "Set appendfsync everysec or always. No hit counts twice.",
+                    )
                 }
                 None => {
                     let advice = "Make sure that it is everysec or always.";
-                    found(Severity::Warning, "the server does not show its appendfsync".to_owned(), advice)
+                    found(
+                        Severity::Warning,
+                        "the server does not show its appendfsync".to_owned(),
+                        advice,
+                    )
                 }
             }
         }
@@ -146,8 +218,13 @@ fn persistence(aof: bool, fsync: Option<&str>, save: Option<&str>, families: &[F
                 Some(_) => ("with RDB snapshots only", LOSES),
                 None => ("without appendonly", LOSES),
             };
-            if let Some(family) = families.iter().find(|family| matches!(family.kind, Kind::Visitors(_))) {
-                let message = format!("{with} a crash of Redis forgets known visitors: {family} counts them again");
+            if let Some(family) = families
+                .iter()
+                .find(|family| matches!(family.kind, Kind::Visitors(_)))
+            {
+                let message = format!(
+                    "{with} a crash of Redis forgets known visitors: {family} counts them again"
+                );
                 return found(Severity::Error, message, "Set appendonly yes.");
             }
             let message = format!("{with} a crash of Redis loses {loses}");
@@ -159,21 +236,26 @@ fn persistence(aof: bool, fsync: Option<&str>, save: Option<&str>, families: &[F
 }
 
 /// The loss when Redis restarts with an older state after a crash.
-const LOSES: &str = "the hits since the last flush to the database, and those until a reconciler has detected it";
+const LOSES: &str =
+    "the hits since the last flush to the database, and those until a reconciler has detected it";
 
 /// Logs a warning if Redis would count known visitors again after a crash.
 pub(crate) async fn warn_of_persistence(redis: &Connection, families: &[Family]) {
     let findings = self::redis(redis, families).await.into_iter();
-    for found in findings.filter(|found| found.severity == Severity::Error && found.subject.ends_with("persistence")) {
+    for found in findings
+        .filter(|found| found.severity == Severity::Error && found.subject.ends_with("persistence"))
+    {
         tracing::warn!("{}: {}. {}", found.subject, found.message, found.advice);
     }
 }
 
-/// Returns the run id of each server by its address, or by "" if the connection has one server. The map is empty if a
-/// cluster connection asks an arbitrary node.
+/// Returns the run id of each server by its address, or by "" if the connection has one server. The
+/// map is empty if a cluster connection asks an arbitrary node.
 pub(crate) async fn run_ids(redis: &Connection) -> Result<BTreeMap<String, String>> {
     let nodes = info(redis, "server").await?.into_iter();
-    let mut ids: BTreeMap<_, _> = nodes.filter_map(|(node, mut info)| Some((node, info.remove("run_id")?))).collect();
+    let mut ids: BTreeMap<_, _> = nodes
+        .filter_map(|(node, mut info)| Some((node, info.remove("run_id")?)))
+        .collect();
     if redis.is_cluster() {
         ids.remove("");
     }
@@ -189,48 +271,79 @@ async fn info(redis: &Connection, section: &str) -> Result<Vec<(String, Info)>> 
     let replies = nodes(bundle::query(redis, &command).await?);
     let parse = |text: String| {
         let pairs = text.lines().filter_map(|line| line.split_once(':'));
-        pairs.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect()
+        pairs
+            .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
+            .collect()
     };
-    Ok(replies.into_iter().filter_map(|(node, reply)| Some((node, parse(text(reply)?)))).collect())
+    Ok(replies
+        .into_iter()
+        .filter_map(|(node, reply)| Some((node, parse(text(reply)?))))
+        .collect())
 }
 
 /// A setting that INFO does not show, by node.
 struct Setting(Vec<(String, String)>);
 
 impl Setting {
-    /// Returns the value at the node, or at the one server that was asked; `None` if the server does not show it.
+    /// Returns the value at the node, or at the one server that was asked; `None` if the server
+    /// does not show it.
     fn of(&self, node: &str) -> Option<&str> {
-        self.0.iter().find(|(name, _)| name == node || name.is_empty()).map(|(_, value)| value.as_str())
+        self.0
+            .iter()
+            .find(|(name, _)| name == node || name.is_empty())
+            .map(|(_, value)| value.as_str())
     }
 }
 
 async fn config(redis: &Connection, name: &str) -> Setting {
     let mut command = ::redis::cmd("CONFIG");
     command.arg("GET").arg(name);
-    let reply = each_primary(redis, &command).await.map(nodes).unwrap_or_default();
-    let value = |reply| HashMap::<String, String>::from_redis_value(reply).ok()?.remove(name);
-    Setting(reply.into_iter().filter_map(|(node, reply)| Some((node, value(reply)?))).collect())
+    let reply = each_primary(redis, &command)
+        .await
+        .map(nodes)
+        .unwrap_or_default();
+    let value = |reply| {
+        HashMap::<String, String>::from_redis_value(reply)
+            .ok()?
+            .remove(name)
+    };
+    Setting(
+        reply
+            .into_iter()
+            .filter_map(|(node, reply)| Some((node, value(reply)?)))
+            .collect(),
+    )
 }
 
-/// Returns the replies of all primaries. By default, a cluster connection sends the command to one arbitrary node.
+/// Returns the replies of all primaries. By default, a cluster connection sends the command to one
+/// arbitrary node.
 async fn each_primary(redis: &Connection, command: &Cmd) -> Result<Value> {
     #[cfg(feature = "cluster")]
     if let Some(cluster) = redis.as_cluster() {
         use ::redis::cluster_routing::{MultipleNodeRoutingInfo, ResponsePolicy, RoutingInfo};
-        let everywhere = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, Some(ResponsePolicy::Special)));
-        let replies = cluster.clone().route_command(command.clone(), everywhere).await;
-        return replies
-            .map_err(|error| Error::new(ErrorKind::Redis, "a node of the cluster did not reply").with_source(error));
+        let everywhere = RoutingInfo::MultiNode((
+            MultipleNodeRoutingInfo::AllMasters,
+            Some(ResponsePolicy::Special),
+        ));
+        let replies = cluster
+            .clone()
+            .route_command(command.clone(), everywhere)
+            .await;
+        return replies.map_err(|error| {
+            Error::new(ErrorKind::Redis, "a node of the cluster did not reply").with_source(error)
+        });
     }
     bundle::query(redis, command).await
 }
 
-/// Splits a reply by node. A cluster connection returns a map from addresses to replies, others the only node's reply.
+/// Splits a reply by node. A cluster connection returns a map from addresses to replies, others the
+/// only node's reply.
 fn nodes(reply: Value) -> Vec<(String, Value)> {
     match reply {
-        Value::Map(pairs) if pairs.iter().all(|(node, _)| is_address(node)) => {
-            pairs.into_iter().filter_map(|(node, reply)| Some((text(node)?, reply))).collect()
-        }
+        Value::Map(pairs) if pairs.iter().all(|(node, _)| is_address(node)) => pairs
+            .into_iter()
+            .filter_map(|(node, reply)| Some((text(node)?, reply)))
+            .collect(),
         reply => vec![(String::new(), reply)],
     }
 }

@@ -1,4 +1,5 @@
-//! The fence by epochs (docs/protocol.md, section 3.2), which makes a call safe to repeat from any process.
+//! The fence by epochs (docs/protocol.md, section 3.2), which makes a call safe to repeat from any
+//! process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +15,8 @@ use crate::scripts::keys::Keys;
 use crate::scripts::partition::{Partition, expect_ok, random, salt};
 use crate::testing::ablation::{self, Guard};
 
-/// The time for which new calls name an epoch. Redis remembers it for at least 30 s more, for repeats.
+/// The time for which new calls name an epoch. Redis remembers it for at least 30 s more, for
+/// repeats.
 const FRESH: Duration = Duration::from_secs(30);
 
 /// The idempotency key of a call, and the partition that remembers it.
@@ -33,7 +35,11 @@ pub struct Fence<'a> {
 impl<'a> Fence<'a> {
     /// Returns the leading keys and arguments of every counting script.
     pub(crate) fn begin(&self, now: Arg<'a>) -> (Vec<Vec<u8>>, Vec<Arg<'a>>) {
-        let caller = if ablation::is_out(Guard::Fence) { "" } else { self.caller };
+        let caller = if ablation::is_out(Guard::Fence) {
+            ""
+        } else {
+            self.caller
+        };
         let args = vec![arg(caller), made(self.n), arg(self.epoch), now];
         (self.home.fence().map(String::into_bytes).to_vec(), args)
     }
@@ -56,12 +62,18 @@ pub struct Names {
 
 impl Names {
     pub fn new() -> Result<Self> {
-        Ok(Names { random: random()?, given: AtomicU64::new(0) })
+        Ok(Names {
+            random: random()?,
+            given: AtomicU64::new(0),
+        })
     }
 
     pub fn caller(&self) -> Caller {
         let number = self.given.fetch_add(1, Ordering::Relaxed);
-        Caller { name: format!("{:016x}-{number}", self.random).into(), n: 0 }
+        Caller {
+            name: format!("{:016x}-{number}", self.random).into(),
+            n: 0,
+        }
     }
 }
 
@@ -69,7 +81,8 @@ impl Names {
 #[derive(Clone, Debug)]
 pub struct Epochs {
     pub now: Arc<str>,
-    /// The previous epoch. A call that names it is looked up in both memories, and known for at least a whole epoch.
+    /// The previous epoch. A call that names it is looked up in both memories, and known for at
+    /// least a whole epoch.
     pub before: Arc<str>,
 }
 
@@ -90,15 +103,20 @@ pub struct Home {
 
 impl Home {
     pub fn new(partition: Partition, number: u32, topology: Arc<Topology>) -> Self {
-        Home { partition, number, topology, known: Mutex::default() }
+        Home {
+            partition,
+            number,
+            topology,
+            known: Mutex::default(),
+        }
     }
 
     pub fn keys(&self) -> &Keys {
         &self.partition.keys
     }
 
-    /// Returns the epochs for a new call, read from Redis if the known ones are older than [`FRESH`]. Configures
-    /// the family again if Redis lost its data.
+    /// Returns the epochs for a new call, read from Redis if the known ones are older than
+    /// [`FRESH`]. Configures the family again if Redis lost its data.
     pub async fn epochs(&self, family: &Family) -> Result<Epochs> {
         let asked = Instant::now();
         if let Some((epochs, at)) = &*self.known()
@@ -110,9 +128,16 @@ impl Home {
             Some(epochs) => epochs,
             None => {
                 tracing::warn!(%family, home = self.number, "Redis does not know the family (any more): configuring it");
-                let partitions = self.topology.partitions_of(self.number, family.partitions());
+                let partitions = self
+                    .topology
+                    .partitions_of(self.number, family.partitions());
                 self.partition.configure(family, partitions).await?;
-                let emptied = || Error::new(ErrorKind::Redis, format!("{family}: Redis has just lost its memory"));
+                let emptied = || {
+                    Error::new(
+                        ErrorKind::Redis,
+                        format!("{family}: Redis has just lost its memory"),
+                    )
+                };
                 self.partition.epochs(family).await?.ok_or_else(emptied)?
             }
         };
@@ -134,19 +159,29 @@ impl Partition {
     /// Returns a fence without a caller: a repeated call counts again.
     #[cfg(feature = "test-hooks")]
     pub fn unfenced(&self) -> Fence<'_> {
-        Fence { home: &self.keys, caller: "", n: 0, epoch: "" }
+        Fence {
+            home: &self.keys,
+            caller: "",
+            n: 0,
+            epoch: "",
+        }
     }
 
-    /// Returns the epochs of the calls whose home this partition is. `None` if the family was never configured in this
-    /// Redis, or Redis lost its data.
+    /// Returns the epochs of the calls whose home this partition is. `None` if the family was never
+    /// configured in this Redis, or Redis lost its data.
     ///
     /// # Errors
-    /// [`Mismatch`](ErrorKind::Mismatch) if the family is of another kind, or has another number of partitions.
+    /// [`Mismatch`](ErrorKind::Mismatch) if the family is of another kind, or has another number of
+    /// partitions.
     pub async fn epochs(&self, family: &Family) -> Result<Option<Epochs>> {
         let args = [arg(family.kind()), made(family.partitions()), self.time()];
-        let reply = bundle::repeat_safe(&self.redis, "family_epoch", &self.keys.fence(), &args).await?;
+        let reply =
+            bundle::repeat_safe(&self.redis, "family_epoch", &self.keys.fence(), &args).await?;
         match reply.status() {
-            "OK" => Ok(Some(Epochs { now: reply.string(0)?.into(), before: reply.string(1)?.into() })),
+            "OK" => Ok(Some(Epochs {
+                now: reply.string(0)?.into(),
+                before: reply.string(1)?.into(),
+            })),
             "UNCONFIGURED" => Ok(None),
             "MISMATCH" => Err(Error::new(
                 ErrorKind::Mismatch,
@@ -162,10 +197,16 @@ impl Partition {
         }
     }
 
-    /// Writes the family's settings beside the epoch, so that Redis refuses a caller configured with a different
-    /// partition count. Gives an incarnation to each partition whose home this is.
-    pub async fn configure(&self, family: &Family, partitions: impl IntoIterator<Item = u32>) -> Result<()> {
-        let metas = partitions.into_iter().map(|number| Keys::new(family, number).meta());
+    /// Writes the family's settings beside the epoch, so that Redis refuses a caller configured
+    /// with a different partition count. Gives an incarnation to each partition whose home this is.
+    pub async fn configure(
+        &self,
+        family: &Family,
+        partitions: impl IntoIterator<Item = u32>,
+    ) -> Result<()> {
+        let metas = partitions
+            .into_iter()
+            .map(|number| Keys::new(family, number).meta());
         let keys: Vec<_> = std::iter::once(self.keys.calls()).chain(metas).collect();
         let args = [
             made(salt()?),

@@ -6,7 +6,8 @@ use crate::family::calendar::Precision;
 /// A key that contains a name from the application.
 pub type Key = Vec<u8>;
 
-/// The keys of one partition of a family. All carry one hash tag, so that they live in one Redis Cluster slot.
+/// The keys of one partition of a family. All carry one hash tag, so that they live in one Redis
+/// Cluster slot.
 #[derive(Clone, Debug)]
 pub struct Keys {
     tag: String,
@@ -14,7 +15,13 @@ pub struct Keys {
 
 impl Keys {
     pub fn new(family: &Family, partition: u32) -> Self {
-        Keys { tag: format!("cf1:{{{}/{}/{partition}}}:", family.namespace(), family.name()) }
+        Keys {
+            tag: format!(
+                "cf1:{{{}/{}/{partition}}}:",
+                family.namespace(),
+                family.name()
+            ),
+        }
     }
 
     /// Returns the key of the hash id -> delta of what is being counted.
@@ -37,18 +44,20 @@ impl Keys {
         format!("{}meta", self.tag)
     }
 
-    /// Returns the fence's keys, for calls whose home this partition is: the memories of the current and the previous
-    /// epoch.
+    /// Returns the fence's keys, for calls whose home this partition is: the memories of the
+    /// current and the previous epoch.
     pub fn fence(&self) -> [String; 2] {
         [self.calls(), format!("{}calls_before", self.tag)]
     }
 
-    /// Returns the key of the hash caller -> its last call, with the epoch's name and the family's settings.
+    /// Returns the key of the hash caller -> its last call, with the epoch's name and the family's
+    /// settings.
     pub fn calls(&self) -> String {
         format!("{}calls", self.tag)
     }
 
-    /// Returns the keys that a reset of the family drops: all those whose content is not in the database.
+    /// Returns the keys that a reset of the family drops: all those whose content is not in the
+    /// database.
     pub fn unsaved(&self, family: &Family) -> Vec<String> {
         let mut keys = vec![self.buffer(), self.batch()];
         if family.keeps_slices() {
@@ -65,8 +74,8 @@ impl Keys {
         format!("{}probe", self.tag)
     }
 
-    /// Returns the key of the hash id -> when a cached counter may be deleted. It also holds the row's value at its
-    /// seeding or last save, or the ticket for its seeding.
+    /// Returns the key of the hash id -> when a cached counter may be deleted. It also holds the
+    /// row's value at its seeding or last save, or the ticket for its seeding.
     pub fn base(&self) -> String {
         format!("{}base", self.tag)
     }
@@ -76,7 +85,8 @@ impl Keys {
         format!("{}schedule", self.tag)
     }
 
-    /// Returns the key of the hash kept id -> count of a slice that is not over yet and will be kept.
+    /// Returns the key of the hash kept id -> count of a slice that is not over yet and will be
+    /// kept.
     pub fn open(&self) -> String {
         format!("{}open", self.tag)
     }
@@ -86,7 +96,8 @@ impl Keys {
         format!("{}names", self.tag)
     }
 
-    /// Returns the key of the sorted set name -> when the last slice of the series leaves every window.
+    /// Returns the key of the sorted set name -> when the last slice of the series leaves every
+    /// window.
     pub fn idle(&self) -> String {
         format!("{}idle", self.tag)
     }

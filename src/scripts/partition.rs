@@ -1,5 +1,6 @@
-//! One partition of a family in one Redis, and the parts that all kinds share. The calls of each kind are in
-//! [`buffered`](crate::scripts::buffered), [`cached`](crate::scripts::cached) and so on.
+//! One partition of a family in one Redis, and the parts that all kinds share. The calls of each
+//! kind are in [`buffered`](crate::scripts::buffered), [`cached`](crate::scripts::cached) and so
+//! on.
 
 use std::fmt;
 use std::time::Duration;
@@ -29,13 +30,15 @@ pub enum Counted {
         results: Vec<PairResult>,
         /// The partitions in which a sync is due, by their position in the call.
         due: Vec<usize>,
-        /// An earlier arrival executed it: pending values may contain later hits, or lack hits already in a batch.
+        /// An earlier arrival executed it: pending values may contain later hits, or lack hits
+        /// already in a batch.
         repeated: bool,
     },
-    /// Redis does not know the epoch. Nothing was done now; the outcome of an earlier arrival is unknown.
+    /// Redis does not know the epoch. Nothing was done now; the outcome of an earlier arrival is
+    /// unknown.
     Expired,
-    /// The caller has made a later call. Nothing was done now; the outcome of an earlier arrival is unknown. Either
-    /// this is a late repeat, or two processes share the caller's name.
+    /// The caller has made a later call. Nothing was done now; the outcome of an earlier arrival is
+    /// unknown. Either this is a late repeat, or two processes share the caller's name.
     Passed,
 }
 
@@ -55,7 +58,8 @@ impl fmt::Display for Ticket {
 pub enum PairResult {
     /// Counted: the pending value of a buffered counter, or the value of a cached one.
     Counted(i64),
-    /// Not counted: the result would leave i64 or the bounds. Holds the current value if the kind knows it.
+    /// Not counted: the result would leave i64 or the bounds. Holds the current value if the kind
+    /// knows it.
     OutOfRange(i64),
     /// Not counted: too many ids are pending.
     Full,
@@ -78,8 +82,13 @@ impl PairResult {
     pub(crate) fn corrupt(self, family: &Family, id: &str) -> Error {
         let tag = format!("cf1:{{{family}/{}}}", family.partition_of(id));
         Error::corrupt(match self {
-            PairResult::WrongType => format!("{id:?} was not counted: {tag}:buffer or {tag}:meta holds another type"),
-            PairResult::BadId => format!("{id:?} was not counted: it has {} bytes, allowed are 1 to 255", id.len()),
+            PairResult::WrongType => {
+                format!("{id:?} was not counted: {tag}:buffer or {tag}:meta holds another type")
+            }
+            PairResult::BadId => format!(
+                "{id:?} was not counted: it has {} bytes, allowed are 1 to 255",
+                id.len()
+            ),
             PairResult::NoInteger => format!(
                 "{id:?} was not changed: {tag}:base, buffer or batch holds another value than an integer for it"
             ),
@@ -129,7 +138,11 @@ pub struct Part<'a> {
 impl Partition {
     /// Returns the partition of that number. Sends nothing.
     pub fn new(redis: impl Into<Connection>, family: &Family, partition: u32) -> Self {
-        Partition { redis: redis.into(), keys: Keys::new(family, partition), now_ms: String::new() }
+        Partition {
+            redis: redis.into(),
+            keys: Keys::new(family, partition),
+            now_ms: String::new(),
+        }
     }
 
     /// Returns the partition at the time that the caller gives.
@@ -152,7 +165,11 @@ impl Partition {
 }
 
 pub(crate) fn expect_ok(reply: &Reply) -> Result<()> {
-    if reply.status() == "OK" { Ok(()) } else { Err(reply.misshapen()) }
+    if reply.status() == "OK" {
+        Ok(())
+    } else {
+        Err(reply.misshapen())
+    }
 }
 
 pub(crate) fn millis(time: Duration) -> String {
@@ -167,6 +184,10 @@ pub fn salt() -> Result<String> {
 /// Returns a random number for the names of callers and owners.
 pub fn random() -> Result<u64> {
     getrandom::u64().map_err(|error| {
-        Error::new(ErrorKind::Unsafe, "the operating system has no random numbers").with_source(error.to_string())
+        Error::new(
+            ErrorKind::Unsafe,
+            "the operating system has no random numbers",
+        )
+        .with_source(error.to_string())
     })
 }

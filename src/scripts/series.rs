@@ -1,5 +1,5 @@
-//! Typed calls of the series scripts on one partition, including those that move finished slices, and activity's
-//! minutes, to the buffer (docs/protocol.md, section 5).
+//! Typed calls of the series scripts on one partition, including those that move finished slices,
+//! and activity's minutes, to the buffer (docs/protocol.md, section 5).
 
 use std::time::Duration;
 
@@ -25,11 +25,19 @@ impl Partition {
     ) -> Result<Counted> {
         let pairs: Vec<_> = pairs.into_iter().collect();
         let (mut keys, begin) = fence.begin(self.time());
-        let own = [self.keys.open(), self.keys.schedule(), self.keys.names(), self.keys.idle()];
+        let own = [
+            self.keys.open(),
+            self.keys.schedule(),
+            self.keys.names(),
+            self.keys.idle(),
+        ];
         keys.extend(own.map(String::into_bytes));
-        keys.extend(
-            pairs.iter().flat_map(|(name, _)| windows.windows.iter().map(|one| self.keys.window(one.precision, name))),
-        );
+        keys.extend(pairs.iter().flat_map(|(name, _)| {
+            windows
+                .windows
+                .iter()
+                .map(|one| self.keys.window(one.precision, name))
+        }));
         let mut guess = clock.guess();
         let reply = loop {
             let mut args = begin.clone();
@@ -38,7 +46,9 @@ impl Partition {
                 args.push(made(windows.descriptor(window, guess.now())?));
             }
             args.extend(pairs.iter().flat_map(|(name, n)| [arg(*name), made(n)]));
-            if let Some(reply) = guess.accept(bundle::call(&self.redis, "series_add", &keys, &args).await?)? {
+            if let Some(reply) =
+                guess.accept(bundle::call(&self.redis, "series_add", &keys, &args).await?)?
+            {
                 break reply;
             }
         };
@@ -50,14 +60,23 @@ impl Partition {
         match reply.status() {
             "OK" => {
                 let results: Option<Vec<_>> = reply.rest(0)?.iter().map(result).collect();
-                let results =
-                    results.filter(|results| results.len() == pairs.len()).ok_or_else(|| reply.misshapen())?;
-                Ok(Counted::Executed { results, due: Vec::new(), repeated: false })
+                let results = results
+                    .filter(|results| results.len() == pairs.len())
+                    .ok_or_else(|| reply.misshapen())?;
+                Ok(Counted::Executed {
+                    results,
+                    due: Vec::new(),
+                    repeated: false,
+                })
             }
             "DUP" => {
                 let mut results = vec![PairResult::Counted(0); pairs.len()];
                 refuse_again(&reply.string(0)?, &mut results).ok_or_else(|| reply.misshapen())?;
-                Ok(Counted::Executed { results, due: Vec::new(), repeated: true })
+                Ok(Counted::Executed {
+                    results,
+                    due: Vec::new(),
+                    repeated: true,
+                })
             }
             "EXPIRED" => Ok(Counted::Expired),
             "PASSED" => Ok(Counted::Passed),
@@ -68,20 +87,35 @@ impl Partition {
     /// The maximum number of windows in one call of [`windows`](Self::windows).
     pub(crate) const WINDOWS: usize = 100;
 
-    /// Returns the server's time in Unix milliseconds and each window's slices: starts and counts, unordered.
-    pub(crate) async fn windows(&self, precision: Precision, names: &[&str]) -> Result<(i64, Vec<Vec<(i64, i64)>>)> {
-        let keys: Vec<_> = names.iter().map(|name| self.keys.window(precision, name.as_bytes())).collect();
-        let mut reply = bundle::repeat_safe(&self.redis, "series_get", &keys, &[self.time()]).await?;
+    /// Returns the server's time in Unix milliseconds and each window's slices: starts and counts,
+    /// unordered.
+    pub(crate) async fn windows(
+        &self,
+        precision: Precision,
+        names: &[&str],
+    ) -> Result<(i64, Vec<Vec<(i64, i64)>>)> {
+        let keys: Vec<_> = names
+            .iter()
+            .map(|name| self.keys.window(precision, name.as_bytes()))
+            .collect();
+        let mut reply =
+            bundle::repeat_safe(&self.redis, "series_get", &keys, &[self.time()]).await?;
         expect_ok(&reply)?;
         let now = reply.number(0)?;
         let texts = reply.strings(1)?;
         let windows: Option<Vec<_>> = texts.iter().map(|text| slices(text)).collect();
         let windows = windows.filter(|windows| windows.len() == names.len());
-        Ok((now, windows.ok_or_else(|| Error::corrupt(format!("a window holds what is no count: {texts:?}")))?))
+        Ok((
+            now,
+            windows.ok_or_else(|| {
+                Error::corrupt(format!("a window holds what is no count: {texts:?}"))
+            })?,
+        ))
     }
 
-    /// Returns up to `limit` names that begin with `prefix` and follow `after`, ascending. If there may be more, also
-    /// returns the last name checked. Omits names that are not UTF-8, which come from other languages.
+    /// Returns up to `limit` names that begin with `prefix` and follow `after`, ascending. If there
+    /// may be more, also returns the last name checked. Omits names that are not UTF-8, which come
+    /// from other languages.
     pub(crate) async fn names(
         &self,
         prefix: &str,
@@ -94,10 +128,16 @@ impl Partition {
         expect_ok(&reply)?;
         let mut words = reply.byte_strings(0)?.into_iter();
         let last = words.next().filter(|last| !last.is_empty());
-        Ok((words.filter_map(|name| String::from_utf8(name).ok()).collect(), last))
+        Ok((
+            words
+                .filter_map(|name| String::from_utf8(name).ok())
+                .collect(),
+            last,
+        ))
     }
 
-    /// Moves slices that are over to the buffer. Returns the time until the next slice is over, if there is one.
+    /// Moves slices that are over to the buffer. Returns the time until the next slice is over, if
+    /// there is one.
     pub async fn close_slices(&self) -> Result<Option<Duration>> {
         loop {
             let (_, next) = self.close("0").await?;
@@ -113,11 +153,23 @@ impl Partition {
         Ok(())
     }
 
-    /// Moves some slices to the buffer. Returns their number and the time until the next slice is over.
+    /// Moves some slices to the buffer. Returns their number and the time until the next slice is
+    /// over.
     async fn close(&self, all: &str) -> Result<(u64, Option<Duration>)> {
         const SLICES: &str = "500";
-        let keys = [self.keys.open(), self.keys.schedule(), self.keys.buffer(), self.keys.meta()];
-        let reply = bundle::repeat_safe(&self.redis, "series_close", &keys, &[SLICES, all, &self.now_ms]).await?;
+        let keys = [
+            self.keys.open(),
+            self.keys.schedule(),
+            self.keys.buffer(),
+            self.keys.meta(),
+        ];
+        let reply = bundle::repeat_safe(
+            &self.redis,
+            "series_close",
+            &keys,
+            &[SLICES, all, &self.now_ms],
+        )
+        .await?;
         expect_ok(&reply)?;
         let next = match reply.string(1) {
             Ok(none) if none.is_empty() => None,
@@ -133,17 +185,29 @@ pub(crate) fn seconds(ms: i64) -> i64 {
 }
 
 impl Windows {
-    /// Describes a window to `series_add` at that time: label, slice, number of slices, and prefix of its kept ids.
+    /// Describes a window to `series_add` at that time: label, slice, number of slices, and prefix
+    /// of its kept ids.
     fn descriptor(&self, window: &Window, now_ms: i64) -> Result<String> {
-        let Window { precision, slices, kept } = *window;
+        let Window {
+            precision,
+            slices,
+            kept,
+        } = *window;
         let (slice, called) = match precision {
             Precision::Seconds(seconds) => (seconds.to_string(), "*".to_owned()),
             Precision::Day | Precision::Month => {
                 let slice = self.calendar.slice(precision, seconds(now_ms))?;
-                (format!("{}-{}", slice.start, slice.end), self.calendar.called(precision, slice.start)?)
+                (
+                    format!("{}-{}", slice.start, slice.end),
+                    self.calendar.called(precision, slice.start)?,
+                )
             }
         };
-        let keep = if kept { self.kept_as(precision, &called) } else { "-".to_owned() };
+        let keep = if kept {
+            self.kept_as(precision, &called)
+        } else {
+            "-".to_owned()
+        };
         Ok(format!("{precision} {slice} {slices} {keep}"))
     }
 

@@ -1,4 +1,5 @@
-//! The typed call of the script that counts visitors on one partition (docs/protocol.md, section 5).
+//! The typed call of the script that counts visitors on one partition (docs/protocol.md, section
+//! 5).
 
 use std::time::Duration;
 
@@ -35,11 +36,19 @@ impl Partition {
         let places = ids.values().flatten().map(|(place, _)| *place);
         let executed = |from, due, repeated| {
             let results = in_order(&reply, from, places, count)?;
-            Ok(Counted::Executed { results, due, repeated })
+            Ok(Counted::Executed {
+                results,
+                due,
+                repeated,
+            })
         };
         match reply.status() {
             "OK" => {
-                let new = reply.rest(1)?.iter().filter(|word| **word == Value::Int(1)).count() as u64;
+                let new = reply
+                    .rest(1)?
+                    .iter()
+                    .filter(|word| **word == Value::Int(1))
+                    .count() as u64;
                 let due = new > 0 && family.is_due(new, reply.number(0)?);
                 executed(1, if due { vec![0] } else { Vec::new() }, false)
             }
@@ -53,7 +62,8 @@ impl Partition {
 
 type ById<'p> = IndexMap<&'p [u8], Vec<(usize, &'p [u8])>>;
 
-/// Groups visitors by id, each with its position among the visits. Also returns the number of visits.
+/// Groups visitors by id, each with its position among the visits. Also returns the number of
+/// visits.
 fn by_id<'p>(visits: impl IntoIterator<Item = &'p [u8]>) -> (ById<'p>, usize) {
     let mut ids = ById::new();
     let mut count = 0;
@@ -66,9 +76,18 @@ fn by_id<'p>(visits: impl IntoIterator<Item = &'p [u8]>) -> (ById<'p>, usize) {
 }
 
 /// Returns the outcomes of the visits in their original order. The script replies by id.
-fn in_order(reply: &Reply, from: usize, places: impl Iterator<Item = usize>, count: usize) -> Result<Vec<PairResult>> {
+fn in_order(
+    reply: &Reply,
+    from: usize,
+    places: impl Iterator<Item = usize>,
+    count: usize,
+) -> Result<Vec<PairResult>> {
     let result = |word: &Value| match word {
-        Value::Int(number) => Some(if *number == 1 { PairResult::First } else { PairResult::Again }),
+        Value::Int(number) => Some(if *number == 1 {
+            PairResult::First
+        } else {
+            PairResult::Again
+        }),
         Value::BulkString(word) => match &**word {
             b"1" => Some(PairResult::First),
             b"0" => Some(PairResult::Again),
@@ -77,7 +96,9 @@ fn in_order(reply: &Reply, from: usize, places: impl Iterator<Item = usize>, cou
         _ => None,
     };
     let results: Option<Vec<_>> = reply.rest(from)?.iter().map(result).collect();
-    let results = results.filter(|results| results.len() == count).ok_or_else(|| reply.misshapen())?;
+    let results = results
+        .filter(|results| results.len() == count)
+        .ok_or_else(|| reply.misshapen())?;
     let mut ordered = vec![PairResult::Again; count];
     for (place, word) in places.zip(results) {
         ordered[place] = word;

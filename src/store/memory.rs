@@ -9,13 +9,16 @@ use indexmap::IndexMap;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::store::ledger::{Advance, LedgerKey, Unguarded};
-use crate::store::{Applied, Batch, Incarnation, LedgerRow, Mark, ReadFrom, Registered, Snapshot, Store};
+use crate::store::{
+    Applied, Batch, Incarnation, LedgerRow, Mark, ReadFrom, Registered, Snapshot, Store,
+};
 
-/// A database in memory, for the tests of an application. It takes families of all kinds and needs no MySQL, but it
-/// does need a Redis. Clones share one database, which is dropped with the last of them.
+/// A database in memory, for the tests of an application. It takes families of all kinds and needs
+/// no MySQL, but it does need a Redis. Clones share one database, which is dropped with the last of
+/// them.
 ///
-/// Each family has its own rows by id, even if it names a table. A value is an i64: no column is too small. A delta
-/// that MySQL would keep as a reject is logged as a warning.
+/// Each family has its own rows by id, even if it names a table. A value is an i64: no column is
+/// too small. A delta that MySQL would keep as a reject is logged as a warning.
 ///
 /// ```no_run
 /// use counterfoil::{Changed, Counterfoil, Family, KeyType, MemoryStore, Primary, Table};
@@ -56,8 +59,8 @@ impl MemoryStore {
         MemoryStore::default()
     }
 
-    /// Writes a row as the application that owns the table would: a row that [`Table::update`](crate::Table::update)
-    /// requires, or another value than counterfoil's.
+    /// Writes a row as the application that owns the table would: a row that
+    /// [`Table::update`](crate::Table::update) requires, or another value than counterfoil's.
     pub fn set(&self, family: &Family, id: &str, value: i64) {
         self.lock().stored(family).rows.insert(id.to_owned(), value);
     }
@@ -69,7 +72,10 @@ impl MemoryStore {
 
 impl Tables {
     fn stored(&mut self, family: &Family) -> &mut Stored {
-        let new = || Stored { family: family.clone(), rows: BTreeMap::new() };
+        let new = || Stored {
+            family: family.clone(),
+            rows: BTreeMap::new(),
+        };
         self.families.entry(family.to_string()).or_insert_with(new)
     }
 
@@ -86,7 +92,9 @@ impl Tables {
 impl Stored {
     fn add(&mut self, id: &str, delta: i64) -> bool {
         let row = self.rows.get(id).copied();
-        let value = row.or(self.family.makes_rows().then_some(0)).and_then(|value| value.checked_add(delta));
+        let value = row
+            .or(self.family.makes_rows().then_some(0))
+            .and_then(|value| value.checked_add(delta));
         self.rows.extend(value.map(|value| (id.to_owned(), value)));
         value.is_some()
     }
@@ -97,17 +105,30 @@ impl Store for MemoryStore {
     async fn register(&self, family: &Family) -> Result<u64> {
         let mut tables = self.lock();
         let known = tables.stored(family).family.identity();
-        match known.iter().zip(family.identity()).find(|(known, new)| **known != *new) {
-            Some((known, new)) => {
-                Err(Error::new(ErrorKind::Mismatch, format!("{family}: {} is {}, not {}", new.0, known.1, new.1)))
-            }
-            None => Ok(tables.families.get_index_of(&family.to_string()).unwrap_or_default() as u64),
+        match known
+            .iter()
+            .zip(family.identity())
+            .find(|(known, new)| **known != *new)
+        {
+            Some((known, new)) => Err(Error::new(
+                ErrorKind::Mismatch,
+                format!("{family}: {} is {}, not {}", new.0, known.1, new.1),
+            )),
+            None => Ok(tables
+                .families
+                .get_index_of(&family.to_string())
+                .unwrap_or_default() as u64),
         }
     }
 
     async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Applied> {
         let mut tables = self.lock();
-        let advance = Advance::new(batches, &tables.ledger, max_rows.unwrap_or(u64::MAX), Unguarded::here());
+        let advance = Advance::new(
+            batches,
+            &tables.ledger,
+            max_rows.unwrap_or(u64::MAX),
+            Unguarded::here(),
+        );
         let mut applied = Applied::default();
         for step in advance.steps {
             for (id, delta) in step.deltas {
@@ -125,7 +146,10 @@ impl Store for MemoryStore {
 
     async fn ledger(&self, families: &[u64]) -> Result<Vec<LedgerRow>> {
         let tables = self.lock();
-        let rows = tables.ledger.iter().filter(|((family, ..), _)| families.contains(family));
+        let rows = tables
+            .ledger
+            .iter()
+            .filter(|((family, ..), _)| families.contains(family));
         let row = |(&(family, partition, incarnation), mark): (&LedgerKey, &Mark)| LedgerRow {
             family,
             partition,
@@ -143,10 +167,21 @@ impl Store for MemoryStore {
         _: ReadFrom,
     ) -> Result<Snapshot> {
         let mut tables = self.lock();
-        let mark = |&(partition, incarnation)| tables.ledger.get(&(family.number, partition, incarnation)).cloned();
-        let ledger = ledger.iter().map(|row| mark(row).unwrap_or_default()).collect();
+        let mark = |&(partition, incarnation)| {
+            tables
+                .ledger
+                .get(&(family.number, partition, incarnation))
+                .cloned()
+        };
+        let ledger = ledger
+            .iter()
+            .map(|row| mark(row).unwrap_or_default())
+            .collect();
         let rows = &tables.stored(&family.family).rows;
-        Ok(Snapshot { values: ids.iter().map(|id| rows.get(*id).copied()).collect(), ledger })
+        Ok(Snapshot {
+            values: ids.iter().map(|id| rows.get(*id).copied()).collect(),
+            ledger,
+        })
     }
 
     async fn list(
@@ -158,7 +193,12 @@ impl Store for MemoryStore {
     ) -> Result<Vec<(String, i64)>> {
         let mut tables = self.lock();
         let rows = tables.stored(&family.family).rows.iter();
-        let wanted = rows.filter(|(id, _)| id.starts_with(prefix) && after.is_none_or(|after| id.as_str() > after));
-        Ok(wanted.map(|(id, value)| (id.clone(), *value)).take(limit).collect())
+        let wanted = rows.filter(|(id, _)| {
+            id.starts_with(prefix) && after.is_none_or(|after| id.as_str() > after)
+        });
+        Ok(wanted
+            .map(|(id, value)| (id.clone(), *value))
+            .take(limit)
+            .collect())
     }
 }

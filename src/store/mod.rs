@@ -68,8 +68,8 @@ pub struct Batch {
     pub partition: u32,
     /// The id within the partition.
     pub id: BatchId,
-    /// Each id once with its delta, ascending by bytes. A client in another language may have counted ids that are not
-    /// UTF-8: a store rejects them.
+    /// Each id once with its delta, ascending by bytes. A client in another language may have
+    /// counted ids that are not UTF-8: a store rejects them.
     pub deltas: Vec<(Vec<u8>, i64)>,
 }
 
@@ -91,8 +91,8 @@ pub enum Progress {
     },
     /// The batch was complete before the call, which added nothing of it.
     Repeated,
-    /// The ledger proves that Redis was set back: nothing of the batch was added, and nothing of it ever will be
-    /// (docs/protocol.md, section 3.9).
+    /// The ledger proves that Redis was set back: nothing of the batch was added, and nothing of it
+    /// ever will be (docs/protocol.md, section 3.9).
     SetBack,
 }
 
@@ -107,7 +107,8 @@ pub struct Applied {
     pub rejected: u64,
 }
 
-/// A ledger row's content: the last batch of a partition and incarnation that reached the database, and how far.
+/// A ledger row's content: the last batch of a partition and incarnation that reached the database,
+/// and how far.
 ///
 /// The default, with `seq` 0, stands for a row that does not exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -116,7 +117,8 @@ pub struct Mark {
     pub seq: u64,
     /// The nonce of the batch.
     pub nonce: Nonce,
-    /// The last id that was added, in the byte order of the batch's ids; `None` once the batch is complete.
+    /// The last id that was added, in the byte order of the batch's ids; `None` once the batch is
+    /// complete.
     pub position: Option<Vec<u8>>,
 }
 
@@ -153,69 +155,76 @@ pub struct Snapshot {
 
 /// A database that keeps values and a ledger: [`MysqlStore`](crate::MysqlStore), or your own.
 ///
-/// [`apply`](Store::apply) makes the counters exact: it changes ledger and values in **one** transaction, and adds no
-/// delta that the ledger already contains (docs/protocol.md, section 3).
+/// [`apply`](Store::apply) makes the counters exact: it changes ledger and values in **one**
+/// transaction, and adds no delta that the ledger already contains (docs/protocol.md, section 3).
 ///
-/// The caller may drop a future before it completes, for example at a shutdown. A store runs work that must not be
-/// interrupted in a task of its own.
+/// The caller may drop a future before it completes, for example at a shutdown. A store runs work
+/// that must not be interrupted in a task of its own.
 ///
-/// Implement it with the attribute `#[async_trait]` of the crate async-trait, which makes its futures `Send`.
+/// Implement it with the attribute `#[async_trait]` of the crate async-trait, which makes its
+/// futures `Send`.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     /// Registers the family and returns the store's number for it.
     ///
     /// # Errors
-    /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting if the family is registered with another
-    /// [identity](Family::identity), or if its table differs from its description;
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting if the family is registered with
+    /// another [identity](Family::identity), or if its table differs from its description;
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
     async fn register(&self, family: &Family) -> Result<u64>;
 
-    /// Returns all registered families with the [settings](Family::settings) of the process that opened each last, or
-    /// the error in a family's settings in its place.
+    /// Returns all registered families with the [settings](Family::settings) of the process that
+    /// opened each last, or the error in a family's settings in its place.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable; [`Mismatch`](crate::ErrorKind::Mismatch) from
-    /// a store that does not list families, so that no reconciler serves [all](crate::ReconcilerBuilder::all) of them.
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable;
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) from a store that does not list families, so that
+    /// no reconciler serves [all](crate::ReconcilerBuilder::all) of them.
     async fn families(&self) -> Result<Vec<Result<Registered>>> {
         let cannot = "this store does not list its families";
         Err(Error::new(ErrorKind::Mismatch, cannot))
     }
 
-    /// Replaces the configuration of a registered family by `after` if its [identity](Family::identity) is still that
-    /// of `before`.
+    /// Replaces the configuration of a registered family by `after` if its
+    /// [identity](Family::identity) is still that of `before`.
     ///
     /// # Errors
-    /// [`Mismatch`](crate::ErrorKind::Mismatch) if it is not, and from a store that does not reconfigure families;
-    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) if it is not, and from a store that does not
+    /// reconfigure families; [`Store`](crate::ErrorKind::Store) if the database is unreachable.
     async fn reconfigure(&self, before: &Family, after: &Family) -> Result<()> {
         let _ = after;
         let cannot = format!("{before}: this store does not reconfigure families");
         Err(Error::new(ErrorKind::Mismatch, cannot))
     }
 
-    /// Adds the next deltas of the batches to their rows, in one transaction. The caller repeats the call until no
-    /// batch is [partial](Progress::Partial).
+    /// Adds the next deltas of the batches to their rows, in one transaction. The caller repeats
+    /// the call until no batch is [partial](Progress::Partial).
     ///
-    /// The transaction locks the ledger row (family, partition, incarnation) of each batch and compares its
+    /// The transaction locks the ledger row (family, partition, incarnation) of each batch and
+    /// compares its
     /// [`Mark`]:
     ///
     /// - A higher `seq` than that of a complete batch, or no row, begins the batch.
-    /// - An equal `seq` and `nonce` continue the batch after `position`, or repeat it if it is complete.
+    /// - An equal `seq` and `nonce` continue the batch after `position`, or repeat it if it is
+    ///   complete.
     /// - Anything else is a [set-back](Progress::SetBack).
     ///
-    /// Up to `max_rows` ids are taken, by default as many as the store considers a short transaction. The ledger
-    /// advances to the last id taken, or to complete. A delta that the database refuses is kept as a reject with its
-    /// batch and the reason, in the same transaction.
+    /// Up to `max_rows` ids are taken, by default as many as the store considers a short
+    /// transaction. The ledger advances to the last id taken, or to complete. A delta that the
+    /// database refuses is kept as a reject with its batch and the reason, in the same transaction.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store): nothing was kept, or it is unknown whether the transaction was committed;
-    /// repeat the call in both cases. [`Mismatch`](crate::ErrorKind::Mismatch): nothing was kept, and the error is
-    /// permanent: a table, column or privilege is missing.
+    /// [`Store`](crate::ErrorKind::Store): nothing was kept, or it is unknown whether the
+    /// transaction was committed; repeat the call in both cases.
+    /// [`Mismatch`](crate::ErrorKind::Mismatch): nothing was kept, and the error is permanent: a
+    /// table, column or privilege is missing.
     async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Applied>;
 
-    /// Returns the ledger's rows of these families, from the server that is written to, in any order.
+    /// Returns the ledger's rows of these families, from the server that is written to, in any
+    /// order.
     ///
-    /// A probe compares them with Redis afterwards to detect that Redis was set back (docs/protocol.md, section 3.9).
+    /// A probe compares them with Redis afterwards to detect that Redis was set back
+    /// (docs/protocol.md, section 3.9).
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
@@ -224,8 +233,8 @@ pub trait Store: Send + Sync + 'static {
     /// Reads values and ledger as of one moment.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable; [`Range`](crate::ErrorKind::Range) for a
-    /// value that is not a valid i64.
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable;
+    /// [`Range`](crate::ErrorKind::Range) for a value that is not a valid i64.
     async fn read(
         &self,
         family: &Registered,
@@ -234,8 +243,8 @@ pub trait Store: Send + Sync + 'static {
         from: ReadFrom,
     ) -> Result<Snapshot>;
 
-    /// Returns up to `limit` ids that begin with `prefix` and come after `after` in byte order, ascending, with their
-    /// values.
+    /// Returns up to `limit` ids that begin with `prefix` and come after `after` in byte order,
+    /// ascending, with their values.
     ///
     /// # Errors
     /// See [`read`](Store::read).
@@ -247,19 +256,20 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Vec<(String, i64)>>;
 
-    /// Checks the database and the tables of these families, and returns what an operator should know or change.
+    /// Checks the database and the tables of these families, and returns what an operator should
+    /// know or change.
     async fn check(&self, families: &[Family]) -> Vec<Finding> {
         let _ = families;
         Vec::new()
     }
 
-    /// Returns the values of cached counters, in the order of the ids; `None` for an id without a row. They are read
-    /// from the server that is written to, after the call began. They seed counters in Redis (see docs/protocol.md,
-    /// section 4).
+    /// Returns the values of cached counters, in the order of the ids; `None` for an id without a
+    /// row. They are read from the server that is written to, after the call began. They seed
+    /// counters in Redis (see docs/protocol.md, section 4).
     ///
     /// # Errors
-    /// See [`read`](Store::read); also [`Unsafe`](crate::ErrorKind::Unsafe) if the server accepts no writes, because it
-    /// may be a replica.
+    /// See [`read`](Store::read); also [`Unsafe`](crate::ErrorKind::Unsafe) if the server accepts
+    /// no writes, because it may be a replica.
     async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Option<i64>>> {
         Ok(self.read(family, ids, &[], ReadFrom::Primary).await?.values)
     }

@@ -1,9 +1,14 @@
-//! Switches that remove one guard of the protocol, so that tests can show that each is needed. They exist only with the
-//! feature `test-hooks`, and apply to the calling thread, so that tests can run in parallel.
+//! Switches that remove one guard of the protocol, so that tests can show that each is needed. They
+//! exist only with the feature `test-hooks`, and apply to the calling thread, so that tests can run
+//! in parallel.
 
-/// A guard of docs/protocol.md, sections 3 to 5. Each variant describes the behaviour without its guard.
+/// A guard of docs/protocol.md, sections 3 to 5. Each variant describes the behaviour without its
+/// guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "test-hooks"), expect(dead_code, reason = "no guard is ever out"))]
+#[cfg_attr(
+    not(feature = "test-hooks"),
+    expect(dead_code, reason = "no guard is ever out")
+)]
 pub enum Guard {
     /// The database adds a batch without checking the ledger.
     Ledger,
@@ -51,7 +56,8 @@ pub enum Guard {
     Ahead,
     /// A window expires with its last slice.
     Expiry,
-    /// A correction does not check whether its run continues, or whether that run has already corrected the counter.
+    /// A correction does not check whether its run continues, or whether that run has already
+    /// corrected the counter.
     RecountRun,
     /// A recount corrects by one difference.
     RecountBounds,
@@ -94,36 +100,63 @@ fn patch(guard: Guard, name: &str) -> Option<(&'static str, &'static str)> {
             "and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before') then return",
             "and false then return",
         ),
-        (Guard::OneMemory, _) => (" or epoch ~= now and redis.call('HGET', KEYS[2], caller)", ""),
+        (Guard::OneMemory, _) => (
+            " or epoch ~= now and redis.call('HGET', KEYS[2], caller)",
+            "",
+        ),
         (Guard::NoMemory, _) => ("local last_n = last and (", "local last_n = false and ("),
-        (Guard::Ticket, "cached_seed") => ("if row == 'ticket ' .. ticket then", "if row and row:find('^ticket') then"),
+        (Guard::Ticket, "cached_seed") => (
+            "if row == 'ticket ' .. ticket then",
+            "if row and row:find('^ticket') then",
+        ),
         (Guard::Clean, "cached_delete") => ("if waits[i + 1] then", "if false then"),
-        (Guard::Unchanged, "cached_saved") => ("if cut == 0 or not is_current then", "if cut == 0 then"),
+        (Guard::Unchanged, "cached_saved") => {
+            ("if cut == 0 or not is_current then", "if cut == 0 then")
+        }
         (Guard::Release, "buffered_release") => (" and state[3] == ARGV[3]", ""),
         (Guard::Reset, "buffered_reset") => ("if not is_same then return", "if false then return"),
-        (Guard::EndOfEpochs, "buffered_reset") => ("redis.call('HDEL', calls, '=now', '=before', '=began_at')", ""),
+        (Guard::EndOfEpochs, "buffered_reset") => (
+            "redis.call('HDEL', calls, '=now', '=before', '=began_at')",
+            "",
+        ),
         (Guard::Incarnation, "family_configure") => ("for i = 2, #KEYS do", "for i = 2, 1 do"),
-        (Guard::Incarnation, "buffered_add" | "visitors_first") => {
-            ("call('HSETNX', meta, 'incarnation'", "tostring('incarnation'")
-        }
+        (Guard::Incarnation, "buffered_add" | "visitors_first") => (
+            "call('HSETNX', meta, 'incarnation'",
+            "tostring('incarnation'",
+        ),
         (Guard::Incarnation, "cached_incr") => ("call('HSETNX', meta, 'incarnation', name)", ""),
         (Guard::Handover, "series_close") => ("redis.call('HDEL', open, id)", ""),
-        (Guard::Outside, "series_add") => {
-            ("if not (ms >= start * 1000 and ms < over * 1000) then return", "if false then return")
-        }
-        (Guard::Outside, "activity_touch_hll") => ("if math.floor(now_ms / layer_ms) ~= layer then", "if false then"),
-        (Guard::Trim, "series_add") => ("oldest = start - slices * length", "oldest = start - (slices - 1) * length"),
-        (Guard::Ahead, "series_add") => {
-            ("or math.huge) <= to.oldest then", "or math.huge) <= to.oldest or tonumber(start) * 1000 > ms then")
-        }
-        (Guard::Expiry, "series_add") => ("(start + (slices + 1) * length) * 1000", "(start + length) * 1000"),
+        (Guard::Outside, "series_add") => (
+            "if not (ms >= start * 1000 and ms < over * 1000) then return",
+            "if false then return",
+        ),
+        (Guard::Outside, "activity_touch_hll") => (
+            "if math.floor(now_ms / layer_ms) ~= layer then",
+            "if false then",
+        ),
+        (Guard::Trim, "series_add") => (
+            "oldest = start - slices * length",
+            "oldest = start - (slices - 1) * length",
+        ),
+        (Guard::Ahead, "series_add") => (
+            "or math.huge) <= to.oldest then",
+            "or math.huge) <= to.oldest or tonumber(start) * 1000 > ms then",
+        ),
+        (Guard::Expiry, "series_add") => (
+            "(start + (slices + 1) * length) * 1000",
+            "(start + length) * 1000",
+        ),
         (Guard::Trim, "activity_touch" | "activity_touch_hll") => {
             ("or layer) <= gone then", "or layer) <= gone + 1 then")
         }
-        (Guard::Expiry, "activity_touch") => ("* layer_ms, (layers + 1) * layer_ms", "* layer_ms, layer_ms"),
-        (Guard::Expiry, "activity_touch_hll") => {
-            ("ttl, gone, minute = (layers + 1) * layer_ms,", "ttl, gone, minute = layer_ms,")
-        }
+        (Guard::Expiry, "activity_touch") => (
+            "* layer_ms, (layers + 1) * layer_ms",
+            "* layer_ms, layer_ms",
+        ),
+        (Guard::Expiry, "activity_touch_hll") => (
+            "ttl, gone, minute = (layers + 1) * layer_ms,",
+            "ttl, gone, minute = layer_ms,",
+        ),
         _ => return None,
     })
 }
@@ -169,7 +202,10 @@ mod tests {
         ] {
             take_out(Some(guard));
             let script = Script::named(name).expect("a script of the bundle");
-            assert!(patched(name, script.source).is_some(), "{guard:?} in {name}");
+            assert!(
+                patched(name, script.source).is_some(),
+                "{guard:?} in {name}"
+            );
         }
         take_out(None);
     }

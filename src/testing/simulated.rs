@@ -1,5 +1,5 @@
-//! Simulated time and clock errors for tests. Without the feature `test-hooks` there are none. With it, a setting
-//! applies to the whole process.
+//! Simulated time and clock errors for tests. Without the feature `test-hooks` there are none. With
+//! it, a setting applies to the whole process.
 
 #[cfg(feature = "test-hooks")]
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -11,8 +11,9 @@ static TIME: Mutex<Option<u64>> = Mutex::new(None);
 #[cfg(feature = "test-hooks")]
 static CLOCK_ERROR: AtomicI64 = AtomicI64::new(0);
 
-/// Sets the time, in Unix milliseconds, at which series, activity and visitors count and epochs begin. `None` restores
-/// the server's clock, which always decides when slices are closed and batches are cut.
+/// Sets the time, in Unix milliseconds, at which series, activity and visitors count and epochs
+/// begin. `None` restores the server's clock, which always decides when slices are closed and
+/// batches are cut.
 #[cfg(feature = "test-hooks")]
 pub fn set_time(now_ms: Option<u64>) {
     *TIME.lock().unwrap_or_else(PoisonError::into_inner) = now_ms;

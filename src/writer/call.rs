@@ -36,8 +36,13 @@ pub struct Sending {
 /// The outcome of a call.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Executed, with the outcome of each pair that it carried; after a repeat, with the state at that time.
-    Counted { group: Box<Group>, results: Vec<PairResult>, repeated: bool },
+    /// Executed, with the outcome of each pair that it carried; after a repeat, with the state at
+    /// that time.
+    Counted {
+        group: Box<Group>,
+        results: Vec<PairResult>,
+        repeated: bool,
+    },
     /// Definitely not executed; its hits may join another call.
     NotExecuted(Error),
     /// An error that all callers receive.
@@ -61,7 +66,8 @@ impl Call {
         self.waiting().iter().for_each(Waker::wake_by_ref);
     }
 
-    /// Registers a waker for the end of the call, which may already have come. `index` is that of the caller's waker.
+    /// Registers a waker for the end of the call, which may already have come. `index` is that of
+    /// the caller's waker.
     pub fn listen(&self, waker: &Waker, index: &mut Option<usize>) {
         let mut waiting = self.waiting();
         match index.and_then(|index| waiting.get_mut(index)) {
@@ -80,7 +86,11 @@ impl Call {
     /// Returns the outcome of a hit; `None` if the hit must be tried alone.
     pub fn own(&self, position: Position) -> Result<Option<PairResult>> {
         match self.outcome() {
-            Some(Outcome::Counted { group, results, repeated }) => Ok(group.own(position, results, *repeated)),
+            Some(Outcome::Counted {
+                group,
+                results,
+                repeated,
+            }) => Ok(group.own(position, results, *repeated)),
             Some(Outcome::NotExecuted(error) | Outcome::Failed(error)) => Err(error.again()),
             None => Err(Error::corrupt("a call has no outcome")),
         }
@@ -89,6 +99,14 @@ impl Call {
 
 impl Sending {
     pub fn new(call: Arc<Call>, group: Group, caller: Caller, until: Until, place: usize) -> Self {
-        Sending { call, group, caller, until, place, epoch: None, in_doubt: false }
+        Sending {
+            call,
+            group,
+            caller,
+            until,
+            place,
+            epoch: None,
+            in_doubt: false,
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! Group commit without a timer: a caller's hits join a call, and the caller waits for its outcome or makes it itself.
+//! Group commit without a timer: a caller's hits join a call, and the caller waits for its outcome
+//! or makes it itself.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -14,9 +15,10 @@ use crate::writer::queue::{Joined, Member, Queue, Turn};
 use crate::writer::terms::{LAST_MOMENT, Terms, Until};
 
 impl Queue {
-    /// Counts the hits that `push` adds to a group, and waits until Redis has done so. Returns the call with its
-    /// outcome, and the hits' positions in it. A full group is an error unless `terms.wait` is set. Hits of several
-    /// partitions are `mixed`; they are refused once the server turns out to be a cluster.
+    /// Counts the hits that `push` adds to a group, and waits until Redis has done so. Returns the
+    /// call with its outcome, and the hits' positions in it. A full group is an error unless
+    /// `terms.wait` is set. Hits of several partitions are `mixed`; they are refused once the
+    /// server turns out to be a cluster.
     pub async fn count<T>(
         self: &Arc<Self>,
         (partition, mixed): (u32, bool),
@@ -26,16 +28,27 @@ impl Queue {
         let mut until = None;
         loop {
             if mixed && !self.spans_partitions() {
-                return Err(self.error(ErrorKind::Redis, "not counted: the partitions lie on several nodes"));
+                return Err(self.error(
+                    ErrorKind::Redis,
+                    "not counted: the partitions lie on several nodes",
+                ));
             }
-            let Member { positions, call, until: own, turn } = match self.join(partition, terms, until, &mut push)? {
+            let Member {
+                positions,
+                call,
+                until: own,
+                turn,
+            } = match self.join(partition, terms, until, &mut push)? {
                 Joined::Member(member) => member,
                 Joined::Full(call) if terms.wait => {
-                    let until = until.get_or_insert_with(|| Until::new(Instant::now(), terms.timeout));
+                    let until =
+                        until.get_or_insert_with(|| Until::new(Instant::now(), terms.timeout));
                     Box::pin(self.wait_for_room(&call, until.deadline)).await?;
                     continue;
                 }
-                Joined::Full(_) => return Err(self.error(ErrorKind::Busy, "too many hits wait for Redis")),
+                Joined::Full(_) => {
+                    return Err(self.error(ErrorKind::Busy, "too many hits wait for Redis"));
+                }
             };
             match turn {
                 // boxed, because most callers only wait and need no room for this
@@ -47,14 +60,17 @@ impl Queue {
             poll_fn(|cx| self.poll_end(cx, &call, &mut waker, until.deadline)).await?;
             match call.outcome() {
                 Some(Outcome::NotExecuted(_)) if Instant::now() < until.begin => {}
-                Some(Outcome::NotExecuted(error) | Outcome::Failed(error)) => return Err(error.again()),
+                Some(Outcome::NotExecuted(error) | Outcome::Failed(error)) => {
+                    return Err(error.again());
+                }
                 _ => return Ok((call, positions)),
             }
         }
     }
 
-    /// Waits for the end of a call, at most until shortly after the deadline. At the deadline the driver or leader
-    /// gives up with a more precise outcome. `waker` is the index of the caller's waker.
+    /// Waits for the end of a call, at most until shortly after the deadline. At the deadline the
+    /// driver or leader gives up with a more precise outcome. `waker` is the index of the caller's
+    /// waker.
     fn poll_end(
         self: &Arc<Self>,
         cx: &mut Context<'_>,
@@ -72,9 +88,9 @@ impl Queue {
         }
         match call.outcome() {
             Some(_) => Poll::Ready(Ok(())),
-            None if is_woken && Instant::now() >= deadline + LAST_MOMENT => {
-                Poll::Ready(Err(self.error(ErrorKind::OutcomeUnknown, "Redis did not reply in time")))
-            }
+            None if is_woken && Instant::now() >= deadline + LAST_MOMENT => Poll::Ready(Err(
+                self.error(ErrorKind::OutcomeUnknown, "Redis did not reply in time")
+            )),
             None => Poll::Pending,
         }
     }

@@ -1,4 +1,5 @@
-//! The tasks and callers that make calls: drivers, one call after another while hits gather, and callers that lead.
+//! The tasks and callers that make calls: drivers, one call after another while hits gather, and
+//! callers that lead.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,7 +23,11 @@ impl Driver {
     pub fn spawn(queue: &Arc<Queue>, starts: impl IntoIterator<Item = Start>) {
         for sending in starts {
             let runtime = queue.hire();
-            let driver = Driver { queue: queue.clone(), sending, has_retired: false };
+            let driver = Driver {
+                queue: queue.clone(),
+                sending,
+                has_retired: false,
+            };
             if let Some(runtime) = runtime {
                 runtime.spawn(driver.run());
             }
@@ -34,9 +39,13 @@ impl Driver {
             match &mut self.sending {
                 Some(sending) => {
                     drive(&self.queue, sending).await;
-                    // the callers just notified add their next hits first, so that the next call carries more
+                    // the callers just notified add their next hits first, so that the next call
+                    // carries more
                     yield_now().await;
-                    self.sending = self.sending.take().and_then(|ended| self.queue.finish(*ended));
+                    self.sending = self
+                        .sending
+                        .take()
+                        .and_then(|ended| self.queue.finish(*ended));
                 }
                 None => {
                     self.has_retired = self.queue.retire();
@@ -59,7 +68,8 @@ impl Drop for Driver {
     }
 }
 
-/// The first caller of a call, which is quicker to make the call itself. No other caller depends on it for long.
+/// The first caller of a call, which is quicker to make the call itself. No other caller depends on
+/// it for long.
 #[derive(Debug)]
 pub struct Leader {
     queue: Arc<Queue>,
@@ -68,7 +78,10 @@ pub struct Leader {
 
 impl Leader {
     pub async fn lead(queue: &Arc<Queue>, sending: Box<Sending>) {
-        let mut leader = Leader { queue: queue.clone(), sending: Some(sending) };
+        let mut leader = Leader {
+            queue: queue.clone(),
+            sending: Some(sending),
+        };
         if let Some(sending) = &mut leader.sending {
             drive(queue, sending).await;
         }
@@ -86,14 +99,17 @@ impl Drop for Leader {
     }
 }
 
-/// Makes a call until its outcome is known or its deadline has passed. Checks the other calls if that takes long.
+/// Makes a call until its outcome is known or its deadline has passed. Checks the other calls if
+/// that takes long.
 async fn drive(queue: &Arc<Queue>, sending: &mut Sending) {
     let (call, deadline) = (sending.call.clone(), sending.until.deadline);
     {
         let mut made = pin!(async {
             sending.make(queue).await;
             match call.outcome() {
-                Some(Outcome::NotExecuted(refusal)) => sleep(queue.refused(&call, refusal.again())).await,
+                Some(Outcome::NotExecuted(refusal)) => {
+                    sleep(queue.refused(&call, refusal.again())).await
+                }
                 _ => queue.accepted(),
             }
         });

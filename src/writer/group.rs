@@ -12,8 +12,9 @@ const HITS: u64 = 100_000;
 
 /// The hits for one call.
 ///
-/// Deltas of the same sign are summed by id. Every intermediate value then lies between its neighbours, so that each
-/// caller can receive its own. A sum of both signs could leave the range midway and still end within it.
+/// Deltas of the same sign are summed by id. Every intermediate value then lies between its
+/// neighbours, so that each caller can receive its own. A sum of both signs could leave the range
+/// midway and still end within it.
 #[derive(Debug, Default)]
 pub struct Group {
     ups: IndexMap<Box<[u8]>, Pair>,
@@ -63,7 +64,10 @@ enum List {
 
 impl Group {
     pub fn with_capacity(pairs: usize) -> Self {
-        Group { ups: IndexMap::with_capacity(pairs), ..Group::default() }
+        Group {
+            ups: IndexMap::with_capacity(pairs),
+            ..Group::default()
+        }
     }
 
     /// Returns whether the group has room for `pairs` more pairs, with at most `most` in all.
@@ -86,53 +90,116 @@ impl Group {
 
     /// Adds a delta that stands for `hits` hits.
     pub fn push(&mut self, partition: u32, id: &[u8], delta: i64, hits: u64) -> Position {
-        let (list, pairs) = if delta < 0 { (List::Downs, &mut self.downs) } else { (List::Ups, &mut self.ups) };
+        let (list, pairs) = if delta < 0 {
+            (List::Downs, &mut self.downs)
+        } else {
+            (List::Ups, &mut self.ups)
+        };
         let Some((index, _, pair)) = pairs.get_full_mut(id) else {
             self.hits += hits;
-            let (index, _) =
-                pairs.insert_full(id.into(), Pair { partition, sum: delta, hits, callers: 1, sets: false });
-            return Position { list, index, so_far: delta };
+            let (index, _) = pairs.insert_full(
+                id.into(),
+                Pair {
+                    partition,
+                    sum: delta,
+                    hits,
+                    callers: 1,
+                    sets: false,
+                },
+            );
+            return Position {
+                list,
+                index,
+                so_far: delta,
+            };
         };
-        let Some(so_far) = pair.sum.checked_add(delta) else { return self.push_alone(partition, id, delta, hits) };
-        *pair = Pair { sum: so_far, hits: pair.hits + hits, callers: pair.callers + 1, ..*pair };
+        let Some(so_far) = pair.sum.checked_add(delta) else {
+            return self.push_alone(partition, id, delta, hits);
+        };
+        *pair = Pair {
+            sum: so_far,
+            hits: pair.hits + hits,
+            callers: pair.callers + 1,
+            ..*pair
+        };
         self.hits += hits;
-        Position { list, index, so_far }
+        Position {
+            list,
+            index,
+            so_far,
+        }
     }
 
     /// Adds a delta that is not summed with others.
     pub fn push_alone(&mut self, partition: u32, id: &[u8], delta: i64, hits: u64) -> Position {
-        self.push_single(id, Pair { partition, sum: delta, hits, callers: 1, sets: false })
+        self.push_single(
+            id,
+            Pair {
+                partition,
+                sum: delta,
+                hits,
+                callers: 1,
+                sets: false,
+            },
+        )
     }
 
     /// Adds a value that replaces the counter's, after all sums.
     pub fn push_set(&mut self, partition: u32, id: &[u8], value: i64) -> Position {
-        self.push_single(id, Pair { partition, sum: value, hits: 1, callers: 1, sets: true })
+        self.push_single(
+            id,
+            Pair {
+                partition,
+                sum: value,
+                hits: 1,
+                callers: 1,
+                sets: true,
+            },
+        )
     }
 
     fn push_single(&mut self, id: &[u8], pair: Pair) -> Position {
         self.hits += pair.hits;
         self.alone.push((id.into(), pair));
-        Position { list: List::Alone, index: self.alone.len() - 1, so_far: pair.sum }
+        Position {
+            list: List::Alone,
+            index: self.alone.len() - 1,
+            so_far: pair.sum,
+        }
     }
 
-    /// Adds a seed, used if the counter is missing. It replaces an earlier seed, because its ticket is newer.
+    /// Adds a seed, used if the counter is missing. It replaces an earlier seed, because its ticket
+    /// is newer.
     pub fn push_seed(&mut self, partition: u32, id: &[u8], seed: Seed) {
         self.seeds.insert(id.into(), (partition, seed));
     }
 
-    /// Returns the pairs by partition, as a call carries them, each with its index in the results of the whole group.
+    /// Returns the pairs by partition, as a call carries them, each with its index in the results
+    /// of the whole group.
     pub fn by_partition(&self) -> Vec<Share<'_>> {
         let mut shares: Vec<Share<'_>> = Vec::new();
         let mut at = HashMap::<u32, usize>::new();
         for (index, (id, pair)) in self.all().enumerate() {
             let share = *at.entry(pair.partition).or_insert_with(|| {
-                shares.push(Share { partition: pair.partition, hits: 0, indexes: Vec::new(), pairs: Vec::new() });
+                shares.push(Share {
+                    partition: pair.partition,
+                    hits: 0,
+                    indexes: Vec::new(),
+                    pairs: Vec::new(),
+                });
                 shares.len() - 1
             });
             let share = &mut shares[share];
             share.hits += pair.hits;
             share.indexes.push(index);
-            share.pairs.push((id, if pair.sets { Change::Set(pair.sum) } else { Change::Add(pair.sum) }));
+            share.pairs.push((
+                id,
+                if pair.sets {
+                    Change::Set(pair.sum)
+                } else {
+                    Change::Add(pair.sum)
+                },
+            ));
         }
         shares
     }
@@ -143,25 +210,43 @@ impl Group {
         own.map(|(id, (_, seed))| (&**id, *seed)).collect()
     }
 
-    /// Returns each pair's hits and result. Omits refused sums of several callers, whose hits are retried alone.
-    pub fn settled_hits<'a>(&'a self, results: &'a [PairResult]) -> impl Iterator<Item = (u64, PairResult)> + 'a {
-        let settled = |((_, pair), result): ((_, &Pair), &PairResult)| (pair.hits, *result, pair.comes_again(*result));
-        self.all().zip(results).map(settled).filter(|(.., again)| !again).map(|(hits, result, _)| (hits, result))
+    /// Returns each pair's hits and result. Omits refused sums of several callers, whose hits are
+    /// retried alone.
+    pub fn settled_hits<'a>(
+        &'a self,
+        results: &'a [PairResult],
+    ) -> impl Iterator<Item = (u64, PairResult)> + 'a {
+        let settled = |((_, pair), result): ((_, &Pair), &PairResult)| {
+            (pair.hits, *result, pair.comes_again(*result))
+        };
+        self.all()
+            .zip(results)
+            .map(settled)
+            .filter(|(.., again)| !again)
+            .map(|(hits, result, _)| (hits, result))
     }
 
-    /// Returns the outcome of a hit, given those of the pairs; `None` if it was refused in a sum and must be tried
-    /// alone.
-    pub fn own(&self, position: Position, results: &[PairResult], repeated: bool) -> Option<PairResult> {
+    /// Returns the outcome of a hit, given those of the pairs; `None` if it was refused in a sum
+    /// and must be tried alone.
+    pub fn own(
+        &self,
+        position: Position,
+        results: &[PairResult],
+        repeated: bool,
+    ) -> Option<PairResult> {
         let (place, pair) = match position.list {
             List::Ups => (position.index, &self.ups[position.index]),
             List::Downs => (self.ups.len() + position.index, &self.downs[position.index]),
-            List::Alone => (self.ups.len() + self.downs.len() + position.index, &self.alone[position.index].1),
+            List::Alone => (
+                self.ups.len() + self.downs.len() + position.index,
+                &self.alone[position.index].1,
+            ),
         };
         match results[place] {
             // a repeat receives the current pending value, which includes other callers' later hits
-            PairResult::Counted(sum) if !repeated => {
-                Some(PairResult::Counted(sum.wrapping_sub(pair.sum).wrapping_add(position.so_far)))
-            }
+            PairResult::Counted(sum) if !repeated => Some(PairResult::Counted(
+                sum.wrapping_sub(pair.sum).wrapping_add(position.so_far),
+            )),
             // of several visits of one visitor, only the first is a first visit
             PairResult::First if position.so_far > 1 => Some(PairResult::Again),
             refused if pair.comes_again(refused) => None,
@@ -170,12 +255,16 @@ impl Group {
     }
 
     fn all(&self) -> impl Iterator<Item = (&Box<[u8]>, &Pair)> {
-        self.ups.iter().chain(&self.downs).chain(self.alone.iter().map(|(id, pair)| (id, pair)))
+        self.ups
+            .iter()
+            .chain(&self.downs)
+            .chain(self.alone.iter().map(|(id, pair)| (id, pair)))
     }
 }
 
 impl Pair {
-    /// Returns whether the pair's hits are retried alone: one of them may fit where the sum does not.
+    /// Returns whether the pair's hits are retried alone: one of them may fit where the sum does
+    /// not.
     fn comes_again(self, result: PairResult) -> bool {
         self.callers > 1 && matches!(result, PairResult::OutOfRange(_))
     }

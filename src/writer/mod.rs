@@ -1,5 +1,6 @@
-//! The write path of a family (docs/protocol.md, section 3): fenced calls, each with all hits that arrived while others
-//! were in flight. This is group commit: no hit waits for a timer, and calls grow with the load.
+//! The write path of a family (docs/protocol.md, section 3): fenced calls, each with all hits that
+//! arrived while others were in flight. This is group commit: no hit waits for a timer, and calls
+//! grow with the load.
 
 mod call;
 mod commit;
@@ -75,12 +76,17 @@ impl Writer {
         // random, so that not all processes begin with the same partition
         let turn = AtomicU32::new(random()? as u32);
         let queue = Arc::new(Queue::new(redis, opened, topology, work, closed)?);
-        Ok(Writer { queue, turn, recorder: Recorder::new() })
+        Ok(Writer {
+            queue,
+            turn,
+            recorder: Recorder::new(),
+        })
     }
 
     /// Counts one hit. Without `wait`, returns an error if too many others already wait.
     pub async fn add(&self, id: &[u8], delta: i64, timeout: Duration, wait: bool) -> HitResult {
-        self.change(id, Change::Add(delta), None, timeout, wait).await
+        self.change(id, Change::Add(delta), None, timeout, wait)
+            .await
     }
 
     /// Applies a change to one counter. If a seed is given, a missing counter is seeded first.
@@ -92,7 +98,11 @@ impl Writer {
         timeout: Duration,
         wait: bool,
     ) -> HitResult {
-        let terms = Terms { timeout, wait, taken: false };
+        let terms = Terms {
+            timeout,
+            wait,
+            taken: false,
+        };
         let partition = self.partition_for(id);
         let push = |group: &mut Group| {
             self.queue.has_room_for(group, 1).then(|| {
@@ -107,36 +117,94 @@ impl Writer {
         };
         let (call, position) = self.queue.count((partition, false), terms, push).await?;
         match (call.own(position)?, change) {
-            (None, Change::Add(delta)) => Box::pin(self.add_alone(&Hit { partition, id, delta, hits: 1 }, terms)).await,
+            (None, Change::Add(delta)) => {
+                Box::pin(self.add_alone(
+                    &Hit {
+                        partition,
+                        id,
+                        delta,
+                        hits: 1,
+                    },
+                    terms,
+                ))
+                .await
+            }
             (result, _) => result.ok_or_else(|| Error::corrupt("a value was summed")),
         }
     }
 
     /// Counts a hit, or a sum of hits, that was refused as part of a larger sum.
     async fn add_alone(&self, hit: &Hit<'_>, terms: Terms) -> HitResult {
-        let Hit { partition, id, delta, hits } = *hit;
-        let push =
-            |group: &mut Group| self.queue.has_room_for(group, 1).then(|| group.push_alone(partition, id, delta, hits));
-        let (call, position) = self.queue.count((partition, false), Terms { wait: true, ..terms }, push).await?;
-        call.own(position)?.ok_or_else(|| Error::corrupt("a hit that was tried alone was summed"))
+        let Hit {
+            partition,
+            id,
+            delta,
+            hits,
+        } = *hit;
+        let push = |group: &mut Group| {
+            self.queue
+                .has_room_for(group, 1)
+                .then(|| group.push_alone(partition, id, delta, hits))
+        };
+        let (call, position) = self
+            .queue
+            .count(
+                (partition, false),
+                Terms {
+                    wait: true,
+                    ..terms
+                },
+                push,
+            )
+            .await?;
+        call.own(position)?
+            .ok_or_else(|| Error::corrupt("a hit that was tried alone was summed"))
     }
 
-    /// Counts many hits and returns the outcome of each. Hits that fit into one call go together, and each call fails
-    /// on its own.
+    /// Counts many hits and returns the outcome of each. Hits that fit into one call go together,
+    /// and each call fails on its own.
     pub async fn add_many(&self, hits: &[(&[u8], i64)], timeout: Duration) -> Vec<HitResult> {
-        let all = hits.iter().map(|(id, delta)| Hit { partition: self.partition_for(id), id, delta: *delta, hits: 1 });
-        self.add_all(&all.collect::<Vec<_>>(), Terms { timeout, wait: true, taken: false }).await
+        let all = hits.iter().map(|(id, delta)| Hit {
+            partition: self.partition_for(id),
+            id,
+            delta: *delta,
+            hits: 1,
+        });
+        self.add_all(
+            &all.collect::<Vec<_>>(),
+            Terms {
+                timeout,
+                wait: true,
+                taken: false,
+            },
+        )
+        .await
     }
 
     async fn add_all(&self, hits: &[Hit<'_>], terms: Terms) -> Vec<HitResult> {
         let mut shares: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         let spans = self.queue.spans_partitions();
         for (index, hit) in hits.iter().enumerate() {
-            shares.entry(if spans { 0 } else { hit.partition }).or_default().push(index);
+            shares
+                .entry(if spans { 0 } else { hit.partition })
+                .or_default()
+                .push(index);
         }
-        let chunks: Vec<_> = shares.values().flat_map(|indexes| indexes.chunks(self.chunk())).collect();
-        let results = join_all(chunks.iter().map(|indexes| self.add_some(indexes, hits, terms))).await;
-        let mut results: Vec<_> = chunks.into_iter().flatten().zip(results.into_iter().flatten()).collect();
+        let chunks: Vec<_> = shares
+            .values()
+            .flat_map(|indexes| indexes.chunks(self.chunk()))
+            .collect();
+        let results = join_all(
+            chunks
+                .iter()
+                .map(|indexes| self.add_some(indexes, hits, terms)),
+        )
+        .await;
+        let mut results: Vec<_> = chunks
+            .into_iter()
+            .flatten()
+            .zip(results.into_iter().flatten())
+            .collect();
         results.sort_unstable_by_key(|(index, _)| **index);
         results.into_iter().map(|(_, result)| result).collect()
     }
@@ -171,7 +239,9 @@ impl Writer {
     /// Counts a hit in this process, and makes sure that it is sent soon.
     pub fn record(self: &Arc<Self>, id: &[u8], delta: i64) -> Result<()> {
         let family = self.queue.family();
-        let partition = family.home_of(id).unwrap_or_else(|| family.partition_by(id));
+        let partition = family
+            .home_of(id)
+            .unwrap_or_else(|| family.partition_by(id));
         self.recorder.record(&self.queue, partition, id, delta)?;
         Recorder::begin(self);
         Ok(())
@@ -188,7 +258,8 @@ impl Writer {
         self.recorder.outcome()
     }
 
-    /// Sends a closed writer's recorded hits and waits for its calls in flight, however long Redis is unreachable.
+    /// Sends a closed writer's recorded hits and waits for its calls in flight, however long Redis
+    /// is unreachable.
     pub async fn finish(self: &Arc<Self>) -> Result<()> {
         let (mut pause, mut result) = (Backoff::default(), Ok(()));
         while let Err(error) = Recorder::send_now(self.clone()).await {
@@ -218,7 +289,8 @@ impl Writer {
         if let Some(home) = family.home_of(id) {
             return home;
         }
-        // the same partition as before while nothing waits there, so that fewer partitions are synced to the database
+        // the same partition as before while nothing waits there, so that fewer partitions are
+        // synced to the database
         let count = family.partitions();
         let last = self.turn.load(Ordering::Relaxed) % count;
         if self.queue.waiting(last) == 0 {
@@ -226,6 +298,8 @@ impl Writer {
         }
         let first = self.turn.fetch_add(1, Ordering::Relaxed);
         let candidates = (0..count.min(CANDIDATES)).map(|step| first.wrapping_add(step) % count);
-        candidates.min_by_key(|number| self.queue.waiting(*number)).unwrap_or(0)
+        candidates
+            .min_by_key(|number| self.queue.waiting(*number))
+            .unwrap_or(0)
     }
 }

@@ -22,7 +22,8 @@ pub struct Opened {
     /// Its number in this process.
     pub number: u64,
     pub family: Family,
-    /// Set if a reconciler found the family in the database. It is replaced when the process itself opens the family.
+    /// Set if a reconciler found the family in the database. It is replaced when the process itself
+    /// opens the family.
     pub is_served: bool,
     /// The family as registered in the database, once it is.
     pub registered: OnceCell<Arc<Registered>>,
@@ -47,23 +48,33 @@ impl Opened {
         }
     }
 
-    /// Returns whether this is the family as now configured. Stores the database's number for it if it was unknown.
+    /// Returns whether this is the family as now configured. Stores the database's number for it if
+    /// it was unknown.
     pub fn is_same(&self, family: &Family, registered: Option<&Arc<Registered>>) -> bool {
         if let (None, Some(registered)) = (self.registered.get(), registered)
             && self.family == *family
         {
             let _ = self.registered.set(registered.clone());
         }
-        let is_known = || self.registered.get().zip(registered).is_none_or(|(known, new)| known == new);
+        let is_known = || {
+            self.registered
+                .get()
+                .zip(registered)
+                .is_none_or(|(known, new)| known == new)
+        };
         !self.is_served && self.family == *family && is_known()
     }
 
-    /// Returns the family as registered in the database, and registers it if that failed when the family was opened. No
-    /// data is written, and no row read, before the database has accepted the configuration.
+    /// Returns the family as registered in the database, and registers it if that failed when the
+    /// family was opened. No data is written, and no row read, before the database has accepted the
+    /// configuration.
     pub async fn registered(&self, store: &dyn Store) -> Result<&Arc<Registered>> {
         let register = || async {
             let number = store.register(&self.family).await?;
-            Ok(Arc::new(Registered { family: self.family.clone(), number }))
+            Ok(Arc::new(Registered {
+                family: self.family.clone(),
+                number,
+            }))
         };
         self.registered.get_or_try_init(register).await
     }
@@ -73,7 +84,9 @@ impl Opened {
         let (mut counted, mut range, mut full, mut unknown) = (0, 0, 0, 0);
         for (hits, result) in hits {
             match result {
-                Some(PairResult::Counted(_) | PairResult::First | PairResult::Again) => counted += hits,
+                Some(PairResult::Counted(_) | PairResult::First | PairResult::Again) => {
+                    counted += hits
+                }
                 Some(PairResult::OutOfRange(_)) => range += hits,
                 Some(PairResult::Full) => full += hits,
                 None => unknown += hits,
@@ -91,25 +104,34 @@ impl Opened {
         for (reason, hits) in [("range", range), ("full", full)] {
             if hits > 0 {
                 let family = self.label.clone();
-                ::metrics::counter!(metrics::REFUSED, "family" => family, "reason" => reason).increment(hits);
+                ::metrics::counter!(metrics::REFUSED, "family" => family, "reason" => reason)
+                    .increment(hits);
             }
         }
     }
 }
 
-/// The last known incarnation of each partition. An exact read guesses that it is still current, so that it can query
-/// the database and Redis at the same time. After a wrong guess the database's reply is discarded.
+/// The last known incarnation of each partition. An exact read guesses that it is still current, so
+/// that it can query the database and Redis at the same time. After a wrong guess the database's
+/// reply is discarded.
 #[derive(Debug, Default)]
 pub struct Incarnations(RwLock<HashMap<u32, Incarnation>>);
 
 impl Incarnations {
     pub fn guess(&self, partition: u32) -> Option<Incarnation> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&partition).copied()
+        self.0
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&partition)
+            .copied()
     }
 
     pub fn seen(&self, partition: u32, incarnation: Incarnation) {
         if self.guess(partition) != Some(incarnation) {
-            self.0.write().unwrap_or_else(PoisonError::into_inner).insert(partition, incarnation);
+            self.0
+                .write()
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert(partition, incarnation);
         }
     }
 }
@@ -132,7 +154,12 @@ pub enum Announced {
 
 impl Work {
     pub fn announce(&self, announced: Announced) {
-        if self.announced.lock().unwrap_or_else(PoisonError::into_inner).insert(announced) {
+        if self
+            .announced
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(announced)
+        {
             self.notify.notify_one();
         }
     }
@@ -140,7 +167,12 @@ impl Work {
     /// Waits for announcements, and takes all of them.
     pub async fn take(&self) -> HashSet<Announced> {
         loop {
-            let taken = std::mem::take(&mut *self.announced.lock().unwrap_or_else(PoisonError::into_inner));
+            let taken = std::mem::take(
+                &mut *self
+                    .announced
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
             if !taken.is_empty() {
                 return taken;
             }

@@ -1,4 +1,5 @@
-//! The queue of a family: hits gather while calls are in flight, and leave together in the next call.
+//! The queue of a family: hits gather while calls are in flight, and leave together in the next
+//! call.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,11 +22,13 @@ use crate::writer::group::Group;
 use crate::writer::opened::{Opened, SHUT_DOWN, Work};
 use crate::writer::terms::{SLOW, Terms, Until};
 
-/// The limit of calls in flight where each stays in one partition: low, so that each call carries more.
+/// The limit of calls in flight where each stays in one partition: low, so that each call carries
+/// more.
 const PARTITION_CALLS: usize = 4;
 /// The limit of calls in flight to one node: hits gather for one while the other is in flight.
 const NODE_CALLS: usize = 2;
-/// The time after which a call is lost: whatever makes it is no longer polled, or would have checked the time.
+/// The time after which a call is lost: whatever makes it is no longer polled, or would have
+/// checked the time.
 const LOST: Duration = SLOW.saturating_mul(3);
 /// The longest pause after refusals by Redis.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
@@ -132,10 +135,26 @@ impl Queue {
         closed: Arc<AtomicBool>,
     ) -> Result<Self> {
         let names = Names::new()?;
-        let homes = (0..opened.family.partitions()).map(|_| OnceLock::new()).collect();
-        let state = Mutex::new(State { runtime: Handle::try_current().ok(), ..State::default() });
+        let homes = (0..opened.family.partitions())
+            .map(|_| OnceLock::new())
+            .collect();
+        let state = Mutex::new(State {
+            runtime: Handle::try_current().ok(),
+            ..State::default()
+        });
         let (room, lacks_driver) = (Notify::new(), AtomicBool::new(false));
-        Ok(Queue { opened, topology, work, closed, redis, homes, names, state, room, lacks_driver })
+        Ok(Queue {
+            opened,
+            topology,
+            work,
+            closed,
+            redis,
+            homes,
+            names,
+            state,
+            room,
+            lacks_driver,
+        })
     }
 
     pub fn family(&self) -> &Family {
@@ -149,20 +168,30 @@ impl Queue {
     /// Returns an error if the queue no longer accepts hits.
     pub fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::Relaxed) {
-            Err(Error::new(ErrorKind::Closed, format!("{}: not counted: {SHUT_DOWN}", self.family())))
+            Err(Error::new(
+                ErrorKind::Closed,
+                format!("{}: not counted: {SHUT_DOWN}", self.family()),
+            ))
         } else {
             Ok(())
         }
     }
 
-    /// Returns whether no hit is gathered or in flight. Stays `true` after closing, except for hits recorded before.
+    /// Returns whether no hit is gathered or in flight. Stays `true` after closing, except for hits
+    /// recorded before.
     pub fn is_idle(&self) -> bool {
         let state = self.state();
-        let none_gathers = || state.gathering.iter().all(|gathering| gathering.group.is_empty());
+        let none_gathers = || {
+            state
+                .gathering
+                .iter()
+                .all(|gathering| gathering.group.is_empty())
+        };
         state.alone == 0 && !state.under_way.iter().any(UnderWay::is_open) && none_gathers()
     }
 
-    /// Accepts a hit that goes in a call of its own. It is in flight until the returned guard is dropped.
+    /// Accepts a hit that goes in a call of its own. It is in flight until the returned guard is
+    /// dropped.
     pub fn take_alone(&self) -> Result<Alone<'_>> {
         let mut state = self.state();
         self.check_open()?;
@@ -173,7 +202,8 @@ impl Queue {
     /// Returns the home of calls to this partition.
     pub fn home(&self, partition: u32) -> &Home {
         let home = self.topology.home_of(partition);
-        self.homes[home as usize].get_or_init(|| Home::new(self.partition(home), home, self.topology.clone()))
+        self.homes[home as usize]
+            .get_or_init(|| Home::new(self.partition(home), home, self.topology.clone()))
     }
 
     /// Returns whether a call may carry hits of several partitions.
@@ -183,12 +213,19 @@ impl Queue {
 
     /// Returns the slot where hits of this partition gather.
     fn place_of(&self, partition: u32) -> usize {
-        if self.spans_partitions() { 0 } else { partition as usize }
+        if self.spans_partitions() {
+            0
+        } else {
+            partition as usize
+        }
     }
 
     /// Returns the number of pairs that wait for a call to this partition.
     pub fn waiting(&self, partition: u32) -> usize {
-        self.state().gathering.get(self.place_of(partition)).map_or(0, |gathering| gathering.group.len())
+        self.state()
+            .gathering
+            .get(self.place_of(partition))
+            .map_or(0, |gathering| gathering.group.len())
     }
 
     /// Returns whether the group has room for `pairs` more pairs.
@@ -217,14 +254,28 @@ impl Queue {
         let gathering = &mut state.gathering[place];
         let is_first = gathering.group.is_empty();
         if is_first {
-            *gathering = Gathering { group: std::mem::take(&mut gathering.group), ..Gathering::new() };
+            *gathering = Gathering {
+                group: std::mem::take(&mut gathering.group),
+                ..Gathering::new()
+            };
         }
         let call = gathering.call.clone();
-        let Some(positions) = push(&mut gathering.group) else { return Ok(Joined::Full(call)) };
+        let Some(positions) = push(&mut gathering.group) else {
+            return Ok(Joined::Full(call));
+        };
         let until = until.unwrap_or_else(|| Until::new(gathering.at, terms.timeout));
         gathering.until = gathering.until.or(until);
-        let turn = if is_first { self.begin(state, place) } else { Turn::Waits(None) };
-        Ok(Joined::Member(Member { positions, call, until, turn }))
+        let turn = if is_first {
+            self.begin(state, place)
+        } else {
+            Turn::Waits(None)
+        };
+        Ok(Joined::Member(Member {
+            positions,
+            call,
+            until,
+            turn,
+        }))
     }
 
     /// Returns the turn of a call's first caller.
@@ -242,7 +293,10 @@ impl Queue {
     }
 
     fn take_stranded(&self, state: &mut State) -> Option<Box<Sending>> {
-        let at = state.stranded.iter().position(|one| self.may_start(state, one.place))?;
+        let at = state
+            .stranded
+            .iter()
+            .position(|one| self.may_start(state, one.place))?;
         let sending = Box::new(state.stranded.swap_remove(at));
         state.under_way.push(UnderWay::new(&sending));
         Some(sending)
@@ -250,7 +304,10 @@ impl Queue {
 
     fn take_ready(&self, state: &mut State) -> Option<Box<Sending>> {
         loop {
-            let at = state.ready.iter().position(|place| self.may_start(state, *place))?;
+            let at = state
+                .ready
+                .iter()
+                .position(|place| self.may_start(state, *place))?;
             let place = state.ready.remove(at)?;
             if Instant::now() >= state.gathering[place].until.begin {
                 self.send_away(state, place);
@@ -262,35 +319,55 @@ impl Queue {
 
     /// Takes the gathered hits as a call in flight.
     fn take_off(&self, state: &mut State, place: usize) -> Box<Sending> {
-        let Gathering { group, call, until, .. } = &mut state.gathering[place];
+        let Gathering {
+            group, call, until, ..
+        } = &mut state.gathering[place];
         let next = Group::with_capacity(group.len());
         let mut caller = state.idle.pop().unwrap_or_else(|| self.names.caller());
         caller.n += 1;
-        let sending = Sending::new(call.clone(), std::mem::replace(group, next), caller, *until, place);
+        let sending = Sending::new(
+            call.clone(),
+            std::mem::replace(group, next),
+            caller,
+            *until,
+            place,
+        );
         state.under_way.push(UnderWay::new(&sending));
         self.room.notify_waiters();
         Box::new(sending)
     }
 
     fn may_start(&self, state: &State, place: usize) -> bool {
-        let (most, to_one) = if self.spans_partitions() { (NODE_CALLS, NODE_CALLS) } else { (PARTITION_CALLS, 1) };
+        let (most, to_one) = if self.spans_partitions() {
+            (NODE_CALLS, NODE_CALLS)
+        } else {
+            (PARTITION_CALLS, 1)
+        };
         let under_way = || state.under_way.iter().filter(|one| !one.lost);
-        let quick = under_way().filter(|one| !one.slow || one.place == place).count();
+        let quick = under_way()
+            .filter(|one| !one.slow || one.place == place)
+            .count();
         quick < most && under_way().filter(|one| one.place == place).count() < to_one
     }
 
     /// Removes a call that has ended. Returns the next call that may start.
     pub fn finish(&self, ended: Sending) -> Option<Box<Sending>> {
         let mut state = self.state();
-        state.under_way.retain(|one| !Arc::ptr_eq(&one.call, &ended.call));
+        state
+            .under_way
+            .retain(|one| !Arc::ptr_eq(&one.call, &ended.call));
         // a call of unknown outcome may still arrive, and a caller has one call in flight
-        if matches!(ended.call.outcome(), Some(Outcome::Counted { .. } | Outcome::NotExecuted(_))) {
+        if matches!(
+            ended.call.outcome(),
+            Some(Outcome::Counted { .. } | Outcome::NotExecuted(_))
+        ) {
             state.idle.push(ended.caller);
         }
         self.take_next(&mut state)
     }
 
-    /// Registers one more driver. Returns its runtime: the family's or, once that has ended, the current one.
+    /// Registers one more driver. Returns its runtime: the family's or, once that has ended, the
+    /// current one.
     pub fn hire(&self) -> Option<Handle> {
         let mut state = self.state();
         state.drivers += 1;
@@ -298,7 +375,8 @@ impl Queue {
         state.runtime.clone()
     }
 
-    /// Deregisters a driver without a call and returns `true`, or `false` for the last driver while hits wait.
+    /// Deregisters a driver without a call and returns `true`, or `false` for the last driver while
+    /// hits wait.
     pub fn retire(&self) -> bool {
         let mut state = self.state();
         let may_go = state.drivers > 1 || state.ready.is_empty() && state.stranded.is_empty();
@@ -306,13 +384,16 @@ impl Queue {
         may_go
     }
 
-    /// Deregisters a driver that exits with its runtime, and wakes the waiting callers, which start another one.
+    /// Deregisters a driver that exits with its runtime, and wakes the waiting callers, which start
+    /// another one.
     pub fn strand(&self, sending: Option<Box<Sending>>) {
         let mut state = self.state();
         state.drivers -= 1;
         state.runtime = None;
         if let Some(sending) = sending {
-            state.under_way.retain(|one| !Arc::ptr_eq(&one.call, &sending.call));
+            state
+                .under_way
+                .retain(|one| !Arc::ptr_eq(&one.call, &sending.call));
             if sending.call.outcome().is_none() {
                 state.stranded.push(*sending);
             }
@@ -322,13 +403,16 @@ impl Queue {
         state.remind_ready();
     }
 
-    /// Returns the start of a driver that replaces one that exited with its runtime, if there is one.
+    /// Returns the start of a driver that replaces one that exited with its runtime, if there is
+    /// one.
     pub fn replace_driver(&self) -> Option<Start> {
         if !self.lacks_driver.load(Ordering::Acquire) {
             return None;
         }
         let mut state = self.state();
-        self.lacks_driver.swap(false, Ordering::AcqRel).then(|| self.take_next(&mut state))
+        self.lacks_driver
+            .swap(false, Ordering::AcqRel)
+            .then(|| self.take_next(&mut state))
     }
 
     /// Records that Redis refused a call. Returns the pause before the next one.
@@ -337,7 +421,11 @@ impl Queue {
         let state = &mut *guard;
         state.refusal = Some(refusal);
         // others need not wait until this one is retried
-        state.under_way.iter_mut().filter(|one| Arc::ptr_eq(&one.call, call)).for_each(|one| one.slow = true);
+        state
+            .under_way
+            .iter_mut()
+            .filter(|one| Arc::ptr_eq(&one.call, call))
+            .for_each(|one| one.slow = true);
         state.refusals.next().min(LONGEST_PAUSE)
     }
 
@@ -352,7 +440,11 @@ impl Queue {
     /// Ends a call of which nothing was sent, so that its callers retry.
     pub fn dismiss(&self, call: &Arc<Call>) {
         let mut state = self.state();
-        if let Some(place) = state.gathering.iter().position(|one| Arc::ptr_eq(&one.call, call)) {
+        if let Some(place) = state
+            .gathering
+            .iter()
+            .position(|one| Arc::ptr_eq(&one.call, call))
+        {
             self.send_away(&mut state, place);
         }
     }
@@ -361,8 +453,15 @@ impl Queue {
         let Gathering { group, call, .. } = &mut state.gathering[place];
         if !group.is_empty() {
             *group = Group::default();
-            let silence = || self.error(ErrorKind::Redis, "not counted: Redis has not replied to the calls before");
-            call.end(Outcome::NotExecuted(state.refusal.as_ref().map_or_else(silence, Error::again)));
+            let silence = || {
+                self.error(
+                    ErrorKind::Redis,
+                    "not counted: Redis has not replied to the calls before",
+                )
+            };
+            call.end(Outcome::NotExecuted(
+                state.refusal.as_ref().map_or_else(silence, Error::again),
+            ));
             self.room.notify_waiters();
         }
         state.ready.retain(|ready| *ready != place);
@@ -370,7 +469,12 @@ impl Queue {
 
     /// Waits until nothing gathers for this call any more, at most until the deadline.
     pub async fn wait_for_room(&self, full: &Arc<Call>, deadline: Instant) -> Result<()> {
-        let late = || self.error(ErrorKind::Redis, "not counted: too many hits were waiting for Redis");
+        let late = || {
+            self.error(
+                ErrorKind::Redis,
+                "not counted: too many hits were waiting for Redis",
+            )
+        };
         let room = self.room.notified();
         let is_full = |one: &Gathering| Arc::ptr_eq(&one.call, full) && !one.group.is_empty();
         if !self.state().gathering.iter().any(is_full) {
@@ -379,8 +483,8 @@ impl Queue {
         timeout_at(deadline, room).await.map_err(|_| late())
     }
 
-    /// Checks for slow calls, on behalf of the task that makes `own`. Wakes the callers of slow calls to check the
-    /// time, and lets other partitions continue. Returns the drivers to start.
+    /// Checks for slow calls, on behalf of the task that makes `own`. Wakes the callers of slow
+    /// calls to check the time, and lets other partitions continue. Returns the drivers to start.
     pub fn look(&self, own: Option<&Arc<Call>>) -> Vec<Start> {
         let mut guard = self.state();
         let state = &mut *guard;
@@ -395,8 +499,13 @@ impl Queue {
                 one.call.remind();
             }
         }
-        let started = std::iter::from_fn(|| self.take_next(state)).map(Some).collect();
-        state.ready.iter().for_each(|place| state.gathering[*place].at = now);
+        let started = std::iter::from_fn(|| self.take_next(state))
+            .map(Some)
+            .collect();
+        state
+            .ready
+            .iter()
+            .for_each(|place| state.gathering[*place].at = now);
         state.remind_ready();
         started
     }
@@ -420,14 +529,24 @@ impl Drop for Alone<'_> {
 
 impl State {
     fn remind_ready(&self) {
-        self.ready.iter().for_each(|place| self.gathering[*place].call.remind());
+        self.ready
+            .iter()
+            .for_each(|place| self.gathering[*place].call.remind());
     }
 }
 
 impl UnderWay {
     fn new(sending: &Sending) -> Self {
         let (call, place, now) = (sending.call.clone(), sending.place, Instant::now());
-        UnderWay { call, place, since: now, deadline: sending.until.deadline, slow: false, seen: now, lost: false }
+        UnderWay {
+            call,
+            place,
+            since: now,
+            deadline: sending.until.deadline,
+            slow: false,
+            seen: now,
+            lost: false,
+        }
     }
 
     /// Returns whether the call may still be executed, whatever its callers have received.
@@ -439,6 +558,11 @@ impl UnderWay {
 impl Gathering {
     fn new() -> Self {
         let at = Instant::now();
-        Gathering { group: Group::default(), call: Arc::default(), at, until: Until::new(at, Duration::ZERO) }
+        Gathering {
+            group: Group::default(),
+            call: Arc::default(),
+            at,
+            until: Until::new(at, Duration::ZERO),
+        }
     }
 }

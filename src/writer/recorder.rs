@@ -18,8 +18,13 @@ use crate::writer::{Hit, Writer};
 
 /// The time for which sums are kept before they are sent.
 const PAUSE: Duration = Duration::from_millis(5);
-/// The conditions of a send. Hits that were definitely not counted within the timeout are kept and sent again.
-const TERMS: Terms = Terms { timeout: Duration::from_secs(5), wait: true, taken: true };
+/// The conditions of a send. Hits that were definitely not counted within the timeout are kept and
+/// sent again.
+const TERMS: Terms = Terms {
+    timeout: Duration::from_secs(5),
+    wait: true,
+    taken: true,
+};
 /// The number of ids kept for a family, divided equally among its partitions.
 const IDS: usize = 131_072;
 
@@ -50,7 +55,8 @@ pub enum Recorded {
     Refused {
         /// Hits refused because the buffer is [full](crate::Added::Full).
         full: u64,
-        /// Hits refused because the sum would leave the [signed 64-bit range](crate::Added::OutOfRange).
+        /// Hits refused because the sum would leave the [signed 64-bit
+        /// range](crate::Added::OutOfRange).
         out_of_range: u64,
     },
 }
@@ -61,7 +67,10 @@ impl Recorded {
             Recorded::Counted => (0, 0),
             Recorded::Refused { full, out_of_range } => (full, out_of_range),
         };
-        Recorded::Refused { full: full + more_full, out_of_range: out_of_range + more_out_of_range }
+        Recorded::Refused {
+            full: full + more_full,
+            out_of_range: out_of_range + more_out_of_range,
+        }
     }
 
     /// Returns the number of refused hits.
@@ -97,7 +106,9 @@ impl Recorder {
     /// Adds a hit to the sums.
     pub fn record(&self, queue: &Queue, partition: u32, id: &[u8], delta: i64) -> Result<()> {
         let family = queue.family();
-        let all = self.sums.get_or_init(|| (0..family.partitions()).map(|_| Mutex::default()).collect());
+        let all = self
+            .sums
+            .get_or_init(|| (0..family.partitions()).map(|_| Mutex::default()).collect());
         let mut sums = lock(&all[partition as usize]);
         // no hit is accepted that the final flush might have missed
         queue.check_open()?;
@@ -109,13 +120,19 @@ impl Recorder {
                     format!("{family}: the sum of {id:?} that waits to be sent would leave i64"),
                 )
             })?;
-            *sum = Sum { delta, hits: sum.hits + 1 };
+            *sum = Sum {
+                delta,
+                hits: sum.hits + 1,
+            };
         } else if sums.len() < IDS.div_ceil(all.len()) {
             sums.insert(id.into(), Sum { delta, hits: 1 });
         } else {
             return Err(Error::new(
                 ErrorKind::Busy,
-                format!("{family}: {} ids of a partition wait to be sent", sums.len()),
+                format!(
+                    "{family}: {} ids of a partition wait to be sent",
+                    sums.len()
+                ),
             ));
         }
         Ok(())
@@ -127,34 +144,61 @@ impl Recorder {
         if this.running.load(Ordering::Relaxed) {
             return;
         }
-        let Some(runtime) = Handle::try_current().ok().or_else(|| this.home.clone()) else { return };
+        let Some(runtime) = Handle::try_current().ok().or_else(|| this.home.clone()) else {
+            return;
+        };
         if !this.running.swap(true, Ordering::AcqRel) {
-            runtime.spawn(RecordSender { writer: writer.clone(), on: true }.run());
+            runtime.spawn(
+                RecordSender {
+                    writer: writer.clone(),
+                    on: true,
+                }
+                .run(),
+            );
         }
     }
 
-    /// Sends everything that was recorded before. Returns failures since the last call as an error; refusals are none.
+    /// Sends everything that was recorded before. Returns failures since the last call as an error;
+    /// refusals are none.
     pub async fn send_now(writer: Arc<Writer>) -> Result<()> {
         // in its own task: the caller may be dropped, but hits taken for sending must not be lost
         let sending = tokio::spawn(async move {
             let sent = writer.recorder.send(&writer).await;
             lock(&writer.recorder.lost).take().map_or(sent, Err)
         });
-        let ended =
-            |error| Error::new(ErrorKind::OutcomeUnknown, "the sending of recorded hits ended").with_source(error);
-        sending.await.unwrap_or_else(|error: tokio::task::JoinError| Err(ended(error)))
+        let ended = |error| {
+            Error::new(
+                ErrorKind::OutcomeUnknown,
+                "the sending of recorded hits ended",
+            )
+            .with_source(error)
+        };
+        sending
+            .await
+            .unwrap_or_else(|error: tokio::task::JoinError| Err(ended(error)))
     }
 
     async fn send(&self, writer: &Writer) -> Result<()> {
         let _one = self.sending.lock().await;
-        let Some(all) = self.sums.get() else { return Ok(()) };
-        let gauge = ::metrics::gauge!(metrics::RECORDED, "family" => writer.queue.opened.label.clone());
-        let taken: Vec<_> = all.iter().map(|sums| std::mem::take(&mut *lock(sums))).collect();
-        self.on_their_way.store(taken.iter().map(hits).sum(), Ordering::Relaxed);
+        let Some(all) = self.sums.get() else {
+            return Ok(());
+        };
+        let gauge =
+            ::metrics::gauge!(metrics::RECORDED, "family" => writer.queue.opened.label.clone());
+        let taken: Vec<_> = all
+            .iter()
+            .map(|sums| std::mem::take(&mut *lock(sums)))
+            .collect();
+        self.on_their_way
+            .store(taken.iter().map(hits).sum(), Ordering::Relaxed);
         gauge.set(self.on_their_way.load(Ordering::Relaxed) as f64);
         let sent = self.send_all(writer, &taken).await;
         self.on_their_way.store(0, Ordering::Relaxed);
-        gauge.set(if sent.is_ok() { 0.0 } else { self.hits() as f64 });
+        gauge.set(if sent.is_ok() {
+            0.0
+        } else {
+            self.hits() as f64
+        });
         // kept hits are sent again; lost hits must be reported, whichever task was sending them
         if let Err(error) = &sent
             && !error.is_retryable()
@@ -167,12 +211,20 @@ impl Recorder {
     async fn send_all(&self, writer: &Writer, taken: &[Sums]) -> Result<()> {
         let mut hits = Vec::new();
         for (partition, sums) in (0..).zip(taken) {
-            hits.extend(sums.iter().map(|(id, sum)| Hit { partition, id, delta: sum.delta, hits: sum.hits }));
+            hits.extend(sums.iter().map(|(id, sum)| Hit {
+                partition,
+                id,
+                delta: sum.delta,
+                hits: sum.hits,
+            }));
         }
         let family = writer.queue.family();
         let mut result = Ok(());
         for (hit, own) in hits.iter().zip(writer.add_all(&hits, TERMS).await) {
-            let sum = Sum { delta: hit.delta, hits: hit.hits };
+            let sum = Sum {
+                delta: hit.delta,
+                hits: hit.hits,
+            };
             let settled = match own {
                 Ok(PairResult::Counted(_)) => Ok(()),
                 Ok(why @ (PairResult::Full | PairResult::OutOfRange(_))) => {
@@ -197,14 +249,23 @@ impl Recorder {
         let mut sums = lock(&all[partition as usize]);
         let kept = sums.entry(id.into()).or_default();
         match kept.delta.checked_add(sum.delta) {
-            Some(delta) => *kept = Sum { delta, hits: kept.hits + sum.hits },
+            Some(delta) => {
+                *kept = Sum {
+                    delta,
+                    hits: kept.hits + sum.hits,
+                }
+            }
             None => self.refuse(family, id, sum, PairResult::OutOfRange(0)),
         }
     }
 
     fn refuse(&self, family: &Family, id: &[u8], sum: Sum, why: PairResult) {
         tracing::warn!(%family, id = %String::from_utf8_lossy(id), hits = sum.hits, delta = sum.delta, ?why, "recorded hits were refused");
-        let (full, out_of_range) = if why == PairResult::Full { (sum.hits, 0) } else { (0, sum.hits) };
+        let (full, out_of_range) = if why == PairResult::Full {
+            (sum.hits, 0)
+        } else {
+            (0, sum.hits)
+        };
         let mut refused = lock(&self.refused);
         *refused = refused.and(full, out_of_range);
     }
@@ -216,12 +277,17 @@ impl Recorder {
 
     /// Returns the number of hits that are kept or being sent.
     pub fn hits(&self) -> u64 {
-        let kept = self.sums.get().map_or(0, |all| all.iter().map(|sums| hits(&lock(sums))).sum());
+        let kept = self
+            .sums
+            .get()
+            .map_or(0, |all| all.iter().map(|sums| hits(&lock(sums))).sum());
         self.on_their_way.load(Ordering::Relaxed) + kept
     }
 
     fn is_empty(&self) -> bool {
-        self.sums.get().is_none_or(|all| all.iter().all(|sums| lock(sums).is_empty()))
+        self.sums
+            .get()
+            .is_none_or(|all| all.iter().all(|sums| lock(sums).is_empty()))
     }
 }
 
@@ -238,7 +304,8 @@ fn worse(one: Result<()>, other: Result<()>) -> Result<()> {
     }
 }
 
-/// The task that sends until nothing is left. It holds the writer, so it also sends after the last handle is dropped.
+/// The task that sends until nothing is left. It holds the writer, so it also sends after the last
+/// handle is dropped.
 struct RecordSender {
     writer: Arc<Writer>,
     on: bool,

@@ -1,9 +1,10 @@
 //! A hit that the application may request again, also from another process, and that counts once.
 //!
-//! A request is a caller whose calls are numbered from 1. They name the **previous** epoch, so that Redis looks them up
-//! in both memories: a repeat an epoch later receives the first outcome. A buffered counter takes one call. A missing
-//! cached counter is seeded and requested by the next number, so a repeat goes through the numbers up to the last. No
-//! call is sent whose predecessor may be forgotten: a late one never meets a memory that has begun anew.
+//! A request is a caller whose calls are numbered from 1. They name the **previous** epoch, so that
+//! Redis looks them up in both memories: a repeat an epoch later receives the first outcome. A
+//! buffered counter takes one call. A missing cached counter is seeded and requested by the next
+//! number, so a repeat goes through the numbers up to the last. No call is sent whose predecessor
+//! may be forgotten: a late one never meets a memory that has begun anew.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,9 +38,9 @@ impl<'a> Request<'a> {
         family.check_id(id)?;
         match name.len() {
             1..=64 => Ok(Request { name, id, delta }),
-            length => {
-                Err(Error::invalid(format!("{family}: request {name:?} has {length} bytes, allowed are 1 to 64")))
-            }
+            length => Err(Error::invalid(format!(
+                "{family}: request {name:?} has {length} bytes, allowed are 1 to 64"
+            ))),
         }
     }
 
@@ -89,11 +90,14 @@ enum Told {
 impl Progress {
     /// Begins a request that the application may have made before, in this epoch or a later one.
     pub fn since(epoch: &str) -> Self {
-        Progress { since: Some(epoch.into()), ..Progress::default() }
+        Progress {
+            since: Some(epoch.into()),
+            ..Progress::default()
+        }
     }
 
-    /// Returns whether Redis remembers the calls that the next one depends on. Begins again if only a miss is
-    /// forgotten.
+    /// Returns whether Redis remembers the calls that the next one depends on. Begins again if only
+    /// a miss is forgotten.
     fn is_remembered(&mut self, epochs: &Epochs) -> bool {
         if let Known::Missed(then) = &self.known
             && !epochs.knows(&then.before)
@@ -105,12 +109,21 @@ impl Progress {
             Known::Missed(then) => Some(&then.now),
             Known::Passed(epoch) => Some(epoch),
         };
-        known.into_iter().chain(&self.doubt).chain(&self.since).all(|epoch| epochs.knows(epoch))
+        known
+            .into_iter()
+            .chain(&self.doubt)
+            .chain(&self.since)
+            .all(|epoch| epochs.knows(epoch))
     }
 
     /// Continues with the next call.
     fn next(&mut self, known: Known) {
-        *self = Progress { n: self.n + 1, known, doubt: None, since: self.since.take() };
+        *self = Progress {
+            n: self.n + 1,
+            known,
+            doubt: None,
+            since: self.since.take(),
+        };
     }
 }
 
@@ -118,11 +131,19 @@ impl Writer {
     /// Returns the epoch in which Redis remembers the request if it is made now.
     pub async fn request_epoch(&self, request: Request<'_>) -> Result<String> {
         let family = self.queue.family();
-        Ok(self.queue.home(request.partition(family)).epochs(family).await?.now.as_ref().to_owned())
+        Ok(self
+            .queue
+            .home(request.partition(family))
+            .epochs(family)
+            .await?
+            .now
+            .as_ref()
+            .to_owned())
     }
 
-    /// Counts the hit unless the request was executed before. If the counter is missing, call again with a seed and the
-    /// same progress. Each request by the application begins with a new progress.
+    /// Counts the hit unless the request was executed before. If the counter is missing, call again
+    /// with a seed and the same progress. Each request by the application begins with a new
+    /// progress.
     pub async fn once(
         &self,
         request: Request<'_>,
@@ -133,11 +154,18 @@ impl Writer {
         let _under_way = self.queue.take_alone()?;
         let until = Until::new(Instant::now(), timeout);
         let done = timeout_at(until.deadline, self.repeat(request, seed, until, progress)).await;
-        let done = done.unwrap_or_else(|_| Err(self.queue.error(ErrorKind::Redis, "no reply in time")));
+        let done =
+            done.unwrap_or_else(|_| Err(self.queue.error(ErrorKind::Redis, "no reply in time")));
         let done = done.map_err(|error| match progress.doubt {
-            Some(_) => self.queue.error(ErrorKind::OutcomeUnknown, "a reply was lost").with_source(error),
+            Some(_) => self
+                .queue
+                .error(ErrorKind::OutcomeUnknown, "a reply was lost")
+                .with_source(error),
             None if error.outcome_unknown() => error,
-            None if may_pass(&error) => self.queue.error(ErrorKind::Redis, "not counted").with_source(error),
+            None if may_pass(&error) => self
+                .queue
+                .error(ErrorKind::Redis, "not counted")
+                .with_source(error),
             None => error,
         });
         let measure = |result| self.queue.opened.measure([(1, result)]);
@@ -152,7 +180,8 @@ impl Writer {
         done
     }
 
-    /// Sends the next call until a reply settles the request, and passes over calls that were made before.
+    /// Sends the next call until a reply settles the request, and passes over calls that were made
+    /// before.
     async fn repeat(
         &self,
         request: Request<'_>,
@@ -164,19 +193,23 @@ impl Writer {
         let partition = self.queue.partition(number);
         let mut pause = Backoff::default();
         loop {
-            let error = match self.send_alone(request, seed, (number, &partition), progress).await {
+            let error = match self
+                .send_alone(request, seed, (number, &partition), progress)
+                .await
+            {
                 Ok(Told::Settled(done)) => return Ok(done),
                 Ok(Told::Passed) => continue,
                 Ok(Told::Expired) => self.queue.error(ErrorKind::Redis, "its epoch has ended"),
                 Ok(Told::Forgotten) => {
-                    return Err(self
-                        .queue
-                        .error(ErrorKind::OutcomeUnknown, "Redis has forgotten the request meanwhile"));
+                    return Err(self.queue.error(
+                        ErrorKind::OutcomeUnknown,
+                        "Redis has forgotten the request meanwhile",
+                    ));
                 }
                 Err(error) => error,
             };
-            let is_in_vain =
-                progress.doubt.is_some() && (bundle::may_be_half_done(&error) || bundle::crosses_slots(&error));
+            let is_in_vain = progress.doubt.is_some()
+                && (bundle::may_be_half_done(&error) || bundle::crosses_slots(&error));
             let wait = pause.next();
             if is_in_vain || !may_pass(&error) || Instant::now() + wait >= until.begin {
                 return Err(error);
@@ -202,9 +235,15 @@ impl Writer {
         let earlier = progress.doubt.clone();
         progress.doubt.get_or_insert_with(|| epochs.now.clone());
         let caller = request.caller();
-        let fence = Fence { home: home.keys(), caller: &caller, n: progress.n + 1, epoch: &epochs.before };
+        let fence = Fence {
+            home: home.keys(),
+            caller: &caller,
+            n: progress.n + 1,
+            epoch: &epochs.before,
+        };
         let counted = request.count(queue.family(), partition, fence, seed).await;
-        // only over a connection that never resends does a refusal prove that this was the only arrival
+        // only over a connection that never resends does a refusal prove that this was the only
+        // arrival
         let is_settled = match &counted {
             Ok(Counted::Executed { .. } | Counted::Passed) => true,
             Ok(Counted::Expired) => queue.redis.sends_once(),
@@ -214,11 +253,20 @@ impl Writer {
             progress.doubt = earlier;
         }
         match counted {
-            Ok(Counted::Executed { results, due, repeated }) => {
+            Ok(Counted::Executed {
+                results,
+                due,
+                repeated,
+            }) => {
                 if !due.is_empty() {
-                    queue.work.announce(Announced::Due(queue.opened.number, number));
+                    queue
+                        .work
+                        .announce(Announced::Due(queue.opened.number, number));
                 }
-                let result = results.first().copied().ok_or_else(|| Error::corrupt("a request came to nothing"))?;
+                let result = results
+                    .first()
+                    .copied()
+                    .ok_or_else(|| Error::corrupt("a request came to nothing"))?;
                 if let PairResult::Missing(_) = result {
                     progress.next(Known::Missed(epochs));
                 }
@@ -246,7 +294,9 @@ impl Request<'_> {
     /// Returns the partition that counts the request, the same one in every process.
     fn partition(&self, family: &Family) -> u32 {
         // a wide family may use any partition
-        family.home_of(self.id.as_bytes()).unwrap_or_else(|| family.partition_of(self.name))
+        family
+            .home_of(self.id.as_bytes())
+            .unwrap_or_else(|| family.partition_of(self.name))
     }
 
     /// Calls the script of the family's kind.
@@ -258,10 +308,19 @@ impl Request<'_> {
         seed: Option<Seed>,
     ) -> Result<Counted> {
         let id = self.id.as_bytes();
-        let (pairs, seeds) = ([(id, Change::Add(self.delta))], seed.map(|seed| (partition, vec![(id, seed)])));
-        let parts = [Part { partition, hits: 1, pairs: &pairs }];
+        let (pairs, seeds) = (
+            [(id, Change::Add(self.delta))],
+            seed.map(|seed| (partition, vec![(id, seed)])),
+        );
+        let parts = [Part {
+            partition,
+            hits: 1,
+            pairs: &pairs,
+        }];
         match &family.kind {
-            Kind::Cached(retention) => Partition::incr_in(retention, fence, seeds.as_slice(), &parts).await,
+            Kind::Cached(retention) => {
+                Partition::incr_in(retention, fence, seeds.as_slice(), &parts).await
+            }
             _ => Partition::add_to(family, fence, &parts).await,
         }
     }

@@ -1,4 +1,5 @@
-//! The sending of a call until its outcome is known or its time is over. A repeat is harmless from any process.
+//! The sending of a call until its outcome is known or its time is over. A repeat is harmless from
+//! any process.
 
 use tokio::time::{Instant, sleep};
 
@@ -17,7 +18,11 @@ use crate::writer::queue::Queue;
 impl Sending {
     /// Sends the call until its outcome is known, and notifies all waiting callers.
     pub async fn make(&mut self, queue: &Queue) {
-        let unknown = |what, error: Error| queue.error(ErrorKind::OutcomeUnknown, what).with_source(error);
+        let unknown = |what, error: Error| {
+            queue
+                .error(ErrorKind::OutcomeUnknown, what)
+                .with_source(error)
+        };
         let mut pause = Backoff::default();
         let outcome = loop {
             let error = match self.attempt(queue).await {
@@ -27,7 +32,11 @@ impl Sending {
             let wait = pause.next();
             if !self.in_doubt {
                 break if may_pass(&error) {
-                    Outcome::NotExecuted(queue.error(ErrorKind::Redis, "not counted").with_source(error))
+                    Outcome::NotExecuted(
+                        queue
+                            .error(ErrorKind::Redis, "not counted")
+                            .with_source(error),
+                    )
                 } else {
                     Outcome::Failed(error)
                 };
@@ -54,7 +63,12 @@ impl Sending {
             Some(epoch) => epoch,
             None => self.epoch.insert(home.epochs(queue.family()).await?.now),
         };
-        let fence = Fence { home: home.keys(), caller: &self.caller.name, n: self.caller.n, epoch };
+        let fence = Fence {
+            home: home.keys(),
+            caller: &self.caller.name,
+            n: self.caller.n,
+            epoch,
+        };
         let was_in_doubt = std::mem::replace(&mut self.in_doubt, true);
         match count(queue, fence, &self.group, &shares).await {
             Ok(Counted::Executed { results, due, repeated }) => {
@@ -96,7 +110,9 @@ impl Sending {
                 if self.in_doubt {
                     Outcome::Failed(queue.error(ErrorKind::OutcomeUnknown, "no reply in time"))
                 } else {
-                    Outcome::NotExecuted(queue.error(ErrorKind::Redis, "not counted: no reply in time"))
+                    Outcome::NotExecuted(
+                        queue.error(ErrorKind::Redis, "not counted: no reply in time"),
+                    )
                 },
             );
         }
@@ -106,10 +122,14 @@ impl Sending {
     fn end(&self, queue: &Queue, outcome: Outcome) {
         match &outcome {
             Outcome::Counted { group, results, .. } => {
-                let settled = group.settled_hits(results).map(|(hits, result)| (hits, Some(result)));
+                let settled = group
+                    .settled_hits(results)
+                    .map(|(hits, result)| (hits, Some(result)));
                 queue.opened.measure(settled);
             }
-            Outcome::Failed(error) if error.outcome_unknown() => queue.opened.measure([(self.group.hits(), None)]),
+            Outcome::Failed(error) if error.outcome_unknown() => {
+                queue.opened.measure([(self.group.hits(), None)])
+            }
             _ => {}
         }
         self.call.end(outcome);
@@ -122,39 +142,71 @@ pub fn may_pass(error: &Error) -> bool {
 }
 
 /// Calls the script of the family's kind.
-async fn count(queue: &Queue, fence: Fence<'_>, group: &Group, shares: &[Share<'_>]) -> Result<Counted> {
+async fn count(
+    queue: &Queue,
+    fence: Fence<'_>,
+    group: &Group,
+    shares: &[Share<'_>],
+) -> Result<Counted> {
     let family: &Family = queue.family();
-    let partitions: Vec<Partition> = shares.iter().map(|share| queue.partition(share.partition)).collect();
+    let partitions: Vec<Partition> = shares
+        .iter()
+        .map(|share| queue.partition(share.partition))
+        .collect();
     let parts: Vec<_> = shares
         .iter()
         .zip(&partitions)
-        .map(|(share, partition)| Part { partition, hits: share.hits, pairs: &share.pairs })
+        .map(|(share, partition)| Part {
+            partition,
+            hits: share.hits,
+            pairs: &share.pairs,
+        })
         .collect();
     let (one, clock) = (&partitions[0], &queue.opened.clock);
-    let deltas = || parts[0].pairs.iter().map(|(id, change)| (*id, change.amount()));
+    let deltas = || {
+        parts[0]
+            .pairs
+            .iter()
+            .map(|(id, change)| (*id, change.amount()))
+    };
     match &family.kind {
         Kind::Buffered(_) => Partition::add_to(family, fence, &parts).await,
         Kind::Cached(retention) => {
             let seeds = shares.iter().zip(&partitions);
-            let seeds = seeds.map(|(share, partition)| (partition, group.seeds_of(share.partition)));
+            let seeds =
+                seeds.map(|(share, partition)| (partition, group.seeds_of(share.partition)));
             let seeds: Vec<_> = seeds.filter(|(_, seeds)| !seeds.is_empty()).collect();
             let counted = Partition::incr_in(retention, fence, &seeds, &parts).await?;
             Ok(match counted {
                 // a repeat receives the same reply as the first arrival
-                Counted::Executed { results, due, .. } => Counted::Executed { results, due, repeated: false },
+                Counted::Executed { results, due, .. } => Counted::Executed {
+                    results,
+                    due,
+                    repeated: false,
+                },
                 other => other,
             })
         }
         Kind::Series(windows) => one.add_to_series(windows, clock, fence, deltas()).await,
         Kind::Activity(sliding) => one.touch(sliding, clock, fence, deltas()).await,
         Kind::Visitors(Remember(remember)) => {
-            one.first_visits(family, *remember, fence, parts[0].pairs.iter().map(|(visit, _)| *visit)).await
+            one.first_visits(
+                family,
+                *remember,
+                fence,
+                parts[0].pairs.iter().map(|(visit, _)| *visit),
+            )
+            .await
         }
     }
 }
 
 /// Puts the results of a call, which are ordered by partition, into the order of its group.
-fn in_group_order(group: &Group, shares: &[Share<'_>], results: Vec<PairResult>) -> Vec<PairResult> {
+fn in_group_order(
+    group: &Group,
+    shares: &[Share<'_>],
+    results: Vec<PairResult>,
+) -> Vec<PairResult> {
     if shares.len() == 1 {
         return results;
     }

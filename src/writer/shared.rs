@@ -1,4 +1,5 @@
-//! The state that the handles of one pair share: the connections, the families in use, and the work for a reconciler.
+//! The state that the handles of one pair share: the connections, the families in use, and the work
+//! for a reconciler.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,7 +50,10 @@ impl Shared {
             topology: Arc::new(Topology::of(&redis)),
             redis,
             store,
-            families: RwLock::new(Families { in_use: BTreeMap::new(), numbers: HashMap::new() }),
+            families: RwLock::new(Families {
+                in_use: BTreeMap::new(),
+                numbers: HashMap::new(),
+            }),
             allow_evicting: AtomicBool::new(false),
             safe_for: Mutex::default(),
             work: Arc::default(),
@@ -57,37 +61,57 @@ impl Shared {
         }
     }
 
-    /// Takes a family in use and returns it with its writer. Returns the existing ones if the configuration is the
-    /// same. `registered` is the database's number for the family, unknown while the database is unreachable.
+    /// Takes a family in use and returns it with its writer. Returns the existing ones if the
+    /// configuration is the same. `registered` is the database's number for the family, unknown
+    /// while the database is unreachable.
     pub fn open(&self, family: Family, registered: Option<u64>) -> Result<InUse> {
         let mut families = self.families_mut();
         self.refuse_closed(&family)?;
         let number = families.number_of(&family);
-        let registered = registered.map(|number| Arc::new(Registered { family: family.clone(), number }));
-        if let Some(same) =
-            families.in_use.get(&number).filter(|(opened, _)| opened.is_same(&family, registered.as_ref()))
+        let registered = registered.map(|number| {
+            Arc::new(Registered {
+                family: family.clone(),
+                number,
+            })
+        });
+        if let Some(same) = families
+            .in_use
+            .get(&number)
+            .filter(|(opened, _)| opened.is_same(&family, registered.as_ref()))
         {
             return Ok(same.clone());
         }
         self.take_in_use(&mut families, Opened::new(number, family, registered))
     }
 
-    /// Takes a family in use as the database knows it, unless it already is, or this process has opened it.
+    /// Takes a family in use as the database knows it, unless it already is, or this process has
+    /// opened it.
     pub fn serve(&self, registered: Arc<Registered>) -> Result<InUse> {
         let mut families = self.families_mut();
         self.refuse_closed(&registered.family)?;
         let number = families.number_of(&registered.family);
-        let is_kept = |(opened, _): &&InUse| !opened.is_served || opened.registered.get() == Some(&registered);
+        let is_kept = |(opened, _): &&InUse| {
+            !opened.is_served || opened.registered.get() == Some(&registered)
+        };
         if let Some(kept) = families.in_use.get(&number).filter(is_kept) {
             return Ok(kept.clone());
         }
         let opened = Opened::new(number, registered.family.clone(), Some(registered));
-        self.take_in_use(&mut families, Opened { is_served: true, ..opened })
+        self.take_in_use(
+            &mut families,
+            Opened {
+                is_served: true,
+                ..opened
+            },
+        )
     }
 
     fn refuse_closed(&self, family: &Family) -> Result<()> {
         if self.closed.load(Ordering::Relaxed) {
-            Err(Error::new(ErrorKind::Closed, format!("{family}: not opened: {SHUT_DOWN}")))
+            Err(Error::new(
+                ErrorKind::Closed,
+                format!("{family}: not opened: {SHUT_DOWN}"),
+            ))
         } else {
             Ok(())
         }
@@ -96,7 +120,11 @@ impl Shared {
     fn take_in_use(&self, families: &mut Families, opened: Opened) -> Result<InUse> {
         let (number, opened) = (opened.number, Arc::new(opened));
         crate::metrics::begin_family(&opened.label, opened.family.is_cached());
-        let (topology, work, closed) = (self.topology.clone(), self.work.clone(), self.closed.clone());
+        let (topology, work, closed) = (
+            self.topology.clone(),
+            self.work.clone(),
+            self.closed.clone(),
+        );
         let writer = Writer::new(self.redis.clone(), opened.clone(), topology, work, closed)?;
         let both = (opened, Arc::new(writer));
         families.in_use.insert(number, both.clone());
@@ -118,12 +146,19 @@ impl Shared {
     }
 
     pub fn opened(&self) -> Vec<Arc<Opened>> {
-        self.families_in_use().in_use.values().map(|(opened, _)| opened.clone()).collect()
+        self.families_in_use()
+            .in_use
+            .values()
+            .map(|(opened, _)| opened.clone())
+            .collect()
     }
 
     /// Returns the configurations of the families in use.
     pub fn families(&self) -> Vec<Family> {
-        self.opened().iter().map(|opened| opened.family.clone()).collect()
+        self.opened()
+            .iter()
+            .map(|opened| opened.family.clone())
+            .collect()
     }
 
     /// Returns whether a Redis is accepted that evicts counts when its memory is full.
@@ -135,7 +170,8 @@ impl Shared {
         self.allow_evicting.store(allow, Ordering::Relaxed);
     }
 
-    /// Refuses a family for which Redis is unsafe, or its user lacks a permission. Each kind must pass once.
+    /// Refuses a family for which Redis is unsafe, or its user lacks a permission. Each kind must
+    /// pass once.
     pub async fn refuse_unsafe(&self, family: &Family) -> Result<()> {
         let safe_for = || self.safe_for.lock().unwrap_or_else(PoisonError::into_inner);
         if safe_for().contains(family.kind()) {
@@ -152,12 +188,20 @@ impl Shared {
     }
 
     pub fn family(&self, number: u64) -> Option<Arc<Opened>> {
-        self.families_in_use().in_use.get(&number).map(|(opened, _)| opened.clone())
+        self.families_in_use()
+            .in_use
+            .get(&number)
+            .map(|(opened, _)| opened.clone())
     }
 
     /// Returns the store, for operations that only MySQL supports: recounting, rejects, drift.
     pub fn mysql(&self) -> Result<&MysqlStore> {
-        let other = || Error::new(ErrorKind::Mismatch, "only MysqlStore supports recounting, rejects and drift");
+        let other = || {
+            Error::new(
+                ErrorKind::Mismatch,
+                "only MysqlStore supports recounting, rejects and drift",
+            )
+        };
         self.store.as_mysql().ok_or_else(other)
     }
 
@@ -170,7 +214,9 @@ impl Shared {
     }
 
     fn families_mut(&self) -> RwLockWriteGuard<'_, Families> {
-        self.families.write().unwrap_or_else(PoisonError::into_inner)
+        self.families
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,15 +3,16 @@
 use std::fs;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
 };
 use tempfile::TempDir;
 
-/// A private authority, with a certificate for a server named `localhost`, one for a node with the address 127.0.0.1,
-/// and one for a client.
+/// A private authority, with a certificate for a server named `localhost`, one for a node with the
+/// address 127.0.0.1, and one for a client.
 ///
-/// They are PEM files: `ca.pem`, and `server`, `node` and `client` with `.pem` and `.key`. Dropping this handle removes
-/// their directory.
+/// They are PEM files: `ca.pem`, and `server`, `node` and `client` with `.pem` and `.key`. Dropping
+/// this handle removes their directory.
 pub struct Certificates(TempDir);
 
 impl Certificates {
@@ -27,7 +28,12 @@ impl Certificates {
         ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         ca.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         let key = KeyPair::generate().expect("a key");
-        certificates.write("ca.pem", &ca.self_signed(&key).expect("the authority's certificate").pem());
+        certificates.write(
+            "ca.pem",
+            &ca.self_signed(&key)
+                .expect("the authority's certificate")
+                .pem(),
+        );
 
         let authority = Issuer::new(ca, key);
         for (name, host, usage) in [

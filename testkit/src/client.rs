@@ -18,7 +18,8 @@ pub(crate) fn tcp_url(port: u16) -> String {
 
 /// Returns a client for a URL that the kit made.
 pub(crate) fn client(url: &str) -> Client {
-    Client::open(url).unwrap_or_else(|e| panic!("the redis crate does not accept the address {url}: {e}"))
+    Client::open(url)
+        .unwrap_or_else(|e| panic!("the redis crate does not accept the address {url}: {e}"))
 }
 
 /// Opens a connection that reconnects automatically and quickly.
@@ -46,6 +47,8 @@ pub(crate) async fn run<T: FromRedisValue>(url: &str, command: &Cmd) -> RedisRes
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(Duration::from_secs(5)))
         .set_response_timeout(Some(Duration::from_secs(20)));
-    let mut connection = client(url).get_multiplexed_async_connection_with_config(&config).await?;
+    let mut connection = client(url)
+        .get_multiplexed_async_connection_with_config(&config)
+        .await?;
     command.query_async(&mut connection).await
 }

@@ -15,20 +15,21 @@ pub const SLOTS: u16 = 16_384;
 
 const PRIMARIES: usize = 3;
 
-/// A private Redis Cluster on ports of 127.0.0.1. It starts with three primaries (nodes 0 to 2) and a replica of each
-/// (nodes 3 to 5). Each failover exchanges a primary and its replica.
+/// A private Redis Cluster on ports of 127.0.0.1. It starts with three primaries (nodes 0 to 2) and
+/// a replica of each (nodes 3 to 5). Each failover exchanges a primary and its replica.
 ///
-/// The cluster considers a node dead after 1.5 s without a reply, and promotes its replica a second later, however far
-/// the replica is behind.
+/// The cluster considers a node dead after 1.5 s without a reply, and promotes its replica a second
+/// later, however far the replica is behind.
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
     tls: bool,
 }
 
 impl RedisCluster {
-    /// Starts a cluster and returns when all nodes agree that it works. `options` override the cluster's own settings,
-    /// e.g. `cluster-require-full-coverage`. With [`tls_node`](RedisOptions::tls_node) the whole cluster speaks TLS,
-    /// and its URLs are `rediss://`.
+    /// Starts a cluster and returns when all nodes agree that it works. `options` override the
+    /// cluster's own settings, e.g. `cluster-require-full-coverage`. With
+    /// [`tls_node`](RedisOptions::tls_node) the whole cluster speaks TLS, and its URLs are
+    /// `rediss://`.
     ///
     /// # Panics
     ///
@@ -47,12 +48,17 @@ impl RedisCluster {
             settings.push(("tls-cluster", "yes"));
         }
         let options = options.tcp().defaults(&settings);
-        let starting: Vec<_> = (0..2 * PRIMARIES).map(|_| tokio::spawn(RedisServer::start(options.clone()))).collect();
+        let starting: Vec<_> = (0..2 * PRIMARIES)
+            .map(|_| tokio::spawn(RedisServer::start(options.clone())))
+            .collect();
         let mut nodes = Vec::new();
         for started in starting {
             nodes.push(started.await.expect("a node starts"));
         }
-        let cluster = RedisCluster { nodes, tls: options.takes_tls() };
+        let cluster = RedisCluster {
+            nodes,
+            tls: options.takes_tls(),
+        };
         cluster.form().await;
         cluster
     }
@@ -61,24 +67,33 @@ impl RedisCluster {
     async fn form(&self) {
         for number in 0..self.size() {
             // otherwise the nodes would first have to resolve an epoch conflict
-            self.tell(number, &format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1)).await;
+            self.tell(number, &format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1))
+                .await;
             // each node meets every other one, since gossip is slow
             for other in &self.nodes[..number] {
-                self.tell(number, &format!("CLUSTER MEET 127.0.0.1 {}", other.port())).await;
+                self.tell(number, &format!("CLUSTER MEET 127.0.0.1 {}", other.port()))
+                    .await;
             }
             if number < PRIMARIES {
                 let share = |number| usize::from(SLOTS) * number / PRIMARIES;
-                let slots: Vec<_> = (share(number)..share(number + 1)).map(|slot| slot.to_string()).collect();
-                self.tell(number, &format!("CLUSTER ADDSLOTS {}", slots.join(" "))).await;
+                let slots: Vec<_> = (share(number)..share(number + 1))
+                    .map(|slot| slot.to_string())
+                    .collect();
+                self.tell(number, &format!("CLUSTER ADDSLOTS {}", slots.join(" ")))
+                    .await;
             }
         }
         until("nodes that know each other", async || {
-            self.views().await.iter().all(|view| view.members.len() == self.nodes.len() && !view.is_forming)
+            self.views()
+                .await
+                .iter()
+                .all(|view| view.members.len() == self.nodes.len() && !view.is_forming)
         })
         .await;
         for primary in 0..PRIMARIES {
             let id = self.own(primary).await.id;
-            self.tell(primary + PRIMARIES, &format!("CLUSTER REPLICATE {id}")).await;
+            self.tell(primary + PRIMARIES, &format!("CLUSTER REPLICATE {id}"))
+                .await;
         }
         self.wait_until_ok().await;
     }
@@ -86,7 +101,10 @@ impl RedisCluster {
     /// Returns the URLs of all nodes for the redis crate's cluster client.
     pub fn urls(&self) -> Vec<String> {
         let scheme = if self.tls { "rediss://" } else { "redis://" };
-        self.nodes.iter().map(|node| node.tcp_url().replace("redis://", scheme)).collect()
+        self.nodes
+            .iter()
+            .map(|node| node.tcp_url().replace("redis://", scheme))
+            .collect()
     }
 
     /// Returns the number of nodes.
@@ -94,7 +112,8 @@ impl RedisCluster {
         self.nodes.len()
     }
 
-    /// Returns a node, to kill, restart, pause or resume it, or to send commands to its own address.
+    /// Returns a node, to kill, restart, pause or resume it, or to send commands to its own
+    /// address.
     pub fn node(&self, number: usize) -> &RedisServer {
         &self.nodes[number]
     }
@@ -110,7 +129,8 @@ impl RedisCluster {
         primaries
     }
 
-    /// Returns the current primary of the slot. If two nodes claim the slot, returns the one that got it last.
+    /// Returns the current primary of the slot. If two nodes claim the slot, returns the one that
+    /// got it last.
     ///
     /// # Panics
     ///
@@ -118,7 +138,11 @@ impl RedisCluster {
     pub async fn primary_of_slot(&self, slot: u16) -> usize {
         let mut found = None;
         for number in 0..self.size() {
-            if let Some(own) = self.ask_own(number).await.filter(|own| own.primary.is_none() && own.has(slot)) {
+            if let Some(own) = self
+                .ask_own(number)
+                .await
+                .filter(|own| own.primary.is_none() && own.has(slot))
+            {
                 found = found.max(Some((own.epoch, number)));
             }
         }
@@ -136,7 +160,12 @@ impl RedisCluster {
             if let Some(view) = self.view(number).await {
                 let own = view.own();
                 let follows = |member: &&Member| Some(&member.id) == own.primary.as_ref();
-                if view.members.iter().find(follows).is_some_and(|member| member.port == port) {
+                if view
+                    .members
+                    .iter()
+                    .find(follows)
+                    .is_some_and(|member| member.port == port)
+                {
                     return number;
                 }
             }
@@ -155,7 +184,10 @@ impl RedisCluster {
         for _ in 0..4 {
             self.tell(replica, "CLUSTER FAILOVER").await;
             // a replica that was not elected within five seconds gives up
-            if timeout(Duration::from_secs(6), self.wait_promoted(replica)).await.is_ok() {
+            if timeout(Duration::from_secs(6), self.wait_promoted(replica))
+                .await
+                .is_ok()
+            {
                 return;
             }
         }
@@ -168,11 +200,14 @@ impl RedisCluster {
     ///
     /// If the replica is not promoted.
     pub async fn wait_promoted(&self, replica: usize) {
-        until("a promoted replica", async || self.is_promoted(replica).await).await;
+        until("a promoted replica", async || {
+            self.is_promoted(replica).await
+        })
+        .await;
     }
 
-    /// Waits until all nodes that are up report a working cluster and agree on the slots and roles of all nodes, and
-    /// the replicas are linked to their primaries.
+    /// Waits until all nodes that are up report a working cluster and agree on the slots and roles
+    /// of all nodes, and the replicas are linked to their primaries.
     ///
     /// # Panics
     ///
@@ -183,11 +218,18 @@ impl RedisCluster {
 
     async fn is_ok(&self) -> bool {
         let views = self.views().await;
-        let agree = views.windows(2).all(|pair| pair[0].roles() == pair[1].roles());
+        let agree = views
+            .windows(2)
+            .all(|pair| pair[0].roles() == pair[1].roles());
         if !agree {
             return false;
         }
-        for (number, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.is_up()) {
+        for (number, node) in self
+            .nodes
+            .iter()
+            .enumerate()
+            .filter(|(_, node)| node.is_up())
+        {
             let info = node.run::<String>("CLUSTER INFO").await;
             let works = info.is_ok_and(|info| info.contains("cluster_state:ok"));
             let has_a_role = self.is_promoted(number).await || node.is_following().await;
@@ -199,7 +241,9 @@ impl RedisCluster {
     }
 
     async fn is_promoted(&self, number: usize) -> bool {
-        self.ask_own(number).await.is_some_and(|own| own.primary.is_none() && !own.slots.is_empty())
+        self.ask_own(number)
+            .await
+            .is_some_and(|own| own.primary.is_none() && !own.slots.is_empty())
     }
 
     /// Returns the view of each node that replies.
@@ -213,7 +257,13 @@ impl RedisCluster {
 
     async fn view(&self, number: usize) -> Option<View> {
         let node = &self.nodes[number];
-        if node.is_up() { Some(View::parse(&node.run::<String>("CLUSTER NODES").await.ok()?)) } else { None }
+        if node.is_up() {
+            Some(View::parse(
+                &node.run::<String>("CLUSTER NODES").await.ok()?,
+            ))
+        } else {
+            None
+        }
     }
 
     async fn ask_own(&self, number: usize) -> Option<Member> {
@@ -229,6 +279,8 @@ impl RedisCluster {
     async fn tell(&self, number: usize, words: &str) {
         let node = &self.nodes[number];
         let short: String = words.chars().take(80).collect();
-        node.run::<()>(words).await.unwrap_or_else(|e| node.fail(&format!("node {number}, {short}: {e}")));
+        node.run::<()>(words)
+            .await
+            .unwrap_or_else(|e| node.fail(&format!("node {number}, {short}: {e}")));
     }
 }

@@ -1,8 +1,8 @@
 //! Private Redis and MySQL servers for counterfoil's tests, benches and demo.
 //!
-//! Each server is a separate process that listens on a Unix socket in a temporary directory with a short path. Nothing
-//! has to run beforehand, servers use no ports by default, and any number of them run side by side. You can kill them,
-//! restart them on the same data, and pause them:
+//! Each server is a separate process that listens on a Unix socket in a temporary directory with a
+//! short path. Nothing has to run beforehand, servers use no ports by default, and any number of
+//! them run side by side. You can kill them, restart them on the same data, and pause them:
 //!
 //! ```no_run
 //! # async fn example() -> redis::RedisResult<()> {
@@ -22,28 +22,33 @@
 //! # }
 //! ```
 //!
-//! A [`Proxy`] is the network in front of a server. It cuts connections after any byte of a request or a reply, holds
-//! everything back for a while, and delays replies. A [`Sentinel`] promotes a replica ([`RedisServer::replica_of`])
-//! when the primary fails. A [`RedisCluster`] is six servers whose slots can move and whose primaries can fail over.
-//! Sentinels and clusters use free ports of 127.0.0.1.
+//! A [`Proxy`] is the network in front of a server. It cuts connections after any byte of a request
+//! or a reply, holds everything back for a while, and delays replies. A [`Sentinel`] promotes a
+//! replica ([`RedisServer::replica_of`]) when the primary fails. A [`RedisCluster`] is six servers
+//! whose slots can move and whose primaries can fail over. Sentinels and clusters use free ports of
+//! 127.0.0.1.
 //!
 //! With [`Certificates`], servers accept only TLS.
 //!
-//! A server lives as long as its handle, and never longer than the process that owns the handle. A SIGKILL, Ctrl-C, or
-//! a `static` that is never dropped leaves neither a server nor a directory behind.
+//! A server lives as long as its handle, and never longer than the process that owns the handle. A
+//! SIGKILL, Ctrl-C, or a `static` that is never dropped leaves neither a server nor a directory
+//! behind.
 //!
 //! This is test code: every failure panics with its cause and the end of the server's log.
 //!
 //! # Environment
 //!
 //! - `COUNTERFOIL_REDIS_SERVER`: the `redis-server` or `valkey-server` to run, 6.2 or later.
-//! - `COUNTERFOIL_MYSQLD`: the `mysqld` or `mariadbd` to run. MariaDB's data directory is created by a script
-//!   `mariadbd-init DATADIR` beside the server, or else by `mariadb-install-db`; MySQL's by `--initialize-insecure`.
-//! - `COUNTERFOIL_KEEP=1`: keeps the servers' directories, with data and logs, and prints their paths.
-//! - `TMPDIR`: the folder of the directories. If it is too long for a socket's path or needs quoting, `/tmp` is used.
+//! - `COUNTERFOIL_MYSQLD`: the `mysqld` or `mariadbd` to run. MariaDB's data directory is created
+//!   by a script `mariadbd-init DATADIR` beside the server, or else by `mariadb-install-db`;
+//!   MySQL's by `--initialize-insecure`.
+//! - `COUNTERFOIL_KEEP=1`: keeps the servers' directories, with data and logs, and prints their
+//!   paths.
+//! - `TMPDIR`: the folder of the directories. If it is too long for a socket's path or needs
+//!   quoting, `/tmp` is used.
 //!
-//! Without the first two, the testkit searches `PATH` and the usual places of Debian and Homebrew. After a panic the
-//! directory is kept as if `COUNTERFOIL_KEEP` were set.
+//! Without the first two, the testkit searches `PATH` and the usual places of Debian and Homebrew.
+//! After a panic the directory is kept as if `COUNTERFOIL_KEEP` were set.
 
 mod certificates;
 mod client;
@@ -63,7 +68,8 @@ pub use self::proxy::{Held, Proxy};
 pub use self::redis::{RedisOptions, RedisServer};
 pub use self::sentinel::Sentinel;
 
-/// Returns the versions of the servers under test: one line for Redis and one for MySQL, as the binaries report them.
+/// Returns the versions of the servers under test: one line for Redis and one for MySQL, as the
+/// binaries report them.
 ///
 /// # Panics
 ///

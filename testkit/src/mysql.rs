@@ -17,10 +17,13 @@ use crate::port;
 use crate::process::{self, Process};
 
 /// A log size that is fast to copy, as an option of MariaDB and of MySQL.
-const SMALL_LOG: [&str; 2] = ["--loose-innodb-log-file-size=16M", "--loose-innodb-redo-log-capacity=16M"];
+const SMALL_LOG: [&str; 2] = [
+    "--loose-innodb-log-file-size=16M",
+    "--loose-innodb-redo-log-capacity=16M",
+];
 
-/// A private MySQL or MariaDB server with a `root` without a password. Dropping this handle stops the server and
-/// removes its directory.
+/// A private MySQL or MariaDB server with a `root` without a password. Dropping this handle stops
+/// the server and removes its directory.
 pub struct MysqlServer {
     process: Process,
     socket: PathBuf,
@@ -40,7 +43,8 @@ impl MysqlServer {
         Self::start_with(0, Vec::new()).await
     }
 
-    /// Starts a server that also listens on a port of 127.0.0.1. With certificates, the port accepts only TLS.
+    /// Starts a server that also listens on a port of 127.0.0.1. With certificates, the port
+    /// accepts only TLS.
     ///
     /// # Panics
     ///
@@ -48,11 +52,20 @@ impl MysqlServer {
     pub async fn start_tcp(certificates: Option<&Certificates>) -> Self {
         let port = port::free();
         // with name resolution, 127.0.0.1 would match the accounts of localhost first
-        let mut args =
-            vec![format!("--port={port}"), "--bind-address=127.0.0.1".to_owned(), "--skip-name-resolve".to_owned()];
+        let mut args = vec![
+            format!("--port={port}"),
+            "--bind-address=127.0.0.1".to_owned(),
+            "--skip-name-resolve".to_owned(),
+        ];
         if let Some(certificates) = certificates {
-            let files = [("ca", "ca.pem"), ("cert", "server.pem"), ("key", "server.key")];
-            args.extend(files.map(|(name, file)| format!("--ssl-{name}={}", certificates.file(file))));
+            let files = [
+                ("ca", "ca.pem"),
+                ("cert", "server.pem"),
+                ("key", "server.key"),
+            ];
+            args.extend(
+                files.map(|(name, file)| format!("--ssl-{name}={}", certificates.file(file))),
+            );
             args.push("--require-secure-transport=ON".to_owned());
         }
         Self::start_with(port, args).await
@@ -69,7 +82,10 @@ impl MysqlServer {
         args.extend(as_user());
         args.push(format!("--datadir={}", data.display()));
         args.push(format!("--socket={}", socket.display()));
-        args.push(format!("--pid-file={}", process.dir().join("pid").display()));
+        args.push(format!(
+            "--pid-file={}",
+            process.dir().join("pid").display()
+        ));
         args.extend(
             [
                 "--loose-mysqlx=OFF",
@@ -77,8 +93,8 @@ impl MysqlServer {
                 "--performance-schema=OFF",
                 "--innodb-buffer-pool-size=128M",
                 "--max-connections=500",
-                // A commit reaches the file system, so a kill of the process loses none. It does not wait for the
-                // disk, since no test cuts the power.
+                // A commit reaches the file system, so a kill of the process loses none. It does
+                // not wait for the disk, since no test cuts the power.
                 "--innodb-flush-log-at-trx-commit=2",
             ]
             .map(str::to_owned),
@@ -88,7 +104,13 @@ impl MysqlServer {
             args.push("--skip-networking".to_owned());
         }
         args.extend(more);
-        let server = Self { process, socket, port, args, databases: AtomicU32::new(0) };
+        let server = Self {
+            process,
+            socket,
+            port,
+            args,
+            databases: AtomicU32::new(0),
+        };
         server.start_again().await;
         server
     }
@@ -98,10 +120,13 @@ impl MysqlServer {
         &self.socket
     }
 
-    /// Returns the URL of a database for sqlx, `mysql://root@localhost/...?socket=...`. An empty name selects no
-    /// database. The URL disables TLS, which some servers offer by default.
+    /// Returns the URL of a database for sqlx, `mysql://root@localhost/...?socket=...`. An empty
+    /// name selects no database. The URL disables TLS, which some servers offer by default.
     pub fn url(&self, database: &str) -> String {
-        format!("mysql://root@localhost/{database}?socket={}&ssl-mode=DISABLED", self.socket.display())
+        format!(
+            "mysql://root@localhost/{database}?socket={}&ssl-mode=DISABLED",
+            self.socket.display()
+        )
     }
 
     /// Returns the port of the server.
@@ -110,27 +135,41 @@ impl MysqlServer {
     ///
     /// If the server was not started by [`start_tcp`](Self::start_tcp).
     pub fn port(&self) -> u16 {
-        assert!(self.port > 0, "a server without a port: start it with MysqlServer::start_tcp()");
+        assert!(
+            self.port > 0,
+            "a server without a port: start it with MysqlServer::start_tcp()"
+        );
         self.port
     }
 
-    /// Creates a database with a unique name that starts with `prefix`. Returns the name and a pool.
+    /// Creates a database with a unique name that starts with `prefix`. Returns the name and a
+    /// pool.
     ///
     /// # Panics
     ///
-    /// If the server refuses, for example because `prefix` has more than letters, digits and underscores.
+    /// If the server refuses, for example because `prefix` has more than letters, digits and
+    /// underscores.
     pub async fn database(&self, prefix: &str) -> (String, MySqlPool) {
-        let name = format!("{prefix}_{}", self.databases.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "{prefix}_{}",
+            self.databases.fetch_add(1, Ordering::Relaxed)
+        );
         let created = async {
             let mut connection = MySqlConnection::connect(&self.url("")).await?;
-            sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut connection).await?;
+            sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {name}")))
+                .execute(&mut connection)
+                .await?;
             connection.close().await?;
-            let options = MySqlPoolOptions::new().max_connections(16).acquire_timeout(Duration::from_secs(10));
+            let options = MySqlPoolOptions::new()
+                .max_connections(16)
+                .acquire_timeout(Duration::from_secs(10));
             options.connect(&self.url(&name)).await
         };
         match created.await {
             Ok(pool) => (name, pool),
-            Err(e) => self.process.fail(&format!("cannot create the database {name}: {e}")),
+            Err(e) => self
+                .process
+                .fail(&format!("cannot create the database {name}: {e}")),
         }
     }
 
@@ -139,19 +178,24 @@ impl MysqlServer {
         self.process.kill();
     }
 
-    /// Restarts the server on its existing data, after killing a running one. Returns when it has recovered.
+    /// Restarts the server on its existing data, after killing a running one. Returns when it has
+    /// recovered.
     ///
     /// # Panics
     ///
     /// If the server does not start.
     pub async fn start_again(&self) {
         self.process.kill();
-        // MySQL leaves its process id beside the socket, and refuses to start if that id is in use again.
+        // MySQL leaves its process id beside the socket, and refuses to start if that id is in use
+        // again.
         let _ = fs::remove_file(self.socket.with_extension("sock.lock"));
-        self.process.start(binary(), &self.args, || greets(&self.socket)).await;
+        self.process
+            .start(binary(), &self.args, || greets(&self.socket))
+            .await;
     }
 
-    /// Pauses the server with SIGSTOP: connections stay open but get no reply. Returns when the server is paused.
+    /// Pauses the server with SIGSTOP: connections stay open but get no reply. Returns when the
+    /// server is paused.
     pub fn pause(&self) {
         self.process.pause();
     }
@@ -162,8 +206,8 @@ impl MysqlServer {
     }
 }
 
-/// Returns a process whose directory holds fresh data. All servers of this program copy that data, because creating it
-/// takes longer.
+/// Returns a process whose directory holds fresh data. All servers of this program copy that data,
+/// because creating it takes longer.
 async fn fresh() -> &'static Process {
     static FRESH: OnceCell<Process> = OnceCell::const_new();
     FRESH
@@ -195,8 +239,19 @@ async fn initialise(process: &Process, data: &Path) {
     let at = format!("--datadir={}", data.display());
     let own = binary().with_file_name("mariadbd-init");
     if !version().contains("MariaDB") {
-        let args = ["--no-defaults".to_owned(), "--initialize-insecure".to_owned(), at].into_iter().chain(as_user());
-        process.run(binary(), &args.chain(SMALL_LOG.map(str::to_owned)).collect::<Vec<_>>()).await;
+        let args = [
+            "--no-defaults".to_owned(),
+            "--initialize-insecure".to_owned(),
+            at,
+        ]
+        .into_iter()
+        .chain(as_user());
+        process
+            .run(
+                binary(),
+                &args.chain(SMALL_LOG.map(str::to_owned)).collect::<Vec<_>>(),
+            )
+            .await;
     } else if own.is_file() {
         process.run(&own, &[data.display().to_string()]).await;
     } else {
@@ -204,18 +259,32 @@ async fn initialise(process: &Process, data: &Path) {
         let dir = binary().parent().unwrap_or(Path::new("/"));
         let beside = [dir.to_owned(), dir.join("../bin"), dir.join("../scripts")];
         let names = ["mariadb-install-db", "mysql_install_db"];
-        let script = beside.iter().flat_map(|dir| names.map(|name| dir.join(name))).find(|path| path.is_file());
+        let script = beside
+            .iter()
+            .flat_map(|dir| names.map(|name| dir.join(name)))
+            .find(|path| path.is_file());
         let script = script.or_else(|| process::find(None, &names, &[]));
         let script = script.expect("no mariadb-install-db found for the MariaDB server");
-        let args = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"].map(str::to_owned);
-        let args = args.into_iter().chain([at]).chain(as_user()).chain(SMALL_LOG.map(str::to_owned));
+        let args = [
+            "--no-defaults",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+        ]
+        .map(str::to_owned);
+        let args = args
+            .into_iter()
+            .chain([at])
+            .chain(as_user())
+            .chain(SMALL_LOG.map(str::to_owned));
         process.run(&script, &args.collect::<Vec<_>>()).await;
     }
 }
 
 /// Returns the option without which a server refuses to run as root, if this process is root.
 fn as_user() -> Option<String> {
-    rustix::process::geteuid().is_root().then(|| "--user=root".to_owned())
+    rustix::process::geteuid()
+        .is_root()
+        .then(|| "--user=root".to_owned())
 }
 
 /// Returns the version that the binary reports.
@@ -238,13 +307,14 @@ fn binary() -> &'static Path {
             "/usr/local/opt/mysql/bin",
         ]
         .map(Path::new);
-        process::find(Some("COUNTERFOIL_MYSQLD"), &["mariadbd", "mysqld"], &places)
-            .expect("no mysqld and no mariadbd found: install one, or name one in COUNTERFOIL_MYSQLD")
+        process::find(Some("COUNTERFOIL_MYSQLD"), &["mariadbd", "mysqld"], &places).expect(
+            "no mysqld and no mariadbd found: install one, or name one in COUNTERFOIL_MYSQLD",
+        )
     })
 }
 
-/// Returns whether the server sends its greeting, a packet that starts with the protocol's version, 10. It does so only
-/// after recovery.
+/// Returns whether the server sends its greeting, a packet that starts with the protocol's version,
+/// 10. It does so only after recovery.
 fn greets(socket: &Path) -> bool {
     let ask = || -> std::io::Result<bool> {
         let mut stream = UnixStream::connect(socket)?;

@@ -4,17 +4,18 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::{TcpListener, UdpSocket};
 use std::sync::{Mutex, PoisonError};
 
-/// The range of ports. Both they and the cluster bus, 10,000 above, lie below the ports that systems assign to clients.
-/// A server that was down for a while must find its port free again.
+/// The range of ports. Both they and the cluster bus, 10,000 above, lie below the ports that
+/// systems assign to clients. A server that was down for a while must find its port free again.
 const PORTS: std::ops::Range<u16> = 12_000..22_000;
 
 /// The distance from the port of a cluster node to its bus.
 const BUS: u16 = 10_000;
 
-/// Returns a port on which no process currently listens, nor on the one 10,000 above. It is not given out again before
-/// this process ends.
+/// Returns a port on which no process currently listens, nor on the one 10,000 above. It is not
+/// given out again before this process ends.
 pub(crate) fn free() -> u16 {
-    // UDP sockets of the same numbers reserve the ports: servers do not use them, and they end with the process
+    // UDP sockets of the same numbers reserve the ports: servers do not use them, and they end with
+    // the process
     static GIVEN: Mutex<Vec<UdpSocket>> = Mutex::new(Vec::new());
     let random = RandomState::new().hash_one(std::process::id());
     let start = (random % PORTS.len() as u64) as usize;
@@ -25,6 +26,9 @@ pub(crate) fn free() -> u16 {
         (is_free(port) && is_free(port + BUS)).then_some((port, claim))
     });
     let (port, claim) = claimed.unwrap_or_else(|| panic!("no free port in {PORTS:?}"));
-    GIVEN.lock().unwrap_or_else(PoisonError::into_inner).push(claim);
+    GIVEN
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push(claim);
     port
 }

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-/// The script of the guard, which removes the directory at the end. It reads the running server's process group, or an
-/// empty line if none runs, from a pipe. Only this process keeps the pipe open, so its end means that we have ended.
+/// The script of the guard, which removes the directory at the end. It reads the running server's
+/// process group, or an empty line if none runs, from a pipe. Only this process keeps the pipe
+/// open, so its end means that we have ended.
 const GUARD: &str = r#"
     trap '' HUP INT TERM
     dir=$1 keep=$2 group=
@@ -28,12 +29,14 @@ const GUARD: &str = r#"
     [ "$keep" = 1 ] || rm -rf -- "$dir"
 "#;
 
-/// The script that starts a server. It reports its process id to the guard (its standard output), then becomes the
-/// server, which closes the pipe. So no server ever runs that the guard does not know.
+/// The script that starts a server. It reports its process id to the guard (its standard output),
+/// then becomes the server, which closes the pipe. So no server ever runs that the guard does not
+/// know.
 const SERVER: &str = r#"echo $$ && exec "$@" >&2"#;
 
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// The poll interval. It is short, because the tests of interleavings restart Redis thousands of times.
+/// The poll interval. It is short, because the tests of interleavings restart Redis thousands of
+/// times.
 const POLL: Duration = Duration::from_millis(1);
 const LOG_TAIL: usize = 30;
 /// The limit of macOS for a socket's path, including the closing zero.
@@ -55,8 +58,8 @@ impl Process {
             eprintln!("testkit: {} will be kept", dir.display());
         }
         let guard = {
-            // macOS cannot create a pipe as close-on-exec in one step. A child that another thread starts at that
-            // moment would inherit the pipe and keep it open.
+            // macOS cannot create a pipe as close-on-exec in one step. A child that another thread
+            // starts at that moment would inherit the pipe and keep it open.
             static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
             let _one = lock(&ONE_AT_A_TIME);
             Command::new("/bin/sh")
@@ -71,7 +74,11 @@ impl Process {
                 .spawn()
                 .unwrap_or_else(|e| panic!("cannot start the guard of {}: {e}", dir.display()))
         };
-        Self { dir, guard, server: Mutex::new(None) }
+        Self {
+            dir,
+            guard,
+            server: Mutex::new(None),
+        }
     }
 
     /// Returns the directory of sockets, data and log.
@@ -85,10 +92,16 @@ impl Process {
         let deadline = Instant::now() + START_LIMIT;
         while !ready() {
             if let Some(status) = self.ended() {
-                self.fail(&format!("{} ended while starting: {status}", program.display()));
+                self.fail(&format!(
+                    "{} ended while starting: {status}",
+                    program.display()
+                ));
             }
             if Instant::now() > deadline {
-                self.fail(&format!("{} did not reply within {START_LIMIT:?}", program.display()));
+                self.fail(&format!(
+                    "{} did not reply within {START_LIMIT:?}",
+                    program.display()
+                ));
             }
             tokio::time::sleep(POLL).await;
         }
@@ -113,7 +126,9 @@ impl Process {
         if let Some(mut server) = lock(&self.server).take() {
             // An error means that the server has already ended.
             let _ = kill_process_group(id(&server), Signal::KILL);
-            server.wait().unwrap_or_else(|e| panic!("cannot wait for a killed server: {e}"));
+            server
+                .wait()
+                .unwrap_or_else(|e| panic!("cannot wait for a killed server: {e}"));
             self.tell("");
         }
     }
@@ -122,8 +137,11 @@ impl Process {
     pub fn pause(&self) {
         let pid = self.signal(Signal::STOP);
         // NOWAIT leaves an exit status for the standard library to collect.
-        waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
-            .unwrap_or_else(|e| panic!("cannot wait for the server to stand still: {e}"));
+        waitid(
+            WaitId::Pid(pid),
+            WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
+        )
+        .unwrap_or_else(|e| panic!("cannot wait for the server to stand still: {e}"));
     }
 
     /// Resumes the server with SIGCONT.
@@ -149,13 +167,21 @@ impl Process {
         self.kill();
         let log = File::options().create(true).append(true).open(self.log());
         let log = log.unwrap_or_else(|e| panic!("cannot write {}: {e}", self.log().display()));
-        let pipe = self.guard.stdin.as_ref().expect("the guard was started with a pipe");
-        let pipe = pipe.as_fd().try_clone_to_owned().expect("duplicate the guard's pipe");
+        let pipe = self
+            .guard
+            .stdin
+            .as_ref()
+            .expect("the guard was started with a pipe");
+        let pipe = pipe
+            .as_fd()
+            .try_clone_to_owned()
+            .expect("duplicate the guard's pipe");
         let server = Command::new("/bin/sh")
             .args(["-c", SERVER, "server"])
             .arg(program)
             .args(args)
-            // in a shared folder, a starting database would remove the temporary tables of all others
+            // in a shared folder, a starting database would remove the temporary tables of all
+            // others
             .env("TMPDIR", &self.dir)
             .stdin(Stdio::null())
             .stdout(pipe)
@@ -171,7 +197,10 @@ impl Process {
     /// Returns the exit status of the server if it ended without being killed here.
     fn ended(&self) -> Option<ExitStatus> {
         let mut server = lock(&self.server);
-        let status = server.as_mut()?.try_wait().expect("ask whether the server still runs")?;
+        let status = server
+            .as_mut()?
+            .try_wait()
+            .expect("ask whether the server still runs")?;
         *server = None;
         self.tell("");
         Some(status)
@@ -181,13 +210,15 @@ impl Process {
         match lock(&self.server).as_ref() {
             None => self.fail("no server is running"),
             Some(server) => {
-                kill_process_group(id(server), signal).unwrap_or_else(|e| panic!("cannot signal the server: {e}"));
+                kill_process_group(id(server), signal)
+                    .unwrap_or_else(|e| panic!("cannot signal the server: {e}"));
                 id(server)
             }
         }
     }
 
-    /// Sends a line to the guard. The guard must learn of every end, since another process may receive the same id.
+    /// Sends a line to the guard. The guard must learn of every end, since another process may
+    /// receive the same id.
     fn tell(&self, line: &str) {
         if let Some(mut pipe) = self.guard.stdin.as_ref() {
             match writeln!(pipe, "{line}") {
@@ -219,38 +250,62 @@ impl Drop for Process {
 pub(crate) fn find(variable: Option<&str>, names: &[&str], places: &[&Path]) -> Option<PathBuf> {
     let named = variable.and_then(std::env::var_os);
     if let Some(named) = named.filter(|name| !name.is_empty()) {
-        // Absolute, since servers run in their own directory. Links are not resolved, since Debian's redis-server is
-        // a link to a program that behaves according to its name.
+        // Absolute, since servers run in their own directory. Links are not resolved, since
+        // Debian's redis-server is a link to a program that behaves according to its name.
         let path = std::path::absolute(&named).unwrap_or_else(|_| named.into());
-        assert!(path.is_file(), "{} names {}, which is no file", variable.unwrap_or_default(), path.display());
+        assert!(
+            path.is_file(),
+            "{} names {}, which is no file",
+            variable.unwrap_or_default(),
+            path.display()
+        );
         return Some(path);
     }
     let on_path = std::env::var_os("PATH").unwrap_or_default();
-    let dirs: Vec<PathBuf> = std::env::split_paths(&on_path).chain(places.iter().map(PathBuf::from)).collect();
-    let candidates = names.iter().flat_map(|name| dirs.iter().map(move |dir| dir.join(name)));
-    candidates.into_iter().find(|path| path.is_absolute() && path.is_file())
+    let dirs: Vec<PathBuf> = std::env::split_paths(&on_path)
+        .chain(places.iter().map(PathBuf::from))
+        .collect();
+    let candidates = names
+        .iter()
+        .flat_map(|name| dirs.iter().map(move |dir| dir.join(name)));
+    candidates
+        .into_iter()
+        .find(|path| path.is_absolute() && path.is_file())
 }
 
 /// Returns the first line that a program prints for `--version`.
 pub(crate) fn version(program: &Path) -> String {
     let output = Command::new(program).arg("--version").output();
-    let output = output.unwrap_or_else(|e| panic!("cannot run {} --version: {e}", program.display()));
+    let output =
+        output.unwrap_or_else(|e| panic!("cannot run {} --version: {e}", program.display()));
     let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{} --version: {complaint}", program.display());
+    assert!(
+        output.status.success(),
+        "{} --version: {complaint}",
+        program.display()
+    );
     let text = String::from_utf8_lossy(&output.stdout);
-    text.lines().next().unwrap_or("no version").trim().to_owned()
+    text.lines()
+        .next()
+        .unwrap_or("no version")
+        .trim()
+        .to_owned()
 }
 
-/// Creates a directory. Its path is short enough for sockets, and needs no quoting in a URL or in a shell script
-/// (mariadb-install-db).
+/// Creates a directory. Its path is short enough for sockets, and needs no quoting in a URL or in a
+/// shell script (mariadb-install-db).
 fn short_directory() -> PathBuf {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._/".contains(byte);
     let base = std::path::absolute(std::env::temp_dir()).expect("the current directory is known");
     let longest = base.join("cf-XXXXXX").join("redis.sock").into_os_string();
     let suits = longest.len() < SOCKET_PATH_LIMIT && longest.as_encoded_bytes().iter().all(plain);
     let base = if suits { base } else { "/tmp".into() };
-    let dir = tempfile::Builder::new().prefix("cf-").rand_bytes(6).tempdir_in(&base);
-    dir.unwrap_or_else(|e| panic!("cannot create a directory in {}: {e}", base.display())).keep()
+    let dir = tempfile::Builder::new()
+        .prefix("cf-")
+        .rand_bytes(6)
+        .tempdir_in(&base);
+    dir.unwrap_or_else(|e| panic!("cannot create a directory in {}: {e}", base.display()))
+        .keep()
 }
 
 fn id(server: &Child) -> Pid {

@@ -17,8 +17,9 @@ use crate::client;
 use crate::process::Process;
 use crate::redis::RedisServer;
 
-/// A Unix socket that forwards the bytes of any number of connections to a server and back, and disturbs them on
-/// demand. It runs on the runtime that created it, and stops when its handle is dropped.
+/// A Unix socket that forwards the bytes of any number of connections to a server and back, and
+/// disturbs them on demand. It runs on the runtime that created it, and stops when its handle is
+/// dropped.
 pub struct Proxy {
     // for its directory, which is removed however this process ends
     process: Process,
@@ -95,16 +96,28 @@ impl Proxy {
         let process = Process::new();
         let socket = process.dir().join("proxy.sock");
         let listener = UnixListener::bind(&socket);
-        let listener = listener.unwrap_or_else(|e| panic!("cannot listen on {}: {e}", socket.display()));
+        let listener =
+            listener.unwrap_or_else(|e| panic!("cannot listen on {}: {e}", socket.display()));
         let network = Arc::new(Network {
             weather: watch::Sender::default(),
             cut: Mutex::default(),
             requests: AtomicU64::new(0),
             replies: AtomicU64::new(0),
         });
-        let accept = async move || listener.accept().await.map(|(client, _)| client.into_split());
+        let accept = async move || {
+            listener
+                .accept()
+                .await
+                .map(|(client, _)| client.into_split())
+        };
         let listening = tokio::spawn(listen(accept, target.clone(), network.clone()));
-        Proxy { process, socket, network, target, listening: Mutex::new(vec![listening]) }
+        Proxy {
+            process,
+            socket,
+            network,
+            target,
+            listening: Mutex::new(vec![listening]),
+        }
     }
 
     /// Returns the socket that the proxy listens on.
@@ -120,9 +133,17 @@ impl Proxy {
     pub async fn listen_on_port(&self) -> u16 {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let port = listener.local_addr().expect("a bound listener").port();
-        let accept = async move || listener.accept().await.map(|(client, _)| client.into_split());
+        let accept = async move || {
+            listener
+                .accept()
+                .await
+                .map(|(client, _)| client.into_split())
+        };
         let listening = tokio::spawn(listen(accept, self.target.clone(), self.network.clone()));
-        self.listening.lock().unwrap_or_else(PoisonError::into_inner).push(listening);
+        self.listening
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(listening);
         port
     }
 
@@ -136,7 +157,8 @@ impl Proxy {
         client::client(&self.url())
     }
 
-    /// Opens a connection through the proxy that reconnects automatically, like [`RedisServer::manager`].
+    /// Opens a connection through the proxy that reconnects automatically, like
+    /// [`RedisServer::manager`].
     ///
     /// # Panics
     ///
@@ -144,21 +166,30 @@ impl Proxy {
     pub async fn manager(&self) -> ConnectionManager {
         match client::manager(self.client()).await {
             Ok(manager) => manager,
-            Err(e) => self.process.fail(&format!("cannot connect to Redis through the proxy: {e}")),
+            Err(e) => self
+                .process
+                .fail(&format!("cannot connect to Redis through the proxy: {e}")),
         }
     }
 
-    /// Cuts a connection once exactly `bytes` more bytes of requests have gone to the server: the connection of the
-    /// last of them. It forwards nothing after them. With 0, the connection that sends the next byte is cut.
+    /// Cuts a connection once exactly `bytes` more bytes of requests have gone to the server: the
+    /// connection of the last of them. It forwards nothing after them. With 0, the connection that
+    /// sends the next byte is cut.
     pub fn cut_requests_after(&self, bytes: usize) {
-        *self.network.cut() = Some(Cut { way: Way::Requests, after: bytes });
+        *self.network.cut() = Some(Cut {
+            way: Way::Requests,
+            after: bytes,
+        });
     }
 
-    /// Cuts a connection once exactly `bytes` more bytes of replies have gone to the client. Meanwhile complete
-    /// requests go to the server. Even with 0, the server has replied before the cut, so it has definitely executed a
-    /// request.
+    /// Cuts a connection once exactly `bytes` more bytes of replies have gone to the client.
+    /// Meanwhile complete requests go to the server. Even with 0, the server has replied before the
+    /// cut, so it has definitely executed a request.
     pub fn cut_replies_after(&self, bytes: usize) {
-        *self.network.cut() = Some(Cut { way: Way::Replies, after: bytes });
+        *self.network.cut() = Some(Cut {
+            way: Way::Replies,
+            after: bytes,
+        });
     }
 
     /// Cancels a cut. Returns whether there was one that had not happened yet.
@@ -166,10 +197,12 @@ impl Proxy {
         self.network.cut().take().is_some()
     }
 
-    /// Holds back all bytes without an error: connections stay open, and new ones get no reply until
-    /// [`heal`](Self::heal).
+    /// Holds back all bytes without an error: connections stay open, and new ones get no reply
+    /// until [`heal`](Self::heal).
     pub fn black_hole(&self) {
-        self.network.weather.send_modify(|weather| weather.black_hole = true);
+        self.network
+            .weather
+            .send_modify(|weather| weather.black_hole = true);
     }
 
     /// Ends a [`black_hole`](Self::black_hole).
@@ -180,9 +213,12 @@ impl Proxy {
         });
     }
 
-    /// Delays all further replies by `delay`, or by up to twice as much if they arrive close together.
+    /// Delays all further replies by `delay`, or by up to twice as much if they arrive close
+    /// together.
     pub fn delay_replies(&self, delay: Duration) {
-        self.network.weather.send_modify(|weather| weather.delay = delay);
+        self.network
+            .weather
+            .send_modify(|weather| weather.delay = delay);
     }
 
     /// Returns the number of bytes that clients have sent so far.
@@ -199,19 +235,28 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         // each listener owns its connections, which end with it
-        self.listening.get_mut().unwrap_or_else(PoisonError::into_inner).iter().for_each(JoinHandle::abort);
+        self.listening
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .for_each(JoinHandle::abort);
     }
 }
 
-async fn listen<R, W>(accept: impl AsyncFn() -> io::Result<(R, W)>, target: Target, network: Arc<Network>)
-where
+async fn listen<R, W>(
+    accept: impl AsyncFn() -> io::Result<(R, W)>,
+    target: Target,
+    network: Arc<Network>,
+) where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send + 'static,
 {
     let mut connections = JoinSet::new();
     let mut weather = network.weather.subscribe();
     loop {
-        let client = accept().await.unwrap_or_else(|e| panic!("the proxy cannot accept connections: {e}"));
+        let client = accept()
+            .await
+            .unwrap_or_else(|e| panic!("the proxy cannot accept connections: {e}"));
         // a new connection continues after either way of healing
         let _ = weather.wait_for(|weather| !weather.black_hole).await;
         let (target, network) = (target.clone(), network.clone());
@@ -228,8 +273,22 @@ where
     W: AsyncWrite + Unpin,
 {
     match target {
-        Target::Unix(path) => forward(client, UnixStream::connect(path).await?.into_split(), network).await,
-        Target::Tcp(address) => forward(client, TcpStream::connect(address).await?.into_split(), network).await,
+        Target::Unix(path) => {
+            forward(
+                client,
+                UnixStream::connect(path).await?.into_split(),
+                network,
+            )
+            .await
+        }
+        Target::Tcp(address) => {
+            forward(
+                client,
+                TcpStream::connect(address).await?.into_split(),
+                network,
+            )
+            .await
+        }
     }
 }
 

@@ -26,46 +26,68 @@ pub struct RedisOptions {
 impl RedisOptions {
     /// Returns options without persistence: a kill loses everything.
     pub fn volatile() -> Self {
-        Self { settings: Vec::new(), tcp: false, tls: false }.arg("appendonly", "no")
+        Self {
+            settings: Vec::new(),
+            tcp: false,
+            tls: false,
+        }
+        .arg("appendonly", "no")
     }
 
-    /// Returns options with an append-only file. `fsync` is Redis's `appendfsync`: `"always"`, `"everysec"` or `"no"`.
+    /// Returns options with an append-only file. `fsync` is Redis's `appendfsync`: `"always"`,
+    /// `"everysec"` or `"no"`.
     ///
-    /// Killing the process loses nothing that was written to the file, synced or not. [`RedisServer::cut_aof`]
-    /// simulates a crash of the whole machine. With `"always"` and `"no"`, Redis writes to the file before it replies.
-    /// With `"everysec"`, Redis may postpone the write for up to two seconds during a sync, so a reply may be ahead of
-    /// the file.
+    /// Killing the process loses nothing that was written to the file, synced or not.
+    /// [`RedisServer::cut_aof`] simulates a crash of the whole machine. With `"always"` and `"no"`,
+    /// Redis writes to the file before it replies. With `"everysec"`, Redis may postpone the write
+    /// for up to two seconds during a sync, so a reply may be ahead of the file.
     pub fn aof(fsync: &str) -> Self {
-        Self { settings: Vec::new(), tcp: false, tls: false }.arg("appendonly", "yes").arg("appendfsync", fsync)
+        Self {
+            settings: Vec::new(),
+            tcp: false,
+            tls: false,
+        }
+        .arg("appendonly", "yes")
+        .arg("appendfsync", fsync)
     }
 
     /// Adds lines of redis.conf that all others override.
     pub(crate) fn defaults(mut self, settings: &[(&str, &str)]) -> Self {
-        let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let settings = settings
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         self.settings.splice(0..0, settings);
         self
     }
 
-    /// Adds a port of 127.0.0.1 beside the Unix socket. It never changes. Replicas, sentinels and clusters need it.
+    /// Adds a port of 127.0.0.1 beside the Unix socket. It never changes. Replicas, sentinels and
+    /// clusters need it.
     pub fn tcp(mut self) -> Self {
         self.tcp = true;
         self
     }
 
-    /// Adds a [port](Self::tcp) that accepts only TLS, from clients with a certificate of the same authority.
+    /// Adds a [port](Self::tcp) that accepts only TLS, from clients with a certificate of the same
+    /// authority.
     pub fn tls(mut self, certificates: &Certificates) -> Self {
         self.tls = true;
         files("server")
             .into_iter()
-            .fold(self.tcp(), |options, (name, file)| options.arg(name, certificates.file(&file)))
+            .fold(self.tcp(), |options, (name, file)| {
+                options.arg(name, certificates.file(&file))
+            })
     }
 
-    /// Adds a TLS port for a replica or a cluster node. Such a server is known by its address and also speaks TLS to
-    /// the other servers.
+    /// Adds a TLS port for a replica or a cluster node. Such a server is known by its address and
+    /// also speaks TLS to the other servers.
     pub fn tls_node(mut self, certificates: &Certificates) -> Self {
         self.tls = true;
         let options = self.tcp().arg("tls-replication", "yes");
-        files("node").into_iter().fold(options, |options, (name, file)| options.arg(name, certificates.file(&file)))
+        files("node")
+            .into_iter()
+            .fold(options, |options, (name, file)| {
+                options.arg(name, certificates.file(&file))
+            })
     }
 
     pub(crate) fn takes_tls(&self) -> bool {
@@ -79,7 +101,8 @@ impl RedisOptions {
     }
 }
 
-/// Returns the settings that name certificate files: for a server, and for a server as a client of others.
+/// Returns the settings that name certificate files: for a server, and for a server as a client of
+/// others.
 pub(crate) fn files(name: &str) -> [(&'static str, String); 5] {
     [
         ("tls-ca-cert-file", "ca.pem".to_owned()),
@@ -90,7 +113,8 @@ pub(crate) fn files(name: &str) -> [(&'static str, String); 5] {
     ]
 }
 
-/// A private Redis or Valkey server. Dropping this handle stops the server and removes its directory.
+/// A private Redis or Valkey server. Dropping this handle stops the server and removes its
+/// directory.
 pub struct RedisServer {
     process: Process,
     socket: PathBuf,
@@ -119,8 +143,8 @@ impl RedisServer {
             // Only the persistence that a test requests.
             ("save", String::new()),
             ("auto-aof-rewrite-percentage", "0".to_owned()),
-            // In a diskless sync, Redis 7 waits for further replicas first, and may leave a linked replica without
-            // the writes of a second.
+            // In a diskless sync, Redis 7 waits for further replicas first, and may leave a linked
+            // replica without the writes of a second.
             ("repl-diskless-sync", "no".to_owned()),
         ];
         if secure > 0 {
@@ -129,9 +153,19 @@ impl RedisServer {
         if major_version() >= 7 {
             settings.push(("enable-debug-command", "yes".to_owned()));
         }
-        let fixed = settings.into_iter().map(|(name, value)| (name.to_owned(), value));
-        let args = fixed.chain(options.settings).flat_map(|(name, value)| [format!("--{name}"), value]).collect();
-        let server = Self { process, socket, port, args };
+        let fixed = settings
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value));
+        let args = fixed
+            .chain(options.settings)
+            .flat_map(|(name, value)| [format!("--{name}"), value])
+            .collect();
+        let server = Self {
+            process,
+            socket,
+            port,
+            args,
+        };
         server.start_again().await;
         server
     }
@@ -152,7 +186,10 @@ impl RedisServer {
     ///
     /// If the server was started without [`tcp`](RedisOptions::tcp).
     pub fn port(&self) -> u16 {
-        assert!(self.port > 0, "a server without a port: start it with RedisOptions::tcp()");
+        assert!(
+            self.port > 0,
+            "a server without a port: start it with RedisOptions::tcp()"
+        );
         self.port
     }
 
@@ -175,8 +212,8 @@ impl RedisServer {
         client::client(&self.url())
     }
 
-    /// Opens a connection that reconnects after a restart of the server. The first command afterwards still fails,
-    /// because the connection manager does not resend it.
+    /// Opens a connection that reconnects after a restart of the server. The first command
+    /// afterwards still fails, because the connection manager does not resend it.
     pub async fn manager(&self) -> ConnectionManager {
         match client::manager(self.client()).await {
             Ok(manager) => manager,
@@ -199,27 +236,42 @@ impl RedisServer {
         self.process.kill();
     }
 
-    /// Restarts the server on its existing data, after killing a running one. Returns when it has loaded the data.
+    /// Restarts the server on its existing data, after killing a running one. Returns when it has
+    /// loaded the data.
     ///
     /// # Panics
     ///
     /// If the server does not start.
     pub async fn start_again(&self) {
-        self.process.start(binary(), &self.args, || replies(&self.socket)).await;
+        self.process
+            .start(binary(), &self.args, || replies(&self.socket))
+            .await;
     }
 
-    /// Restarts the server on its existing data as a cluster of one node, which serves the slots that hold keys.
+    /// Restarts the server on its existing data as a cluster of one node, which serves the slots
+    /// that hold keys.
     ///
     /// # Panics
     ///
     /// If the server does not start, or has no [port](RedisOptions::tcp).
     pub async fn start_again_as_cluster(&self) {
-        let cluster = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"].map(str::to_owned);
+        let cluster = [
+            "--cluster-enabled",
+            "yes",
+            "--cluster-require-full-coverage",
+            "no",
+        ]
+        .map(str::to_owned);
         assert!(self.port > 0, "a node of a cluster has a port");
-        self.process.start(binary(), &[&self.args[..], &cluster].concat(), || replies(&self.socket)).await;
+        self.process
+            .start(binary(), &[&self.args[..], &cluster].concat(), || {
+                replies(&self.socket)
+            })
+            .await;
     }
 
-    /// Pauses the server with SIGSTOP: connections stay open but get no reply. Returns when the server is paused.
+    /// Pauses the server with SIGSTOP: connections stay open but get no reply. Returns when the
+    /// server is paused.
     pub fn pause(&self) {
         self.process.pause();
     }
@@ -237,39 +289,59 @@ impl RedisServer {
     pub fn aof_len(&self) -> u64 {
         let path = self.aof();
         let file = fs::metadata(&path);
-        file.unwrap_or_else(|e| self.process.fail(&format!("no append-only file {}: {e}", path.display()))).len()
+        file.unwrap_or_else(|e| {
+            self.process
+                .fail(&format!("no append-only file {}: {e}", path.display()))
+        })
+        .len()
     }
 
-    /// Truncates the append-only file to an earlier [`aof_len`](Self::aof_len). Later writes are lost. So is a write
-    /// across the cut, which Redis drops when it loads the file.
+    /// Truncates the append-only file to an earlier [`aof_len`](Self::aof_len). Later writes are
+    /// lost. So is a write across the cut, which Redis drops when it loads the file.
     ///
     /// # Panics
     ///
     /// If the server is running, or the file is shorter than `len`.
     pub fn cut_aof(&self, len: u64) {
-        assert!(!self.process.is_up(), "kill the server before its append-only file is cut");
+        assert!(
+            !self.process.is_up(),
+            "kill the server before its append-only file is cut"
+        );
         let present = self.aof_len();
-        assert!(len <= present, "the append-only file has {present} bytes, it cannot be cut back to {len}");
+        assert!(
+            len <= present,
+            "the append-only file has {present} bytes, it cannot be cut back to {len}"
+        );
         let file = File::options().write(true).open(self.aof());
-        file.and_then(|file| file.set_len(len)).expect("cut the append-only file");
+        file.and_then(|file| file.set_len(len))
+            .expect("cut the append-only file");
     }
 
-    /// Returns the path of the append-only file. Redis 7 has a folder whose manifest names the increment in use; older
-    /// versions have one file.
+    /// Returns the path of the append-only file. Redis 7 has a folder whose manifest names the
+    /// increment in use; older versions have one file.
     fn aof(&self) -> PathBuf {
         let folder = self.process.dir().join("appendonlydir");
         let Ok(manifest) = fs::read_to_string(folder.join("appendonly.aof.manifest")) else {
             return self.process.dir().join("appendonly.aof");
         };
-        // "file appendonly.aof.1.incr.aof seq 1 type i", followed by more pairs in Redis 8; the last line is in use.
+        // "file appendonly.aof.1.incr.aof seq 1 type i", followed by more pairs in Redis 8; the
+        // last line is in use.
         let word_after = |line: &str, key: &str| {
             let mut words = line.split_whitespace();
-            words.find(|word| *word == key).and_then(|_| words.next()).map(str::to_owned)
+            words
+                .find(|word| *word == key)
+                .and_then(|_| words.next())
+                .map(str::to_owned)
         };
-        let mut increments = manifest.lines().rev().filter(|line| word_after(line, "type").as_deref() == Some("i"));
+        let mut increments = manifest
+            .lines()
+            .rev()
+            .filter(|line| word_after(line, "type").as_deref() == Some("i"));
         match increments.next().and_then(|line| word_after(line, "file")) {
             Some(name) => folder.join(name),
-            None => self.process.fail(&format!("no increment in the append-only file's manifest:\n{manifest}")),
+            None => self.process.fail(&format!(
+                "no increment in the append-only file's manifest:\n{manifest}"
+            )),
         }
     }
 }
@@ -282,8 +354,13 @@ pub(crate) fn version() -> &'static str {
 
 /// Returns the major version from "Redis server v=7.0.15 sha=..." or "Valkey server v=9.1.2 ...".
 pub(crate) fn major_version() -> u32 {
-    let number = version().split("v=").nth(1).and_then(|rest| rest.split('.').next());
-    number.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("no version number in {:?}", version()))
+    let number = version()
+        .split("v=")
+        .nth(1)
+        .and_then(|rest| rest.split('.').next());
+    number
+        .and_then(|n| n.parse().ok())
+        .unwrap_or_else(|| panic!("no version number in {:?}", version()))
 }
 
 pub(crate) fn binary() -> &'static Path {
@@ -303,7 +380,8 @@ pub(crate) fn binary() -> &'static Path {
     })
 }
 
-/// Returns whether the server serves commands. While Redis loads its data, it replies with an error.
+/// Returns whether the server serves commands. While Redis loads its data, it replies with an
+/// error.
 pub(crate) fn replies(socket: &Path) -> bool {
     let ask = || -> std::io::Result<bool> {
         let mut stream = UnixStream::connect(socket)?;

@@ -12,8 +12,8 @@ use crate::redis::{self, RedisServer, replies, until};
 /// The name of the primary.
 const NAME: &str = "primary";
 
-/// A single sentinel, which decides alone. It replaces a primary that does not reply for half a second. Dropping this
-/// handle stops the sentinel and removes its directory.
+/// A single sentinel, which decides alone. It replaces a primary that does not reply for half a
+/// second. Dropping this handle stops the sentinel and removes its directory.
 pub struct Sentinel {
     process: Process,
     socket: PathBuf,
@@ -21,8 +21,9 @@ pub struct Sentinel {
 }
 
 impl Sentinel {
-    /// Starts a sentinel that monitors `primary`, which needs [`tcp`](crate::RedisOptions::tcp), and its current
-    /// replicas. Returns when it knows them. It discovers later replicas only after some seconds.
+    /// Starts a sentinel that monitors `primary`, which needs [`tcp`](crate::RedisOptions::tcp),
+    /// and its current replicas. Returns when it knows them. It discovers later replicas only after
+    /// some seconds.
     ///
     /// # Panics
     ///
@@ -31,15 +32,20 @@ impl Sentinel {
         Self::start_with(primary, |port| format!("port {port}")).await
     }
 
-    /// Starts a sentinel for servers with [`tls_node`](crate::RedisOptions::tls_node). The sentinel accepts only TLS,
-    /// too.
+    /// Starts a sentinel for servers with [`tls_node`](crate::RedisOptions::tls_node). The sentinel
+    /// accepts only TLS, too.
     ///
     /// # Panics
     ///
     /// See [`start`](Self::start).
     pub async fn start_tls(primary: &RedisServer, certificates: &Certificates) -> Self {
-        let files = redis::files("node").map(|(name, file)| format!("{name} {}\n", certificates.file(&file))).concat();
-        Self::start_with(primary, |port| format!("port 0\ntls-port {port}\ntls-replication yes\n{files}")).await
+        let files = redis::files("node")
+            .map(|(name, file)| format!("{name} {}\n", certificates.file(&file)))
+            .concat();
+        Self::start_with(primary, |port| {
+            format!("port 0\ntls-port {port}\ntls-replication yes\n{files}")
+        })
+        .await
     }
 
     async fn start_with(primary: &RedisServer, listens: impl FnOnce(u16) -> String) -> Self {
@@ -57,12 +63,20 @@ impl Sentinel {
             process.dir().display(),
             primary.port(),
         );
-        fs::write(&file, settings).unwrap_or_else(|e| panic!("cannot write {}: {e}", file.display()));
+        fs::write(&file, settings)
+            .unwrap_or_else(|e| panic!("cannot write {}: {e}", file.display()));
         let args = [file.display().to_string(), "--sentinel".to_owned()];
-        process.start(redis::binary(), &args, || replies(&socket)).await;
-        let sentinel = Self { process, socket, port };
+        process
+            .start(redis::binary(), &args, || replies(&socket))
+            .await;
+        let sentinel = Self {
+            process,
+            socket,
+            port,
+        };
         until("a sentinel that knows a replica", async || {
-            let replicas: Vec<::redis::Value> = sentinel.ask(&format!("SENTINEL REPLICAS {NAME}")).await;
+            let replicas: Vec<::redis::Value> =
+                sentinel.ask(&format!("SENTINEL REPLICAS {NAME}")).await;
             !replicas.is_empty()
         })
         .await;
@@ -76,7 +90,9 @@ impl Sentinel {
 
     /// Returns the URL of the current primary.
     pub async fn primary_url(&self) -> String {
-        let (_, port): (String, u16) = self.ask(&format!("SENTINEL GET-MASTER-ADDR-BY-NAME {NAME}")).await;
+        let (_, port): (String, u16) = self
+            .ask(&format!("SENTINEL GET-MASTER-ADDR-BY-NAME {NAME}"))
+            .await;
         client::tcp_url(port)
     }
 

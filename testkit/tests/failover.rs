@@ -7,7 +7,10 @@ use testkit::{RedisCluster, RedisOptions, RedisServer, Sentinel};
 #[tokio::test]
 async fn a_sentinel_promotes_the_replica() {
     let options = RedisOptions::volatile().tcp();
-    let (primary, replica) = tokio::join!(RedisServer::start(options.clone()), RedisServer::start(options));
+    let (primary, replica) = tokio::join!(
+        RedisServer::start(options.clone()),
+        RedisServer::start(options)
+    );
     primary.run::<()>("SET key kept").await.unwrap();
     replica.replica_of(&primary).await;
     assert!(primary.is_primary().await && !replica.is_primary().await);
@@ -21,15 +24,25 @@ async fn a_sentinel_promotes_the_replica() {
 
 /// Returns the slot of a key, as the cluster reports it.
 async fn slot(cluster: &RedisCluster, key: &str) -> u16 {
-    cluster.node(0).run(&format!("CLUSTER KEYSLOT {key}")).await.unwrap()
+    cluster
+        .node(0)
+        .run(&format!("CLUSTER KEYSLOT {key}"))
+        .await
+        .unwrap()
 }
 
 #[tokio::test]
 async fn a_cluster_starts_moves_slots_and_fails_over() {
-    let cluster = RedisCluster::start(RedisOptions::aof("always").arg("cluster-require-full-coverage", "no")).await;
+    let cluster =
+        RedisCluster::start(RedisOptions::aof("always").arg("cluster-require-full-coverage", "no"))
+            .await;
     assert_eq!(cluster.urls().len(), cluster.size());
     assert_eq!(cluster.primaries().await, [0, 1, 2]);
-    let coverage: Vec<String> = cluster.node(4).run("CONFIG GET cluster-require-full-coverage").await.unwrap();
+    let coverage: Vec<String> = cluster
+        .node(4)
+        .run("CONFIG GET cluster-require-full-coverage")
+        .await
+        .unwrap();
     assert_eq!(coverage[1], "no");
 
     // two keys of one slot move
@@ -37,19 +50,37 @@ async fn a_cluster_starts_moves_slots_and_fails_over() {
     let from = cluster.primary_of_slot(at).await;
     let to = (from + 1) % 3;
     for key in ["{page}:a", "{page}:b"] {
-        cluster.node(from).run::<()>(&format!("SET {key} kept")).await.unwrap();
+        cluster
+            .node(from)
+            .run::<()>(&format!("SET {key} kept"))
+            .await
+            .unwrap();
     }
     let moving = cluster.move_slots(at..=at, to, Duration::from_millis(300));
     let half_moved = async {
         let both = "MGET {page}:a {page}:b";
         while cluster.node(from).run::<Vec<String>>(both).await.is_ok() {}
-        cluster.node(from).run::<Vec<String>>(both).await.unwrap_err()
+        cluster
+            .node(from)
+            .run::<Vec<String>>(both)
+            .await
+            .unwrap_err()
     };
     let ((), refused) = tokio::join!(moving, half_moved);
     // Redis 6 redirects the client to the other node, which then replies TRYAGAIN
-    assert!(matches!(refused.code(), Some("TRYAGAIN" | "ASK")), "{refused}");
+    assert!(
+        matches!(refused.code(), Some("TRYAGAIN" | "ASK")),
+        "{refused}"
+    );
     assert_eq!(cluster.primary_of_slot(at).await, to);
-    assert_eq!(cluster.node(to).run::<String>("GET {page}:a").await.unwrap(), "kept");
+    assert_eq!(
+        cluster
+            .node(to)
+            .run::<String>("GET {page}:a")
+            .await
+            .unwrap(),
+        "kept"
+    );
     cluster.wait_until_ok().await;
 
     // a failover without loss
@@ -63,7 +94,14 @@ async fn a_cluster_starts_moves_slots_and_fails_over() {
     // a failover after a kill; the killed node returns as a replica
     cluster.node(replica).kill();
     cluster.wait_promoted(to).await;
-    assert_eq!(cluster.node(to).run::<String>("GET {page}:b").await.unwrap(), "kept");
+    assert_eq!(
+        cluster
+            .node(to)
+            .run::<String>("GET {page}:b")
+            .await
+            .unwrap(),
+        "kept"
+    );
     cluster.node(replica).start_again().await;
     cluster.wait_until_ok().await;
     assert_eq!(cluster.primary_of_slot(at).await, to);

@@ -28,7 +28,11 @@ async fn bytes_are_counted() {
     let proxy = Proxy::to(&server);
     let mut redis = proxy.manager().await;
     let (requests, replies) = (proxy.request_bytes(), proxy.reply_bytes());
-    redis::cmd("INCR").arg("n").query_async::<i64>(&mut redis).await.unwrap();
+    redis::cmd("INCR")
+        .arg("n")
+        .query_async::<i64>(&mut redis)
+        .await
+        .unwrap();
     assert_eq!(proxy.request_bytes() - requests, REQUEST.len());
     assert_eq!(proxy.reply_bytes() - replies, REPLY.len());
 }
@@ -71,9 +75,17 @@ async fn a_reply_is_cut_at_the_byte_and_the_request_executed() {
     let mut redis = proxy.manager().await;
     for bytes in 0..=REPLY.len() {
         reconnected(&mut redis).await;
-        let before: i64 = direct.get::<_, Option<i64>>("n").await.unwrap().unwrap_or(0);
+        let before: i64 = direct
+            .get::<_, Option<i64>>("n")
+            .await
+            .unwrap()
+            .unwrap_or(0);
         proxy.cut_replies_after(bytes);
-        assert_eq!(incr(&mut redis).await.is_ok(), bytes == REPLY.len(), "cut after {bytes}");
+        assert_eq!(
+            incr(&mut redis).await.is_ok(),
+            bytes == REPLY.len(),
+            "cut after {bytes}"
+        );
         assert_eq!(direct.get::<_, i64>("n").await.unwrap(), before + 1);
         assert!(!proxy.call_off());
     }
@@ -84,8 +96,13 @@ async fn what_a_black_hole_held_arrives_late() {
     let server = RedisServer::start(RedisOptions::volatile()).await;
     let (proxy, mut direct) = (Proxy::to(&server), server.manager().await);
     let mut redis = proxy.manager().await;
-    let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_millis(20)));
-    let mut impatient = proxy.client().get_multiplexed_async_connection_with_config(&config).await.unwrap();
+    let config =
+        redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_millis(20)));
+    let mut impatient = proxy
+        .client()
+        .get_multiplexed_async_connection_with_config(&config)
+        .await
+        .unwrap();
     proxy.black_hole();
     // one client gives up and closes its connection, and one waits
     impatient.incr::<_, _, i64>("n", 1).await.unwrap_err();
@@ -98,7 +115,10 @@ async fn what_a_black_hole_held_arrives_late() {
     reply.await.unwrap().unwrap();
     let deadline = Instant::now() + Duration::from_secs(5);
     while direct.get::<_, i64>("n").await.unwrap() < 2 {
-        assert!(Instant::now() < deadline, "the first of the two did not arrive");
+        assert!(
+            Instant::now() < deadline,
+            "the first of the two did not arrive"
+        );
     }
 }
 
@@ -107,11 +127,26 @@ async fn a_new_connection_gets_no_reply_in_a_black_hole() {
     let server = RedisServer::start(RedisOptions::volatile()).await;
     let (proxy, client) = (Proxy::to(&server), server.client());
     proxy.black_hole();
-    let config = redis::AsyncConnectionConfig::new().set_connection_timeout(Some(Duration::from_millis(50)));
-    client.get_multiplexed_async_connection_with_config(&config).await.unwrap();
-    assert!(proxy.client().get_multiplexed_async_connection_with_config(&config).await.unwrap_err().is_timeout());
+    let config =
+        redis::AsyncConnectionConfig::new().set_connection_timeout(Some(Duration::from_millis(50)));
+    client
+        .get_multiplexed_async_connection_with_config(&config)
+        .await
+        .unwrap();
+    assert!(
+        proxy
+            .client()
+            .get_multiplexed_async_connection_with_config(&config)
+            .await
+            .unwrap_err()
+            .is_timeout()
+    );
     proxy.heal(Held::Delivered);
-    proxy.client().get_multiplexed_async_connection_with_config(&config).await.unwrap();
+    proxy
+        .client()
+        .get_multiplexed_async_connection_with_config(&config)
+        .await
+        .unwrap();
 }
 
 #[tokio::test]

@@ -18,8 +18,14 @@ fn versions_are_one_line_each() {
     println!("{versions}");
     let lines: Vec<&str> = versions.lines().collect();
     assert_eq!(lines.len(), 2);
-    assert!(lines[0].starts_with("redis: ") && lines[0].contains("v="), "{versions}");
-    assert!(lines[1].starts_with("mysql: ") && lines[1].contains("Ver"), "{versions}");
+    assert!(
+        lines[0].starts_with("redis: ") && lines[0].contains("v="),
+        "{versions}"
+    );
+    assert!(
+        lines[1].starts_with("mysql: ") && lines[1].contains("Ver"),
+        "{versions}"
+    );
 }
 
 #[tokio::test]
@@ -54,7 +60,12 @@ async fn redis_loads_a_write_that_was_cut_in_two_as_not_written() {
     let _: () = redis.set("earlier", "here").await.unwrap();
     let length = server.aof_len();
     let script = "redis.call('SET', KEYS[1], 'a') redis.call('SET', KEYS[2], 'b')";
-    let script = redis::cmd("EVAL").arg(script).arg(2).arg("later").arg("last").to_owned();
+    let script = redis::cmd("EVAL")
+        .arg(script)
+        .arg(2)
+        .arg("later")
+        .arg("last")
+        .to_owned();
     let _: () = script.query_async(&mut redis).await.unwrap();
     server.kill();
     // A cut in the middle of the script's second write also drops its first one.
@@ -69,10 +80,18 @@ async fn redis_loads_a_write_that_was_cut_in_two_as_not_written() {
 #[tokio::test]
 async fn redis_is_empty_after_a_kill_without_persistence() {
     let server = RedisServer::start(RedisOptions::volatile().arg("maxmemory", "64mb")).await;
-    let mut redis = server.client().get_multiplexed_async_connection().await.unwrap();
+    let mut redis = server
+        .client()
+        .get_multiplexed_async_connection()
+        .await
+        .unwrap();
     let _: () = redis.set("key", 1).await.unwrap();
-    let maxmemory: Vec<String> =
-        redis::cmd("CONFIG").arg("GET").arg("maxmemory").query_async(&mut redis).await.unwrap();
+    let maxmemory: Vec<String> = redis::cmd("CONFIG")
+        .arg("GET")
+        .arg("maxmemory")
+        .query_async(&mut redis)
+        .await
+        .unwrap();
     assert_eq!(maxmemory, ["maxmemory", "67108864"]);
     server.start_again().await;
     let mut redis = server.manager().await;
@@ -83,7 +102,12 @@ async fn redis_is_empty_after_a_kill_without_persistence() {
 async fn redis_debug_is_open() {
     let server = RedisServer::start(RedisOptions::volatile()).await;
     let mut redis = server.manager().await;
-    let _: () = redis::cmd("DEBUG").arg("SET-ACTIVE-EXPIRE").arg(0).query_async(&mut redis).await.unwrap();
+    let _: () = redis::cmd("DEBUG")
+        .arg("SET-ACTIVE-EXPIRE")
+        .arg(0)
+        .query_async(&mut redis)
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -106,7 +130,10 @@ async fn a_paused_redis_replies_after_it_goes_on() {
     for _ in 0..20 {
         server.pause();
         let mut asking = redis.clone();
-        let reply = tokio::spawn(async move { redis::cmd("PING").query_async::<String>(&mut asking).await });
+        let reply =
+            tokio::spawn(
+                async move { redis::cmd("PING").query_async::<String>(&mut asking).await },
+            );
         tokio::time::sleep(Duration::from_millis(10)).await;
         assert!(!reply.is_finished(), "replied while it stood still");
         server.resume();
@@ -115,7 +142,10 @@ async fn a_paused_redis_replies_after_it_goes_on() {
     // A paused server can be killed.
     server.pause();
     server.start_again().await;
-    let _: () = redis::cmd("PING").query_async(&mut server.manager().await).await.unwrap();
+    let _: () = redis::cmd("PING")
+        .query_async(&mut server.manager().await)
+        .await
+        .unwrap();
     let _ = redis::cmd("PING").query_async::<String>(&mut redis).await;
 }
 
@@ -125,10 +155,19 @@ async fn mysql_keeps_what_was_committed() {
     let (first, pool) = server.database("shop").await;
     let (second, _) = server.database("shop").await;
     assert_ne!(first, second);
-    sqlx::query("CREATE TABLE t (id BIGINT PRIMARY KEY) ENGINE=InnoDB").execute(&pool).await.unwrap();
-    sqlx::query("INSERT INTO t VALUES (1), (2)").execute(&pool).await.unwrap();
+    sqlx::query("CREATE TABLE t (id BIGINT PRIMARY KEY) ENGINE=InnoDB")
+        .execute(&pool)
+        .await
+        .unwrap();
+    sqlx::query("INSERT INTO t VALUES (1), (2)")
+        .execute(&pool)
+        .await
+        .unwrap();
     let mut open = pool.begin().await.unwrap();
-    sqlx::query("INSERT INTO t VALUES (3)").execute(&mut *open).await.unwrap();
+    sqlx::query("INSERT INTO t VALUES (3)")
+        .execute(&mut *open)
+        .await
+        .unwrap();
 
     server.kill();
     assert!(sqlx::query("SELECT 1").execute(&mut *open).await.is_err());
@@ -136,12 +175,19 @@ async fn mysql_keeps_what_was_committed() {
     server.start_again().await;
 
     // The old pool reconnects.
-    let rows: Vec<i64> = sqlx::query_scalar("SELECT id FROM t ORDER BY id").fetch_all(&pool).await.unwrap();
+    let rows: Vec<i64> = sqlx::query_scalar("SELECT id FROM t ORDER BY id")
+        .fetch_all(&pool)
+        .await
+        .unwrap();
     assert_eq!(rows, [1, 2]);
 
     server.pause();
     let asked = pool.clone();
-    let reply = tokio::spawn(async move { sqlx::query_scalar::<_, i64>("SELECT 7").fetch_one(&asked).await });
+    let reply = tokio::spawn(async move {
+        sqlx::query_scalar::<_, i64>("SELECT 7")
+            .fetch_one(&asked)
+            .await
+    });
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(!reply.is_finished(), "replied while it stood still");
     server.resume();
@@ -150,7 +196,9 @@ async fn mysql_keeps_what_was_committed() {
 
 #[tokio::test]
 async fn a_server_that_ends_at_once_shows_its_log() {
-    let started = tokio::spawn(RedisServer::start(RedisOptions::volatile().arg("no-such-setting", "1")));
+    let started = tokio::spawn(RedisServer::start(
+        RedisOptions::volatile().arg("no-such-setting", "1"),
+    ));
     let panic = match started.await {
         Ok(_) => panic!("a setting that does not exist was accepted"),
         Err(error) => error.into_panic(),
@@ -158,7 +206,10 @@ async fn a_server_that_ends_at_once_shows_its_log() {
     let message = panic.downcast_ref::<String>().expect("a message");
     assert!(message.contains("no-such-setting"), "{message}");
     // The panic keeps the directory on purpose; its path is in the message.
-    let log = message.lines().find_map(|line| line.trim().strip_prefix("end of ")?.strip_suffix(":")).unwrap();
+    let log = message
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("end of ")?.strip_suffix(":"))
+        .unwrap();
     std::fs::remove_dir_all(Path::new(log).parent().unwrap()).unwrap();
 }
 
@@ -178,9 +229,13 @@ fn nothing_is_left_after_the_owner_was_killed() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let lines = BufReader::new(owner.stdout.take().unwrap()).lines().map(|line| line.unwrap());
-    let sockets: Vec<PathBuf> =
-        lines.filter_map(|line| line.split_once("socket=").map(|(_, path)| path.into())).take(3).collect();
+    let lines = BufReader::new(owner.stdout.take().unwrap())
+        .lines()
+        .map(|line| line.unwrap());
+    let sockets: Vec<PathBuf> = lines
+        .filter_map(|line| line.split_once("socket=").map(|(_, path)| path.into()))
+        .take(3)
+        .collect();
     assert_eq!(sockets.len(), 3);
     assert!(UnixStream::connect(&sockets[0]).is_ok() && UnixStream::connect(&sockets[1]).is_ok());
 
@@ -188,13 +243,17 @@ fn nothing_is_left_after_the_owner_was_killed() {
     owner.wait().unwrap();
     let killed = Instant::now();
     while !sockets.iter().all(|socket| is_gone(socket)) {
-        assert!(killed.elapsed() < Duration::from_secs(5), "left over: {sockets:?}");
+        assert!(
+            killed.elapsed() < Duration::from_secs(5),
+            "left over: {sockets:?}"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
     println!("gone after {:?}", killed.elapsed());
 }
 
-/// Not a test: the process that the test above kills. One of its servers is down at that time, one is paused.
+/// Not a test: the process that the test above kills. One of its servers is down at that time, one
+/// is paused.
 #[tokio::test]
 #[ignore = "run by nothing_is_left_after_the_owner_was_killed"]
 async fn owner() {

@@ -1,6 +1,7 @@
-//! The lint of the Lua bundle. Every header parses and matches its script. Scripts are short, derive no keys and share
-//! no code. `lua/manifest.json`, the table in `lua/README.md` and the vectors are complete, and released scripts stay
-//! unchanged. luacheck, which `./dev lint` runs, checks the rest.
+//! The lint of the Lua bundle. Every header parses and matches its script. Scripts are short,
+//! derive no keys and share no code. `lua/manifest.json`, the table in `lua/README.md` and the
+//! vectors are complete, and released scripts stay unchanged. luacheck, which `./dev lint` runs,
+//! checks the rest.
 //!
 //! `COUNTERFOIL_WRITE_MANIFEST=1` rewrites the manifest.
 
@@ -21,7 +22,10 @@ type Words = (BTreeSet<String>, BTreeSet<String>);
 const OPTIONS: [&str; 6] = ["COUNT", "GT", "LIMIT", "LT", "WITHSCORES", "XX"];
 
 /// The first and the last line of the fence, which all counting scripts share.
-const FENCE: [&str; 2] = ["-- the fence, word for word the same in each counting script", "return { 'PASSED' } end\n"];
+const FENCE: [&str; 2] = [
+    "-- the fence, word for word the same in each counting script",
+    "return { 'PASSED' } end\n",
+];
 
 #[derive(Serialize)]
 struct Manifest {
@@ -77,11 +81,14 @@ fn read(name: &str) -> String {
 }
 
 fn bundle() -> Vec<Script> {
-    let files = fs::read_dir(lua().join("v1")).unwrap().map(|entry| entry.unwrap().path());
+    let files = fs::read_dir(lua().join("v1"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
     let parse = |path: PathBuf| {
         let stem = path.file_stem().unwrap().to_str().unwrap().to_owned();
         assert_eq!(path.extension().unwrap(), "lua", "{}", path.display());
-        parse(&stem, &fs::read_to_string(&path).unwrap()).unwrap_or_else(|wrong| panic!("{stem}: {wrong}"))
+        parse(&stem, &fs::read_to_string(&path).unwrap())
+            .unwrap_or_else(|wrong| panic!("{stem}: {wrong}"))
     };
     let mut scripts: Vec<_> = files.map(parse).collect();
     scripts.sort_by(|a, b| a.name.cmp(&b.name));
@@ -89,7 +96,8 @@ fn bundle() -> Vec<Script> {
 }
 
 fn cut<'a>(text: &'a str, mark: &str) -> Result<(&'a str, &'a str), String> {
-    text.split_once(mark).ok_or_else(|| format!("no {mark:?} where it is due"))
+    text.split_once(mark)
+        .ok_or_else(|| format!("no {mark:?} where it is due"))
 }
 
 /// Parses a header, which has a fixed form.
@@ -103,16 +111,29 @@ fn parse(stem: &str, source: &str) -> Result<Script, String> {
     let (errors, rest) = cut(rest, "-- REPEAT  ")?;
     let (repeat, since) = cut(rest, "\n-- SINCE   ")?;
 
-    let revision = title.strip_prefix(&format!("-- {stem}, revision ")).and_then(|number| number.parse().ok());
-    let revision = revision.filter(|&number| number > 0).ok_or("line 1 is not `-- NAME, revision NUMBER`")?;
+    let revision = title
+        .strip_prefix(&format!("-- {stem}, revision "))
+        .and_then(|number| number.parse().ok());
+    let revision = revision
+        .filter(|&number| number > 0)
+        .ok_or("line 1 is not `-- NAME, revision NUMBER`")?;
     if summary.contains('\n') || !summary.ends_with('.') || since.contains('\n') {
-        return Err("the summary is not one sentence on one line, or something follows SINCE".into());
+        return Err(
+            "the summary is not one sentence on one line, or something follows SINCE".into(),
+        );
     }
     let reply = |entry: &String| {
         let [shape, about] = columns(entry)?;
-        let status = shape.strip_prefix("{\"").and_then(|rest| rest.split('"').next()).filter(|status| is_word(status));
+        let status = shape
+            .strip_prefix("{\"")
+            .and_then(|rest| rest.split('"').next())
+            .filter(|status| is_word(status));
         let status = status.ok_or(format!("not `{{\"STATUS\", ...}}  TEXT`: {entry:?}"))?;
-        Ok(Reply { status: status.into(), shape, about })
+        Ok(Reply {
+            status: status.into(),
+            shape,
+            about,
+        })
     };
     let error = |entry: &String| columns(entry).map(|[code, about]| Code { code, about });
     Ok(Script {
@@ -123,8 +144,14 @@ fn parse(stem: &str, source: &str) -> Result<Script, String> {
         summary: summary.into(),
         keys: inputs(keys)?,
         args: inputs(args)?,
-        replies: entries(replies)?.iter().map(reply).collect::<Result<_, String>>()?,
-        errors: entries(errors)?.iter().map(error).collect::<Result<_, _>>()?,
+        replies: entries(replies)?
+            .iter()
+            .map(reply)
+            .collect::<Result<_, String>>()?,
+        errors: entries(errors)?
+            .iter()
+            .map(error)
+            .collect::<Result<_, _>>()?,
         repeat_safe: entries(&format!("--   {repeat}"))?.concat(),
         since: since.into(),
         source: source.into(),
@@ -135,7 +162,9 @@ fn parse(stem: &str, source: &str) -> Result<Script, String> {
 fn entries(section: &str) -> Result<Vec<String>, String> {
     let mut entries: Vec<String> = Vec::new();
     for line in section.lines() {
-        let text = line.strip_prefix("--   ").ok_or(format!("neither an entry nor the next section: {line:?}"))?;
+        let text = line
+            .strip_prefix("--   ")
+            .ok_or(format!("neither an entry nor the next section: {line:?}"))?;
         match (text.strip_prefix(' '), entries.last_mut()) {
             (Some(more), Some(entry)) => *entry = format!("{entry} {}", more.trim_start()),
             (Some(_), None) => return Err(format!("continues nothing: {line:?}")),
@@ -147,16 +176,29 @@ fn entries(section: &str) -> Result<Vec<String>, String> {
 
 /// Returns the columns of an entry, separated by two or more spaces.
 fn columns<const N: usize>(entry: &str) -> Result<[String; N], String> {
-    let columns = entry.split("  ").map(str::trim).filter(|column| !column.is_empty()).map(str::to_owned);
-    columns.collect::<Vec<_>>().try_into().map_err(|_| format!("not {N} columns: {entry:?}"))
+    let columns = entry
+        .split("  ")
+        .map(str::trim)
+        .filter(|column| !column.is_empty())
+        .map(str::to_owned);
+    columns
+        .collect::<Vec<_>>()
+        .try_into()
+        .map_err(|_| format!("not {N} columns: {entry:?}"))
 }
 
 /// Parses entries of the form `NUMBER NAME  TYPE  TEXT`, numbered from 1.
 fn inputs(section: &str) -> Result<Vec<Input>, String> {
     let input = |(i, entry): (usize, &String)| {
         let [name, kind, about] = columns(entry)?;
-        let name = name.strip_prefix(&format!("{} ", i + 1)).ok_or(format!("not number {}: {entry:?}", i + 1))?;
-        Ok(Input { name: name.into(), kind, about })
+        let name = name
+            .strip_prefix(&format!("{} ", i + 1))
+            .ok_or(format!("not number {}: {entry:?}", i + 1))?;
+        Ok(Input {
+            name: name.into(),
+            kind,
+            about,
+        })
     };
     entries(section)?.iter().enumerate().map(input).collect()
 }
@@ -177,23 +219,41 @@ fn owned<'a>(words: impl IntoIterator<Item = &'a str>) -> BTreeSet<String> {
 impl Script {
     /// Returns the words that a caller may find in a reply, according to the header.
     fn words_of_header(&self) -> Words {
-        let in_text = self.replies.iter().flat_map(|reply| reply.about.split(|c: char| !c.is_ascii_alphanumeric()));
+        let in_text = self
+            .replies
+            .iter()
+            .flat_map(|reply| reply.about.split(|c: char| !c.is_ascii_alphanumeric()));
         let statuses = self.replies.iter().map(|reply| reply.status.as_str());
         let codes = self.errors.iter().map(|error| error.code.as_str());
-        (owned(in_text.filter(|word| is_word(word)).chain(statuses)), owned(codes))
+        (
+            owned(in_text.filter(|word| is_word(word)).chain(statuses)),
+            owned(codes),
+        )
     }
 
-    /// Returns the words that the body can put into a reply: upper-case literals outside of Redis commands.
+    /// Returns the words that the body can put into a reply: upper-case literals outside of Redis
+    /// commands.
     fn words_of_body(&self) -> Words {
         let (mut words, mut codes) = (Vec::new(), Vec::new());
         for line in self.code() {
             let parts: Vec<_> = line.split('\'').collect();
-            assert!(parts.len() % 2 == 1, "{}: a literal does not end on its line: {line}", self.name);
+            assert!(
+                parts.len() % 2 == 1,
+                "{}: a literal does not end on its line: {line}",
+                self.name
+            );
             for pair in parts.chunks_exact(2) {
                 let (before, literal) = (pair[0], stem(pair[1]));
                 if before.ends_with("redis.error_reply(") {
-                    codes.push(literal.split_once(' ').map_or("an error of one word", |(code, _)| code));
-                } else if is_word(literal) && !before.ends_with("call(") && !OPTIONS.contains(&literal) {
+                    codes.push(
+                        literal
+                            .split_once(' ')
+                            .map_or("an error of one word", |(code, _)| code),
+                    );
+                } else if is_word(literal)
+                    && !before.ends_with("call(")
+                    && !OPTIONS.contains(&literal)
+                {
                     words.push(literal);
                 }
             }
@@ -204,13 +264,17 @@ impl Script {
     /// Returns the body's lines of code, without comments.
     fn code(&self) -> Vec<&str> {
         let (_, body) = self.source.split_once("\n\n").unwrap();
-        let lines = body.lines().map(|line| line.split("--").next().unwrap().trim_end());
+        let lines = body
+            .lines()
+            .map(|line| line.split("--").next().unwrap().trim_end());
         lines.filter(|line| !line.is_empty()).collect()
     }
 
-    /// Returns the fence, from its comment to its last line; `None` for a script that does not count.
+    /// Returns the fence, from its comment to its last line; `None` for a script that does not
+    /// count.
     fn fence(&self) -> Option<&str> {
-        let [first, last] = FENCE.map(|mark| self.source.find(mark).map(|at| (at, at + mark.len())));
+        let [first, last] =
+            FENCE.map(|mark| self.source.find(mark).map(|at| (at, at + mark.len())));
         Some(&self.source[first?.0..last?.1])
     }
 
@@ -218,38 +282,78 @@ impl Script {
     fn faults(&self) -> Vec<String> {
         let (source, code, mut faults) = (&self.source, self.code().join("\n"), Vec::new());
         let lines = source.lines().count();
-        if lines > 140 || !source.is_ascii() || !source.ends_with('\n') || source.contains(['\t', '\r']) {
-            faults.push(format!("{lines} lines, expected 140 at most, of ASCII without tabs"));
+        if lines > 140
+            || !source.is_ascii()
+            || !source.ends_with('\n')
+            || source.contains(['\t', '\r'])
+        {
+            faults.push(format!(
+                "{lines} lines, expected 140 at most, of ASCII without tabs"
+            ));
         }
-        let long = source.lines().filter(|line| line.len() > 120 || line.ends_with(' '));
-        faults.extend(long.map(|line| format!("longer than 120 characters, or a space at the end: {line:?}")));
+        let long = source
+            .lines()
+            .filter(|line| line.len() > 120 || line.ends_with(' '));
+        faults.extend(
+            long.map(|line| format!("longer than 120 characters, or a space at the end: {line:?}")),
+        );
 
         let (header, body) = (self.words_of_header(), self.words_of_body());
-        let other = if self.name == "family_epoch" { "BADKEY" } else { "BADSTATE" };
+        let other = if self.name == "family_epoch" {
+            "BADKEY"
+        } else {
+            "BADSTATE"
+        };
         if header != body {
             faults.push(format!("{header:?} in the header, {body:?} in the body"));
         }
-        if !header.1.contains("BADARG") || header.1.iter().any(|code| code != "BADARG" && code != other) {
-            faults.push(format!("errors {:?}, expected BADARG, and {other} at most", header.1));
+        if !header.1.contains("BADARG")
+            || header
+                .1
+                .iter()
+                .any(|code| code != "BADARG" && code != other)
+        {
+            faults.push(format!(
+                "errors {:?}, expected BADARG, and {other} at most",
+                header.1
+            ));
         }
-        let counts = self.keys.iter().any(|key| key.name == "calls_before") && self.name != "family_epoch";
+        let counts =
+            self.keys.iter().any(|key| key.name == "calls_before") && self.name != "family_epoch";
         if counts != self.fence().is_some() {
             faults.push("the fence is missing, or where nothing is counted".into());
         }
         for (list, most) in [("KEYS[", self.keys.len()), ("ARGV[", self.args.len())] {
-            let indices = code.split(list).skip(1).filter_map(|rest| rest.split(']').next()?.parse().ok());
-            faults.extend(indices.filter(|&i: &usize| i > most).map(|i| format!("{list}{i}] is not in the header")));
+            let indices = code
+                .split(list)
+                .skip(1)
+                .filter_map(|rest| rest.split(']').next()?.parse().ok());
+            faults.extend(
+                indices
+                    .filter(|&i: &usize| i > most)
+                    .map(|i| format!("{list}{i}] is not in the header")),
+            );
         }
 
-        // a cluster must see all keys of a call: no key is derived, and commands take keys unchanged
-        let mut after_keys = code.split("KEYS[").skip(1).filter_map(|rest| rest.split(']').nth(1));
-        let is_made = code.contains("cf1:") || after_keys.any(|rest| rest.trim_start().starts_with([':', '.']));
+        // a cluster must see all keys of a call: no key is derived, and commands take keys
+        // unchanged
+        let mut after_keys = code
+            .split("KEYS[")
+            .skip(1)
+            .filter_map(|rest| rest.split(']').nth(1));
+        let is_made = code.contains("cf1:")
+            || after_keys.any(|rest| rest.trim_start().starts_with([':', '.']));
         if is_made && !self.name.starts_with("family_") {
             faults.push("something is made of a key".into());
         }
         for call in code.split("call(").skip(1) {
             let (command, rest) = call.split_once(',').unwrap_or((call, ""));
-            let key = rest.trim_start().trim_start_matches("unpack(").split([',', ')']).next().unwrap();
+            let key = rest
+                .trim_start()
+                .trim_start_matches("unpack(")
+                .split([',', ')'])
+                .next()
+                .unwrap();
             let is_part = |part: &str| !part.is_empty() && part.chars().all(char::is_alphanumeric);
             let is_key = key.starts_with("KEYS[") || key.split(['.', '_']).all(is_part);
             let is_good = command.starts_with("'TIME'") || (command.starts_with('\'') && is_key);
@@ -260,7 +364,8 @@ impl Script {
         faults
     }
 
-    /// Returns the lines that no other script may share, without short ones like `end`, and with a gap for the fence.
+    /// Returns the lines that no other script may share, without short ones like `end`, and with a
+    /// gap for the fence.
     fn own_lines(&self) -> Vec<&str> {
         let (mut lines, mut is_fence) = (Vec::new(), false);
         for line in self.code() {
@@ -280,7 +385,10 @@ impl Script {
         let code = self.code().join("\n");
         let functions = code.split("local function ").skip(1).map(|function| {
             let first = function.lines().next().unwrap();
-            let end = function.find("\nend").filter(|_| !first.ends_with(" end")).unwrap_or(first.len());
+            let end = function
+                .find("\nend")
+                .filter(|_| !first.ends_with(" end"))
+                .unwrap_or(first.len());
             function[..end].split_once('(').unwrap().1.to_owned()
         });
         functions.collect()
@@ -295,13 +403,19 @@ fn copies(scripts: &[Script]) -> Vec<String> {
         for four in own.windows(4) {
             let first = *lines.entry(four.join("\n")).or_insert(&script.name);
             if first != &script.name {
-                copies.push(format!("{} and {first} share four lines, from {:?}", script.name, four[0]));
+                copies.push(format!(
+                    "{} and {first} share four lines, from {:?}",
+                    script.name, four[0]
+                ));
             }
         }
         for function in script.functions() {
             let first = *functions.entry(function.clone()).or_insert(&script.name);
             if first != &script.name {
-                copies.push(format!("{} and {first} share a function ({function:.40}", script.name));
+                copies.push(format!(
+                    "{} and {first} share a function ({function:.40}",
+                    script.name
+                ));
             }
         }
     }
@@ -310,7 +424,12 @@ fn copies(scripts: &[Script]) -> Vec<String> {
 
 #[test]
 fn headers_and_scripts_match() {
-    let faults = |script: Script| script.faults().into_iter().map(move |fault| format!("{}: {fault}", script.file));
+    let faults = |script: Script| {
+        script
+            .faults()
+            .into_iter()
+            .map(move |fault| format!("{}: {fault}", script.file))
+    };
     let faults: Vec<_> = bundle().into_iter().flat_map(faults).collect();
     assert!(faults.is_empty(), "{faults:#?}");
 }
@@ -318,13 +437,26 @@ fn headers_and_scripts_match() {
 #[test]
 fn the_fence_is_the_same_in_every_counting_script() {
     let scripts = bundle();
-    let fences: Vec<_> = scripts.iter().filter_map(|script| Some((&script.name, script.fence()?))).collect();
+    let fences: Vec<_> = scripts
+        .iter()
+        .filter_map(|script| Some((&script.name, script.fence()?)))
+        .collect();
     let names: Vec<_> = fences.iter().map(|(name, _)| name.as_str()).collect();
-    let counting =
-        ["activity_touch", "activity_touch_hll", "buffered_add", "cached_incr", "series_add", "visitors_first"];
+    let counting = [
+        "activity_touch",
+        "activity_touch_hll",
+        "buffered_add",
+        "cached_incr",
+        "series_add",
+        "visitors_first",
+    ];
     assert_eq!(names, counting);
     for (name, fence) in &fences {
-        assert_eq!(fence, &fences[0].1, "the fence of {name} is another one than that of {}", fences[0].0);
+        assert_eq!(
+            fence, &fences[0].1,
+            "the fence of {name} is another one than that of {}",
+            fences[0].0
+        );
     }
 }
 
@@ -350,7 +482,10 @@ fn a_wrong_header_is_noticed() {
         ("reach the database.", "reach\n-- the database."),
         ("-- KEYS", "-- KEY"),
         ("--   2 meta          hash", "--   3 meta          hash"),
-        ("--   2 meta          hash      ", "--   2 meta          hash"),
+        (
+            "--   2 meta          hash      ",
+            "--   2 meta          hash",
+        ),
         ("--   1 batch", "--    1 batch"),
         ("--   1 batch", "-- 1 batch"),
         ("-- REPLIES\n", ""),
@@ -361,77 +496,162 @@ fn a_wrong_header_is_noticed() {
         ("-- SINCE   0.1.0\n", ""),
         ("-- SINCE   0.1.0\n", "-- SINCE   0.1.0\n-- more\n"),
     ] {
-        assert!(changed(right, instead).is_err(), "{instead:?} instead of {right:?} passes");
+        assert!(
+            changed(right, instead).is_err(),
+            "{instead:?} instead of {right:?} passes"
+        );
     }
     let long = "-".repeat(121) + "\n";
     for (right, instead, fault) in [
         ("{ 'STALE' }", "{ 'GONE' }", "in the body"),
         ("{ 'STALE' }", "{ 'STALE', 'GONE:1' }", "in the body"),
         ("--   {\"WAIT\", ms}  ", "--   {\"STALE\"}  ", "in the body"),
-        ("error_reply('BADARG ", "error_reply('BADSTATE ", "in the body"),
-        ("error_reply('BADARG ", "error_reply('BADARG' .. '", "of one word"),
+        (
+            "error_reply('BADARG ",
+            "error_reply('BADSTATE ",
+            "in the body",
+        ),
+        (
+            "error_reply('BADARG ",
+            "error_reply('BADARG' .. '",
+            "of one word",
+        ),
         ("--   BADARG  ", "--   BADNAME ", "expected BADARG"),
-        ("--   BADARG  ", "--   BADKEY   x\n--   BADARG  ", "expected BADARG"),
+        (
+            "--   BADARG  ",
+            "--   BADKEY   x\n--   BADARG  ",
+            "expected BADARG",
+        ),
         ("2 meta ", "2 calls_before ", "fence is missing"),
-        ("'HLEN', batch", "'HLEN', KEYS[3]", "KEYS[3] is not in the header"),
-        ("tonumber(ARGV[6])", "tonumber(ARGV[8])", "ARGV[8] is not in the header"),
-        ("'HLEN', batch", "'HLEN', batch .. 2", "called with the key batch .. 2"),
-        ("'HLEN', batch", "'HLEN', 'batch'", "called with the key 'batch'"),
+        (
+            "'HLEN', batch",
+            "'HLEN', KEYS[3]",
+            "KEYS[3] is not in the header",
+        ),
+        (
+            "tonumber(ARGV[6])",
+            "tonumber(ARGV[8])",
+            "ARGV[8] is not in the header",
+        ),
+        (
+            "'HLEN', batch",
+            "'HLEN', batch .. 2",
+            "called with the key batch .. 2",
+        ),
+        (
+            "'HLEN', batch",
+            "'HLEN', 'batch'",
+            "called with the key 'batch'",
+        ),
         ("'HLEN', batch", "command, batch", "command is called"),
         ("KEYS[2],", "KEYS[2]:sub(1, 9),", "made of a key"),
         ("KEYS[2],", "KEYS[1] .. 's',", "made of a key"),
-        ("'incarnation', 'seq'", "'cf1:{a/b/0}:meta', 'seq'", "made of a key"),
+        (
+            "'incarnation', 'seq'",
+            "'cf1:{a/b/0}:meta', 'seq'",
+            "made of a key",
+        ),
         ("\n\n", &format!("\n\n{}", "\n".repeat(140)), "140 at most"),
         ("\n\n", &format!("\n\n{long}"), "longer than 120"),
         ("\n\n", "\n\n-- \u{e9}\n", "of ASCII"),
     ] {
         let faults = changed(right, instead).unwrap().faults().join("\n");
-        assert!(faults.contains(fault), "{instead:?} instead of {right:?}: {faults:?}");
+        assert!(
+            faults.contains(fault),
+            "{instead:?} instead of {right:?}: {faults:?}"
+        );
     }
 }
 
 #[test]
 fn a_copy_is_noticed() {
     let any = bundle().remove(0);
-    let script = |name: &str, body: &str| Script { name: name.into(), source: format!("\n\n{body}"), ..any.clone() };
-    let copies = |one: &str, other: &str| copies(&[script("one", one), script("other", other)]).concat();
+    let script = |name: &str, body: &str| Script {
+        name: name.into(),
+        source: format!("\n\n{body}"),
+        ..any.clone()
+    };
+    let copies =
+        |one: &str, other: &str| copies(&[script("one", one), script("other", other)]).concat();
     let line = |i: i32| format!("redis.call('HSET', KEYS[{i}])\n");
-    let (three, four) = ((1..4).map(line).collect::<String>(), (1..5).map(line).collect::<String>());
+    let (three, four) = (
+        (1..4).map(line).collect::<String>(),
+        (1..5).map(line).collect::<String>(),
+    );
     let fence = format!("local is_number = n:find('^%d')\n{four}return {{ 'PASSED' }}\n");
     let (around, behind) = (format!("{three}{fence}{three}"), format!("{fence}{four}"));
-    for (one, other) in [(&three, &three), (&fence, &fence), (&around, &around), (&(four.clone() + &four), &three)] {
+    for (one, other) in [
+        (&three, &three),
+        (&fence, &fence),
+        (&around, &around),
+        (&(four.clone() + &four), &three),
+    ] {
         assert_eq!(copies(one, other), "");
     }
-    for (one, other) in [(&four, &four), (&four, &four.replace('\n', " -- why\n\nend\n  ")), (&behind, &behind)] {
-        assert!(copies(one, other).contains("other and one share four lines"), "{other}");
+    for (one, other) in [
+        (&four, &four),
+        (&four, &four.replace('\n', " -- why\n\nend\n  ")),
+        (&behind, &behind),
+    ] {
+        assert!(
+            copies(one, other).contains("other and one share four lines"),
+            "{other}"
+        );
     }
     let function = "local function more(i)\n  return i + 1\nend\n";
     assert_eq!(copies(function, &function.replace("+ 1", "+ 2")), "");
     assert!(copies(function, &function.replace("more", "next_one")).contains("share a function"));
-    assert!(copies("local function a() return 1 end\n", "local function b() return 1 end\n").contains("a function"));
+    assert!(
+        copies(
+            "local function a() return 1 end\n",
+            "local function b() return 1 end\n"
+        )
+        .contains("a function")
+    );
 }
 
 #[test]
 fn the_manifest_is_up_to_date() {
-    let manifest = Manifest { layout: "cf1", bundle: "v1", scripts: bundle() };
+    let manifest = Manifest {
+        layout: "cf1",
+        bundle: "v1",
+        scripts: bundle(),
+    };
     let text = serde_json::to_string_pretty(&manifest).unwrap() + "\n";
     if std::env::var_os("COUNTERFOIL_WRITE_MANIFEST").is_some_and(|value| value == "1") {
         fs::write(lua().join("manifest.json"), text).unwrap();
     } else {
         let same = read("manifest.json") == text;
-        assert!(same, "lua/manifest.json does not match the headers: COUNTERFOIL_WRITE_MANIFEST=1 writes it anew");
+        assert!(
+            same,
+            "lua/manifest.json does not match the headers: COUNTERFOIL_WRITE_MANIFEST=1 writes it anew"
+        );
     }
 }
 
 #[test]
 fn the_readme_has_a_row_for_every_script() {
     let readme = read("README.md");
-    let (_, table) = readme.split_once("\n## The scripts\n").expect("lua/README.md has a section `The scripts`");
+    let (_, table) = readme
+        .split_once("\n## The scripts\n")
+        .expect("lua/README.md has a section `The scripts`");
     let table = table.split("\n## ").next().unwrap();
-    let rows: BTreeSet<_> = table.lines().filter(|line| line.starts_with("| [`")).map(str::to_owned).collect();
-    let row = |script: Script| format!("| [`{}`]({}) | {} |", script.name, script.file, script.summary);
+    let rows: BTreeSet<_> = table
+        .lines()
+        .filter(|line| line.starts_with("| [`"))
+        .map(str::to_owned)
+        .collect();
+    let row = |script: Script| {
+        format!(
+            "| [`{}`]({}) | {} |",
+            script.name, script.file, script.summary
+        )
+    };
     let wrong = &rows ^ &bundle().into_iter().map(row).collect();
-    assert!(wrong.is_empty(), "rows that lua/README.md has and should not have, or the other way round: {wrong:#?}");
+    assert!(
+        wrong.is_empty(),
+        "rows that lua/README.md has and should not have, or the other way round: {wrong:#?}"
+    );
 }
 
 #[test]
@@ -440,28 +660,45 @@ fn the_readme_names_every_setting_of_a_kind() {
     for kind in KINDS {
         let settings: Json = serde_json::from_str(&kinds::family(kind).settings()).unwrap();
         for name in settings["of_kind"].as_object().unwrap().keys() {
-            assert!(readme.contains(&format!("`{name}`")), "{kind}: lua/README.md does not name {name}");
+            assert!(
+                readme.contains(&format!("`{name}`")),
+                "{kind}: lua/README.md does not name {name}"
+            );
         }
     }
 }
 
 /// Returns the ACL rules that a document contains.
 fn documented_rules(text: &str) -> String {
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix("    ").filter(|line| line.starts_with("~cf1:{")));
+    let mut lines = text.lines().filter_map(|line| {
+        line.strip_prefix("    ")
+            .filter(|line| line.starts_with("~cf1:{"))
+    });
     lines.next().expect("a line of rules").to_owned()
 }
 
 /// Returns the quoted text after each occurrence of `before`.
 fn quoted_after<'a>(text: &'a str, before: &str, quote: char) -> impl Iterator<Item = &'a str> {
-    text.split(before).skip(1).filter_map(move |rest| rest.trim_start().strip_prefix(quote)?.split(quote).next())
+    text.split(before)
+        .skip(1)
+        .filter_map(move |rest| rest.trim_start().strip_prefix(quote)?.split(quote).next())
 }
 
-/// Returns the commands in the crate's sources: sent directly, from inline Lua, and by `bundle::read`.
+/// Returns the commands in the crate's sources: sent directly, from inline Lua, and by
+/// `bundle::read`.
 fn commands_of_the_crate() -> BTreeSet<String> {
     fn sources(folder: &Path) -> Vec<String> {
-        let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let entries = fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
         entries
-            .flat_map(|path| if path.is_dir() { sources(&path) } else { vec![fs::read_to_string(path).unwrap()] })
+            .flat_map(|path| {
+                if path.is_dir() {
+                    sources(&path)
+                } else {
+                    vec![fs::read_to_string(path).unwrap()]
+                }
+            })
             .collect()
     }
     let mut commands = BTreeSet::new();
@@ -470,32 +707,55 @@ fn commands_of_the_crate() -> BTreeSet<String> {
         commands.extend(quoted_after(&source, "command(", '"').map(str::to_lowercase));
         commands.extend(quoted_after(&source, "redis.call(", '\'').map(str::to_lowercase));
         for call in source.split("bundle::read").skip(1) {
-            let verb = call.split('"').nth(1).filter(|verb| call.find('"') < Some(60) && is_word(verb));
+            let verb = call
+                .split('"')
+                .nth(1)
+                .filter(|verb| call.find('"') < Some(60) && is_word(verb));
             commands.extend(verb.map(str::to_lowercase));
         }
     }
     commands
 }
 
-/// Commands that a user does not need. `leave` and `connect` read the role, `check` reads a setting, and a client
-/// leaves with QUIT and PING.
+/// Commands that a user does not need. `leave` and `connect` read the role, `check` reads a
+/// setting, and a client leaves with QUIT and PING.
 const OPTIONAL: [&str; 4] = ["config", "ping", "quit", "role"];
 
 #[test]
 fn the_documented_rules_are_those_that_are_needed() {
     let scripts = bundle();
-    let in_scripts =
-        scripts.iter().flat_map(|script| quoted_after(&script.source, "call(", '\'').map(str::to_lowercase));
+    let in_scripts = scripts
+        .iter()
+        .flat_map(|script| quoted_after(&script.source, "call(", '\'').map(str::to_lowercase));
     let commands: BTreeSet<_> = in_scripts.chain(commands_of_the_crate()).collect();
-    assert!(["eval", "evalsha", "info", "hscan", "srem"].iter().all(|known| commands.contains(*known)), "{commands:?}");
-    let needed = commands.iter().filter(|command| !OPTIONAL.contains(&command.as_str()));
-    let rules: Vec<_> =
-        std::iter::once("~cf1:{NAMESPACE/*".to_owned()).chain(needed.map(|name| format!("+{name}"))).collect();
+    assert!(
+        ["eval", "evalsha", "info", "hscan", "srem"]
+            .iter()
+            .all(|known| commands.contains(*known)),
+        "{commands:?}"
+    );
+    let needed = commands
+        .iter()
+        .filter(|command| !OPTIONAL.contains(&command.as_str()));
+    let rules: Vec<_> = std::iter::once("~cf1:{NAMESPACE/*".to_owned())
+        .chain(needed.map(|name| format!("+{name}")))
+        .collect();
     let mut of_crate = acl_rules(&KINDS.map(kinds::family), Role::Reconciler);
     of_crate.retain(|rule| rule.starts_with('+'));
-    assert_eq!(of_crate, rules[1..], "the crate names other rules than scripts and crate need");
-    for (file, text) in [("lua/README.md", read("README.md")), ("docs/operations.md", read("../docs/operations.md"))] {
-        assert_eq!(documented_rules(&text), rules.join(" "), "{file} has other rules than scripts and crate need");
+    assert_eq!(
+        of_crate,
+        rules[1..],
+        "the crate names other rules than scripts and crate need"
+    );
+    for (file, text) in [
+        ("lua/README.md", read("README.md")),
+        ("docs/operations.md", read("../docs/operations.md")),
+    ] {
+        assert_eq!(
+            documented_rules(&text),
+            rules.join(" "),
+            "{file} has other rules than scripts and crate need"
+        );
     }
 }
 
@@ -516,11 +776,31 @@ fn words_of_vectors(script: &str) -> Words {
     let (mut words, mut codes, mut ids) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for case in vectors["cases"].as_array().unwrap() {
         let id = case["id"].as_str().unwrap();
-        assert!(id.starts_with(&format!("{script}/")) && ids.insert(id), "{id} is misnamed or there twice");
-        assert!(case["why"].as_str().unwrap().ends_with('.'), "{id} does not tell why");
-        for call in case["calls"].as_array().unwrap().iter().filter(|call| call["script"].is_null()) {
-            words.extend(strings(&call["reply"]).into_iter().map(stem).filter(|item| is_word(item)));
-            codes.extend(call["reply"]["error"].as_str().and_then(|error| error.split(' ').next()));
+        assert!(
+            id.starts_with(&format!("{script}/")) && ids.insert(id),
+            "{id} is misnamed or there twice"
+        );
+        assert!(
+            case["why"].as_str().unwrap().ends_with('.'),
+            "{id} does not tell why"
+        );
+        for call in case["calls"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|call| call["script"].is_null())
+        {
+            words.extend(
+                strings(&call["reply"])
+                    .into_iter()
+                    .map(stem)
+                    .filter(|item| is_word(item)),
+            );
+            codes.extend(
+                call["reply"]["error"]
+                    .as_str()
+                    .and_then(|error| error.split(' ').next()),
+            );
         }
     }
     (owned(words), owned(codes))
@@ -534,7 +814,10 @@ fn vectors_cover_every_word() {
         // Redis's own error for a key of another type
         header.1.insert("WRONGTYPE".into());
         if vectors != header {
-            wrong.push(format!("{}: {vectors:?} in the vectors, {header:?} in the header", script.name));
+            wrong.push(format!(
+                "{}: {vectors:?} in the vectors, {header:?} in the header",
+                script.name
+            ));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -545,12 +828,21 @@ fn vectors_cover_every_word() {
 /// Checks a bundle against the lock, which has one `sha1  name  revision  version` per line.
 fn check_lock(lock: &str, scripts: &[Script]) -> Result<(), String> {
     let mut released = BTreeMap::new();
-    for line in lock.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+    for line in lock
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+    {
         let columns: Vec<_> = line.split("  ").collect();
-        let [sha1, name, revision, version] = columns[..] else { return Err(format!("not four columns: {line:?}")) };
-        let is_sha1 =
-            sha1.len() == 40 && sha1.bytes().all(|byte| byte.is_ascii_hexdigit() && !byte.is_ascii_uppercase());
-        let revision: u32 = revision.parse().map_err(|_| format!("no revision: {line:?}"))?;
+        let [sha1, name, revision, version] = columns[..] else {
+            return Err(format!("not four columns: {line:?}"));
+        };
+        let is_sha1 = sha1.len() == 40
+            && sha1
+                .bytes()
+                .all(|byte| byte.is_ascii_hexdigit() && !byte.is_ascii_uppercase());
+        let revision: u32 = revision
+            .parse()
+            .map_err(|_| format!("no revision: {line:?}"))?;
         if !is_sha1 || version.split('.').count() != 3 {
             return Err(format!("no sha1 or no version: {line:?}"));
         }
@@ -562,10 +854,15 @@ fn check_lock(lock: &str, scripts: &[Script]) -> Result<(), String> {
         let script = scripts.iter().find(|script| script.name == name);
         let script = script.ok_or(format!("{name} was released and is gone"))?;
         if script.revision < revision {
-            return Err(format!("{name}: revision {revision} was released, this is {}", script.revision));
+            return Err(format!(
+                "{name}: revision {revision} was released, this is {}",
+                script.revision
+            ));
         }
         if script.revision == revision && script.sha1 != sha1 {
-            return Err(format!("{name} was released as revision {revision}: changed bytes need a new revision"));
+            return Err(format!(
+                "{name} was released as revision {revision}: changed bytes need a new revision"
+            ));
         }
     }
     Ok(())
@@ -580,12 +877,16 @@ fn what_was_released_is_unchanged() {
 fn a_change_to_what_was_released_is_noticed() {
     let scripts = bundle();
     let script = &scripts[0];
-    let line = |sha1: &str, name: &str, revision: u32| format!("{sha1}  {name}  {revision}  0.1.0\n");
+    let line =
+        |sha1: &str, name: &str, revision: u32| format!("{sha1}  {name}  {revision}  0.1.0\n");
     let (sha1, name) = (script.sha1.as_str(), script.name.as_str());
     let other = "0123456789abcdef0123456789abcdef01234567";
     let comment = "# sha1  name  revision  version\n\n".to_owned();
 
-    assert_eq!(check_lock(&(comment + &line(sha1, name, script.revision)), &scripts), Ok(()));
+    assert_eq!(
+        check_lock(&(comment + &line(sha1, name, script.revision)), &scripts),
+        Ok(())
+    );
     let refused = |lock: &str| check_lock(lock, &scripts).expect_err(lock);
     assert!(refused(&line(other, name, script.revision)).contains("need a new revision"));
     assert!(refused(&line(other, name, script.revision + 1)).contains("this is"));
@@ -597,5 +898,8 @@ fn a_change_to_what_was_released_is_noticed() {
     // a new revision may have new bytes
     let mut changed = script.clone();
     (changed.revision, changed.sha1) = (script.revision + 1, other.into());
-    assert_eq!(check_lock(&line(sha1, name, script.revision), &[changed]), Ok(()));
+    assert_eq!(
+        check_lock(&line(sha1, name, script.revision), &[changed]),
+        Ok(())
+    );
 }

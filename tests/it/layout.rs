@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// The layers. Each uses only earlier ones. Modules of one layer may use each other's types, but not in a circle.
+/// The layers. Each uses only earlier ones. Modules of one layer may use each other's types, but
+/// not in a circle.
 const LAYERS: [&[&str]; 9] = [
     &["error", "finding", "metrics", "role", "testing"],
     &["family"],
@@ -19,10 +20,15 @@ const LAYERS: [&[&str]; 9] = [
 
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
-/// Returns the modules that each module uses, by their paths without `crate::`. It leaves out uses of a parent.
+/// Returns the modules that each module uses, by their paths without `crate::`. It leaves out uses
+/// of a parent.
 fn uses() -> Uses {
     let mut sources = BTreeMap::new();
-    read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), "", &mut sources);
+    read(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
+        "",
+        &mut sources,
+    );
     let modules: BTreeSet<_> = sources.keys().cloned().collect();
     let module_of = |path: &str| {
         let mut path = path;
@@ -34,16 +40,30 @@ fn uses() -> Uses {
     let used_by = |(module, source): (String, String)| {
         let parent = module.rsplit_once("::").map_or("", |(parent, _)| parent);
         let mut used = BTreeSet::new();
-        for (keyword, base) in [("crate::", ""), ("super::", parent), ("self::", module.as_str())] {
+        for (keyword, base) in [
+            ("crate::", ""),
+            ("super::", parent),
+            ("self::", module.as_str()),
+        ] {
             for (at, _) in source.match_indices(keyword) {
-                if source[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_' || before == ':') {
+                if source[..at].ends_with(|before: char| {
+                    before.is_alphanumeric() || before == '_' || before == ':'
+                }) {
                     continue;
                 }
-                used.extend(paths(&source[at + keyword.len()..]).into_iter().map(|path| format!("{base}::{path}")));
+                used.extend(
+                    paths(&source[at + keyword.len()..])
+                        .into_iter()
+                        .map(|path| format!("{base}::{path}")),
+                );
             }
         }
-        let used = used.iter().filter_map(|path| module_of(path.trim_start_matches(':')));
-        let used = used.filter(|used| *used != module && !module.starts_with(&format!("{used}::"))).collect();
+        let used = used
+            .iter()
+            .filter_map(|path| module_of(path.trim_start_matches(':')));
+        let used = used
+            .filter(|used| *used != module && !module.starts_with(&format!("{used}::")))
+            .collect();
         (module, used)
     };
     sources.into_iter().map(used_by).collect()
@@ -54,15 +74,24 @@ fn read(folder: &Path, module: &str, sources: &mut BTreeMap<String, String>) {
     for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
         let path = entry.path();
         let name = path.file_stem().unwrap().to_str().unwrap();
-        let inner = format!("{module}::{name}").trim_start_matches(':').to_owned();
+        let inner = format!("{module}::{name}")
+            .trim_start_matches(':')
+            .to_owned();
         if path.is_dir() {
             read(&path, &inner, sources);
         } else if path.extension().is_some_and(|extension| extension == "rs") && inner != "lib" {
             let text = fs::read_to_string(&path).unwrap();
             let text = text.split("#[cfg(test)]\nmod tests").next().unwrap();
-            let text = text.split("#[cfg(all(test, feature = \"test-hooks\"))]\nmod tests").next().unwrap();
+            let text = text
+                .split("#[cfg(all(test, feature = \"test-hooks\"))]\nmod tests")
+                .next()
+                .unwrap();
             let code = |line: &str| line.split("//").next().unwrap().to_owned() + "\n";
-            let module = if name == "mod" { module.to_owned() } else { inner };
+            let module = if name == "mod" {
+                module.to_owned()
+            } else {
+                inner
+            };
             sources.insert(module, text.lines().map(code).collect());
         }
     }
@@ -70,17 +99,25 @@ fn read(folder: &Path, module: &str, sources: &mut BTreeMap<String, String>) {
 
 /// Returns the paths that a text stands for: several if it ends with braces.
 fn paths(text: &str) -> Vec<String> {
-    let end = text.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').unwrap_or(text.len());
+    let end = text
+        .find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':')
+        .unwrap_or(text.len());
     let (path, rest) = text.split_at(end);
     match rest.strip_prefix('{').and_then(|rest| rest.split_once('}')) {
-        Some((names, _)) => names.split(',').map(|name| format!("{path}{}", name.trim())).collect(),
+        Some((names, _)) => names
+            .split(',')
+            .map(|name| format!("{path}{}", name.trim()))
+            .collect(),
         None => vec![path.to_owned()],
     }
 }
 
 fn layer(module: &str) -> usize {
     let folder = module.split("::").next().unwrap();
-    LAYERS.iter().position(|layer| layer.contains(&folder)).unwrap_or_else(|| panic!("{folder} is in no layer"))
+    LAYERS
+        .iter()
+        .position(|layer| layer.contains(&folder))
+        .unwrap_or_else(|| panic!("{folder} is in no layer"))
 }
 
 #[test]
@@ -89,7 +126,10 @@ fn folders_use_those_below_them_only() {
     assert!(uses.len() > 60, "{} modules", uses.len());
     for (module, used) in &uses {
         for used in used {
-            assert!(layer(used) <= layer(module), "src/: {module} uses {used}, which is above it");
+            assert!(
+                layer(used) <= layer(module),
+                "src/: {module} uses {used}, which is above it"
+            );
         }
     }
 }
@@ -98,7 +138,11 @@ fn folders_use_those_below_them_only() {
 fn no_two_files_import_each_other() {
     let mut uses = uses();
     // a module that uses none of the remaining ones is in no circle
-    while let Some(free) = uses.iter().find(|(_, used)| used.is_empty()).map(|(module, _)| module.clone()) {
+    while let Some(free) = uses
+        .iter()
+        .find(|(_, used)| used.is_empty())
+        .map(|(module, _)| module.clone())
+    {
         uses.remove(&free);
         for used in uses.values_mut() {
             used.remove(&free);

@@ -1,6 +1,7 @@
 //! The example's live page, as a browser shows it.
 //!
-//! `COUNTERFOIL_CHROMIUM` names a Chromium or Chrome, `COUNTERFOIL_NODE_MODULES` a folder that contains puppeteer-core.
+//! `COUNTERFOIL_CHROMIUM` names a Chromium or Chrome, `COUNTERFOIL_NODE_MODULES` a folder that
+//! contains puppeteer-core.
 
 #[path = "../../examples/live_page/site.rs"]
 mod site;
@@ -15,10 +16,12 @@ use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::net::TcpListener;
 use tokio::process::Command;
 
-/// Returns the program that opens a page, without the page's address, or the reason why it cannot run.
+/// Returns the program that opens a page, without the page's address, or the reason why it cannot
+/// run.
 fn browser() -> Result<Command, &'static str> {
     let chromium = env::var_os("COUNTERFOIL_CHROMIUM").ok_or("COUNTERFOIL_CHROMIUM is not set")?;
-    let modules = env::var_os("COUNTERFOIL_NODE_MODULES").ok_or("COUNTERFOIL_NODE_MODULES is not set")?;
+    let modules =
+        env::var_os("COUNTERFOIL_NODE_MODULES").ok_or("COUNTERFOIL_NODE_MODULES is not set")?;
     if !Path::new(&modules).join("puppeteer-core").exists() {
         return Err("COUNTERFOIL_NODE_MODULES holds no puppeteer-core");
     }
@@ -42,11 +45,24 @@ async fn the_page_shows_its_hits_as_they_come() {
         Ok(browser) => browser,
         Err(why) => return eprintln!("{why}: the test of the live page is skipped"),
     };
-    let (redis, mysql) = (RedisServer::start(RedisOptions::volatile()).await, MysqlServer::start().await);
+    let (redis, mysql) = (
+        RedisServer::start(RedisOptions::volatile()).await,
+        MysqlServer::start().await,
+    );
     let (database, _) = mysql.database("site").await;
-    let address = serve(Site::open(&redis.url(), &mysql.url(&database)).await.unwrap()).await;
-    let looked =
-        browser.arg(format!("http://{address}")).stdin(Stdio::null()).kill_on_drop(true).output().await.unwrap();
+    let address = serve(
+        Site::open(&redis.url(), &mysql.url(&database))
+            .await
+            .unwrap(),
+    )
+    .await;
+    let looked = browser
+        .arg(format!("http://{address}"))
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await
+        .unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&looked.stdout), text(&looked.stderr));
     assert!(looked.status.success(), "{}\n{out}{err}", looked.status);

@@ -9,12 +9,18 @@ use crate::support::kinds::{KINDS, OfKind};
 use crate::support::{Plain, counted, eventually, family};
 
 fn items() -> Table {
-    Table::update("item").key("id", KeyType::Unsigned).value("n")
+    Table::update("item")
+        .key("id", KeyType::Unsigned)
+        .value("n")
 }
 
 #[tokio::test]
 async fn every_kind_counts_without_mysql() {
-    let Plain { redis: _redis, store: _, counterfoil } = Plain::new().await;
+    let Plain {
+        redis: _redis,
+        store: _,
+        counterfoil,
+    } = Plain::new().await;
     for kind in KINDS {
         let opened = OfKind::open(&counterfoil, kind).await.unwrap();
         opened.use_all().await.unwrap();
@@ -24,32 +30,58 @@ async fn every_kind_counts_without_mysql() {
         assert_eq!(opened.shown().await.unwrap(), expected, "{kind}, drained");
         opened.hit().await.unwrap();
     }
-    assert!(counterfoil.shutdown(std::time::Duration::from_secs(20)).await.unwrap().is_empty());
+    assert!(
+        counterfoil
+            .shutdown(std::time::Duration::from_secs(20))
+            .await
+            .unwrap()
+            .is_empty()
+    );
 }
 
 #[tokio::test]
 async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
-    let Plain { redis: _redis, store, counterfoil } = Plain::new().await;
-    let votes = Family::cached("test", "votes").durability(Durability::Immediate).table(items()).build().unwrap();
+    let Plain {
+        redis: _redis,
+        store,
+        counterfoil,
+    } = Plain::new().await;
+    let votes = Family::cached("test", "votes")
+        .durability(Durability::Immediate)
+        .table(items())
+        .build()
+        .unwrap();
     let votes = counterfoil.open(votes).await.unwrap();
     assert_eq!(votes.incr("7", 1).await.unwrap(), Changed::NoRow);
     store.set(votes.family(), "7", 40);
-    assert_eq!(votes.incr("7", 1).await.unwrap(), Changed::Counted { value: 41 });
+    assert_eq!(
+        votes.incr("7", 1).await.unwrap(),
+        Changed::Counted { value: 41 }
+    );
     counterfoil.drain().await.unwrap();
     assert_eq!(votes.stored(&["7", "8"]).await.unwrap(), [Some(41), None]);
     // the store keeps another program's write
     store.set(votes.family(), "7", 100);
-    assert_eq!(votes.incr("7", 1).await.unwrap(), Changed::Counted { value: 42 });
+    assert_eq!(
+        votes.incr("7", 1).await.unwrap(),
+        Changed::Counted { value: 42 }
+    );
     counterfoil.drain().await.unwrap();
     assert_eq!(votes.get("7").await.unwrap(), 101);
 
-    let views = counterfoil.open(family("views").table(items()).build().unwrap()).await.unwrap();
+    let views = counterfoil
+        .open(family("views").table(items()).build().unwrap())
+        .await
+        .unwrap();
     store.set(views.family(), "7", 5);
     for id in ["7", "8"] {
         assert_eq!(counted(views.add(id, 1).await.unwrap()), 1);
     }
     let reconciler = counterfoil.reconciler().start().await.unwrap();
-    eventually("both leave Redis", || async { views.pending(&["7", "8"]).await.unwrap() == [0, 0] }).await;
+    eventually("both leave Redis", || async {
+        views.pending(&["7", "8"]).await.unwrap() == [0, 0]
+    })
+    .await;
     reconciler.shutdown().await.unwrap();
     assert_eq!(views.stored(&["7", "8"]).await.unwrap(), [Some(6), None]);
 }
@@ -59,9 +91,19 @@ async fn the_contract_of_a_store_is_kept() {
     let store = counterfoil::MemoryStore::new();
     let family = family("views").build().unwrap().family().clone();
     let number = store.register(&family).await.unwrap();
-    assert_eq!(store.clone().register(&family).await.unwrap(), number, "a clone is the same database");
-    let other = crate::support::family("views").partitions(8).build().unwrap();
-    assert_eq!(store.register(other.family()).await.unwrap_err().kind(), ErrorKind::Mismatch);
+    assert_eq!(
+        store.clone().register(&family).await.unwrap(),
+        number,
+        "a clone is the same database"
+    );
+    let other = crate::support::family("views")
+        .partitions(8)
+        .build()
+        .unwrap();
+    assert_eq!(
+        store.register(other.family()).await.unwrap_err().kind(),
+        ErrorKind::Mismatch
+    );
     keeps_the_contract(&store, &Arc::new(Registered { family, number })).await;
 }
 
@@ -72,7 +114,13 @@ async fn a_delta_that_no_row_takes_holds_nothing_back() {
     let number = store.register(&family).await.unwrap();
     let family = Arc::new(Registered { family, number });
     store.set(&family.family, "full", i64::MAX);
-    let sums = complete(&store, &[batch(&family, 0, 1, &[("a", 2), ("full", 1)])], None).await.unwrap();
+    let sums = complete(
+        &store,
+        &[batch(&family, 0, 1, &[("a", 2), ("full", 1)])],
+        None,
+    )
+    .await
+    .unwrap();
     assert_eq!(sums, applied(1, 0, 1, 1));
     let listed = store.list(&family, "", None, 10).await.unwrap();
     assert_eq!(listed, [("a".to_owned(), 2), ("full".to_owned(), i64::MAX)]);

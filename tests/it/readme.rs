@@ -1,4 +1,5 @@
-//! The programs of README.md, the guide and operations.md on empty servers, unchanged except for the addresses.
+//! The programs of README.md, the guide and operations.md on empty servers, unchanged except for
+//! the addresses.
 
 use std::sync::OnceLock;
 
@@ -69,7 +70,10 @@ mod in_tests {
 mod rejects {
     include!(concat!(env!("OUT_DIR"), "/operations_1.rs"));
 
-    pub async fn run(counterfoil: Counterfoil, family: &Family) -> counterfoil::Result<Vec<Retried>> {
+    pub async fn run(
+        counterfoil: Counterfoil,
+        family: &Family,
+    ) -> counterfoil::Result<Vec<Retried>> {
         retry(counterfoil, family).await
     }
 }
@@ -103,30 +107,53 @@ mod files {
 async fn the_program_with_tls_runs() {
     assert!(TLS.set(Tls::start().await).is_ok(), "one test");
     let counterfoil = secure::run().await.expect("connected");
-    counterfoil.mysql().expect("MySQL").create_tables().await.expect("created");
-    let views = counterfoil.open(family("views").build().expect("valid")).await.expect("opened");
-    assert_eq!(counted(views.add("product/7", 1).await.expect("counted")), 1);
+    counterfoil
+        .mysql()
+        .expect("MySQL")
+        .create_tables()
+        .await
+        .expect("created");
+    let views = counterfoil
+        .open(family("views").build().expect("valid"))
+        .await
+        .expect("opened");
+    assert_eq!(
+        counted(views.add("product/7", 1).await.expect("counted")),
+        1
+    );
     counterfoil.drain().await.expect("drained");
-    let counted: i64 =
-        sqlx::query_scalar("SELECT value FROM counterfoil_values").fetch_one(&tls().pool).await.expect("read");
+    let counted: i64 = sqlx::query_scalar("SELECT value FROM counterfoil_values")
+        .fetch_one(&tls().pool)
+        .await
+        .expect("read");
     assert_eq!(counted, 1);
 }
 
 #[test]
 fn every_program_of_the_documents_runs() {
     for (document, programs) in [(README, 1), (GUIDE, 14), (OPERATIONS, 1)] {
-        assert_eq!(document.matches("\n```rust").count(), programs, "a program that is not run here");
+        assert_eq!(
+            document.matches("\n```rust").count(),
+            programs,
+            "a program that is not run here"
+        );
     }
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let (_redis, _mysql, pool) = runtime.block_on(start());
     first::run().expect("the first program");
-    runtime.block_on(the_others(&pool)).expect("the other programs");
+    runtime
+        .block_on(the_others(&pool))
+        .expect("the other programs");
 }
 
 async fn start() -> (RedisServer, MysqlServer, MySqlPool) {
-    let (redis, mysql) = (RedisServer::start(RedisOptions::volatile()).await, MysqlServer::start().await);
+    let (redis, mysql) = (
+        RedisServer::start(RedisOptions::volatile()).await,
+        MysqlServer::start().await,
+    );
     let (database, pool) = mysql.database("shop").await;
-    URLS.set((redis.url(), mysql.url(&database))).expect("one test");
+    URLS.set((redis.url(), mysql.url(&database)))
+        .expect("one test");
     (redis, mysql, pool)
 }
 
@@ -136,7 +163,9 @@ async fn the_others(pool: &MySqlPool) -> counterfoil::Result<()> {
         sqlx::raw_sql(sql).execute(pool).await.expect(sql);
     }
     let counterfoil = Counterfoil::connect(redis_url(), mysql_url()).await?;
-    let redis = deadpool_redis::Config::from_url(redis_url()).create_pool(None).expect("a pool");
+    let redis = deadpool_redis::Config::from_url(redis_url())
+        .create_pool(None)
+        .expect("a pool");
     let over_a_pool = pooled::run(redis, MysqlStore::new(pool.clone()));
     own_table::run(over_a_pool.clone()).await?;
     over_a_pool.drain().await?;
@@ -157,35 +186,63 @@ async fn the_others(pool: &MySqlPool) -> counterfoil::Result<()> {
         ("guide", "orders", "product/7", 1),
         ("guide", "lines", "access.log", 1000),
     ] {
-        let counters = counterfoil.open(Family::buffered(namespace, name).build()?).await?;
+        let counters = counterfoil
+            .open(Family::buffered(namespace, name).build()?)
+            .await?;
         assert_eq!(counters.get(id).await?, value, "{namespace}/{name}");
     }
     counterfoil.drain().await?;
     for (count, query) in [
         (0, "SELECT COUNT(*) FROM counterfoil_rejects"),
-        (1, "SELECT count FROM sales WHERE store_id = 12345 AND day = '2014-09-20'"),
-        (1, "SELECT CAST(vote_count AS SIGNED) FROM item WHERE id = 4711"),
-        (1, "SELECT count FROM visitors WHERE store_id = 12345 AND day = '2014-09-20'"),
+        (
+            1,
+            "SELECT count FROM sales WHERE store_id = 12345 AND day = '2014-09-20'",
+        ),
+        (
+            1,
+            "SELECT CAST(vote_count AS SIGNED) FROM item WHERE id = 4711",
+        ),
+        (
+            1,
+            "SELECT count FROM visitors WHERE store_id = 12345 AND day = '2014-09-20'",
+        ),
     ] {
-        let found: Option<i64> = sqlx::query_scalar(query).fetch_optional(pool).await.expect(query);
+        let found: Option<i64> = sqlx::query_scalar(query)
+            .fetch_optional(pool)
+            .await
+            .expect(query);
         assert_eq!(found, Some(count), "{query}");
     }
     a_reject_is_retried(counterfoil, pool).await
 }
 
 /// Retries a hit whose row is created later.
-async fn a_reject_is_retried(counterfoil: Counterfoil, pool: &MySqlPool) -> counterfoil::Result<()> {
-    let table = Table::update("item").key("id", KeyType::Unsigned).value("vote_count");
-    let downloads = counterfoil.open(Family::buffered("shop", "downloads").table(table).build()?).await?;
+async fn a_reject_is_retried(
+    counterfoil: Counterfoil,
+    pool: &MySqlPool,
+) -> counterfoil::Result<()> {
+    let table = Table::update("item")
+        .key("id", KeyType::Unsigned)
+        .value("vote_count");
+    let downloads = counterfoil
+        .open(Family::buffered("shop", "downloads").table(table).build()?)
+        .await?;
     assert_eq!(counted(downloads.add("4712", 3).await?), 3);
     counterfoil.drain().await?;
-    sqlx::raw_sql("INSERT INTO item (id, name) VALUES (4712, 'Raspberry')").execute(pool).await.expect("inserted");
-
-    assert_eq!(rejects::run(counterfoil, downloads.family()).await?, [Retried::Applied]);
-    let found: i64 = sqlx::query_scalar("SELECT CAST(vote_count AS SIGNED) FROM item WHERE id = 4712")
-        .fetch_one(pool)
+    sqlx::raw_sql("INSERT INTO item (id, name) VALUES (4712, 'Raspberry')")
+        .execute(pool)
         .await
-        .expect("read");
+        .expect("inserted");
+
+    assert_eq!(
+        rejects::run(counterfoil, downloads.family()).await?,
+        [Retried::Applied]
+    );
+    let found: i64 =
+        sqlx::query_scalar("SELECT CAST(vote_count AS SIGNED) FROM item WHERE id = 4712")
+            .fetch_one(pool)
+            .await
+            .expect("read");
     assert_eq!(found, 3);
     Ok(())
 }

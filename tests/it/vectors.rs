@@ -1,8 +1,8 @@
-//! The vectors of `lua/vectors`, run from Rust, Python and Node against a private Redis, and tests of what vectors
-//! cannot express: a full Redis and the server's clock.
+//! The vectors of `lua/vectors`, run from Rust, Python and Node against a private Redis, and tests
+//! of what vectors cannot express: a full Redis and the server's clock.
 //!
-//! `COUNTERFOIL_PYTHON` names a Python with redis-py, `COUNTERFOIL_NODE_MODULES` a folder that contains ioredis.
-//! Without them, the tests that need them are skipped.
+//! `COUNTERFOIL_PYTHON` names a Python with redis-py, `COUNTERFOIL_NODE_MODULES` a folder that
+//! contains ioredis. Without them, the tests that need them are skipped.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -99,14 +99,26 @@ pub(crate) fn lua() -> PathBuf {
 
 /// Returns the scripts by name.
 fn scripts() -> HashMap<String, String> {
-    let files = fs::read_dir(lua().join("v1")).unwrap().map(|entry| entry.unwrap().path());
-    files.map(|path| (path.file_stem().unwrap().to_str().unwrap().into(), fs::read_to_string(path).unwrap())).collect()
+    let files = fs::read_dir(lua().join("v1"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    files
+        .map(|path| {
+            (
+                path.file_stem().unwrap().to_str().unwrap().into(),
+                fs::read_to_string(path).unwrap(),
+            )
+        })
+        .collect()
 }
 
 fn vectors() -> Vec<Vectors> {
-    let files = fs::read_dir(lua().join("vectors")).unwrap().map(|entry| entry.unwrap().path());
+    let files = fs::read_dir(lua().join("vectors"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
     let parse = |path: PathBuf| {
-        serde_json::from_slice(&fs::read(&path).unwrap()).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+        serde_json::from_slice(&fs::read(&path).unwrap())
+            .unwrap_or_else(|e| panic!("{}: {e}", path.display()))
     };
     files.map(parse).collect()
 }
@@ -115,12 +127,17 @@ fn vectors() -> Vec<Vectors> {
 fn expanded(items: &[Json]) -> Vec<Json> {
     let expand = |item: &Json| match (item.get("ids"), item.get("times")) {
         (Some(ids), _) => {
-            let (prefix, count) = (ids["prefix"].as_str().unwrap(), ids["count"].as_u64().unwrap());
+            let (prefix, count) = (
+                ids["prefix"].as_str().unwrap(),
+                ids["count"].as_u64().unwrap(),
+            );
             (1..=count).map(|i| format!("{prefix}{i}").into()).collect()
         }
         (_, Some(times)) => {
             let of = item["of"].as_array().unwrap();
-            (0..times.as_u64().unwrap()).flat_map(|_| of.clone()).collect()
+            (0..times.as_u64().unwrap())
+                .flat_map(|_| of.clone())
+                .collect()
         }
         _ => vec![item.clone()],
     };
@@ -131,11 +148,18 @@ fn bytes(item: &Json) -> Bytes {
     if let Some(text) = item.as_str() {
         return text.into();
     }
-    unhex(item["hex"].as_str().unwrap_or_else(|| panic!("neither a string nor hex: {item}")))
+    unhex(
+        item["hex"]
+            .as_str()
+            .unwrap_or_else(|| panic!("neither a string nor hex: {item}")),
+    )
 }
 
 fn unhex(digits: &str) -> Bytes {
-    (0..digits.len()).step_by(2).map(|i| u8::from_str_radix(&digits[i..i + 2], 16).unwrap()).collect()
+    (0..digits.len())
+        .step_by(2)
+        .map(|i| u8::from_str_radix(&digits[i..i + 2], 16).unwrap())
+        .collect()
 }
 
 /// Parses a field or member, the part before a colon: text, or `hex:` and digits.
@@ -161,20 +185,36 @@ fn hash(fields: &BTreeMap<String, Json>) -> Hash {
     match fields.get("fill").filter(|fill| fill.is_object()) {
         Some(fill) => {
             let fill: Fill = serde_json::from_value(fill.clone()).unwrap();
-            (1..=fill.count).map(|i| (format!("{}{i}", fill.prefix).into(), fill.value.clone().into())).collect()
+            (1..=fill.count)
+                .map(|i| {
+                    (
+                        format!("{}{i}", fill.prefix).into(),
+                        fill.value.clone().into(),
+                    )
+                })
+                .collect()
         }
-        None => fields.iter().map(|(field, value)| (name(field), bytes(value))).collect(),
+        None => fields
+            .iter()
+            .map(|(field, value)| (name(field), bytes(value)))
+            .collect(),
     }
 }
 
-/// Returns the expected content of a key: a hash, or `{"zset": {...}}`, `{"set": [...]}`, `{"hll": N}`.
+/// Returns the expected content of a key: a hash, or `{"zset": {...}}`, `{"set": [...]}`, `{"hll":
+/// N}`.
 fn content(fields: &BTreeMap<String, Json>) -> Content {
     let only = fields.iter().next().filter(|_| fields.len() == 1);
     match only.map(|(kind, content)| (kind.as_str(), content)) {
-        Some(("zset", Json::Object(scores))) => {
-            Content::Zset(hash(&scores.iter().map(|(member, score)| (member.clone(), score.clone())).collect()))
+        Some(("zset", Json::Object(scores))) => Content::Zset(hash(
+            &scores
+                .iter()
+                .map(|(member, score)| (member.clone(), score.clone()))
+                .collect(),
+        )),
+        Some(("set", Json::Array(members))) => {
+            Content::Set(all_bytes(members).into_iter().collect())
         }
-        Some(("set", Json::Array(members))) => Content::Set(all_bytes(members).into_iter().collect()),
         Some(("hll", Json::Number(count))) => Content::Hll(count.as_i64().unwrap()),
         _ => Content::Hash(hash(fields)),
     }
@@ -182,15 +222,33 @@ fn content(fields: &BTreeMap<String, Json>) -> Content {
 
 impl Run {
     fn new(mut redis: Connection, scripts: &HashMap<String, String>) -> Self {
-        let mut load = |source: &String| cmd("SCRIPT").arg("LOAD").arg(source).query(&mut redis).unwrap();
-        let hashes = scripts.iter().map(|(name, source)| (name.clone(), load(source))).collect();
+        let mut load = |source: &String| {
+            cmd("SCRIPT")
+                .arg("LOAD")
+                .arg(source)
+                .query(&mut redis)
+                .unwrap()
+        };
+        let hashes = scripts
+            .iter()
+            .map(|(name, source)| (name.clone(), load(source)))
+            .collect();
         Run { redis, hashes }
     }
 
-    fn send(&mut self, script: &str, keys: &[impl AsRef<[u8]>], args: &[impl AsRef<[u8]>]) -> RedisResult<Value> {
+    fn send(
+        &mut self,
+        script: &str,
+        keys: &[impl AsRef<[u8]>],
+        args: &[impl AsRef<[u8]>],
+    ) -> RedisResult<Value> {
         let mut call = cmd("EVALSHA");
         call.arg(&self.hashes[script]).arg(keys.len());
-        for word in keys.iter().map(AsRef::as_ref).chain(args.iter().map(AsRef::as_ref)) {
+        for word in keys
+            .iter()
+            .map(AsRef::as_ref)
+            .chain(args.iter().map(AsRef::as_ref))
+        {
             call.arg(word);
         }
         self.redis.req_command(&call).and_then(Value::extract_error)
@@ -202,23 +260,44 @@ impl Run {
         let mut contents = BTreeMap::new();
         for key in keys {
             let lives_ms: i64 = cmd("PTTL").arg(&key).query(&mut self.redis).unwrap();
-            // a key that expires soon might vanish before it is read; -1 means that it never expires
+            // a key that expires soon might vanish before it is read; -1 means that it never
+            // expires
             let name = String::from_utf8_lossy(&key);
-            assert!(lives_ms == -1 || lives_ms > 1000, "{name} is looked at, and lives for {lives_ms} ms only");
+            assert!(
+                lives_ms == -1 || lives_ms > 1000,
+                "{name} is looked at, and lives for {lives_ms} ms only"
+            );
             let kind: String = cmd("TYPE").arg(&key).query(&mut self.redis).unwrap();
             let content = match kind.as_str() {
                 "hash" => Content::Hash(cmd("HGETALL").arg(&key).query(&mut self.redis).unwrap()),
                 "zset" => Content::Zset(
-                    cmd("ZRANGE").arg(&key).arg(0).arg(-1).arg("WITHSCORES").query(&mut self.redis).unwrap(),
+                    cmd("ZRANGE")
+                        .arg(&key)
+                        .arg(0)
+                        .arg(-1)
+                        .arg("WITHSCORES")
+                        .query(&mut self.redis)
+                        .unwrap(),
                 ),
                 "set" => Content::Set(cmd("SMEMBERS").arg(&key).query(&mut self.redis).unwrap()),
                 "string" => {
                     let text: Bytes = cmd("GET").arg(&key).query(&mut self.redis).unwrap();
                     let is_hll = text.starts_with(b"HYLL");
                     let mut count = || cmd("PFCOUNT").arg(&key).query(&mut self.redis).unwrap();
-                    if is_hll { Content::Hll(count()) } else { Content::String(text) }
+                    if is_hll {
+                        Content::Hll(count())
+                    } else {
+                        Content::String(text)
+                    }
                 }
-                _ => Content::List(cmd("LRANGE").arg(&key).arg(0).arg(-1).query(&mut self.redis).unwrap()),
+                _ => Content::List(
+                    cmd("LRANGE")
+                        .arg(&key)
+                        .arg(0)
+                        .arg(-1)
+                        .query(&mut self.redis)
+                        .unwrap(),
+                ),
             };
             contents.insert(key, content);
         }
@@ -234,7 +313,9 @@ impl Run {
                     command.arg(word);
                 }
             } else {
-                command.arg("HSET").arg(step["fill"]["key"].as_str().unwrap());
+                command
+                    .arg("HSET")
+                    .arg(step["fill"]["key"].as_str().unwrap());
                 for (field, value) in hash(&serde_json::from_value(step.clone()).unwrap()) {
                     command.arg(field).arg(value);
                 }
@@ -249,11 +330,16 @@ impl Run {
             Setup::Steps(steps) => steps,
         });
         for (i, call) in case.calls.iter().enumerate() {
-            self.call(vectors, call).map_err(|wrong| format!("call {}: {wrong}", i + 1))?;
+            self.call(vectors, call)
+                .map_err(|wrong| format!("call {}: {wrong}", i + 1))?;
         }
         if let Some(after) = &case.after {
-            let there = after.iter().filter_map(|(key, fields)| Some((key, fields.as_ref()?)));
-            let expected = there.map(|(key, fields)| (key.clone().into(), content(fields))).collect();
+            let there = after
+                .iter()
+                .filter_map(|(key, fields)| Some((key, fields.as_ref()?)));
+            let expected = there
+                .map(|(key, fields)| (key.clone().into(), content(fields)))
+                .collect();
             equal("afterwards", &self.contents(), &expected)?;
         }
         Ok(())
@@ -280,12 +366,21 @@ impl Run {
         }
     }
 
-    /// Calls until the cursor is 0 again, and merges the pages: hashes into one, numbers into their sum.
-    fn pages(&mut self, script: &str, keys: &[Bytes], mut args: Vec<Bytes>, pages: &Pages) -> Result<(), String> {
+    /// Calls until the cursor is 0 again, and merges the pages: hashes into one, numbers into their
+    /// sum.
+    fn pages(
+        &mut self,
+        script: &str,
+        keys: &[Bytes],
+        mut args: Vec<Bytes>,
+        pages: &Pages,
+    ) -> Result<(), String> {
         let (mut calls, mut sum, mut fields, mut size) = (0, 0, Hash::new(), None);
         while calls == 0 || args[pages.cursor - 1] != b"0" {
             calls += 1;
-            let mut reply = self.send(script, keys, &args).map_err(|e| format!("page {calls}: {e}"))?;
+            let mut reply = self
+                .send(script, keys, &args)
+                .map_err(|e| format!("page {calls}: {e}"))?;
             // some replies contain the total with each page
             if let Value::Array(items) = &mut reply
                 && let Some(Value::Int(all)) = items.get(3)
@@ -296,11 +391,16 @@ impl Run {
             let (status, cursor, part): (Bytes, Bytes, Value) =
                 redis::from_redis_value(reply).map_err(|e| format!("page {calls}: {e}"))?;
             if status != b"OK" || calls > 100_000 {
-                return Err(format!("page {calls}: {}", String::from_utf8_lossy(&status)));
+                return Err(format!(
+                    "page {calls}: {}",
+                    String::from_utf8_lossy(&status)
+                ));
             }
             match part {
                 Value::Int(number) => sum += number,
-                part => fields.extend(redis::from_redis_value::<Hash>(part).map_err(|e| e.to_string())?),
+                part => {
+                    fields.extend(redis::from_redis_value::<Hash>(part).map_err(|e| e.to_string())?)
+                }
             }
             args[pages.cursor - 1] = cursor;
         }
@@ -308,7 +408,10 @@ impl Run {
             equal("size", &size, &fields.len())?;
         }
         if calls <= pages.more_than {
-            return Err(format!("expected more than {} pages, got {calls}", pages.more_than));
+            return Err(format!(
+                "expected more than {} pages, got {calls}",
+                pages.more_than
+            ));
         }
         match pages.collected.as_i64() {
             Some(expected) => equal("sum of the pages", &sum, &expected),
@@ -320,10 +423,14 @@ impl Run {
         }
     }
 
-    /// Runs the vectors of one script, or of all. Returns the number that passed, and the other ones' failures.
+    /// Runs the vectors of one script, or of all. Returns the number that passed, and the other
+    /// ones' failures.
     fn run(&mut self, script: Option<&str>) -> (usize, BTreeMap<String, String>) {
         let (mut passed, mut failed) = (0, BTreeMap::new());
-        for vectors in vectors().iter().filter(|vectors| script.is_none_or(|script| vectors.script == script)) {
+        for vectors in vectors()
+            .iter()
+            .filter(|vectors| script.is_none_or(|script| vectors.script == script))
+        {
             for case in &vectors.cases {
                 match self.case(vectors, case) {
                     Ok(()) => passed += 1,
@@ -336,14 +443,22 @@ impl Run {
 }
 
 fn equal<T: PartialEq + std::fmt::Debug>(what: &str, got: &T, expected: &T) -> Result<(), String> {
-    if got == expected { Ok(()) } else { Err(format!("{what}: expected {expected:?}, got {got:?}")) }
+    if got == expected {
+        Ok(())
+    } else {
+        Err(format!("{what}: expected {expected:?}, got {got:?}"))
+    }
 }
 
-/// Checks that the first word stands alone in the error text, since Redis 6.2 puts "ERR Error running script" before
-/// its own errors. The remaining words must occur anywhere in the text.
+/// Checks that the first word stands alone in the error text, since Redis 6.2 puts "ERR Error
+/// running script" before its own errors. The remaining words must occur anywhere in the text.
 fn check_error(expected: &str, error: &RedisError) -> Result<(), String> {
     let (word, rest) = expected.split_once(' ').unwrap_or((expected, ""));
-    let text = format!("{} {}", error.code().unwrap_or_default(), error.detail().unwrap_or_default());
+    let text = format!(
+        "{} {}",
+        error.code().unwrap_or_default(),
+        error.detail().unwrap_or_default()
+    );
     if text.split_whitespace().any(|part| part == word) && text.contains(rest) {
         return Ok(());
     }
@@ -360,12 +475,22 @@ async fn start() -> (RedisServer, Connection) {
 async fn rust() {
     let (_server, redis) = start().await;
     let (passed, failed) = Run::new(redis, &scripts()).run(None);
-    assert!(passed > 0 && failed.is_empty(), "{passed} passed, {} failed: {failed:#?}", failed.len());
+    assert!(
+        passed > 0 && failed.is_empty(),
+        "{passed} passed, {} failed: {failed:#?}",
+        failed.len()
+    );
 }
 
 /// The scripts that share the fence.
-const FENCED: [&str; 6] =
-    ["buffered_add", "cached_incr", "series_add", "activity_touch", "activity_touch_hll", "visitors_first"];
+const FENCED: [&str; 6] = [
+    "buffered_add",
+    "cached_incr",
+    "series_add",
+    "activity_touch",
+    "activity_touch_hll",
+    "visitors_first",
+];
 
 #[tokio::test]
 async fn a_script_that_lost_its_fence_fails() {
@@ -373,12 +498,28 @@ async fn a_script_that_lost_its_fence_fails() {
     let guards = [
         ("n - last_n == 0", "false", "dup"),
         ("n - last_n < 0", "false", "caller-used-twice"),
-        ("epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before')", "false", "expired"),
+        (
+            "epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before')",
+            "false",
+            "expired",
+        ),
         ("or epoch ~= now and", "or false and", "epoch-before-dup"),
-        ("n <= '9007199254740992'", "true", "n-is-not-a-number-of-a-call"),
-        ("n:find('^[1-9]%d*$')", "tonumber(n)", "n-is-not-a-number-of-a-call"),
+        (
+            "n <= '9007199254740992'",
+            "true",
+            "n-is-not-a-number-of-a-call",
+        ),
+        (
+            "n:find('^[1-9]%d*$')",
+            "tonumber(n)",
+            "n-is-not-a-number-of-a-call",
+        ),
         ("caller:byte() == 61 or", "", "caller-reserved"),
-        ("kind and kind ~= own_kind", "false", "family-of-another-kind"),
+        (
+            "kind and kind ~= own_kind",
+            "false",
+            "family-of-another-kind",
+        ),
     ];
     for name in FENCED {
         for (guard, instead, id) in guards {
@@ -392,51 +533,241 @@ async fn a_script_that_lost_a_guard_fails() {
     let (server, _) = start().await;
     let taken_out = [
         ("family_epoch", "age < 60000", "false", "family_epoch/again"),
-        ("family_epoch", "partitions == tonumber(right)", "true", "family_epoch/mismatch-partitions"),
-        ("family_epoch", "if not kind then", "if false then", "family_epoch/unconfigured"),
-        ("family_epoch", "state[3] = name, now or name", "state[3] = name, name", "family_epoch/next"),
-        ("family_configure", "is_other or", "", "family_configure/other-partitions"),
-        ("family_configure", "== 0 then without", ">= 0 then without", "family_configure/again"),
-        ("buffered_add", "sum >= 2^53 or sum <= -2^53", "false", "buffered_add/beyond-2-to-the-53"),
-        ("buffered_add", "and call('HEXISTS', buffer, id) == 0", "and true", "buffered_add/full"),
-        ("buffered_add", "max + (longer and 1 or 0)", "max", "buffered_add/list-becomes-a-table-when-full"),
-        ("buffered_add", "call('HSETNX', meta, 'incarnation',", "call('HGET', meta,", "buffered_add/first-hit-is-due"),
-        ("buffered_rotate", "if cut > 0 then", "if false then", "buffered_rotate/held"),
-        ("buffered_rotate", "incarnation or random(meta)", "random(meta)", "buffered_rotate/next-cut"),
-        ("buffered_rotate", "random(batch)", "'0000000000000000'", "buffered_rotate/nonces-differ"),
-        ("buffered_fetch", "if settled < settle_ms then", "if false then", "buffered_fetch/wait"),
-        ("buffered_fetch", "state[1] == ARGV[1]", "true", "buffered_fetch/stale-other-incarnation"),
-        ("buffered_fetch", "state[3] == ARGV[3]", "true", "buffered_fetch/stale-other-nonce"),
-        ("buffered_release", "state[2] == ARGV[2]", "true", "buffered_release/stale-earlier-seq"),
-        ("buffered_release", "state[3] == ARGV[3]", "true", "buffered_release/stale-other-nonce"),
-        ("buffered_reset", "if not is_same then", "if false then", "buffered_reset/stale"),
-        ("buffered_reset", "(state[3] or '') == ARGV[3]", "true", "buffered_reset/stale"),
-        ("buffered_reset", "'=now', '=before',", "'=before',", "buffered_reset/earlier-calls-have-expired"),
-        ("cached_incr", "value % 1 == 0 and", "", "cached_incr/bad-state"),
+        (
+            "family_epoch",
+            "partitions == tonumber(right)",
+            "true",
+            "family_epoch/mismatch-partitions",
+        ),
+        (
+            "family_epoch",
+            "if not kind then",
+            "if false then",
+            "family_epoch/unconfigured",
+        ),
+        (
+            "family_epoch",
+            "state[3] = name, now or name",
+            "state[3] = name, name",
+            "family_epoch/next",
+        ),
+        (
+            "family_configure",
+            "is_other or",
+            "",
+            "family_configure/other-partitions",
+        ),
+        (
+            "family_configure",
+            "== 0 then without",
+            ">= 0 then without",
+            "family_configure/again",
+        ),
+        (
+            "buffered_add",
+            "sum >= 2^53 or sum <= -2^53",
+            "false",
+            "buffered_add/beyond-2-to-the-53",
+        ),
+        (
+            "buffered_add",
+            "and call('HEXISTS', buffer, id) == 0",
+            "and true",
+            "buffered_add/full",
+        ),
+        (
+            "buffered_add",
+            "max + (longer and 1 or 0)",
+            "max",
+            "buffered_add/list-becomes-a-table-when-full",
+        ),
+        (
+            "buffered_add",
+            "call('HSETNX', meta, 'incarnation',",
+            "call('HGET', meta,",
+            "buffered_add/first-hit-is-due",
+        ),
+        (
+            "buffered_rotate",
+            "if cut > 0 then",
+            "if false then",
+            "buffered_rotate/held",
+        ),
+        (
+            "buffered_rotate",
+            "incarnation or random(meta)",
+            "random(meta)",
+            "buffered_rotate/next-cut",
+        ),
+        (
+            "buffered_rotate",
+            "random(batch)",
+            "'0000000000000000'",
+            "buffered_rotate/nonces-differ",
+        ),
+        (
+            "buffered_fetch",
+            "if settled < settle_ms then",
+            "if false then",
+            "buffered_fetch/wait",
+        ),
+        (
+            "buffered_fetch",
+            "state[1] == ARGV[1]",
+            "true",
+            "buffered_fetch/stale-other-incarnation",
+        ),
+        (
+            "buffered_fetch",
+            "state[3] == ARGV[3]",
+            "true",
+            "buffered_fetch/stale-other-nonce",
+        ),
+        (
+            "buffered_release",
+            "state[2] == ARGV[2]",
+            "true",
+            "buffered_release/stale-earlier-seq",
+        ),
+        (
+            "buffered_release",
+            "state[3] == ARGV[3]",
+            "true",
+            "buffered_release/stale-other-nonce",
+        ),
+        (
+            "buffered_reset",
+            "if not is_same then",
+            "if false then",
+            "buffered_reset/stale",
+        ),
+        (
+            "buffered_reset",
+            "(state[3] or '') == ARGV[3]",
+            "true",
+            "buffered_reset/stale",
+        ),
+        (
+            "buffered_reset",
+            "'=now', '=before',",
+            "'=before',",
+            "buffered_reset/earlier-calls-have-expired",
+        ),
+        (
+            "cached_incr",
+            "value % 1 == 0 and",
+            "",
+            "cached_incr/bad-state",
+        ),
         ("cached_incr", "sum >= low)", "true)", "cached_incr/min"),
-        ("cached_incr", "math.abs(value) < 2^53 then", "true then", "cached_incr/beyond-2-to-the-53"),
-        ("cached_seed", "row == 'ticket ' .. ticket", "row", "cached_seed/with-another-ticket"),
-        ("cached_get", "not base and ticket_ms > 0", "ticket_ms > 0", "cached_get/miss-stored-ticket"),
-        ("cached_get", "size < 2^53 and", "size < 1e99 and", "cached_get/beyond-2-to-the-53"),
-        ("cached_saved", "state[3] == ARGV[3]", "true", "cached_saved/stale"),
-        ("cached_saved", "row == '-' and not is_waiting", "row == '-'", "cached_saved/no-row"),
-        ("cached_saved", "bases[i] and not bases[i]:find('ticket', 15, true)", "true", "cached_saved/without-a-base"),
-        ("cached_delete", "if waits[i + 1] then", "if false then", "cached_delete/due"),
-        ("cached_delete", "elseif cut[i + 1] then", "elseif false then", "cached_delete/due"),
-        ("cached_delete", "<= now_ms", "< now_ms", "cached_delete/due-now"),
+        (
+            "cached_incr",
+            "math.abs(value) < 2^53 then",
+            "true then",
+            "cached_incr/beyond-2-to-the-53",
+        ),
+        (
+            "cached_seed",
+            "row == 'ticket ' .. ticket",
+            "row",
+            "cached_seed/with-another-ticket",
+        ),
+        (
+            "cached_get",
+            "not base and ticket_ms > 0",
+            "ticket_ms > 0",
+            "cached_get/miss-stored-ticket",
+        ),
+        (
+            "cached_get",
+            "size < 2^53 and",
+            "size < 1e99 and",
+            "cached_get/beyond-2-to-the-53",
+        ),
+        (
+            "cached_saved",
+            "state[3] == ARGV[3]",
+            "true",
+            "cached_saved/stale",
+        ),
+        (
+            "cached_saved",
+            "row == '-' and not is_waiting",
+            "row == '-'",
+            "cached_saved/no-row",
+        ),
+        (
+            "cached_saved",
+            "bases[i] and not bases[i]:find('ticket', 15, true)",
+            "true",
+            "cached_saved/without-a-base",
+        ),
+        (
+            "cached_delete",
+            "if waits[i + 1] then",
+            "if false then",
+            "cached_delete/due",
+        ),
+        (
+            "cached_delete",
+            "elseif cut[i + 1] then",
+            "elseif false then",
+            "cached_delete/due",
+        ),
+        (
+            "cached_delete",
+            "<= now_ms",
+            "< now_ms",
+            "cached_delete/due-now",
+        ),
         (
             "activity_touch",
             "call('ZADD', visitors, 'LT',",
             "call('ZADD', visitors,",
             "activity_touch/clock-stepped-back-one",
         ),
-        ("activity_touch_hll", "math.floor(now_ms / layer_ms) ~= layer", "false", "activity_touch_hll/outside-late"),
-        ("activity_now", "(tonumber(fields[i]) or gone) > gone", "true", "activity_now/quiet"),
-        ("activity_now_hll", "(tonumber(fields[i]) or gone) > gone", "true", "activity_now_hll/quiet"),
-        ("series_add", "start - slices * length", "start", "series_add/trimmed"),
-        ("series_close", "redis.call('HDEL', open, id)", "", "series_close/over"),
-        ("visitors_first", "known[i - first + 1] ~= 1 and", "", "visitors_first/was-there"),
-        ("visitors_first", "pending >= max and 'FULL'", "false", "visitors_first/full"),
+        (
+            "activity_touch_hll",
+            "math.floor(now_ms / layer_ms) ~= layer",
+            "false",
+            "activity_touch_hll/outside-late",
+        ),
+        (
+            "activity_now",
+            "(tonumber(fields[i]) or gone) > gone",
+            "true",
+            "activity_now/quiet",
+        ),
+        (
+            "activity_now_hll",
+            "(tonumber(fields[i]) or gone) > gone",
+            "true",
+            "activity_now_hll/quiet",
+        ),
+        (
+            "series_add",
+            "start - slices * length",
+            "start",
+            "series_add/trimmed",
+        ),
+        (
+            "series_close",
+            "redis.call('HDEL', open, id)",
+            "",
+            "series_close/over",
+        ),
+        (
+            "visitors_first",
+            "known[i - first + 1] ~= 1 and",
+            "",
+            "visitors_first/was-there",
+        ),
+        (
+            "visitors_first",
+            "pending >= max and 'FULL'",
+            "false",
+            "visitors_first/full",
+        ),
     ];
     for (name, guard, instead, id) in taken_out {
         check_guard(&server, name, guard, instead, id);
@@ -447,17 +778,28 @@ async fn a_script_that_lost_a_guard_fails() {
 fn check_guard(server: &RedisServer, name: &str, guard: &str, instead: &str, id: &str) {
     let mut scripts = scripts();
     let source = scripts.get_mut(name).unwrap();
-    assert_eq!(source.matches(guard).count(), 1, "{name} has no {guard:?}, or more than one");
+    assert_eq!(
+        source.matches(guard).count(),
+        1,
+        "{name} has no {guard:?}, or more than one"
+    );
     *source = source.replace(guard, instead);
     let (_, failed) = Run::new(server.client().get_connection().unwrap(), &scripts).run(Some(name));
-    assert!(failed.contains_key(id), "{name} without {guard:?} passes {id}; failed: {:?}", failed.keys());
+    assert!(
+        failed.contains_key(id),
+        "{name} without {guard:?} passes {id}; failed: {:?}",
+        failed.keys()
+    );
 }
 
 const FENCE: [&str; 2] = ["calls", "calls_before"];
 const EPOCH: &str = "e2";
 
 fn keys(kinds: &[&str]) -> Vec<String> {
-    kinds.iter().map(|kind| format!("cf1:{{shop/views/0}}:{kind}")).collect()
+    kinds
+        .iter()
+        .map(|kind| format!("cf1:{{shop/views/0}}:{kind}"))
+        .collect()
 }
 
 /// Returns the keys of a counting script.
@@ -467,11 +809,23 @@ fn fenced(kinds: &[&str]) -> Vec<String> {
 
 /// Begins an epoch, so that calls may have a caller.
 fn begin_epoch(run: &mut Run) {
-    cmd("HSET").arg(keys(&["calls"])).arg("=now").arg(EPOCH).arg("=before").arg("e1").exec(&mut run.redis).unwrap();
+    cmd("HSET")
+        .arg(keys(&["calls"]))
+        .arg("=now")
+        .arg(EPOCH)
+        .arg("=before")
+        .arg("e1")
+        .exec(&mut run.redis)
+        .unwrap();
 }
 
 fn limit(run: &mut Run, bytes: usize) {
-    cmd("CONFIG").arg("SET").arg("maxmemory").arg(bytes).exec(&mut run.redis).unwrap();
+    cmd("CONFIG")
+        .arg("SET")
+        .arg("maxmemory")
+        .arg(bytes)
+        .exec(&mut run.redis)
+        .unwrap();
 }
 
 /// Checks that Redis refuses the call because its memory is full, and that nothing changes.
@@ -479,12 +833,20 @@ fn check_refused(run: &mut Run, script: &str, keys: &[String], args: &[&str]) {
     let before = run.contents();
     let error = run.send(script, keys, args).unwrap_err();
     // Redis 6.2 has the code in the text, as "-OOM"
-    assert!(error.code() == Some("OOM") || error.to_string().contains("OOM"), "{script} {args:?}: {error}");
+    assert!(
+        error.code() == Some("OOM") || error.to_string().contains("OOM"),
+        "{script} {args:?}: {error}"
+    );
     equal(script, &run.contents(), &before).unwrap();
 }
 
 fn words(words: &[&str]) -> RedisResult<Value> {
-    Ok(Value::Array(words.iter().map(|word| Value::BulkString((*word).into())).collect()))
+    Ok(Value::Array(
+        words
+            .iter()
+            .map(|word| Value::BulkString((*word).into()))
+            .collect(),
+    ))
 }
 
 fn text(text: &str) -> Value {
@@ -498,14 +860,21 @@ fn strings(reply: RedisResult<Value>) -> Vec<String> {
 
 /// Cuts the buffer, and returns the id of the batch.
 fn rotate(run: &mut Run, data: &[String], now_ms: &str) -> [String; 3] {
-    let reply = strings(run.send("buffered_rotate", data, &["salt", "r1", "30000", "0", "60000", now_ms]));
+    let reply = strings(run.send(
+        "buffered_rotate",
+        data,
+        &["salt", "r1", "30000", "0", "60000", now_ms],
+    ));
     assert!(reply[0] == "OK" || reply[0] == "HELD", "{reply:?}");
     [1, 2, 3].map(|i| reply[i].clone())
 }
 
 /// Returns the arguments of a call on a batch.
 fn with_id<'a>(id: &'a [String; 3], rest: &[&'a str]) -> Vec<&'a str> {
-    id.iter().map(String::as_str).chain(rest.iter().copied()).collect()
+    id.iter()
+        .map(String::as_str)
+        .chain(rest.iter().copied())
+        .collect()
 }
 
 /// A full Redis leaves no call half done, and still executes calls that free memory.
@@ -513,42 +882,111 @@ fn with_id<'a>(id: &'a [String; 3], rest: &[&'a str]) -> Vec<&'a str> {
 async fn a_full_redis_takes_no_hits_and_can_be_drained() {
     let (_server, redis) = start().await;
     let mut run = Run::new(redis, &scripts());
-    let (data, both, home) = (keys(&["buffer", "batch", "meta"]), keys(&["batch", "meta"]), keys(&["calls", "meta"]));
+    let (data, both, home) = (
+        keys(&["buffer", "batch", "meta"]),
+        keys(&["batch", "meta"]),
+        keys(&["calls", "meta"]),
+    );
 
-    let (settings, epoch) = (["salt", "900", "buffered", "1", "9", "{}"], ["buffered", "1", "900"]);
+    let (settings, epoch) = (
+        ["salt", "900", "buffered", "1", "9", "{}"],
+        ["buffered", "1", "900"],
+    );
     run.send("family_configure", &home, &settings).unwrap();
     let name = strings(run.send("family_epoch", &keys(&FENCE), &epoch));
     let add = fenced(&["buffer", "meta"]);
-    run.send("buffered_add", &add, &["w1", "1", &name[1], "900", "1", "1", "a", "1"]).unwrap();
+    run.send(
+        "buffered_add",
+        &add,
+        &["w1", "1", &name[1], "900", "1", "1", "a", "1"],
+    )
+    .unwrap();
     limit(&mut run, 1);
     for caller in ["w1", ""] {
-        check_refused(&mut run, "buffered_add", &add, &[caller, "2", &name[1], "1000", "1", "1", "a", "1"]);
+        check_refused(
+            &mut run,
+            "buffered_add",
+            &add,
+            &[caller, "2", &name[1], "1000", "1", "1", "a", "1"],
+        );
     }
-    check_refused(&mut run, "family_epoch", &keys(&FENCE), &["buffered", "1", "60900"]);
+    check_refused(
+        &mut run,
+        "family_epoch",
+        &keys(&FENCE),
+        &["buffered", "1", "60900"],
+    );
     check_refused(&mut run, "family_configure", &home, &settings);
-    check_refused(&mut run, "family_configure", &[home[0].clone(), "cf1:{shop/views/1}:meta".into()], &settings);
-    equal("epoch", &strings(run.send("family_epoch", &keys(&FENCE), &epoch)), &name).unwrap();
+    check_refused(
+        &mut run,
+        "family_configure",
+        &[home[0].clone(), "cf1:{shop/views/1}:meta".into()],
+        &settings,
+    );
+    equal(
+        "epoch",
+        &strings(run.send("family_epoch", &keys(&FENCE), &epoch)),
+        &name,
+    )
+    .unwrap();
 
     let id = rotate(&mut run, &data, "1000");
     equal("the lease", &rotate(&mut run, &data, "1500"), &id).unwrap();
     // the clock stepped back, so the script rewrites the time of the cut
-    let fetch = run.send("buffered_fetch", &both, &with_id(&id, &["100", "0", "10", "800"]));
-    equal("fetch", &fetch, &Ok(Value::Array(vec![text("WAIT"), Value::Int(100)]))).unwrap();
-    let fetch = run.send("buffered_fetch", &both, &with_id(&id, &["100", "0", "10", "900"]));
+    let fetch = run.send(
+        "buffered_fetch",
+        &both,
+        &with_id(&id, &["100", "0", "10", "800"]),
+    );
+    equal(
+        "fetch",
+        &fetch,
+        &Ok(Value::Array(vec![text("WAIT"), Value::Int(100)])),
+    )
+    .unwrap();
+    let fetch = run.send(
+        "buffered_fetch",
+        &both,
+        &with_id(&id, &["100", "0", "10", "900"]),
+    );
     let page = Value::Array(vec![text("a"), text("1")]);
-    equal("fetch", &fetch, &Ok(Value::Array(vec![text("OK"), text("0"), page, Value::Int(1)]))).unwrap();
-    equal("release", &run.send("buffered_release", &both, &with_id(&id, &[])), &words(&["OK"])).unwrap();
+    equal(
+        "fetch",
+        &fetch,
+        &Ok(Value::Array(vec![
+            text("OK"),
+            text("0"),
+            page,
+            Value::Int(1),
+        ])),
+    )
+    .unwrap();
+    equal(
+        "release",
+        &run.send("buffered_release", &both, &with_id(&id, &[])),
+        &words(&["OK"]),
+    )
+    .unwrap();
     limit(&mut run, 0);
-    run.send("buffered_add", &add, &["w1", "2", &name[1], "1000", "1", "1", "a", "1"]).unwrap();
+    run.send(
+        "buffered_add",
+        &add,
+        &["w1", "2", &name[1], "1000", "1", "1", "a", "1"],
+    )
+    .unwrap();
     limit(&mut run, 1);
     let id = rotate(&mut run, &data, "70000");
-    let reset =
-        run.send("buffered_reset", &keys(&["meta", "calls", "buffer", "batch"]), &with_id(&id, &["salt", "70000"]));
+    let reset = run.send(
+        "buffered_reset",
+        &keys(&["meta", "calls", "buffer", "batch"]),
+        &with_id(&id, &["salt", "70000"]),
+    );
     assert_eq!(strings(reset)[..3], ["OK", "1", "1"]);
     limit(&mut run, 0);
 }
 
-/// A full Redis refuses changes, seeds and tickets of cached counters. Saves and deletions still work.
+/// A full Redis refuses changes, seeds and tickets of cached counters. Saves and deletions still
+/// work.
 #[tokio::test]
 async fn a_full_redis_takes_no_changes_and_can_be_drained() {
     let (_server, redis) = start().await;
@@ -561,11 +999,25 @@ async fn a_full_redis_takes_no_changes_and_can_be_drained() {
         [&[caller, n, EPOCH, "1000", "30000", "", "", count], pairs].concat()
     }
     begin_epoch(&mut run);
-    let missed = strings(run.send("cached_incr", &incr, &change("w1", "1", &["a", "1", "b", "1", "c", "1"])));
+    let missed = strings(run.send(
+        "cached_incr",
+        &incr,
+        &change("w1", "1", &["a", "1", "b", "1", "c", "1"]),
+    ));
     let ticket = missed[1].strip_prefix("MISS:").unwrap();
     let seeds = ["a", "b", "c"].map(|id| [id, ticket, "5"]).concat();
-    run.send("cached_seed", &seed, &[&["1000", "1000"][..], &seeds].concat()).unwrap();
-    run.send("cached_incr", &incr, &change("w1", "2", &["a", "1", "b", "1"])).unwrap();
+    run.send(
+        "cached_seed",
+        &seed,
+        &[&["1000", "1000"][..], &seeds].concat(),
+    )
+    .unwrap();
+    run.send(
+        "cached_incr",
+        &incr,
+        &change("w1", "2", &["a", "1", "b", "1"]),
+    )
+    .unwrap();
     let missed = strings(run.send("cached_get", &get, &["30000", "1000", "salt", "e"]));
     let other = missed[1].strip_prefix("MISS:").unwrap();
 
@@ -573,20 +1025,61 @@ async fn a_full_redis_takes_no_changes_and_can_be_drained() {
     // pending, not pending, without a base, and with a ticket
     for id in ["a", "c", "d", "e"] {
         for caller in ["w1", ""] {
-            check_refused(&mut run, "cached_incr", &incr, &change(caller, "3", &[id, "1"]));
+            check_refused(
+                &mut run,
+                "cached_incr",
+                &incr,
+                &change(caller, "3", &[id, "1"]),
+            );
         }
     }
-    check_refused(&mut run, "cached_incr", &incr, &change("", "3", &["a", "9007199254740993"]));
-    check_refused(&mut run, "cached_get", &get, &["30000", "1000", "salt", "d"]);
-    check_refused(&mut run, "cached_seed", &seed, &["1000", "1000", "e", other, "5"]);
+    check_refused(
+        &mut run,
+        "cached_incr",
+        &incr,
+        &change("", "3", &["a", "9007199254740993"]),
+    );
+    check_refused(
+        &mut run,
+        "cached_get",
+        &get,
+        &["30000", "1000", "salt", "d"],
+    );
+    check_refused(
+        &mut run,
+        "cached_seed",
+        &seed,
+        &["1000", "1000", "e", other, "5"],
+    );
 
     let values = run.send("cached_get", &get, &["", "1000", "salt", "a", "c"]);
-    equal("get", &values, &Ok(Value::Array(vec![text("OK"), Value::Int(6), Value::Int(5)]))).unwrap();
+    equal(
+        "get",
+        &values,
+        &Ok(Value::Array(vec![text("OK"), Value::Int(6), Value::Int(5)])),
+    )
+    .unwrap();
     let id = rotate(&mut run, &data, "1000");
-    let saved = run.send("cached_saved", &all, &with_id(&id, &["1000", "1000", "a", "6"]));
-    equal("saved", &saved, &Ok(Value::Array(vec![text("OK"), Value::Int(1)]))).unwrap();
-    let delete = strings(run.send("cached_delete", &get, &["0", "1000", "3000", "a", "b", "c", "f"]));
-    assert_eq!(delete, ["OK", "0", "DELETED", "KEPT:batch", "DELETED", "GONE"]);
+    let saved = run.send(
+        "cached_saved",
+        &all,
+        &with_id(&id, &["1000", "1000", "a", "6"]),
+    );
+    equal(
+        "saved",
+        &saved,
+        &Ok(Value::Array(vec![text("OK"), Value::Int(1)])),
+    )
+    .unwrap();
+    let delete = strings(run.send(
+        "cached_delete",
+        &get,
+        &["0", "1000", "3000", "a", "b", "c", "f"],
+    ));
+    assert_eq!(
+        delete,
+        ["OK", "0", "DELETED", "KEPT:batch", "DELETED", "GONE"]
+    );
     let kept = strings(run.send("cached_delete", &get, &["0", "1000", "3000", "b"]));
     assert_eq!(kept, ["OK", "0", "KEPT:batch"]);
     limit(&mut run, 0);
@@ -600,30 +1093,67 @@ async fn a_full_redis_takes_no_series_and_can_be_drained() {
     let add = fenced(&["open", "schedule", "names", "idle", "series:60s:site"]);
     let close = keys(&["open", "schedule", "buffer", "meta"]);
     begin_epoch(&mut run);
-    let call = |caller: &'static str, n: &'static str| [caller, n, EPOCH, "1000", "1", "60s 60 60 60s/*/", "site", "1"];
+    let call = |caller: &'static str, n: &'static str| {
+        [
+            caller,
+            n,
+            EPOCH,
+            "1000",
+            "1",
+            "60s 60 60 60s/*/",
+            "site",
+            "1",
+        ]
+    };
     run.send("series_add", &add, &call("w1", "1")).unwrap();
     limit(&mut run, 1);
     for caller in ["w1", ""] {
         check_refused(&mut run, "series_add", &add, &call(caller, "2"));
     }
-    let moved = Ok(Value::Array(vec![Value::BulkString("OK".into()), Value::Int(1), Value::BulkString("".into())]));
-    equal("close", &run.send("series_close", &close, &["10", "0", "60000"]), &moved).unwrap();
+    let moved = Ok(Value::Array(vec![
+        Value::BulkString("OK".into()),
+        Value::Int(1),
+        Value::BulkString("".into()),
+    ]));
+    equal(
+        "close",
+        &run.send("series_close", &close, &["10", "0", "60000"]),
+        &moved,
+    )
+    .unwrap();
     limit(&mut run, 0);
 }
 
-/// A full Redis refuses calls of activity and daily visitors before anything is done, whatever their first write is.
+/// A full Redis refuses calls of activity and daily visitors before anything is done, whatever
+/// their first write is.
 #[tokio::test]
 async fn a_full_redis_takes_no_visitors() {
     let (_server, redis) = start().await;
     let mut run = Run::new(redis, &scripts());
     let touch = fenced(&["open", "schedule", "views:0:p", "visitors:0:p"]);
-    let logs = fenced(&["open", "schedule", "views:9:p", "layer:333:9:p", "minute:960:9:p"]);
+    let logs = fenced(&[
+        "open",
+        "schedule",
+        "views:9:p",
+        "layer:333:9:p",
+        "minute:960:9:p",
+    ]);
     let first = fenced(&["buffer", "meta", "seen:a"]);
     let calls = |caller: &'static str, visitor: &'static str| {
-        let args = |rest: &[&'static str]| [&[caller, "1", EPOCH, "1000000"], rest, &["1", visitor]].concat();
+        let args = |rest: &[&'static str]| {
+            [&[caller, "1", EPOCH, "1000000"], rest, &["1", visitor]].concat()
+        };
         [
-            ("activity_touch", &touch, args(&["3000", "200", "1", "1", "p", "1"])),
-            ("activity_touch_hll", &logs, args(&["3000", "200", "1", "333", "1", "p", "1"])),
+            (
+                "activity_touch",
+                &touch,
+                args(&["3000", "200", "1", "1", "p", "1"]),
+            ),
+            (
+                "activity_touch_hll",
+                &logs,
+                args(&["3000", "200", "1", "333", "1", "p", "1"]),
+            ),
             ("visitors_first", &first, args(&["86400000", "1", "a"])),
         ]
     };
@@ -635,9 +1165,22 @@ async fn a_full_redis_takes_no_visitors() {
     for (script, keys, args) in calls("w1", "w").into_iter().chain(calls("", "w")) {
         check_refused(&mut run, script, keys, &args);
     }
-    let one_each = Ok(Value::Array(vec![Value::BulkString("OK".into()), Value::Int(1), Value::Int(1)]));
-    equal("now", &run.send("activity_now", &touch[4..], &["1000000", "3000", "200"]), &one_each).unwrap();
-    let now = run.send("activity_now_hll", &logs[4..6], &["1000000", "3000", "1", "333"]);
+    let one_each = Ok(Value::Array(vec![
+        Value::BulkString("OK".into()),
+        Value::Int(1),
+        Value::Int(1),
+    ]));
+    equal(
+        "now",
+        &run.send("activity_now", &touch[4..], &["1000000", "3000", "200"]),
+        &one_each,
+    )
+    .unwrap();
+    let now = run.send(
+        "activity_now_hll",
+        &logs[4..6],
+        &["1000000", "3000", "1", "333"],
+    );
     equal("now", &now, &one_each).unwrap();
     limit(&mut run, 0);
 }
@@ -653,13 +1196,24 @@ async fn without_now_ms_the_servers_clock_counts() {
     let (_server, redis) = start().await;
     let mut run = Run::new(redis, &scripts());
     let field = |run: &mut Run, kind: &str, field: &str| -> i64 {
-        cmd("HGET").arg(keys(&[kind])).arg(field).query(&mut run.redis).unwrap()
+        cmd("HGET")
+            .arg(keys(&[kind]))
+            .arg(field)
+            .query(&mut run.redis)
+            .unwrap()
     };
     let from = clock(&mut run);
-    run.send("family_configure", &keys(&["calls", "meta"]), &["salt", "", "buffered", "1", "9", "{}"]).unwrap();
-    run.send("family_epoch", &keys(&FENCE), &["buffered", "1", ""]).unwrap();
+    run.send(
+        "family_configure",
+        &keys(&["calls", "meta"]),
+        &["salt", "", "buffered", "1", "9", "{}"],
+    )
+    .unwrap();
+    run.send("family_epoch", &keys(&FENCE), &["buffered", "1", ""])
+        .unwrap();
     let add = ["", "0", "", "", "1", "1", "a", "1"];
-    run.send("buffered_add", &fenced(&["buffer", "meta"]), &add).unwrap();
+    run.send("buffered_add", &fenced(&["buffer", "meta"]), &add)
+        .unwrap();
     let id = rotate(&mut run, &keys(&["buffer", "batch", "meta"]), "");
     let to = clock(&mut run);
     let written = [
@@ -669,14 +1223,25 @@ async fn without_now_ms_the_servers_clock_counts() {
         field(&mut run, "meta", "lease_until") - 30_000,
     ];
     for time in written {
-        assert!((from..=to).contains(&time), "{time} is not between {from} and {to}");
+        assert!(
+            (from..=to).contains(&time),
+            "{time} is not between {from} and {to}"
+        );
     }
-    let fetch = run.send("buffered_fetch", &keys(&["batch", "meta"]), &with_id(&id, &["60000", "0", "10", ""]));
+    let fetch = run.send(
+        "buffered_fetch",
+        &keys(&["batch", "meta"]),
+        &with_id(&id, &["60000", "0", "10", ""]),
+    );
     let (status, ms): (String, i64) = redis::from_redis_value(fetch.unwrap()).unwrap();
-    assert!(status == "WAIT" && (50_000..=60_000).contains(&ms), "{status} {ms}");
+    assert!(
+        status == "WAIT" && (50_000..=60_000).contains(&ms),
+        "{status} {ms}"
+    );
 }
 
-/// A Redis that lost its memory creates only new names for epochs, incarnations, nonces and tickets.
+/// A Redis that lost its memory creates only new names for epochs, incarnations, nonces and
+/// tickets.
 #[tokio::test]
 async fn no_name_comes_again() {
     let (_server, redis) = start().await;
@@ -684,12 +1249,31 @@ async fn no_name_comes_again() {
     let mut names = BTreeSet::new();
     for _ in 0..100 {
         cmd("FLUSHDB").exec(&mut run.redis).unwrap();
-        run.send("family_configure", &keys(&["calls", "meta"]), &["salt", "", "buffered", "1", "9", "{}"]).unwrap();
+        run.send(
+            "family_configure",
+            &keys(&["calls", "meta"]),
+            &["salt", "", "buffered", "1", "9", "{}"],
+        )
+        .unwrap();
         let epoch = strings(run.send("family_epoch", &keys(&FENCE), &["", "", ""]));
-        run.send("buffered_add", &fenced(&["buffer", "meta"]), &["", "", "", "", "1", "1", "a", "1"]).unwrap();
+        run.send(
+            "buffered_add",
+            &fenced(&["buffer", "meta"]),
+            &["", "", "", "", "1", "1", "a", "1"],
+        )
+        .unwrap();
         let [incarnation, _, nonce] = rotate(&mut run, &keys(&["buffer", "batch", "meta"]), "");
-        run.send("buffered_add", &fenced(&["other", "unconfigured"]), &["", "", "", "", "1", "1", "a", "1"]).unwrap();
-        let first: String = cmd("HGET").arg(keys(&["unconfigured"])).arg("incarnation").query(&mut run.redis).unwrap();
+        run.send(
+            "buffered_add",
+            &fenced(&["other", "unconfigured"]),
+            &["", "", "", "", "1", "1", "a", "1"],
+        )
+        .unwrap();
+        let first: String = cmd("HGET")
+            .arg(keys(&["unconfigured"]))
+            .arg("incarnation")
+            .query(&mut run.redis)
+            .unwrap();
         let get = keys(&["base", "buffer", "batch"]);
         let ticket = strings(run.send("cached_get", &get, &["30000", "", "salt", "a"])).remove(1);
         for name in [epoch[1].clone(), incarnation, nonce, first, ticket] {
@@ -709,26 +1293,55 @@ async fn without_now_ms_the_servers_clock_names_the_layer() {
     let from = clock(&mut run);
     let touch = ["", "0", "", "", "1", "1000", "1", "1", "p", "1", "1", "v"];
     run.send("activity_touch", &place, &touch).unwrap();
-    run.send("visitors_first", &first, &["", "0", "", "", "60000", "1", "a", "1", "v"]).unwrap();
+    run.send(
+        "visitors_first",
+        &first,
+        &["", "0", "", "", "60000", "1", "a", "1", "v"],
+    )
+    .unwrap();
     let to = clock(&mut run);
-    let layer: i64 = cmd("ZSCORE").arg(&place[5]).arg("v").query(&mut run.redis).unwrap();
-    let first_at: i64 = cmd("HGET").arg(&first[3]).arg("first_at").query(&mut run.redis).unwrap();
+    let layer: i64 = cmd("ZSCORE")
+        .arg(&place[5])
+        .arg("v")
+        .query(&mut run.redis)
+        .unwrap();
+    let first_at: i64 = cmd("HGET")
+        .arg(&first[3])
+        .arg("first_at")
+        .query(&mut run.redis)
+        .unwrap();
     for time in [-layer, first_at] {
-        assert!((from..=to).contains(&time), "{time} is not between {from} and {to}");
+        assert!(
+            (from..=to).contains(&time),
+            "{time} is not between {from} and {to}"
+        );
     }
     let other = fenced(&["open", "schedule", "views:1:p", "visitors:1:p"]);
-    let touch = ["", "0", "", "", "3600000", "1000", "0", "1", "p", "1", "1", "v"];
+    let touch = [
+        "", "0", "", "", "3600000", "1000", "0", "1", "p", "1", "1", "v",
+    ];
     run.send("activity_touch", &other, &touch).unwrap();
-    let now = run.send("activity_now", &other[4..], &["", "3600000", "1000"]).unwrap();
-    assert_eq!(redis::from_redis_value::<(String, i64, i64)>(now).unwrap(), ("OK".into(), 1, 1));
+    let now = run
+        .send("activity_now", &other[4..], &["", "3600000", "1000"])
+        .unwrap();
+    assert_eq!(
+        redis::from_redis_value::<(String, i64, i64)>(now).unwrap(),
+        ("OK".into(), 1, 1)
+    );
     let logs = fenced(&["open", "schedule", "views:9:p", "layer:1:9:p"]);
-    let touch = ["", "0", "", "", "3000", "1", "0", "1", "1", "p", "1", "1", "v"];
+    let touch = [
+        "", "0", "", "", "3000", "1", "0", "1", "1", "p", "1", "1", "v",
+    ];
     for reply in [
         run.send("activity_touch_hll", &logs, &touch).unwrap(),
-        run.send("activity_now_hll", &logs[4..], &["", "3000", "1", "1"]).unwrap(),
+        run.send("activity_now_hll", &logs[4..], &["", "3000", "1", "1"])
+            .unwrap(),
     ] {
         let (status, now): (String, String) = redis::from_redis_value(reply).unwrap();
-        assert!(status == "OUTSIDE" && now.parse::<i64>().unwrap() >= to, "{status} {now}");
+        assert!(
+            status == "OUTSIDE" && now.parse::<i64>().unwrap() >= to,
+            "{status} {now}"
+        );
     }
 }
 
@@ -747,15 +1360,23 @@ pub(crate) fn python() -> Option<Command> {
 }
 
 pub(crate) fn client(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/clients")
+        .join(name)
 }
 
 /// Runs the command to its end, and returns its output.
 pub(crate) fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    let output = command
+        .output()
+        .unwrap_or_else(|e| panic!("{command:?}: {e}"));
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{out}{err}",
+        output.status
+    );
     out
 }
 
@@ -768,7 +1389,10 @@ fn passed(output: &str) {
 async fn python_runs_the_vectors() {
     let (server, _) = start().await;
     if let Some(mut python) = python() {
-        passed(&run(python.arg(client("vectors.py")).arg(server.socket()).arg(lua())));
+        passed(&run(python
+            .arg(client("vectors.py"))
+            .arg(server.socket())
+            .arg(lua())));
     }
 }
 
@@ -778,7 +1402,11 @@ async fn node_runs_the_vectors() {
     match std::env::var_os("COUNTERFOIL_NODE_MODULES") {
         Some(modules) => {
             let mut node = Command::new("node");
-            passed(&run(node.env("NODE_PATH", modules).arg(client("vectors.mjs")).arg(server.socket()).arg(lua())));
+            passed(&run(node
+                .env("NODE_PATH", modules)
+                .arg(client("vectors.mjs"))
+                .arg(server.socket())
+                .arg(lua())));
         }
         None => eprintln!("COUNTERFOIL_NODE_MODULES is not set: the test in Node is skipped"),
     }

@@ -14,12 +14,19 @@ pub struct Bench {
 
 impl Bench {
     pub fn new(quick: bool, names: Vec<String>) -> Self {
-        Bench { servers: Servers::default(), quick, names, found: Found::default() }
+        Bench {
+            servers: Servers::default(),
+            quick,
+            names,
+            found: Found::default(),
+        }
     }
 
-    /// Returns whether one of these was requested. If so, prints them, since a measurement may take a minute.
+    /// Returns whether one of these was requested. If so, prints them, since a measurement may take
+    /// a minute.
     pub fn wants(&self, figures: &[&str]) -> bool {
-        let asked_for = |figure: &&str| self.names.iter().any(|name| figure.contains(name.as_str()));
+        let asked_for =
+            |figure: &&str| self.names.iter().any(|name| figure.contains(name.as_str()));
         let wanted = self.names.is_empty() || figures.iter().any(asked_for);
         if wanted {
             println!("measuring {}", figures.join(", "));

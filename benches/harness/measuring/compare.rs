@@ -1,5 +1,6 @@
-//! Comparisons of two sides that run in turn, so that other load on the machine affects both. A figure is the median of
-//! the ratios of neighbouring rounds. A noisy machine changes it less than it changes the ratio of two medians.
+//! Comparisons of two sides that run in turn, so that other load on the machine affects both. A
+//! figure is the median of the ratios of neighbouring rounds. A noisy machine changes it less than
+//! it changes the ratio of two medians.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -30,11 +31,20 @@ pub async fn alternate<T>(
 
 impl<T> Rounds<T> {
     pub fn new() -> Self {
-        Rounds { ours: Vec::new(), theirs: Vec::new() }
+        Rounds {
+            ours: Vec::new(),
+            theirs: Vec::new(),
+        }
     }
 
-    /// Runs both sides in turn; each goes first in every other round. Round 0 is a warm-up and is not kept.
-    pub async fn measure(&mut self, round: usize, ours: impl AsyncFnOnce() -> T, theirs: impl AsyncFnOnce() -> T) {
+    /// Runs both sides in turn; each goes first in every other round. Round 0 is a warm-up and is
+    /// not kept.
+    pub async fn measure(
+        &mut self,
+        round: usize,
+        ours: impl AsyncFnOnce() -> T,
+        theirs: impl AsyncFnOnce() -> T,
+    ) {
         let (one, other) = if round.is_multiple_of(2) {
             let one = ours().await;
             (one, theirs().await)
@@ -50,7 +60,10 @@ impl<T> Rounds<T> {
 
     /// Returns the ratio of ours to theirs for each round.
     pub fn ratios(&self, of: impl Fn(&T) -> f64) -> impl Iterator<Item = f64> {
-        self.ours.iter().zip(&self.theirs).map(move |(ours, theirs)| of(ours) / of(theirs))
+        self.ours
+            .iter()
+            .zip(&self.theirs)
+            .map(move |(ours, theirs)| of(ours) / of(theirs))
     }
 
     /// Returns the median of these ratios.
@@ -89,9 +102,18 @@ impl<O: Side, T: Side> Comparison<O, T> {
         let [ours, theirs] = self.names;
         let of_ours = |what: fn(&Load) -> f64| median(rounds.ours.iter().map(what));
         bench.absolute(format!("{ours}_per_second"), of_ours(Load::per_second));
-        bench.absolute(format!("{theirs}_per_second"), median(rounds.theirs.iter().map(Load::per_second)));
-        bench.absolute(format!("{ours}_per_call"), of_ours(|load| load.hits / load.scripts.calls));
-        bench.absolute(format!("{ours}_script_us"), of_ours(|load| load.scripts.mean_us()));
+        bench.absolute(
+            format!("{theirs}_per_second"),
+            median(rounds.theirs.iter().map(Load::per_second)),
+        );
+        bench.absolute(
+            format!("{ours}_per_call"),
+            of_ours(|load| load.hits / load.scripts.calls),
+        );
+        bench.absolute(
+            format!("{ours}_script_us"),
+            of_ours(|load| load.scripts.mean_us()),
+        );
         self.wait(bench).await;
     }
 
@@ -129,7 +151,8 @@ impl<O: Side, T: Side> Comparison<O, T> {
     }
 }
 
-/// Returns the median time of a hit in microseconds. The hits run in a spawned task, as in a server.
+/// Returns the median time of a hit in microseconds. The hits run in a spawned task, as in a
+/// server.
 pub async fn latency(mut side: impl Side, ids: &Ids, time: Duration) -> f64 {
     let ids = ids.clone();
     let hitting = tokio::spawn(async move {

@@ -51,12 +51,22 @@ impl Found {
     /// Prints the results as a table.
     pub fn print(&self) {
         if !self.figures.is_empty() {
-            println!("\n{:28} {:>10} {:>8}  {:11}  what", "name", "figure", "target", "");
+            println!(
+                "\n{:28} {:>10} {:>8}  {:11}  what",
+                "name", "figure", "target", ""
+            );
         }
         for (figure, value) in &self.figures {
-            let reached = if figure.target.is_reached_by(*value) { "reached" } else { "not reached" };
+            let reached = if figure.target.is_reached_by(*value) {
+                "reached"
+            } else {
+                "not reached"
+            };
             let (name, target) = (figure.name, figure.target.to_string());
-            println!("{name:28} {value:10.2} {target:>8}  {reached:11}  {}", figure.what);
+            println!(
+                "{name:28} {value:10.2} {target:>8}  {reached:11}  {}",
+                figure.what
+            );
         }
         println!();
         for (name, value) in &self.absolute {
@@ -66,8 +76,14 @@ impl Found {
 
     /// Writes the results as one flat JSON object, name: number.
     pub fn write_json(&self, path: &Path) {
-        let figures = self.figures.iter().map(|(figure, value)| (figure.name, *value));
-        let absolute = self.absolute.iter().map(|(name, value)| (name.as_str(), *value));
+        let figures = self
+            .figures
+            .iter()
+            .map(|(figure, value)| (figure.name, *value));
+        let absolute = self
+            .absolute
+            .iter()
+            .map(|(name, value)| (name.as_str(), *value));
         let numbers: BTreeMap<&str, f64> = figures.chain(absolute).collect();
         let json = serde_json::to_string_pretty(&numbers).unwrap();
         std::fs::write(path, json + "\n").expect("the figures are written");
@@ -81,14 +97,21 @@ pub struct Curve {
 
 const COLOURS: [RGBColor; 2] = [RGBColor(31, 119, 180), RGBColor(214, 39, 40)];
 
-/// Draws the curves to `target/bench/NAME.svg`. The x-axis is logarithmic, since tasks and ids grow by powers.
+/// Draws the curves to `target/bench/NAME.svg`. The x-axis is logarithmic, since tasks and ids grow
+/// by powers.
 pub fn draw(name: &str, across: &str, up: &str, curves: &[Curve]) {
     let path = folder().join(name).with_extension("svg");
     let (left, right) = curves
         .iter()
         .flat_map(|curve| &curve.points)
-        .fold((f64::MAX, 0.0), |(left, right), point| (point.0.min(left), point.0.max(right)));
-    let top = curves.iter().flat_map(|curve| &curve.points).fold(0.0, |top, point| point.1.max(top)) * 1.1;
+        .fold((f64::MAX, 0.0), |(left, right), point| {
+            (point.0.min(left), point.0.max(right))
+        });
+    let top = curves
+        .iter()
+        .flat_map(|curve| &curve.points)
+        .fold(0.0, |top, point| point.1.max(top))
+        * 1.1;
     let area = SVGBackend::new(&path, (800, 480)).into_drawing_area();
     area.fill(&WHITE).unwrap();
     let mut chart = ChartBuilder::on(&area)
@@ -97,20 +120,36 @@ pub fn draw(name: &str, across: &str, up: &str, curves: &[Curve]) {
         .y_label_area_size(90)
         .build_cartesian_2d((left..right).log_scale(), 0.0..top)
         .unwrap();
-    chart.configure_mesh().x_desc(across).y_desc(up).light_line_style(TRANSPARENT).draw().unwrap();
+    chart
+        .configure_mesh()
+        .x_desc(across)
+        .y_desc(up)
+        .light_line_style(TRANSPARENT)
+        .draw()
+        .unwrap();
     for (curve, colour) in curves.iter().zip(COLOURS) {
-        let line = LineSeries::new(curve.points.iter().copied(), colour.stroke_width(2)).point_size(3);
+        let line =
+            LineSeries::new(curve.points.iter().copied(), colour.stroke_width(2)).point_size(3);
         let legend = move |(x, y)| PathElement::new([(x, y), (x + 20, y)], colour.stroke_width(2));
-        chart.draw_series(line).unwrap().label(curve.name).legend(legend);
+        chart
+            .draw_series(line)
+            .unwrap()
+            .label(curve.name)
+            .legend(legend);
     }
-    chart.configure_series_labels().position(SeriesLabelPosition::UpperLeft).draw().unwrap();
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .draw()
+        .unwrap();
     area.present().unwrap();
     println!("drawn: {}", path.display());
 }
 
 /// Returns the folder of the curves, in cargo's target directory.
 fn folder() -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
     let folder = target.join("bench");
     std::fs::create_dir_all(&folder).unwrap();
     folder

@@ -30,11 +30,15 @@ pub struct Acked(pub Counters);
 impl Side for Acked {
     async fn hit(&mut self, id: &str) {
         let added = self.0.add(id, 1).await.unwrap();
-        assert!(matches!(added, counterfoil::Added::Counted { .. }), "{id} was not counted: {added:?}");
+        assert!(
+            matches!(added, counterfoil::Added::Counted { .. }),
+            "{id} was not counted: {added:?}"
+        );
     }
 }
 
-/// The alternative without counterfoil: one HINCRBY per hit on one hash, over one multiplexed connection.
+/// The alternative without counterfoil: one HINCRBY per hit on one hash, over one multiplexed
+/// connection.
 #[derive(Clone)]
 pub struct Plain {
     pub redis: MultiplexedConnection,
@@ -43,11 +47,18 @@ pub struct Plain {
 
 impl Side for Plain {
     async fn hit(&mut self, id: &str) {
-        let _: i64 = redis::cmd("HINCRBY").arg(self.hash).arg(id).arg(1).query_async(&mut self.redis).await.unwrap();
+        let _: i64 = redis::cmd("HINCRBY")
+            .arg(self.hash)
+            .arg(id)
+            .arg(1)
+            .query_async(&mut self.redis)
+            .await
+            .unwrap();
     }
 }
 
-/// The length of a sequence: long enough that no task wraps around in a round, short enough to draw quickly.
+/// The length of a sequence: long enough that no task wraps around in a round, short enough to draw
+/// quickly.
 const DRAWS: usize = 1 << 20;
 
 /// A sequence of ids, the same in every run.
@@ -62,21 +73,30 @@ impl Ids {
     pub fn zipf(ids: u32) -> Self {
         let weights = WeightedIndex::new((1..=ids).map(|rank| 1.0 / f64::from(rank))).unwrap();
         let draws = SmallRng::seed_from_u64(1).sample_iter(weights).take(DRAWS);
-        Ids { names: names(ids), draws: draws.map(|place| place as u32).collect() }
+        Ids {
+            names: names(ids),
+            draws: draws.map(|place| place as u32).collect(),
+        }
     }
 
     /// Draws all ids equally often.
     pub fn even(ids: u32) -> Self {
         let mut random = SmallRng::seed_from_u64(1);
-        Ids { names: names(ids), draws: (0..DRAWS).map(|_| random.random_range(0..ids)).collect() }
+        Ids {
+            names: names(ids),
+            draws: (0..DRAWS).map(|_| random.random_range(0..ids)).collect(),
+        }
     }
 
-    /// Draws all ids equally often, with names stored in the order of the draws. Looking up a name then costs the same
-    /// for any number of ids.
+    /// Draws all ids equally often, with names stored in the order of the draws. Looking up a name
+    /// then costs the same for any number of ids.
     pub fn in_order(ids: u32) -> Self {
         let mut random = SmallRng::seed_from_u64(1);
         let names = (0..DRAWS).map(|_| format!("page/{}", random.random_range(0..ids)));
-        Ids { names: names.collect(), draws: (0..DRAWS as u32).collect() }
+        Ids {
+            names: names.collect(),
+            draws: (0..DRAWS as u32).collect(),
+        }
     }
 
     /// Returns the endless sequence, from a different start for each task.
@@ -116,8 +136,8 @@ impl Load {
         self.redis_cpu / self.hits
     }
 
-    /// Lets `tasks` tasks hit one id after the other for `time`. Each task waits for its hit before the next one. Then
-    /// finishes the side.
+    /// Lets `tasks` tasks hit one id after the other for `time`. Each task waits for its hit before
+    /// the next one. Then finishes the side.
     pub async fn run<S: Side>(
         side: &S,
         ids: &Ids,
@@ -125,8 +145,11 @@ impl Load {
         time: Duration,
         probe: &mut MultiplexedConnection,
     ) -> Load {
-        let (own, cpu, scripts) =
-            (process::cpu(std::process::id()), redis_cpu(probe).await, Scripts::so_far(probe).await);
+        let (own, cpu, scripts) = (
+            process::cpu(std::process::id()),
+            redis_cpu(probe).await,
+            Scripts::so_far(probe).await,
+        );
         let started = Instant::now();
         let over = over_after(time);
         let hitting: Vec<_> = (0..tasks)
@@ -153,11 +176,18 @@ impl Load {
         let seconds = started.elapsed().as_secs_f64();
         let scripts = Scripts::so_far(probe).await.since(scripts);
         let own_cpu = process::cpu(std::process::id()) - own;
-        Load { hits: hits as f64, seconds, redis_cpu: redis_cpu(probe).await - cpu, own_cpu, scripts }
+        Load {
+            hits: hits as f64,
+            seconds,
+            redis_cpu: redis_cpu(probe).await - cpu,
+            own_cpu,
+            scripts,
+        }
     }
 }
 
-/// Returns a flag that a separate thread sets after `time`. The runtime may be too busy to poll its timers.
+/// Returns a flag that a separate thread sets after `time`. The runtime may be too busy to poll its
+/// timers.
 pub fn over_after(time: Duration) -> Arc<AtomicBool> {
     let over = Arc::new(AtomicBool::new(false));
     let flag = over.clone();

@@ -32,12 +32,20 @@ impl Stage {
         store.create_tables().await.unwrap();
         let pair = Counterfoil::new(connect(&redis).await, store);
         let probe = connect(&redis).await;
-        Stage { pair, pool, redis, probe }
+        Stage {
+            pair,
+            pool,
+            redis,
+            probe,
+        }
     }
 
     /// Returns the server's time in Unix seconds.
     pub async fn time(&self) -> i64 {
-        let time: (i64, i64) = redis::cmd("TIME").query_async(&mut self.probe.clone()).await.unwrap();
+        let time: (i64, i64) = redis::cmd("TIME")
+            .query_async(&mut self.probe.clone())
+            .await
+            .unwrap();
         time.0
     }
 
@@ -48,13 +56,20 @@ impl Stage {
 
     /// Returns the number of bytes that Redis has allocated.
     pub async fn used(&self) -> f64 {
-        number_after(&info(&mut self.probe.clone(), "memory").await, "used_memory:")
+        number_after(
+            &info(&mut self.probe.clone(), "memory").await,
+            "used_memory:",
+        )
     }
 
     /// Deletes everything in Redis and returns a connection for observing it.
     pub async fn emptied(&self) -> MultiplexedConnection {
         let mut probe = self.probe.clone();
-        redis::cmd("FLUSHALL").arg("SYNC").exec_async(&mut probe).await.unwrap();
+        redis::cmd("FLUSHALL")
+            .arg("SYNC")
+            .exec_async(&mut probe)
+            .await
+            .unwrap();
         probe
     }
 }
@@ -74,12 +89,26 @@ pub struct Pending {
 
 impl Pending {
     pub async fn set(bench: &Bench) -> Self {
-        let Stage { pair, pool, redis, probe } = Stage::set(bench).await;
+        let Stage {
+            pair,
+            pool,
+            redis,
+            probe,
+        } = Stage::set(bench).await;
         // this Redis has no persistence
-        let family = Family::buffered("bench", "pending").durability(Durability::Immediate).max_pending(10_000_000);
+        let family = Family::buffered("bench", "pending")
+            .durability(Durability::Immediate)
+            .max_pending(10_000_000);
         let counters = pair.open(family.build().unwrap()).await.unwrap();
         let plain = PlainHashes::new(connect(&redis).await, counters.clone());
-        Pending { pair, pool, counters, plain, redis, probe }
+        Pending {
+            pair,
+            pool,
+            counters,
+            plain,
+            redis,
+            probe,
+        }
     }
 
     /// Counts 1 for each of the ids.
@@ -95,17 +124,33 @@ impl Pending {
                 full.push((partition, std::mem::replace(ids, Vec::with_capacity(PAIRS))));
             }
             if full.len() == waiting.len() {
-                join_all(full.drain(..).map(|(partition, ids)| self.add(partition, ids))).await;
+                join_all(
+                    full.drain(..)
+                        .map(|(partition, ids)| self.add(partition, ids)),
+                )
+                .await;
             }
         }
         full.extend((0..).zip(waiting).filter(|(_, ids)| !ids.is_empty()));
-        join_all(full.into_iter().map(|(partition, ids)| self.add(partition, ids))).await;
+        join_all(
+            full.into_iter()
+                .map(|(partition, ids)| self.add(partition, ids)),
+        )
+        .await;
     }
 
     async fn add(&self, partition: u32, ids: Vec<String>) {
         let pairs: Vec<_> = ids.iter().map(|id| (id.as_str(), 1)).collect();
         let partition = self.partition(partition);
-        let _ = partition.add(self.counters.family(), partition.unfenced(), pairs.len() as u64, pairs).await.unwrap();
+        let _ = partition
+            .add(
+                self.counters.family(),
+                partition.unfenced(),
+                pairs.len() as u64,
+                pairs,
+            )
+            .await
+            .unwrap();
     }
 
     pub fn partitions(&self) -> impl Iterator<Item = Partition> {
@@ -127,11 +172,30 @@ impl Pending {
     }
 }
 
-async fn flush(pair: &Pair, redis: &RedisServer, probe: &MultiplexedConnection, family: &Family) -> f64 {
-    let pending: Vec<_> = ["buffer", "batch"].iter().flat_map(|kind| keys(family, kind)).collect();
+async fn flush(
+    pair: &Pair,
+    redis: &RedisServer,
+    probe: &MultiplexedConnection,
+    family: &Family,
+) -> f64 {
+    let pending: Vec<_> = ["buffer", "batch"]
+        .iter()
+        .flat_map(|kind| keys(family, kind))
+        .collect();
     let started = Instant::now();
-    let reconciler = pair.reconciler().redis(connect(redis).await).start().await.unwrap();
-    while redis::cmd("EXISTS").arg(&pending).query_async::<u64>(&mut probe.clone()).await.unwrap() > 0 {
+    let reconciler = pair
+        .reconciler()
+        .redis(connect(redis).await)
+        .start()
+        .await
+        .unwrap();
+    while redis::cmd("EXISTS")
+        .arg(&pending)
+        .query_async::<u64>(&mut probe.clone())
+        .await
+        .unwrap()
+        > 0
+    {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let seconds = started.elapsed().as_secs_f64();
@@ -143,7 +207,8 @@ fn keys(family: &Family, kind: &str) -> impl Iterator<Item = String> {
     (0..family.partitions()).map(move |partition| format!("cf1:{{{family}/{partition}}}:{kind}"))
 }
 
-/// [`Plain`](super::load::Plain) on one hash per partition of a family, each with the ids of that partition.
+/// [`Plain`](super::load::Plain) on one hash per partition of a family, each with the ids of that
+/// partition.
 #[derive(Clone)]
 pub struct PlainHashes {
     redis: MultiplexedConnection,
@@ -154,14 +219,26 @@ pub struct PlainHashes {
 impl Side for PlainHashes {
     async fn hit(&mut self, id: &str) {
         let mut hit = redis::cmd("HINCRBY");
-        let _: i64 = hit.arg(self.hash_of(id)).arg(id).arg(1).query_async(&mut self.redis).await.unwrap();
+        let _: i64 = hit
+            .arg(self.hash_of(id))
+            .arg(id)
+            .arg(1)
+            .query_async(&mut self.redis)
+            .await
+            .unwrap();
     }
 }
 
 impl PlainHashes {
     pub fn new(redis: MultiplexedConnection, counters: Counters) -> Self {
-        let hashes = (0..counters.family().partitions()).map(|number| format!("plain/{number}")).collect();
-        PlainHashes { redis, counters, hashes }
+        let hashes = (0..counters.family().partitions())
+            .map(|number| format!("plain/{number}"))
+            .collect();
+        PlainHashes {
+            redis,
+            counters,
+            hashes,
+        }
     }
 
     pub fn hashes(&self) -> impl Iterator<Item = &str> {
@@ -185,6 +262,10 @@ impl PlainHashes {
     }
 
     pub async fn delete(&self) {
-        redis::cmd("DEL").arg(&*self.hashes).exec_async(&mut self.redis.clone()).await.unwrap();
+        redis::cmd("DEL")
+            .arg(&*self.hashes)
+            .exec_async(&mut self.redis.clone())
+            .await
+            .unwrap();
     }
 }

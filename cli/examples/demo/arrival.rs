@@ -13,7 +13,8 @@ use crate::writers::Told;
 const LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(100);
 
-/// Returns when MySQL has every family that the writers counted in, and Redis has nothing left to save.
+/// Returns when MySQL has every family that the writers counted in, and Redis has nothing left to
+/// save.
 pub async fn wait(site: &Site, told: &Told) -> Result<()> {
     let counterfoil = Counterfoil::new(site.redis.clone(), MysqlStore::new(site.mysql.clone()));
     let started = Instant::now();

@@ -20,13 +20,17 @@ const LISTENING: &str = "listening address=";
 /// The exit status that a shell reports for a child that SIGKILL ended.
 const KILLED: i32 = 128 + 9;
 
-/// A shell script that sends the daemon the signal read from standard input, or SIGKILL when the pipe closes.
+/// A shell script that sends the daemon the signal read from standard input, or SIGKILL when the
+/// pipe closes.
 const SHELL: &str = r#""$@" & read -r signal; kill -s "${signal:-KILL}" $!; wait $!"#;
 
 /// Returns the path of the program `counterfoil`, next to the `examples` folder.
 pub fn program() -> Result<PathBuf> {
     let own = std::env::current_exe()?;
-    let beside = own.parent().and_then(Path::parent).ok_or("the demo lies in no folder of examples")?;
+    let beside = own
+        .parent()
+        .and_then(Path::parent)
+        .ok_or("the demo lies in no folder of examples")?;
     let program = beside.join("counterfoil");
     if program.is_file() {
         return Ok(program);
@@ -55,8 +59,15 @@ impl Daemon {
             .stderr(File::create(&log)?)
             .process_group(0) // Ctrl-C is for the demo alone
             .spawn()?;
-        let signals = shell.stdin.take().ok_or("a daemon was started without its pipe")?;
-        Ok(Daemon { shell, signals, log })
+        let signals = shell
+            .stdin
+            .take()
+            .ok_or("a daemon was started without its pipe")?;
+        Ok(Daemon {
+            shell,
+            signals,
+            log,
+        })
     }
 
     /// Returns when the log shows that the daemon listens.
@@ -77,18 +88,30 @@ impl Daemon {
         if status.code() == Some(KILLED) {
             Ok(())
         } else {
-            Err(failed(&log, &format!("the daemon ended by itself: {status}")))
+            Err(failed(
+                &log,
+                &format!("the daemon ended by itself: {status}"),
+            ))
         }
     }
 
     /// Sends SIGTERM and waits for the daemon to exit successfully.
     pub async fn terminate(self) -> Result<()> {
         let (log, status) = self.end("TERM").await?;
-        if status.success() { Ok(()) } else { Err(failed(&log, &format!("the daemon did not end well: {status}"))) }
+        if status.success() {
+            Ok(())
+        } else {
+            Err(failed(
+                &log,
+                &format!("the daemon did not end well: {status}"),
+            ))
+        }
     }
 
     async fn end(mut self, signal: &str) -> Result<(PathBuf, ExitStatus)> {
-        self.signals.write_all(format!("{signal}\n").as_bytes()).await?;
+        self.signals
+            .write_all(format!("{signal}\n").as_bytes())
+            .await?;
         match timeout(END_LIMIT, self.shell.wait()).await {
             Ok(status) => Ok((self.log, status?)),
             Err(_) => Err(self.failed("the daemon does not end")),

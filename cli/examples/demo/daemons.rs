@@ -21,7 +21,13 @@ impl Daemons {
     pub async fn start(program: PathBuf, site: &Site) -> Result<Self> {
         let config = site.configure("first", &site.listen.to_string())?;
         let config_of_second = site.configure("second", "off")?;
-        let mut daemons = Daemons { program, config, config_of_second, first: None, second: None };
+        let mut daemons = Daemons {
+            program,
+            config,
+            config_of_second,
+            first: None,
+            second: None,
+        };
         daemons.start_first().await?;
         Ok(daemons)
     }
@@ -50,14 +56,19 @@ impl Daemons {
 
     /// Stops the running daemons as an operator would.
     pub async fn stop(&mut self) -> Result<()> {
-        for daemon in [self.first.take(), self.second.take()].into_iter().flatten() {
+        for daemon in [self.first.take(), self.second.take()]
+            .into_iter()
+            .flatten()
+        {
             daemon.terminate().await?;
         }
         Ok(())
     }
 
     async fn start_first(&mut self) -> Result<()> {
-        let first = self.first.insert(Daemon::start(&self.program, &self.config)?);
+        let first = self
+            .first
+            .insert(Daemon::start(&self.program, &self.config)?);
         first.listens().await
     }
 }

@@ -1,6 +1,6 @@
-//! The demo of the daemon: programs in Python and Node count with the Lua bundle alone, and daemons bring their counts
-//! to MySQL. Meanwhile daemons are killed, connections cut and scripts flushed. At the end the demo compares MySQL with
-//! the counts that Redis confirmed to the programs.
+//! The demo of the daemon: programs in Python and Node count with the Lua bundle alone, and daemons
+//! bring their counts to MySQL. Meanwhile daemons are killed, connections cut and scripts flushed.
+//! At the end the demo compares MySQL with the counts that Redis confirmed to the programs.
 
 mod arrival;
 mod check;
@@ -29,10 +29,12 @@ use self::writers::Writers;
 type Result<T> = std::result::Result<T, BoxError>;
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Runs the daemon with its status page, and programs in Python and Node that count with the Lua bundle, until Ctrl-C.
+/// Runs the daemon with its status page, and programs in Python and Node that count with the Lua
+/// bundle, until Ctrl-C.
 ///
-/// Meanwhile the demo kills daemons, cuts connections and flushes scripts. Then it compares MySQL with the counts that
-/// Redis confirmed to the programs. Exit status: 0 if they agree, 1 if not, 2 after an error.
+/// Meanwhile the demo kills daemons, cuts connections and flushes scripts. Then it compares MySQL
+/// with the counts that Redis confirmed to the programs. Exit status: 0 if they agree, 1 if not, 2
+/// after an error.
 #[derive(Parser)]
 #[command(name = "demo daemon", max_term_width = 100)]
 struct Args {
@@ -103,6 +105,9 @@ async fn finish(site: &Site, before: &Stored, writers: Writers, trouble: Trouble
     checked.print();
     match told.unknown {
         0 => Ok(checked.is_exact()),
-        unknown => Err(format!("{unknown} calls have an unknown outcome, so that nothing is known of the sums").into()),
+        unknown => Err(format!(
+            "{unknown} calls have an unknown outcome, so that nothing is known of the sums"
+        )
+        .into()),
     }
 }

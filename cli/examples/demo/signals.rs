@@ -11,7 +11,10 @@ pub struct Signals {
 
 impl Signals {
     pub fn new() -> Result<Self> {
-        Ok(Signals { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+        Ok(Signals {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
     }
 
     /// Returns on Ctrl-C or SIGTERM, either of which ends the current step of the demo.

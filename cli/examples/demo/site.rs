@@ -24,8 +24,8 @@ const TABLES: [&str; 3] = [
     "CREATE TABLE item (id INT UNSIGNED PRIMARY KEY, vote_count BIGINT NOT NULL)",
 ];
 
-/// The families of the daemon. It discovers the shops' namespaces by their keys in Redis. Counters of votes leave Redis
-/// soon, so that writers read their rows again.
+/// The families of the daemon. It discovers the shops' namespaces by their keys in Redis. Counters
+/// of votes leave Redis soon, so that writers read their rows again.
 const FAMILIES: &str = r#"
 [[family]]
 name = "shop-*/views"
@@ -67,8 +67,15 @@ impl Site {
         for table in TABLES {
             sqlx::query(table).execute(&mysql).await?;
         }
-        let rows: Vec<_> = (1..=ITEMS).map(|id| format!("({id}, {})", 10 * id)).collect();
-        sqlx::query(AssertSqlSafe(format!("INSERT INTO item VALUES {}", rows.join(", ")))).execute(&mysql).await?;
+        let rows: Vec<_> = (1..=ITEMS)
+            .map(|id| format!("({id}, {})", 10 * id))
+            .collect();
+        sqlx::query(AssertSqlSafe(format!(
+            "INSERT INTO item VALUES {}",
+            rows.join(", ")
+        )))
+        .execute(&mysql)
+        .await?;
         Ok(Site {
             redis: redis_server.manager().await,
             mysql,
@@ -80,16 +87,22 @@ impl Site {
         })
     }
 
-    /// Opens the families, as an application does for each new shop. A client of the scripts refuses to count in a
-    /// family that Redis does not know.
+    /// Opens the families, as an application does for each new shop. A client of the scripts
+    /// refuses to count in a family that Redis does not know.
     pub async fn open_families(&self) -> Result<()> {
         let application = Counterfoil::new(self.redis.clone(), MemoryStore::new());
         for shop in 1..=SHOPS {
             let namespace = format!("shop-{shop}");
-            let _ = application.open(Family::buffered(&namespace, "views").build()?).await?;
-            let _ = application.open(Family::visitors(&namespace, "visitors").build()?).await?;
+            let _ = application
+                .open(Family::buffered(&namespace, "views").build()?)
+                .await?;
+            let _ = application
+                .open(Family::visitors(&namespace, "visitors").build()?)
+                .await?;
         }
-        let _ = application.open(Family::cached("forum", "votes").build()?).await?;
+        let _ = application
+            .open(Family::cached("forum", "votes").build()?)
+            .await?;
         Ok(())
     }
 
@@ -106,15 +119,16 @@ impl Site {
     pub fn configure(&self, name: &str, listen: &str) -> Result<PathBuf> {
         let (redis, mysql) = (self.redis_server.url(), &self.mysql_url);
         let path = self.file(&format!("{name}.toml"));
-        let pair =
-            format!("[pair.main]\nredis = {redis:?}\nmysql = {mysql:?}\ncreate_tables = true\ndiscover = \"1s\"");
+        let pair = format!(
+            "[pair.main]\nredis = {redis:?}\nmysql = {mysql:?}\ncreate_tables = true\ndiscover = \"1s\""
+        );
         fs::write(&path, format!("listen = {listen:?}\n{pair}\n{FAMILIES}"))?;
         Ok(path)
     }
 }
 
-/// Returns the first free port from the daemon's default on. Clients use higher ports, so that they cannot take this
-/// one while the daemon restarts.
+/// Returns the first free port from the daemon's default on. Clients use higher ports, so that they
+/// cannot take this one while the daemon restarts.
 fn free() -> Result<SocketAddr> {
     let mut ports = (9292..9392).map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     let free = ports.find(|address| TcpListener::bind(address).is_ok());

@@ -20,7 +20,11 @@ pub struct Stored(pub BTreeMap<(String, String), i64>);
 impl Stored {
     pub async fn read(mysql: &MySqlPool) -> Result<Self> {
         let rows: Vec<(String, String, i64)> = sqlx::query_as(COUNTERS).fetch_all(mysql).await?;
-        Ok(Stored(rows.into_iter().map(|(family, id, value)| ((family, id), value)).collect()))
+        Ok(Stored(
+            rows.into_iter()
+                .map(|(family, id, value)| ((family, id), value))
+                .collect(),
+        ))
     }
 
     /// Returns the value of `counter`, or 0 if it has no row.
@@ -31,5 +35,10 @@ impl Stored {
 
 /// Returns an item's votes for a writer, which has no MySQL driver.
 pub async fn votes(mysql: &MySqlPool, item: &str) -> Result<i64> {
-    Ok(sqlx::query_scalar("SELECT vote_count FROM item WHERE id = ?").bind(item).fetch_one(mysql).await?)
+    Ok(
+        sqlx::query_scalar("SELECT vote_count FROM item WHERE id = ?")
+            .bind(item)
+            .fetch_one(mysql)
+            .await?,
+    )
 }

@@ -10,8 +10,8 @@ use tokio::time::sleep;
 use crate::daemons::Daemons;
 use crate::{BoxError, Result};
 
-/// The first pause between faults. Pauses grow up to `LAST`: a short run sees every fault, a long one leaves time to
-/// view the page.
+/// The first pause between faults. Pauses grow up to `LAST`: a short run sees every fault, a long
+/// one leaves time to view the page.
 const FIRST: Duration = Duration::from_millis(800);
 const LAST: Duration = Duration::from_secs(10);
 
@@ -34,18 +34,32 @@ pub struct Done {
 
 impl fmt::Display for Done {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Done { kills, cuts, seconds_started, flushes, seconds_killed } = self;
+        let Done {
+            kills,
+            cuts,
+            seconds_started,
+            flushes,
+            seconds_killed,
+        } = self;
         write!(
             f,
             "the daemon killed {kills} times, a second one started {seconds_started} and killed {seconds_killed}; "
         )?;
-        write!(f, "connections to Redis cut {cuts} times, scripts flushed {flushes}")
+        write!(
+            f,
+            "connections to Redis cut {cuts} times, scripts flushed {flushes}"
+        )
     }
 }
 
 impl Trouble {
     pub fn new(daemons: Daemons, redis: ConnectionManager) -> Self {
-        Trouble { daemons, redis, started: Instant::now(), done: Done::default() }
+        Trouble {
+            daemons,
+            redis,
+            started: Instant::now(),
+            done: Done::default(),
+        }
     }
 
     /// Injects faults of each kind in turn. Returns only if one fails.
@@ -69,16 +83,26 @@ impl Trouble {
     }
 
     async fn strike(&mut self, number: u8) -> Result<String> {
-        let Trouble { daemons, redis, done, .. } = self;
+        let Trouble {
+            daemons,
+            redis,
+            done,
+            ..
+        } = self;
         match number {
             0 => {
                 let seconds = daemons.replace_first().await?.as_secs_f64();
                 done.kills += 1;
-                Ok(format!("the daemon was killed (SIGKILL) and started again, within {seconds:.2} s"))
+                Ok(format!(
+                    "the daemon was killed (SIGKILL) and started again, within {seconds:.2} s"
+                ))
             }
             1 => {
                 // all except the demo's own
-                let cut: u64 = cmd("CLIENT").arg(&["KILL", "TYPE", "normal"]).query_async(redis).await?;
+                let cut: u64 = cmd("CLIENT")
+                    .arg(&["KILL", "TYPE", "normal"])
+                    .query_async(redis)
+                    .await?;
                 done.cuts += 1;
                 Ok(format!("{cut} connections to Redis were cut"))
             }

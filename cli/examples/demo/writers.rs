@@ -38,14 +38,19 @@ pub struct Told {
 
 impl Told {
     pub fn of(&self, family: &str, id: &str) -> i64 {
-        self.sums.get(family).and_then(|sums| sums.get(id)).copied().unwrap_or(0)
+        self.sums
+            .get(family)
+            .and_then(|sums| sums.get(id))
+            .copied()
+            .unwrap_or(0)
     }
 
     fn add(&mut self, more: Told) {
         self.unknown += more.unknown;
         for (family, sums) in more.sums {
             let all = self.sums.entry(family).or_default();
-            sums.into_iter().for_each(|(id, sum)| *all.entry(id).or_default() += sum);
+            sums.into_iter()
+                .for_each(|(id, sum)| *all.entry(id).or_default() += sum);
         }
     }
 }
@@ -75,7 +80,12 @@ impl Writers {
                     .kill_on_drop(true)
                     .spawn()
                     .map_err(|error| format!("{program} {script}: {error}"))?;
-                attended.spawn(attend(script, process, site.mysql.clone(), stopping.clone()));
+                attended.spawn(attend(
+                    script,
+                    process,
+                    site.mysql.clone(),
+                    stopping.clone(),
+                ));
             }
         }
         Ok(Writers { stop, attended })
@@ -121,8 +131,14 @@ async fn attend(
                 continue;
             }
         };
-        match serde_json::from_str(&line).map_err(|error| format!("{script} says {line}: {error}"))? {
-            Said::Row(id) => orders.write_all(format!("{}\n", stored::votes(&mysql, &id).await?).as_bytes()).await?,
+        match serde_json::from_str(&line)
+            .map_err(|error| format!("{script} says {line}: {error}"))?
+        {
+            Said::Row(id) => {
+                orders
+                    .write_all(format!("{}\n", stored::votes(&mysql, &id).await?).as_bytes())
+                    .await?
+            }
             Said::Told(told) => return Ok(told),
         }
     }

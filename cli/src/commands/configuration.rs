@@ -22,16 +22,22 @@ pub fn check(context: &Context) -> Result<Exit, Failure> {
         pair: pair.name.clone(),
         families: context.described(pair).map(FamilyConfig::name).collect(),
     });
-    context.output.print(&described.collect::<Vec<_>>(), |pairs| {
-        let line = |Described { pair, families }: &Described| {
-            if families.is_empty() {
-                format!("pair {pair}: no families")
-            } else {
-                format!("pair {pair}: {}", families.join(", "))
-            }
-        };
-        pairs.iter().map(line).chain(["the configuration is right".to_owned()]).collect()
-    })?;
+    context
+        .output
+        .print(&described.collect::<Vec<_>>(), |pairs| {
+            let line = |Described { pair, families }: &Described| {
+                if families.is_empty() {
+                    format!("pair {pair}: no families")
+                } else {
+                    format!("pair {pair}: {}", families.join(", "))
+                }
+            };
+            pairs
+                .iter()
+                .map(line)
+                .chain(["the configuration is right".to_owned()])
+                .collect()
+        })?;
     Ok(Exit::Ok)
 }
 

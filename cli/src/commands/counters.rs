@@ -4,7 +4,8 @@ use std::io::{self, Write};
 use std::time::SystemTime;
 
 use counterfoil::{
-    Added, AddedOnce, AnyCounters, Changed, ChangedOnce, Counterfoil, Day, Precision, SeriesAdded, VisitorCount,
+    Added, AddedOnce, AnyCounters, Changed, ChangedOnce, Counterfoil, Day, Precision, SeriesAdded,
+    VisitorCount,
 };
 use serde::Serialize;
 
@@ -63,35 +64,75 @@ struct Page {
 }
 
 /// Prints exact values.
-pub async fn get(context: &Context, family: &str, ids: &[String], precision: Precision) -> Result<Exit, Failure> {
+pub async fn get(
+    context: &Context,
+    family: &str,
+    ids: &[String],
+    precision: Precision,
+) -> Result<Exit, Failure> {
     let pair = context.pair_of(family)?;
     let connected = connect(pair).await?;
-    let counters = { read(context.open_to_read(pair, &connected, family).await?, ids, precision).await? };
-    context.output.print(&counters, |Values { values, .. }| match values {
-        OfKind::Values(values) => values.iter().map(|Value { id, value }| format!("{id}\t{value}")).collect(),
-        OfKind::Series(series) => {
-            let lines = series.iter().flat_map(|Window { name, slices, .. }| {
-                slices.iter().map(move |slice| format!("{name}\t{}\t{}", moment(slice.at), slice.count))
-            });
-            lines.collect()
-        }
-        OfKind::Pages(pages) => {
-            pages.iter().map(|Page { page, views, visitors, .. }| format!("{page}\t{views}\t{visitors}")).collect()
-        }
-    })?;
+    let counters = {
+        read(
+            context.open_to_read(pair, &connected, family).await?,
+            ids,
+            precision,
+        )
+        .await?
+    };
+    context
+        .output
+        .print(&counters, |Values { values, .. }| match values {
+            OfKind::Values(values) => values
+                .iter()
+                .map(|Value { id, value }| format!("{id}\t{value}"))
+                .collect(),
+            OfKind::Series(series) => {
+                let lines = series.iter().flat_map(|Window { name, slices, .. }| {
+                    slices
+                        .iter()
+                        .map(move |slice| format!("{name}\t{}\t{}", moment(slice.at), slice.count))
+                });
+                lines.collect()
+            }
+            OfKind::Pages(pages) => pages
+                .iter()
+                .map(
+                    |Page {
+                         page,
+                         views,
+                         visitors,
+                         ..
+                     }| format!("{page}\t{views}\t{visitors}"),
+                )
+                .collect(),
+        })?;
     Ok(Exit::Ok)
 }
 
-async fn read(counters: AnyCounters, ids: &[String], precision: Precision) -> Result<Values, Failure> {
+async fn read(
+    counters: AnyCounters,
+    ids: &[String],
+    precision: Precision,
+) -> Result<Values, Failure> {
     let (family, kind) = (counters.family().to_string(), counters.family().kind());
     let of_ids = |values: Vec<i64>| {
-        OfKind::Values(ids.iter().cloned().zip(values).map(|(id, value)| Value { id, value }).collect())
+        OfKind::Values(
+            ids.iter()
+                .cloned()
+                .zip(values)
+                .map(|(id, value)| Value { id, value })
+                .collect(),
+        )
     };
     let values = match counters {
         AnyCounters::Buffered(counters) => of_ids(counters.get_many(ids).await?),
         AnyCounters::Cached(counters) => of_ids(counters.get_many(ids).await?),
         AnyCounters::Visitors(visitors) => {
-            let days = ids.iter().map(|id| scope_and_day(&family, id)).collect::<Result<Vec<_>, _>>()?;
+            let days = ids
+                .iter()
+                .map(|id| scope_and_day(&family, id))
+                .collect::<Result<Vec<_>, _>>()?;
             of_ids(visitors.get_many(days).await?)
         }
         AnyCounters::Series(series) => {
@@ -101,7 +142,11 @@ async fn read(counters: AnyCounters, ids: &[String], precision: Precision) -> Re
                 precision: precision.to_string(),
                 slices: slices
                     .iter()
-                    .map(|slice| SliceOf { start: unix_seconds(slice.start), at: slice.start, count: slice.count })
+                    .map(|slice| SliceOf {
+                        start: unix_seconds(slice.start),
+                        at: slice.start,
+                        count: slice.count,
+                    })
                     .collect(),
             });
             OfKind::Series(windows.collect())
@@ -119,15 +164,27 @@ async fn read(counters: AnyCounters, ids: &[String], precision: Precision) -> Re
             }
             OfKind::Pages(pages)
         }
-        _ => return Err(Failure::usage(format!("{family} is of a kind that this command does not know"))),
+        _ => {
+            return Err(Failure::usage(format!(
+                "{family} is of a kind that this command does not know"
+            )));
+        }
     };
-    Ok(Values { family, kind, values })
+    Ok(Values {
+        family,
+        kind,
+        values,
+    })
 }
 
 fn scope_and_day<'i>(family: &str, id: &'i str) -> Result<(&'i str, Day), Failure> {
-    let parsed = id.rsplit_once('/').and_then(|(scope, day)| Some((scope, day.parse().ok()?)));
+    let parsed = id
+        .rsplit_once('/')
+        .and_then(|(scope, day)| Some((scope, day.parse().ok()?)));
     parsed.ok_or_else(|| {
-        Failure::usage(format!("{family} counts visitors: {id:?} is not SCOPE/DAY, such as 12345/2026-09-20"))
+        Failure::usage(format!(
+            "{family} counts visitors: {id:?} is not SCOPE/DAY, such as 12345/2026-09-20"
+        ))
     })
 }
 
@@ -153,24 +210,46 @@ pub async fn add(
     let pair = context.pair_of(family)?;
     let connected = connect(pair).await?;
     let (outcome, value) = { count(context, pair, &connected, family, id, delta, request).await? };
-    let outcome = Outcome { family: family.to_owned(), id: id.to_owned(), delta, outcome, value };
+    let outcome = Outcome {
+        family: family.to_owned(),
+        id: id.to_owned(),
+        delta,
+        outcome,
+        value,
+    };
     let why = match outcome.outcome {
         "counted" | "counted_before" => {
-            context.output.print(&outcome, |Outcome { outcome, value, .. }| {
-                let before = if *outcome == "counted_before" { "was counted before" } else { "counted" };
-                vec![value.map_or_else(|| before.to_owned(), |value| format!("{before}: {id} is {value}"))]
-            })?;
+            context
+                .output
+                .print(&outcome, |Outcome { outcome, value, .. }| {
+                    let before = if *outcome == "counted_before" {
+                        "was counted before"
+                    } else {
+                        "counted"
+                    };
+                    vec![value.map_or_else(
+                        || before.to_owned(),
+                        |value| format!("{before}: {id} is {value}"),
+                    )]
+                })?;
             return Ok(Exit::Ok);
         }
         "out_of_range" => "it would lead out of the family's bounds, or of 64 bits",
-        "full" => "as many ids are pending as the family may have: is a daemon running, and MySQL there?",
+        "full" => {
+            "as many ids are pending as the family may have: is a daemon running, and MySQL there?"
+        }
         _ => "there is no row for it, and rows are the application's to make",
     };
     if context.output.json {
         context.output.print(&outcome, |_| Vec::new())?;
     }
-    let is = outcome.value.map(|value| format!("; it is {value}")).unwrap_or_default();
-    Err(Failure::warning(format!("{family}: {id:?} was not counted: {why}{is}")))
+    let is = outcome
+        .value
+        .map(|value| format!("; it is {value}"))
+        .unwrap_or_default();
+    Err(Failure::warning(format!(
+        "{family}: {id:?} was not counted: {why}{is}"
+    )))
 }
 
 async fn count(
@@ -183,39 +262,51 @@ async fn count(
     request: Option<&str>,
 ) -> Result<(&'static str, Option<i64>), Failure> {
     let refused = |what: &str| Err(Failure::usage(format!("{family}: {what}")));
-    Ok(match (context.open(pair, counterfoil, family).await?, request) {
-        (AnyCounters::Buffered(counters), None) => match counters.add(id, delta).await? {
-            Added::Counted { .. } => ("counted", Some(counters.get(id).await?)),
-            Added::OutOfRange => ("out_of_range", None),
-            _ => ("full", None),
-        },
-        (AnyCounters::Buffered(counters), Some(request)) => match counters.add_once(request, id, delta).await? {
-            AddedOnce::Counted { .. } => ("counted", Some(counters.get(id).await?)),
-            AddedOnce::CountedBefore { .. } => ("counted_before", Some(counters.get(id).await?)),
-            AddedOnce::OutOfRange => ("out_of_range", None),
-            _ => ("full", None),
-        },
-        (AnyCounters::Cached(counters), None) => match counters.incr(id, delta).await? {
-            Changed::Counted { value } => ("counted", Some(value)),
-            Changed::OutOfRange { value } => ("out_of_range", Some(value)),
-            _ => ("no_row", None),
-        },
-        (AnyCounters::Cached(counters), Some(request)) => match counters.incr_once(request, id, delta).await? {
-            ChangedOnce::Counted { value } => ("counted", Some(value)),
-            ChangedOnce::CountedBefore { value } => ("counted_before", Some(value)),
-            ChangedOnce::OutOfRange { value } => ("out_of_range", Some(value)),
-            _ => ("no_row", None),
-        },
-        (AnyCounters::Series(_), Some(_)) => return refused("a series takes no --request"),
-        (AnyCounters::Series(series), None) => match u64::try_from(delta) {
-            Ok(number) if number > 0 => match series.add(id, number).await? {
-                SeriesAdded::Counted => ("counted", None),
-                _ => ("out_of_range", None),
+    Ok(
+        match (context.open(pair, counterfoil, family).await?, request) {
+            (AnyCounters::Buffered(counters), None) => match counters.add(id, delta).await? {
+                Added::Counted { .. } => ("counted", Some(counters.get(id).await?)),
+                Added::OutOfRange => ("out_of_range", None),
+                _ => ("full", None),
             },
-            _ => return refused("a series only goes up: the delta has to be more than 0"),
+            (AnyCounters::Buffered(counters), Some(request)) => {
+                match counters.add_once(request, id, delta).await? {
+                    AddedOnce::Counted { .. } => ("counted", Some(counters.get(id).await?)),
+                    AddedOnce::CountedBefore { .. } => {
+                        ("counted_before", Some(counters.get(id).await?))
+                    }
+                    AddedOnce::OutOfRange => ("out_of_range", None),
+                    _ => ("full", None),
+                }
+            }
+            (AnyCounters::Cached(counters), None) => match counters.incr(id, delta).await? {
+                Changed::Counted { value } => ("counted", Some(value)),
+                Changed::OutOfRange { value } => ("out_of_range", Some(value)),
+                _ => ("no_row", None),
+            },
+            (AnyCounters::Cached(counters), Some(request)) => {
+                match counters.incr_once(request, id, delta).await? {
+                    ChangedOnce::Counted { value } => ("counted", Some(value)),
+                    ChangedOnce::CountedBefore { value } => ("counted_before", Some(value)),
+                    ChangedOnce::OutOfRange { value } => ("out_of_range", Some(value)),
+                    _ => ("no_row", None),
+                }
+            }
+            (AnyCounters::Series(_), Some(_)) => return refused("a series takes no --request"),
+            (AnyCounters::Series(series), None) => match u64::try_from(delta) {
+                Ok(number) if number > 0 => match series.add(id, number).await? {
+                    SeriesAdded::Counted => ("counted", None),
+                    _ => ("out_of_range", None),
+                },
+                _ => return refused("a series only goes up: the delta has to be more than 0"),
+            },
+            _ => {
+                return refused(
+                    "it counts visitors, and here is none: the application counts them",
+                );
+            }
         },
-        _ => return refused("it counts visitors, and here is none: the application counts them"),
-    })
+    )
 }
 
 /// The number of counters in a read.
@@ -276,7 +367,8 @@ async fn write_list(
         let mut out = io::BufWriter::new(io::stdout().lock());
         for (id, value) in &page {
             if json {
-                let item = serde_json::to_string(&Listed { id, value: *value }).map_err(io::Error::from)?;
+                let item = serde_json::to_string(&Listed { id, value: *value })
+                    .map_err(io::Error::from)?;
                 write!(out, "{}\n  {item}", if is_first { "[" } else { "," })?;
                 is_first = false;
             } else {
@@ -313,16 +405,26 @@ async fn page(
     after: Option<&str>,
     limit: usize,
 ) -> Result<Vec<(String, Option<i64>)>, Failure> {
-    let valued = |page: Vec<(String, i64)>| page.into_iter().map(|(id, value)| (id, Some(value))).collect();
+    let valued = |page: Vec<(String, i64)>| {
+        page.into_iter()
+            .map(|(id, value)| (id, Some(value)))
+            .collect()
+    };
     Ok(match counters {
         AnyCounters::Buffered(counters) => valued(counters.list(prefix, after, limit).await?),
         AnyCounters::Visitors(visitors) => valued(visitors.list(prefix, after, limit).await?),
-        AnyCounters::Series(series) => {
-            series.names(prefix, after, limit).await?.into_iter().map(|name| (name, None)).collect()
-        }
+        AnyCounters::Series(series) => series
+            .names(prefix, after, limit)
+            .await?
+            .into_iter()
+            .map(|name| (name, None))
+            .collect(),
         other => {
             let family = other.family();
-            let what = format!("{family}: {} counters are not listed: `get` takes their ids", family.kind());
+            let what = format!(
+                "{family}: {} counters are not listed: `get` takes their ids",
+                family.kind()
+            );
             return Err(Failure::usage(what));
         }
     })

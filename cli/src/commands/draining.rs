@@ -43,21 +43,37 @@ pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exi
         let connected = connect(pair).await?;
         drain_pair(context, pair, &connected, end, all).await
     });
-    let drained = join_all(drains).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let drained = join_all(drains)
+        .await
+        .into_iter()
+        .collect::<Result<Vec<_>, _>>()?;
     context.output.print(&drained, |drained| {
         let done = drained.iter().filter(|pair| pair.drained);
-        done.map(|pair| format!("pair {}: everything is in MySQL", pair.pair)).collect()
+        done.map(|pair| format!("pair {}: everything is in MySQL", pair.pair))
+            .collect()
     })?;
     let not_done = drained.iter().filter(|pair| !pair.drained).map(|pair| {
         let left = pair.left.iter().map(|left| {
             let ids = count(left.pending, "id", "ids");
-            format!("{}: {ids}, the oldest {}", left.family, short(left.oldest_seconds))
+            format!(
+                "{}: {ids}, the oldest {}",
+                left.family,
+                short(left.oldest_seconds)
+            )
         });
         let left: Vec<_> = left.chain(pair.problems.iter().cloned()).collect();
-        format!("pair {}: not all is in MySQL: {}. It stays in Redis", pair.pair, left.join("; "))
+        format!(
+            "pair {}: not all is in MySQL: {}. It stays in Redis",
+            pair.pair,
+            left.join("; ")
+        )
     });
     let not_done: Vec<_> = not_done.collect();
-    if not_done.is_empty() { Ok(Exit::Ok) } else { Err(Failure::warning(not_done.join("; "))) }
+    if not_done.is_empty() {
+        Ok(Exit::Ok)
+    } else {
+        Err(Failure::warning(not_done.join("; ")))
+    }
 }
 
 async fn drain_pair(
@@ -68,7 +84,13 @@ async fn drain_pair(
     all: bool,
 ) -> Result<Drained, Failure> {
     open_all(context, pair, counterfoil).await?;
-    let draining = async { if all { counterfoil.drain_all().await } else { counterfoil.drain().await } };
+    let draining = async {
+        if all {
+            counterfoil.drain_all().await
+        } else {
+            counterfoil.drain().await
+        }
+    };
     let telling = tell(&pair.name, counterfoil);
     let drained = timeout_at(end, async {
         tokio::select! {
@@ -88,25 +110,45 @@ async fn drain_pair(
         problems.push("the time was over before it was certain".to_owned());
     }
     let drained = problems.is_empty() && left.is_empty();
-    Ok(Drained { pair: pair.name.clone(), drained, left, problems })
+    Ok(Drained {
+        pair: pair.name.clone(),
+        drained,
+        left,
+        problems,
+    })
 }
 
 /// Opens the families of the database, and those that only the configuration has.
-async fn open_all(context: &Context, pair: &PairConfig, counterfoil: &Counterfoil) -> Result<(), Failure> {
+async fn open_all(
+    context: &Context,
+    pair: &PairConfig,
+    counterfoil: &Counterfoil,
+) -> Result<(), Failure> {
     let known = registered(counterfoil).await?;
     let is_new = |namespace: &str, name: &str| {
-        let is_it = |known: &Registered| known.family.namespace() == namespace && known.family.name() == name;
+        let is_it = |known: &Registered| {
+            known.family.namespace() == namespace && known.family.name() == name
+        };
         !known.iter().any(is_it)
     };
-    let (patterns, single): (Vec<_>, Vec<_>) = context.described(pair).partition(|family| family.is_pattern());
-    for described in single.into_iter().filter(|family| is_new(&family.namespace, &family.family)) {
+    let (patterns, single): (Vec<_>, Vec<_>) = context
+        .described(pair)
+        .partition(|family| family.is_pattern());
+    for described in single
+        .into_iter()
+        .filter(|family| is_new(&family.namespace, &family.family))
+    {
         counterfoil.open(described.sample()?).await?;
     }
     if !patterns.is_empty() {
         let found = discovery::families(counterfoil.redis()).await;
-        let found =
-            found.map_err(|error| Error::new(ErrorKind::Redis, "no namespaces were looked for").with_source(error))?;
-        for (namespace, name) in found.iter().filter(|(namespace, name)| is_new(namespace, name)) {
+        let found = found.map_err(|error| {
+            Error::new(ErrorKind::Redis, "no namespaces were looked for").with_source(error)
+        })?;
+        for (namespace, name) in found
+            .iter()
+            .filter(|(namespace, name)| is_new(namespace, name))
+        {
             let describes = |described: &&&FamilyConfig| described.describes(namespace, name);
             if let Some(described) = patterns.iter().find(describes) {
                 counterfoil.open(described.in_namespace(namespace)?).await?;
@@ -129,14 +171,29 @@ async fn tell<T>(pair: &str, counterfoil: &Counterfoil) -> T {
             eprintln!("pair {pair}: Redis does not reply");
             continue;
         };
-        let pending =
-            backlogs.iter().filter_map(|(_, backlog)| backlog.as_ref().ok()).filter(|backlog| backlog.ids > 0);
-        let (ids, families, oldest) = pending.fold((0, 0, Duration::ZERO), |(ids, families, oldest), backlog| {
-            (ids + backlog.ids, families + 1, oldest.max(backlog.oldest.unwrap_or_default()))
-        });
+        let pending = backlogs
+            .iter()
+            .filter_map(|(_, backlog)| backlog.as_ref().ok())
+            .filter(|backlog| backlog.ids > 0);
+        let (ids, families, oldest) = pending.fold(
+            (0, 0, Duration::ZERO),
+            |(ids, families, oldest), backlog| {
+                (
+                    ids + backlog.ids,
+                    families + 1,
+                    oldest.max(backlog.oldest.unwrap_or_default()),
+                )
+            },
+        );
         if ids > 0 {
-            let (ids, families) = (count(ids, "id", "ids"), count(families, "family", "families"));
-            eprintln!("pair {pair}: {ids} of {families} pending, the oldest {}", short(oldest.as_secs_f64()));
+            let (ids, families) = (
+                count(ids, "id", "ids"),
+                count(families, "family", "families"),
+            );
+            eprintln!(
+                "pair {pair}: {ids} of {families} pending, the oldest {}",
+                short(oldest.as_secs_f64())
+            );
         }
     }
 }
@@ -162,5 +219,9 @@ async fn look(counterfoil: &Counterfoil) -> (Vec<Left>, Vec<String>) {
 
 fn left_of(family: &Family, backlog: &Backlog) -> Left {
     let oldest_seconds = backlog.oldest.unwrap_or_default().as_secs_f64();
-    Left { family: family.to_string(), pending: backlog.ids, oldest_seconds }
+    Left {
+        family: family.to_string(),
+        pending: backlog.ids,
+        oldest_seconds,
+    }
 }

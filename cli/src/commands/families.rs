@@ -20,7 +20,9 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
     context.output.print(&pairs, |pairs| {
         let at = now();
         let row = |pair: &PairStatus, family: &FamilyStatus| {
-            let saved = family.last_saved.map(|saved| format!("{} ago", short(at.saturating_sub(saved) as f64)));
+            let saved = family
+                .last_saved
+                .map(|saved| format!("{} ago", short(at.saturating_sub(saved) as f64)));
             [
                 pair.pair.clone(),
                 family.name(),
@@ -32,16 +34,32 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
                 word(family.state).to_owned(),
             ]
         };
-        let heads = ["PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "SAVED", "REJECTS", "STATE"];
-        let mut lines = lines_of(pairs, &heads, |pair| pair.families.iter().map(|family| row(pair, family)).collect());
+        let heads = [
+            "PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "SAVED", "REJECTS", "STATE",
+        ];
+        let mut lines = lines_of(pairs, &heads, |pair| {
+            pair.families
+                .iter()
+                .map(|family| row(pair, family))
+                .collect()
+        });
         lines.extend(pairs.iter().flat_map(remarks));
         lines
     })?;
-    let server = pairs.iter().map(|pair| if is_up(pair) { Exit::Ok } else { Exit::Critical });
-    let family = pairs.iter().flat_map(|pair| &pair.families).map(|family| match family.state {
-        State::Ok => Exit::Ok,
-        State::Rejects | State::Late | State::Broken => Exit::Warning,
+    let server = pairs.iter().map(|pair| {
+        if is_up(pair) {
+            Exit::Ok
+        } else {
+            Exit::Critical
+        }
     });
+    let family = pairs
+        .iter()
+        .flat_map(|pair| &pair.families)
+        .map(|family| match family.state {
+            State::Ok => Exit::Ok,
+            State::Rejects | State::Late | State::Broken => Exit::Warning,
+        });
     Ok(server.chain(family).max().unwrap_or(Exit::Ok))
 }
 
@@ -49,34 +67,58 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
 pub async fn pending(context: &Context) -> Result<Exit, Failure> {
     let mut pairs = look(context, LATE).await?;
     for pair in &mut pairs {
-        pair.families.retain(|family| family.pending > 0 || family.open > 0 || family.state == State::Broken);
+        pair.families.retain(|family| {
+            family.pending > 0 || family.open > 0 || family.state == State::Broken
+        });
     }
     context.output.print(&pairs, |pairs| {
         let row = |pair: &PairStatus, family: &FamilyStatus| {
             let oldest = family.oldest_seconds.map(short).unwrap_or_default();
             let (pending, open) = (family.pending.to_string(), family.open.to_string());
-            [pair.pair.clone(), family.name(), family.kind.to_owned(), pending, oldest, open]
+            [
+                pair.pair.clone(),
+                family.name(),
+                family.kind.to_owned(),
+                pending,
+                oldest,
+                open,
+            ]
         };
         let heads = ["PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "OPEN SLICES"];
         let mut lines = match pairs.iter().any(|pair| !pair.families.is_empty()) {
-            true => lines_of(pairs, &heads, |pair| pair.families.iter().map(|family| row(pair, family)).collect()),
+            true => lines_of(pairs, &heads, |pair| {
+                pair.families
+                    .iter()
+                    .map(|family| row(pair, family))
+                    .collect()
+            }),
             false if pairs.iter().all(is_up) => vec!["nothing is pending".to_owned()],
             false => Vec::new(),
         };
         lines.extend(pairs.iter().flat_map(servers_away));
         lines
     })?;
-    Ok(if pairs.iter().all(is_up) { Exit::Ok } else { Exit::Critical })
+    Ok(if pairs.iter().all(is_up) {
+        Exit::Ok
+    } else {
+        Exit::Critical
+    })
 }
 
 async fn look(context: &Context, late: Duration) -> Result<Vec<PairStatus>, Failure> {
-    let looks = context.pairs().map(|pair| Look::new(pair, &context.config.families));
+    let looks = context
+        .pairs()
+        .map(|pair| Look::new(pair, &context.config.families));
     let mut looks = looks.collect::<counterfoil::Result<Vec<_>>>()?;
     Ok(join_all(looks.iter_mut().map(|look| look.now(late, Duration::ZERO))).await)
 }
 
 /// Formats one table of all pairs, with a column for the pair if there are several.
-fn lines_of<T, const N: usize>(pairs: &[T], heads: &[&str; N], rows: impl Fn(&T) -> Vec<[String; N]>) -> Vec<String> {
+fn lines_of<T, const N: usize>(
+    pairs: &[T],
+    heads: &[&str; N],
+    rows: impl Fn(&T) -> Vec<[String; N]>,
+) -> Vec<String> {
     let rows: Vec<_> = pairs.iter().flat_map(rows).collect();
     if rows.is_empty() {
         return Vec::new();
@@ -104,10 +146,12 @@ fn remarks(pair: &PairStatus) -> Vec<String> {
         let problem = family.problem.as_ref()?;
         Some(format!("pair {}: {}: {problem}", pair.pair, family.name()))
     };
-    let never = pair
-        .never_opened
-        .iter()
-        .map(|family| format!("pair {}: {family} is in the configuration, and was never opened", pair.pair));
+    let never = pair.never_opened.iter().map(|family| {
+        format!(
+            "pair {}: {family} is in the configuration, and was never opened",
+            pair.pair
+        )
+    });
     let mut remarks = servers_away(pair);
     remarks.extend(pair.families.iter().filter_map(problem).chain(never));
     if remarks.is_empty() && pair.families.is_empty() {
@@ -155,9 +199,22 @@ pub async fn list(context: &Context) -> Result<Exit, Failure> {
     for pair in context.pairs() {
         pairs.push(families_of(context, pair).await?);
     }
-    let differ = pairs.iter().flat_map(|pair| &pair.families).filter(|family| !family.differs.is_empty()).count();
+    let differ = pairs
+        .iter()
+        .flat_map(|pair| &pair.families)
+        .filter(|family| !family.differs.is_empty())
+        .count();
     context.output.print(&pairs, |pairs| {
-        let heads = ["PAIR", "FAMILY", "KIND", "PARTITIONS", "DURABILITY", "TABLE", "IN DATABASE", "IN FILE"];
+        let heads = [
+            "PAIR",
+            "FAMILY",
+            "KIND",
+            "PARTITIONS",
+            "DURABILITY",
+            "TABLE",
+            "IN DATABASE",
+            "IN FILE",
+        ];
         let mut lines = lines_of(pairs, &heads, |pair| {
             let row = |family: &Entry| {
                 [
@@ -178,9 +235,18 @@ pub async fn list(context: &Context) -> Result<Exit, Failure> {
         }
         for pair in pairs {
             let differs = pair.families.iter().flat_map(|family| {
-                family.differs.iter().map(|differs| format!("pair {}: {}: {differs}", pair.pair, family.family))
+                family
+                    .differs
+                    .iter()
+                    .map(|differs| format!("pair {}: {}: {differs}", pair.pair, family.family))
             });
-            lines.extend(differs.chain(pair.unknown.iter().map(|unknown| format!("pair {}: {unknown}", pair.pair))));
+            lines.extend(
+                differs.chain(
+                    pair.unknown
+                        .iter()
+                        .map(|unknown| format!("pair {}: {unknown}", pair.pair)),
+                ),
+            );
         }
         lines
     })?;
@@ -190,7 +256,8 @@ pub async fn list(context: &Context) -> Result<Exit, Failure> {
 async fn families_of(context: &Context, pair: &PairConfig) -> Result<PairFamilies, Failure> {
     let store = pair::store(pair)?;
     let found = in_time(store.families()).await;
-    let found = found.map_err(|why| Failure::critical(format!("pair {}: mysql is away: {why}", pair.name)))?;
+    let found = found
+        .map_err(|why| Failure::critical(format!("pair {}: mysql is away: {why}", pair.name)))?;
     let (mut known, mut unknown) = (Vec::new(), Vec::new());
     for one in found {
         match one {
@@ -200,7 +267,8 @@ async fn families_of(context: &Context, pair: &PairConfig) -> Result<PairFamilie
     }
     let mut families = Vec::new();
     for Registered { family, .. } in &known {
-        let is_it = |described: &&FamilyConfig| described.describes(family.namespace(), family.name());
+        let is_it =
+            |described: &&FamilyConfig| described.describes(family.namespace(), family.name());
         let described = context.described(pair).find(is_it);
         let differs = match described {
             Some(described) => differences(described, family)?,
@@ -214,19 +282,33 @@ async fn families_of(context: &Context, pair: &PairConfig) -> Result<PairFamilie
         });
     }
     for described in context.described(pair) {
-        let is_it = |known: &Registered| described.describes(known.family.namespace(), known.family.name());
+        let is_it =
+            |known: &Registered| described.describes(known.family.namespace(), known.family.name());
         if !known.iter().any(is_it) {
             let sample = described.sample()?;
             let entry = Entry::new(described.name(), sample.family());
-            families.push(Entry { described: Some(described.name()), ..entry });
+            families.push(Entry {
+                described: Some(described.name()),
+                ..entry
+            });
         }
     }
-    Ok(PairFamilies { pair: pair.name.clone(), families, unknown })
+    Ok(PairFamilies {
+        pair: pair.name.clone(),
+        families,
+        unknown,
+    })
 }
 
 impl Entry {
     fn new(name: String, family: &Family) -> Self {
-        let of = |what: &str| family.identity().into_iter().find(|(name, _)| *name == what).map(|(_, value)| value);
+        let of = |what: &str| {
+            family
+                .identity()
+                .into_iter()
+                .find(|(name, _)| *name == what)
+                .map(|(_, value)| value)
+        };
         Entry {
             family: name,
             kind: of("kind"),
@@ -243,9 +325,15 @@ impl Entry {
 /// Returns the settings in which the database differs from the configuration.
 pub fn differences(described: &FamilyConfig, known: &Family) -> Result<Vec<String>, Failure> {
     let described = described.in_namespace(known.namespace())?;
-    let pairs = described.family().identity().into_iter().zip(known.identity());
+    let pairs = described
+        .family()
+        .identity()
+        .into_iter()
+        .zip(known.identity());
     let differs = pairs.filter(|(here, there)| here != there);
     Ok(differs
-        .map(|((what, here), (_, there))| format!("{what} is {here} here, and {there} in the database"))
+        .map(|((what, here), (_, there))| {
+            format!("{what} is {here} here, and {there} in the database")
+        })
         .collect())
 }

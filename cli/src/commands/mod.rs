@@ -34,15 +34,27 @@ pub struct Context {
 impl Context {
     fn read(path: &Path, named: Option<String>, output: Output) -> Result<Self, Failure> {
         let config = Config::read(path)?;
-        if let Some(named) = named.as_ref().filter(|named| config.pairs.iter().all(|pair| pair.name != **named)) {
-            return Err(Failure::usage(format!("there is no [pair.{named}] in the configuration")));
+        if let Some(named) = named
+            .as_ref()
+            .filter(|named| config.pairs.iter().all(|pair| pair.name != **named))
+        {
+            return Err(Failure::usage(format!(
+                "there is no [pair.{named}] in the configuration"
+            )));
         }
-        Ok(Context { config, named, output })
+        Ok(Context {
+            config,
+            named,
+            output,
+        })
     }
 
     /// Returns the pairs that the command is about: the named one, or all.
     pub fn pairs(&self) -> impl Iterator<Item = &PairConfig> {
-        self.config.pairs.iter().filter(|pair| self.named.as_ref().is_none_or(|named| *named == pair.name))
+        self.config
+            .pairs
+            .iter()
+            .filter(|pair| self.named.as_ref().is_none_or(|named| *named == pair.name))
     }
 
     /// Returns the one pair that the command is about.
@@ -50,21 +62,30 @@ impl Context {
         let mut pairs = self.pairs();
         match (pairs.next(), pairs.next()) {
             (Some(pair), None) => Ok(pair),
-            _ => Err(Failure::usage("the configuration has several pairs: name one with --pair")),
+            _ => Err(Failure::usage(
+                "the configuration has several pairs: name one with --pair",
+            )),
         }
     }
 
-    /// Returns the pair of a family, NAMESPACE/FAMILY: the named one, the one whose configuration describes the family,
-    /// or the only one.
+    /// Returns the pair of a family, NAMESPACE/FAMILY: the named one, the one whose configuration
+    /// describes the family, or the only one.
     pub fn pair_of(&self, family: &str) -> Result<&PairConfig, Failure> {
-        let (namespace, name) = family
-            .split_once('/')
-            .ok_or_else(|| Failure::usage(format!("{family:?} is not NAMESPACE/FAMILY, such as shop/views")))?;
-        let describes = |pair: &&PairConfig| self.described(pair).any(|family| family.describes(namespace, name));
+        let (namespace, name) = family.split_once('/').ok_or_else(|| {
+            Failure::usage(format!(
+                "{family:?} is not NAMESPACE/FAMILY, such as shop/views"
+            ))
+        })?;
+        let describes = |pair: &&PairConfig| {
+            self.described(pair)
+                .any(|family| family.describes(namespace, name))
+        };
         let mut pairs = self.pairs().filter(describes);
         match (pairs.next(), pairs.next()) {
             (Some(pair), None) => Ok(pair),
-            (Some(_), Some(_)) => Err(Failure::usage(format!("several pairs have a {family}: name one with --pair"))),
+            (Some(_), Some(_)) => Err(Failure::usage(format!(
+                "several pairs have a {family}: name one with --pair"
+            ))),
             (None, _) => self.pair(),
         }
     }
@@ -85,7 +106,8 @@ impl Context {
         Ok(open(counterfoil, &described, family).await?)
     }
 
-    /// Opens a family of `pair` to read it, as the database has it or, if it is not there, as configured.
+    /// Opens a family of `pair` to read it, as the database has it or, if it is not there, as
+    /// configured.
     pub async fn open_to_read(
         &self,
         pair: &PairConfig,
@@ -93,7 +115,10 @@ impl Context {
         family: &str,
     ) -> Result<AnyCounters, Failure> {
         let known = crate::families::registered(counterfoil).await?;
-        match known.into_iter().find(|known| known.family.to_string() == family) {
+        match known
+            .into_iter()
+            .find(|known| known.family.to_string() == family)
+        {
             Some(known) => Ok(counterfoil.open_registered(known)?),
             None => self.open(pair, counterfoil, family).await,
         }
@@ -110,7 +135,12 @@ pub async fn connect(pair: &PairConfig) -> Result<Counterfoil, Failure> {
 
 /// Runs the command.
 pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
-    let Arguments { config, pair, json, command } = arguments;
+    let Arguments {
+        config,
+        pair,
+        json,
+        command,
+    } = arguments;
     let output = Output { json };
     let context = || Context::read(&config, pair, output);
     match command {
@@ -122,24 +152,42 @@ pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
         Command::Check => servers::check(&context()?).await,
         Command::Status { late } => families::status(&context()?, late).await,
         Command::Families => families::list(&context()?).await,
-        Command::Get { family, ids, precision } => counters::get(&context()?, &family, &ids, precision).await,
-        Command::Add { family, id, delta, request } => {
-            counters::add(&context()?, &family, &id, delta, request.as_deref()).await
-        }
-        Command::List { family, prefix, after, limit } => {
-            counters::list(&context()?, &family, &prefix, after, limit).await
-        }
+        Command::Get {
+            family,
+            ids,
+            precision,
+        } => counters::get(&context()?, &family, &ids, precision).await,
+        Command::Add {
+            family,
+            id,
+            delta,
+            request,
+        } => counters::add(&context()?, &family, &id, delta, request.as_deref()).await,
+        Command::List {
+            family,
+            prefix,
+            after,
+            limit,
+        } => counters::list(&context()?, &family, &prefix, after, limit).await,
         Command::Pending => families::pending(&context()?).await,
         Command::Drain { timeout, all } => draining::drain(&context()?, timeout, all).await,
         Command::Rejects { command } => rejects::execute(&context()?, command).await,
-        Command::Recount { family, report } => recounts::recount(&context()?, &family, report).await,
+        Command::Recount { family, report } => {
+            recounts::recount(&context()?, &family, report).await
+        }
         Command::Drift { family, run } => recounts::drift(&context()?, &family, run).await,
         Command::Top => top::run(&context()?).await,
         Command::Acl { of } => privileges::acl(&context()?, &of).await,
         Command::Grants { of } => privileges::grants(&context()?, &of).await,
-        Command::Scripts { command: Scripts::List } => scripts::list(output),
-        Command::Scripts { command: Scripts::Export { folder } } => scripts::export(output, &folder),
-        Command::Scripts { command: Scripts::Load } => scripts::load(&context()?).await,
+        Command::Scripts {
+            command: Scripts::List,
+        } => scripts::list(output),
+        Command::Scripts {
+            command: Scripts::Export { folder },
+        } => scripts::export(output, &folder),
+        Command::Scripts {
+            command: Scripts::Load,
+        } => scripts::load(&context()?).await,
         Command::Completions { shell } => configuration::completions(output, shell),
     }
 }

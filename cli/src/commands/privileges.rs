@@ -29,19 +29,30 @@ pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> 
     let mut all = Vec::new();
     for pair in context.pairs() {
         let lines = rules(context, pair, of.role).await?;
-        all.push(Lines { pair: pair.name.clone(), user: of.user.clone(), lines });
+        all.push(Lines {
+            pair: pair.name.clone(),
+            user: of.user.clone(),
+            lines,
+        });
     }
     context.output.print(&all, |all| {
         let lines = all.iter().flat_map(|Lines { pair, user, lines }| {
             let rule = format!("ACL SETUSER {user} reset on >PASSWORD {}", lines.join(" "));
-            [format!("# pair {pair}, with a password of your own; in a cluster on every node"), rule]
+            [
+                format!("# pair {pair}, with a password of your own; in a cluster on every node"),
+                rule,
+            ]
         });
         lines.collect()
     })?;
     Ok(Exit::Ok)
 }
 
-async fn rules(context: &Context, pair: &PairConfig, role: RoleName) -> Result<Vec<String>, Failure> {
+async fn rules(
+    context: &Context,
+    pair: &PairConfig,
+    role: RoleName,
+) -> Result<Vec<String>, Failure> {
     let (single, patterns) = families(context, pair).await?;
     let mut rules: BTreeSet<_> = acl_rules(&single, role.role()).into_iter().collect();
     for pattern in &patterns {
@@ -58,14 +69,18 @@ async fn rules(context: &Context, pair: &PairConfig, role: RoleName) -> Result<V
     match &pair.redis {
         RedisPlace::Cluster(_) => drop(rules.insert("+cluster|slots".to_owned())),
         RedisPlace::At(url) | RedisPlace::Sentinel(_, url) => {
-            let database = url.as_str().into_connection_info().map_or(0, |info| info.redis_settings().db());
+            let database = url
+                .as_str()
+                .into_connection_info()
+                .map_or(0, |info| info.redis_settings().db());
             if database != 0 {
                 rules.insert("+select".to_owned());
             }
         }
     }
     // key patterns first
-    let (keys, commands): (Vec<_>, Vec<_>) = rules.into_iter().partition(|rule| rule.starts_with('~'));
+    let (keys, commands): (Vec<_>, Vec<_>) =
+        rules.into_iter().partition(|rule| rule.starts_with('~'));
     Ok([keys, commands].concat())
 }
 
@@ -74,11 +89,19 @@ pub async fn grants(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failur
     let mut all = Vec::new();
     for pair in context.pairs() {
         let lines = statements(context, pair, of).await?;
-        all.push(Lines { pair: pair.name.clone(), user: of.user.clone(), lines });
+        all.push(Lines {
+            pair: pair.name.clone(),
+            user: of.user.clone(),
+            lines,
+        });
     }
     context.output.print(&all, |all| {
         let of_pair = |Lines { pair, lines, .. }: &Lines| {
-            let what = if lines.is_empty() { "needs nothing in MySQL" } else { "as a user who may grant" };
+            let what = if lines.is_empty() {
+                "needs nothing in MySQL"
+            } else {
+                "as a user who may grant"
+            };
             [vec![format!("-- pair {pair}: {what}")], lines.clone()].concat()
         };
         all.iter().flat_map(of_pair).collect()
@@ -86,20 +109,35 @@ pub async fn grants(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failur
     Ok(Exit::Ok)
 }
 
-async fn statements(context: &Context, pair: &PairConfig, of: &PrivilegesOf) -> Result<Vec<String>, Failure> {
-    let options: MySqlConnectOptions =
-        pair.mysql.parse().map_err(|error| Failure::usage(format!("pair {}: mysql: {error}", pair.name)))?;
-    let schema =
-        options.get_database().ok_or_else(|| Failure::usage(format!("pair {}: mysql names no database", pair.name)))?;
+async fn statements(
+    context: &Context,
+    pair: &PairConfig,
+    of: &PrivilegesOf,
+) -> Result<Vec<String>, Failure> {
+    let options: MySqlConnectOptions = pair
+        .mysql
+        .parse()
+        .map_err(|error| Failure::usage(format!("pair {}: mysql: {error}", pair.name)))?;
+    let schema = options
+        .get_database()
+        .ok_or_else(|| Failure::usage(format!("pair {}: mysql names no database", pair.name)))?;
     let (mut all, patterns) = families(context, pair).await?;
     for pattern in patterns {
         all.push(pattern.sample()?.family().clone());
     }
     let mut lines = counterfoil::grants(&all, of.role.role(), schema, &of.user);
     if let RoleName::Daemon = of.role {
-        lines.extend(context.described(pair).filter_map(|family| of_recount(family, schema, &of.user)));
+        lines.extend(
+            context
+                .described(pair)
+                .filter_map(|family| of_recount(family, schema, &of.user)),
+        );
         if pair.create_tables {
-            lines.push(format!("GRANT CREATE ON {}.* TO {};", quoted(schema), account(&of.user)));
+            lines.push(format!(
+                "GRANT CREATE ON {}.* TO {};",
+                quoted(schema),
+                account(&of.user)
+            ));
         }
     }
     Ok(lines)
@@ -108,10 +146,18 @@ async fn statements(context: &Context, pair: &PairConfig, of: &PrivilegesOf) -> 
 /// Returns the GRANT for the table that a recount reads.
 fn of_recount(family: &FamilyConfig, schema: &str, user: &str) -> Option<String> {
     let Some(table) = &family.recount.as_ref()?.table else {
-        return Some(format!("-- {} is recounted by SQL of its own: grant SELECT on that", family.name()));
+        return Some(format!(
+            "-- {} is recounted by SQL of its own: grant SELECT on that",
+            family.name()
+        ));
     };
     let (schema, table) = table.split_once('.').unwrap_or((schema, table));
-    Some(format!("GRANT SELECT ON {}.{} TO {};", quoted(schema), quoted(table), account(user)))
+    Some(format!(
+        "GRANT SELECT ON {}.{} TO {};",
+        quoted(schema),
+        quoted(table),
+        account(user)
+    ))
 }
 
 /// Formats the account `NAME@HOST`; a name without a host matches any host.
@@ -125,38 +171,56 @@ pub fn quoted(name: &str) -> String {
     format!("`{}`", name.replace('`', "``"))
 }
 
-/// Returns the single families of the file and of the database, if it is reachable, and the patterns of the file.
+/// Returns the single families of the file and of the database, if it is reachable, and the
+/// patterns of the file.
 async fn families<'c>(
     context: &'c Context,
     pair: &PairConfig,
 ) -> Result<(Vec<Family>, Vec<&'c FamilyConfig>), Failure> {
     let described = described_in(context, pair);
-    let (patterns, single): (Vec<_>, Vec<_>) = described.into_iter().partition(|family| family.is_pattern());
+    let (patterns, single): (Vec<_>, Vec<_>) = described
+        .into_iter()
+        .partition(|family| family.is_pattern());
     let mut families = Vec::new();
     for family in single {
         families.push(family.sample()?.family().clone());
     }
     match in_time(pair::store(pair)?.families()).await {
         Ok(known) => {
-            let known = known.into_iter().filter_map(Result::ok).map(|known| known.family);
+            let known = known
+                .into_iter()
+                .filter_map(Result::ok)
+                .map(|known| known.family);
             let is_new = |family: &Family| {
-                let is_it = |other: &FamilyConfig| other.describes(family.namespace(), family.name());
+                let is_it =
+                    |other: &FamilyConfig| other.describes(family.namespace(), family.name());
                 !context.described(pair).any(is_it)
             };
             families.extend(known.filter(is_new));
         }
         Err(why) => {
-            eprintln!("pair {}: only for the families of the configuration, since MySQL is away: {why}", pair.name);
+            eprintln!(
+                "pair {}: only for the families of the configuration, since MySQL is away: {why}",
+                pair.name
+            );
         }
     }
     if families.is_empty() && patterns.is_empty() {
-        return Err(Failure::usage(format!("pair {}: there are no families, so nothing is needed", pair.name)));
+        return Err(Failure::usage(format!(
+            "pair {}: there are no families, so nothing is needed",
+            pair.name
+        )));
     }
     Ok((families, patterns))
 }
 
 fn described_in<'c>(context: &'c Context, pair: &PairConfig) -> Vec<&'c FamilyConfig> {
-    context.config.families.iter().filter(|family| family.pair == pair.name).collect()
+    context
+        .config
+        .families
+        .iter()
+        .filter(|family| family.pair == pair.name)
+        .collect()
 }
 
 impl RoleName {

@@ -38,7 +38,10 @@ async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exi
         let is_meant = |reject: &Reject| family.is_none_or(|family| name(reject) == family);
         for reject in open_rejects(&pair::store(pair)?, limit, is_meant).await? {
             times.push(moment(reject.at));
-            listed.push(Listed { pair: pair.name.clone(), reject: RejectView::from(&reject) });
+            listed.push(Listed {
+                pair: pair.name.clone(),
+                reject: RejectView::from(&reject),
+            });
         }
     }
     context.output.print(&listed, |listed| {
@@ -47,11 +50,26 @@ async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exi
         }
         let row = |(Listed { pair, reject }, time): (&Listed, &String)| {
             let (number, delta) = (reject.number.to_string(), reject.delta.to_string());
-            let RejectView { family, id, reason, .. } = reject;
-            [pair, &number, family, &format!("{id:?}"), &delta, time, reason].map(String::clone).to_vec()
+            let RejectView {
+                family, id, reason, ..
+            } = reject;
+            [
+                pair,
+                &number,
+                family,
+                &format!("{id:?}"),
+                &delta,
+                time,
+                reason,
+            ]
+            .map(String::clone)
+            .to_vec()
         };
         let rows: Vec<_> = listed.iter().zip(&times).map(row).collect();
-        table(&["PAIR", "NUMBER", "FAMILY", "ID", "DELTA", "SINCE", "REASON"], &rows)
+        table(
+            &["PAIR", "NUMBER", "FAMILY", "ID", "DELTA", "SINCE", "REASON"],
+            &rows,
+        )
     })?;
     Ok(Exit::Ok)
 }
@@ -91,14 +109,22 @@ async fn chosen(store: &MysqlStore, which: &Which) -> Result<Vec<Reject>, Failur
         }
         return Ok(chosen);
     }
-    let is_meant = |reject: &Reject| which.family.as_ref().is_none_or(|family| name(reject) == *family);
+    let is_meant = |reject: &Reject| {
+        which
+            .family
+            .as_ref()
+            .is_none_or(|family| name(reject) == *family)
+    };
     open_rejects(store, u64::MAX, is_meant).await
 }
 
 /// Returns the reject with this number, if it is open.
 async fn reject(store: &MysqlStore, number: u64) -> Result<Option<Reject>, Failure> {
     let found = store.rejects(number.saturating_sub(1), 1).await?;
-    Ok(found.into_iter().next().filter(|reject| reject.number == number))
+    Ok(found
+        .into_iter()
+        .next()
+        .filter(|reject| reject.number == number))
 }
 
 /// The outcome of a retry, by the rejects' numbers.
@@ -109,8 +135,8 @@ struct Tried {
     done_before: Vec<u64>,
     /// Rejects that were refused again, with the new reasons.
     refused: Vec<RejectView>,
-    /// Rejects that cannot be applied, because this version does not know their family or its table is not as
-    /// described.
+    /// Rejects that cannot be applied, because this version does not know their family or its table
+    /// is not as described.
     left: Vec<Left>,
     /// Numbers that match no open reject.
     not_found: Vec<u64>,
@@ -132,15 +158,38 @@ async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
     context.output.print(&tried, |tried| {
         let mut lines = vec![format!("applied: {}", tried.applied.len())];
         if !tried.done_before.is_empty() {
-            lines.push(format!("applied or discarded by somebody else meanwhile: {}", tried.done_before.len()));
+            lines.push(format!(
+                "applied or discarded by somebody else meanwhile: {}",
+                tried.done_before.len()
+            ));
         }
-        lines.extend(tried.refused.iter().map(|RejectView { number, family, id, reason, .. }| {
-            format!("refused again: {number} of {family}, {id:?}: {reason}")
-        }));
-        lines.extend(tried.left.iter().map(|Left { family, numbers, why }| {
-            format!("not applied: {} of {family}: {why}", count(numbers.len() as u64, "reject", "rejects"))
-        }));
-        lines.extend(tried.not_found.iter().map(|number| format!("not among the open rejects: {number}")));
+        lines.extend(tried.refused.iter().map(
+            |RejectView {
+                 number,
+                 family,
+                 id,
+                 reason,
+                 ..
+             }| { format!("refused again: {number} of {family}, {id:?}: {reason}") },
+        ));
+        lines.extend(tried.left.iter().map(
+            |Left {
+                 family,
+                 numbers,
+                 why,
+             }| {
+                format!(
+                    "not applied: {} of {family}: {why}",
+                    count(numbers.len() as u64, "reject", "rejects")
+                )
+            },
+        ));
+        lines.extend(
+            tried
+                .not_found
+                .iter()
+                .map(|number| format!("not among the open rejects: {number}")),
+        );
         lines
     })?;
     let is_done = tried.refused.is_empty() && tried.left.is_empty() && tried.not_found.is_empty();
@@ -150,8 +199,10 @@ async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
 /// Retries each reject once, family by family.
 async fn apply(counterfoil: &Counterfoil, rejects: &[Reject]) -> Result<Tried, Failure> {
     let known = registered(counterfoil).await?;
-    let families: BTreeMap<String, Family> =
-        known.into_iter().map(|known| (known.family.to_string(), known.family)).collect();
+    let families: BTreeMap<String, Family> = known
+        .into_iter()
+        .map(|known| (known.family.to_string(), known.family))
+        .collect();
     let mut numbers: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for reject in rejects {
         numbers.entry(name(reject)).or_default().push(reject.number);
@@ -160,21 +211,32 @@ async fn apply(counterfoil: &Counterfoil, rejects: &[Reject]) -> Result<Tried, F
     let mut tried = Tried::default();
     for (name, numbers) in numbers {
         let results = match families.get(&name) {
-            Some(family) => store.retry_rejects(family, &numbers).await.map_err(|error| error.to_string()),
+            Some(family) => store
+                .retry_rejects(family, &numbers)
+                .await
+                .map_err(|error| error.to_string()),
             None => Err("this version does not know the family".to_owned()),
         };
         let results = match results {
             Ok(results) => results,
             Err(why) => {
-                tried.left.push(Left { family: name, numbers, why });
+                tried.left.push(Left {
+                    family: name,
+                    numbers,
+                    why,
+                });
                 continue;
             }
         };
         for (number, result) in numbers.into_iter().zip(results) {
             match result {
                 Retried::Applied => tried.applied.push(number),
-                Retried::Refused => tried.refused.extend(reject(store, number).await?.iter().map(RejectView::from)),
-                Retried::AppliedBefore | Retried::Discarded | Retried::NotFound => tried.done_before.push(number),
+                Retried::Refused => tried
+                    .refused
+                    .extend(reject(store, number).await?.iter().map(RejectView::from)),
+                Retried::AppliedBefore | Retried::Discarded | Retried::NotFound => {
+                    tried.done_before.push(number)
+                }
             }
         }
     }
@@ -184,7 +246,12 @@ async fn apply(counterfoil: &Counterfoil, rejects: &[Reject]) -> Result<Tried, F
 /// Returns the named numbers that match no open reject.
 fn not_among(which: &Which, chosen: &[Reject]) -> Vec<u64> {
     let is_there = |number: &u64| chosen.iter().any(|reject| reject.number == *number);
-    which.numbers.iter().copied().filter(|number| !is_there(number)).collect()
+    which
+        .numbers
+        .iter()
+        .copied()
+        .filter(|number| !is_there(number))
+        .collect()
 }
 
 async fn discard(context: &Context, which: &Which) -> Result<Exit, Failure> {
@@ -193,9 +260,21 @@ async fn discard(context: &Context, which: &Which) -> Result<Exit, Failure> {
     let numbers: Vec<_> = chosen.iter().map(|reject| reject.number).collect();
     let discarded = store.discard_rejects(&numbers).await?;
     let not_found = not_among(which, &chosen);
-    context.output.print(&json!({ "discarded": discarded, "not_found": not_found }), |_| {
-        let not_found = not_found.iter().map(|number| format!("not among the open rejects: {number}"));
-        [format!("discarded: {}", discarded.len())].into_iter().chain(not_found).collect()
-    })?;
-    Ok(if not_found.is_empty() { Exit::Ok } else { Exit::Warning })
+    context.output.print(
+        &json!({ "discarded": discarded, "not_found": not_found }),
+        |_| {
+            let not_found = not_found
+                .iter()
+                .map(|number| format!("not among the open rejects: {number}"));
+            [format!("discarded: {}", discarded.len())]
+                .into_iter()
+                .chain(not_found)
+                .collect()
+        },
+    )?;
+    Ok(if not_found.is_empty() {
+        Exit::Ok
+    } else {
+        Exit::Warning
+    })
 }

@@ -35,7 +35,10 @@ fn entries() -> Vec<Entry> {
 
 pub fn list(output: Output) -> Result<Exit, Failure> {
     output.print(&entries(), |entries| {
-        let rows: Vec<_> = entries.iter().map(|entry| vec![entry.name.to_owned(), entry.sha1.to_owned()]).collect();
+        let rows: Vec<_> = entries
+            .iter()
+            .map(|entry| vec![entry.name.to_owned(), entry.sha1.to_owned()])
+            .collect();
         table(&["SCRIPT", "SHA-1"], &rows)
     })?;
     Ok(Exit::Ok)
@@ -44,17 +47,24 @@ pub fn list(output: Output) -> Result<Exit, Failure> {
 /// Writes each script as `v1/NAME.lua`, and a manifest.
 pub fn export(output: Output, folder: &Path) -> Result<Exit, Failure> {
     let write = |path: &Path, text: &str| {
-        fs::write(path, text).map_err(|error| Failure::warning(format!("{} was not written: {error}", path.display())))
+        fs::write(path, text).map_err(|error| {
+            Failure::warning(format!("{} was not written: {error}", path.display()))
+        })
     };
     let scripts = folder.join("v1");
-    fs::create_dir_all(&scripts)
-        .map_err(|error| Failure::warning(format!("{} was not made: {error}", scripts.display())))?;
+    fs::create_dir_all(&scripts).map_err(|error| {
+        Failure::warning(format!("{} was not made: {error}", scripts.display()))
+    })?;
     for script in Script::all() {
         write(&scripts.join(format!("{}.lua", script.name)), script.source)?;
     }
     write(&folder.join("manifest.json"), Script::manifest())?;
     output.print(&json!({ "folder": folder, "scripts": entries() }), |_| {
-        vec![format!("{} scripts and manifest.json are in {}", entries().len(), folder.display())]
+        vec![format!(
+            "{} scripts and manifest.json are in {}",
+            entries().len(),
+            folder.display()
+        )]
     })?;
     Ok(Exit::Ok)
 }
@@ -71,22 +81,36 @@ pub async fn load(context: &Context) -> Result<Exit, Failure> {
         })?;
         loaded.push(&pair.name);
     }
-    context.output.print(&json!({ "pairs": loaded, "scripts": entries() }), |_| {
-        let heads = loaded.iter().map(|pair| format!("pair {pair}: loaded"));
-        let rows: Vec<_> = entries().iter().map(|entry| vec![entry.name.to_owned(), entry.sha1.to_owned()]).collect();
-        heads.chain(table(&["SCRIPT", "SHA-1"], &rows)).collect()
-    })?;
+    context
+        .output
+        .print(&json!({ "pairs": loaded, "scripts": entries() }), |_| {
+            let heads = loaded.iter().map(|pair| format!("pair {pair}: loaded"));
+            let rows: Vec<_> = entries()
+                .iter()
+                .map(|entry| vec![entry.name.to_owned(), entry.sha1.to_owned()])
+                .collect();
+            heads.chain(table(&["SCRIPT", "SHA-1"], &rows)).collect()
+        })?;
     Ok(Exit::Ok)
 }
 
-/// Loads the scripts. A cluster connection sends them to all primaries; it has no connections to replicas.
+/// Loads the scripts. A cluster connection sends them to all primaries; it has no connections to
+/// replicas.
 async fn load_into(counterfoil: &Counterfoil) -> counterfoil::Result<()> {
     for script in Script::all() {
         let mut redis = counterfoil.redis().clone();
-        let loaded = cmd("SCRIPT").arg("LOAD").arg(script.source).query_async::<String>(&mut redis).await;
-        let sha1 = loaded.map_err(|error| Error::new(ErrorKind::Redis, script.name).with_source(error))?;
+        let loaded = cmd("SCRIPT")
+            .arg("LOAD")
+            .arg(script.source)
+            .query_async::<String>(&mut redis)
+            .await;
+        let sha1 =
+            loaded.map_err(|error| Error::new(ErrorKind::Redis, script.name).with_source(error))?;
         if sha1 != script.sha1 {
-            return Err(Error::new(ErrorKind::Corrupt, format!("{}: Redis calls it {sha1}", script.name)));
+            return Err(Error::new(
+                ErrorKind::Corrupt,
+                format!("{}: Redis calls it {sha1}", script.name),
+            ));
         }
     }
     Ok(())

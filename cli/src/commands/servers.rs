@@ -34,12 +34,17 @@ pub async fn init(context: &Context) -> Result<Exit, Failure> {
     for pair in context.pairs() {
         pair::store(pair)?.create_tables().await.map_err(|error| {
             let Failure { exit, message } = Failure::from(error);
-            Failure { exit, message: format!("pair {}: {message}", pair.name) }
+            Failure {
+                exit,
+                message: format!("pair {}: {message}", pair.name),
+            }
         })?;
         done.push(&pair.name);
     }
     context.output.print(&json!({ "pairs": done }), |_| {
-        done.iter().map(|pair| format!("pair {pair}: counterfoil's tables are there")).collect()
+        done.iter()
+            .map(|pair| format!("pair {pair}: counterfoil's tables are there"))
+            .collect()
     })?;
     Ok(Exit::Ok)
 }
@@ -61,11 +66,19 @@ pub async fn check(context: &Context) -> Result<Exit, Failure> {
             _ => Exit::Ok,
         });
         worst = exit.fold(worst, Exit::max);
-        checked.push(Checked { pair: pair.name.clone(), findings });
+        checked.push(Checked {
+            pair: pair.name.clone(),
+            findings,
+        });
     }
     context.output.print(&checked, |checked| {
         let lines = checked.iter().flat_map(|Checked { pair, findings }| {
-            let line = |FindingView { severity, subject, message, advice }: &FindingView| {
+            let line = |FindingView {
+                            severity,
+                            subject,
+                            message,
+                            advice,
+                        }: &FindingView| {
                 format!("pair {pair}: {severity}: {subject}: {message}. {advice}")
             };
             if findings.is_empty() {
@@ -83,12 +96,17 @@ pub async fn check(context: &Context) -> Result<Exit, Failure> {
 async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<FindingView>, Failure> {
     let store = pair::store(pair)?;
     let (connected, known) = join(in_time(pair::connect(pair)), in_time(store.families())).await;
-    let known: Vec<_> = known.unwrap_or_default().into_iter().filter_map(Result::ok).collect();
+    let known: Vec<_> = known
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(Result::ok)
+        .collect();
     // families that were never opened are checked as configured
     let mut described = Vec::new();
     let mut findings: Vec<FindingView> = Vec::new();
     for family in context.described(pair) {
-        let is_it = |known: &&Registered| family.describes(known.family.namespace(), known.family.name());
+        let is_it =
+            |known: &&Registered| family.describes(known.family.namespace(), known.family.name());
         let mut same = known.iter().filter(is_it).peekable();
         if same.peek().is_none() {
             described.push(family.sample()?.family().clone());
@@ -118,12 +136,18 @@ async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<FindingVie
     let (of_redis, of_described) = join(of_redis, store.check(&described)).await;
     findings.extend(of_redis?);
     for finding in of_described.iter().map(FindingView::from) {
-        if !findings.iter().any(|other| other.subject == finding.subject && other.message == finding.message) {
+        if !findings
+            .iter()
+            .any(|other| other.subject == finding.subject && other.message == finding.message)
+        {
             findings.push(finding);
         }
     }
-    findings
-        .sort_by_key(|finding| ["error", "warning", "info"].iter().position(|severity| *severity == finding.severity));
+    findings.sort_by_key(|finding| {
+        ["error", "warning", "info"]
+            .iter()
+            .position(|severity| *severity == finding.severity)
+    });
     Ok(findings)
 }
 
@@ -135,7 +159,12 @@ async fn of_servers(
     for registered in known {
         counterfoil.open_registered(registered)?;
     }
-    let mut findings: Vec<_> = counterfoil.check().await.iter().map(FindingView::from).collect();
+    let mut findings: Vec<_> = counterfoil
+        .check()
+        .await
+        .iter()
+        .map(FindingView::from)
+        .collect();
     if has_patterns && let Err(error) = try_scan(counterfoil.redis()).await {
         findings.push(FindingView {
             severity: "error",
@@ -150,7 +179,9 @@ async fn of_servers(
 /// Scans one page of one node, to see whether the user may.
 async fn try_scan(redis: &Connection) -> RedisResult<()> {
     let nodes = discovery::nodes(redis).await?;
-    let Some(node) = nodes.first() else { return Ok(()) };
+    let Some(node) = nodes.first() else {
+        return Ok(());
+    };
     let mut command = cmd("SCAN");
     command.arg(0).arg("COUNT").arg(1);
     discovery::ask(redis, node, command).await.map(drop)
@@ -161,10 +192,18 @@ async fn of_recounts(context: &Context, pair: &PairConfig) -> Result<Vec<Finding
     let pool = pair::probe(pair)?;
     let mut findings = Vec::new();
     for family in context.described(pair) {
-        let Some(table) = family.recount.as_ref().and_then(|recount| recount.table.as_ref()) else { continue };
+        let Some(table) = family
+            .recount
+            .as_ref()
+            .and_then(|recount| recount.table.as_ref())
+        else {
+            continue;
+        };
         let names: Vec<_> = table.split('.').map(quoted).collect();
         let select = format!("SELECT 1 FROM {} LIMIT 0", names.join("."));
-        if let Err(Error::Database(error)) = sqlx::raw_sql(AssertSqlSafe(select)).execute(&pool).await {
+        if let Err(Error::Database(error)) =
+            sqlx::raw_sql(AssertSqlSafe(select)).execute(&pool).await
+        {
             findings.push(FindingView {
                 severity: "error",
                 subject: format!("recount of {}", family.name()),

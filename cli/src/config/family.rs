@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use counterfoil::{
-    AnyFamily, Counting, Durability, Error, Family, KeyType, Mode, Precision, RecountIds, Source, Table,
+    AnyFamily, Counting, Durability, Error, Family, KeyType, Mode, Precision, RecountIds, Source,
+    Table,
 };
 use indexmap::IndexMap;
 use serde::Deserialize;
@@ -64,7 +65,9 @@ impl FamilyConfig {
     pub fn describes(&self, namespace: &str, family: &str) -> bool {
         let fits = match self.namespace.split_once('*') {
             Some((before, after)) => {
-                let rest = namespace.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
+                let rest = namespace
+                    .strip_prefix(before)
+                    .and_then(|rest| rest.strip_suffix(after));
                 rest.is_some_and(|rest| !rest.is_empty())
             }
             None => self.namespace == namespace,
@@ -108,7 +111,8 @@ macro_rules! settings {
                 Described { kind, $($name: self.$name.as_ref().map(|setting| setting.get_ref().clone()),)* }
             }
 
-            /// Returns the name and the position of the first given setting that `is_meant` accepts.
+            /// Returns the name and the position of the first given setting that `is_meant`
+            /// accepts.
             fn place(&self, is_meant: impl Fn(&str) -> bool) -> Option<(&'static str, Range<usize>)> {
                 $(if let Some(setting) = self.$name.as_ref().filter(|_| is_meant(stringify!($name))) {
                     return Some((stringify!($name), setting.span()));
@@ -159,7 +163,14 @@ impl Kind {
             Kind::Buffered => &["wide", "sync_hits", "sync_time", "max_pending", "recount"],
             Kind::Cached => &["save_after", "retain", "min", "max", "recount"],
             Kind::Series => &["windows", "keep", "time_zone", "sync_time"],
-            Kind::Activity => &["window", "layer", "stripes", "visitors", "keep_minutes", "sync_time"],
+            Kind::Activity => &[
+                "window",
+                "layer",
+                "stripes",
+                "visitors",
+                "keep_minutes",
+                "sync_time",
+            ],
             Kind::Visitors => &["remember", "sync_hits", "sync_time"],
         }
     }
@@ -200,7 +211,11 @@ impl TableEntry {
         let table = match (&self.upsert, &self.update) {
             (Some(name), None) => Table::upsert(name),
             (None, Some(name)) => Table::update(name),
-            _ => return Err(invalid("table: one of upsert = \"NAME\" and update = \"NAME\" is expected")),
+            _ => {
+                return Err(invalid(
+                    "table: one of upsert = \"NAME\" and update = \"NAME\" is expected",
+                ));
+            }
         };
         let table = self.keys.iter().fold(table, |table, (column, kind)| {
             let kind = match kind {
@@ -271,7 +286,11 @@ impl RecountEntry {
             table: self.table.clone(),
             within: self.within.0,
             every: self.every.0,
-            mode: if self.only_report { Mode::Report } else { Mode::Correct },
+            mode: if self.only_report {
+                Mode::Report
+            } else {
+                Mode::Correct
+            },
             ids: match self.ids {
                 IdsEntry::Counters => RecountIds::Counters,
                 IdsEntry::Source => RecountIds::Source,
@@ -299,11 +318,15 @@ impl Described {
     fn build(&self, namespace: &str, family: &str) -> Result<AnyFamily, Error> {
         let described = self;
         let minute = Time(Duration::from_secs(60));
-        let (hits, time) = (self.sync_hits.unwrap_or(50), self.sync_time.unwrap_or(minute).0);
+        let (hits, time) = (
+            self.sync_hits.unwrap_or(50),
+            self.sync_time.unwrap_or(minute).0,
+        );
         Ok(match self.kind {
             Kind::Buffered => {
                 let builder = Family::buffered(namespace, family).sync_after(hits, time);
-                let builder = with!(builder, described: partitions, durability, table, wide, max_pending);
+                let builder =
+                    with!(builder, described: partitions, durability, table, wide, max_pending);
                 AnyFamily::Buffered(builder.build()?)
             }
             Kind::Cached => {
@@ -317,9 +340,13 @@ impl Described {
                 AnyFamily::Series(builder.build()?)
             }
             Kind::Activity => {
-                let [window, layer] = [(self.window, 600), (self.layer, 3)]
-                    .map(|(written, seconds)| written.map_or(Duration::from_secs(seconds), |Time(time)| time));
-                let builder = Family::activity(namespace, family).sync_after(time).window(window, layer);
+                let [window, layer] =
+                    [(self.window, 600), (self.layer, 3)].map(|(written, seconds)| {
+                        written.map_or(Duration::from_secs(seconds), |Time(time)| time)
+                    });
+                let builder = Family::activity(namespace, family)
+                    .sync_after(time)
+                    .window(window, layer);
                 let builder = with!(builder, described: partitions, durability, table, stripes, visitors, keep_minutes);
                 AnyFamily::Activity(builder.build()?)
             }
@@ -369,33 +396,57 @@ set! {
 }
 
 impl FamilyEntry {
-    pub(super) fn check(entry: Spanned<FamilyEntry>, pairs: &[PairConfig]) -> Result<FamilyConfig, Wrong> {
+    pub(super) fn check(
+        entry: Spanned<FamilyEntry>,
+        pairs: &[PairConfig],
+    ) -> Result<FamilyConfig, Wrong> {
         let at = entry.span();
         let entry = entry.into_inner();
         let (written, name_at) = (entry.name.get_ref(), entry.name.span());
-        let wrong = |at: &Range<usize>, what: String| Wrong::new(at, format!("family {written:?}: {what}"));
-        let Some((namespace, family)) =
-            written.split_once('/').filter(|(namespace, _)| namespace.matches('*').count() < 2)
+        let wrong =
+            |at: &Range<usize>, what: String| Wrong::new(at, format!("family {written:?}: {what}"));
+        let Some((namespace, family)) = written
+            .split_once('/')
+            .filter(|(namespace, _)| namespace.matches('*').count() < 2)
         else {
-            let expected = "expected NAMESPACE/FAMILY, or one * in the namespace for many".to_owned();
+            let expected =
+                "expected NAMESPACE/FAMILY, or one * in the namespace for many".to_owned();
             return Err(wrong(&name_at, expected));
         };
         let pair = match (&entry.pair, pairs) {
             (Some(named), _) => pairs
                 .iter()
                 .find(|pair| pair.name == *named.get_ref())
-                .ok_or_else(|| wrong(&named.span(), format!("there is no [pair.{}]", named.get_ref())))?,
+                .ok_or_else(|| {
+                    wrong(
+                        &named.span(),
+                        format!("there is no [pair.{}]", named.get_ref()),
+                    )
+                })?,
             (None, [only]) => only,
-            (None, _) => return Err(wrong(&name_at, "pair = \"NAME\" is missing, and there are several".into())),
+            (None, _) => {
+                return Err(wrong(
+                    &name_at,
+                    "pair = \"NAME\" is missing, and there are several".into(),
+                ));
+            }
         };
         let kind = *entry.kind.get_ref();
-        if let Some((setting, at)) = entry.place(|name| !kind.settings().contains(&name) && !OF_ALL.contains(&name)) {
+        if let Some((setting, at)) =
+            entry.place(|name| !kind.settings().contains(&name) && !OF_ALL.contains(&name))
+        {
             let known = [kind.settings(), &OF_ALL].concat().join(", ");
-            return Err(wrong(&at, format!("{setting} is no setting of its kind, which has {known}")));
+            return Err(wrong(
+                &at,
+                format!("{setting} is no setting of its kind, which has {known}"),
+            ));
         }
         let recount = match &entry.recount {
             Some(recount) if !kind.settings().contains(&"recount") => {
-                return Err(wrong(&recount.span(), "only buffered and cached counters are recounted".into()));
+                return Err(wrong(
+                    &recount.span(),
+                    "only buffered and cached counters are recounted".into(),
+                ));
             }
             Some(recount) => {
                 let built = recount.get_ref().build();
@@ -404,7 +455,9 @@ impl FamilyEntry {
             None => None,
         };
         let mut described = entry.described(kind);
-        described.durability.get_or_insert(Settling(pair.durability));
+        described
+            .durability
+            .get_or_insert(Settling(pair.durability));
         let config = FamilyConfig {
             pair: pair.name.clone(),
             namespace: namespace.to_owned(),
@@ -416,7 +469,9 @@ impl FamilyEntry {
         // the error's message names the setting
         config.sample().map_err(|error| {
             let message = error.to_string();
-            let place = entry.place(|name| message.contains(name)).map_or(name_at.clone(), |(_, at)| at);
+            let place = entry
+                .place(|name| message.contains(name))
+                .map_or(name_at.clone(), |(_, at)| at);
             wrong(&place, message)
         })?;
         Ok(config)

@@ -24,7 +24,8 @@ use self::value::Time;
 pub use self::value::time;
 
 /// The advice for a file that cannot be read.
-const ADVICE: &str = "--config names another one, and `counterfoil example-config` prints one to begin with";
+const ADVICE: &str =
+    "--config names another one, and `counterfoil example-config` prints one to begin with";
 
 /// The commented example with every setting.
 pub const EXAMPLE: &str = include_str!("../../counterfoil.toml");
@@ -100,47 +101,75 @@ struct Wrong {
 
 impl Wrong {
     fn new(at: &Range<usize>, message: impl fmt::Display) -> Self {
-        Wrong { message: message.to_string(), at: at.clone() }
+        Wrong {
+            message: message.to_string(),
+            at: at.clone(),
+        }
     }
 }
 
 impl Config {
     /// Reads the file, then other files and the environment for secrets that it lacks.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
-        let unread =
-            |error| ConfigError { path: path.to_owned(), line: None, message: format!("not read: {error}. {ADVICE}") };
+        let unread = |error| ConfigError {
+            path: path.to_owned(),
+            line: None,
+            message: format!("not read: {error}. {ADVICE}"),
+        };
         let text = std::fs::read_to_string(path).map_err(unread)?;
         Config::parse(&text, &Secrets::of_process(path)).map_err(|Wrong { message, at }| {
-            let line = text.get(..at.start).map(|before| before.matches('\n').count() + 1);
-            ConfigError { path: path.to_owned(), line, message }
+            let line = text
+                .get(..at.start)
+                .map(|before| before.matches('\n').count() + 1);
+            ConfigError {
+                path: path.to_owned(),
+                line,
+                message,
+            }
         })
     }
 
     fn parse(text: &str, secrets: &Secrets) -> Result<Config, Wrong> {
-        let file: File = toml::from_str(text)
-            .map_err(|error| Wrong { message: error.message().to_owned(), at: error.span().unwrap_or(0..0) })?;
+        let file: File = toml::from_str(text).map_err(|error| Wrong {
+            message: error.message().to_owned(),
+            at: error.span().unwrap_or(0..0),
+        })?;
         let whole = 0..0;
-        let token = secrets.find("TOKEN", file.token, file.token_file).map_err(|wrong| Wrong::new(&whole, wrong))?;
-        let listen = file.listen.as_ref().map_or(Ok(Some(DEFAULT_LISTEN)), address)?;
+        let token = secrets
+            .find("TOKEN", file.token, file.token_file)
+            .map_err(|wrong| Wrong::new(&whole, wrong))?;
+        let listen = file
+            .listen
+            .as_ref()
+            .map_or(Ok(Some(DEFAULT_LISTEN)), address)?;
         let mut pairs = Vec::new();
         for (name, entry) in file.pair {
             pairs.push(entry.get_ref().check(&name, &entry.span(), secrets)?);
         }
         if pairs.is_empty() {
-            return Err(Wrong::new(&whole, "there is no [pair.NAME]: which Redis and MySQL?"));
+            return Err(Wrong::new(
+                &whole,
+                "there is no [pair.NAME]: which Redis and MySQL?",
+            ));
         }
         let mut families: Vec<FamilyConfig> = Vec::new();
         for entry in file.family {
             let family = FamilyEntry::check(entry, &pairs)?;
             if let Some(other) = families.iter().find(|other| other.is_same(&family)) {
-                let twice = format!("family {:?} of pair {:?} is described twice", other.name(), other.pair);
+                let twice = format!(
+                    "family {:?} of pair {:?} is described twice",
+                    other.name(),
+                    other.pair
+                );
                 return Err(Wrong::new(&family.at, twice));
             }
             families.push(family);
         }
         Ok(Config {
             http: listen.map(|listen| HttpConfig { listen, token }),
-            shutdown: file.shutdown.map_or(Duration::from_secs(20), |Time(time)| time),
+            shutdown: file
+                .shutdown
+                .map_or(Duration::from_secs(20), |Time(time)| time),
             log: file.log.unwrap_or_default(),
             pairs,
             families,
@@ -154,8 +183,14 @@ fn address(listen: &Spanned<String>) -> Result<Option<SocketAddr>, Wrong> {
     if text == "off" {
         return Ok(None);
     }
-    let expected = |_| format!("listen = {text:?} is neither ADDRESS:PORT, such as \"127.0.0.1:9292\", nor \"off\"");
-    text.parse().map(Some).map_err(|error| Wrong::new(&listen.span(), expected(error)))
+    let expected = |_| {
+        format!(
+            "listen = {text:?} is neither ADDRESS:PORT, such as \"127.0.0.1:9292\", nor \"off\""
+        )
+    };
+    text.parse()
+        .map(Some)
+        .map_err(|error| Wrong::new(&listen.span(), expected(error)))
 }
 
 #[cfg(test)]

@@ -99,42 +99,70 @@ impl PairEntry {
     ) -> Result<PairConfig, Wrong> {
         let (span, name) = (name.span(), name.get_ref());
         let wrong = |what: String| Wrong::new(at, format!("pair {name:?}: {what}"));
-        if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-') {
-            return Err(Wrong::new(&span, format!("pair {name:?}: a name has letters, digits, _ and -")));
+        if name.is_empty()
+            || !name
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
+        {
+            return Err(Wrong::new(
+                &span,
+                format!("pair {name:?}: a name has letters, digits, _ and -"),
+            ));
         }
         let secret = |which: &str, written: &Option<String>, file: &Option<PathBuf>| {
             let variable = format!("{}_{which}", name.to_uppercase().replace('-', "_"));
-            secrets.find(&variable, written.clone(), file.clone()).map_err(&wrong)
+            secrets
+                .find(&variable, written.clone(), file.clone())
+                .map_err(&wrong)
         };
         let redis = self.redis.as_ref().map(|url| url.get_ref().clone());
         let redis = match (redis, &self.sentinel, &self.cluster) {
             (Some(url), None, None) => RedisPlace::At(url),
-            (Some(primary), Some(sentinels), None) => RedisPlace::Sentinel(sentinels.clone(), primary),
+            (Some(primary), Some(sentinels), None) => {
+                RedisPlace::Sentinel(sentinels.clone(), primary)
+            }
             (None, None, Some(nodes)) => RedisPlace::Cluster(nodes.clone()),
             (None, Some(_), _) => {
-                return Err(wrong("sentinel needs redis = \"redis://NAME\", the name that Sentinel knows".into()));
+                return Err(wrong(
+                    "sentinel needs redis = \"redis://NAME\", the name that Sentinel knows".into(),
+                ));
             }
             (_, _, Some(_)) => return Err(wrong("cluster goes without redis and sentinel".into())),
             (None, None, None) => return Err(wrong("redis, or cluster, is missing".into())),
         };
         if let RedisPlace::At(url) | RedisPlace::Sentinel(_, url) = &redis
-            && let Err(error) = counterfoil::redis::IntoConnectionInfo::into_connection_info(url.as_str())
+            && let Err(error) =
+                counterfoil::redis::IntoConnectionInfo::into_connection_info(url.as_str())
         {
             let at = self.redis.as_ref().map_or(at.clone(), Spanned::span);
-            return Err(Wrong::new(&at, format!("pair {name:?}: redis is no URL of a Redis: {error}")));
+            return Err(Wrong::new(
+                &at,
+                format!("pair {name:?}: redis is no URL of a Redis: {error}"),
+            ));
         }
-        if let Err(error) = self.mysql.get_ref().parse::<counterfoil::sqlx::mysql::MySqlConnectOptions>() {
+        if let Err(error) = self
+            .mysql
+            .get_ref()
+            .parse::<counterfoil::sqlx::mysql::MySqlConnectOptions>()
+        {
             let what = format!("pair {name:?}: mysql is no URL of a database: {error}");
             return Err(Wrong::new(&self.mysql.span(), what));
         }
         let connections = match &self.connections {
             Some(number) if *number.get_ref() < 2 => {
-                return Err(Wrong::new(&number.span(), format!("pair {name:?}: connections: at least 2 are needed")));
+                return Err(Wrong::new(
+                    &number.span(),
+                    format!("pair {name:?}: connections: at least 2 are needed"),
+                ));
             }
             Some(number) => *number.get_ref(),
             None => 10,
         };
-        let serve = match self.serve.as_ref().map(|serve| (serve.get_ref(), serve.span())) {
+        let serve = match self
+            .serve
+            .as_ref()
+            .map(|serve| (serve.get_ref(), serve.span()))
+        {
             None => Serve::All,
             Some((ServeEntry::Namespaces(namespaces), _)) => Serve::Namespaces(namespaces.clone()),
             Some((ServeEntry::Word(word), _)) if word == "all" => Serve::All,
@@ -153,16 +181,31 @@ impl PairEntry {
         };
         Ok(PairConfig {
             redis,
-            redis_password: secret("REDIS_PASSWORD", &self.redis_password, &self.redis_password_file)?,
-            redis_tls: TlsFiles { authority: self.redis_ca.as_ref().map(|file| secrets.path(file)), client },
+            redis_password: secret(
+                "REDIS_PASSWORD",
+                &self.redis_password,
+                &self.redis_password_file,
+            )?,
+            redis_tls: TlsFiles {
+                authority: self.redis_ca.as_ref().map(|file| secrets.path(file)),
+                client,
+            },
             mysql: self.mysql.get_ref().clone(),
-            mysql_password: secret("MYSQL_PASSWORD", &self.mysql_password, &self.mysql_password_file)?,
+            mysql_password: secret(
+                "MYSQL_PASSWORD",
+                &self.mysql_password,
+                &self.mysql_password_file,
+            )?,
             connections,
-            durability: self.durability.map_or_else(Durability::default, |Settling(durability)| durability),
+            durability: self
+                .durability
+                .map_or_else(Durability::default, |Settling(durability)| durability),
             serve,
             create_tables: self.create_tables,
             allow_evicting: self.allow_evicting,
-            discover: self.discover.map_or(Duration::from_secs(30), |Time(time)| time),
+            discover: self
+                .discover
+                .map_or(Duration::from_secs(30), |Time(time)| time),
             name: name.clone(),
         })
     }

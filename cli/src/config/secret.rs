@@ -1,5 +1,5 @@
-//! Passwords and tokens: from the configuration, from a file that it names, from a systemd credential, or from the
-//! environment.
+//! Passwords and tokens: from the configuration, from a file that it names, from a systemd
+//! credential, or from the environment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,8 +24,16 @@ impl Secrets {
     }
 
     #[cfg(test)]
-    pub fn with(folder: &Path, credentials: Option<PathBuf>, environment: fn(&str) -> Option<String>) -> Self {
-        Secrets { folder: folder.to_owned(), credentials, environment }
+    pub fn with(
+        folder: &Path,
+        credentials: Option<PathBuf>,
+        environment: fn(&str) -> Option<String>,
+    ) -> Self {
+        Secrets {
+            folder: folder.to_owned(),
+            credentials,
+            environment,
+        }
     }
 
     /// Resolves a path of the configuration.
@@ -33,11 +41,19 @@ impl Secrets {
         self.folder.join(file)
     }
 
-    /// Returns the secret `name`: `MAIN_MYSQL_PASSWORD` is `$COUNTERFOIL_MAIN_MYSQL_PASSWORD`, or the credential
-    /// `main_mysql_password`. The configuration takes precedence.
-    pub fn find(&self, name: &str, written: Option<String>, file: Option<PathBuf>) -> Result<Option<String>, String> {
+    /// Returns the secret `name`: `MAIN_MYSQL_PASSWORD` is `$COUNTERFOIL_MAIN_MYSQL_PASSWORD`, or
+    /// the credential `main_mysql_password`. The configuration takes precedence.
+    pub fn find(
+        &self,
+        name: &str,
+        written: Option<String>,
+        file: Option<PathBuf>,
+    ) -> Result<Option<String>, String> {
         if written.is_some() && file.is_some() {
-            return Err(format!("{} and {0}_file are both given", name.to_lowercase()));
+            return Err(format!(
+                "{} and {0}_file are both given",
+                name.to_lowercase()
+            ));
         }
         if written.is_some() {
             return Ok(written);
@@ -45,7 +61,10 @@ impl Secrets {
         if let Some(file) = file {
             return read(&self.path(&file)).map(Some);
         }
-        let credential = self.credentials.as_ref().map(|folder| folder.join(name.to_lowercase()));
+        let credential = self
+            .credentials
+            .as_ref()
+            .map(|folder| folder.join(name.to_lowercase()));
         if let Some(credential) = credential.filter(|credential| credential.exists()) {
             return read(&credential).map(Some);
         }
@@ -55,7 +74,7 @@ impl Secrets {
 
 /// Reads a file without the final line break.
 fn read(file: &Path) -> Result<String, String> {
-    let text =
-        fs::read_to_string(file).map_err(|error| format!("the secret {} was not read: {error}", file.display()))?;
+    let text = fs::read_to_string(file)
+        .map_err(|error| format!("the secret {} was not read: {error}", file.display()))?;
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }

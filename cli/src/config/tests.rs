@@ -22,7 +22,8 @@ fn read(folder: &TempDir, text: &str) -> Result<Config, String> {
     Config::read(&path).map_err(|error| {
         let text = error.to_string();
         let told = text.strip_prefix(&path.display().to_string());
-        told.unwrap_or_else(|| panic!("{text} does not begin with {}", path.display())).to_owned()
+        told.unwrap_or_else(|| panic!("{text} does not begin with {}", path.display()))
+            .to_owned()
     })
 }
 
@@ -30,24 +31,43 @@ fn read(folder: &TempDir, text: &str) -> Result<Config, String> {
 fn setting(line: &str) -> Option<&str> {
     let line = line.strip_prefix("# ").unwrap_or(line);
     let (name, _) = line.split_once(" = ")?;
-    (!name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')).then_some(name)
+    (!name.is_empty()
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte == b'_'))
+    .then_some(name)
 }
 
-/// Returns the example with these lines uncommented, and without other lines that start with `left_out`.
+/// Returns the example with these lines uncommented, and without other lines that start with
+/// `left_out`.
 fn example_with(uncommented: &[usize], left_out: &str) -> String {
     let line = |(number, line): (usize, &str)| match uncommented.contains(&number) {
         true => line.strip_prefix("# ").unwrap_or(line).to_owned(),
         false if !left_out.is_empty() && line.starts_with(left_out) => String::new(),
         false => line.to_owned(),
     };
-    EXAMPLE.lines().enumerate().map(line).collect::<Vec<_>>().join("\n")
+    EXAMPLE
+        .lines()
+        .enumerate()
+        .map(line)
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 #[test]
 fn the_example_is_right_as_it_stands() {
     let config = read(&folder(), EXAMPLE).expect("right");
     let names: Vec<_> = config.families.iter().map(FamilyConfig::name).collect();
-    assert_eq!(names, ["forum/votes", "shop-*/views", "shop-*/visitors", "forum/downloads", "forum/readers"]);
+    assert_eq!(
+        names,
+        [
+            "forum/votes",
+            "shop-*/views",
+            "shop-*/visitors",
+            "forum/downloads",
+            "forum/readers"
+        ]
+    );
     assert!(config.families[0].recount.is_some() && config.families[1].is_pattern());
     assert_eq!(config.http.expect("it listens").listen, DEFAULT_LISTEN);
     assert_eq!(config.pairs[0].serve, Serve::All);
@@ -56,7 +76,8 @@ fn the_example_is_right_as_it_stands() {
 #[test]
 fn each_setting_of_the_example_is_one() {
     let folder = folder();
-    let is_commented = |(_, line): &(usize, &str)| line.starts_with("# ") && setting(line).is_some();
+    let is_commented =
+        |(_, line): &(usize, &str)| line.starts_with("# ") && setting(line).is_some();
     let commented: Vec<_> = EXAMPLE.lines().enumerate().filter(is_commented).collect();
     assert!(commented.len() > 40, "{commented:?}");
     for (number, line) in commented {
@@ -66,7 +87,11 @@ fn each_setting_of_the_example_is_one() {
             Some("redis_key") => vec![number - 1, number],
             _ => vec![number],
         };
-        let left_out = if setting(line) == Some("cluster") { "redis = " } else { "" };
+        let left_out = if setting(line) == Some("cluster") {
+            "redis = "
+        } else {
+            ""
+        };
         if let Err(error) = read(&folder, &example_with(&uncommented, left_out)) {
             panic!("{line}: {error}");
         }
@@ -84,10 +109,21 @@ fn each_setting_is_in_the_example() {
     ];
     for text in tables {
         let error = read(&folder(), text).expect_err("x is no setting");
-        let expected = error.split("expected").nth(1).unwrap_or_else(|| panic!("{error}"));
+        let expected = error
+            .split("expected")
+            .nth(1)
+            .unwrap_or_else(|| panic!("{error}"));
         for known in expected.split('`').skip(1).step_by(2) {
-            let written = [format!("{known} = "), format!("[{known}."), format!("[[{known}]]"), format!(".{known}]")];
-            assert!(written.iter().any(|written| EXAMPLE.contains(written)), "{known} is not in the example");
+            let written = [
+                format!("{known} = "),
+                format!("[{known}."),
+                format!("[[{known}]]"),
+                format!(".{known}]"),
+            ];
+            assert!(
+                written.iter().any(|written| EXAMPLE.contains(written)),
+                "{known} is not in the example"
+            );
         }
     }
 }
@@ -103,55 +139,164 @@ fn mistakes_are_told_with_file_and_line() {
         ("x =".to_owned(), ":1: ", ""),
         ("colour = 1\n".to_owned(), ":1: ", "unknown field `colour`"),
         (String::new(), ":1: ", "there is no [pair.NAME]"),
-        (format!("listen = \"9292\"\n{PAIR}"), ":1: ", "neither ADDRESS:PORT"),
-        (format!("shutdown = \"soon\"\n{PAIR}"), ":1: ", "\"soon\" is no time such as"),
-        (format!("shutdown = \"-2s\"\n{PAIR}"), ":1: ", "\"-2s\" is no time such as"),
-        (format!("log = \"xml\"\n{PAIR}"), ":1: ", "unknown variant `xml`"),
-        (format!("token = \"a\"\ntoken_file = \"token\"\n{PAIR}"), ":", "are both given"),
-        (format!("token_file = \"nowhere\"\n{PAIR}"), ":", "nowhere was not read"),
-        (PAIR.replace("main", "\"a b\""), ":1: ", "a name has letters, digits"),
-        (PAIR.replace("redis = \"redis://a\"\n", ""), ":1: ", "redis, or cluster, is missing"),
-        (PAIR.replace("mysql = \"mysql://a/b\"\n", ""), ":1: ", "missing field `mysql`"),
-        (PAIR.replace("redis://a", "http://a"), ":2: ", "redis is no URL of a Redis"),
-        (PAIR.replace("mysql://a/b", "nonsense"), ":3: ", "mysql is no URL of a database"),
-        (PAIR.replace("redis =", "colour ="), ":2: ", "unknown field `colour`"),
-        (of_pair("cluster = [\"redis://a\"]"), ":1: ", "cluster goes without redis"),
-        (PAIR.replace("redis = \"redis://a\"", "sentinel = [\"redis://a\"]"), ":1: ", "sentinel needs redis"),
+        (
+            format!("listen = \"9292\"\n{PAIR}"),
+            ":1: ",
+            "neither ADDRESS:PORT",
+        ),
+        (
+            format!("shutdown = \"soon\"\n{PAIR}"),
+            ":1: ",
+            "\"soon\" is no time such as",
+        ),
+        (
+            format!("shutdown = \"-2s\"\n{PAIR}"),
+            ":1: ",
+            "\"-2s\" is no time such as",
+        ),
+        (
+            format!("log = \"xml\"\n{PAIR}"),
+            ":1: ",
+            "unknown variant `xml`",
+        ),
+        (
+            format!("token = \"a\"\ntoken_file = \"token\"\n{PAIR}"),
+            ":",
+            "are both given",
+        ),
+        (
+            format!("token_file = \"nowhere\"\n{PAIR}"),
+            ":",
+            "nowhere was not read",
+        ),
+        (
+            PAIR.replace("main", "\"a b\""),
+            ":1: ",
+            "a name has letters, digits",
+        ),
+        (
+            PAIR.replace("redis = \"redis://a\"\n", ""),
+            ":1: ",
+            "redis, or cluster, is missing",
+        ),
+        (
+            PAIR.replace("mysql = \"mysql://a/b\"\n", ""),
+            ":1: ",
+            "missing field `mysql`",
+        ),
+        (
+            PAIR.replace("redis://a", "http://a"),
+            ":2: ",
+            "redis is no URL of a Redis",
+        ),
+        (
+            PAIR.replace("mysql://a/b", "nonsense"),
+            ":3: ",
+            "mysql is no URL of a database",
+        ),
+        (
+            PAIR.replace("redis =", "colour ="),
+            ":2: ",
+            "unknown field `colour`",
+        ),
+        (
+            of_pair("cluster = [\"redis://a\"]"),
+            ":1: ",
+            "cluster goes without redis",
+        ),
+        (
+            PAIR.replace("redis = \"redis://a\"", "sentinel = [\"redis://a\"]"),
+            ":1: ",
+            "sentinel needs redis",
+        ),
         (of_pair("connections = 1"), ":4: ", "at least 2 are needed"),
-        (of_pair("serve = \"none\""), ":4: ", "neither \"all\", \"declared\""),
-        (of_pair("durability = \"sometimes\""), ":4: ", "neither \"immediate\" nor"),
+        (
+            of_pair("serve = \"none\""),
+            ":4: ",
+            "neither \"all\", \"declared\"",
+        ),
+        (
+            of_pair("durability = \"sometimes\""),
+            ":4: ",
+            "neither \"immediate\" nor",
+        ),
         (of_pair("redis_cert = \"a\""), ":1: ", "go together"),
         (of_family(""), ":4: ", "missing field `kind`"),
-        (of_family("kind = \"other\""), ":6: ", "unknown variant `other`"),
-        (of_family("kind = \"cached\"\ncolour = 1"), ":7: ", "unknown field `colour`"),
-        (of_family("kind = \"cached\"\nwide = true"), ":7: ", "wide is no setting of its kind, which has save_after"),
-        (of_family("kind = \"cached\"\npair = \"other\""), ":7: ", "there is no [pair.other]"),
-        (of_family("kind = \"cached\"\npartitions = 0"), ":7: ", "partitions"),
-        (of_family("kind = \"cached\"\ntable = { value = \"n\", keys = {} }"), ":7: ", "one of upsert"),
+        (
+            of_family("kind = \"other\""),
+            ":6: ",
+            "unknown variant `other`",
+        ),
+        (
+            of_family("kind = \"cached\"\ncolour = 1"),
+            ":7: ",
+            "unknown field `colour`",
+        ),
+        (
+            of_family("kind = \"cached\"\nwide = true"),
+            ":7: ",
+            "wide is no setting of its kind, which has save_after",
+        ),
+        (
+            of_family("kind = \"cached\"\npair = \"other\""),
+            ":7: ",
+            "there is no [pair.other]",
+        ),
+        (
+            of_family("kind = \"cached\"\npartitions = 0"),
+            ":7: ",
+            "partitions",
+        ),
+        (
+            of_family("kind = \"cached\"\ntable = { value = \"n\", keys = {} }"),
+            ":7: ",
+            "one of upsert",
+        ),
         (of_family("kind = \"series\"\nkeep = [\"7 s\"]"), ":", ""),
-        (of_family("kind = \"cached\"").replace("a/b\"\nkind", "ab\"\nkind"), ":5: ", "expected NAMESPACE/FAMILY"),
+        (
+            of_family("kind = \"cached\"").replace("a/b\"\nkind", "ab\"\nkind"),
+            ":5: ",
+            "expected NAMESPACE/FAMILY",
+        ),
         (
             of_family("kind = \"cached\"").replace("\"a/b\"\nkind", "\"*-*/b\"\nkind"),
             ":5: ",
             "or one * in the namespace",
         ),
-        (of_family("kind = \"cached\"").replace("\"a/b\"\nkind", "\"A/b\"\nkind"), ":5: ", "family \"A/b\""),
-        (of_family(&format!("{cached}every = \"1h\"\n")), ":7: ", "missing field `within`"),
-        (of_family(&format!("{cached}within = \"1s\"\nevery = \"1h\"\n")), ":7: ", "either table and keys, or sql"),
+        (
+            of_family("kind = \"cached\"").replace("\"a/b\"\nkind", "\"A/b\"\nkind"),
+            ":5: ",
+            "family \"A/b\"",
+        ),
+        (
+            of_family(&format!("{cached}every = \"1h\"\n")),
+            ":7: ",
+            "missing field `within`",
+        ),
+        (
+            of_family(&format!("{cached}within = \"1s\"\nevery = \"1h\"\n")),
+            ":7: ",
+            "either table and keys, or sql",
+        ),
         (
             of_family("kind = \"series\"\n[family.recount]\nwithin = \"1s\"\nevery = \"1h\"\n"),
             ":7: ",
             "only buffered and cached",
         ),
         (
-            format!("{0}[[family]]\nname = \"a/b\"\nkind = \"cached\"\n", of_family("kind = \"cached\"\n")),
+            format!(
+                "{0}[[family]]\nname = \"a/b\"\nkind = \"cached\"\n",
+                of_family("kind = \"cached\"\n")
+            ),
             ":7: ",
             "described twice",
         ),
     ];
     let (folder, mut wrong) = (folder(), Vec::new());
     for (text, place, what) in cases {
-        let error = read(&folder, &text).err().unwrap_or_else(|| panic!("taken:\n{text}"));
+        let error = read(&folder, &text)
+            .err()
+            .unwrap_or_else(|| panic!("taken:\n{text}"));
         if !(error.starts_with(place) && error.contains(what)) || error.contains('\n') {
             wrong.push(format!("{text}\nwas told: {error}\nnot: {place}...{what}"));
         }
@@ -164,10 +309,20 @@ fn several_pairs_have_their_own_families() {
     let other = PAIR.replace("main", "other");
     let family = "[[family]]\nname = \"a/b\"\nkind = \"visitors\"\n";
     let error = read(&folder(), &format!("{PAIR}{other}{family}")).expect_err("whose is it?");
-    assert!(error.starts_with(":8: ") && error.contains("pair = \"NAME\" is missing"), "{error}");
+    assert!(
+        error.starts_with(":8: ") && error.contains("pair = \"NAME\" is missing"),
+        "{error}"
+    );
     let both = format!("{PAIR}{other}{family}pair = \"main\"\n{family}pair = \"other\"\n");
     let config = read(&folder(), &both).expect("right");
-    assert_eq!(config.families.iter().map(|family| family.pair.as_str()).collect::<Vec<_>>(), ["main", "other"]);
+    assert_eq!(
+        config
+            .families
+            .iter()
+            .map(|family| family.pair.as_str())
+            .collect::<Vec<_>>(),
+        ["main", "other"]
+    );
 }
 
 #[test]
@@ -185,27 +340,54 @@ fn a_pattern_describes_what_fits_it() {
 fn secrets_come_from_the_file_a_credential_or_the_environment() {
     let folder = folder();
     let secrets = |credentials: Option<&str>, variable: fn(&str) -> Option<String>| {
-        Secrets::with(folder.path(), credentials.map(|name| folder.path().join(name)), variable)
+        Secrets::with(
+            folder.path(),
+            credentials.map(|name| folder.path().join(name)),
+            variable,
+        )
     };
     let parse = |more: &str, secrets: &Secrets| {
-        let config = Config::parse(&format!("{PAIR}{more}"), secrets).map_err(|wrong| wrong.message);
+        let config =
+            Config::parse(&format!("{PAIR}{more}"), secrets).map_err(|wrong| wrong.message);
         config.map(|config| config.pairs[0].mysql_password.clone())
     };
     let environment: fn(&str) -> Option<String> =
         |name| (name == "COUNTERFOIL_MAIN_MYSQL_PASSWORD").then(|| "of the environment".to_owned());
     fs::create_dir(folder.path().join("credentials")).expect("made");
-    fs::write(folder.path().join("credentials/main_mysql_password"), "of systemd\r\n").expect("written");
-    let found = |more: &str, credentials, variable| parse(more, &secrets(credentials, variable)).expect("right");
+    fs::write(
+        folder.path().join("credentials/main_mysql_password"),
+        "of systemd\r\n",
+    )
+    .expect("written");
+    let found = |more: &str, credentials, variable| {
+        parse(more, &secrets(credentials, variable)).expect("right")
+    };
     let written = "mysql_password = \"written\"\n";
     let file = "mysql_password_file = \"mysql-password\"\n";
     assert_eq!(found("", None, |_| None), None);
-    assert_eq!(found("", None, environment).as_deref(), Some("of the environment"));
-    assert_eq!(found("", Some("credentials"), environment).as_deref(), Some("of systemd"));
-    assert_eq!(found(file, Some("credentials"), environment).as_deref(), Some("mysql-password of the file"));
-    assert_eq!(found(written, Some("credentials"), environment).as_deref(), Some("written"));
-    let both = parse(&format!("{written}{file}"), &secrets(None, environment)).expect_err("which one?");
+    assert_eq!(
+        found("", None, environment).as_deref(),
+        Some("of the environment")
+    );
+    assert_eq!(
+        found("", Some("credentials"), environment).as_deref(),
+        Some("of systemd")
+    );
+    assert_eq!(
+        found(file, Some("credentials"), environment).as_deref(),
+        Some("mysql-password of the file")
+    );
+    assert_eq!(
+        found(written, Some("credentials"), environment).as_deref(),
+        Some("written")
+    );
+    let both =
+        parse(&format!("{written}{file}"), &secrets(None, environment)).expect_err("which one?");
     assert!(both.contains("main_mysql_password"), "{both}");
-    assert!(!both.contains("written"), "the secret itself is told: {both}");
+    assert!(
+        !both.contains("written"),
+        "the secret itself is told: {both}"
+    );
 }
 
 /// A regular expression for inserted text.

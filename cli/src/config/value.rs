@@ -33,9 +33,12 @@ impl TryFrom<String> for Settling {
         if text == "immediate" {
             return Ok(Settling(Durability::Immediate));
         }
-        let time = text.strip_prefix("settle ").and_then(|time| Time::try_from(time.trim().to_owned()).ok());
+        let time = text
+            .strip_prefix("settle ")
+            .and_then(|time| Time::try_from(time.trim().to_owned()).ok());
         let expected = || format!("{text:?} is neither \"immediate\" nor \"settle 2.5s\"");
-        time.map(|Time(time)| Settling(Durability::Settle(time))).ok_or_else(expected)
+        time.map(|Time(time)| Settling(Durability::Settle(time)))
+            .ok_or_else(expected)
     }
 }
 

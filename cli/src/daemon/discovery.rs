@@ -1,4 +1,5 @@
-//! The search of Redis for namespaces that applications count in, for families with a pattern such as `shop-*/views`.
+//! The search of Redis for namespaces that applications count in, for families with a pattern such
+//! as `shop-*/views`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -20,14 +21,25 @@ pub type Node = Option<(String, u16)>;
 
 /// Returns the servers that hold keys.
 pub async fn nodes(redis: &Connection) -> RedisResult<Vec<Node>> {
-    let Some(cluster) = redis.as_cluster() else { return Ok(vec![None]) };
-    let slots: Vec<Vec<Value>> = cmd("CLUSTER").arg("SLOTS").query_async(&mut cluster.clone()).await?;
+    let Some(cluster) = redis.as_cluster() else {
+        return Ok(vec![None]);
+    };
+    let slots: Vec<Vec<Value>> = cmd("CLUSTER")
+        .arg("SLOTS")
+        .query_async(&mut cluster.clone())
+        .await?;
     let primary = |range: Vec<Value>| {
         let node: Vec<Value> = from_redis_value(range.into_iter().nth(2)?).ok()?;
         let mut node = node.into_iter();
-        Some((from_redis_value(node.next()?).ok()?, from_redis_value(node.next()?).ok()?))
+        Some((
+            from_redis_value(node.next()?).ok()?,
+            from_redis_value(node.next()?).ok()?,
+        ))
     };
-    let primaries = slots.into_iter().filter_map(primary).collect::<BTreeSet<_>>();
+    let primaries = slots
+        .into_iter()
+        .filter_map(primary)
+        .collect::<BTreeSet<_>>();
     Ok(primaries.into_iter().map(Some).collect())
 }
 
@@ -36,7 +48,10 @@ pub async fn ask(redis: &Connection, node: &Node, command: Cmd) -> RedisResult<V
     match (redis.as_cluster(), node.clone()) {
         (Some(cluster), Some((host, port))) => {
             let route = SingleNodeRoutingInfo::ByAddress { host, port };
-            cluster.clone().route_command(command, RoutingInfo::SingleNode(route)).await
+            cluster
+                .clone()
+                .route_command(command, RoutingInfo::SingleNode(route))
+                .await
         }
         _ => command.query_async(&mut redis.clone()).await,
     }
@@ -49,7 +64,12 @@ pub async fn families(redis: &Connection) -> RedisResult<BTreeSet<(String, Strin
         let mut cursor = "0".to_owned();
         loop {
             let mut command = cmd("SCAN");
-            command.arg(&cursor).arg("MATCH").arg(CALLS).arg("COUNT").arg(COUNT);
+            command
+                .arg(&cursor)
+                .arg("MATCH")
+                .arg(CALLS)
+                .arg("COUNT")
+                .arg(COUNT);
             let page: (String, Vec<Vec<u8>>) = from_redis_value(ask(redis, &node, command).await?)?;
             found.extend(page.1.iter().filter_map(|key| family_of(key)));
             cursor = page.0;
@@ -64,7 +84,10 @@ pub async fn families(redis: &Connection) -> RedisResult<BTreeSet<(String, Strin
 
 /// Parses `cf1:{NAMESPACE/FAMILY/PARTITION}:calls`.
 fn family_of(key: &[u8]) -> Option<(String, String)> {
-    let tag = std::str::from_utf8(key).ok()?.strip_prefix("cf1:{")?.strip_suffix("}:calls")?;
+    let tag = std::str::from_utf8(key)
+        .ok()?
+        .strip_prefix("cf1:{")?
+        .strip_suffix("}:calls")?;
     let mut parts = tag.split('/');
     let found = (parts.next()?.to_owned(), parts.next()?.to_owned());
     parts.next().filter(|_| parts.next().is_none())?;

@@ -1,5 +1,5 @@
-//! The families of one pair. The daemon opens the configured ones, also in namespaces that it discovers, and recounts
-//! them.
+//! The families of one pair. The daemon opens the configured ones, also in namespaces that it
+//! discovers, and recounts them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,9 +32,20 @@ pub struct Families {
 }
 
 impl Families {
-    pub fn new(pair: String, counterfoil: Counterfoil, described: watch::Receiver<Arc<[FamilyConfig]>>) -> Self {
+    pub fn new(
+        pair: String,
+        counterfoil: Counterfoil,
+        described: watch::Receiver<Arc<[FamilyConfig]>>,
+    ) -> Self {
         let (opened, refused, recounts) = (BTreeSet::new(), BTreeMap::new(), Recounts::default());
-        Families { pair, counterfoil, described, opened, refused, recounts }
+        Families {
+            pair,
+            counterfoil,
+            described,
+            opened,
+            refused,
+            recounts,
+        }
     }
 
     /// Opens the configured families, except patterns.
@@ -61,16 +72,19 @@ impl Families {
                 let new: Vec<_> = found.difference(&self.opened).cloned().collect();
                 self.open(new).await;
             }
-            Err(error) => tracing::warn!(pair = self.pair, %error, "Redis was not searched for namespaces"),
+            Err(error) => {
+                tracing::warn!(pair = self.pair, %error, "Redis was not searched for namespaces")
+            }
         }
     }
 
-    /// Opens families that are new or changed in a reloaded configuration. A family that is no longer configured stays
-    /// open until the daemon ends.
+    /// Opens families that are new or changed in a reloaded configuration. A family that is no
+    /// longer configured stays open until the daemon ends.
     pub async fn reload(&mut self) {
         self.recounts.stop().await;
         let described = self.described.borrow().clone();
-        self.refused.retain(|name, _| describing(&described, &self.pair, name).is_some());
+        self.refused
+            .retain(|name, _| describing(&described, &self.pair, name).is_some());
         let mut names = self.described_names();
         names.extend(self.opened.iter().cloned());
         self.open(names).await;
@@ -83,7 +97,8 @@ impl Families {
     }
 
     pub fn has(&self, family: &Family) -> bool {
-        self.opened.contains(&(family.namespace().to_owned(), family.name().to_owned()))
+        self.opened
+            .contains(&(family.namespace().to_owned(), family.name().to_owned()))
     }
 
     /// Returns the configured families that were not opened.
@@ -109,7 +124,9 @@ impl Families {
     fn described_names(&self) -> BTreeSet<Name> {
         let described = self.described.borrow();
         let single = of_pair(&described, &self.pair).filter(|family| !family.is_pattern());
-        single.map(|family| (family.namespace.clone(), family.family.clone())).collect()
+        single
+            .map(|family| (family.namespace.clone(), family.family.clone()))
+            .collect()
     }
 
     /// Opens families by name, as configured.
@@ -154,11 +171,18 @@ impl Families {
 }
 
 /// Returns the configured families of a pair.
-fn of_pair<'a>(described: &'a [FamilyConfig], pair: &'a str) -> impl Iterator<Item = &'a FamilyConfig> {
+fn of_pair<'a>(
+    described: &'a [FamilyConfig],
+    pair: &'a str,
+) -> impl Iterator<Item = &'a FamilyConfig> {
     described.iter().filter(move |family| family.pair == pair)
 }
 
 /// Returns the configuration of a pair's family.
-fn describing<'a>(described: &'a [FamilyConfig], pair: &'a str, name: &Name) -> Option<&'a FamilyConfig> {
+fn describing<'a>(
+    described: &'a [FamilyConfig],
+    pair: &'a str,
+    name: &Name,
+) -> Option<&'a FamilyConfig> {
     of_pair(described, pair).find(|family| family.describes(&name.0, &name.1))
 }

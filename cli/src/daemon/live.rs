@@ -26,7 +26,10 @@ pub struct Live {
 
 impl LivePair {
     pub fn new(name: &str) -> Self {
-        let view = PairView { name: name.to_owned(), ..PairView::default() };
+        let view = PairView {
+            name: name.to_owned(),
+            ..PairView::default()
+        };
         LivePair {
             name: name.to_owned(),
             connected: watch::Sender::new(None),
@@ -47,11 +50,17 @@ impl LivePair {
 
     /// Returns the family NAMESPACE/FAMILY as last read from the database.
     pub fn known(&self, name: &str) -> Option<Registered> {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        self.known
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(name)
+            .cloned()
     }
 
     pub fn set_known(&self, families: impl IntoIterator<Item = Registered>) {
-        let named = families.into_iter().map(|registered| (registered.family.to_string(), registered));
+        let named = families
+            .into_iter()
+            .map(|registered| (registered.family.to_string(), registered));
         *self.known.write().unwrap_or_else(PoisonError::into_inner) = named.collect();
     }
 }
@@ -62,7 +71,11 @@ impl Live {
         View {
             at: crate::status::now(),
             version: env!("CARGO_PKG_VERSION"),
-            pairs: self.pairs.iter().map(|pair| pair.view.borrow().clone()).collect(),
+            pairs: self
+                .pairs
+                .iter()
+                .map(|pair| pair.view.borrow().clone())
+                .collect(),
         }
     }
 

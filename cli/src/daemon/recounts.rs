@@ -13,9 +13,18 @@ pub struct Recounts(HashMap<String, Recounter>);
 
 impl Recounts {
     /// Starts to recount a family periodically.
-    pub fn start(&mut self, counterfoil: &Counterfoil, counters: &AnyCounters, recount: &Recount) -> Result<()> {
-        let Some(builder) = configured(counterfoil, counters, recount) else { return Ok(()) };
-        let recounter = builder.every(recount.every..=recount.every + recount.every / 4).start()?;
+    pub fn start(
+        &mut self,
+        counterfoil: &Counterfoil,
+        counters: &AnyCounters,
+        recount: &Recount,
+    ) -> Result<()> {
+        let Some(builder) = configured(counterfoil, counters, recount) else {
+            return Ok(());
+        };
+        let recounter = builder
+            .every(recount.every..=recount.every + recount.every / 4)
+            .start()?;
         self.0.insert(counters.family().to_string(), recounter);
         Ok(())
     }
@@ -36,7 +45,11 @@ impl Recounts {
 }
 
 /// Returns the recount as configured, or `None` for kinds without recounts.
-pub fn configured(counterfoil: &Counterfoil, counters: &AnyCounters, recount: &Recount) -> Option<RecountBuilder> {
+pub fn configured(
+    counterfoil: &Counterfoil,
+    counters: &AnyCounters,
+    recount: &Recount,
+) -> Option<RecountBuilder> {
     let builder = match counters {
         AnyCounters::Buffered(counters) => counterfoil.recount(counters),
         AnyCounters::Cached(counters) => counterfoil.recount(counters),

@@ -18,7 +18,12 @@ pub struct Told {
 
 impl Default for Told {
     fn default() -> Self {
-        Told { last: None, since: Instant::now(), told: 0, untold: 0 }
+        Told {
+            last: None,
+            since: Instant::now(),
+            told: 0,
+            untold: 0,
+        }
     }
 }
 
@@ -26,10 +31,16 @@ impl Told {
     /// Logs the new rejects of `latest`, which has the newest first.
     pub fn tell(&mut self, pair: &str, latest: &[Reject]) {
         let newest = latest.first().map_or(0, |reject| reject.number);
-        let Some(last) = self.last.replace(newest.max(self.last.unwrap_or(0))) else { return };
+        let Some(last) = self.last.replace(newest.max(self.last.unwrap_or(0))) else {
+            return;
+        };
         if self.since.elapsed() >= Duration::from_secs(60) {
             if self.untold > 0 {
-                tracing::error!(pair, rejects = self.untold, "more were refused by their rows in the last minute");
+                tracing::error!(
+                    pair,
+                    rejects = self.untold,
+                    "more were refused by their rows in the last minute"
+                );
             }
             (self.since, self.told, self.untold) = (Instant::now(), 0, 0);
         }
@@ -39,7 +50,15 @@ impl Told {
                 continue;
             }
             self.told += 1;
-            let Reject { number, namespace, family, id, delta, reason, .. } = reject;
+            let Reject {
+                number,
+                namespace,
+                family,
+                id,
+                delta,
+                reason,
+                ..
+            } = reject;
             tracing::error!(
                 pair,
                 number,

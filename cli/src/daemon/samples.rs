@@ -17,7 +17,11 @@ const PAUSE_OF_MANY: Duration = Duration::from_secs(10);
 const MANY: usize = 1_000;
 
 /// Publishes the state of the families, with MySQL's last overview. Never returns.
-pub async fn watch(counterfoil: Counterfoil, overview: watch::Receiver<Vec<Overview>>, live: Arc<LivePair>) {
+pub async fn watch(
+    counterfoil: Counterfoil,
+    overview: watch::Receiver<Vec<Overview>>,
+    live: Arc<LivePair>,
+) {
     let mut sampler = Sampler::default();
     loop {
         let overview = overview.borrow().clone();

@@ -32,7 +32,12 @@ pub struct Server {
 
 impl Server {
     pub fn new(pair: &str, name: &'static str) -> Self {
-        Server { pair: pair.to_owned(), name, seen: None, changed: Instant::now() }
+        Server {
+            pair: pair.to_owned(),
+            name,
+            seen: None,
+            changed: Instant::now(),
+        }
     }
 
     /// Records the result of a check. A change is logged, with the number of waiting families.
@@ -45,19 +50,43 @@ impl Server {
             match (&look, was_up) {
                 (Ok(Found { version, .. }), None) => tracing::info!(pair, server, version, "there"),
                 (Ok(Found { version, .. }), Some(_)) => {
-                    tracing::info!(pair, server, version, away_seconds = seconds, families_waiting, "back");
+                    tracing::info!(
+                        pair,
+                        server,
+                        version,
+                        away_seconds = seconds,
+                        families_waiting,
+                        "back"
+                    );
                 }
                 (Err(why), _) => tracing::error!(pair, server, why, families_waiting, "away"),
             }
             self.changed = Instant::now();
         }
-        let since = self.seen.as_ref().filter(|_| was_up == Some(is_up)).map_or_else(now, |seen| seen.since);
+        let since = self
+            .seen
+            .as_ref()
+            .filter(|_| was_up == Some(is_up))
+            .map_or_else(now, |seen| seen.since);
         let before = self.seen.take().and_then(|seen| seen.version);
         let view = match look {
-            Ok(Found { version, memory_bytes }) => {
-                ServerView { up: true, since, version: Some(version), memory_bytes, why: None }
-            }
-            Err(why) => ServerView { up: false, since, version: before, memory_bytes: None, why: Some(why) },
+            Ok(Found {
+                version,
+                memory_bytes,
+            }) => ServerView {
+                up: true,
+                since,
+                version: Some(version),
+                memory_bytes,
+                why: None,
+            },
+            Err(why) => ServerView {
+                up: false,
+                since,
+                version: before,
+                memory_bytes: None,
+                why: Some(why),
+            },
         };
         self.seen = Some(view.clone());
         view
@@ -76,9 +105,19 @@ pub async fn watch(
     loop {
         looks.tick().await;
         // counted before the check: waiting hits are saved as soon as a server recovers
-        let waiting = live.view.borrow().families.iter().filter(|family| family.status.pending > 0).count();
-        let (found_redis, found_mysql) = join(look_at_redis(&connection), look_at_mysql(&probe)).await;
-        let views = (redis.found(found_redis, waiting), mysql.found(found_mysql, waiting));
+        let waiting = live
+            .view
+            .borrow()
+            .families
+            .iter()
+            .filter(|family| family.status.pending > 0)
+            .count();
+        let (found_redis, found_mysql) =
+            join(look_at_redis(&connection), look_at_mysql(&probe)).await;
+        let views = (
+            redis.found(found_redis, waiting),
+            mysql.found(found_mysql, waiting),
+        );
         both.send_replace(views.0.up && views.1.up);
         live.show(|view| (view.redis, view.mysql) = views);
     }
@@ -94,17 +133,27 @@ pub struct Found {
 async fn look_at_redis(redis: &Connection) -> Result<Found, String> {
     let mut redis = redis.clone();
     let info = timeout(REPLY, cmd("INFO").query_async::<Value>(&mut redis)).await;
-    let info = info.map_err(|_| no_reply())?.map_err(|error| error.to_string())?;
+    let info = info
+        .map_err(|_| no_reply())?
+        .map_err(|error| error.to_string())?;
     let nodes = texts(&info);
     let field = |node: &String, name: &str| {
-        node.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::to_owned)
+        node.lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+            .map(str::to_owned)
     };
     let first = nodes.first().ok_or("INFO is not what a Redis replies")?;
     let valkey = field(first, "valkey_version").map(|version| format!("Valkey {version}"));
-    let version = valkey.or_else(|| field(first, "redis_version").map(|version| format!("Redis {version}")));
+    let version =
+        valkey.or_else(|| field(first, "redis_version").map(|version| format!("Redis {version}")));
     let version = version.ok_or("INFO has no version")?;
-    let memory = nodes.iter().map(|node| field(node, "used_memory")?.trim().parse::<u64>().ok());
-    Ok(Found { version, memory_bytes: memory.sum() })
+    let memory = nodes
+        .iter()
+        .map(|node| field(node, "used_memory")?.trim().parse::<u64>().ok());
+    Ok(Found {
+        version,
+        memory_bytes: memory.sum(),
+    })
 }
 
 /// Returns the texts in a reply, one for each node of a cluster.
@@ -120,12 +169,18 @@ fn texts(reply: &Value) -> Vec<String> {
 
 async fn look_at_mysql(pool: &MySqlPool) -> Result<Found, String> {
     let asked = sqlx::query_scalar::<_, String>("SELECT VERSION()").fetch_one(pool);
-    let version = timeout(REPLY, asked).await.map_err(|_| no_reply())?.map_err(|error| error.to_string())?;
+    let version = timeout(REPLY, asked)
+        .await
+        .map_err(|_| no_reply())?
+        .map_err(|error| error.to_string())?;
     let version = match version.split_once("-MariaDB") {
         Some((number, _)) => format!("MariaDB {number}"),
         None => format!("MySQL {version}"),
     };
-    Ok(Found { version, memory_bytes: None })
+    Ok(Found {
+        version,
+        memory_bytes: None,
+    })
 }
 
 fn no_reply() -> String {

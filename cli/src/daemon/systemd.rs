@@ -28,7 +28,9 @@ pub fn status(line: &str) {
 
 /// Reports that the daemon is alive, twice as often as systemd requires. Never returns.
 pub async fn watchdog() {
-    let Some(limit) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
+    let Some(limit) = sd_notify::watchdog_enabled() else {
+        return std::future::pending().await;
+    };
     let mut ticks = interval((limit / 2).max(Duration::from_millis(10)));
     loop {
         ticks.tick().await;

@@ -1,5 +1,5 @@
-//! The worker of one pair: it waits for the servers, opens the families, brings everything to MySQL, and publishes the
-//! state.
+//! The worker of one pair: it waits for the servers, opens the families, brings everything to
+//! MySQL, and publishes the state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,7 +24,8 @@ use crate::view::{DriftView, FindingView, RecountView, RejectView};
 
 /// The interval between reads of MySQL's overview.
 const OVERVIEW: Duration = Duration::from_secs(5);
-/// The interval at which a worker reads the database's families, retries refused ones, and runs `check`.
+/// The interval at which a worker reads the database's families, retries refused ones, and runs
+/// `check`.
 const UPKEEP: Duration = Duration::from_secs(30);
 /// The pause after a server refused something, before the next attempt.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -64,7 +65,10 @@ impl Worker {
                 Err(error) => {
                     let view = redis.found(Err(error.to_string()), 0);
                     self.live.show(|pair| pair.redis = view);
-                    systemd::status(&format!("pair {} waits for Redis: {error}", self.config.name));
+                    systemd::status(&format!(
+                        "pair {} waits for Redis: {error}",
+                        self.config.name
+                    ));
                 }
             }
             sleep(AGAIN).await;
@@ -72,14 +76,25 @@ impl Worker {
     }
 
     async fn work(&mut self, counterfoil: Counterfoil, redis: Server) {
-        let Ok(probe) = pair::probe(&self.config) else { return };
+        let Ok(probe) = pair::probe(&self.config) else {
+            return;
+        };
         let servers = (redis, Server::new(&self.config.name, "mysql"));
         let (found, both_up) = watch::channel(false);
-        let watching = servers::watch(servers, (counterfoil.redis().clone(), probe), self.live.clone(), found);
+        let watching = servers::watch(
+            servers,
+            (counterfoil.redis().clone(), probe),
+            self.live.clone(),
+            found,
+        );
         let (overview, known) = watch::channel(Vec::new());
         let sampling = samples::watch(counterfoil.clone(), known, self.live.clone());
         let watching = [tokio::spawn(watching), tokio::spawn(sampling)];
-        let families = Families::new(self.config.name.clone(), counterfoil.clone(), self.families.clone());
+        let families = Families::new(
+            self.config.name.clone(),
+            counterfoil.clone(),
+            self.families.clone(),
+        );
         let mut pair = Working {
             worker: self,
             counterfoil,
@@ -125,7 +140,8 @@ impl Working<'_> {
         let mut stop = self.worker.stop.clone();
         let mut families = self.worker.families.clone();
         let discover = self.worker.config.discover.max(Duration::from_millis(100));
-        let (mut overviews, mut upkeep, mut discoveries) = (every(OVERVIEW), every(UPKEEP), every(discover));
+        let (mut overviews, mut upkeep, mut discoveries) =
+            (every(OVERVIEW), every(UPKEEP), every(discover));
         let (mut both_up, mut turned) = (self.both_up.clone(), self.both_up.clone());
         loop {
             let is_begun = self.reconciler.is_some();
@@ -152,7 +168,8 @@ impl Working<'_> {
         }
     }
 
-    /// Opens the families and starts the reconciler, which need both servers. Waits a moment after a failure.
+    /// Opens the families and starts the reconciler, which need both servers. Waits a moment after
+    /// a failure.
     async fn begin(&mut self) {
         if let Err(error) = self.try_begin().await {
             let pair = &self.worker.config.name;
@@ -172,7 +189,9 @@ impl Working<'_> {
         let reconciler = match &self.worker.config.serve {
             Serve::All => reconciler.all(),
             Serve::Declared => reconciler,
-            Serve::Namespaces(namespaces) => namespaces.iter().fold(reconciler, |one, name| one.namespace(name)),
+            Serve::Namespaces(namespaces) => namespaces
+                .iter()
+                .fold(reconciler, |one, name| one.namespace(name)),
         };
         self.reconciler = Some(reconciler.start().await?);
         let (pair, families) = (&self.worker.config.name, self.families.number());
@@ -183,14 +202,23 @@ impl Working<'_> {
 
     /// Reads rejects, recounts and their differences from MySQL.
     async fn overview(&mut self) {
-        let Ok(store) = self.counterfoil.mysql() else { return };
-        let (Ok(overview), Ok(latest)) = (store.overview().await, store.latest_rejects(SHOWN).await) else { return };
+        let Ok(store) = self.counterfoil.mysql() else {
+            return;
+        };
+        let (Ok(overview), Ok(latest)) =
+            (store.overview().await, store.latest_rejects(SHOWN).await)
+        else {
+            return;
+        };
         self.told.tell(&self.worker.config.name, &latest);
         let mut recounts = Vec::new();
         for one in &overview {
             let Some(run) = &one.recount else { continue };
             let family = format!("{}/{}", one.namespace, one.family);
-            let own = self.families.recount(&family).filter(|own| own.run == run.run);
+            let own = self
+                .families
+                .recount(&family)
+                .filter(|own| own.run == run.run);
             recounts.push(RecountView {
                 run: run.run,
                 checked: own.as_ref().map_or(run.checked, |own| own.checked),
@@ -214,14 +242,26 @@ impl Working<'_> {
 
     /// Returns the differences of the latest runs that were not read before.
     async fn drift(&mut self, recounts: &[RecountView]) -> Vec<DriftView> {
-        let Ok(store) = self.counterfoil.mysql() else { return Vec::new() };
+        let Ok(store) = self.counterfoil.mysql() else {
+            return Vec::new();
+        };
         let mut found = Vec::new();
-        for RecountView { family, run, drifted, .. } in recounts.iter().filter(|recount| recount.drifted > 0) {
+        for RecountView {
+            family,
+            run,
+            drifted,
+            ..
+        } in recounts.iter().filter(|recount| recount.drifted > 0)
+        {
             if self.drift_of.get(family) == Some(&(*run, *drifted)) {
                 continue;
             }
-            let Some(Registered { family: known, .. }) = self.worker.live.known(family) else { continue };
-            let Ok(read) = store.drift(&known, *run, None, SHOWN).await else { continue };
+            let Some(Registered { family: known, .. }) = self.worker.live.known(family) else {
+                continue;
+            };
+            let Ok(read) = store.drift(&known, *run, None, SHOWN).await else {
+                continue;
+            };
             self.drift_of.insert(family.clone(), (*run, *drifted));
             let shown: BTreeSet<_> = {
                 let view = self.worker.live.view.borrow();
@@ -268,10 +308,20 @@ impl Working<'_> {
             }
         }
         let before = self.worker.live.view.borrow().not_served.clone();
-        let new: Vec<_> = not_served.iter().filter(|name| !before.contains(name)).take(NAMES).cloned().collect();
+        let new: Vec<_> = not_served
+            .iter()
+            .filter(|name| !before.contains(name))
+            .take(NAMES)
+            .cloned()
+            .collect();
         if !new.is_empty() {
             let (pair, number) = (&self.worker.config.name, not_served.len());
-            tracing::warn!(pair, number, new = new.join("; "), "in the database, and not served");
+            tracing::warn!(
+                pair,
+                number,
+                new = new.join("; "),
+                "in the database, and not served"
+            );
         }
         self.worker.live.set_known(known);
         Some(not_served)
@@ -281,7 +331,9 @@ impl Working<'_> {
         let in_scope = match &self.worker.config.serve {
             Serve::All => true,
             Serve::Declared => false,
-            Serve::Namespaces(namespaces) => namespaces.iter().any(|namespace| namespace == family.namespace()),
+            Serve::Namespaces(namespaces) => namespaces
+                .iter()
+                .any(|namespace| namespace == family.namespace()),
         };
         in_scope || self.families.has(family)
     }

@@ -1,4 +1,5 @@
-//! The files that pages load. They are part of the program, so that no other host learns about viewers.
+//! The files that pages load. They are part of the program, so that no other host learns about
+//! viewers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -22,17 +23,47 @@ struct Asset {
 
 static ASSETS: LazyLock<BTreeMap<&'static str, Asset>> = LazyLock::new(|| {
     let files = [
-        ("page.css", "text/css", include_str!("../../assets/page.css")),
-        ("page.js", "text/javascript", include_str!("../../assets/page.js")),
-        ("uPlot.min.css", "text/css", include_str!("../../assets/uplot/uPlot.min.css")),
-        ("uPlot.iife.min.js", "text/javascript", include_str!("../../assets/uplot/uPlot.iife.min.js")),
+        (
+            "page.css",
+            "text/css",
+            include_str!("../../assets/page.css"),
+        ),
+        (
+            "page.js",
+            "text/javascript",
+            include_str!("../../assets/page.js"),
+        ),
+        (
+            "uPlot.min.css",
+            "text/css",
+            include_str!("../../assets/uplot/uPlot.min.css"),
+        ),
+        (
+            "uPlot.iife.min.js",
+            "text/javascript",
+            include_str!("../../assets/uplot/uPlot.iife.min.js"),
+        ),
     ];
-    files.map(|(name, kind, text)| (name, Asset { kind, text, address: address(name, text) })).into()
+    files
+        .map(|(name, kind, text)| {
+            (
+                name,
+                Asset {
+                    kind,
+                    text,
+                    address: address(name, text),
+                },
+            )
+        })
+        .into()
 });
 
 fn address(name: &str, text: &str) -> String {
     let hash = Sha256::digest(text);
-    format!("/assets/{name}?{:02x}{:02x}{:02x}{:02x}", hash[0], hash[1], hash[2], hash[3])
+    format!(
+        "/assets/{name}?{:02x}{:02x}{:02x}{:02x}",
+        hash[0], hash[1], hash[2], hash[3]
+    )
 }
 
 /// Returns the address of the file `name`.

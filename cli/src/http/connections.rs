@@ -74,7 +74,10 @@ async fn converse(stream: TcpStream, router: Router, mut stopping: watch::Receiv
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(TAKEN_WITHIN));
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_buf_size(HEAD).max_headers(HEADERS);
+    http.timer(TokioTimer::new())
+        .header_read_timeout(HEAD_WITHIN)
+        .max_buf_size(HEAD)
+        .max_headers(HEADERS);
     let service = TowerToHyperService::new(router);
     let mut connection = pin!(http.serve_connection(TokioIo::new(Box::pin(stream)), service));
     let ended = tokio::select! {

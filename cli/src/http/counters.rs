@@ -14,14 +14,17 @@ pub async fn values(chosen: &Chosen, ids: &[&str]) -> Result<Vec<i64>, Problem> 
     match chosen.pair.open_registered(registered)? {
         AnyCounters::Buffered(counters) => Ok(counters.get_many(ids).await?),
         AnyCounters::Cached(counters) => Ok(counters.get_many(ids).await?),
-        AnyCounters::Visitors(visitors) => Ok(visitors.get_many(scopes_and_days(chosen, ids)?).await?),
+        AnyCounters::Visitors(visitors) => {
+            Ok(visitors.get_many(scopes_and_days(chosen, ids)?).await?)
+        }
         _ => Err(chosen.is_no("buffered, cached or visitors")),
     }
 }
 
 fn scopes_and_days<'a>(chosen: &Chosen, ids: &[&'a str]) -> Result<Vec<(&'a str, Day)>, Problem> {
     let separator = chosen.registered.family.separator();
-    let expected = |id: &str| Problem::parameter("id", format!("{id:?} is not SCOPE{separator}YYYY-MM-DD"));
+    let expected =
+        |id: &str| Problem::parameter("id", format!("{id:?} is not SCOPE{separator}YYYY-MM-DD"));
     let parts = |id: &&'a str| {
         let (scope, day) = id.rsplit_once(separator).ok_or_else(|| expected(id))?;
         Ok((scope, day.parse().map_err(|_| expected(id))?))
@@ -38,14 +41,21 @@ pub async fn slices(
 ) -> Result<Vec<Slice>, Problem> {
     let registered = chosen.registered.clone();
     match (chosen.pair.open_registered(registered)?, range) {
-        (AnyCounters::Series(series), Some(range)) => Ok(series.get_range(name, precision, range).await?),
+        (AnyCounters::Series(series), Some(range)) => {
+            Ok(series.get_range(name, precision, range).await?)
+        }
         (AnyCounters::Series(series), None) => Ok(series.get(name, precision).await?),
         _ => Err(chosen.is_no("series")),
     }
 }
 
 /// Returns the names of a series' counters.
-pub async fn names(chosen: &Chosen, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<String>, Problem> {
+pub async fn names(
+    chosen: &Chosen,
+    prefix: &str,
+    after: Option<&str>,
+    limit: usize,
+) -> Result<Vec<String>, Problem> {
     let registered = chosen.registered.clone();
     match chosen.pair.open_registered(registered)? {
         AnyCounters::Series(series) => Ok(series.names(prefix, after, limit).await?),

@@ -31,7 +31,8 @@ struct Watcher {
     _place: OwnedSemaphorePermit,
 }
 
-/// Streams the parts of the page with the same parameters: first all of them, then those that changed.
+/// Streams the parts of the page with the same parameters: first all of them, then those that
+/// changed.
 pub async fn show(State(app): State<Arc<App>>, params: Params) -> Result<Response, Problem> {
     let query = Query::of(&params)?;
     let Ok(place) = app.watchers.clone().try_acquire_owned() else {
@@ -40,20 +41,29 @@ pub async fn show(State(app): State<Arc<App>>, params: Params) -> Result<Respons
     };
     let mut ticks = interval(EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let watcher = Watcher { app, query, ticks, sent: HashMap::new(), _place: place };
+    let watcher = Watcher {
+        app,
+        query,
+        ticks,
+        sent: HashMap::new(),
+        _place: place,
+    };
     Ok(Sse::new(watcher.events()).into_response())
 }
 
 impl Watcher {
     fn events(self) -> impl Stream<Item = Result<Event, Infallible>> {
         let stopping = self.app.stopping.clone();
-        stream::unfold((self, stopping), |(mut watcher, mut is_stopping)| async move {
-            let goes_on = tokio::select! {
-                () = stop_of(&mut is_stopping) => false,
-                _ = watcher.ticks.tick() => true,
-            };
-            goes_on.then(|| (Ok(watcher.event()), (watcher, is_stopping)))
-        })
+        stream::unfold(
+            (self, stopping),
+            |(mut watcher, mut is_stopping)| async move {
+                let goes_on = tokio::select! {
+                    () = stop_of(&mut is_stopping) => false,
+                    _ = watcher.ticks.tick() => true,
+                };
+                goes_on.then(|| (Ok(watcher.event()), (watcher, is_stopping)))
+            },
+        )
     }
 
     /// Returns the next event, even if nothing changed: it shows that the daemon is alive.
@@ -72,8 +82,13 @@ impl Watcher {
                 changed.push(name);
             }
         }
-        let parts = changed.into_iter().map(|name| (name, self.sent[name].as_str())).collect();
+        let parts = changed
+            .into_iter()
+            .map(|name| (name, self.sent[name].as_str()))
+            .collect();
         // plain data, which always serializes
-        Event::default().json_data(Sent { at: view.at, parts }).unwrap_or_default()
+        Event::default()
+            .json_data(Sent { at: view.at, parts })
+            .unwrap_or_default()
     }
 }

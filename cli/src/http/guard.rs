@@ -1,11 +1,13 @@
-//! The rules for every request, which only reads and has a time limit, and the headers of every reply.
+//! The rules for every request, which only reads and has a time limit, and the headers of every
+//! reply.
 
 use std::time::Duration;
 
 use axum::body::HttpBody;
 use axum::extract::Request;
 use axum::http::header::{
-    ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_SECURITY_POLICY, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+    ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_SECURITY_POLICY, REFERRER_POLICY,
+    X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
@@ -16,15 +18,18 @@ use super::problem::Problem;
 /// The time limit of a reply, except for events.
 pub const WITHIN: Duration = Duration::from_secs(10);
 
-/// The content security policy: this server alone serves files, and pages contain no inline scripts or styles.
+/// The content security policy: this server alone serves files, and pages contain no inline scripts
+/// or styles.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
      form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 /// Refuses requests that would change something, and requests with a body.
 pub async fn only_reads(request: Request, next: Next) -> Response {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        let problem =
-            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD: nothing can be changed over HTTP");
+        let problem = Problem::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "only GET and HEAD: nothing can be changed over HTTP",
+        );
         return ([(ALLOW, "GET, HEAD"), (CONNECTION, "close")], problem).into_response();
     }
     if !request.body().is_end_stream() {
@@ -36,9 +41,13 @@ pub async fn only_reads(request: Request, next: Next) -> Response {
 
 /// Ends requests that take too long.
 pub async fn in_time(request: Request, next: Next) -> Response {
-    let late =
-        || Problem::unavailable(format!("no reply within {WITHIN:?}")).advise("see at /readyz which server is away");
-    tokio::time::timeout(WITHIN, next.run(request)).await.unwrap_or_else(|_| late().into_response())
+    let late = || {
+        Problem::unavailable(format!("no reply within {WITHIN:?}"))
+            .advise("see at /readyz which server is away")
+    };
+    tokio::time::timeout(WITHIN, next.run(request))
+        .await
+        .unwrap_or_else(|_| late().into_response())
 }
 
 /// Sets headers that forbid foreign code in pages and, by default, caching.
@@ -49,6 +58,8 @@ pub async fn describe(request: Request, next: Next) -> Response {
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    headers
+        .entry(CACHE_CONTROL)
+        .or_insert(HeaderValue::from_static("no-store"));
     reply
 }

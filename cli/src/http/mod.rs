@@ -1,4 +1,5 @@
-//! The HTTP server: the state of health, metrics, a JSON API, and pages for people. It changes nothing.
+//! The HTTP server: the state of health, metrics, a JSON API, and pages for people. It changes
+//! nothing.
 
 mod api;
 mod assets;
@@ -34,7 +35,8 @@ use self::problem::Problem;
 use self::totals::Totals;
 use crate::daemon::live::Live;
 
-/// The maximum number of requests that query the servers at a time. The reconciler shares these connections.
+/// The maximum number of requests that query the servers at a time. The reconciler shares these
+/// connections.
 const QUESTIONS: usize = 4;
 /// The maximum number of pages that are kept up to date at a time.
 const WATCHERS: usize = 64;
@@ -65,7 +67,10 @@ impl App {
 
     /// Waits for a permit to query the servers. Dropping the permit frees it.
     async fn turn(&self) -> Result<SemaphorePermit<'_>, Problem> {
-        self.questions.acquire().await.map_err(|_| Problem::unavailable("the daemon ends"))
+        self.questions
+            .acquire()
+            .await
+            .map_err(|_| Problem::unavailable("the daemon ends"))
     }
 
     async fn observe(&self) {
@@ -77,8 +82,8 @@ impl App {
     }
 }
 
-/// Serves until `stop`, then lets open requests finish. If there is a `token`, requests without it see only the state
-/// of health.
+/// Serves until `stop`, then lets open requests finish. If there is a `token`, requests without it
+/// see only the state of health.
 pub async fn serve(
     listener: TcpListener,
     live: Live,
@@ -103,7 +108,15 @@ fn router(app: Arc<App>, keys: Option<Keys>) -> Router {
         .route("/metrics", get(metrics::show))
         .fallback(|| async { Problem::not_found("there is nothing at this path") })
         .layer(from_fn(guard::in_time));
-    let locked = timed.route("/events", get(events::show)).layer(from_fn_with_state(keys.map(Arc::new), auth::require));
-    let open = Router::new().route("/healthz", get(health::healthz)).route("/readyz", get(health::readyz));
-    locked.merge(open).layer(from_fn(guard::only_reads)).layer(from_fn(guard::describe)).with_state(app)
+    let locked = timed
+        .route("/events", get(events::show))
+        .layer(from_fn_with_state(keys.map(Arc::new), auth::require));
+    let open = Router::new()
+        .route("/healthz", get(health::healthz))
+        .route("/readyz", get(health::readyz));
+    locked
+        .merge(open)
+        .layer(from_fn(guard::only_reads))
+        .layer(from_fn(guard::describe))
+        .with_state(app)
 }

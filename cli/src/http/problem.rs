@@ -18,12 +18,19 @@ pub struct Problem {
 
 impl Problem {
     pub fn new(status: StatusCode, error: impl Into<String>) -> Self {
-        Problem { status, error: error.into(), what_to_do: None }
+        Problem {
+            status,
+            error: error.into(),
+            what_to_do: None,
+        }
     }
 
     /// Creates the reply to a missing or invalid parameter.
     pub fn parameter(name: &str, wrong: impl std::fmt::Display) -> Self {
-        Problem::new(StatusCode::BAD_REQUEST, format!("parameter {name}: {wrong}"))
+        Problem::new(
+            StatusCode::BAD_REQUEST,
+            format!("parameter {name}: {wrong}"),
+        )
     }
 
     pub fn not_found(error: impl Into<String>) -> Self {
@@ -35,7 +42,10 @@ impl Problem {
     }
 
     pub fn advise(self, what: &'static str) -> Self {
-        Problem { what_to_do: Some(what), ..self }
+        Problem {
+            what_to_do: Some(what),
+            ..self
+        }
     }
 }
 

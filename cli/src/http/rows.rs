@@ -12,8 +12,14 @@ pub fn matches(family: &FamilyView, text: &str) -> bool {
 
 /// Returns the families whose name contains the text: those in trouble first, then by name.
 pub fn of<'a>(view: &'a View, text: &str) -> Vec<Row<'a>> {
-    let families = view.pairs.iter().flat_map(|pair| pair.families.iter().map(|family| (pair.name.as_str(), family)));
-    let mut rows: Vec<_> = families.filter(|(_, family)| matches(family, text)).collect();
+    let families = view.pairs.iter().flat_map(|pair| {
+        pair.families
+            .iter()
+            .map(|family| (pair.name.as_str(), family))
+    });
+    let mut rows: Vec<_> = families
+        .filter(|(_, family)| matches(family, text))
+        .collect();
     rows.sort_by(|(a_pair, a), (b_pair, b)| {
         let (a, b) = (&a.status, &b.status);
         let by_name = || (&a.namespace, &a.family, a_pair).cmp(&(&b.namespace, &b.family, b_pair));

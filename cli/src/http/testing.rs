@@ -8,7 +8,9 @@ use crate::view::FamilyView;
 
 /// Returns one pair that was never connected.
 pub fn live(pair: &str) -> Live {
-    Live { pairs: [Arc::new(LivePair::new(pair))].into() }
+    Live {
+        pairs: [Arc::new(LivePair::new(pair))].into(),
+    }
 }
 
 /// Returns an idle buffered family.
@@ -26,5 +28,9 @@ pub fn family(namespace: &str, family: &str) -> FamilyView {
         state: State::Ok,
         problem: None,
     };
-    FamilyView { status, rate: None, history: Vec::new() }
+    FamilyView {
+        status,
+        rate: None,
+        history: Vec::new(),
+    }
 }

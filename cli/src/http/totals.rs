@@ -31,7 +31,9 @@ impl Totals {
         // read under the lock, so that no caller adds an older state after a newer one
         for pair in live.pairs.iter() {
             let view = pair.view.borrow().clone();
-            view.families.iter().for_each(|family| sums.add(&view.name, &family.status));
+            view.families
+                .iter()
+                .for_each(|family| sums.add(&view.name, &family.status));
         }
         sums.totals.clone()
     }
@@ -40,10 +42,22 @@ impl Totals {
 impl Sums {
     /// Adds the hits since the last count. A lower count means that Redis started again at 0.
     fn add(&mut self, pair: &str, status: &FamilyStatus) {
-        let Some(counted) = status.counted else { return };
-        let last = self.last.insert((pair.to_owned(), status.name()), counted).unwrap_or(0);
-        let more = if counted < last { counted } else { counted - last };
-        let named = Named { pair: pair.to_owned(), family: status.family.clone() };
+        let Some(counted) = status.counted else {
+            return;
+        };
+        let last = self
+            .last
+            .insert((pair.to_owned(), status.name()), counted)
+            .unwrap_or(0);
+        let more = if counted < last {
+            counted
+        } else {
+            counted - last
+        };
+        let named = Named {
+            pair: pair.to_owned(),
+            family: status.family.clone(),
+        };
         *self.totals.entry(named).or_default() += more;
     }
 }
@@ -56,8 +70,17 @@ mod tests {
     #[test]
     fn a_redis_that_forgot_what_was_counted_takes_nothing_away() {
         let (totals, live) = (Totals::default(), live("main"));
-        let named = Named { pair: "main".to_owned(), family: "views".to_owned() };
-        for (first, second, sum) in [(5, 0, 5), (7, 10, 17), (7, 10, 17), (2, 11, 20), (3, 11, 21)] {
+        let named = Named {
+            pair: "main".to_owned(),
+            family: "views".to_owned(),
+        };
+        for (first, second, sum) in [
+            (5, 0, 5),
+            (7, 10, 17),
+            (7, 10, 17),
+            (2, 11, 20),
+            (3, 11, 21),
+        ] {
             live.pairs[0].view.send_modify(|view| {
                 let families = [("shop-1", first), ("shop-2", second)];
                 let families = families.map(|(namespace, counted)| {

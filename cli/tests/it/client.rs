@@ -21,7 +21,9 @@ impl Reply {
     /// Returns the header `name`, which is in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut headers = self.head.lines().filter_map(|line| line.split_once(": "));
-        headers.find(|(given, _)| *given == name).map(|(_, value)| value)
+        headers
+            .find(|(given, _)| *given == name)
+            .map(|(_, value)| value)
     }
 
     pub fn json(&self) -> Value {
@@ -32,7 +34,11 @@ impl Reply {
         let text = String::from_utf8_lossy(bytes);
         let (head, body) = text.split_once("\r\n\r\n")?;
         let status = head.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
-        Some(Reply { status, head: head.to_owned(), body: body.to_owned() })
+        Some(Reply {
+            status,
+            head: head.to_owned(),
+            body: body.to_owned(),
+        })
     }
 }
 
@@ -41,9 +47,12 @@ pub fn address(daemon: &Daemon) -> String {
     daemon.url("").replace("http://", "")
 }
 
-/// Sends the bytes and returns everything up to the end of the connection, or `None` if it is not HTTP.
+/// Sends the bytes and returns everything up to the end of the connection, or `None` if it is not
+/// HTTP.
 pub async fn send(daemon: &Daemon, bytes: &[u8]) -> Option<Reply> {
-    let mut stream = TcpStream::connect(address(daemon)).await.expect("it listens");
+    let mut stream = TcpStream::connect(address(daemon))
+        .await
+        .expect("it listens");
     // a server that refuses a request early may close the connection before it is fully sent
     let _ = stream.write_all(bytes).await;
     let mut came = Vec::new();
@@ -53,13 +62,19 @@ pub async fn send(daemon: &Daemon, bytes: &[u8]) -> Option<Reply> {
             came.extend_from_slice(&buffer[..length]);
         }
     };
-    timeout(Duration::from_secs(40), read).await.expect("the connection ends");
+    timeout(Duration::from_secs(40), read)
+        .await
+        .expect("the connection ends");
     Reply::of(&came)
 }
 
 pub async fn request(daemon: &Daemon, method: &str, path: &str, headers: &str) -> Reply {
-    let request = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n");
-    send(daemon, request.as_bytes()).await.unwrap_or_else(|| panic!("no reply to {method} {path}"))
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n"
+    );
+    send(daemon, request.as_bytes())
+        .await
+        .unwrap_or_else(|| panic!("no reply to {method} {path}"))
 }
 
 pub async fn get(daemon: &Daemon, path: &str) -> Reply {

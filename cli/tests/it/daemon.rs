@@ -29,7 +29,9 @@ sync_time = \"50ms\"
 
 fn views() -> counterfoil::BufferedFamilyBuilder {
     let sync = Duration::from_millis(50);
-    Family::buffered("shop", "views").durability(Durability::Immediate).sync_after(1, sync)
+    Family::buffered("shop", "views")
+        .durability(Durability::Immediate)
+        .sync_after(1, sync)
 }
 
 const ALL: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
@@ -39,7 +41,12 @@ async fn it_brings_to_mysql_what_others_count() {
     let site = Site::new().await;
     site.configure(VIEWS);
     let daemon = site.daemon().await;
-    let views = site.writer().await.open(views().build().unwrap()).await.unwrap();
+    let views = site
+        .writer()
+        .await
+        .open(views().build().unwrap())
+        .await
+        .unwrap();
     for _ in 0..100 {
         let _ = views.add("page", 1).await.unwrap();
     }
@@ -58,29 +65,54 @@ async fn a_namespace_is_found_that_fits_a_pattern() {
     let daemon = site.daemon().await;
     let writer = site.writer().await;
     let open = async |tenant: &str| {
-        let table = Table::upsert("views").key("store", KeyType::Unsigned).key("product", KeyType::Text).value("n");
-        let family = Family::buffered(tenant, "views").durability(Durability::Immediate).table(table);
+        let table = Table::upsert("views")
+            .key("store", KeyType::Unsigned)
+            .key("product", KeyType::Text)
+            .value("n");
+        let family = Family::buffered(tenant, "views")
+            .durability(Durability::Immediate)
+            .table(table);
         writer.open(family.build().unwrap()).await.unwrap()
     };
-    for (tenant, id) in [("shop-1", "1/shoe"), ("shop-22", "22/shoe"), ("other", "3/shoe")] {
+    for (tenant, id) in [
+        ("shop-1", "1/shoe"),
+        ("shop-22", "22/shoe"),
+        ("other", "3/shoe"),
+    ] {
         let _ = open(tenant).await.add(id, 5).await.unwrap();
     }
     let found = async || {
-        site.number("SELECT CAST(COALESCE(SUM(n), 0) AS SIGNED) FROM views WHERE store IN (1, 22)").await == 10
+        site.number("SELECT CAST(COALESCE(SUM(n), 0) AS SIGNED) FROM views WHERE store IN (1, 22)")
+            .await
+            == 10
     };
     eventually("both tenants", found).await;
-    assert_eq!(site.number("SELECT COUNT(*) FROM views").await, 2, "another namespace is not described");
+    assert_eq!(
+        site.number("SELECT COUNT(*) FROM views").await,
+        2,
+        "another namespace is not described"
+    );
     let _ = open("shop-1").await.add("1/shoe", 1).await.unwrap();
-    eventually("a further hit", async || site.number("SELECT n FROM views WHERE store = 1").await == 6).await;
+    eventually("a further hit", async || {
+        site.number("SELECT n FROM views WHERE store = 1").await == 6
+    })
+    .await;
     drop(daemon);
 }
 
 #[tokio::test]
 async fn families_that_others_registered_are_served_or_named() {
-    for (serve, is_served) in [("\"all\"", true), ("[\"shop\"]", true), ("\"declared\"", false)] {
+    for (serve, is_served) in [
+        ("\"all\"", true),
+        ("[\"shop\"]", true),
+        ("\"declared\"", false),
+    ] {
         let site = Site::new().await;
         site.configure_pair(&format!("serve = {serve}"), "");
-        let other = Counterfoil::new(site.redis.manager().await, MysqlStore::new(site.pool.clone()));
+        let other = Counterfoil::new(
+            site.redis.manager().await,
+            MysqlStore::new(site.pool.clone()),
+        );
         let views = other.open(views().build().unwrap()).await.unwrap();
         let _ = views.add("page", 3).await.unwrap();
         let daemon = site.daemon().await;
@@ -105,24 +137,41 @@ async fn it_waits_for_its_servers_and_tells_each_change_once() {
     let views = writer.open(views().build().unwrap()).await.unwrap();
     let _ = views.add("page", 1).await.unwrap();
     mysql.start_again().await;
-    eventually("the first hit", async || is_there(&site).await && site.number(ALL).await == 1).await;
-    daemon.logs(&["server=\"mysql\"", "back", "away_seconds"]).await;
+    eventually("the first hit", async || {
+        is_there(&site).await && site.number(ALL).await == 1
+    })
+    .await;
+    daemon
+        .logs(&["server=\"mysql\"", "back", "away_seconds"])
+        .await;
     mysql.kill();
-    daemon.logs_times(2, &["server=\"mysql\"", "away", "why"]).await;
+    daemon
+        .logs_times(2, &["server=\"mysql\"", "away", "why"])
+        .await;
     let _ = views.add("page", 1).await.unwrap();
-    let waits = async || get(&daemon, "/api/v1/state").await.json()["pairs"][0]["families"][0]["pending"] == 1;
+    let waits = async || {
+        get(&daemon, "/api/v1/state").await.json()["pairs"][0]["families"][0]["pending"] == 1
+    };
     eventually("the hit is seen to wait", waits).await;
     // longer than a check of a server that does not reply
     sleep(Duration::from_secs(6)).await;
     assert_eq!(daemon.lines(&["away", "why"]), 2, "{}", daemon.log());
     mysql.start_again().await;
-    eventually("the second hit", async || is_there(&site).await && site.number(ALL).await == 2).await;
-    daemon.logs(&["server=\"mysql\"", "back", "families_waiting=1"]).await;
+    eventually("the second hit", async || {
+        is_there(&site).await && site.number(ALL).await == 2
+    })
+    .await;
+    daemon
+        .logs(&["server=\"mysql\"", "back", "families_waiting=1"])
+        .await;
 }
 
 async fn is_there(site: &Site) -> bool {
     let tables = "SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = 'counterfoil_values'";
-    counterfoil::sqlx::query_scalar::<_, i64>(tables).fetch_one(&site.pool).await.is_ok_and(|there| there == 1)
+    counterfoil::sqlx::query_scalar::<_, i64>(tables)
+        .fetch_one(&site.pool)
+        .await
+        .is_ok_and(|there| there == 1)
 }
 
 /// Kills or stops the daemon at any moment while hits keep arriving.
@@ -130,7 +179,12 @@ async fn is_there(site: &Site) -> bool {
 async fn no_death_loses_or_doubles_a_hit() {
     let site = Site::new().await;
     site.configure(VIEWS);
-    let views = site.writer().await.open(views().build().unwrap()).await.unwrap();
+    let views = site
+        .writer()
+        .await
+        .open(views().build().unwrap())
+        .await
+        .unwrap();
     let counting = tokio::spawn({
         let views = views.clone();
         async move {
@@ -166,12 +220,22 @@ async fn sighup_takes_up_new_families_and_a_wrong_file_changes_nothing() {
     site.configure_pair("serve = \"declared\"", "");
     let daemon = site.daemon().await;
     daemon.logs(&["begun"]).await;
-    let views = site.writer().await.open(views().build().unwrap()).await.unwrap();
+    let views = site
+        .writer()
+        .await
+        .open(views().build().unwrap())
+        .await
+        .unwrap();
     let _ = views.add("page", 1).await.unwrap();
 
-    site.configure_pair("serve = \"declared\"", "[[family]]\nname = \"shop/views\"\nkind = \"bufered\"");
+    site.configure_pair(
+        "serve = \"declared\"",
+        "[[family]]\nname = \"shop/views\"\nkind = \"bufered\"",
+    );
     daemon.signal("HUP");
-    daemon.logs(&["not reloaded", "counterfoil.toml:10", "bufered"]).await;
+    daemon
+        .logs(&["not reloaded", "counterfoil.toml:10", "bufered"])
+        .await;
     assert_eq!(site.number(ALL).await, 0);
 
     site.configure_pair("serve = \"declared\"", VIEWS);
@@ -185,11 +249,18 @@ async fn a_refused_family_is_forgotten_when_it_is_not_described_any_more() {
     let table = "table = { update = \"item\", keys = { id = \"unsigned\" }, value = \"n\" }";
     site.configure(&format!("{VIEWS}{table}"));
     let daemon = site.daemon().await;
-    let refused = async || get(&daemon, "/api/v1/state").await.json()["pairs"][0]["refused"].clone();
-    eventually("it is refused", async || refused().await[0]["family"] == "shop/views").await;
+    let refused =
+        async || get(&daemon, "/api/v1/state").await.json()["pairs"][0]["refused"].clone();
+    eventually("it is refused", async || {
+        refused().await[0]["family"] == "shop/views"
+    })
+    .await;
     site.configure("");
     daemon.signal("HUP");
-    eventually("nothing is refused", async || refused().await == serde_json::json!([])).await;
+    eventually("nothing is refused", async || {
+        refused().await == serde_json::json!([])
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -200,8 +271,20 @@ async fn daemons_that_disagree_about_a_family_are_told_and_count_exactly() {
     first.logs(&["begun"]).await;
     site.configure(&format!("{VIEWS}partitions = 9"));
     let second = site.daemon().await;
-    second.logs(&["not opened", "shop/views", "partitions is \\\"4\\\"", "\\\"9\\\""]).await;
-    let views = site.writer().await.open(views().build().unwrap()).await.unwrap();
+    second
+        .logs(&[
+            "not opened",
+            "shop/views",
+            "partitions is \\\"4\\\"",
+            "\\\"9\\\"",
+        ])
+        .await;
+    let views = site
+        .writer()
+        .await
+        .open(views().build().unwrap())
+        .await
+        .unwrap();
     for _ in 0..50 {
         let _ = views.add("page", 1).await.unwrap();
     }
@@ -219,18 +302,36 @@ async fn several_pairs_are_served_by_one_daemon() {
     let family = |pair: &str| format!("{VIEWS}pair = \"{pair}\"\n");
     let pairs = pair("first", &first) + &pair("second", &second) + &pair("gone", &gone);
     gone.redis.kill();
-    first.write(&format!("listen = \"127.0.0.1:0\"\n{pairs}{}{}", family("first"), family("second")));
+    first.write(&format!(
+        "listen = \"127.0.0.1:0\"\n{pairs}{}{}",
+        family("first"),
+        family("second")
+    ));
     let daemon = first.daemon().await;
     for (site, hits) in [(&first, 3), (&second, 5)] {
-        let views = site.writer().await.open(views().build().unwrap()).await.unwrap();
+        let views = site
+            .writer()
+            .await
+            .open(views().build().unwrap())
+            .await
+            .unwrap();
         let _ = views.add("page", hits).await.unwrap();
         eventually("the hits", async || site.number(ALL).await == hits).await;
     }
-    daemon.logs(&["away", "pair=\"gone\"", "server=\"redis\""]).await;
+    daemon
+        .logs(&["away", "pair=\"gone\"", "server=\"redis\""])
+        .await;
     let ready = get(&daemon, "/readyz").await;
-    assert!(ready.status == 503 && ready.body.contains("gone"), "{ready:?}");
+    assert!(
+        ready.status == 503 && ready.body.contains("gone"),
+        "{ready:?}"
+    );
     for (pair, hits) in [("first", 3), ("second", 5)] {
-        let values = get(&daemon, &format!("/api/v1/values?pair={pair}&family=shop/views&id=page")).await;
+        let values = get(
+            &daemon,
+            &format!("/api/v1/values?pair={pair}&family=shop/views&id=page"),
+        )
+        .await;
         assert_eq!(values.json()["values"][0]["value"], hits, "{values:?}");
     }
     let outcome = first.run(&["status"]).await;
@@ -241,12 +342,22 @@ async fn several_pairs_are_served_by_one_daemon() {
 async fn what_waits_is_brought_to_mysql_also_where_redis_has_no_memory_left() {
     let site = Site::new().await;
     site.configure(VIEWS);
-    let views = site.writer().await.open(views().build().unwrap()).await.unwrap();
+    let views = site
+        .writer()
+        .await
+        .open(views().build().unwrap())
+        .await
+        .unwrap();
     for page in 0..50 {
         let _ = views.add(&format!("page/{page}"), 1).await.unwrap();
     }
     let _: () = site.redis.run("CONFIG SET maxmemory 1").await.unwrap();
-    let refused = views.clone().write_timeout(Duration::from_millis(200)).add("page/1", 1).await.unwrap_err();
+    let refused = views
+        .clone()
+        .write_timeout(Duration::from_millis(200))
+        .add("page/1", 1)
+        .await
+        .unwrap_err();
     assert!(!refused.outcome_unknown(), "{refused}");
     let daemon = site.daemon().await;
     eventually("what waited", async || site.number(ALL).await == 50).await;
@@ -268,7 +379,10 @@ async fn a_port_in_use_is_told() {
         site.mysql_url
     ));
     let outcome = site.run(&["run"]).await;
-    assert!(outcome.code == 1 && outcome.err.contains(&address) && outcome.err.contains("in use"), "{outcome:?}");
+    assert!(
+        outcome.code == 1 && outcome.err.contains(&address) && outcome.err.contains("in use"),
+        "{outcome:?}"
+    );
 }
 
 #[tokio::test]
@@ -278,7 +392,13 @@ async fn systemd_is_told() {
     let socket = site.folder().join("notify");
     let told = UnixDatagram::bind(&socket).unwrap();
     told.set_nonblocking(true).unwrap();
-    let daemon = site.daemon_with(|command| command.env("NOTIFY_SOCKET", &socket).env("WATCHDOG_USEC", "200000")).await;
+    let daemon = site
+        .daemon_with(|command| {
+            command
+                .env("NOTIFY_SOCKET", &socket)
+                .env("WATCHDOG_USEC", "200000")
+        })
+        .await;
     let mut all = String::new();
     let mut hears = async |words: &'static str| {
         eventually(words, async || {
@@ -310,21 +430,39 @@ async fn systemd_is_told() {
 #[tokio::test]
 async fn rejects_are_told_at_most_ten_a_minute() {
     let site = Site::new().await;
-    site.sql("CREATE TABLE item (id INT UNSIGNED PRIMARY KEY, n BIGINT NOT NULL)").await;
+    site.sql("CREATE TABLE item (id INT UNSIGNED PRIMARY KEY, n BIGINT NOT NULL)")
+        .await;
     let table = "table = { update = \"item\", keys = { id = \"unsigned\" }, value = \"n\" }";
     site.configure(&format!("{VIEWS}{table}"));
     let daemon = site.daemon().await;
     daemon.logs(&["begun"]).await;
     // the first read skips older rejects
     sleep(Duration::from_secs(6)).await;
-    let table = Table::update("item").key("id", KeyType::Unsigned).value("n");
-    let views = site.writer().await.open(views().table(table).build().unwrap()).await.unwrap();
+    let table = Table::update("item")
+        .key("id", KeyType::Unsigned)
+        .value("n");
+    let views = site
+        .writer()
+        .await
+        .open(views().table(table).build().unwrap())
+        .await
+        .unwrap();
     for id in 1..=15 {
         let _ = views.add(&id.to_string(), id).await.unwrap();
     }
-    eventually("the rejects", async || site.number("SELECT COUNT(*) FROM counterfoil_rejects").await == 15).await;
+    eventually("the rejects", async || {
+        site.number("SELECT COUNT(*) FROM counterfoil_rejects")
+            .await
+            == 15
+    })
+    .await;
     daemon.logs(&["refused by its row", "shop/views"]).await;
-    assert_eq!(daemon.lines(&["refused by its row"]), 10, "{}", daemon.log());
+    assert_eq!(
+        daemon.lines(&["refused by its row"]),
+        10,
+        "{}",
+        daemon.log()
+    );
 }
 
 #[tokio::test]
@@ -333,8 +471,18 @@ async fn it_goes_on_when_nobody_reads_its_log() {
     site.configure(VIEWS);
     let mut shell = tokio::process::Command::new("sh");
     let program = format!("{} run 2>&1 | head -1", env!("CARGO_BIN_EXE_counterfoil"));
-    let mut shell = shell.args(["-c", &program]).current_dir(site.folder()).stdout(Stdio::piped()).spawn().unwrap();
-    let views = site.writer().await.open(views().build().unwrap()).await.unwrap();
+    let mut shell = shell
+        .args(["-c", &program])
+        .current_dir(site.folder())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let views = site
+        .writer()
+        .await
+        .open(views().build().unwrap())
+        .await
+        .unwrap();
     for _ in 0..3 {
         let _ = views.add("page", 1).await.unwrap();
         sleep(Duration::from_millis(800)).await;
@@ -347,7 +495,9 @@ async fn it_goes_on_when_nobody_reads_its_log() {
             .is_ok_and(|cwd| of_daemon.starts_with(cwd.to_str().unwrap()) && cwd == site.folder())
         {
             let pid = process.file_name();
-            let _ = std::process::Command::new("kill").args([std::ffi::OsStr::new("-TERM"), &pid]).status();
+            let _ = std::process::Command::new("kill")
+                .args([std::ffi::OsStr::new("-TERM"), &pid])
+                .status();
         }
     }
     shell.wait().await.unwrap();
@@ -356,13 +506,23 @@ async fn it_goes_on_when_nobody_reads_its_log() {
 #[tokio::test]
 async fn what_a_server_refuses_is_told() {
     let site = Site::new().await;
-    let wrong =
-        site.mysql_url.replace("mysql://", "mysql://nobody:wrong@").replace("nobody:wrong@root@", "nobody:wrong@");
+    let wrong = site
+        .mysql_url
+        .replace("mysql://", "mysql://nobody:wrong@")
+        .replace("nobody:wrong@root@", "nobody:wrong@");
     let redis = site.redis.url();
-    site.write(&format!("listen = \"127.0.0.1:0\"\n[pair.main]\nredis = {redis:?}\nmysql = {wrong:?}\n{VIEWS}"));
+    site.write(&format!(
+        "listen = \"127.0.0.1:0\"\n[pair.main]\nredis = {redis:?}\nmysql = {wrong:?}\n{VIEWS}"
+    ));
     let daemon = site.daemon().await;
-    daemon.logs(&["server=\"mysql\"", "away", "Access denied"]).await;
-    assert!(!daemon.log().contains("wrong@"), "no secrets: {}", daemon.log());
+    daemon
+        .logs(&["server=\"mysql\"", "away", "Access denied"])
+        .await;
+    assert!(
+        !daemon.log().contains("wrong@"),
+        "no secrets: {}",
+        daemon.log()
+    );
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! The pages in a browser, compared with the counts in the servers.
 //!
-//! `COUNTERFOIL_CHROMIUM` names a Chromium or Chrome, `COUNTERFOIL_NODE_MODULES` a folder that contains puppeteer-core.
+//! `COUNTERFOIL_CHROMIUM` names a Chromium or Chrome, `COUNTERFOIL_NODE_MODULES` a folder that
+//! contains puppeteer-core.
 
 use std::env;
 use std::path::Path;
@@ -33,28 +34,44 @@ impl Browser {
                 return None;
             }
         };
-        let piped = command.arg(url).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let piped = command
+            .arg(url)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true);
         let mut process = piped.spawn().expect("node runs");
         let orders = process.stdin.take().expect("piped");
         let replies = BufReader::new(process.stdout.take().expect("piped")).lines();
-        Some(Browser { process, orders, replies })
+        Some(Browser {
+            process,
+            orders,
+            replies,
+        })
     }
 
     /// Waits until the order is done, and panics with the browser's message if it fails.
     async fn tell(&mut self, order: Value) {
-        self.orders.write_all(format!("{order}\n").as_bytes()).await.expect("it listens");
-        let reply = timeout(Duration::from_secs(90), self.replies.next_line()).await.expect("a reply").expect("a line");
+        self.orders
+            .write_all(format!("{order}\n").as_bytes())
+            .await
+            .expect("it listens");
+        let reply = timeout(Duration::from_secs(90), self.replies.next_line())
+            .await
+            .expect("a reply")
+            .expect("a line");
         assert_eq!(reply.as_deref(), Some("done"), "{order}");
     }
 
     async fn shows(&mut self, selector: &str, text: &str) {
-        self.tell(json!({"do": "shows", "selector": selector, "text": text})).await;
+        self.tell(json!({"do": "shows", "selector": selector, "text": text}))
+            .await;
     }
 }
 
 fn command() -> Result<Command, &'static str> {
     let chromium = env::var_os("COUNTERFOIL_CHROMIUM").ok_or("COUNTERFOIL_CHROMIUM is not set")?;
-    let modules = env::var_os("COUNTERFOIL_NODE_MODULES").ok_or("COUNTERFOIL_NODE_MODULES is not set")?;
+    let modules =
+        env::var_os("COUNTERFOIL_NODE_MODULES").ok_or("COUNTERFOIL_NODE_MODULES is not set")?;
     if !Path::new(&modules).join("puppeteer-core").exists() {
         return Err("COUNTERFOIL_NODE_MODULES holds no puppeteer-core");
     }
@@ -70,10 +87,15 @@ const PENDING: &str = "tr[data-family='shop/views'] .pending data";
 async fn pages_show_what_was_counted() {
     let site = Site::new().await;
     let daemon = daemon_of_kinds(&site).await;
-    let Some(mut browser) = Browser::start(&daemon.url("")) else { return };
+    let Some(mut browser) = Browser::start(&daemon.url("")) else {
+        return;
+    };
     let counting = application(&site).await;
     let views = counting.open(views()).await.unwrap();
-    let downloads = Family::series("shop", "downloads").durability(Durability::Immediate).build().unwrap();
+    let downloads = Family::series("shop", "downloads")
+        .durability(Durability::Immediate)
+        .build()
+        .unwrap();
     let downloads = counting.open(downloads).await.unwrap();
     let hit = async |range: std::ops::Range<i64>| {
         for id in range {
@@ -88,20 +110,31 @@ async fn pages_show_what_was_counted() {
     hit(7..1234).await;
     browser.shows(PENDING, "1,234").await;
     for scheme in ["light", "dark"] {
-        browser.tell(json!({"do": "scheme", "scheme": scheme})).await;
+        browser
+            .tell(json!({"do": "scheme", "scheme": scheme}))
+            .await;
         browser.tell(json!({"do": "readable"})).await;
         browser.shows(PENDING, "1,234").await;
     }
-    browser.shows("#part-summary", "All is well: 5 families are served.").await;
-    browser.tell(json!({"do": "focus", "selector": "#family-main-shop\\/views"})).await;
+    browser
+        .shows("#part-summary", "All is well: 5 families are served.")
+        .await;
+    browser
+        .tell(json!({"do": "focus", "selector": "#family-main-shop\\/views"}))
+        .await;
     hit(1234..1235).await;
     browser.shows(PENDING, "1,235").await;
-    browser.tell(json!({"do": "focused", "selector": "#family-main-shop\\/views"})).await;
+    browser
+        .tell(json!({"do": "focused", "selector": "#family-main-shop\\/views"}))
+        .await;
     browser.tell(json!({"do": "loads", "times": 1})).await;
 
     let stored = views.get("page 3").await.unwrap();
     assert_eq!(stored, 1003);
-    for path in ["/counter?family=shop%2Fviews&id=page+3", "/counter?pair=main&family=shop/views&id=page%203"] {
+    for path in [
+        "/counter?family=shop%2Fviews&id=page+3",
+        "/counter?pair=main&family=shop/views&id=page%203",
+    ] {
         browser.tell(json!({"do": "goto", "path": path})).await;
         browser.shows("#value data", "1,003").await;
     }
@@ -114,11 +147,19 @@ async fn pages_show_what_was_counted() {
     browser.tell(json!({"do": "readable"})).await;
 
     browser.tell(json!({"do": "without scripts"})).await;
-    browser.tell(json!({"do": "goto", "path": "/?family=views"})).await;
+    browser
+        .tell(json!({"do": "goto", "path": "/?family=views"}))
+        .await;
     browser.shows(PENDING, "1,235").await;
-    browser.shows("#families caption", "Families whose name has “views”: 1").await;
+    browser
+        .shows("#families caption", "Families whose name has “views”: 1")
+        .await;
     browser.shows("#servers tbody .state", "up").await;
-    browser.tell(json!({"do": "goto", "path": "/series?family=shop/downloads&name=file&precision=day"})).await;
+    browser
+        .tell(
+            json!({"do": "goto", "path": "/series?family=shop/downloads&name=file&precision=day"}),
+        )
+        .await;
     browser.shows("tbody tr:first-child data", "42").await;
     browser.tell(json!({"do": "nothing is wrong"})).await;
 
@@ -127,7 +168,9 @@ async fn pages_show_what_was_counted() {
     browser.shows("#connection", "Live.").await;
     daemon.signal("KILL");
     daemon.ended().await;
-    browser.shows("#connection", "The daemon does not answer.").await;
+    browser
+        .shows("#connection", "The daemon does not answer.")
+        .await;
     drop(browser.orders);
     assert!(browser.process.wait().await.unwrap().success());
 }

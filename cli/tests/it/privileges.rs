@@ -1,8 +1,11 @@
-//! TLS and least privileges: the main path with exactly the output of `acl` and `grants`, and without each line of it.
+//! TLS and least privileges: the main path with exactly the output of `acl` and `grants`, and
+//! without each line of it.
 
 use std::time::Duration;
 
-use counterfoil::{Changed, Counterfoil, Day, Family, KeyType, MemoryStore, MysqlStore, Precision, Table};
+use counterfoil::{
+    Changed, Counterfoil, Day, Family, KeyType, MemoryStore, MysqlStore, Precision, Table,
+};
 use serde_json::Value;
 use testkit::{Certificates, MysqlServer, RedisOptions, RedisServer};
 
@@ -60,7 +63,10 @@ impl Secured {
         let redis = RedisServer::start(RedisOptions::aof("always").tls(&certificates)).await;
         let mysql = MysqlServer::start_tcp(Some(&certificates)).await;
         let (database, pool) = mysql.database("shop").await;
-        MysqlStore::new(pool.clone()).create_tables().await.expect("counterfoil's tables");
+        MysqlStore::new(pool.clone())
+            .create_tables()
+            .await
+            .expect("counterfoil's tables");
         let file = |name: &str| certificates.file(name);
         let tls = format!(
             "ssl-mode=VERIFY_IDENTITY&ssl-ca={}&ssl-cert={}&ssl-key={}",
@@ -68,7 +74,10 @@ impl Secured {
             file("client.pem"),
             file("client.key")
         );
-        let mysql_url = format!("mysql://counterfoil@localhost:{}/{database}?{tls}", mysql.port());
+        let mysql_url = format!(
+            "mysql://counterfoil@localhost:{}/{database}?{tls}",
+            mysql.port()
+        );
         let redis_url = format!("rediss://counterfoil@localhost:{}", redis.port());
         let site = Site::of(redis, pool, mysql_url);
         site.sql(TABLES).await;
@@ -80,7 +89,11 @@ impl Secured {
             file("client.key"),
             site.mysql_url,
         ));
-        Secured { site, _mysql: mysql, _certificates: certificates }
+        Secured {
+            site,
+            _mysql: mysql,
+            _certificates: certificates,
+        }
     }
 
     async fn run(&self, args: &[&str]) -> Outcome {
@@ -90,14 +103,25 @@ impl Secured {
     /// Returns the output of `acl` or `grants` for the daemon.
     async fn lines(&self, command: &str) -> Vec<String> {
         let outcome = self.run(&[command, "daemon", "--json"]).await;
-        let all: Value = serde_json::from_str(&outcome.out).unwrap_or_else(|error| panic!("{error}: {outcome:?}"));
+        let all: Value = serde_json::from_str(&outcome.out)
+            .unwrap_or_else(|error| panic!("{error}: {outcome:?}"));
         let lines = all[0]["lines"].as_array().expect("lines").iter();
-        lines.map(|line| line.as_str().expect("text").to_owned()).collect()
+        lines
+            .map(|line| line.as_str().expect("text").to_owned())
+            .collect()
     }
 
     async fn allow(&self, rules: &[String]) {
-        let command = format!("ACL SETUSER counterfoil reset on >redis-secret {}", rules.join(" "));
-        let _: () = self.site.redis.run(&command).await.unwrap_or_else(|error| panic!("{command}: {error}"));
+        let command = format!(
+            "ACL SETUSER counterfoil reset on >redis-secret {}",
+            rules.join(" ")
+        );
+        let _: () = self
+            .site
+            .redis
+            .run(&command)
+            .await
+            .unwrap_or_else(|error| panic!("{command}: {error}"));
     }
 
     /// Returns the findings of `check`.
@@ -107,14 +131,17 @@ impl Secured {
     }
 }
 
-const PASSWORDS: [(&str, &str); 2] =
-    [("COUNTERFOIL_MAIN_REDIS_PASSWORD", "redis-secret"), ("COUNTERFOIL_MAIN_MYSQL_PASSWORD", "mysql-secret")];
+const PASSWORDS: [(&str, &str); 2] = [
+    ("COUNTERFOIL_MAIN_REDIS_PASSWORD", "redis-secret"),
+    ("COUNTERFOIL_MAIN_MYSQL_PASSWORD", "mysql-secret"),
+];
 
 #[tokio::test]
 async fn the_printed_privileges_are_enough_over_tls_and_each_is_needed() {
     let secured = Secured::start().await;
     let site = &secured.site;
-    site.sql("CREATE USER counterfoil@'%' IDENTIFIED BY 'mysql-secret' REQUIRE X509").await;
+    site.sql("CREATE USER counterfoil@'%' IDENTIFIED BY 'mysql-secret' REQUIRE X509")
+        .await;
     let (rules, grants) = (secured.lines("acl").await, secured.lines("grants").await);
     secured.allow(&rules).await;
     for grant in &grants {
@@ -127,20 +154,33 @@ async fn the_printed_privileges_are_enough_over_tls_and_each_is_needed() {
     let seen = "SELECT (SELECT n FROM views WHERE store = 1) * 10000 + (SELECT votes FROM item WHERE id = 1) * 1000 \
                 + (SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values)";
     eventually("every kind", async || {
-        let found = counterfoil::sqlx::query_scalar::<_, Option<i64>>(seen).fetch_one(&site.pool).await;
+        let found = counterfoil::sqlx::query_scalar::<_, Option<i64>>(seen)
+            .fetch_one(&site.pool)
+            .await;
         // 3 views; 2 votes; a visitor and 4 downloads
         found.is_ok_and(|found| found == Some(32_005))
     })
     .await;
     // rows that were not counted
-    site.sql("INSERT INTO vote VALUES (2, 1), (2, 2), (2, 3), (1, 1), (1, 2)").await;
-    eventually("the recount", async || site.number("SELECT votes FROM item WHERE id = 2").await == 3).await;
+    site.sql("INSERT INTO vote VALUES (2, 1), (2, 2), (2, 3), (1, 1), (1, 2)")
+        .await;
+    eventually("the recount", async || {
+        site.number("SELECT votes FROM item WHERE id = 2").await == 3
+    })
+    .await;
     let found = secured.check().await;
     assert!(!found.contains("\"error\""), "{found}");
     drop(daemon);
 
-    for rule in rules.iter().filter(|rule| !["+config|get", "+role", "+ping"].contains(&rule.as_str())) {
-        let others: Vec<_> = rules.iter().filter(|other| *other != rule).cloned().collect();
+    for rule in rules
+        .iter()
+        .filter(|rule| !["+config|get", "+role", "+ping"].contains(&rule.as_str()))
+    {
+        let others: Vec<_> = rules
+            .iter()
+            .filter(|other| *other != rule)
+            .cloned()
+            .collect();
         secured.allow(&others).await;
         let found = secured.check().await;
         // the missing pattern is reported for the discovered tenant
@@ -149,13 +189,21 @@ async fn the_printed_privileges_are_enough_over_tls_and_each_is_needed() {
     }
     secured.allow(&rules).await;
     for grant in &grants {
-        let (privileges, on) = grant.strip_prefix("GRANT ").unwrap().split_once(" ON ").unwrap();
+        let (privileges, on) = grant
+            .strip_prefix("GRANT ")
+            .unwrap()
+            .split_once(" ON ")
+            .unwrap();
         let (table, user) = on.trim_end_matches(';').split_once(" TO ").unwrap();
         for privilege in privileges.split(", ") {
-            site.sql(&format!("REVOKE {privilege} ON {table} FROM {user}")).await;
+            site.sql(&format!("REVOKE {privilege} ON {table} FROM {user}"))
+                .await;
             let found = secured.check().await;
             let name = table.rsplit('.').next().unwrap().trim_matches('`');
-            assert!(found.contains(name) && found.contains(privilege), "without {privilege} on {table}: {found}");
+            assert!(
+                found.contains(name) && found.contains(privilege),
+                "without {privilege} on {table}: {found}"
+            );
             site.sql(grant).await;
         }
     }
@@ -165,21 +213,68 @@ async fn the_printed_privileges_are_enough_over_tls_and_each_is_needed() {
 async fn count(site: &Site) {
     let writer = Counterfoil::new(site.redis.manager().await, MemoryStore::new());
     let now = counterfoil::Durability::Immediate;
-    let table = Table::upsert("views").key("store", KeyType::Unsigned).key("product", KeyType::Text).value("n");
-    let views = writer.open(Family::buffered("shop-1", "views").table(table).durability(now).build().unwrap());
+    let table = Table::upsert("views")
+        .key("store", KeyType::Unsigned)
+        .key("product", KeyType::Text)
+        .value("n");
+    let views = writer.open(
+        Family::buffered("shop-1", "views")
+            .table(table)
+            .durability(now)
+            .build()
+            .unwrap(),
+    );
     let _ = views.await.unwrap().add("1/shoe", 3).await.unwrap();
-    let visitors = writer.open(Family::visitors("forum", "visitors").durability(now).build().unwrap()).await.unwrap();
-    let _ = visitors.first_visit("page", Day::today(), "me").await.unwrap();
-    let _ = visitors.first_visit("page", Day::today(), "me").await.unwrap();
-    let downloads = Family::series("forum", "downloads").windows([(Precision::SECOND, 60)]).keep([Precision::SECOND]);
-    let downloads = writer.open(downloads.durability(now).build().unwrap()).await.unwrap();
+    let visitors = writer
+        .open(
+            Family::visitors("forum", "visitors")
+                .durability(now)
+                .build()
+                .unwrap(),
+        )
+        .await
+        .unwrap();
+    let _ = visitors
+        .first_visit("page", Day::today(), "me")
+        .await
+        .unwrap();
+    let _ = visitors
+        .first_visit("page", Day::today(), "me")
+        .await
+        .unwrap();
+    let downloads = Family::series("forum", "downloads")
+        .windows([(Precision::SECOND, 60)])
+        .keep([Precision::SECOND]);
+    let downloads = writer
+        .open(downloads.durability(now).build().unwrap())
+        .await
+        .unwrap();
     let _ = downloads.add("file", 4).await.unwrap();
-    let readers = writer.open(Family::activity("forum", "readers").durability(now).build().unwrap()).await.unwrap();
+    let readers = writer
+        .open(
+            Family::activity("forum", "readers")
+                .durability(now)
+                .build()
+                .unwrap(),
+        )
+        .await
+        .unwrap();
     readers.touch("page", "me").await.unwrap();
 
-    let all = Counterfoil::new(site.redis.manager().await, MysqlStore::new(site.pool.clone()));
-    let item = Table::update("item").key("id", KeyType::Unsigned).value("votes");
-    let votes = Family::cached("forum", "votes").table(item).durability(now).save_after(Duration::from_millis(50));
+    let all = Counterfoil::new(
+        site.redis.manager().await,
+        MysqlStore::new(site.pool.clone()),
+    );
+    let item = Table::update("item")
+        .key("id", KeyType::Unsigned)
+        .value("votes");
+    let votes = Family::cached("forum", "votes")
+        .table(item)
+        .durability(now)
+        .save_after(Duration::from_millis(50));
     let votes = all.open(votes.build().unwrap()).await.unwrap();
-    assert_eq!(votes.incr("1", 2).await.unwrap(), Changed::Counted { value: 2 });
+    assert_eq!(
+        votes.incr("1", 2).await.unwrap(),
+        Changed::Counted { value: 2 }
+    );
 }

@@ -1,4 +1,5 @@
-//! Servers restored from a backup as docs/operations.md describes: the loss is as documented, and the rest is exact.
+//! Servers restored from a backup as docs/operations.md describes: the loss is as documented, and
+//! the rest is exact.
 
 use std::time::Duration;
 
@@ -27,10 +28,17 @@ impl Counted {
         let redis = Primary::connect(site.redis.url()).await.unwrap();
         let application = Counterfoil::new(redis, MysqlStore::new(site.pool.clone()));
         let now = Durability::Immediate;
-        let views = Family::buffered("shop", "views").durability(now).sync_after(1, Duration::from_millis(50));
+        let views = Family::buffered("shop", "views")
+            .durability(now)
+            .sync_after(1, Duration::from_millis(50));
         let views = application.open(views.build().unwrap()).await.unwrap();
-        let table = Table::update("item").key("id", KeyType::Unsigned).value("votes");
-        let votes = Family::cached("shop", "votes").table(table).durability(now).save_after(Duration::from_millis(50));
+        let table = Table::update("item")
+            .key("id", KeyType::Unsigned)
+            .value("votes");
+        let votes = Family::cached("shop", "votes")
+            .table(table)
+            .durability(now)
+            .save_after(Duration::from_millis(50));
         let votes = application.open(votes.build().unwrap()).await.unwrap();
         Counted { site, views, votes }
     }
@@ -38,12 +46,15 @@ impl Counted {
     async fn count(&self, times: i64) {
         for _ in 0..times {
             let _ = self.views.add("page", 1).await.unwrap();
-            assert!(matches!(self.votes.incr("1", 1).await.unwrap(), Changed::Counted { .. }));
+            assert!(matches!(
+                self.votes.incr("1", 1).await.unwrap(),
+                Changed::Counted { .. }
+            ));
         }
     }
 
-    /// Counts ten hits of each kind that are in a backup of Redis, and then reach MySQL. Returns the daemon that saved
-    /// them.
+    /// Counts ten hits of each kind that are in a backup of Redis, and then reach MySQL. Returns
+    /// the daemon that saved them.
     async fn saved_after_backup(&self) -> Daemon {
         self.count(10).await;
         let _: () = self.site.redis.run("SAVE").await.unwrap();
@@ -57,10 +68,17 @@ impl Counted {
         self.site.redis.start_again().await;
     }
 
-    /// Waits until both partitions were set back and lost this number of hits each, and checks the metrics.
+    /// Waits until both partitions were set back and lost this number of hits each, and checks the
+    /// metrics.
     async fn began_anew(&self, daemon: &Daemon, hits: u32) {
         for family in ["shop/views", "shop/votes"] {
-            daemon.logs(&["Redis was set back", &format!("family={family}"), &format!("hits={hits}")]).await;
+            daemon
+                .logs(&[
+                    "Redis was set back",
+                    &format!("family={family}"),
+                    &format!("hits={hits}"),
+                ])
+                .await;
         }
         let metrics = get(daemon, "/metrics").await.body;
         for family in ["views", "votes"] {
@@ -74,7 +92,10 @@ impl Counted {
     /// Waits until the rows have these values.
     async fn has_rows(&self, views: i64, votes: i64) {
         eventually(&format!("{views} views, {votes} votes"), async || {
-            self.site.number("SELECT value FROM counterfoil_values WHERE id = 'page'").await == views
+            self.site
+                .number("SELECT value FROM counterfoil_values WHERE id = 'page'")
+                .await
+                == views
                 && self.site.number("SELECT votes FROM item").await == votes
         })
         .await;
@@ -94,7 +115,12 @@ async fn a_database_that_is_set_back_loses_what_came_after_the_backup_and_counts
     counted.count(10).await;
     counted.has(10, 10).await;
     for table in OWN {
-        counted.site.sql(&format!("CREATE TABLE backup_{table} AS SELECT * FROM {table}")).await;
+        counted
+            .site
+            .sql(&format!(
+                "CREATE TABLE backup_{table} AS SELECT * FROM {table}"
+            ))
+            .await;
     }
     counted.count(5).await;
     counted.has(15, 15).await;
@@ -110,7 +136,8 @@ async fn a_database_that_is_set_back_loses_what_came_after_the_backup_and_counts
     counted.has_rows(12, 12).await;
     // the value of a cached counter follows its row at the counter's next save
     eventually("the values", async || {
-        counted.views.get("page").await.unwrap() == 12 && counted.votes.get("1").await.unwrap() == 12
+        counted.views.get("page").await.unwrap() == 12
+            && counted.votes.get("1").await.unwrap() == 12
     })
     .await;
 }

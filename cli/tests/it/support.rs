@@ -38,7 +38,10 @@ impl Site {
     /// Creates a site with counterfoil's tables, on the shared MySQL.
     pub async fn new() -> Self {
         let site = Site::on(MYSQL.get_or_init(MysqlServer::start).await).await;
-        MysqlStore::new(site.pool.clone()).create_tables().await.expect("counterfoil's tables");
+        MysqlStore::new(site.pool.clone())
+            .create_tables()
+            .await
+            .expect("counterfoil's tables");
         site
     }
 
@@ -56,7 +59,12 @@ impl Site {
 
     /// Creates a site on existing servers.
     pub fn of(redis: RedisServer, pool: MySqlPool, mysql_url: String) -> Self {
-        Site { redis, pool, mysql_url, folder: TempDir::new().expect("a folder") }
+        Site {
+            redis,
+            pool,
+            mysql_url,
+            folder: TempDir::new().expect("a folder"),
+        }
     }
 
     /// Writes the configuration: the pair `main`, and `more`.
@@ -89,18 +97,28 @@ impl Site {
     }
 
     pub async fn sql(&self, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+        sqlx::raw_sql(AssertSqlSafe(sql))
+            .execute(&self.pool)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"));
     }
 
     /// Returns the number that the query selects, or 0 if there is none.
     pub async fn number(&self, sql: &str) -> i64 {
         let query = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_optional(&self.pool);
-        query.await.unwrap_or_else(|error| panic!("{sql}: {error}")).unwrap_or(0)
+        query
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"))
+            .unwrap_or(0)
     }
 
     fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_counterfoil"));
-        command.current_dir(self.folder.path()).env_remove("RUST_LOG").stdin(Stdio::null()).kill_on_drop(true);
+        command
+            .current_dir(self.folder.path())
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
         command
     }
 
@@ -114,9 +132,15 @@ impl Site {
         let mut command = self.command();
         command.args(args).envs(environment.iter().copied());
         let ended = timeout(Duration::from_secs(60), command.output()).await;
-        let ended = ended.unwrap_or_else(|_| panic!("{args:?} did not end")).expect("it runs");
+        let ended = ended
+            .unwrap_or_else(|_| panic!("{args:?} did not end"))
+            .expect("it runs");
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
-        Outcome { code: ended.status.code().unwrap_or(-1), out: text(ended.stdout), err: text(ended.stderr) }
+        Outcome {
+            code: ended.status.code().unwrap_or(-1),
+            out: text(ended.stdout),
+            err: text(ended.stderr),
+        }
     }
 
     /// Starts the daemon, and returns when it listens.
@@ -158,7 +182,11 @@ impl Daemon {
 
     fn address(&self) -> Option<SocketAddr> {
         let log = self.log();
-        let address = log.split_once("listening address=")?.1.split_whitespace().next()?;
+        let address = log
+            .split_once("listening address=")?
+            .1
+            .split_whitespace()
+            .next()?;
         address.parse().ok()
     }
 
@@ -168,7 +196,10 @@ impl Daemon {
 
     /// Returns the number of log lines with all of these words.
     pub fn lines(&self, words: &[&str]) -> usize {
-        self.log().lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
+        self.log()
+            .lines()
+            .filter(|line| words.iter().all(|word| line.contains(word)))
+            .count()
     }
 
     /// Waits for a line with these words.
@@ -179,7 +210,11 @@ impl Daemon {
     pub async fn logs_times(&self, times: usize, words: &[&str]) {
         let started = Instant::now();
         while self.lines(words) < times {
-            assert!(started.elapsed() < Duration::from_secs(20), "waited for {words:?} in\n{}", self.log());
+            assert!(
+                started.elapsed() < Duration::from_secs(20),
+                "waited for {words:?} in\n{}",
+                self.log()
+            );
             sleep(Duration::from_millis(10)).await;
         }
     }
@@ -187,13 +222,17 @@ impl Daemon {
     /// Sends a signal, such as TERM, HUP or KILL.
     pub fn signal(&self, signal: &str) {
         let pid = self.process.id().expect("it runs").to_string();
-        let sent = std::process::Command::new("kill").args([&format!("-{signal}"), &pid]).status();
+        let sent = std::process::Command::new("kill")
+            .args([&format!("-{signal}"), &pid])
+            .status();
         assert!(sent.expect("kill runs").success());
     }
 
     /// Waits for the end, and returns the exit status and the log.
     pub async fn ended(mut self) -> (ExitStatus, String) {
-        let status = timeout(Duration::from_secs(40), self.process.wait()).await.expect("it ends");
+        let status = timeout(Duration::from_secs(40), self.process.wait())
+            .await
+            .expect("it ends");
         sleep(Duration::from_millis(50)).await;
         (status.expect("its status"), self.log())
     }
@@ -203,7 +242,10 @@ impl Daemon {
 pub async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let started = Instant::now();
     while !is_so().await {
-        assert!(started.elapsed() < Duration::from_secs(30), "waited for: {what}");
+        assert!(
+            started.elapsed() < Duration::from_secs(30),
+            "waited for: {what}"
+        );
         sleep(Duration::from_millis(10)).await;
     }
 }

@@ -30,7 +30,11 @@ pub struct Reads {
 }
 
 /// Reads all counters repeatedly until `is_over` is set.
-pub async fn watch(saves: &BufferedCounters, journals: &RefCell<Journals>, is_over: &Cell<bool>) -> Result<Reads> {
+pub async fn watch(
+    saves: &BufferedCounters,
+    journals: &RefCell<Journals>,
+    is_over: &Cell<bool>,
+) -> Result<Reads> {
     let mut reads = Reads::default();
     let ids = saves::ids(journals.borrow().least().len().try_into()?);
     let mut last = vec![i64::MIN; ids.len()];
@@ -44,7 +48,12 @@ pub async fn watch(saves: &BufferedCounters, journals: &RefCell<Journals>, is_ov
         match values {
             Ok(values) => {
                 for (at, value) in values.into_iter().enumerate() {
-                    reads.check(at + 1, value, (least[at], most[at]), (last[at], surplus[at]));
+                    reads.check(
+                        at + 1,
+                        value,
+                        (least[at], most[at]),
+                        (last[at], surplus[at]),
+                    );
                     last[at] = value;
                 }
             }
@@ -62,15 +71,25 @@ impl Reads {
         self.outside == 0 && self.fell == 0
     }
 
-    fn check(&mut self, user: usize, value: i64, (least, most): (i64, i64), (last, twice): (i64, i64)) {
+    fn check(
+        &mut self,
+        user: usize,
+        value: i64,
+        (least, most): (i64, i64),
+        (last, twice): (i64, i64),
+    ) {
         self.checked += 1;
         if !(least..=most).contains(&value) {
             self.outside += 1;
-            self.describe(format!("user {user}: {value} was read, the rows explain {least} to {most}"));
+            self.describe(format!(
+                "user {user}: {value} was read, the rows explain {least} to {most}"
+            ));
         }
         if value < last.saturating_sub(twice) {
             self.fell += 1;
-            self.describe(format!("user {user}: {value} was read after {last}, and {twice} were counted twice"));
+            self.describe(format!(
+                "user {user}: {value} was read after {last}, and {twice} were counted twice"
+            ));
         }
     }
 
@@ -95,11 +114,18 @@ impl Stored {
         let of = |map: &BTreeMap<_, _>, user: u32| map.get(&user).copied().unwrap_or(0);
         let both = (1..=users).map(|user| (user, of(&values, user), of(&rows, user)));
         let wrong = both.filter(|(_, value, rows)| value != rows).collect();
-        Ok(Stored { rows: rows.values().sum(), users, wrong })
+        Ok(Stored {
+            rows: rows.values().sum(),
+            users,
+            wrong,
+        })
     }
 
     /// Returns the sum of all differences.
     pub fn off(&self) -> u64 {
-        self.wrong.iter().map(|(_, value, rows)| value.abs_diff(*rows)).sum()
+        self.wrong
+            .iter()
+            .map(|(_, value, rows)| value.abs_diff(*rows))
+            .sum()
     }
 }

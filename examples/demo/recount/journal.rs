@@ -1,5 +1,5 @@
-//! The journals of the writers: one file per writer, which records each of its steps and outlives it. The supervisor
-//! reads from them which values the rows explain, even after a writer dies.
+//! The journals of the writers: one file per writer, which records each of its steps and outlives
+//! it. The supervisor reads from them which values the rows explain, even after a writer dies.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -18,7 +18,9 @@ fn path(directory: &Path, number: usize) -> PathBuf {
 impl Scribe {
     /// Opens the journal, which the supervisor has created.
     pub fn new(directory: &Path, number: usize) -> Result<Self> {
-        Ok(Scribe(File::options().append(true).open(path(directory, number))?))
+        Ok(Scribe(
+            File::options().append(true).open(path(directory, number))?,
+        ))
     }
 
     /// Records that a row is about to be inserted.
@@ -36,7 +38,8 @@ impl Scribe {
         self.write(format!("count {user} {times} 0\n"))
     }
 
-    /// Records that the row was counted `times` times (0 if unknown), `took` after its insert began.
+    /// Records that the row was counted `times` times (0 if unknown), `took` after its insert
+    /// began.
     pub fn counted(&self, user: u32, times: i64, took: Duration) -> Result<()> {
         self.write(format!("counted {user} {times} {}\n", took.as_millis()))
     }
@@ -100,14 +103,23 @@ impl Journals {
         File::create_new(&path)?;
         let lines = BufReader::new(File::open(path)?);
         let coming = vec![0; self.users.len()];
-        self.open.push(Journal { number, lines, torn: String::new(), coming, is_dying: false });
+        self.open.push(Journal {
+            number,
+            lines,
+            torn: String::new(),
+            coming,
+            is_dying: false,
+        });
         self.opened += 1;
         Ok(number)
     }
 
     /// Marks a writer as dying: its uncounted rows may never be counted.
     pub fn dying(&mut self, number: usize) {
-        let own = self.open.iter_mut().filter(|journal| journal.number == number);
+        let own = self
+            .open
+            .iter_mut()
+            .filter(|journal| journal.number == number);
         own.for_each(|journal| journal.is_dying = true);
     }
 
@@ -161,10 +173,15 @@ impl Journals {
         self.begun
     }
 
-    /// Returns the second counts, the rows that were definitely counted, and the rows that may have been counted.
+    /// Returns the second counts, the rows that were definitely counted, and the rows that may have
+    /// been counted.
     pub fn sums(&self) -> (i64, i64, i64) {
         let sum = |of: fn(&User) -> i64| self.users.iter().map(of).sum();
-        (sum(|user| user.twice), sum(|user| user.counted), sum(|user| user.counting))
+        (
+            sum(|user| user.twice),
+            sum(|user| user.counted),
+            sum(|user| user.counting),
+        )
     }
 
     /// Returns the lower bounds of later reads: the rows that were definitely counted.
@@ -172,10 +189,14 @@ impl Journals {
         self.users.iter().map(|user| user.counted).collect()
     }
 
-    /// Returns the upper bounds of earlier reads: all rows that may have been counted, their second counts, and
-    /// uncounted rows that a recount may have added.
+    /// Returns the upper bounds of earlier reads: all rows that may have been counted, their second
+    /// counts, and uncounted rows that a recount may have added.
     pub fn most(&self) -> Vec<i64> {
-        let dying: Vec<_> = self.open.iter().filter(|journal| journal.is_dying).collect();
+        let dying: Vec<_> = self
+            .open
+            .iter()
+            .filter(|journal| journal.is_dying)
+            .collect();
         let most = |(at, user): (usize, &User)| {
             let coming: i64 = dying.iter().map(|journal| journal.coming[at]).sum();
             user.counting + user.twice + user.lost + coming

@@ -1,6 +1,7 @@
-//! The recount demo: processes insert rows and then count them. They are killed between the two steps, or count twice,
-//! while two other processes recount. The rows must explain every value read meanwhile, and at the end every counter
-//! must equal its number of rows. Recounts without the library run under the same load.
+//! The recount demo: processes insert rows and then count them. They are killed between the two
+//! steps, or count twice, while two other processes recount. The rows must explain every value read
+//! meanwhile, and at the end every counter must equal its number of rows. Recounts without the
+//! library run under the same load.
 
 mod check;
 mod journal;
@@ -36,9 +37,10 @@ const REST: Duration = Duration::from_millis(150);
 
 /// Saves and counts rows, and recounts them meanwhile.
 ///
-/// Writers are killed between inserting and counting a row, and sometimes count twice. Recounters and reconcilers are
-/// killed, scripts flushed and connections cut. The demo compares every read, and at the end every counter, with the
-/// rows. Exit status: 0 if everything is right, 1 if not, 2 if an error prevented the comparison.
+/// Writers are killed between inserting and counting a row, and sometimes count twice. Recounters
+/// and reconcilers are killed, scripts flushed and connections cut. The demo compares every read,
+/// and at the end every counter, with the rows. Exit status: 0 if everything is right, 1 if not, 2
+/// if an error prevented the comparison.
 #[derive(clap::Args)]
 pub struct Args {
     /// The way to recount: the library's, or one that applications use without it
@@ -78,7 +80,18 @@ pub async fn run(Args { way, seconds, load }: Args) -> Result<bool> {
     let corrections = saves::corrections(&servers.mysql).await?;
     let rejects = families::rejects(&servers.mysql).await?;
     let journals = journals.into_inner();
-    let figures = Figures { way, seconds, killed, done, corrections, rejects, journals, reads, ended, quiet };
+    let figures = Figures {
+        way,
+        seconds,
+        killed,
+        done,
+        corrections,
+        rejects,
+        journals,
+        reads,
+        ended,
+        quiet,
+    };
     summary::print(&figures);
     figures.verdict()
 }
@@ -132,21 +145,33 @@ impl<'s> Processes<'s> {
 
     async fn start_writer(&mut self) -> Result<()> {
         let number = self.journals.borrow_mut().open_next()?;
-        let args = [self.own_args("save-process"), self.load.args(), self.servers.directory_args()?].concat();
-        let (worker, reports) = Worker::start(&[args, vec![format!("--number={number}")]].concat()).await?;
+        let args = [
+            self.own_args("save-process"),
+            self.load.args(),
+            self.servers.directory_args()?,
+        ]
+        .concat();
+        let (worker, reports) =
+            Worker::start(&[args, vec![format!("--number={number}")]].concat()).await?;
         self.writers.push((number, worker, reports));
         Ok(())
     }
 
     async fn start_recounter(&mut self) -> Result<()> {
-        let args = [self.own_args("recount-process"), self.way.args(self.load.users)].concat();
+        let args = [
+            self.own_args("recount-process"),
+            self.way.args(self.load.users),
+        ]
+        .concat();
         self.recounters.push(Worker::start(&args).await?);
         Ok(())
     }
 
     fn own_args(&self, role: &str) -> Vec<String> {
         let Place { redis, mysql } = &self.servers.place;
-        [role, "--redis", redis, "--mysql", mysql].map(str::to_owned).into()
+        [role, "--redis", redis, "--mysql", mysql]
+            .map(str::to_owned)
+            .into()
     }
 
     /// Disturbs the processes for `time`. Returns the elapsed seconds.
@@ -161,7 +186,11 @@ impl<'s> Processes<'s> {
                 _ => self.kill_a_writer().await?,
             }
             let lines = started.elapsed().min(time).as_millis().try_into()?;
-            let tally = Tally { lines, hits: self.journals.borrow().begun(), ..Tally::default() };
+            let tally = Tally {
+                lines,
+                hits: self.journals.borrow().begun(),
+                ..Tally::default()
+            };
             progress.show(tally, started.elapsed().as_secs_f64(), &self.disturber.done);
             if started.elapsed() >= time {
                 break;
@@ -187,7 +216,8 @@ impl<'s> Processes<'s> {
         self.start_recounter().await
     }
 
-    /// Lets the writers count what they inserted. Kills the recounters, so that unfinished recounts are checked too.
+    /// Lets the writers count what they inserted. Kills the recounters, so that unfinished recounts
+    /// are checked too.
     async fn stop(mut self) -> Result<(Killed, Disturbances)> {
         for (_, writer, _) in &mut self.writers {
             writer.order("stop").await?;

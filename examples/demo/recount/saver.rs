@@ -1,5 +1,5 @@
-//! A writer process: inserts rows and counts each of them a little later, once or sometimes twice, until the supervisor
-//! stops or kills it.
+//! A writer process: inserts rows and counts each of them a little later, once or sometimes twice,
+//! until the supervisor stops or kills it.
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
@@ -39,7 +39,10 @@ pub struct Load {
 impl Load {
     /// Returns the load as command-line arguments.
     pub fn args(&self) -> Vec<String> {
-        vec![format!("--users={}", self.users), format!("--seed={}", self.seed)]
+        vec![
+            format!("--users={}", self.users),
+            format!("--seed={}", self.seed),
+        ]
     }
 }
 
@@ -56,7 +59,14 @@ pub struct Args {
     number: usize,
 }
 
-pub async fn run(Args { place, load, directory, number }: Args) -> Result<()> {
+pub async fn run(
+    Args {
+        place,
+        load,
+        directory,
+        number,
+    }: Args,
+) -> Result<()> {
     let mut orders = child::orders();
     let scribe = Scribe::new(&directory, number)?;
     let (_pair, saves) = patiently(async || saves::open(&place).await).await?;
@@ -65,7 +75,11 @@ pub async fn run(Args { place, load, directory, number }: Args) -> Result<()> {
         saves,
         mysql: MySqlPool::connect_lazy(&place.mysql)?,
         zipf: Zipf::new(load.users as usize),
-        random: RefCell::new(Random(load.seed.wrapping_mul(1_000_003).wrapping_add(number as u64))),
+        random: RefCell::new(Random(
+            load.seed
+                .wrapping_mul(1_000_003)
+                .wrapping_add(number as u64),
+        )),
     };
     child::report(&Report::Ready)?;
     let started = Instant::now();
@@ -81,8 +95,13 @@ pub async fn run(Args { place, load, directory, number }: Args) -> Result<()> {
         is_over.set(true);
         Ok(())
     };
-    try_join!(try_join_all((0..CONCURRENT).map(|_| one_after_the_other())), stop)?;
-    child::report(&Report::Finished { seconds: started.elapsed().as_secs_f64() })
+    try_join!(
+        try_join_all((0..CONCURRENT).map(|_| one_after_the_other())),
+        stop
+    )?;
+    child::report(&Report::Finished {
+        seconds: started.elapsed().as_secs_f64(),
+    })
 }
 
 struct Writer {
@@ -119,7 +138,11 @@ impl Writer {
     fn draw(&self) -> Result<(u32, Duration, i64)> {
         let mut random = self.random.borrow_mut();
         let user = u32::try_from(self.zipf.pick(&mut random))? + 1;
-        let pause = if random.below(2) == 0 { 0 } else { 1 + random.below(PAUSE) };
+        let pause = if random.below(2) == 0 {
+            0
+        } else {
+            1 + random.below(PAUSE)
+        };
         let times = if random.below(TWICE) == 0 { 2 } else { 1 };
         Ok((user, Duration::from_millis(pause), times))
     }

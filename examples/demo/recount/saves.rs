@@ -50,7 +50,8 @@ pub fn ids(users: u32) -> Vec<String> {
 
 /// Returns the number of rows of each user that has any.
 pub async fn rows(mysql: &MySqlPool) -> Result<BTreeMap<u32, i64>> {
-    let rows = sqlx::query_as("SELECT CAST(user_id AS SIGNED), COUNT(*) FROM saves GROUP BY user_id");
+    let rows =
+        sqlx::query_as("SELECT CAST(user_id AS SIGNED), COUNT(*) FROM saves GROUP BY user_id");
     by_user(rows.fetch_all(mysql).await?)
 }
 
@@ -64,7 +65,9 @@ pub async fn stored(mysql: &MySqlPool) -> Result<BTreeMap<u32, i64>> {
 }
 
 fn by_user(rows: Vec<(i64, i64)>) -> Result<BTreeMap<u32, i64>> {
-    rows.into_iter().map(|(user, count)| Ok((u32::try_from(user)?, count))).collect()
+    rows.into_iter()
+        .map(|(user, count)| Ok((u32::try_from(user)?, count)))
+        .collect()
 }
 
 /// The library's records of its recounts.
@@ -83,5 +86,10 @@ pub async fn corrections(mysql: &MySqlPool) -> Result<Corrections> {
          CAST(COALESCE(SUM(GREATEST(-delta, 0)), 0) AS SIGNED) FROM counterfoil_drift WHERE delta <> 0",
     );
     let (runs, corrections, up, down) = noted.fetch_one(mysql).await?;
-    Ok(Corrections { runs, corrections, up, down })
+    Ok(Corrections {
+        runs,
+        corrections,
+        up,
+        down,
+    })
 }

@@ -13,7 +13,8 @@ use super::saves::{self, PARTITIONS};
 use crate::Result;
 use crate::families::{NAMESPACE, Pair, Place};
 
-/// The time within which a row is counted: far longer than a writer takes from inserting it to counting it.
+/// The time within which a row is counted: far longer than a writer takes from inserting it to
+/// counting it.
 pub const WITHIN: Duration = Duration::from_secs(1);
 /// The lease and the timeout, which delay the takeover from a killed recounter.
 const LEASE: Duration = Duration::from_millis(200);
@@ -40,18 +41,28 @@ impl Way {
 
 impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.to_possible_value().map_or(Ok(()), |way| f.write_str(way.get_name()))
+        self.to_possible_value()
+            .map_or(Ok(()), |way| f.write_str(way.get_name()))
     }
 }
 
 /// Returns the recount of the library.
 pub fn proven(pair: &Pair, saves: &BufferedCounters) -> RecountBuilder {
-    let recount = pair.recount(saves).source(Source::table("saves", ["user_id"])).ids(RecountIds::Both);
+    let recount = pair
+        .recount(saves)
+        .source(Source::table("saves", ["user_id"]))
+        .ids(RecountIds::Both);
     recount.within(WITHIN).timeout(TIMEOUT).lease(LEASE)
 }
 
 /// Recounts while nothing else runs.
-pub async fn quiet(way: Way, place: &Place, pair: &Pair, saves: &BufferedCounters, users: u32) -> Result<()> {
+pub async fn quiet(
+    way: Way,
+    place: &Place,
+    pair: &Pair,
+    saves: &BufferedCounters,
+    users: u32,
+) -> Result<()> {
     if way != Way::Proven {
         return Naive::new(way, place, saves, users).await?.recount().await;
     }
@@ -79,16 +90,30 @@ pub struct Naive {
 }
 
 impl Naive {
-    pub async fn new(way: Way, place: &Place, saves: &BufferedCounters, users: u32) -> Result<Self> {
+    pub async fn new(
+        way: Way,
+        place: &Place,
+        saves: &BufferedCounters,
+        users: u32,
+    ) -> Result<Self> {
         let redis = ConnectionManager::new(redis::Client::open(&*place.redis)?).await?;
         let mysql = MySqlPool::connect_lazy(&place.mysql)?;
-        Ok(Naive { way, saves: saves.clone(), users, redis, mysql, url: place.mysql.clone() })
+        Ok(Naive {
+            way,
+            saves: saves.clone(),
+            users,
+            redis,
+            mysql,
+            url: place.mysql.clone(),
+        })
     }
 
     /// Recounts once. A lock admits one recounter at a time, as in the library.
     pub async fn recount(&self) -> Result<()> {
         let mut lock = MySqlConnection::connect(&self.url).await?;
-        let got: Option<i64> = sqlx::query_scalar("SELECT GET_LOCK('recount', 0)").fetch_one(&mut lock).await?;
+        let got: Option<i64> = sqlx::query_scalar("SELECT GET_LOCK('recount', 0)")
+            .fetch_one(&mut lock)
+            .await?;
         if got != Some(1) {
             return Ok(());
         }
@@ -113,9 +138,13 @@ impl Naive {
     }
 
     async fn reset(&self) -> Result<()> {
-        let buffers: Vec<_> =
-            (0..PARTITIONS).map(|number| format!("cf1:{{{NAMESPACE}/saves/{number}}}:buffer")).collect();
-        redis::cmd("DEL").arg(buffers).exec_async(&mut self.redis.clone()).await?;
+        let buffers: Vec<_> = (0..PARTITIONS)
+            .map(|number| format!("cf1:{{{NAMESPACE}/saves/{number}}}:buffer"))
+            .collect();
+        redis::cmd("DEL")
+            .arg(buffers)
+            .exec_async(&mut self.redis.clone())
+            .await?;
         Ok(())
     }
 

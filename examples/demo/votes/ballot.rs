@@ -26,6 +26,10 @@ impl Ballot {
     /// Returns the ballot as command-line arguments.
     pub fn args(&self) -> Vec<String> {
         let Ballot { votes, items, seed } = self;
-        vec![format!("--votes={votes}"), format!("--items={items}"), format!("--seed={seed}")]
+        vec![
+            format!("--votes={votes}"),
+            format!("--items={items}"),
+            format!("--seed={seed}"),
+        ]
     }
 }

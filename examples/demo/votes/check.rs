@@ -25,7 +25,9 @@ impl Checked {
         let mut cast = vec![0; ballot.items as usize];
         ballot.votes().for_each(|item| cast[item as usize - 1] += 1);
         let item = |(id, cast)| Item::new(id, cast, stored.get(&id).copied(), told.take(id));
-        Checked { items: (1..).zip(cast).map(item).collect() }
+        Checked {
+            items: (1..).zip(cast).map(item).collect(),
+        }
     }
 
     pub fn is_exact(&self) -> bool {
@@ -57,24 +59,43 @@ impl Checked {
 
     /// Returns the items for which a wrong value was returned.
     pub fn mistold(&self) -> impl Iterator<Item = &Item> {
-        self.items.iter().filter(|item| item.wrong_values().is_some())
+        self.items
+            .iter()
+            .filter(|item| item.wrong_values().is_some())
     }
 }
 
 impl Item {
-    fn new(id: u32, cast: u64, stored: Option<i64>, Outcomes { mut values, unknown }: Outcomes) -> Self {
+    fn new(
+        id: u32,
+        cast: u64,
+        stored: Option<i64>,
+        Outcomes {
+            mut values,
+            unknown,
+        }: Outcomes,
+    ) -> Self {
         values.sort_unstable();
-        Item { id, cast, stored, values, unknown }
+        Item {
+            id,
+            cast,
+            stored,
+            values,
+            unknown,
+        }
     }
 
     /// Returns whether the table has all votes. Votes with an unknown outcome may be missing.
     fn is_counted(&self) -> bool {
         let stored = self.stored.and_then(|stored| u64::try_from(stored).ok());
-        stored.is_some_and(|stored| (self.cast - self.unknown.min(self.cast)..=self.cast).contains(&stored))
+        stored.is_some_and(|stored| {
+            (self.cast - self.unknown.min(self.cast)..=self.cast).contains(&stored)
+        })
     }
 
-    /// Describes what is wrong with the values, if anything. They must be distinct, and be the numbers from 1 to the
-    /// votes cast. One number may be missing for each vote with an unknown outcome.
+    /// Describes what is wrong with the values, if anything. They must be distinct, and be the
+    /// numbers from 1 to the votes cast. One number may be missing for each vote with an unknown
+    /// outcome.
     pub fn wrong_values(&self) -> Option<String> {
         let returned = self.values.len() as u64 + self.unknown;
         if returned != self.cast {
@@ -83,7 +104,12 @@ impl Item {
         if let Some(twice) = self.values.windows(2).find(|pair| pair[0] == pair[1]) {
             return Some(format!("{} was returned twice", twice[0]));
         }
-        let of_no_vote = |value: &&i64| !u64::try_from(**value).is_ok_and(|value| (1..=self.cast).contains(&value));
-        self.values.iter().find(of_no_vote).map(|value| format!("{value} was returned, of {} votes", self.cast))
+        let of_no_vote = |value: &&i64| {
+            !u64::try_from(**value).is_ok_and(|value| (1..=self.cast).contains(&value))
+        };
+        self.values
+            .iter()
+            .find(of_no_vote)
+            .map(|value| format!("{value} was returned, of {} votes", self.cast))
     }
 }

@@ -9,8 +9,8 @@ use sqlx::{AssertSqlSafe, MySqlPool};
 use crate::Result;
 use crate::families::{NAMESPACE, Pair, Place};
 
-/// The settle time. It is short as in the other demos: the demo never cuts the power. The shorter it is, the more often
-/// a counter is saved, leaves Redis and is read from MySQL again.
+/// The settle time. It is short as in the other demos: the demo never cuts the power. The shorter
+/// it is, the more often a counter is saved, leaves Redis and is read from MySQL again.
 const SETTLE: Duration = Duration::from_millis(100);
 /// The delay before a vote is on its way to MySQL.
 const SAVE_AFTER: Duration = Duration::from_millis(20);
@@ -21,7 +21,11 @@ const RETAIN: Duration = Duration::from_millis(30);
 pub async fn open(place: &Place) -> counterfoil::Result<(Pair, CachedCounters)> {
     let pair = Counterfoil::connect(&place.redis, &place.mysql).await?;
     let votes = Family::cached(NAMESPACE, "votes")
-        .table(Table::update("item").key("id", KeyType::Unsigned).value("vote_count"))
+        .table(
+            Table::update("item")
+                .key("id", KeyType::Unsigned)
+                .value("vote_count"),
+        )
         .durability(Durability::Settle(SETTLE))
         .save_after(SAVE_AFTER)
         .retain(RETAIN);
@@ -43,7 +47,9 @@ pub async fn create_tables(mysql: &MySqlPool, items: u32) -> Result<()> {
     )
     .execute(mysql)
     .await?;
-    let rows: Vec<_> = (1..=items).map(|id| format!("({id}, 'Item {id}')")).collect();
+    let rows: Vec<_> = (1..=items)
+        .map(|id| format!("({id}, 'Item {id}')"))
+        .collect();
     let insert = format!("INSERT INTO item (id, name) VALUES {}", rows.join(", "));
     sqlx::raw_sql(AssertSqlSafe(insert)).execute(mysql).await?;
     Ok(())
@@ -51,7 +57,10 @@ pub async fn create_tables(mysql: &MySqlPool, items: u32) -> Result<()> {
 
 /// Reads the table with plain SQL, without the library.
 pub async fn vote_counts(mysql: &MySqlPool) -> Result<BTreeMap<u32, i64>> {
-    let rows =
-        sqlx::query_as("SELECT CAST(id AS SIGNED), CAST(vote_count AS SIGNED) FROM item").fetch_all(mysql).await?;
-    rows.into_iter().map(|(id, votes): (i64, i64)| Ok((u32::try_from(id)?, votes))).collect()
+    let rows = sqlx::query_as("SELECT CAST(id AS SIGNED), CAST(vote_count AS SIGNED) FROM item")
+        .fetch_all(mysql)
+        .await?;
+    rows.into_iter()
+        .map(|(id, votes): (i64, i64)| Ok((u32::try_from(id)?, votes)))
+        .collect()
 }

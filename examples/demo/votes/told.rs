@@ -14,7 +14,8 @@ pub struct ToldTo {
     directory: PathBuf,
 }
 
-/// The writing end of one voter's file. A line is `item value`, or `item ?` if the outcome is unknown.
+/// The writing end of one voter's file. A line is `item value`, or `item ?` if the outcome is
+/// unknown.
 pub struct Scribe(File);
 
 /// All outcomes, by item.

@@ -30,8 +30,14 @@ pub async fn run(args: Args) -> Result<()> {
     // a voter's only statements are reads of rows whose counters are not in Redis
     let statements = Cell::new(pair.mysql().unwrap().statements());
     let vote = async |item: u32| {
-        let mut tally = Tally { lines: 1, ..Tally::default() };
-        match tally.surely(async || votes.incr(&item.to_string(), 1).await).await? {
+        let mut tally = Tally {
+            lines: 1,
+            ..Tally::default()
+        };
+        match tally
+            .surely(async || votes.incr(&item.to_string(), 1).await)
+            .await?
+        {
             Some(Changed::Counted { value }) => {
                 tally.hits = 1;
                 scribe.value(item, value)?;
@@ -43,5 +49,8 @@ pub async fn run(args: Args) -> Result<()> {
         tally.seeds = now - statements.replace(now);
         Ok(tally)
     };
-    work.run(args.ballot.votes(), async |votes| count_all(votes, &vote).await).await
+    work.run(args.ballot.votes(), async |votes| {
+        count_all(votes, &vote).await
+    })
+    .await
 }

@@ -30,7 +30,8 @@ pub enum Mistake {
     NoFence,
     /// A correction writes the number of rows instead of adding a delta.
     WriteValue,
-    /// A correction adds the number of rows minus the value before, whatever was counted in the meantime.
+    /// A correction adds the number of rows minus the value before, whatever was counted in the
+    /// meantime.
     OneDifference,
 }
 
@@ -105,9 +106,17 @@ pub enum Step {
 }
 
 impl AddedRows {
-    /// Returns a small model: two rows, one that is never counted, one that is counted twice, and two runs.
+    /// Returns a small model: two rows, one that is never counted, one that is counted twice, and
+    /// two runs.
     pub fn new() -> Self {
-        Self { rows: 2, uncounted: 1, doubled: 1, deaths: 1, runs: 2, mistake: None }
+        Self {
+            rows: 2,
+            uncounted: 1,
+            doubled: 1,
+            deaths: 1,
+            runs: 2,
+            mistake: None,
+        }
     }
 
     fn makes(&self, mistake: Mistake) -> bool {
@@ -118,18 +127,32 @@ impl AddedRows {
     fn delta(&self, measured: &Measurement) -> i8 {
         let at_least = measured.rows as i8 - measured.after;
         let at_most = measured.rows as i8 - measured.before;
-        if self.makes(Mistake::OneDifference) || at_most < 0 { at_most } else { at_least.max(0) }
+        if self.makes(Mistake::OneDifference) || at_most < 0 {
+            at_most
+        } else {
+            at_least.max(0)
+        }
     }
 
     fn correct(&self, state: &mut State, recounter: usize) {
-        let Recounter::Measured(measured) = state.recounters[recounter] else { return };
-        let Measurement { run, before, rows, after } = measured;
+        let Recounter::Measured(measured) = state.recounters[recounter] else {
+            return;
+        };
+        let Measurement {
+            run,
+            before,
+            rows,
+            after,
+        } = measured;
         state.recounters[recounter] = Recounter::Idle;
         let is_current = run == state.run && !state.is_done;
         if !is_current && !self.makes(Mistake::NoFence) {
             return;
         }
-        let is_quiet = before == after && after == state.value && rows == state.rows && state.coming.is_empty();
+        let is_quiet = before == after
+            && after == state.value
+            && rows == state.rows
+            && state.coming.is_empty();
         let delta = self.delta(&measured);
         if self.makes(Mistake::WriteValue) && delta != 0 {
             state.value = rows as i8;
@@ -154,10 +177,12 @@ impl State {
     }
 
     fn measurements(&self) -> impl Iterator<Item = &Measurement> {
-        self.recounters.iter().filter_map(|recounter| match recounter {
-            Recounter::Measured(measured) => Some(measured),
-            _ => None,
-        })
+        self.recounters
+            .iter()
+            .filter_map(|recounter| match recounter {
+                Recounter::Measured(measured) => Some(measured),
+                _ => None,
+            })
     }
 }
 
@@ -235,15 +260,35 @@ impl Model for AddedRows {
                 state.value += 2;
             }
             Step::ReadValue(number) => {
-                state.recounters[number] = Recounter::Started { run: state.run, before: state.value };
+                state.recounters[number] = Recounter::Started {
+                    run: state.run,
+                    before: state.value,
+                };
             }
             Step::CountRows(number) => {
-                let Recounter::Started { run, before } = state.recounters[number] else { return None };
-                state.recounters[number] = Recounter::Waiting { run, before, rows: state.rows, due: state.coming };
+                let Recounter::Started { run, before } = state.recounters[number] else {
+                    return None;
+                };
+                state.recounters[number] = Recounter::Waiting {
+                    run,
+                    before,
+                    rows: state.rows,
+                    due: state.coming,
+                };
             }
             Step::ReadValueAgain(number) => {
-                let Recounter::Waiting { run, before, rows, .. } = state.recounters[number] else { return None };
-                let measured = Measurement { run, before, rows, after: state.value };
+                let Recounter::Waiting {
+                    run, before, rows, ..
+                } = state.recounters[number]
+                else {
+                    return None;
+                };
+                let measured = Measurement {
+                    run,
+                    before,
+                    rows,
+                    after: state.value,
+                };
                 state.recounters[number] = Recounter::Measured(measured);
             }
             Step::Correct(number) => self.correct(&mut state, number),
@@ -261,35 +306,54 @@ impl Model for AddedRows {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("a counter never lacks more than the rows whose count never comes", |_, state: &State| {
-                state.value >= state.settled() - state.uncounted as i8
-            }),
+            Property::always(
+                "a counter never lacks more than the rows whose count never comes",
+                |_, state: &State| state.value >= state.settled() - state.uncounted as i8,
+            ),
             Property::always(
                 "a counter never exceeds its rows by more than what was counted twice",
                 |_, state: &State| state.value <= state.settled() + state.doubled as i8,
             ),
-            Property::always("a run in which nothing moves ends the drift", |_, state: &State| !state.drift_left),
-            Property::sometimes("a recounter finds that a count is missing", |model: &Self, state: &State| {
-                state.measurements().any(|measured| model.delta(measured) > 0)
-            }),
-            Property::sometimes("a recounter finds a count too many", |model: &Self, state: &State| {
-                state.measurements().any(|measured| model.delta(measured) < 0)
-            }),
+            Property::always(
+                "a run in which nothing moves ends the drift",
+                |_, state: &State| !state.drift_left,
+            ),
+            Property::sometimes(
+                "a recounter finds that a count is missing",
+                |model: &Self, state: &State| {
+                    state
+                        .measurements()
+                        .any(|measured| model.delta(measured) > 0)
+                },
+            ),
+            Property::sometimes(
+                "a recounter finds a count too many",
+                |model: &Self, state: &State| {
+                    state
+                        .measurements()
+                        .any(|measured| model.delta(measured) < 0)
+                },
+            ),
             Property::sometimes(
                 "a recounter cannot tell a missing count from a late one",
                 |model: &Self, state: &State| {
                     state.uncounted > 0
-                        && state
-                            .measurements()
-                            .any(|measured| measured.before < measured.after && model.delta(measured) == 0)
+                        && state.measurements().any(|measured| {
+                            measured.before < measured.after && model.delta(measured) == 0
+                        })
                 },
             ),
             Property::sometimes("a recounter is too late for its run", |_, state: &State| {
-                state.measurements().any(|measured| measured.run != state.run || state.is_done)
+                state
+                    .measurements()
+                    .any(|measured| measured.run != state.run || state.is_done)
             }),
             Property::sometimes("the drift ends", |model: &Self, state: &State| {
                 let is_over = state.rows == model.rows && state.coming.is_empty();
-                is_over && state.uncounted > 0 && state.doubled == 0 && state.value == state.rows as i8
+                is_over
+                    && state.uncounted > 0
+                    && state.doubled == 0
+                    && state.value == state.rows as i8
             }),
         ]
     }

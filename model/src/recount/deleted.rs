@@ -1,7 +1,8 @@
 //! The rule for rows that are also deleted: a correction needs proof that the counter did not move.
 //!
-//! Values prove nothing here, because +1 and -1 cancel. A counter moved between two reads if its partition was cut in
-//! between, or if its id is in the buffer at the second read: a field disappears from the buffer only with a cut.
+//! Values prove nothing here, because +1 and -1 cancel. A counter moved between two reads if its
+//! partition was cut in between, or if its id is in the buffer at the second read: a field
+//! disappears from the buffer only with a cut.
 
 use stateright::{Model, Property};
 
@@ -25,7 +26,8 @@ pub struct DeletedRows {
 /// A guard of the protocol that is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
-    /// The recounter assumes that a counter with the same value and the same number of rows did not move.
+    /// The recounter assumes that a counter with the same value and the same number of rows did not
+    /// move.
     CompareValues,
     /// The recounter does not check that the partition was not cut.
     IgnoreCuts,
@@ -106,7 +108,13 @@ pub enum Step {
 impl DeletedRows {
     /// Returns a small model: three events, one of them never counted, two cuts and two rounds.
     pub fn new() -> Self {
-        Self { events: 3, uncounted: 1, cuts: 2, rounds: 2, mistake: None }
+        Self {
+            events: 3,
+            uncounted: 1,
+            cuts: 2,
+            rounds: 2,
+            mistake: None,
+        }
     }
 
     fn makes(&self, mistake: Mistake) -> bool {
@@ -220,25 +228,47 @@ impl Model for DeletedRows {
             }
             Step::ReadCounter => {
                 state.rounds += 1;
-                state.recounter = Recounter::Started { value: state.value, cut: state.cut };
+                state.recounter = Recounter::Started {
+                    value: state.value,
+                    cut: state.cut,
+                };
             }
             Step::CountRows => {
-                let Recounter::Started { value, cut } = state.recounter else { return None };
-                state.recounter = Recounter::Waiting { value, cut, rows: state.rows, due: state.coming() };
+                let Recounter::Started { value, cut } = state.recounter else {
+                    return None;
+                };
+                state.recounter = Recounter::Waiting {
+                    value,
+                    cut,
+                    rows: state.rows,
+                    due: state.coming(),
+                };
             }
             Step::ReadCounterAgain => {
-                let Recounter::Waiting { value, cut, rows, .. } = state.recounter else { return None };
+                let Recounter::Waiting {
+                    value, cut, rows, ..
+                } = state.recounter
+                else {
+                    return None;
+                };
                 let is_quiet = if self.makes(Mistake::CompareValues) {
                     value == state.value && rows == state.rows
                 } else {
                     (cut == state.cut || self.makes(Mistake::IgnoreCuts))
                         && (!state.in_buffer || self.makes(Mistake::IgnoreBuffer))
                 };
-                state.recounter =
-                    if is_quiet { Recounter::Quiet { delta: rows as i8 - value } } else { Recounter::Busy };
+                state.recounter = if is_quiet {
+                    Recounter::Quiet {
+                        delta: rows as i8 - value,
+                    }
+                } else {
+                    Recounter::Busy
+                };
             }
             Step::Correct => {
-                let Recounter::Quiet { delta } = state.recounter else { return None };
+                let Recounter::Quiet { delta } = state.recounter else {
+                    return None;
+                };
                 state.value += delta;
                 state.recounter = Recounter::Idle;
             }
@@ -265,9 +295,13 @@ impl Model for DeletedRows {
                 "a recounter finds that a delete was not counted",
                 |_, state: &State| matches!(state.recounter, Recounter::Quiet { delta } if delta < 0),
             ),
-            Property::sometimes("a correction is right although rows change before it is made", |_, state: &State| {
-                matches!(state.recounter, Recounter::Quiet { delta } if delta > 0) && state.in_buffer
-            }),
+            Property::sometimes(
+                "a correction is right although rows change before it is made",
+                |_, state: &State| {
+                    matches!(state.recounter, Recounter::Quiet { delta } if delta > 0)
+                        && state.in_buffer
+                },
+            ),
             Property::sometimes("a busy counter is left for later", |_, state: &State| {
                 state.recounter == Recounter::Busy
             }),

@@ -13,61 +13,129 @@ fn set_back() -> Cached {
 
 #[test]
 fn a_redis_that_returns_to_its_last_fsync() {
-    passes(Cached { workers: 2, ..last_fsync() });
-    passes(Cached { outside_writer: true, ..last_fsync() });
+    passes(Cached {
+        workers: 2,
+        ..last_fsync()
+    });
+    passes(Cached {
+        outside_writer: true,
+        ..last_fsync()
+    });
 }
 
 #[test]
 fn a_redis_that_is_emptied() {
-    passes(Cached { workers: 2, ..Cached::new(Crash::Emptied) });
-    passes(Cached { outside_writer: true, ..Cached::new(Crash::Emptied) });
+    passes(Cached {
+        workers: 2,
+        ..Cached::new(Crash::Emptied)
+    });
+    passes(Cached {
+        outside_writer: true,
+        ..Cached::new(Crash::Emptied)
+    });
 }
 
 #[test]
 fn a_redis_that_is_set_back() {
-    passes(Cached { workers: 2, ..set_back() });
-    passes(Cached { outside_writer: true, ..set_back() });
+    passes(Cached {
+        workers: 2,
+        ..set_back()
+    });
+    passes(Cached {
+        outside_writer: true,
+        ..set_back()
+    });
 }
 
 #[test]
 fn a_seed_needs_the_ticket_that_it_was_read_for() {
     let mistake = Some(Mistake::AcceptAnyTicket);
-    breaks(Cached { mistake, ..last_fsync() }, "a value contains every hit acknowledged before it");
+    breaks(
+        Cached {
+            mistake,
+            ..last_fsync()
+        },
+        "a value contains every hit acknowledged before it",
+    );
 }
 
 #[test]
 fn a_counter_is_deleted_only_while_nothing_is_pending() {
-    breaks(Cached { mistake: Some(Mistake::DeletePending), ..last_fsync() }, "a value contains no hit twice");
+    breaks(
+        Cached {
+            mistake: Some(Mistake::DeletePending),
+            ..last_fsync()
+        },
+        "a value contains no hit twice",
+    );
 }
 
 #[test]
 fn a_save_needs_the_row_as_read_back() {
     let mistake = Some(Mistake::SaveWithoutReadingBack);
     let property = "a save brings the value up to date with the row";
-    breaks(Cached { mistake, outside_writer: true, ..last_fsync() }, property);
+    breaks(
+        Cached {
+            mistake,
+            outside_writer: true,
+            ..last_fsync()
+        },
+        property,
+    );
     // Without an outside writer too: a worker adds a batch that an emptied Redis no longer has.
-    breaks(Cached { mistake, ..Cached::new(Crash::Emptied) }, property);
+    breaks(
+        Cached {
+            mistake,
+            ..Cached::new(Crash::Emptied)
+        },
+        property,
+    );
 }
 
 #[test]
 fn a_save_is_of_the_current_batch() {
     let mistake = Some(Mistake::SaveAnyBatch);
-    breaks(Cached { mistake, workers: 2, ..last_fsync() }, "no acknowledged hit is lost without a report");
+    breaks(
+        Cached {
+            mistake,
+            workers: 2,
+            ..last_fsync()
+        },
+        "no acknowledged hit is lost without a report",
+    );
 }
 
 #[test]
 fn a_partition_that_begins_anew_drops_bases_and_tickets() {
     let mistake = Some(Mistake::KeepEntryWhenBeginningAnew);
-    breaks(Cached { mistake, ..set_back() }, "a value contains every hit acknowledged before it");
+    breaks(
+        Cached {
+            mistake,
+            ..set_back()
+        },
+        "a value contains every hit acknowledged before it",
+    );
 }
 
 #[test]
 fn a_batch_is_fetched_once_its_rotation_is_durable() {
     let mistake = Some(Mistake::FetchBeforeDurable);
-    breaks(Cached { mistake, ..last_fsync() }, "Redis is never behind the ledger, unless it was set back");
+    breaks(
+        Cached {
+            mistake,
+            ..last_fsync()
+        },
+        "Redis is never behind the ledger, unless it was set back",
+    );
 }
 
 #[test]
 fn the_ledger_is_needed() {
-    breaks(Cached { mistake: Some(Mistake::IgnoreLedger), ..last_fsync() }, "no hit is stored twice");
+    breaks(
+        Cached {
+            mistake: Some(Mistake::IgnoreLedger),
+            ..last_fsync()
+        },
+        "no hit is stored twice",
+    );
 }

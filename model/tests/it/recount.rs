@@ -4,14 +4,21 @@ use crate::{breaks, passes};
 
 const TOO_HIGH: &str = "a counter never exceeds its rows by more than what was counted twice";
 const TOO_LOW_BY_ADDED: &str = "a counter never lacks more than the rows whose count never comes";
-const TOO_HIGH_BY_DELETED: &str = "a counter never exceeds its rows by more than the deletes whose count never comes";
+const TOO_HIGH_BY_DELETED: &str =
+    "a counter never exceeds its rows by more than the deletes whose count never comes";
 
 fn added(mistake: AddedMistake) -> AddedRows {
-    AddedRows { mistake: Some(mistake), ..AddedRows::new() }
+    AddedRows {
+        mistake: Some(mistake),
+        ..AddedRows::new()
+    }
 }
 
 fn deleted(mistake: DeletedMistake) -> DeletedRows {
-    DeletedRows { mistake: Some(mistake), ..DeletedRows::new() }
+    DeletedRows {
+        mistake: Some(mistake),
+        ..DeletedRows::new()
+    }
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The addition of deltas to the rows of one table: in bulk, and around the rows that the database refuses.
+//! The addition of deltas to the rows of one table: in bulk, and around the rows that the database
+//! refuses.
 
 use std::cmp::Reverse;
 
@@ -47,10 +48,14 @@ enum Way {
 }
 
 impl Way {
-    /// Returns the way to add `sum`. An unsigned column refuses the INSERT of a negative number, even if the row exists
-    /// and the sum would fit, so that is an update.
+    /// Returns the way to add `sum`. An unsigned column refuses the INSERT of a negative number,
+    /// even if the row exists and the sum would fit, so that is an update.
     fn of(target: &Target, sum: i64) -> Self {
-        if target.inserts && !(target.unsigned && sum < 0) { Way::Upsert } else { Way::Find }
+        if target.inserts && !(target.unsigned && sum < 0) {
+            Way::Upsert
+        } else {
+            Way::Find
+        }
     }
 
     async fn write(
@@ -63,7 +68,8 @@ impl Way {
             (Way::Upsert, Some(bulk)) if rows.len() == BULK => {
                 let mut arguments = MySqlArguments::default();
                 for row in rows {
-                    row.key().try_for_each(|segment| segment.add_to(&mut arguments))?;
+                    row.key()
+                        .try_for_each(|segment| segment.add_to(&mut arguments))?;
                     arguments.add(row.sum).map_err(sqlx::Error::Encode)?;
                 }
                 bulk.query_with(arguments)
@@ -72,7 +78,8 @@ impl Way {
             (Way::Find | Way::Update, _) => target.update.query().bind(json(rows)),
         };
         let changed = transaction.execute(query).await?;
-        // an upsert counts 1 for an inserted row and 2 for an updated one, so the number of rows cannot be checked
+        // an upsert counts 1 for an inserted row and 2 for an updated one, so the number of rows
+        // cannot be checked
         match self {
             Way::Upsert => Ok(()),
             Way::Find | Way::Update => positions::all(rows.len(), changed),
@@ -89,23 +96,32 @@ fn json(rows: &[RowDelta<'_, '_>]) -> String {
     json.finish()
 }
 
-/// Adds the deltas to their rows, appends those that the database refused, and returns how many were added.
+/// Adds the deltas to their rows, appends those that the database refused, and returns how many
+/// were added.
 pub(super) async fn add<'b>(
     transaction: &mut Transaction,
     target: &Target,
     mut deltas: Vec<Delta<'b>>,
     rejected: &mut Vec<Rejected<'b>>,
 ) -> Result<u64, sqlx::Error> {
-    // in key order, so that all transactions lock rows in one order; if a row's deltas are added one by one, the
-    // positive ones go first, since they may insert the row that the others need
-    deltas.sort_by(|one, other| (&one.key, Reverse(one.delta)).cmp(&(&other.key, Reverse(other.delta))));
+    // in key order, so that all transactions lock rows in one order; if a row's deltas are added
+    // one by one, the positive ones go first, since they may insert the row that the others need
+    deltas.sort_by(|one, other| {
+        (&one.key, Reverse(one.delta)).cmp(&(&other.key, Reverse(other.delta)))
+    });
     let mut added = 0;
     let mut steps = plan(target, &deltas);
     while let Some(step) = steps.pop() {
         let refused = if step.way == Way::Find {
             let (there, missing) = step.find(transaction, target).await?;
-            steps.push(Bulk { way: Way::Update, rows: there });
-            missing.into_iter().map(|row| (row, absent(target))).collect()
+            steps.push(Bulk {
+                way: Way::Update,
+                rows: there,
+            });
+            missing
+                .into_iter()
+                .map(|row| (row, absent(target)))
+                .collect()
         } else {
             let refused = step.write(transaction, target).await?;
             added += count(&step.rows) - count(refused.iter().map(|(row, _)| row));
@@ -113,8 +129,17 @@ pub(super) async fn add<'b>(
         };
         for (row, reason) in refused {
             match row.deltas {
-                [Delta { origin, id, delta, .. }] => {
-                    rejected.push(Rejected { origin: *origin, id, delta: *delta, reason });
+                [
+                    Delta {
+                        origin, id, delta, ..
+                    },
+                ] => {
+                    rejected.push(Rejected {
+                        origin: *origin,
+                        id,
+                        delta: *delta,
+                        reason,
+                    });
                 }
                 several => steps.extend(one_by_one(target, several)),
             }
@@ -143,14 +168,26 @@ fn plan<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Bulk<'d, 'b>> {
     for deltas in deltas.chunk_by(|one, other| one.key == other.key) {
         let sum: i128 = deltas.iter().map(|delta| i128::from(delta.delta)).sum();
         match i64::try_from(sum) {
-            Ok(sum) if Way::of(target, sum) == Way::Upsert => upserts.push(RowDelta { deltas, sum }),
+            Ok(sum) if Way::of(target, sum) == Way::Upsert => {
+                upserts.push(RowDelta { deltas, sum })
+            }
             Ok(sum) => finds.push(RowDelta { deltas, sum }),
             Err(_) => steps.extend(one_by_one(target, deltas)),
         }
     }
-    let upserts_of = if target.bulk_upsert.is_some() { BULK } else { CHUNK };
-    for (way, rows, size) in [(Way::Find, finds, CHUNK), (Way::Upsert, upserts, upserts_of)] {
-        steps.extend(rows.chunks(size).rev().map(|rows| Bulk { way, rows: rows.to_vec() }));
+    let upserts_of = if target.bulk_upsert.is_some() {
+        BULK
+    } else {
+        CHUNK
+    };
+    for (way, rows, size) in [
+        (Way::Find, finds, CHUNK),
+        (Way::Upsert, upserts, upserts_of),
+    ] {
+        steps.extend(rows.chunks(size).rev().map(|rows| Bulk {
+            way,
+            rows: rows.to_vec(),
+        }));
     }
     steps
 }
@@ -158,15 +195,21 @@ fn plan<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Bulk<'d, 'b>> {
 /// Returns a statement for each delta, the first one last.
 fn one_by_one<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Bulk<'d, 'b>> {
     let single = |delta: &'d Delta<'b>| {
-        let row = RowDelta { deltas: std::slice::from_ref(delta), sum: delta.delta };
-        Bulk { way: Way::of(target, row.sum), rows: vec![row] }
+        let row = RowDelta {
+            deltas: std::slice::from_ref(delta),
+            sum: delta.delta,
+        };
+        Bulk {
+            way: Way::of(target, row.sum),
+            rows: vec![row],
+        }
     };
     deltas.iter().rev().map(single).collect()
 }
 
 impl<'d, 'b> Bulk<'d, 'b> {
-    /// Locks the rows that exist, and returns them and the others. Without the lock a row could appear or vanish before
-    /// it is updated.
+    /// Locks the rows that exist, and returns them and the others. Without the lock a row could
+    /// appear or vanish before it is updated.
     async fn find(
         self,
         transaction: &mut Transaction,
@@ -176,9 +219,14 @@ impl<'d, 'b> Bulk<'d, 'b> {
         for row in &self.rows {
             row.write_key(json.row());
         }
-        let found = transaction.fetch(target.lock.query().bind(json.finish())).await?;
+        let found = transaction
+            .fetch(target.lock.query().bind(json.finish()))
+            .await?;
         let mut there = positions::flags(&found, self.rows.len())?.into_iter();
-        Ok(self.rows.into_iter().partition(|_| there.next() == Some(true)))
+        Ok(self
+            .rows
+            .into_iter()
+            .partition(|_| there.next() == Some(true)))
     }
 
     /// Returns the rows that the database refused, with its messages.
@@ -192,7 +240,11 @@ impl<'d, 'b> Bulk<'d, 'b> {
             let result = self.way.write(transaction, target, rows).await;
             halves.made(rows, result)?;
         }
-        Ok(halves.refused().into_iter().map(|(row, reason)| (*row, reason)).collect())
+        Ok(halves
+            .refused()
+            .into_iter()
+            .map(|(row, reason)| (*row, reason))
+            .collect())
     }
 }
 

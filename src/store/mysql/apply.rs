@@ -1,4 +1,5 @@
-//! The write of batches, part by part: one transaction for ledger, values and rejects (docs/protocol.md, section 3).
+//! The write of batches, part by part: one transaction for ledger, values and rejects
+//! (docs/protocol.md, section 3).
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -20,7 +21,8 @@ type Targets = HashMap<u64, Arc<Target>>;
 
 /// The default maximum number of ids in a transaction.
 const MAX_ROWS: u64 = 10_000;
-/// The default if one of the tables is the application's, whose own statements wait for each locked row.
+/// The default if one of the tables is the application's, whose own statements wait for each locked
+/// row.
 const MAX_ROWS_SHARED: u64 = 500;
 
 /// Adds the next ids of the batches.
@@ -36,9 +38,21 @@ pub(super) async fn apply(
             vacant.insert(mysql.target(&family.family).await?);
         }
     }
-    let is_shared = batches.iter().any(|batch| batch.family.family.table.is_some());
+    let is_shared = batches
+        .iter()
+        .any(|batch| batch.family.family.table.is_some());
     let max_rows = max_rows.unwrap_or(if is_shared { MAX_ROWS_SHARED } else { MAX_ROWS });
-    transact(mysql, "batches were not written", &Apply { batches, targets, max_rows, unguarded }).await
+    transact(
+        mysql,
+        "batches were not written",
+        &Apply {
+            batches,
+            targets,
+            max_rows,
+            unguarded,
+        },
+    )
+    .await
 }
 
 struct Apply<'b> {
@@ -53,7 +67,8 @@ impl UnitOfWork for Apply<'_> {
 
     async fn run(&self, transaction: &mut Transaction) -> Result<Applied, sqlx::Error> {
         let known = ledger::lock(transaction, self.batches).await?;
-        let Advance { steps, marks } = Advance::new(self.batches, &known, self.max_rows, self.unguarded);
+        let Advance { steps, marks } =
+            Advance::new(self.batches, &known, self.max_rows, self.unguarded);
         ledger::write(transaction, &known, &marks).await?;
         let mut rejected = Vec::new();
         let mut rows = 0;
@@ -62,30 +77,61 @@ impl UnitOfWork for Apply<'_> {
         }
         rejects::write(transaction, &rejected).await?;
         let progress = steps.iter().map(|step| step.progress).collect();
-        let applied = Applied { progress, rows, rejected: rejected.len() as u64 };
-        if steps.iter().map(|step| step.deltas.len() as u64).sum::<u64>() == applied.rows + applied.rejected {
+        let applied = Applied {
+            progress,
+            rows,
+            rejected: rejected.len() as u64,
+        };
+        if steps
+            .iter()
+            .map(|step| step.deltas.len() as u64)
+            .sum::<u64>()
+            == applied.rows + applied.rejected
+        {
             Ok(applied)
         } else {
-            Err(sqlx::Error::Protocol(format!("deltas are unaccounted for: {applied:?}")))
+            Err(sqlx::Error::Protocol(format!(
+                "deltas are unaccounted for: {applied:?}"
+            )))
         }
     }
 }
 
-/// Groups the deltas by their table. All transactions write tables in this order. Ids that match no row are rejected.
+/// Groups the deltas by their table. All transactions write tables in this order. Ids that match no
+/// row are rejected.
 fn by_target<'b, 't>(
     steps: &[Step<'b>],
     targets: &'t Targets,
     rejected: &mut Vec<Rejected<'b>>,
 ) -> BTreeMap<&'t str, (&'t Target, Vec<Delta<'b>>)> {
     let mut groups = BTreeMap::new();
-    for &Step { batch, deltas: taken, .. } in steps {
-        let Some(target) = targets.get(&batch.family.number) else { continue };
-        let (_, deltas) = groups.entry(target.label.as_str()).or_insert_with(|| (&**target, Vec::new()));
+    for &Step {
+        batch,
+        deltas: taken,
+        ..
+    } in steps
+    {
+        let Some(target) = targets.get(&batch.family.number) else {
+            continue;
+        };
+        let (_, deltas) = groups
+            .entry(target.label.as_str())
+            .or_insert_with(|| (&**target, Vec::new()));
         let origin = Origin::batch(batch);
         for (id, delta) in taken {
             match target::key(&batch.family, id) {
-                Ok(key) => deltas.push(Delta { key, origin, id, delta: *delta }),
-                Err(reason) => rejected.push(Rejected { origin, id, delta: *delta, reason }),
+                Ok(key) => deltas.push(Delta {
+                    key,
+                    origin,
+                    id,
+                    delta: *delta,
+                }),
+                Err(reason) => rejected.push(Rejected {
+                    origin,
+                    id,
+                    delta: *delta,
+                    reason,
+                }),
             }
         }
     }

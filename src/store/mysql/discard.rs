@@ -1,4 +1,5 @@
-//! Rejects that are given up: marked as done without being added, so that they are neither listed nor applied again.
+//! Rejects that are given up: marked as done without being added, so that they are neither listed
+//! nor applied again.
 
 use sqlx::Row;
 
@@ -13,7 +14,8 @@ use crate::error::Result;
 pub(super) async fn discard(mysql: &MysqlStore, numbers: &[u64]) -> Result<Vec<u64>> {
     let mut discarded = Vec::new();
     for numbers in rejects::in_order(numbers).chunks(rejects::MOST) {
-        discarded.extend(transact(mysql, "rejects were not discarded", &Discard { numbers }).await?);
+        discarded
+            .extend(transact(mysql, "rejects were not discarded", &Discard { numbers }).await?);
     }
     Ok(discarded)
 }
@@ -27,15 +29,19 @@ impl UnitOfWork for Discard<'_> {
 
     async fn run(&self, transaction: &mut Transaction) -> Result<Self::Output, sqlx::Error> {
         let open = self.lock(transaction).await?;
-        let decisions = open.iter().map(|(number, reason)| Decision { number: *number, is_done: true, reason });
+        let decisions = open.iter().map(|(number, reason)| Decision {
+            number: *number,
+            is_done: true,
+            reason,
+        });
         rejects::decide(transaction, decisions).await?;
         Ok(open.into_iter().map(|(number, _)| number).collect())
     }
 }
 
 impl Discard<'_> {
-    /// Locks the open rejects, and returns each with its new reason. Waits for a reject that is just being applied; it
-    /// is open if it was refused again.
+    /// Locks the open rejects, and returns each with its new reason. Waits for a reject that is
+    /// just being applied; it is open if it was refused again.
     async fn lock(&self, transaction: &mut Transaction) -> Result<Vec<(u64, String)>, sqlx::Error> {
         // the derived table is for MySQL, which refuses to lock a JSON_TABLE (error 3569)
         const LOCK: &str = "SELECT r.number, r.reason FROM (SELECT * FROM JSON_TABLE(?, '$[*]' COLUMNS(\
@@ -45,9 +51,14 @@ impl Discard<'_> {
         for number in self.numbers {
             numbers.row().number(number);
         }
-        let rows = transaction.fetch(sqlx::query(LOCK).bind(numbers.finish())).await?;
+        let rows = transaction
+            .fetch(sqlx::query(LOCK).bind(numbers.finish()))
+            .await?;
         let open = |row: &sqlx::mysql::MySqlRow| {
-            Ok((row.try_get(0)?, format!("{}{}", rejects::DISCARDED, row.try_get::<String, _>(1)?)))
+            Ok((
+                row.try_get(0)?,
+                format!("{}{}", rejects::DISCARDED, row.try_get::<String, _>(1)?),
+            ))
         };
         rows.iter().map(open).collect()
     }

@@ -1,5 +1,5 @@
-//! The registered families. Each has the settings that every process must agree on, and all settings of the process
-//! that opened it last.
+//! The registered families. Each has the settings that every process must agree on, and all
+//! settings of the process that opened it last.
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
@@ -11,7 +11,8 @@ use crate::family::Family;
 use crate::store::Registered;
 
 /// The columns that hold the settings, and [`Family::identity`] in its order.
-const COLUMNS: &str = "number, settings, kind, CAST(partitions AS CHAR), wide, durability, target, shape";
+const COLUMNS: &str =
+    "number, settings, kind, CAST(partitions AS CHAR), wide, durability, target, shape";
 /// The index of the identity among them.
 const IDENTITY: usize = 2;
 const UNREAD: &str = "families were not read";
@@ -21,9 +22,16 @@ pub(super) async fn register(pool: &MySqlPool, meter: &Meter, family: &Family) -
     if let Some(number) = find(pool, meter, family).await? {
         return Ok(number);
     }
-    insert(pool, meter, family).await.map_err(store("a family was not registered"))?;
+    insert(pool, meter, family)
+        .await
+        .map_err(store("a family was not registered"))?;
     // another process may have been first, with another configuration
-    let absent = || Error::new(ErrorKind::Store, format!("{family} was registered and is not there"));
+    let absent = || {
+        Error::new(
+            ErrorKind::Store,
+            format!("{family} was registered and is not there"),
+        )
+    };
     find(pool, meter, family).await?.ok_or_else(absent)
 }
 
@@ -32,7 +40,9 @@ async fn insert(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<(), 
     const INSERT: &str = "INSERT INTO counterfoil_families \
          (namespace, name, settings, kind, partitions, wide, durability, target, shape) \
          VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE number = number";
-    let mut query = sqlx::query(INSERT).bind(family.namespace.as_bytes()).bind(family.name.as_bytes());
+    let mut query = sqlx::query(INSERT)
+        .bind(family.namespace.as_bytes())
+        .bind(family.name.as_bytes());
     query = query.bind(family.settings());
     for (_, value) in family.identity() {
         query = query.bind(value);
@@ -43,14 +53,21 @@ async fn insert(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<(), 
 
 /// Returns the family's number, and writes this process's settings beside its identity.
 async fn find(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<Option<u64>> {
-    let text = format!("SELECT {COLUMNS} FROM counterfoil_families WHERE namespace = ? AND name = ?");
-    let query = sqlx::query(AssertSqlSafe(text)).bind(family.namespace.as_bytes()).bind(family.name.as_bytes());
+    let text =
+        format!("SELECT {COLUMNS} FROM counterfoil_families WHERE namespace = ? AND name = ?");
+    let query = sqlx::query(AssertSqlSafe(text))
+        .bind(family.namespace.as_bytes())
+        .bind(family.name.as_bytes());
     meter.sent(1);
-    let Some(row) = query.fetch_optional(pool).await.map_err(store(UNREAD))? else { return Ok(None) };
+    let Some(row) = query.fetch_optional(pool).await.map_err(store(UNREAD))? else {
+        return Ok(None);
+    };
     if let Some((setting, known, ours)) = difference(&row, family).map_err(store(UNREAD))? {
         return Err(Error::new(
             ErrorKind::Mismatch,
-            format!("{family}: {setting} is {known:?} in the database, and this process came with {ours:?}"),
+            format!(
+                "{family}: {setting} is {known:?} in the database, and this process came with {ours:?}"
+            ),
         ));
     }
     let (number, known) = numbered(&row).map_err(store(UNREAD))?;
@@ -69,7 +86,10 @@ fn numbered(row: &MySqlRow) -> Result<(u64, String), sqlx::Error> {
 }
 
 /// Returns the setting of the family's identity in which the row differs, with both values.
-fn difference(row: &MySqlRow, family: &Family) -> Result<Option<(&'static str, String, String)>, sqlx::Error> {
+fn difference(
+    row: &MySqlRow,
+    family: &Family,
+) -> Result<Option<(&'static str, String, String)>, sqlx::Error> {
     for (index, (setting, ours)) in family.identity().into_iter().enumerate() {
         let known: String = row.try_get(IDENTITY + index)?;
         if known != ours {
@@ -80,7 +100,12 @@ fn difference(row: &MySqlRow, family: &Family) -> Result<Option<(&'static str, S
 }
 
 /// Replaces the configuration by `after` if it is still `before`.
-pub(super) async fn reconfigure(pool: &MySqlPool, meter: &Meter, before: &Family, after: &Family) -> Result<()> {
+pub(super) async fn reconfigure(
+    pool: &MySqlPool,
+    meter: &Meter,
+    before: &Family,
+    after: &Family,
+) -> Result<()> {
     const UPDATE: &str = "UPDATE counterfoil_families \
          SET settings = ?, kind = ?, partitions = ?, wide = ?, durability = ?, target = ?, shape = ? \
          WHERE namespace = ? AND name = ? \
@@ -90,28 +115,46 @@ pub(super) async fn reconfigure(pool: &MySqlPool, meter: &Meter, before: &Family
     for value in identity(after) {
         query = query.bind(value);
     }
-    query = query.bind(after.namespace.as_bytes()).bind(after.name.as_bytes());
+    query = query
+        .bind(after.namespace.as_bytes())
+        .bind(after.name.as_bytes());
     for value in identity(before) {
         query = query.bind(value);
     }
     meter.sent(1);
-    let updated = query.execute(pool).await.map_err(store("a family was not changed"))?;
+    let updated = query
+        .execute(pool)
+        .await
+        .map_err(store("a family was not changed"))?;
     match updated.rows_affected() {
-        0 => Err(Error::new(ErrorKind::Mismatch, format!("{after} was changed by another process meanwhile"))),
+        0 => Err(Error::new(
+            ErrorKind::Mismatch,
+            format!("{after} was changed by another process meanwhile"),
+        )),
         _ => Ok(()),
     }
 }
 
-/// Returns all families, each with the settings of the process that opened it last, or the error in them.
+/// Returns all families, each with the settings of the process that opened it last, or the error in
+/// them.
 pub(super) async fn list(pool: &MySqlPool, meter: &Meter) -> Result<Vec<Result<Registered>>> {
     meter.sent(1);
-    let text = format!("SELECT {COLUMNS}, namespace, name FROM counterfoil_families ORDER BY number");
-    let rows = sqlx::query(AssertSqlSafe(text)).fetch_all(pool).await.map_err(store(UNREAD))?;
-    rows.iter().map(|row| listed(row).map_err(store(UNREAD))).collect()
+    let text =
+        format!("SELECT {COLUMNS}, namespace, name FROM counterfoil_families ORDER BY number");
+    let rows = sqlx::query(AssertSqlSafe(text))
+        .fetch_all(pool)
+        .await
+        .map_err(store(UNREAD))?;
+    rows.iter()
+        .map(|row| listed(row).map_err(store(UNREAD)))
+        .collect()
 }
 
 fn listed(row: &MySqlRow) -> Result<Result<Registered>, sqlx::Error> {
-    let text = |index| row.try_get(index).map(|bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned());
+    let text = |index| {
+        row.try_get(index)
+            .map(|bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned())
+    };
     let after = IDENTITY + 6;
     let (namespace, name) = (text(after)?, text(after + 1)?);
     let (number, settings) = numbered(row)?;
@@ -120,8 +163,9 @@ fn listed(row: &MySqlRow) -> Result<Result<Registered>, sqlx::Error> {
         Err(error) => return Ok(Err(error)),
     };
     if let Some((setting, known, written)) = difference(row, &family)? {
-        let wrong =
-            format!("{namespace}/{name}: {setting} is {known:?}, and {written:?} in its settings: open it once");
+        let wrong = format!(
+            "{namespace}/{name}: {setting} is {known:?}, and {written:?} in its settings: open it once"
+        );
         return Ok(Err(Error::new(ErrorKind::Mismatch, wrong)));
     }
     Ok(Ok(Registered { family, number }))

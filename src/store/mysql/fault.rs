@@ -9,14 +9,18 @@ use crate::error::{Error, ErrorKind};
 /// Wraps an error of the database; `what` names the failure.
 pub(super) fn store(what: impl Into<Cow<'static, str>>) -> impl FnOnce(sqlx::Error) -> Error {
     move |source| {
-        let kind = if blames_table(&source) { ErrorKind::Mismatch } else { ErrorKind::Store };
+        let kind = if blames_table(&source) {
+            ErrorKind::Mismatch
+        } else {
+            ErrorKind::Store
+        };
         Error::new(kind, what).with_source(source)
     }
 }
 
-/// Returns `true` if no row of the table can be written until an operator changes something: SQLSTATE class 42 (a
-/// table, column or privilege is missing), an invalid view (1356), a column without a default (1364), a missing definer
-/// (1449).
+/// Returns `true` if no row of the table can be written until an operator changes something:
+/// SQLSTATE class 42 (a table, column or privilege is missing), an invalid view (1356), a column
+/// without a default (1364), a missing definer (1449).
 fn blames_table(error: &sqlx::Error) -> bool {
     class(error).as_deref() == Some("42") || matches!(number(error), Some(1356 | 1364 | 1449))
 }
@@ -25,14 +29,17 @@ fn class(error: &sqlx::Error) -> Option<String> {
     Some(error.as_database_error()?.code()?.chars().take(2).collect())
 }
 
-/// Returns `true` if a bulk statement failed because of the data of one of its rows, so that the others can succeed:
-/// then InnoDB has undone the statement and kept the transaction, and the rows can be tried in smaller groups.
+/// Returns `true` if a bulk statement failed because of the data of one of its rows, so that the
+/// others can succeed: then InnoDB has undone the statement and kept the transaction, and the rows
+/// can be tried in smaller groups.
 ///
-/// By SQLSTATE class: 22 (out of range, too long, not a date), 23 (foreign key, unique key, NOT NULL, and MariaDB's
-/// CHECK), 44 (CHECK OPTION of a view), 45 (SIGNAL of a trigger), 01 (a warning that strict mode made an error). MySQL
-/// reports some others of this sort as HY000, which are recognized by number. Everything else, such as a missing table
-/// or privilege, a lock, a full disk or a lost connection, is not the fault of a row and fails the transaction. So does
-/// a column without a default (1364): it refuses every row, and holding the batches back until it is fixed loses none.
+/// By SQLSTATE class: 22 (out of range, too long, not a date), 23 (foreign key, unique key, NOT
+/// NULL, and MariaDB's CHECK), 44 (CHECK OPTION of a view), 45 (SIGNAL of a trigger), 01 (a warning
+/// that strict mode made an error). MySQL reports some others of this sort as HY000, which are
+/// recognized by number. Everything else, such as a missing table or privilege, a lock, a full disk
+/// or a lost connection, is not the fault of a row and fails the transaction. So does a column
+/// without a default (1364): it refuses every row, and holding the batches back until it is fixed
+/// loses none.
 pub(super) fn blames_row(error: &sqlx::Error) -> bool {
     const BY_NUMBER: [u16; 9] = [
         1300, // invalid character string
@@ -51,30 +58,39 @@ pub(super) fn blames_row(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Returns `true` if the transaction conflicted with another one and may succeed when it is tried again from its start:
-/// 1213 (deadlock, also a failed certification of a cluster; already rolled back by the server), 1205 (lock wait
-/// timeout; still open), 1020 (MariaDB with `innodb_snapshot_isolation`), and 1062 for a ledger row that another
-/// transaction inserted first.
+/// Returns `true` if the transaction conflicted with another one and may succeed when it is tried
+/// again from its start: 1213 (deadlock, also a failed certification of a cluster; already rolled
+/// back by the server), 1205 (lock wait timeout; still open), 1020 (MariaDB with
+/// `innodb_snapshot_isolation`), and 1062 for a ledger row that another transaction inserted first.
 pub(super) fn is_conflict(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1020 | 1062 | 1205 | 1213))
 }
 
-/// Returns `true` if a privilege is missing: 1142 (table), 1143 (column), 1044 (schema), 1227 (global).
+/// Returns `true` if a privilege is missing: 1142 (table), 1143 (column), 1044 (schema), 1227
+/// (global).
 pub(super) fn is_denied(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1044 | 1142 | 1143 | 1227))
 }
 
-/// Returns `true` if the connection is lost: mostly an idle one that the server closed, or an earlier server's. Some
-/// servers announce it: 1053 (shutdown), 1927 (killed), 4031 (idle for too long).
+/// Returns `true` if the connection is lost: mostly an idle one that the server closed, or an
+/// earlier server's. Some servers announce it: 1053 (shutdown), 1927 (killed), 4031 (idle for too
+/// long).
 pub(super) fn is_lost(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::Io(_)) || matches!(number(error), Some(1053 | 1927 | 4031))
 }
 
 /// Returns the server's own message.
 pub(super) fn message(error: &sqlx::Error) -> String {
-    error.as_database_error().map_or_else(|| error.to_string(), |error| error.message().to_owned())
+    error
+        .as_database_error()
+        .map_or_else(|| error.to_string(), |error| error.message().to_owned())
 }
 
 fn number(error: &sqlx::Error) -> Option<u16> {
-    Some(error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?.number())
+    Some(
+        error
+            .as_database_error()?
+            .try_downcast_ref::<MySqlDatabaseError>()?
+            .number(),
+    )
 }

@@ -21,8 +21,8 @@ struct Server {
 }
 
 impl MysqlStore {
-    /// Checks the database and the families' tables. It changes nothing and does not fail: an unreachable database is a
-    /// finding as well.
+    /// Checks the database and the families' tables. It changes nothing and does not fail: an
+    /// unreachable database is a finding as well.
     pub(super) async fn findings(&self, families: &[Family]) -> Vec<Finding> {
         let server = match self.server().await {
             Ok(server) => server,
@@ -46,7 +46,9 @@ impl MysqlStore {
             ));
         }
         match schema::missing(&self.primary, &self.meter).await {
-            Ok(missing) if missing.is_empty() => findings.extend(self.table_findings(families).await),
+            Ok(missing) if missing.is_empty() => {
+                findings.extend(self.table_findings(families).await)
+            }
             Ok(missing) => findings.push(Finding::new(
                 Severity::Error,
                 "mysql tables",
@@ -60,18 +62,29 @@ impl MysqlStore {
 
     async fn server(&self) -> Result<Server, sqlx::Error> {
         self.meter.sent(2);
-        let version = sqlx::query("SELECT VERSION()").fetch_one(&self.primary).await?.try_get::<String, _>(0)?;
+        let version = sqlx::query("SELECT VERSION()")
+            .fetch_one(&self.primary)
+            .await?
+            .try_get::<String, _>(0)?;
         // by name, since not every server has every setting
         const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', 'autocommit', \
              'innodb_flush_log_at_trx_commit', 'max_allowed_packet', 'log_bin', 'binlog_format', \
              'transaction_isolation', 'tx_isolation')";
         let setting = |row: &MySqlRow| Ok((row.try_get(0)?, row.try_get(1)?));
         let rows = sqlx::query(SETTINGS).fetch_all(&self.primary).await?;
-        let settings = rows.iter().map(setting).collect::<Result<_, sqlx::Error>>()?;
-        Ok(Server { mariadb: version.contains("MariaDB"), version, settings })
+        let settings = rows
+            .iter()
+            .map(setting)
+            .collect::<Result<_, sqlx::Error>>()?;
+        Ok(Server {
+            mariadb: version.contains("MariaDB"),
+            version,
+            settings,
+        })
     }
 
-    /// Checks the tables that the families write, each once: their definitions and this user's privileges.
+    /// Checks the tables that the families write, each once: their definitions and this user's
+    /// privileges.
     async fn table_findings(&self, families: &[Family]) -> Vec<Finding> {
         let mut findings = Vec::new();
         for probe in own_probes() {
@@ -79,7 +92,10 @@ impl MysqlStore {
         }
         let mut seen = HashSet::new();
         for family in families {
-            let name = family.table.as_ref().map_or("counterfoil_values", |table| &table.name);
+            let name = family
+                .table
+                .as_ref()
+                .map_or("counterfoil_values", |table| &table.name);
             if !seen.insert(&family.table) {
                 continue;
             }
@@ -101,13 +117,19 @@ impl MysqlStore {
         findings
     }
 
-    /// Returns a finding if the family was never recounted. Only counters in a table of the application stand for rows.
+    /// Returns a finding if the family was never recounted. Only counters in a table of the
+    /// application stand for rows.
     async fn never_recounted(&self, family: &Family) -> Option<Finding> {
         const RUNS: &str = "SELECT COUNT(*) FROM counterfoil_recounts AS r JOIN counterfoil_families AS f ON f.number = r.family \
              WHERE f.namespace = ? AND f.name = ? AND r.finished_at IS NOT NULL";
-        family.table.as_ref().filter(|_| matches!(family.kind, Kind::Buffered(_) | Kind::Cached(_)))?;
+        family
+            .table
+            .as_ref()
+            .filter(|_| matches!(family.kind, Kind::Buffered(_) | Kind::Cached(_)))?;
         self.meter.sent(1);
-        let runs = sqlx::query_scalar::<_, i64>(RUNS).bind(family.namespace.as_bytes()).bind(family.name.as_bytes());
+        let runs = sqlx::query_scalar::<_, i64>(RUNS)
+            .bind(family.namespace.as_bytes())
+            .bind(family.name.as_bytes());
         (runs.fetch_one(&self.primary).await.ok()? == 0).then(|| {
             Finding::new(
                 Severity::Info,
@@ -121,21 +143,39 @@ impl MysqlStore {
     /// Runs a statement that needs the privilege and concerns no row.
     async fn probe(&self, probe: Probe) -> Option<Finding> {
         self.meter.sent(1);
-        let error = sqlx::query(AssertSqlSafe(probe.text)).fetch_all(&self.primary).await.err()?;
+        let error = sqlx::query(AssertSqlSafe(probe.text))
+            .fetch_all(&self.primary)
+            .await
+            .err()?;
         let subject = format!("mysql table {}", probe.table);
         let message = fault::message(&error);
         Some(if fault::is_denied(&error) {
             let missing = format!("this user has no {} privilege: {message}", probe.privilege);
-            Finding::new(Severity::Error, subject, missing, format!("GRANT {} on it", probe.privilege))
+            Finding::new(
+                Severity::Error,
+                subject,
+                missing,
+                format!("GRANT {} on it", probe.privilege),
+            )
         } else {
             let what = format!("a harmless {} fails: {message}", probe.privilege);
-            Finding::new(Severity::Error, subject, what, "Make the table writable for this user")
+            Finding::new(
+                Severity::Error,
+                subject,
+                what,
+                "Make the table writable for this user",
+            )
         })
     }
 }
 
 pub(super) fn unreachable(error: &impl ToString) -> Finding {
-    Finding::new(Severity::Error, "mysql", error.to_string(), "Make the database reachable for this user")
+    Finding::new(
+        Severity::Error,
+        "mysql",
+        error.to_string(),
+        "Make the database reachable for this user",
+    )
 }
 
 /// A statement that needs a privilege.
@@ -145,18 +185,31 @@ struct Probe {
     text: String,
 }
 
-/// Returns probes of the privileges on counterfoil's own tables. The table of values is probed like any family's table.
+/// Returns probes of the privileges on counterfoil's own tables. The table of values is probed like
+/// any family's table.
 fn own_probes() -> impl Iterator<Item = Probe> {
     const PROBES: [(&str, &str, &str); 16] = [
-        ("counterfoil_families", "SELECT", "SELECT number FROM counterfoil_families WHERE FALSE"),
+        (
+            "counterfoil_families",
+            "SELECT",
+            "SELECT number FROM counterfoil_families WHERE FALSE",
+        ),
         (
             "counterfoil_families",
             "INSERT",
             "INSERT INTO counterfoil_families (namespace, name, kind, partitions, wide, durability, target, shape, settings) \
              SELECT '', '', '', 0, '', '', '', '', '' FROM DUAL WHERE FALSE",
         ),
-        ("counterfoil_families", "UPDATE", "UPDATE counterfoil_families SET settings = settings WHERE FALSE"),
-        ("counterfoil_ledger", "SELECT", "SELECT seq FROM counterfoil_ledger WHERE FALSE"),
+        (
+            "counterfoil_families",
+            "UPDATE",
+            "UPDATE counterfoil_families SET settings = settings WHERE FALSE",
+        ),
+        (
+            "counterfoil_ledger",
+            "SELECT",
+            "SELECT seq FROM counterfoil_ledger WHERE FALSE",
+        ),
         (
             "counterfoil_ledger",
             "INSERT",
@@ -169,30 +222,58 @@ fn own_probes() -> impl Iterator<Item = Probe> {
             "UPDATE counterfoil_ledger SET seq = seq, nonce = nonce, position = position, applied_at = applied_at \
              WHERE FALSE",
         ),
-        ("counterfoil_rejects", "SELECT", "SELECT number FROM counterfoil_rejects WHERE FALSE"),
+        (
+            "counterfoil_rejects",
+            "SELECT",
+            "SELECT number FROM counterfoil_rejects WHERE FALSE",
+        ),
         (
             "counterfoil_rejects",
             "INSERT",
             "INSERT INTO counterfoil_rejects (family, partition_no, incarnation, seq, id, delta, reason) \
              SELECT 0, 0, 0, 0, '', 0, '' FROM DUAL WHERE FALSE",
         ),
-        ("counterfoil_rejects", "UPDATE", "UPDATE counterfoil_rejects SET number = number WHERE FALSE"),
-        ("counterfoil_values", "SELECT", "SELECT value FROM counterfoil_values WHERE FALSE"),
-        ("counterfoil_recounts", "SELECT", "SELECT run FROM counterfoil_recounts WHERE FALSE"),
+        (
+            "counterfoil_rejects",
+            "UPDATE",
+            "UPDATE counterfoil_rejects SET number = number WHERE FALSE",
+        ),
+        (
+            "counterfoil_values",
+            "SELECT",
+            "SELECT value FROM counterfoil_values WHERE FALSE",
+        ),
+        (
+            "counterfoil_recounts",
+            "SELECT",
+            "SELECT run FROM counterfoil_recounts WHERE FALSE",
+        ),
         (
             "counterfoil_recounts",
             "INSERT",
             "INSERT INTO counterfoil_recounts (family, run, holder) SELECT 0, 0, 0 FROM DUAL WHERE FALSE",
         ),
-        ("counterfoil_recounts", "UPDATE", "UPDATE counterfoil_recounts SET holder = holder WHERE FALSE"),
-        ("counterfoil_drift", "SELECT", "SELECT delta FROM counterfoil_drift WHERE FALSE"),
+        (
+            "counterfoil_recounts",
+            "UPDATE",
+            "UPDATE counterfoil_recounts SET holder = holder WHERE FALSE",
+        ),
+        (
+            "counterfoil_drift",
+            "SELECT",
+            "SELECT delta FROM counterfoil_drift WHERE FALSE",
+        ),
         (
             "counterfoil_drift",
             "INSERT",
             "INSERT INTO counterfoil_drift (family, run, id, value_before, row_count, value_after, delta, note) \
              SELECT 0, 0, '', 0, 0, 0, 0, '' FROM DUAL WHERE FALSE",
         ),
-        ("counterfoil_drift", "UPDATE", "UPDATE counterfoil_drift SET delta = delta WHERE FALSE"),
+        (
+            "counterfoil_drift",
+            "UPDATE",
+            "UPDATE counterfoil_drift SET delta = delta WHERE FALSE",
+        ),
     ];
     PROBES.into_iter().map(|(table, privilege, text)| Probe {
         table: table.to_owned(),
@@ -209,13 +290,26 @@ fn probes(target: &Target) -> Vec<Probe> {
     let nothing = "FROM DUAL WHERE FALSE";
     let nulls = vec!["NULL"; target.keys.len() + 1].join(", ");
     let mut probes = vec![
-        ("SELECT", format!("SELECT {columns} FROM {name} WHERE FALSE")),
-        ("UPDATE", format!("UPDATE {name} SET {value} = {value} WHERE FALSE")),
+        (
+            "SELECT",
+            format!("SELECT {columns} FROM {name} WHERE FALSE"),
+        ),
+        (
+            "UPDATE",
+            format!("UPDATE {name} SET {value} = {value} WHERE FALSE"),
+        ),
     ];
     if target.inserts {
-        probes.push(("INSERT", format!("INSERT INTO {name} ({columns}) SELECT {nulls} {nothing}")));
+        probes.push((
+            "INSERT",
+            format!("INSERT INTO {name} ({columns}) SELECT {nulls} {nothing}"),
+        ));
     }
-    let probe = |(privilege, text)| Probe { table: name.replace('`', ""), privilege, text };
+    let probe = |(privilege, text)| Probe {
+        table: name.replace('`', ""),
+        privilege,
+        text,
+    };
     probes.into_iter().map(probe).collect()
 }
 
@@ -236,14 +330,19 @@ impl Server {
     }
 
     fn setting(&self, name: &str) -> Option<&str> {
-        self.settings.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+        self.settings
+            .iter()
+            .find(|(known, _)| known.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value.as_str())
     }
 
     /// Checks the server's version. JSON_TABLE exists since MySQL 8.0.4 and MariaDB 10.6.
     fn version(&self) -> Option<Finding> {
         let oldest = if self.mariadb { [10, 6, 0] } else { [8, 0, 4] };
-        let mut numbers =
-            self.version.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0_u32));
+        let mut numbers = self
+            .version
+            .split(|c: char| !c.is_ascii_digit())
+            .map(|number| number.parse().unwrap_or(0_u32));
         let version = [(); 3].map(|()| numbers.next().unwrap_or(0));
         (version < oldest).then(|| {
             Finding::new(
@@ -256,7 +355,9 @@ impl Server {
     }
 
     fn read_only(&self) -> Option<Finding> {
-        let on = ["super_read_only", "read_only"].into_iter().find(|name| self.is_on(name))?;
+        let on = ["super_read_only", "read_only"]
+            .into_iter()
+            .find(|name| self.is_on(name))?;
         Some(Finding::new(
             Severity::Error,
             format!("mysql {on}"),
@@ -279,14 +380,17 @@ impl Server {
 
     fn packet(&self) -> Option<Finding> {
         let bytes = self.setting("max_allowed_packet")?;
-        bytes.parse::<i64>().is_ok_and(|bytes| bytes < PACKET).then(|| {
-            Finding::new(
-                Severity::Error,
-                "mysql max_allowed_packet",
-                format!("is {bytes} bytes, a large batch would not fit"),
-                format!("Set it to at least {PACKET}"),
-            )
-        })
+        bytes
+            .parse::<i64>()
+            .is_ok_and(|bytes| bytes < PACKET)
+            .then(|| {
+                Finding::new(
+                    Severity::Error,
+                    "mysql max_allowed_packet",
+                    format!("is {bytes} bytes, a large batch would not fit"),
+                    format!("Set it to at least {PACKET}"),
+                )
+            })
     }
 
     fn autocommit(&self) -> Option<Finding> {
@@ -301,7 +405,9 @@ impl Server {
     }
 
     fn isolation(&self) -> Option<Finding> {
-        let level = self.setting("transaction_isolation").or_else(|| self.setting("tx_isolation"))?;
+        let level = self
+            .setting("transaction_isolation")
+            .or_else(|| self.setting("tx_isolation"))?;
         (level == "READ-UNCOMMITTED").then(|| {
             Finding::new(
                 Severity::Error,
@@ -324,7 +430,8 @@ impl Server {
     }
 
     fn is_on(&self, name: &str) -> bool {
-        self.setting(name).is_some_and(|value| value == "ON" || value == "1")
+        self.setting(name)
+            .is_some_and(|value| value == "ON" || value == "1")
     }
 }
 
@@ -333,12 +440,22 @@ mod tests {
     use super::*;
 
     fn server(version: &str) -> Server {
-        Server { version: version.into(), mariadb: version.contains("MariaDB"), settings: Vec::new() }
+        Server {
+            version: version.into(),
+            mariadb: version.contains("MariaDB"),
+            settings: Vec::new(),
+        }
     }
 
     #[test]
     fn an_old_version_is_found() {
-        for version in ["8.0.4", "8.0.36-28", "9.7.4-2", "10.6.0-MariaDB", "11.8.9-MariaDB-4 from Debian"] {
+        for version in [
+            "8.0.4",
+            "8.0.36-28",
+            "9.7.4-2",
+            "10.6.0-MariaDB",
+            "11.8.9-MariaDB-4 from Debian",
+        ] {
             assert_eq!(server(version).version(), None, "{version}");
         }
         for version in ["5.7.44-log", "8.0.3", "10.5.28-MariaDB", "5.5.68-MariaDB"] {

@@ -7,8 +7,8 @@ pub(super) const CHUNK: usize = 10_000;
 
 /// The rows of successive bulk statements.
 ///
-/// If a statement fails because of one of its rows, InnoDB undoes it. It is then repeated in halves, down to the single
-/// row: among 10,000 rows, one bad row costs about 28 more statements.
+/// If a statement fails because of one of its rows, InnoDB undoes it. It is then repeated in
+/// halves, down to the single row: among 10,000 rows, one bad row costs about 28 more statements.
 pub(super) struct Halves<'r, R> {
     /// The parts that remain, the first one last.
     parts: Vec<&'r [R]>,
@@ -17,7 +17,10 @@ pub(super) struct Halves<'r, R> {
 
 impl<'r, R> Halves<'r, R> {
     pub(super) fn of(rows: &'r [R]) -> Self {
-        Halves { parts: rows.chunks(CHUNK).rev().collect(), refused: Vec::new() }
+        Halves {
+            parts: rows.chunks(CHUNK).rev().collect(),
+            refused: Vec::new(),
+        }
     }
 
     /// Returns the rows of the next statement.
@@ -26,7 +29,11 @@ impl<'r, R> Halves<'r, R> {
     }
 
     /// Takes the result of the statement with these rows. Returns an error that blames no row.
-    pub(super) fn made(&mut self, rows: &'r [R], result: Result<(), sqlx::Error>) -> Result<(), sqlx::Error> {
+    pub(super) fn made(
+        &mut self,
+        rows: &'r [R],
+        result: Result<(), sqlx::Error>,
+    ) -> Result<(), sqlx::Error> {
         match (result, rows) {
             (Ok(()), _) => {}
             (Err(error), _) if !fault::blames_row(&error) => return Err(error),

@@ -1,12 +1,13 @@
 //! The rows for a statement: one JSON text for any number of rows, unfolded by `JSON_TABLE`.
 //!
-//! The statement's own text is the same for any number of rows, so it stays prepared. Text is sent as hexadecimal
-//! digits: the JSON is plain ASCII, so no character set of a connection, a database or a JSON parser can change a byte.
+//! The statement's own text is the same for any number of rows, so it stays prepared. Text is sent
+//! as hexadecimal digits: the JSON is plain ASCII, so no character set of a connection, a database
+//! or a JSON parser can change a byte.
 
 use std::fmt::{Display, Write};
 
-/// The clause of every column of a `JSON_TABLE`: a value that does not fit fails the statement. The default, NULL,
-/// would lose the value silently.
+/// The clause of every column of a `JSON_TABLE`: a value that does not fit fails the statement. The
+/// default, NULL, would lose the value silently.
 pub(super) const OR_ERROR: &str = "ERROR ON EMPTY ERROR ON ERROR";
 
 /// Returns the definition of the column of a `JSON_TABLE` at `index` of its row.
@@ -21,7 +22,8 @@ pub(super) struct JsonRows(String);
 impl JsonRows {
     /// Starts the next row.
     pub(super) fn row(&mut self) -> &mut Self {
-        self.0.push_str(if self.0.is_empty() { "[[" } else { "],[" });
+        self.0
+            .push_str(if self.0.is_empty() { "[[" } else { "],[" });
         self
     }
 
@@ -66,11 +68,19 @@ impl JsonRows {
     }
 }
 
-/// Reads hexadecimal digits, as [`JsonRows::bytes`] and the server's `HEX` write them. Returns `None` for other text.
+/// Reads hexadecimal digits, as [`JsonRows::bytes`] and the server's `HEX` write them. Returns
+/// `None` for other text.
 pub(super) fn unhex(digits: &str) -> Option<Vec<u8>> {
-    let digit = |digit: &u8| char::from(*digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let digit = |digit: &u8| {
+        char::from(*digit)
+            .to_digit(16)
+            .and_then(|digit| u8::try_from(digit).ok())
+    };
     let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
-    let bytes = pairs.iter().map(|[high, low]| Some(digit(high)? << 4 | digit(low)?)).collect();
+    let bytes = pairs
+        .iter()
+        .map(|[high, low]| Some(digit(high)? << 4 | digit(low)?))
+        .collect();
     if rest.is_empty() { bytes } else { None }
 }
 
@@ -84,7 +94,10 @@ mod tests {
         let mut rows = JsonRows::default();
         rows.row().number(u64::MAX).bytes("a\0é".as_bytes());
         rows.row().number(i64::MIN).plain("2014-09-20").bytes(b"");
-        assert_eq!(rows.finish(), r#"[[18446744073709551615,"6100C3A9"],[-9223372036854775808,"2014-09-20",""]]"#);
+        assert_eq!(
+            rows.finish(),
+            r#"[[18446744073709551615,"6100C3A9"],[-9223372036854775808,"2014-09-20",""]]"#
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The ledger: the last batch of each partition and incarnation, with its progress (docs/protocol.md, section 3).
+//! The ledger: the last batch of each partition and incarnation, with its progress
+//! (docs/protocol.md, section 3).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,8 +16,8 @@ use crate::store::{Batch, Incarnation, LedgerRow, Mark, Nonce};
 /// The maximum number of rows in a statement.
 const CHUNK: usize = 10_000;
 
-/// A [`Mark`] as one column of the ledger `l`: `SEQ NONCE POSITION`, two decimal numbers and hexadecimal digits, or `-`
-/// if the batch is complete. NULL if the row does not exist.
+/// A [`Mark`] as one column of the ledger `l`: `SEQ NONCE POSITION`, two decimal numbers and
+/// hexadecimal digits, or `-` if the batch is complete. NULL if the row does not exist.
 macro_rules! mark {
     () => {
         "CONCAT(l.seq, ' ', l.nonce, ' ', COALESCE(HEX(l.position), '-'))"
@@ -53,7 +54,8 @@ macro_rules! matches {
     };
 }
 
-/// Locks the ledger rows of the batches, in the order of the primary key, and returns those that exist.
+/// Locks the ledger rows of the batches, in the order of the primary key, and returns those that
+/// exist.
 pub(super) async fn lock(
     transaction: &mut Transaction,
     batches: &[Arc<Batch>],
@@ -74,15 +76,21 @@ pub(super) async fn lock(
     for keys in keys.chunks(CHUNK) {
         let mut json = JsonRows::default();
         keys.iter().for_each(|key| write_key(json.row(), key));
-        let found = transaction.fetch(sqlx::query(LOCK).bind(json.finish())).await?;
+        let found = transaction
+            .fetch(sqlx::query(LOCK).bind(json.finish()))
+            .await?;
         let marks = positions::by_position(&found, keys.len(), |row| mark(row, 1))?;
-        rows.extend(keys.iter().zip(marks).filter_map(|(key, mark)| Some((*key, mark?))));
+        rows.extend(
+            keys.iter()
+                .zip(marks)
+                .filter_map(|(key, mark)| Some((*key, mark?))),
+        );
     }
     Ok(rows)
 }
 
-/// Writes the rows. Rows that are not `known` are inserted plainly: a duplicate key is a conflict with another
-/// transaction, after which this one starts again.
+/// Writes the rows. Rows that are not `known` are inserted plainly: a duplicate key is a conflict
+/// with another transaction, after which this one starts again.
 pub(super) async fn write(
     transaction: &mut Transaction,
     known: &BTreeMap<LedgerKey, Mark>,
@@ -103,19 +111,30 @@ pub(super) async fn write(
         given!(marks),
         " AS j",
     );
-    let (updates, inserts): (Vec<_>, Vec<_>) = marks.iter().partition(|(key, _)| known.contains_key(key));
+    let (updates, inserts): (Vec<_>, Vec<_>) =
+        marks.iter().partition(|(key, _)| known.contains_key(key));
     for (text, rows) in [(UPDATE, updates), (INSERT, inserts)] {
         for rows in rows.chunks(CHUNK) {
             let mut json = JsonRows::default();
-            rows.iter().for_each(|(key, mark)| write_row(json.row(), key, mark));
-            positions::all(rows.len(), transaction.execute(sqlx::query(text).bind(json.finish())).await?)?;
+            rows.iter()
+                .for_each(|(key, mark)| write_row(json.row(), key, mark));
+            positions::all(
+                rows.len(),
+                transaction
+                    .execute(sqlx::query(text).bind(json.finish()))
+                    .await?,
+            )?;
         }
     }
     Ok(())
 }
 
 /// Returns the rows of these families.
-pub(super) async fn read(pool: &MySqlPool, meter: &Meter, families: &[u64]) -> Result<Vec<LedgerRow>, sqlx::Error> {
+pub(super) async fn read(
+    pool: &MySqlPool,
+    meter: &Meter,
+    families: &[u64],
+) -> Result<Vec<LedgerRow>, sqlx::Error> {
     const READ: &str = concat!(
         "SELECT l.family, l.partition_no, l.incarnation, ",
         mark!(),
@@ -158,7 +177,9 @@ fn write_row(row: &mut JsonRows, key: &LedgerKey, mark: &Mark) {
 
 /// Reads a column of [`MARK`].
 pub(super) fn mark(row: &MySqlRow, index: usize) -> Result<Option<Mark>, sqlx::Error> {
-    row.try_get::<Option<String>, _>(index)?.map(|text| parse(&text)).transpose()
+    row.try_get::<Option<String>, _>(index)?
+        .map(|text| parse(&text))
+        .transpose()
 }
 
 /// Reads the text of [`MARK`].
@@ -166,8 +187,16 @@ pub(super) fn parse(text: &str) -> Result<Mark, sqlx::Error> {
     let mark = || {
         let (seq, rest) = text.split_once(' ')?;
         let (nonce, position) = rest.split_once(' ')?;
-        let position = if position == "-" { None } else { Some(json::unhex(position)?) };
-        Some(Mark { seq: seq.parse().ok()?, nonce: Nonce(nonce.parse().ok()?), position })
+        let position = if position == "-" {
+            None
+        } else {
+            Some(json::unhex(position)?)
+        };
+        Some(Mark {
+            seq: seq.parse().ok()?,
+            nonce: Nonce(nonce.parse().ok()?),
+            position,
+        })
     };
     mark().ok_or_else(|| sqlx::Error::Protocol(format!("unexpected mark in the ledger: {text:?}")))
 }
@@ -178,10 +207,23 @@ mod tests {
 
     #[test]
     fn a_mark_is_read_from_its_column() {
-        let mark = |position| Mark { seq: 7, nonce: Nonce(u64::MAX), position };
-        assert_eq!(parse("7 18446744073709551615 -").expect("a mark"), mark(None));
-        assert_eq!(parse("7 18446744073709551615 00FF61").expect("a mark"), mark(Some(b"\x00\xFFa".to_vec())));
-        assert_eq!(parse("7 18446744073709551615 ").expect("a mark"), mark(Some(Vec::new())));
+        let mark = |position| Mark {
+            seq: 7,
+            nonce: Nonce(u64::MAX),
+            position,
+        };
+        assert_eq!(
+            parse("7 18446744073709551615 -").expect("a mark"),
+            mark(None)
+        );
+        assert_eq!(
+            parse("7 18446744073709551615 00FF61").expect("a mark"),
+            mark(Some(b"\x00\xFFa".to_vec()))
+        );
+        assert_eq!(
+            parse("7 18446744073709551615 ").expect("a mark"),
+            mark(Some(Vec::new()))
+        );
         for wrong in ["", "7", "7 8", "7 8 9", "7 8 XX", "-7 8 -"] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }

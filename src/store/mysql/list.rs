@@ -13,9 +13,11 @@ use crate::store::Registered;
 
 /// The range of requested ids.
 struct Range {
-    /// The values of the leading key columns that the prefix gives in full, as they are spelt in an id.
+    /// The values of the leading key columns that the prefix gives in full, as they are spelt in an
+    /// id.
     fixed: Vec<String>,
-    /// The part of every id that spells them, with the separators. What follows it is compared as text.
+    /// The part of every id that spells them, with the separators. What follows it is compared as
+    /// text.
     lead: String,
     /// The lower bound of that text in byte order, inclusive.
     from: Vec<u8>,
@@ -25,9 +27,10 @@ struct Range {
 
 /// Returns up to `limit` ids that begin with `prefix` and come after `after`, with their values.
 ///
-/// The key columns whose segments the prefix gives in full are looked up. If a single VARBINARY column is left, the
-/// statement reads a range of the index, no further than the limit. Otherwise it builds the ids as text, filters and
-/// sorts them. That reads all rows with those leading columns, or the whole table if the prefix gives none.
+/// The key columns whose segments the prefix gives in full are looked up. If a single VARBINARY
+/// column is left, the statement reads a range of the index, no further than the limit. Otherwise
+/// it builds the ids as text, filters and sorts them. That reads all rows with those leading
+/// columns, or the whole table if the prefix gives none.
 pub(super) async fn list(
     pool: &MySqlPool,
     meter: &Meter,
@@ -38,12 +41,20 @@ pub(super) async fn list(
     limit: usize,
 ) -> Result<Vec<(String, i64)>> {
     let mut found = Vec::new();
-    let Some(mut range) = Range::new(family, prefix, after) else { return Ok(found) };
-    let separator = family.family.table.as_ref().map_or('/', |table| table.separator);
+    let Some(mut range) = Range::new(family, prefix, after) else {
+        return Ok(found);
+    };
+    let separator = family
+        .family
+        .table
+        .as_ref()
+        .map_or('/', |table| table.separator);
     let text = text(target, range.fixed.len(), separator);
     while found.len() < limit {
         let want = limit - found.len();
-        let rows = page(pool, meter, &text, target, &range, want).await.map_err(store("counters were not listed"))?;
+        let rows = page(pool, meter, &text, target, &range, want)
+            .await
+            .map_err(store("counters were not listed"))?;
         let last = rows.len() < want;
         for (rest, digits) in rows {
             // skips a row whose columns spell no valid id, such as the day 0000-00-00
@@ -70,9 +81,16 @@ impl Range {
         let (fixed, lead) = match &family.family.table {
             None => (vec![family.number.to_string()], ""),
             Some(table) => {
-                let mut fixed: Vec<_> = prefix.splitn(table.keys.len(), table.separator).map(str::to_owned).collect();
+                let mut fixed: Vec<_> = prefix
+                    .splitn(table.keys.len(), table.separator)
+                    .map(str::to_owned)
+                    .collect();
                 let rest = fixed.pop().unwrap_or_default();
-                if !fixed.iter().zip(&table.keys).all(|(segment, key)| key.kind.is_canonical(segment)) {
+                if !fixed
+                    .iter()
+                    .zip(&table.keys)
+                    .all(|(segment, key)| key.kind.is_canonical(segment))
+                {
                     return None;
                 }
                 (fixed, &prefix[..prefix.len() - rest.len()])
@@ -84,7 +102,12 @@ impl Range {
             from = [after.as_bytes(), &[0]].concat();
         }
         let from = from.strip_prefix(lead.as_bytes())?.to_vec();
-        Some(Range { fixed, lead: lead.to_owned(), from, to: behind(&prefix.as_bytes()[lead.len()..]) })
+        Some(Range {
+            fixed,
+            lead: lead.to_owned(),
+            from,
+            to: behind(&prefix.as_bytes()[lead.len()..]),
+        })
     }
 }
 
@@ -99,7 +122,11 @@ fn behind(prefix: &[u8]) -> Vec<u8> {
 }
 
 fn text(target: &Target, fixed: usize, separator: char) -> String {
-    let separator: String = separator.to_string().bytes().map(|byte| format!("{byte:02X}")).collect();
+    let separator: String = separator
+        .to_string()
+        .bytes()
+        .map(|byte| format!("{byte:02X}"))
+        .collect();
     let (fixed, rest) = target.keys.split_at(fixed);
     let rest = match rest {
         [key] => key.bytes(),
@@ -109,7 +136,10 @@ fn text(target: &Target, fixed: usize, separator: char) -> String {
         }
     };
     let conditions: Vec<_> = fixed.iter().map(StoredKey::equals_parameter).collect();
-    let conditions = conditions.into_iter().chain([format!("{rest} >= ? AND {rest} < ?")]).collect::<Vec<_>>();
+    let conditions = conditions
+        .into_iter()
+        .chain([format!("{rest} >= ? AND {rest} < ?")])
+        .collect::<Vec<_>>();
     format!(
         "SELECT {rest}, {} FROM {} AS t WHERE {} ORDER BY {rest} LIMIT ?",
         target.digits,
@@ -137,5 +167,7 @@ async fn page(
         query.bind(&range.from).bind(&range.to).bind(limit as u64)
     };
     let rows = session::fetch(pool, meter, query).await?;
-    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+    rows.iter()
+        .map(|row| Ok((row.try_get(0)?, row.try_get(1)?)))
+        .collect()
 }

@@ -62,12 +62,13 @@ use crate::store::{Applied, Batch, Incarnation, LedgerRow, ReadFrom, Registered,
 
 /// A [`Store`] in MySQL (8.0.4 or later) or MariaDB (10.6 or later). Clones share one store.
 ///
-/// It uses the application's own pool and restores a connection's session: the isolation level, the `sql_mode` and
-/// the safe updates that a transaction needs apply to that transaction only. A caller may drop a future at any time:
-/// transactions are finished in tasks of their own, and connections stay usable.
+/// It uses the application's own pool and restores a connection's session: the isolation level, the
+/// `sql_mode` and the safe updates that a transaction needs apply to that transaction only. A
+/// caller may drop a future at any time: transactions are finished in tasks of their own, and
+/// connections stay usable.
 ///
-/// The definition of an application's table is read once and kept for the life of the store. Restart the process after
-/// an `ALTER TABLE` that changes a key or the value column.
+/// The definition of an application's table is read once and kept for the life of the store.
+/// Restart the process after an `ALTER TABLE` that changes a key or the value column.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -96,7 +97,8 @@ struct OwnTables {
 }
 
 impl MysqlStore {
-    /// Creates a store in the database of the pool's connections. It must be on the server that is written to.
+    /// Creates a store in the database of the pool's connections. It must be on the server that is
+    /// written to.
     pub fn new(pool: MySqlPool) -> Self {
         MysqlStore {
             primary: pool,
@@ -107,24 +109,27 @@ impl MysqlStore {
         }
     }
 
-    /// Serves reads [from the nearest](ReadFrom::Nearest) server with this pool, which may lag behind the first one.
+    /// Serves reads [from the nearest](ReadFrom::Nearest) server with this pool, which may lag
+    /// behind the first one.
     #[must_use]
     pub fn with_replica(mut self, pool: MySqlPool) -> Self {
         self.replica = Some(pool);
         self
     }
 
-    /// Returns the statements, separated by `;`, that create counterfoil's tables unless they exist. Use them if your
-    /// application creates tables by migrations.
+    /// Returns the statements, separated by `;`, that create counterfoil's tables unless they
+    /// exist. Use them if your application creates tables by migrations.
     pub const fn schema() -> &'static str {
         schema::SCHEMA
     }
 
-    /// Creates counterfoil's tables unless they exist. If none is missing, the database's user does not need CREATE.
+    /// Creates counterfoil's tables unless they exist. If none is missing, the database's user does
+    /// not need CREATE.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store), or [`Mismatch`](crate::ErrorKind::Mismatch) if the user lacks the
-    /// privilege, naming the table. Tables that were created before it remain: the database commits each immediately.
+    /// [`Store`](crate::ErrorKind::Store), or [`Mismatch`](crate::ErrorKind::Mismatch) if the user
+    /// lacks the privilege, naming the table. Tables that were created before it remain: the
+    /// database commits each immediately.
     pub async fn create_tables(&self) -> Result<()> {
         let mysql = self.clone();
         detached(async move { schema::create(&mysql.primary, &mysql.meter).await }).await
@@ -132,7 +137,10 @@ impl MysqlStore {
 
     /// Creates missing tables before the first query for families.
     pub(crate) fn creating_tables(mut self) -> Self {
-        self.own = Arc::new(OwnTables { creates: true, ..OwnTables::default() });
+        self.own = Arc::new(OwnTables {
+            creates: true,
+            ..OwnTables::default()
+        });
         self
     }
 
@@ -149,11 +157,12 @@ impl MysqlStore {
         Ok(())
     }
 
-    /// Returns up to `limit` rejects with numbers above `after` (0 for the first page), ascending, except those that
-    /// were [applied](Self::retry_rejects) or [discarded](Self::discard_rejects) since.
+    /// Returns up to `limit` rejects with numbers above `after` (0 for the first page), ascending,
+    /// except those that were [applied](Self::retry_rejects) or [discarded](Self::discard_rejects)
+    /// since.
     ///
-    /// The database assigns a number before the transaction commits, so a lower number may appear shortly after a
-    /// higher one.
+    /// The database assigns a number before the transaction commits, so a lower number may appear
+    /// shortly after a higher one.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
@@ -161,7 +170,9 @@ impl MysqlStore {
         let mysql = self.clone();
         detached(async move {
             mysql.meter.sent(1);
-            rejects::read(&mysql.primary, after, limit).await.map_err(store("rejects were not read"))
+            rejects::read(&mysql.primary, after, limit)
+                .await
+                .map_err(store("rejects were not read"))
         })
         .await
     }
@@ -174,55 +185,68 @@ impl MysqlStore {
         let mysql = self.clone();
         detached(async move {
             mysql.meter.sent(1);
-            rejects::latest(&mysql.primary, limit).await.map_err(store("rejects were not read"))
+            rejects::latest(&mysql.primary, limit)
+                .await
+                .map_err(store("rejects were not read"))
         })
         .await
     }
 
-    /// Adds rejects of a family, given by their numbers, to their rows once the cause is fixed, and returns the outcome
-    /// of each, in the order of the numbers. The rejects stay in their table, marked as applied. A delta that is
-    /// refused again stays a reject with the new reason.
+    /// Adds rejects of a family, given by their numbers, to their rows once the cause is fixed, and
+    /// returns the outcome of each, in the order of the numbers. The rejects stay in their table,
+    /// marked as applied. A delta that is refused again stays a reject with the new reason.
     ///
-    /// Each counts once, however often it is retried: row and reject are written in one transaction, for up to 10,000
-    /// rejects. A cached counter that is in Redis shows the delta once its row is read again: with its next sync or
-    /// seed.
+    /// Each counts once, however often it is retried: row and reject are written in one
+    /// transaction, for up to 10,000 rejects. A cached counter that is in Redis shows the delta
+    /// once its row is read again: with its next sync or seed.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store): the last transaction was not kept, or its outcome is unknown. Call again:
-    /// nothing counts twice. [`Mismatch`](crate::ErrorKind::Mismatch) if the family or its table is registered
-    /// differently.
+    /// [`Store`](crate::ErrorKind::Store): the last transaction was not kept, or its outcome is
+    /// unknown. Call again: nothing counts twice. [`Mismatch`](crate::ErrorKind::Mismatch) if the
+    /// family or its table is registered differently.
     pub async fn retry_rejects(&self, family: &Family, numbers: &[u64]) -> Result<Vec<Retried>> {
         let (mysql, family, numbers) = (self.clone(), family.clone(), numbers.to_vec());
         detached(async move { retry::retry(&mysql, family, &numbers).await }).await
     }
 
-    /// Discards the open rejects among these numbers, of any family. Each is marked as done without being added, and
-    /// its reason, cut at 1024 characters, begins with `discarded: `. Returns the numbers of the discarded ones,
-    /// ascending. The others do not exist, or were applied or discarded before.
+    /// Discards the open rejects among these numbers, of any family. Each is marked as done without
+    /// being added, and its reason, cut at 1024 characters, begins with `discarded: `. Returns the
+    /// numbers of the discarded ones, ascending. The others do not exist, or were applied or
+    /// discarded before.
     ///
-    /// If this and [`retry_rejects`](Self::retry_rejects) run at the same time, one of them takes each reject.
+    /// If this and [`retry_rejects`](Self::retry_rejects) run at the same time, one of them takes
+    /// each reject.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store): up to 10,000 rejects share a transaction. The last transaction was not kept,
-    /// or its outcome is unknown. Call again.
+    /// [`Store`](crate::ErrorKind::Store): up to 10,000 rejects share a transaction. The last
+    /// transaction was not kept, or its outcome is unknown. Call again.
     pub async fn discard_rejects(&self, numbers: &[u64]) -> Result<Vec<u64>> {
         let (mysql, numbers) = (self.clone(), numbers.to_vec());
         detached(async move { discard::discard(&mysql, &numbers).await }).await
     }
 
-    /// Returns the number of statements that this store and its clones have sent, as the server counts them.
+    /// Returns the number of statements that this store and its clones have sent, as the server
+    /// counts them.
     pub fn statements(&self) -> u64 {
         self.meter.total()
     }
 
     /// Returns the table of the family's values. Its definition is read once.
     async fn target(&self, family: &Family) -> Result<Arc<Target>> {
-        let known = self.targets.read().unwrap_or_else(PoisonError::into_inner).get(&family.table).cloned();
+        let known = self
+            .targets
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&family.table)
+            .cloned();
         if let Some(target) = known {
             return Ok(target);
         }
         let target = Arc::new(match &family.table {
-            Some(table) => Target::new(table, &Shape::learn(&self.primary, &self.meter, table).await?),
+            Some(table) => Target::new(
+                table,
+                &Shape::learn(&self.primary, &self.meter, table).await?,
+            ),
             None => Target::own(),
         });
         let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
@@ -233,7 +257,9 @@ impl MysqlStore {
 
 impl fmt::Debug for MysqlStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MysqlStore").field("replica", &self.replica.is_some()).finish_non_exhaustive()
+        f.debug_struct("MysqlStore")
+            .field("replica", &self.replica.is_some())
+            .finish_non_exhaustive()
     }
 }
 
@@ -265,7 +291,10 @@ impl Store for MysqlStore {
 
     async fn reconfigure(&self, before: &Family, after: &Family) -> Result<()> {
         let (mysql, before, after) = (self.clone(), before.clone(), after.clone());
-        detached(async move { families::reconfigure(&mysql.primary, &mysql.meter, &before, &after).await }).await
+        detached(async move {
+            families::reconfigure(&mysql.primary, &mysql.meter, &before, &after).await
+        })
+        .await
     }
 
     async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Applied> {
@@ -278,7 +307,9 @@ impl Store for MysqlStore {
     async fn ledger(&self, families: &[u64]) -> Result<Vec<LedgerRow>> {
         let (mysql, families) = (self.clone(), families.to_vec());
         detached(async move {
-            ledger::read(&mysql.primary, &mysql.meter, &families).await.map_err(store("the ledger was not read"))
+            ledger::read(&mysql.primary, &mysql.meter, &families)
+                .await
+                .map_err(store("the ledger was not read"))
         })
         .await
     }
@@ -301,7 +332,11 @@ impl Store for MysqlStore {
             };
             match Point::new(&target, &family, &ids, &ledger) {
                 Some(point) => point.send(pool, &mysql.meter).await,
-                None => SnapshotRead::new(target, family, ids, &ledger).send(pool, &mysql.meter).await,
+                None => {
+                    SnapshotRead::new(target, family, ids, &ledger)
+                        .send(pool, &mysql.meter)
+                        .await
+                }
             }
         })
         .await
@@ -318,7 +353,16 @@ impl Store for MysqlStore {
         let (prefix, after) = (prefix.to_owned(), after.map(str::to_owned));
         detached(async move {
             let target = mysql.target(&family.family).await?;
-            list::list(&mysql.primary, &mysql.meter, &target, &family, &prefix, after.as_deref(), limit).await
+            list::list(
+                &mysql.primary,
+                &mysql.meter,
+                &target,
+                &family,
+                &prefix,
+                after.as_deref(),
+                limit,
+            )
+            .await
         })
         .await
     }

@@ -48,11 +48,11 @@ pub struct RecountRun {
 const UNREAD: &str = "the overview was not read";
 
 impl MysqlStore {
-    /// Returns the state of every registered family, in the order of registration, by four statements for any number of
-    /// families. They do not read one snapshot.
+    /// Returns the state of every registered family, in the order of registration, by four
+    /// statements for any number of families. They do not read one snapshot.
     ///
-    /// All rejects are scanned, including those that were applied. With millions of them add a key on
-    /// `counterfoil_rejects (applied_at, family)`, which is not part of the schema.
+    /// All rejects are scanned, including those that were applied. With millions of them add a key
+    /// on `counterfoil_rejects (applied_at, family)`, which is not part of the schema.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
@@ -62,7 +62,8 @@ impl MysqlStore {
     }
 
     async fn look_over(&self) -> Result<Vec<Overview>, sqlx::Error> {
-        const FAMILIES: &str = "SELECT number, namespace, name FROM counterfoil_families ORDER BY number";
+        const FAMILIES: &str =
+            "SELECT number, namespace, name FROM counterfoil_families ORDER BY number";
         // converts each row before taking the latest, so that the session's time zone has no effect
         const SAVED: &str = "SELECT family, CAST(MAX(UNIX_TIMESTAMP(applied_at)) * 1000 AS UNSIGNED) \
              FROM counterfoil_ledger GROUP BY family";
@@ -76,12 +77,19 @@ impl MysqlStore {
              STRAIGHT_JOIN counterfoil_recounts AS r ON r.family = latest.family AND r.run = latest.run";
         self.meter.sent(1);
         let families = sqlx::query(FAMILIES).fetch_all(&self.primary).await?;
-        let mut saved = self.by_family(SAVED, |row| row.try_get(1).map(time)).await?;
-        let mut rejects = self.by_family(REJECTS, |row| row.try_get::<u64, _>(1)).await?;
+        let mut saved = self
+            .by_family(SAVED, |row| row.try_get(1).map(time))
+            .await?;
+        let mut rejects = self
+            .by_family(REJECTS, |row| row.try_get::<u64, _>(1))
+            .await?;
         let mut recounts = self.by_family(RECOUNTS, recount).await?;
         let overview = |row: &MySqlRow| {
             let number: u64 = row.try_get(0)?;
-            let text = |index| row.try_get(index).map(|bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned());
+            let text = |index| {
+                row.try_get(index)
+                    .map(|bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned())
+            };
             Ok(Overview {
                 namespace: text(1)?,
                 family: text(2)?,
@@ -101,7 +109,9 @@ impl MysqlStore {
     ) -> Result<HashMap<u64, T>, sqlx::Error> {
         self.meter.sent(1);
         let rows = sqlx::query(statement).fetch_all(&self.primary).await?;
-        rows.iter().map(|row| Ok((row.try_get(0)?, read(row)?))).collect()
+        rows.iter()
+            .map(|row| Ok((row.try_get(0)?, read(row)?)))
+            .collect()
     }
 }
 

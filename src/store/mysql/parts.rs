@@ -19,7 +19,8 @@ pub(super) struct StoredKey {
     pub(super) storage: Storage,
 }
 
-/// The part of an id for one key column. It sorts like the column, so that all transactions lock rows in one order.
+/// The part of an id for one key column. It sorts like the column, so that all transactions lock
+/// rows in one order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Segment<'id> {
     Number(i128),
@@ -32,7 +33,9 @@ impl<'id> Segment<'id> {
     pub(super) fn new(kind: KeyType, text: &'id str) -> Self {
         match kind {
             // split() passes nothing but numbers
-            KeyType::Unsigned | KeyType::Signed => text.parse().map_or(Segment::Text(text), Segment::Number),
+            KeyType::Unsigned | KeyType::Signed => {
+                text.parse().map_or(Segment::Text(text), Segment::Number)
+            }
             KeyType::Date | KeyType::Uuid => Segment::Plain(text),
             KeyType::Text | KeyType::Char => Segment::Text(text),
         }
@@ -83,20 +86,36 @@ impl Parts {
         let keys = table.keys.iter().zip(shape.keys.iter().cloned());
         Parts {
             name: table_name(&table.name),
-            keys: keys.map(|(key, storage)| StoredKey { column: quoted(&key.name), kind: key.kind, storage }).collect(),
+            keys: keys
+                .map(|(key, storage)| StoredKey {
+                    column: quoted(&key.name),
+                    kind: key.kind,
+                    storage,
+                })
+                .collect(),
             value: quoted(&table.value),
             nullable: shape.nullable,
         }
     }
 
-    /// Returns the rows that a statement receives, named [`INPUT`]: `pos` from 1, the `delta` if there is one, and the
-    /// keys `k0`, `k1` .... MariaDB reads a row again for each column, up to that column, so long columns come last.
+    /// Returns the rows that a statement receives, named [`INPUT`]: `pos` from 1, the `delta` if
+    /// there is one, and the keys `k0`, `k1` .... MariaDB reads a row again for each column, up to
+    /// that column, so long columns come last.
     pub(super) fn source(&self, has_delta: bool) -> String {
         let delta = has_delta.then(|| ("delta".to_owned(), "BIGINT"));
-        let keys = self.keys.iter().enumerate().map(|(index, key)| (format!("k{index}"), json_type(key.kind)));
+        let keys = self
+            .keys
+            .iter()
+            .enumerate()
+            .map(|(index, key)| (format!("k{index}"), json_type(key.kind)));
         let columns = delta.into_iter().chain(keys).enumerate();
-        let columns: Vec<_> = columns.map(|(index, (name, kind))| json::column(&name, kind, index)).collect();
-        format!("JSON_TABLE(?, '$[*]' COLUMNS(pos FOR ORDINALITY, {})) AS {INPUT}", columns.join(", "))
+        let columns: Vec<_> = columns
+            .map(|(index, (name, kind))| json::column(&name, kind, index))
+            .collect();
+        format!(
+            "JSON_TABLE(?, '$[*]' COLUMNS(pos FOR ORDINALITY, {})) AS {INPUT}",
+            columns.join(", ")
+        )
     }
 
     /// Returns the key columns for an INSERT of the [given](Self::given) rows.
@@ -110,7 +129,9 @@ impl Parts {
 
     /// Returns the condition that a row is the given one.
     pub(super) fn matches(&self) -> String {
-        join(&self.keys, " AND ", |index, key| format!("t.{} = {}", key.column, key.given(index)))
+        join(&self.keys, " AND ", |index, key| {
+            format!("t.{} = {}", key.column, key.given(index))
+        })
     }
 
     /// Returns the condition that a row is the one given by parameters.
@@ -120,12 +141,19 @@ impl Parts {
 
     /// Returns the condition that a row was found.
     pub(super) fn there(&self) -> String {
-        self.keys.first().map_or_else(String::new, |key| format!("t.{} IS NOT NULL", key.column))
+        self.keys
+            .first()
+            .map_or_else(String::new, |key| format!("t.{} IS NOT NULL", key.column))
     }
 
-    /// Returns the value, with NULL as 0: NULL plus a delta would be NULL, and the delta would be lost.
+    /// Returns the value, with NULL as 0: NULL plus a delta would be NULL, and the delta would be
+    /// lost.
     pub(super) fn current(&self, table: &str) -> String {
-        if self.nullable { format!("COALESCE({table}.{}, 0)", self.value) } else { format!("{table}.{}", self.value) }
+        if self.nullable {
+            format!("COALESCE({table}.{}, 0)", self.value)
+        } else {
+            format!("{table}.{}", self.value)
+        }
     }
 
     /// Returns the value as decimal digits, since BIGINT UNSIGNED does not decode into i64.
@@ -181,18 +209,28 @@ impl StoredKey {
     pub(super) fn bytes_of(&self, column: String) -> String {
         match (self.kind, &self.storage) {
             // + 0 removes the leading zeros of a ZEROFILL column
-            (KeyType::Unsigned | KeyType::Signed, _) => format!("CAST(CAST({column} + 0 AS CHAR) AS BINARY)"),
-            (KeyType::Date, _) | (_, Storage::Uuid) => format!("CAST(CAST({column} AS CHAR) AS BINARY)"),
+            (KeyType::Unsigned | KeyType::Signed, _) => {
+                format!("CAST(CAST({column} + 0 AS CHAR) AS BINARY)")
+            }
+            (KeyType::Date, _) | (_, Storage::Uuid) => {
+                format!("CAST(CAST({column} AS CHAR) AS BINARY)")
+            }
             (_, Storage::UuidBytes) => {
                 let groups = [(1, 4), (5, 2), (7, 2), (9, 2), (11, 6)];
-                let groups = groups.map(|(from, bytes)| format!("HEX(SUBSTR({column}, {from}, {bytes}))"));
-                format!("CAST(LOWER(CONCAT_WS('-', {})) AS BINARY)", groups.join(", "))
+                let groups =
+                    groups.map(|(from, bytes)| format!("HEX(SUBSTR({column}, {from}, {bytes}))"));
+                format!(
+                    "CAST(LOWER(CONCAT_WS('-', {})) AS BINARY)",
+                    groups.join(", ")
+                )
             }
             // bare, so that a range of the column is a range of the index
             (KeyType::Text, Storage::Bytes) => column,
             (KeyType::Text, _) => format!("CAST({column} AS BINARY)"),
             // some sessions have CHAR padded with spaces
-            (KeyType::Char | KeyType::Uuid, _) => format!("CAST(CONVERT(RTRIM({column}) USING utf8mb4) AS BINARY)"),
+            (KeyType::Char | KeyType::Uuid, _) => {
+                format!("CAST(CONVERT(RTRIM({column}) USING utf8mb4) AS BINARY)")
+            }
         }
     }
 }
@@ -210,5 +248,9 @@ fn json_type(kind: KeyType) -> &'static str {
 }
 
 fn join(keys: &[StoredKey], between: &str, each: impl Fn(usize, &StoredKey) -> String) -> String {
-    keys.iter().enumerate().map(|(index, key)| each(index, key)).collect::<Vec<_>>().join(between)
+    keys.iter()
+        .enumerate()
+        .map(|(index, key)| each(index, key))
+        .collect::<Vec<_>>()
+        .join(between)
 }

@@ -1,5 +1,5 @@
-//! The runs of recounts and their corrections. One transaction contains a correction, its record and its run's row
-//! (docs/protocol.md, section 9).
+//! The runs of recounts and their corrections. One transaction contains a correction, its record
+//! and its run's row (docs/protocol.md, section 9).
 
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
@@ -75,37 +75,58 @@ pub struct Drift {
     pub after: i64,
     /// The delta that was added; 0 if none was.
     pub delta: i64,
-    /// The reason why nothing was added, in the server's words if it refused; empty if the counter was corrected.
+    /// The reason why nothing was added, in the server's words if it refused; empty if the counter
+    /// was corrected.
     pub note: String,
     /// The time of the record, by the database's clock.
     pub at: SystemTime,
 }
 
 impl MysqlStore {
-    /// Returns up to `limit` counters that a run of the family found different from their rows, ascending by id, after
-    /// `after`. `run` is the number from [`Recounted`](crate::Recounted). The records stay until an operator deletes
-    /// them from `counterfoil_drift`.
+    /// Returns up to `limit` counters that a run of the family found different from their rows,
+    /// ascending by id, after `after`. `run` is the number from [`Recounted`](crate::Recounted).
+    /// The records stay until an operator deletes them from `counterfoil_drift`.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable; [`Mismatch`](crate::ErrorKind::Mismatch) if
-    /// the family is registered differently.
-    pub async fn drift(&self, family: &Family, run: u64, after: Option<&str>, limit: u64) -> Result<Vec<Drift>> {
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable;
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) if the family is registered differently.
+    pub async fn drift(
+        &self,
+        family: &Family,
+        run: u64,
+        after: Option<&str>,
+        limit: u64,
+    ) -> Result<Vec<Drift>> {
         const READ: &str = "SELECT id, value_before, row_count, value_after, delta, note, \
              CAST(UNIX_TIMESTAMP(found_at) * 1000 AS UNSIGNED) FROM counterfoil_drift \
              WHERE family = ? AND run = ? AND id > ? ORDER BY id LIMIT ?";
-        let (mysql, family, after) = (self.clone(), family.clone(), after.unwrap_or_default().to_owned());
+        let (mysql, family, after) = (
+            self.clone(),
+            family.clone(),
+            after.unwrap_or_default().to_owned(),
+        );
         detached(async move {
             let number = mysql.register(&family).await?;
             mysql.meter.sent(1);
-            let query = sqlx::query(READ).bind(number).bind(run).bind(after.as_bytes()).bind(limit);
-            let rows = query.fetch_all(&mysql.primary).await.map_err(store("drift was not read"))?;
-            rows.iter().map(drift).collect::<Result<_, _>>().map_err(store("drift was not read"))
+            let query = sqlx::query(READ)
+                .bind(number)
+                .bind(run)
+                .bind(after.as_bytes())
+                .bind(limit);
+            let rows = query
+                .fetch_all(&mysql.primary)
+                .await
+                .map_err(store("drift was not read"))?;
+            rows.iter()
+                .map(drift)
+                .collect::<Result<_, _>>()
+                .map_err(store("drift was not read"))
         })
         .await
     }
 
-    /// Begins a run, or takes over one that no process has touched for `lease`. With `every`, begins a run only if the
-    /// last one began that long ago.
+    /// Begins a run, or takes over one that no process has touched for `lease`. With `every`,
+    /// begins a run only if the last one began that long ago.
     pub(crate) async fn begin_recount(
         &self,
         family: &Registered,
@@ -114,7 +135,12 @@ impl MysqlStore {
         every: Option<Duration>,
     ) -> Result<Begun> {
         let (mysql, family) = (self.clone(), family.number);
-        let begin = Begin { family, holder, lease, every };
+        let begin = Begin {
+            family,
+            holder,
+            lease,
+            every,
+        };
         detached(async move { transact(&mysql, "a recount was not begun", &begin).await }).await
     }
 
@@ -122,10 +148,12 @@ impl MysqlStore {
     pub(crate) async fn note_recount(&self, family: &Registered, run: &Run) -> Result<bool> {
         const NOTE: &str = "UPDATE counterfoil_recounts SET from_source = ?, last_id = ?, checked = ?, drifted = ?, \
              touched_at = CURRENT_TIMESTAMP(3) WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL";
-        let query =
-            sqlx::query(NOTE).bind(run.at.from_source).bind(run.at.after.as_ref().map(|id| id.as_bytes().to_vec()));
+        let query = sqlx::query(NOTE)
+            .bind(run.at.from_source)
+            .bind(run.at.after.as_ref().map(|id| id.as_bytes().to_vec()));
         let query = query.bind(run.checked).bind(run.drifted);
-        self.touch(query.bind(family.number).bind(run.number).bind(run.holder)).await
+        self.touch(query.bind(family.number).bind(run.number).bind(run.holder))
+            .await
     }
 
     /// Finishes the run, so that the next one may begin.
@@ -134,20 +162,30 @@ impl MysqlStore {
              touched_at = CURRENT_TIMESTAMP(3), finished_at = CURRENT_TIMESTAMP(3) \
              WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL";
         let query = sqlx::query(FINISH).bind(run.checked).bind(run.drifted);
-        self.touch(query.bind(family.number).bind(run.number).bind(run.holder)).await
+        self.touch(query.bind(family.number).bind(run.number).bind(run.holder))
+            .await
     }
 
     /// Leaves the run, so that another process may continue it at once.
     pub(crate) async fn leave_recount(&self, family: &Registered, run: &Run) -> Result<bool> {
         const LEAVE: &str = "UPDATE counterfoil_recounts SET holder = 0 WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL";
-        self.touch(sqlx::query(LEAVE).bind(family.number).bind(run.number).bind(run.holder)).await
+        self.touch(
+            sqlx::query(LEAVE)
+                .bind(family.number)
+                .bind(run.number)
+                .bind(run.holder),
+        )
+        .await
     }
 
     async fn touch(&self, query: super::statement::Statement) -> Result<bool> {
         let mysql = self.clone();
         detached(async move {
             mysql.meter.sent(1);
-            let done = query.execute(&mysql.primary).await.map_err(store("a recount's run was not written"))?;
+            let done = query
+                .execute(&mysql.primary)
+                .await
+                .map_err(store("a recount's run was not written"))?;
             // sqlx asks the server for rows found
             Ok(done.rows_affected() == 1)
         })
@@ -159,7 +197,14 @@ impl MysqlStore {
     #[doc(hidden)]
     pub async fn correct_one(&self, family: &Registered, id: &str, delta: i64) -> Result<()> {
         if let Begun::Run(mut run) = self.begin_recount(family, 1, Duration::ZERO, None).await? {
-            let drifted = Drifted { id: id.to_owned(), before: 0, rows: delta, after: 0, delta, only_noted: None };
+            let drifted = Drifted {
+                id: id.to_owned(),
+                before: 0,
+                rows: delta,
+                after: 0,
+                delta,
+                only_noted: None,
+            };
             self.correct(family, &run, vec![drifted], false).await?;
             run.checked += 1;
             self.note_recount(family, &run).await?;
@@ -174,28 +219,43 @@ impl MysqlStore {
         const AGE: &str = "SELECT CAST(GREATEST(TIMESTAMPDIFF(MICROSECOND, MAX(finished_at), CURRENT_TIMESTAMP(3)), 0) \
              AS UNSIGNED) FROM counterfoil_recounts WHERE family = ?";
         self.meter.sent(1);
-        let age: Result<Option<u64>, _> = sqlx::query_scalar(AGE).bind(family.number).fetch_one(&self.primary).await;
-        Ok(age.map_err(store("recounts were not read"))?.map(Duration::from_micros))
+        let age: Result<Option<u64>, _> = sqlx::query_scalar(AGE)
+            .bind(family.number)
+            .fetch_one(&self.primary)
+            .await;
+        Ok(age
+            .map_err(store("recounts were not read"))?
+            .map(Duration::from_micros))
     }
 
     /// Returns the approximate number of the family's counters.
     pub(crate) async fn about_counters(&self, family: &Registered) -> Result<u64> {
-        const OWN: &str = "SELECT CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_values WHERE family = ?";
+        const OWN: &str =
+            "SELECT CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_values WHERE family = ?";
         const TABLE: &str = "SELECT CAST(COALESCE(MAX(TABLE_ROWS), 0) AS UNSIGNED) FROM information_schema.TABLES \
              WHERE TABLE_NAME = ? AND TABLE_SCHEMA = COALESCE(?, DATABASE())";
         self.meter.sent(1);
         let query = match &family.family.table {
             None => sqlx::query_scalar(OWN).bind(family.number),
             Some(table) => {
-                let (schema, name) = table.name.split_once('.').map_or((None, &*table.name), |(s, n)| (Some(s), n));
-                sqlx::query_scalar(TABLE).bind(name.to_owned()).bind(schema.map(str::to_owned))
+                let (schema, name) = table
+                    .name
+                    .split_once('.')
+                    .map_or((None, &*table.name), |(s, n)| (Some(s), n));
+                sqlx::query_scalar(TABLE)
+                    .bind(name.to_owned())
+                    .bind(schema.map(str::to_owned))
             }
         };
-        query.fetch_one(&self.primary).await.map_err(store("counters were not counted"))
+        query
+            .fetch_one(&self.primary)
+            .await
+            .map_err(store("counters were not counted"))
     }
 
-    /// Corrects the drifted counters and records them, each id once per run. Does nothing and returns `None` if the run
-    /// is over for this holder. With `trusting` the run is not checked, for the tests that show why runs are needed.
+    /// Corrects the drifted counters and records them, each id once per run. Does nothing and
+    /// returns `None` if the run is over for this holder. With `trusting` the run is not checked,
+    /// for the tests that show why runs are needed.
     pub(crate) async fn correct(
         &self,
         family: &Registered,
@@ -206,7 +266,13 @@ impl MysqlStore {
         let (mysql, family, run) = (self.clone(), family.clone(), (run.number, run.holder));
         detached(async move {
             let target = mysql.target(&family.family).await?;
-            let correct = Correct { target: &target, family: &family, run, drifted: &drifted, trusting };
+            let correct = Correct {
+                target: &target,
+                family: &family,
+                run,
+                drifted: &drifted,
+                trusting,
+            };
             transact(&mysql, "counters were not corrected", &correct).await
         })
         .await
@@ -242,23 +308,34 @@ impl UnitOfWork for Begin {
              TIMESTAMPDIFF(MICROSECOND, started_at, CURRENT_TIMESTAMP(3)), \
              ABS(TIMESTAMPDIFF(MICROSECOND, touched_at, CURRENT_TIMESTAMP(3))), CAST(from_source AS SIGNED), last_id, \
              checked, drifted FROM counterfoil_recounts WHERE family = ? ORDER BY run DESC LIMIT 1 FOR UPDATE";
-        const INSERT: &str = "INSERT INTO counterfoil_recounts (family, run, holder) VALUES (?, ?, ?)";
+        const INSERT: &str =
+            "INSERT INTO counterfoil_recounts (family, run, holder) VALUES (?, ?, ?)";
         const TAKE: &str = "UPDATE counterfoil_recounts SET holder = ?, touched_at = CURRENT_TIMESTAMP(3) \
              WHERE family = ? AND run = ?";
-        let &Begin { family, holder, lease, every } = self;
+        let &Begin {
+            family,
+            holder,
+            lease,
+            every,
+        } = self;
         transaction.fetch(sqlx::query(LOCK).bind(family)).await?;
         let rows = transaction.fetch(sqlx::query(LAST).bind(family)).await?;
         let mut number = 1;
         if let Some(row) = rows.first() {
             let (last, held): (u64, u64) = (row.try_get(0)?, row.try_get(1)?);
             let is_finished = row.try_get::<i64, _>(2)? == 1;
-            let age = |index| row.try_get::<i64, _>(index).map(|us| Duration::from_micros(us.max(0).unsigned_abs()));
+            let age = |index| {
+                row.try_get::<i64, _>(index)
+                    .map(|us| Duration::from_micros(us.max(0).unsigned_abs()))
+            };
             if !is_finished {
                 // a clock that stepped makes a run look old: an early takeover costs only work
                 if held != 0 && age(4)? < lease {
                     return Ok(Begun::Held);
                 }
-                transaction.execute(sqlx::query(TAKE).bind(holder).bind(family).bind(last)).await?;
+                transaction
+                    .execute(sqlx::query(TAKE).bind(holder).bind(family).bind(last))
+                    .await?;
                 let after = row.try_get::<Option<Vec<u8>>, _>(6)?;
                 let at = Cursor {
                     from_source: row.try_get::<i64, _>(5)? == 1,
@@ -272,13 +349,24 @@ impl UnitOfWork for Begin {
                     drifted: row.try_get(8)?,
                 }));
             }
-            if let Some(left) = every.and_then(|every| every.checked_sub(age(3).ok()?)).filter(|left| !left.is_zero()) {
+            if let Some(left) = every
+                .and_then(|every| every.checked_sub(age(3).ok()?))
+                .filter(|left| !left.is_zero())
+            {
                 return Ok(Begun::Early(left));
             }
             number = last + 1;
         }
-        transaction.execute(sqlx::query(INSERT).bind(family).bind(number).bind(holder)).await?;
-        Ok(Begun::Run(Run { number, holder, at: Cursor::default(), checked: 0, drifted: 0 }))
+        transaction
+            .execute(sqlx::query(INSERT).bind(family).bind(number).bind(holder))
+            .await?;
+        Ok(Begun::Run(Run {
+            number,
+            holder,
+            at: Cursor::default(),
+            checked: 0,
+            drifted: 0,
+        }))
     }
 }
 
@@ -303,29 +391,63 @@ impl UnitOfWork for Correct<'_> {
             }
             done = self.done(transaction).await?;
         }
-        let open: Vec<_> = self.drifted.iter().filter(|one| !done.contains(one.id.as_bytes())).collect();
+        let open: Vec<_> = self
+            .drifted
+            .iter()
+            .filter(|one| !done.contains(one.id.as_bytes()))
+            .collect();
         // each drift gets its own origin, which means nothing beyond this transaction
-        let origin = Origin { family: self.family.number, partition: 0, incarnation: Incarnation(holder).0, seq: run };
+        let origin = Origin {
+            family: self.family.number,
+            partition: 0,
+            incarnation: Incarnation(holder).0,
+            seq: run,
+        };
         let mut deltas = Vec::new();
         let mut refused = Vec::new();
-        for one in open.iter().filter(|one| one.only_noted.is_none() && one.delta != 0) {
+        for one in open
+            .iter()
+            .filter(|one| one.only_noted.is_none() && one.delta != 0)
+        {
             match target::segments(self.family, &one.id) {
-                Ok(key) => deltas.push(Delta { key, origin, id: one.id.as_bytes(), delta: one.delta }),
+                Ok(key) => deltas.push(Delta {
+                    key,
+                    origin,
+                    id: one.id.as_bytes(),
+                    delta: one.delta,
+                }),
                 Err(reason) => refused.push((one.id.as_bytes(), reason)),
             }
         }
         let mut rejected = Vec::new();
         add::add(transaction, self.target, deltas, &mut rejected).await?;
-        refused.extend(rejected.into_iter().map(|rejected| (rejected.id, rejected.reason)));
+        refused.extend(
+            rejected
+                .into_iter()
+                .map(|rejected| (rejected.id, rejected.reason)),
+        );
         let mut noted = Vec::with_capacity(open.len());
         let mut json = JsonRows::default();
         for one in open {
-            let reason = refused.iter().find(|(id, _)| *id == one.id.as_bytes()).map(|(_, reason)| reason.as_str());
+            let reason = refused
+                .iter()
+                .find(|(id, _)| *id == one.id.as_bytes())
+                .map(|(_, reason)| reason.as_str());
             let note = one.only_noted.or(reason);
             let delta = if note.is_some() { 0 } else { one.delta };
-            let cells = json.row().number(one.before).number(one.rows).number(one.after).number(delta);
-            cells.bytes(one.id.as_bytes()).bytes(rejects::short(note.unwrap_or_default()).as_bytes());
-            noted.push(Drifted { delta, ..one.clone() });
+            let cells = json
+                .row()
+                .number(one.before)
+                .number(one.rows)
+                .number(one.after)
+                .number(delta);
+            cells
+                .bytes(one.id.as_bytes())
+                .bytes(rejects::short(note.unwrap_or_default()).as_bytes());
+            noted.push(Drifted {
+                delta,
+                ..one.clone()
+            });
         }
         self.note(transaction, json).await?;
         Ok(Some(noted))
@@ -333,11 +455,15 @@ impl UnitOfWork for Correct<'_> {
 }
 
 impl Correct<'_> {
-    /// Returns `true` if the run is still this holder's. It then stays so until the transaction ends.
+    /// Returns `true` if the run is still this holder's. It then stays so until the transaction
+    /// ends.
     async fn is_held(&self, transaction: &mut Transaction) -> Result<bool, sqlx::Error> {
         const HELD: &str = "SELECT run FROM counterfoil_recounts \
              WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL FOR UPDATE";
-        let query = sqlx::query(HELD).bind(self.family.number).bind(self.run.0).bind(self.run.1);
+        let query = sqlx::query(HELD)
+            .bind(self.family.number)
+            .bind(self.run.0)
+            .bind(self.run.1);
         Ok(!transaction.fetch(query).await?.is_empty())
     }
 
@@ -350,8 +476,16 @@ impl Correct<'_> {
         for one in self.drifted {
             json.row().bytes(one.id.as_bytes());
         }
-        let query = sqlx::query(DONE).bind(json.finish()).bind(self.family.number).bind(self.run.0);
-        transaction.fetch(query).await?.iter().map(|row| row.try_get(0)).collect()
+        let query = sqlx::query(DONE)
+            .bind(json.finish())
+            .bind(self.family.number)
+            .bind(self.run.0);
+        transaction
+            .fetch(query)
+            .await?
+            .iter()
+            .map(|row| row.try_get(0))
+            .collect()
     }
 
     async fn note(&self, transaction: &mut Transaction, json: JsonRows) -> Result<(), sqlx::Error> {
@@ -366,7 +500,10 @@ impl Correct<'_> {
              id VARCHAR(510) PATH '$[4]' ERROR ON EMPTY ERROR ON ERROR, \
              note VARCHAR(8192) PATH '$[5]' ERROR ON EMPTY ERROR ON ERROR)) AS j \
              ON DUPLICATE KEY UPDATE counterfoil_drift.delta = counterfoil_drift.delta + j.delta";
-        let query = sqlx::query(NOTE).bind(self.family.number).bind(self.run.0).bind(json.finish());
+        let query = sqlx::query(NOTE)
+            .bind(self.family.number)
+            .bind(self.run.0)
+            .bind(json.finish());
         transaction.execute(query).await.map(drop)
     }
 }

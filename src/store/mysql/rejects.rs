@@ -1,5 +1,5 @@
-//! Deltas that the database refused: kept with their batch and the reason, so that they never block the others
-//! (docs/protocol.md, section 1, promise 5).
+//! Deltas that the database refused: kept with their batch and the reason, so that they never block
+//! the others (docs/protocol.md, section 1, promise 5).
 
 use std::time::{Duration, SystemTime};
 
@@ -37,7 +37,8 @@ pub struct Reject {
     pub at: SystemTime,
 }
 
-/// The batch that a delta came in. Together with the id it identifies a reject, so that each is kept once.
+/// The batch that a delta came in. Together with the id it identifies a reject, so that each is
+/// kept once.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Origin {
     pub(super) family: u64,
@@ -48,8 +49,18 @@ pub(super) struct Origin {
 
 impl Origin {
     pub(super) fn batch(batch: &Batch) -> Self {
-        let Batch { family, partition, id, .. } = batch;
-        Origin { family: family.number, partition: *partition, incarnation: id.incarnation.0, seq: id.seq }
+        let Batch {
+            family,
+            partition,
+            id,
+            ..
+        } = batch;
+        Origin {
+            family: family.number,
+            partition: *partition,
+            incarnation: id.incarnation.0,
+            seq: id.seq,
+        }
     }
 }
 
@@ -77,7 +88,10 @@ const ID_BYTES: usize = 255;
 const REASON_CHARS: usize = 1024;
 
 /// Inserts the rejects, except those that exist.
-pub(super) async fn write(transaction: &mut Transaction, rejected: &[Rejected<'_>]) -> Result<(), sqlx::Error> {
+pub(super) async fn write(
+    transaction: &mut Transaction,
+    rejected: &[Rejected<'_>],
+) -> Result<(), sqlx::Error> {
     const WRITE: &str = "INSERT INTO counterfoil_rejects (family, partition_no, incarnation, seq, id, delta, reason) \
          SELECT j.family, j.partition_no, j.incarnation, j.seq, UNHEX(j.id), j.delta, \
          CONVERT(UNHEX(j.reason) USING utf8mb4) FROM JSON_TABLE(?, '$[*]' COLUMNS(\
@@ -91,14 +105,25 @@ pub(super) async fn write(transaction: &mut Transaction, rejected: &[Rejected<'_
          ON DUPLICATE KEY UPDATE number = number";
     for chunk in rejected.chunks(CHUNK) {
         let mut rows = JsonRows::default();
-        for Rejected { origin, id, delta, reason } in chunk {
+        for Rejected {
+            origin,
+            id,
+            delta,
+            reason,
+        } in chunk
+        {
             let row = rows.row();
-            row.number(origin.family).number(origin.partition).number(origin.incarnation).number(origin.seq);
+            row.number(origin.family)
+                .number(origin.partition)
+                .number(origin.incarnation)
+                .number(origin.seq);
             row.bytes(fitting(id));
             row.number(delta);
             row.bytes(short(reason).as_bytes());
         }
-        transaction.execute(sqlx::query(WRITE).bind(rows.finish())).await?;
+        transaction
+            .execute(sqlx::query(WRITE).bind(rows.finish()))
+            .await?;
     }
     Ok(())
 }
@@ -108,7 +133,8 @@ pub(super) fn short(reason: &str) -> String {
     reason.chars().take(REASON_CHARS).collect()
 }
 
-/// Returns `true` if the id may have been cut, so that it could be another counter's: it was too long, or not UTF-8.
+/// Returns `true` if the id may have been cut, so that it could be another counter's: it was too
+/// long, or not UTF-8.
 pub(super) fn is_cut(family: &Family, kept: &[u8], reason: &str) -> bool {
     let was_too_long = || reason.starts_with(&format!("{family}: id "));
     reason == NOT_UTF8 || kept.len() > ID_BYTES - 4 && was_too_long()
@@ -151,10 +177,21 @@ pub(super) async fn decide(
          SET r.applied_at = IF(j.done = 1, CURRENT_TIMESTAMP(3), NULL), \
          r.reason = CONVERT(UNHEX(j.reason) USING utf8mb4)";
     let mut rows = JsonRows::default();
-    for Decision { number, is_done, reason } in decisions {
-        rows.row().number(number).number(u8::from(is_done)).bytes(short(reason).as_bytes());
+    for Decision {
+        number,
+        is_done,
+        reason,
+    } in decisions
+    {
+        rows.row()
+            .number(number)
+            .number(u8::from(is_done))
+            .bytes(short(reason).as_bytes());
     }
-    transaction.execute(sqlx::query(DECIDE).bind(rows.finish())).await.map(drop)
+    transaction
+        .execute(sqlx::query(DECIDE).bind(rows.finish()))
+        .await
+        .map(drop)
 }
 
 /// A query for the open rejects.
@@ -171,19 +208,39 @@ macro_rules! open_rejects {
 }
 
 /// Returns up to `limit` open rejects with numbers above `after`, ascending.
-pub(super) async fn read(pool: &MySqlPool, after: u64, limit: u64) -> Result<Vec<Reject>, sqlx::Error> {
+pub(super) async fn read(
+    pool: &MySqlPool,
+    after: u64,
+    limit: u64,
+) -> Result<Vec<Reject>, sqlx::Error> {
     const READ: &str = open_rejects!("AND r.number > ? ORDER BY r.number LIMIT ?");
-    sqlx::query(READ).bind(after).bind(limit).fetch_all(pool).await?.iter().map(reject).collect()
+    sqlx::query(READ)
+        .bind(after)
+        .bind(limit)
+        .fetch_all(pool)
+        .await?
+        .iter()
+        .map(reject)
+        .collect()
 }
 
 /// Returns the latest `limit` open rejects, descending.
 pub(super) async fn latest(pool: &MySqlPool, limit: u64) -> Result<Vec<Reject>, sqlx::Error> {
     const LATEST: &str = open_rejects!("ORDER BY r.number DESC LIMIT ?");
-    sqlx::query(LATEST).bind(limit).fetch_all(pool).await?.iter().map(reject).collect()
+    sqlx::query(LATEST)
+        .bind(limit)
+        .fetch_all(pool)
+        .await?
+        .iter()
+        .map(reject)
+        .collect()
 }
 
 fn reject(row: &MySqlRow) -> Result<Reject, sqlx::Error> {
-    let text = |index| row.try_get::<Vec<u8>, usize>(index).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let text = |index| {
+        row.try_get::<Vec<u8>, usize>(index)
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    };
     Ok(Reject {
         number: row.try_get(0)?,
         namespace: text(1)?,

@@ -1,4 +1,5 @@
-//! Rejects that are applied again. One transaction adds a delta to its row and marks its reject, so it counts once.
+//! Rejects that are applied again. One transaction adds a delta to its row and marks its reject, so
+//! it counts once.
 
 use std::collections::HashMap;
 
@@ -20,7 +21,8 @@ use crate::store::{Registered, Store};
 /// The outcome of a retried reject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retried {
-    /// Its delta was added to its row, and it is no longer among the [rejects](MysqlStore::rejects).
+    /// Its delta was added to its row, and it is no longer among the
+    /// [rejects](MysqlStore::rejects).
     Applied,
     /// An earlier call applied it. This call did nothing.
     AppliedBefore,
@@ -33,16 +35,27 @@ pub enum Retried {
 }
 
 /// Applies the rejects of these numbers again.
-pub(super) async fn retry(mysql: &MysqlStore, family: Family, numbers: &[u64]) -> Result<Vec<Retried>> {
+pub(super) async fn retry(
+    mysql: &MysqlStore,
+    family: Family,
+    numbers: &[u64],
+) -> Result<Vec<Retried>> {
     let number = mysql.register(&family).await?;
     let target = mysql.target(&family).await?;
     let family = Registered { family, number };
     let mut retried = HashMap::new();
     for numbers in rejects::in_order(numbers).chunks(rejects::MOST) {
-        let work = Retry { target: &target, family: &family, numbers };
+        let work = Retry {
+            target: &target,
+            family: &family,
+            numbers,
+        };
         retried.extend(transact(mysql, "rejects were not applied", &work).await?);
     }
-    Ok(numbers.iter().map(|number| retried.get(number).copied().unwrap_or(Retried::NotFound)).collect())
+    Ok(numbers
+        .iter()
+        .map(|number| retried.get(number).copied().unwrap_or(Retried::NotFound))
+        .collect())
 }
 
 struct Retry<'r> {
@@ -75,20 +88,33 @@ impl UnitOfWork for Retry<'_> {
         let (mut deltas, mut refused) = (Vec::new(), HashMap::new());
         for reject in kept.iter().filter(|reject| !reject.is_done) {
             match self.key(reject) {
-                Ok(key) => deltas.push(Delta { key, origin: reject.origin, id: &reject.id, delta: reject.delta }),
+                Ok(key) => deltas.push(Delta {
+                    key,
+                    origin: reject.origin,
+                    id: &reject.id,
+                    delta: reject.delta,
+                }),
                 Err(reason) => drop(refused.insert((reject.origin, &*reject.id), reason)),
             }
         }
         let mut rejected = Vec::new();
         add::add(transaction, self.target, deltas, &mut rejected).await?;
-        refused.extend(rejected.into_iter().map(|rejected| ((rejected.origin, rejected.id), rejected.reason)));
+        refused.extend(
+            rejected
+                .into_iter()
+                .map(|rejected| ((rejected.origin, rejected.id), rejected.reason)),
+        );
         let mut decisions = Vec::with_capacity(kept.len());
         let mut retried = Vec::with_capacity(kept.len());
         for reject in &kept {
             let again = refused.get(&(reject.origin, &*reject.id));
             if !reject.is_done {
                 let reason = again.unwrap_or(&reject.reason);
-                decisions.push(Decision { number: reject.number, is_done: again.is_none(), reason });
+                decisions.push(Decision {
+                    number: reject.number,
+                    is_done: again.is_none(),
+                    reason,
+                });
             }
             retried.push((
                 reject.number,
@@ -106,8 +132,8 @@ impl UnitOfWork for Retry<'_> {
 }
 
 impl Retry<'_> {
-    /// Locks the rejects and returns their content. If two calls apply the same reject, the second one waits and finds
-    /// it marked.
+    /// Locks the rejects and returns their content. If two calls apply the same reject, the second
+    /// one waits and finds it marked.
     async fn lock(&self, transaction: &mut Transaction) -> Result<Vec<KeptReject>, sqlx::Error> {
         // the derived table is for MySQL, which refuses to lock a JSON_TABLE (error 3569)
         const LOCK: &str = "SELECT r.number, r.partition_no, r.incarnation, r.seq, r.id, r.delta, r.reason, \
@@ -119,7 +145,13 @@ impl Retry<'_> {
         for number in self.numbers {
             numbers.row().number(number);
         }
-        let rows = transaction.fetch(sqlx::query(LOCK).bind(numbers.finish()).bind(self.family.number)).await?;
+        let rows = transaction
+            .fetch(
+                sqlx::query(LOCK)
+                    .bind(numbers.finish())
+                    .bind(self.family.number),
+            )
+            .await?;
         rows.iter().map(|row| self.kept(row)).collect()
     }
 

@@ -27,24 +27,45 @@ pub(super) async fn read(
 ) -> Result<Vec<Option<i64>>> {
     // an id that matches no row is left out of the query
     let key = |(index, id)| Some((index, target::segments(family, id).ok()?));
-    let (indexes, keys): (Vec<_>, Vec<_>) = ids.iter().map(String::as_str).enumerate().filter_map(key).unzip();
+    let (indexes, keys): (Vec<_>, Vec<_>) = ids
+        .iter()
+        .map(String::as_str)
+        .enumerate()
+        .filter_map(key)
+        .unzip();
     let found = match &keys[..] {
         [] => Ok(Vec::new()),
         [key] => one(pool, meter, target, key).await,
         keys => several(pool, meter, target, keys).await,
     };
     let mut values = vec![None; ids.len()];
-    for (index, (digits, read_only)) in indexes.into_iter().zip(found.map_err(store("rows were not read"))?) {
+    for (index, (digits, read_only)) in indexes
+        .into_iter()
+        .zip(found.map_err(store("rows were not read"))?)
+    {
         check_writable(&read_only, &family.family)?;
-        values[index] = digits.map(|digits| snapshot::value(family, &ids[index], &digits)).transpose()?;
+        values[index] = digits
+            .map(|digits| snapshot::value(family, &ids[index], &digits))
+            .transpose()?;
     }
     Ok(values)
 }
 
 /// Looks one row up by its key, without the cost of JSON: most seeds are of one counter.
-async fn one(pool: &MySqlPool, meter: &Meter, target: &Target, key: &[Segment<'_>]) -> Result<Vec<Found>, sqlx::Error> {
-    let query = || key.iter().fold(target.row.query(), |query, segment| segment.bind(query));
-    Ok(vec![found(&session::fetch_one(pool, meter, query).await?, 0)?])
+async fn one(
+    pool: &MySqlPool,
+    meter: &Meter,
+    target: &Target,
+    key: &[Segment<'_>],
+) -> Result<Vec<Found>, sqlx::Error> {
+    let query = || {
+        key.iter()
+            .fold(target.row.query(), |query, segment| segment.bind(query))
+    };
+    Ok(vec![found(
+        &session::fetch_one(pool, meter, query).await?,
+        0,
+    )?])
 }
 
 async fn several(
@@ -77,7 +98,8 @@ pub(super) async fn refuse_replica(pool: &MySqlPool, meter: &Meter, family: &Fam
     check_writable(&read_only, family)
 }
 
-/// Refuses a server that accepts no writes. It may be a replica, whose rows may be older than batches applied before.
+/// Refuses a server that accepts no writes. It may be a replica, whose rows may be older than
+/// batches applied before.
 fn check_writable(read_only: &str, family: &Family) -> Result<()> {
     match read_only {
         "0" | "OFF" => Ok(()),

@@ -25,13 +25,19 @@ pub(super) fn tables() -> impl Iterator<Item = (&'static str, &'static str)> {
 }
 
 /// Returns the names of the tables that do not exist, or that this user may not see.
-pub(super) async fn missing(pool: &MySqlPool, meter: &Meter) -> Result<Vec<&'static str>, sqlx::Error> {
+pub(super) async fn missing(
+    pool: &MySqlPool,
+    meter: &Meter,
+) -> Result<Vec<&'static str>, sqlx::Error> {
     const PRESENT: &str = "SELECT CAST(TABLE_NAME AS CHAR) FROM information_schema.TABLES \
          WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME LIKE 'counterfoil%'";
     meter.sent(1);
     let present: Vec<String> = sqlx::query_scalar(PRESENT).fetch_all(pool).await?;
     let present: HashSet<_> = present.iter().map(String::as_str).collect();
-    Ok(tables().map(|(name, _)| name).filter(|name| !present.contains(name)).collect())
+    Ok(tables()
+        .map(|(name, _)| name)
+        .filter(|name| !present.contains(name))
+        .collect())
 }
 
 /// Creates the tables that are missing. If none is, the user does not need the privilege to create.
@@ -40,7 +46,9 @@ pub(super) async fn create(pool: &MySqlPool, meter: &Meter) -> Result<()> {
     for (name, create) in tables().filter(|(name, _)| missing.contains(name)) {
         meter.sent(1);
         let created = sqlx::raw_sql(create).execute(pool).await;
-        created.map_err(fault::store(format!("{name} is missing in the database and was not created")))?;
+        created.map_err(fault::store(format!(
+            "{name} is missing in the database and was not created"
+        )))?;
     }
     Ok(())
 }
@@ -51,7 +59,10 @@ pub(super) async fn require(pool: &MySqlPool, meter: &Meter) -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
-    let what = format!("missing in the database, or hidden from this user: {}. {ADVICE}", missing.join(", "));
+    let what = format!(
+        "missing in the database, or hidden from this user: {}. {ADVICE}",
+        missing.join(", ")
+    );
     Err(Error::new(ErrorKind::Mismatch, what))
 }
 
@@ -61,7 +72,10 @@ mod tests {
 
     #[test]
     fn every_statement_creates_a_table() {
-        let names = tables().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
+        let names = tables()
+            .map(|(name, _)| name)
+            .collect::<Vec<_>>()
+            .join(", ");
         let own = "counterfoil_families, counterfoil_values, counterfoil_ledger, counterfoil_rejects, \
              counterfoil_recounts, counterfoil_drift";
         assert_eq!(names, own);

@@ -1,4 +1,5 @@
-//! A transaction on a connection that belongs to the application's pool, whatever state its session is in.
+//! A transaction on a connection that belongs to the application's pool, whatever state its session
+//! is in.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,8 +26,9 @@ impl Meter {
     }
 }
 
-/// Runs a SELECT outside of a transaction. It uses an idle connection without the ping of [`MySqlPool::acquire`]. If
-/// the connection turns out to be dead, it repeats the SELECT on a tested one.
+/// Runs a SELECT outside of a transaction. It uses an idle connection without the ping of
+/// [`MySqlPool::acquire`]. If the connection turns out to be dead, it repeats the SELECT on a
+/// tested one.
 pub(super) async fn fetch(
     pool: &MySqlPool,
     meter: &Meter,
@@ -53,7 +55,10 @@ pub(super) async fn fetch_one(
     meter: &Meter,
     query: impl Fn() -> Statement,
 ) -> Result<MySqlRow, sqlx::Error> {
-    fetch(pool, meter, query).await?.pop().ok_or(sqlx::Error::RowNotFound)
+    fetch(pool, meter, query)
+        .await?
+        .pop()
+        .ok_or(sqlx::Error::RowNotFound)
 }
 
 /// Returns a connection that was alive a moment ago.
@@ -69,13 +74,14 @@ async fn tried(pool: &MySqlPool) -> Result<PoolConnection<MySql>, sqlx::Error> {
 
 /// The begin of a transaction, in one packet and so in one round trip:
 ///
-/// - The session's own mode is saved for [`COMMIT`] and [`ROLLBACK`]. In ours an out-of-range value is an error
-///   (without a strict mode MySQL clips it, which loses counts), and 0 in an AUTO_INCREMENT column means 0. No setting
-///   of the session (ANSI_QUOTES, MariaDB's ORACLE ...) changes the meaning of our statements.
+/// - The session's own mode is saved for [`COMMIT`] and [`ROLLBACK`]. In ours an out-of-range value
+///   is an error (without a strict mode MySQL clips it, which loses counts), and 0 in an
+///   AUTO_INCREMENT column means 0. No setting of the session (ANSI_QUOTES, MariaDB's ORACLE ...)
+///   changes the meaning of our statements.
 /// - Safe updates would refuse an UPDATE whose rows come from a join.
-/// - READ COMMITTED applies to the next transaction only. It locks hardly anything between rows, so batches of
-///   different rows do not wait for each other. The statement is the same on MySQL and MariaDB; the variable's name is
-///   not.
+/// - READ COMMITTED applies to the next transaction only. It locks hardly anything between rows, so
+///   batches of different rows do not wait for each other. The statement is the same on MySQL and
+///   MariaDB; the variable's name is not.
 const BEGIN: &str = "SET @counterfoil_sql_mode = @@SESSION.sql_mode, \
      @counterfoil_safe_updates = @@SESSION.sql_safe_updates, \
      SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION', \
@@ -89,8 +95,9 @@ const COMMIT: &str = "COMMIT; \
 const ROLLBACK: &str = "ROLLBACK; \
      SET SESSION sql_mode = @counterfoil_sql_mode, SESSION sql_safe_updates = @counterfoil_safe_updates";
 
-/// An open transaction. If it is dropped without [`commit`](Self::commit) or [`rollback`](Self::rollback), or after
-/// either failed, its connection is closed: the server rolls back, and no half-way session returns to the pool.
+/// An open transaction. If it is dropped without [`commit`](Self::commit) or
+/// [`rollback`](Self::rollback), or after either failed, its connection is closed: the server rolls
+/// back, and no half-way session returns to the pool.
 pub(super) struct Transaction {
     connection: PoolConnection<MySql>,
     meter: Meter,
@@ -100,15 +107,26 @@ pub(super) struct Transaction {
 impl Transaction {
     pub(super) async fn begin(pool: &MySqlPool, meter: &Meter) -> Result<Self, sqlx::Error> {
         let connection = tried(pool).await?;
-        let mut transaction = Transaction { connection, meter: meter.clone(), ended: false };
+        let mut transaction = Transaction {
+            connection,
+            meter: meter.clone(),
+            ended: false,
+        };
         transaction.packet(BEGIN, 3).await?;
         Ok(transaction)
     }
 
-    /// Runs a statement and returns the number of rows that it found, unchanged ones too, as sqlx requests it.
-    pub(super) async fn execute(&mut self, query: Query<'_, MySql, MySqlArguments>) -> Result<u64, sqlx::Error> {
+    /// Runs a statement and returns the number of rows that it found, unchanged ones too, as sqlx
+    /// requests it.
+    pub(super) async fn execute(
+        &mut self,
+        query: Query<'_, MySql, MySqlArguments>,
+    ) -> Result<u64, sqlx::Error> {
         self.meter.sent(1);
-        query.execute(&mut *self.connection).await.map(|result: MySqlQueryResult| result.rows_affected())
+        query
+            .execute(&mut *self.connection)
+            .await
+            .map(|result: MySqlQueryResult| result.rows_affected())
     }
 
     pub(super) async fn fetch(
@@ -126,14 +144,18 @@ impl Transaction {
         Ok(())
     }
 
-    /// Rolls the transaction back. If this fails, the connection is closed, which rolls back as well.
+    /// Rolls the transaction back. If this fails, the connection is closed, which rolls back as
+    /// well.
     pub(super) async fn rollback(mut self) {
         self.ended = self.packet(ROLLBACK, 2).await.is_ok();
     }
 
     async fn packet(&mut self, text: &'static str, statements: u64) -> Result<(), sqlx::Error> {
         self.meter.sent(statements);
-        sqlx::raw_sql(text).execute(&mut *self.connection).await.map(drop)
+        sqlx::raw_sql(text)
+            .execute(&mut *self.connection)
+            .await
+            .map(drop)
     }
 }
 

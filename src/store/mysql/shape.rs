@@ -1,5 +1,5 @@
-//! The actual definition of the application's table: read from `information_schema`, and refused if counts could get
-//! lost.
+//! The actual definition of the application's table: read from `information_schema`, and refused if
+//! counts could get lost.
 
 use std::collections::BTreeMap;
 
@@ -37,8 +37,9 @@ pub(super) enum Storage {
     Uuid,
 }
 
-/// The collations of MySQL and MariaDB under which two texts are equal only if their bytes are. All others fold letters
-/// or ignore trailing spaces. Two ids would then mean one row, or an UPDATE would count only one of them.
+/// The collations of MySQL and MariaDB under which two texts are equal only if their bytes are. All
+/// others fold letters or ignore trailing spaces. Two ids would then mean one row, or an UPDATE
+/// would count only one of them.
 const EXACT_COLLATIONS: [&str; 2] = ["utf8mb4_0900_bin", "utf8mb4_nopad_bin"];
 
 /// The collations with this property for texts that do not end in a space.
@@ -68,7 +69,11 @@ struct Unique {
 impl Shape {
     /// Returns the shape of counterfoil's own table.
     pub(super) fn own() -> Self {
-        Shape { keys: vec![Storage::Plain, Storage::Bytes], unsigned: false, nullable: false }
+        Shape {
+            keys: vec![Storage::Plain, Storage::Bytes],
+            unsigned: false,
+            nullable: false,
+        }
     }
 
     /// Reads the table's definition and checks that it matches the description.
@@ -77,7 +82,10 @@ impl Shape {
         let columns = columns(pool, meter, table).await?;
         let uniques = uniques(pool, meter, table).await?;
 
-        let keys = table.keys.iter().map(|key| key_storage(table, find(table, &columns, &key.name)?, key.kind));
+        let keys = table
+            .keys
+            .iter()
+            .map(|key| key_storage(table, find(table, &columns, &key.name)?, key.kind));
         let keys = keys.collect::<Result<_>>()?;
         let value = find(table, &columns, &table.value)?;
         check_value(table, value)?;
@@ -86,7 +94,11 @@ impl Shape {
             check_inserts(table, &columns)?;
             check_other_uniques(table, &columns, &uniques)?;
         }
-        Ok(Shape { keys, unsigned: value.unsigned, nullable: value.nullable })
+        Ok(Shape {
+            keys,
+            unsigned: value.unsigned,
+            nullable: value.nullable,
+        })
     }
 }
 
@@ -103,7 +115,10 @@ async fn check_engine(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<
             Missing::Insert => format!(". This would do: {}", creation(table)),
             Missing::Reject => String::new(),
         };
-        return Err(refuse(table, format!("does not exist, or this user may not see it{advice}")));
+        return Err(refuse(
+            table,
+            format!("does not exist, or this user may not see it{advice}"),
+        ));
     };
     let (kind, engine): (String, Option<String>) = (get(row, 0)?, get(row, 1)?);
     if kind != "BASE TABLE" {
@@ -131,11 +146,17 @@ fn creation(table: &Table) -> String {
         KeyType::Char => "CHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
         KeyType::Uuid => "BINARY(16)",
     };
-    let columns: String =
-        table.keys.iter().map(|key| format!("{} {} NOT NULL, ", quoted(&key.name), kind(key.kind))).collect();
+    let columns: String = table
+        .keys
+        .iter()
+        .map(|key| format!("{} {} NOT NULL, ", quoted(&key.name), kind(key.kind)))
+        .collect();
     let keys: Vec<_> = table.keys.iter().map(|key| quoted(&key.name)).collect();
     let (name, value) = (statement::table_name(&table.name), quoted(&table.value));
-    format!("CREATE TABLE {name} ({columns}{value} BIGINT NOT NULL, PRIMARY KEY ({}))", keys.join(", "))
+    format!(
+        "CREATE TABLE {name} ({columns}{value} BIGINT NOT NULL, PRIMARY KEY ({}))",
+        keys.join(", ")
+    )
 }
 
 async fn columns(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<Vec<Column>> {
@@ -147,7 +168,8 @@ async fn columns(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<Vec<C
                 WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
     // without a default, MySQL has NULL, and MariaDB has the word NULL for a nullable column
     let column = |row: &MySqlRow| {
-        let (kind, nullable, extra): (String, String, String) = (get(row, 2)?, get(row, 3)?, get(row, 6)?);
+        let (kind, nullable, extra): (String, String, String) =
+            (get(row, 2)?, get(row, 3)?, get(row, 6)?);
         let extra = extra.to_ascii_uppercase();
         Ok(Column {
             name: get(row, 0)?,
@@ -163,7 +185,11 @@ async fn columns(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<Vec<C
             generated: extra.contains("VIRTUAL GENERATED") || extra.contains("STORED GENERATED"),
         })
     };
-    describe(pool, meter, table, text).await?.iter().map(column).collect()
+    describe(pool, meter, table, text)
+        .await?
+        .iter()
+        .map(column)
+        .collect()
 }
 
 async fn uniques(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<Vec<Unique>> {
@@ -172,8 +198,11 @@ async fn uniques(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<Vec<U
                 WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ? AND NON_UNIQUE = 0";
     let mut uniques = BTreeMap::<String, Vec<Option<String>>>::new();
     for row in describe(pool, meter, table, text).await? {
-        let (name, column, cut): (String, Option<String>, i64) = (get(&row, 0)?, get(&row, 1)?, get(&row, 2)?);
-        let column = column.filter(|_| cut == 0).map(|column| column.to_lowercase());
+        let (name, column, cut): (String, Option<String>, i64) =
+            (get(&row, 0)?, get(&row, 1)?, get(&row, 2)?);
+        let column = column
+            .filter(|_| cut == 0)
+            .map(|column| column.to_lowercase());
         uniques.entry(name).or_default().push(column);
     }
     let sorted = |(name, mut columns): (String, Vec<_>)| {
@@ -183,35 +212,58 @@ async fn uniques(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<Vec<U
     Ok(uniques.into_iter().map(sorted).collect())
 }
 
-async fn describe(pool: &MySqlPool, meter: &Meter, table: &Table, text: &'static str) -> Result<Vec<MySqlRow>> {
+async fn describe(
+    pool: &MySqlPool,
+    meter: &Meter,
+    table: &Table,
+    text: &'static str,
+) -> Result<Vec<MySqlRow>> {
     let (schema, name) = match table.name.split_once('.') {
         Some((schema, name)) => (Some(schema), name),
         None => (None, table.name.as_str()),
     };
     meter.sent(1);
-    sqlx::query(text).bind(schema).bind(name).fetch_all(pool).await.map_err(store("cannot read a table's definition"))
+    sqlx::query(text)
+        .bind(schema)
+        .bind(name)
+        .fetch_all(pool)
+        .await
+        .map_err(store("cannot read a table's definition"))
 }
 
 fn get<'r, T>(row: &'r MySqlRow, index: usize) -> Result<T>
 where
     T: sqlx::Decode<'r, sqlx::MySql> + sqlx::Type<sqlx::MySql>,
 {
-    row.try_get(index).map_err(store("cannot read a table's definition"))
+    row.try_get(index)
+        .map_err(store("cannot read a table's definition"))
 }
 
 fn find<'c>(table: &Table, columns: &'c [Column], name: &str) -> Result<&'c Column> {
     let same = |column: &&Column| column.name.to_lowercase() == name.to_lowercase();
-    columns.iter().find(same).ok_or_else(|| refuse(table, format!("has no column {name}")))
+    columns
+        .iter()
+        .find(same)
+        .ok_or_else(|| refuse(table, format!("has no column {name}")))
 }
 
 fn is_integer(column: &Column) -> bool {
-    matches!(column.data_type.as_str(), "tinyint" | "smallint" | "mediumint" | "int" | "bigint")
+    matches!(
+        column.data_type.as_str(),
+        "tinyint" | "smallint" | "mediumint" | "int" | "bigint"
+    )
 }
 
 fn key_storage(table: &Table, column: &Column, kind: KeyType) -> Result<Storage> {
     let wrong = |needed: &str| {
         let name = &column.name;
-        Err(refuse(table, format!("key column {name} is {}, needed for {kind:?} is {needed}", column.data_type)))
+        Err(refuse(
+            table,
+            format!(
+                "key column {name} is {}, needed for {kind:?} is {needed}",
+                column.data_type
+            ),
+        ))
     };
     let exact = |collations: &[&str], needed: &str| {
         if collations.contains(&column.collation.as_str()) {
@@ -234,9 +286,10 @@ fn key_storage(table: &Table, column: &Column, kind: KeyType) -> Result<Storage>
         (KeyType::Date, "date") => Ok(Storage::Plain),
         (KeyType::Date, _) => wrong("DATE"),
         (KeyType::Text, "varbinary") => Ok(Storage::Bytes),
-        (KeyType::Text, "varchar") => {
-            exact(&EXACT_COLLATIONS, "VARBINARY, or collation utf8mb4_0900_bin (MySQL) or utf8mb4_nopad_bin (MariaDB)")
-        }
+        (KeyType::Text, "varchar") => exact(
+            &EXACT_COLLATIONS,
+            "VARBINARY, or collation utf8mb4_0900_bin (MySQL) or utf8mb4_nopad_bin (MariaDB)",
+        ),
         // CHAR drops and BINARY adds trailing characters, whatever the collation
         (KeyType::Text, "char") => wrong("VARBINARY or VARCHAR, or KeyType::Char"),
         (KeyType::Text, _) => wrong("VARBINARY or VARCHAR"),
@@ -246,26 +299,44 @@ fn key_storage(table: &Table, column: &Column, kind: KeyType) -> Result<Storage>
         (KeyType::Uuid, "binary") if column.length == 16 => Ok(Storage::UuidBytes),
         // no collation makes two UUIDs equal
         (KeyType::Uuid, "char" | "varchar") if column.length >= 36 => Ok(characters(column)),
-        (KeyType::Uuid, _) => wrong("BINARY(16), UUID (MariaDB), or CHAR or VARCHAR of at least 36"),
+        (KeyType::Uuid, _) => {
+            wrong("BINARY(16), UUID (MariaDB), or CHAR or VARCHAR of at least 36")
+        }
     }
 }
 
 fn characters(column: &Column) -> Storage {
-    Storage::Characters { charset: column.charset.clone(), collation: column.collation.clone() }
+    Storage::Characters {
+        charset: column.charset.clone(),
+        collation: column.collation.clone(),
+    }
 }
 
 fn check_value(table: &Table, value: &Column) -> Result<()> {
     if !is_integer(value) {
-        return Err(refuse(table, format!("value column {} is {}, not an integer", value.name, value.data_type)));
+        return Err(refuse(
+            table,
+            format!(
+                "value column {} is {}, not an integer",
+                value.name, value.data_type
+            ),
+        ));
     }
     if value.generated {
-        return Err(refuse(table, format!("value column {} is generated", value.name)));
+        return Err(refuse(
+            table,
+            format!("value column {} is generated", value.name),
+        ));
     }
     Ok(())
 }
 
 fn key_names(table: &Table) -> Vec<Option<String>> {
-    let mut names: Vec<_> = table.keys.iter().map(|key| Some(key.name.to_lowercase())).collect();
+    let mut names: Vec<_> = table
+        .keys
+        .iter()
+        .map(|key| Some(key.name.to_lowercase()))
+        .collect();
     names.sort();
     names
 }
@@ -278,7 +349,10 @@ fn check_unique_key(table: &Table, uniques: &[Unique]) -> Result<()> {
     let names: Vec<_> = table.keys.iter().map(|key| key.name.as_str()).collect();
     Err(refuse(
         table,
-        format!("no primary or unique key is of exactly the key columns ({}), each in full", names.join(", ")),
+        format!(
+            "no primary or unique key is of exactly the key columns ({}), each in full",
+            names.join(", ")
+        ),
     ))
 }
 
@@ -288,38 +362,58 @@ fn check_inserts(table: &Table, columns: &[Column]) -> Result<()> {
         let ours = |name: &str| name.to_lowercase() == column.name.to_lowercase();
         let is_key = table.keys.iter().any(|key| ours(&key.name));
         if is_key && column.generated {
-            return Err(refuse(table, format!("key column {} is generated, no row could be inserted", column.name)));
+            return Err(refuse(
+                table,
+                format!(
+                    "key column {} is generated, no row could be inserted",
+                    column.name
+                ),
+            ));
         }
-        let filled = column.nullable || column.has_default || column.auto_increment || column.generated;
+        let filled =
+            column.nullable || column.has_default || column.auto_increment || column.generated;
         if !is_key && !ours(&table.value) && !filled {
             return Err(refuse(
                 table,
-                format!("column {} is NOT NULL without a default, no row could be inserted", column.name),
+                format!(
+                    "column {} is NOT NULL without a default, no row could be inserted",
+                    column.name
+                ),
             ));
         }
     }
     Ok(())
 }
 
-/// Refuses a further unique key that an inserted row could violate: ON DUPLICATE KEY UPDATE would then count on the
-/// row with that key, which is another counter's.
+/// Refuses a further unique key that an inserted row could violate: ON DUPLICATE KEY UPDATE would
+/// then count on the row with that key, which is another counter's.
 ///
-/// A key is harmless if it includes all key columns (a row with that key also has our key), or a column that is NULL or
-/// newly numbered in an inserted row.
+/// A key is harmless if it includes all key columns (a row with that key also has our key), or a
+/// column that is NULL or newly numbered in an inserted row.
 fn check_other_uniques(table: &Table, columns: &[Column], uniques: &[Unique]) -> Result<()> {
     let keys = key_names(table);
     let named = |name: &String| {
-        table.keys.iter().map(|key| &key.name).chain([&table.value]).any(|ours| ours.to_lowercase() == *name)
+        table
+            .keys
+            .iter()
+            .map(|key| &key.name)
+            .chain([&table.value])
+            .any(|ours| ours.to_lowercase() == *name)
     };
     let never_clashes = |name: &Option<String>| {
-        let Some(name) = name.as_ref().filter(|name| !named(name)) else { return false };
-        let column = columns.iter().find(|column| column.name.to_lowercase() == *name);
+        let Some(name) = name.as_ref().filter(|name| !named(name)) else {
+            return false;
+        };
+        let column = columns
+            .iter()
+            .find(|column| column.name.to_lowercase() == *name);
         column.is_some_and(|column| {
             column.auto_increment || (column.nullable && !column.has_default && !column.generated)
         })
     };
     let harmless = |unique: &&Unique| {
-        keys.iter().all(|key| unique.columns.contains(key)) || unique.columns.iter().any(never_clashes)
+        keys.iter().all(|key| unique.columns.contains(key))
+            || unique.columns.iter().any(never_clashes)
     };
     match uniques.iter().find(|unique| !harmless(unique)) {
         None => Ok(()),

@@ -27,17 +27,19 @@ pub(super) fn text(text: String) -> Text {
     Text(text.into())
 }
 
-/// The server's `read_only` as text: a number on most servers, a word on others. MySQL's `super_read_only` sets it too.
+/// The server's `read_only` as text: a number on most servers, a word on others. MySQL's
+/// `super_read_only` sets it too.
 pub(super) const READ_ONLY: &str = "CAST(@@GLOBAL.read_only AS CHAR) AS read_only";
 
-/// The exact number of rows of a [`bulk_insert`]. A statement for every number of rows would not stay prepared.
+/// The exact number of rows of a [`bulk_insert`]. A statement for every number of rows would not
+/// stay prepared.
 pub(super) const BULK: usize = 2_500;
 
-/// Returns an INSERT of [`BULK`] rows into these columns. Each value is a parameter, which costs the server less than
-/// JSON.
+/// Returns an INSERT of [`BULK`] rows into these columns. Each value is a parameter, which costs
+/// the server less than JSON.
 ///
-/// If a row exists, `update` reads the new one's values as `VALUES(column)`. A trigger of the table could have changed
-/// those, so this is for counterfoil's own tables only.
+/// If a row exists, `update` reads the new one's values as `VALUES(column)`. A trigger of the table
+/// could have changed those, so this is for counterfoil's own tables only.
 pub(super) fn bulk_insert(table: &str, columns: &[&str], update: &str) -> Text {
     let row = format!("({})", vec!["?"; columns.len()].join(", "));
     text(format!(

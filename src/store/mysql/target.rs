@@ -1,7 +1,8 @@
 //! A table for values, counterfoil's own or the application's, and the statements on it.
 //!
-//! Each statement takes its rows as one JSON text, so that its own text is constant and stays prepared. `JSON_TABLE`
-//! always drives the join, and the table is looked up by its unique key, row by row.
+//! Each statement takes its rows as one JSON text, so that its own text is constant and stays
+//! prepared. `JSON_TABLE` always drives the join, and the table is looked up by its unique key, row
+//! by row.
 
 use super::json;
 use super::ledger;
@@ -23,15 +24,18 @@ pub(super) struct Target {
     /// The value column, for messages.
     pub(super) value: String,
     pub(super) upsert: Text,
-    /// An upsert of [`BULK`](super::statement::BULK) rows, with their keys and deltas as parameters.
+    /// An upsert of [`BULK`](super::statement::BULK) rows, with their keys and deltas as
+    /// parameters.
     pub(super) bulk_upsert: Option<Text>,
     pub(super) lock: Text,
     pub(super) update: Text,
     /// Takes keys, and the ledger's (partition, incarnation) and family.
     pub(super) read: Text,
-    /// Takes one row's key, and the ledger's family, partition and incarnation. Always returns one row.
+    /// Takes one row's key, and the ledger's family, partition and incarnation. Always returns one
+    /// row.
     pub(super) point: Text,
-    /// Takes keys. Returns a row for each, with the digits where there is a row, and the server's `read_only`.
+    /// Takes keys. Returns a row for each, with the digits where there is a row, and the server's
+    /// `read_only`.
     pub(super) rows: Text,
     /// Takes one row's key. Always returns one row of digits and `read_only`.
     pub(super) row: Text,
@@ -44,17 +48,32 @@ pub(super) struct Target {
 
 /// Returns the segments of a batch's id, or the reason why it matches no row.
 pub(super) fn key<'id>(family: &Registered, id: &'id [u8]) -> Result<Vec<Segment<'id>>, String> {
-    segments(family, std::str::from_utf8(id).map_err(|_| rejects::NOT_UTF8.to_owned())?)
+    segments(
+        family,
+        std::str::from_utf8(id).map_err(|_| rejects::NOT_UTF8.to_owned())?,
+    )
 }
 
-/// Returns the id's segments for the key columns of the family's table, or the reason why it matches no row.
-pub(super) fn segments<'id>(family: &Registered, id: &'id str) -> Result<Vec<Segment<'id>>, String> {
-    family.family.check_id(id).map_err(|wrong| wrong.to_string())?;
+/// Returns the id's segments for the key columns of the family's table, or the reason why it
+/// matches no row.
+pub(super) fn segments<'id>(
+    family: &Registered,
+    id: &'id str,
+) -> Result<Vec<Segment<'id>>, String> {
+    family
+        .family
+        .check_id(id)
+        .map_err(|wrong| wrong.to_string())?;
     let Some(table) = &family.family.table else {
-        return Ok(vec![Segment::Number(family.number.into()), Segment::Text(id)]);
+        return Ok(vec![
+            Segment::Number(family.number.into()),
+            Segment::Text(id),
+        ]);
     };
     let parts = table.split(id)?.into_iter().zip(&table.keys);
-    Ok(parts.map(|(part, key)| Segment::new(key.kind, part)).collect())
+    Ok(parts
+        .map(|(part, key)| Segment::new(key.kind, part))
+        .collect())
 }
 
 impl Target {
@@ -64,8 +83,15 @@ impl Target {
             .key("family", KeyType::Unsigned)
             .key("id", KeyType::Text)
             .value("value");
-        let bulk = bulk_insert("counterfoil_values", &["family", "id", "value"], "value = value + VALUES(value)");
-        Target { bulk_upsert: Some(bulk), ..Target::new(&table, &Shape::own()) }
+        let bulk = bulk_insert(
+            "counterfoil_values",
+            &["family", "id", "value"],
+            "value = value + VALUES(value)",
+        );
+        Target {
+            bulk_upsert: Some(bulk),
+            ..Target::new(&table, &Shape::own())
+        }
     }
 
     pub(super) fn new(table: &Table, shape: &Shape) -> Self {
@@ -107,7 +133,8 @@ impl Target {
                 json::column("partition_no", "INT UNSIGNED", 0),
                 json::column("incarnation", "BIGINT UNSIGNED", 1),
             )),
-            // names the columns, since the reply would otherwise contain the whole expressions as names
+            // names the columns, since the reply would otherwise contain the whole expressions as
+            // names
             point: text(format!(
                 "SELECT (SELECT CAST(t.{value} AS CHAR) FROM {name} AS t WHERE {}) AS digits, \
                  (SELECT {} FROM counterfoil_ledger AS l \
@@ -134,6 +161,9 @@ impl Target {
 
     /// Returns the key columns and the value column, quoted.
     pub(super) fn columns(&self) -> impl Iterator<Item = String> {
-        self.keys.iter().map(|key| key.column.clone()).chain([quoted(&self.value)])
+        self.keys
+            .iter()
+            .map(|key| key.column.clone())
+            .chain([quoted(&self.value)])
     }
 }

@@ -17,11 +17,18 @@ pub(super) trait UnitOfWork: Sync {
     type Output: Send;
 
     /// Does the work. An error rolls all of it back.
-    fn run(&self, transaction: &mut Transaction) -> impl Future<Output = Result<Self::Output, sqlx::Error>> + Send;
+    fn run(
+        &self,
+        transaction: &mut Transaction,
+    ) -> impl Future<Output = Result<Self::Output, sqlx::Error>> + Send;
 }
 
 /// Does the work and commits it. `failed` names the failure in the error message.
-pub(super) async fn transact<W: UnitOfWork>(mysql: &MysqlStore, failed: &'static str, work: &W) -> Result<W::Output> {
+pub(super) async fn transact<W: UnitOfWork>(
+    mysql: &MysqlStore,
+    failed: &'static str,
+    work: &W,
+) -> Result<W::Output> {
     let mut attempt = 1;
     loop {
         match once(mysql, work).await {
@@ -35,7 +42,8 @@ pub(super) async fn transact<W: UnitOfWork>(mysql: &MysqlStore, failed: &'static
     }
 }
 
-/// Returns up to 20 ms more after each attempt, at random, so that the same two transactions do not conflict again.
+/// Returns up to 20 ms more after each attempt, at random, so that the same two transactions do not
+/// conflict again.
 fn pause(attempt: u32) -> Duration {
     let random = getrandom::u32().unwrap_or(0) % 20_000;
     Duration::from_micros(u64::from(attempt * random))

@@ -6,8 +6,9 @@ use std::time::Duration;
 use super::RedisCluster;
 
 impl RedisCluster {
-    /// Moves slots to the primary `to` as in production, key by key, with a pause after each key. Meanwhile each of the
-    /// two nodes has a part of the slot. Slots that `to` already has stay unchanged.
+    /// Moves slots to the primary `to` as in production, key by key, with a pause after each key.
+    /// Meanwhile each of the two nodes has a part of the slot. Slots that `to` already has stay
+    /// unchanged.
     ///
     /// # Panics
     ///
@@ -24,18 +25,23 @@ impl RedisCluster {
     async fn move_slot(&self, slot: u16, from: usize, to: usize, pause: Duration) {
         let (source, target) = (self.own(from).await.id, self.own(to).await.id);
         // in this order: the target must accept a redirected client
-        self.tell(to, &format!("CLUSTER SETSLOT {slot} IMPORTING {source}")).await;
-        self.tell(from, &format!("CLUSTER SETSLOT {slot} MIGRATING {target}")).await;
+        self.tell(to, &format!("CLUSTER SETSLOT {slot} IMPORTING {source}"))
+            .await;
+        self.tell(from, &format!("CLUSTER SETSLOT {slot} MIGRATING {target}"))
+            .await;
         while let Some(key) = self.any_key(from, slot).await {
             self.move_key(&key, from, to).await;
             tokio::time::sleep(pause).await;
         }
         // in this order: some node must always own the slot
-        self.tell(to, &format!("CLUSTER SETSLOT {slot} NODE {target}")).await;
-        self.tell(from, &format!("CLUSTER SETSLOT {slot} NODE {target}")).await;
+        self.tell(to, &format!("CLUSTER SETSLOT {slot} NODE {target}"))
+            .await;
+        self.tell(from, &format!("CLUSTER SETSLOT {slot} NODE {target}"))
+            .await;
         for other in self.primaries().await {
             if other != from && other != to {
-                self.tell(other, &format!("CLUSTER SETSLOT {slot} NODE {target}")).await;
+                self.tell(other, &format!("CLUSTER SETSLOT {slot} NODE {target}"))
+                    .await;
             }
         }
     }
@@ -51,8 +57,18 @@ impl RedisCluster {
 
     async fn move_key(&self, key: &[u8], from: usize, to: usize) {
         let mut migrate = redis::cmd("MIGRATE");
-        migrate.arg("127.0.0.1").arg(self.node(to).port()).arg("").arg(0).arg(5000).arg("KEYS").arg(key);
+        migrate
+            .arg("127.0.0.1")
+            .arg(self.node(to).port())
+            .arg("")
+            .arg(0)
+            .arg(5000)
+            .arg("KEYS")
+            .arg(key);
         let moved = self.node(from).ask::<()>(&migrate).await;
-        moved.unwrap_or_else(|e| self.node(from).fail(&format!("{}: {e}", String::from_utf8_lossy(key))));
+        moved.unwrap_or_else(|e| {
+            self.node(from)
+                .fail(&format!("{}: {e}", String::from_utf8_lossy(key)))
+        });
     }
 }

@@ -33,17 +33,24 @@ impl View {
 
     /// Returns the node whose view this is.
     pub fn own(&self) -> &Member {
-        self.members.iter().find(|member| member.is_own).expect("a node knows itself")
+        self.members
+            .iter()
+            .find(|member| member.is_own)
+            .expect("a node knows itself")
     }
 
     /// Returns the primary and the slots of each node.
     pub fn roles(&self) -> BTreeMap<&str, (Option<&str>, &[RangeInclusive<u16>])> {
-        self.members.iter().map(|member| (&*member.id, (member.primary.as_deref(), &*member.slots))).collect()
+        self.members
+            .iter()
+            .map(|member| (&*member.id, (member.primary.as_deref(), &*member.slots)))
+            .collect()
     }
 }
 
 impl Member {
-    /// Parses "ID IP:PORT@BUS[,HOST] FLAG,... PRIMARY|- PING PONG EPOCH LINK [SLOT|SLOT-SLOT|[SLOT->-ID] ...]".
+    /// Parses "ID IP:PORT@BUS[,HOST] FLAG,... PRIMARY|- PING PONG EPOCH LINK
+    /// [SLOT|SLOT-SLOT|[SLOT->-ID] ...]".
     fn parse(line: &str) -> Option<Self> {
         let words: Vec<_> = line.split(' ').collect();
         let (address, bus) = words.get(1)?.split_once('@')?;
@@ -55,10 +62,18 @@ impl Member {
         };
         Some(Member {
             id: words[0].to_owned(),
-            // newer servers report port 0 for a node with TLS only; its bus is 10,000 above its port
-            port: port.parse().ok().filter(|port| *port != 0).or(bus.checked_sub(10_000))?,
+            // newer servers report port 0 for a node with TLS only; its bus is 10,000 above its
+            // port
+            port: port
+                .parse()
+                .ok()
+                .filter(|port| *port != 0)
+                .or(bus.checked_sub(10_000))?,
             is_own: words.get(2)?.split(',').any(|flag| flag == "myself"),
-            primary: words.get(3).filter(|id| **id != "-").map(|id| (*id).to_owned()),
+            primary: words
+                .get(3)
+                .filter(|id| **id != "-")
+                .map(|id| (*id).to_owned()),
             epoch: words.get(6)?.parse().ok()?,
             // skips slots in migration, which are in brackets
             slots: words.iter().skip(8).filter_map(range).collect(),

@@ -1,5 +1,5 @@
-//! Faults under load, on real servers: replies are lost, servers killed and paused, and reconcilers die. After each
-//! fault the database holds all acknowledged hits.
+//! Faults under load, on real servers: replies are lost, servers killed and paused, and reconcilers
+//! die. After each fault the database holds all acknowledged hits.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use crate::support::hits::{Hit, Hits, Reckoning};
 use crate::support::{Pair, eventually, family, look};
 use counterfoil::metrics::{DROPPED, SET_BACK};
-use counterfoil::{BufferedCounters, Counterfoil, Durability, ErrorKind, Family, MysqlStore, Shown};
+use counterfoil::{
+    BufferedCounters, Counterfoil, Durability, ErrorKind, Family, MysqlStore, Shown,
+};
 use metrics_util::debugging::DebuggingRecorder;
 use redis::aio::{ConnectionLike, ConnectionManager};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, Value};
@@ -37,8 +39,12 @@ impl ConnectionLike for Lossy {
     fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         Box::pin(async move {
-            let lost = || RedisError::from(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
-            match (call.is_multiple_of(self.every), (call / self.every).is_multiple_of(2)) {
+            let lost =
+                || RedisError::from(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
+            match (
+                call.is_multiple_of(self.every),
+                (call / self.every).is_multiple_of(2),
+            ) {
                 (true, true) => Err(lost()),
                 (true, false) => {
                     let _ = self.inner.req_packed_command(cmd).await?;
@@ -49,7 +55,12 @@ impl ConnectionLike for Lossy {
         })
     }
 
-    fn req_packed_commands<'a>(&'a mut self, pipe: &'a Pipeline, at: usize, n: usize) -> RedisFuture<'a, Vec<Value>> {
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        pipe: &'a Pipeline,
+        at: usize,
+        n: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
         self.inner.req_packed_commands(pipe, at, n)
     }
 
@@ -73,13 +84,21 @@ impl Load {
             writers.spawn(async move {
                 let mut acknowledged = 0;
                 while !stop.load(Ordering::Relaxed) {
-                    match counters.add(&format!("page/{}", (writer + acknowledged) % 11), 1).await {
+                    match counters
+                        .add(&format!("page/{}", (writer + acknowledged) % 11), 1)
+                        .await
+                    {
                         Ok(added) => {
-                            assert!(matches!(added, counterfoil::Added::Counted { .. }), "{added:?}");
+                            assert!(
+                                matches!(added, counterfoil::Added::Counted { .. }),
+                                "{added:?}"
+                            );
                             acknowledged += 1;
                         }
                         // definitely not counted
-                        Err(error) if error.is_retryable() => tokio::time::sleep(Duration::from_millis(1)).await,
+                        Err(error) if error.is_retryable() => {
+                            tokio::time::sleep(Duration::from_millis(1)).await
+                        }
                         Err(error) => panic!("{error}"),
                     }
                 }
@@ -102,9 +121,16 @@ async fn pause(ms: u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_replies_are_asked_for_again() {
     let pair = Pair::new().await;
-    let lossy = Lossy { inner: pair.redis.manager().await, calls: Arc::default(), every: 7 };
+    let lossy = Lossy {
+        inner: pair.redis.manager().await,
+        calls: Arc::default(),
+        every: 7,
+    };
     let counterfoil = Counterfoil::new(lossy, MysqlStore::new(pair.pool.clone()));
-    let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let views = counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
     // the start makes a call too, which may be lost
     let mut started = counterfoil.reconciler().start().await;
     if started.is_err() {
@@ -123,7 +149,11 @@ async fn lost_replies_are_asked_for_again() {
 async fn mysql_is_killed_in_the_middle_of_commits() {
     let mysql = MysqlServer::start().await;
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
-    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let views = pair
+        .counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     let load = Load::on(&views);
     for round in 0..8 {
@@ -143,7 +173,11 @@ async fn redis_is_killed_and_comes_back_with_its_file() {
     let mysql = MysqlServer::start().await;
     // the file contains every acknowledged hit, so a killed process loses nothing
     let pair = Pair::on(RedisOptions::aof("always"), &mysql).await;
-    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let views = pair
+        .counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     let load = Load::on(&views);
     for round in 0..10 {
@@ -172,14 +206,17 @@ struct Losses {
 /// The time that each crash takes back.
 const TAKEN: Duration = Duration::from_millis(250);
 
-/// Counts under crashes that take back the end of Redis's file. Every hit has its own id, so its value is the number of
-/// times it was counted.
+/// Counts under crashes that take back the end of Redis's file. Every hit has its own id, so its
+/// value is the number of times it was counted.
 async fn crashes_that_take_back(durability: Durability) -> Losses {
     let pair = Pair::with(RedisOptions::aof("no")).await;
     let settling = family("views").durability(durability).build().unwrap();
     let views = pair.counterfoil.open(settling).await.unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
-    let (next, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let (next, stop) = (
+        Arc::new(AtomicU64::new(0)),
+        Arc::new(AtomicBool::new(false)),
+    );
     let mut writers = JoinSet::new();
     for _ in 0..8 {
         let (views, next, stop) = (views.clone(), next.clone(), stop.clone());
@@ -205,7 +242,11 @@ async fn crashes_that_take_back(durability: Durability) -> Losses {
             pause(5).await;
         }
         let now = Instant::now();
-        let kept = lengths.iter().rev().find(|(time, _)| now - *time >= TAKEN).unwrap();
+        let kept = lengths
+            .iter()
+            .rev()
+            .find(|(time, _)| now - *time >= TAKEN)
+            .unwrap();
         pair.redis.kill();
         crashes.push((kept.0, Instant::now()));
         pair.redis.cut_aof(kept.1);
@@ -216,24 +257,46 @@ async fn crashes_that_take_back(durability: Durability) -> Losses {
     pair.counterfoil.drain().await.unwrap();
     reconciler.shutdown().await.unwrap();
 
-    let doubled = pair.number("SELECT COUNT(*) FROM counterfoil_values WHERE value > 1").await;
-    let stored: Vec<String> =
-        sqlx::query_scalar("SELECT CAST(id AS CHAR) FROM counterfoil_values").fetch_all(&pair.pool).await.unwrap();
+    let doubled = pair
+        .number("SELECT COUNT(*) FROM counterfoil_values WHERE value > 1")
+        .await;
+    let stored: Vec<String> = sqlx::query_scalar("SELECT CAST(id AS CHAR) FROM counterfoil_values")
+        .fetch_all(&pair.pool)
+        .await
+        .unwrap();
     let stored: HashSet<_> = stored.into_iter().collect();
-    let taken_back =
-        |asked: Instant, told: Instant| crashes.iter().any(|(kept, killed)| told >= *kept && asked <= *killed);
-    let lost: Vec<_> = acknowledged.iter().filter(|(hit, ..)| !stored.contains(&format!("hit/{hit}"))).collect();
-    let forgotten = lost.iter().filter(|(_, asked, told)| taken_back(*asked, *told)).count();
-    let losses = Losses { acknowledged: acknowledged.len(), doubled, forgotten, wronged: lost.len() - forgotten };
+    let taken_back = |asked: Instant, told: Instant| {
+        crashes
+            .iter()
+            .any(|(kept, killed)| told >= *kept && asked <= *killed)
+    };
+    let lost: Vec<_> = acknowledged
+        .iter()
+        .filter(|(hit, ..)| !stored.contains(&format!("hit/{hit}")))
+        .collect();
+    let forgotten = lost
+        .iter()
+        .filter(|(_, asked, told)| taken_back(*asked, *told))
+        .count();
+    let losses = Losses {
+        acknowledged: acknowledged.len(),
+        doubled,
+        forgotten,
+        wronged: lost.len() - forgotten,
+    };
     println!("{losses:?}");
     losses
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_takes_back_what_was_not_durable_and_nothing_else() {
-    let losses = crashes_that_take_back(Durability::Settle(TAKEN + Duration::from_millis(150))).await;
+    let losses =
+        crashes_that_take_back(Durability::Settle(TAKEN + Duration::from_millis(150))).await;
     assert_eq!((losses.doubled, losses.wronged), (0, 0), "{losses:?}");
-    assert!(losses.forgotten > 0 && losses.acknowledged > 1000, "nothing was tried: {losses:?}");
+    assert!(
+        losses.forgotten > 0 && losses.acknowledged > 1000,
+        "nothing was tried: {losses:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -242,7 +305,8 @@ async fn a_crash_that_takes_back_more_than_was_configured_loses_more_and_doubles
     assert!(losses.doubled == 0 && losses.wronged > 0, "{losses:?}");
 }
 
-/// Redis keeps only snapshots, its default. Each restored snapshot is not the latest, so the database is ahead.
+/// Redis keeps only snapshots, its default. Each restored snapshot is not the latest, so the
+/// database is ahead.
 #[tokio::test]
 async fn a_redis_that_is_restored_from_older_snapshots_doubles_nothing() {
     const SNAPSHOTS: &str = "3600 1 300 100 60 10000";
@@ -258,7 +322,11 @@ async fn a_redis_that_is_restored_from_older_snapshots_doubles_nothing() {
         (dropped, set_back)
     };
     let pair = Pair::with(RedisOptions::volatile().arg("save", SNAPSHOTS)).await;
-    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let views = pair
+        .counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     let hits = Hits::on(&views);
     let snapshot = pair.redis.socket().with_file_name("dump.rdb");
@@ -275,7 +343,10 @@ async fn a_redis_that_is_restored_from_older_snapshots_doubles_nothing() {
         std::fs::write(&snapshot, older).unwrap();
         pair.redis.start_again().await;
         crashes.push((saved, Instant::now()));
-        eventually("it is detected", || std::future::ready(measure().1 >= f64::from(round))).await;
+        eventually("it is detected", || {
+            std::future::ready(measure().1 >= f64::from(round))
+        })
+        .await;
     }
     hits.more(200).await;
     let hits = hits.end().await;
@@ -283,24 +354,49 @@ async fn a_redis_that_is_restored_from_older_snapshots_doubles_nothing() {
     reconciler.shutdown().await.unwrap();
 
     let reckoning = Reckoning::of(&hits, &pair.pool).await;
-    let is_taken_back = |hit: &&Hit| crashes.iter().any(|(saved, killed)| hit.told >= *saved && hit.asked <= *killed);
+    let is_taken_back = |hit: &&Hit| {
+        crashes
+            .iter()
+            .any(|(saved, killed)| hit.told >= *saved && hit.asked <= *killed)
+    };
     let taken_back = reckoning.lost.iter().filter(is_taken_back).count();
     let lost = reckoning.lost.len() - taken_back;
     let (dropped, set_back) = measure();
-    println!("{taken_back} hits taken back, {lost} lost besides, {dropped} dropped in {set_back} partitions");
-    assert!(reckoning.doubled.is_empty() && reckoning.refused_counted.is_empty(), "{reckoning:?}");
-    assert!(reckoning.misread.iter().all(|hit| hit.read == Some(0)), "{:?}", reckoning.misread);
-    assert!(taken_back > 0 && reckoning.acknowledged > 1000, "little was tried: {reckoning:?}");
-    assert!(lost > 0 && lost as f64 <= dropped, "{lost} lost, {dropped} dropped");
+    println!(
+        "{taken_back} hits taken back, {lost} lost besides, {dropped} dropped in {set_back} partitions"
+    );
+    assert!(
+        reckoning.doubled.is_empty() && reckoning.refused_counted.is_empty(),
+        "{reckoning:?}"
+    );
+    assert!(
+        reckoning.misread.iter().all(|hit| hit.read == Some(0)),
+        "{:?}",
+        reckoning.misread
+    );
+    assert!(
+        taken_back > 0 && reckoning.acknowledged > 1000,
+        "little was tried: {reckoning:?}"
+    );
+    assert!(
+        lost > 0 && lost as f64 <= dropped,
+        "{lost} lost, {dropped} dropped"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_stands_still_longer_than_a_call_waits() {
     let pair = Pair::new().await;
-    let impatient = redis::aio::ConnectionManagerConfig::new().set_response_timeout(Some(Duration::from_millis(100)));
-    let redis = ConnectionManager::new_with_config(pair.redis.client(), impatient).await.unwrap();
+    let impatient = redis::aio::ConnectionManagerConfig::new()
+        .set_response_timeout(Some(Duration::from_millis(100)));
+    let redis = ConnectionManager::new_with_config(pair.redis.client(), impatient)
+        .await
+        .unwrap();
     let counterfoil = Counterfoil::new(redis, MysqlStore::new(pair.pool.clone()));
-    let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let views = counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
     let reconciler = counterfoil.reconciler().start().await.unwrap();
     let load = Load::on(&views);
     for _ in 0..5 {
@@ -318,10 +414,18 @@ async fn redis_stands_still_longer_than_a_call_waits() {
 #[tokio::test]
 async fn an_outcome_that_cannot_be_learnt_is_said_to_be_unknown() {
     let pair = Pair::new().await;
-    let lossy = Lossy { inner: pair.redis.manager().await, calls: Arc::default(), every: 1 };
+    let lossy = Lossy {
+        inner: pair.redis.manager().await,
+        calls: Arc::default(),
+        every: 1,
+    };
     lossy.calls.store(1, Ordering::Relaxed);
     let quick = Counterfoil::new(lossy.clone(), MysqlStore::new(pair.pool.clone()));
-    let views = quick.write_timeout(Duration::from_millis(300)).open(family("views").build().unwrap()).await.unwrap();
+    let views = quick
+        .write_timeout(Duration::from_millis(300))
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
     // a read can be repeated: its outcome is never unknown
     let error = views.get("page").await.unwrap_err();
     assert!(error.is_retryable() && !error.outcome_unknown(), "{error}");
@@ -330,7 +434,11 @@ async fn an_outcome_that_cannot_be_learnt_is_said_to_be_unknown() {
     assert!(error.is_retryable() && !error.outcome_unknown(), "{error}");
     // Redis itself disappears with a call in flight
     let pair = Pair::new().await;
-    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let views = pair
+        .counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
     let _ = views.add("page", 1).await.unwrap();
     pair.redis.pause();
     let in_the_air = tokio::spawn({
@@ -352,7 +460,11 @@ async fn an_outcome_that_cannot_be_learnt_is_said_to_be_unknown() {
 async fn without_the_database_hits_go_on() {
     let mysql = MysqlServer::start().await;
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
-    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let views = pair
+        .counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     let _ = views.add("page", 1).await.unwrap();
     eventually("the first hit", || async { pair.number(OWN).await == 1 }).await;
@@ -374,17 +486,29 @@ async fn without_the_database_hits_go_on() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reconcilers_that_die_anywhere_lose_nothing() {
     let pair = Pair::new().await;
-    let settling = family("views").durability(Durability::Settle(Duration::from_millis(20))).build().unwrap();
+    let settling = family("views")
+        .durability(Durability::Settle(Duration::from_millis(20)))
+        .build()
+        .unwrap();
     let views = pair.counterfoil.open(settling.clone()).await.unwrap();
     let load = Load::on(&views);
     let (redis, pool) = (pair.redis.client(), pair.pool.connect_options());
     for round in 0..20 {
         // a runtime that is shut down drops its tasks at any point
-        let doomed = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let doomed = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
         let (redis, pool, family) = (redis.clone(), pool.clone(), settling.clone());
         doomed.spawn(async move {
-            let store = MysqlStore::new(sqlx::MySqlPool::connect_with((*pool).clone()).await.unwrap());
-            let counterfoil = Counterfoil::new(redis.get_connection_manager().await.unwrap(), store);
+            let store = MysqlStore::new(
+                sqlx::MySqlPool::connect_with((*pool).clone())
+                    .await
+                    .unwrap(),
+            );
+            let counterfoil =
+                Counterfoil::new(redis.get_connection_manager().await.unwrap(), store);
             let _views = counterfoil.open(family).await.unwrap();
             let _reconciler = counterfoil.reconciler().lease(None).start().await.unwrap();
             std::future::pending::<()>().await;
@@ -398,8 +522,8 @@ async fn reconcilers_that_die_anywhere_lose_nothing() {
     assert_eq!(pair.number(OWN).await, acknowledged);
 }
 
-/// A worker that is stuck in a large batch dies, and another one continues. A trigger logs the batch's position after
-/// each transaction.
+/// A worker that is stuck in a large batch dies, and another one continues. A trigger logs the
+/// batch's position after each transaction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_batch_is_applied_in_short_transactions_by_one_worker_after_another() {
     const IDS: i64 = 20_000;
@@ -414,11 +538,19 @@ async fn a_large_batch_is_applied_in_short_transactions_by_one_worker_after_anot
          INSERT INTO item VALUES ('10000', 0)",
     )
     .await;
-    let table = counterfoil::Table::upsert("item").key("id", counterfoil::KeyType::Text).value("n");
+    let table = counterfoil::Table::upsert("item")
+        .key("id", counterfoil::KeyType::Text)
+        .value("n");
     let family = family("items").partitions(1).table(table).build().unwrap();
     let items = pair.counterfoil.open(family.clone()).await.unwrap();
     let ids: Vec<_> = (0..IDS).map(|id| format!("{id:05}")).collect();
-    assert!(items.add_many(ids.iter().map(|id| (id, 7))).await.into_iter().all(|added| added.is_ok()));
+    assert!(
+        items
+            .add_many(ids.iter().map(|id| (id, 7)))
+            .await
+            .into_iter()
+            .all(|added| added.is_ok())
+    );
     let stop = Arc::new(AtomicBool::new(false));
     let reading = tokio::spawn({
         let (items, stop) = (items.clone(), stop.clone());
@@ -435,19 +567,34 @@ async fn a_large_batch_is_applied_in_short_transactions_by_one_worker_after_anot
 
     // locks a row of the middle part
     let mut other = pair.pool.begin().await.unwrap();
-    sqlx::query("SELECT * FROM item WHERE id = '10000' FOR UPDATE").execute(&mut *other).await.unwrap();
-    let doomed = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    sqlx::query("SELECT * FROM item WHERE id = '10000' FOR UPDATE")
+        .execute(&mut *other)
+        .await
+        .unwrap();
+    let doomed = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
     doomed.spawn({
         let (redis, pool) = (pair.redis.client(), pair.pool.connect_options());
         async move {
-            let store = MysqlStore::new(sqlx::MySqlPool::connect_with((*pool).clone()).await.unwrap());
-            let counterfoil = Counterfoil::new(redis.get_connection_manager().await.unwrap(), store);
+            let store = MysqlStore::new(
+                sqlx::MySqlPool::connect_with((*pool).clone())
+                    .await
+                    .unwrap(),
+            );
+            let counterfoil =
+                Counterfoil::new(redis.get_connection_manager().await.unwrap(), store);
             let _items = counterfoil.open(family).await.unwrap();
             let _reconciler = counterfoil.reconciler().lease(None).start().await.unwrap();
             std::future::pending::<()>().await;
         }
     });
-    eventually("half of it", async || pair.number("SELECT COUNT(*) FROM item WHERE n > 0").await == IDS / 2).await;
+    eventually("half of it", async || {
+        pair.number("SELECT COUNT(*) FROM item WHERE n > 0").await == IDS / 2
+    })
+    .await;
     pause(100).await;
     doomed.shutdown_background();
     other.rollback().await.unwrap();
@@ -455,28 +602,52 @@ async fn a_large_batch_is_applied_in_short_transactions_by_one_worker_after_anot
 
     stop.store(true, Ordering::Relaxed);
     let reads = reading.await.unwrap();
-    assert_eq!(pair.number("SELECT COUNT(*) FROM item WHERE n = 7").await, IDS);
+    assert_eq!(
+        pair.number("SELECT COUNT(*) FROM item WHERE n = 7").await,
+        IDS
+    );
     let log = "SELECT CAST(position AS CHAR) FROM parts ORDER BY number";
     let log: Vec<Option<String>> = sqlx::query_scalar(log).fetch_all(&pair.pool).await.unwrap();
     println!("{reads} reads while {} parts were applied", log.len());
     assert!(reads > 10);
-    let ends = ids.chunks(500).map(|part| part.last().filter(|last| **last != ids[ids.len() - 1]).cloned());
-    assert_eq!(log, ends.collect::<Vec<_>>(), "each part of 500 rows once, and none after the last");
+    let ends = ids.chunks(500).map(|part| {
+        part.last()
+            .filter(|last| **last != ids[ids.len() - 1])
+            .cloned()
+    });
+    assert_eq!(
+        log,
+        ends.collect::<Vec<_>>(),
+        "each part of 500 rows once, and none after the last"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_table_that_is_gone_holds_up_only_its_own_family() {
     let pair = Pair::new().await;
-    pair.sql("CREATE TABLE doomed (id INT PRIMARY KEY, n BIGINT NOT NULL)").await;
-    let table = counterfoil::Table::upsert("doomed").key("id", counterfoil::KeyType::Signed).value("n");
-    let doomed = pair.counterfoil.open(family("doomed").table(table).build().unwrap()).await.unwrap();
-    let healthy = Family::buffered("other-shop", "views").durability(Durability::Immediate).build().unwrap();
+    pair.sql("CREATE TABLE doomed (id INT PRIMARY KEY, n BIGINT NOT NULL)")
+        .await;
+    let table = counterfoil::Table::upsert("doomed")
+        .key("id", counterfoil::KeyType::Signed)
+        .value("n");
+    let doomed = pair
+        .counterfoil
+        .open(family("doomed").table(table).build().unwrap())
+        .await
+        .unwrap();
+    let healthy = Family::buffered("other-shop", "views")
+        .durability(Durability::Immediate)
+        .build()
+        .unwrap();
     let healthy = pair.counterfoil.open(healthy).await.unwrap();
     pair.sql("RENAME TABLE doomed TO hidden").await;
     let _ = doomed.add("7", 1).await.unwrap();
     let _ = healthy.add("page", 1).await.unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
-    eventually("the healthy family", || async { healthy.stored(&["page"]).await.unwrap() == [Some(1)] }).await;
+    eventually("the healthy family", || async {
+        healthy.stored(&["page"]).await.unwrap() == [Some(1)]
+    })
+    .await;
     pair.sql("RENAME TABLE hidden TO doomed").await;
     // the reconciler checks again after half a minute, a drain at once
     pair.counterfoil.drain().await.unwrap();
@@ -505,7 +676,12 @@ impl ConnectionLike for Late {
         })
     }
 
-    fn req_packed_commands<'a>(&'a mut self, pipe: &'a Pipeline, at: usize, n: usize) -> RedisFuture<'a, Vec<Value>> {
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        pipe: &'a Pipeline,
+        at: usize,
+        n: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
         self.inner.req_packed_commands(pipe, at, n)
     }
 
@@ -514,19 +690,37 @@ impl ConnectionLike for Late {
     }
 }
 
-/// An exact read queries both servers at once. Here the database replies first, and hits arrive before Redis replies.
+/// An exact read queries both servers at once. Here the database replies first, and hits arrive
+/// before Redis replies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_read_is_exact_although_the_database_was_asked_first() {
     let pair = Pair::new().await;
-    let writer = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let writer = pair
+        .counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
     let store = MysqlStore::new(pair.pool.clone());
-    let late = Late { inner: pair.redis.manager().await, gate: Arc::default() };
-    let reader = Counterfoil::new(late.clone(), store.clone()).open(family("views").build().unwrap()).await.unwrap();
+    let late = Late {
+        inner: pair.redis.manager().await,
+        gate: Arc::default(),
+    };
+    let reader = Counterfoil::new(late.clone(), store.clone())
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
     let mut total = 0;
     // the number of hits counted and drained before the read, and during it
-    for [counted, drained, counted_then, drained_then] in
-        [[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1], [0, 0, 1, 1], [1, 1, 1, 0], [1, 0, 1, 2], [0, 0, 0, 0], [1, 0, 1, 1]]
-    {
+    for [counted, drained, counted_then, drained_then] in [
+        [1, 1, 0, 0],
+        [1, 0, 1, 0],
+        [1, 0, 0, 1],
+        [0, 0, 1, 1],
+        [1, 1, 1, 0],
+        [1, 0, 1, 2],
+        [0, 0, 0, 0],
+        [1, 0, 1, 1],
+    ] {
         let change = async |counted, drained| {
             for _ in 0..counted {
                 let _ = writer.add("page", 1).await.unwrap();
@@ -557,13 +751,25 @@ async fn a_read_is_exact_although_the_database_was_asked_first() {
 async fn a_read_survives_an_idle_connection_that_was_closed() {
     let pair = Pair::new().await;
     for tested in [true, false] {
-        let options = MySqlPoolOptions::new().max_connections(1).test_before_acquire(tested);
-        let pool = options.connect_with((*pair.pool.connect_options()).clone()).await.unwrap();
-        let counterfoil = Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pool.clone()));
-        let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
+        let options = MySqlPoolOptions::new()
+            .max_connections(1)
+            .test_before_acquire(tested);
+        let pool = options
+            .connect_with((*pair.pool.connect_options()).clone())
+            .await
+            .unwrap();
+        let counterfoil =
+            Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pool.clone()));
+        let views = counterfoil
+            .open(family("views").build().unwrap())
+            .await
+            .unwrap();
         for _ in 0..3 {
             let before = views.get("page").await.unwrap();
-            let idle: u64 = sqlx::query_scalar("SELECT CONNECTION_ID()").fetch_one(&pool).await.unwrap();
+            let idle: u64 = sqlx::query_scalar("SELECT CONNECTION_ID()")
+                .fetch_one(&pool)
+                .await
+                .unwrap();
             let kill = sqlx::raw_sql(sqlx::AssertSqlSafe(format!("KILL {idle}")));
             pause(50).await;
             kill.execute(&pair.pool).await.unwrap();
@@ -577,7 +783,11 @@ async fn a_read_survives_an_idle_connection_that_was_closed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reads_outlast_a_redis_that_starts_again() {
     let pair = Pair::with(RedisOptions::aof("always")).await;
-    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let views = pair
+        .counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
     let _ = views.add("page", 3).await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let reading = tokio::spawn({
@@ -602,22 +812,60 @@ async fn reads_outlast_a_redis_that_starts_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_page_may_show_what_is_stored() {
     let pair = Pair::new().await;
-    let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
-    let votes = Family::cached("test", "votes").durability(Durability::Immediate).build().unwrap();
+    let views = pair
+        .counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
+    let votes = Family::cached("test", "votes")
+        .durability(Durability::Immediate)
+        .build()
+        .unwrap();
     let votes = pair.counterfoil.open(votes).await.unwrap();
-    let _ = (views.add("page", 3).await.unwrap(), votes.incr("page", 3).await.unwrap());
+    let _ = (
+        views.add("page", 3).await.unwrap(),
+        votes.incr("page", 3).await.unwrap(),
+    );
     pair.counterfoil.drain().await.unwrap();
-    let _ = (views.add("page", 1).await.unwrap(), votes.incr("page", 1).await.unwrap());
+    let _ = (
+        views.add("page", 1).await.unwrap(),
+        votes.incr("page", 1).await.unwrap(),
+    );
     let (ids, within) = (["page", "none"], Duration::from_millis(200));
-    let exact = Shown { values: vec![4, 0], exact: true };
-    assert_eq!(views.get_or_stored(&ids, Duration::from_secs(5)).await.unwrap(), exact);
-    assert_eq!(votes.get_or_stored(&ids, Duration::from_secs(5)).await.unwrap(), exact);
+    let exact = Shown {
+        values: vec![4, 0],
+        exact: true,
+    };
+    assert_eq!(
+        views
+            .get_or_stored(&ids, Duration::from_secs(5))
+            .await
+            .unwrap(),
+        exact
+    );
+    assert_eq!(
+        votes
+            .get_or_stored(&ids, Duration::from_secs(5))
+            .await
+            .unwrap(),
+        exact
+    );
     pair.redis.pause();
-    let stored = Shown { values: vec![3, 0], exact: false };
+    let stored = Shown {
+        values: vec![3, 0],
+        exact: false,
+    };
     assert_eq!(views.get_or_stored(&ids, within).await.unwrap(), stored);
     assert_eq!(votes.get_or_stored(&ids, within).await.unwrap(), stored);
     let (asked, impatient) = (Instant::now(), views.clone().read_timeout(within));
-    assert_eq!(impatient.get("page").await.unwrap_err().kind(), ErrorKind::Redis);
-    assert!(asked.elapsed() < Duration::from_secs(4), "{:?}", asked.elapsed());
+    assert_eq!(
+        impatient.get("page").await.unwrap_err().kind(),
+        ErrorKind::Redis
+    );
+    assert!(
+        asked.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        asked.elapsed()
+    );
     pair.redis.resume();
 }

@@ -1,10 +1,11 @@
-//! Interleavings of writers, reconcilers and a reader as explicit steps. proptest picks their order, their deaths, lost
-//! replies, and when Redis forgets its scripts or crashes. The invariants of docs/protocol.md, section 1, are checked
-//! after every step and at the end. Redis is real. The database is real in one test; the others use the plain
-//! reference, which is faster and so tries more cases.
+//! Interleavings of writers, reconcilers and a reader as explicit steps. proptest picks their
+//! order, their deaths, lost replies, and when Redis forgets its scripts or crashes. The invariants
+//! of docs/protocol.md, section 1, are checked after every step and at the end. Redis is real. The
+//! database is real in one test; the others use the plain reference, which is faster and so tries
+//! more cases.
 //!
-//! Every increment is a token: the k-th of a case adds 4^k. In base 4, each digit of a value is the number of times
-//! that it contains that increment.
+//! Every increment is a token: the k-th of a case adds 4^k. In base 4, each digit of a value is the
+//! number of times that it contains that increment.
 //!
 //! The test controls the time.
 
@@ -22,9 +23,13 @@ use crate::support::interleaving::stage::{Gone, Stage};
 use crate::support::interleaving::token::{State, delta, digit, fault};
 use crate::support::interleaving::workers::{WORKERS, Work, Workers};
 use crate::support::interleaving::writer::{Key, Writer, turn_epoch};
-use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate};
+use crate::support::interleaving::{
+    Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate,
+};
 use counterfoil::test_hooks::{Change, Counted, Guard, PairResult, Part, Partition};
-use counterfoil::{BufferedCounters, Counterfoil, Durability, Family, MemoryStore, Registered, Store};
+use counterfoil::{
+    BufferedCounters, Counterfoil, Durability, Family, MemoryStore, Registered, Store,
+};
 use proptest::option;
 use proptest::prelude::*;
 use testkit::RedisServer;
@@ -97,7 +102,12 @@ struct World<'s, S> {
 
 impl<'s, S: Store + Clone> World<'s, S> {
     async fn new(given: Given<'s, S>) -> Self {
-        let Given { server, crashes, name, database } = given;
+        let Given {
+            server,
+            crashes,
+            name,
+            database,
+        } = given;
         let buffered = Family::buffered(name, "hits")
             .partitions(PARTITIONS)
             .durability(Durability::Settle(Duration::from_millis(SETTLE)))
@@ -105,15 +115,21 @@ impl<'s, S: Store + Clone> World<'s, S> {
             .expect("a valid family");
         let family = buffered.family().clone();
         let number = database.store.register(&family).await.expect("registered");
-        let mut stage = Stage::<Lasting>::new(server, crashes, Registered { family, number }, 1_000_000).await;
+        let mut stage =
+            Stage::<Lasting>::new(server, crashes, Registered { family, number }, 1_000_000).await;
         let gate = Gate::new();
-        let store = Wrapped { store: database.store.clone(), between: gate.clone() };
+        let store = Wrapped {
+            store: database.store.clone(),
+            between: gate.clone(),
+        };
         let counterfoil = Counterfoil::new(stage.redis.clone(), store);
         World {
             counters: counterfoil.open(buffered).await.expect("opened"),
             gate,
             database,
-            writers: (0..WRITERS).map(|_| Writer::new(stage.new_name())).collect(),
+            writers: (0..WRITERS)
+                .map(|_| Writer::new(stage.new_name()))
+                .collect(),
             sent: Vec::new(),
             workers: Workers::default(),
             reader: None,
@@ -127,10 +143,17 @@ impl<'s, S: Store + Clone> World<'s, S> {
         let ids = std::iter::once(ids.0).chain(ids.1);
         if writer.open.is_none() && self.tokens.len() + 1 < TOKENS {
             let first = self.tokens.len();
-            self.tokens.extend(ids.map(|id| Increment { id, state: State::InDoubt }));
-            writer.begin(Call { tokens: (first..self.tokens.len()).collect() });
+            self.tokens.extend(ids.map(|id| Increment {
+                id,
+                state: State::InDoubt,
+            }));
+            writer.begin(Call {
+                tokens: (first..self.tokens.len()).collect(),
+            });
         }
-        let Some(call) = writer.open.clone() else { return Ok(()) };
+        let Some(call) = writer.open.clone() else {
+            return Ok(());
+        };
         let key = writer.key(&self.stage, &self.stage.partition(0)).await?;
         self.sent.push((key.clone(), call.clone()));
         if fate == Fate::LostBefore {
@@ -159,13 +182,29 @@ impl<'s, S: Store + Clone> World<'s, S> {
     /// Delivers the call to Redis.
     async fn arrive(&self, key: &Key, call: &Call) -> Result<Counted, TestCaseError> {
         let pair = |token: &usize| (IDS[self.tokens[*token].id], Change::Add(delta(*token)));
-        let pairs: Vec<_> = call.tokens.iter().map(pair).map(|(id, change)| (id.as_bytes(), change)).collect();
-        let partitions = call.tokens.iter().map(|token| self.stage.partition_of(IDS[self.tokens[*token].id]));
-        let partitions: Vec<_> = partitions.map(|number| self.stage.partition(number)).collect();
-        let part = |(partition, pair)| Part { partition, hits: 1, pairs: std::slice::from_ref(pair) };
+        let pairs: Vec<_> = call
+            .tokens
+            .iter()
+            .map(pair)
+            .map(|(id, change)| (id.as_bytes(), change))
+            .collect();
+        let partitions = call
+            .tokens
+            .iter()
+            .map(|token| self.stage.partition_of(IDS[self.tokens[*token].id]));
+        let partitions: Vec<_> = partitions
+            .map(|number| self.stage.partition(number))
+            .collect();
+        let part = |(partition, pair)| Part {
+            partition,
+            hits: 1,
+            pairs: std::slice::from_ref(pair),
+        };
         let parts: Vec<_> = partitions.iter().zip(&pairs).map(part).collect();
         let home = self.stage.partition(0);
-        Partition::add_to(&self.stage.family.family, key.fence(&home), &parts).await.map_err(failed)
+        Partition::add_to(&self.stage.family.family, key.fence(&home), &parts)
+            .await
+            .map_err(failed)
     }
 
     async fn echo(&mut self, call: usize) -> Checked {
@@ -180,25 +219,35 @@ impl<'s, S: Store + Clone> World<'s, S> {
             return;
         }
         let counters = self.counters.clone();
-        let before = self.tokens.iter().map(|token| token.state.is_acknowledged()).collect();
+        let before = self
+            .tokens
+            .iter()
+            .map(|token| token.state.is_acknowledged())
+            .collect();
         let read = async move { counters.get_many(&IDS).await };
         self.reader = Some(Reader::begin(self.gate.clone(), read, before).await);
     }
 
     async fn read_goes_on(&mut self) -> Checked {
-        let Some(seen) = Reader::go_on(&mut self.reader).await? else { return Ok(()) };
+        let Some(seen) = Reader::go_on(&mut self.reader).await? else {
+            return Ok(());
+        };
         for (number, token) in self.tokens.iter().enumerate() {
             let value = seen.found[token.id];
             let times = digit(value.into(), number);
             if fault(times, seen.bounds(number, token.state)).is_some() {
-                return Err(failed(format!("TORN READ: increment {number} ({token:?}) is {times} times in {value}")));
+                return Err(failed(format!(
+                    "TORN READ: increment {number} ({token:?}) is {times} times in {value}"
+                )));
             }
         }
         Ok(())
     }
 
     fn forget(&mut self, gone: &Gone) {
-        self.tokens.iter_mut().for_each(|token| token.state.forget(gone));
+        self.tokens
+            .iter_mut()
+            .for_each(|token| token.state.forget(gone));
         if let Some(reader) = &mut self.reader {
             reader.has_crashed = true;
         }
@@ -214,7 +263,9 @@ impl<S: Store + Clone> Case for World<'_, S> {
             Step::Echo { call } => self.echo(call).await?,
             Step::Ask { writer } => self.writers[writer].ask(),
             Step::TurnEpoch => turn_epoch(&mut self.stage, 0).await?,
-            Step::WriterDies { writer } => self.writers[writer] = Writer::new(self.stage.new_name()),
+            Step::WriterDies { writer } => {
+                self.writers[writer] = Writer::new(self.stage.new_name())
+            }
             Step::Work(work) => self.workers.step(work, &self.stage, &self.database).await?,
             Step::WorkerDies { worker } => self.workers.die(worker),
             Step::ReadBegins => self.read_begins().await,
@@ -230,7 +281,8 @@ impl<S: Store + Clone> Case for World<'_, S> {
         Ok(())
     }
 
-    /// Checks docs/protocol.md, section 1: each acknowledged increment is in the sum once, no other twice.
+    /// Checks docs/protocol.md, section 1: each acknowledged increment is in the sum once, no other
+    /// twice.
     async fn check(&self) -> Checked {
         let mut totals = Vec::new();
         for id in IDS {
@@ -240,7 +292,9 @@ impl<S: Store + Clone> Case for World<'_, S> {
             let total = totals[token.id];
             let times = digit(total, number);
             if let Some(word) = fault(times, token.state.bounds()) {
-                return Err(failed(format!("{word}: increment {number} ({token:?}) is {times} times in {total}")));
+                return Err(failed(format!(
+                    "{word}: increment {number} ({token:?}) is {times} times in {total}"
+                )));
             }
         }
         Ok(())
@@ -257,7 +311,9 @@ impl<S: Store + Clone> Case for World<'_, S> {
             }
         }
         for partition in 0..PARTITIONS {
-            self.workers.drain(partition, &mut self.stage, &self.database).await?;
+            self.workers
+                .drain(partition, &mut self.stage, &self.database)
+                .await?;
         }
         self.check().await?;
         self.stage.expect_nothing_pending().await
@@ -314,7 +370,11 @@ fn exact_with_the_real_database() {
 }
 
 const fn write(writer: usize, id: usize) -> Step {
-    Step::Write { writer, ids: (id, None), fate: Fate::Delivered }
+    Step::Write {
+        writer,
+        ids: (id, None),
+        fate: Fate::Delivered,
+    }
 }
 
 const fn work(worker: usize, partition: u32) -> Step {
@@ -326,41 +386,95 @@ fn replay(crashes: Crashes, steps: &[Step]) {
     runtime().block_on(async {
         let server = RedisServer::start(crashes.options()).await;
         let database = Database::new(MemoryStore::new());
-        let given = Given { server: &server, crashes, name: "regression".to_owned(), database };
-        World::new(given).await.play(steps.iter().copied()).await.expect("exact");
+        let given = Given {
+            server: &server,
+            crashes,
+            name: "regression".to_owned(),
+            database,
+        };
+        World::new(given)
+            .await
+            .play(steps.iter().copied())
+            .await
+            .expect("exact");
     });
 }
 
-/// A partition without an incarnation was read, and its batch was cut and applied. Redis was emptied before the
-/// reader's second read: again there was no incarnation, and the value had the batch twice.
+/// A partition without an incarnation was read, and its batch was cut and applied. Redis was
+/// emptied before the reader's second read: again there was no incarnation, and the value had the
+/// batch twice.
 #[test]
 fn a_batch_that_comes_and_goes_between_two_looks_is_seen() {
     let [one, other] = [work(0, 1), work(1, 0)];
     let tick = Step::Tick { ms: SETTLE };
-    let begin = [write(0, 0), Step::ReadBegins, one, other, tick, one, other, one, other];
-    replay(Crashes::Empty, &[&begin[..], &[Step::Mishap(Mishap::Emptied), Step::ReadGoesOn, write(0, 0)]].concat());
+    let begin = [
+        write(0, 0),
+        Step::ReadBegins,
+        one,
+        other,
+        tick,
+        one,
+        other,
+        one,
+        other,
+    ];
+    replay(
+        Crashes::Empty,
+        &[
+            &begin[..],
+            &[Step::Mishap(Mishap::Emptied), Step::ReadGoesOn, write(0, 0)],
+        ]
+        .concat(),
+    );
 }
 
-/// The reader gave the partition an incarnation. A crash took it back and left the hits, which reached the database
-/// under another one before the reader's query.
+/// The reader gave the partition an incarnation. A crash took it back and left the hits, which
+/// reached the database under another one before the reader's query.
 #[test]
 fn an_incarnation_that_a_crash_takes_back_is_not_compared_with() {
     let [one, other] = [work(0, 1), work(1, 0)];
-    let (tick, crash) = (Step::Tick { ms: SETTLE }, Step::Mishap(Mishap::Crash { kept: 0 }));
-    let begin = [write(0, 0), tick, Step::ReadBegins, crash, one, other, tick, one, other, one, other];
-    replay(Crashes::BackToTheLastFsync, &[&begin[..], &[Step::ReadGoesOn, write(0, 0)]].concat());
+    let (tick, crash) = (
+        Step::Tick { ms: SETTLE },
+        Step::Mishap(Mishap::Crash { kept: 0 }),
+    );
+    let begin = [
+        write(0, 0),
+        tick,
+        Step::ReadBegins,
+        crash,
+        one,
+        other,
+        tick,
+        one,
+        other,
+        one,
+        other,
+    ];
+    replay(
+        Crashes::BackToTheLastFsync,
+        &[&begin[..], &[Step::ReadGoesOn, write(0, 0)]].concat(),
+    );
 }
 
 #[test]
 fn without_the_fence_a_repeat_counts_twice() {
-    for guard in [Guard::Fence, Guard::NoMemory, Guard::OneMemory, Guard::AnyEpoch] {
+    for guard in [
+        Guard::Fence,
+        Guard::NoMemory,
+        Guard::OneMemory,
+        Guard::AnyEpoch,
+    ] {
         breaks::<Buffered>(guard, Crashes::None, &["DOUBLE", "TORN"]);
     }
 }
 
 #[test]
 fn without_settle_a_crash_loses_what_was_durable() {
-    breaks::<Buffered>(Guard::Settle, Crashes::BackToTheLastFsync, &["LOST", "DROPPED"]);
+    breaks::<Buffered>(
+        Guard::Settle,
+        Crashes::BackToTheLastFsync,
+        &["LOST", "DROPPED"],
+    );
 }
 
 #[test]

@@ -1,6 +1,7 @@
-//! The model of buffered counters: random sequences of calls of all buffered and family scripts, on a real Redis and on
-//! a plain reference written from the scripts' headers. Replies and keys must be equal after every call. What was
-//! counted must equal what left with the batches plus what is still there, and no call may count twice.
+//! The model of buffered counters: random sequences of calls of all buffered and family scripts, on
+//! a real Redis and on a plain reference written from the scripts' headers. Replies and keys must
+//! be equal after every call. What was counted must equal what left with the batches plus what is
+//! still there, and no call may count twice.
 //!
 //! `COUNTERFOIL_CASES` is the number of sequences, 100 by default.
 
@@ -14,7 +15,10 @@ use redis::{Value, pipe};
 
 const FENCE: [&str; 2] = ["calls", "calls_before"];
 /// Buffer, batch and meta of two partitions. One call may carry hits for both.
-const PARTITIONS: [[&str; 3]; 2] = [["buffer", "batch", "meta"], ["other:buffer", "other:batch", "other:meta"]];
+const PARTITIONS: [[&str; 3]; 2] = [
+    ["buffer", "batch", "meta"],
+    ["other:buffer", "other:batch", "other:meta"],
+];
 const IDS: [&str; 4] = ["a", "b", "é/2014-09-20", "nul\0"];
 /// The ids of pairs: `IDS`, and one that is refused.
 const PAIR_IDS: [&str; 5] = [IDS[0], IDS[1], IDS[2], IDS[3], ""];
@@ -123,11 +127,25 @@ struct Group {
 
 #[derive(Clone, Debug)]
 enum Call {
-    Rotate { owner: usize, lease_ms: u64, sync_hits: u64, sync_ms: u64 },
-    Fetch { which: Which, settle_ms: u64 },
-    Release { which: Which },
-    Reset { which: Which },
-    Read { ids: Vec<usize> },
+    Rotate {
+        owner: usize,
+        lease_ms: u64,
+        sync_hits: u64,
+        sync_ms: u64,
+    },
+    Fetch {
+        which: Which,
+        settle_ms: u64,
+    },
+    Release {
+        which: Which,
+    },
+    Reset {
+        which: Which,
+    },
+    Read {
+        ids: Vec<usize>,
+    },
     State,
 }
 
@@ -147,7 +165,11 @@ fn text(text: impl ToString) -> Value {
 
 /// Returns an integer if every client can hold it exactly, else its digits.
 fn amount(sum: i64) -> Value {
-    if sum.unsigned_abs() < 1 << 53 { Value::Int(sum) } else { text(sum) }
+    if sum.unsigned_abs() < 1 << 53 {
+        Value::Int(sum)
+    } else {
+        text(sum)
+    }
 }
 
 fn int(number: impl TryInto<i64, Error: std::fmt::Debug>) -> Value {
@@ -160,7 +182,12 @@ fn reply(items: impl IntoIterator<Item = Value>) -> Value {
 
 impl Reference {
     fn add(&mut self, now: u64, call: &Add, n: u64, epoch: &str) -> Value {
-        if self.family.kind.as_deref().is_some_and(|kind| kind != "buffered") {
+        if self
+            .family
+            .kind
+            .as_deref()
+            .is_some_and(|kind| kind != "buffered")
+        {
             return Value::SimpleString(BADARG.into());
         }
         let caller = call.caller.map(|caller| CALLERS[caller]);
@@ -180,7 +207,13 @@ impl Reference {
             }
         }
         if let Some(caller) = caller {
-            self.family.calls.insert(caller.into(), LastCall { n, refused: refused.join(" ") });
+            self.family.calls.insert(
+                caller.into(),
+                LastCall {
+                    n,
+                    refused: refused.join(" "),
+                },
+            );
         }
         reply(results)
     }
@@ -189,13 +222,20 @@ impl Reference {
     fn keys(&self) -> BTreeMap<&'static str, BTreeMap<String, String>> {
         let fence = FENCE.into_iter().zip(self.family.keys());
         let data = PARTITIONS.iter().zip(&self.partitions);
-        fence.chain(data.flat_map(|(kinds, partition)| kinds.iter().copied().zip(partition.keys()))).collect()
+        fence
+            .chain(data.flat_map(|(kinds, partition)| kinds.iter().copied().zip(partition.keys())))
+            .collect()
     }
 }
 
 /// Returns the fields that have a value.
-fn fields(fields: impl IntoIterator<Item = (&'static str, Option<String>)>) -> BTreeMap<String, String> {
-    fields.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value?))).collect()
+fn fields(
+    fields: impl IntoIterator<Item = (&'static str, Option<String>)>,
+) -> BTreeMap<String, String> {
+    fields
+        .into_iter()
+        .filter_map(|(field, value)| Some((field.to_owned(), value?)))
+        .collect()
 }
 
 impl Family {
@@ -206,12 +246,24 @@ impl Family {
             return Some(reply([text("EXPIRED")]));
         }
         let earlier = self.calls_before.get(caller).filter(|_| !is_current);
-        let last = self.calls.get(caller).or(earlier).filter(|last| n <= last.n)?;
-        Some(if n == last.n { reply([text("DUP"), text(&last.refused)]) } else { reply([text("PASSED")]) })
+        let last = self
+            .calls
+            .get(caller)
+            .or(earlier)
+            .filter(|last| n <= last.n)?;
+        Some(if n == last.n {
+            reply([text("DUP"), text(&last.refused)])
+        } else {
+            reply([text("PASSED")])
+        })
     }
 
     fn configure(&mut self, kind: &str, partitions: u64, max_pending: usize, settings: &str) {
-        if self.kind.as_ref().is_some_and(|known| known != kind || self.partitions != Some(partitions)) {
+        if self
+            .kind
+            .as_ref()
+            .is_some_and(|known| known != kind || self.partitions != Some(partitions))
+        {
             self.end_epochs();
         }
         (self.kind, self.partitions) = (Some(kind.into()), Some(partitions));
@@ -224,19 +276,34 @@ impl Family {
 
     /// Returns the part of a reply that follows the epochs.
     fn known(&self) -> Option<[Value; 3]> {
-        Some([text(self.kind.as_ref()?), text(self.partitions?), text(self.settings.as_ref()?)])
+        Some([
+            text(self.kind.as_ref()?),
+            text(self.partitions?),
+            text(self.settings.as_ref()?),
+        ])
     }
 
     /// Returns the reply, or `None` if a new epoch begins.
     fn epoch(&self, now: u64, kind: &str, partitions: &str) -> Option<Value> {
-        let Some([known_kind, right, settings]) = self.known() else { return Some(reply([text("UNCONFIGURED")])) };
+        let Some([known_kind, right, settings]) = self.known() else {
+            return Some(reply([text("UNCONFIGURED")]));
+        };
         let fits = |wanted: &str, known: &Value| wanted.is_empty() || text(wanted) == *known;
         if !fits(kind, &known_kind) || !fits(partitions, &right) {
             return Some(reply([text("MISMATCH"), known_kind, right]));
         }
         let began_at = self.began_at.filter(|&at| at <= now && now - at < EPOCH_MS);
         let epochs = began_at.and(self.epoch.as_ref()).zip(self.before.as_ref());
-        epochs.map(|(epoch, before)| reply([text("OK"), text(epoch), text(before), known_kind, right, settings]))
+        epochs.map(|(epoch, before)| {
+            reply([
+                text("OK"),
+                text(epoch),
+                text(before),
+                known_kind,
+                right,
+                settings,
+            ])
+        })
     }
 
     fn begin(&mut self, now: u64, name: &str) {
@@ -252,7 +319,10 @@ impl Family {
     fn fields(&self) -> BTreeMap<String, String> {
         fields([
             ("=kind", self.kind.clone()),
-            ("=partitions", self.partitions.map(|partitions| partitions.to_string())),
+            (
+                "=partitions",
+                self.partitions.map(|partitions| partitions.to_string()),
+            ),
             ("=max_pending", self.max_pending.map(|max| max.to_string())),
             ("=settings", self.settings.clone()),
             ("=now", self.epoch.clone()),
@@ -262,11 +332,22 @@ impl Family {
     }
 
     fn keys(&self) -> [BTreeMap<String, String>; 2] {
-        let record = |LastCall { n, refused }: &LastCall| format!("{n} {refused}").trim_end().to_owned();
+        let record =
+            |LastCall { n, refused }: &LastCall| format!("{n} {refused}").trim_end().to_owned();
         let with = |fields: BTreeMap<String, String>, calls: &BTreeMap<String, LastCall>| {
-            fields.into_iter().chain(calls.iter().map(|(caller, last)| (caller.clone(), record(last)))).collect()
+            fields
+                .into_iter()
+                .chain(
+                    calls
+                        .iter()
+                        .map(|(caller, last)| (caller.clone(), record(last))),
+                )
+                .collect()
         };
-        [with(self.fields(), &self.calls), with(self.left.clone(), &self.calls_before)]
+        [
+            with(self.fields(), &self.calls),
+            with(self.left.clone(), &self.calls_before),
+        ]
     }
 }
 
@@ -296,14 +377,27 @@ impl Partition {
     }
 
     /// Rotates. A new cut gets this nonce.
-    fn rotate(&mut self, now: u64, nonce: &str, owner: &str, lease_ms: u64, sync_hits: u64, sync_ms: u64) -> Value {
+    fn rotate(
+        &mut self,
+        now: u64,
+        nonce: &str,
+        owner: &str,
+        lease_ms: u64,
+        sync_hits: u64,
+        sync_ms: u64,
+    ) -> Value {
         let mut status = "HELD";
         if self.batch.is_empty() {
             if self.buffer.is_empty() {
                 return reply([text("EMPTY")]);
             }
-            let over = self.rotated_at.filter(|&at| at <= now).map(|at| at + sync_ms);
-            if let Some(over) = over.filter(|&over| over > now && self.hits.unwrap_or(0) < sync_hits) {
+            let over = self
+                .rotated_at
+                .filter(|&at| at <= now)
+                .map(|at| at + sync_ms);
+            if let Some(over) =
+                over.filter(|&over| over > now && self.hits.unwrap_or(0) < sync_hits)
+            {
                 return reply([text("EARLY"), int(over - now)]);
             }
             status = "OK";
@@ -327,12 +421,22 @@ impl Partition {
         }
         let age = |since: Option<u64>| int(now.saturating_sub(since.unwrap_or(now)));
         let ages = [age(self.rotated_at), age(self.batch_first_at)];
-        reply([text(status)].into_iter().chain(self.cut().map(text)).chain([int(self.batch.len())]).chain(ages))
+        reply(
+            [text(status)]
+                .into_iter()
+                .chain(self.cut().map(text))
+                .chain([int(self.batch.len())])
+                .chain(ages),
+        )
     }
 
     /// Returns incarnation, seq and nonce of the last cut, as scripts write them.
     fn cut(&self) -> [String; 3] {
-        [self.incarnation.clone().unwrap_or_default(), self.seq.to_string(), self.nonce.clone().unwrap_or_default()]
+        [
+            self.incarnation.clone().unwrap_or_default(),
+            self.seq.to_string(),
+            self.nonce.clone().unwrap_or_default(),
+        ]
     }
 
     fn has(&self, cut: &[String; 3]) -> bool {
@@ -377,9 +481,17 @@ impl Partition {
 
     fn read(&self, ids: &[&str]) -> Value {
         let delta = |deltas: &BTreeMap<String, i64>, id: &str| text(deltas.get(id).unwrap_or(&0));
-        let deltas = ids.iter().flat_map(|id| [delta(&self.batch, id), delta(&self.buffer, id)]);
+        let deltas = ids
+            .iter()
+            .flat_map(|id| [delta(&self.batch, id), delta(&self.buffer, id)]);
         let in_flight = int(u8::from(!self.batch.is_empty()));
-        reply([text("OK")].into_iter().chain(self.cut().map(text)).chain([in_flight]).chain(deltas))
+        reply(
+            [text("OK")]
+                .into_iter()
+                .chain(self.cut().map(text))
+                .chain([in_flight])
+                .chain(deltas),
+        )
     }
 
     /// Returns the id of the batch.
@@ -396,8 +508,12 @@ impl Partition {
     }
 
     fn keys(&self) -> [BTreeMap<String, String>; 3] {
-        let deltas =
-            |deltas: &BTreeMap<String, i64>| deltas.iter().map(|(id, n)| (id.clone(), n.to_string())).collect();
+        let deltas = |deltas: &BTreeMap<String, i64>| {
+            deltas
+                .iter()
+                .map(|(id, n)| (id.clone(), n.to_string()))
+                .collect()
+        };
         let number = |number: Option<u64>| number.map(|number| number.to_string());
         let (owner, until) = self.lease.clone().unzip();
         let meta = fields([
@@ -418,7 +534,16 @@ impl Partition {
 }
 
 fn delta() -> impl Strategy<Value = i64> {
-    let ends = [i64::MAX, i64::MIN, i64::MAX - 1, i64::MIN + 1, 1 << 53, (1 << 53) + 1, -(1 << 53) - 1, 1 << 62];
+    let ends = [
+        i64::MAX,
+        i64::MIN,
+        i64::MAX - 1,
+        i64::MIN + 1,
+        1 << 53,
+        (1 << 53) + 1,
+        -(1 << 53) - 1,
+        1 << 62,
+    ];
     prop_oneof![4 => -3..=3_i64, 1 => select(ends.to_vec()), 1 => any::<i64>()]
 }
 
@@ -429,13 +554,18 @@ fn group() -> impl Strategy<Value = Group> {
     let more = prop_oneof![5 => 0..5_u64, 1 => 55..65_u64];
     (0..PARTITIONS.len(), more, pairs).prop_map(|(partition, more, pairs)| {
         let hits = pairs.len() as u64 + more;
-        Group { partition, hits, pairs }
+        Group {
+            partition,
+            hits,
+            pairs,
+        }
     })
 }
 
 fn add() -> impl Strategy<Value = Add> {
     let caller = prop_oneof![1 => Just(None), 6 => (0..CALLERS.len()).prop_map(Some)];
-    let epoch = prop_oneof![8 => Just(Epoch::Current), 3 => Just(Epoch::Before), 1 => Just(Epoch::Unknown)];
+    let epoch =
+        prop_oneof![8 => Just(Epoch::Current), 3 => Just(Epoch::Before), 1 => Just(Epoch::Unknown)];
     let groups = prop::collection::vec(group(), 1..=2);
     (caller, numbers(6), epoch, groups).prop_map(|(caller, number, epoch, groups)| Add {
         caller,
@@ -447,11 +577,21 @@ fn add() -> impl Strategy<Value = Add> {
 
 fn call() -> impl Strategy<Value = Call> {
     let which = || {
-        let others = [Which::Earlier, Which::Later, Which::OtherIncarnation, Which::OtherNonce];
+        let others = [
+            Which::Earlier,
+            Which::Later,
+            Which::OtherIncarnation,
+            Which::OtherNonce,
+        ];
         prop_oneof![5 => Just(Which::Present), 4 => select(others.to_vec())]
     };
     let millis = || select(vec![0_u64, 100, 1000, 70_000]);
-    let rotate = (0..OWNERS.len(), millis(), select(vec![0_u64, 0, 3, 50]), millis());
+    let rotate = (
+        0..OWNERS.len(),
+        millis(),
+        select(vec![0_u64, 0, 3, 50]),
+        millis(),
+    );
     prop_oneof![
         5 => rotate.prop_map(|(owner, lease_ms, sync_hits, sync_ms)| {
             Call::Rotate { owner, lease_ms, sync_hits, sync_ms }
@@ -468,9 +608,20 @@ fn step() -> impl Strategy<Value = Step> {
     let clock = prop_oneof![
         12 => 0..500_i64, 3 => 500..60_000_i64, 3 => 60_000..100_000_i64, 2 => -2000..0_i64, 1 => -200_000..0_i64
     ];
-    let kind = || select(vec!["buffered", "buffered", "buffered", "buffered", "series"]);
-    let asked = (prop_oneof![5 => kind(), 1 => Just("")], select(vec!["4", "4", "4", "4", "1", ""]));
-    let limits = (select(vec![4_u64, 4, 4, 4, 1]), 1..6_usize, 0..=PARTITIONS.len());
+    let kind = || {
+        select(vec![
+            "buffered", "buffered", "buffered", "buffered", "series",
+        ])
+    };
+    let asked = (
+        prop_oneof![5 => kind(), 1 => Just("")],
+        select(vec!["4", "4", "4", "4", "1", ""]),
+    );
+    let limits = (
+        select(vec![4_u64, 4, 4, 4, 1]),
+        1..6_usize,
+        0..=PARTITIONS.len(),
+    );
     prop_oneof![
         6 => clock.prop_map(Step::Clock),
         2 => (kind(), limits).prop_map(|(kind, (partitions, max_pending, metas))| {
@@ -519,7 +670,12 @@ impl Model for Play {
     fn step(&mut self, step: &Step) -> Checked {
         match step {
             Step::Clock(ms) => self.now = self.now.saturating_add_signed(*ms),
-            Step::Configure { kind, partitions, max_pending, metas } => {
+            Step::Configure {
+                kind,
+                partitions,
+                max_pending,
+                metas,
+            } => {
                 self.configure(kind, *partitions, *max_pending, *metas)?;
             }
             Step::Epoch { kind, partitions } => self.epoch(kind, partitions)?,
@@ -529,7 +685,12 @@ impl Model for Play {
                 self.scripts.forget();
                 self.reference.family = Family::default();
                 self.epoch("buffered", "4")?;
-                *self = Play::empty(self.scripts.clone(), self.now, self.salts, std::mem::take(&mut self.names));
+                *self = Play::empty(
+                    self.scripts.clone(),
+                    self.now,
+                    self.salts,
+                    std::mem::take(&mut self.names),
+                );
             }
         }
         self.check_keys()
@@ -552,7 +713,8 @@ impl Play {
             names,
             salts,
         };
-        // without this, most calls would name no epoch; the second partition gets its incarnation with its first hit
+        // without this, most calls would name no epoch; the second partition gets its incarnation
+        // with its first hit
         play.configure("buffered", 4, 5, 1).unwrap();
         play.epoch("buffered", "4").unwrap();
         play
@@ -566,20 +728,46 @@ impl Play {
     /// Checks that a name from a script is valid and new.
     fn made(&mut self, name: Option<String>) -> Result<String, TestCaseError> {
         let name = name.unwrap_or_default();
-        prop_assert!(name.len() == 16 && u64::from_str_radix(&name, 16).is_ok(), "{:?} is no name", name);
-        prop_assert!(self.names.insert(name.clone()), "the name {} was given before", name);
+        prop_assert!(
+            name.len() == 16 && u64::from_str_radix(&name, 16).is_ok(),
+            "{:?} is no name",
+            name
+        );
+        prop_assert!(
+            self.names.insert(name.clone()),
+            "the name {} was given before",
+            name
+        );
         Ok(name)
     }
 
-    fn configure(&mut self, kind: &str, partitions: u64, max_pending: usize, metas: usize) -> Checked {
-        let keys: Vec<_> = FENCE[..1].iter().copied().chain(PARTITIONS[..metas].iter().map(|keys| keys[2])).collect();
+    fn configure(
+        &mut self,
+        kind: &str,
+        partitions: u64,
+        max_pending: usize,
+        metas: usize,
+    ) -> Checked {
+        let keys: Vec<_> = FENCE[..1]
+            .iter()
+            .copied()
+            .chain(PARTITIONS[..metas].iter().map(|keys| keys[2]))
+            .collect();
         let settings = format!("settings {}", self.salts);
         let numbers = [partitions.to_string(), max_pending.to_string()];
-        let args =
-            [[self.salt(), self.now.to_string(), kind.into()].as_slice(), &numbers, std::slice::from_ref(&settings)]
-                .concat();
-        prop_assert_eq!(self.scripts.call("family_configure", &keys, &args)?, reply([text("OK")]));
-        self.reference.family.configure(kind, partitions, max_pending, &settings);
+        let args = [
+            [self.salt(), self.now.to_string(), kind.into()].as_slice(),
+            &numbers,
+            std::slice::from_ref(&settings),
+        ]
+        .concat();
+        prop_assert_eq!(
+            self.scripts.call("family_configure", &keys, &args)?,
+            reply([text("OK")])
+        );
+        self.reference
+            .family
+            .configure(kind, partitions, max_pending, &settings);
         for number in 0..metas {
             self.learn_incarnation(number)?;
         }
@@ -607,13 +795,16 @@ impl Play {
             prop_assert_eq!(got, expected);
             return Ok(());
         }
-        let [status, name, before, known @ ..] = &got.into_sequence().unwrap()[..] else { unreachable!("an epoch") };
+        let [status, name, before, known @ ..] = &got.into_sequence().unwrap()[..] else {
+            unreachable!("an epoch")
+        };
         prop_assert_eq!(status, &text("OK"));
         prop_assert_eq!(known, &family.known().unwrap()[..]);
         let name: String = redis::from_redis_value(name.clone()).unwrap();
         prop_assert_eq!(before, &text(family.epoch.as_ref().unwrap_or(&name)));
         if !self.epochs.insert(name.clone()) {
-            // names derive from the time and the last name: without a last one, the test's clock can repeat one
+            // names derive from the time and the last name: without a last one, the test's clock
+            // can repeat one
             prop_assume!(family.epoch.is_some());
             prop_assert!(false, "the epoch {} began twice", name);
         }
@@ -621,7 +812,8 @@ impl Play {
         Ok(())
     }
 
-    /// Returns number and epoch of a call. A careful caller's numbers grow, and a repeat names its original epoch.
+    /// Returns number and epoch of a call. A careful caller's numbers grow, and a repeat names its
+    /// original epoch.
     fn numbered(&mut self, add: &Add) -> (u64, String) {
         let family = &self.reference.family;
         let epoch = match add.epoch {
@@ -644,7 +836,14 @@ impl Play {
             return call.clone();
         }
         let last = sent.last().map_or(0, |(n, _)| *n);
-        sent.push((if matches!(add.number, Number::Skipping) { last + 9 } else { last + 1 }, epoch));
+        sent.push((
+            if matches!(add.number, Number::Skipping) {
+                last + 9
+            } else {
+                last + 1
+            },
+            epoch,
+        ));
         sent.last().unwrap().clone()
     }
 
@@ -652,15 +851,33 @@ impl Play {
         let (n, epoch) = self.numbered(add);
         let caller = add.caller.map_or("", |caller| CALLERS[caller]);
         let mut keys = FENCE.to_vec();
-        let mut args = vec![caller.to_owned(), n.to_string(), epoch.clone(), self.now.to_string()];
-        for Group { partition, hits, pairs } in &add.groups {
+        let mut args = vec![
+            caller.to_owned(),
+            n.to_string(),
+            epoch.clone(),
+            self.now.to_string(),
+        ];
+        for Group {
+            partition,
+            hits,
+            pairs,
+        } in &add.groups
+        {
             let [buffer, _, meta] = PARTITIONS[*partition];
             keys.extend([buffer, meta]);
             args.extend([hits.to_string(), pairs.len().to_string()]);
-            args.extend(pairs.iter().flat_map(|&(id, delta)| [PAIR_IDS[id].to_owned(), delta.to_string()]));
+            args.extend(
+                pairs
+                    .iter()
+                    .flat_map(|&(id, delta)| [PAIR_IDS[id].to_owned(), delta.to_string()]),
+            );
         }
         let got = self.scripts.call("buffered_add", &keys, &args)?;
-        let before = self.reference.partitions.clone().map(|partition| partition.hits.unwrap_or(0));
+        let before = self
+            .reference
+            .partitions
+            .clone()
+            .map(|partition| partition.hits.unwrap_or(0));
         prop_assert_eq!(&got, &self.reference.add(self.now, add, n, &epoch));
         if got == Value::SimpleString(BADARG.into()) {
             return Ok(());
@@ -671,8 +888,16 @@ impl Play {
         let status = results.next().unwrap();
         if let Some(caller) = add.caller.filter(|&caller| caller != CARELESS) {
             let call = (caller, n, epoch);
-            prop_assert!(status != text("OK") || !self.executed.contains(&call), "{:?} was executed twice", call);
-            prop_assert!(status != text("DUP") || self.executed.contains(&call), "{:?} was never executed", call);
+            prop_assert!(
+                status != text("OK") || !self.executed.contains(&call),
+                "{:?} was executed twice",
+                call
+            );
+            prop_assert!(
+                status != text("DUP") || self.executed.contains(&call),
+                "{:?} was never executed",
+                call
+            );
             if status == text("OK") {
                 self.executed.insert(call);
             }
@@ -696,10 +921,19 @@ impl Play {
     fn call(&mut self, number: usize, call: &Call) -> Checked {
         let (keys, now) = (&PARTITIONS[number], self.now.to_string());
         match call {
-            Call::Rotate { owner, lease_ms, sync_hits, sync_ms } => {
+            Call::Rotate {
+                owner,
+                lease_ms,
+                sync_hits,
+                sync_ms,
+            } => {
                 let owner = OWNERS[*owner];
                 let numbers = [lease_ms, sync_hits, sync_ms].map(u64::to_string);
-                let args: Vec<_> = [self.salt(), owner.into()].into_iter().chain(numbers).chain([now]).collect();
+                let args: Vec<_> = [self.salt(), owner.into()]
+                    .into_iter()
+                    .chain(numbers)
+                    .chain([now])
+                    .collect();
                 let got = self.scripts.call("buffered_rotate", keys, &args)?;
                 let words = got.clone().into_sequence().unwrap();
                 let nonce = if words[0] == text("OK") {
@@ -708,7 +942,10 @@ impl Play {
                     String::new()
                 };
                 let partition = &mut self.reference.partitions[number];
-                prop_assert_eq!(got, partition.rotate(self.now, &nonce, owner, *lease_ms, *sync_hits, *sync_ms));
+                prop_assert_eq!(
+                    got,
+                    partition.rotate(self.now, &nonce, owner, *lease_ms, *sync_hits, *sync_ms)
+                );
             }
             Call::Fetch { which, settle_ms } => self.fetch(number, *which, *settle_ms)?,
             Call::Release { which } => {
@@ -722,7 +959,10 @@ impl Play {
             }
             Call::Reset { which } => {
                 let partition = &self.reference.partitions[number];
-                let (named, held) = (partition.named(*which), [&partition.batch, &partition.buffer].map(Clone::clone));
+                let (named, held) = (
+                    partition.named(*which),
+                    [&partition.batch, &partition.buffer].map(Clone::clone),
+                );
                 let args = [named.as_slice(), &[self.salt(), now]].concat();
                 let keys = [keys[2], FENCE[0], keys[0], keys[1]];
                 let got = self.scripts.call("buffered_reset", &keys, &args)?;
@@ -730,7 +970,10 @@ impl Play {
                     [_, _, _, name] => self.made(redis::from_redis_value(name.clone()).unwrap())?,
                     _ => String::new(),
                 };
-                prop_assert_eq!(&got, &self.reference.partitions[number].reset(&named, &incarnation));
+                prop_assert_eq!(
+                    &got,
+                    &self.reference.partitions[number].reset(&named, &incarnation)
+                );
                 if !incarnation.is_empty() {
                     held.into_iter().for_each(|deltas| self.left(deltas));
                     self.reference.family.end_epochs();
@@ -743,8 +986,14 @@ impl Play {
                 prop_assert_eq!(got, self.reference.partitions[number].read(&ids));
             }
             Call::State => {
-                let got = self.scripts.call("buffered_state", &PARTITIONS.map(|keys| keys[2]), &[])?;
-                let cuts = self.reference.partitions.iter().flat_map(|partition| partition.cut().map(text));
+                let got =
+                    self.scripts
+                        .call("buffered_state", &PARTITIONS.map(|keys| keys[2]), &[])?;
+                let cuts = self
+                    .reference
+                    .partitions
+                    .iter()
+                    .flat_map(|partition| partition.cut().map(text));
                 prop_assert_eq!(got, reply([text("OK")].into_iter().chain(cuts)));
             }
         }
@@ -762,17 +1011,25 @@ impl Play {
         let partition = &mut self.reference.partitions[number];
         let named = partition.named(which);
         let expected = partition.fetch(self.now, &named, settle_ms);
-        let numbers = [settle_ms.to_string(), "0".into(), "2".into(), self.now.to_string()];
+        let numbers = [
+            settle_ms.to_string(),
+            "0".into(),
+            "2".into(),
+            self.now.to_string(),
+        ];
         let mut args = [named.as_slice(), &numbers].concat();
         let mut content = BTreeMap::new();
         loop {
-            let got = self.scripts.call("buffered_fetch", &PARTITIONS[number][1..], &args)?;
+            let got = self
+                .scripts
+                .call("buffered_fetch", &PARTITIONS[number][1..], &args)?;
             if let Some(expected) = expected {
                 prop_assert_eq!(got, expected);
                 return Ok(());
             }
             let (status, cursor, page, size): (String, String, BTreeMap<String, i64>, usize) =
-                redis::from_redis_value(got).map_err(|error| TestCaseError::fail(error.to_string()))?;
+                redis::from_redis_value(got)
+                    .map_err(|error| TestCaseError::fail(error.to_string()))?;
             prop_assert_eq!((&*status, size), ("OK", partition.batch.len()));
             content.extend(page);
             args[4] = cursor;
@@ -795,10 +1052,21 @@ impl Play {
         }
         let keys: BTreeMap<_, _> = expected.keys().copied().zip(&keys).collect();
         for id in IDS {
-            let deltas = PARTITIONS.iter().flat_map(|[buffer, batch, _]| [keys[buffer], keys[batch]]);
-            let there = deltas.map(|deltas| deltas.get(id).map_or(0, |delta| delta.parse::<i128>().unwrap()));
+            let deltas = PARTITIONS
+                .iter()
+                .flat_map(|[buffer, batch, _]| [keys[buffer], keys[batch]]);
+            let there = deltas.map(|deltas| {
+                deltas
+                    .get(id)
+                    .map_or(0, |delta| delta.parse::<i128>().unwrap())
+            });
             let sum = there.sum::<i128>() + self.gone.get(id).unwrap_or(&0);
-            prop_assert_eq!(sum, *self.counted.get(id).unwrap_or(&0), "the books of {:?}", id);
+            prop_assert_eq!(
+                sum,
+                *self.counted.get(id).unwrap_or(&0),
+                "the books of {:?}",
+                id
+            );
         }
         Ok(())
     }
@@ -814,13 +1082,29 @@ async fn a_change_to_a_script_is_noticed() {
     notices::<Play>(&[
         ("buffered_add", "kind and kind ~= own_kind", "false"),
         ("buffered_add", "earlier == 0", "earlier < 0"),
-        ("buffered_add", "call('HSETNX', meta, 'incarnation'", "tostring('incarnation'"),
-        ("buffered_add", "call('HSETNX', meta, 'incarnation'", "call('HSET', meta, 'incarnation'"),
+        (
+            "buffered_add",
+            "call('HSETNX', meta, 'incarnation'",
+            "tostring('incarnation'",
+        ),
+        (
+            "buffered_add",
+            "call('HSETNX', meta, 'incarnation'",
+            "call('HSET', meta, 'incarnation'",
+        ),
         ("buffered_add", "sum >= 2^53 or sum <= -2^53", "false"),
-        ("buffered_add", "and call('HEXISTS', buffer, id) == 0", "and true"),
+        (
+            "buffered_add",
+            "and call('HEXISTS', buffer, id) == 0",
+            "and true",
+        ),
         ("buffered_add", "max + (longer and 1 or 0)", "max"),
         ("buffered_add", "at - (k + 1) / 2", "at - 2"),
-        ("buffered_rotate", "incarnation or random(meta)", "random(meta)"),
+        (
+            "buffered_rotate",
+            "incarnation or random(meta)",
+            "random(meta)",
+        ),
         ("buffered_rotate", "what, salt, time", "what, time"),
         ("buffered_rotate", "'nonce', nonce, ", ""),
         ("buffered_rotate", "'batch_hits', text(hits), ", ""),
@@ -836,9 +1120,17 @@ async fn a_change_to_a_script_is_noticed() {
         ("buffered_reset", "state[1] == ARGV[1] and ", ""),
         ("buffered_reset", " and (state[2] or '0') == ARGV[2]", ""),
         ("buffered_reset", " and (state[3] or '') == ARGV[3]", ""),
-        ("buffered_reset", "redis.call('HDEL', calls, '=now', '=before', '=began_at')", ""),
+        (
+            "buffered_reset",
+            "redis.call('HDEL', calls, '=now', '=before', '=began_at')",
+            "",
+        ),
         ("buffered_reset", "meta, salt, time", "meta, time"),
-        ("buffered_reset", "meta, 'seq', 'nonce', ", "meta, 'nonce', "),
+        (
+            "buffered_reset",
+            "meta, 'seq', 'nonce', ",
+            "meta, 'nonce', ",
+        ),
         ("buffered_reset", "unpack(KEYS, 3)", "KEYS[3]"),
         ("buffered_reset", "before + waiting)", "before)"),
         ("buffered_reset", "waiting + cut, ", "waiting, "),
@@ -849,12 +1141,28 @@ async fn a_change_to_a_script_is_noticed() {
         ("family_epoch", "not fits or", ""),
         ("family_epoch", "age >= 0 and", ""),
         ("family_epoch", "age < 60000", "false"),
-        ("family_epoch", "= name, now or name, string", "= name, name, string"),
-        ("family_epoch", "redis.call('HSET', calls, '=before', now)", ""),
-        ("family_epoch", "redis.call('RENAME', calls, calls_before)", "redis.call('UNLINK', calls)"),
+        (
+            "family_epoch",
+            "= name, now or name, string",
+            "= name, name, string",
+        ),
+        (
+            "family_epoch",
+            "redis.call('HSET', calls, '=before', now)",
+            "",
+        ),
+        (
+            "family_epoch",
+            "redis.call('RENAME', calls, calls_before)",
+            "redis.call('UNLINK', calls)",
+        ),
         ("family_configure", "is_other or", ""),
         ("family_configure", "known_kind ~= kind or ", ""),
-        ("family_configure", "'incarnation') == 0", "'incarnation') >= 0"),
+        (
+            "family_configure",
+            "'incarnation') == 0",
+            "'incarnation') >= 0",
+        ),
     ])
     .await;
 }

@@ -1,7 +1,8 @@
-//! Interleavings on a Redis that is set back to older states of its own, as by restored backups (docs/protocol.md,
-//! section 3.9). Writers, workers, probes and a reader are explicit steps. proptest picks their order, the kept and
-//! restored states, and the calls that arrive again later. After every step no hit is or will be in the database twice,
-//! none is missing without a report, and none was dropped without proof.
+//! Interleavings on a Redis that is set back to older states of its own, as by restored backups
+//! (docs/protocol.md, section 3.9). Writers, workers, probes and a reader are explicit steps.
+//! proptest picks their order, the kept and restored states, and the calls that arrive again later.
+//! After every step no hit is or will be in the database twice, none is missing without a report,
+//! and none was dropped without proof.
 //!
 //! Every hit has its own id.
 
@@ -11,7 +12,9 @@ use std::time::Duration;
 use crate::support::between::{Gate, Wrapped};
 use crate::support::interleaving::connect::Lasting;
 use crate::support::interleaving::database::Database;
-use crate::support::interleaving::hunt::{Case, cases, expect_exact, expect_failure, hunt, runtime};
+use crate::support::interleaving::hunt::{
+    Case, cases, expect_exact, expect_failure, hunt, runtime,
+};
 use crate::support::interleaving::reader::Reader;
 use crate::support::interleaving::stage::Stage;
 use crate::support::interleaving::token::State as TokenState;
@@ -23,7 +26,8 @@ use crate::support::state::State;
 use crate::support::{self, Pair, Plain, day};
 use counterfoil::test_hooks::{Counted, Guard, LastCut, last_cuts};
 use counterfoil::{
-    BufferedCounters, Counterfoil, Durability, Family, LedgerRow, Mark, MemoryStore, Registered, Result, Store, Visited,
+    BufferedCounters, Counterfoil, Durability, Family, LedgerRow, Mark, MemoryStore, Registered,
+    Result, Store, Visited,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestError;
@@ -119,20 +123,34 @@ struct World<'s> {
 impl<'s> World<'s> {
     async fn new(server: &'s RedisServer, name: String, guard: Option<Guard>) -> Self {
         let database = Database::new(MemoryStore::new());
-        let family = Family::buffered(name, "hits").partitions(PARTITIONS).durability(Durability::Immediate);
+        let family = Family::buffered(name, "hits")
+            .partitions(PARTITIONS)
+            .durability(Durability::Immediate);
         let buffered = family.build().expect("a valid family");
         let family = buffered.family().clone();
         let number = database.store.register(&family).await.expect("registered");
-        let stage =
-            Stage::<Lasting>::new(server, Crashes::None, Registered { family: family.clone(), number }, 1_000_000)
-                .await;
+        let stage = Stage::<Lasting>::new(
+            server,
+            Crashes::None,
+            Registered {
+                family: family.clone(),
+                number,
+            },
+            1_000_000,
+        )
+        .await;
         let empty = State::of(&stage.redis, &family).await;
         let gate = Gate::new();
-        let store = Wrapped { store: database.store.clone(), between: gate.clone() };
+        let store = Wrapped {
+            store: database.store.clone(),
+            between: gate.clone(),
+        };
         let counterfoil = Counterfoil::new(stage.redis.clone(), store);
         let counters = counterfoil.open(buffered).await.expect("opened");
         // the second state has an epoch, so that calls can be executed there
-        support::epoch(&stage.partition(0), &family).await.expect("an epoch");
+        support::epoch(&stage.partition(0), &family)
+            .await
+            .expect("an epoch");
         let begun = State::of(&stage.redis, &family).await;
         let mut world = World {
             stage,
@@ -159,24 +177,45 @@ impl<'s> World<'s> {
     /// Returns the partitions as they are in Redis.
     async fn look(&self) -> Result<Vec<Pending>, TestCaseError> {
         let mut found = Vec::new();
-        let partitions: Vec<_> = (0..PARTITIONS).map(|number| self.stage.partition(number)).collect();
-        let cuts = last_cuts(&self.stage.redis.clone().into(), &partitions).await.map_err(failed)?;
+        let partitions: Vec<_> = (0..PARTITIONS)
+            .map(|number| self.stage.partition(number))
+            .collect();
+        let cuts = last_cuts(&self.stage.redis.clone().into(), &partitions)
+            .await
+            .map_err(failed)?;
         for (partition, cut) in partitions.iter().zip(cuts) {
             let ids = partition.pending_ids("hit/").await.map_err(failed)?;
-            let hit = |id: &String| self.ids.iter().position(|known| known == id).expect("a hit of this case");
-            found.push(Pending { cut, hits: ids.iter().map(hit).collect() });
+            let hit = |id: &String| {
+                self.ids
+                    .iter()
+                    .position(|known| known == id)
+                    .expect("a hit of this case")
+            };
+            found.push(Pending {
+                cut,
+                hits: ids.iter().map(hit).collect(),
+            });
         }
         Ok(found)
     }
 
     async fn stored(&self) -> Result<Vec<i64>, TestCaseError> {
         let ids: Vec<_> = self.ids.iter().map(String::as_str).collect();
-        let values = self.database.store.rows(&self.stage.family, &ids).await.map_err(failed)?;
+        let values = self
+            .database
+            .store
+            .rows(&self.stage.family, &ids)
+            .await
+            .map_err(failed)?;
         Ok(values.into_iter().map(|value| value.unwrap_or(0)).collect())
     }
 
     async fn ledger(&self) -> Result<Vec<LedgerRow>, TestCaseError> {
-        self.database.store.ledger(&[self.stage.family.number]).await.map_err(failed)
+        self.database
+            .store
+            .ledger(&[self.stage.family.number])
+            .await
+            .map_err(failed)
     }
 
     async fn hit(&mut self, fate: Fate) -> Checked {
@@ -186,8 +225,13 @@ impl<'s> World<'s> {
         }
         let mut writer = Writer::new(self.stage.new_name());
         writer.begin(());
-        self.sent.push(writer.key(&self.stage, &self.stage.partition(0)).await?);
-        if fate == Fate::Delivered { self.arrive(hit).await } else { Ok(()) }
+        self.sent
+            .push(writer.key(&self.stage, &self.stage.partition(0)).await?);
+        if fate == Fate::Delivered {
+            self.arrive(hit).await
+        } else {
+            Ok(())
+        }
     }
 
     /// Delivers the call, for the first time or again.
@@ -195,8 +239,17 @@ impl<'s> World<'s> {
         let (id, home) = (&self.ids[hit], self.stage.partition(0));
         let partition = self.stage.partition(self.stage.partition_of(id));
         let fence = self.sent[hit].fence(&home);
-        let counted = partition.add(&self.stage.family.family, fence, 1, [(id, 1)]).await.map_err(failed)?;
-        if matches!(counted, Counted::Executed { repeated: false, .. }) {
+        let counted = partition
+            .add(&self.stage.family.family, fence, 1, [(id, 1)])
+            .await
+            .map_err(failed)?;
+        if matches!(
+            counted,
+            Counted::Executed {
+                repeated: false,
+                ..
+            }
+        ) {
             self.executed.insert(hit);
             self.reported.remove(&hit);
         }
@@ -204,16 +257,30 @@ impl<'s> World<'s> {
     }
 
     async fn set_back(&mut self, state: usize) -> Checked {
-        self.kept[state % self.kept.len()].restore(&self.stage.redis).await;
-        let there: BTreeSet<_> = self.look().await?.into_iter().flat_map(|pending| pending.hits).collect();
+        self.kept[state % self.kept.len()]
+            .restore(&self.stage.redis)
+            .await;
+        let there: BTreeSet<_> = self
+            .look()
+            .await?
+            .into_iter()
+            .flat_map(|pending| pending.hits)
+            .collect();
         let stored = self.stored().await?;
-        self.reported = self.executed.iter().copied().filter(|hit| !there.contains(hit) && stored[*hit] == 0).collect();
+        self.reported = self
+            .executed
+            .iter()
+            .copied()
+            .filter(|hit| !there.contains(hit) && stored[*hit] == 0)
+            .collect();
         self.is_disturbed = true;
         Ok(())
     }
 
     async fn probe_goes_on(&mut self) -> Checked {
-        let Some(ledger) = self.probe.take() else { return Ok(()) };
+        let Some(ledger) = self.probe.take() else {
+            return Ok(());
+        };
         for (number, Pending { cut, .. }) in (0..).zip(self.look().await?) {
             if self.is_behind(&ledger, number, cut) {
                 self.stage.reset(number, cut).await?;
@@ -224,9 +291,12 @@ impl<'s> World<'s> {
 
     /// Returns whether the ledger proves that the partition was set back.
     fn is_behind(&self, ledger: &[LedgerRow], number: u32, cut: LastCut) -> bool {
-        let is_other = |mark: &Mark| self.guard != Some(Guard::Nonce) && cut.nonce != Some(mark.nonce);
+        let is_other =
+            |mark: &Mark| self.guard != Some(Guard::Nonce) && cut.nonce != Some(mark.nonce);
         let proves = |mark: &Mark| cut.seq < mark.seq || cut.seq == mark.seq && is_other(mark);
-        let mut rows = ledger.iter().filter(|row| row.partition == number && Some(row.incarnation) == cut.incarnation);
+        let mut rows = ledger
+            .iter()
+            .filter(|row| row.partition == number && Some(row.incarnation) == cut.incarnation);
         rows.any(|row| proves(&row.mark))
     }
 
@@ -237,17 +307,27 @@ impl<'s> World<'s> {
         let (counters, ids) = (self.counters.clone(), self.ids.clone());
         let read = async move { counters.get_many(&ids).await };
         self.is_disturbed = false;
-        let before = (0..HITS).map(|hit| self.executed.contains(&hit) && !self.reported.contains(&hit)).collect();
+        let before = (0..HITS)
+            .map(|hit| self.executed.contains(&hit) && !self.reported.contains(&hit))
+            .collect();
         self.reader = Some(Reader::begin(self.gate.clone(), read, before).await);
     }
 
     async fn read_goes_on(&mut self) -> Checked {
-        let Some(seen) = Reader::go_on(&mut self.reader).await? else { return Ok(()) };
+        let Some(seen) = Reader::go_on(&mut self.reader).await? else {
+            return Ok(());
+        };
         for (hit, times) in seen.found.iter().enumerate() {
-            let state = if self.is_disturbed { TokenState::Forgotten } else { TokenState::InDoubt };
+            let state = if self.is_disturbed {
+                TokenState::Forgotten
+            } else {
+                TokenState::InDoubt
+            };
             let (least, most) = seen.bounds(hit, state);
             if !(i64::from(least)..=i64::from(most)).contains(times) {
-                return Err(failed(format!("TORN READ: hit {hit} is {times} times in what was read")));
+                return Err(failed(format!(
+                    "TORN READ: hit {hit} is {times} times in what was read"
+                )));
             }
         }
         Ok(())
@@ -261,7 +341,9 @@ impl<'s> World<'s> {
                 continue;
             }
             if !before.hits.is_empty() && !self.is_behind(&ledger, number, before.cut) {
-                return Err(failed(format!("DROPPED WITHOUT PROOF: {before:?} of partition {number}")));
+                return Err(failed(format!(
+                    "DROPPED WITHOUT PROOF: {before:?} of partition {number}"
+                )));
             }
             self.reported.extend(before.hits.difference(&after.hits));
             self.is_disturbed = true;
@@ -272,15 +354,26 @@ impl<'s> World<'s> {
     async fn take(&mut self, step: Step) -> Checked {
         match step {
             Step::Hit { fate } => self.hit(fate).await?,
-            Step::Echo { call } if !self.sent.is_empty() => self.arrive(call % self.sent.len()).await?,
+            Step::Echo { call } if !self.sent.is_empty() => {
+                self.arrive(call % self.sent.len()).await?
+            }
             Step::Echo { .. } => {}
             Step::TurnEpoch => turn_epoch(&mut self.stage, 0).await?,
-            Step::Keep => self.kept.push(State::of(&self.stage.redis, &self.stage.family.family).await),
+            Step::Keep => self
+                .kept
+                .push(State::of(&self.stage.redis, &self.stage.family.family).await),
             Step::SetBack { state } => self.set_back(state).await?,
             Step::Work(work) => {
-                let dropped = self.workers.advance(work, &self.stage, &self.database).await?;
+                let dropped = self
+                    .workers
+                    .advance(work, &self.stage, &self.database)
+                    .await?;
                 if let Some(dropped) = dropped {
-                    let hits: BTreeSet<_> = self.pending.iter().flat_map(|pending| &pending.hits).collect();
+                    let hits: BTreeSet<_> = self
+                        .pending
+                        .iter()
+                        .flat_map(|pending| &pending.hits)
+                        .collect();
                     let is_true = dropped.hits == dropped.ids && dropped.ids <= hits.len() as u64;
                     prop_assert!(is_true, "WRONG REPORT: {:?} of {:?}", dropped, hits);
                 }
@@ -305,28 +398,51 @@ impl Case for World<'_> {
         self.take(step).await?;
         let after = self.look().await?;
         let before = std::mem::replace(&mut self.pending, after);
-        if matches!(step, Step::SetBack { .. }) { Ok(()) } else { self.note_resets(before).await }
+        if matches!(step, Step::SetBack { .. }) {
+            Ok(())
+        } else {
+            self.note_resets(before).await
+        }
     }
 
     async fn check(&self) -> Checked {
         for number in 0..PARTITIONS {
             let ids = ids_of_partition(&self.ids, &self.stage, number);
-            let pending = self.stage.partition(number).read(&ids).await.map_err(failed)?;
-            let totals = self.database.totals(&self.stage, (number, pending), &ids).await?;
+            let pending = self
+                .stage
+                .partition(number)
+                .read(&ids)
+                .await
+                .map_err(failed)?;
+            let totals = self
+                .database
+                .totals(&self.stage, (number, pending), &ids)
+                .await?;
             if let Some((id, total)) = ids.iter().zip(totals).find(|(_, total)| *total > 1) {
-                return Err(failed(format!("DOUBLE: {id} is {total} times in database, batch and buffer")));
+                return Err(failed(format!(
+                    "DOUBLE: {id} is {total} times in database, batch and buffer"
+                )));
             }
         }
         let stored = self.stored().await?;
-        let mut there: BTreeSet<_> = self.pending.iter().flat_map(|pending| &pending.hits).copied().collect();
+        let mut there: BTreeSet<_> = self
+            .pending
+            .iter()
+            .flat_map(|pending| &pending.hits)
+            .copied()
+            .collect();
         for task in &self.workers.tasks {
             if let Task::Apply(batch) = task {
-                let ids =
-                    batch.deltas.iter().filter_map(|(id, _)| self.ids.iter().position(|known| known.as_bytes() == id));
+                let ids = batch
+                    .deltas
+                    .iter()
+                    .filter_map(|(id, _)| self.ids.iter().position(|known| known.as_bytes() == id));
                 there.extend(ids);
             }
         }
-        let is_gone = |hit: &&usize| stored[**hit] == 0 && !there.contains(hit) && !self.reported.contains(hit);
+        let is_gone = |hit: &&usize| {
+            stored[**hit] == 0 && !there.contains(hit) && !self.reported.contains(hit)
+        };
         match self.executed.iter().find(is_gone) {
             Some(hit) => Err(failed(format!("LOST: hit {hit}, without a report"))),
             None => Ok(()),
@@ -344,25 +460,45 @@ impl Case for World<'_> {
                 self.check().await?;
             }
         }
-        for step in [Step::ProbeBegins, Step::ProbeGoesOn, Step::Hit { fate: Fate::Delivered }, Step::Drain] {
+        for step in [
+            Step::ProbeBegins,
+            Step::ProbeGoesOn,
+            Step::Hit {
+                fate: Fate::Delivered,
+            },
+            Step::Drain,
+        ] {
             self.step(step).await?;
             self.check().await?;
         }
         self.stage.expect_nothing_pending().await?;
         let stored = self.stored().await?;
         let is_stored = |hit: &usize| stored[*hit] == 1 || self.reported.contains(hit);
-        prop_assert!(self.executed.iter().all(is_stored), "LOST: {:?} of {:?}", stored, self.executed);
+        prop_assert!(
+            self.executed.iter().all(is_stored),
+            "LOST: {:?} of {:?}",
+            stored,
+            self.executed
+        );
         let is_last_stored = stored[self.sent.len() - 1] == 1 || self.sent.len() == HITS;
         prop_assert!(is_last_stored, "LOST: the hit after the probe");
         Ok(())
     }
 }
 
-fn ids_of_partition<'i>(ids: &'i [String], stage: &Stage<'_, Lasting>, number: u32) -> Vec<&'i str> {
-    ids.iter().map(String::as_str).filter(|id| stage.partition_of(id) == number).collect()
+fn ids_of_partition<'i>(
+    ids: &'i [String],
+    stage: &Stage<'_, Lasting>,
+    number: u32,
+) -> Vec<&'i str> {
+    ids.iter()
+        .map(String::as_str)
+        .filter(|id| stage.partition_of(id) == number)
+        .collect()
 }
 
-/// For each kind, a hit is flushed, Redis is set back to a state in which it is pending, and it is flushed again.
+/// For each kind, a hit is flushed, Redis is set back to a state in which it is pending, and it is
+/// flushed again.
 #[tokio::test]
 async fn no_kind_counts_twice() {
     let pair = Pair::new().await;
@@ -371,7 +507,10 @@ async fn no_kind_counts_twice() {
         let redis = pair.redis.manager().await;
         let hit = async |number: i64| match &counters {
             OfKind::Visitors(visitors) => {
-                let visited = visitors.first_visit("page", day("2014-09-20"), &number.to_string()).await.unwrap();
+                let visited = visitors
+                    .first_visit("page", day("2014-09-20"), &number.to_string())
+                    .await
+                    .unwrap();
                 assert_eq!(visited, Visited::Counted);
             }
             others => others.hit().await.unwrap(),
@@ -411,9 +550,17 @@ async fn a_reader_names_the_set_back_unless_it_has_the_time_to_repeat() {
         count().await;
         before.restore(&redis).await;
         if round == 0 {
-            let error = views.clone().read_timeout(Duration::ZERO).get("page").await.unwrap_err();
+            let error = views
+                .clone()
+                .read_timeout(Duration::ZERO)
+                .get("page")
+                .await
+                .unwrap_err();
             assert!(
-                error.is_retryable() && error.to_string().contains("Redis was set back to an older state"),
+                error.is_retryable()
+                    && error
+                        .to_string()
+                        .contains("Redis was set back to an older state"),
                 "{error}"
             );
         }
@@ -423,9 +570,14 @@ async fn a_reader_names_the_set_back_unless_it_has_the_time_to_repeat() {
 
 fn hunted(cases: u32, guard: Option<Guard>) -> Result<(), TestError<Vec<Step>>> {
     let steps = prop::collection::vec(step(), 10..90);
-    hunt(&runtime(), (Crashes::None, cases, guard), steps, |server, name, steps| {
-        runtime().block_on(async { World::new(server, name, guard).await.play(steps).await })
-    })
+    hunt(
+        &runtime(),
+        (Crashes::None, cases, guard),
+        steps,
+        |server, name, steps| {
+            runtime().block_on(async { World::new(server, name, guard).await.play(steps).await })
+        },
+    )
 }
 
 fn breaks(guard: Guard, expected: &[&str]) {

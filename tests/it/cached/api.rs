@@ -4,18 +4,25 @@ use std::time::Duration;
 
 use crate::support::{Pair, Plain, eventually};
 use counterfoil::{
-    CachedCounters, CachedFamilyBuilder, Changed, Counterfoil, Durability, ErrorKind, Family, KeyType, MysqlStore,
-    Table,
+    CachedCounters, CachedFamilyBuilder, Changed, Counterfoil, Durability, ErrorKind, Family,
+    KeyType, MysqlStore, Table,
 };
 use futures_util::future::{join_all, try_join_all};
 
 /// Returns a family that is durable and due at once.
 fn family(name: &str) -> CachedFamilyBuilder {
-    Family::cached("test", name).partitions(4).durability(Durability::Immediate).save_after(Duration::from_millis(20))
+    Family::cached("test", name)
+        .partitions(4)
+        .durability(Durability::Immediate)
+        .save_after(Duration::from_millis(20))
 }
 
 async fn open(plain: &Plain, family: CachedFamilyBuilder) -> CachedCounters {
-    plain.counterfoil.open(family.build().expect("a valid family")).await.expect("opened")
+    plain
+        .counterfoil
+        .open(family.build().expect("a valid family"))
+        .await
+        .expect("opened")
 }
 
 type Cached = CachedCounters;
@@ -27,14 +34,22 @@ async fn items(pair: &Pair, family: CachedFamilyBuilder) -> Cached {
          INSERT INTO item (id, name) VALUES (1, 'one'), (2, 'two'), (3, 'three')",
     )
     .await;
-    let table = Table::update("item").key("id", KeyType::Unsigned).value("vote_count");
-    pair.counterfoil.open(family.table(table).build().expect("a valid family")).await.expect("opened")
+    let table = Table::update("item")
+        .key("id", KeyType::Unsigned)
+        .value("vote_count");
+    pair.counterfoil
+        .open(family.table(table).build().expect("a valid family"))
+        .await
+        .expect("opened")
 }
 
 async fn calls(pair: &Pair) -> u64 {
     let info: String = pair.redis.run("INFO commandstats").await.unwrap();
-    let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-    line.and_then(|line| line.split(',').next()).map_or(0, |calls| calls.parse().expect("a number"))
+    let line = info
+        .lines()
+        .find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    line.and_then(|line| line.split(',').next())
+        .map_or(0, |calls| calls.parse().expect("a number"))
 }
 
 fn value(changed: Changed) -> i64 {
@@ -63,13 +78,22 @@ async fn the_value_comes_back_with_the_increment() {
 async fn bounds_refuse_and_return_the_value() {
     let plain = Plain::new().await;
     let stock = open(&plain, family("stock").min(0).max(10)).await;
-    assert_eq!(stock.incr("a", -1).await.unwrap(), Changed::OutOfRange { value: 0 });
+    assert_eq!(
+        stock.incr("a", -1).await.unwrap(),
+        Changed::OutOfRange { value: 0 }
+    );
     assert_eq!(value(stock.set("a", 3).await.unwrap()), 3);
-    assert_eq!(stock.set("a", 11).await.unwrap(), Changed::OutOfRange { value: 3 });
+    assert_eq!(
+        stock.set("a", 11).await.unwrap(),
+        Changed::OutOfRange { value: 3 }
+    );
     // more in total than there are: the ones that fit are counted
     let buys = (0..8).map(|_| stock.incr("a", -1));
     let sold = try_join_all(buys).await.unwrap();
-    let mut values: Vec<_> = sold.iter().filter_map(|changed| changed.counted()).collect();
+    let mut values: Vec<_> = sold
+        .iter()
+        .filter_map(|changed| changed.counted())
+        .collect();
     values.sort();
     assert_eq!(values, [0, 1, 2]);
     assert!(
@@ -82,16 +106,28 @@ async fn bounds_refuse_and_return_the_value() {
 #[tokio::test]
 async fn a_process_with_other_bounds_is_refused() {
     let pair = Pair::new().await;
-    let stock = |bounds: fn(CachedFamilyBuilder) -> CachedFamilyBuilder| bounds(family("stock")).build().unwrap();
+    let stock = |bounds: fn(CachedFamilyBuilder) -> CachedFamilyBuilder| {
+        bounds(family("stock")).build().unwrap()
+    };
     let opened = |family| async {
-        let other = Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pair.pool.clone()));
+        let other = Counterfoil::new(
+            pair.redis.manager().await,
+            MysqlStore::new(pair.pool.clone()),
+        );
         other.open(family).await
     };
     opened(stock(|family| family.min(0).max(10))).await.unwrap();
     opened(stock(|family| family.max(10).min(0))).await.unwrap();
-    for other in [stock(|family| family), stock(|family| family.min(0)), stock(|family| family.min(0).max(11))] {
+    for other in [
+        stock(|family| family),
+        stock(|family| family.min(0)),
+        stock(|family| family.min(0).max(11)),
+    ] {
         let error = opened(other).await.expect_err("other bounds");
-        assert!(error.kind() == ErrorKind::Mismatch && error.to_string().contains("min 0, max 10"), "{error}");
+        assert!(
+            error.kind() == ErrorKind::Mismatch && error.to_string().contains("min 0, max 10"),
+            "{error}"
+        );
     }
     // the change that the documentation describes
     pair.sql("UPDATE counterfoil_families SET shape = 'min 0' WHERE namespace = 'test' AND name = 'stock'").await;
@@ -105,9 +141,17 @@ async fn a_reconciler_saves_deletes_and_the_counter_comes_back() {
     let reconciler = plain.counterfoil.reconciler().start().await.unwrap();
     for round in 1..=5 {
         assert_eq!(value(votes.incr("a", 1).await.unwrap()), round);
-        eventually("it is saved", || async { votes.stored(&["a"]).await.unwrap() == [Some(round)] }).await;
+        eventually("it is saved", || async {
+            votes.stored(&["a"]).await.unwrap() == [Some(round)]
+        })
+        .await;
         eventually("it is deleted", || async {
-            plain.redis.run::<Vec<String>>("KEYS *base").await.unwrap().is_empty()
+            plain
+                .redis
+                .run::<Vec<String>>("KEYS *base")
+                .await
+                .unwrap()
+                .is_empty()
         })
         .await;
         assert_eq!(votes.get("a").await.unwrap(), round);
@@ -122,39 +166,75 @@ async fn the_application_s_own_column_is_counted_up() {
     assert_eq!(value(votes.incr("1", 5).await.unwrap()), 5);
     assert_eq!(value(votes.incr("2", 1).await.unwrap()), 1);
     assert_eq!(votes.incr("4", 1).await.unwrap(), Changed::NoRow);
-    assert_eq!(votes.get_many(&["1", "2", "3", "4"]).await.unwrap(), [5, 1, 0, 0]);
-    assert_eq!(votes.incr("01", 1).await.unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(
+        votes.get_many(&["1", "2", "3", "4"]).await.unwrap(),
+        [5, 1, 0, 0]
+    );
+    assert_eq!(
+        votes.incr("01", 1).await.unwrap_err().kind(),
+        ErrorKind::InvalidInput
+    );
     pair.counterfoil.drain().await.unwrap();
-    assert_eq!(pair.number("SELECT vote_count FROM item WHERE id = 1").await, 5);
+    assert_eq!(
+        pair.number("SELECT vote_count FROM item WHERE id = 1")
+            .await,
+        5
+    );
     assert_eq!(pair.number("SELECT COUNT(*) FROM item").await, 3);
-    assert_eq!(pair.number("SELECT COUNT(*) FROM counterfoil_rejects").await, 0);
+    assert_eq!(
+        pair.number("SELECT COUNT(*) FROM counterfoil_rejects")
+            .await,
+        0
+    );
 }
 
 #[tokio::test]
 async fn rows_that_do_not_exist_are_made_where_that_is_asked_for() {
     let pair = Pair::new().await;
-    pair.sql("CREATE TABLE likes (page VARBINARY(100) PRIMARY KEY, likes BIGINT)").await;
-    let table = Table::upsert("likes").key("page", KeyType::Text).value("likes");
-    let likes = pair.counterfoil.open(family("likes").table(table).build().unwrap()).await.unwrap();
+    pair.sql("CREATE TABLE likes (page VARBINARY(100) PRIMARY KEY, likes BIGINT)")
+        .await;
+    let table = Table::upsert("likes")
+        .key("page", KeyType::Text)
+        .value("likes");
+    let likes = pair
+        .counterfoil
+        .open(family("likes").table(table).build().unwrap())
+        .await
+        .unwrap();
     assert_eq!(value(likes.incr("a/b", 2).await.unwrap()), 2);
     // an id that was only read gets no row
     assert_eq!(likes.get("c").await.unwrap(), 0);
     pair.counterfoil.drain().await.unwrap();
-    assert_eq!(pair.number("SELECT likes FROM likes WHERE page = 'a/b'").await, 2);
+    assert_eq!(
+        pair.number("SELECT likes FROM likes WHERE page = 'a/b'")
+            .await,
+        2
+    );
     assert_eq!(pair.number("SELECT COUNT(*) FROM likes").await, 1);
 }
 
 #[tokio::test]
 async fn many_increments_make_few_saves() {
     let pair = Pair::new().await;
-    let votes = items(&pair, family("votes").save_after(Duration::from_millis(700))).await;
+    let votes = items(
+        &pair,
+        family("votes").save_after(Duration::from_millis(700)),
+    )
+    .await;
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     for _ in 0..200 {
         let _ = votes.incr("1", 1).await.unwrap();
     }
-    eventually("it is saved", || async { pair.number("SELECT vote_count FROM item WHERE id = 1").await == 200 }).await;
+    eventually("it is saved", || async {
+        pair.number("SELECT vote_count FROM item WHERE id = 1")
+            .await
+            == 200
+    })
+    .await;
     // the first increment is saved at once
-    let saves = pair.number("SELECT CAST(seq AS SIGNED) FROM counterfoil_ledger").await;
+    let saves = pair
+        .number("SELECT CAST(seq AS SIGNED) FROM counterfoil_ledger")
+        .await;
     assert!(saves <= 3, "{saves} saves");
     reconciler.shutdown().await.unwrap();
 }
@@ -162,7 +242,11 @@ async fn many_increments_make_few_saves() {
 #[tokio::test]
 async fn a_cold_start_asks_the_database_once() {
     let pair = Pair::new().await;
-    let values = pair.counterfoil.open(family("values").build().unwrap()).await.unwrap();
+    let values = pair
+        .counterfoil
+        .open(family("values").build().unwrap())
+        .await
+        .unwrap();
     pair.sql(
         "INSERT INTO counterfoil_values (family, id, value) \
          WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 1000) \
@@ -171,7 +255,10 @@ async fn a_cold_start_asks_the_database_once() {
     .await;
     let ids: Vec<_> = (1..=1000).map(|number| format!("page/{number}")).collect();
     // a script that Redis does not know yet is sent twice
-    assert_eq!(value(values.incr("other", 1).await.unwrap()), values.get("other").await.unwrap());
+    assert_eq!(
+        value(values.incr("other", 1).await.unwrap()),
+        values.get("other").await.unwrap()
+    );
     let (statements, before) = (pair.mysql().statements(), calls(&pair).await);
     let all = values.get_many(&ids).await.unwrap();
     assert_eq!(all, (1..=1000).collect::<Vec<i64>>());
@@ -180,7 +267,13 @@ async fn a_cold_start_asks_the_database_once() {
     assert!(calls(&pair).await - before <= 12);
     let (statements, before) = (pair.mysql().statements(), calls(&pair).await);
     assert_eq!(values.get_many(&ids).await.unwrap(), all);
-    assert_eq!((pair.mysql().statements() - statements, calls(&pair).await - before), (0, 4));
+    assert_eq!(
+        (
+            pair.mysql().statements() - statements,
+            calls(&pair).await - before
+        ),
+        (0, 4)
+    );
 }
 
 #[tokio::test]
@@ -189,7 +282,10 @@ async fn concurrent_misses_of_an_id_ask_the_database_once() {
     let votes = items(&pair, family("votes")).await;
     let statements = pair.mysql().statements();
     let values: Vec<_> = join_all((0..100).map(|_| votes.incr("1", 1))).await;
-    let mut values: Vec<_> = values.into_iter().map(|changed| value(changed.unwrap())).collect();
+    let mut values: Vec<_> = values
+        .into_iter()
+        .map(|changed| value(changed.unwrap()))
+        .collect();
     values.sort();
     assert_eq!(values, (1..=100).collect::<Vec<_>>());
     // misses during the first read join it; only later ones start a second read
@@ -199,8 +295,16 @@ async fn concurrent_misses_of_an_id_ask_the_database_once() {
 #[tokio::test]
 async fn a_family_of_another_kind_is_refused() {
     let pair = Pair::new().await;
-    let _ = pair.counterfoil.open(crate::support::family("votes").build().unwrap()).await.unwrap();
-    let refused = pair.counterfoil.open(family("votes").build().unwrap()).await.unwrap_err();
+    let _ = pair
+        .counterfoil
+        .open(crate::support::family("votes").build().unwrap())
+        .await
+        .unwrap();
+    let refused = pair
+        .counterfoil
+        .open(family("votes").build().unwrap())
+        .await
+        .unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Mismatch);
     assert!(refused.to_string().contains("kind"), "{refused}");
 }
@@ -208,18 +312,31 @@ async fn a_family_of_another_kind_is_refused() {
 #[tokio::test]
 async fn both_ends_of_i64_are_reached_and_not_passed() {
     let pair = Pair::new().await;
-    let values = pair.counterfoil.open(family("values").build().unwrap()).await.unwrap();
+    let values = pair
+        .counterfoil
+        .open(family("values").build().unwrap())
+        .await
+        .unwrap();
     for (id, end, beyond) in [("top", i64::MAX, 1), ("bottom", i64::MIN, -1)] {
         assert_eq!(value(values.set(id, end).await.unwrap()), end);
-        assert_eq!(values.incr(id, beyond).await.unwrap(), Changed::OutOfRange { value: end });
+        assert_eq!(
+            values.incr(id, beyond).await.unwrap(),
+            Changed::OutOfRange { value: end }
+        );
         // the difference does not fit in the row's delta
-        assert_eq!(values.set(id, -2 * beyond).await.unwrap(), Changed::OutOfRange { value: end });
+        assert_eq!(
+            values.set(id, -2 * beyond).await.unwrap(),
+            Changed::OutOfRange { value: end }
+        );
         assert_eq!(value(values.incr(id, -beyond).await.unwrap()), end - beyond);
         assert_eq!(value(values.incr(id, beyond).await.unwrap()), end);
         pair.counterfoil.drain().await.unwrap();
         assert_eq!(values.stored(&[id]).await.unwrap(), [Some(end)]);
         assert_eq!(values.get(id).await.unwrap(), end);
-        assert_eq!(values.incr(id, beyond).await.unwrap(), Changed::OutOfRange { value: end });
+        assert_eq!(
+            values.incr(id, beyond).await.unwrap(),
+            Changed::OutOfRange { value: end }
+        );
     }
 }
 
@@ -233,11 +350,18 @@ async fn a_set_among_increments_overwrites_what_was_before_it() {
         let increments = (0..100).map(|_| votes.incr("1", 1));
         let (set, values) = tokio::join!(votes.set("1", goal), join_all(increments));
         assert_eq!(value(set.unwrap()), goal);
-        let later = values.into_iter().filter(|changed| value(*changed.as_ref().unwrap()) > goal).count();
+        let later = values
+            .into_iter()
+            .filter(|changed| value(*changed.as_ref().unwrap()) > goal)
+            .count();
         assert_eq!(votes.get("1").await.unwrap(), goal + later as i64);
     }
     let last = votes.get("1").await.unwrap();
     pair.counterfoil.drain().await.unwrap();
-    assert_eq!(pair.number("SELECT vote_count FROM item WHERE id = 1").await, last);
+    assert_eq!(
+        pair.number("SELECT vote_count FROM item WHERE id = 1")
+            .await,
+        last
+    );
     reconciler.shutdown().await.unwrap();
 }

@@ -1,11 +1,12 @@
-//! Interleavings of the cached kind. Clients that count and seed, a reader, workers that bring batches to the database
-//! and mark counters as saved, deletions, and another program that writes the rows are explicit steps. proptest picks
-//! their order, crashes, lost replies, and when Redis forgets its scripts, crashes or is set back to an earlier state.
-//! The invariants of docs/protocol.md, section 1, are checked after every step and at the end. A step may use an old
+//! Interleavings of the cached kind. Clients that count and seed, a reader, workers that bring
+//! batches to the database and mark counters as saved, deletions, and another program that writes
+//! the rows are explicit steps. proptest picks their order, crashes, lost replies, and when Redis
+//! forgets its scripts, crashes or is set back to an earlier state. The invariants of
+//! docs/protocol.md, section 1, are checked after every step and at the end. A step may use an old
 //! result of an earlier one.
 //!
-//! Every increment is a token: the k-th of a case adds 4^k. In base 4, each digit of a value is the number of times
-//! that it contains that increment. The test controls the time.
+//! Every increment is a token: the k-th of a case adds 4^k. In base 4, each digit of a value is the
+//! number of times that it contains that increment. The test controls the time.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -13,20 +14,25 @@ use std::time::{Duration, SystemTime};
 use crate::support::between::{Gate, Wrapped};
 use crate::support::interleaving::connect::Lasting;
 use crate::support::interleaving::database::{Database, Mortal};
-use crate::support::interleaving::hunt::{Case, cases, expect_exact, expect_failure, hunt, runtime};
+use crate::support::interleaving::hunt::{
+    Case, cases, expect_exact, expect_failure, hunt, runtime,
+};
 use crate::support::interleaving::reader::Reader;
 use crate::support::interleaving::stage::{Gone, Stage};
 use crate::support::interleaving::token::{self, delta, digit, fault};
 use crate::support::interleaving::workers::{Task, WORKERS, Work, Workers};
 use crate::support::interleaving::writer::{Key, Writer, turn_epoch};
-use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate};
+use crate::support::interleaving::{
+    Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate,
+};
 use crate::support::state::State;
 use crate::support::{epoch, unix};
 use counterfoil::test_hooks::{
     Change, Counted, Dropped, Guard, LastCut, PairResult, Retention, Seed, Ticket, retention,
 };
 use counterfoil::{
-    Batch, BatchId, CachedFamily, Counterfoil, Family, Incarnation, LedgerRow, MemoryStore, Nonce, Registered, Store,
+    Batch, BatchId, CachedFamily, Counterfoil, Family, Incarnation, LedgerRow, MemoryStore, Nonce,
+    Registered, Store,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestError};
@@ -45,8 +51,8 @@ const TOKENS: usize = 31;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// The client counts one for the id, or for all ids of its partition. With an open call it continues: it reads the
-    /// missing rows, seeds, or repeats a call whose reply is missing.
+    /// The client counts one for the id, or for all ids of its partition. With an open call it
+    /// continues: it reads the missing rows, seeds, or repeats a call whose reply is missing.
     Count {
         client: usize,
         id: usize,
@@ -106,16 +112,27 @@ struct Disturbed {
 
 impl Disturbed {
     fn by(crashes: Crashes) -> Self {
-        Disturbed { crashes, outsider: false, set_back: false }
+        Disturbed {
+            crashes,
+            outsider: false,
+            set_back: false,
+        }
     }
 
     fn with_outsider(crashes: Crashes) -> Self {
-        Disturbed { outsider: true, ..Disturbed::by(crashes) }
+        Disturbed {
+            outsider: true,
+            ..Disturbed::by(crashes)
+        }
     }
 
-    /// Allows set-backs of a Redis whose batches are never durable, so that its states can be of any age.
+    /// Allows set-backs of a Redis whose batches are never durable, so that its states can be of
+    /// any age.
     fn by_set_backs() -> Self {
-        Disturbed { set_back: true, ..Disturbed::by(Crashes::Empty) }
+        Disturbed {
+            set_back: true,
+            ..Disturbed::by(Crashes::Empty)
+        }
     }
 }
 
@@ -132,7 +149,12 @@ fn partition() -> impl Strategy<Value = u32> {
 fn step(disturbed: Disturbed) -> impl Strategy<Value = Step> {
     let nothing = || Just(Step::Mishap(Mishap::ScriptFlush)).boxed();
     let outside = if disturbed.outsider {
-        (id(), any::<u8>()).prop_map(|(id, kind)| Step::Outside { id, replaces: kind < 80 }).boxed()
+        (id(), any::<u8>())
+            .prop_map(|(id, kind)| Step::Outside {
+                id,
+                replaces: kind < 80,
+            })
+            .boxed()
     } else {
         nothing()
     };
@@ -146,9 +168,14 @@ fn step(disturbed: Disturbed) -> impl Strategy<Value = Step> {
     } else {
         nothing()
     };
-    let mishap = if disturbed.set_back { nothing() } else { disturbed.crashes.mishap().prop_map(Step::Mishap).boxed() };
+    let mishap = if disturbed.set_back {
+        nothing()
+    } else {
+        disturbed.crashes.mishap().prop_map(Step::Mishap).boxed()
+    };
     let count = (0..CLIENTS, id(), any::<u8>(), fate());
-    let ticks = prop_oneof![4 => Just(100), 4 => Just(SETTLE), 4 => Just(2 * RETAIN), 1 => Just(LONG)];
+    let ticks =
+        prop_oneof![4 => Just(100), 4 => Just(SETTLE), 4 => Just(2 * RETAIN), 1 => Just(LONG)];
     let delete = (partition(), prop::option::of(id()));
     prop_oneof![
         20 => count.prop_map(|(client, id, many, fate)| Step::Count { client, id, many: many < 100, fate }),
@@ -199,7 +226,8 @@ impl Token {
         }
     }
 
-    /// Returns these bounds for a value in Redis, which shows other programs' writes after the next save.
+    /// Returns these bounds for a value in Redis, which shows other programs' writes after the next
+    /// save.
     fn bounds_in_redis(self, is_fresh: bool) -> (u8, u8) {
         match self.state {
             Counting::Outside | Counting::Replaced if !is_fresh => (0, 1),
@@ -250,7 +278,8 @@ struct World<'s, S> {
     savers: [Savers; 2],
     reader: Option<Reader<Vec<i64>>>,
     tokens: Vec<Token>,
-    /// True for an id whose row no other program has written since Redis last received it by a seed or a save.
+    /// True for an id whose row no other program has written since Redis last received it by a seed
+    /// or a save.
     is_fresh: [bool; IDS.len()],
     kept: Vec<State>,
     was_set_back: bool,
@@ -276,14 +305,18 @@ impl<'s, S: Store + Clone> World<'s, S> {
         // the reader's calls use the server's clock
         let now = u64::try_from(unix(SystemTime::now()) * 1000).expect("after 1970");
         let mut stage = stage(Registered { family, number }, now).await;
-        epoch(&stage.partition(0), &stage.family.family).await.expect("configured");
+        epoch(&stage.partition(0), &stage.family.family)
+            .await
+            .expect("configured");
         stage.note_length();
         World {
             database,
             retention: retention(&cached).expect("cached").clone(),
             family: cached,
             without,
-            clients: (0..CLIENTS).map(|_| Writer::new(stage.new_name())).collect(),
+            clients: (0..CLIENTS)
+                .map(|_| Writer::new(stage.new_name()))
+                .collect(),
             sent: Vec::new(),
             savers: Default::default(),
             reader: None,
@@ -301,23 +334,37 @@ impl<'s, S: Store + Clone> World<'s, S> {
     }
 
     async fn rows(&self, ids: &[&str]) -> Result<Vec<Option<i64>>, TestCaseError> {
-        self.database.store.rows(&self.stage.family, ids).await.map_err(failed)
+        self.database
+            .store
+            .rows(&self.stage.family, ids)
+            .await
+            .map_err(failed)
     }
 
     async fn ask<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, TestCaseError> {
-        pipeline.query_async(&mut self.stage.redis.clone()).await.map_err(failed)
+        pipeline
+            .query_async(&mut self.stage.redis.clone())
+            .await
+            .map_err(failed)
     }
 
     async fn count(&mut self, number: usize, id: usize, many: bool, fate: Fate) -> Checked {
         if self.clients[number].open.is_none() {
             let partition = self.partition_of(id);
-            let ids = (0..IDS.len()).filter(|&other| other == id || (many && self.partition_of(other) == partition));
+            let ids = (0..IDS.len())
+                .filter(|&other| other == id || (many && self.partition_of(other) == partition));
             let ids: Vec<_> = ids.take(TOKENS - self.tokens.len()).collect();
             self.open(number, ids);
         }
         let client = &mut self.clients[number];
-        let Some(call) = client.open.take() else { return Ok(()) };
-        if call.missing.is_empty() { self.send(number, call, fate).await } else { self.seed(number, call, fate).await }
+        let Some(call) = client.open.take() else {
+            return Ok(());
+        };
+        if call.missing.is_empty() {
+            self.send(number, call, fate).await
+        } else {
+            self.seed(number, call, fate).await
+        }
     }
 
     /// Begins a call with a token for each id.
@@ -326,17 +373,30 @@ impl<'s, S: Store + Clone> World<'s, S> {
             return;
         }
         let first = self.tokens.len();
-        self.tokens.extend(ids.into_iter().map(|id| Token { id, state: Counting::Waiting }));
+        self.tokens.extend(ids.into_iter().map(|id| Token {
+            id,
+            state: Counting::Waiting,
+        }));
         let tokens = (first..self.tokens.len()).collect();
-        self.clients[number].begin(Call { tokens, ..Call::default() });
+        self.clients[number].begin(Call {
+            tokens,
+            ..Call::default()
+        });
     }
 
     /// Reads the missing rows.
     async fn seed(&mut self, number: usize, mut call: Call, fate: Fate) -> Checked {
         if fate == Fate::Delivered {
-            let ids: Vec<_> = call.tokens.iter().map(|token| IDS[self.tokens[*token].id]).collect();
+            let ids: Vec<_> = call
+                .tokens
+                .iter()
+                .map(|token| IDS[self.tokens[*token].id])
+                .collect();
             let rows = self.rows(&ids).await?;
-            let seed = |(ticket, row): (Ticket, Option<i64>)| Seed { ticket, value: row.unwrap_or(0) };
+            let seed = |(ticket, row): (Ticket, Option<i64>)| Seed {
+                ticket,
+                value: row.unwrap_or(0),
+            };
             call.seeds = call.missing.drain(..).zip(rows).map(seed).collect();
         }
         self.clients[number].open = Some(call);
@@ -344,13 +404,19 @@ impl<'s, S: Store + Clone> World<'s, S> {
     }
 
     async fn send(&mut self, number: usize, mut call: Call, fate: Fate) -> Checked {
-        let key = self.clients[number].key(&self.stage, &self.stage.partition(0)).await?;
+        let key = self.clients[number]
+            .key(&self.stage, &self.stage.partition(0))
+            .await?;
         self.sent.push((key.clone(), call.clone()));
         if fate == Fate::LostBefore {
             self.clients[number].open = Some(call);
             return Ok(());
         }
-        let missed = if call.seeds.is_empty() { [None; IDS.len()] } else { self.values().await? };
+        let missed = if call.seeds.is_empty() {
+            [None; IDS.len()]
+        } else {
+            self.values().await?
+        };
         let reply = self.arrive(&key, &call).await?;
         let at = self.stage.note_length();
         self.note_seeded(&call, missed).await?;
@@ -366,7 +432,9 @@ impl<'s, S: Store + Clone> World<'s, S> {
         match &call.executed {
             None => self.executed(&call.tokens, &words, at)?,
             Some((then, _)) if *then != words => {
-                return Err(failed(format!("REPEAT: {words:?} was returned to a repeat of {call:?}")));
+                return Err(failed(format!(
+                    "REPEAT: {words:?} was returned to a repeat of {call:?}"
+                )));
             }
             Some(_) => {}
         }
@@ -392,18 +460,39 @@ impl<'s, S: Store + Clone> World<'s, S> {
 
     /// Delivers the call to Redis. All its ids are in one partition.
     async fn arrive(&self, key: &Key, call: &Call) -> Result<Counted, TestCaseError> {
-        let ids: Vec<_> = call.tokens.iter().map(|token| IDS[self.tokens[*token].id]).collect();
+        let ids: Vec<_> = call
+            .tokens
+            .iter()
+            .map(|token| IDS[self.tokens[*token].id])
+            .collect();
         let seeds = ids.iter().copied().zip(call.seeds.iter().copied());
-        let changes = ids.iter().copied().zip(call.tokens.iter().map(|token| Change::Add(delta(*token))));
-        let (partition, home) = (self.stage.partition(self.stage.partition_of(ids[0])), self.stage.partition(0));
-        partition.incr(&self.retention, key.fence(&home), seeds, changes).await.map_err(failed)
+        let changes = ids
+            .iter()
+            .copied()
+            .zip(call.tokens.iter().map(|token| Change::Add(delta(*token))));
+        let (partition, home) = (
+            self.stage.partition(self.stage.partition_of(ids[0])),
+            self.stage.partition(0),
+        );
+        partition
+            .incr(&self.retention, key.fence(&home), seeds, changes)
+            .await
+            .map_err(failed)
     }
 
     async fn echo(&mut self, call: usize) -> Checked {
-        let Some((key, call)) = self.sent.get(call % self.sent.len().max(1)).cloned() else { return Ok(()) };
-        let Counted::Executed { results, .. } = self.arrive(&key, &call).await? else { return Ok(()) };
+        let Some((key, call)) = self.sent.get(call % self.sent.len().max(1)).cloned() else {
+            return Ok(());
+        };
+        let Counted::Executed { results, .. } = self.arrive(&key, &call).await? else {
+            return Ok(());
+        };
         let at = self.stage.note_length();
-        let open = self.clients.iter_mut().find(|client| client.made(&key)).and_then(|client| client.open.as_mut());
+        let open = self
+            .clients
+            .iter_mut()
+            .find(|client| client.made(&key))
+            .and_then(|client| client.open.as_mut());
         match open {
             Some(open) if open.executed.is_none() => {
                 open.executed = Some((results.clone(), at));
@@ -412,9 +501,17 @@ impl<'s, S: Store + Clone> World<'s, S> {
             Some(_) => Ok(()),
             // its client died, or a crash took the reply
             None => {
-                let unseen =
-                    |token: &usize| matches!(self.tokens[*token].state, Counting::Waiting | Counting::Forgotten);
-                if call.tokens.iter().all(unseen) { self.executed(&call.tokens, &results, at) } else { Ok(()) }
+                let unseen = |token: &usize| {
+                    matches!(
+                        self.tokens[*token].state,
+                        Counting::Waiting | Counting::Forgotten
+                    )
+                };
+                if call.tokens.iter().all(unseen) {
+                    self.executed(&call.tokens, &results, at)
+                } else {
+                    Ok(())
+                }
             }
         }
     }
@@ -436,20 +533,32 @@ impl<'s, S: Store + Clone> World<'s, S> {
     }
 
     fn returned(&mut self, number: usize, call: &Call, words: &[PairResult]) {
-        let missing = call.tokens.iter().zip(words).filter_map(|(token, word)| match word {
-            PairResult::Missing(ticket) => Some((*token, *ticket)),
-            _ => None,
-        });
+        let missing = call
+            .tokens
+            .iter()
+            .zip(words)
+            .filter_map(|(token, word)| match word {
+                PairResult::Missing(ticket) => Some((*token, *ticket)),
+                _ => None,
+            });
         let (tokens, missing): (Vec<_>, Vec<_>) = missing.unzip();
         if !tokens.is_empty() {
-            self.clients[number].begin(Call { tokens, missing, ..Call::default() });
+            self.clients[number].begin(Call {
+                tokens,
+                missing,
+                ..Call::default()
+            });
         }
     }
 
     async fn work(&mut self, set: usize, work: Work) -> Checked {
         let savers = &mut self.savers[set];
         if let Some(saving) = savers.saving[work.worker].clone() {
-            let next = if work.fate == Fate::LostBefore { Some(saving) } else { self.save(saving, &work).await? };
+            let next = if work.fate == Fate::LostBefore {
+                Some(saving)
+            } else {
+                self.save(saving, &work).await?
+            };
             // after a lost reply the worker repeats the step
             if work.fate == Fate::Delivered {
                 self.savers[set].saving[work.worker] = next;
@@ -457,12 +566,19 @@ impl<'s, S: Store + Clone> World<'s, S> {
             return Ok(());
         }
         let before = savers.workers.tasks[work.worker].clone();
-        let dropped = savers.workers.advance(work, &self.stage, &self.database).await?;
+        let dropped = savers
+            .workers
+            .advance(work, &self.stage, &self.database)
+            .await?;
         let task = &mut savers.workers.tasks[work.worker];
         match (before, &task) {
             (Task::Apply(batch), Task::Release(..)) if self.without != Some(Guard::ReadBack) => {
                 *task = Task::Rotate;
-                savers.saving[work.worker] = Some(Saving { batch, from: 0, rows: None });
+                savers.saving[work.worker] = Some(Saving {
+                    batch,
+                    from: 0,
+                    rows: None,
+                });
             }
             (Task::Reset(number, _), _) => self.note_dropped(number, dropped).await?,
             _ => {}
@@ -474,24 +590,51 @@ impl<'s, S: Store + Clone> World<'s, S> {
     async fn save(&mut self, saving: Saving, work: &Work) -> Result<Option<Saving>, TestCaseError> {
         let Saving { batch, from, rows } = saving;
         let (_, left) = batch.deltas.split_at(from);
-        let ids: Vec<_> = left.iter().take(work.rows as usize).map(|(id, _)| std::str::from_utf8(id)).collect();
-        let ids = ids.into_iter().collect::<Result<Vec<_>, _>>().map_err(failed)?;
+        let ids: Vec<_> = left
+            .iter()
+            .take(work.rows as usize)
+            .map(|(id, _)| std::str::from_utf8(id))
+            .collect();
+        let ids = ids
+            .into_iter()
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(failed)?;
         let Some(rows) = rows else {
             let rows = Some(self.rows(&ids).await?);
-            return Ok(Some(Saving { batch: batch.clone(), from, rows }));
+            return Ok(Some(Saving {
+                batch: batch.clone(),
+                from,
+                rows,
+            }));
         };
-        let marks: Vec<_> = ids.iter().map(|id| id.as_bytes()).zip(rows.iter().copied()).collect();
+        let marks: Vec<_> = ids
+            .iter()
+            .map(|id| id.as_bytes())
+            .zip(rows.iter().copied())
+            .collect();
         let partition = self.stage.partition(batch.partition);
-        if partition.saved(&self.retention, batch.id, &marks).await.map_err(failed)?.is_none() {
+        if partition
+            .saved(&self.retention, batch.id, &marks)
+            .await
+            .map_err(failed)?
+            .is_none()
+        {
             return Ok(None);
         }
         let (now, values) = (self.rows(&ids[..marks.len()]).await?, self.values().await?);
         for ((id, row), now) in marks.iter().zip(now) {
-            let id = IDS.iter().position(|one| one.as_bytes() == *id).expect("one of them");
+            let id = IDS
+                .iter()
+                .position(|one| one.as_bytes() == *id)
+                .expect("one of them");
             self.is_fresh[id] |= *row == now && values[id].is_some();
         }
         let from = from + marks.len();
-        Ok((from < batch.deltas.len()).then_some(Saving { batch, from, rows: None }))
+        Ok((from < batch.deltas.len()).then_some(Saving {
+            batch,
+            from,
+            rows: None,
+        }))
     }
 
     /// Brings the partition's batch, if any, to the database.
@@ -521,26 +664,51 @@ impl<'s, S: Store + Clone> World<'s, S> {
     async fn read(&mut self) -> Checked {
         if self.reader.is_none() {
             let gate = Gate::new();
-            let store = Wrapped { store: self.database.store.clone(), between: gate.clone() };
+            let store = Wrapped {
+                store: self.database.store.clone(),
+                between: gate.clone(),
+            };
             let counterfoil = Counterfoil::new(self.stage.redis.clone(), store);
-            let votes = counterfoil.open(self.family.clone()).await.map_err(failed)?;
-            let before = self.tokens.iter().map(|token| matches!(token.state, Counting::Counted { .. })).collect();
-            self.reader = Some(Reader::begin(gate, async move { votes.get_many(IDS).await }, before).await);
+            let votes = counterfoil
+                .open(self.family.clone())
+                .await
+                .map_err(failed)?;
+            let before = self
+                .tokens
+                .iter()
+                .map(|token| matches!(token.state, Counting::Counted { .. }))
+                .collect();
+            self.reader =
+                Some(Reader::begin(gate, async move { votes.get_many(IDS).await }, before).await);
             return Ok(());
         }
-        let Some(seen) = Reader::go_on(&mut self.reader).await? else { return Ok(()) };
-        for (number, token) in self.tokens.iter().enumerate().filter(|_| !self.was_set_back) {
+        let Some(seen) = Reader::go_on(&mut self.reader).await? else {
+            return Ok(());
+        };
+        for (number, token) in self
+            .tokens
+            .iter()
+            .enumerate()
+            .filter(|_| !self.was_set_back)
+        {
             let value = seen.found[token.id];
             let may_lack = matches!(token.state, Counting::Forgotten | Counting::Replaced);
-            let state = if may_lack { token::State::Forgotten } else { token::State::InDoubt };
+            let state = if may_lack {
+                token::State::Forgotten
+            } else {
+                token::State::InDoubt
+            };
             if let Some(word) = fault(digit(value.into(), number), seen.bounds(number, state)) {
-                return Err(failed(format!("{word}: increment {number} ({token:?}) in {value:#x} as it was read")));
+                return Err(failed(format!(
+                    "{word}: increment {number} ({token:?}) in {value:#x} as it was read"
+                )));
             }
         }
         Ok(())
     }
 
-    /// Writes to the row like another program: with a batch of its own that no partition of Redis knows.
+    /// Writes to the row like another program: with a batch of its own that no partition of Redis
+    /// knows.
     async fn write_from_outside(&mut self, id: usize, replaces: bool) -> Checked {
         if self.tokens.len() == TOKENS {
             return Ok(());
@@ -555,17 +723,36 @@ impl<'s, S: Store + Clone> World<'s, S> {
                 }
             }
         }
-        self.tokens.push(Token { id, state: Counting::Outside });
+        self.tokens.push(Token {
+            id,
+            state: Counting::Outside,
+        });
         self.is_fresh[id] = false;
-        let batch_id = BatchId { incarnation: Incarnation(self.stage.new_name()), seq: 1, nonce: Nonce(0) };
+        let batch_id = BatchId {
+            incarnation: Incarnation(self.stage.new_name()),
+            seq: 1,
+            nonce: Nonce(0),
+        };
         let deltas = vec![(IDS[id].as_bytes().to_vec(), added)];
-        let batch = Batch { family: self.stage.family.clone(), partition: PARTITIONS, id: batch_id, deltas };
-        self.database.store.apply(&[Arc::new(batch)], None).await.map(drop).map_err(failed)
+        let batch = Batch {
+            family: self.stage.family.clone(),
+            partition: PARTITIONS,
+            id: batch_id,
+            deltas,
+        };
+        self.database
+            .store
+            .apply(&[Arc::new(batch)], None)
+            .await
+            .map(drop)
+            .map_err(failed)
     }
 
-    /// Handles a crash: increments counted at a lost length of the file may be gone, unless the database has them.
+    /// Handles a crash: increments counted at a lost length of the file may be gone, unless the
+    /// database has them.
     async fn forget(&mut self, gone: &Gone) -> Checked {
-        // a client that knows its misses counts them with a new call: an echo of the first one would count them twice
+        // a client that knows its misses counts them with a new call: an echo of the first one
+        // would count them twice
         self.sent.clear();
         self.is_fresh = Default::default();
         let rows = self.rows(&IDS).await?;
@@ -575,7 +762,11 @@ impl<'s, S: Store + Clone> World<'s, S> {
                 token.state = Counting::Forgotten;
             }
         }
-        for call in self.clients.iter_mut().filter_map(|client| client.open.as_mut()) {
+        for call in self
+            .clients
+            .iter_mut()
+            .filter_map(|client| client.open.as_mut())
+        {
             call.executed = call.executed.take().filter(|(_, at)| !gone.contains(at));
         }
         if let Some(reader) = &mut self.reader {
@@ -585,15 +776,28 @@ impl<'s, S: Store + Clone> World<'s, S> {
     }
 
     async fn set_back(&mut self, state: usize) -> Checked {
-        self.kept[state % self.kept.len()].restore(&self.stage.redis).await;
+        self.kept[state % self.kept.len()]
+            .restore(&self.stage.redis)
+            .await;
         self.was_set_back = true;
         self.forget(&(0..)).await?;
         // what is still pending must be counted, unless the database proves that it never will be
         for (id, name) in IDS.iter().enumerate() {
             let number = self.partition_of(id);
-            let (batch, buffer) = self.stage.partition(number).read(&[name]).await.map_err(failed)?.deltas[0];
+            let (batch, buffer) = self
+                .stage
+                .partition(number)
+                .read(&[name])
+                .await
+                .map_err(failed)?
+                .deltas[0];
             let is_behind = self.is_behind(number).await?;
-            for (number, token) in self.tokens.iter_mut().enumerate().filter(|(_, token)| token.id == id) {
+            for (number, token) in self
+                .tokens
+                .iter_mut()
+                .enumerate()
+                .filter(|(_, token)| token.id == id)
+            {
                 let is_pending = digit(i128::from(batch) + i128::from(buffer), number) > 0;
                 if token.state == Counting::Forgotten && is_pending && !is_behind {
                     token.state = Counting::Counted { at: 0 };
@@ -605,25 +809,46 @@ impl<'s, S: Store + Clone> World<'s, S> {
 
     /// Returns whether the ledger proves that the partition was set back.
     async fn is_behind(&self, partition: u32) -> Result<bool, TestCaseError> {
-        let ledger = self.database.store.ledger(&[self.stage.family.number]).await.map_err(failed)?;
+        let ledger = self
+            .database
+            .store
+            .ledger(&[self.stage.family.number])
+            .await
+            .map_err(failed)?;
         Ok(self.proof(partition, &ledger).await?.is_some())
     }
 
     /// Returns the last cut of a partition if it is behind the ledger.
-    async fn proof(&self, number: u32, ledger: &[LedgerRow]) -> Result<Option<LastCut>, TestCaseError> {
-        let last = self.stage.partition(number).read(&[IDS[0]]).await.map_err(failed)?.last;
-        let mut marks =
-            ledger.iter().filter(|row| row.partition == number && Some(row.incarnation) == last.incarnation);
+    async fn proof(
+        &self,
+        number: u32,
+        ledger: &[LedgerRow],
+    ) -> Result<Option<LastCut>, TestCaseError> {
+        let last = self
+            .stage
+            .partition(number)
+            .read(&[IDS[0]])
+            .await
+            .map_err(failed)?
+            .last;
+        let mut marks = ledger
+            .iter()
+            .filter(|row| row.partition == number && Some(row.incarnation) == last.incarnation);
         let is_other = |nonce| last.nonce != Some(nonce) && self.without != Some(Guard::Nonce);
         let is_behind = |row: &LedgerRow| {
-            last.seq < row.mark.seq || (last.seq == row.mark.seq && last.seq > 0 && is_other(row.mark.nonce))
+            last.seq < row.mark.seq
+                || (last.seq == row.mark.seq && last.seq > 0 && is_other(row.mark.nonce))
         };
         Ok(marks.any(is_behind).then_some(last))
     }
 
     async fn probe(&mut self) -> Checked {
         let Some(ledger) = self.ledger.take() else {
-            let ledger = self.database.store.ledger(&[self.stage.family.number]).await;
+            let ledger = self
+                .database
+                .store
+                .ledger(&[self.stage.family.number])
+                .await;
             self.ledger = Some(ledger.map_err(failed)?);
             return Ok(());
         };
@@ -638,7 +863,9 @@ impl<'s, S: Store + Clone> World<'s, S> {
 
     /// Handles a reset: pending increments may be gone, and must be reported.
     async fn note_dropped(&mut self, partition: u32, dropped: Option<Dropped>) -> Checked {
-        let Some(dropped) = dropped else { return Ok(()) };
+        let Some(dropped) = dropped else {
+            return Ok(());
+        };
         if !self.was_set_back {
             return Err(failed(format!("DROPPED: {dropped:?}")));
         }
@@ -651,7 +878,9 @@ impl<'s, S: Store + Clone> World<'s, S> {
             {
                 token.state = Counting::Forgotten;
                 if dropped.ids == 0 || dropped.hits == 0 {
-                    return Err(failed(format!("LOST: increment {number} without a report: {dropped:?}")));
+                    return Err(failed(format!(
+                        "LOST: increment {number} without a report: {dropped:?}"
+                    )));
                 }
             }
         }
@@ -671,8 +900,11 @@ impl<'s, S: Store + Clone> World<'s, S> {
         for (id, value) in values.iter_mut().enumerate() {
             let at = 3 * self.partition_of(id) as usize;
             let [base, buffer, batch] = [0, 1, 2].map(|key| all[at + key][id].as_deref());
-            let base = base.and_then(|base| base.split_once(' ')).map(|(_due, row)| row);
-            let number = |text: Option<&str>| text.map_or(Ok(0), str::parse::<i128>).map_err(failed);
+            let base = base
+                .and_then(|base| base.split_once(' '))
+                .map(|(_due, row)| row);
+            let number =
+                |text: Option<&str>| text.map_or(Ok(0), str::parse::<i128>).map_err(failed);
             if base.is_some_and(|base| !base.starts_with("ticket ")) {
                 *value = Some(number(base)? + number(buffer)? + number(batch)?);
             }
@@ -684,11 +916,20 @@ impl<'s, S: Store + Clone> World<'s, S> {
         if self.was_set_back {
             return Ok(());
         }
-        self.check_digits(what, id, value, |token| token.bounds_in_redis(self.is_fresh[id]))
+        self.check_digits(what, id, value, |token| {
+            token.bounds_in_redis(self.is_fresh[id])
+        })
     }
 
-    /// Checks that the value holds each increment of the id as often as its bounds allow, and nothing else.
-    fn check_digits(&self, what: &str, id: usize, value: i128, bounds: impl Fn(Token) -> (u8, u8)) -> Checked {
+    /// Checks that the value holds each increment of the id as often as its bounds allow, and
+    /// nothing else.
+    fn check_digits(
+        &self,
+        what: &str,
+        id: usize,
+        value: i128,
+        bounds: impl Fn(Token) -> (u8, u8),
+    ) -> Checked {
         for number in 0..TOKENS {
             let times = digit(value, number);
             let token = self.tokens.get(number).filter(|token| token.id == id);
@@ -708,10 +949,17 @@ impl<S: Store + Clone> Case for World<'_, S> {
 
     async fn step(&mut self, step: Step) -> Checked {
         match step {
-            Step::Count { client, id, many, fate } => self.count(client, id, many, fate).await?,
+            Step::Count {
+                client,
+                id,
+                many,
+                fate,
+            } => self.count(client, id, many, fate).await?,
             Step::Echo { call } => self.echo(call).await?,
             Step::TurnEpoch => turn_epoch(&mut self.stage, 0).await?,
-            Step::ClientDies { client } => self.clients[client] = Writer::new(self.stage.new_name()),
+            Step::ClientDies { client } => {
+                self.clients[client] = Writer::new(self.stage.new_name())
+            }
             Step::Work(work) => self.work(STALLING, work).await?,
             Step::Save { partition } => self.save_all(partition).await?,
             Step::WorkerDies { worker } => {
@@ -727,7 +975,9 @@ impl<S: Store + Clone> Case for World<'_, S> {
                     self.forget(&gone).await?;
                 }
             }
-            Step::Keep => self.kept.push(State::of(&self.stage.redis, &self.stage.family.family).await),
+            Step::Keep => self
+                .kept
+                .push(State::of(&self.stage.redis, &self.stage.family.family).await),
             Step::SetBack { state } => self.set_back(state).await?,
             Step::Probe => self.probe().await?,
         }
@@ -735,8 +985,8 @@ impl<S: Store + Clone> Case for World<'_, S> {
         Ok(())
     }
 
-    /// Checks docs/protocol.md, section 1: each counted increment is once in the row or pending, no other is there
-    /// twice, and Redis shows it.
+    /// Checks docs/protocol.md, section 1: each counted increment is once in the row or pending, no
+    /// other is there twice, and Redis shows it.
     async fn check(&self) -> Checked {
         for (id, value) in self.values().await?.into_iter().enumerate() {
             let total = self.database.total(&self.stage, IDS[id]).await?;
@@ -779,9 +1029,15 @@ impl<S: Store + Clone> Case for World<'_, S> {
         for partition in 0..PARTITIONS {
             self.delete(partition, None).await?;
         }
-        let left: Vec<_> = (0..PARTITIONS).map(|partition| self.stage.key(partition, "base")).collect();
+        let left: Vec<_> = (0..PARTITIONS)
+            .map(|partition| self.stage.key(partition, "base"))
+            .collect();
         let [left]: [u64; 1] = self.ask(pipe().exists(&left)).await?;
-        if left > 0 { Err(failed(format!("WEDGED: {left} keys are still in Redis"))) } else { Ok(()) }
+        if left > 0 {
+            Err(failed(format!("WEDGED: {left} keys are still in Redis")))
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -793,11 +1049,21 @@ fn hunt_in<S: Store + Clone>(
     without: Option<Guard>,
 ) -> Result<(), TestError<Vec<Step>>> {
     let steps = prop::collection::vec(step(disturbed), 10..110);
-    hunt(runtime, (disturbed.crashes, cases, without), steps, |server, name, steps| {
-        let stage = async |family, now| Stage::new(server, disturbed.crashes, family, now).await;
-        runtime
-            .block_on(async { World::new(stage, database.clone(), name, (disturbed, without)).await.play(steps).await })
-    })
+    hunt(
+        runtime,
+        (disturbed.crashes, cases, without),
+        steps,
+        |server, name, steps| {
+            let stage =
+                async |family, now| Stage::new(server, disturbed.crashes, family, now).await;
+            runtime.block_on(async {
+                World::new(stage, database.clone(), name, (disturbed, without))
+                    .await
+                    .play(steps)
+                    .await
+            })
+        },
+    )
 }
 
 /// Replays a case that found a bug.
@@ -806,30 +1072,68 @@ fn replay(disturbed: Disturbed, steps: impl IntoIterator<Item = Step>) {
     let server = runtime.block_on(RedisServer::start(disturbed.crashes.options()));
     let stage = async |family, now| Stage::new(&server, disturbed.crashes, family, now).await;
     runtime.block_on(async {
-        let world = World::new(stage, Database::new(MemoryStore::new()), "replay".to_owned(), (disturbed, None));
+        let world = World::new(
+            stage,
+            Database::new(MemoryStore::new()),
+            "replay".to_owned(),
+            (disturbed, None),
+        );
         world.await.play(steps).await.expect("exact");
     });
 }
 
-/// Two workers read a row back. The first one marks it, and the counter is deleted and seeded again from a row that
-/// another program wrote since. Then the second worker marks it.
+/// Two workers read a row back. The first one marks it, and the counter is deleted and seeded again
+/// from a row that another program wrote since. Then the second worker marks it.
 #[test]
 fn a_late_mark_of_a_counter_that_has_left_the_batch_changes_nothing() {
-    let count = |many| Step::Count { client: 0, id: 0, many, fate: Fate::Delivered };
+    let count = |many| Step::Count {
+        client: 0,
+        id: 0,
+        many,
+        fate: Fate::Delivered,
+    };
     let work = |worker| Step::Work(Work::delivered(worker, 1));
-    // each client's call misses, reads the rows and counts; the very first one finds that Redis lacks the scripts
+    // each client's call misses, reads the rows and counts; the very first one finds that Redis
+    // lacks the scripts
     let counted = [count(true); 6];
-    // the first one rotates, fetches, applies two parts and reads a row back; the second one repeats the last part
-    let read_back = [work(0), work(0), work(0), work(0), work(0), work(1), work(1), work(1), work(1)];
-    let outside = Step::Outside { id: 0, replaces: false };
-    let deleted = [work(1), outside, Step::Delete { partition: 1, id: Some(0) }];
+    // the first one rotates, fetches, applies two parts and reads a row back; the second one
+    // repeats the last part
+    let read_back = [
+        work(0),
+        work(0),
+        work(0),
+        work(0),
+        work(0),
+        work(1),
+        work(1),
+        work(1),
+        work(1),
+    ];
+    let outside = Step::Outside {
+        id: 0,
+        replaces: false,
+    };
+    let deleted = [
+        work(1),
+        outside,
+        Step::Delete {
+            partition: 1,
+            id: Some(0),
+        },
+    ];
     let seeded = [count(false), count(false), count(false)];
     let steps = [&counted[..], &read_back, &deleted, &seeded, &[work(0)]].concat();
     replay(Disturbed::with_outsider(Crashes::Empty), steps);
 }
 
 fn exact(disturbed: Disturbed, default: u32) {
-    expect_exact(hunt_in(&runtime(), &Database::new(MemoryStore::new()), disturbed, cases(default), None));
+    expect_exact(hunt_in(
+        &runtime(),
+        &Database::new(MemoryStore::new()),
+        disturbed,
+        cases(default),
+        None,
+    ));
 }
 
 #[test]
@@ -869,21 +1173,38 @@ fn exact_with_the_real_database() {
     let mysql = runtime.block_on(Mortal::one_in(8));
     let database = runtime.block_on(Database::mortal(&mysql));
     let crashes = [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty];
-    let disturbed = crashes.map(Disturbed::with_outsider).into_iter().chain([Disturbed::by_set_backs()]);
+    let disturbed = crashes
+        .map(Disturbed::with_outsider)
+        .into_iter()
+        .chain([Disturbed::by_set_backs()]);
     for disturbed in disturbed {
-        expect_exact(hunt_in(&runtime, &database, disturbed, cases(100) / 4 + 1, None));
+        expect_exact(hunt_in(
+            &runtime,
+            &database,
+            disturbed,
+            cases(100) / 4 + 1,
+            None,
+        ));
     }
 }
 
 /// Removes the guard and expects the failure that it prevents.
 fn breaks(guard: Guard, disturbed: Disturbed, expected: &[&str]) {
     let database = Database::new(MemoryStore::new());
-    expect_failure(hunt_in(&runtime(), &database, disturbed, 2000, Some(guard)), guard, expected);
+    expect_failure(
+        hunt_in(&runtime(), &database, disturbed, 2000, Some(guard)),
+        guard,
+        expected,
+    );
 }
 
 #[test]
 fn without_the_fence_a_repeat_counts_twice() {
-    breaks(Guard::Fence, Disturbed::by(Crashes::None), &["DOUBLE", "REPEAT"]);
+    breaks(
+        Guard::Fence,
+        Disturbed::by(Crashes::None),
+        &["DOUBLE", "REPEAT"],
+    );
 }
 
 #[test]
@@ -918,7 +1239,11 @@ fn without_the_position_a_part_counts_twice() {
 
 #[test]
 fn without_settle_a_crash_loses_or_counts_twice() {
-    breaks(Guard::Settle, Disturbed::by(Crashes::BackToTheLastFsync), &["LOST", "DOUBLE", "DROPPED"]);
+    breaks(
+        Guard::Settle,
+        Disturbed::by(Crashes::BackToTheLastFsync),
+        &["LOST", "DOUBLE", "DROPPED"],
+    );
 }
 
 #[test]
@@ -933,10 +1258,18 @@ fn without_incarnations_from_the_beginning_a_redis_that_was_set_back_counts_twic
 
 #[test]
 fn without_the_condition_a_late_reset_drops_what_was_counted_since() {
-    breaks(Guard::Reset, Disturbed::by_set_backs(), &["LOST", "DROPPED"]);
+    breaks(
+        Guard::Reset,
+        Disturbed::by_set_backs(),
+        &["LOST", "DROPPED"],
+    );
 }
 
 #[test]
 fn without_the_end_of_epochs_a_repeat_after_a_reset_counts_twice_or_is_acknowledged_and_gone() {
-    breaks(Guard::EndOfEpochs, Disturbed::by_set_backs(), &["DOUBLE", "LOST"]);
+    breaks(
+        Guard::EndOfEpochs,
+        Disturbed::by_set_backs(),
+        &["DOUBLE", "LOST"],
+    );
 }

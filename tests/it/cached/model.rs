@@ -1,6 +1,6 @@
-//! The model of cached counters: random sequences of script calls, on a real Redis and on a plain reference written
-//! from the scripts' headers. Replies and keys must be equal after every call. No call may count twice, and no ticket,
-//! incarnation or nonce may be given out twice.
+//! The model of cached counters: random sequences of script calls, on a real Redis and on a plain
+//! reference written from the scripts' headers. Replies and keys must be equal after every call. No
+//! call may count twice, and no ticket, incarnation or nonce may be given out twice.
 //!
 //! `COUNTERFOIL_CASES` is the number of sequences, 100 by default.
 
@@ -14,8 +14,10 @@ use redis::{Value, from_redis_value, pipe};
 
 const FENCE: [&str; 2] = ["calls", "calls_before"];
 /// Two partitions. One call may change counters of both. Only the first one is configured.
-const PARTITIONS: [[&str; 4]; 2] =
-    [["base", "buffer", "batch", "meta"], ["other:base", "other:buffer", "other:batch", "other:meta"]];
+const PARTITIONS: [[&str; 4]; 2] = [
+    ["base", "buffer", "batch", "meta"],
+    ["other:base", "other:buffer", "other:batch", "other:meta"],
+];
 const IDS: [&str; 4] = ["a", "b", "é/2014-09-20", "nul\0"];
 const CALLERS: [&str; 3] = ["w1", "w2", "careless"];
 /// The caller that names any epoch with any number. The others follow the header.
@@ -101,13 +103,30 @@ struct Group {
 
 #[derive(Clone, Debug)]
 enum Call {
-    Seed { retain_ms: u64, seeds: Vec<(usize, Which, i64)> },
-    Get { ticket_ms: &'static str, ids: Vec<usize> },
+    Seed {
+        retain_ms: u64,
+        seeds: Vec<(usize, Which, i64)>,
+    },
+    Get {
+        ticket_ms: &'static str,
+        ids: Vec<usize>,
+    },
     Rotate,
-    Fetch { which: Which, settle_ms: u64 },
-    Release { which: Which },
-    Saved { which: Which, retain_ms: u64, rows: Vec<(usize, Option<i64>)> },
-    Delete { ids: Vec<usize> },
+    Fetch {
+        which: Which,
+        settle_ms: u64,
+    },
+    Release {
+        which: Which,
+    },
+    Saved {
+        which: Which,
+        retain_ms: u64,
+        rows: Vec<(usize, Option<i64>)>,
+    },
+    Delete {
+        ids: Vec<usize>,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -139,7 +158,11 @@ fn text(text: impl ToString) -> Value {
 
 /// Returns an integer if every client can hold it exactly, else its digits.
 fn amount(sum: i64) -> Value {
-    if sum.unsigned_abs() < 1 << 53 { Value::Int(sum) } else { text(sum) }
+    if sum.unsigned_abs() < 1 << 53 {
+        Value::Int(sum)
+    } else {
+        text(sum)
+    }
 }
 
 /// Returns a word of a reply as text.
@@ -157,7 +180,10 @@ fn reply(status: &str, words: impl IntoIterator<Item = Value>) -> Value {
 
 /// Returns the id of a pair: one of `IDS`, or one of two that no counter may have.
 fn pair_id(number: usize) -> String {
-    IDS.get(number).map_or_else(|| "x".repeat((number - IDS.len()) * 256), ToString::to_string)
+    IDS.get(number).map_or_else(
+        || "x".repeat((number - IDS.len()) * 256),
+        ToString::to_string,
+    )
 }
 
 impl Change {
@@ -169,13 +195,19 @@ impl Change {
     }
 
     /// Returns value and pending delta after the change.
-    fn apply(self, value: i64, waiting: i64, (low, high): (Option<i64>, Option<i64>)) -> Option<(i64, i64)> {
+    fn apply(
+        self,
+        value: i64,
+        waiting: i64,
+        (low, high): (Option<i64>, Option<i64>),
+    ) -> Option<(i64, i64)> {
         let (delta, falls, rises) = match self {
             Change::Add(delta) => (delta, delta < 0, delta > 0),
             Change::Set(goal) => (goal.checked_add(value.checked_neg()?)?, true, true),
         };
         let (after, pending) = (value.checked_add(delta)?, waiting.checked_add(delta)?);
-        let is_out = (falls && low.is_some_and(|low| after < low)) || (rises && high.is_some_and(|high| after > high));
+        let is_out = (falls && low.is_some_and(|low| after < low))
+            || (rises && high.is_some_and(|high| after > high));
         (!is_out).then_some((after, pending))
     }
 }
@@ -188,9 +220,17 @@ impl Reference {
             return Some(reply("EXPIRED", []));
         }
         let earlier = self.calls_before.get(caller).filter(|_| !is("=now"));
-        let last = self.calls.get(caller).or(earlier).filter(|last| n <= last.n)?;
+        let last = self
+            .calls
+            .get(caller)
+            .or(earlier)
+            .filter(|last| n <= last.n)?;
         let dup = || reply("DUP", [text(last.words.join(" "))]);
-        Some(if n < last.n { reply("PASSED", []) } else { dup() })
+        Some(if n < last.n {
+            reply("PASSED", [])
+        } else {
+            dup()
+        })
     }
 
     fn incr(&mut self, now: u64, call: &Incr, n: u64, epoch: &str, ticket: &str) -> Value {
@@ -200,9 +240,19 @@ impl Reference {
         }
         let mut words = vec![];
         for group in &call.groups {
-            words.extend(self.partitions[group.partition].incr(now, &group.pairs, (call.low, call.high), ticket));
+            words.extend(self.partitions[group.partition].incr(
+                now,
+                &group.pairs,
+                (call.low, call.high),
+                ticket,
+            ));
         }
-        let reply = reply("OK", words.iter().map(|word| word.parse().map_or_else(|_| text(word), amount)));
+        let reply = reply(
+            "OK",
+            words
+                .iter()
+                .map(|word| word.parse().map_or_else(|_| text(word), amount)),
+        );
         if let Some(caller) = caller {
             self.calls.insert(caller, LastCall { n, words });
         }
@@ -213,13 +263,24 @@ impl Reference {
     fn keys(&self) -> BTreeMap<&'static str, BTreeMap<String, String>> {
         let record = |LastCall { n, words }: &LastCall| format!("{n} {}", words.join(" "));
         let with = |fields: &BTreeMap<String, String>, calls: &BTreeMap<&str, LastCall>| {
-            let calls = calls.iter().map(|(&caller, last)| (caller.to_owned(), record(last)));
-            fields.clone().into_iter().chain(calls).collect::<BTreeMap<_, _>>()
+            let calls = calls
+                .iter()
+                .map(|(&caller, last)| (caller.to_owned(), record(last)));
+            fields
+                .clone()
+                .into_iter()
+                .chain(calls)
+                .collect::<BTreeMap<_, _>>()
         };
-        let memories = [with(&self.fields, &self.calls), with(&self.fields_before, &self.calls_before)];
+        let memories = [
+            with(&self.fields, &self.calls),
+            with(&self.fields_before, &self.calls_before),
+        ];
         let fence = FENCE.into_iter().zip(memories);
         let data = PARTITIONS.iter().zip(&self.partitions);
-        fence.chain(data.flat_map(|(kinds, partition)| kinds.iter().copied().zip(partition.keys()))).collect()
+        fence
+            .chain(data.flat_map(|(kinds, partition)| kinds.iter().copied().zip(partition.keys())))
+            .collect()
     }
 }
 
@@ -262,16 +323,20 @@ impl Partition {
                 }
             };
             let waiting = Self::delta(&self.buffer, id);
-            let value = base.checked_add(Self::delta(&self.batch, id)).and_then(|sum| sum.checked_add(waiting));
-            words.push(match value.map(|value| (value, change.apply(value, waiting, bounds))) {
-                None => "BADSTATE".into(),
-                Some((value, None)) => format!("RANGE:{value}"),
-                Some((_, Some((after, pending)))) => {
-                    self.buffer.insert(id, pending);
-                    counted += 1;
-                    after.to_string()
-                }
-            });
+            let value = base
+                .checked_add(Self::delta(&self.batch, id))
+                .and_then(|sum| sum.checked_add(waiting));
+            words.push(
+                match value.map(|value| (value, change.apply(value, waiting, bounds))) {
+                    None => "BADSTATE".into(),
+                    Some((value, None)) => format!("RANGE:{value}"),
+                    Some((_, Some((after, pending)))) => {
+                        self.buffer.insert(id, pending);
+                        counted += 1;
+                        after.to_string()
+                    }
+                },
+            );
         }
         let before = self.number("hits").unwrap_or(0);
         if counted > 0 {
@@ -286,11 +351,19 @@ impl Partition {
 
     /// Stores the ticket, or extends the life of the stored one.
     fn miss(&mut self, now: u64, id: &'static str, ticket: &str) -> String {
-        self.bases.insert(id, (now + TICKET_MS, Base::Ticket(ticket.into())));
+        self.bases
+            .insert(id, (now + TICKET_MS, Base::Ticket(ticket.into())));
         format!("MISS:{ticket}")
     }
 
-    fn seed(&mut self, now: u64, retain_ms: u64, id: &'static str, ticket: &str, row: i64) -> &'static str {
+    fn seed(
+        &mut self,
+        now: u64,
+        retain_ms: u64,
+        id: &'static str,
+        ticket: &str,
+        row: i64,
+    ) -> &'static str {
         match self.bases.get(id) {
             Some((_, Base::Row(_))) => "HELD",
             Some((_, Base::Ticket(stored))) if stored == ticket => {
@@ -307,10 +380,21 @@ impl Partition {
             None if ticket.is_empty() => text("MISS:"),
             None => text(self.miss(now, id, ticket)),
             Some((_, Base::Row(base))) => {
-                let parts = [*base, Self::delta(&self.batch, id), Self::delta(&self.buffer, id)];
-                let size: u128 = parts.iter().map(|part| u128::from(part.unsigned_abs())).sum();
+                let parts = [
+                    *base,
+                    Self::delta(&self.batch, id),
+                    Self::delta(&self.buffer, id),
+                ];
+                let size: u128 = parts
+                    .iter()
+                    .map(|part| u128::from(part.unsigned_abs()))
+                    .sum();
                 let [base, batch, buffer] = parts;
-                if size < 1 << 53 { int(base + batch + buffer) } else { text(format!("SUM:{base}:{batch}:{buffer}")) }
+                if size < 1 << 53 {
+                    int(base + batch + buffer)
+                } else {
+                    text(format!("SUM:{base}:{batch}:{buffer}"))
+                }
             }
         }
     }
@@ -324,22 +408,44 @@ impl Partition {
             }
             status = "OK";
             let number = |field| self.number(field).unwrap_or(0);
-            let (seq, hits, before, first_at) =
-                (number("seq") + 1, number("hits"), number("hits_before"), self.number("first_at").unwrap_or(now));
+            let (seq, hits, before, first_at) = (
+                number("seq") + 1,
+                number("hits"),
+                number("hits_before"),
+                self.number("first_at").unwrap_or(now),
+            );
             self.batch = std::mem::take(&mut self.buffer);
-            self.set([("seq", seq.to_string()), ("nonce", nonce.into()), ("rotated_at", now.to_string())]);
-            self.set([("batch_first_at", first_at.to_string()), ("batch_hits", hits.to_string())]);
-            self.set([("hits", "0".into()), ("hits_before", (before + hits).to_string())]);
+            self.set([
+                ("seq", seq.to_string()),
+                ("nonce", nonce.into()),
+                ("rotated_at", now.to_string()),
+            ]);
+            self.set([
+                ("batch_first_at", first_at.to_string()),
+                ("batch_hits", hits.to_string()),
+            ]);
+            self.set([
+                ("hits", "0".into()),
+                ("hits_before", (before + hits).to_string()),
+            ]);
         }
         let age = |field| int(now.saturating_sub(self.number(field).unwrap_or(now)));
         let id = ["incarnation", "seq", "nonce"].map(|field| text(&self.meta[field]));
-        reply(status, id.into_iter().chain([int(self.batch.len()), age("rotated_at"), age("batch_first_at")]))
+        reply(
+            status,
+            id.into_iter().chain([
+                int(self.batch.len()),
+                age("rotated_at"),
+                age("batch_first_at"),
+            ]),
+        )
     }
 
     /// Returns the id of the batch.
     fn batch_id(&self, which: Which) -> [String; 3] {
         let field = |name| self.meta.get(name).cloned();
-        let [incarnation, nonce] = ["incarnation", "nonce"].map(|name| field(name).unwrap_or_else(|| "f".repeat(16)));
+        let [incarnation, nonce] =
+            ["incarnation", "nonce"].map(|name| field(name).unwrap_or_else(|| "f".repeat(16)));
         let seq = self.number("seq").unwrap_or(0);
         match which {
             Which::Present => [incarnation, seq.to_string(), nonce],
@@ -378,7 +484,13 @@ impl Partition {
         self.meta.retain(|field, _| !field.starts_with("batch_"));
     }
 
-    fn saved(&mut self, now: u64, which: Which, retain_ms: u64, rows: &[(usize, Option<i64>)]) -> Value {
+    fn saved(
+        &mut self,
+        now: u64,
+        which: Which,
+        retain_ms: u64,
+        rows: &[(usize, Option<i64>)],
+    ) -> Value {
         if !self.is_there(which) {
             return reply("STALE", []);
         }
@@ -401,12 +513,29 @@ impl Partition {
 
     /// Deletes counters and returns the words, in any order if no ids are given.
     fn delete(&mut self, now: u64, ids: &[usize]) -> Vec<&'static str> {
-        let due = || self.bases.iter().filter(|(_, (due, _))| *due <= now).map(|(&id, _)| id).collect();
-        let ids: Vec<_> = if ids.is_empty() { due() } else { ids.iter().map(|&id| IDS[id]).collect() };
+        let due = || {
+            self.bases
+                .iter()
+                .filter(|(_, (due, _))| *due <= now)
+                .map(|(&id, _)| id)
+                .collect()
+        };
+        let ids: Vec<_> = if ids.is_empty() {
+            due()
+        } else {
+            ids.iter().map(|&id| IDS[id]).collect()
+        };
         let word = |id: &'static str| {
             let kept = [("KEPT:buffer", &self.buffer), ("KEPT:batch", &self.batch)];
             let kept = kept.into_iter().find(|(_, deltas)| deltas.contains_key(id));
-            kept.map_or(if self.bases.contains_key(id) { "DELETED" } else { "GONE" }, |(word, _)| word)
+            kept.map_or(
+                if self.bases.contains_key(id) {
+                    "DELETED"
+                } else {
+                    "GONE"
+                },
+                |(word, _)| word,
+            )
         };
         let words: Vec<_> = ids.iter().map(|&id| word(id)).collect();
         for (id, word) in ids.into_iter().zip(&words) {
@@ -420,26 +549,53 @@ impl Partition {
     /// Returns the four keys as they are in Redis.
     fn keys(&self) -> [BTreeMap<String, String>; 4] {
         fn own<V: ToString>(fields: &BTreeMap<&'static str, V>) -> BTreeMap<String, String> {
-            fields.iter().map(|(field, value)| ((*field).to_owned(), value.to_string())).collect()
+            fields
+                .iter()
+                .map(|(field, value)| ((*field).to_owned(), value.to_string()))
+                .collect()
         }
         let base = |(due, base): &(u64, Base)| match base {
             Base::Ticket(ticket) => format!("{due:013} ticket {ticket}"),
             Base::Row(row) => format!("{due:013} {row}"),
         };
-        let bases = self.bases.iter().map(|(id, held)| ((*id).to_owned(), base(held))).collect();
+        let bases = self
+            .bases
+            .iter()
+            .map(|(id, held)| ((*id).to_owned(), base(held)))
+            .collect();
         [bases, own(&self.buffer), own(&self.batch), own(&self.meta)]
     }
 }
 
 /// Returns the content of a page, in order.
 fn pairs(deltas: &Deltas) -> Value {
-    Value::Array(deltas.iter().flat_map(|(id, delta)| [text(id), text(delta)]).collect())
+    Value::Array(
+        deltas
+            .iter()
+            .flat_map(|(id, delta)| [text(id), text(delta)])
+            .collect(),
+    )
 }
 
 fn number() -> impl Strategy<Value = i64> {
-    let ends = [i64::MAX, i64::MIN, i64::MAX - 1, i64::MIN + 1, 1 << 53, (1 << 53) + 1, -(1 << 53) - 1, 1 << 62];
-    let tens =
-        [100_000_000_000_000, 99_999_999_999_999, -100_000_000_000_000, 1_000_000_000, 999_999_999, -1_000_000_000];
+    let ends = [
+        i64::MAX,
+        i64::MIN,
+        i64::MAX - 1,
+        i64::MIN + 1,
+        1 << 53,
+        (1 << 53) + 1,
+        -(1 << 53) - 1,
+        1 << 62,
+    ];
+    let tens = [
+        100_000_000_000_000,
+        99_999_999_999_999,
+        -100_000_000_000_000,
+        1_000_000_000,
+        999_999_999,
+        -1_000_000_000,
+    ];
     prop_oneof![8 => -3..=3_i64, 1 => select(ends.to_vec()), 1 => select(tens.to_vec()), 1 => any::<i64>()]
 }
 
@@ -449,27 +605,59 @@ fn retain_ms() -> impl Strategy<Value = u64> {
 
 fn incr() -> impl Strategy<Value = Incr> {
     let caller = prop_oneof![1 => Just(None), 6 => (0..CALLERS.len()).prop_map(Some)];
-    let epoch = prop_oneof![8 => Just(Epoch::Current), 3 => Just(Epoch::Before), 1 => Just(Epoch::Unknown)];
+    let epoch =
+        prop_oneof![8 => Just(Epoch::Current), 3 => Just(Epoch::Before), 1 => Just(Epoch::Unknown)];
     // the header requires this
     let bound = || number().prop_filter("is a bound", |bound| bound.unsigned_abs() < 1 << 53);
-    let bounds = (prop::option::weighted(0.3, bound()), prop::option::weighted(0.3, bound()));
-    let change = prop_oneof![4 => number().prop_map(Change::Add), 1 => number().prop_map(Change::Set)];
+    let bounds = (
+        prop::option::weighted(0.3, bound()),
+        prop::option::weighted(0.3, bound()),
+    );
+    let change =
+        prop_oneof![4 => number().prop_map(Change::Add), 1 => number().prop_map(Change::Set)];
     let id = prop_oneof![20 => 0..IDS.len(), 1 => IDS.len()..IDS.len() + 2];
     let pairs = prop::collection::vec((id, change), 1..5);
-    let groups = (subsequence(vec![0, 1], 1..=2), prop::collection::vec(pairs, PARTITIONS.len()));
-    (caller, numbers(8), epoch, bounds, groups).prop_map(|(caller, number, epoch, (low, high), (partitions, pairs))| {
-        let groups = partitions.into_iter().zip(pairs).map(|(partition, pairs)| Group { partition, pairs }).collect();
-        Incr { caller, number, epoch, low, high, groups }
-    })
+    let groups = (
+        subsequence(vec![0, 1], 1..=2),
+        prop::collection::vec(pairs, PARTITIONS.len()),
+    );
+    (caller, numbers(8), epoch, bounds, groups).prop_map(
+        |(caller, number, epoch, (low, high), (partitions, pairs))| {
+            let groups = partitions
+                .into_iter()
+                .zip(pairs)
+                .map(|(partition, pairs)| Group { partition, pairs })
+                .collect();
+            Incr {
+                caller,
+                number,
+                epoch,
+                low,
+                high,
+                groups,
+            }
+        },
+    )
 }
 
 fn call() -> impl Strategy<Value = Call> {
     let ids = |least| subsequence((0..IDS.len()).collect::<Vec<_>>(), least..=IDS.len());
     let which = || prop_oneof![8 => Just(Which::Present), 1 => Just(Which::Earlier), 1 => Just(Which::Other)];
-    let seeds = (retain_ms(), prop::collection::vec((0..IDS.len(), which(), number()), 1..6));
-    let get = (select(vec!["", "0", "300", "300"]), prop::collection::vec(0..IDS.len(), 1..5));
+    let seeds = (
+        retain_ms(),
+        prop::collection::vec((0..IDS.len(), which(), number()), 1..6),
+    );
+    let get = (
+        select(vec!["", "0", "300", "300"]),
+        prop::collection::vec(0..IDS.len(), 1..5),
+    );
     let row = prop::option::weighted(0.8, number());
-    let saved = (which(), retain_ms(), ids(1), prop::collection::vec(row, IDS.len()));
+    let saved = (
+        which(),
+        retain_ms(),
+        ids(1),
+        prop::collection::vec(row, IDS.len()),
+    );
     prop_oneof![
         8 => seeds.prop_map(|(retain_ms, seeds)| Call::Seed { retain_ms, seeds }),
         4 => get.prop_map(|(ticket_ms, ids)| Call::Get { ticket_ms, ids }),
@@ -485,7 +673,8 @@ fn call() -> impl Strategy<Value = Call> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let clock = prop_oneof![6 => 0..300_i64, 2 => 300..5000_i64, 1 => -300..0_i64, 1 => -5000..0_i64];
+    let clock =
+        prop_oneof![6 => 0..300_i64, 2 => 300..5000_i64, 1 => -300..0_i64, 1 => -5000..0_i64];
     // mostly the first one, so that later calls meet the results of earlier ones
     let partition = prop_oneof![3 => Just(0), 1 => Just(1_usize)];
     prop_oneof![
@@ -558,7 +747,8 @@ impl Model for Play {
 
 impl Play {
     fn read_fields(&self, kind: &str) -> BTreeMap<String, String> {
-        let [mut fields]: [BTreeMap<String, String>; 1] = self.scripts.ask(pipe().hgetall(self.scripts.key(kind)));
+        let [mut fields]: [BTreeMap<String, String>; 1] =
+            self.scripts.ask(pipe().hgetall(self.scripts.key(kind)));
         fields.retain(|field, _| field.starts_with('='));
         fields
     }
@@ -570,21 +760,39 @@ impl Play {
         let now_ms = self.epochs_now.to_string();
         if self.reference.fields.is_empty() {
             let args = ["salt", &now_ms, "cached", "1", "1000", "{}"].map(str::to_owned);
-            prop_assert_eq!(self.scripts.call("family_configure", &["calls", "meta"], &args)?, reply("OK", []));
-            self.reference.partitions[0].meta.entry("incarnation").or_insert_with(|| NEW.into());
+            prop_assert_eq!(
+                self.scripts
+                    .call("family_configure", &["calls", "meta"], &args)?,
+                reply("OK", [])
+            );
+            self.reference.partitions[0]
+                .meta
+                .entry("incarnation")
+                .or_insert_with(|| NEW.into());
         }
-        let got = self.scripts.call("family_epoch", &FENCE, &["cached".into(), "1".into(), now_ms])?;
+        let got = self.scripts.call(
+            "family_epoch",
+            &FENCE,
+            &["cached".into(), "1".into(), now_ms],
+        )?;
         if self.reference.fields.contains_key("=now") {
             self.reference.fields_before = self.read_fields("calls_before");
             self.reference.calls_before = std::mem::take(&mut self.reference.calls);
         }
         self.reference.fields = self.read_fields("calls");
         let fields = ["=now", "=before", "=kind", "=partitions", "=settings"];
-        prop_assert_eq!(got, reply("OK", fields.map(|field| text(&self.reference.fields[field]))));
+        prop_assert_eq!(
+            got,
+            reply(
+                "OK",
+                fields.map(|field| text(&self.reference.fields[field]))
+            )
+        );
         Ok(())
     }
 
-    /// Returns number and epoch of a call. A careful caller's numbers grow, and a repeat names its original epoch.
+    /// Returns number and epoch of a call. A careful caller's numbers grow, and a repeat names its
+    /// original epoch.
     fn numbered(&mut self, call: &Incr) -> (u64, String) {
         let epoch = match call.epoch {
             Epoch::Current => self.reference.fields.get("=now").cloned(),
@@ -607,7 +815,14 @@ impl Play {
         };
         repeated.cloned().unwrap_or_else(|| {
             let last = sent.last().map_or(0, |(n, _)| *n);
-            sent.push((last + if let Number::Skipping = call.number { 9 } else { 1 }, epoch));
+            sent.push((
+                last + if let Number::Skipping = call.number {
+                    9
+                } else {
+                    1
+                },
+                epoch,
+            ));
             sent.last().unwrap().clone()
         })
     }
@@ -615,7 +830,11 @@ impl Play {
     /// Notes a name that the server created, which must be new.
     fn note_name(&mut self, kind: Name, name: &str) -> Checked {
         let named = (kind, name.to_owned());
-        prop_assert!(name.len() == 16 && u64::from_str_radix(name, 16).is_ok(), "{:?} is no name", named);
+        prop_assert!(
+            name.len() == 16 && u64::from_str_radix(name, 16).is_ok(),
+            "{:?} is no name",
+            named
+        );
         prop_assert!(!self.names.contains(&named), "{:?} was given twice", named);
         self.names.push(named);
         Ok(())
@@ -628,8 +847,12 @@ impl Play {
             return Ok(String::new());
         }
         let mut tickets = words.filter_map(|word| word.strip_prefix("MISS:").map(str::to_owned));
-        let is_new = |ticket: &String| !ticket.is_empty() && !self.names.contains(&(Name::Ticket, ticket.clone()));
-        let Some(ticket) = tickets.find(is_new) else { return Ok(String::new()) };
+        let is_new = |ticket: &String| {
+            !ticket.is_empty() && !self.names.contains(&(Name::Ticket, ticket.clone()))
+        };
+        let Some(ticket) = tickets.find(is_new) else {
+            return Ok(String::new());
+        };
         self.note_name(Name::Ticket, &ticket)?;
         Ok(ticket)
     }
@@ -638,25 +861,47 @@ impl Play {
         let (n, epoch) = self.numbered(call);
         let caller = call.caller.map_or("", |caller| CALLERS[caller]);
         let mut keys = FENCE.to_vec();
-        let mut args = vec![caller.to_owned(), n.to_string(), epoch.clone(), self.now.to_string()];
+        let mut args = vec![
+            caller.to_owned(),
+            n.to_string(),
+            epoch.clone(),
+            self.now.to_string(),
+        ];
         args.push(TICKET_MS.to_string());
-        args.extend([call.low, call.high].map(|bound| bound.map_or(String::new(), |bound| bound.to_string())));
+        args.extend(
+            [call.low, call.high]
+                .map(|bound| bound.map_or(String::new(), |bound| bound.to_string())),
+        );
         for Group { partition, pairs } in &call.groups {
             keys.extend(PARTITIONS[*partition]);
             args.push(pairs.len().to_string());
-            args.extend(pairs.iter().flat_map(|&(id, change)| [pair_id(id), change.argument()]));
+            args.extend(
+                pairs
+                    .iter()
+                    .flat_map(|&(id, change)| [pair_id(id), change.argument()]),
+            );
         }
         let got = self.scripts.call("cached_incr", &keys, &args)?;
         let ticket = self.new_ticket(&got)?;
-        prop_assert_eq!(&got, &self.reference.incr(self.now, call, n, &epoch, &ticket));
+        prop_assert_eq!(
+            &got,
+            &self.reference.incr(self.now, call, n, &epoch, &ticket)
+        );
 
         // the callers' state follows the replies, not the reference
         let mut words: Vec<_> = got.as_sequence().unwrap().iter().map(word).collect();
         let status = words.remove(0);
-        let Some(caller) = call.caller.filter(|&caller| caller != CARELESS) else { return Ok(()) };
+        let Some(caller) = call.caller.filter(|&caller| caller != CARELESS) else {
+            return Ok(());
+        };
         let earlier = self.executed.get(&(caller, n, epoch.clone()));
         match &*status {
-            "OK" => prop_assert!(earlier.is_none(), "call {} of {} was executed twice", n, CALLERS[caller]),
+            "OK" => prop_assert!(
+                earlier.is_none(),
+                "call {} of {} was executed twice",
+                n,
+                CALLERS[caller]
+            ),
             "DUP" => prop_assert_eq!(earlier.map(|words| words.join(" ")), words.pop()),
             "PASSED" => prop_assert!(self.sent[caller].last().unwrap().0 > n),
             _ => {}
@@ -678,9 +923,15 @@ impl Play {
                 self.unnumbered += 1;
                 let fixed = vec![(*ticket_ms).to_owned(), now_ms, self.unnumbered.to_string()];
                 let keys = [base, buffer, batch];
-                let got = self.scripts.call("cached_get", &keys, &[fixed, names(ids)].concat())?;
+                let got = self
+                    .scripts
+                    .call("cached_get", &keys, &[fixed, names(ids)].concat())?;
                 let makes_tickets = *ticket_ms == TICKET_MS.to_string();
-                let ticket = if makes_tickets { self.new_ticket(&got)? } else { String::new() };
+                let ticket = if makes_tickets {
+                    self.new_ticket(&got)?
+                } else {
+                    String::new()
+                };
                 let partition = &mut self.reference.partitions[number];
                 let mut values = ids.iter().map(|&id| partition.get(now, IDS[id], &ticket));
                 prop_assert_eq!(got, reply("OK", values.by_ref()));
@@ -689,7 +940,9 @@ impl Play {
                 self.unnumbered += 1;
                 let salt = self.unnumbered.to_string();
                 let args = [&salt, "", "0", "0", "0", &now_ms].map(str::to_owned);
-                let got = self.scripts.call("buffered_rotate", &[buffer, batch, meta], &args)?;
+                let got = self
+                    .scripts
+                    .call("buffered_rotate", &[buffer, batch, meta], &args)?;
                 let words: Vec<_> = got.as_sequence().unwrap().iter().map(word).collect();
                 let nonce = words.get(3).cloned().unwrap_or_default();
                 if words[0] == "OK" {
@@ -713,21 +966,40 @@ impl Play {
             }
             Call::Release { which } => {
                 let partition = &mut self.reference.partitions[number];
-                let got = self.scripts.call("buffered_release", &[batch, meta], &partition.batch_id(*which))?;
+                let got = self.scripts.call(
+                    "buffered_release",
+                    &[batch, meta],
+                    &partition.batch_id(*which),
+                )?;
                 prop_assert_eq!(got, partition.release(*which));
             }
-            Call::Saved { which, retain_ms, rows } => {
+            Call::Saved {
+                which,
+                retain_ms,
+                rows,
+            } => {
                 let partition = &mut self.reference.partitions[number];
                 let row = |row: Option<i64>| row.map_or("-".into(), |row| row.to_string());
-                let pairs = rows.iter().flat_map(|&(id, value)| [IDS[id].to_owned(), row(value)]);
-                let args = [&partition.batch_id(*which)[..], &[retain_ms.to_string(), now_ms]].concat();
-                let got =
-                    self.scripts.call("cached_saved", keys, &args.into_iter().chain(pairs).collect::<Vec<_>>())?;
+                let pairs = rows
+                    .iter()
+                    .flat_map(|&(id, value)| [IDS[id].to_owned(), row(value)]);
+                let args = [
+                    &partition.batch_id(*which)[..],
+                    &[retain_ms.to_string(), now_ms],
+                ]
+                .concat();
+                let got = self.scripts.call(
+                    "cached_saved",
+                    keys,
+                    &args.into_iter().chain(pairs).collect::<Vec<_>>(),
+                )?;
                 prop_assert_eq!(got, partition.saved(now, *which, *retain_ms, rows));
             }
             Call::Delete { ids } => {
                 let args = [vec!["0".into(), "1".into(), now_ms], names(ids)].concat();
-                let got = self.scripts.call("cached_delete", &[base, buffer, batch], &args)?;
+                let got = self
+                    .scripts
+                    .call("cached_delete", &[base, buffer, batch], &args)?;
                 let mut got: Vec<_> = got.as_sequence().unwrap().iter().map(word).collect();
                 let mut expected = self.reference.partitions[number].delete(now, ids);
                 if ids.is_empty() {
@@ -752,7 +1024,11 @@ impl Play {
             let ticket = match which {
                 Which::Present => stored,
                 Which::Earlier => {
-                    let mut names = self.names.iter().filter(|(kind, _)| *kind == Name::Ticket).map(|(_, name)| name);
+                    let mut names = self
+                        .names
+                        .iter()
+                        .filter(|(kind, _)| *kind == Name::Ticket)
+                        .map(|(_, name)| name);
                     names.rfind(|&ticket| Some(ticket) != stored)
                 }
                 Which::Other => None,
@@ -761,9 +1037,13 @@ impl Play {
             args.extend([IDS[id].into(), ticket.clone(), row.to_string()]);
             tickets.push(ticket);
         }
-        let got = self.scripts.call("cached_seed", &PARTITIONS[number][..1], &args)?;
+        let got = self
+            .scripts
+            .call("cached_seed", &PARTITIONS[number][..1], &args)?;
         let seeds = seeds.iter().zip(&tickets);
-        let seeded = seeds.map(|(&(id, _, row), ticket)| partition.seed(self.now, retain_ms, IDS[id], ticket, row));
+        let seeded = seeds.map(|(&(id, _, row), ticket)| {
+            partition.seed(self.now, retain_ms, IDS[id], ticket, row)
+        });
         prop_assert_eq!(got, reply("OK", seeded.map(text)));
         Ok(())
     }
@@ -776,8 +1056,15 @@ impl Play {
         }
         let keys: Vec<BTreeMap<String, String>> = self.scripts.ask(&read);
         for (number, [.., meta]) in PARTITIONS.iter().enumerate() {
-            let got = kinds.iter().position(|kind| kind == meta).and_then(|at| keys[at].get("incarnation"));
-            if self.reference.partitions[number].meta.get("incarnation").is_some_and(|name| name == NEW) {
+            let got = kinds
+                .iter()
+                .position(|kind| kind == meta)
+                .and_then(|at| keys[at].get("incarnation"));
+            if self.reference.partitions[number]
+                .meta
+                .get("incarnation")
+                .is_some_and(|name| name == NEW)
+            {
                 let name = got.cloned().unwrap_or_default();
                 self.note_name(Name::Incarnation(number), &name)?;
                 self.reference.partitions[number].set([("incarnation", name)]);
@@ -803,34 +1090,82 @@ async fn a_change_to_a_script_is_noticed() {
         ("cached_incr", " + pending * pending", ""),
         ("cached_incr", "latest[id] or waits[i]", "waits[i]"),
         ("cached_incr", "cut = batch_hits and", "cut = false and"),
-        ("cached_incr", "(delta >= 0 and not set or sum >= low)", "sum >= low"),
-        ("cached_incr", "(delta <= 0 and not set or sum <= high)", "true"),
-        ("cached_incr", "{ KEYS[3], caller, n, time[1], time[2] }", "{ KEYS[3], caller, time[1], time[2] }"),
-        ("cached_incr", "row or 'ticket ' .. name", "'ticket ' .. name"),
+        (
+            "cached_incr",
+            "(delta >= 0 and not set or sum >= low)",
+            "sum >= low",
+        ),
+        (
+            "cached_incr",
+            "(delta <= 0 and not set or sum <= high)",
+            "true",
+        ),
+        (
+            "cached_incr",
+            "{ KEYS[3], caller, n, time[1], time[2] }",
+            "{ KEYS[3], caller, time[1], time[2] }",
+        ),
+        (
+            "cached_incr",
+            "row or 'ticket ' .. name",
+            "'ticket ' .. name",
+        ),
         ("cached_incr", "last = last or epoch", "last = epoch"),
         ("cached_incr", "value and math.abs(value) < 2^53", "value"),
         ("cached_incr", "id ~= '' and #id < 256", "#id < 256"),
         ("cached_incr", "id ~= '' and #id < 256", "id ~= ''"),
-        ("cached_incr", "'hits', before + changes", "'hits', before + 1"),
-        ("cached_incr", "if deltas[1] and before == 0 then", "if deltas[1] then"),
-        ("cached_incr", "call('HSETNX', meta, 'incarnation', name)", ""),
+        (
+            "cached_incr",
+            "'hits', before + changes",
+            "'hits', before + 1",
+        ),
+        (
+            "cached_incr",
+            "if deltas[1] and before == 0 then",
+            "if deltas[1] then",
+        ),
+        (
+            "cached_incr",
+            "call('HSETNX', meta, 'incarnation', name)",
+            "",
+        ),
         ("cached_seed", "row == 'ticket ' .. ticket", "true"),
         ("cached_seed", "seeded[id] or bases[i] and", "bases[i] and"),
         ("cached_seed", "now_ms + ARGV[1]", "now_ms"),
         ("cached_get", "size < 2^53 and", "true and"),
         ("cached_get", "row + in_flight + waiting", "row + waiting"),
         ("cached_get", "and ticket_ms > 0 then", "then"),
-        ("cached_get", "{ base_key, ARGV[3], time[1]", "{ base_key, time[1]"),
-        ("cached_saved", "if cut == 0 or not is_current then", "if cut == 0 then"),
+        (
+            "cached_get",
+            "{ base_key, ARGV[3], time[1]",
+            "{ base_key, time[1]",
+        ),
+        (
+            "cached_saved",
+            "if cut == 0 or not is_current then",
+            "if cut == 0 then",
+        ),
         ("cached_saved", "and state[3] == ARGV[3]", ""),
         ("cached_saved", "unsaved[i] and row", "row"),
         ("cached_saved", "unsaved[i] and bases[i]", "bases[i]"),
-        ("cached_saved", "row == '-' and not is_waiting", "row == '-'"),
+        (
+            "cached_saved",
+            "row == '-' and not is_waiting",
+            "row == '-'",
+        ),
         ("cached_saved", "row == '-' and '0' or row", "row"),
-        ("cached_saved", "redis.call('HDEL', batch, unpack(ids))", "redis.call('UNLINK', batch)"),
+        (
+            "cached_saved",
+            "redis.call('HDEL', batch, unpack(ids))",
+            "redis.call('UNLINK', batch)",
+        ),
         ("cached_saved", "if left == 0 then", "if true then"),
         ("cached_delete", "if waits[i + 1] then", "if false then"),
-        ("cached_delete", "elseif cut[i + 1] then", "elseif false then"),
+        (
+            "cached_delete",
+            "elseif cut[i + 1] then",
+            "elseif false then",
+        ),
         ("cached_delete", "<= now_ms then", "< now_ms then"),
         ("cached_saved", "now_ms + ARGV[4]", "now_ms"),
     ])

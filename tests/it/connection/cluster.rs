@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use crate::support::hits::{Hit, Hits, Reckoning};
 use crate::support::{database, day, eventually, family};
 use counterfoil::{
-    AddedOnce, Backlog, BufferedCounters, Counterfoil, Durability, Error, Family, MysqlStore, Precision, Script,
-    Series, SeriesAdded, Slice, Visited, cluster_settings,
+    AddedOnce, Backlog, BufferedCounters, Counterfoil, Durability, Error, Family, MysqlStore,
+    Precision, Script, Series, SeriesAdded, Slice, Visited, cluster_settings,
 };
 use redis::aio::ConnectionLike;
 use redis::cluster::ClusterClient;
@@ -25,8 +25,8 @@ const PARTITIONS: u32 = 6;
 /// The node timeout in ms for tests without failovers, even on a busy machine.
 const NO_FAILOVER: &str = "4000";
 
-/// A time longer than any disruption. Nodes write their configuration to a shared disk, and each attempt at a manual
-/// failover blocks writes for five seconds.
+/// A time longer than any disruption. Nodes write their configuration to a shared disk, and each
+/// attempt at a manual failover blocks writes for five seconds.
 const LONG: Duration = Duration::from_secs(45);
 
 struct Rig {
@@ -39,12 +39,23 @@ struct Rig {
 impl Rig {
     async fn start(options: RedisOptions, durability: Durability) -> Self {
         let (cluster, pool) = tokio::join!(RedisCluster::start(options), database());
-        let client = cluster_settings(ClusterClient::builder(cluster.urls())).build().unwrap();
+        let client = cluster_settings(ClusterClient::builder(cluster.urls()))
+            .build()
+            .unwrap();
         let redis = client.get_async_connection().await.unwrap();
         let counterfoil = Counterfoil::new(redis, MysqlStore::new(pool.clone()));
-        let views = family("views").partitions(PARTITIONS).durability(durability).build().unwrap();
+        let views = family("views")
+            .partitions(PARTITIONS)
+            .durability(durability)
+            .build()
+            .unwrap();
         let views = counterfoil.open(views).await.unwrap().write_timeout(LONG);
-        Rig { cluster, pool, counterfoil, views }
+        Rig {
+            cluster,
+            pool,
+            counterfoil,
+            views,
+        }
     }
 
     /// Disrupts the cluster under load, and returns the hits with their outcomes.
@@ -102,7 +113,10 @@ async fn the_main_path() {
             let _ = rig.views.add(id, 1).await.unwrap();
         }
         assert_eq!(rig.views.get("page/007").await.unwrap(), round);
-        assert_eq!(rig.views.get_many(&ids).await.unwrap(), vec![round; ids.len()]);
+        assert_eq!(
+            rig.views.get_many(&ids).await.unwrap(),
+            vec![round; ids.len()]
+        );
         let listed = rig.views.list("page/", Some("page/099"), 50).await.unwrap();
         let expected: Vec<_> = ids[100..150].iter().map(|id| (id.clone(), round)).collect();
         assert_eq!(listed, expected);
@@ -110,13 +124,24 @@ async fn the_main_path() {
         let add = &Script::named("buffered_add").unwrap().sha1;
         for primary in rig.cluster.primaries().await {
             let node = rig.cluster.node(primary);
-            assert_eq!(node.run::<Vec<bool>>(&format!("SCRIPT EXISTS {add}")).await.unwrap(), [true], "node {primary}");
+            assert_eq!(
+                node.run::<Vec<bool>>(&format!("SCRIPT EXISTS {add}"))
+                    .await
+                    .unwrap(),
+                [true],
+                "node {primary}"
+            );
             node.run::<()>("SCRIPT FLUSH").await.unwrap();
         }
     }
     let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
     let all = "SELECT COUNT(*) FROM counterfoil_values WHERE value = 2";
-    let stored = async || sqlx::query_scalar::<_, i64>(all).fetch_one(&rig.pool).await.unwrap();
+    let stored = async || {
+        sqlx::query_scalar::<_, i64>(all)
+            .fetch_one(&rig.pool)
+            .await
+            .unwrap()
+    };
     eventually("what the reconciler brings", async || stored().await == 200).await;
     reconciler.shutdown().await.unwrap();
     let _ = rig.views.add("page/000", -2).await.unwrap();
@@ -125,17 +150,29 @@ async fn the_main_path() {
     assert_eq!(rig.views.get("page/000").await.unwrap(), 0);
 }
 
-/// A process may take the server for a single node at first. The cluster refuses a call with the wrong home as a whole.
+/// A process may take the server for a single node at first. The cluster refuses a call with the
+/// wrong home as a whole.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_counts_once_whoever_makes_it_again() {
     let options = RedisOptions::volatile().arg("cluster-node-timeout", NO_FAILOVER);
     let rig = Rig::start(options, Durability::Immediate).await;
-    let client = cluster_settings(ClusterClient::builder(rig.cluster.urls())).build().unwrap();
+    let client = cluster_settings(ClusterClient::builder(rig.cluster.urls()))
+        .build()
+        .unwrap();
     let unknown = Unknown(client.get_async_connection().await.unwrap());
     let unknown = Counterfoil::new(unknown, MysqlStore::new(rig.pool.clone()));
     for wide in [false, true] {
-        let views = || family(&format!("wide_{wide}")).partitions(PARTITIONS).wide(wide).build().unwrap();
-        let (here, there) = (rig.counterfoil.open(views()).await.unwrap(), unknown.open(views()).await.unwrap());
+        let views = || {
+            family(&format!("wide_{wide}"))
+                .partitions(PARTITIONS)
+                .wide(wide)
+                .build()
+                .unwrap()
+        };
+        let (here, there) = (
+            rig.counterfoil.open(views()).await.unwrap(),
+            unknown.open(views()).await.unwrap(),
+        );
         for number in 0..20 {
             let (request, id) = (format!("job/{number}"), format!("page/{number}"));
             let first = there.add_once(&request, &id, 1).await.unwrap();
@@ -147,37 +184,71 @@ async fn a_request_counts_once_whoever_makes_it_again() {
     }
 }
 
-/// Backlogs are read partition by partition, also by a process that takes the server for a single node at first.
+/// Backlogs are read partition by partition, also by a process that takes the server for a single
+/// node at first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn backlogs_are_read_on_all_nodes() {
     let options = RedisOptions::volatile().arg("cluster-node-timeout", NO_FAILOVER);
     let rig = Rig::start(options, Durability::Immediate).await;
-    let client = cluster_settings(ClusterClient::builder(rig.cluster.urls())).build().unwrap();
+    let client = cluster_settings(ClusterClient::builder(rig.cluster.urls()))
+        .build()
+        .unwrap();
     let unknown = Unknown(client.get_async_connection().await.unwrap());
     let unknown = Counterfoil::new(unknown, MysqlStore::new(rig.pool.clone()));
-    let (views, at_once) = (family("views").partitions(PARTITIONS).build().unwrap(), Durability::Immediate);
-    let votes = Family::cached("test", "votes").partitions(PARTITIONS).durability(at_once).build().unwrap();
+    let (views, at_once) = (
+        family("views").partitions(PARTITIONS).build().unwrap(),
+        Durability::Immediate,
+    );
+    let votes = Family::cached("test", "votes")
+        .partitions(PARTITIONS)
+        .durability(at_once)
+        .build()
+        .unwrap();
     let _views = unknown.open(views).await.unwrap();
     let _votes = unknown.open(votes.clone()).await.unwrap();
     let votes = rig.counterfoil.open(votes).await.unwrap();
     for number in 0..30 {
         let id = format!("page/{number}");
-        let _ = (rig.views.add(&id, 1).await.unwrap(), rig.views.add(&id, 1).await.unwrap());
+        let _ = (
+            rig.views.add(&id, 1).await.unwrap(),
+            rig.views.add(&id, 1).await.unwrap(),
+        );
         let _ = votes.incr(&id, 1).await.unwrap();
     }
     let numbers = async || {
-        let (here, there) = (rig.counterfoil.backlogs().await.unwrap(), unknown.backlogs().await.unwrap());
+        let (here, there) = (
+            rig.counterfoil.backlogs().await.unwrap(),
+            unknown.backlogs().await.unwrap(),
+        );
         let numbers = |(family, backlog): &(Family, Result<Backlog, Error>)| {
             let backlog = backlog.as_ref().unwrap();
-            (family.name().to_owned(), backlog.ids, backlog.oldest.is_some(), backlog.counted)
+            (
+                family.name().to_owned(),
+                backlog.ids,
+                backlog.oldest.is_some(),
+                backlog.counted,
+            )
         };
-        let [here, there] = [here, there].map(|found| found.iter().map(numbers).collect::<Vec<_>>());
+        let [here, there] =
+            [here, there].map(|found| found.iter().map(numbers).collect::<Vec<_>>());
         assert_eq!(here, there);
         here
     };
-    assert_eq!(numbers().await, [("views".to_owned(), 30, true, 60), ("votes".to_owned(), 30, true, 30)]);
+    assert_eq!(
+        numbers().await,
+        [
+            ("views".to_owned(), 30, true, 60),
+            ("votes".to_owned(), 30, true, 30)
+        ]
+    );
     rig.counterfoil.drain().await.unwrap();
-    assert_eq!(numbers().await, [("views".to_owned(), 0, false, 60), ("votes".to_owned(), 0, false, 30)]);
+    assert_eq!(
+        numbers().await,
+        [
+            ("views".to_owned(), 0, false, 60),
+            ("votes".to_owned(), 0, false, 30)
+        ]
+    );
 }
 
 /// A connection of a type that the crate does not know.
@@ -195,7 +266,12 @@ impl ConnectionLike for Unknown {
         self.0.req_packed_command(cmd)
     }
 
-    fn req_packed_commands<'a>(&'a mut self, pipe: &'a Pipeline, at: usize, n: usize) -> RedisFuture<'a, Vec<Value>> {
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        pipe: &'a Pipeline,
+        at: usize,
+        n: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
         self.0.req_packed_commands(pipe, at, n)
     }
 
@@ -214,7 +290,9 @@ async fn slots_move_key_by_key() {
             for round in 0..2 {
                 for slot in &slots {
                     let to = (rig.cluster.primary_of_slot(*slot).await + 1 + round) % 3;
-                    rig.cluster.move_slots(*slot..=*slot, to, Duration::from_millis(40)).await;
+                    rig.cluster
+                        .move_slots(*slot..=*slot, to, Duration::from_millis(40))
+                        .await;
                 }
             }
         })
@@ -223,9 +301,15 @@ async fn slots_move_key_by_key() {
     reckoning.is_exact();
     // no slot is half moved for as long as a caller's timeout, but callers had to wait
     assert_eq!((reckoning.refused, reckoning.unknown), (0, 0));
-    let waited = hits.iter().filter(|hit| hit.told - hit.asked > Duration::from_millis(40)).count();
+    let waited = hits
+        .iter()
+        .filter(|hit| hit.told - hit.asked > Duration::from_millis(40))
+        .count();
     println!("{waited} calls waited for a key that was moved");
-    assert!(waited > 10, "{waited} calls waited for a key that was moved");
+    assert!(
+        waited > 10,
+        "{waited} calls waited for a key that was moved"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -236,7 +320,9 @@ async fn primaries_hand_over_to_their_replicas() {
         .under_load(async || {
             for _ in 0..2 {
                 for primary in rig.cluster.primaries().await {
-                    rig.cluster.failover(rig.cluster.replica_of(primary).await).await;
+                    rig.cluster
+                        .failover(rig.cluster.replica_of(primary).await)
+                        .await;
                     pause(100).await;
                 }
                 rig.cluster.wait_until_ok().await;
@@ -289,7 +375,9 @@ type Death = (Instant, Instant);
 
 /// Returns whether the replica may have missed a call of this period.
 fn is_taken_back(deaths: &[Death], asked: Instant, told: Instant) -> bool {
-    deaths.iter().any(|(cut_off, died)| told >= *cut_off && asked <= *died)
+    deaths
+        .iter()
+        .any(|(cut_off, died)| told >= *cut_off && asked <= *died)
 }
 
 /// Kills the primary of the slot while its replica lags, and waits until the replica is promoted.
@@ -329,24 +417,39 @@ async fn primaries_die(durability: Durability) -> Deaths {
     let forgotten = reckoning.lost.iter().filter(taken_back).count();
     let wronged = reckoning.lost.len() - forgotten;
     println!("of the lost {forgotten} were counted while the replica was cut off");
-    Deaths { reckoning, forgotten, wronged }
+    Deaths {
+        reckoning,
+        forgotten,
+        wronged,
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_death_of_a_primary_costs_what_its_replica_did_not_have() {
     let deaths = primaries_die(Durability::Settle(BEHIND + Duration::from_millis(250))).await;
     let reckoning = &deaths.reckoning;
-    assert!(reckoning.doubled.is_empty() && reckoning.refused_counted.is_empty(), "{reckoning:?}");
+    assert!(
+        reckoning.doubled.is_empty() && reckoning.refused_counted.is_empty(),
+        "{reckoning:?}"
+    );
     assert_eq!(deaths.wronged, 0, "{:?}", reckoning.lost);
     let is_lost = |hit: &Hit| reckoning.lost.iter().any(|lost| lost.id == hit.id);
-    let misread: Vec<_> = reckoning.misread.iter().filter(|hit| !is_lost(hit)).collect();
+    let misread: Vec<_> = reckoning
+        .misread
+        .iter()
+        .filter(|hit| !is_lost(hit))
+        .collect();
     assert!(misread.is_empty(), "there, and not read: {misread:?}");
-    assert!(deaths.forgotten > 0 && reckoning.acknowledged > 1000, "nothing was tried");
+    assert!(
+        deaths.forgotten > 0 && reckoning.acknowledged > 1000,
+        "nothing was tried"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_settling_it_does_more_harm() {
-    // harm needs a batch that was applied while the replica was cut off, which is likely but not certain
+    // harm needs a batch that was applied while the replica was cut off, which is likely but not
+    // certain
     for _ in 0..4 {
         let deaths = primaries_die(Durability::Immediate).await;
         if deaths.wronged > 0 || !deaths.reckoning.doubled.is_empty() {
@@ -388,8 +491,16 @@ async fn a_window_outlives_its_primary_but_for_what_the_replica_did_not_have() {
             let mut hits = Vec::new();
             while !stop.load(Ordering::Relaxed) {
                 let (name, asked) = (format!("{writer}-{}", hits.len()), Instant::now());
-                let added = series.add(&name, 1).await.map(|added| assert_eq!(added, SeriesAdded::Counted));
-                hits.push((name, asked, Instant::now(), added.map_err(|error| error.outcome_unknown())));
+                let added = series
+                    .add(&name, 1)
+                    .await
+                    .map(|added| assert_eq!(added, SeriesAdded::Counted));
+                hits.push((
+                    name,
+                    asked,
+                    Instant::now(),
+                    added.map_err(|error| error.outcome_unknown()),
+                ));
                 pause(2).await;
             }
             hits
@@ -405,7 +516,10 @@ async fn a_window_outlives_its_primary_but_for_what_the_replica_did_not_have() {
     let hits: Vec<_> = writers.join_all().await.into_iter().flatten().collect();
     // the last slice is over
     pause(1100).await;
-    tokio::time::timeout(Duration::from_secs(30), rig.counterfoil.drain()).await.expect("a drain ends").unwrap();
+    tokio::time::timeout(Duration::from_secs(30), rig.counterfoil.drain())
+        .await
+        .expect("a drain ends")
+        .unwrap();
     reconciler.shutdown().await.unwrap();
 
     let names: Vec<_> = hits.iter().map(|(name, ..)| name).collect();
@@ -421,14 +535,20 @@ async fn a_window_outlives_its_primary_but_for_what_the_replica_did_not_have() {
         assert!(times == 0 || times == 1, "{name} was counted {times} times");
         match added {
             Ok(()) if times == 0 => {
-                assert!(is_taken_back(&deaths, *asked, *told), "{name} is lost, and the replica had it");
+                assert!(
+                    is_taken_back(&deaths, *asked, *told),
+                    "{name} is lost, and the replica had it"
+                );
                 lost += 1;
             }
             Err(false) => assert_eq!(times, 0, "{name} was refused, and counted"),
             _ => counted += times,
         }
     }
-    println!("{counted} of {} hits are in windows and rows, {lost} were lost", hits.len());
+    println!(
+        "{counted} of {} hits are in windows and rows, {lost} were lost",
+        hits.len()
+    );
     assert!(counted > 500 && lost > 0, "nothing was tried");
 }
 
@@ -445,26 +565,49 @@ async fn series_activity_and_visitors_go_along() {
         .partitions(PARTITIONS)
         .cache_for(Duration::ZERO)
         .durability(Durability::Immediate);
-    let online = rig.counterfoil.open(online.build().unwrap()).await.unwrap().write_timeout(LONG);
-    let daily = Family::visitors("test", "daily").partitions(PARTITIONS).durability(Durability::Immediate);
-    let daily = rig.counterfoil.open(daily.build().unwrap()).await.unwrap().write_timeout(LONG);
+    let online = rig
+        .counterfoil
+        .open(online.build().unwrap())
+        .await
+        .unwrap()
+        .write_timeout(LONG);
+    let daily = Family::visitors("test", "daily")
+        .partitions(PARTITIONS)
+        .durability(Durability::Immediate);
+    let daily = rig
+        .counterfoil
+        .open(daily.build().unwrap())
+        .await
+        .unwrap()
+        .write_timeout(LONG);
     let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let mut tasks = JoinSet::new();
     for task in 0..6u64 {
-        let (series, online, daily, stop) = (series.clone(), online.clone(), daily.clone(), stop.clone());
+        let (series, online, daily, stop) =
+            (series.clone(), online.clone(), daily.clone(), stop.clone());
         tasks.spawn(async move {
             let (mut turns, mut firsts, mut been) = (0, 0, HashSet::new());
             while !stop.load(Ordering::Relaxed) {
-                let (scope, number) = (["a", "b"][turns as usize % 2], (turns / 6 * 6 + task) % VISITORS);
+                let (scope, number) = (
+                    ["a", "b"][turns as usize % 2],
+                    (turns / 6 * 6 + task) % VISITORS,
+                );
                 let visitor = number.to_be_bytes();
-                let many = [(format!("page/{}", turns % 7), 1), (format!("page/{}", turns % 5), 2)];
+                let many = [
+                    (format!("page/{}", turns % 7), 1),
+                    (format!("page/{}", turns % 5), 2),
+                ];
                 let (added, touched, first) = tokio::join!(
                     series.add_many(many),
                     online.touch("/", visitor),
                     daily.first_visit(scope, day("2014-09-20"), visitor)
                 );
-                assert!(added.into_iter().all(|added| added.unwrap() == SeriesAdded::Counted));
+                assert!(
+                    added
+                        .into_iter()
+                        .all(|added| added.unwrap() == SeriesAdded::Counted)
+                );
                 touched.unwrap();
                 firsts += u64::from(first.unwrap() == Visited::Counted);
                 been.insert((scope, number));
@@ -477,11 +620,15 @@ async fn series_activity_and_visitors_go_along() {
     for family in ["hits", "online", "daily"] {
         for (round, slot) in rig.slots_of(family).await.iter().enumerate() {
             let to = (rig.cluster.primary_of_slot(*slot).await + 1 + round) % 3;
-            rig.cluster.move_slots(*slot..=*slot, to, Duration::from_millis(20)).await;
+            rig.cluster
+                .move_slots(*slot..=*slot, to, Duration::from_millis(20))
+                .await;
         }
     }
     for primary in rig.cluster.primaries().await {
-        rig.cluster.failover(rig.cluster.replica_of(primary).await).await;
+        rig.cluster
+            .failover(rig.cluster.replica_of(primary).await)
+            .await;
         pause(100).await;
     }
     rig.cluster.wait_until_ok().await;
@@ -493,26 +640,65 @@ async fn series_activity_and_visitors_go_along() {
     let there: HashSet<_> = been.iter().map(|(_, visitor)| visitor).collect();
     assert!(turns > 300, "nothing was tried: {turns} turns");
     pause(1100).await;
-    tokio::time::timeout(Duration::from_secs(30), rig.counterfoil.drain()).await.expect("a drain ends").unwrap();
+    tokio::time::timeout(Duration::from_secs(30), rig.counterfoil.drain())
+        .await
+        .expect("a drain ends")
+        .unwrap();
     reconciler.shutdown().await.unwrap();
 
     let hits = 3 * turns.cast_signed();
     let names: Vec<_> = (0..7).map(|page| format!("page/{page}")).collect();
-    let seconds: i64 = series.get_many(&names, Precision::SECOND).await.unwrap().iter().map(|window| sum(window)).sum();
-    let days: i64 = series.get_many(&names, Precision::Day).await.unwrap().iter().map(|window| sum(window)).sum();
-    let number = async |sql: &'static str| sqlx::query_scalar::<_, i64>(sql).fetch_one(&rig.pool).await.unwrap();
-    let kept = number("SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values WHERE id LIKE '%/page/%'").await;
-    assert_eq!((seconds, days, kept), (hits, hits, hits), "of seconds, of days, of the rows");
+    let seconds: i64 = series
+        .get_many(&names, Precision::SECOND)
+        .await
+        .unwrap()
+        .iter()
+        .map(|window| sum(window))
+        .sum();
+    let days: i64 = series
+        .get_many(&names, Precision::Day)
+        .await
+        .unwrap()
+        .iter()
+        .map(|window| sum(window))
+        .sum();
+    let number = async |sql: &'static str| {
+        sqlx::query_scalar::<_, i64>(sql)
+            .fetch_one(&rig.pool)
+            .await
+            .unwrap()
+    };
+    let kept = number(
+        "SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values WHERE id LIKE '%/page/%'",
+    )
+    .await;
+    assert_eq!(
+        (seconds, days, kept),
+        (hits, hits, hits),
+        "of seconds, of days, of the rows"
+    );
     let now = online.now("/").await.unwrap();
     assert_eq!(now.views, turns);
     assert_eq!(now.visitors.count(), there.len() as u64);
-    assert_eq!(firsts, been.len() as u64, "who was told to be the first, and who was there");
-    let visitors =
-        number("SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values WHERE id LIKE '%/2014-09-20'").await;
+    assert_eq!(
+        firsts,
+        been.len() as u64,
+        "who was told to be the first, and who was there"
+    );
+    let visitors = number(
+        "SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values WHERE id LIKE '%/2014-09-20'",
+    )
+    .await;
     assert_eq!(visitors, firsts.cast_signed());
-    let seen = daily.get_many([("a", day("2014-09-20")), ("b", day("2014-09-20"))]).await.unwrap();
+    let seen = daily
+        .get_many([("a", day("2014-09-20")), ("b", day("2014-09-20"))])
+        .await
+        .unwrap();
     assert_eq!(seen.iter().sum::<i64>(), visitors);
-    println!("{turns} turns by {} visitors, {firsts} first visits", there.len());
+    println!(
+        "{turns} turns by {} visitors, {firsts} first visits",
+        there.len()
+    );
 }
 
 /// Slots move and primaries change while cached counters enter and leave Redis.
@@ -544,17 +730,29 @@ async fn cached_counters_go_along() {
                 // some pauses are longer than the retention of a counter
                 pause(if turn % 50 == 0 { 60 } else { 1 }).await;
                 let id = (task + turn) % IDS;
-                told.push((id, votes.incr(&format!("item/{id}"), 1).await.unwrap().counted().unwrap()));
+                told.push((
+                    id,
+                    votes
+                        .incr(&format!("item/{id}"), 1)
+                        .await
+                        .unwrap()
+                        .counted()
+                        .unwrap(),
+                ));
             }
             told
         });
     }
     for (round, slot) in slots.iter().enumerate() {
         let to = (rig.cluster.primary_of_slot(*slot).await + 1 + round) % 3;
-        rig.cluster.move_slots(*slot..=*slot, to, Duration::from_millis(30)).await;
+        rig.cluster
+            .move_slots(*slot..=*slot, to, Duration::from_millis(30))
+            .await;
     }
     for primary in rig.cluster.primaries().await {
-        rig.cluster.failover(rig.cluster.replica_of(primary).await).await;
+        rig.cluster
+            .failover(rig.cluster.replica_of(primary).await)
+            .await;
         pause(100).await;
     }
     rig.cluster.wait_until_ok().await;
@@ -563,14 +761,26 @@ async fn cached_counters_go_along() {
     for (id, value) in voters.join_all().await.into_iter().flatten() {
         told[id as usize].push(value);
     }
-    tokio::time::timeout(Duration::from_secs(30), rig.counterfoil.drain()).await.expect("a drain ends").unwrap();
+    tokio::time::timeout(Duration::from_secs(30), rig.counterfoil.drain())
+        .await
+        .expect("a drain ends")
+        .unwrap();
     reconciler.shutdown().await.unwrap();
     for (id, mut told) in told.into_iter().enumerate() {
         told.sort_unstable();
         let votes = told.len() as i64;
         assert!(votes > 20, "nothing was tried");
         assert_eq!(told, (1..=votes).collect::<Vec<_>>(), "item/{id}");
-        let stored = sqlx::query_scalar("SELECT value FROM counterfoil_values WHERE id = ?").bind(format!("item/{id}"));
-        assert_eq!(stored.fetch_one(&rig.pool).await.map(|value: i64| value).unwrap(), votes, "item/{id}");
+        let stored = sqlx::query_scalar("SELECT value FROM counterfoil_values WHERE id = ?")
+            .bind(format!("item/{id}"));
+        assert_eq!(
+            stored
+                .fetch_one(&rig.pool)
+                .await
+                .map(|value: i64| value)
+                .unwrap(),
+            votes,
+            "item/{id}"
+        );
     }
 }

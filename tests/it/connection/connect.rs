@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use crate::support::{Pair, eventually, family};
 use counterfoil::test_hooks::{Cut, FetchReply, Partition, RotateReply};
 use counterfoil::{
-    Added, BufferedCounters, Connection, Counterfoil, ErrorKind, Family, Finding, MysqlStore, Primary, Severity,
-    cluster_settings,
+    Added, BufferedCounters, Connection, Counterfoil, ErrorKind, Family, Finding, MysqlStore,
+    Primary, Severity, cluster_settings,
 };
 use futures_util::future::join_all;
-use redis::aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig, MultiplexedConnection};
+use redis::aio::{
+    ConnectionLike, ConnectionManager, ConnectionManagerConfig, MultiplexedConnection,
+};
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_read_routing::RandomReplicaStrategy;
@@ -27,14 +29,20 @@ fn builder(cluster: &RedisCluster) -> ClusterClientBuilder {
 }
 
 async fn connect(cluster: &RedisCluster) -> ClusterConnection {
-    cluster_settings(builder(cluster)).build().unwrap().get_async_connection().await.unwrap()
+    cluster_settings(builder(cluster))
+        .build()
+        .unwrap()
+        .get_async_connection()
+        .await
+        .unwrap()
 }
 
 fn pair_of(redis: impl Into<Connection>, pair: &Pair) -> Counterfoil {
     Counterfoil::new(redis, MysqlStore::new(pair.pool.clone()))
 }
 
-/// Repeats a hit until one is counted. Returns the time that it took, and the number of counted hits.
+/// Repeats a hit until one is counted. Returns the time that it took, and the number of counted
+/// hits.
 async fn count_until_counted(counters: &BufferedCounters, id: &str) -> (Duration, i64) {
     let started = Instant::now();
     loop {
@@ -52,14 +60,36 @@ async fn count_until_counted(counters: &BufferedCounters, id: &str) -> (Duration
 /// A client may resend a call any number of times: the scripts recognize a repeat.
 #[tokio::test]
 async fn a_client_may_resend() {
-    let (cluster, pair) = (RedisCluster::start(RedisOptions::volatile()).await, Pair::new().await);
-    for (round, settings) in
-        [builder(&cluster), builder(&cluster).retries(1), cluster_settings(builder(&cluster))].into_iter().enumerate()
+    let (cluster, pair) = (
+        RedisCluster::start(RedisOptions::volatile()).await,
+        Pair::new().await,
+    );
+    for (round, settings) in [
+        builder(&cluster),
+        builder(&cluster).retries(1),
+        cluster_settings(builder(&cluster)),
+    ]
+    .into_iter()
+    .enumerate()
     {
-        let counterfoil = pair_of(settings.build().unwrap().get_async_connection().await.unwrap(), &pair);
-        let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
+        let counterfoil = pair_of(
+            settings
+                .build()
+                .unwrap()
+                .get_async_connection()
+                .await
+                .unwrap(),
+            &pair,
+        );
+        let views = counterfoil
+            .open(family("views").build().unwrap())
+            .await
+            .unwrap();
         for number in 0..20 {
-            assert_eq!(views.add(&format!("page/{number}"), 1).await.unwrap(), Added::Counted { pending: 1 });
+            assert_eq!(
+                views.add(&format!("page/{number}"), 1).await.unwrap(),
+                Added::Counted { pending: 1 }
+            );
         }
         counterfoil.drain().await.unwrap();
         assert_eq!(pair.number(OWN).await, 20 * (round as i64 + 1));
@@ -69,10 +99,18 @@ async fn a_client_may_resend() {
 /// Only the refusal of keys in several slots shows that this connection leads to a cluster.
 #[tokio::test]
 async fn a_cluster_is_found_out() {
-    let (cluster, pair) = (RedisCluster::start(RedisOptions::volatile()).await, Pair::new().await);
+    let (cluster, pair) = (
+        RedisCluster::start(RedisOptions::volatile()).await,
+        Pair::new().await,
+    );
     let counterfoil = pair_of(Wrapped(connect(&cluster).await), &pair);
-    let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
-    let hits: Vec<_> = (0..100).map(|number| (format!("page/{number}"), 1)).collect();
+    let views = counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
+    let hits: Vec<_> = (0..100)
+        .map(|number| (format!("page/{number}"), 1))
+        .collect();
     for added in views.add_many(hits.clone()).await {
         assert_eq!(added.unwrap(), Added::Counted { pending: 1 });
     }
@@ -80,22 +118,36 @@ async fn a_cluster_is_found_out() {
     assert_eq!(pair.number(OWN).await, 100);
 }
 
-/// A call for several partitions is executed and its reply is lost. When it is repeated, no node accepts it any more.
+/// A call for several partitions is executed and its reply is lost. When it is repeated, no node
+/// accepts it any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
     let pair = Pair::with(RedisOptions::aof("always").tcp()).await;
     let proxy = Proxy::to(&pair.redis);
-    let views = pair_of(proxy.manager().await, &pair).open(family("views").build().unwrap()).await.unwrap();
-    let hits: Vec<_> = (0..20).map(|number| (format!("page/{number}"), 1)).collect();
+    let views = pair_of(proxy.manager().await, &pair)
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
+    let hits: Vec<_> = (0..20)
+        .map(|number| (format!("page/{number}"), 1))
+        .collect();
     // from here on the epoch is known
-    assert_eq!(views.add("page", 1).await.unwrap(), Added::Counted { pending: 1 });
+    assert_eq!(
+        views.add("page", 1).await.unwrap(),
+        Added::Counted { pending: 1 }
+    );
     let mut redis = pair.redis.manager().await;
     let mut executed = async || {
         let mut ask = redis::pipe();
         for partition in 0..4 {
             ask.hlen(format!("cf1:{{test/views/{partition}}}:buffer"));
         }
-        ask.query_async::<Vec<usize>>(&mut redis).await.unwrap().iter().sum::<usize>() == 1 + hits.len()
+        ask.query_async::<Vec<usize>>(&mut redis)
+            .await
+            .unwrap()
+            .iter()
+            .sum::<usize>()
+            == 1 + hits.len()
     };
     proxy.delay_replies(Duration::from_secs(2));
     let counting = tokio::spawn({
@@ -113,7 +165,11 @@ async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
         assert_eq!(added.unwrap_err().kind(), ErrorKind::OutcomeUnknown);
     }
     eventually("the cluster takes calls", || async {
-        pair.redis.run::<String>("CLUSTER INFO").await.unwrap().contains("cluster_state:ok")
+        pair.redis
+            .run::<String>("CLUSTER INFO")
+            .await
+            .unwrap()
+            .contains("cluster_state:ok")
     })
     .await;
     for added in views.add_many(hits.clone()).await {
@@ -132,7 +188,10 @@ impl From<Wrapped> for counterfoil::Connection {
 }
 
 impl ConnectionLike for Wrapped {
-    fn req_packed_command<'a>(&'a mut self, cmd: &'a redis::Cmd) -> redis::RedisFuture<'a, redis::Value> {
+    fn req_packed_command<'a>(
+        &'a mut self,
+        cmd: &'a redis::Cmd,
+    ) -> redis::RedisFuture<'a, redis::Value> {
         self.0.req_packed_command(cmd)
     }
 
@@ -152,52 +211,106 @@ impl ConnectionLike for Wrapped {
 
 #[tokio::test]
 async fn the_builder_creates_tables_only_where_it_is_told_to() {
-    let (redis, mysql) = (RedisServer::start(RedisOptions::volatile()).await, MysqlServer::start().await);
+    let (redis, mysql) = (
+        RedisServer::start(RedisOptions::volatile()).await,
+        MysqlServer::start().await,
+    );
     let (database, _) = mysql.database("shop").await;
-    let builder = || Counterfoil::builder().redis(redis.url()).mysql(mysql.url(&database));
+    let builder = || {
+        Counterfoil::builder()
+            .redis(redis.url())
+            .mysql(mysql.url(&database))
+    };
     let views = || family("views").build().unwrap();
     let bare = builder().connect().await.unwrap();
-    assert_eq!(bare.open(views()).await.unwrap_err().kind(), ErrorKind::Mismatch);
+    assert_eq!(
+        bare.open(views()).await.unwrap_err().kind(),
+        ErrorKind::Mismatch
+    );
     let counterfoil = builder().create_tables(true).connect().await.unwrap();
     let counters = counterfoil.open(views()).await.unwrap();
-    assert_eq!(counters.add("a", 1).await.unwrap(), Added::Counted { pending: 1 });
+    assert_eq!(
+        counters.add("a", 1).await.unwrap(),
+        Added::Counted { pending: 1 }
+    );
     bare.open(views()).await.unwrap();
 
     for (half, missing) in [
-        (Counterfoil::builder().redis(redis.url()), "mysql is not given"),
-        (Counterfoil::builder().mysql(mysql.url(&database)), "redis is not given"),
+        (
+            Counterfoil::builder().redis(redis.url()),
+            "mysql is not given",
+        ),
+        (
+            Counterfoil::builder().mysql(mysql.url(&database)),
+            "redis is not given",
+        ),
         (builder().redis("http://localhost"), "URL of Redis"),
     ] {
         let error = half.connect().await.unwrap_err();
-        assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains(missing), "{error}");
+        assert!(
+            error.kind() == ErrorKind::InvalidInput && error.to_string().contains(missing),
+            "{error}"
+        );
     }
 }
 
 #[tokio::test]
 async fn a_cluster_is_looked_at_node_by_node() {
-    let (cluster, pair) = (RedisCluster::start(RedisOptions::aof("everysec")).await, Pair::new().await);
+    let (cluster, pair) = (
+        RedisCluster::start(RedisOptions::aof("everysec")).await,
+        Pair::new().await,
+    );
     let counterfoil = pair_of(connect(&cluster).await, &pair);
-    let _ = counterfoil.open(Family::buffered("shop", "views").build().unwrap()).await.unwrap();
+    let _ = counterfoil
+        .open(Family::buffered("shop", "views").build().unwrap())
+        .await
+        .unwrap();
     let findings = counterfoil.check().await;
-    assert!(findings.iter().all(|finding| finding.severity < Severity::Error), "{findings:?}");
-    let persistence = findings.iter().filter(|finding| finding.subject.ends_with("persistence")).count();
+    assert!(
+        findings
+            .iter()
+            .all(|finding| finding.severity < Severity::Error),
+        "{findings:?}"
+    );
+    let persistence = findings
+        .iter()
+        .filter(|finding| finding.subject.ends_with("persistence"))
+        .count();
     assert_eq!(persistence, 3, "{findings:?}");
     // one node has other settings
     let other = cluster.node(1);
-    let _: () = other.run("CONFIG SET maxmemory-policy allkeys-lru").await.unwrap();
+    let _: () = other
+        .run("CONFIG SET maxmemory-policy allkeys-lru")
+        .await
+        .unwrap();
     let _: () = other.run("CONFIG SET appendfsync no").await.unwrap();
     let findings = counterfoil.check().await;
-    let is_bad = |finding: &&Finding| finding.severity > Severity::Info && finding.subject.starts_with("redis");
+    let is_bad = |finding: &&Finding| {
+        finding.severity > Severity::Info && finding.subject.starts_with("redis")
+    };
     let bad: Vec<_> = findings.iter().filter(is_bad).collect();
     assert_eq!(bad.len(), 2, "{findings:?}");
-    assert!(bad.iter().all(|finding| finding.subject.contains(&format!("127.0.0.1:{}", other.port()))), "{bad:?}");
+    assert!(
+        bad.iter().all(|finding| finding
+            .subject
+            .contains(&format!("127.0.0.1:{}", other.port()))),
+        "{bad:?}"
+    );
     let error = counterfoil.reconciler().start().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsafe);
     // a connection that sees a third of the cluster
     let alone = pair_of(cluster.node(0).manager().await, &pair);
     let findings = alone.check().await;
-    assert!(findings.iter().any(|finding| finding.subject == "redis cluster"), "{findings:?}");
-    let _: () = other.run("CONFIG SET maxmemory-policy noeviction").await.unwrap();
+    assert!(
+        findings
+            .iter()
+            .any(|finding| finding.subject == "redis cluster"),
+        "{findings:?}"
+    );
+    let _: () = other
+        .run("CONFIG SET maxmemory-policy noeviction")
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -205,10 +318,19 @@ async fn a_drain_does_not_overlook_a_node_that_is_away() {
     let options = RedisOptions::aof("always").arg("cluster-require-full-coverage", "no");
     let (cluster, pair) = (RedisCluster::start(options).await, Pair::new().await);
     let counterfoil = pair_of(connect(&cluster).await, &pair);
-    let views = counterfoil.open(family("views").partitions(12).build().unwrap()).await.unwrap();
+    let views = counterfoil
+        .open(family("views").partitions(12).build().unwrap())
+        .await
+        .unwrap();
     // the only pending hit is on the first node
     let mut number = 0;
-    while cluster.node(0).run::<Vec<String>>("KEYS *:buffer").await.unwrap().is_empty() {
+    while cluster
+        .node(0)
+        .run::<Vec<String>>("KEYS *:buffer")
+        .await
+        .unwrap()
+        .is_empty()
+    {
         counterfoil.drain().await.unwrap();
         number += 1;
         let _ = views.add(&format!("page/{number}"), 1).await.unwrap();
@@ -232,24 +354,43 @@ async fn a_drain_does_not_overlook_a_node_that_is_away() {
 
 #[tokio::test]
 async fn replicas_are_not_read_even_by_a_client_that_would() {
-    let (cluster, pair) = (RedisCluster::start(RedisOptions::volatile()).await, Pair::new().await);
+    let (cluster, pair) = (
+        RedisCluster::start(RedisOptions::volatile()).await,
+        Pair::new().await,
+    );
     // a cluster does not list a replica without data
     let first = connect(&cluster).await;
     eventually("all slots have a replica", async || {
         for key in ["a", "b", "c", "d", "e", "f"] {
-            let _: u64 = redis::cmd("INCR").arg(key).query_async(&mut first.clone()).await.unwrap();
+            let _: u64 = redis::cmd("INCR")
+                .arg(key)
+                .query_async(&mut first.clone())
+                .await
+                .unwrap();
         }
         let mut slots = Vec::new();
         for primary in 0..3 {
-            slots.extend(cluster.node(primary).run::<Vec<Vec<Value>>>("CLUSTER SLOTS").await.unwrap());
+            slots.extend(
+                cluster
+                    .node(primary)
+                    .run::<Vec<Vec<Value>>>("CLUSTER SLOTS")
+                    .await
+                    .unwrap(),
+            );
         }
         slots.iter().all(|slot| slot.len() == 4)
     })
     .await;
-    let reading = cluster_settings(builder(&cluster)).read_routing_strategy(RandomReplicaStrategy).build().unwrap();
+    let reading = cluster_settings(builder(&cluster))
+        .read_routing_strategy(RandomReplicaStrategy)
+        .build()
+        .unwrap();
     let mut redis = reading.get_async_connection().await.unwrap();
     let counterfoil = pair_of(redis.clone(), &pair);
-    let views = counterfoil.open(family("views").partitions(12).build().unwrap()).await.unwrap();
+    let views = counterfoil
+        .open(family("views").partitions(12).build().unwrap())
+        .await
+        .unwrap();
     for number in 0..50 {
         let _ = views.add(&format!("page/{number}"), 1).await.unwrap();
         assert_eq!(views.get(&format!("page/{number}")).await.unwrap(), 1);
@@ -260,7 +401,11 @@ async fn replicas_are_not_read_even_by_a_client_that_would() {
     let asked = async || {
         let mut asked = 0;
         for replica in 3..6 {
-            let stats: String = cluster.node(replica).run("INFO commandstats").await.unwrap();
+            let stats: String = cluster
+                .node(replica)
+                .run("INFO commandstats")
+                .await
+                .unwrap();
             asked += ["eval", "evalsha", "exists", "hscan"]
                 .map(|name| stats.matches(&format!("cmdstat_{name}:")).count())
                 .iter()
@@ -271,16 +416,26 @@ async fn replicas_are_not_read_even_by_a_client_that_would() {
     assert_eq!(asked().await, 0);
     // only a plain command goes there
     for key in ["a", "b", "c", "d", "e", "f"] {
-        let _: u64 = redis::cmd("EXISTS").arg(key).query_async(&mut redis).await.unwrap();
+        let _: u64 = redis::cmd("EXISTS")
+            .arg(key)
+            .query_async(&mut redis)
+            .await
+            .unwrap();
     }
     assert!(asked().await > 0);
 }
 
 #[tokio::test]
 async fn scripts_come_back_while_a_replica_is_away() {
-    let (cluster, pair) = (RedisCluster::start(RedisOptions::volatile()).await, Pair::new().await);
+    let (cluster, pair) = (
+        RedisCluster::start(RedisOptions::volatile()).await,
+        Pair::new().await,
+    );
     let counterfoil = pair_of(connect(&cluster).await, &pair);
-    let views = counterfoil.open(family("views").partitions(12).build().unwrap()).await.unwrap();
+    let views = counterfoil
+        .open(family("views").partitions(12).build().unwrap())
+        .await
+        .unwrap();
     cluster.node(3).kill();
     for number in 0..50 {
         if number % 10 == 0 {
@@ -296,11 +451,21 @@ async fn scripts_come_back_while_a_replica_is_away() {
 
 #[tokio::test]
 async fn a_slot_that_moves_holds_calls_up_and_loses_nothing() {
-    let (cluster, pair) = (RedisCluster::start(RedisOptions::volatile()).await, Pair::new().await);
+    let (cluster, pair) = (
+        RedisCluster::start(RedisOptions::volatile()).await,
+        Pair::new().await,
+    );
     let counterfoil = pair_of(connect(&cluster).await, &pair);
-    let views = counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap();
+    let views = counterfoil
+        .open(family("views").partitions(1).build().unwrap())
+        .await
+        .unwrap();
     let _ = views.add("page", 1).await.unwrap();
-    let slot: u16 = cluster.node(0).run("CLUSTER KEYSLOT cf1:{test/views/0}:meta").await.unwrap();
+    let slot: u16 = cluster
+        .node(0)
+        .run("CLUSTER KEYSLOT cf1:{test/views/0}:meta")
+        .await
+        .unwrap();
     let load = tokio::spawn({
         let views = views.clone();
         async move {
@@ -314,7 +479,9 @@ async fn a_slot_that_moves_holds_calls_up_and_loses_nothing() {
     });
     let from = cluster.primary_of_slot(slot).await;
     for to in [(from + 1) % 3, (from + 2) % 3, from] {
-        cluster.move_slots(slot..=slot, to, Duration::from_millis(300)).await;
+        cluster
+            .move_slots(slot..=slot, to, Duration::from_millis(300))
+            .await;
     }
     let (counted, slowest) = load.await.unwrap();
     eprintln!("{counted} hits while a slot moved three times, the slowest took {slowest:?}");
@@ -324,9 +491,15 @@ async fn a_slot_that_moves_holds_calls_up_and_loses_nothing() {
 
 #[tokio::test]
 async fn a_primary_that_is_silent_is_replaced() {
-    let (cluster, pair) = (RedisCluster::start(RedisOptions::volatile()).await, Pair::new().await);
+    let (cluster, pair) = (
+        RedisCluster::start(RedisOptions::volatile()).await,
+        Pair::new().await,
+    );
     let counterfoil = pair_of(connect(&cluster).await, &pair);
-    let views = counterfoil.open(family("views").partitions(12).build().unwrap()).await.unwrap();
+    let views = counterfoil
+        .open(family("views").partitions(12).build().unwrap())
+        .await
+        .unwrap();
     for number in 0..50 {
         let _ = views.add(&format!("page/{number}"), 1).await.unwrap();
     }
@@ -345,9 +518,14 @@ async fn sentinel_names_the_new_primary() {
     for silently in [false, true] {
         let (first, second) = two().await;
         let (sentinel, pair) = (Sentinel::start(&first).await, Pair::new().await);
-        let redis = Primary::connect_sentinel([sentinel.url().as_str()], "redis://primary").await.unwrap();
+        let redis = Primary::connect_sentinel([sentinel.url().as_str()], "redis://primary")
+            .await
+            .unwrap();
         let counterfoil = pair_of(redis, &pair);
-        let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
+        let views = counterfoil
+            .open(family("views").build().unwrap())
+            .await
+            .unwrap();
         let _ = views.add("page", 1).await.unwrap();
         let died = Instant::now();
         if silently {
@@ -357,14 +535,21 @@ async fn sentinel_names_the_new_primary() {
         }
         let (took, _) = count_until_counted(&views, "page").await;
         assert!(second.is_primary().await);
-        eprintln!("sentinel, silently {silently}: counting again {took:?} after, {:?}", died.elapsed());
+        eprintln!(
+            "sentinel, silently {silently}: counting again {took:?} after, {:?}",
+            died.elapsed()
+        );
         if silently {
             first.resume();
         }
     }
-    let error = Primary::connect_sentinel(["redis://127.0.0.1:1"], "redis://primary").await.unwrap_err();
+    let error = Primary::connect_sentinel(["redis://127.0.0.1:1"], "redis://primary")
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Redis);
-    let error = Primary::connect_sentinel([], "redis://primary").await.unwrap_err();
+    let error = Primary::connect_sentinel([], "redis://primary")
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
 }
 
@@ -392,18 +577,28 @@ impl Name {
     }
 
     fn url(&self) -> String {
-        format!("redis+unix://{}", self.0.path().join("redis.sock").display())
+        format!(
+            "redis+unix://{}",
+            self.0.path().join("redis.sock").display()
+        )
     }
 }
 
-/// Promotes the replica and demotes the old primary, as in a manual failover. Returns the time until a hit counts.
+/// Promotes the replica and demotes the old primary, as in a manual failover. Returns the time
+/// until a hit counts.
 async fn fail_over<C: Into<Connection>>(connect: impl AsyncFn(&str) -> C) -> Duration {
     let ((first, second), pair) = (two().await, Pair::new().await);
     let name = Name::of(&first);
     let counterfoil = pair_of(connect(&name.url()).await, &pair);
-    let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let views = counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
     let _ = views.add("page", 1).await.unwrap();
-    eventually("the replica has it", async || second.run::<u64>("DBSIZE").await.unwrap() > 1).await;
+    eventually("the replica has it", async || {
+        second.run::<u64>("DBSIZE").await.unwrap() > 1
+    })
+    .await;
     let _: () = second.run("REPLICAOF NO ONE").await.unwrap();
     name.move_to(&second);
     first.replica_of(&second).await;
@@ -419,7 +614,9 @@ async fn a_name_moves_with_a_failover() {
     let ours = fail_over(async |url| Primary::connect(url).await.unwrap()).await;
     let manager = fail_over(async |url| {
         let client = redis::Client::open(url).unwrap();
-        ConnectionManager::new_with_config(client, ConnectionManagerConfig::new()).await.unwrap()
+        ConnectionManager::new_with_config(client, ConnectionManagerConfig::new())
+            .await
+            .unwrap()
     });
     let manager = manager.await;
     eprintln!("counting again: primary {ours:?}, manager {manager:?}");
@@ -436,7 +633,11 @@ struct Moving {
 impl Moving {
     /// Returns the server for the next command.
     fn server(&mut self) -> &mut MultiplexedConnection {
-        let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        let left = self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                left.checked_sub(1)
+            });
         &mut self.servers[usize::from(left.is_err())]
     }
 }
@@ -452,7 +653,12 @@ impl ConnectionLike for Moving {
         self.server().req_packed_command(command)
     }
 
-    fn req_packed_commands<'a>(&'a mut self, pipe: &'a Pipeline, at: usize, n: usize) -> RedisFuture<'a, Vec<Value>> {
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        pipe: &'a Pipeline,
+        at: usize,
+        n: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
         self.server().req_packed_commands(pipe, at, n)
     }
 
@@ -464,23 +670,47 @@ impl ConnectionLike for Moving {
 #[tokio::test]
 async fn a_failover_between_two_pages_of_a_batch_loses_none_of_it() {
     let (first, second) = two().await;
-    let servers = [&first, &second].map(|server| async { server.client().get_multiplexed_async_connection().await });
+    let servers = [&first, &second]
+        .map(|server| async { server.client().get_multiplexed_async_connection().await });
     let [one, two] = servers;
-    let moving = Moving { servers: [one.await.unwrap(), two.await.unwrap()], left: Arc::new(AtomicUsize::new(1000)) };
-    let family = family("views").partitions(1).build().unwrap().family().clone();
+    let moving = Moving {
+        servers: [one.await.unwrap(), two.await.unwrap()],
+        left: Arc::new(AtomicUsize::new(1000)),
+    };
+    let family = family("views")
+        .partitions(1)
+        .build()
+        .unwrap()
+        .family()
+        .clone();
     let partition = Partition::new(moving.clone(), &family, 0);
     let ids: Vec<_> = (0..2000).map(|number| format!("page/{number}")).collect();
     let pairs: Vec<_> = ids.iter().map(|id| (id.as_str(), 1)).collect();
     for pairs in pairs.chunks(1000) {
-        partition.add(&family, partition.unfenced(), 1000, pairs.iter().copied()).await.unwrap();
+        partition
+            .add(&family, partition.unfenced(), 1000, pairs.iter().copied())
+            .await
+            .unwrap();
     }
-    let RotateReply::Batch(batch) = partition.rotate(None, Cut::Now).await.unwrap() else { panic!("there is a batch") };
-    eventually("the replica has it", async || second.run::<u64>("EXISTS cf1:{test/views/0}:batch").await.unwrap() > 0)
-        .await;
+    let RotateReply::Batch(batch) = partition.rotate(None, Cut::Now).await.unwrap() else {
+        panic!("there is a batch")
+    };
+    eventually("the replica has it", async || {
+        second
+            .run::<u64>("EXISTS cf1:{test/views/0}:batch")
+            .await
+            .unwrap()
+            > 0
+    })
+    .await;
     let _: () = second.run("REPLICAOF NO ONE").await.unwrap();
     for calls in 1..10 {
         moving.left.store(calls, Ordering::Relaxed);
-        match partition.fetch(batch.id, Duration::ZERO, 100).await.unwrap() {
+        match partition
+            .fetch(batch.id, Duration::ZERO, 100)
+            .await
+            .unwrap()
+        {
             FetchReply::Deltas(deltas) => assert_eq!(deltas.len(), 2000, "after {calls} calls"),
             other => panic!("{other:?}"),
         }
@@ -491,7 +721,10 @@ async fn a_failover_between_two_pages_of_a_batch_loses_none_of_it() {
 async fn a_replica_is_not_connected_to() {
     let (_first, second) = two().await;
     let error = Primary::connect(second.tcp_url()).await.unwrap_err();
-    assert!(error.kind() == ErrorKind::Redis && error.to_string().contains("replica"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::Redis && error.to_string().contains("replica"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -501,7 +734,10 @@ async fn a_server_that_is_silent_is_left() {
     let views = pair_of(Primary::connect(name.url()).await.unwrap(), &pair);
     let views = views.open(family("views").build().unwrap()).await.unwrap();
     let _ = views.add("page", 1).await.unwrap();
-    eventually("the replica has it", async || second.run::<u64>("DBSIZE").await.unwrap() > 1).await;
+    eventually("the replica has it", async || {
+        second.run::<u64>("DBSIZE").await.unwrap() > 1
+    })
+    .await;
     first.pause();
     let _: () = second.run("REPLICAOF NO ONE").await.unwrap();
     name.move_to(&second);
@@ -515,7 +751,11 @@ async fn a_server_that_is_silent_is_left() {
 async fn a_redis_that_is_away_counted_nothing() {
     let pair = Pair::new().await;
     let views = pair_of(Primary::connect(pair.redis.url()).await.unwrap(), &pair);
-    let views = views.open(family("views").build().unwrap()).await.unwrap().write_timeout(Duration::from_millis(500));
+    let views = views
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap()
+        .write_timeout(Duration::from_millis(500));
     let _ = views.add("page", 1).await.unwrap();
     pair.redis.kill();
     // a call over the broken connection may have arrived

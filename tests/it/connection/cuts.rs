@@ -5,7 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::support::{Pair, day, eventually, family, times};
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
-    Added, CachedCounters, Counting, Durability, Family, MysqlStore, Precision, Series, Visited, VisitorCount, Visitors,
+    Added, CachedCounters, Counting, Durability, Family, MysqlStore, Precision, Series, Visited,
+    VisitorCount, Visitors,
 };
 use redis::aio::ConnectionManager;
 use redis::cluster::ClusterClient;
@@ -31,7 +32,12 @@ impl Frail {
         let proxy = Proxy::to(&pair.redis);
         let redis = proxy.manager().await;
         let exact = Self::open(&pair.counterfoil).await;
-        Frail { pair, proxy, redis, exact }
+        Frail {
+            pair,
+            proxy,
+            redis,
+            exact,
+        }
     }
 
     /// Returns a counterfoil over the frail network, with its own callers.
@@ -40,13 +46,19 @@ impl Frail {
     }
 
     async fn open(counterfoil: &Counterfoil) -> Counters {
-        counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap()
+        counterfoil
+            .open(family("views").partitions(1).build().unwrap())
+            .await
+            .unwrap()
     }
 
     /// Waits for a connection, since a cut must hit the attempt and not the connecting.
     async fn reconnected(&self) {
         eventually("a connection", || async {
-            redis::cmd("PING").query_async::<()>(&mut self.redis.clone()).await.is_ok()
+            redis::cmd("PING")
+                .query_async::<()>(&mut self.redis.clone())
+                .await
+                .is_ok()
         })
         .await;
     }
@@ -60,7 +72,11 @@ impl Frail {
     }
 
     async fn script_flush(&self) {
-        redis::cmd("SCRIPT").arg("FLUSH").query_async::<()>(&mut self.pair.redis.manager().await).await.unwrap();
+        redis::cmd("SCRIPT")
+            .arg("FLUSH")
+            .query_async::<()>(&mut self.pair.redis.manager().await)
+            .await
+            .unwrap();
     }
 
     async fn is_in_mysql(&self, hits: usize) {
@@ -69,8 +85,8 @@ impl Frail {
     }
 }
 
-/// Runs the attempt with a cut after 0 bytes, after `step` bytes and so on, until it ends before the cut. Returns the
-/// number of cuts.
+/// Runs the attempt with a cut after 0 bytes, after `step` bytes and so on, until it ends before
+/// the cut. Returns the number of cuts.
 async fn cut_after_each(
     step: usize,
     proxy: &Proxy,
@@ -88,8 +104,10 @@ async fn cut_after_each(
 
 /// A direction: the number of bytes that it has carried, and a cut after a number of bytes.
 type Direction = (fn(&Proxy) -> usize, fn(&Proxy, usize));
-const DIRECTIONS: [Direction; 2] =
-    [(Proxy::request_bytes, Proxy::cut_requests_after), (Proxy::reply_bytes, Proxy::cut_replies_after)];
+const DIRECTIONS: [Direction; 2] = [
+    (Proxy::request_bytes, Proxy::cut_requests_after),
+    (Proxy::reply_bytes, Proxy::cut_replies_after),
+];
 
 #[tokio::test]
 async fn a_hit_is_counted_once_wherever_its_call_is_cut() {
@@ -127,26 +145,47 @@ async fn cluster_behind(proxy: &Proxy, redis: &RedisServer) -> ClusterConnection
         redis.run::<()>(&command).await.unwrap();
     }
     eventually("a cluster", || async {
-        redis.run::<String>("CLUSTER INFO").await.unwrap().contains("cluster_state:ok")
+        redis
+            .run::<String>("CLUSTER INFO")
+            .await
+            .unwrap()
+            .contains("cluster_state:ok")
     })
     .await;
     // the default client, with shorter pauses between its retries
-    let client = ClusterClient::builder([format!("redis://127.0.0.1:{port}")]).min_retry_wait(1).max_retry_wait(20);
-    client.build().unwrap().get_async_connection().await.unwrap()
+    let client = ClusterClient::builder([format!("redis://127.0.0.1:{port}")])
+        .min_retry_wait(1)
+        .max_retry_wait(20);
+    client
+        .build()
+        .unwrap()
+        .get_async_connection()
+        .await
+        .unwrap()
 }
 
-/// The redis crate's cluster client resends calls by itself. The scripts recognize a repeat from any sender.
+/// The redis crate's cluster client resends calls by itself. The scripts recognize a repeat from
+/// any sender.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_resends_counts_once_wherever_its_call_is_cut() {
     let pair = Pair::with(RedisOptions::volatile().tcp().arg("cluster-enabled", "yes")).await;
     let proxy = Proxy::to(&pair.redis);
     let redis = cluster_behind(&proxy, &pair.redis).await;
     let counterfoil = counterfoil::Counterfoil::new(redis, MysqlStore::new(pair.pool.clone()));
-    let counters = counterfoil.open(family("views").partitions(1).build().unwrap()).await.unwrap();
+    let counters = counterfoil
+        .open(family("views").partitions(1).build().unwrap())
+        .await
+        .unwrap();
     let mut hits = 0;
     for (_, cut) in DIRECTIONS {
         let cuts = cut_after_each(1, &proxy, cut, async |arm| {
-            assert!(matches!(counters.add("page", 0).await.unwrap(), Added::Counted { .. }), "there is a connection");
+            assert!(
+                matches!(
+                    counters.add("page", 0).await.unwrap(),
+                    Added::Counted { .. }
+                ),
+                "there is a connection"
+            );
             arm();
             let added = counters.add("page", 1).await.unwrap();
             assert!(matches!(added, Added::Counted { .. }), "{added:?}");
@@ -243,7 +282,9 @@ async fn a_batch_reaches_the_database_once_wherever_its_calls_are_cut() {
 
 /// Opens a cached family over this pair.
 async fn votes(counterfoil: &Counterfoil) -> CachedCounters {
-    let family = Family::cached("test", "votes").partitions(1).durability(Durability::Immediate);
+    let family = Family::cached("test", "votes")
+        .partitions(1)
+        .durability(Durability::Immediate);
     counterfoil.open(family.build().unwrap()).await.unwrap()
 }
 
@@ -251,7 +292,11 @@ impl Frail {
     /// Saves all cached counters and deletes them from Redis.
     async fn cached_counters_leave(&self) {
         self.pair.counterfoil.drain().await.unwrap();
-        self.pair.redis.run::<()>("DEL cf1:{test/votes/0}:base").await.unwrap();
+        self.pair
+            .redis
+            .run::<()>("DEL cf1:{test/votes/0}:base")
+            .await
+            .unwrap();
     }
 }
 
@@ -302,7 +347,8 @@ async fn a_cached_counter_is_saved_once_wherever_the_calls_are_cut() {
     }
 }
 
-/// Runs the attempt with each cut of both directions, and without cuts. Returns the number of attempts.
+/// Runs the attempt with each cut of both directions, and without cuts. Returns the number of
+/// attempts.
 async fn tried_with_each_cut(frail: &Frail, mut attempt: impl AsyncFnMut()) -> usize {
     attempt().await;
     let mut attempts = 1;
@@ -338,11 +384,22 @@ impl Kinds {
         let (over, safe) = (frail.counterfoil(), &frail.pair.counterfoil);
         let hits = || {
             let windows = [(Precision::SECOND, 2), (Precision::Day, 3)];
-            let family = Family::series("test", "hits").windows(windows).keep([Precision::SECOND]);
-            family.partitions(1).durability(Durability::Immediate).build().unwrap()
+            let family = Family::series("test", "hits")
+                .windows(windows)
+                .keep([Precision::SECOND]);
+            family
+                .partitions(1)
+                .durability(Durability::Immediate)
+                .build()
+                .unwrap()
         };
-        let daily =
-            || Family::visitors("test", "daily").partitions(1).durability(Durability::Immediate).build().unwrap();
+        let daily = || {
+            Family::visitors("test", "daily")
+                .partitions(1)
+                .durability(Durability::Immediate)
+                .build()
+                .unwrap()
+        };
         Kinds {
             hits: over.open(hits()).await.unwrap(),
             exact_hits: safe.open(hits()).await.unwrap(),
@@ -354,7 +411,13 @@ impl Kinds {
 
     /// Returns the sum of the days of the series.
     async fn hits(&self) -> i64 {
-        self.exact_hits.get("a", Precision::Day).await.unwrap().iter().map(|slice| slice.count).sum()
+        self.exact_hits
+            .get("a", Precision::Day)
+            .await
+            .unwrap()
+            .iter()
+            .map(|slice| slice.count)
+            .sum()
     }
 }
 
@@ -381,15 +444,30 @@ async fn a_visitor_is_told_once_to_be_new_wherever_the_call_is_cut() {
     let mut visitors = 0u32;
     tried_with_each_cut(&kinds.frail, async || {
         assert_eq!(
-            kinds.daily.first_visit("site", day("2014-09-20"), visitors.to_be_bytes()).await.unwrap(),
+            kinds
+                .daily
+                .first_visit("site", day("2014-09-20"), visitors.to_be_bytes())
+                .await
+                .unwrap(),
             Visited::Counted
         );
         assert_eq!(
-            kinds.exact_daily.first_visit("site", day("2014-09-20"), visitors.to_be_bytes()).await.unwrap(),
+            kinds
+                .exact_daily
+                .first_visit("site", day("2014-09-20"), visitors.to_be_bytes())
+                .await
+                .unwrap(),
             Visited::CountedBefore
         );
         visitors += 1;
-        assert_eq!(kinds.exact_daily.get("site", day("2014-09-20")).await.unwrap(), i64::from(visitors));
+        assert_eq!(
+            kinds
+                .exact_daily
+                .get("site", day("2014-09-20"))
+                .await
+                .unwrap(),
+            i64::from(visitors)
+        );
     })
     .await;
     kinds.frail.is_in_mysql(visitors as usize).await;
@@ -400,27 +478,51 @@ async fn a_touch_is_counted_once(counting: Counting) {
     let frail = Frail::new().await;
     let family = || {
         // no layer leaves the window during the test
-        let window = Family::activity("test", "online").window(Duration::from_secs(1800), Duration::from_secs(60));
-        let family = window.visitors(counting).keep_minutes(true).cache_for(Duration::ZERO);
-        family.partitions(1).durability(Durability::Immediate).build().unwrap()
+        let window = Family::activity("test", "online")
+            .window(Duration::from_secs(1800), Duration::from_secs(60));
+        let family = window
+            .visitors(counting)
+            .keep_minutes(true)
+            .cache_for(Duration::ZERO);
+        family
+            .partitions(1)
+            .durability(Durability::Immediate)
+            .build()
+            .unwrap()
     };
     let online = frail.counterfoil().open(family()).await.unwrap();
     let exact = frail.pair.counterfoil.open(family()).await.unwrap();
     let mut views = 0u64;
     tried_with_each_cut(&frail, async || {
-        online.touch("page", (views / 2).to_be_bytes()).await.unwrap();
+        online
+            .touch("page", (views / 2).to_be_bytes())
+            .await
+            .unwrap();
         views += 1;
         let now = exact.now("page").await.unwrap();
         assert_eq!(now.views, views);
         match now.visitors {
             VisitorCount::Exact(visitors) => assert_eq!(visitors, views.div_ceil(2)),
-            estimated => assert!(estimated.count().abs_diff(views.div_ceil(2)) <= 10 + views / 20, "{estimated:?}"),
+            estimated => assert!(
+                estimated.count().abs_diff(views.div_ceil(2)) <= 10 + views / 20,
+                "{estimated:?}"
+            ),
         }
     })
     .await;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs().cast_signed();
-    let minutes = exact.minutes("page", times(now - 600..now + 1)).await.unwrap();
-    assert_eq!(minutes.iter().map(|minute| minute.views).sum::<i64>(), views.cast_signed());
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_secs()
+        .cast_signed();
+    let minutes = exact
+        .minutes("page", times(now - 600..now + 1))
+        .await
+        .unwrap();
+    assert_eq!(
+        minutes.iter().map(|minute| minute.views).sum::<i64>(),
+        views.cast_signed()
+    );
 }
 
 #[tokio::test]
@@ -439,23 +541,39 @@ async fn without_the_fence_hits_double_and_visitors_are_not_told() {
     let kinds = Kinds::new().await;
     let _ = kinds.hits.add("a", 1).await.unwrap();
     let (mut hits, mut doubled, mut untold) = (1, 0, 0);
-    cut_after_each(1, &kinds.frail.proxy, Proxy::cut_replies_after, async |arm| {
-        kinds.frail.reconnected().await;
-        arm();
-        let before = kinds.hits().await;
-        let _ = kinds.hits.add("a", 1).await.unwrap();
-        doubled += i32::from(kinds.hits().await > before + 1);
-        hits += 1;
-    })
+    cut_after_each(
+        1,
+        &kinds.frail.proxy,
+        Proxy::cut_replies_after,
+        async |arm| {
+            kinds.frail.reconnected().await;
+            arm();
+            let before = kinds.hits().await;
+            let _ = kinds.hits.add("a", 1).await.unwrap();
+            doubled += i32::from(kinds.hits().await > before + 1);
+            hits += 1;
+        },
+    )
     .await;
-    cut_after_each(1, &kinds.frail.proxy, Proxy::cut_replies_after, async |arm| {
-        kinds.frail.reconnected().await;
-        arm();
-        hits += 1;
-        let visitor = format!("visitor {hits}");
-        untold +=
-            i32::from(kinds.daily.first_visit("site", day("2014-09-20"), visitor).await.unwrap() != Visited::Counted);
-    })
+    cut_after_each(
+        1,
+        &kinds.frail.proxy,
+        Proxy::cut_replies_after,
+        async |arm| {
+            kinds.frail.reconnected().await;
+            arm();
+            hits += 1;
+            let visitor = format!("visitor {hits}");
+            untold += i32::from(
+                kinds
+                    .daily
+                    .first_visit("site", day("2014-09-20"), visitor)
+                    .await
+                    .unwrap()
+                    != Visited::Counted,
+            );
+        },
+    )
     .await;
     take_out(None);
     println!("{doubled} hits doubled, {untold} visitors were not told");

@@ -43,7 +43,11 @@ async fn vanishes(held: Held) {
     let pair = Pair::new().await;
     let proxy = Proxy::to(&pair.redis);
     let counterfoil = Counterfoil::new(proxy.manager().await, MysqlStore::new(pair.pool.clone()));
-    let views = counterfoil.open(family("views").build().unwrap()).await.unwrap().write_timeout(PATIENCE);
+    let views = counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap()
+        .write_timeout(PATIENCE);
     let reconciler = counterfoil.reconciler().start().await.unwrap();
     let (load, lateness) = (Hits::on(&views), Lateness::measure());
     load.more(300).await;
@@ -56,11 +60,20 @@ async fn vanishes(held: Held) {
     counterfoil.drain().await.unwrap();
     let reckoning = Reckoning::of(&hits, &pair.pool).await;
     reckoning.is_exact();
-    assert!(reckoning.unknown > 0, "calls were in the air when the network went");
+    assert!(
+        reckoning.unknown > 0,
+        "calls were in the air when the network went"
+    );
     match held {
-        Held::Delivered => assert!(reckoning.unknown_counted > 0, "what arrives late is executed"),
+        Held::Delivered => assert!(
+            reckoning.unknown_counted > 0,
+            "what arrives late is executed"
+        ),
         // except for one of each writer, of which only the reply was lost
-        Held::Lost => assert!(reckoning.unknown_counted <= 8, "what is lost is not executed"),
+        Held::Lost => assert!(
+            reckoning.unknown_counted <= 8,
+            "what is lost is not executed"
+        ),
     }
     let waited = hits.iter().map(|hit| hit.told - hit.asked).max().unwrap();
     let late = lateness.most();
@@ -68,7 +81,10 @@ async fn vanishes(held: Held) {
         waited < PATIENCE + Duration::from_millis(500) + late,
         "a caller waited {waited:?}, the machine is {late:?} late"
     );
-    let again = hits.iter().filter(|hit| hit.asked > healed && hit.outcome == Outcome::Acknowledged).count();
+    let again = hits
+        .iter()
+        .filter(|hit| hit.asked > healed && hit.outcome == Outcome::Acknowledged)
+        .count();
     assert!(again > 100, "{again} hits after the network had healed");
     reconciler.shutdown().await.unwrap();
 }
@@ -87,10 +103,16 @@ async fn everything_vanishes_for_good() {
 async fn late_replies() -> Reckoning {
     let pair = Pair::new().await;
     let proxy = Proxy::to(&pair.redis);
-    let impatient = ConnectionManagerConfig::new().set_response_timeout(Some(Duration::from_millis(50)));
-    let redis = ConnectionManager::new_with_config(proxy.client(), impatient).await.unwrap();
+    let impatient =
+        ConnectionManagerConfig::new().set_response_timeout(Some(Duration::from_millis(50)));
+    let redis = ConnectionManager::new_with_config(proxy.client(), impatient)
+        .await
+        .unwrap();
     let counterfoil = Counterfoil::new(redis, MysqlStore::new(pair.pool.clone()));
-    let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let views = counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
     let reconciler = counterfoil.reconciler().start().await.unwrap();
     let load = Hits::on(&views);
     for _ in 0..4 {
@@ -103,7 +125,10 @@ async fn late_replies() -> Reckoning {
     let hits = load.end().await;
     counterfoil.drain().await.unwrap();
     reconciler.shutdown().await.unwrap();
-    let waited = hits.iter().filter(|hit| hit.told - hit.asked > Duration::from_millis(50)).count();
+    let waited = hits
+        .iter()
+        .filter(|hit| hit.told - hit.asked > Duration::from_millis(50))
+        .count();
     assert!(waited > 4, "{waited} calls had to wait");
     Reckoning::of(&hits, &pair.pool).await
 }
@@ -125,8 +150,8 @@ async fn without_the_fence_late_replies_do_harm() {
     assert!(!reckoning.doubled.is_empty());
 }
 
-/// A Redis that is up and refuses to work for a while, under load. Callers with a shorter timeout receive the reason,
-/// and their hits are definitely not counted.
+/// A Redis that is up and refuses to work for a while, under load. Callers with a shorter timeout
+/// receive the reason, and their hits are definitely not counted.
 struct Refusal {
     pair: Pair,
     load: Hits,
@@ -135,14 +160,20 @@ struct Refusal {
 impl Refusal {
     async fn new(options: RedisOptions) -> Self {
         let pair = Pair::with(options).await;
-        let views = pair.counterfoil.open(family("views").build().unwrap()).await.unwrap();
-        // shorter than the refusal, but longer than a reply takes on a busy machine, which would leave the outcome open
+        let views = pair
+            .counterfoil
+            .open(family("views").build().unwrap())
+            .await
+            .unwrap();
+        // shorter than the refusal, but longer than a reply takes on a busy machine, which would
+        // leave the outcome open
         let load = Hits::on(&views.write_timeout(Duration::from_secs(2)));
         load.more(300).await;
         Refusal { pair, load }
     }
 
-    /// Checks that all acknowledged hits are in the database, and that the others were refused with `code`.
+    /// Checks that all acknowledged hits are in the database, and that the others were refused with
+    /// `code`.
     async fn ends(self, code: &str) {
         self.load.more(300).await;
         let hits = self.load.end().await;
@@ -160,7 +191,10 @@ impl Refusal {
         assert!(unclear.is_none(), "says nothing of {code}: {unclear:?}");
         println!("{}", reasons[0]);
         // the last hits were counted again
-        assert_eq!(hits.iter().max_by_key(|hit| hit.asked).unwrap().outcome, Outcome::Acknowledged);
+        assert_eq!(
+            hits.iter().max_by_key(|hit| hit.asked).unwrap().outcome,
+            Outcome::Acknowledged
+        );
     }
 }
 
@@ -170,10 +204,14 @@ async fn redis_is_busy_with_a_script() {
     let refusal = Refusal::new(RedisOptions::volatile().arg("lua-time-limit", "20")).await;
     let patient = AsyncConnectionConfig::new().set_response_timeout(None);
     let client = refusal.pair.redis.client();
-    let mut busy = client.get_multiplexed_async_connection_with_config(&patient).await.unwrap();
+    let mut busy = client
+        .get_multiplexed_async_connection_with_config(&patient)
+        .await
+        .unwrap();
     let mut endless = redis::cmd("EVAL");
     endless.arg("while true do end").arg(0);
-    let endless = tokio::spawn(async move { endless.query_async::<()>(&mut busy).await.unwrap_err() });
+    let endless =
+        tokio::spawn(async move { endless.query_async::<()>(&mut busy).await.unwrap_err() });
     pause(4_000).await;
     refusal.pair.redis.run::<()>("SCRIPT KILL").await.unwrap();
     let killed = endless.await.unwrap().to_string();
@@ -184,14 +222,28 @@ async fn redis_is_busy_with_a_script() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_has_no_memory_left() {
     let refusal = Refusal::new(RedisOptions::volatile()).await;
-    refusal.pair.redis.run::<()>("CONFIG SET maxmemory 1").await.unwrap();
+    refusal
+        .pair
+        .redis
+        .run::<()>("CONFIG SET maxmemory 1")
+        .await
+        .unwrap();
     pause(4_000).await;
     // a drain makes room, so it still works
-    let drained = tokio::time::timeout(Duration::from_secs(10), refusal.pair.counterfoil.drain()).await;
+    let drained =
+        tokio::time::timeout(Duration::from_secs(10), refusal.pair.counterfoil.drain()).await;
     drained.expect("a drain needs no memory").unwrap();
-    let counted: i64 = refusal.pair.number("SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values").await;
+    let counted: i64 = refusal
+        .pair
+        .number("SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values")
+        .await;
     assert!(counted > 100, "{counted} hits came to the database");
-    refusal.pair.redis.run::<()>("CONFIG SET maxmemory 0").await.unwrap();
+    refusal
+        .pair
+        .redis
+        .run::<()>("CONFIG SET maxmemory 0")
+        .await
+        .unwrap();
     refusal.ends("OOM").await;
 }
 
@@ -201,10 +253,18 @@ async fn redis_cannot_write_its_snapshot() {
     // a Redis without configured snapshots refuses nothing
     let mut snapshots = redis::cmd("CONFIG");
     snapshots.arg("SET").arg("save").arg("3600 1000000");
-    snapshots.query_async::<()>(&mut refusal.pair.redis.manager().await).await.unwrap();
+    snapshots
+        .query_async::<()>(&mut refusal.pair.redis.manager().await)
+        .await
+        .unwrap();
     let status = async || {
         let info: String = refusal.pair.redis.run("INFO persistence").await.unwrap();
-        info.lines().find_map(|line| line.strip_prefix("rdb_last_bgsave_status:").map(str::to_owned)).unwrap()
+        info.lines()
+            .find_map(|line| {
+                line.strip_prefix("rdb_last_bgsave_status:")
+                    .map(str::to_owned)
+            })
+            .unwrap()
     };
     // a directory in the file's place, since permissions would not stop root
     let place = refusal.pair.redis.socket().with_file_name("dump.rdb");

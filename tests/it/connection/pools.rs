@@ -14,7 +14,14 @@ struct Pooled(Pool<RedisConnectionManager>);
 
 impl ConnectionLike for Pooled {
     fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        Box::pin(async { self.0.get().await.map_err(std::io::Error::other)?.req_packed_command(cmd).await })
+        Box::pin(async {
+            self.0
+                .get()
+                .await
+                .map_err(std::io::Error::other)?
+                .req_packed_command(cmd)
+                .await
+        })
     }
 
     fn req_packed_commands<'a>(
@@ -41,10 +48,16 @@ async fn a_pool_counts_and_flushes() {
     let pool = Pool::builder().max_size(3).build(manager).await.unwrap();
     let connection = Connection::custom(Pooled(pool)).sending_once();
     let counterfoil = Counterfoil::new(connection, MemoryStore::new());
-    let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let views = counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
     let adding = (0..100).map(|_| views.add("page", 1));
-    let mut pending: Vec<_> =
-        futures_util::future::join_all(adding).await.into_iter().map(|added| counted(added.unwrap())).collect();
+    let mut pending: Vec<_> = futures_util::future::join_all(adding)
+        .await
+        .into_iter()
+        .map(|added| counted(added.unwrap()))
+        .collect();
     pending.sort_unstable();
     assert_eq!(pending, (1..=100).collect::<Vec<_>>());
     counterfoil.drain().await.unwrap();

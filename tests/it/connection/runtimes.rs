@@ -1,4 +1,5 @@
-//! One pair on many runtimes, as tests share it. A runtime that ends takes nothing with it that others need.
+//! One pair on many runtimes, as tests share it. A runtime that ends takes nothing with it that
+//! others need.
 
 use std::thread;
 use std::time::Duration;
@@ -19,13 +20,20 @@ fn runtime() -> Runtime {
 #[test]
 fn a_pair_outlives_the_runtimes_that_use_it() {
     let home = runtime();
-    let (redis, mysql) =
-        home.block_on(async { (RedisServer::start(RedisOptions::volatile()).await, MysqlServer::start().await) });
+    let (redis, mysql) = home.block_on(async {
+        (
+            RedisServer::start(RedisOptions::volatile()).await,
+            MysqlServer::start().await,
+        )
+    });
     let (database, pool) = home.block_on(mysql.database("test"));
-    home.block_on(MysqlStore::new(pool).create_tables()).unwrap();
+    home.block_on(MysqlStore::new(pool).create_tables())
+        .unwrap();
     // the runtime that connects ends first
     let views = runtime().block_on(async {
-        let pair = Counterfoil::connect(&redis.url(), &mysql.url(&database)).await.unwrap();
+        let pair = Counterfoil::connect(&redis.url(), &mysql.url(&database))
+            .await
+            .unwrap();
         pair.open(family("views").build().unwrap()).await.unwrap()
     });
     let threads: Vec<_> = (0..THREADS)
@@ -44,7 +52,10 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
                             .collect();
                         for add in adds {
                             let added = add.await.unwrap();
-                            assert!(matches!(added, Ok(Added::Counted { .. })), "{thread}, {round}: {added:?}");
+                            assert!(
+                                matches!(added, Ok(Added::Counted { .. })),
+                                "{thread}, {round}: {added:?}"
+                            );
                         }
                         let stored = views.stored(&["page"]).await;
                         assert!(stored.is_ok(), "{thread}, {round}: {stored:?}");
@@ -53,7 +64,9 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
             })
         })
         .collect();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
     // the connection has ended with its runtime, which one read may notice
     let value = home.block_on(async {
         match views.get("page").await {
@@ -68,7 +81,11 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
 #[test]
 fn threads_with_runtimes_of_their_own_share_calls() {
     const EACH: i64 = 250;
-    let home = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let home = Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
     let plain = home.block_on(Plain::new());
     let views = home.block_on(plain.open(family("views")));
     let threads: Vec<_> = (0..2 * THREADS)
@@ -81,35 +98,60 @@ fn threads_with_runtimes_of_their_own_share_calls() {
             })
         })
         .collect();
-    let mut told: Vec<_> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
+    let mut told: Vec<_> = threads
+        .into_iter()
+        .flat_map(|thread| thread.join().unwrap())
+        .collect();
     told.sort_unstable();
-    assert!(told.into_iter().eq(1..=2 * THREADS * EACH), "each hit is told its own value");
+    assert!(
+        told.into_iter().eq(1..=2 * THREADS * EACH),
+        "each hit is told its own value"
+    );
 }
 
 /// A search for the primary ends with its runtime. The next call begins it again.
 #[test]
 fn a_search_ends_with_its_runtime() {
-    let home = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let home = Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
     let redis = home.block_on(RedisServer::start(RedisOptions::volatile()));
     let doomed = runtime();
     let views = doomed.block_on(async {
-        let pair = Counterfoil::new(Primary::connect(redis.url()).await.unwrap(), MemoryStore::new());
+        let pair = Counterfoil::new(
+            Primary::connect(redis.url()).await.unwrap(),
+            MemoryStore::new(),
+        );
         pair.open(family("views").build().unwrap()).await.unwrap()
     });
     let _: () = home.block_on(redis.run("CLIENT KILL TYPE normal")).unwrap();
     redis.pause();
-    let waited = doomed.block_on(async { timeout(Duration::from_millis(200), views.add("page", 1)).await });
+    let waited =
+        doomed.block_on(async { timeout(Duration::from_millis(200), views.add("page", 1)).await });
     assert!(waited.is_err(), "the search takes long: {waited:?}");
     drop(doomed);
     redis.resume();
-    assert!(matches!(home.block_on(views.add("page", 1)), Ok(Added::Counted { .. })));
+    assert!(matches!(
+        home.block_on(views.add("page", 1)),
+        Ok(Added::Counted { .. })
+    ));
 }
 
-/// Paused time jumps to the time limit of a waiting call. A call on a runtime with real time is not affected.
+/// Paused time jumps to the time limit of a waiting call. A call on a runtime with real time is not
+/// affected.
 #[tokio::test(start_paused = true)]
 async fn time_that_is_paused_stays_with_its_own_runtime() {
-    let home =
-        thread::spawn(|| Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()).join().unwrap();
+    let home = thread::spawn(|| {
+        Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap()
+    })
+    .join()
+    .unwrap();
     let counted = home.spawn(async {
         let plain = Plain::new().await;
         let views = plain.open(family("views")).await;

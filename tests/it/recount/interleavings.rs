@@ -1,9 +1,13 @@
-//! Interleavings of recounts (docs/protocol.md, section 9). Rows are inserted and counted, some never and some twice,
-//! while two recounters die and take over each other's runs. No counter leaves the range that its rows explain, and a
-//! quiet run ends the drift. Without one of the guards it does leave it.
+//! Interleavings of recounts (docs/protocol.md, section 9). Rows are inserted and counted, some
+//! never and some twice, while two recounters die and take over each other's runs. No counter
+//! leaves the range that its rows explain, and a quiet run ends the drift. Without one of the
+//! guards it does leave it.
 
 use counterfoil::test_hooks::{Before, Difference, Guard, Page, Recounting, Run, take_out};
-use counterfoil::{BufferedCounters, CachedCounters, Changed, Durability, Family, KeyType, Recounted, Source, Table};
+use counterfoil::{
+    BufferedCounters, CachedCounters, Changed, Durability, Family, KeyType, Recounted, Source,
+    Table,
+};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::time::Duration;
@@ -33,7 +37,8 @@ enum Step {
     },
     /// Everything in Redis reaches the database.
     Flush,
-    /// Redis loses everything, or all but this share of what followed the last fsync. Lost hits are never counted.
+    /// Redis loses everything, or all but this share of what followed the last fsync. Lost hits are
+    /// never counted.
     Emptied,
     Crash {
         kept: u8,
@@ -49,8 +54,11 @@ enum Step {
 
 fn steps(crashes: bool) -> impl Strategy<Value = Vec<Step>> {
     let user = 0..USERS;
-    let loss =
-        if crashes { any::<u8>().prop_map(|kept| Step::Crash { kept }).boxed() } else { Just(Step::Emptied).boxed() };
+    let loss = if crashes {
+        any::<u8>().prop_map(|kept| Step::Crash { kept }).boxed()
+    } else {
+        Just(Step::Emptied).boxed()
+    };
     let step = prop_oneof![
         4 => user.prop_map(|user| Step::Insert { user }),
         4 => (0..8_usize).prop_map(|which| Step::Count { which }),
@@ -127,10 +135,19 @@ impl World {
         pair.sql("CREATE TABLE users (id BIGINT PRIMARY KEY, saves BIGINT NOT NULL DEFAULT 0) ENGINE=InnoDB").await;
         pair.sql("INSERT INTO users (id) VALUES (1), (2)").await;
         let counters = match retain {
-            None => Counters::Buffered(pair.counterfoil.open(family("saves").build().unwrap()).await.unwrap()),
+            None => Counters::Buffered(
+                pair.counterfoil
+                    .open(family("saves").build().unwrap())
+                    .await
+                    .unwrap(),
+            ),
             Some(retain) => {
                 let saves = Family::cached("test", "saves")
-                    .table(Table::update("users").key("id", KeyType::Unsigned).value("saves"))
+                    .table(
+                        Table::update("users")
+                            .key("id", KeyType::Unsigned)
+                            .value("saves"),
+                    )
                     .durability(Durability::Immediate)
                     .save_after(Duration::from_millis(1))
                     .retain(retain);
@@ -140,13 +157,24 @@ impl World {
         let recounter = || (recounting(&pair, &counters), At::Idle);
         let recounters = [recounter(), recounter()];
         let told = [Told::default(); USERS];
-        World { counters, without, recounters, coming: Vec::new(), next: 0, told, lengths: Vec::new(), pair }
+        World {
+            counters,
+            without,
+            recounters,
+            coming: Vec::new(),
+            next: 0,
+            told,
+            lengths: Vec::new(),
+            pair,
+        }
     }
 
     async fn take(&mut self, step: Step) {
         match step {
             Step::Insert { user } => {
-                let insert = sqlx::query("INSERT INTO saves VALUES (?, ?)").bind(self.next).bind(user as u64 + 1);
+                let insert = sqlx::query("INSERT INTO saves VALUES (?, ?)")
+                    .bind(self.next)
+                    .bind(user as u64 + 1);
                 insert.execute(&self.pair.pool).await.unwrap();
                 self.coming.push((self.next, user));
                 self.next += 1;
@@ -177,7 +205,9 @@ impl World {
 
     async fn lose(&mut self, step: Step) {
         let redis = &self.pair.redis;
-        let Step::Crash { kept } = step else { return redis.run("FLUSHALL").await.unwrap() };
+        let Step::Crash { kept } = step else {
+            return redis.run("FLUSHALL").await.unwrap();
+        };
         let left = self.lengths[(self.lengths.len() - 1) * usize::from(kept) / 255];
         redis.kill();
         redis.cut_aof(left);
@@ -212,7 +242,9 @@ impl World {
         self.coming.remove(at);
         if times > 0 {
             match &self.counters {
-                Counters::Buffered(saves) => drop(counted(saves.add(&id(user), times).await.unwrap())),
+                Counters::Buffered(saves) => {
+                    counted(saves.add(&id(user), times).await.unwrap());
+                }
                 Counters::Cached(saves) => {
                     let changed = saves.incr(&id(user), times).await.unwrap();
                     assert!(matches!(changed, Changed::Counted { .. }), "{changed:?}");
@@ -282,7 +314,9 @@ impl World {
         while !self.coming.is_empty() {
             self.count(0, 1).await;
         }
-        self.recounters.iter_mut().for_each(|(_, at)| *at = At::Idle);
+        self.recounters
+            .iter_mut()
+            .for_each(|(_, at)| *at = At::Idle);
         // an abandoned run is finished first, and may have corrected a counter before
         for _ in 0..2 {
             let mut at = At::Idle;
@@ -295,7 +329,9 @@ impl World {
             let rows = self.told[user].rows;
             let value = self.value(user).await;
             if value != rows {
-                return Some(format!("after a quiet run user {user} has {value} of {rows} rows"));
+                return Some(format!(
+                    "after a quiet run user {user} has {value} of {rows} rows"
+                ));
             }
         }
         None
@@ -307,14 +343,25 @@ fn recounting(pair: &Pair, counters: &Counters) -> Recounting {
         Counters::Buffered(saves) => pair.counterfoil.recount(saves),
         Counters::Cached(saves) => pair.counterfoil.recount(saves),
     };
-    builder.source(Source::table("saves", ["user_id"])).within(Duration::ZERO).steps().unwrap()
+    builder
+        .source(Source::table("saves", ["user_id"]))
+        .within(Duration::ZERO)
+        .steps()
+        .unwrap()
 }
 
 fn play(retain: Option<Duration>, without: Without, steps: &[Step]) -> Result<(), String> {
     let crashes = steps.iter().any(|step| matches!(step, Step::Crash { .. }));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     runtime.block_on(async {
-        let redis = if crashes { RedisOptions::aof("always") } else { RedisOptions::volatile() };
+        let redis = if crashes {
+            RedisOptions::aof("always")
+        } else {
+            RedisOptions::volatile()
+        };
         let mut world = World::new(retain, without, redis).await;
         if crashes {
             world.note_length(None);
@@ -338,14 +385,21 @@ fn play(retain: Option<Duration>, without: Without, steps: &[Step]) -> Result<()
 }
 
 fn cases(few: u32) -> u32 {
-    std::env::var("COUNTERFOIL_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(few)
+    std::env::var("COUNTERFOIL_CASES")
+        .ok()
+        .and_then(|cases| cases.parse().ok())
+        .unwrap_or(few)
 }
 
 fn exact(retain: Option<Duration>, crashes: bool) {
-    let mut runner =
-        TestRunner::new(Config { cases: cases(24), max_shrink_iters: 200, ..Config::with_source_file(file!()) });
-    let result =
-        runner.run(&steps(crashes), |steps| play(retain, Without::Nothing, &steps).map_err(TestCaseError::fail));
+    let mut runner = TestRunner::new(Config {
+        cases: cases(24),
+        max_shrink_iters: 200,
+        ..Config::with_source_file(file!())
+    });
+    let result = runner.run(&steps(crashes), |steps| {
+        play(retain, Without::Nothing, &steps).map_err(TestCaseError::fail)
+    });
     take_out(None);
     result.unwrap_or_else(|error| panic!("{error}"));
 }
@@ -405,7 +459,14 @@ fn without_the_run_two_recounters_correct_twice() {
 
 #[test]
 fn with_one_difference_in_place_of_two_bounds_a_count_meanwhile_is_doubled() {
-    let steps = [&RECOUNT[..2], &[INSERT], &RECOUNT[2..3], &[COUNT], &RECOUNT[3..]].concat();
+    let steps = [
+        &RECOUNT[..2],
+        &[INSERT],
+        &RECOUNT[2..3],
+        &[COUNT],
+        &RECOUNT[3..],
+    ]
+    .concat();
     breaks(Without::Guard(Guard::RecountBounds), &steps);
 }
 
@@ -417,13 +478,40 @@ fn a_value_that_is_written_takes_back_what_is_on_its_way_or_doubles_it() {
 #[tokio::test]
 async fn a_run_tells_what_it_did() {
     let mut world = World::new(None, Without::Nothing, RedisOptions::volatile()).await;
-    for step in [INSERT, COUNT, INSERT, Step::Never { which: 0 }, Step::Insert { user: 1 }, Step::Twice { which: 0 }] {
+    for step in [
+        INSERT,
+        COUNT,
+        INSERT,
+        Step::Never { which: 0 },
+        Step::Insert { user: 1 },
+        Step::Twice { which: 0 },
+    ] {
         world.take(step).await;
     }
-    let Counters::Buffered(saves) = &world.counters else { unreachable!() };
-    let recount = world.pair.counterfoil.recount(saves).source(Source::table("saves", ["user_id"]));
+    let Counters::Buffered(saves) = &world.counters else {
+        unreachable!()
+    };
+    let recount = world
+        .pair
+        .counterfoil
+        .recount(saves)
+        .source(Source::table("saves", ["user_id"]));
     world.pair.counterfoil.drain().await.unwrap();
-    let done: Recounted = recount.within(Duration::from_millis(50)).run_once().await.unwrap();
-    assert_eq!((done.run, done.checked, done.drifted, done.raised, done.lowered), (1, 2, 2, 1, 1), "{done:?}");
+    let done: Recounted = recount
+        .within(Duration::from_millis(50))
+        .run_once()
+        .await
+        .unwrap();
+    assert_eq!(
+        (
+            done.run,
+            done.checked,
+            done.drifted,
+            done.raised,
+            done.lowered
+        ),
+        (1, 2, 2, 1, 1),
+        "{done:?}"
+    );
     assert_eq!(saves.get_many(["1", "2"]).await.unwrap(), [2, 1]);
 }

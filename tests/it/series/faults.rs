@@ -1,5 +1,5 @@
-//! Series under faults and under load, on real servers. Whatever dies, each finished slice is in the database once, and
-//! every window is complete.
+//! Series under faults and under load, on real servers. Whatever dies, each finished slice is in
+//! the database once, and every window is complete.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use crate::support::tally::{Tally, now_ms};
 use crate::support::{Pair, Plain, pause, times, trouble, unix};
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
-    Counterfoil, Counting, Durability, Family, MysqlStore, Precision, Series, SeriesAdded, SeriesFamilyBuilder, Slice,
+    Counterfoil, Counting, Durability, Family, MysqlStore, Precision, Series, SeriesAdded,
+    SeriesFamilyBuilder, Slice,
 };
 use rand::random_range;
 use testkit::{MysqlServer, Proxy, RedisOptions};
@@ -63,7 +64,11 @@ impl Load {
                 }
             });
         }
-        Load { stop, tallies, writers }
+        Load {
+            stop,
+            tallies,
+            writers,
+        }
     }
 
     async fn end(self) -> [Tally; NAMES.len()] {
@@ -78,7 +83,11 @@ async fn finished_slices_are_exact_when_redis_is_killed_and_comes_back_with_its_
     let mysql = MysqlServer::start().await;
     // the file contains every acknowledged hit, so a killed process loses nothing
     let pair = Pair::on(RedisOptions::aof("always"), &mysql).await;
-    let hits = pair.counterfoil.open(family().build().unwrap()).await.unwrap();
+    let hits = pair
+        .counterfoil
+        .open(family().build().unwrap())
+        .await
+        .unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     let load = Load::on(&hits.clone().write_timeout(Duration::from_secs(20)));
     for _ in 0..8 {
@@ -101,18 +110,29 @@ async fn finished_slices_are_exact_whatever_dies() {
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
     let proxy = Proxy::to(&pair.redis);
     let frail = Counterfoil::new(proxy.manager().await, MysqlStore::new(pair.pool.clone()));
-    let hits = frail.open(family().build().unwrap()).await.unwrap().write_timeout(Duration::from_secs(20));
+    let hits = frail
+        .open(family().build().unwrap())
+        .await
+        .unwrap()
+        .write_timeout(Duration::from_secs(20));
     let load = Load::on(&hits);
     for round in 0..10 {
         let open = |counterfoil: Counterfoil| async move {
-            counterfoil.open(family().build().expect("valid")).await.map(drop)
+            counterfoil
+                .open(family().build().expect("valid"))
+                .await
+                .map(drop)
         };
         trouble::round(round, (&pair, &proxy, &mysql), open).await;
     }
     let tallies = load.end().await;
     // the last slice is over
     pause(1100).await;
-    let safe = pair.counterfoil.open(family().build().unwrap()).await.unwrap();
+    let safe = pair
+        .counterfoil
+        .open(family().build().unwrap())
+        .await
+        .unwrap();
     let stored = pair.number("SELECT COUNT(*) FROM counterfoil_values").await;
     assert!(stored > 3, "nothing got through meanwhile: {stored} rows");
     pair.counterfoil.drain().await.unwrap();
@@ -131,27 +151,61 @@ async fn are_exact(pair: &Pair, hits: &Series, tallies: &[Tally]) {
         for Slice { start, count } in &window {
             let start = unix(*start);
             let row = rows.get(&format!("{start}/{name}")).copied().unwrap_or(0);
-            assert_eq!(row, *count, "slice {start} of {name}: the row, and the window");
-            assert!(bounds.of(start).contains(&row), "slice {start} of {name}: {row}, not {:?}", bounds.of(start));
+            assert_eq!(
+                row, *count,
+                "slice {start} of {name}: the row, and the window"
+            );
+            assert!(
+                bounds.of(start).contains(&row),
+                "slice {start} of {name}: {row}, not {:?}",
+                bounds.of(start)
+            );
         }
         let range = window[0].start..window[119].start + Duration::from_secs(1);
-        assert_eq!(hits.get_range(name, Precision::SECOND, range).await.unwrap(), window, "{name}");
-        assert_eq!(sum(&hits.get(name, Precision::Day).await.unwrap()), bounds.acknowledged, "{name}");
+        assert_eq!(
+            hits.get_range(name, Precision::SECOND, range)
+                .await
+                .unwrap(),
+            window,
+            "{name}"
+        );
+        assert_eq!(
+            sum(&hits.get(name, Precision::Day).await.unwrap()),
+            bounds.acknowledged,
+            "{name}"
+        );
         acknowledged += bounds.acknowledged;
         slices += window.iter().filter(|slice| slice.count > 0).count();
     }
     println!("{acknowledged} hits in {slices} slices");
-    assert_eq!(rows.values().sum::<i64>(), acknowledged, "all rows, and all hits");
-    assert!(acknowledged > 500 && slices > 6 && rows.len() == slices, "{acknowledged} hits, {slices} slices");
+    assert_eq!(
+        rows.values().sum::<i64>(),
+        acknowledged,
+        "all rows, and all hits"
+    );
+    assert!(
+        acknowledged > 500 && slices > 6 && rows.len() == slices,
+        "{acknowledged} hits, {slices} slices"
+    );
 }
 
-/// Counts one hit, and returns how often it is in its slice: read at once, and read when the slice is over.
+/// Counts one hit, and returns how often it is in its slice: read at once, and read when the slice
+/// is over.
 async fn handed_over() -> (i64, i64) {
     let pair = Pair::new().await;
-    let hits = pair.counterfoil.open(family().build().unwrap()).await.unwrap();
+    let hits = pair
+        .counterfoil
+        .open(family().build().unwrap())
+        .await
+        .unwrap();
     let began = now_ms() / 1000;
     let _ = hits.add("a", 1).await.unwrap();
-    let read = async || sum(&hits.get_range("a", Precision::SECOND, times(began..began + 3)).await.unwrap());
+    let read = async || {
+        sum(&hits
+            .get_range("a", Precision::SECOND, times(began..began + 3))
+            .await
+            .unwrap())
+    };
     let at_once = read().await;
     pause(1100).await;
     pair.counterfoil.drain().await.unwrap();
@@ -167,13 +221,20 @@ async fn a_slice_is_read_once_before_and_after_it_is_handed_over() {
     assert_eq!(without, (1, 2), "a slice that stays is read twice");
 }
 
-/// Compares windows of three one-second slices with the hits at every moment. Some adds have no pauses, others pause
-/// for about the life of a window. Returns the first errors.
+/// Compares windows of three one-second slices with the hits at every moment. Some adds have no
+/// pauses, others pause for about the life of a window. Returns the first errors.
 async fn windows_that_are_trimmed_and_expire(seconds: i64) -> Vec<String> {
     let plain = Plain::new().await;
-    let family = Family::series("test", "hits").windows([(Precision::SECOND, 3), (Precision::FIVE_SECONDS, 2)]);
-    let hits = plain.counterfoil.open(family.partitions(1).build().unwrap()).await.unwrap();
-    let names: Vec<_> = (0..PAUSES.len()).map(|number| format!("page/{number}")).collect();
+    let family = Family::series("test", "hits")
+        .windows([(Precision::SECOND, 3), (Precision::FIVE_SECONDS, 2)]);
+    let hits = plain
+        .counterfoil
+        .open(family.partitions(1).build().unwrap())
+        .await
+        .unwrap();
+    let names: Vec<_> = (0..PAUSES.len())
+        .map(|number| format!("page/{number}"))
+        .collect();
     let tallies = PAUSES.map(|_| Tally::default());
     let mut writers = JoinSet::new();
     for ((name, tally), longest) in names.iter().zip(&tallies).zip(PAUSES) {
@@ -191,13 +252,16 @@ async fn windows_that_are_trimmed_and_expire(seconds: i64) -> Vec<String> {
     while now_ms() < until && wrong.is_empty() {
         let before: Vec<_> = tallies.iter().map(Tally::look).collect();
         let windows = hits.get_many(&names, Precision::SECOND).await.unwrap();
-        for (((name, window), before), after) in names.iter().zip(windows).zip(before).zip(&tallies) {
+        for (((name, window), before), after) in names.iter().zip(windows).zip(before).zip(&tallies)
+        {
             let after = after.look();
             for Slice { start, count } in window {
                 let start = unix(start);
                 let expected = before.least(start)..=after.most(start);
                 if !expected.contains(&count) {
-                    wrong.push(format!("slice {start} of {name}: {count}, not {expected:?}"));
+                    wrong.push(format!(
+                        "slice {start} of {name}: {count}, not {expected:?}"
+                    ));
                 }
             }
         }
@@ -214,11 +278,22 @@ const PAUSES: [u64; 6] = [2, 2, 1_300, 2_600, 4_100, 5_200];
 /// Compares layers of one second in this way: views, and visitors that differ each time.
 async fn layers_that_are_trimmed_and_expire(counting: Counting, seconds: i64) -> Vec<String> {
     let plain = Plain::new().await;
-    let window = Family::activity("test", "online").window(Duration::from_secs(3), Duration::from_secs(1));
-    let family = window.visitors(counting).stripes(2).partitions(1).cache_for(Duration::ZERO);
-    let online = plain.counterfoil.open(family.build().unwrap()).await.unwrap();
+    let window =
+        Family::activity("test", "online").window(Duration::from_secs(3), Duration::from_secs(1));
+    let family = window
+        .visitors(counting)
+        .stripes(2)
+        .partitions(1)
+        .cache_for(Duration::ZERO);
+    let online = plain
+        .counterfoil
+        .open(family.build().unwrap())
+        .await
+        .unwrap();
     let tallies = PAUSES.map(|_| Tally::default());
-    let pages: Vec<_> = (0..PAUSES.len()).map(|number| format!("page/{number}")).collect();
+    let pages: Vec<_> = (0..PAUSES.len())
+        .map(|number| format!("page/{number}"))
+        .collect();
     let mut writers = JoinSet::new();
     for ((page, tally), longest) in pages.iter().zip(&tallies).zip(PAUSES) {
         let (online, page, tally) = (online.clone(), page.clone(), tally.clone());
@@ -243,7 +318,8 @@ async fn layers_that_are_trimmed_and_expire(counting: Counting, seconds: i64) ->
             // within one layer, so that the window of the read is known
             if began == layer {
                 reads += 1;
-                let (views, visitors) = (now.views.cast_signed(), now.visitors.count().cast_signed());
+                let (views, visitors) =
+                    (now.views.cast_signed(), now.visitors.count().cast_signed());
                 let is_close = match counting {
                     Counting::Exact => visitors == views,
                     _ => visitors.abs_diff(views) <= 2 + views.unsigned_abs() / 20,

@@ -1,9 +1,10 @@
-//! Interleavings of series whose slices are kept. Writers, closers, reconcilers and a reader are explicit steps, on a
-//! clock that also steps back. proptest picks their order, their deaths, lost replies and crashes of Redis. After every
-//! step each acknowledged hit is in its slice once (docs/protocol.md, sections 1 and 5).
+//! Interleavings of series whose slices are kept. Writers, closers, reconcilers and a reader are
+//! explicit steps, on a clock that also steps back. proptest picks their order, their deaths, lost
+//! replies and crashes of Redis. After every step each acknowledged hit is in its slice once
+//! (docs/protocol.md, sections 1 and 5).
 //!
-//! Every hit is a token: the k-th of a case adds 4^k. In base 4, each digit of a slice is the number of times that it
-//! contains that hit.
+//! Every hit is a token: the k-th of a case adds 4^k. In base 4, each digit of a slice is the
+//! number of times that it contains that hit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,10 +21,14 @@ use crate::support::interleaving::stage::{Gone, Stage};
 use crate::support::interleaving::token::{State, delta, digit, fault};
 use crate::support::interleaving::workers::{WORKERS, Work, Workers};
 use crate::support::interleaving::writer::{Key, Writer, turn_epoch};
-use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate};
+use crate::support::interleaving::{
+    Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate,
+};
 use crate::support::times;
 use counterfoil::test_hooks::{Counted, Guard, PairResult, ServerClock, windows};
-use counterfoil::{Counterfoil, Durability, Family, Precision, Registered, SeriesFamily, Slice, Store};
+use counterfoil::{
+    Counterfoil, Durability, Family, Precision, Registered, SeriesFamily, Slice, Store,
+};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
@@ -101,7 +106,12 @@ struct World<'s, S> {
 
 impl<'s, S: Store + Clone> World<'s, S> {
     async fn new(given: Given<'s, S>) -> Self {
-        let Given { server, crashes, name, database } = given;
+        let Given {
+            server,
+            crashes,
+            name,
+            database,
+        } = given;
         let series = Family::series(name, "hits")
             .windows([(Precision::SECOND, 3), (Precision::Day, 2)])
             .time_zone("Europe/Berlin")
@@ -117,7 +127,9 @@ impl<'s, S: Store + Clone> World<'s, S> {
             database,
             series,
             clock: ServerClock::default(),
-            writers: (0..WRITERS).map(|_| Writer::new(stage.new_name())).collect(),
+            writers: (0..WRITERS)
+                .map(|_| Writer::new(stage.new_name()))
+                .collect(),
             sent: Vec::new(),
             workers: Workers::default(),
             reader: None,
@@ -127,16 +139,27 @@ impl<'s, S: Store + Clone> World<'s, S> {
     }
 
     async fn close(&self, partition: u32) -> Checked {
-        self.stage.partition(partition).close_slices().await.map(drop).map_err(failed)
+        self.stage
+            .partition(partition)
+            .close_slices()
+            .await
+            .map(drop)
+            .map_err(failed)
     }
 
     async fn write(&mut self, number: usize, name: usize, fate: Fate) -> Checked {
         let writer = &mut self.writers[number];
         if writer.open.is_none() && self.tokens.len() < TOKENS {
             writer.begin(self.tokens.len());
-            self.tokens.push(Token { name, state: State::InDoubt, slices: BTreeSet::new() });
+            self.tokens.push(Token {
+                name,
+                state: State::InDoubt,
+                slices: BTreeSet::new(),
+            });
         }
-        let Some(token) = writer.open else { return Ok(()) };
+        let Some(token) = writer.open else {
+            return Ok(());
+        };
         let key = writer.key(&self.stage, &self.stage.partition(0)).await?;
         self.sent.push((key.clone(), token));
         if fate == Fate::LostBefore {
@@ -146,11 +169,15 @@ impl<'s, S: Store + Clone> World<'s, S> {
         let at = self.stage.note_length();
         match (added, fate) {
             (_, Fate::LostAfter) => {}
-            (Counted::Executed { results, .. }, _) if matches!(results[..], [PairResult::Counted(_)]) => {
+            (Counted::Executed { results, .. }, _)
+                if matches!(results[..], [PairResult::Counted(_)]) =>
+            {
                 self.writers[number].open = None;
                 self.tokens[token].state = State::Acknowledged { at };
             }
-            (Counted::Executed { results, .. }, _) => return Err(failed(format!("REFUSED: {results:?}"))),
+            (Counted::Executed { results, .. }, _) => {
+                return Err(failed(format!("REFUSED: {results:?}")));
+            }
             // the caller receives an error: the outcome is unknown
             (Counted::Expired, _) => self.writers[number] = Writer::new(self.stage.new_name()),
             (Counted::Passed, _) => return Err(failed("PASSED: the writer made no later call")),
@@ -160,12 +187,22 @@ impl<'s, S: Store + Clone> World<'s, S> {
 
     /// Delivers the call to Redis.
     async fn arrive(&mut self, key: &Key, token: usize) -> Result<Counted, TestCaseError> {
-        self.tokens[token].slices.insert((self.stage.now / 1000).cast_signed());
+        self.tokens[token]
+            .slices
+            .insert((self.stage.now / 1000).cast_signed());
         let name = NAMES[self.tokens[token].name];
-        let (partition, home) = (self.stage.partition(self.stage.partition_of(name)), self.stage.partition(0));
+        let (partition, home) = (
+            self.stage.partition(self.stage.partition_of(name)),
+            self.stage.partition(0),
+        );
         let pair = (name.as_bytes(), delta(token));
         partition
-            .add_to_series(windows(&self.series).expect("a series"), &self.clock, key.fence(&home), [pair])
+            .add_to_series(
+                windows(&self.series).expect("a series"),
+                &self.clock,
+                key.fence(&home),
+                [pair],
+            )
             .await
             .map_err(failed)
     }
@@ -182,29 +219,60 @@ impl<'s, S: Store + Clone> World<'s, S> {
             return;
         }
         let gate = Gate::new();
-        let store = Wrapped { store: self.database.store.clone(), between: gate.clone() };
+        let store = Wrapped {
+            store: self.database.store.clone(),
+            between: gate.clone(),
+        };
         let counterfoil = Counterfoil::new(self.stage.redis.clone(), store);
-        let series = counterfoil.open(self.series.clone()).await.expect("the family is known");
+        let series = counterfoil
+            .open(self.series.clone())
+            .await
+            .expect("the family is known");
         let range = times(self.all_times());
-        let read = async move { Ok((name, series.get_range(NAMES[name], Precision::SECOND, range).await?)) };
-        let before = self.tokens.iter().map(|token| token.state.is_acknowledged()).collect();
+        let read = async move {
+            Ok((
+                name,
+                series
+                    .get_range(NAMES[name], Precision::SECOND, range)
+                    .await?,
+            ))
+        };
+        let before = self
+            .tokens
+            .iter()
+            .map(|token| token.state.is_acknowledged())
+            .collect();
         self.reader = Some(Reader::begin(gate, read, before).await);
     }
 
     async fn read_goes_on(&mut self) -> Checked {
-        let Some(seen) = Reader::go_on(&mut self.reader).await? else { return Ok(()) };
+        let Some(seen) = Reader::go_on(&mut self.reader).await? else {
+            return Ok(());
+        };
         let (name, slices) = &seen.found;
-        for (number, token) in self.tokens.iter().enumerate().filter(|(_, token)| token.name == *name) {
-            let times = slices.iter().map(|slice| digit(slice.count.into(), number)).sum();
+        for (number, token) in self
+            .tokens
+            .iter()
+            .enumerate()
+            .filter(|(_, token)| token.name == *name)
+        {
+            let times = slices
+                .iter()
+                .map(|slice| digit(slice.count.into(), number))
+                .sum();
             if fault(times, seen.bounds(number, token.state)).is_some() {
-                return Err(failed(format!("TORN READ: hit {number} ({token:?}) is {times} times in {slices:?}")));
+                return Err(failed(format!(
+                    "TORN READ: hit {number} ({token:?}) is {times} times in {slices:?}"
+                )));
             }
         }
         Ok(())
     }
 
     fn forget(&mut self, gone: &Gone) {
-        self.tokens.iter_mut().for_each(|token| token.state.forget(gone));
+        self.tokens
+            .iter_mut()
+            .for_each(|token| token.state.forget(gone));
         if let Some(reader) = &mut self.reader {
             reader.has_crashed = true;
         }
@@ -212,7 +280,12 @@ impl<'s, S: Store + Clone> World<'s, S> {
 
     /// Returns the range of all times of possible hits, in Unix seconds.
     fn all_times(&self) -> std::ops::Range<i64> {
-        let slices: BTreeSet<_> = self.tokens.iter().flat_map(|token| &token.slices).copied().collect();
+        let slices: BTreeSet<_> = self
+            .tokens
+            .iter()
+            .flat_map(|token| &token.slices)
+            .copied()
+            .collect();
         let first = slices.first().copied().unwrap_or(0);
         first - 1..slices.last().copied().unwrap_or(first) + 2
     }
@@ -221,14 +294,25 @@ impl<'s, S: Store + Clone> World<'s, S> {
     async fn slices_of(&self, name: usize) -> Result<BTreeMap<String, i128>, TestCaseError> {
         let tokens = self.tokens.iter().filter(|token| token.name == name);
         let slices: BTreeSet<_> = tokens.flat_map(|token| &token.slices).collect();
-        let ids: Vec<_> = slices.iter().map(|slice| format!("{slice}/{}", NAMES[name])).collect();
+        let ids: Vec<_> = slices
+            .iter()
+            .map(|slice| format!("{slice}/{}", NAMES[name]))
+            .collect();
         if ids.is_empty() {
             return Ok(BTreeMap::new());
         }
         let id_refs: Vec<_> = ids.iter().map(String::as_str).collect();
         let number = self.stage.partition_of(NAMES[name]);
-        let pending = self.stage.partition(number).read_with_slices(&id_refs).await.map_err(failed)?;
-        let totals = self.database.totals(&self.stage, (number, pending), &id_refs).await?;
+        let pending = self
+            .stage
+            .partition(number)
+            .read_with_slices(&id_refs)
+            .await
+            .map_err(failed)?;
+        let totals = self
+            .database
+            .totals(&self.stage, (number, pending), &id_refs)
+            .await?;
         Ok(ids.iter().cloned().zip(totals).collect())
     }
 
@@ -243,17 +327,45 @@ impl<'s, S: Store + Clone> World<'s, S> {
 
     /// Checks that the rows hold everything.
     async fn check_rows(&self) -> Checked {
-        let expected: BTreeMap<_, _> = self.slices().await?.into_iter().filter(|(_, value)| *value != 0).collect();
-        let stored = self.database.store.list(&self.stage.family, "", None, 10_000).await.map_err(failed)?;
-        let stored: BTreeMap<_, _> = stored.into_iter().map(|(id, value)| (id, i128::from(value))).collect();
-        if stored == expected { Ok(()) } else { Err(failed(format!("ROWS: {stored:?}, not {expected:?}"))) }
+        let expected: BTreeMap<_, _> = self
+            .slices()
+            .await?
+            .into_iter()
+            .filter(|(_, value)| *value != 0)
+            .collect();
+        let stored = self
+            .database
+            .store
+            .list(&self.stage.family, "", None, 10_000)
+            .await
+            .map_err(failed)?;
+        let stored: BTreeMap<_, _> = stored
+            .into_iter()
+            .map(|(id, value)| (id, i128::from(value)))
+            .collect();
+        if stored == expected {
+            Ok(())
+        } else {
+            Err(failed(format!("ROWS: {stored:?}, not {expected:?}")))
+        }
     }
 
     async fn expect_nothing_open(&self) -> Checked {
-        let keys: Vec<_> = (0..PARTITIONS).map(|partition| self.stage.key(partition, "open")).collect();
-        let open: u64 =
-            redis::cmd("EXISTS").arg(&keys).query_async(&mut self.stage.redis.clone()).await.map_err(failed)?;
-        if open == 0 { Ok(()) } else { Err(failed(format!("WEDGED: slices of {open} partitions are still open"))) }
+        let keys: Vec<_> = (0..PARTITIONS)
+            .map(|partition| self.stage.key(partition, "open"))
+            .collect();
+        let open: u64 = redis::cmd("EXISTS")
+            .arg(&keys)
+            .query_async(&mut self.stage.redis.clone())
+            .await
+            .map_err(failed)?;
+        if open == 0 {
+            Ok(())
+        } else {
+            Err(failed(format!(
+                "WEDGED: slices of {open} partitions are still open"
+            )))
+        }
     }
 }
 
@@ -265,7 +377,9 @@ impl<S: Store + Clone> Case for World<'_, S> {
             Step::Write { writer, name, fate } => self.write(writer, name, fate).await?,
             Step::Echo { call } => self.echo(call).await?,
             Step::TurnEpoch => turn_epoch(&mut self.stage, 0).await?,
-            Step::WriterDies { writer } => self.writers[writer] = Writer::new(self.stage.new_name()),
+            Step::WriterDies { writer } => {
+                self.writers[writer] = Writer::new(self.stage.new_name())
+            }
             Step::Close { partition } => self.close(partition).await?,
             Step::Work(work) => self.workers.step(work, &self.stage, &self.database).await?,
             Step::WorkerDies { worker } => self.workers.die(worker),
@@ -287,10 +401,14 @@ impl<S: Store + Clone> Case for World<'_, S> {
     async fn check(&self) -> Checked {
         let all = self.slices().await?;
         for (number, token) in self.tokens.iter().enumerate() {
-            let in_its_own =
-                token.slices.iter().map(|slice| digit(all[&format!("{slice}/{}", NAMES[token.name])], number));
-            let (its_own, anywhere): (u8, u8) =
-                (in_its_own.sum(), all.values().map(|value| digit(*value, number)).sum());
+            let in_its_own = token
+                .slices
+                .iter()
+                .map(|slice| digit(all[&format!("{slice}/{}", NAMES[token.name])], number));
+            let (its_own, anywhere): (u8, u8) = (
+                in_its_own.sum(),
+                all.values().map(|value| digit(*value, number)).sum(),
+            );
             let least = u8::from(token.state.is_acknowledged());
             let word = match (its_own, anywhere) {
                 (_, 2..) => "DOUBLE",
@@ -298,7 +416,9 @@ impl<S: Store + Clone> Case for World<'_, S> {
                 (0, 1) => "MISPLACED",
                 _ => continue,
             };
-            return Err(failed(format!("{word}: hit {number}, {token:?}, in {all:?}")));
+            return Err(failed(format!(
+                "{word}: hit {number}, {token:?}, in {all:?}"
+            )));
         }
         Ok(())
     }
@@ -317,7 +437,9 @@ impl<S: Store + Clone> Case for World<'_, S> {
         self.stage.pass(100_000);
         for partition in 0..PARTITIONS {
             self.close(partition).await?;
-            self.workers.drain(partition, &mut self.stage, &self.database).await?;
+            self.workers
+                .drain(partition, &mut self.stage, &self.database)
+                .await?;
         }
         self.check().await?;
         self.check_rows().await?;
@@ -387,7 +509,11 @@ fn without_the_fence_a_repeat_counts_twice() {
 
 #[test]
 fn without_settle_a_crash_loses_what_was_durable() {
-    breaks::<Slices>(Guard::Settle, Crashes::BackToTheLastFsync, &["LOST", "DROPPED"]);
+    breaks::<Slices>(
+        Guard::Settle,
+        Crashes::BackToTheLastFsync,
+        &["LOST", "DROPPED"],
+    );
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! A store that a test intercepts: before values are read, and after rows of cached counters were read.
+//! A store that a test intercepts: before values are read, and after rows of cached counters were
+//! read.
 
 use std::future::{Future, ready};
 use std::sync::Arc;
@@ -6,7 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use counterfoil::{Applied, Batch, Family, Incarnation, LedgerRow, ReadFrom, Registered, Result, Snapshot, Store};
+use counterfoil::{
+    Applied, Batch, Family, Incarnation, LedgerRow, ReadFrom, Registered, Result, Snapshot, Store,
+};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
@@ -91,7 +94,11 @@ impl Between for Gate {
 
 impl Gate {
     pub fn new() -> Self {
-        Gate { permits: Arc::new(Semaphore::new(0)), waiting: Arc::default(), passed: Arc::default() }
+        Gate {
+            permits: Arc::new(Semaphore::new(0)),
+            waiting: Arc::default(),
+            passed: Arc::default(),
+        }
     }
 
     async fn pass(&self) {

@@ -39,7 +39,10 @@ pub enum Outcome {
 
 impl Hits {
     pub fn on(counters: &BufferedCounters) -> Self {
-        let (stop, begun) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stop, begun) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicU64::new(0)),
+        );
         let mut writers = JoinSet::new();
         for _ in 0..WRITERS {
             let (counters, stop, begun) = (counters.clone(), stop.clone(), begun.clone());
@@ -58,7 +61,13 @@ impl Hits {
                         Err(error) if error.outcome_unknown() => Outcome::Unknown,
                         Err(error) => panic!("{error}"),
                     };
-                    hits.push(Hit { id, asked, told: Instant::now(), outcome, read: None });
+                    hits.push(Hit {
+                        id,
+                        asked,
+                        told: Instant::now(),
+                        outcome,
+                        read: None,
+                    });
                     // a hit that may be on its way to the database
                     if let Some(earlier) = hits.len().checked_sub(20)
                         && hits.len().is_multiple_of(5)
@@ -71,7 +80,11 @@ impl Hits {
                 hits
             });
         }
-        Hits { stop, begun, writers }
+        Hits {
+            stop,
+            begun,
+            writers,
+        }
     }
 
     /// Waits until this number of further hits has begun, however slow the machine is.
@@ -82,13 +95,20 @@ impl Hits {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), come).await.expect("hits go on");
+        tokio::time::timeout(Duration::from_secs(30), come)
+            .await
+            .expect("hits go on");
     }
 
     /// Stops the writers after their current calls, and returns all hits.
     pub async fn end(self) -> Vec<Hit> {
         self.stop.store(true, Ordering::Relaxed);
-        self.writers.join_all().await.into_iter().flatten().collect()
+        self.writers
+            .join_all()
+            .await
+            .into_iter()
+            .flatten()
+            .collect()
     }
 }
 
@@ -152,7 +172,10 @@ impl Reckoning {
 
     /// Asserts that every outcome is as reported.
     pub fn is_exact(&self) {
-        assert!(self.acknowledged > 100 && self.read > 3, "little was tried: {self:?}");
+        assert!(
+            self.acknowledged > 100 && self.read > 3,
+            "little was tried: {self:?}"
+        );
         let wrong = [
             ("lost", &self.lost),
             ("doubled", &self.doubled),
@@ -160,7 +183,12 @@ impl Reckoning {
             ("refused and counted", &self.refused_counted),
         ];
         for (what, hits) in wrong {
-            assert!(hits.is_empty(), "{} hits {what}: {:?}", hits.len(), &hits[..hits.len().min(5)]);
+            assert!(
+                hits.is_empty(),
+                "{} hits {what}: {:?}",
+                hits.len(),
+                &hits[..hits.len().min(5)]
+            );
         }
     }
 }

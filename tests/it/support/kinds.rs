@@ -3,37 +3,60 @@
 use std::time::Duration;
 
 use counterfoil::{
-    Activity, ActivityFamily, BufferedCounters, BufferedFamily, CachedCounters, CachedFamily, Changed, Counterfoil,
-    Counting, Durability, Error, ErrorKind, Family, Precision, Result, Series, SeriesAdded, SeriesFamily, Visited,
-    Visitors, VisitorsFamily,
+    Activity, ActivityFamily, BufferedCounters, BufferedFamily, CachedCounters, CachedFamily,
+    Changed, Counterfoil, Counting, Durability, Error, ErrorKind, Family, Precision, Result,
+    Series, SeriesAdded, SeriesFamily, Visited, Visitors, VisitorsFamily,
 };
 
 use crate::support::{day, times};
 
 /// The kinds, with both ways to count visitors.
-pub const KINDS: [&str; 6] = ["buffered", "cached", "series", "activity", "activity_hll", "visitors"];
+pub const KINDS: [&str; 6] = [
+    "buffered",
+    "cached",
+    "series",
+    "activity",
+    "activity_hll",
+    "visitors",
+];
 
 const NOW: Durability = Durability::Immediate;
 
 fn buffered() -> Result<BufferedFamily> {
-    Family::buffered("shop", "buffered").partitions(1).durability(NOW).build()
+    Family::buffered("shop", "buffered")
+        .partitions(1)
+        .durability(NOW)
+        .build()
 }
 
 fn cached() -> Result<CachedFamily> {
-    Family::cached("shop", "cached").partitions(1).durability(NOW).build()
+    Family::cached("shop", "cached")
+        .partitions(1)
+        .durability(NOW)
+        .build()
 }
 
 fn series() -> Result<SeriesFamily> {
-    Family::series("shop", "series").partitions(1).durability(NOW).keep([Precision::Day]).build()
+    Family::series("shop", "series")
+        .partitions(1)
+        .durability(NOW)
+        .keep([Precision::Day])
+        .build()
 }
 
 fn activity(name: &str, counting: Counting) -> Result<ActivityFamily> {
-    let family = Family::activity("shop", name).partitions(1).durability(NOW).keep_minutes(true);
+    let family = Family::activity("shop", name)
+        .partitions(1)
+        .durability(NOW)
+        .keep_minutes(true);
     family.cache_for(Duration::ZERO).visitors(counting).build()
 }
 
 fn visitors() -> Result<VisitorsFamily> {
-    Family::visitors("shop", "visitors").partitions(1).durability(NOW).build()
+    Family::visitors("shop", "visitors")
+        .partitions(1)
+        .durability(NOW)
+        .build()
 }
 
 /// Returns the family `shop/KIND` for which rules are created.
@@ -43,7 +66,9 @@ pub fn family(kind: &str) -> Family {
         "cached" => cached().map(|family| family.family().clone()),
         "series" => series().map(|family| family.family().clone()),
         "activity" => activity(kind, Counting::Exact).map(|family| family.family().clone()),
-        "activity_hll" => activity(kind, Counting::HyperLogLog).map(|family| family.family().clone()),
+        "activity_hll" => {
+            activity(kind, Counting::HyperLogLog).map(|family| family.family().clone())
+        }
         "visitors" => visitors().map(|family| family.family().clone()),
         other => panic!("no kind {other}"),
     };
@@ -66,8 +91,14 @@ impl OfKind {
             "buffered" => OfKind::Buffered(counterfoil.open(buffered()?).await?),
             "cached" => OfKind::Cached(counterfoil.open(cached()?).await?),
             "series" => OfKind::Series(counterfoil.open(series()?).await?),
-            "activity" => OfKind::Activity(counterfoil.open(activity(kind, Counting::Exact)?).await?),
-            "activity_hll" => OfKind::Activity(counterfoil.open(activity(kind, Counting::HyperLogLog)?).await?),
+            "activity" => {
+                OfKind::Activity(counterfoil.open(activity(kind, Counting::Exact)?).await?)
+            }
+            "activity_hll" => OfKind::Activity(
+                counterfoil
+                    .open(activity(kind, Counting::HyperLogLog)?)
+                    .await?,
+            ),
             "visitors" => OfKind::Visitors(counterfoil.open(visitors()?).await?),
             other => panic!("no kind {other}"),
         })
@@ -85,7 +116,10 @@ impl OfKind {
                 refused => Err(Error::new(ErrorKind::Range, format!("{refused:?}"))),
             },
             OfKind::Activity(online) => online.touch("page", "visitor").await,
-            OfKind::Visitors(visitors) => match visitors.first_visit("page", day("2014-09-20"), "visitor").await? {
+            OfKind::Visitors(visitors) => match visitors
+                .first_visit("page", day("2014-09-20"), "visitor")
+                .await?
+            {
                 Visited::Counted | Visited::CountedBefore => Ok(()),
                 refused => Err(Error::new(ErrorKind::Busy, format!("{refused:?}"))),
             },
@@ -99,7 +133,11 @@ impl OfKind {
         }
         if let OfKind::Buffered(views) = self {
             let many: Vec<_> = (0..200).map(|page| (format!("page/{page}"), 1)).collect();
-            views.add_many(many).await.into_iter().try_for_each(|added| added.map(drop))?;
+            views
+                .add_many(many)
+                .await
+                .into_iter()
+                .try_for_each(|added| added.map(drop))?;
         }
         Ok(())
     }
@@ -111,7 +149,8 @@ impl OfKind {
             OfKind::Buffered(views) => views.get_many(&["page", "page/1"]).await.map(drop),
             OfKind::Cached(votes) => votes.get_many(&["item"]).await.map(drop),
             OfKind::Series(hits) => {
-                hits.get_range("page", Precision::Day, times(0..7 * 86_400)).await?;
+                hits.get_range("page", Precision::Day, times(0..7 * 86_400))
+                    .await?;
                 hits.names("", None, 10).await.map(drop)
             }
             OfKind::Activity(online) => online.minutes("page", times(0..60)).await.map(drop),
@@ -148,7 +187,12 @@ impl OfKind {
         Ok(match self {
             OfKind::Buffered(views) => views.get("page").await?,
             OfKind::Cached(votes) => votes.get("item").await?,
-            OfKind::Series(hits) => hits.get("page", Precision::HOUR).await?.iter().map(|slice| slice.count).sum(),
+            OfKind::Series(hits) => hits
+                .get("page", Precision::HOUR)
+                .await?
+                .iter()
+                .map(|slice| slice.count)
+                .sum(),
             OfKind::Activity(online) => i64::try_from(online.now("page").await?.views).unwrap(),
             OfKind::Visitors(visitors) => visitors.get("page", day("2014-09-20")).await?,
         })

@@ -17,8 +17,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use counterfoil::test_hooks::Partition;
 use counterfoil::{
-    Added, BufferedCounters, BufferedFamilyBuilder, Counterfoil, Day, Durability, Family, MemoryStore, MysqlStore,
-    Result,
+    Added, BufferedCounters, BufferedFamilyBuilder, Counterfoil, Day, Durability, Family,
+    MemoryStore, MysqlStore, Result,
 };
 use metrics_util::debugging::{DebugValue, Snapshotter};
 use sqlx::MySqlPool;
@@ -47,7 +47,11 @@ impl Pair {
         let redis = RedisServer::start(options).await;
         let pool = database_on(mysql).await;
         let counterfoil = Counterfoil::new(redis.manager().await, MysqlStore::new(pool.clone()));
-        Pair { redis, pool, counterfoil }
+        Pair {
+            redis,
+            pool,
+            counterfoil,
+        }
     }
 
     pub fn mysql(&self) -> &MysqlStore {
@@ -56,12 +60,19 @@ impl Pair {
 
     /// Runs SQL that returns nothing.
     pub async fn sql(&self, sql: &'static str) {
-        sqlx::raw_sql(sql).execute(&self.pool).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+        sqlx::raw_sql(sql)
+            .execute(&self.pool)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"));
     }
 
     /// Returns the only number of the query; 0 for none.
     pub async fn number(&self, sql: &'static str) -> i64 {
-        sqlx::query_scalar(sql).fetch_optional(&self.pool).await.expect(sql).unwrap_or(0)
+        sqlx::query_scalar(sql)
+            .fetch_optional(&self.pool)
+            .await
+            .expect(sql)
+            .unwrap_or(0)
     }
 }
 
@@ -81,11 +92,18 @@ impl Plain {
         let redis = RedisServer::start(options).await;
         let store = MemoryStore::new();
         let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
-        Plain { redis, store, counterfoil }
+        Plain {
+            redis,
+            store,
+            counterfoil,
+        }
     }
 
     pub async fn open(&self, family: BufferedFamilyBuilder) -> PlainCounters {
-        self.counterfoil.open(family.build().expect("a valid family")).await.expect("opened")
+        self.counterfoil
+            .open(family.build().expect("a valid family"))
+            .await
+            .expect("opened")
     }
 }
 
@@ -103,7 +121,9 @@ pub fn counted(added: Added) -> i64 {
 /// Returns this number of ids of one partition.
 pub fn ids_of(family: &Family, partition: u32, many: usize) -> Vec<String> {
     let ids = (0..).map(|number| format!("page/{number}"));
-    ids.filter(|id| family.partition_of(id) == partition).take(many).collect()
+    ids.filter(|id| family.partition_of(id) == partition)
+        .take(many)
+        .collect()
 }
 
 /// Returns the home's epoch. A family that Redis does not know is configured first.
@@ -127,7 +147,10 @@ pub fn times(seconds: Range<i64>) -> Range<SystemTime> {
 
 /// Returns a time in whole Unix seconds.
 pub fn unix(time: SystemTime) -> i64 {
-    time.duration_since(UNIX_EPOCH).expect("after 1970").as_secs().cast_signed()
+    time.duration_since(UNIX_EPOCH)
+        .expect("after 1970")
+        .as_secs()
+        .cast_signed()
 }
 
 /// Parses a day.
@@ -146,7 +169,10 @@ pub async fn database() -> MySqlPool {
 
 async fn database_on(mysql: &MysqlServer) -> MySqlPool {
     let (_, pool) = mysql.database("test").await;
-    MysqlStore::new(pool.clone()).create_tables().await.expect("counterfoil's tables");
+    MysqlStore::new(pool.clone())
+        .create_tables()
+        .await
+        .expect("counterfoil's tables");
     pool
 }
 
@@ -158,8 +184,8 @@ pub fn family(name: &str) -> BufferedFamilyBuilder {
         .sync_after(1, Duration::from_millis(50))
 }
 
-/// Returns the metrics since the last call, summed by name: counts, last values of gauges, and the number of a
-/// histogram's values.
+/// Returns the metrics since the last call, summed by name: counts, last values of gauges, and the
+/// number of a histogram's values.
 pub fn look(snapshotter: &Snapshotter) -> HashMap<String, f64> {
     let all = snapshotter.snapshot().into_vec().into_iter();
     let number = |value| match value {
@@ -168,7 +194,9 @@ pub fn look(snapshotter: &Snapshotter) -> HashMap<String, f64> {
         DebugValue::Histogram(values) => values.len() as f64,
     };
     let mut sums = HashMap::new();
-    all.for_each(|(key, _, _, value)| *sums.entry(key.key().name().to_owned()).or_default() += number(value));
+    all.for_each(|(key, _, _, value)| {
+        *sums.entry(key.key().name().to_owned()).or_default() += number(value)
+    });
     sums
 }
 
@@ -176,7 +204,10 @@ pub fn look(snapshotter: &Snapshotter) -> HashMap<String, f64> {
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
     let started = std::time::Instant::now();
     while !is_so().await {
-        assert!(started.elapsed() < Duration::from_secs(20), "waited for: {what}");
+        assert!(
+            started.elapsed() < Duration::from_secs(20),
+            "waited for: {what}"
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

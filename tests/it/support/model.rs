@@ -1,4 +1,5 @@
-//! Random sequences of script calls, on a real Redis and on a plain reference: the part that all models share.
+//! Random sequences of script calls, on a real Redis and on a plain reference: the part that all
+//! models share.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -78,14 +79,27 @@ pub struct Scripts {
 
 impl Scripts {
     /// Calls the script. If it refuses misuse, the result is [`BADARG`].
-    pub fn call(&self, script: &str, kinds: &[&str], args: &[String]) -> Result<Value, TestCaseError> {
+    pub fn call(
+        &self,
+        script: &str,
+        kinds: &[&str],
+        args: &[String],
+    ) -> Result<Value, TestCaseError> {
         let mut call = cmd("EVALSHA");
         call.arg(&self.hashes[script]).arg(kinds.len());
         call.arg(kinds.iter().map(|kind| self.key(kind)).collect::<Vec<_>>());
-        let reply = self.redis.borrow_mut().req_command(call.arg(args)).and_then(Value::extract_error);
+        let reply = self
+            .redis
+            .borrow_mut()
+            .req_command(call.arg(args))
+            .and_then(Value::extract_error);
         match reply {
-            Err(error) if error.code() == Some(BADARG) => Ok(Value::SimpleString(BADARG.to_owned())),
-            reply => reply.map_err(|error| TestCaseError::fail(format!("{script} {args:?}: {error}"))),
+            Err(error) if error.code() == Some(BADARG) => {
+                Ok(Value::SimpleString(BADARG.to_owned()))
+            }
+            reply => {
+                reply.map_err(|error| TestCaseError::fail(format!("{script} {args:?}: {error}")))
+            }
         }
     }
 
@@ -106,8 +120,17 @@ impl Scripts {
 /// Returns the scripts' sources by name.
 fn sources() -> HashMap<String, String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/v1");
-    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    files.map(|path| (path.file_stem().unwrap().to_str().unwrap().into(), fs::read_to_string(path).unwrap())).collect()
+    let files = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    files
+        .map(|path| {
+            (
+                path.file_stem().unwrap().to_str().unwrap().into(),
+                fs::read_to_string(path).unwrap(),
+            )
+        })
+        .collect()
 }
 
 fn play<M: Model>(
@@ -115,15 +138,30 @@ fn play<M: Model>(
     sources: &HashMap<String, String>,
     config: Config,
 ) -> Result<(), TestError<Vec<M::Step>>> {
-    let mut load = |source: &String| cmd("SCRIPT").arg("LOAD").arg(source).query(&mut redis).unwrap();
-    let hashes: HashMap<_, String> = sources.iter().map(|(name, source)| (name.clone(), load(source))).collect();
-    let scripts = Scripts { redis: Rc::new(RefCell::new(redis)), hashes: Rc::new(hashes), family: M::FAMILY };
+    let mut load = |source: &String| {
+        cmd("SCRIPT")
+            .arg("LOAD")
+            .arg(source)
+            .query(&mut redis)
+            .unwrap()
+    };
+    let hashes: HashMap<_, String> = sources
+        .iter()
+        .map(|(name, source)| (name.clone(), load(source)))
+        .collect();
+    let scripts = Scripts {
+        redis: Rc::new(RefCell::new(redis)),
+        hashes: Rc::new(hashes),
+        family: M::FAMILY,
+    };
     TestRunner::new(config).run(&vec(M::steps(), 1..80), |steps| {
         scripts.forget();
         let mut model = M::new(scripts.clone());
         for (i, step) in steps.iter().enumerate() {
             model.step(step).map_err(|error| match error {
-                TestCaseError::Fail(reason) => TestCaseError::fail(format!("step {i}, {step:?}: {reason}")),
+                TestCaseError::Fail(reason) => {
+                    TestCaseError::fail(format!("step {i}, {step:?}: {reason}"))
+                }
                 other => other,
             })?;
         }
@@ -135,23 +173,40 @@ fn play<M: Model>(
 pub async fn agrees<M: Model>(source_file: &'static str) {
     let server = RedisServer::start(RedisOptions::volatile()).await;
     let cases = std::env::var("COUNTERFOIL_CASES").ok();
-    let cases = cases.map_or(100, |cases| cases.parse().expect("COUNTERFOIL_CASES is a number"));
+    let cases = cases.map_or(100, |cases| {
+        cases.parse().expect("COUNTERFOIL_CASES is a number")
+    });
     let config = Config {
         cases,
         source_file: Some(source_file),
-        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource(
+            "proptest-regressions",
+        ))),
         ..Config::default()
     };
-    if let Err(error) = play::<M>(server.client().get_connection().unwrap(), &sources(), config) {
+    if let Err(error) = play::<M>(
+        server.client().get_connection().unwrap(),
+        &sources(),
+        config,
+    ) {
         panic!("{error}");
     }
 }
 
 /// Parts of every fenced script, with their replacements.
 const FENCE: [(&str, &str); 5] = [
-    ("caller ~= '' and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before')", "false"),
-    ("and epoch ~= redis.call('HGET', KEYS[1], '=before') then", "then"),
-    ("or epoch ~= now and redis.call('HGET', KEYS[2], caller)", ""),
+    (
+        "caller ~= '' and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before')",
+        "false",
+    ),
+    (
+        "and epoch ~= redis.call('HGET', KEYS[1], '=before') then",
+        "then",
+    ),
+    (
+        "or epoch ~= now and redis.call('HGET', KEYS[2], caller)",
+        "",
+    ),
     ("n - last_n < 0", "false"),
     ("n - last_n == 0", "false"),
 ];
@@ -159,14 +214,28 @@ const FENCE: [(&str, &str); 5] = [
 /// Expects that no script passes with one of the changes, (script, from, to), or without its fence.
 pub async fn notices<M: Model>(changes: &[(&str, &str, &str)]) {
     let server = RedisServer::start(RedisOptions::volatile()).await;
-    let fences = M::FENCED.iter().flat_map(|name| FENCE.map(|(from, to)| (*name, from, to)));
+    let fences = M::FENCED
+        .iter()
+        .flat_map(|name| FENCE.map(|(from, to)| (*name, from, to)));
     for (name, from, to) in fences.chain(changes.iter().copied()) {
         let mut sources = sources();
         let source = sources.get_mut(name).unwrap();
-        assert_eq!(source.matches(from).count(), 1, "{name} has no {from:?}, or more than one");
+        assert_eq!(
+            source.matches(from).count(),
+            1,
+            "{name} has no {from:?}, or more than one"
+        );
         *source = source.replace(from, to);
-        let config = Config { cases: 20_000, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };
+        let config = Config {
+            cases: 20_000,
+            failure_persistence: None,
+            max_shrink_iters: 0,
+            ..Config::default()
+        };
         let played = play::<M>(server.client().get_connection().unwrap(), &sources, config);
-        assert!(matches!(played, Err(TestError::Fail(..))), "{name} with {to:?} for {from:?} passes: {played:?}");
+        assert!(
+            matches!(played, Err(TestError::Fail(..))),
+            "{name} with {to:?} for {from:?} passes: {played:?}"
+        );
     }
 }

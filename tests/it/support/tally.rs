@@ -1,5 +1,5 @@
-//! The tally of a series by this machine's clock, which is also the server's: the least and the most that each slice of
-//! a second may have.
+//! The tally of a series by this machine's clock, which is also the server's: the least and the
+//! most that each slice of a second may have.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -8,7 +8,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Returns the current Unix time in milliseconds.
 pub fn now_ms() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("after 1970");
     i64::try_from(since.as_millis()).expect("not so long after 1970")
 }
 
@@ -41,7 +43,8 @@ impl Bounds {
 
     /// Returns the most that the slice may have.
     pub fn most(&self, slice: i64) -> i64 {
-        self.possible.get(&slice).copied().unwrap_or(0) + self.begun.range(..=slice).map(|(_, n)| n).sum::<i64>()
+        self.possible.get(&slice).copied().unwrap_or(0)
+            + self.begun.range(..=slice).map(|(_, n)| n).sum::<i64>()
     }
 
     /// Returns what the slice must and may have once every call has returned.

@@ -6,8 +6,7 @@ use sqlx::MySqlPool;
 use testkit::{Certificates, MysqlServer, RedisOptions, RedisServer};
 
 /// A database's URL with everything that the server requires.
-pub const CERTIFIED: &str =
-    "mysql://shop@mysql.internal/shop?ssl-mode=VERIFY_IDENTITY&ssl-ca=ca.pem&ssl-cert=client.pem&ssl-key=client.key";
+pub const CERTIFIED: &str = "mysql://shop@mysql.internal/shop?ssl-mode=VERIFY_IDENTITY&ssl-ca=ca.pem&ssl-cert=client.pem&ssl-key=client.key";
 
 pub struct Tls {
     certificates: Certificates,
@@ -25,7 +24,13 @@ impl Tls {
         let (database, pool) = mysql.database("shop").await;
         let user = "CREATE USER shop@'%' REQUIRE X509; GRANT ALL ON *.* TO shop@'%'";
         sqlx::raw_sql(user).execute(&pool).await.expect(user);
-        Tls { certificates, redis, mysql, database, pool }
+        Tls {
+            certificates,
+            redis,
+            mysql,
+            database,
+            pool,
+        }
     }
 
     pub fn redis_url(&self) -> String {
@@ -34,10 +39,17 @@ impl Tls {
 
     /// Returns the URL with the address of this database and the paths of its files.
     pub fn mysql_url(&self, url: &str) -> String {
-        let (address, folder) = (format!("localhost:{}", self.mysql.port()), self.certificates.file(""));
-        let url = url.replace("mysql.internal", &address).replace("/shop?", &format!("/{}?", self.database));
+        let (address, folder) = (
+            format!("localhost:{}", self.mysql.port()),
+            self.certificates.file(""),
+        );
+        let url = url
+            .replace("mysql.internal", &address)
+            .replace("/shop?", &format!("/{}?", self.database));
         let files = ["ca.pem", "client.pem", "client.key"];
-        files.iter().fold(url, |url, file| url.replace(file, &format!("{folder}{file}")))
+        files.iter().fold(url, |url, file| {
+            url.replace(file, &format!("{folder}{file}"))
+        })
     }
 
     pub fn certificates(&self) -> &Certificates {

@@ -1,4 +1,5 @@
-//! Trouble for a pair: cut networks, forgotten scripts, a killed database, and reconcilers that die.
+//! Trouble for a pair: cut networks, forgotten scripts, a killed database, and reconcilers that
+//! die.
 
 use std::sync::Arc;
 
@@ -11,15 +12,25 @@ use tokio::runtime::{Builder, Runtime};
 use super::{Pair, pause};
 
 /// Starts a reconciler in its own runtime, whose shutdown drops the tasks at any point.
-fn doomed<F>(redis: redis::Client, pool: Arc<MySqlConnectOptions>, open: fn(Counterfoil) -> F) -> Runtime
+fn doomed<F>(
+    redis: redis::Client,
+    pool: Arc<MySqlConnectOptions>,
+    open: fn(Counterfoil) -> F,
+) -> Runtime
 where
     F: Future<Output = Result<()>> + Send + 'static,
 {
-    let doomed = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let doomed = Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime");
     doomed.spawn(async move {
         let store = MysqlStore::new(sqlx::MySqlPool::connect_lazy_with((*pool).clone()));
         // cut off before it could begin
-        let Ok(redis) = redis.get_connection_manager().await else { return };
+        let Ok(redis) = redis.get_connection_manager().await else {
+            return;
+        };
         let counterfoil = Counterfoil::new(redis, store);
         // the database may be unavailable
         while open(counterfoil.clone()).await.is_err() {
@@ -35,20 +46,31 @@ where
     doomed
 }
 
-/// Runs a reconciler on each side of the network through about a quarter of a second of trouble, and shuts them down.
-pub async fn round<F>(number: usize, (pair, proxy, mysql): (&Pair, &Proxy, &MysqlServer), open: fn(Counterfoil) -> F)
-where
+/// Runs a reconciler on each side of the network through about a quarter of a second of trouble,
+/// and shuts them down.
+pub async fn round<F>(
+    number: usize,
+    (pair, proxy, mysql): (&Pair, &Proxy, &MysqlServer),
+    open: fn(Counterfoil) -> F,
+) where
     F: Future<Output = Result<()>> + Send + 'static,
 {
     let clients = [pair.redis.client(), proxy.client()];
     let reconcilers = clients.map(|redis| doomed(redis, pair.pool.connect_options(), open));
-    let cut = if number.is_multiple_of(2) { Proxy::cut_requests_after } else { Proxy::cut_replies_after };
+    let cut = if number.is_multiple_of(2) {
+        Proxy::cut_requests_after
+    } else {
+        Proxy::cut_replies_after
+    };
     for _ in 0..random_range(1..4) {
         pause(random_range(20..120)).await;
         cut(proxy, random_range(0..3000));
     }
     if number.is_multiple_of(3) {
-        pair.redis.run::<()>("SCRIPT FLUSH").await.expect("SCRIPT FLUSH");
+        pair.redis
+            .run::<()>("SCRIPT FLUSH")
+            .await
+            .expect("SCRIPT FLUSH");
     }
     if number % 5 == 4 {
         mysql.kill();
@@ -56,6 +78,8 @@ where
         mysql.start_again().await;
     }
     pause(random_range(20..250)).await;
-    reconcilers.into_iter().for_each(Runtime::shutdown_background);
+    reconcilers
+        .into_iter()
+        .for_each(Runtime::shutdown_background);
     proxy.call_off();
 }

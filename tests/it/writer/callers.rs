@@ -1,5 +1,5 @@
-//! Callers that wait for Redis together. Some are dropped, some are no longer polled, some find no room, and some give
-//! up. No caller hangs, and the reported outcome of each hit is true.
+//! Callers that wait for Redis together. Some are dropped, some are no longer polled, some find no
+//! room, and some give up. No caller hangs, and the reported outcome of each hit is true.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -28,10 +28,15 @@ fn poll_once<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
 }
 
 fn threads(many: usize) -> Runtime {
-    Builder::new_multi_thread().worker_threads(many).enable_all().build().unwrap()
+    Builder::new_multi_thread()
+        .worker_threads(many)
+        .enable_all()
+        .build()
+        .unwrap()
 }
 
-/// Counts and drops callers. Every hit has its own id, so its value is the number of times it was counted.
+/// Counts and drops callers. Every hit has its own id, so its value is the number of times it was
+/// counted.
 async fn dropped_at_random(plain: &Plain, views: &PlainCounters) {
     let next = Arc::new(AtomicU64::new(0));
     let mut tasks = JoinSet::new();
@@ -67,15 +72,26 @@ async fn dropped_at_random(plain: &Plain, views: &PlainCounters) {
     let (mut dropped, mut dropped_counted) = (0, 0);
     for ((id, outcome), value) in told.iter().zip(values) {
         match outcome {
-            Some(added) => assert_eq!((added.as_ref().map(|added| counted(*added)).unwrap(), value), (1, 1), "{id}"),
+            Some(added) => assert_eq!(
+                (added.as_ref().map(|added| counted(*added)).unwrap(), value),
+                (1, 1),
+                "{id}"
+            ),
             None => {
                 assert!((0..=1).contains(&value), "{id} was counted {value} times");
                 (dropped, dropped_counted) = (dropped + 1, dropped_counted + value);
             }
         }
     }
-    assert!(dropped > 100 && told.len() - dropped > 500, "{dropped} of {} were dropped", told.len());
-    println!("{} hits, {dropped} callers dropped, {dropped_counted} of them counted", told.len());
+    assert!(
+        dropped > 100 && told.len() - dropped > 500,
+        "{dropped} of {} were dropped",
+        told.len()
+    );
+    println!(
+        "{} hits, {dropped} callers dropped, {dropped_counted} of them counted",
+        told.len()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -102,8 +118,17 @@ async fn a_leader_that_is_not_polled_does_not_hold_up_the_others() {
         let mut first = pin!(views.add("page", 1));
         assert!(poll_once(first.as_mut()).is_pending());
         let began = Instant::now();
-        let second = counted(timeout(LONG, views.add("page", 1)).await.expect("does not hang").unwrap());
-        assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+        let second = counted(
+            timeout(LONG, views.add("page", 1))
+                .await
+                .expect("does not hang")
+                .unwrap(),
+        );
+        assert!(
+            began.elapsed() < Duration::from_millis(500),
+            "{:?}",
+            began.elapsed()
+        );
         // either may reach Redis first; a repeated call returns the current pending value
         let first = counted(timeout(LONG, first).await.expect("does not hang").unwrap());
         let (one, both) = (2 * round + 1, 2 * round + 2);
@@ -130,10 +155,22 @@ async fn a_refused_leader_that_is_not_polled_does_not_hold_up_the_others() {
     }
     let _: () = plain.redis.run("CONFIG SET maxmemory 0").await.unwrap();
     let began = Instant::now();
-    let second = counted(timeout(LONG, views.add("page", 1)).await.expect("does not hang").unwrap());
-    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    let second = counted(
+        timeout(LONG, views.add("page", 1))
+            .await
+            .expect("does not hang")
+            .unwrap(),
+    );
+    assert!(
+        began.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        began.elapsed()
+    );
     assert_eq!(second, 2);
-    assert_eq!(counted(timeout(LONG, first).await.expect("does not hang").unwrap()), 3);
+    assert_eq!(
+        counted(timeout(LONG, first).await.expect("does not hang").unwrap()),
+        3
+    );
 }
 
 /// The leaders take all permitted calls in flight, and are not polled meanwhile.
@@ -142,16 +179,33 @@ async fn leaders_that_are_not_polled_do_not_hold_up_another_family() {
     let plain = Plain::new().await;
     let views = plain.open(family("views").partitions(8)).await;
     let other = plain.open(family("other").partitions(1)).await;
-    let ids: Vec<_> = (0..8).map(|number| ids_of(views.family(), number, 1).remove(0)).collect();
+    let ids: Vec<_> = (0..8)
+        .map(|number| ids_of(views.family(), number, 1).remove(0))
+        .collect();
     let mut leaders: Vec<_> = ids.iter().map(|id| Box::pin(views.add(id, 1))).collect();
     for leader in &mut leaders {
         assert!(poll_once(leader.as_mut()).is_pending());
     }
     let began = Instant::now();
-    assert_eq!(counted(timeout(LONG, other.add("page", 1)).await.expect("does not hang").unwrap()), 1);
-    assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+    assert_eq!(
+        counted(
+            timeout(LONG, other.add("page", 1))
+                .await
+                .expect("does not hang")
+                .unwrap()
+        ),
+        1
+    );
+    assert!(
+        began.elapsed() < Duration::from_millis(500),
+        "{:?}",
+        began.elapsed()
+    );
     for leader in leaders {
-        assert_eq!(counted(timeout(LONG, leader).await.expect("does not hang").unwrap()), 1);
+        assert_eq!(
+            counted(timeout(LONG, leader).await.expect("does not hang").unwrap()),
+            1
+        );
     }
 }
 
@@ -164,8 +218,10 @@ async fn a_leader_that_is_dropped_hands_over() {
     plain.redis.pause();
     let mut first = Box::pin(views.add("page", 1));
     assert!(poll_once(first.as_mut()).is_pending());
-    let others: JoinSet<_> =
-        (0..20).map(|_| (views.clone(), ())).map(|(views, ())| async move { views.add("page", 1).await }).collect();
+    let others: JoinSet<_> = (0..20)
+        .map(|_| (views.clone(), ()))
+        .map(|(views, ())| async move { views.add("page", 1).await })
+        .collect();
     pause(10).await;
     drop(first);
     pause(10).await;
@@ -180,10 +236,14 @@ async fn a_leader_that_is_dropped_hands_over() {
     // the dropped hit was in flight
     let value = views.get("page").await.unwrap();
     assert!((21..=22).contains(&value), "{value}");
-    assert!(values.iter().copied().eq(value - 19..=value), "{values:?}, {value} in all");
+    assert!(
+        values.iter().copied().eq(value - 19..=value),
+        "{values:?}, {value} in all"
+    );
 }
 
-/// Callers of two runtimes share partitions. A runtime that shuts down drops its tasks at any point.
+/// Callers of two runtimes share partitions. A runtime that shuts down drops its tasks at any
+/// point.
 #[test]
 fn a_runtime_that_is_shut_down_leaves_nobody_behind() {
     let home = threads(2);
@@ -197,7 +257,10 @@ fn a_runtime_that_is_shut_down_leaves_nobody_behind() {
             let ends = Instant::now() + Duration::from_secs(3);
             while Instant::now() < ends {
                 let id = format!("hit/{}", next.fetch_add(1, Ordering::Relaxed));
-                match timeout(LONG, views.add(&id, 1)).await.expect("nobody hangs") {
+                match timeout(LONG, views.add(&id, 1))
+                    .await
+                    .expect("nobody hangs")
+                {
                     Ok(added) => {
                         assert_eq!(counted(added), 1);
                         acknowledged.fetch_add(1, Ordering::Relaxed);
@@ -215,29 +278,48 @@ fn a_runtime_that_is_shut_down_leaves_nobody_behind() {
     };
     let staying: Vec<_> = (0..24).map(|_| home.spawn(stay(views.clone()))).collect();
     for round in 0..25 {
-        let doomed =
-            if round % 2 == 0 { threads(1) } else { Builder::new_current_thread().enable_all().build().unwrap() };
+        let doomed = if round % 2 == 0 {
+            threads(1)
+        } else {
+            Builder::new_current_thread().enable_all().build().unwrap()
+        };
         for _ in 0..16 {
             let (views, next) = (views.clone(), next.clone());
             doomed.spawn(async move {
                 loop {
-                    let _ = views.add(&format!("doomed/{}", next.fetch_add(1, Ordering::Relaxed)), 1).await;
+                    let _ = views
+                        .add(
+                            &format!("doomed/{}", next.fetch_add(1, Ordering::Relaxed)),
+                            1,
+                        )
+                        .await;
                 }
             });
         }
         doomed.block_on(pause(40 + round));
         doomed.shutdown_background();
     }
-    let told: Vec<_> = home.block_on(join_all(staying)).into_iter().flat_map(|told| told.expect("no panic")).collect();
+    let told: Vec<_> = home
+        .block_on(join_all(staying))
+        .into_iter()
+        .flat_map(|told| told.expect("no panic"))
+        .collect();
     let ids: Vec<_> = told.iter().map(|(id, _)| id).collect();
     // in chunks: on a busy machine, reading all at once could exceed the read timeout
     let read = |ids| home.block_on(views.get_many(ids)).unwrap();
     let values = ids.chunks(1000).flat_map(read);
     for ((id, is_acknowledged), value) in told.iter().zip(values) {
         let least = i64::from(*is_acknowledged);
-        assert!((least..=1).contains(&value), "{id}, acknowledged: {is_acknowledged}, was counted {value} times");
+        assert!(
+            (least..=1).contains(&value),
+            "{id}, acknowledged: {is_acknowledged}, was counted {value} times"
+        );
     }
-    println!("{} acknowledged, {} unknown", acknowledged.load(Ordering::Relaxed), unknown.load(Ordering::Relaxed));
+    println!(
+        "{} acknowledged, {} unknown",
+        acknowledged.load(Ordering::Relaxed),
+        unknown.load(Ordering::Relaxed)
+    );
     assert!(acknowledged.load(Ordering::Relaxed) > 1000);
 }
 
@@ -258,11 +340,20 @@ async fn where_there_is_no_room_try_add_says_so_and_add_waits() {
     for caller in 0..50 {
         let began = Instant::now();
         // callers that timed out just now may have left room
-        match timeout(Duration::from_millis(5), views.try_add(&format!("busy/{caller}"), 1)).await {
+        match timeout(
+            Duration::from_millis(5),
+            views.try_add(&format!("busy/{caller}"), 1),
+        )
+        .await
+        {
             Ok(Err(error)) => {
                 assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
                 assert!(error.is_retryable() && !error.outcome_unknown());
-                assert!(began.elapsed() < Duration::from_millis(100), "{:?}", began.elapsed());
+                assert!(
+                    began.elapsed() < Duration::from_millis(100),
+                    "{:?}",
+                    began.elapsed()
+                );
                 busy += 1;
             }
             Ok(Ok(added)) => panic!("{added:?} while Redis stands still"),
@@ -282,12 +373,15 @@ async fn where_there_is_no_room_try_add_says_so_and_add_waits() {
     let expected = std::iter::repeat_n(1, 1000).chain(std::iter::repeat_n(2, 500));
     assert!(values.iter().copied().eq(expected), "{values:?}");
     let ids: Vec<_> = (0..1000).map(|number| format!("page/{number}")).collect();
-    let expected: Vec<_> = (0..1000).map(|number| if number < 500 { 2 } else { 1 }).collect();
+    let expected: Vec<_> = (0..1000)
+        .map(|number| if number < 500 { 2 } else { 1 })
+        .collect();
     assert_eq!(views.get_many(&ids).await.unwrap(), expected);
     assert_eq!(counted(views.try_add("first", 1).await.unwrap()), 2);
 }
 
-/// Two hundred pairs need more room than one. A caller that waits for room must not block the thread that makes some.
+/// Two hundred pairs need more room than one. A caller that waits for room must not block the
+/// thread that makes some.
 #[test]
 fn many_wait_for_room_on_one_thread() {
     let (done, is_done) = mpsc::channel();
@@ -297,20 +391,32 @@ fn many_wait_for_room_on_one_thread() {
             let plain = Plain::new().await;
             let views = plain.open(family("views").partitions(1)).await;
             let _ = views.add("first", 1).await.unwrap();
-            let hits = |part| (0..180).map(|number| (format!("page/{part}/{number}"), 1)).collect::<Vec<_>>();
+            let hits = |part| {
+                (0..180)
+                    .map(|number| (format!("page/{part}/{number}"), 1))
+                    .collect::<Vec<_>>()
+            };
             let parts: Vec<_> = (0..6).map(hits).collect();
             // one caller leads, two find room, and three do not
             let told = join_all(parts.into_iter().map(|part| views.add_many(part))).await;
             let told = told.into_iter().flatten();
-            assert!(told.map(|told| counted(told.unwrap())).eq(std::iter::repeat_n(1, 6 * 180)));
+            assert!(
+                told.map(|told| counted(told.unwrap()))
+                    .eq(std::iter::repeat_n(1, 6 * 180))
+            );
         });
         done.send(()).unwrap();
     });
-    is_done.recv_timeout(LONG).expect("the thread is not kept busy");
+    is_done
+        .recv_timeout(LONG)
+        .expect("the thread is not kept busy");
 }
 
 /// The time that the runtime sees: it stands still while a busy machine runs no task.
-struct Ticks(Arc<AtomicU64>, #[expect(dead_code, reason = "ends with it")] JoinSet<()>);
+struct Ticks(
+    Arc<AtomicU64>,
+    #[expect(dead_code, reason = "ends with it")] JoinSet<()>,
+);
 
 impl Ticks {
     const MS: u64 = 5;
@@ -335,31 +441,58 @@ impl Ticks {
 }
 
 /// Returns the errors of callers that time out, after a check of the time.
-async fn after(timeout_after: Duration, adds: Vec<impl Future<Output = Result<Added>>>) -> Vec<Error> {
+async fn after(
+    timeout_after: Duration,
+    adds: Vec<impl Future<Output = Result<Added>>>,
+) -> Vec<Error> {
     let (began, ticks) = (Instant::now(), Ticks::begin());
-    let told = timeout(timeout_after + LONG, join_all(adds)).await.expect("nobody hangs");
+    let told = timeout(timeout_after + LONG, join_all(adds))
+        .await
+        .expect("nobody hangs");
     let (waited, seen) = (began.elapsed(), ticks.elapsed());
-    assert!(waited + Duration::from_millis(50) > timeout_after, "given up after {waited:?}");
+    assert!(
+        waited + Duration::from_millis(50) > timeout_after,
+        "given up after {waited:?}"
+    );
     assert!(
         seen < timeout_after + Duration::from_millis(300),
         "given up after {waited:?}, {seen:?} of which it could run"
     );
-    told.into_iter().map(|told| told.expect_err("Redis is not there")).collect()
+    told.into_iter()
+        .map(|told| told.expect_err("Redis is not there"))
+        .collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_redis_stands_still_callers_give_up_in_time() {
     let plain = Plain::new().await;
     let timeout_after = Duration::from_millis(400);
-    let views = plain.open(family("views").partitions(2)).await.write_timeout(timeout_after);
-    let ids: Vec<_> = (0..2).flat_map(|number| ids_of(views.family(), number, 40)).collect();
+    let views = plain
+        .open(family("views").partitions(2))
+        .await
+        .write_timeout(timeout_after);
+    let ids: Vec<_> = (0..2)
+        .flat_map(|number| ids_of(views.family(), number, 40))
+        .collect();
     let _ = views.add_many(ids.iter().map(|id| (id, 1))).await;
     plain.redis.pause();
-    let errors = after(timeout_after, ids.iter().map(|id| views.add(id, 1)).collect()).await;
-    let unknown = errors.iter().filter(|error| error.outcome_unknown()).count();
+    let errors = after(
+        timeout_after,
+        ids.iter().map(|id| views.add(id, 1)).collect(),
+    )
+    .await;
+    let unknown = errors
+        .iter()
+        .filter(|error| error.outcome_unknown())
+        .count();
     // one call of each partition was sent; the others were not, and their errors say so
     assert_eq!(unknown, 2, "{errors:?}");
-    assert!(errors.iter().all(|error| error.outcome_unknown() != error.is_retryable()), "{errors:?}");
+    assert!(
+        errors
+            .iter()
+            .all(|error| error.outcome_unknown() != error.is_retryable()),
+        "{errors:?}"
+    );
     // these leaders have a longer timeout, through another handle, than the callers that follow
     let mut patient = JoinSet::new();
     let long = views.clone().write_timeout(LONG);
@@ -368,30 +501,59 @@ async fn while_redis_stands_still_callers_give_up_in_time() {
         patient.spawn(async move { long.add(&id, 1).await });
     }
     pause(100).await;
-    after(timeout_after, ids.iter().map(|id| views.add(id, 1)).collect()).await;
+    after(
+        timeout_after,
+        ids.iter().map(|id| views.add(id, 1)).collect(),
+    )
+    .await;
     plain.redis.resume();
     for told in patient.join_all().await {
         let _ = counted(told.unwrap());
     }
     let values = views.get_many(&ids).await.unwrap();
     let sum: i64 = values.iter().sum();
-    assert!((160..=162).contains(&sum) && values.iter().all(|value| (2..=3).contains(value)), "{values:?}");
+    assert!(
+        (160..=162).contains(&sum) && values.iter().all(|value| (2..=3).contains(value)),
+        "{values:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_redis_nothing_is_unknown() {
     let plain = Plain::with(RedisOptions::volatile()).await;
     let timeout_after = Duration::from_millis(300);
-    let views = plain.open(family("views").partitions(2)).await.write_timeout(timeout_after);
+    let views = plain
+        .open(family("views").partitions(2))
+        .await
+        .write_timeout(timeout_after);
     plain.redis.kill();
     pause(50).await;
     for _ in 0..2 {
         let ids: Vec<_> = (0..30).map(|number| format!("page/{number}")).collect();
-        let errors = after(timeout_after, ids.iter().map(|id| views.add(id, 1)).collect()).await;
-        assert!(errors.iter().all(|error| error.is_retryable() && !error.outcome_unknown()), "{errors:?}");
+        let errors = after(
+            timeout_after,
+            ids.iter().map(|id| views.add(id, 1)).collect(),
+        )
+        .await;
+        assert!(
+            errors
+                .iter()
+                .all(|error| error.is_retryable() && !error.outcome_unknown()),
+            "{errors:?}"
+        );
     }
     plain.redis.start_again().await;
-    assert_eq!(counted(views.clone().write_timeout(LONG).add("page/1", 1).await.unwrap()), 1);
+    assert_eq!(
+        counted(
+            views
+                .clone()
+                .write_timeout(LONG)
+                .add("page/1", 1)
+                .await
+                .unwrap()
+        ),
+        1
+    );
 }
 
 /// A key of the wrong type fails its own partition only, and at once.
@@ -400,21 +562,42 @@ async fn one_partition_s_trouble_is_its_own() {
     let plain = Plain::new().await;
     let views = plain.open(family("views").partitions(4)).await;
     let other = plain.open(family("other").partitions(1)).await;
-    let _: () = plain.redis.run("SET cf1:{test/views/2}:buffer wrong").await.unwrap();
-    let ids: Vec<_> = (0..4).flat_map(|number| ids_of(views.family(), number, 10)).collect();
+    let _: () = plain
+        .redis
+        .run("SET cf1:{test/views/2}:buffer wrong")
+        .await
+        .unwrap();
+    let ids: Vec<_> = (0..4)
+        .flat_map(|number| ids_of(views.family(), number, 10))
+        .collect();
     let hits: Vec<_> = ids.iter().map(|id| (id, 1)).collect();
     let began = Instant::now();
-    let (told, alone, elsewhere) = tokio::join!(views.add_many(hits), views.add(&ids[20], 1), other.add("page", 1));
-    assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+    let (told, alone, elsewhere) = tokio::join!(
+        views.add_many(hits),
+        views.add(&ids[20], 1),
+        other.add("page", 1)
+    );
+    assert!(
+        began.elapsed() < Duration::from_millis(500),
+        "{:?}",
+        began.elapsed()
+    );
     let wrong: HashMap<_, _> = ids[20..30].iter().map(|id| (id, ())).collect();
     for (id, told) in ids.iter().zip(told) {
         match told {
             Ok(added) => assert!(!wrong.contains_key(id) && counted(added) == 1),
-            Err(error) => assert!(wrong.contains_key(id) && error.kind() == ErrorKind::Corrupt, "{id}: {error}"),
+            Err(error) => assert!(
+                wrong.contains_key(id) && error.kind() == ErrorKind::Corrupt,
+                "{id}: {error}"
+            ),
         }
     }
     assert_eq!(alone.unwrap_err().kind(), ErrorKind::Corrupt);
     assert_eq!(counted(elsewhere.unwrap()), 1);
-    let _: () = plain.redis.run("DEL cf1:{test/views/2}:buffer").await.unwrap();
+    let _: () = plain
+        .redis
+        .run("DEL cf1:{test/views/2}:buffer")
+        .await
+        .unwrap();
     assert_eq!(counted(views.add(&ids[20], 1).await.unwrap()), 1);
 }

@@ -1,5 +1,5 @@
-//! Histories of parallel writers and readers. Each read is between what was acknowledged before it and what was begun
-//! before its end, and reads never decrease.
+//! Histories of parallel writers and readers. Each read is between what was acknowledged before it
+//! and what was begun before its end, and reads never decrease.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -23,7 +23,8 @@ struct Seen {
     read: AtomicI64,
 }
 
-/// Counts and reads from two simulated processes, each with a reconciler, also while connections are killed.
+/// Counts and reads from two simulated processes, each with a reconciler, also while connections
+/// are killed.
 async fn history(family: BufferedFamilyBuilder, kill: bool) {
     let redis = RedisServer::start(RedisOptions::volatile()).await;
     let store = MemoryStore::new();
@@ -62,13 +63,23 @@ async fn history(family: BufferedFamilyBuilder, kill: bool) {
         let reads = reads.clone();
         tasks.spawn(async move {
             while stop.load(Ordering::Relaxed) == 0 {
-                let all = |count: fn(&Seen) -> &AtomicI64| [0, 1, 2].map(|id| count(&seen[id]).load(Ordering::SeqCst));
+                let all = |count: fn(&Seen) -> &AtomicI64| {
+                    [0, 1, 2].map(|id| count(&seen[id]).load(Ordering::SeqCst))
+                };
                 let least = all(|seen| &seen.acknowledged);
                 let read = all(|seen| &seen.read);
-                let Ok(values) = counters.get_many(&IDS).await else { continue };
+                let Ok(values) = counters.get_many(&IDS).await else {
+                    continue;
+                };
                 let most = all(|seen| &seen.begun);
                 for (id, value) in values.into_iter().enumerate() {
-                    assert!(least[id] <= value && value <= most[id], "{} is not {}..={}", value, least[id], most[id]);
+                    assert!(
+                        least[id] <= value && value <= most[id],
+                        "{} is not {}..={}",
+                        value,
+                        least[id],
+                        most[id]
+                    );
                     assert!(value >= read[id], "{value} after {} was read", read[id]);
                     seen[id].read.fetch_max(value, Ordering::SeqCst);
                 }
@@ -79,7 +90,10 @@ async fn history(family: BufferedFamilyBuilder, kill: bool) {
     for round in 0..20 {
         pause(70 + 13 * (round % 7)).await;
         if kill {
-            let _: u64 = redis.run("CLIENT KILL TYPE normal SKIPME yes").await.unwrap();
+            let _: u64 = redis
+                .run("CLIENT KILL TYPE normal SKIPME yes")
+                .await
+                .unwrap();
         }
     }
     stop.store(1, Ordering::Relaxed);
@@ -101,7 +115,13 @@ async fn history(family: BufferedFamilyBuilder, kill: bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reads_lie_between_what_was_told_and_what_was_begun() {
     history(family("views").partitions(2), false).await;
-    history(family("views").partitions(2).durability(Durability::Settle(Duration::from_millis(20))), true).await;
+    history(
+        family("views")
+            .partitions(2)
+            .durability(Durability::Settle(Duration::from_millis(20))),
+        true,
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,9 +1,10 @@
-//! Interleavings of the buffered kind through the writer. Callers are futures that are polled, ignored and dropped in
-//! random order. Each call on the connection waits until the test decides its fate, and only the test moves the clock.
-//! The invariants are those of docs/protocol.md, section 1, and that no caller waits forever.
+//! Interleavings of the buffered kind through the writer. Callers are futures that are polled,
+//! ignored and dropped in random order. Each call on the connection waits until the test decides
+//! its fate, and only the test moves the clock. The invariants are those of docs/protocol.md,
+//! section 1, and that no caller waits forever.
 //!
-//! Every increment is a token: the k-th of a case adds 4^k. In base 4, each digit of a value is the number of times
-//! that it contains that increment.
+//! Every increment is a token: the k-th of a case adds 4^k. In base 4, each digit of a value is the
+//! number of times that it contains that increment.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,13 +15,17 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::support::epoch;
 use crate::support::interleaving::connect::Direct;
 use crate::support::interleaving::database::Database;
-use crate::support::interleaving::hunt::{Case, cases, expect_exact, expect_failure, hunt, runtime};
+use crate::support::interleaving::hunt::{
+    Case, cases, expect_exact, expect_failure, hunt, runtime,
+};
 use crate::support::interleaving::stage::{Gone, Stage};
 use crate::support::interleaving::token::{delta, digit, fault};
 use crate::support::interleaving::workers::{WORKERS, Work, Workers};
 use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, failed};
 use counterfoil::test_hooks::Guard;
-use counterfoil::{Added, BufferedCounters, Counterfoil, Family, MemoryStore, Registered, Result, Store};
+use counterfoil::{
+    Added, BufferedCounters, Counterfoil, Family, MemoryStore, Registered, Result, Store,
+};
 use proptest::prelude::*;
 use proptest::test_runner::TestError;
 use redis::aio::ConnectionLike;
@@ -85,8 +90,17 @@ enum Step {
 /// Returns a worker's step, whose reply may be lost.
 fn work() -> impl Strategy<Value = Work> {
     (0..WORKERS, 0..PARTITIONS, any::<u8>()).prop_map(|(worker, partition, lost)| {
-        let fate = if lost < 50 { Fate::LostAfter } else { Fate::Delivered };
-        Work { worker, partition, rows: 1, fate }
+        let fate = if lost < 50 {
+            Fate::LostAfter
+        } else {
+            Fate::Delivered
+        };
+        Work {
+            worker,
+            partition,
+            rows: 1,
+            fate,
+        }
     })
 }
 
@@ -139,11 +153,19 @@ impl From<Line> for counterfoil::Connection {
 impl ConnectionLike for Line {
     fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
         let (reply, replied) = oneshot::channel();
-        self.calls().push(Sent { cmd: cmd.clone(), reply: Some(reply) });
+        self.calls().push(Sent {
+            cmd: cmd.clone(),
+            reply: Some(reply),
+        });
         Box::pin(async { replied.await.unwrap_or_else(|_| Err(gone())) })
     }
 
-    fn req_packed_commands<'a>(&'a mut self, _: &'a Pipeline, _: usize, _: usize) -> RedisFuture<'a, Vec<Value>> {
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        _: &'a Pipeline,
+        _: usize,
+        _: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
         unreachable!("nothing is pipelined")
     }
 
@@ -217,7 +239,8 @@ impl<'s> World<'s> {
             .expect("a valid family");
         let family = buffered.family().clone();
         let number = store.register(&family).await.expect("registered");
-        let stage = Stage::<Direct>::new(server, crashes, Registered { family, number }, 1_000_000).await;
+        let stage =
+            Stage::<Direct>::new(server, crashes, Registered { family, number }, 1_000_000).await;
         let counterfoil = Counterfoil::new(line.clone(), store.clone());
         let mut open = std::pin::pin!(counterfoil.open(buffered));
         let counters = loop {
@@ -225,7 +248,9 @@ impl<'s> World<'s> {
                 Poll::Ready(counters) => break counters.expect("opened").write_timeout(PATIENCE),
                 Poll::Pending => {
                     let sent = line.calls().pop().expect("it waits for a call");
-                    let _ = sent.reply.map(|reply| reply.send(stage.redis.run(&sent.cmd)));
+                    let _ = sent
+                        .reply
+                        .map(|reply| reply.send(stage.redis.run(&sent.cmd)));
                 }
             }
         };
@@ -250,22 +275,38 @@ impl<'s> World<'s> {
     /// Advances the time of the calls' home by a minute, which begins a new epoch.
     async fn turn_epoch(&mut self) -> Checked {
         self.epochs += 1;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis() as u64;
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .expect("after 1970")
+            .as_millis() as u64;
         let home = self.stage.partition(0).at(now + 120_000 * self.epochs);
-        epoch(&home, &self.stage.family.family).await.map(drop).map_err(failed)
+        epoch(&home, &self.stage.family.family)
+            .await
+            .map(drop)
+            .map_err(failed)
     }
 
     fn comes(&mut self, id: usize) {
         let token = self.tokens.len();
-        self.tokens.push(Increment { id, state: State::InDoubt, executed_at: None });
+        self.tokens.push(Increment {
+            id,
+            state: State::InDoubt,
+            executed_at: None,
+        });
         let counters = self.counters.clone();
         let future = Box::pin(async move { counters.add(IDS[id], delta(token)).await });
-        self.callers.push(Caller { token, came: self.losses_and_cuts(), future });
+        self.callers.push(Caller {
+            token,
+            came: self.losses_and_cuts(),
+            future,
+        });
     }
 
     /// Polls a caller. The result that it returns must be true.
     fn poll(&mut self, number: usize) -> Checked {
-        let Poll::Ready(told) = poll(self.callers[number].future.as_mut()) else { return Ok(()) };
+        let Poll::Ready(told) = poll(self.callers[number].future.as_mut()) else {
+            return Ok(());
+        };
         let Caller { token, came, .. } = self.callers.swap_remove(number);
         let now = self.losses_and_cuts();
         let increment = &mut self.tokens[token];
@@ -284,7 +325,9 @@ impl<'s> World<'s> {
                 }
                 // a repeat returns the current pending value, which may be that of the next batch
                 if digit(pending, token) == 0 && came == now {
-                    return Err(failed(format!("WRONG VALUE: {pending:#x} was told to increment {token}")));
+                    return Err(failed(format!(
+                        "WRONG VALUE: {pending:#x} was told to increment {token}"
+                    )));
                 }
             }
             Ok(refused) => return Err(failed(format!("{refused:?}"))),
@@ -304,7 +347,10 @@ impl<'s> World<'s> {
                 tell(result);
             }
             CallFate::Refused => {
-                let loading = redis::make_extension_error("LOADING".to_owned(), Some("the test says so".to_owned()));
+                let loading = redis::make_extension_error(
+                    "LOADING".to_owned(),
+                    Some("the test says so".to_owned()),
+                );
                 tell(Err(loading));
             }
             CallFate::LostBefore => tell(Err(gone())),
@@ -324,8 +370,7 @@ impl<'s> World<'s> {
     fn execute(&mut self, cmd: &Cmd) -> RedisResult<Value> {
         let result = self.stage.redis.run(cmd);
         let at_length = self.stage.note_length();
-        let is_ok =
-            matches!(&result, Ok(Value::Array(words)) if matches!(&words[0], Value::BulkString(word) if word == b"OK"));
+        let is_ok = matches!(&result, Ok(Value::Array(words)) if matches!(&words[0], Value::BulkString(word) if word == b"OK"));
         let args: Vec<_> = cmd.args_iter().collect();
         let text = |place: usize| match args.get(place) {
             Some(redis::Arg::Simple(bytes)) => std::str::from_utf8(bytes).unwrap_or_default(),
@@ -339,7 +384,8 @@ impl<'s> World<'s> {
                 let pairs: usize = text(at + 1).parse().expect("a number of pairs");
                 for pair in 0..pairs {
                     let sum: i64 = text(at + 3 + 2 * pair).parse().expect("a delta");
-                    let counted = (0..self.tokens.len()).filter(|token| digit(sum.into(), *token) > 0);
+                    let counted =
+                        (0..self.tokens.len()).filter(|token| digit(sum.into(), *token) > 0);
                     counted
                         .collect::<Vec<_>>()
                         .into_iter()
@@ -369,13 +415,18 @@ impl<'s> World<'s> {
     /// Fails all waiting calls, so that none of them reaches the restarted Redis.
     fn disconnect(&mut self) {
         let calls = std::mem::take(&mut *self.line.calls());
-        calls.into_iter().filter_map(|sent| sent.reply).for_each(|reply| drop(reply.send(Err(gone()))));
+        calls
+            .into_iter()
+            .filter_map(|sent| sent.reply)
+            .for_each(|reply| drop(reply.send(Err(gone()))));
     }
 
     /// Handles a crash: increments counted at a lost length of the file may be gone.
     fn forget(&mut self, gone: &Gone) {
         for increment in &mut self.tokens {
-            if increment.executed_at.is_some_and(|at| gone.contains(&at)) && increment.state != State::Refused {
+            if increment.executed_at.is_some_and(|at| gone.contains(&at))
+                && increment.state != State::Refused
+            {
                 // even if its caller learns only later that it was counted
                 increment.state = State::Forgotten;
             }
@@ -418,11 +469,17 @@ impl Case for World<'_> {
         Ok(())
     }
 
-    /// Checks docs/protocol.md, section 1: each acknowledged increment is in the sum once, no other twice.
+    /// Checks docs/protocol.md, section 1: each acknowledged increment is in the sum once, no other
+    /// twice.
     async fn check(&self) -> Checked {
         for (id, name) in IDS.iter().enumerate() {
             let total = self.database.total(&self.stage, name).await?;
-            for (token, increment) in self.tokens.iter().enumerate().filter(|(_, increment)| increment.id == id) {
+            for (token, increment) in self
+                .tokens
+                .iter()
+                .enumerate()
+                .filter(|(_, increment)| increment.id == id)
+            {
                 let times = digit(total, token);
                 if let Some(word) = fault(times, increment.bounds()) {
                     return Err(failed(format!(
@@ -434,7 +491,8 @@ impl Case for World<'_> {
         Ok(())
     }
 
-    /// Delivers every call: all callers end in time, another one is counted, and everything reaches the database.
+    /// Delivers every call: all callers end in time, another one is counted, and everything reaches
+    /// the database.
     async fn finish(&mut self) -> Checked {
         if self.tokens.len() < TOKENS {
             self.comes(0);
@@ -453,7 +511,10 @@ impl Case for World<'_> {
                 self.tick(5).await;
             }
             if began.elapsed() > PATIENCE + LATE {
-                return Err(failed(format!("WEDGED: {} callers still wait", self.callers.len())));
+                return Err(failed(format!(
+                    "WEDGED: {} callers still wait",
+                    self.callers.len()
+                )));
             }
         }
         while !self.line.calls().is_empty() {
@@ -461,7 +522,9 @@ impl Case for World<'_> {
             turn().await;
         }
         for partition in 0..PARTITIONS {
-            self.workers.drain(partition, &mut self.stage, &self.database).await?;
+            self.workers
+                .drain(partition, &mut self.stage, &self.database)
+                .await?;
         }
         self.check().await?;
         self.stage.expect_nothing_pending().await
@@ -481,18 +544,27 @@ async fn turn() {
 
 /// Returns a runtime whose clock only the test moves.
 fn paused() -> Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().expect("a runtime")
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .expect("a runtime")
 }
 
 /// Runs random cases.
 fn hunt_in(crashes: Crashes, cases: u32, guard: Option<Guard>) -> Result<(), TestError<Vec<Step>>> {
     let steps = proptest::collection::vec(step(crashes), 20..120);
-    hunt(&runtime(), (crashes, cases, guard), steps, |server, name, steps| {
-        paused().block_on(async {
-            let mut world = World::new(server, name, crashes).await;
-            world.play(steps).await
-        })
-    })
+    hunt(
+        &runtime(),
+        (crashes, cases, guard),
+        steps,
+        |server, name, steps| {
+            paused().block_on(async {
+                let mut world = World::new(server, name, crashes).await;
+                world.play(steps).await
+            })
+        },
+    )
 }
 
 fn exact(crashes: Crashes, default: u32) {
@@ -525,47 +597,114 @@ fn replay(crashes: Crashes, steps: &[Step]) {
     });
 }
 
-const DELIVERED: Step = Step::Call { which: 0, fate: CallFate::Delivered };
+const DELIVERED: Step = Step::Call {
+    which: 0,
+    fate: CallFate::Delivered,
+};
 
-/// A leader was not polled for a while, and others overtook it. It then saw that its own send had been refused, and
-/// reported this for a call that had been executed.
+/// A leader was not polled for a while, and others overtook it. It then saw that its own send had
+/// been refused, and reported this for a call that had been executed.
 #[test]
 fn a_leader_that_was_overtaken_knows_what_became_of_its_own_send() {
     let (first, second) = (Step::Poll { caller: 0 }, Step::Poll { caller: 1 });
-    let refused = Step::Call { which: 0, fate: CallFate::Refused };
-    let begin = [Step::Add { id: 0 }, first, Step::Add { id: 0 }, second, Step::Tick { ms: 60 }, Step::Turn];
+    let refused = Step::Call {
+        which: 0,
+        fate: CallFate::Refused,
+    };
+    let begin = [
+        Step::Add { id: 0 },
+        first,
+        Step::Add { id: 0 },
+        second,
+        Step::Tick { ms: 60 },
+        Step::Turn,
+    ];
     replay(
         Crashes::None,
-        &[&begin[..], &[refused, first, DELIVERED, Step::Turn, first, DELIVERED, Step::Turn]].concat(),
+        &[
+            &begin[..],
+            &[
+                refused,
+                first,
+                DELIVERED,
+                Step::Turn,
+                first,
+                DELIVERED,
+                Step::Turn,
+            ],
+        ]
+        .concat(),
     );
 }
 
-/// An overtaken leader returned after Redis had lost its memory of calls that were in the database. It saw that Redis
-/// had not known the script's hash, and sent the whole script.
+/// An overtaken leader returned after Redis had lost its memory of calls that were in the database.
+/// It saw that Redis had not known the script's hash, and sent the whole script.
 #[test]
 fn a_leader_that_was_overtaken_counts_once() {
     let (first, second) = (Step::Poll { caller: 0 }, Step::Poll { caller: 1 });
-    let work = [Step::Work(Work::delivered(0, 0)), Step::Work(Work::delivered(1, 1))];
-    let begin = [Step::Mishap(Mishap::ScriptFlush), Step::Add { id: 0 }, first, DELIVERED, Step::Add { id: 0 }, second];
-    let succeed = [Step::Tick { ms: 60 }, Step::Turn, DELIVERED, Step::Turn, DELIVERED, Step::Turn];
-    let end = [&work.repeat(3)[..], &[Step::Mishap(Mishap::Emptied), first, DELIVERED]].concat();
+    let work = [
+        Step::Work(Work::delivered(0, 0)),
+        Step::Work(Work::delivered(1, 1)),
+    ];
+    let begin = [
+        Step::Mishap(Mishap::ScriptFlush),
+        Step::Add { id: 0 },
+        first,
+        DELIVERED,
+        Step::Add { id: 0 },
+        second,
+    ];
+    let succeed = [
+        Step::Tick { ms: 60 },
+        Step::Turn,
+        DELIVERED,
+        Step::Turn,
+        DELIVERED,
+        Step::Turn,
+    ];
+    let end = [
+        &work.repeat(3)[..],
+        &[Step::Mishap(Mishap::Emptied), first, DELIVERED],
+    ]
+    .concat();
     replay(Crashes::Empty, &[&begin[..], &succeed, &end].concat());
 }
 
-/// A call was executed, its reply was lost, its hits reached the database, and Redis lost its memory before the call
-/// was repeated.
+/// A call was executed, its reply was lost, its hits reached the database, and Redis lost its
+/// memory before the call was repeated.
 #[test]
 fn a_repeat_that_meets_an_emptied_redis_is_not_executed() {
     let (poll, work) = (Step::Poll { caller: 0 }, Step::Work(Work::delivered(0, 0)));
     let other = Step::Work(Work::delivered(1, 1));
-    let lost = Step::Call { which: 0, fate: CallFate::LostAfter };
-    let begin =
-        [Step::Add { id: 0 }, poll, lost, work, other, work, other, work, other, Step::Mishap(Mishap::Emptied), poll];
-    replay(Crashes::Empty, &[&begin[..], &[Step::Tick { ms: 6 }, poll]].concat());
+    let lost = Step::Call {
+        which: 0,
+        fate: CallFate::LostAfter,
+    };
+    let begin = [
+        Step::Add { id: 0 },
+        poll,
+        lost,
+        work,
+        other,
+        work,
+        other,
+        work,
+        other,
+        Step::Mishap(Mishap::Emptied),
+        poll,
+    ];
+    replay(
+        Crashes::Empty,
+        &[&begin[..], &[Step::Tick { ms: 6 }, poll]].concat(),
+    );
 }
 
 #[test]
 fn without_the_fence_a_repeat_counts_twice() {
     let guard = Guard::Fence;
-    expect_failure(hunt_in(Crashes::None, 2000, Some(guard)), guard, &["DOUBLE"]);
+    expect_failure(
+        hunt_in(Crashes::None, 2000, Some(guard)),
+        guard,
+        &["DOUBLE"],
+    );
 }

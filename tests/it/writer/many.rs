@@ -14,11 +14,28 @@ fn values(told: Vec<Result<Added>>) -> Vec<i64> {
 async fn hits_over_many_partitions_return_in_their_order() {
     let plain = Plain::new().await;
     let views = plain.open(family("views").partitions(7)).await;
-    let hits: Vec<_> = (0..2000).map(|number| (format!("page/{}", number * 37 % 2000), number + 1)).collect();
-    assert!(values(views.add_many(hits.clone()).await).into_iter().eq(1..=2000));
-    assert!(values(views.add_many(hits.clone()).await).into_iter().eq((1..=2000).map(|delta| 2 * delta)));
+    let hits: Vec<_> = (0..2000)
+        .map(|number| (format!("page/{}", number * 37 % 2000), number + 1))
+        .collect();
+    assert!(
+        values(views.add_many(hits.clone()).await)
+            .into_iter()
+            .eq(1..=2000)
+    );
+    assert!(
+        values(views.add_many(hits.clone()).await)
+            .into_iter()
+            .eq((1..=2000).map(|delta| 2 * delta))
+    );
     let ids: Vec<_> = hits.iter().map(|(id, _)| id).collect();
-    assert!(views.get_many(&ids).await.unwrap().into_iter().eq((1..=2000).map(|delta| 2 * delta)));
+    assert!(
+        views
+            .get_many(&ids)
+            .await
+            .unwrap()
+            .into_iter()
+            .eq((1..=2000).map(|delta| 2 * delta))
+    );
     assert_eq!(values(views.add_many([("", 0); 0]).await), [0; 0]);
 }
 
@@ -26,8 +43,19 @@ async fn hits_over_many_partitions_return_in_their_order() {
 async fn equal_ids_are_counted_one_after_the_other() {
     let plain = Plain::new().await;
     let views = plain.open(family("views").partitions(3)).await;
-    let hits = [("a", 1), ("b", 5), ("a", 10), ("c", 0), ("a", 100), ("b", 1), ("a", 0)];
-    assert_eq!(values(views.add_many(hits).await), [1, 5, 11, 0, 111, 6, 111]);
+    let hits = [
+        ("a", 1),
+        ("b", 5),
+        ("a", 10),
+        ("c", 0),
+        ("a", 100),
+        ("b", 1),
+        ("a", 0),
+    ];
+    assert_eq!(
+        values(views.add_many(hits).await),
+        [1, 5, 11, 0, 111, 6, 111]
+    );
     // decreases come after increases
     let hits = [("a", -1), ("a", 9), ("a", -10), ("a", 1)];
     assert_eq!(values(views.add_many(hits).await), [120, 120, 110, 121]);
@@ -44,10 +72,23 @@ async fn a_bad_id_is_refused_alone() {
     let long = "x".repeat(256);
     let ids = ["page/1", "", "page/2", &long, "page/1"];
     let told = views.add_many(ids.map(|id| (id, 1))).await;
-    let told: Vec<_> = told.into_iter().map(|own| own.map(counted).map_err(|error| error.to_string())).collect();
+    let told: Vec<_> = told
+        .into_iter()
+        .map(|own| own.map(counted).map_err(|error| error.to_string()))
+        .collect();
     assert_eq!([&told[0], &told[2], &told[4]], [&Ok(1), &Ok(1), &Ok(2)]);
-    assert!(told[1].as_ref().is_err_and(|error| error.contains("0 bytes")), "{told:?}");
-    assert!(told[3].as_ref().is_err_and(|error| error.contains("256 bytes")), "{told:?}");
+    assert!(
+        told[1]
+            .as_ref()
+            .is_err_and(|error| error.contains("0 bytes")),
+        "{told:?}"
+    );
+    assert!(
+        told[3]
+            .as_ref()
+            .is_err_and(|error| error.contains("256 bytes")),
+        "{told:?}"
+    );
     assert_eq!(views.get_many(["page/1", "page/2"]).await.unwrap(), [2, 1]);
 }
 
@@ -59,7 +100,11 @@ async fn more_ids_than_a_call_takes() {
     let ids = ids_of(views.family(), 3, 1101);
     // each caller's last number, so that a slow call sent twice counts once
     let calls = async || -> u64 {
-        let fields: BTreeMap<String, String> = plain.redis.run("HGETALL cf1:{test/views/0}:calls").await.unwrap();
+        let fields: BTreeMap<String, String> = plain
+            .redis
+            .run("HGETALL cf1:{test/views/0}:calls")
+            .await
+            .unwrap();
         let callers = fields.iter().filter(|(field, _)| !field.starts_with('='));
         callers.map(|(_, n)| n.parse::<u64>().unwrap()).sum()
     };
@@ -69,53 +114,110 @@ async fn more_ids_than_a_call_takes() {
         assert_eq!(values(views.add_many(hits.clone()).await).len(), many);
         // 200 ids go together; on a slow machine each 200 may take a separate call
         let made = calls().await - before;
-        assert!((1..=many.div_ceil(200) as u64).contains(&made), "{made} calls for {many} ids");
+        assert!(
+            (1..=many.div_ceil(200) as u64).contains(&made),
+            "{made} calls for {many} ids"
+        );
     }
     let pending = views.pending(&ids).await.unwrap();
-    let expected =
-        (0..ids.len()).map(|place| [1, 200, 201, 400, 401, 1101].iter().filter(|many| place < **many).count());
+    let expected = (0..ids.len()).map(|place| {
+        [1, 200, 201, 400, 401, 1101]
+            .iter()
+            .filter(|many| place < **many)
+            .count()
+    });
     assert!(pending.into_iter().eq(expected.map(|times| times as i64)));
     // many at once, which all wait for room
     let hits: Vec<_> = ids.iter().map(|id| (id, 1)).collect();
     let before = views.pending(&ids).await.unwrap();
-    let told: Vec<_> = join_all((0..6).map(|_| views.add_many(hits.clone()))).await.into_iter().map(values).collect();
+    let told: Vec<_> = join_all((0..6).map(|_| views.add_many(hits.clone())))
+        .await
+        .into_iter()
+        .map(values)
+        .collect();
     for (place, before) in before.into_iter().enumerate() {
         let mut own: Vec<_> = told.iter().map(|values| values[place]).collect();
         own.sort_unstable();
-        assert!(own.into_iter().eq(before + 1..=before + 6), "{}", ids[place]);
+        assert!(
+            own.into_iter().eq(before + 1..=before + 6),
+            "{}",
+            ids[place]
+        );
     }
 }
 
 #[tokio::test]
 async fn what_is_refused_is_refused_alone() {
     let plain = Plain::new().await;
-    let small = plain.open(family("small").partitions(1).max_pending(3)).await;
+    let small = plain
+        .open(family("small").partitions(1).max_pending(3))
+        .await;
     let _ = small.add_many([("a", i64::MAX - 1), ("b", i64::MIN)]).await;
-    let hits = [("a", 2), ("b", -1), ("c", 1), ("a", 1), ("d", 1), ("b", -7), ("c", 2), ("a", -1), ("b", 1)];
-    let told: Vec<_> = small.add_many(hits).await.into_iter().map(Result::unwrap).collect();
+    let hits = [
+        ("a", 2),
+        ("b", -1),
+        ("c", 1),
+        ("a", 1),
+        ("d", 1),
+        ("b", -7),
+        ("c", 2),
+        ("a", -1),
+        ("b", 1),
+    ];
+    let told: Vec<_> = small
+        .add_many(hits)
+        .await
+        .into_iter()
+        .map(Result::unwrap)
+        .collect();
     let counted = |pending| Added::Counted { pending };
     // a: the sum of both increases is refused; when they are sent alone, the decrease has made room
-    assert_eq!([told[0], told[3], told[7]], [counted(i64::MAX), Added::OutOfRange, counted(i64::MAX - 2)]);
+    assert_eq!(
+        [told[0], told[3], told[7]],
+        [counted(i64::MAX), Added::OutOfRange, counted(i64::MAX - 2)]
+    );
     // b: the decreases come after the increase, and are sent again alone
-    assert_eq!([told[1], told[5], told[8]], [counted(i64::MIN), Added::OutOfRange, counted(i64::MIN + 1)]);
-    assert_eq!([told[2], told[6], told[4]], [counted(1), counted(3), Added::Full]);
-    assert_eq!(small.pending(&["a", "b", "c", "d"]).await.unwrap(), [i64::MAX, i64::MIN, 3, 0]);
+    assert_eq!(
+        [told[1], told[5], told[8]],
+        [counted(i64::MIN), Added::OutOfRange, counted(i64::MIN + 1)]
+    );
+    assert_eq!(
+        [told[2], told[6], told[4]],
+        [counted(1), counted(3), Added::Full]
+    );
+    assert_eq!(
+        small.pending(&["a", "b", "c", "d"]).await.unwrap(),
+        [i64::MAX, i64::MIN, 3, 0]
+    );
 }
 
-/// Partitions fail independently. Each hit of a partition that is refused for now receives the error.
+/// Partitions fail independently. Each hit of a partition that is refused for now receives the
+/// error.
 #[tokio::test]
 async fn what_cannot_be_sent_is_told_to_each() {
     let plain = Plain::new().await;
     let views = plain.open(family("views").partitions(2)).await;
     let _ = views.add_many([("a", 1), ("b", 1), ("c", 1)]).await;
     // longer than a reply takes on a busy machine, which would leave the outcome open
-    let impatient = views.clone().write_timeout(std::time::Duration::from_secs(2));
+    let impatient = views
+        .clone()
+        .write_timeout(std::time::Duration::from_secs(2));
     let _: () = plain.redis.run("CONFIG SET maxmemory 1").await.unwrap();
-    let hits: Vec<_> = (0..600).map(|number| (format!("page/{number}"), 1)).collect();
+    let hits: Vec<_> = (0..600)
+        .map(|number| (format!("page/{number}"), 1))
+        .collect();
     let told = impatient.add_many(hits.clone()).await;
     assert_eq!(told.len(), 600);
-    assert!(told.iter().all(|own| own.as_ref().is_err_and(counterfoil::Error::is_retryable)), "{told:?}");
+    assert!(
+        told.iter()
+            .all(|own| own.as_ref().is_err_and(counterfoil::Error::is_retryable)),
+        "{told:?}"
+    );
     let _: () = plain.redis.run("CONFIG SET maxmemory 0").await.unwrap();
     pause(150).await;
-    assert!(values(views.add_many(hits.clone()).await).into_iter().eq(std::iter::repeat_n(1, 600)));
+    assert!(
+        values(views.add_many(hits.clone()).await)
+            .into_iter()
+            .eq(std::iter::repeat_n(1, 600))
+    );
 }

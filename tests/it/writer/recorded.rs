@@ -1,4 +1,5 @@
-//! Hits that no caller waits for. A recorded hit is counted once, whatever happens, or an error is reported.
+//! Hits that no caller waits for. A recorded hit is counted once, whatever happens, or an error is
+//! reported.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -15,7 +16,10 @@ use tokio::time::timeout;
 
 async fn is_counted(views: &PlainCounters, id: &str, value: i64) {
     eventually(&format!("{value} of {id}"), async || {
-        views.pending(&[id]).await.is_ok_and(|pending| pending == [value])
+        views
+            .pending(&[id])
+            .await
+            .is_ok_and(|pending| pending == [value])
     })
     .await;
 }
@@ -30,7 +34,9 @@ async fn over_many_threads_nothing_is_lost() {
             let views = views.clone();
             thread::spawn(move || {
                 for hit in 0..4000 {
-                    views.record(&format!("page/{}", (hit * 7 + thread) % 100), 1 + hit % 3).unwrap();
+                    views
+                        .record(&format!("page/{}", (hit * 7 + thread) % 100), 1 + hit % 3)
+                        .unwrap();
                     views.record("total", -1).unwrap();
                     if hit % 500 == 0 {
                         thread::sleep(Duration::from_millis(7));
@@ -43,7 +49,9 @@ async fn over_many_threads_nothing_is_lost() {
         assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
         let _ = views.add("total", 0).await.unwrap();
     }
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
     assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
     let mut expected = [0; 100];
     for thread in 0..6 {
@@ -61,7 +69,9 @@ async fn what_a_plain_thread_records_is_sent() {
     let plain = Plain::new().await;
     let views = plain.open(family("views")).await;
     let other = views.clone();
-    thread::spawn(move || other.record("page", 1).unwrap()).join().unwrap();
+    thread::spawn(move || other.record("page", 1).unwrap())
+        .join()
+        .unwrap();
     is_counted(&views, "page", 1).await;
     views.record("page", 1).unwrap();
     is_counted(&views, "page", 2).await;
@@ -70,11 +80,18 @@ async fn what_a_plain_thread_records_is_sent() {
 /// A runtime that ends drops the current sending, and no more.
 #[test]
 fn a_runtime_that_ends_does_not_end_the_sending() {
-    let home = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let home = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
     let plain = home.block_on(Plain::new());
     let views = home.block_on(plain.open(family("views")));
     for round in 1..=10 {
-        let doomed = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let doomed = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         doomed.block_on(async { views.record("doomed", 1).unwrap() });
         drop(doomed);
         home.block_on(async {
@@ -89,16 +106,26 @@ async fn dropping_the_last_handle_sends_it() {
     let redis = RedisServer::start(RedisOptions::volatile()).await;
     let store = MemoryStore::new();
     let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
-    let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let views = counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
     (0..1000).for_each(|hit| views.record(&format!("page/{hit}"), 2).unwrap());
     drop((views, counterfoil));
     let counterfoil = Counterfoil::new(redis.manager().await, store);
-    let views = counterfoil.open(family("views").build().unwrap()).await.unwrap();
+    let views = counterfoil
+        .open(family("views").build().unwrap())
+        .await
+        .unwrap();
     let ids: Vec<_> = (0..1000).map(|hit| format!("page/{hit}")).collect();
-    eventually("all", async || views.pending(&ids).await.unwrap() == vec![2; 1000]).await;
+    eventually("all", async || {
+        views.pending(&ids).await.unwrap() == vec![2; 1000]
+    })
+    .await;
 }
 
-/// A flush returns when all hits recorded before are counted, even those that are already being sent.
+/// A flush returns when all hits recorded before are counted, even those that are already being
+/// sent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flush_waits_for_what_is_being_sent() {
     let plain = Plain::new().await;
@@ -110,7 +137,10 @@ async fn flush_waits_for_what_is_being_sent() {
         let micros = rand::rng().random_range(0..8000);
         tokio::time::sleep(Duration::from_micros(micros)).await;
         assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
-        assert_eq!(views.pending(&["a", "b", "c", "d"]).await.unwrap(), [round; 4]);
+        assert_eq!(
+            views.pending(&["a", "b", "c", "d"]).await.unwrap(),
+            [round; 4]
+        );
     }
 }
 
@@ -125,7 +155,12 @@ async fn a_flush_that_is_dropped_loses_nothing() {
     for number in 0..1000 {
         views.record(&format!("page/{number}"), 1).unwrap();
     }
-    assert!(timeout(Duration::from_millis(100), views.flush()).await.is_err(), "Redis stands still");
+    assert!(
+        timeout(Duration::from_millis(100), views.flush())
+            .await
+            .is_err(),
+        "Redis stands still"
+    );
     for number in 0..1000 {
         views.record(&format!("page/{number}"), 1).unwrap();
     }
@@ -161,7 +196,10 @@ async fn while_redis_is_away_it_is_kept() {
     // everything was sent in the end: no error remains
     assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
     let ids: Vec<_> = (0..20).map(|number| format!("page/{number}")).collect();
-    assert_eq!(views.pending(&ids).await.unwrap().iter().sum::<i64>(), recorded.load(Ordering::Relaxed));
+    assert_eq!(
+        views.pending(&ids).await.unwrap().iter().sum::<i64>(),
+        recorded.load(Ordering::Relaxed)
+    );
 }
 
 /// Redis refuses hits for longer than one attempt to send them takes.
@@ -178,8 +216,15 @@ async fn what_redis_does_not_take_is_sent_again() {
     views.record("top", 1).unwrap();
     pause(5200).await;
     let _: () = plain.redis.run("CONFIG SET maxmemory 0").await.unwrap();
-    let refused = Recorded::Refused { full: 0, out_of_range: 1 };
-    assert_eq!(views.flush().await.unwrap(), refused, "what leaves i64 when it comes back is told");
+    let refused = Recorded::Refused {
+        full: 0,
+        out_of_range: 1,
+    };
+    assert_eq!(
+        views.flush().await.unwrap(),
+        refused,
+        "what leaves i64 when it comes back is told"
+    );
     assert_eq!(views.pending(&["page", "top"]).await.unwrap(), [4, 1]);
     assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
 }
@@ -195,14 +240,15 @@ async fn what_is_kept_is_bounded() {
     // while this is being sent
     views.record("known", 1).unwrap();
     pause(50).await;
-    let kept = (0..2 * KEPT).take_while(|number| match views.record(&format!("page/{number}"), 1) {
-        Ok(()) => true,
-        Err(error) => {
-            assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
-            assert!(error.is_retryable());
-            false
-        }
-    });
+    let kept =
+        (0..2 * KEPT).take_while(|number| match views.record(&format!("page/{number}"), 1) {
+            Ok(()) => true,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+                assert!(error.is_retryable());
+                false
+            }
+        });
     let kept = kept.count();
     assert_eq!(kept, KEPT);
     // known ids need no more room
@@ -231,15 +277,32 @@ async fn what_redis_refuses_is_said_by_flush() {
     let snapshotter = recorder.snapshotter();
     let _installed = metrics::set_default_local_recorder(&recorder);
     let plain = Plain::new().await;
-    let views = plain.open(family("views").partitions(1).max_pending(3)).await;
+    let views = plain
+        .open(family("views").partitions(1).max_pending(3))
+        .await;
     let _ = views.add("top", i64::MAX - 1).await.unwrap();
     for (id, delta) in [("top", 2), ("top", 3), ("a", 1), ("b", 1), ("a", 1)] {
         views.record(id, delta).unwrap();
     }
-    assert_eq!(views.flush().await.unwrap(), Recorded::Refused { full: 0, out_of_range: 2 });
-    assert_eq!(views.pending(&["top", "a", "b"]).await.unwrap(), [i64::MAX - 1, 2, 1]);
+    assert_eq!(
+        views.flush().await.unwrap(),
+        Recorded::Refused {
+            full: 0,
+            out_of_range: 2
+        }
+    );
+    assert_eq!(
+        views.pending(&["top", "a", "b"]).await.unwrap(),
+        [i64::MAX - 1, 2, 1]
+    );
     views.record("further", 1).unwrap();
-    assert_eq!(views.flush().await.unwrap(), Recorded::Refused { full: 1, out_of_range: 0 });
+    assert_eq!(
+        views.flush().await.unwrap(),
+        Recorded::Refused {
+            full: 1,
+            out_of_range: 0
+        }
+    );
     assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
     let seen = look(&snapshotter);
     assert_eq!((seen[HITS], seen[RECORDED]), (4.0, 0.0), "{seen:?}");
@@ -309,14 +372,18 @@ async fn the_metrics_say_what_became_of_the_hits() {
     let all = tokio::spawn({
         let views = views.clone();
         async move {
-            let adds = [("page", 1), ("top", 1), ("top", 1), ("top", 3)].map(|(id, delta)| views.add(id, delta));
+            let adds = [("page", 1), ("top", 1), ("top", 1), ("top", 3)]
+                .map(|(id, delta)| views.add(id, delta));
             futures_util::future::join_all(adds).await
         }
     });
     pause(20).await;
     plain.redis.resume();
     let told: Vec<_> = all.await.unwrap().into_iter().map(Result::unwrap).collect();
-    let refused = told.iter().filter(|added| **added == counterfoil::Added::OutOfRange).count();
+    let refused = told
+        .iter()
+        .filter(|added| **added == counterfoil::Added::OutOfRange)
+        .count();
     assert_eq!(refused, 2, "{told:?}");
     let seen = look(&snapshotter);
     assert_eq!((seen[HITS], seen[REFUSED]), (3.0, 2.0), "{seen:?}");

@@ -35,10 +35,17 @@ pub fn start(looks: Vec<Look>) -> watch::Receiver<Vec<Shot>> {
                 ticks.tick().await;
                 let status = look.now(LATE, MYSQL_AGE).await;
                 let families = sampler.sample(status.families);
-                let shot = Shot { pair: status.pair, redis: status.redis, mysql: status.mysql, families };
-                shots.send_modify(|shots| match shots.iter_mut().find(|other| other.pair == shot.pair) {
-                    Some(other) => *other = shot,
-                    None => shots.push(shot),
+                let shot = Shot {
+                    pair: status.pair,
+                    redis: status.redis,
+                    mysql: status.mysql,
+                    families,
+                };
+                shots.send_modify(|shots| {
+                    match shots.iter_mut().find(|other| other.pair == shot.pair) {
+                        Some(other) => *other = shot,
+                        None => shots.push(shot),
+                    }
                 });
             }
         });

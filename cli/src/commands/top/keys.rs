@@ -55,7 +55,9 @@ impl Order {
 
     /// Compares in descending order, but names in ascending order.
     fn compare(self, one: &FamilyView, other: &FamilyView) -> Ordering {
-        let number = |one: Option<f64>, other: Option<f64>| other.unwrap_or(-1.0).total_cmp(&one.unwrap_or(-1.0));
+        let number = |one: Option<f64>, other: Option<f64>| {
+            other.unwrap_or(-1.0).total_cmp(&one.unwrap_or(-1.0))
+        };
         let (a, b) = (&one.status, &other.status);
         let first = match self {
             Order::State => b.state.cmp(&a.state),
@@ -72,7 +74,8 @@ impl Table {
     pub fn update(&mut self, shots: &[Shot]) {
         self.shots = shots.to_vec();
         let last = self.rows().len().saturating_sub(1);
-        self.state.select(Some(self.state.selected().unwrap_or(0).min(last)));
+        self.state
+            .select(Some(self.state.selected().unwrap_or(0).min(last)));
     }
 
     pub fn shots(&self) -> &[Shot] {
@@ -81,8 +84,14 @@ impl Table {
 
     /// Returns the families that match the filter, sorted, each with its pair.
     pub fn rows(&self) -> Vec<(&str, &FamilyView)> {
-        let all = self.shots.iter().flat_map(|shot| shot.families.iter().map(|family| (shot.pair.as_str(), family)));
-        let mut rows: Vec<_> = all.filter(|(_, family)| family.status.name().contains(&self.filter)).collect();
+        let all = self.shots.iter().flat_map(|shot| {
+            shot.families
+                .iter()
+                .map(|family| (shot.pair.as_str(), family))
+        });
+        let mut rows: Vec<_> = all
+            .filter(|(_, family)| family.status.name().contains(&self.filter))
+            .collect();
         rows.sort_by(|(_, one), (_, other)| self.order.compare(one, other));
         rows
     }
@@ -120,6 +129,7 @@ impl Table {
     fn move_by(&mut self, rows: isize) {
         let last = self.rows().len().saturating_sub(1);
         let selected = self.state.selected().unwrap_or(0);
-        self.state.select(Some(selected.saturating_add_signed(rows).min(last)));
+        self.state
+            .select(Some(selected.saturating_add_signed(rows).min(last)));
     }
 }

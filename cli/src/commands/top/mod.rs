@@ -23,12 +23,19 @@ const BEAT: Duration = Duration::from_millis(100);
 
 pub async fn run(context: &Context) -> Result<Exit, Failure> {
     if context.output.json || !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-        return Err(Failure::usage("top is for terminals: `counterfoil status` prints the same once, also as JSON"));
+        return Err(Failure::usage(
+            "top is for terminals: `counterfoil status` prints the same once, also as JSON",
+        ));
     }
-    let looks = context.pairs().map(|pair| Look::new(pair, &context.config.families));
+    let looks = context
+        .pairs()
+        .map(|pair| Look::new(pair, &context.config.families));
     let looks = looks.collect::<counterfoil::Result<Vec<_>>>()?;
     let shots = feed::start(looks);
-    let (mut terminate, mut hang_up) = (signal(SignalKind::terminate())?, signal(SignalKind::hangup())?);
+    let (mut terminate, mut hang_up) = (
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::hangup())?,
+    );
     let (stop, stopped) = watch::channel(false);
     tokio::spawn(async move {
         tokio::select! {

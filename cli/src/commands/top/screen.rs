@@ -14,17 +14,30 @@ use crate::output::short;
 use crate::status::State;
 use crate::view::FamilyView;
 
-const HEADS: [&str; 8] = ["PAIR", "FAMILY", "KIND", "HITS/S", "PENDING", "OLDEST", "REJECTS", "STATE"];
+const HEADS: [&str; 8] = [
+    "PAIR", "FAMILY", "KIND", "HITS/S", "PENDING", "OLDEST", "REJECTS", "STATE",
+];
 
 pub fn draw(frame: &mut Frame, table: &mut Table) {
     let servers: Vec<_> = table.shots().iter().map(servers).collect();
     let height = u16::try_from(servers.len().max(1)).unwrap_or(u16::MAX);
-    let [top, middle, bottom] =
-        Layout::vertical([Constraint::Length(height), Constraint::Min(2), Constraint::Length(1)]).areas(frame.area());
+    let [top, middle, bottom] = Layout::vertical([
+        Constraint::Length(height),
+        Constraint::Min(2),
+        Constraint::Length(1),
+    ])
+    .areas(frame.area());
     let waiting = vec![Line::from("looking at the servers ...")];
-    frame.render_widget(Paragraph::new(if servers.is_empty() { waiting } else { servers }), top);
+    frame.render_widget(
+        Paragraph::new(if servers.is_empty() { waiting } else { servers }),
+        top,
+    );
 
-    let rows: Vec<_> = table.rows().into_iter().map(|(pair, family)| row(pair, family)).collect();
+    let rows: Vec<_> = table
+        .rows()
+        .into_iter()
+        .map(|(pair, family)| row(pair, family))
+        .collect();
     let number = rows.len();
     let widths = [
         Constraint::Length(10),
@@ -52,7 +65,11 @@ fn servers(shot: &Shot) -> Line<'_> {
         None => Span::styled(format!("  {name} up"), Color::Green),
         Some(why) => Span::styled(format!("  {name} away: {why}"), Color::Red),
     };
-    Line::from(vec![Span::raw(shot.pair.clone()), server("redis", &shot.redis), server("mysql", &shot.mysql)])
+    Line::from(vec![
+        Span::raw(shot.pair.clone()),
+        server("redis", &shot.redis),
+        server("mysql", &shot.mysql),
+    ])
 }
 
 fn row(pair: &str, family: &FamilyView) -> Row<'static> {
@@ -79,9 +96,16 @@ fn help(table: &Table, number: usize) -> String {
     match table.is_typing {
         true => format!("filter: {}_   Enter keeps it, Esc clears it", table.filter),
         false if table.filter.is_empty() => {
-            format!("{number} families by {}   q quits, j k scroll, s sorts, / filters", table.order.word())
+            format!(
+                "{number} families by {}   q quits, j k scroll, s sorts, / filters",
+                table.order.word()
+            )
         }
-        false => format!("{number} families with {:?} by {}   q quits, / filters", table.filter, table.order.word()),
+        false => format!(
+            "{number} families with {:?} by {}   q quits, / filters",
+            table.filter,
+            table.order.word()
+        ),
     }
 }
 
@@ -108,15 +132,34 @@ mod tests {
             state,
             problem: None,
         };
-        FamilyView { status, rate: Some(pending as f64 / 2.0), history: Vec::new() }
+        FamilyView {
+            status,
+            rate: Some(pending as f64 / 2.0),
+            history: Vec::new(),
+        }
     }
 
     fn table() -> Table {
-        let up = ServerStatus { up: true, why: None };
-        let away = ServerStatus { up: false, why: Some("no reply within 5 s".to_owned()) };
-        let families = vec![family("a", 5, State::Ok), family("b", 70, State::Ok), family("c", 1, State::Late)];
+        let up = ServerStatus {
+            up: true,
+            why: None,
+        };
+        let away = ServerStatus {
+            up: false,
+            why: Some("no reply within 5 s".to_owned()),
+        };
+        let families = vec![
+            family("a", 5, State::Ok),
+            family("b", 70, State::Ok),
+            family("c", 1, State::Late),
+        ];
         let mut table = Table::default();
-        table.update(&[Shot { pair: "main".to_owned(), redis: up, mysql: away, families }]);
+        table.update(&[Shot {
+            pair: "main".to_owned(),
+            redis: up,
+            mysql: away,
+            families,
+        }]);
         table
     }
 
@@ -124,7 +167,13 @@ mod tests {
         let mut terminal = Terminal::new(TestBackend::new(90, 8)).expect("a terminal");
         terminal.draw(|frame| draw(frame, table)).expect("drawn");
         let buffer = terminal.backend().buffer().clone();
-        let line = |y| (0..90).map(|x| buffer[(x, y)].symbol().to_owned()).collect::<String>().trim_end().to_owned();
+        let line = |y| {
+            (0..90)
+                .map(|x| buffer[(x, y)].symbol().to_owned())
+                .collect::<String>()
+                .trim_end()
+                .to_owned()
+        };
         (0..8).map(line).collect()
     }
 
@@ -139,7 +188,11 @@ mod tests {
 
     fn press(table: &mut Table, keys: &str) {
         for key in keys.chars() {
-            let code = if key == '\n' { KeyCode::Enter } else { KeyCode::Char(key) };
+            let code = if key == '\n' {
+                KeyCode::Enter
+            } else {
+                KeyCode::Char(key)
+            };
             assert!(table.press(KeyEvent::from(code)).is_continue(), "{key:?}");
         }
     }
@@ -148,9 +201,15 @@ mod tests {
     fn servers_rows_and_help_are_there() {
         let lines = lines(&mut table());
         assert_eq!(lines[0], "main  redis up  mysql away: no reply within 5 s");
-        assert!(lines[1].starts_with("PAIR") && lines[1].ends_with("STATE"), "{lines:#?}");
+        assert!(
+            lines[1].starts_with("PAIR") && lines[1].ends_with("STATE"),
+            "{lines:#?}"
+        );
         let cells: Vec<_> = lines[3].split_whitespace().collect();
-        assert_eq!(cells, ["main", "shop/a", "buffered", "2.5", "5", "3s", "0", "ok"]);
+        assert_eq!(
+            cells,
+            ["main", "shop/a", "buffered", "2.5", "5", "3s", "0", "ok"]
+        );
         assert!(lines[7].starts_with("3 families by state"), "{lines:#?}");
     }
 
@@ -158,7 +217,13 @@ mod tests {
     fn trouble_is_first_and_s_changes_the_order() {
         let mut table = table();
         assert_eq!(names(&mut table), ["c", "a", "b"]);
-        for expected in [["b", "a", "c"], ["b", "a", "c"], ["a", "b", "c"], ["a", "b", "c"], ["c", "a", "b"]] {
+        for expected in [
+            ["b", "a", "c"],
+            ["b", "a", "c"],
+            ["a", "b", "c"],
+            ["a", "b", "c"],
+            ["c", "a", "b"],
+        ] {
             press(&mut table, "s");
             assert_eq!(names(&mut table), expected, "{:?}", table.order);
         }
@@ -170,7 +235,10 @@ mod tests {
         press(&mut table, "/shop/b\n");
         assert_eq!(names(&mut table), ["b"]);
         press(&mut table, "/q");
-        assert!(names(&mut table).is_empty(), "a q is part of the filter while it is typed");
+        assert!(
+            names(&mut table).is_empty(),
+            "a q is part of the filter while it is typed"
+        );
         assert!(table.press(KeyEvent::from(KeyCode::Esc)).is_continue());
         assert_eq!(names(&mut table).len(), 3);
     }
@@ -188,8 +256,15 @@ mod tests {
 
     #[test]
     fn q_escape_and_ctrl_c_leave() {
-        let ctrl_c = KeyEvent::new(KeyCode::Char('c'), ratatui::crossterm::event::KeyModifiers::CONTROL);
-        for key in [KeyEvent::from(KeyCode::Char('q')), KeyEvent::from(KeyCode::Esc), ctrl_c] {
+        let ctrl_c = KeyEvent::new(
+            KeyCode::Char('c'),
+            ratatui::crossterm::event::KeyModifiers::CONTROL,
+        );
+        for key in [
+            KeyEvent::from(KeyCode::Char('q')),
+            KeyEvent::from(KeyCode::Esc),
+            ctrl_c,
+        ] {
             assert!(table().press(key).is_break(), "{key:?}");
         }
     }

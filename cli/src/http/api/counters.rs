@@ -19,7 +19,10 @@ use crate::status::unix_seconds;
 /// The maximum number of ids in a request.
 const IDS: usize = 100;
 
-pub async fn values(State(app): State<Arc<App>>, params: Params) -> Result<impl IntoResponse, Problem> {
+pub async fn values(
+    State(app): State<Arc<App>>,
+    params: Params,
+) -> Result<impl IntoResponse, Problem> {
     #[derive(Serialize)]
     struct Shown<'a> {
         family: &'a str,
@@ -34,17 +37,33 @@ pub async fn values(State(app): State<Arc<App>>, params: Params) -> Result<impl 
     let ids: Vec<_> = params.all("id").collect();
     match ids.len() {
         0 => return Err(Problem::parameter("id", "it is missing")),
-        given if given > IDS => return Err(Problem::parameter("id", format!("{given} are more than {IDS}"))),
+        given if given > IDS => {
+            return Err(Problem::parameter(
+                "id",
+                format!("{given} are more than {IDS}"),
+            ));
+        }
         _ => {}
     }
     let chosen = app.family(&params).await?;
     let _turn = app.turn().await?;
     let values = counters::values(&chosen, &ids).await?;
-    let values = ids.iter().zip(values).map(|(id, value)| Value { id, value }).collect();
-    Ok(Json(Shown { family: &chosen.name, values }).into_response())
+    let values = ids
+        .iter()
+        .zip(values)
+        .map(|(id, value)| Value { id, value })
+        .collect();
+    Ok(Json(Shown {
+        family: &chosen.name,
+        values,
+    })
+    .into_response())
 }
 
-pub async fn series(State(app): State<Arc<App>>, params: Params) -> Result<impl IntoResponse, Problem> {
+pub async fn series(
+    State(app): State<Arc<App>>,
+    params: Params,
+) -> Result<impl IntoResponse, Problem> {
     #[derive(Serialize)]
     struct Shown<'a> {
         family: &'a str,
@@ -67,8 +86,20 @@ pub async fn series(State(app): State<Arc<App>>, params: Params) -> Result<impl 
     };
     let _turn = app.turn().await?;
     let slices = counters::slices(&chosen, name, precision, range).await?;
-    let slices = slices.iter().map(|slice| Counted { start: unix_seconds(slice.start), count: slice.count }).collect();
-    Ok(Json(Shown { family: &chosen.name, name, precision: precision.to_string(), slices }).into_response())
+    let slices = slices
+        .iter()
+        .map(|slice| Counted {
+            start: unix_seconds(slice.start),
+            count: slice.count,
+        })
+        .collect();
+    Ok(Json(Shown {
+        family: &chosen.name,
+        name,
+        precision: precision.to_string(),
+        slices,
+    })
+    .into_response())
 }
 
 pub fn precision(params: &Params) -> Result<Precision, Problem> {
@@ -83,7 +114,10 @@ fn time(params: &Params, name: &str) -> Result<Option<SystemTime>, Problem> {
     Ok(seconds.map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds.into())))
 }
 
-pub async fn series_names(State(app): State<Arc<App>>, params: Params) -> Result<impl IntoResponse, Problem> {
+pub async fn series_names(
+    State(app): State<Arc<App>>,
+    params: Params,
+) -> Result<impl IntoResponse, Problem> {
     #[derive(Serialize)]
     struct Shown {
         names: Vec<String>,
@@ -100,7 +134,10 @@ pub async fn series_names(State(app): State<Arc<App>>, params: Params) -> Result
     Ok(Json(Shown { names, next }).into_response())
 }
 
-pub async fn activity(State(app): State<Arc<App>>, params: Params) -> Result<impl IntoResponse, Problem> {
+pub async fn activity(
+    State(app): State<Arc<App>>,
+    params: Params,
+) -> Result<impl IntoResponse, Problem> {
     #[derive(Serialize)]
     struct Shown<'a> {
         family: &'a str,
@@ -119,5 +156,12 @@ pub async fn activity(State(app): State<Arc<App>>, params: Params) -> Result<imp
         _ => None,
     };
     let visitors = now.visitors.count();
-    Ok(Json(Shown { family: &chosen.name, page, views: now.views, visitors, standard_error }).into_response())
+    Ok(Json(Shown {
+        family: &chosen.name,
+        page,
+        views: now.views,
+        visitors,
+        standard_error,
+    })
+    .into_response())
 }

@@ -13,7 +13,9 @@ use crate::http::params::Params;
 use crate::http::problem::Problem;
 use crate::http::rows;
 use crate::status::FamilyStatus;
-use crate::view::{DriftView, FamilyView, FindingView, PairView, RecountView, Refused, RejectView, ServerView};
+use crate::view::{
+    DriftView, FamilyView, FindingView, PairView, RecountView, Refused, RejectView, ServerView,
+};
 
 /// The families that a request selects.
 struct Part<'a> {
@@ -27,7 +29,8 @@ impl<'a> Part<'a> {
         params.only(&["pair", "family", "offset", "limit"])?;
         Ok(Part {
             text: params.first("family").unwrap_or_default(),
-            offset: usize::try_from(params.number("offset", 0, u64::from(u32::MAX))?).unwrap_or(usize::MAX),
+            offset: usize::try_from(params.number("offset", 0, u64::from(u32::MAX))?)
+                .unwrap_or(usize::MAX),
             limit: usize::try_from(params.number("limit", ROWS, MOST_ROWS)?).unwrap_or(usize::MAX),
         })
     }
@@ -57,27 +60,46 @@ struct PairState<'a> {
 
 impl<'a> PairState<'a> {
     fn new(pair: &'a PairView, part: &Part<'_>) -> Self {
-        let families: Vec<_> = pair.families.iter().filter(|family| rows::matches(family, part.text)).collect();
-        let not_served: Vec<_> = pair.not_served.iter().filter(|name| name.contains(part.text)).collect();
+        let families: Vec<_> = pair
+            .families
+            .iter()
+            .filter(|family| rows::matches(family, part.text))
+            .collect();
+        let not_served: Vec<_> = pair
+            .not_served
+            .iter()
+            .filter(|name| name.contains(part.text))
+            .collect();
         PairState {
             name: &pair.name,
             redis: &pair.redis,
             mysql: &pair.mysql,
             families_total: families.len(),
             families: part.take(families.into_iter()),
-            refused: part.take(pair.refused.iter().filter(|refused| refused.family.contains(part.text))),
+            refused: part.take(
+                pair.refused
+                    .iter()
+                    .filter(|refused| refused.family.contains(part.text)),
+            ),
             not_served_total: not_served.len(),
             not_served: part.take(not_served.into_iter()),
             findings: &pair.findings,
             rejects: &pair.rejects,
             drift: &pair.drift,
-            recounts: part.take(pair.recounts.iter().filter(|recount| recount.family.contains(part.text))),
+            recounts: part.take(
+                pair.recounts
+                    .iter()
+                    .filter(|recount| recount.family.contains(part.text)),
+            ),
         }
     }
 }
 
 /// Returns the whole state, with some families of each pair.
-pub async fn state(State(app): State<Arc<App>>, params: Params) -> Result<impl IntoResponse, Problem> {
+pub async fn state(
+    State(app): State<Arc<App>>,
+    params: Params,
+) -> Result<impl IntoResponse, Problem> {
     #[derive(Serialize)]
     struct Shown<'a> {
         at: u64,
@@ -85,15 +107,30 @@ pub async fn state(State(app): State<Arc<App>>, params: Params) -> Result<impl I
         pairs: Vec<PairState<'a>>,
     }
     let part = Part::of(&params)?;
-    let named = params.first("pair").map(|_| app.live_pair(&params)).transpose()?.map(|pair| pair.name.as_str());
+    let named = params
+        .first("pair")
+        .map(|_| app.live_pair(&params))
+        .transpose()?
+        .map(|pair| pair.name.as_str());
     let view = app.live.view();
-    let pairs = view.pairs.iter().filter(|pair| named.is_none_or(|named| named == pair.name));
+    let pairs = view
+        .pairs
+        .iter()
+        .filter(|pair| named.is_none_or(|named| named == pair.name));
     let pairs = pairs.map(|pair| PairState::new(pair, &part)).collect();
-    Ok(Json(Shown { at: view.at, version: view.version, pairs }).into_response())
+    Ok(Json(Shown {
+        at: view.at,
+        version: view.version,
+        pairs,
+    })
+    .into_response())
 }
 
 /// Returns the families of all pairs without their history, those in trouble first.
-pub async fn families(State(app): State<Arc<App>>, params: Params) -> Result<impl IntoResponse, Problem> {
+pub async fn families(
+    State(app): State<Arc<App>>,
+    params: Params,
+) -> Result<impl IntoResponse, Problem> {
     #[derive(Serialize)]
     struct Shown<'a> {
         total: usize,
@@ -107,12 +144,22 @@ pub async fn families(State(app): State<Arc<App>>, params: Params) -> Result<imp
         rate: Option<f64>,
     }
     let part = Part::of(&params)?;
-    let named = params.first("pair").map(|_| app.live_pair(&params)).transpose()?.map(|pair| pair.name.as_str());
+    let named = params
+        .first("pair")
+        .map(|_| app.live_pair(&params))
+        .transpose()?
+        .map(|pair| pair.name.as_str());
     let view = app.live.view();
     let mut rows = rows::of(&view, part.text);
     rows.retain(|(pair, _)| named.is_none_or(|named| named == *pair));
     let total = rows.len();
     let families = part.take(rows.into_iter()).into_iter();
-    let families = families.map(|(pair, family)| One { pair, status: &family.status, rate: family.rate }).collect();
+    let families = families
+        .map(|(pair, family)| One {
+            pair,
+            status: &family.status,
+            rate: family.rate,
+        })
+        .collect();
     Ok(Json(Shown { total, families }).into_response())
 }

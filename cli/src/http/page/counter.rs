@@ -24,7 +24,9 @@ pub async fn show(State(app): State<Arc<App>>, params: Params) -> Response {
         Some(id) => value(&app, &chosen, id).await.map(Some),
         None => Ok(None),
     };
-    let status = shown.as_ref().map_or_else(|problem| problem.status, |_| axum::http::StatusCode::OK);
+    let status = shown
+        .as_ref()
+        .map_or_else(|problem| problem.status, |_| axum::http::StatusCode::OK);
     let content = html! {
         header { h1 { a href="/" { "Counterfoil" } " " (chosen.name) } }
         main id="main" {
@@ -41,7 +43,11 @@ pub async fn show(State(app): State<Arc<App>>, params: Params) -> Response {
             }
         }
     };
-    (status, page(&format!("{} – Counterfoil", chosen.name), false, &content)).into_response()
+    (
+        status,
+        page(&format!("{} – Counterfoil", chosen.name), false, &content),
+    )
+        .into_response()
 }
 
 fn what_an_id_is(kind: &str) -> &'static str {
@@ -57,7 +63,9 @@ async fn value(app: &App, chosen: &Chosen, id: &str) -> Result<Markup, Problem> 
     let _turn = app.turn().await?;
     if chosen.kind() == "activity" {
         let now = counters::activity(chosen, id).await?;
-        return Ok(html! { (number(now.views)) " views by " (number(now.visitors.count())) " visitors now" });
+        return Ok(
+            html! { (number(now.views)) " views by " (number(now.visitors.count())) " visitors now" },
+        );
     }
     let values = counters::values(chosen, &[id]).await?;
     Ok(html! { @for value in values { (number(value)) } })

@@ -44,7 +44,9 @@ pub fn duration(seconds: f64) -> String {
 /// Renders a time in UTC.
 pub fn time(unix_seconds: u64) -> Markup {
     let seconds = i64::try_from(unix_seconds).unwrap_or(i64::MAX);
-    let time = jiff::Timestamp::from_second(seconds).unwrap_or(jiff::Timestamp::MAX).to_string();
+    let time = jiff::Timestamp::from_second(seconds)
+        .unwrap_or(jiff::Timestamp::MAX)
+        .to_string();
     html! { time datetime=(time) { (time.trim_end_matches('Z').replace('T', " ")) } }
 }
 
@@ -54,18 +56,37 @@ mod tests {
 
     #[test]
     fn numbers_and_times_are_short() {
-        let numbers = [(0, "0"), (999, "999"), (1000, "1,000"), (-1_234_567, "-1,234,567")];
+        let numbers = [
+            (0, "0"),
+            (999, "999"),
+            (1000, "1,000"),
+            (-1_234_567, "-1,234,567"),
+        ];
         for (number, text) in numbers {
             assert_eq!(grouped(number), text);
         }
         assert_eq!(grouped(i128::from(i64::MIN)), "-9,223,372,036,854,775,808");
-        for (number, text) in [(0.0, "0"), (0.01, "< 0.1"), (12.34, "12.3"), (1234.5, "1,235")] {
+        for (number, text) in [
+            (0.0, "0"),
+            (0.01, "< 0.1"),
+            (12.34, "12.3"),
+            (1234.5, "1,235"),
+        ] {
             assert_eq!(rate(number), text);
         }
-        let times = [(0.25, "0.2 s"), (59.6, "60 s"), (180.0, "3 min"), (18_000.0, "5 h"), (259_200.0, "3 d")];
+        let times = [
+            (0.25, "0.2 s"),
+            (59.6, "60 s"),
+            (180.0, "3 min"),
+            (18_000.0, "5 h"),
+            (259_200.0, "3 d"),
+        ];
         for (seconds, text) in times {
             assert_eq!(duration(seconds), text);
         }
-        assert_eq!(time(0).into_string(), "<time datetime=\"1970-01-01T00:00:00Z\">1970-01-01 00:00:00</time>");
+        assert_eq!(
+            time(0).into_string(),
+            "<time datetime=\"1970-01-01T00:00:00Z\">1970-01-01 00:00:00</time>"
+        );
     }
 }

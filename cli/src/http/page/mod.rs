@@ -27,7 +27,8 @@ pub fn routes() -> Router<Arc<App>> {
         .route("/series", get(series::show))
 }
 
-/// Renders a page around its content, with the styles and scripts of a chart if `with_chart` is set.
+/// Renders a page around its content, with the styles and scripts of a chart if `with_chart` is
+/// set.
 fn page(title: &str, with_chart: bool, content: &Markup) -> Html<String> {
     let page = html! {
         (DOCTYPE)
@@ -65,7 +66,11 @@ fn problem_page(problem: Problem) -> Response {
 
 /// Renders a problem within a page.
 fn told(problem: &Problem) -> Markup {
-    let status = if problem.status == StatusCode::BAD_REQUEST { "Not understood" } else { "Not there" };
+    let status = if problem.status == StatusCode::BAD_REQUEST {
+        "Not understood"
+    } else {
+        "Not there"
+    };
     html! {
         p.problem role="alert" {
             strong { (status) ": " } (problem.error) "."
@@ -77,7 +82,12 @@ fn told(problem: &Problem) -> Markup {
 /// Returns an address of this site, without empty parameters.
 fn address(path: &str, params: &[(&str, &str)]) -> String {
     let given = params.iter().filter(|(_, value)| !value.is_empty());
-    let given: Vec<_> =
-        given.map(|(name, value)| format!("{name}={}", utf8_percent_encode(value, NON_ALPHANUMERIC))).collect();
-    if given.is_empty() { path.to_owned() } else { format!("{path}?{}", given.join("&")) }
+    let given: Vec<_> = given
+        .map(|(name, value)| format!("{name}={}", utf8_percent_encode(value, NON_ALPHANUMERIC)))
+        .collect();
+    if given.is_empty() {
+        path.to_owned()
+    } else {
+        format!("{path}?{}", given.join("&"))
+    }
 }

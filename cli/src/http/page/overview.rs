@@ -29,11 +29,18 @@ impl Query {
     pub fn of(params: &Params) -> Result<Self, Problem> {
         let page = params.number("page", 1, 1_000_000)?.max(1);
         let text = params.first("family").unwrap_or_default().to_owned();
-        Ok(Query { text, page: usize::try_from(page).unwrap_or(usize::MAX) })
+        Ok(Query {
+            text,
+            page: usize::try_from(page).unwrap_or(usize::MAX),
+        })
     }
 
     fn at(&self, page: usize) -> String {
-        let page = if page == 1 { String::new() } else { page.to_string() };
+        let page = if page == 1 {
+            String::new()
+        } else {
+            page.to_string()
+        };
         address("/", &[("family", &self.text), ("page", &page)])
     }
 }
@@ -48,7 +55,8 @@ pub async fn show(State(app): State<Arc<App>>, params: Params) -> Response {
         header {
             h1 { "Counterfoil" }
             p { "Version " (view.version) }
-            // page.js fills both; the age is separate, so that screen readers do not announce it every second
+            // page.js fills both; the age is separate, so that screen readers do not announce it
+            // every second
             p.connection { span id="connection" role="status" {} " " span id="age" {} }
             noscript { p { "These figures are of " (super::format::time(view.at)) " UTC. Load the page again for newer ones." } }
         }
@@ -84,14 +92,37 @@ pub fn parts(view: &View, query: &Query) -> [(&'static str, Markup); 8] {
 /// Renders the problems in a sentence.
 fn summary(view: &View) -> Markup {
     let families = || view.pairs.iter().flat_map(|pair| &pair.families);
-    let with = |state| families().filter(|family| family.status.state == state).count();
-    let servers = view.pairs.iter().flat_map(|pair| [&pair.redis, &pair.mysql]);
+    let with = |state| {
+        families()
+            .filter(|family| family.status.state == state)
+            .count()
+    };
+    let servers = view
+        .pairs
+        .iter()
+        .flat_map(|pair| [&pair.redis, &pair.mysql]);
     let refused = view.pairs.iter().map(|pair| pair.refused.len()).sum();
     let wrong = [
-        (servers.filter(|server| !server.up).count(), "server is away", "servers are away"),
-        (with(FamilyState::Broken), "family is broken", "families are broken"),
-        (with(FamilyState::Late), "family is late", "families are late"),
-        (with(FamilyState::Rejects), "family has rejects", "families have rejects"),
+        (
+            servers.filter(|server| !server.up).count(),
+            "server is away",
+            "servers are away",
+        ),
+        (
+            with(FamilyState::Broken),
+            "family is broken",
+            "families are broken",
+        ),
+        (
+            with(FamilyState::Late),
+            "family is late",
+            "families are late",
+        ),
+        (
+            with(FamilyState::Rejects),
+            "family has rejects",
+            "families have rejects",
+        ),
         (refused, "family was refused", "families were refused"),
     ];
     let wrong: Vec<_> = wrong
@@ -131,41 +162,88 @@ mod tests {
     use crate::view::{PairView, Refused};
 
     fn view() -> View {
-        let mut families: Vec<_> = (0..120).map(|number| testing::family("shop", &format!("f{number:03}"))).collect();
+        let mut families: Vec<_> = (0..120)
+            .map(|number| testing::family("shop", &format!("f{number:03}")))
+            .collect();
         families[77].status.state = FamilyState::Late;
         families[77].status.pending = 1234;
-        let refused = Refused { family: "shop/<script>".to_owned(), reason: "a \"reason\" & more".to_owned() };
-        let mut pair = PairView { name: "main".to_owned(), families, refused: vec![refused], ..PairView::default() };
+        let refused = Refused {
+            family: "shop/<script>".to_owned(),
+            reason: "a \"reason\" & more".to_owned(),
+        };
+        let mut pair = PairView {
+            name: "main".to_owned(),
+            families,
+            refused: vec![refused],
+            ..PairView::default()
+        };
         pair.redis.up = true;
-        View { at: 0, version: "1", pairs: vec![Arc::new(pair)] }
+        View {
+            at: 0,
+            version: "1",
+            pairs: vec![Arc::new(pair)],
+        }
     }
 
     fn part(view: &View, query: &Query, wanted: &str) -> String {
-        let (_, part) = parts(view, query).into_iter().find(|(name, _)| *name == wanted).expect("a part");
+        let (_, part) = parts(view, query)
+            .into_iter()
+            .find(|(name, _)| *name == wanted)
+            .expect("a part");
         part.into_string()
     }
 
     #[test]
     fn trouble_comes_first_and_the_rest_by_pages() {
-        let (view, query) = (view(), |page| Query { text: String::new(), page });
+        let (view, query) = (view(), |page| Query {
+            text: String::new(),
+            page,
+        });
         let first = part(&view, &query(1), "families");
-        let at = |name: &str| first.find(name).unwrap_or_else(|| panic!("{name} is not in {first}"));
-        assert!(at("shop/f077") < at("shop/f000") && first.contains("<data value=\"1234\">1,234</data>"));
-        assert!(!first.contains("shop/f060") && part(&view, &query(2), "families").contains("shop/f060"));
+        let at = |name: &str| {
+            first
+                .find(name)
+                .unwrap_or_else(|| panic!("{name} is not in {first}"))
+        };
+        assert!(
+            at("shop/f077") < at("shop/f000")
+                && first.contains("<data value=\"1234\">1,234</data>")
+        );
+        assert!(
+            !first.contains("shop/f060")
+                && part(&view, &query(2), "families").contains("shop/f060")
+        );
         assert!(first.contains("href=\"/?page=2\"") && first.contains("Page 1 of 3"));
         assert!(part(&view, &query(99), "families").contains("Page 3 of 3"));
-        let some = part(&view, &Query { text: "f11".to_owned(), page: 1 }, "families");
+        let some = part(
+            &view,
+            &Query {
+                text: "f11".to_owned(),
+                page: 1,
+            },
+            "families",
+        );
         assert!(some.contains("shop/f110") && !some.contains("shop/f077"));
     }
 
     #[test]
     fn the_summary_names_what_is_wrong_and_text_is_escaped() {
-        let (view, query) = (view(), Query { text: String::new(), page: 1 });
+        let (view, query) = (
+            view(),
+            Query {
+                text: String::new(),
+                page: 1,
+            },
+        );
         let summary = part(&view, &query, "summary");
-        assert!(summary.contains("1 server is away, 1 family is late, 1 family was refused."), "{summary}");
+        assert!(
+            summary.contains("1 server is away, 1 family is late, 1 family was refused."),
+            "{summary}"
+        );
         let refused = part(&view, &query, "unserved");
         assert!(
-            refused.contains("shop/&lt;script&gt;") && refused.contains("&quot;reason&quot; &amp; more"),
+            refused.contains("shop/&lt;script&gt;")
+                && refused.contains("&quot;reason&quot; &amp; more"),
             "{refused}"
         );
     }

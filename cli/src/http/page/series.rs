@@ -25,9 +25,18 @@ pub async fn show(State(app): State<Arc<App>>, params: Params) -> Response {
         Ok(chosen) => chosen,
         Err(problem) => return problem_page(problem),
     };
-    let precisions: Vec<_> = chosen.registered.family.precisions().iter().map(Precision::to_string).collect();
+    let precisions: Vec<_> = chosen
+        .registered
+        .family
+        .precisions()
+        .iter()
+        .map(Precision::to_string)
+        .collect();
     let default = precisions.first().cloned().unwrap_or_default();
-    let (name, precision) = (params.first("name").unwrap_or_default(), params.first("precision").unwrap_or(&default));
+    let (name, precision) = (
+        params.first("name").unwrap_or_default(),
+        params.first("precision").unwrap_or(&default),
+    );
     let (names, slices) = match read(&app, &chosen, name, precision).await {
         Ok(read) => read,
         Err(problem) => return problem_page(problem),
@@ -39,11 +48,24 @@ pub async fn show(State(app): State<Arc<App>>, params: Params) -> Response {
             @if !name.is_empty() { (counted(&chosen, name, precision, &slices)) }
         }
     };
-    (StatusCode::OK, page(&format!("{} – Counterfoil", chosen.name), !name.is_empty(), &content)).into_response()
+    (
+        StatusCode::OK,
+        page(
+            &format!("{} – Counterfoil", chosen.name),
+            !name.is_empty(),
+            &content,
+        ),
+    )
+        .into_response()
 }
 
 /// Reads some names, and the slices of `name`.
-async fn read(app: &App, chosen: &Chosen, name: &str, precision: &str) -> Result<(Vec<String>, Vec<Slice>), Problem> {
+async fn read(
+    app: &App,
+    chosen: &Chosen,
+    name: &str,
+    precision: &str,
+) -> Result<(Vec<String>, Vec<Slice>), Problem> {
     let _turn = app.turn().await?;
     let names = counters::names(chosen, "", None, NAMES).await?;
     let slices = match name {
@@ -53,7 +75,13 @@ async fn read(app: &App, chosen: &Chosen, name: &str, precision: &str) -> Result
     Ok((names, slices))
 }
 
-fn form(chosen: &Chosen, name: &str, precision: &str, precisions: &[String], names: &[String]) -> Markup {
+fn form(
+    chosen: &Chosen,
+    name: &str,
+    precision: &str,
+    precisions: &[String],
+    names: &[String],
+) -> Markup {
     html! {
         form method="get" action="/series" {
             input type="hidden" name="pair" value=(chosen.pair_name);
@@ -71,8 +99,12 @@ fn form(chosen: &Chosen, name: &str, precision: &str, precisions: &[String], nam
 }
 
 fn counted(chosen: &Chosen, name: &str, precision: &str, slices: &[Slice]) -> Markup {
-    let source =
-        [("pair", chosen.pair_name.as_str()), ("family", &chosen.name), ("name", name), ("precision", precision)];
+    let source = [
+        ("pair", chosen.pair_name.as_str()),
+        ("family", &chosen.name),
+        ("name", name),
+        ("precision", precision),
+    ];
     html! {
         p.connection { span id="connection" role="status" {} " " span id="age" {} }
         div id="chart" data-source=(address("/api/v1/series", &source)) data-label=(name) {}

@@ -7,7 +7,8 @@ use maud::{Markup, html};
 const WIDTH: f64 = 90.0;
 const HEIGHT: f64 = 16.0;
 
-/// Draws the values from 0 up, or nothing if all are 0. The number beside it shows the current value.
+/// Draws the values from 0 up, or nothing if all are 0. The number beside it shows the current
+/// value.
 pub fn sparkline(values: impl Iterator<Item = f64> + Clone) -> Markup {
     let most = values.clone().fold(0.0, f64::max);
     let last = values.clone().count().saturating_sub(1).max(1) as f64;
@@ -16,7 +17,10 @@ pub fn sparkline(values: impl Iterator<Item = f64> + Clone) -> Markup {
     }
     let mut points = String::new();
     for (at, value) in values.enumerate() {
-        let (x, y) = (WIDTH * at as f64 / last, (HEIGHT - 1.0) * (1.0 - value / most) + 0.5);
+        let (x, y) = (
+            WIDTH * at as f64 / last,
+            (HEIGHT - 1.0) * (1.0 - value / most) + 0.5,
+        );
         let _ = write!(points, "{x:.0},{y:.1} ");
     }
     html! {

@@ -49,11 +49,19 @@ pub fn servers(view: &View) -> Markup {
     let rows = html! {
         @for pair in &view.pairs { (row(&pair.name, "Redis", &pair.redis)) (row(&pair.name, "MySQL", &pair.mysql)) }
     };
-    table("servers", "Servers", &["Server", "State", "Since (UTC)", "Version", "Why"], &rows)
+    table(
+        "servers",
+        "Servers",
+        &["Server", "State", "Since (UTC)", "Version", "Why"],
+        &rows,
+    )
 }
 
 pub fn findings(view: &View) -> Markup {
-    let findings = view.pairs.iter().flat_map(|pair| pair.findings.iter().map(|finding| (&pair.name, finding)));
+    let findings = view
+        .pairs
+        .iter()
+        .flat_map(|pair| pair.findings.iter().map(|finding| (&pair.name, finding)));
     let rows = html! {
         @for (pair, finding) in findings.clone() {
             tr {
@@ -74,10 +82,22 @@ pub fn findings(view: &View) -> Markup {
 pub fn families(rows: &[Row<'_>], total: usize, text: &str) -> Markup {
     let caption = match text {
         "" => format!("Families: {}", grouped(total as i128)),
-        text => format!("Families whose name has “{text}”: {}", grouped(total as i128)),
+        text => format!(
+            "Families whose name has “{text}”: {}",
+            grouped(total as i128)
+        ),
     };
-    let heads =
-        ["Family", "State", "Kind", "Hits/s", "Pending", "Oldest", "Open slices", "Rejects", "Saved last (UTC)"];
+    let heads = [
+        "Family",
+        "State",
+        "Kind",
+        "Hits/s",
+        "Pending",
+        "Oldest",
+        "Open slices",
+        "Rejects",
+        "Saved last (UTC)",
+    ];
     let rows = html! { @for (pair, family) in rows { (self::family(pair, family)) } };
     html! {
         (table("families", &caption, &heads, &rows))
@@ -85,7 +105,14 @@ pub fn families(rows: &[Row<'_>], total: usize, text: &str) -> Markup {
     }
 }
 
-fn family(pair: &str, FamilyView { status, rate: now, history }: &FamilyView) -> Markup {
+fn family(
+    pair: &str,
+    FamilyView {
+        status,
+        rate: now,
+        history,
+    }: &FamilyView,
+) -> Markup {
     let line = |value: fn(&crate::view::Sample) -> f64| sparkline(history.iter().map(value));
     html! {
         tr data-family=(status.name()) {
@@ -107,12 +134,19 @@ fn family(pair: &str, FamilyView { status, rate: now, history }: &FamilyView) ->
 
 /// Returns the address of the page for a family's counters.
 fn counters(pair: &str, status: &FamilyStatus) -> String {
-    let path = if status.kind == "series" { "/series" } else { "/counter" };
+    let path = if status.kind == "series" {
+        "/series"
+    } else {
+        "/counter"
+    };
     address(path, &[("pair", pair), ("family", &status.name())])
 }
 
 pub fn unserved(view: &View) -> Markup {
-    let refused = view.pairs.iter().flat_map(|pair| pair.refused.iter().map(|refused| (&pair.name, refused)));
+    let refused = view
+        .pairs
+        .iter()
+        .flat_map(|pair| pair.refused.iter().map(|refused| (&pair.name, refused)));
     let rows = html! {
         @for (pair, refused) in refused.clone() {
             tr { th scope="row" { (pair) ": " (refused.family) } td { (refused.reason) } }
@@ -131,7 +165,10 @@ pub fn unserved(view: &View) -> Markup {
 }
 
 pub fn rejects(view: &View) -> Markup {
-    let rejects = view.pairs.iter().flat_map(|pair| pair.rejects.iter().map(|reject| (&pair.name, reject)));
+    let rejects = view
+        .pairs
+        .iter()
+        .flat_map(|pair| pair.rejects.iter().map(|reject| (&pair.name, reject)));
     let rows = html! {
         @for (pair, reject) in rejects.clone() {
             tr {
@@ -149,7 +186,10 @@ pub fn rejects(view: &View) -> Markup {
 }
 
 pub fn drift(view: &View) -> Markup {
-    let drift = view.pairs.iter().flat_map(|pair| pair.drift.iter().map(|drift| (&pair.name, drift)));
+    let drift = view
+        .pairs
+        .iter()
+        .flat_map(|pair| pair.drift.iter().map(|drift| (&pair.name, drift)));
     let rows = html! {
         @for (pair, drift) in drift.clone() {
             tr {
@@ -164,12 +204,24 @@ pub fn drift(view: &View) -> Markup {
             }
         }
     };
-    let heads = ["Counter", "Run", "Before", "Rows", "After", "Corrected by", "Note", "At (UTC)"];
+    let heads = [
+        "Counter",
+        "Run",
+        "Before",
+        "Rows",
+        "After",
+        "Corrected by",
+        "Note",
+        "At (UTC)",
+    ];
     html! { @if drift.count() > 0 { (table("drift", "Recent drift: counters that differed from their rows", &heads, &rows)) } }
 }
 
 pub fn recounts(view: &View) -> Markup {
-    let recounts = view.pairs.iter().flat_map(|pair| pair.recounts.iter().map(|recount| (&pair.name, recount)));
+    let recounts = view
+        .pairs
+        .iter()
+        .flat_map(|pair| pair.recounts.iter().map(|recount| (&pair.name, recount)));
     let rows = html! {
         @for (pair, recount) in recounts.clone() {
             tr {
@@ -182,7 +234,14 @@ pub fn recounts(view: &View) -> Markup {
             }
         }
     };
-    let heads = ["Family", "Run", "Progress", "Checked", "Drifted", "Started (UTC)"];
+    let heads = [
+        "Family",
+        "Run",
+        "Progress",
+        "Checked",
+        "Drifted",
+        "Started (UTC)",
+    ];
     html! { @if recounts.count() > 0 { (table("recounts", "Recounts", &heads, &rows)) } }
 }
 

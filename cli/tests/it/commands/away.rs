@@ -13,16 +13,35 @@ async fn a_redis_that_is_gone_or_silent_is_named() {
     site.printed(&["add", "shop/views", "a"]).await;
     site.redis.pause();
     let silent = site.ends_with(2, &["status"]).await;
-    assert!(silent.out.contains("pair main: redis is away: "), "{silent:?}");
+    assert!(
+        silent.out.contains("pair main: redis is away: "),
+        "{silent:?}"
+    );
     site.redis.kill();
     let gone = site.json(2, &["status"]).await;
-    assert_eq!((&gone[0]["redis"]["up"], &gone[0]["mysql"]["up"]), (&false.into(), &true.into()), "{gone}");
-    assert!(site.ends_with(2, &["check"]).await.out.contains("error: redis: it cannot be asked"));
-    for args in
-        [&["get", "shop/views", "a"][..], &["add", "shop/views", "a"], &["drain"], &["scripts", "load"], &["pending"]]
-    {
+    assert_eq!(
+        (&gone[0]["redis"]["up"], &gone[0]["mysql"]["up"]),
+        (&false.into(), &true.into()),
+        "{gone}"
+    );
+    assert!(
+        site.ends_with(2, &["check"])
+            .await
+            .out
+            .contains("error: redis: it cannot be asked")
+    );
+    for args in [
+        &["get", "shop/views", "a"][..],
+        &["add", "shop/views", "a"],
+        &["drain"],
+        &["scripts", "load"],
+        &["pending"],
+    ] {
         let away = site.ends_with(2, args).await;
-        assert!((away.err.clone() + &away.out).contains("pair main: "), "{away:?}");
+        assert!(
+            (away.err.clone() + &away.out).contains("pair main: "),
+            "{away:?}"
+        );
         assert!(away.err.lines().count() <= 1, "{away:?}");
     }
     // commands that need only MySQL continue to work
@@ -40,11 +59,19 @@ async fn a_mysql_that_is_gone_is_named() {
     mysql.kill();
     let gone = site.ends_with(2, &["status"]).await;
     assert!(gone.out.contains("pair main: mysql is away: "), "{gone:?}");
-    let commands =
-        [&["families"][..], &["get", "shop/views", "a"], &["rejects", "list"], &["drift", "shop/views"], &["init"]];
+    let commands = [
+        &["families"][..],
+        &["get", "shop/views", "a"],
+        &["rejects", "list"],
+        &["drift", "shop/views"],
+        &["init"],
+    ];
     // concurrently, since each waits a while for MySQL
     for away in join_all(commands.map(|args| site.ends_with(2, args))).await {
-        assert!(!away.err.is_empty() && away.err.lines().count() == 1, "{away:?}");
+        assert!(
+            !away.err.is_empty() && away.err.lines().count() == 1,
+            "{away:?}"
+        );
     }
     mysql.start_again().await;
     assert_eq!(site.printed(&["get", "shop/views", "a"]).await, "a\t1\n");

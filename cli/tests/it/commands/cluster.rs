@@ -11,22 +11,47 @@ async fn commands_reach_all_primaries_of_a_cluster() {
     let cluster = RedisCluster::start(RedisOptions::volatile()).await;
     let site = Site::new().await;
     let (nodes, mysql) = (cluster.urls(), &site.mysql_url);
-    let pair = format!("[pair.main]\ncluster = {nodes:?}\nmysql = {mysql:?}\ndurability = \"immediate\"\n");
+    let pair = format!(
+        "[pair.main]\ncluster = {nodes:?}\nmysql = {mysql:?}\ndurability = \"immediate\"\n"
+    );
     site.write(&format!("{pair}{FAMILIES}"));
     site.printed(&["scripts", "load"]).await;
     for node in cluster.primaries().await {
         for script in Script::all() {
-            let asked = cluster.node(node).run::<Vec<bool>>(&format!("SCRIPT EXISTS {}", script.sha1)).await;
-            assert_eq!(asked.expect("asked"), [true], "{} on node {node}", script.name);
+            let asked = cluster
+                .node(node)
+                .run::<Vec<bool>>(&format!("SCRIPT EXISTS {}", script.sha1))
+                .await;
+            assert_eq!(
+                asked.expect("asked"),
+                [true],
+                "{} on node {node}",
+                script.name
+            );
         }
     }
     for id in 0..12 {
         site.printed(&["add", "shop/views", &id.to_string()]).await;
-        site.printed(&["add", "tenant-3/views", &id.to_string()]).await;
+        site.printed(&["add", "tenant-3/views", &id.to_string()])
+            .await;
     }
-    assert_eq!(site.json(0, &["status"]).await[0]["families"][0]["pending"], 12);
-    assert_eq!(site.printed(&["list", "shop/views"]).await.lines().count(), 12);
+    assert_eq!(
+        site.json(0, &["status"]).await[0]["families"][0]["pending"],
+        12
+    );
+    assert_eq!(
+        site.printed(&["list", "shop/views"]).await.lines().count(),
+        12
+    );
     site.printed(&["drain"]).await;
-    assert_eq!(site.number("SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values").await, 24);
-    assert!(site.printed(&["acl", "daemon"]).await.contains("+cluster|slots"));
+    assert_eq!(
+        site.number("SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values")
+            .await,
+        24
+    );
+    assert!(
+        site.printed(&["acl", "daemon"])
+            .await
+            .contains("+cluster|slots")
+    );
 }

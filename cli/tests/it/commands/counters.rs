@@ -13,63 +13,137 @@ use crate::support::Site;
 async fn buffered_counters_are_added_read_listed_and_drained() {
     let site = Site::new().await;
     site.configure(FAMILIES);
-    assert_eq!(site.printed(&["add", "shop/views", "a"]).await, "counted: a is 1\n");
-    assert_eq!(site.printed(&["add", "shop/views", "a", "-4"]).await, "counted: a is -3\n");
+    assert_eq!(
+        site.printed(&["add", "shop/views", "a"]).await,
+        "counted: a is 1\n"
+    );
+    assert_eq!(
+        site.printed(&["add", "shop/views", "a", "-4"]).await,
+        "counted: a is -3\n"
+    );
     for expected in ["counted", "counted_before"] {
-        let added = site.json(0, &["add", "shop/views", "b", "5", "--request", "job-1"]).await;
-        assert_eq!(added, json!({ "family": "shop/views", "id": "b", "delta": 5, "outcome": expected, "value": 5 }));
+        let added = site
+            .json(0, &["add", "shop/views", "b", "5", "--request", "job-1"])
+            .await;
+        assert_eq!(
+            added,
+            json!({ "family": "shop/views", "id": "b", "delta": 5, "outcome": expected, "value": 5 })
+        );
     }
-    assert_eq!(site.printed(&["get", "shop/views", "b", "a", "none"]).await, "b\t5\na\t-3\nnone\t0\n");
+    assert_eq!(
+        site.printed(&["get", "shop/views", "b", "a", "none"]).await,
+        "b\t5\na\t-3\nnone\t0\n"
+    );
     let values = json!([{ "id": "b", "value": 5 }, { "id": "a", "value": -3 }]);
     let got = site.json(0, &["get", "shop/views", "b", "a"]).await;
-    assert_eq!(got, json!({ "family": "shop/views", "kind": "buffered", "values": values }));
-    assert_eq!(site.number("SELECT COUNT(*) FROM counterfoil_values").await, 0);
+    assert_eq!(
+        got,
+        json!({ "family": "shop/views", "kind": "buffered", "values": values })
+    );
+    assert_eq!(
+        site.number("SELECT COUNT(*) FROM counterfoil_values").await,
+        0
+    );
 
     let pending = site.printed(&["pending"]).await;
-    let row: Vec<_> = pending.lines().nth(1).expect("a row").split_whitespace().collect();
+    let row: Vec<_> = pending
+        .lines()
+        .nth(1)
+        .expect("a row")
+        .split_whitespace()
+        .collect();
     assert_eq!(row[..3], ["shop/views", "buffered", "2"], "{pending}");
     let pending = site.json(0, &["pending"]).await;
     assert_eq!(pending[0]["families"][0]["pending"], 2, "{pending}");
 
-    assert_eq!(site.printed(&["drain"]).await, "pair main: everything is in MySQL\n");
+    assert_eq!(
+        site.printed(&["drain"]).await,
+        "pair main: everything is in MySQL\n"
+    );
     let sum = "SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values";
     assert_eq!(site.number(sum).await, 2);
     assert_eq!(site.printed(&["pending"]).await, "nothing is pending\n");
     let drained = site.json(0, &["drain", "--all"]).await;
-    assert_eq!(drained, json!([{ "pair": "main", "drained": true, "left": [], "problems": [] }]));
+    assert_eq!(
+        drained,
+        json!([{ "pair": "main", "drained": true, "left": [], "problems": [] }])
+    );
     // the second call adds nothing
     assert_eq!(site.number(sum).await, 2);
-    assert_eq!(site.printed(&["get", "shop/views", "b", "a"]).await, "b\t5\na\t-3\n");
+    assert_eq!(
+        site.printed(&["get", "shop/views", "b", "a"]).await,
+        "b\t5\na\t-3\n"
+    );
 }
 
 #[tokio::test]
 async fn a_list_goes_on_over_pages_and_stops_where_nobody_reads_on() {
     let site = Site::new().await;
     site.configure(FAMILIES);
-    let family = Family::buffered("shop", "views").durability(Durability::Immediate).build().expect("valid");
+    let family = Family::buffered("shop", "views")
+        .durability(Durability::Immediate)
+        .build()
+        .expect("valid");
     let views = site.writer().await.open(family).await.expect("opened");
-    let ids: Vec<_> = (0..2500).map(|number| format!("page/{number:04}")).collect();
+    let ids: Vec<_> = (0..2500)
+        .map(|number| format!("page/{number:04}"))
+        .collect();
     for result in views.add_many(ids.iter().map(|id| (id, 2))).await {
         assert_eq!(result.expect("counted"), Added::Counted { pending: 2 });
     }
-    assert_eq!(site.printed(&["list", "shop/views", "--prefix", "none"]).await, "");
-    assert_eq!(site.json(0, &["list", "shop/views", "--prefix", "none"]).await, json!([]));
-    let all = site.printed(&["list", "shop/views", "--limit", "3000"]).await;
+    assert_eq!(
+        site.printed(&["list", "shop/views", "--prefix", "none"])
+            .await,
+        ""
+    );
+    assert_eq!(
+        site.json(0, &["list", "shop/views", "--prefix", "none"])
+            .await,
+        json!([])
+    );
+    let all = site
+        .printed(&["list", "shop/views", "--limit", "3000"])
+        .await;
     let expected: Vec<_> = ids.iter().map(|id| format!("{id}\t2")).collect();
     assert_eq!(all.lines().collect::<Vec<_>>(), expected);
-    let some =
-        site.json(0, &["list", "shop/views", "--prefix", "page/1", "--after", "page/1998", "--limit", "5"]).await;
+    let some = site
+        .json(
+            0,
+            &[
+                "list",
+                "shop/views",
+                "--prefix",
+                "page/1",
+                "--after",
+                "page/1998",
+                "--limit",
+                "5",
+            ],
+        )
+        .await;
     assert_eq!(some, json!([{ "id": "page/1999", "value": 2 }]));
-    let page = site.json(0, &["list", "shop/views", "--limit", "1500"]).await;
+    let page = site
+        .json(0, &["list", "shop/views", "--limit", "1500"])
+        .await;
     assert_eq!(page.as_array().map(Vec::len), Some(1500));
 
-    let piped = format!("{} list shop/views --limit 3000 | head -n 1", env!("CARGO_BIN_EXE_counterfoil"));
+    let piped = format!(
+        "{} list shop/views --limit 3000 | head -n 1",
+        env!("CARGO_BIN_EXE_counterfoil")
+    );
     let mut shell = Command::new("bash");
-    shell.args(["-c", &format!("set -o pipefail; {piped}")]).current_dir(site.folder()).stdin(Stdio::null());
+    shell
+        .args(["-c", &format!("set -o pipefail; {piped}")])
+        .current_dir(site.folder())
+        .stdin(Stdio::null());
     let ended = shell.output().await.expect("it runs");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert_eq!(
-        (ended.status.code(), text(&ended.stdout), text(&ended.stderr)),
+        (
+            ended.status.code(),
+            text(&ended.stdout),
+            text(&ended.stderr)
+        ),
         (Some(0), "page/0000\t2\n".to_owned(), String::new())
     );
 }
@@ -77,29 +151,57 @@ async fn a_list_goes_on_over_pages_and_stops_where_nobody_reads_on() {
 #[tokio::test]
 async fn cached_counters_keep_their_bounds_and_rows() {
     let site = Site::new().await;
-    site.sql("CREATE TABLE item (id BIGINT PRIMARY KEY, votes BIGINT NOT NULL)").await;
+    site.sql("CREATE TABLE item (id BIGINT PRIMARY KEY, votes BIGINT NOT NULL)")
+        .await;
     site.sql("INSERT INTO item VALUES (7, 40)").await;
     let of_rows = "[[family]]\nname = \"forum/votes\"\nkind = \"cached\"\n\
                    table = { update = \"item\", keys = { id = \"signed\" }, value = \"votes\" }\n";
     site.configure(&format!("{FAMILIES}{of_rows}"));
-    assert_eq!(site.printed(&["add", "forum/votes", "7", "2"]).await, "counted: 7 is 42\n");
+    assert_eq!(
+        site.printed(&["add", "forum/votes", "7", "2"]).await,
+        "counted: 7 is 42\n"
+    );
     for outcome in ["counted", "counted_before"] {
-        let added = site.json(0, &["add", "forum/votes", "7", "1", "--request", "r"]).await;
-        assert_eq!((&added["outcome"], &added["value"]), (&json!(outcome), &json!(43)));
+        let added = site
+            .json(0, &["add", "forum/votes", "7", "1", "--request", "r"])
+            .await;
+        assert_eq!(
+            (&added["outcome"], &added["value"]),
+            (&json!(outcome), &json!(43))
+        );
     }
     let no_row = site.ends_with(1, &["add", "forum/votes", "8"]).await;
     assert_eq!(no_row.out, "");
-    assert!(no_row.err.contains("\"8\" was not counted: there is no row for it"), "{no_row:?}");
-    assert_eq!(site.json(1, &["add", "forum/votes", "8"]).await["outcome"], "no_row");
+    assert!(
+        no_row
+            .err
+            .contains("\"8\" was not counted: there is no row for it"),
+        "{no_row:?}"
+    );
+    assert_eq!(
+        site.json(1, &["add", "forum/votes", "8"]).await["outcome"],
+        "no_row"
+    );
 
     site.printed(&["add", "shop/votes", "x", "3"]).await;
     let below = site.ends_with(1, &["add", "shop/votes", "x", "-4"]).await;
-    assert!(below.err.contains("out of the family's bounds") && below.err.contains("it is 3"), "{below:?}");
+    assert!(
+        below.err.contains("out of the family's bounds") && below.err.contains("it is 3"),
+        "{below:?}"
+    );
     assert_eq!(below.err.lines().count(), 1, "{below:?}");
     let refused = site.json(1, &["add", "shop/votes", "x", "-4"]).await;
-    assert_eq!((&refused["outcome"], &refused["value"]), (&json!("out_of_range"), &json!(3)));
+    assert_eq!(
+        (&refused["outcome"], &refused["value"]),
+        (&json!("out_of_range"), &json!(3))
+    );
     assert_eq!(site.printed(&["get", "shop/votes", "x"]).await, "x\t3\n");
-    assert!(site.ends_with(3, &["list", "shop/votes"]).await.err.contains("not listed"));
+    assert!(
+        site.ends_with(3, &["list", "shop/votes"])
+            .await
+            .err
+            .contains("not listed")
+    );
     site.printed(&["drain"]).await;
     assert_eq!(site.number("SELECT votes FROM item").await, 43);
 }
@@ -109,44 +211,107 @@ async fn series_visitors_and_activity_are_read_as_what_they_are() {
     let site = Site::new().await;
     site.configure(FAMILIES);
     let writer = site.writer().await;
-    let visitors = Family::visitors("shop", "daily").durability(Durability::Immediate).build().expect("valid");
+    let visitors = Family::visitors("shop", "daily")
+        .durability(Durability::Immediate)
+        .build()
+        .expect("valid");
     let visitors = writer.open(visitors).await.expect("opened");
     let day: Day = "2026-09-20".parse().expect("a day");
-    for (visitor, expected) in [("a", Visited::Counted), ("b", Visited::Counted), ("a", Visited::CountedBefore)] {
-        assert_eq!(visitors.first_visit("12/5", day, visitor).await.expect("counted"), expected);
+    for (visitor, expected) in [
+        ("a", Visited::Counted),
+        ("b", Visited::Counted),
+        ("a", Visited::CountedBefore),
+    ] {
+        assert_eq!(
+            visitors
+                .first_visit("12/5", day, visitor)
+                .await
+                .expect("counted"),
+            expected
+        );
     }
-    let activity = Family::activity("shop", "readers").durability(Durability::Immediate).build().expect("valid");
+    let activity = Family::activity("shop", "readers")
+        .durability(Durability::Immediate)
+        .build()
+        .expect("valid");
     let activity = writer.open(activity).await.expect("opened");
     for visitor in ["a", "b", "a"] {
         activity.touch("/home", visitor).await.expect("counted");
     }
-    assert_eq!(site.printed(&["get", "shop/daily", "12/5/2026-09-20"]).await, "12/5/2026-09-20\t2\n");
-    assert_eq!(site.printed(&["list", "shop/daily"]).await, "12/5/2026-09-20\t2\n");
+    assert_eq!(
+        site.printed(&["get", "shop/daily", "12/5/2026-09-20"])
+            .await,
+        "12/5/2026-09-20\t2\n"
+    );
+    assert_eq!(
+        site.printed(&["list", "shop/daily"]).await,
+        "12/5/2026-09-20\t2\n"
+    );
     let wrong = site.ends_with(3, &["get", "shop/daily", "12"]).await;
     assert!(wrong.err.contains("\"12\" is not SCOPE/DAY"), "{wrong:?}");
-    assert_eq!(site.printed(&["get", "shop/readers", "/home", "/none"]).await, "/home\t3\t2\n/none\t0\t0\n");
-    let pages = json!([{ "page": "/home", "views": 3, "visitors": 2, "visitors_are_estimated": false }]);
-    assert_eq!(site.json(0, &["get", "shop/readers", "/home"]).await["pages"], pages);
+    assert_eq!(
+        site.printed(&["get", "shop/readers", "/home", "/none"])
+            .await,
+        "/home\t3\t2\n/none\t0\t0\n"
+    );
+    let pages =
+        json!([{ "page": "/home", "views": 3, "visitors": 2, "visitors_are_estimated": false }]);
+    assert_eq!(
+        site.json(0, &["get", "shop/readers", "/home"]).await["pages"],
+        pages
+    );
 
-    assert_eq!(site.printed(&["add", "shop/downloads", "iso", "3"]).await, "counted\n");
+    assert_eq!(
+        site.printed(&["add", "shop/downloads", "iso", "3"]).await,
+        "counted\n"
+    );
     let slices = site.printed(&["get", "shop/downloads", "iso"]).await;
-    let last: Vec<_> = slices.lines().last().expect("a slice").split('\t').collect();
-    assert!(slices.lines().count() > 100 && last[0] == "iso" && last[1].ends_with(":00Z"), "{slices}");
-    let sum =
-        |slices: &str| slices.lines().filter_map(|line| line.rsplit('\t').next()?.parse::<i64>().ok()).sum::<i64>();
+    let last: Vec<_> = slices
+        .lines()
+        .last()
+        .expect("a slice")
+        .split('\t')
+        .collect();
+    assert!(
+        slices.lines().count() > 100 && last[0] == "iso" && last[1].ends_with(":00Z"),
+        "{slices}"
+    );
+    let sum = |slices: &str| {
+        slices
+            .lines()
+            .filter_map(|line| line.rsplit('\t').next()?.parse::<i64>().ok())
+            .sum::<i64>()
+    };
     assert_eq!(sum(&slices), 3);
-    let series = site.json(0, &["get", "shop/downloads", "iso", "--precision", "day"]).await;
+    let series = site
+        .json(0, &["get", "shop/downloads", "iso", "--precision", "day"])
+        .await;
     assert_eq!(series["series"][0]["precision"], "day");
-    let today = series["series"][0]["slices"].as_array().and_then(|slices| slices.last()).expect("today");
+    let today = series["series"][0]["slices"]
+        .as_array()
+        .and_then(|slices| slices.last())
+        .expect("today");
     assert_eq!(today["start"].as_u64().expect("seconds") % 86_400, 0);
     assert_eq!(site.printed(&["list", "shop/downloads"]).await, "iso\n");
 
     for (args, why) in [
-        (&["get", "shop/downloads", "iso", "--precision", "7s"][..], "7s"),
-        (&["get", "shop/downloads", "iso", "--precision", "soon"], "soon"),
+        (
+            &["get", "shop/downloads", "iso", "--precision", "7s"][..],
+            "7s",
+        ),
+        (
+            &["get", "shop/downloads", "iso", "--precision", "soon"],
+            "soon",
+        ),
         (&["add", "shop/downloads", "iso", "0"], "more than 0"),
-        (&["add", "shop/downloads", "iso", "--request", "r"], "takes no --request"),
-        (&["add", "shop/daily", "12/2026-09-20"], "it counts visitors"),
+        (
+            &["add", "shop/downloads", "iso", "--request", "r"],
+            "takes no --request",
+        ),
+        (
+            &["add", "shop/daily", "12/2026-09-20"],
+            "it counts visitors",
+        ),
         (&["add", "shop/readers", "/home"], "it counts visitors"),
         (&["list", "shop/readers"], "not listed"),
         (&["get", "views", "a"], "not NAMESPACE/FAMILY"),
@@ -158,7 +323,10 @@ async fn series_visitors_and_activity_are_read_as_what_they_are() {
         (&["get", "shop/views", "a", "--pair", "none"], "[pair.none]"),
     ] {
         let refused = site.ends_with(3, args).await;
-        assert!(refused.err.contains(why) && refused.out.is_empty(), "{args:?}: {refused:?}");
+        assert!(
+            refused.err.contains(why) && refused.out.is_empty(),
+            "{args:?}: {refused:?}"
+        );
     }
 }
 
@@ -166,9 +334,15 @@ async fn series_visitors_and_activity_are_read_as_what_they_are() {
 async fn drain_opens_what_was_found_of_a_pattern() {
     let site = Site::new().await;
     site.configure(FAMILIES);
-    let family = Family::buffered("tenant-9", "views").durability(Durability::Immediate).build().expect("valid");
+    let family = Family::buffered("tenant-9", "views")
+        .durability(Durability::Immediate)
+        .build()
+        .expect("valid");
     let views = site.writer().await.open(family).await.expect("opened");
-    assert_eq!(views.add("a", 6).await.expect("counted"), Added::Counted { pending: 6 });
+    assert_eq!(
+        views.add("a", 6).await.expect("counted"),
+        Added::Counted { pending: 6 }
+    );
     site.printed(&["drain"]).await;
     assert_eq!(site.number("SELECT value FROM counterfoil_values").await, 6);
 }
@@ -176,11 +350,25 @@ async fn drain_opens_what_was_found_of_a_pattern() {
 #[tokio::test]
 async fn drain_that_is_not_done_in_time_names_what_is_left() {
     let site = Site::new().await;
-    site.configure("[[family]]\nname = \"shop/slow\"\nkind = \"buffered\"\ndurability = \"settle 1h\"\n");
+    site.configure(
+        "[[family]]\nname = \"shop/slow\"\nkind = \"buffered\"\ndurability = \"settle 1h\"\n",
+    );
     site.printed(&["add", "shop/slow", "a", "2"]).await;
     let late = site.ends_with(1, &["drain", "--timeout", "2500ms"]).await;
-    assert!(late.err.contains("pair main: 1 id of 1 family pending, the oldest"), "{late:?}");
-    assert!(late.err.contains("not all is in MySQL: shop/slow: 1 id, the oldest"), "{late:?}");
+    assert!(
+        late.err
+            .contains("pair main: 1 id of 1 family pending, the oldest"),
+        "{late:?}"
+    );
+    assert!(
+        late.err
+            .contains("not all is in MySQL: shop/slow: 1 id, the oldest"),
+        "{late:?}"
+    );
     let late = site.json(1, &["drain", "--timeout", "100ms"]).await;
-    assert_eq!((&late[0]["drained"], &late[0]["left"][0]["pending"]), (&json!(false), &json!(1)), "{late}");
+    assert_eq!(
+        (&late[0]["drained"], &late[0]["left"][0]["pending"]),
+        (&json!(false), &json!(1)),
+        "{late}"
+    );
 }

@@ -10,27 +10,66 @@ async fn status_says_how_each_family_stands_and_ends_as_the_worst() {
     let site = Site::new().await;
     site.configure(FAMILIES);
     let nothing = site.printed(&["status"]).await;
-    assert!(nothing.contains("shop/views is in the configuration, and was never opened"), "{nothing}");
-    assert_eq!(site.number("SELECT COUNT(*) FROM counterfoil_families").await, 0, "status writes nothing");
-    assert_eq!(site.json(0, &["status"]).await[0]["never_opened"].as_array().map(Vec::len), Some(6));
+    assert!(
+        nothing.contains("shop/views is in the configuration, and was never opened"),
+        "{nothing}"
+    );
+    assert_eq!(
+        site.number("SELECT COUNT(*) FROM counterfoil_families")
+            .await,
+        0,
+        "status writes nothing"
+    );
+    assert_eq!(
+        site.json(0, &["status"]).await[0]["never_opened"]
+            .as_array()
+            .map(Vec::len),
+        Some(6)
+    );
 
     site.printed(&["add", "shop/views", "a", "3"]).await;
     let status = site.printed(&["status"]).await;
-    let row = status.lines().find(|line| line.starts_with("shop/views")).expect("its line");
+    let row = status
+        .lines()
+        .find(|line| line.starts_with("shop/views"))
+        .expect("its line");
     let cells: Vec<_> = row.split_whitespace().collect();
-    assert_eq!((cells[1], cells[2], cells.last()), ("buffered", "1", Some(&"ok")), "{status}");
-    eventually("it is late", async || site.run(&["status", "--late", "10ms"]).await.code == 1).await;
+    assert_eq!(
+        (cells[1], cells[2], cells.last()),
+        ("buffered", "1", Some(&"ok")),
+        "{status}"
+    );
+    eventually("it is late", async || {
+        site.run(&["status", "--late", "10ms"]).await.code == 1
+    })
+    .await;
     let late = site.json(1, &["status", "--late", "10ms"]).await;
     let family = &late[0]["families"][0];
-    assert_eq!((&family["family"], &family["state"], &family["counted"]), (&json!("views"), &json!("late"), &json!(1)));
-    assert!(family["oldest_seconds"].as_f64().expect("seconds") > 0.01, "{late}");
+    assert_eq!(
+        (&family["family"], &family["state"], &family["counted"]),
+        (&json!("views"), &json!("late"), &json!(1))
+    );
+    assert!(
+        family["oldest_seconds"].as_f64().expect("seconds") > 0.01,
+        "{late}"
+    );
 
     site.printed(&["drain"]).await;
     let saved = site.json(0, &["status", "--late", "10ms"]).await;
-    assert!(saved[0]["families"][0]["last_saved"].as_u64().expect("Unix seconds") > 1_700_000_000, "{saved}");
+    assert!(
+        saved[0]["families"][0]["last_saved"]
+            .as_u64()
+            .expect("Unix seconds")
+            > 1_700_000_000,
+        "{saved}"
+    );
     let status = site.printed(&["status"]).await;
     assert!(status.contains(" ago "), "{status}");
-    let _: () = site.redis.run("SET cf1:{shop/views/0}:buffer text").await.expect("set");
+    let _: () = site
+        .redis
+        .run("SET cf1:{shop/views/0}:buffer text")
+        .await
+        .expect("set");
     let broken = site.ends_with(1, &["status"]).await;
     assert!(broken.out.contains("broken"), "{broken:?}");
 }
@@ -42,20 +81,52 @@ async fn families_of_file_and_database_are_listed_with_what_differs() {
     site.printed(&["add", "shop/views", "a"]).await;
     site.printed(&["add", "tenant-1/views", "a"]).await;
     let families = site.json(0, &["families"]).await;
-    let found: Vec<_> = families[0]["families"].as_array().expect("families").iter().collect();
-    let of = |name: &str| found.iter().find(|family| family["family"] == name).unwrap_or_else(|| panic!("{name}"));
-    assert_eq!((&of("shop/views")["opened"], &of("shop/daily")["opened"]), (&json!(true), &json!(false)));
+    let found: Vec<_> = families[0]["families"]
+        .as_array()
+        .expect("families")
+        .iter()
+        .collect();
+    let of = |name: &str| {
+        found
+            .iter()
+            .find(|family| family["family"] == name)
+            .unwrap_or_else(|| panic!("{name}"))
+    };
+    assert_eq!(
+        (&of("shop/views")["opened"], &of("shop/daily")["opened"]),
+        (&json!(true), &json!(false))
+    );
     assert_eq!(of("tenant-1/views")["described"], "tenant-*/views");
     let lines = site.printed(&["families"]).await;
-    assert!(lines.lines().any(|line| line.starts_with("shop/daily") && line.contains("never opened")), "{lines}");
+    assert!(
+        lines
+            .lines()
+            .any(|line| line.starts_with("shop/daily") && line.contains("never opened")),
+        "{lines}"
+    );
 
     site.configure("[[family]]\nname = \"shop/views\"\nkind = \"buffered\"\npartitions = 7\n");
     let differs = site.ends_with(1, &["families"]).await;
-    assert!(differs.out.contains("shop/views: partitions is 7 here, and 4 in the database"), "{differs:?}");
+    assert!(
+        differs
+            .out
+            .contains("shop/views: partitions is 7 here, and 4 in the database"),
+        "{differs:?}"
+    );
     let check = site.ends_with(2, &["check"]).await;
-    assert!(check.out.contains("error: family shop/views: partitions is 7 here"), "{check:?}");
+    assert!(
+        check
+            .out
+            .contains("error: family shop/views: partitions is 7 here"),
+        "{check:?}"
+    );
     // counting is refused too, with the reason
-    assert!(site.ends_with(1, &["add", "shop/views", "a"]).await.err.contains("partitions"));
+    assert!(
+        site.ends_with(1, &["add", "shop/views", "a"])
+            .await
+            .err
+            .contains("partitions")
+    );
     assert_eq!(site.printed(&["get", "shop/views", "a"]).await, "a\t1\n");
 }
 
@@ -66,10 +137,17 @@ async fn init_makes_the_tables_and_check_misses_them_before() {
     let missing = site.ends_with(2, &["check"]).await;
     assert!(missing.out.contains("counterfoil_families"), "{missing:?}");
     assert_eq!(site.ends_with(2, &["status"]).await.code, 2);
-    assert!(site.printed(&["init", "--print"]).await.contains("CREATE TABLE IF NOT EXISTS counterfoil_families"));
+    assert!(
+        site.printed(&["init", "--print"])
+            .await
+            .contains("CREATE TABLE IF NOT EXISTS counterfoil_families")
+    );
     assert!(site.json(0, &["init", "--print"]).await["sql"].is_string());
     for _ in 0..2 {
-        assert_eq!(site.printed(&["init"]).await, "pair main: counterfoil's tables are there\n");
+        assert_eq!(
+            site.printed(&["init"]).await,
+            "pair main: counterfoil's tables are there\n"
+        );
     }
     assert_eq!(site.json(0, &["init"]).await, json!({ "pairs": ["main"] }));
     site.ends_with(0, &["status"]).await;
@@ -77,20 +155,36 @@ async fn init_makes_the_tables_and_check_misses_them_before() {
     // this Redis keeps nothing on disk
     let found = site.json(1, &["check"]).await;
     let findings = found[0]["findings"].as_array().expect("findings");
-    assert!(findings.iter().any(|finding| finding["subject"] == "redis persistence"), "{found}");
-    assert!(findings.iter().all(|finding| finding["subject"] != "mysql tables"), "{found}");
+    assert!(
+        findings
+            .iter()
+            .any(|finding| finding["subject"] == "redis persistence"),
+        "{found}"
+    );
+    assert!(
+        findings
+            .iter()
+            .all(|finding| finding["subject"] != "mysql tables"),
+        "{found}"
+    );
     let told = site.ends_with(1, &["check"]).await;
-    assert!(told.out.starts_with("pair main: warning: redis persistence: "), "{told:?}");
+    assert!(
+        told.out
+            .starts_with("pair main: warning: redis persistence: "),
+        "{told:?}"
+    );
 }
 
 #[tokio::test]
 async fn a_family_of_several_pairs_is_found_in_the_pair_that_describes_it() {
     let site = Site::new().await;
     let (redis, mysql) = (site.redis.url(), &site.mysql_url);
-    let pair =
-        |name: &str| format!("[pair.{name}]\nredis = {redis:?}\nmysql = {mysql:?}\ndurability = \"immediate\"\n");
-    let family =
-        |pair: &str, name: &str| format!("[[family]]\nname = \"{name}\"\nkind = \"buffered\"\npair = \"{pair}\"\n");
+    let pair = |name: &str| {
+        format!("[pair.{name}]\nredis = {redis:?}\nmysql = {mysql:?}\ndurability = \"immediate\"\n")
+    };
+    let family = |pair: &str, name: &str| {
+        format!("[[family]]\nname = \"{name}\"\nkind = \"buffered\"\npair = \"{pair}\"\n")
+    };
     let of = [
         pair("one"),
         pair("two"),
@@ -103,9 +197,25 @@ async fn a_family_of_several_pairs_is_found_in_the_pair_that_describes_it() {
     site.printed(&["add", "c/d", "x", "2"]).await;
     assert_eq!(site.printed(&["get", "c/d", "x"]).await, "x\t2\n");
     let several = site.ends_with(3, &["add", "e/f", "x"]).await;
-    assert!(several.err.contains("several pairs have a e/f: name one with --pair"), "{several:?}");
+    assert!(
+        several
+            .err
+            .contains("several pairs have a e/f: name one with --pair"),
+        "{several:?}"
+    );
     site.printed(&["add", "e/f", "x", "--pair", "two"]).await;
-    assert!(site.ends_with(3, &["get", "g/h", "x"]).await.err.contains("name one with --pair"));
-    assert_eq!(site.json(0, &["status"]).await.as_array().map(Vec::len), Some(2));
-    assert_eq!(site.json(0, &["status", "--pair", "two"]).await[0]["pair"], "two");
+    assert!(
+        site.ends_with(3, &["get", "g/h", "x"])
+            .await
+            .err
+            .contains("name one with --pair")
+    );
+    assert_eq!(
+        site.json(0, &["status"]).await.as_array().map(Vec::len),
+        Some(2)
+    );
+    assert_eq!(
+        site.json(0, &["status", "--pair", "two"]).await[0]["pair"],
+        "two"
+    );
 }

@@ -63,6 +63,7 @@ impl Site {
     /// Returns the JSON document that a command prints.
     async fn json(&self, code: i32, args: &[&str]) -> Value {
         let outcome = self.ends_with(code, &[args, &["--json"]].concat()).await;
-        serde_json::from_str(&outcome.out).unwrap_or_else(|error| panic!("{args:?}: {error}: {}", outcome.out))
+        serde_json::from_str(&outcome.out)
+            .unwrap_or_else(|error| panic!("{args:?}: {error}: {}", outcome.out))
     }
 }

@@ -13,15 +13,33 @@ async fn the_configuration_is_checked_without_servers() {
     let site = Site::new().await;
     site.configure(FAMILIES);
     let right = site.printed(&["check-config"]).await;
-    assert!(right.starts_with("pair main: shop/views, ") && right.ends_with("the configuration is right\n"), "{right}");
-    let families =
-        json!(["shop/views", "shop/votes", "shop/daily", "shop/downloads", "shop/readers", "tenant-*/views"]);
-    assert_eq!(site.json(0, &["check-config"]).await, json!([{ "pair": "main", "families": families }]));
+    assert!(
+        right.starts_with("pair main: shop/views, ")
+            && right.ends_with("the configuration is right\n"),
+        "{right}"
+    );
+    let families = json!([
+        "shop/views",
+        "shop/votes",
+        "shop/daily",
+        "shop/downloads",
+        "shop/readers",
+        "tenant-*/views"
+    ]);
+    assert_eq!(
+        site.json(0, &["check-config"]).await,
+        json!([{ "pair": "main", "families": families }])
+    );
     site.write("listen = 1\n");
     let wrong = site.ends_with(3, &["check-config"]).await;
     assert!(wrong.err.contains("counterfoil.toml:1: "), "{wrong:?}");
-    let missing = site.ends_with(3, &["status", "--config", "nowhere.toml"]).await;
-    assert!(missing.err.contains("nowhere.toml: not read"), "{missing:?}");
+    let missing = site
+        .ends_with(3, &["status", "--config", "nowhere.toml"])
+        .await;
+    assert!(
+        missing.err.contains("nowhere.toml: not read"),
+        "{missing:?}"
+    );
     site.ends_with(3, &["frobnicate"]).await;
     site.ends_with(3, &[]).await;
 }
@@ -32,7 +50,11 @@ async fn the_example_can_be_taken_as_it_is_printed() {
     let example = site.printed(&["example-config"]).await;
     site.write(&example);
     site.printed(&["check-config"]).await;
-    assert!(site.printed(&["completions", "bash"]).await.contains("complete -F"));
+    assert!(
+        site.printed(&["completions", "bash"])
+            .await
+            .contains("complete -F")
+    );
     assert!(site.printed(&["--help"]).await.contains("Exit codes: 0"));
 }
 
@@ -48,28 +70,47 @@ async fn scripts_are_listed_exported_and_loaded() {
         .map(|script| json!({ "name": script.name, "file": format!("v1/{}.lua", script.name), "sha1": script.sha1 }))
         .collect();
     assert_eq!(listed, json!(expected));
-    assert_eq!(site.printed(&["scripts", "list"]).await.lines().count(), all.len() + 1);
+    assert_eq!(
+        site.printed(&["scripts", "list"]).await.lines().count(),
+        all.len() + 1
+    );
 
     site.printed(&["scripts", "export", "out/lua"]).await;
     let out = site.folder().join("out/lua");
     for script in &all {
-        assert_eq!(fs::read_to_string(out.join(format!("v1/{}.lua", script.name))).expect("written"), script.source);
+        assert_eq!(
+            fs::read_to_string(out.join(format!("v1/{}.lua", script.name))).expect("written"),
+            script.source
+        );
     }
     let manifest = fs::read_to_string(out.join("manifest.json")).expect("written");
     let manifest: serde_json::Value = serde_json::from_str(&manifest).expect("JSON");
     for script in manifest["scripts"].as_array().expect("scripts") {
         let name = script["name"].as_str().expect("a name");
-        assert_eq!(script["sha1"], Script::named(name).expect("in the bundle").sha1);
+        assert_eq!(
+            script["sha1"],
+            Script::named(name).expect("in the bundle").sha1
+        );
     }
     fs::write(site.folder().join("file"), "").expect("written");
     let refused = site.ends_with(1, &["scripts", "export", "file"]).await;
     assert!(refused.err.contains("file/v1 was not made"), "{refused:?}");
 
     let loaded = site.printed(&["scripts", "load"]).await;
-    assert!(loaded.starts_with("pair main: loaded\n") && loaded.contains(&all[0].sha1), "{loaded}");
+    assert!(
+        loaded.starts_with("pair main: loaded\n") && loaded.contains(&all[0].sha1),
+        "{loaded}"
+    );
     for script in &all {
-        let there: Vec<bool> = site.redis.run(&format!("SCRIPT EXISTS {}", script.sha1)).await.expect("asked");
+        let there: Vec<bool> = site
+            .redis
+            .run(&format!("SCRIPT EXISTS {}", script.sha1))
+            .await
+            .expect("asked");
         assert_eq!(there, [true], "{}", script.name);
     }
-    assert_eq!(site.json(0, &["scripts", "load"]).await["pairs"], json!(["main"]));
+    assert_eq!(
+        site.json(0, &["scripts", "load"]).await["pairs"],
+        json!(["main"])
+    );
 }

@@ -36,19 +36,36 @@ async fn the_rules_are_for_the_roles_and_the_families_of_file_and_database() {
     let rules = async |role: &str| {
         let acl = site.json(0, &["acl", role]).await;
         let lines = acl[0]["lines"].as_array().expect("rules").iter();
-        lines.map(|rule| rule.as_str().expect("text").to_owned()).collect::<Vec<_>>()
+        lines
+            .map(|rule| rule.as_str().expect("text").to_owned())
+            .collect::<Vec<_>>()
     };
     let daemon = rules("daemon").await;
     let has = |rules: &[String], rule: &str| rules.iter().any(|other| other == rule);
-    assert!(has(&daemon, "~cf1:{shop/views/*") && has(&daemon, "~cf1:{tenant-1/views/*"), "{daemon:?}");
-    assert!(has(&daemon, "+ping") && !has(&daemon, "+scan") && !has(&daemon, "+sadd"), "{daemon:?}");
+    assert!(
+        has(&daemon, "~cf1:{shop/views/*") && has(&daemon, "~cf1:{tenant-1/views/*"),
+        "{daemon:?}"
+    );
+    assert!(
+        has(&daemon, "+ping") && !has(&daemon, "+scan") && !has(&daemon, "+sadd"),
+        "{daemon:?}"
+    );
     let reader = rules("reader").await;
-    assert!(has(&reader, "+evalsha") && !has(&reader, "+hset") && !has(&reader, "+ping"), "{reader:?}");
+    assert!(
+        has(&reader, "+evalsha") && !has(&reader, "+hset") && !has(&reader, "+ping"),
+        "{reader:?}"
+    );
     assert!(rules("writer").await.len() < daemon.len());
     site.configure(FAMILIES);
     let daemon = rules("daemon").await;
-    assert!(has(&daemon, "~cf1:{tenant-*/views/*") && has(&daemon, "+scan"), "{daemon:?}");
-    assert!(!has(&daemon, "~cf1:{tenant-1/views/*") && !has(&daemon, "~cf1:{x/views/*"), "{daemon:?}");
+    assert!(
+        has(&daemon, "~cf1:{tenant-*/views/*") && has(&daemon, "+scan"),
+        "{daemon:?}"
+    );
+    assert!(
+        !has(&daemon, "~cf1:{tenant-1/views/*") && !has(&daemon, "~cf1:{x/views/*"),
+        "{daemon:?}"
+    );
     site.configure("");
     site.ends_with(3, &["acl", "other"]).await;
 }
@@ -59,24 +76,39 @@ async fn who_has_what_is_printed_can_do_everything() {
     let site = Site::on(&mysql).await;
     site.configure(&format!("{FAMILIES}{MORE}"));
     site.printed(&["init"]).await;
-    site.sql("CREATE TABLE item (id BIGINT PRIMARY KEY, likes BIGINT NOT NULL)").await;
+    site.sql("CREATE TABLE item (id BIGINT PRIMARY KEY, likes BIGINT NOT NULL)")
+        .await;
     site.sql("CREATE DATABASE other").await;
-    site.sql("CREATE TABLE other.likes (item BIGINT NOT NULL, KEY (item))").await;
+    site.sql("CREATE TABLE other.likes (item BIGINT NOT NULL, KEY (item))")
+        .await;
     site.sql("INSERT INTO item VALUES (1, 0)").await;
 
     let acl = site.printed(&["acl", "daemon", "--user", "ops"]).await;
-    let rule =
-        acl.lines().find(|line| line.starts_with("ACL SETUSER ops ")).expect("the rule").replace("PASSWORD", "secret");
+    let rule = acl
+        .lines()
+        .find(|line| line.starts_with("ACL SETUSER ops "))
+        .expect("the rule")
+        .replace("PASSWORD", "secret");
     let _: () = site.redis.run(&rule).await.expect("taken as it is printed");
     site.sql("CREATE USER ops@localhost").await;
-    let grants = site.printed(&["grants", "daemon", "--user", "ops@localhost"]).await;
-    assert!(grants.contains("GRANT SELECT ON `other`.`likes` TO `ops`@`localhost`;"), "{grants}");
-    assert!(grants.contains("-- forum/saves is recounted by SQL of its own"), "{grants}");
+    let grants = site
+        .printed(&["grants", "daemon", "--user", "ops@localhost"])
+        .await;
+    assert!(
+        grants.contains("GRANT SELECT ON `other`.`likes` TO `ops`@`localhost`;"),
+        "{grants}"
+    );
+    assert!(
+        grants.contains("-- forum/saves is recounted by SQL of its own"),
+        "{grants}"
+    );
     site.sql(&grants).await;
 
     let as_ops = |redis: &str, mysql: &str| {
         let redis = format!("{redis}?user=ops&pass=secret");
-        let pair = format!("[pair.main]\nredis = {redis:?}\nmysql = {mysql:?}\ndurability = \"immediate\"\n");
+        let pair = format!(
+            "[pair.main]\nredis = {redis:?}\nmysql = {mysql:?}\ndurability = \"immediate\"\n"
+        );
         site.write(&format!("{pair}{FAMILIES}{MORE}"));
     };
     as_ops(&site.redis.url(), &site.mysql_url.replace("root@", "ops@"));
@@ -87,11 +119,18 @@ async fn who_has_what_is_printed_can_do_everything() {
     site.printed(&["add", "forum/likes", "1"]).await;
     site.printed(&["drain"]).await;
     site.printed(&["recount", "forum/likes"]).await;
-    assert_eq!(site.number("SELECT likes FROM item").await, 0, "the recount took away what has no row");
+    assert_eq!(
+        site.number("SELECT likes FROM item").await,
+        0,
+        "the recount took away what has no row"
+    );
     site.printed(&["get", "forum/likes", "1"]).await;
     site.printed(&["status"]).await;
     let check = site.run(&["check"]).await;
-    assert!(!check.out.contains("acl") && !check.out.contains("privilege"), "{check:?}");
+    assert!(
+        !check.out.contains("acl") && !check.out.contains("privilege"),
+        "{check:?}"
+    );
     let denied = site.ends_with(2, &["scripts", "load"]).await;
     assert!(denied.err.contains("+script|load"), "{denied:?}");
 }
@@ -103,8 +142,18 @@ async fn grants_are_printed_without_mysql() {
     site.configure_pair("create_tables = true", &format!("{FAMILIES}{MORE}"));
     mysql.kill();
     let grants = site.ends_with(0, &["grants", "daemon"]).await;
-    assert!(grants.err.contains("only for the families of the configuration, since MySQL is away"), "{grants:?}");
-    assert!(grants.out.contains("GRANT CREATE ON `cli_0`.* TO `counterfoil`@`%`;"), "{grants:?}");
+    assert!(
+        grants
+            .err
+            .contains("only for the families of the configuration, since MySQL is away"),
+        "{grants:?}"
+    );
+    assert!(
+        grants
+            .out
+            .contains("GRANT CREATE ON `cli_0`.* TO `counterfoil`@`%`;"),
+        "{grants:?}"
+    );
     site.configure("[[family]]\nname = \"shop/views\"\nkind = \"buffered\"\n");
     let nothing = site.printed(&["grants", "writer"]).await;
     assert_eq!(nothing, "-- pair main: needs nothing in MySQL\n");

@@ -25,10 +25,14 @@ kind = "buffered"
 async fn a_recount_reports_corrects_and_says_what_it_found() {
     let site = Site::new().await;
     site.sql("CREATE TABLE likes (item VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, KEY (item))").await;
-    site.sql("INSERT INTO likes VALUES ('a'), ('a'), ('a'), ('b')").await;
+    site.sql("INSERT INTO likes VALUES ('a'), ('a'), ('a'), ('b')")
+        .await;
     site.configure(FAMILY);
     let none = site.ends_with(3, &["drift", "shop/likes"]).await;
-    assert!(none.err.contains("the database has no family shop/likes"), "{none:?}");
+    assert!(
+        none.err.contains("the database has no family shop/likes"),
+        "{none:?}"
+    );
     for id in ["a", "b"] {
         site.printed(&["add", "shop/likes", id]).await;
     }
@@ -37,19 +41,54 @@ async fn a_recount_reports_corrects_and_says_what_it_found() {
     assert!(never.err.contains("was never recounted"), "{never:?}");
 
     let report = site.json(1, &["recount", "shop/likes", "--report"]).await;
-    assert_eq!((&report["checked"], &report["drifted"], &report["only_noted"]), (&json!(2), &json!(1), &json!(1)));
+    assert_eq!(
+        (
+            &report["checked"],
+            &report["drifted"],
+            &report["only_noted"]
+        ),
+        (&json!(2), &json!(1), &json!(1))
+    );
     assert_eq!(site.printed(&["get", "shop/likes", "a"]).await, "a\t1\n");
     let corrected = site.ends_with(0, &["recount", "shop/likes"]).await;
-    assert!(corrected.out.contains("2 checked, 1 differ: 1 raised, 0 lowered"), "{corrected:?}");
-    assert_eq!(site.printed(&["get", "shop/likes", "a", "b"]).await, "a\t3\nb\t1\n");
+    assert!(
+        corrected
+            .out
+            .contains("2 checked, 1 differ: 1 raised, 0 lowered"),
+        "{corrected:?}"
+    );
+    assert_eq!(
+        site.printed(&["get", "shop/likes", "a", "b"]).await,
+        "a\t3\nb\t1\n"
+    );
 
     let drift = site.json(0, &["drift", "shop/likes"]).await;
     let found = &drift[0];
-    assert_eq!((&found["id"], &found["rows"], &found["delta"]), (&json!("a"), &json!(3), &json!(2)), "{drift}");
+    assert_eq!(
+        (&found["id"], &found["rows"], &found["delta"]),
+        (&json!("a"), &json!(3), &json!(2)),
+        "{drift}"
+    );
     let run = report["run"].to_string();
     let first = site.json(0, &["drift", "shop/likes", "--run", &run]).await;
-    assert_eq!((&first[0]["delta"], &first[0]["run"]), (&json!(0), &report["run"]));
-    assert!(site.printed(&["drift", "shop/likes"]).await.contains("\"a\""));
-    assert!(site.printed(&["drift", "shop/likes", "--run", "99"]).await.contains("found no counter that differs"));
-    assert!(site.ends_with(3, &["recount", "shop/plain"]).await.err.contains("no [family.recount] for shop/plain"));
+    assert_eq!(
+        (&first[0]["delta"], &first[0]["run"]),
+        (&json!(0), &report["run"])
+    );
+    assert!(
+        site.printed(&["drift", "shop/likes"])
+            .await
+            .contains("\"a\"")
+    );
+    assert!(
+        site.printed(&["drift", "shop/likes", "--run", "99"])
+            .await
+            .contains("found no counter that differs")
+    );
+    assert!(
+        site.ends_with(3, &["recount", "shop/plain"])
+            .await
+            .err
+            .contains("no [family.recount] for shop/plain")
+    );
 }

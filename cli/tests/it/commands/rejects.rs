@@ -11,10 +11,12 @@ const FAMILY: &str = "[[family]]\nname = \"shop/sold\"\nkind = \"buffered\"\n\
 /// Creates a site with this number of rejects, of 1, 2, ... for the ids 1, 2, ...
 async fn site_with(rejects: i64) -> Site {
     let site = Site::new().await;
-    site.sql("CREATE TABLE item (id BIGINT PRIMARY KEY, sold BIGINT NOT NULL)").await;
+    site.sql("CREATE TABLE item (id BIGINT PRIMARY KEY, sold BIGINT NOT NULL)")
+        .await;
     site.configure(FAMILY);
     for id in 1..=rejects {
-        site.printed(&["add", "shop/sold", &id.to_string(), &id.to_string()]).await;
+        site.printed(&["add", "shop/sold", &id.to_string(), &id.to_string()])
+            .await;
     }
     site.printed(&["drain"]).await;
     site
@@ -26,32 +28,65 @@ async fn rejects_are_listed_retried_and_discarded() {
     let list = site.json(0, &["rejects", "list"]).await;
     let rejects = list.as_array().expect("rejects");
     assert_eq!(rejects.len(), 4, "{list}");
-    assert!(
-        rejects
-            .iter()
-            .all(|reject| reject["pair"] == "main" && reject["id"].as_str() == Some(&reject["delta"].to_string()))
-    );
+    assert!(rejects.iter().all(|reject| reject["pair"] == "main"
+        && reject["id"].as_str() == Some(&reject["delta"].to_string())));
     let number = |id: &str| {
-        let reject = rejects.iter().find(|reject| reject["id"] == id).expect("of that id");
+        let reject = rejects
+            .iter()
+            .find(|reject| reject["id"] == id)
+            .expect("of that id");
         reject["number"].to_string()
     };
     assert!(site.printed(&["rejects", "list"]).await.contains("\"3\""));
-    assert_eq!(site.json(0, &["rejects", "list", "--family", "shop/none"]).await, json!([]));
-    assert_eq!(site.json(0, &["rejects", "list", "--limit", "2"]).await.as_array().map(Vec::len), Some(2));
-    assert_eq!(site.json(1, &["status"]).await[0]["families"][0]["rejects"], 4);
+    assert_eq!(
+        site.json(0, &["rejects", "list", "--family", "shop/none"])
+            .await,
+        json!([])
+    );
+    assert_eq!(
+        site.json(0, &["rejects", "list", "--limit", "2"])
+            .await
+            .as_array()
+            .map(Vec::len),
+        Some(2)
+    );
+    assert_eq!(
+        site.json(1, &["status"]).await[0]["families"][0]["rejects"],
+        4
+    );
 
     let refused = site.ends_with(1, &["rejects", "retry", &number("1")]).await;
-    assert!(refused.out.contains(&format!("refused again: {} of shop/sold, \"1\"", number("1"))), "{refused:?}");
+    assert!(
+        refused.out.contains(&format!(
+            "refused again: {} of shop/sold, \"1\"",
+            number("1")
+        )),
+        "{refused:?}"
+    );
     site.sql("INSERT INTO item VALUES (1, 100), (2, 100)").await;
     let tried = site.json(0, &["rejects", "retry", &number("1")]).await;
     assert_eq!(tried["applied"].to_string(), format!("[{}]", number("1")));
     assert_eq!(site.number("SELECT sold FROM item WHERE id = 1").await, 101);
-    let again = site.json(1, &["rejects", "retry", &number("1"), "999999"]).await;
-    assert_eq!((&again["applied"], again["not_found"].as_array().map(Vec::len)), (&json!([]), Some(2)), "{again}");
-
-    let partly = site.json(1, &["rejects", "retry", "--family", "shop/sold"]).await;
+    let again = site
+        .json(1, &["rejects", "retry", &number("1"), "999999"])
+        .await;
     assert_eq!(
-        (partly["applied"].as_array().map(Vec::len), partly["refused"].as_array().map(Vec::len)),
+        (
+            &again["applied"],
+            again["not_found"].as_array().map(Vec::len)
+        ),
+        (&json!([]), Some(2)),
+        "{again}"
+    );
+
+    let partly = site
+        .json(1, &["rejects", "retry", "--family", "shop/sold"])
+        .await;
+    assert_eq!(
+        (
+            partly["applied"].as_array().map(Vec::len),
+            partly["refused"].as_array().map(Vec::len)
+        ),
         (Some(1), Some(2))
     );
     let discarded = site.printed(&["rejects", "discard", &number("3")]).await;
@@ -60,10 +95,23 @@ async fn rejects_are_listed_retried_and_discarded() {
         site.json(0, &["rejects", "discard", "--all"]).await["discarded"].to_string(),
         format!("[{}]", number("4"))
     );
-    assert_eq!(site.json(1, &["rejects", "discard", &number("4")]).await["discarded"], json!([]));
-    assert_eq!(site.printed(&["rejects", "list"]).await, "there are no rejects\n");
-    assert_eq!(site.number("SELECT CAST(SUM(sold) AS SIGNED) FROM item").await, 203);
-    assert_eq!(site.printed(&["rejects", "retry", "--all"]).await, "applied: 0\n");
+    assert_eq!(
+        site.json(1, &["rejects", "discard", &number("4")]).await["discarded"],
+        json!([])
+    );
+    assert_eq!(
+        site.printed(&["rejects", "list"]).await,
+        "there are no rejects\n"
+    );
+    assert_eq!(
+        site.number("SELECT CAST(SUM(sold) AS SIGNED) FROM item")
+            .await,
+        203
+    );
+    assert_eq!(
+        site.printed(&["rejects", "retry", "--all"]).await,
+        "applied: 0\n"
+    );
     site.ends_with(3, &["rejects", "retry"]).await;
     site.ends_with(3, &["rejects", "retry", "--all", "1"]).await;
 }
@@ -73,13 +121,26 @@ async fn rejects_of_cached_counters_are_applied_like_others() {
     let site = Site::new().await;
     site.sql("CREATE TABLE item (id BIGINT PRIMARY KEY, sold BIGINT NOT NULL); INSERT INTO item VALUES (7, 40)").await;
     site.configure(&FAMILY.replace("buffered", "cached"));
-    assert_eq!(site.printed(&["add", "shop/sold", "7", "2"]).await, "counted: 7 is 42\n");
+    assert_eq!(
+        site.printed(&["add", "shop/sold", "7", "2"]).await,
+        "counted: 7 is 42\n"
+    );
     site.sql("DELETE FROM item").await;
     site.printed(&["drain"]).await;
     let list = site.json(0, &["rejects", "list"]).await;
-    assert_eq!((&list[0]["id"], &list[0]["delta"], list.as_array().map(Vec::len)), (&json!("7"), &json!(2), Some(1)));
+    assert_eq!(
+        (
+            &list[0]["id"],
+            &list[0]["delta"],
+            list.as_array().map(Vec::len)
+        ),
+        (&json!("7"), &json!(2), Some(1))
+    );
     site.sql("INSERT INTO item VALUES (7, 100)").await;
-    assert_eq!(site.printed(&["rejects", "retry", "--all"]).await, "applied: 1\n");
+    assert_eq!(
+        site.printed(&["rejects", "retry", "--all"]).await,
+        "applied: 1\n"
+    );
     assert_eq!(site.number("SELECT sold FROM item").await, 102);
     assert_eq!(site.printed(&["get", "shop/sold", "7"]).await, "7\t102\n");
 }
@@ -87,13 +148,22 @@ async fn rejects_of_cached_counters_are_applied_like_others() {
 #[tokio::test]
 async fn two_processes_that_retry_at_once_apply_each_reject_once() {
     let site = site_with(12).await;
-    site.sql("INSERT INTO item SELECT CAST(id AS SIGNED), 0 FROM counterfoil_rejects").await;
+    site.sql("INSERT INTO item SELECT CAST(id AS SIGNED), 0 FROM counterfoil_rejects")
+        .await;
     let retry = ["rejects", "retry", "--all", "--json"];
     let (one, other) = join(site.run(&retry), site.run(&retry)).await;
     let applied = |out: &str| {
         let tried: serde_json::Value = serde_json::from_str(out).expect("JSON");
         tried["applied"].as_array().expect("numbers").len()
     };
-    assert_eq!(applied(&one.out) + applied(&other.out), 12, "{one:?} {other:?}");
-    assert_eq!(site.number("SELECT CAST(SUM(sold = id) AS SIGNED) FROM item").await, 12);
+    assert_eq!(
+        applied(&one.out) + applied(&other.out),
+        12,
+        "{one:?} {other:?}"
+    );
+    assert_eq!(
+        site.number("SELECT CAST(SUM(sold = id) AS SIGNED) FROM item")
+            .await,
+        12
+    );
 }

@@ -7,8 +7,8 @@ use tokio::process::Command;
 use super::FAMILIES;
 use crate::support::Site;
 
-/// Runs the program in a terminal of 100 columns, waits for a text, sends an action, and prints the exit status and the
-/// terminal's output.
+/// Runs the program in a terminal of 100 columns, waits for a text, sends an action, and prints the
+/// exit status and the terminal's output.
 const TERMINAL: &str = r#"
 import fcntl, os, pty, select, signal, struct, sys, termios, time
 program, wanted, action = sys.argv[1:4]
@@ -41,9 +41,20 @@ sys.stdout.buffer.write(b"%d\n" % os.waitstatus_to_exitcode(status) + shown)
 
 async fn top(site: &Site, wanted: &str, action: &str) -> (String, String) {
     let mut python = Command::new("python3");
-    python.args(["-c", TERMINAL, env!("CARGO_BIN_EXE_counterfoil"), wanted, action]);
-    let ended =
-        python.current_dir(site.folder()).stdin(Stdio::null()).kill_on_drop(true).output().await.expect("python");
+    python.args([
+        "-c",
+        TERMINAL,
+        env!("CARGO_BIN_EXE_counterfoil"),
+        wanted,
+        action,
+    ]);
+    let ended = python
+        .current_dir(site.folder())
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await
+        .expect("python");
     let told = String::from_utf8_lossy(&ended.stdout).into_owned();
     let (code, shown) = told.split_once('\n').unwrap_or_else(|| panic!("{ended:?}"));
     (code.to_owned(), shown.to_owned())
@@ -58,8 +69,14 @@ async fn every_way_out_restores_the_terminal() {
         let (code, shown) = top(&site, "shop/views", action).await;
         assert_eq!(code, "0", "{action}: {shown}");
         let [begun, ended] = ["\x1b[?1049h", "\x1b[?1049l"].map(|switch| shown.rfind(switch));
-        assert!(begun.is_some() && begun < ended, "{action}: the other screen is left: {shown:?}");
-        assert!(shown.contains("redis up") && shown.contains("PENDING"), "{shown:?}");
+        assert!(
+            begun.is_some() && begun < ended,
+            "{action}: the other screen is left: {shown:?}"
+        );
+        assert!(
+            shown.contains("redis up") && shown.contains("PENDING"),
+            "{shown:?}"
+        );
     }
 }
 
@@ -68,5 +85,10 @@ async fn without_a_terminal_it_points_to_status() {
     let site = Site::new().await;
     site.configure(FAMILIES);
     let refused = site.ends_with(3, &["top"]).await;
-    assert!(refused.err.contains("`counterfoil status` prints the same once"), "{refused:?}");
+    assert!(
+        refused
+            .err
+            .contains("`counterfoil status` prints the same once"),
+        "{refused:?}"
+    );
 }

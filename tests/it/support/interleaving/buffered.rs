@@ -34,22 +34,36 @@ pub trait Kind {
 
 /// Expects that no case fails.
 pub fn exact<K: Kind>(crashes: Crashes, default: u32) {
-    expect_exact(hunt_in::<K, _>(&runtime(), &Database::new(MemoryStore::new()), (crashes, cases(default), None)));
+    expect_exact(hunt_in::<K, _>(
+        &runtime(),
+        &Database::new(MemoryStore::new()),
+        (crashes, cases(default), None),
+    ));
 }
 
-/// Expects that no case fails with a MySQL that is killed in one of so many batches with a lost reply.
+/// Expects that no case fails with a MySQL that is killed in one of so many batches with a lost
+/// reply.
 pub fn exact_in_the_real_database<K: Kind>(one_in: u64, default: u32) {
     let runtime = runtime();
     let mysql = runtime.block_on(Mortal::one_in(one_in));
     let database = runtime.block_on(Database::mortal(&mysql));
     for crashes in [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty] {
-        expect_exact(hunt_in::<K, _>(&runtime, &database, (crashes, cases(default) / 3 + 1, None)));
+        expect_exact(hunt_in::<K, _>(
+            &runtime,
+            &database,
+            (crashes, cases(default) / 3 + 1, None),
+        ));
     }
 }
 
 /// Removes the guard and expects the failure that it prevents.
 pub fn breaks<K: Kind>(guard: Guard, crashes: Crashes, expected: &[&str]) {
-    breaks_in::<K, _>(&runtime(), &Database::new(MemoryStore::new()), (guard, crashes), expected);
+    breaks_in::<K, _>(
+        &runtime(),
+        &Database::new(MemoryStore::new()),
+        (guard, crashes),
+        expected,
+    );
 }
 
 /// Removes a guard of the database and expects the failure that it prevents.
@@ -57,7 +71,12 @@ pub fn breaks_in_the_real_database<K: Kind>(guard: Guard, expected: &[&str]) {
     let runtime = runtime();
     let server = runtime.block_on(MysqlServer::start());
     let pool = runtime.block_on(database_on(&server));
-    breaks_in::<K, _>(&runtime, &Database::new(MysqlStore::new(pool)), (guard, Crashes::None), expected);
+    breaks_in::<K, _>(
+        &runtime,
+        &Database::new(MysqlStore::new(pool)),
+        (guard, Crashes::None),
+        expected,
+    );
 }
 
 fn breaks_in<K: Kind, S: Store + Clone>(
@@ -66,7 +85,11 @@ fn breaks_in<K: Kind, S: Store + Clone>(
     (guard, crashes): (Guard, Crashes),
     expected: &[&str],
 ) {
-    expect_failure(hunt_in::<K, _>(runtime, database, (crashes, 2000, Some(guard))), guard, expected);
+    expect_failure(
+        hunt_in::<K, _>(runtime, database, (crashes, 2000, Some(guard))),
+        guard,
+        expected,
+    );
 }
 
 fn hunt_in<K: Kind, S: Store + Clone>(
@@ -75,7 +98,20 @@ fn hunt_in<K: Kind, S: Store + Clone>(
     (crashes, cases, guard): (Crashes, u32, Option<Guard>),
 ) -> Result<(), TestError<Vec<K::Step>>> {
     let steps = proptest::collection::vec(K::step(crashes), 10..70);
-    hunt(runtime, (crashes, cases, guard), steps, |server, name, steps| {
-        runtime.block_on(K::play(Given { server, crashes, name, database: database.clone() }, steps))
-    })
+    hunt(
+        runtime,
+        (crashes, cases, guard),
+        steps,
+        |server, name, steps| {
+            runtime.block_on(K::play(
+                Given {
+                    server,
+                    crashes,
+                    name,
+                    database: database.clone(),
+                },
+                steps,
+            ))
+        },
+    )
 }

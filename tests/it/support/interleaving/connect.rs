@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use redis::aio::{self, MultiplexedConnection};
 use redis::{
-    AsyncConnectionConfig, Cmd, ConnectionLike as _, FromRedisValue, Pipeline, RedisFuture, RedisResult, Value,
+    AsyncConnectionConfig, Cmd, ConnectionLike as _, FromRedisValue, Pipeline, RedisFuture,
+    RedisResult, Value,
 };
 use testkit::RedisServer;
 
@@ -18,8 +19,8 @@ pub trait Connect: aio::ConnectionLike + Into<counterfoil::Connection> + Clone +
     }
 }
 
-/// A connection whose clones recover with it, like those of a `ConnectionManager`. A reader continues after a crash of
-/// Redis, and does not have to wait for its timeout.
+/// A connection whose clones recover with it, like those of a `ConnectionManager`. A reader
+/// continues after a crash of Redis, and does not have to wait for its timeout.
 #[derive(Clone)]
 pub struct Lasting(Arc<Mutex<MultiplexedConnection>>);
 
@@ -27,8 +28,13 @@ impl Lasting {
     async fn connect(server: &RedisServer) -> MultiplexedConnection {
         // on a busy machine a reply may take long
         let limit = Some(Duration::from_secs(20));
-        let config = AsyncConnectionConfig::new().set_connection_timeout(limit).set_response_timeout(limit);
-        let connection = server.client().get_multiplexed_async_connection_with_config(&config).await;
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(limit)
+            .set_response_timeout(limit);
+        let connection = server
+            .client()
+            .get_multiplexed_async_connection_with_config(&config)
+            .await;
         connection.expect("a connection to the private Redis")
     }
 
@@ -60,7 +66,12 @@ impl aio::ConnectionLike for Lasting {
         Box::pin(async move { connection.req_packed_command(cmd).await })
     }
 
-    fn req_packed_commands<'a>(&'a mut self, pipe: &'a Pipeline, at: usize, n: usize) -> RedisFuture<'a, Vec<Value>> {
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        pipe: &'a Pipeline,
+        at: usize,
+        n: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
         let mut connection = self.connection().clone();
         Box::pin(async move { connection.req_packed_commands(pipe, at, n).await })
     }
@@ -72,7 +83,10 @@ impl aio::ConnectionLike for Lasting {
 
 impl Connect for Direct {
     async fn to(server: &RedisServer) -> Self {
-        let connection = server.client().get_connection().expect("a connection to the private Redis");
+        let connection = server
+            .client()
+            .get_connection()
+            .expect("a connection to the private Redis");
         Direct(Arc::new(Mutex::new(connection)))
     }
 }
@@ -106,7 +120,12 @@ impl aio::ConnectionLike for Direct {
         Box::pin(async { self.run(cmd) })
     }
 
-    fn req_packed_commands<'a>(&'a mut self, _: &'a Pipeline, _: usize, _: usize) -> RedisFuture<'a, Vec<Value>> {
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        _: &'a Pipeline,
+        _: usize,
+        _: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
         unreachable!("nothing is pipelined")
     }
 

@@ -31,49 +31,92 @@ impl<S> Database<'_, S> {
 
 impl<'s> Database<'s, MysqlStore> {
     pub async fn mortal(mysql: &'s Mortal) -> Self {
-        Database { store: MysqlStore::new(mysql.database().await), mysql: Some(mysql) }
+        Database {
+            store: MysqlStore::new(mysql.database().await),
+            mysql: Some(mysql),
+        }
     }
 }
 
 impl<S: Store + Clone> Database<'_, S> {
     /// Applies the next `rows` ids of the batch. Returns its progress unless the reply is lost.
-    pub async fn apply(&self, batch: Arc<Batch>, rows: u64, fate: Fate) -> Result<Option<Progress>, TestCaseError> {
+    pub async fn apply(
+        &self,
+        batch: Arc<Batch>,
+        rows: u64,
+        fate: Fate,
+    ) -> Result<Option<Progress>, TestCaseError> {
         let store = self.store.clone();
         let applying = async move { store.apply(&[batch], Some(rows)).await };
         let applied = match self.mysql {
             Some(mysql) if fate == Fate::LostAfter => mysql.unheard(applying).await.map(|()| None),
-            _ => applying.await.map(|applied| applied.progress.first().copied()),
+            _ => applying
+                .await
+                .map(|applied| applied.progress.first().copied()),
         };
         applied.map_err(failed)
     }
 
     /// Returns the sum of the id in database, batch and buffer.
-    pub async fn total<C: Connect>(&self, stage: &Stage<'_, C>, id: &str) -> Result<i128, TestCaseError> {
+    pub async fn total<C: Connect>(
+        &self,
+        stage: &Stage<'_, C>,
+        id: &str,
+    ) -> Result<i128, TestCaseError> {
         let number = stage.partition_of(id);
         let pending = stage.partition(number).read(&[id]).await.map_err(failed)?;
         Ok(self.totals(stage, (number, pending), &[id]).await?[0])
     }
 
-    /// Returns the sums of ids of one partition with these pending deltas. A Redis that is behind the ledger holds
-    /// nothing that would reach the database.
+    /// Returns the sums of ids of one partition with these pending deltas. A Redis that is behind
+    /// the ledger holds nothing that would reach the database.
     pub async fn totals<C: Connect>(
         &self,
         stage: &Stage<'_, C>,
         (number, pending): (u32, Pending),
         ids: &[&str],
     ) -> Result<Vec<i128>, TestCaseError> {
-        let LastCut { incarnation, seq, nonce } = pending.last;
-        let mark: Vec<_> = incarnation.map(|incarnation| (number, incarnation)).into_iter().collect();
-        let snapshot = self.store.read(&stage.family, ids, &mark, ReadFrom::Primary).await.map_err(failed)?;
+        let LastCut {
+            incarnation,
+            seq,
+            nonce,
+        } = pending.last;
+        let mark: Vec<_> = incarnation
+            .map(|incarnation| (number, incarnation))
+            .into_iter()
+            .collect();
+        let snapshot = self
+            .store
+            .read(&stage.family, ids, &mark, ReadFrom::Primary)
+            .await
+            .map_err(failed)?;
         let mark = snapshot.ledger.into_iter().next().unwrap_or_default();
         let is_same = mark.seq == seq && (seq == 0 || nonce == Some(mark.nonce));
         let is_behind = mark.seq >= seq && !is_same;
         let total = |((id, value), (batch, buffer)): ((&&str, &Option<i64>), &(i64, i64))| {
-            let is_applied = is_same && mark.position.as_ref().is_none_or(|last| id.as_bytes() <= last.as_slice());
-            let beside = if pending.in_flight && !is_applied { i128::from(*batch) } else { 0 };
-            i128::from(value.unwrap_or(0)) + if is_behind { 0 } else { i128::from(*buffer) + beside }
+            let is_applied = is_same
+                && mark
+                    .position
+                    .as_ref()
+                    .is_none_or(|last| id.as_bytes() <= last.as_slice());
+            let beside = if pending.in_flight && !is_applied {
+                i128::from(*batch)
+            } else {
+                0
+            };
+            i128::from(value.unwrap_or(0))
+                + if is_behind {
+                    0
+                } else {
+                    i128::from(*buffer) + beside
+                }
         };
-        Ok(ids.iter().zip(&snapshot.values).zip(&pending.deltas).map(total).collect())
+        Ok(ids
+            .iter()
+            .zip(&snapshot.values)
+            .zip(&pending.deltas)
+            .map(total)
+            .collect())
     }
 }
 
@@ -87,12 +130,19 @@ pub struct Mortal {
 impl Mortal {
     /// Starts a server that is killed during one of every `one_in` such calls.
     pub async fn one_in(one_in: u64) -> Self {
-        Mortal { one_in: Some(one_in), ..Mortal::never().await }
+        Mortal {
+            one_in: Some(one_in),
+            ..Mortal::never().await
+        }
     }
 
     /// Starts a server that is never killed.
     pub async fn never() -> Self {
-        Mortal { server: MysqlServer::start().await, one_in: None, unheard: AtomicU64::new(0) }
+        Mortal {
+            server: MysqlServer::start().await,
+            one_in: None,
+            unheard: AtomicU64::new(0),
+        }
     }
 
     /// Creates a database with counterfoil's tables.
@@ -106,7 +156,10 @@ impl Mortal {
         work: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<()> {
         let number = self.unheard.fetch_add(1, Ordering::Relaxed);
-        if !self.one_in.is_some_and(|one_in| number.is_multiple_of(one_in)) {
+        if !self
+            .one_in
+            .is_some_and(|one_in| number.is_multiple_of(one_in))
+        {
             return work.await.map(drop);
         }
         let working = tokio::spawn(work);

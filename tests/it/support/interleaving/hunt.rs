@@ -35,7 +35,10 @@ pub trait Case {
 }
 
 pub fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime")
 }
 
 /// Returns the number of cases to try.
@@ -61,10 +64,17 @@ pub fn hunt<T: Debug>(
     let server = RefCell::new(start());
     // an expected failure is not shrunk
     let max_shrink_iters = if guard.is_some() { 0 } else { 500 };
-    let config = Config { cases, failure_persistence: None, max_shrink_iters, ..Config::default() };
+    let config = Config {
+        cases,
+        failure_persistence: None,
+        max_shrink_iters,
+        ..Config::default()
+    };
     // without a guard the failure must occur every time
     let mut runner = match guard {
-        Some(_) => TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha)),
+        Some(_) => {
+            TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
+        }
         None => TestRunner::new(config),
     };
     let case = AtomicUsize::new(0);
@@ -74,10 +84,17 @@ pub fn hunt<T: Debug>(
             server.replace(start());
         }
         let server = server.borrow().clone();
-        run(&server, format!("case-{}", CASE.fetch_add(1, Ordering::Relaxed)), steps)
+        run(
+            &server,
+            format!("case-{}", CASE.fetch_add(1, Ordering::Relaxed)),
+            steps,
+        )
     });
     take_out(None);
-    println!("{} cases, {crashes:?}, without {guard:?}", case.load(Ordering::Relaxed));
+    println!(
+        "{} cases, {crashes:?}, without {guard:?}",
+        case.load(Ordering::Relaxed)
+    );
     outcome
 }
 
@@ -89,11 +106,18 @@ pub fn expect_exact<T: Debug>(outcome: Result<(), TestError<T>>) {
 }
 
 /// Expects the failure that the guard prevents.
-pub fn expect_failure<T: Debug>(outcome: Result<(), TestError<T>>, guard: Guard, expected: &[&str]) {
+pub fn expect_failure<T: Debug>(
+    outcome: Result<(), TestError<T>>,
+    guard: Guard,
+    expected: &[&str],
+) {
     match outcome {
         Err(TestError::Fail(reason, steps)) => {
             let reason = reason.to_string();
-            assert!(expected.iter().any(|word| reason.contains(word)), "{reason}");
+            assert!(
+                expected.iter().any(|word| reason.contains(word)),
+                "{reason}"
+            );
             println!("without {guard:?}: {reason}, after {steps:?}");
         }
         other => panic!("without {guard:?} nothing failed: {other:?}"),

@@ -1,9 +1,9 @@
-//! The shared parts of the interleaving tests: the fates of calls, crashes of a real Redis, and the hunt for an order
-//! of steps that breaks an invariant.
+//! The shared parts of the interleaving tests: the fates of calls, crashes of a real Redis, and the
+//! hunt for an order of steps that breaks an invariant.
 //!
-//! A crash of Redis that loses the last writes cuts its append-only file back, before the restart, to a length from
-//! within the settle time. The cut is between two commands: Redis itself drops a tail that is torn within a script's
-//! writes, see docs/operations.md.
+//! A crash of Redis that loses the last writes cuts its append-only file back, before the restart,
+//! to a length from within the settle time. The cut is between two commands: Redis itself drops a
+//! tail that is torn within a script's writes, see docs/operations.md.
 
 pub mod buffered;
 pub mod connect;
@@ -65,18 +65,23 @@ impl Crashes {
         }
     }
 
-    /// Returns the weakest safe durability: a Redis that is empty after a crash cannot return to an older state.
+    /// Returns the weakest safe durability: a Redis that is empty after a crash cannot return to an
+    /// older state.
     pub fn durability(self) -> Durability {
         match self {
             Crashes::Empty => Durability::Immediate,
-            Crashes::BackToTheLastFsync | Crashes::None => Durability::Settle(Duration::from_millis(SETTLE)),
+            Crashes::BackToTheLastFsync | Crashes::None => {
+                Durability::Settle(Duration::from_millis(SETTLE))
+            }
         }
     }
 
     /// Draws a crash of this kind.
     pub fn mishap(self) -> BoxedStrategy<Mishap> {
         match self {
-            Crashes::BackToTheLastFsync => any::<u8>().prop_map(|kept| Mishap::Crash { kept }).boxed(),
+            Crashes::BackToTheLastFsync => {
+                any::<u8>().prop_map(|kept| Mishap::Crash { kept }).boxed()
+            }
             Crashes::Empty => Just(Mishap::Emptied).boxed(),
             Crashes::None => Just(Mishap::ScriptFlush).boxed(),
         }

@@ -19,23 +19,44 @@ pub struct Reader<T> {
 
 impl<T: Send + 'static> Reader<T> {
     /// Begins to read, up to the first database query.
-    pub async fn begin(gate: Gate, read: impl Future<Output = Result<T>> + Send + 'static, before: Vec<bool>) -> Self {
+    pub async fn begin(
+        gate: Gate,
+        read: impl Future<Output = Result<T>> + Send + 'static,
+        before: Vec<bool>,
+    ) -> Self {
         let task = tokio::spawn(read);
         gate.reach(&task).await;
-        Reader { task, gate, before, has_crashed: false }
+        Reader {
+            task,
+            gate,
+            before,
+            has_crashed: false,
+        }
     }
 
-    /// Lets the reader's query run, if there is a reader. Returns its result once it ends; after a crash it may fail.
+    /// Lets the reader's query run, if there is a reader. Returns its result once it ends; after a
+    /// crash it may fail.
     pub async fn go_on(reader: &mut Option<Self>) -> Result<Option<Seen<T>>, TestCaseError> {
-        let Some(asking) = reader.take() else { return Ok(None) };
+        let Some(asking) = reader.take() else {
+            return Ok(None);
+        };
         asking.gate.let_in(&asking.task).await;
         if !asking.task.is_finished() {
             *reader = Some(asking);
             return Ok(None);
         }
-        let Reader { task, before, has_crashed, .. } = asking;
+        let Reader {
+            task,
+            before,
+            has_crashed,
+            ..
+        } = asking;
         match task.await.map_err(failed)? {
-            Ok(found) => Ok(Some(Seen { found, before, has_crashed })),
+            Ok(found) => Ok(Some(Seen {
+                found,
+                before,
+                has_crashed,
+            })),
             Err(_) if has_crashed => Ok(None),
             Err(error) => Err(failed(error)),
         }
@@ -53,6 +74,9 @@ impl<T> Seen<T> {
     /// Returns how often the increment with this number must and may be in the result.
     pub fn bounds(&self, token: usize, state: State) -> (u8, u8) {
         let was_acknowledged = self.before.get(token) == Some(&true);
-        (u8::from(was_acknowledged && state != State::Forgotten && !self.has_crashed), 1)
+        (
+            u8::from(was_acknowledged && state != State::Forgotten && !self.has_crashed),
+            1,
+        )
     }
 }

@@ -17,7 +17,8 @@ use super::{Checked, Crashes, Mishap, PARTITIONS, SETTLE, failed};
 /// The lengths of the append-only file whose effects are lost.
 pub type Gone = RangeFrom<u64>;
 
-/// The lengths of the append-only file over time, oldest first. The length one settle time ago is durable.
+/// The lengths of the append-only file over time, oldest first. The length one settle time ago is
+/// durable.
 #[derive(Debug)]
 pub struct Lengths {
     settle: u64,
@@ -26,14 +27,21 @@ pub struct Lengths {
 
 impl Lengths {
     pub fn new(settle: u64) -> Self {
-        Lengths { settle, noted: VecDeque::new() }
+        Lengths {
+            settle,
+            noted: VecDeque::new(),
+        }
     }
 
     /// Notes the current length of the file.
     pub fn note(&mut self, now: u64, length: u64) {
         self.noted.push_back((now, length));
         // keeps the newest durable length, and all later ones
-        while self.noted.get(1).is_some_and(|(time, _)| time + self.settle <= now) {
+        while self
+            .noted
+            .get(1)
+            .is_some_and(|(time, _)| time + self.settle <= now)
+        {
             self.noted.pop_front();
         }
     }
@@ -46,7 +54,8 @@ impl Lengths {
     /// Handles a restart of Redis with a file of this length, all of which is durable.
     pub fn restart(&mut self, now: u64, length: u64) {
         self.noted.clear();
-        self.noted.push_back((now.saturating_sub(self.settle), length));
+        self.noted
+            .push_back((now.saturating_sub(self.settle), length));
     }
 }
 
@@ -66,9 +75,24 @@ pub struct Stage<'s, C> {
 
 impl<'s, C: Connect> Stage<'s, C> {
     /// Begins with an empty Redis.
-    pub async fn new(server: &'s RedisServer, crashes: Crashes, family: Registered, now: u64) -> Self {
-        let (redis, family, lengths) = (C::to(server).await, Arc::new(family), Lengths::new(SETTLE));
-        let mut stage = Stage { server, redis, family, crashes, now, elapsed: now, lengths, names: 0 };
+    pub async fn new(
+        server: &'s RedisServer,
+        crashes: Crashes,
+        family: Registered,
+        now: u64,
+    ) -> Self {
+        let (redis, family, lengths) =
+            (C::to(server).await, Arc::new(family), Lengths::new(SETTLE));
+        let mut stage = Stage {
+            server,
+            redis,
+            family,
+            crashes,
+            now,
+            elapsed: now,
+            lengths,
+            names: 0,
+        };
         stage.run("FLUSHALL").await.expect("FLUSHALL");
         stage.note_length();
         stage
@@ -79,9 +103,16 @@ impl<'s, C: Connect> Stage<'s, C> {
     }
 
     /// Resets the partition if its last cut is the proven one.
-    pub async fn reset(&self, number: u32, proven: LastCut) -> Result<Option<Dropped>, TestCaseError> {
+    pub async fn reset(
+        &self,
+        number: u32,
+        proven: LastCut,
+    ) -> Result<Option<Dropped>, TestCaseError> {
         let home = self.partition(0);
-        self.partition(number).reset(&self.family.family, home.keys(), proven).await.map_err(failed)
+        self.partition(number)
+            .reset(&self.family.family, home.keys(), proven)
+            .await
+            .map_err(failed)
     }
 
     pub fn partition_of(&self, id: &str) -> u32 {
@@ -152,7 +183,9 @@ impl<'s, C: Connect> Stage<'s, C> {
         for word in words.split(' ') {
             cmd.arg(word);
         }
-        cmd.exec_async(&mut self.redis.clone()).await.map_err(failed)
+        cmd.exec_async(&mut self.redis.clone())
+            .await
+            .map_err(failed)
     }
 
     /// Checks that nothing is pending for the database.

@@ -1,5 +1,5 @@
-//! Distinct increments: the k-th of a case adds 4^k. In base 4, each digit of a value is the number of times that it
-//! contains that increment.
+//! Distinct increments: the k-th of a case adds 4^k. In base 4, each digit of a value is the number
+//! of times that it contains that increment.
 
 use super::stage::Gone;
 
@@ -13,7 +13,8 @@ pub fn digit(value: i128, token: usize) -> u8 {
     u8::try_from((value >> (2 * token)) & 3).expect("two bits")
 }
 
-/// Returns the fault if an increment is in a value less often than it must be, or more often than it may.
+/// Returns the fault if an increment is in a value less often than it must be, or more often than
+/// it may.
 pub fn fault(times: u8, (least, most): (u8, u8)) -> Option<&'static str> {
     match times {
         times if times < least => Some("LOST"),

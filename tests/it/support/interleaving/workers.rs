@@ -27,11 +27,21 @@ pub struct Work {
 
 impl Work {
     pub const fn delivered(worker: usize, partition: u32) -> Self {
-        Work { worker, partition, rows: 1, fate: Fate::Delivered }
+        Work {
+            worker,
+            partition,
+            rows: 1,
+            fate: Fate::Delivered,
+        }
     }
 
     pub fn any() -> impl Strategy<Value = Self> {
-        let work = |(worker, partition, rows, fate)| Work { worker, partition, rows, fate };
+        let work = |(worker, partition, rows, fate)| Work {
+            worker,
+            partition,
+            rows,
+            fate,
+        };
         (0..WORKERS, 0..PARTITIONS, 1..=2_u64, fate()).prop_map(work)
     }
 }
@@ -94,8 +104,16 @@ impl Workers {
                 (Task::Rotate, None)
             }
             Task::Reset(number, id) => {
-                let BatchId { incarnation, seq, nonce } = id;
-                let proven = LastCut { incarnation: Some(incarnation), seq, nonce: Some(nonce) };
+                let BatchId {
+                    incarnation,
+                    seq,
+                    nonce,
+                } = id;
+                let proven = LastCut {
+                    incarnation: Some(incarnation),
+                    seq,
+                    nonce: Some(nonce),
+                };
                 (Task::Rotate, stage.reset(number, proven).await?)
             }
         };
@@ -106,8 +124,17 @@ impl Workers {
         Ok(dropped)
     }
 
-    async fn rotate<C: Connect>(&mut self, number: u32, stage: &Stage<'_, C>) -> Result<Task, TestCaseError> {
-        match stage.partition(number).rotate(None, Cut::Now).await.map_err(failed)? {
+    async fn rotate<C: Connect>(
+        &mut self,
+        number: u32,
+        stage: &Stage<'_, C>,
+    ) -> Result<Task, TestCaseError> {
+        match stage
+            .partition(number)
+            .rotate(None, Cut::Now)
+            .await
+            .map_err(failed)?
+        {
             RotateReply::Batch(CutBatch { id, fresh, .. }) => {
                 self.cuts += u64::from(fresh);
                 Ok(Task::Fetch(number, id))
@@ -127,22 +154,35 @@ impl Workers {
         for _ in 0..16 {
             for worker in 0..WORKERS {
                 stage.pass(SETTLE);
-                self.step(Work::delivered(worker, partition), stage, database).await?;
+                self.step(Work::delivered(worker, partition), stage, database)
+                    .await?;
             }
         }
         Ok(())
     }
 }
 
-async fn fetch<C: Connect>(number: u32, id: BatchId, stage: &Stage<'_, C>) -> Result<Task, TestCaseError> {
+async fn fetch<C: Connect>(
+    number: u32,
+    id: BatchId,
+    stage: &Stage<'_, C>,
+) -> Result<Task, TestCaseError> {
     let settle = match stage.family.family.durability() {
         Durability::Settle(time) => time,
         _ => Duration::ZERO,
     };
-    match stage.partition(number).fetch(id, settle, 10).await.map_err(failed)? {
-        FetchReply::Deltas(deltas) => {
-            Ok(Task::Apply(Arc::new(Batch { family: stage.family.clone(), partition: number, id, deltas })))
-        }
+    match stage
+        .partition(number)
+        .fetch(id, settle, 10)
+        .await
+        .map_err(failed)?
+    {
+        FetchReply::Deltas(deltas) => Ok(Task::Apply(Arc::new(Batch {
+            family: stage.family.clone(),
+            partition: number,
+            id,
+            deltas,
+        }))),
         FetchReply::Wait(_) => Ok(Task::Fetch(number, id)),
         FetchReply::Stale => Ok(Task::Rotate),
     }
@@ -153,9 +193,13 @@ async fn apply<S: Store + Clone>(
     work: Work,
     database: &Database<'_, S>,
 ) -> Result<Task, TestCaseError> {
-    Ok(match database.apply(batch.clone(), work.rows, work.fate).await? {
-        Some(Progress::Complete | Progress::Repeated) => Task::Release(batch.partition, batch.id),
-        Some(Progress::SetBack) => Task::Reset(batch.partition, batch.id),
-        Some(Progress::Partial { .. }) | None => Task::Apply(batch),
-    })
+    Ok(
+        match database.apply(batch.clone(), work.rows, work.fate).await? {
+            Some(Progress::Complete | Progress::Repeated) => {
+                Task::Release(batch.partition, batch.id)
+            }
+            Some(Progress::SetBack) => Task::Reset(batch.partition, batch.id),
+            Some(Progress::Partial { .. }) | None => Task::Apply(batch),
+        },
+    )
 }

@@ -25,13 +25,25 @@ pub struct Key {
 
 impl Key {
     pub fn fence<'a>(&'a self, home: &'a Partition) -> Fence<'a> {
-        Fence { home: home.keys(), caller: &self.caller, n: self.n, epoch: &self.epoch }
+        Fence {
+            home: home.keys(),
+            caller: &self.caller,
+            n: self.n,
+            epoch: &self.epoch,
+        }
     }
 }
 
 impl<Call> Writer<Call> {
     pub fn new(name: u64) -> Self {
-        Writer { key: Key { caller: format!("writer-{name}"), n: 0, epoch: String::new() }, open: None }
+        Writer {
+            key: Key {
+                caller: format!("writer-{name}"),
+                n: 0,
+                epoch: String::new(),
+            },
+            open: None,
+        }
     }
 
     pub fn begin(&mut self, call: Call) {
@@ -40,7 +52,11 @@ impl<Call> Writer<Call> {
     }
 
     /// Returns the key of the open call. A writer without an epoch requests one from the home.
-    pub async fn key<C: Connect>(&mut self, stage: &Stage<'_, C>, home: &Partition) -> Result<Key, Failed> {
+    pub async fn key<C: Connect>(
+        &mut self,
+        stage: &Stage<'_, C>,
+        home: &Partition,
+    ) -> Result<Key, Failed> {
         if self.key.epoch.is_empty() {
             self.key.epoch = epoch(home, &stage.family.family).await.map_err(failed)?;
         }
@@ -63,5 +79,8 @@ impl<Call> Writer<Call> {
 /// Begins a new epoch of the home, after a minute.
 pub async fn turn_epoch<C: Connect>(stage: &mut Stage<'_, C>, home: u32) -> Checked {
     stage.pass(60_000);
-    epoch(&stage.partition(home), &stage.family.family).await.map(drop).map_err(failed)
+    epoch(&stage.partition(home), &stage.family.family)
+        .await
+        .map(drop)
+        .map_err(failed)
 }
