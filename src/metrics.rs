@@ -72,7 +72,7 @@ pub fn describe() {
     describe_counter!(HITS, "hits acknowledged by Redis");
     describe_counter!(REFUSED, "hits refused");
     describe_gauge!(RECORDED, "recorded hits that are being sent");
-    describe_counter!(UNKNOWN, "hits whose outcome could not be learnt");
+    describe_counter!(UNKNOWN, "hits of unknown outcome");
     describe_gauge!(
         PENDING_IDS,
         "distinct ids in the batches that this reconciler holds"
@@ -82,13 +82,13 @@ pub fn describe() {
     describe_counter!(REJECTS, "deltas that the database refused");
     describe_counter!(
         STRAYS,
-        "partitions beyond a family's number that somebody counted in"
+        "partitions beyond a family's partition count that contained hits"
     );
     describe_counter!(
         SET_BACK,
-        "partitions that began anew because Redis was set back"
+        "partitions that were reset because Redis was set back"
     );
-    describe_counter!(DROPPED, "hits that were dropped when partitions began anew");
+    describe_counter!(DROPPED, "hits that were dropped when partitions were reset");
     describe_counter!(
         SEEDS,
         "rows that were read because their cached counter was not in Redis"
@@ -111,12 +111,12 @@ pub fn describe() {
     );
     describe_gauge!(
         BACKLOG_IDS,
-        "distinct ids that wait in Redis for the database, as last looked at"
+        "distinct ids that wait in Redis for the database, at the last check"
     );
     describe_gauge!(
         BACKLOG_SECONDS,
         Unit::Seconds,
-        "age of the oldest hit that waits in Redis, as last looked at"
+        "age of the oldest hit that waits in Redis, at the last check"
     );
     describe_counter!(
         RECOUNT_CHECKED,
@@ -137,7 +137,7 @@ pub fn describe() {
         Unit::Seconds,
         "when the last full run of a recount ended"
     );
-    describe_counter!(RETRIES, "calls made again after a failure");
+    describe_counter!(RETRIES, "calls retried after a failure");
 }
 
 /// Registers the family's metrics. It adds 0 instead of setting it, because other namespaces share

@@ -123,7 +123,7 @@ impl CounterfoilBuilder {
     /// given connection or pool is not tried, except to create tables.
     pub async fn connect(self) -> Result<Counterfoil> {
         let not_given =
-            |what| Error::invalid(format!("Counterfoil::builder(): {what} is not given"));
+            |what| Error::invalid(format!("Counterfoil::builder(): {what} is required"));
         let redis = self.redis.ok_or_else(|| not_given("redis"))?;
         let mysql = self.mysql.ok_or_else(|| not_given("mysql"))?;
         let redis = match redis {

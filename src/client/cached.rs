@@ -461,7 +461,7 @@ impl CachedCounters {
         Error::new(
             ErrorKind::Redis,
             format!(
-                "{family}: {id:?} leaves Redis again before it is seeded; is retain too short?"
+                "{family}: {id:?} was dropped from Redis before it was seeded; retain may be too short"
             ),
         )
     }

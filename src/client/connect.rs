@@ -61,7 +61,7 @@ impl Counterfoil {
     ) -> Result<Self> {
         let client = cluster_settings(ClusterClient::builder(nodes)).build();
         let client =
-            client.map_err(|error| Error::invalid("the URLs of the cluster").with_source(error))?;
+            client.map_err(|error| Error::invalid("invalid cluster URLs").with_source(error))?;
         let redis = client.get_async_connection().await;
         let redis = redis.map_err(|error| primary::unreachable("the cluster's URLs", error))?;
         Ok(Counterfoil::new(redis, connect_mysql(mysql_url).await?))
@@ -141,7 +141,10 @@ fn no_database(options: &MySqlConnectOptions) -> Error {
         Some(socket) => socket.display().to_string(),
         None => format!("{}:{}", options.get_host(), options.get_port()),
     };
-    Error::new(ErrorKind::Store, format!("no database at {place}"))
+    Error::new(
+        ErrorKind::Store,
+        format!("the database at {place} is unreachable"),
+    )
 }
 
 impl MysqlStore {
@@ -165,7 +168,7 @@ impl MysqlStore {
 
 fn options(url: &str) -> Result<MySqlConnectOptions> {
     url.parse()
-        .map_err(|error: sqlx::Error| Error::invalid("the database's URL").with_source(error))
+        .map_err(|error: sqlx::Error| Error::invalid("invalid database URL").with_source(error))
 }
 
 fn lazy(options: MySqlConnectOptions) -> MysqlStore {

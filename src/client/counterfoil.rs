@@ -139,7 +139,7 @@ impl Counterfoil {
                 Error::new(ErrorKind::Store, "the database did not reply").with_source(elapsed)
             }
         };
-        tracing::warn!(%family, %error, "opened without the database: it is asked for the family when it is back");
+        tracing::warn!(%family, %error, "opened without the database, which will register the family when it has recovered");
         Ok(None)
     }
 
@@ -208,7 +208,7 @@ fn unless_refused(taken: Result<()>) -> Result<bool> {
             Err(error)
         }
         Err(error) => {
-            tracing::warn!(%error, "the family is opened, and its settings are not yet in Redis");
+            tracing::warn!(%error, "opened the family, but its settings are not in Redis yet");
             Ok(false)
         }
     }

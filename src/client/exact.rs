@@ -71,13 +71,13 @@ impl Handle {
             };
             if is_suspect && self.probe().await? > 0 {
                 let what = format!(
-                    "{family}: Redis was set back to an older state; its partitions have begun anew"
+                    "{family}: Redis was set back to an older state; the affected partitions were reset"
                 );
                 return Err(Error::new(ErrorKind::Redis, what));
             }
         }
         Err(Error::corrupt(format!(
-            "{family}: Redis and the ledger do not agree; was the database set back?"
+            "{family}: Redis and the ledger disagree; the database may have been set back"
         )))
     }
 
@@ -359,7 +359,7 @@ impl Handle {
                 Error::new(
                     ErrorKind::Range,
                     format!(
-                        "{}: the value of {id:?}, {sum}, is not an i64",
+                        "{}: the value of {id:?}, {sum}, exceeds the i64 range",
                         self.family()
                     ),
                 )

@@ -164,7 +164,7 @@ impl Handle {
         Error::new(
             kind,
             format!(
-                "{}: no reply within the read timeout, {:?}",
+                "{}: no reply within the read timeout of {:?}",
                 self.family(),
                 self.read_timeout
             ),

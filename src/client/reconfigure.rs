@@ -80,7 +80,7 @@ impl Counterfoil {
             {
                 return Err(Error::new(
                     ErrorKind::Busy,
-                    format!("{family}: hits are pending: drain it first"),
+                    format!("{family}: hits are pending; drain the family first"),
                 ));
             }
         }
@@ -129,13 +129,13 @@ fn refuse_unchangeable(known: &Family, family: &Family) -> Result<()> {
         let is_bound = setting == "shape" && known.is_cached() && family.is_cached();
         if before != after && !is_bound && !CHANGEABLE.contains(&setting) {
             return Err(Error::invalid(format!(
-                "{family}: {setting} is {before:?} for the life of the family"
+                "{family}: {setting} cannot be changed from {before:?}"
             )));
         }
     }
     if known.has_expiring_keys() && known.partitions() != family.partitions() {
         let wrong =
-            "the partitions hold its windows, or who has been there: take a family of another name";
+            "the partitions hold windows or known visitors; open a family with another name";
         return Err(Error::invalid(format!("{family}: {wrong}")));
     }
     Ok(())

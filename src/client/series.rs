@@ -336,7 +336,7 @@ impl Series {
         if let Some(early) = starts.first().filter(|start| **start < first) {
             let family = self.family();
             return Err(Error::invalid(format!(
-                "{family}: the slices of {precision} go back to {first} in Unix time, not to {early}, and they are not kept"
+                "{family}: slices of {precision} are not kept, and exist from {first} on in Unix time, not from {early}"
             )));
         }
         Ok(filled(starts, window).into_iter().map(slice).collect())
@@ -352,7 +352,7 @@ impl Series {
         match i64::try_from(n) {
             Ok(n) if n > 0 => Ok(n),
             _ => Err(Error::invalid(format!(
-                "{}: {n} for {name:?} is not 1 to {}",
+                "{}: {n} for {name:?} is not in the range 1 to {}",
                 self.family(),
                 i64::MAX
             ))),

@@ -144,7 +144,7 @@ impl Visitors {
             Ok(id)
         } else {
             Err(Error::invalid(format!(
-                "{}: scope {scope:?} and day {day}, parted by {separator:?}, cannot be told from others",
+                "{}: scope {scope:?} and day {day}, joined by {separator:?}, are ambiguous",
                 self.family()
             )))
         }

@@ -37,7 +37,7 @@ pub async fn wait_out(error: Error, pause: &mut Backoff) -> Result<()> {
     if !error.is_retryable() {
         return Err(error);
     }
-    tracing::warn!(%error, "waiting");
+    tracing::warn!(%error, "failed, will retry");
     sleep(pause.next()).await;
     Ok(())
 }
@@ -58,7 +58,7 @@ pub async fn unless_stopped<T>(
     tokio::select! {
         biased;
         ended = step => ended,
-        () = stopped => Err(Error::new(ErrorKind::Store, "not waited for any longer: this is to stop")),
+        () = stopped => Err(Error::new(ErrorKind::Store, "stopped waiting: shutting down")),
     }
 }
 

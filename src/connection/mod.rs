@@ -249,7 +249,7 @@ async fn leave(redis: &mut ConnectionManager) {
     if matches!(role.as_deref(), Ok([Value::BulkString(role), ..]) if role == b"master") {
         return;
     }
-    tracing::warn!("the connection leads to a replica and is given up");
+    tracing::warn!("the connection leads to a replica, reconnecting");
     // with the second command the manager notices that the connection is closed
     for command in ["QUIT", "PING"] {
         let _ = timeout(
@@ -276,7 +276,7 @@ async fn look_around(redis: &mut ClusterConnection) {
         }
         *last = Some(Instant::now());
     }
-    tracing::warn!("a node does not reply: the cluster is asked for the nodes of its slots");
+    tracing::warn!("a node does not reply, refreshing the cluster's slots");
     let mut command = redis::cmd("EVAL");
     command
         .arg("return redis.error_reply('MOVED counterfoil asks for the slots')")

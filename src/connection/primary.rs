@@ -170,7 +170,7 @@ impl Primary {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if current.ptr_eq(failed) {
-            tracing::debug!(redis = self.0.place, "connecting again");
+            tracing::debug!(redis = self.0.place, "reconnecting");
             *current = self.0.source.clone().search();
         }
     }
@@ -350,7 +350,7 @@ fn service(primary: &ConnectionInfo) -> Result<String> {
     match primary.addr() {
         ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => Ok(host.to_string()),
         _ => Err(Error::invalid(
-            "the primary's URL has no name that Sentinel could know",
+            "the primary's URL has no service name for Sentinel",
         )),
     }
 }
@@ -360,14 +360,14 @@ pub(crate) fn unreachable(place: &str, error: RedisError) -> Error {
     let failure = if refusal::is_denied(&error) {
         Error::new(
             ErrorKind::AccessDenied,
-            format!("the Redis at {place} does not accept the credentials"),
+            format!("Redis at {place} rejected the credentials"),
         )
     } else {
-        Error::new(ErrorKind::Redis, format!("no Redis at {place}"))
+        Error::new(ErrorKind::Redis, format!("Redis at {place} is unreachable"))
     };
     failure.with_source(error)
 }
 
 pub(crate) fn invalid(error: RedisError) -> Error {
-    Error::invalid("the URL of Redis").with_source(error)
+    Error::invalid("invalid Redis URL").with_source(error)
 }

@@ -407,7 +407,7 @@ impl Flusher {
             for (place, progress) in places.into_iter().zip(applied.progress) {
                 match progress {
                     Progress::Partial { left: ids } => {
-                        tracing::debug!(family = %batches[place].family.family, ids, "a part of a batch is applied");
+                        tracing::debug!(family = %batches[place].family.family, ids, "applied a part of a batch");
                         left.push(place);
                     }
                     end => ends[place] = Some(Ok(end)),
@@ -420,7 +420,7 @@ impl Flusher {
             {
                 return Err(Error::new(
                     ErrorKind::Store,
-                    "the rest of a batch is left: this is to stop",
+                    "stopped before the rest of a batch was applied",
                 ));
             }
         }
@@ -446,7 +446,7 @@ impl Flusher {
                 }
                 Err(error) if error.is_retryable() => {
                     let error = retried("apply", error);
-                    tracing::warn!(%error, batches = batches.len(), "the database did not take the batches");
+                    tracing::warn!(%error, batches = batches.len(), "applying batches failed, will retry");
                     grace = Duration::ZERO;
                     if !pause_unless_stopped(stop, pause.next()).await {
                         return Err(error);
@@ -480,7 +480,7 @@ impl Flusher {
             _ => partition.release(batch.id).await.map(drop),
         };
         if let Err(error) = finished {
-            tracing::warn!(%family, error = %retried("release", error), "a batch was applied but not yet released");
+            tracing::warn!(%family, error = %retried("release", error), "a batch was applied, but not yet released");
         }
     }
 

@@ -157,7 +157,7 @@ impl Reconciler {
     pub async fn shutdown(self) -> Result<()> {
         self.stop.send_replace(true);
         self.task.await.map_err(|error| {
-            Error::new(ErrorKind::Closed, "the reconciler had ended").with_source(error)
+            Error::new(ErrorKind::Closed, "the reconciler ended early").with_source(error)
         })
     }
 

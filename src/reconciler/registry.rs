@@ -115,7 +115,7 @@ impl Registry {
             tracing::warn!(
                 number,
                 families = names,
-                "in the database, and not served by this reconciler"
+                "registered families are not served by this reconciler"
             );
         }
         taken
@@ -124,7 +124,7 @@ impl Registry {
     /// Logs a failed search, unless the reconciler serves opened families only.
     fn not_found(&self, error: &Error) {
         if self.scope != Scope::Opened {
-            tracing::warn!(%error, "families were not looked for in the database, which is tried again");
+            tracing::warn!(%error, "searching the database for families failed, will retry");
         }
     }
 }

@@ -156,7 +156,7 @@ impl Scheduler {
                     if asked.is_ok() {
                         tracing::info!(held, "the reconciler was shut down")
                     } else {
-                        tracing::warn!(held, "the reconciler was dropped, and so it stops")
+                        tracing::warn!(held, "the reconciler was dropped and stops")
                     }
                     break;
                 }
@@ -352,10 +352,10 @@ impl Scheduler {
             Ok(Finished::Kept(number, strays)) => self.kept(number, strays),
             Ok(Finished::Listed(found)) => self.listed(found),
             Err(error) => {
-                tracing::error!(%error, "a step of the reconciler ended, and is tried again");
+                tracing::error!(%error, "a task of the reconciler ended early, will retry");
                 if self.watching == Some(id) {
                     self.watch
-                        .end(Err(Error::corrupt("a look at Redis ended early")));
+                        .end(Err(Error::corrupt("a check of Redis ended early")));
                 }
                 concerned
                     .into_iter()
@@ -468,7 +468,7 @@ impl Scheduler {
             }),
             Err(error) => {
                 let family = self.called(Announced::Family(number));
-                tracing::warn!(family, %error, "the family's upkeep failed, and is tried again");
+                tracing::warn!(family, %error, "maintenance of the family failed, will retry");
                 self.kept.remove(&number);
             }
         }
@@ -490,11 +490,11 @@ impl Scheduler {
     /// Returns the pause after this failure, and logs it.
     fn pause(&mut self, what: Announced, error: &Error) -> Duration {
         if !error.is_retryable() {
-            tracing::error!(what = self.called(what), %error, "this will not mend by itself");
+            tracing::error!(what = self.called(what), %error, "permanent failure, needs an operator");
             return MEND;
         }
         let pause = self.failures.entry(what).or_default().next();
-        tracing::warn!(what = self.called(what), %error, ?pause, "waiting");
+        tracing::warn!(what = self.called(what), %error, ?pause, "failed, will retry");
         metrics::retried("reconcile");
         pause
     }

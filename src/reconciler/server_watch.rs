@@ -86,7 +86,7 @@ impl ServerWatch {
                     ..known
                 }
             }
-            Err(error) => tracing::debug!(%error, "Redis was not looked at"),
+            Err(error) => tracing::debug!(%error, "checking the Redis servers failed"),
         }
         self.next_look = Instant::now() + LOOK;
     }
@@ -98,7 +98,7 @@ impl ServerWatch {
         let is_other = self.servers.as_ref().is_some_and(|known| *known != servers);
         if is_other {
             tracing::warn!(
-                "Redis was restarted or replaced: its partitions are compared with the ledger"
+                "Redis was restarted or replaced: comparing its partitions with the ledger"
             );
         }
         if is_other || self.is_emptied(shared, redis, &families).await? {
@@ -155,7 +155,7 @@ async fn configure(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]
     for registered in families.iter().filter_map(|opened| opened.registered.get()) {
         if let Err(error) = upkeep::begin_epochs(redis, &shared.topology, &registered.family).await
         {
-            tracing::debug!(family = %registered.family, %error, "a family was not configured again");
+            tracing::debug!(family = %registered.family, %error, "configuring a family again failed");
         }
     }
 }

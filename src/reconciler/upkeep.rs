@@ -86,7 +86,7 @@ pub async fn strays(redis: &Connection, topology: &Topology, family: &Family) ->
             Ok::<_, crate::Error>(is_used.then_some((stray, **number)))
         });
         for (stray, number) in try_join_all(looks).await?.into_iter().flatten() {
-            tracing::error!(%family, partition = number, "hits of somebody who believes in another number of partitions");
+            tracing::error!(%family, partition = number, "a client configured with a different partition count has counted hits");
             ::metrics::counter!(metrics::STRAYS, "family" => family.name.clone()).increment(1);
             stray.configure(family, [number]).await?;
             found.push(number);

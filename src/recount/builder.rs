@@ -183,7 +183,7 @@ impl RecountBuilder {
             .clone()
             .filter(|every| !every.is_empty() && !every.start().is_zero())
         else {
-            return Err(self.wrong("every() is not given, or empty"));
+            return Err(self.wrong("every() is required and must not be empty"));
         };
         Ok(Recounter::start(self.checked()?, every))
     }
@@ -197,24 +197,22 @@ impl RecountBuilder {
 
     fn checked(self) -> Result<Recounting> {
         let Some(within) = self.within else {
-            return Err(self.wrong("within() is not given"));
+            return Err(self.wrong("within() is required"));
         };
         let Some(source) = self.source.clone() else {
-            return Err(self.wrong("source() is not given"));
+            return Err(self.wrong("source() is required"));
         };
         source.check(self.handle.family())?;
         if self.plan.ids != RecountIds::Counters && !source.lists_ids() {
-            return Err(
-                self.wrong("only a table tells which ids have rows: ids() is for Source::table")
-            );
+            return Err(self.wrong("ids() requires Source::table, the only source that lists ids"));
         }
         if self.plan.ids_per_second == 0 || self.plan.timeout.is_zero() {
-            return Err(self.wrong("ids_per_second() and timeout() are more than 0"));
+            return Err(self.wrong("ids_per_second() and timeout() must be greater than 0"));
         }
         Recounting::new(self.handle, source, within, self.plan)
     }
 
     fn wrong(&self, what: &str) -> Error {
-        Error::invalid(format!("{}: a recount: {what}", self.handle.family()))
+        Error::invalid(format!("{}: recount: {what}", self.handle.family()))
     }
 }

@@ -47,7 +47,7 @@ impl Recounter {
     pub async fn shutdown(self) -> Result<()> {
         self.stop.send_replace(true);
         self.task.await.map_err(|error| {
-            Error::new(ErrorKind::Closed, "the recount had ended").with_source(error)
+            Error::new(ErrorKind::Closed, "the recount ended early").with_source(error)
         })
     }
 

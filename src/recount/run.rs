@@ -155,9 +155,9 @@ impl Recounting {
         match self.begin(None).await? {
             Begun::Run(run) => match self.run(run, stop).await? {
                 Some(recounted) => Ok(recounted),
-                None => Err(self.busy("took the run over")),
+                None => Err(self.busy("took over the run")),
             },
-            Begun::Held | Begun::Early(_) => Err(self.busy("works on a run")),
+            Begun::Held | Begun::Early(_) => Err(self.busy("is working on a run")),
         }
     }
 
@@ -193,7 +193,7 @@ impl Recounting {
             about,
             ..Recounted::default()
         };
-        tracing::info!(family = %self.handle.family(), run = run.number, about, "a recount begins");
+        tracing::info!(family = %self.handle.family(), run = run.number, about, "recount started");
         // a step may be dropped half-way: a correction in progress either belongs to this run or is
         // refused
         let ended = tokio::select! {
@@ -210,7 +210,7 @@ impl Recounting {
                 ::metrics::histogram!(metrics::RECOUNT_SECONDS, "family" => self.handle.opened.label.clone())
                     .record(started.elapsed());
                 self.tell_finished(Duration::ZERO);
-                tracing::info!(family = %self.handle.family(), ?done, "a recount is done");
+                tracing::info!(family = %self.handle.family(), ?done, "recount finished");
                 Ok(Some(done))
             }
             Ok(Ended::TakenOver) => {
@@ -478,7 +478,7 @@ impl Recounting {
             return Err(Error::new(
                 ErrorKind::Store,
                 format!(
-                    "the replica is behind by {lag:?}, within() is {:?}",
+                    "the replica lags by {lag:?}, within() allows less than {:?}",
                     self.within
                 ),
             ));
@@ -612,7 +612,7 @@ impl Recounting {
                     Ok([Deleted::InFlight]) => left.push(id),
                     Ok(_) => {}
                     Err(error) => {
-                        tracing::debug!(family = %self.handle.family(), id, %error, "a counter stays in Redis")
+                        tracing::debug!(family = %self.handle.family(), id, %error, "dropping a counter from Redis failed")
                     }
                 }
             }
@@ -669,7 +669,7 @@ impl Recounting {
         loop {
             match step().await {
                 Err(error) if error.is_retryable() && Instant::now() < until => {
-                    tracing::warn!(family = %self.handle.family(), %error, "a recount waits");
+                    tracing::warn!(family = %self.handle.family(), %error, "a step of the recount failed, will retry");
                     sleep(pause.next()).await;
                 }
                 result => return result,

@@ -30,7 +30,7 @@ impl Queue {
             if mixed && !self.spans_partitions() {
                 return Err(self.error(
                     ErrorKind::Redis,
-                    "not counted: the partitions lie on several nodes",
+                    "not counted: the partitions are on different cluster nodes",
                 ));
             }
             let Member {
@@ -47,7 +47,7 @@ impl Queue {
                     continue;
                 }
                 Joined::Full(_) => {
-                    return Err(self.error(ErrorKind::Busy, "too many hits wait for Redis"));
+                    return Err(self.error(ErrorKind::Busy, "too many hits are waiting for Redis"));
                 }
             };
             match turn {

@@ -129,7 +129,9 @@ impl Writer {
                 ))
                 .await
             }
-            (result, _) => result.ok_or_else(|| Error::corrupt("a value was summed")),
+            (result, _) => {
+                result.ok_or_else(|| Error::corrupt("a value to set was merged with other hits"))
+            }
         }
     }
 
@@ -158,7 +160,7 @@ impl Writer {
             )
             .await?;
         call.own(position)?
-            .ok_or_else(|| Error::corrupt("a hit that was tried alone was summed"))
+            .ok_or_else(|| Error::corrupt("a hit retried alone was merged with other hits"))
     }
 
     /// Counts many hits and returns the outcome of each. Hits that fit into one call go together,

@@ -456,7 +456,7 @@ impl Queue {
             let silence = || {
                 self.error(
                     ErrorKind::Redis,
-                    "not counted: Redis has not replied to the calls before",
+                    "not counted: Redis has not replied to earlier calls",
                 )
             };
             call.end(Outcome::NotExecuted(

@@ -117,7 +117,7 @@ impl Recorder {
                 let id = String::from_utf8_lossy(id);
                 Error::new(
                     ErrorKind::Busy,
-                    format!("{family}: the sum of {id:?} that waits to be sent would leave i64"),
+                    format!("{family}: the unsent sum of {id:?} would exceed the i64 range"),
                 )
             })?;
             *sum = Sum {
@@ -130,7 +130,7 @@ impl Recorder {
             return Err(Error::new(
                 ErrorKind::Busy,
                 format!(
-                    "{family}: {} ids of a partition wait to be sent",
+                    "{family}: {} ids of one partition are waiting to be sent",
                     sums.len()
                 ),
             ));
@@ -169,7 +169,7 @@ impl Recorder {
         let ended = |error| {
             Error::new(
                 ErrorKind::OutcomeUnknown,
-                "the sending of recorded hits ended",
+                "the task that sends recorded hits ended early",
             )
             .with_source(error)
         };
@@ -320,7 +320,7 @@ impl RecordSender {
             sleep(pause).await;
             let started = Instant::now();
             if let Err(error) = recorder.send(&writer).await {
-                tracing::warn!(%error, "recorded hits");
+                tracing::warn!(%error, "sending recorded hits failed");
             }
             // under load it pauses half of the time, so that each send carries more
             pause = PAUSE.max(started.elapsed());

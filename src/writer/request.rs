@@ -199,12 +199,13 @@ impl Writer {
             {
                 Ok(Told::Settled(done)) => return Ok(done),
                 Ok(Told::Passed) => continue,
-                Ok(Told::Expired) => self.queue.error(ErrorKind::Redis, "its epoch has ended"),
+                Ok(Told::Expired) => self
+                    .queue
+                    .error(ErrorKind::Redis, "the epoch of the call has expired"),
                 Ok(Told::Forgotten) => {
-                    return Err(self.queue.error(
-                        ErrorKind::OutcomeUnknown,
-                        "Redis has forgotten the request meanwhile",
-                    ));
+                    return Err(self
+                        .queue
+                        .error(ErrorKind::OutcomeUnknown, "Redis has forgotten the request"));
                 }
                 Err(error) => error,
             };
@@ -266,7 +267,7 @@ impl Writer {
                 let result = results
                     .first()
                     .copied()
-                    .ok_or_else(|| Error::corrupt("a request came to nothing"))?;
+                    .ok_or_else(|| Error::corrupt("the reply to a request has no result"))?;
                 if let PairResult::Missing(_) = result {
                     progress.next(Known::Missed(epochs));
                 }

@@ -42,13 +42,13 @@ impl Sending {
                 };
             }
             if bundle::may_be_half_done(&error) {
-                break Outcome::Failed(unknown("perhaps counted in part", error));
+                break Outcome::Failed(unknown("may be partly counted", error));
             }
             let is_late = Instant::now() + wait >= self.until.deadline;
             if !may_pass(&error) || is_late || bundle::crosses_slots(&error) {
                 break Outcome::Failed(unknown("a reply was lost", error));
             }
-            tracing::debug!(family = %queue.family(), %error, "a reply was lost, asking again");
+            tracing::debug!(family = %queue.family(), %error, "a reply was lost, repeating the call");
             metrics::retried("add");
             sleep(wait).await;
         };
@@ -85,12 +85,12 @@ impl Sending {
                 Ok(if was_in_doubt || !queue.redis.sends_once() {
                     Outcome::Failed(queue.error(ErrorKind::OutcomeUnknown, "Redis has forgotten the epoch of the call"))
                 } else {
-                    Outcome::NotExecuted(queue.error(ErrorKind::Redis, "not counted: its epoch has ended"))
+                    Outcome::NotExecuted(queue.error(ErrorKind::Redis, "not counted: the epoch of the call has expired"))
                 })
             }
             Ok(Counted::Passed) => Ok(Outcome::Failed(queue.error(
                 ErrorKind::OutcomeUnknown,
-                "Redis has seen a later call of this caller: is its name used twice, as after a fork?",
+                "Redis has executed a later call with this caller's name: two processes may share it, for example after a fork",
             ))),
             Err(error) => {
                 if bundle::crosses_slots(&error) {

@@ -238,13 +238,13 @@ async fn the_builder_creates_tables_only_where_it_is_told_to() {
     for (half, missing) in [
         (
             Counterfoil::builder().redis(redis.url()),
-            "mysql is not given",
+            "mysql is required",
         ),
         (
             Counterfoil::builder().mysql(mysql.url(&database)),
-            "redis is not given",
+            "redis is required",
         ),
-        (builder().redis("http://localhost"), "URL of Redis"),
+        (builder().redis("http://localhost"), "Redis URL"),
     ] {
         let error = half.connect().await.unwrap_err();
         assert!(

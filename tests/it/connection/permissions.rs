@@ -412,7 +412,7 @@ async fn connecting_without_the_right_password_fails_at_once() {
         assert!(
             error
                 .to_string()
-                .contains("redis.sock does not accept the credentials"),
+                .contains("redis.sock rejected the credentials"),
             "{error}"
         );
         refused(Counterfoil::connect(url, "mysql://root@localhost/x").await);

@@ -451,11 +451,11 @@ async fn what_is_missing_or_not_allowed_is_named() {
     let wrong = [
         (
             recount().within(WITHIN).run_once().await,
-            "source() is not given",
+            "source() is required",
         ),
         (
             recount().source(table()).run_once().await,
-            "within() is not given",
+            "within() is required",
         ),
         (
             recount()
@@ -477,7 +477,7 @@ async fn what_is_missing_or_not_allowed_is_named() {
                 .ids(RecountIds::Source)
                 .run_once()
                 .await,
-            "only a table",
+            "requires Source::table",
         ),
         (
             recount()

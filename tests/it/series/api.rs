@@ -274,7 +274,7 @@ async fn a_wrong_call_is_refused_by_name_and_nothing_is_counted() {
     )
     .await;
     refused(
-        "they are not kept",
+        "are not kept",
         hits.get_range("a", Precision::MINUTE, times(0..60))
             .await
             .map(drop),
