@@ -14,15 +14,14 @@
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
 )]
 
+pub mod admin;
 mod client;
 mod connection;
 mod error;
 mod family;
-mod finding;
 pub mod metrics;
 mod reconciler;
 mod recount;
-mod role;
 mod scripts;
 mod store;
 mod testing;
@@ -30,7 +29,6 @@ mod writer;
 
 pub use client::activity::{Activity, Minute, Now, VisitorCount};
 pub use client::any::AnyCounters;
-pub use client::backlog::Backlog;
 pub use client::buffered::BufferedCounters;
 pub use client::builder::CounterfoilBuilder;
 pub use client::cached::{CachedCounters, Changed, ChangedOnce};
@@ -55,18 +53,14 @@ pub use family::{
     CachedFamily, CachedFamilyBuilder, Counting, Durability, Family, SeriesFamily,
     SeriesFamilyBuilder, VisitorsFamily, VisitorsFamilyBuilder,
 };
-pub use finding::{Finding, Severity};
 pub use reconciler::lifecycle::{Reconciler, ReconcilerBuilder};
 pub use recount::builder::RecountBuilder;
 pub use recount::plan::{Mode, RecountIds};
 pub use recount::recounter::Recounter;
 pub use recount::run::Recounted;
-pub use role::Role;
-pub use scripts::access::acl_rules;
 pub use scripts::buffered::{Added, AddedOnce};
-pub use scripts::bundle::Script;
 pub use store::memory::MemoryStore;
-pub use store::mysql::{Drift, MysqlStore, Overview, RecountRun, Reject, Retried, Source, grants};
+pub use store::mysql::{MysqlStore, Source};
 pub use store::{
     Applied, Batch, BatchId, Incarnation, LedgerRow, Mark, Nonce, Progress, ReadFrom, Registered,
     Snapshot, Store,

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use counterfoil::Family;
+use counterfoil::admin::Script;
 use counterfoil::test_hooks::{Cut, FetchReply, Partition, RotateReply};
-use counterfoil::{Family, Script};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use redis::Value;

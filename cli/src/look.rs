@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use counterfoil::admin::Overview;
 use counterfoil::redis::cmd;
-use counterfoil::{Counterfoil, Error, ErrorKind, MysqlStore, Overview, Registered, Store};
+use counterfoil::{Counterfoil, Error, ErrorKind, MysqlStore, Registered, Store};
 use futures_util::future::join;
 use serde::Serialize;
 use tokio::time::timeout;

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use counterfoil::{Backlog, Counterfoil, Family, Overview, Result};
+use counterfoil::admin::{Backlog, Overview};
+use counterfoil::{Counterfoil, Family, Result};
 use serde::Serialize;
 
 /// The default age from which hits count as late.

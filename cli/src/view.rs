@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use counterfoil::{Drift, Finding, Reject, Severity};
+use counterfoil::admin::{Drift, Finding, Reject, Severity};
 use serde::Serialize;
 
 use crate::status::{FamilyStatus, unix_seconds};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::admin::backlog::Backlog;
 use crate::client::activity::Activity;
-use crate::client::backlog::Backlog;
 use crate::client::buffered::BufferedCounters;
 use crate::client::cached::CachedCounters;
 use crate::client::counterfoil::Counterfoil;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use futures_util::future::try_join_all;
 
-use crate::client::backlog::{self, Backlog};
+use crate::admin::backlog::{self, Backlog};
 use crate::client::counterfoil::Counterfoil;
 use crate::error::{ErrorKind, Result};
 use crate::family::Family;

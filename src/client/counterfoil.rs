@@ -5,17 +5,15 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
+use crate::admin::{self, Finding, access};
 use crate::client::handle::{Handle, Timeouts};
 use crate::client::open::OpenFamily;
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::finding::Finding;
 use crate::reconciler::flush::Flusher;
 use crate::reconciler::lifecycle::ReconcilerBuilder;
 use crate::reconciler::upkeep;
-use crate::scripts::access;
-use crate::scripts::check;
 use crate::store::Store;
 use crate::store::mysql::MysqlStore;
 use crate::writer::shared::Shared;
@@ -147,9 +145,11 @@ impl Counterfoil {
     /// findings is a good sign.
     pub async fn check(&self) -> Vec<Finding> {
         let families = self.shared.families();
-        let mut findings = check::redis(&self.shared.redis, &families).await;
+        let mut findings = admin::redis::findings(&self.shared.redis, &families).await;
         findings.extend(access::findings(&self.shared.redis, &families).await);
-        findings.extend(self.shared.store.check(&families).await);
+        if let Some(mysql) = self.shared.store.as_mysql() {
+            findings.extend(mysql.check(&families).await);
+        }
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         findings
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::client::backlog::Backlog;
+use crate::admin::backlog::Backlog;
 use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
@@ -203,7 +203,7 @@ macro_rules! handle_methods {
         ///
         /// # Errors
         /// [`Redis`](crate::ErrorKind::Redis) if Redis is unreachable.
-        pub async fn backlog(&self) -> crate::error::Result<crate::client::backlog::Backlog> {
+        pub async fn backlog(&self) -> crate::error::Result<crate::admin::backlog::Backlog> {
             self.$handle.backlog().await
         }
     };

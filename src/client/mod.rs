@@ -2,7 +2,6 @@
 
 pub mod activity;
 pub mod any;
-pub mod backlog;
 pub mod backlogs;
 pub mod buffered;
 pub mod builder;

@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use tokio::time::{Instant, timeout_at};
 
-use crate::client::backlog::Backlog;
+use crate::admin::backlog::Backlog;
 use crate::client::counterfoil::Counterfoil;
 use crate::error::Result;
 use crate::family::Family;

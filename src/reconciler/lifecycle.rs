@@ -6,12 +6,12 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::admin;
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::reconciler::registry::Scope;
 use crate::reconciler::scheduler::{Scheduler, Steps};
-use crate::scripts::check;
 use crate::writer::shared::Shared;
 
 /// The builder of a [`Reconciler`], returned by
@@ -126,11 +126,11 @@ impl ReconcilerBuilder {
     pub async fn start(self) -> Result<Reconciler> {
         let redis = self.redis.unwrap_or_else(|| self.shared.redis.clone());
         let families = self.shared.families();
-        match check::eviction(&redis, &families).await {
+        match admin::redis::eviction(&redis, &families).await {
             Err(error) if error.kind() == ErrorKind::Unsafe && self.allow_evicting => {}
             looked => looked?,
         }
-        check::warn_of_persistence(&redis, &families).await;
+        admin::redis::warn_of_persistence(&redis, &families).await;
         let steps = Steps {
             redis,
             lease: self.lease,

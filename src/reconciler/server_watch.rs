@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::admin;
 use crate::connection::Connection;
 use crate::error::Result;
 use crate::reconciler::set_back;
 use crate::reconciler::upkeep;
 use crate::scripts::bundle;
-use crate::scripts::check;
 use crate::scripts::keys::Keys;
 use crate::writer::opened::Opened;
 use crate::writer::shared::Shared;
@@ -93,7 +93,7 @@ impl ServerWatch {
 
     /// Checks Redis, and returns the new state.
     pub async fn look(mut self, shared: &Shared, redis: &Connection) -> Result<Self> {
-        let servers = check::run_ids(redis).await?;
+        let servers = admin::redis::run_ids(redis).await?;
         let families = shared.opened();
         let is_other = self.servers.as_ref().is_some_and(|known| *known != servers);
         if is_other {

@@ -1,11 +1,9 @@
 //! The Lua bundle, and typed calls of each kind.
 
-pub mod access;
 pub mod activity;
 pub mod buffered;
 pub mod bundle;
 pub mod cached;
-pub mod check;
 pub mod fence;
 pub mod keys;
 pub mod partition;

@@ -11,7 +11,6 @@ use async_trait::async_trait;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::finding::Finding;
 use crate::store::ledger::LedgerKey;
 use crate::store::mysql::MysqlStore;
 
@@ -255,13 +254,6 @@ pub trait Store: Send + Sync + 'static {
         after: Option<&str>,
         limit: usize,
     ) -> Result<Vec<(String, i64)>>;
-
-    /// Checks the database and the tables of these families, and returns what an operator should
-    /// know or change.
-    async fn check(&self, families: &[Family]) -> Vec<Finding> {
-        let _ = families;
-        Vec::new()
-    }
 
     /// Returns the values of cached counters, in the order of the ids; `None` for an id without a
     /// row. They are read from the server that is written to, after the call began. They seed

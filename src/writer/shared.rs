@@ -7,12 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 
 use futures_util::future::join;
 
+use crate::admin;
 use crate::connection::Connection;
 use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::scripts::access;
-use crate::scripts::check;
 use crate::scripts::partition::Partition;
 use crate::store::mysql::MysqlStore;
 use crate::store::{Registered, Store};
@@ -177,8 +176,9 @@ impl Shared {
         if safe_for().contains(family.kind()) {
             return Ok(());
         }
-        let eviction = check::eviction(&self.redis, std::slice::from_ref(family));
-        let (access, eviction) = join(access::refuse_lacking(&self.redis, family), eviction).await;
+        let eviction = admin::redis::eviction(&self.redis, std::slice::from_ref(family));
+        let (access, eviction) =
+            join(admin::access::refuse_lacking(&self.redis, family), eviction).await;
         access?;
         if !self.allows_evicting() {
             eviction?;

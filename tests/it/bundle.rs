@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use counterfoil::{Role, acl_rules};
+use counterfoil::admin::{Role, acl_rules};
 use serde::Serialize;
 use serde_json::Value as Json;
 

@@ -6,12 +6,13 @@ use std::path::Path;
 
 /// The layers. Each uses only earlier ones. Modules of one layer may use each other's types, but
 /// not in a circle.
-const LAYERS: [&[&str]; 9] = [
-    &["error", "finding", "metrics", "role", "testing"],
+const LAYERS: [&[&str]; 10] = [
+    &["error", "metrics", "testing"],
     &["family"],
     &["connection"],
     &["store"],
     &["scripts"],
+    &["admin"],
     &["writer"],
     &["reconciler"],
     &["client"],

@@ -3,9 +3,8 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::support::{Pair, Plain, day, eventually, family, pause, times};
-use counterfoil::{
-    Backlog, Counterfoil, Durability, ErrorKind, Family, MysqlStore, Precision, Primary,
-};
+use counterfoil::admin::Backlog;
+use counterfoil::{Counterfoil, Durability, ErrorKind, Family, MysqlStore, Precision, Primary};
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::task::JoinSet;
 

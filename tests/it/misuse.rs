@@ -3,8 +3,9 @@
 
 use std::time::{Duration, SystemTime};
 
+use counterfoil::admin::Script;
 use counterfoil::test_hooks::{Counted, Fence, Partition};
-use counterfoil::{AddedOnce, ErrorKind, Family, Script};
+use counterfoil::{AddedOnce, ErrorKind, Family};
 
 use crate::support::{Pair, eventually, family, unix};
 

@@ -3,7 +3,8 @@
 
 use std::sync::OnceLock;
 
-use counterfoil::{Counterfoil, Family, KeyType, MysqlStore, Retried, Table};
+use counterfoil::admin::Retried;
+use counterfoil::{Counterfoil, Family, KeyType, MysqlStore, Table};
 use sqlx::MySqlPool;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use counterfoil::{Backlog, Counterfoil, Error, ErrorKind, Family, Registered};
+use counterfoil::admin::Backlog;
+use counterfoil::{Counterfoil, Error, ErrorKind, Family, Registered};
 use futures_util::future::join_all;
 use serde::Serialize;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout_at};

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use counterfoil::admin::{Role, acl_rules};
 use counterfoil::redis::IntoConnectionInfo;
 use counterfoil::sqlx::mysql::MySqlConnectOptions;
-use counterfoil::{Family, Role, Store, acl_rules};
+use counterfoil::{Family, Store};
 use serde::Serialize;
 
 use super::Context;
@@ -125,7 +126,7 @@ async fn statements(
     for pattern in patterns {
         all.push(pattern.sample()?.family().clone());
     }
-    let mut lines = counterfoil::grants(&all, of.role.role(), schema, &of.user);
+    let mut lines = counterfoil::admin::grants(&all, of.role.role(), schema, &of.user);
     if let RoleName::Daemon = of.role {
         lines.extend(
             context

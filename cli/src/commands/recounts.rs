@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use counterfoil::{Counterfoil, Drift, Family, Mode, MysqlStore, Recounted, Store};
+use counterfoil::admin::Drift;
+use counterfoil::{Counterfoil, Family, Mode, MysqlStore, Recounted, Store};
 use serde::Serialize;
 use tokio::time::sleep;
 

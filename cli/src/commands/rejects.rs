@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use counterfoil::{Counterfoil, Family, MysqlStore, Reject, Retried};
+use counterfoil::admin::{Reject, Retried};
+use counterfoil::{Counterfoil, Family, MysqlStore};
 use serde::Serialize;
 use serde_json::json;
 

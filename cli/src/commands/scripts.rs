@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 
+use counterfoil::admin::Script;
 use counterfoil::redis::cmd;
-use counterfoil::{Counterfoil, Error, ErrorKind, Script};
+use counterfoil::{Counterfoil, Error, ErrorKind};
 use serde::Serialize;
 use serde_json::json;
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use counterfoil::Reject;
+use counterfoil::admin::Reject;
 
 const A_MINUTE: u32 = 10;
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use counterfoil::{Counterfoil, Overview};
+use counterfoil::Counterfoil;
+use counterfoil::admin::Overview;
 use tokio::sync::watch;
 use tokio::time::sleep;
 

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use counterfoil::{Counterfoil, Overview, Reconciler, Registered, Result};
+use counterfoil::admin::Overview;
+use counterfoil::{Counterfoil, Reconciler, Registered, Result};
 use tokio::select;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;

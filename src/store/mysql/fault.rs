@@ -68,7 +68,7 @@ pub(super) fn is_conflict(error: &sqlx::Error) -> bool {
 
 /// Returns `true` if a privilege is missing: 1142 (table), 1143 (column), 1044 (schema), 1227
 /// (global).
-pub(super) fn is_denied(error: &sqlx::Error) -> bool {
+pub(crate) fn is_denied(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1044 | 1142 | 1143 | 1227))
 }
 
@@ -80,7 +80,7 @@ pub(super) fn is_lost(error: &sqlx::Error) -> bool {
 }
 
 /// Returns the server's own message.
-pub(super) fn message(error: &sqlx::Error) -> String {
+pub(crate) fn message(error: &sqlx::Error) -> String {
     error
         .as_database_error()
         .map_or_else(|| error.to_string(), |error| error.message().to_owned())

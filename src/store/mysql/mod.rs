@@ -4,9 +4,7 @@ mod add;
 mod apply;
 mod discard;
 mod families;
-mod fault;
-mod findings;
-mod grants;
+pub(crate) mod fault;
 mod halves;
 mod json;
 mod ledger;
@@ -19,15 +17,15 @@ mod recount;
 mod rejects;
 mod retry;
 mod rows;
-mod schema;
-mod session;
+pub(crate) mod schema;
+pub(crate) mod session;
 mod shape;
 mod snapshot;
 mod source;
-mod statement;
-mod target;
+pub(crate) mod statement;
+pub(crate) mod target;
 mod transact;
-mod whole;
+pub(crate) mod whole;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -38,7 +36,6 @@ use async_trait::async_trait;
 use sqlx::MySqlPool;
 
 use self::fault::store;
-pub use self::grants::grants;
 pub use self::overview::{Overview, RecountRun};
 use self::point::Point;
 pub use self::recount::Drift;
@@ -56,7 +53,6 @@ use self::whole::{detached, in_place};
 use crate::error::Result;
 use crate::family::Family;
 use crate::family::table::Table;
-use crate::finding::Finding;
 use crate::store::ledger::Unguarded;
 use crate::store::{Applied, Batch, Incarnation, LedgerRow, ReadFrom, Registered, Snapshot, Store};
 
@@ -79,9 +75,9 @@ use crate::store::{Applied, Batch, Incarnation, LedgerRow, ReadFrom, Registered,
 /// ```
 #[derive(Clone)]
 pub struct MysqlStore {
-    primary: MySqlPool,
-    replica: Option<MySqlPool>,
-    meter: Meter,
+    pub(crate) primary: MySqlPool,
+    pub(crate) replica: Option<MySqlPool>,
+    pub(crate) meter: Meter,
     /// The targets by description; `None` is counterfoil's own table.
     targets: Arc<RwLock<HashMap<Option<Table>, Arc<Target>>>>,
     own: Arc<OwnTables>,
@@ -232,7 +228,7 @@ impl MysqlStore {
     }
 
     /// Returns the table of the family's values. Its definition is read once.
-    async fn target(&self, family: &Family) -> Result<Arc<Target>> {
+    pub(crate) async fn target(&self, family: &Family) -> Result<Arc<Target>> {
         let known = self
             .targets
             .read()
@@ -365,12 +361,6 @@ impl Store for MysqlStore {
             .await
         })
         .await
-    }
-
-    async fn check(&self, families: &[Family]) -> Vec<Finding> {
-        let (mysql, families) = (self.clone(), families.to_vec());
-        let found = detached(async move { Ok(mysql.findings(&families).await) }).await;
-        found.unwrap_or_else(|error| vec![findings::unreachable(&error)])
     }
 
     async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Option<i64>>> {

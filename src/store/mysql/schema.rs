@@ -11,13 +11,13 @@ use crate::error::{Error, ErrorKind, Result};
 pub(super) const SCHEMA: &str = include_str!("schema.sql");
 
 /// The advice for an operator whose database lacks tables.
-pub(super) const ADVICE: &str = "Connect by Counterfoil::builder() with create_tables(true), call MysqlStore::create_tables(), \
+pub(crate) const ADVICE: &str = "Connect by Counterfoil::builder() with create_tables(true), call MysqlStore::create_tables(), \
      or run the SQL of MysqlStore::schema()";
 
 const UNREAD: &str = "the database was not asked for counterfoil's tables";
 
 /// Returns the name of each table with the statement that creates it.
-pub(super) fn tables() -> impl Iterator<Item = (&'static str, &'static str)> {
+pub(crate) fn tables() -> impl Iterator<Item = (&'static str, &'static str)> {
     SCHEMA.split_terminator(';').filter_map(|create| {
         let (_, definition) = create.split_once("CREATE TABLE IF NOT EXISTS ")?;
         Some((definition.split(' ').next()?, create))
@@ -25,7 +25,7 @@ pub(super) fn tables() -> impl Iterator<Item = (&'static str, &'static str)> {
 }
 
 /// Returns the names of the tables that do not exist, or that this user may not see.
-pub(super) async fn missing(
+pub(crate) async fn missing(
     pool: &MySqlPool,
     meter: &Meter,
 ) -> Result<Vec<&'static str>, sqlx::Error> {

@@ -14,10 +14,10 @@ use super::statement::Statement;
 
 /// The counter of sent statements.
 #[derive(Clone, Default)]
-pub(super) struct Meter(Arc<AtomicU64>);
+pub(crate) struct Meter(Arc<AtomicU64>);
 
 impl Meter {
-    pub(super) fn sent(&self, statements: u64) {
+    pub(crate) fn sent(&self, statements: u64) {
         self.0.fetch_add(statements, Ordering::Relaxed);
     }
 

@@ -50,11 +50,11 @@ pub(super) fn bulk_insert(table: &str, columns: &[&str], update: &str) -> Text {
 }
 
 /// Returns the quoted name of the table, with its schema if that is given.
-pub(super) fn table_name(name: &str) -> String {
+pub(crate) fn table_name(name: &str) -> String {
     name.split('.').map(quoted).collect::<Vec<_>>().join(".")
 }
 
 /// Returns a name as SQL takes it.
-pub(super) fn quoted(name: &str) -> String {
+pub(crate) fn quoted(name: &str) -> String {
     format!("`{}`", name.replace('`', "``"))
 }

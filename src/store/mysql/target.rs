@@ -14,15 +14,15 @@ use crate::family::table::{KeyType, Missing, Table};
 use crate::store::Registered;
 
 /// A table with its properties and statements.
-pub(super) struct Target {
+pub(crate) struct Target {
     /// [`Table::describe`], which is unique for a table.
     pub(super) label: String,
     /// `true` if a delta without a row inserts one.
-    pub(super) inserts: bool,
+    pub(crate) inserts: bool,
     /// `true` if the value column refuses negative numbers.
     pub(super) unsigned: bool,
     /// The value column, for messages.
-    pub(super) value: String,
+    pub(crate) value: String,
     pub(super) upsert: Text,
     /// An upsert of [`BULK`](super::statement::BULK) rows, with their keys and deltas as
     /// parameters.
@@ -40,7 +40,7 @@ pub(super) struct Target {
     /// Takes one row's key. Always returns one row of digits and `read_only`.
     pub(super) row: Text,
     /// The table's name, quoted.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// The value as decimal digits.
     pub(super) digits: String,
     pub(super) keys: Vec<StoredKey>,
@@ -160,7 +160,7 @@ impl Target {
     }
 
     /// Returns the key columns and the value column, quoted.
-    pub(super) fn columns(&self) -> impl Iterator<Item = String> {
+    pub(crate) fn columns(&self) -> impl Iterator<Item = String> {
         self.keys
             .iter()
             .map(|key| key.column.clone())

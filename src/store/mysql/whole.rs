@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// Runs the work in its own task. It continues while the caller does not poll it, so a busy caller
 /// does not leave a transaction open. Boxed, since an application's futures nest around it and
 /// rustc's recursion limit is 128.
-pub(super) fn detached<T: Send + 'static>(
+pub(crate) fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> BoxFuture<'static, Result<T>> {
     let lost = |error| {

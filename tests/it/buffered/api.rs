@@ -4,10 +4,10 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::support::{Pair, day, epoch, eventually, family};
+use counterfoil::admin::Severity;
 use counterfoil::test_hooks::{Counted, Cut, Fence, Lease, Partition, RotateReply};
 use counterfoil::{
-    Added, Counterfoil, Durability, Error, ErrorKind, Family, KeyType, MysqlStore, Severity, Table,
-    Visited,
+    Added, Counterfoil, Durability, Error, ErrorKind, Family, KeyType, MysqlStore, Table, Visited,
 };
 use futures_util::{StreamExt, TryStreamExt};
 use testkit::RedisOptions;

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use crate::support::between::{Between, Wrapped};
 use crate::support::{Pair, eventually, pause};
+use counterfoil::admin::Retried;
 use counterfoil::{
     CachedCounters, CachedFamilyBuilder, Changed, Counterfoil, Durability, ErrorKind, Family,
-    KeyType, MemoryStore, MysqlStore, Registered, Retried, Store, Table,
+    KeyType, MemoryStore, MysqlStore, Registered, Store, Table,
 };
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use crate::support::hits::{Hit, Hits, Reckoning};
 use crate::support::{database, day, eventually, family};
+use counterfoil::admin::{Backlog, Script};
 use counterfoil::{
-    AddedOnce, Backlog, BufferedCounters, Counterfoil, Durability, Error, Family, MysqlStore,
-    Precision, Script, Series, SeriesAdded, Slice, Visited, cluster_settings,
+    AddedOnce, BufferedCounters, Counterfoil, Durability, Error, Family, MysqlStore, Precision,
+    Series, SeriesAdded, Slice, Visited, cluster_settings,
 };
 use redis::aio::ConnectionLike;
 use redis::cluster::ClusterClient;

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::{Pair, eventually, family};
+use counterfoil::admin::{Finding, Severity};
 use counterfoil::test_hooks::{Cut, FetchReply, Partition, RotateReply};
 use counterfoil::{
-    Added, BufferedCounters, Connection, Counterfoil, ErrorKind, Family, Finding, MysqlStore,
-    Primary, Severity, cluster_settings,
+    Added, BufferedCounters, Connection, Counterfoil, ErrorKind, Family, MysqlStore, Primary,
+    cluster_settings,
 };
 use futures_util::future::join_all;
 use redis::aio::{

@@ -3,7 +3,8 @@
 
 use crate::support::Plain;
 use crate::support::kinds::{KINDS, OfKind};
-use counterfoil::{ErrorKind, Severity};
+use counterfoil::ErrorKind;
+use counterfoil::admin::Severity;
 
 /// The keys with a time to live, by kind: their parts after the hash tag.
 const EXPIRING: [(&str, &[&str]); 6] = [

@@ -5,10 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::support::Plain;
 use crate::support::kinds::{self, KINDS, OfKind};
-use counterfoil::{
-    Counterfoil, Error, ErrorKind, Family, MemoryStore, Primary, Role, Script, Severity, acl_rules,
-    cluster_settings,
-};
+use counterfoil::admin::{Role, Script, Severity, acl_rules};
+use counterfoil::{Counterfoil, Error, ErrorKind, Family, MemoryStore, Primary, cluster_settings};
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use redis::cluster::ClusterClient;
 use redis::{Client, IntoConnectionInfo};

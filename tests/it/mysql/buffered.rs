@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use counterfoil::admin::{Reject, Severity};
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
     Applied, Batch, BatchId, BufferedFamilyBuilder, Durability, ErrorKind, Family, Incarnation,
-    KeyType, LedgerRow, Mark, MysqlStore, Nonce, Progress, ReadFrom, Registered, Reject, Result,
-    Severity, Store, Table,
+    KeyType, LedgerRow, Mark, MysqlStore, Nonce, Progress, ReadFrom, Registered, Result, Store,
+    Table,
 };
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions, MySqlRow};
 use sqlx::{AssertSqlSafe, MySqlPool, Row};

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use counterfoil::{
-    ErrorKind, Family, KeyType, MysqlStore, ReadFrom, Registered, Severity, Store, Table,
-};
+use counterfoil::admin::Severity;
+use counterfoil::{ErrorKind, Family, KeyType, MysqlStore, ReadFrom, Registered, Store, Table};
 use sqlx::mysql::MySqlPoolOptions;
 
 use super::buffered::{Db, I1, applied, batch, pages, rows_read};

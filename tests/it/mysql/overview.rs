@@ -2,7 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use counterfoil::{Family, KeyType, Overview, Retried, Table};
+use counterfoil::admin::{Overview, Retried};
+use counterfoil::{Family, KeyType, Table};
 
 use super::buffered::{Db, applied, batch};
 

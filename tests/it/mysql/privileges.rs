@@ -3,10 +3,8 @@
 
 use std::sync::Arc;
 
-use counterfoil::{
-    Family, KeyType, MysqlStore, ReadFrom, Registered, Retried, Role, Severity, Store, Table,
-    grants,
-};
+use counterfoil::admin::{Retried, Role, Severity, grants};
+use counterfoil::{Family, KeyType, MysqlStore, ReadFrom, Registered, Store, Table};
 use sqlx::mysql::MySqlPoolOptions;
 
 use super::buffered::{Db, I1, applied, batch, complete};

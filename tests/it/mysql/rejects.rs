@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use counterfoil::{ErrorKind, Family, KeyType, MysqlStore, Registered, Retried, Store, Table};
+use counterfoil::admin::Retried;
+use counterfoil::{ErrorKind, Family, KeyType, MysqlStore, Registered, Store, Table};
 use futures_util::future::join_all;
 
 use super::buffered::{Db, applied, batch};

@@ -1,6 +1,6 @@
 //! Commands on a cluster.
 
-use counterfoil::Script;
+use counterfoil::admin::Script;
 use testkit::{RedisCluster, RedisOptions};
 
 use super::FAMILIES;

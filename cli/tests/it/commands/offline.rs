@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use counterfoil::Script;
+use counterfoil::admin::Script;
 use serde_json::json;
 
 use super::FAMILIES;

@@ -5,10 +5,11 @@ use std::collections::HashSet;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Row};
 
-use super::target::Target;
-use super::{MysqlStore, fault, schema};
+use crate::admin::{Finding, Severity};
 use crate::family::{Family, Kind};
-use crate::finding::{Finding, Severity};
+use crate::store::mysql::target::Target;
+use crate::store::mysql::whole::detached;
+use crate::store::mysql::{MysqlStore, fault, schema};
 
 /// The minimum of `max_allowed_packet`. A statement of the largest batch has about 5 MB.
 const PACKET: i64 = 8 * 1024 * 1024;
@@ -21,9 +22,15 @@ struct Server {
 }
 
 impl MysqlStore {
-    /// Checks the database and the families' tables. It changes nothing and does not fail: an
-    /// unreachable database is a finding as well.
-    pub(super) async fn findings(&self, families: &[Family]) -> Vec<Finding> {
+    /// Checks the database and the families' tables, and returns what an operator should know or
+    /// change. It changes nothing and does not fail: an unreachable database is a finding as well.
+    pub async fn check(&self, families: &[Family]) -> Vec<Finding> {
+        let (mysql, families) = (self.clone(), families.to_vec());
+        let found = detached(async move { Ok(mysql.findings(&families).await) }).await;
+        found.unwrap_or_else(|error| vec![unreachable(&error)])
+    }
+
+    async fn findings(&self, families: &[Family]) -> Vec<Finding> {
         let server = match self.server().await {
             Ok(server) => server,
             Err(error) => return vec![unreachable(&error)],
@@ -169,7 +176,7 @@ impl MysqlStore {
     }
 }
 
-pub(super) fn unreachable(error: &impl ToString) -> Finding {
+fn unreachable(error: &impl ToString) -> Finding {
     Finding::new(
         Severity::Error,
         "mysql",
@@ -288,7 +295,7 @@ fn probes(target: &Target) -> Vec<Probe> {
     let value = format!("`{}`", target.value);
     let columns = target.columns().collect::<Vec<_>>().join(", ");
     let nothing = "FROM DUAL WHERE FALSE";
-    let nulls = vec!["NULL"; target.keys.len() + 1].join(", ");
+    let nulls = vec!["NULL"; target.columns().count()].join(", ");
     let mut probes = vec![
         (
             "SELECT",

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use indexmap::IndexMap;
 
-use super::schema;
-use super::statement::{quoted, table_name};
+use crate::admin::Role;
 use crate::family::Family;
-use crate::role::Role;
+use crate::store::mysql::schema;
+use crate::store::mysql::statement::{quoted, table_name};
 
 /// The privileges on a table that counterfoil may need, in the order in which they are granted.
 const PRIVILEGES: [&str; 3] = ["SELECT", "INSERT", "UPDATE"];

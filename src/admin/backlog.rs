@@ -27,7 +27,7 @@ pub struct Backlog {
 }
 
 impl Backlog {
-    pub(super) fn join(self, more: Backlog) -> Self {
+    pub(crate) fn join(self, more: Backlog) -> Self {
         Backlog {
             ids: self.ids + more.ids,
             oldest: self.oldest.max(more.oldest),

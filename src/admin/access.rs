@@ -6,11 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::future::{join, join_all};
 
+use crate::admin::{Finding, Role, Severity};
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::finding::{Finding, Severity};
-use crate::role::Role;
 use crate::scripts::bundle::{self, Script};
 use crate::scripts::keys::Keys;
 

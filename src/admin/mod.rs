@@ -1,7 +1,22 @@
-//! The purposes of users of Redis and of the database.
+//! What operators need: checks of both servers, the privileges of their users, and the state of the
+//! families in the database.
+
+pub(crate) mod access;
+pub(crate) mod backlog;
+mod finding;
+mod grants;
+mod mysql;
+pub(crate) mod redis;
+
+pub use self::access::acl_rules;
+pub use self::backlog::Backlog;
+pub use self::finding::{Finding, Severity};
+pub use self::grants::grants;
+pub use crate::scripts::bundle::Script;
+pub use crate::store::mysql::{Drift, Overview, RecountRun, Reject, Retried};
 
 /// The purpose of a user of Redis and of the database. It determines the privileges of the user,
-/// which [`acl_rules`](crate::acl_rules) and [`grants`](crate::grants) return as statements.
+/// which [`acl_rules`](acl_rules) and [`grants`](grants) return as statements.
 ///
 /// An application on this crate is always a [`Reconciler`](Role::Reconciler), because opening a
 /// family checks every script of its kind. The other roles are for clients in any language that

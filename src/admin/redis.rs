@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use redis::{Cmd, FromRedisValue, Value};
 
+use crate::admin::{Finding, Severity};
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Kind};
-use crate::finding::{Finding, Severity};
 use crate::scripts::bundle;
 
 /// Refuses a `maxmemory-policy` that evicts counts: any that evicts all keys, and, for families
@@ -45,7 +45,7 @@ fn evicts(policy: &str, families: &[Family]) -> Option<String> {
 }
 
 /// Checks Redis; in a cluster, each primary.
-pub(crate) async fn redis(redis: &Connection, families: &[Family]) -> Vec<Finding> {
+pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let nodes = match info(redis, "default").await {
         Ok(nodes) => nodes,
@@ -241,7 +241,7 @@ const LOSES: &str =
 
 /// Logs a warning if Redis would count known visitors again after a crash.
 pub(crate) async fn warn_of_persistence(redis: &Connection, families: &[Family]) {
-    let findings = self::redis(redis, families).await.into_iter();
+    let findings = self::findings(redis, families).await.into_iter();
     for found in findings
         .filter(|found| found.severity == Severity::Error && found.subject.ends_with("persistence"))
     {
