@@ -132,25 +132,34 @@ class Run {
     return isDeepStrictEqual(got, expected) ? undefined : `expected ${show(expected)}, got ${show(got)}`;
   }
 
-  async case(vectors, { setup = [], calls, after }) {
-    await this.redis.flushdb();
-    for (const step of typeof setup === 'string' ? vectors.setups[setup] : setup) {
-      if (Array.isArray(step)) {
+  async setUp(vectors, steps) {
+    for (const step of steps) {
+      if (typeof step === 'string') {
+        await this.setUp(vectors, vectors.setups[step]);
+      } else if (Array.isArray(step)) {
         await this.redis.call(step[0], ...raw(step.slice(1)));
       } else {
         const fields = hashOf(step).flat().map((text) => Buffer.from(text, 'hex'));
         await this.redis.call('HSET', step.fill.key, ...fields);
       }
     }
+  }
+
+  async case(vectors, { setup = [], calls, after }) {
+    await this.redis.flushdb();
+    await this.setUp(vectors, setup);
+    const expected = new Map(await this.contents());
     for (const [index, call] of calls.entries()) {
       const wrong = await this.call(vectors, call);
       if (wrong) return `call ${index + 1}: ${wrong}`;
     }
     if (!after) return undefined;
-    const there = byKey(Object.entries(after)).filter(([, fields]) => fields);
-    const expected = there.map(([key, fields]) => [key, contentOf(fields)]);
-    const got = await this.contents();
-    return isDeepStrictEqual(got, expected) ? undefined : `afterwards (in hex): expected ${show(expected)}, got ${show(got)}`;
+    for (const [key, fields] of Object.entries(after)) {
+      if (fields) expected.set(key, contentOf(fields));
+      else expected.delete(key);
+    }
+    const [got, wanted] = [await this.contents(), byKey([...expected])];
+    return isDeepStrictEqual(got, wanted) ? undefined : `afterwards (in hex): expected ${show(wanted)}, got ${show(got)}`;
   }
 }
 
@@ -163,7 +172,8 @@ for (const file of readdirSync(join(lua, 'v1')).filter((name) => name.endsWith('
 const run = new Run(redis, hashes);
 let [passed, failed] = [0, 0];
 for (const file of readdirSync(join(lua, 'vectors')).filter((name) => name.endsWith('.json')).sort()) {
-  const vectors = JSON.parse(readFileSync(join(lua, 'vectors', file), 'utf8'));
+  const text = readFileSync(join(lua, 'vectors', file), 'utf8');
+  const vectors = JSON.parse(text.replaceAll('"@', `"${JSON.parse(text).prefix}`));
   for (const one of vectors.cases) {
     const wrong = await run.case(vectors, one);
     if (wrong) console.log(`${one.id}: ${wrong}`);

@@ -114,22 +114,28 @@ class Run:
             return f"expected more than {pages['more_than']} pages, got {calls}"
         return None if got == expected else f"expected {expected}, got {got} on {calls} pages"
 
-    def case(self, vectors, case):
-        self.redis.flushdb()
-        setup = case.get("setup", [])
-        for step in vectors["setups"][setup] if isinstance(setup, str) else setup:
-            if isinstance(step, dict):
+    def set_up(self, vectors, steps):
+        for step in steps:
+            if isinstance(step, str):
+                self.set_up(vectors, vectors["setups"][step])
+            elif isinstance(step, dict):
                 self.redis.hset(step["fill"]["key"], mapping=hash_of(step))
             else:
                 self.redis.execute_command(*raw(step))
+
+    def case(self, vectors, case):
+        self.redis.flushdb()
+        self.set_up(vectors, case.get("setup", []))
+        expected = self.contents()
         for number, call in enumerate(case["calls"], 1):
             wrong = self.call(vectors, call)
             if wrong:
                 return f"call {number}: {wrong}"
-        if "after" in case:
-            expected = {key.encode(): content_of(fields) for key, fields in case["after"].items() if fields is not None}
-            if self.contents() != expected:
-                return f"afterwards: expected {expected}, got {self.contents()}"
+        for key, fields in case.get("after", {}).items():
+            expected[key.encode()] = fields and content_of(fields)
+        expected = {key: content for key, content in expected.items() if content}
+        if "after" in case and self.contents() != expected:
+            return f"afterwards: expected {expected}, got {self.contents()}"
         return None
 
 
@@ -144,7 +150,8 @@ def main(socket, lua_dir):
     run = Run(redis.Redis(unix_socket_path=socket), Path(lua_dir))
     passed = failed = 0
     for path in sorted((Path(lua_dir) / "vectors").glob("*.json")):
-        vectors = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        vectors = json.loads(text.replace('"@', '"' + json.loads(text)["prefix"]))
         for case in vectors["cases"]:
             wrong = run.case(vectors, case)
             if wrong:

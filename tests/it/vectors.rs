@@ -18,6 +18,8 @@ use testkit::{RedisOptions, RedisServer};
 #[serde(deny_unknown_fields)]
 struct Vectors {
     script: String,
+    #[serde(rename = "prefix")]
+    _prefix: String,
     keys: Vec<String>,
     setups: HashMap<String, Vec<Json>>,
     cases: Vec<Case>,
@@ -30,22 +32,9 @@ struct Case {
     #[serde(rename = "why")]
     _why: String,
     #[serde(default)]
-    setup: Setup,
+    setup: Vec<Json>,
     calls: Vec<Call>,
     after: Option<BTreeMap<String, Option<BTreeMap<String, Json>>>>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Setup {
-    Named(String),
-    Steps(Vec<Json>),
-}
-
-impl Default for Setup {
-    fn default() -> Self {
-        Setup::Steps(Vec::new())
-    }
 }
 
 #[derive(Deserialize)]
@@ -117,8 +106,10 @@ fn vectors() -> Vec<Vectors> {
         .unwrap()
         .map(|entry| entry.unwrap().path());
     let parse = |path: PathBuf| {
-        serde_json::from_slice(&fs::read(&path).unwrap())
-            .unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+        let text = fs::read_to_string(&path).unwrap();
+        let prefix = serde_json::from_str::<Json>(&text).unwrap()["prefix"].clone();
+        let text = text.replace("\"@", &format!("\"{}", prefix.as_str().unwrap()));
+        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
     };
     files.map(parse).collect()
 }
@@ -304,11 +295,13 @@ impl Run {
         contents
     }
 
-    fn set_up(&mut self, steps: &[Json]) {
-        cmd("FLUSHDB").exec(&mut self.redis).unwrap();
+    fn set_up(&mut self, vectors: &Vectors, steps: &[Json]) {
         for step in steps {
             let mut command = redis::Cmd::new();
-            if let Json::Array(words) = step {
+            if let Json::String(name) = step {
+                self.set_up(vectors, &vectors.setups[name]);
+                continue;
+            } else if let Json::Array(words) = step {
                 for word in all_bytes(words) {
                     command.arg(word);
                 }
@@ -325,24 +318,23 @@ impl Run {
     }
 
     fn case(&mut self, vectors: &Vectors, case: &Case) -> Result<(), String> {
-        self.set_up(match &case.setup {
-            Setup::Named(name) => &vectors.setups[name],
-            Setup::Steps(steps) => steps,
-        });
+        cmd("FLUSHDB").exec(&mut self.redis).unwrap();
+        self.set_up(vectors, &case.setup);
+        let mut expected = self.contents();
         for (i, call) in case.calls.iter().enumerate() {
             self.call(vectors, call)
                 .map_err(|wrong| format!("call {}: {wrong}", i + 1))?;
         }
-        if let Some(after) = &case.after {
-            let there = after
-                .iter()
-                .filter_map(|(key, fields)| Some((key, fields.as_ref()?)));
-            let expected = there
-                .map(|(key, fields)| (key.clone().into(), content(fields)))
-                .collect();
-            equal("afterwards", &self.contents(), &expected)?;
+        let Some(after) = &case.after else {
+            return Ok(());
+        };
+        for (key, fields) in after {
+            match fields {
+                Some(fields) => expected.insert(key.clone().into(), content(fields)),
+                None => expected.remove(key.as_bytes()),
+            };
         }
-        Ok(())
+        equal("afterwards", &self.contents(), &expected)
     }
 
     fn call(&mut self, vectors: &Vectors, call: &Call) -> Result<(), String> {
