@@ -1,13 +1,3 @@
-// the first definition of a link wins: the guide is a module here, and a file in the repository
-//! [guide]: crate::guide
-//! [buffered]: crate::guide#buffered-counters
-//! [cached]: crate::guide#cached-counters
-//! [series]: crate::guide#series
-//! [activity]: crate::guide#activity
-//! [visitors]: crate::guide#visitors-of-a-day
-//! [recounting]: crate::guide#recounting
-//! [connecting]: crate::guide#connecting
-//!
 #![doc = include_str!("../README.md")]
 #![cfg_attr(
     not(test),
@@ -72,8 +62,14 @@ pub use ::redis;
 /// The version of sqlx whose pools [`MysqlStore::new`] takes.
 pub use ::sqlx;
 
-#[doc = include_str!("../docs/guide.md")]
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/guide.md"))]
 pub mod guide {}
+
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/operations.md"))]
+pub mod operations {}
+
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/protocol.md"))]
+pub mod protocol {}
 
 /// Internals for the project's own tests; not part of the crate's interface.
 #[cfg(feature = "test-hooks")]

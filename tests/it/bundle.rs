@@ -670,11 +670,9 @@ fn the_readme_names_every_setting_of_a_kind() {
 
 /// Returns the ACL rules that a document contains.
 fn documented_rules(text: &str) -> String {
-    let mut lines = text.lines().filter_map(|line| {
-        line.strip_prefix("    ")
-            .filter(|line| line.starts_with("~cf1:{"))
-    });
-    lines.next().expect("a line of rules").to_owned()
+    let mut lines = text.lines().map(str::trim_start);
+    let rules = lines.find(|line| line.starts_with("~cf1:{"));
+    rules.expect("a line of rules").to_owned()
 }
 
 /// Returns the quoted text after each occurrence of `before`.

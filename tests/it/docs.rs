@@ -122,6 +122,35 @@ fn plain(path: &Path) -> PathBuf {
     })
 }
 
+/// The address of the crate's documentation, where README.md is the root and documents are modules.
+const MODULES: &str = "https://docs.rs/counterfoil/latest/counterfoil/";
+/// The address of the package's files.
+const FILES: &str = "https://docs.rs/crate/counterfoil/latest/source/";
+
+/// Returns the file of the repository to which a link of the published documentation leads: a path
+/// that does not exist if nothing is published there, `None` for relative links and other sites.
+fn published(link: &str) -> Option<PathBuf> {
+    if let Some(file) = link.strip_prefix(FILES) {
+        let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+        let folder = file.split('/').next().unwrap();
+        let is_packaged = manifest.contains(&format!("\"/{folder}\""));
+        return Some(if is_packaged { file } else { "not packaged" }.into());
+    }
+    let module = match link.strip_prefix(MODULES) {
+        Some(page) => page.strip_suffix("index.html").unwrap_or("not a page"),
+        None => link.strip_prefix("crate")?.trim_start_matches("::"),
+    };
+    let module = module.trim_end_matches('/');
+    let library = fs::read_to_string(root().join("src/lib.rs")).unwrap();
+    Some(if module.is_empty() {
+        "README.md".into()
+    } else if library.contains(&format!("pub mod {module} {{}}")) {
+        format!("docs/{module}.md").into()
+    } else {
+        "not a module".into()
+    })
+}
+
 /// Returns the fault of a link in the document.
 fn broken(
     documents: &BTreeMap<PathBuf, Document>,
@@ -131,10 +160,11 @@ fn broken(
     let (file, anchor) = link
         .split_once('#')
         .map_or((link, None), |(file, anchor)| (file, Some(anchor)));
-    let target = if file.is_empty() {
-        from.to_owned()
-    } else {
-        plain(&from.parent().unwrap().join(file))
+    let target = match published(file) {
+        Some(target) => target,
+        None if file.starts_with("https://") => return None,
+        None if file.is_empty() => from.to_owned(),
+        None => plain(&from.parent().unwrap().join(file)),
     };
     if !root().join(&target).exists() {
         return Some("no such file");
@@ -151,11 +181,7 @@ fn every_link_leads_somewhere() {
     let documents = documents();
     let (mut checked, mut wrong) = (0, Vec::new());
     for (path, document) in &documents {
-        for link in document
-            .links
-            .iter()
-            .filter(|link| !link.starts_with("https://"))
-        {
+        for link in &document.links {
             checked += 1;
             wrong.extend(
                 broken(&documents, path, link)
@@ -167,10 +193,39 @@ fn every_link_leads_somewhere() {
     assert!(checked > 100, "{checked} links");
 }
 
+/// On crates.io the README's relative links lead nowhere, and in rustdoc those of all documents.
+#[test]
+fn every_link_leads_somewhere_when_it_is_published() {
+    let documents = documents();
+    let folder = Path::new(env!("OUT_DIR"));
+    let (mut checked, mut wrong) = (0, Vec::new());
+    for (path, file) in [
+        ("README.md", root().join("README.md")),
+        ("docs/guide.md", folder.join("guide.md")),
+        ("docs/operations.md", folder.join("operations.md")),
+        ("docs/protocol.md", folder.join("protocol.md")),
+    ] {
+        for link in Document::read(&file).links {
+            checked += 1;
+            let is_absolute = ["#", "https://", "crate"]
+                .iter()
+                .any(|start| link.starts_with(start));
+            let why = if is_absolute {
+                broken(&documents, Path::new(path), &link)
+            } else {
+                Some("a relative link")
+            };
+            wrong.extend(why.map(|why| format!("{path}: {link}: {why}")));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(checked > 50, "{checked} links");
+}
+
 #[test]
 fn a_link_that_leads_nowhere_is_noticed() {
     let documents = documents();
-    let broken = |link| broken(&documents, Path::new("docs/guide.md"), link);
+    let broken = |link: &str| broken(&documents, Path::new("docs/guide.md"), link);
     assert_eq!(broken("../README.md#what-is-promised"), None);
     assert_eq!(
         broken("../README.md#what-is-not-promised"),
@@ -179,10 +234,26 @@ fn a_link_that_leads_nowhere_is_noticed() {
     assert_eq!(broken("#no-such-kind"), Some("no such heading"));
     assert_eq!(broken("README.md"), Some("no such file"));
     assert_eq!(broken("undefined:guide"), Some("no such file"));
+
+    let module = |page: &str| broken(&format!("{MODULES}{page}"));
+    assert_eq!(module("index.html#what-is-promised"), None);
+    assert_eq!(module("guide/index.html#series"), None);
+    assert_eq!(
+        module("guide/index.html#no-such-kind"),
+        Some("no such heading")
+    );
+    assert_eq!(module("testing/index.html"), Some("no such file"));
+    assert_eq!(module("guide.html"), Some("no such file"));
+    assert_eq!(broken("crate::protocol#1-promises"), None);
+    assert_eq!(broken("crate::testing"), Some("no such file"));
+    let file = |path: &str| broken(&format!("{FILES}{path}"));
+    assert_eq!(file("docs/testing.md#the-demos"), None);
+    assert_eq!(file("docs/tests.md"), Some("no such file"));
+    assert_eq!(file("examples/votes.rs"), Some("no such file"));
 }
 
 /// The prefixes of paths. Code in a document that begins with one of these is a path.
-const FOLDERS: [&str; 7] = [
+const FOLDERS: [&str; 8] = [
     "src/",
     "lua/",
     "model/",
@@ -190,6 +261,7 @@ const FOLDERS: [&str; 7] = [
     "tests/",
     "examples/",
     "benches/",
+    "cli/",
 ];
 
 #[test]
