@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::extract::{Path, State};
 use axum::response::Html;
 use axum::{Router, http::StatusCode, routing::get};
-use counterfoil::{Added, BufferedCounters, Counterfoil, Family};
+use counterfoil::{BufferedCounters, Counterfoil, Family, Outcome};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -49,7 +49,7 @@ async fn article(
 ) -> Result<Html<String>, StatusCode> {
     let id = number.to_string();
     match views.add(&id, 1).await {
-        Ok(Added::Counted { .. }) => {}
+        Ok(Outcome::Counted(_)) => {}
         // A failed count must not fail the page.
         not_counted => eprintln!("article {id}: {not_counted:?}"),
     }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use axum::extract::{Path, State};
 use axum::routing::{get, post};
 use axum::{Router, http::StatusCode};
-use counterfoil::{CachedCounters, Changed, Counterfoil, Family, KeyType, Table};
+use counterfoil::{CachedCounters, Counterfoil, Family, KeyType, Outcome, Table};
 use tokio::time::timeout;
 
 #[tokio::main]
@@ -62,9 +62,9 @@ async fn vote(
     Path(item): Path<u64>,
 ) -> Result<String, StatusCode> {
     match votes.incr(&item.to_string(), 1).await {
-        Ok(Changed::Counted { value }) => Ok(format!("{value}\n")),
+        Ok(Outcome::Counted(value)) => Ok(format!("{value}\n")),
         // The application owns the table: a vote never inserts an item.
-        Ok(Changed::NoRow) => Err(StatusCode::NOT_FOUND),
+        Ok(Outcome::NoRow) => Err(StatusCode::NOT_FOUND),
         Ok(_) => Err(StatusCode::CONFLICT),
         Err(error) => Err(unavailable(item, &error)),
     }

@@ -21,15 +21,16 @@ pub use client::activity::{Activity, Minute, Now, VisitorCount};
 pub use client::any::AnyCounters;
 pub use client::buffered::BufferedCounters;
 pub use client::builder::CounterfoilBuilder;
-pub use client::cached::{CachedCounters, Changed, ChangedOnce};
+pub use client::cached::CachedCounters;
 #[cfg(feature = "cluster")]
 pub use client::connect::cluster_settings;
 pub use client::counterfoil::Counterfoil;
 pub use client::exact::Shown;
 pub use client::open::{OpenFamily, Recountable};
-pub use client::series::{Series, SeriesAdded, Slice};
+pub use client::outcome::Outcome;
+pub use client::series::{Series, Slice};
 pub use client::shutdown::Remaining;
-pub use client::visitors::{Visited, Visitors};
+pub use client::visitors::Visitors;
 pub use connection::Connection;
 pub use connection::primary::Primary;
 #[cfg(feature = "sentinel")]
@@ -48,7 +49,6 @@ pub use recount::builder::RecountBuilder;
 pub use recount::plan::{Mode, RecountIds};
 pub use recount::recounter::Recounter;
 pub use recount::run::Recounted;
-pub use scripts::buffered::{Added, AddedOnce};
 pub use store::memory::MemoryStore;
 pub use store::mysql::{MysqlStore, Source};
 pub use store::{

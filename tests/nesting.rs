@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use counterfoil::{
-    Activity, Added, BufferedCounters, CachedCounters, Changed, Counterfoil, Day, Durability,
-    Family, MysqlStore, Precision, Result, Series, SeriesAdded, Visited, Visitors,
+    Activity, BufferedCounters, CachedCounters, Counterfoil, Day, Durability, Family, MysqlStore,
+    Outcome, Precision, Result, Series, Visitors,
 };
 use futures_util::future::try_join_all;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
@@ -77,17 +77,17 @@ impl Service {
     async fn count(&self, page: &str, visitor: &str) -> Result<()> {
         assert!(matches!(
             self.views.add(page, 1).await?,
-            Added::Counted { .. }
+            Outcome::Counted(_)
         ));
         assert!(matches!(
             self.votes.incr(page, 1).await?,
-            Changed::Counted { .. }
+            Outcome::Counted(_)
         ));
-        assert_eq!(self.hits.add(page, 1).await?, SeriesAdded::Counted);
+        assert_eq!(self.hits.add(page, 1).await?, Outcome::Counted(1));
         self.online.touch(page, visitor).await?;
         assert_eq!(
             self.daily.first_visit(page, day(), visitor).await?,
-            Visited::Counted
+            Outcome::Counted(1)
         );
         Ok(())
     }

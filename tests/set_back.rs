@@ -126,7 +126,7 @@ impl Handles {
                 self.people
                     .first_visit(&id, today, number.to_be_bytes())
                     .await,
-                |visited| matches!(visited, counterfoil::Visited::Counted),
+                |visited| matches!(visited, counterfoil::Outcome::Counted(_)),
             ),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use counterfoil::{CachedCounters, Changed, Durability, Family};
+use counterfoil::{CachedCounters, Durability, Family, Outcome};
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use sqlx::MySqlPool;
@@ -75,7 +75,7 @@ impl Side for Incr {
     async fn hit(&mut self, id: &str) {
         let changed = self.0.incr(id, 1).await.unwrap();
         assert!(
-            matches!(changed, Changed::Counted { .. }),
+            matches!(changed, Outcome::Counted(_)),
             "{id} was not counted: {changed:?}"
         );
     }

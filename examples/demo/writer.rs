@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use counterfoil::test_hooks::set_time;
-use counterfoil::{Added, BufferedCounters, SeriesAdded, Visited};
+use counterfoil::{BufferedCounters, Outcome};
 
 use crate::Result;
 use crate::child::{self, Report};
@@ -71,7 +71,7 @@ async fn count_line(opened: &Opened, hit: &Hit) -> Result<Tally> {
         let added = tally
             .surely(async || opened.requests.add(&name, 1).await)
             .await?;
-        tally.hits += u64::from(added == Some(SeriesAdded::Counted));
+        tally.hits += u64::from(added == Some(Outcome::Counted(1)));
     }
     let day = hit.day.parse()?;
     let visit = tally
@@ -79,15 +79,15 @@ async fn count_line(opened: &Opened, hit: &Hit) -> Result<Tally> {
         .await?;
     tally.hits += u64::from(matches!(
         visit,
-        Some(Visited::Counted | Visited::CountedBefore)
+        Some(Outcome::Counted(1) | Outcome::CountedBefore(0))
     ));
-    tally.first_visits += u64::from(visit == Some(Visited::Counted));
+    tally.first_visits += u64::from(visit == Some(Outcome::Counted(1)));
     Ok(tally)
 }
 
 async fn count_hit(counters: &BufferedCounters, id: &str, tally: &mut Tally) -> Result<()> {
     match tally.surely(async || counters.add(id, 1).await).await? {
-        Some(Added::Counted { .. }) => tally.hits += 1,
+        Some(Outcome::Counted(_)) => tally.hits += 1,
         Some(_) => tally.refused += 1,
         None => {}
     }

@@ -9,7 +9,7 @@ use axum::response::{Html, IntoResponse};
 use axum::routing::{get, post};
 use axum::{BoxError, Router};
 use axum_extra::extract::cookie::{Cookie, CookieJar};
-use counterfoil::{Activity, Counterfoil, Family, Precision, Series, SeriesAdded};
+use counterfoil::{Activity, Counterfoil, Family, Outcome, Precision, Series};
 use futures_util::stream::{self, Stream};
 use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval};
@@ -96,7 +96,7 @@ impl Site {
         let (visitor, cookies) = visitor(cookies);
         // A page is worth more than its count.
         match self.hits.add(PAGE, 1).await {
-            Ok(SeriesAdded::Counted) => {}
+            Ok(Outcome::Counted(_)) => {}
             Ok(refused) => eprintln!("hits: {refused:?}"),
             Err(error) => eprintln!("hits: {error}"),
         }

@@ -8,7 +8,7 @@ use axum::http::{StatusCode, header::CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use counterfoil::{Changed, Day, ErrorKind, Precision, SeriesAdded, Visited};
+use counterfoil::{Day, ErrorKind, Outcome, Precision};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -54,8 +54,8 @@ async fn views(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<
 /// Counts a vote and returns the new number of votes.
 async fn vote(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<Response> {
     Ok(match counts.votes.incr(&article.to_string(), 1).await? {
-        Changed::Counted { value } => value.to_string().into_response(),
-        Changed::NoRow => StatusCode::NOT_FOUND.into_response(),
+        Outcome::Counted(value) => value.to_string().into_response(),
+        Outcome::NoRow => StatusCode::NOT_FOUND.into_response(),
         _ => StatusCode::CONFLICT.into_response(),
     })
 }
@@ -73,8 +73,8 @@ async fn visit(
         .visitors
         .first_visit(&article.to_string(), Day::today(), visitor)
         .await?
-        == Visited::Counted)
-        .to_string())
+        == Outcome::Counted(1))
+    .to_string())
 }
 
 async fn visitors(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<String> {
@@ -87,7 +87,7 @@ async fn visitors(State(counts): State<Counts>, Path(article): Path<u64>) -> Rep
 
 async fn download(State(counts): State<Counts>, Path(article): Path<u64>) -> Reply<StatusCode> {
     Ok(match counts.downloads.add(&article.to_string(), 1).await? {
-        SeriesAdded::Counted => StatusCode::NO_CONTENT,
+        Outcome::Counted(_) => StatusCode::NO_CONTENT,
         _ => StatusCode::CONFLICT,
     })
 }

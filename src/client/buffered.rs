@@ -7,9 +7,9 @@ use futures_util::Stream;
 use crate::client::exact::Shown;
 use crate::client::handle::{Handle, handle_methods};
 use crate::client::open::{OpenFamily, Recountable};
+use crate::client::outcome::Outcome;
 use crate::error::Result;
 use crate::family::BufferedFamily;
-use crate::scripts::buffered::{Added, AddedOnce};
 use crate::writer::{Progress, Recorded, Request};
 
 /// The counters of one open family. Cloning is cheap.
@@ -39,21 +39,16 @@ impl BufferedCounters {
     ///
     /// Callers that arrive while a call to the id's partition is in flight share the next call,
     /// with equal ids summed. A lone caller's hit is sent at once. If many hits of this process
-    /// already wait for Redis, the call waits for room. After a lost reply `pending` is the value
-    /// at the time of the retry. A call that is dropped half-way may have been counted.
+    /// already wait for Redis, the call waits for room. The value after a lost reply is
+    /// that at the time of the retry. A call that is dropped half-way may have been counted.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id is not allowed.
     /// [`Redis`](crate::ErrorKind::Redis): not counted; the call may be retried.
     /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all. The reply
     /// was lost, and could not be requested again within the [write timeout](Self::write_timeout).
-    pub async fn add(&self, id: &str, delta: i64) -> Result<Added> {
-        self.family().check_id(id)?;
-        self.0
-            .writer
-            .add(id.as_bytes(), delta, self.0.timeout, true)
-            .await?
-            .added(self.family(), id)
+    pub async fn add(&self, id: &str, delta: i64) -> Result<Outcome> {
+        self.count(id, delta, true).await
     }
 
     /// Counts like [`add`](Self::add), but returns an error at once instead of waiting for room.
@@ -61,13 +56,17 @@ impl BufferedCounters {
     /// # Errors
     /// The errors of [`add`](Self::add), and [`Busy`](crate::ErrorKind::Busy): not counted, because
     /// many other hits wait.
-    pub async fn try_add(&self, id: &str, delta: i64) -> Result<Added> {
+    pub async fn try_add(&self, id: &str, delta: i64) -> Result<Outcome> {
+        self.count(id, delta, false).await
+    }
+
+    async fn count(&self, id: &str, delta: i64, wait: bool) -> Result<Outcome> {
         self.family().check_id(id)?;
-        self.0
-            .writer
-            .add(id.as_bytes(), delta, self.0.timeout, false)
-            .await?
-            .added(self.family(), id)
+        let Handle {
+            writer, timeout, ..
+        } = &self.0;
+        let result = writer.add(id.as_bytes(), delta, *timeout, wait).await?;
+        Outcome::of(result, false, self.family(), id)
     }
 
     /// Counts `delta` for `id` once, however often it is called with the same `request`, also
@@ -89,7 +88,7 @@ impl BufferedCounters {
     /// allowed. [`Redis`](crate::ErrorKind::Redis) and
     /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) as for [`add`](Self::add); after either
     /// the same request may be retried.
-    pub async fn add_once(&self, request: &str, id: &str, delta: i64) -> Result<AddedOnce> {
+    pub async fn add_once(&self, request: &str, id: &str, delta: i64) -> Result<Outcome> {
         self.once(Progress::default(), request, id, delta).await
     }
 
@@ -122,7 +121,7 @@ impl BufferedCounters {
         request: &str,
         id: &str,
         delta: i64,
-    ) -> Result<AddedOnce> {
+    ) -> Result<Outcome> {
         self.once(Progress::since(epoch), request, id, delta).await
     }
 
@@ -132,19 +131,14 @@ impl BufferedCounters {
         request: &str,
         id: &str,
         delta: i64,
-    ) -> Result<AddedOnce> {
+    ) -> Result<Outcome> {
         let request = Request::new(self.family(), request, id, delta)?;
         let (result, repeated) = self
             .0
             .writer
             .once(request, &mut progress, None, self.0.timeout)
             .await?;
-        Ok(match result.added(self.family(), id)? {
-            Added::Counted { pending } if repeated => AddedOnce::CountedBefore { pending },
-            Added::Counted { pending } => AddedOnce::Counted { pending },
-            Added::OutOfRange => AddedOnce::OutOfRange,
-            Added::Full => AddedOnce::Full,
-        })
+        Outcome::of(result, repeated, self.family(), id)
     }
 
     /// Counts many hits at once, and returns the outcome of each, in their order. Partitions are
@@ -155,7 +149,7 @@ impl BufferedCounters {
     pub async fn add_many(
         &self,
         hits: impl IntoIterator<Item = (impl AsRef<str>, i64)>,
-    ) -> Vec<Result<Added>> {
+    ) -> Vec<Result<Outcome>> {
         let (family, hits) = (self.family(), hits.into_iter().collect::<Vec<_>>());
         let checked = hits.iter().map(|(id, delta)| {
             let id = id.as_ref();
@@ -164,7 +158,7 @@ impl BufferedCounters {
         let results = self.0.add_many(checked.collect()).await;
         let results = results.into_iter().zip(&hits);
         results
-            .map(|(result, (id, _))| result?.added(family, id.as_ref()))
+            .map(|(result, (id, _))| Outcome::of(result?, false, family, id.as_ref()))
             .collect()
     }
 

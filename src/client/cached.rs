@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use crate::client::exact::Shown;
 use crate::client::handle::{Handle, handle_methods};
 use crate::client::open::{OpenFamily, Recountable};
+use crate::client::outcome::Outcome;
 use crate::client::seeding::{Read, Seeding};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{CachedFamily, Retention};
@@ -18,64 +19,6 @@ use crate::scripts::cached::Seed;
 use crate::scripts::partition::Ticket;
 use crate::scripts::partition::{Change, PairResult, Partition};
 use crate::writer::{Progress, Request};
-
-/// The outcome of a change to a cached counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-#[must_use = "a change that was refused is not counted"]
-pub enum Changed {
-    /// Counted: the change will reach the database.
-    Counted {
-        /// The counter's value right after this change.
-        value: i64,
-    },
-    /// Not counted: the value would leave the family's bounds, or the signed 64-bit range.
-    OutOfRange {
-        /// The counter's unchanged value.
-        value: i64,
-    },
-    /// Not counted: the id has no row, and only the application inserts rows
-    /// ([`Table::update`](crate::Table::update)).
-    NoRow,
-}
-
-impl Changed {
-    /// Returns the new value, or `None` if the change was not counted.
-    #[must_use]
-    pub fn counted(self) -> Option<i64> {
-        match self {
-            Changed::Counted { value } => Some(value),
-            Changed::OutOfRange { .. } | Changed::NoRow => None,
-        }
-    }
-}
-
-/// The outcome of a change that is made once per request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-#[must_use = "a change that was refused is not counted"]
-pub enum ChangedOnce {
-    /// Counted by this call.
-    Counted {
-        /// The counter's value right after this change.
-        value: i64,
-    },
-    /// Counted before, and not again: by an earlier call for the request, or by an earlier attempt
-    /// of this call whose reply was lost.
-    CountedBefore {
-        /// The counter's value right after that change. It may have changed since.
-        value: i64,
-    },
-    /// Not counted, by this call or by the first one for the request: the value would leave the
-    /// family's bounds, or the signed 64-bit range.
-    OutOfRange {
-        /// The counter's value at that point.
-        value: i64,
-    },
-    /// Not counted: the id has no row, and only the application inserts rows. Redis does not
-    /// remember this outcome: once the row exists, the same request counts.
-    NoRow,
-}
 
 /// The counters of one open cached family. Each increment returns the new value, and a counter
 /// stays in Redis for as long as it is used (docs/protocol.md, section 4). Cloning is cheap.
@@ -135,7 +78,7 @@ impl CachedCounters {
     /// because the row's value is not a valid i64. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown):
     /// counted once or not at all. The reply was lost, and could not be requested again within the
     /// [write timeout](Self::write_timeout).
-    pub async fn incr(&self, id: &str, delta: i64) -> Result<Changed> {
+    pub async fn incr(&self, id: &str, delta: i64) -> Result<Outcome> {
         self.change(id, Change::Add(delta)).await
     }
 
@@ -155,7 +98,7 @@ impl CachedCounters {
     /// # Errors
     /// The errors of [`incr`](Self::incr), and [`InvalidInput`](ErrorKind::InvalidInput) if the
     /// request's name is not allowed. After any other error the same request may be retried.
-    pub async fn incr_once(&self, request: &str, id: &str, delta: i64) -> Result<ChangedOnce> {
+    pub async fn incr_once(&self, request: &str, id: &str, delta: i64) -> Result<Outcome> {
         self.once(Progress::default(), request, id, delta).await
     }
 
@@ -185,7 +128,7 @@ impl CachedCounters {
         request: &str,
         id: &str,
         delta: i64,
-    ) -> Result<ChangedOnce> {
+    ) -> Result<Outcome> {
         self.once(Progress::since(epoch), request, id, delta).await
     }
 
@@ -195,7 +138,7 @@ impl CachedCounters {
         request: &str,
         id: &str,
         delta: i64,
-    ) -> Result<ChangedOnce> {
+    ) -> Result<Outcome> {
         let request = Request::new(self.family(), request, id, delta)?;
         let mut timeout = self.handle.timeout;
         let mut held: HeldSeed = None;
@@ -208,18 +151,13 @@ impl CachedCounters {
                 .once(request, &mut progress, seed, timeout)
                 .await?
             {
-                (PairResult::Counted(value), false) => return Ok(ChangedOnce::Counted { value }),
-                (PairResult::Counted(value), true) => {
-                    return Ok(ChangedOnce::CountedBefore { value });
-                }
-                (PairResult::OutOfRange(value), _) => return Ok(ChangedOnce::OutOfRange { value }),
                 (PairResult::Missing(ticket), _) => ticket,
-                (other, _) => return Err(other.corrupt(self.family(), id)),
+                (result, repeated) => return Outcome::of(result, repeated, self.family(), id),
             };
             timeout = timeout.saturating_sub(began.elapsed());
             held = self.missed(id, ticket).await?;
             if held.is_none() {
-                return Ok(ChangedOnce::NoRow);
+                return Ok(Outcome::NoRow);
             }
         }
         Err(self.comes_and_goes(id))
@@ -232,7 +170,7 @@ impl CachedCounters {
     ///
     /// # Errors
     /// See [`incr`](Self::incr).
-    pub async fn set(&self, id: &str, value: i64) -> Result<Changed> {
+    pub async fn set(&self, id: &str, value: i64) -> Result<Outcome> {
         self.change(id, Change::Set(value)).await
     }
 
@@ -321,7 +259,7 @@ impl CachedCounters {
         self.handle.stored(&ids).await
     }
 
-    async fn change(&self, id: &str, change: Change) -> Result<Changed> {
+    async fn change(&self, id: &str, change: Change) -> Result<Outcome> {
         self.family().check_id(id)?;
         let mut timeout = self.handle.timeout;
         let mut held: HeldSeed = None;
@@ -334,15 +272,13 @@ impl CachedCounters {
                 .change(id.as_bytes(), change, seed, timeout, true)
                 .await?
             {
-                PairResult::Counted(value) => return Ok(Changed::Counted { value }),
-                PairResult::OutOfRange(value) => return Ok(Changed::OutOfRange { value }),
                 PairResult::Missing(ticket) => ticket,
-                other => return Err(other.corrupt(self.family(), id)),
+                result => return Outcome::of(result, false, self.family(), id),
             };
             timeout = timeout.saturating_sub(began.elapsed());
             held = self.missed(id, ticket).await?;
             if held.is_none() {
-                return Ok(Changed::NoRow);
+                return Ok(Outcome::NoRow);
             }
         }
         Err(self.comes_and_goes(id))

@@ -11,6 +11,7 @@ pub mod counterfoil;
 pub mod exact;
 pub mod handle;
 pub mod open;
+pub mod outcome;
 pub mod pages;
 pub mod read;
 pub mod reconfigure;

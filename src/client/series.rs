@@ -10,6 +10,7 @@ use futures_util::future::try_join_all;
 
 use crate::client::handle::{Handle, handle_methods};
 use crate::client::open::OpenFamily;
+use crate::client::outcome::Outcome;
 use crate::client::pages::{self, PAGE};
 use crate::error::{Error, Result};
 use crate::family::calendar::{Precision, time_at, unix_seconds};
@@ -26,17 +27,6 @@ pub struct Slice {
     pub start: SystemTime,
     /// The sum of its hits.
     pub count: i64,
-}
-
-/// The outcome of one hit on a series.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-#[must_use = "a hit that was refused is not counted"]
-pub enum SeriesAdded {
-    /// Counted in the current slice of every precision.
-    Counted,
-    /// Not counted in any slice: the sum of one would leave the signed 64-bit range.
-    OutOfRange,
 }
 
 /// The series of one open family: named counters, each at all precisions of the family
@@ -65,8 +55,8 @@ impl Series {
     handle_methods!(handle);
 
     /// Counts `n` for the series `name`, of 1 to 200 bytes, in the current slice of every
-    /// precision, and returns when Redis has counted it. The Redis server's clock alone determines
-    /// the current slices. Callers share calls as for
+    /// precision. Returns `n` as the value when Redis has counted it. The Redis server's clock alone
+    /// determines the current slices. Callers share calls as for
     /// [`BufferedCounters::add`](crate::BufferedCounters::add).
     ///
     /// # Errors
@@ -74,14 +64,14 @@ impl Series {
     /// beyond i64. [`Redis`](crate::ErrorKind::Redis): not counted; the call may be retried.
     /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all. The reply
     /// was lost, and could not be requested again within the [write timeout](Self::write_timeout).
-    pub async fn add(&self, name: &str, n: u64) -> Result<SeriesAdded> {
+    pub async fn add(&self, name: &str, n: u64) -> Result<Outcome> {
         let n = self.checked(name, n)?;
-        let added = self
+        let result = self
             .handle
             .writer
             .add(name.as_bytes(), n, self.handle.timeout, true)
             .await?;
-        self.added(name, added)
+        self.outcome(name, n, result)
     }
 
     /// Counts many names at once, and returns the outcome of each, in their order. A name that is
@@ -92,7 +82,7 @@ impl Series {
     pub async fn add_many(
         &self,
         hits: impl IntoIterator<Item = (impl AsRef<str>, u64)>,
-    ) -> Vec<Result<SeriesAdded>> {
+    ) -> Vec<Result<Outcome>> {
         let hits: Vec<_> = hits.into_iter().collect();
         let checked = hits.iter().map(|(name, n)| {
             let name = name.as_ref();
@@ -102,7 +92,7 @@ impl Series {
         results
             .into_iter()
             .zip(&hits)
-            .map(|(result, (name, _))| self.added(name.as_ref(), result?))
+            .map(|(result, (name, n))| self.outcome(name.as_ref(), *n as i64, result?))
             .collect()
     }
 
@@ -359,6 +349,14 @@ impl Series {
         }
     }
 
+    /// Returns the outcome of a hit. The script returns no sums: the value is what was added.
+    fn outcome(&self, name: &str, n: i64, result: PairResult) -> Result<Outcome> {
+        Ok(match Outcome::of(result, false, self.family(), name)? {
+            Outcome::Counted(_) => Outcome::Counted(n),
+            refused => refused,
+        })
+    }
+
     /// Refuses a name that is too long, or that cannot be in a row of the family's table.
     fn check_name(&self, name: &str) -> Result<()> {
         let kept = self
@@ -366,14 +364,6 @@ impl Series {
             .kept()
             .map(|window| self.windows.kept_id(window.precision, 0, name));
         self.family().check_name("name", name, kept)
-    }
-
-    fn added(&self, name: &str, result: PairResult) -> Result<SeriesAdded> {
-        match result {
-            PairResult::Counted(_) => Ok(SeriesAdded::Counted),
-            PairResult::OutOfRange(_) => Ok(SeriesAdded::OutOfRange),
-            other => Err(other.corrupt(self.family(), name)),
-        }
     }
 }
 

@@ -4,27 +4,11 @@ use futures_util::Stream;
 
 use crate::client::handle::{Handle, handle_methods};
 use crate::client::open::OpenFamily;
+use crate::client::outcome::Outcome;
 use crate::error::{Error, Result};
 use crate::family::VisitorsFamily;
 use crate::family::day::Day;
 use crate::family::visit;
-use crate::scripts::partition::PairResult;
-
-/// The outcome of one visit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-#[must_use = "a visit that was refused is not counted"]
-pub enum Visited {
-    /// Counted: the visitor's first visit to the scope on that day. It will reach the database.
-    Counted,
-    /// Not counted again: the visitor was there before on that day.
-    CountedBefore,
-    /// Not counted or remembered: the number would leave the signed 64-bit range.
-    OutOfRange,
-    /// Not counted or remembered: the partition holds the maximum of pending scopes and days, and
-    /// this is a further one.
-    Full,
-}
 
 /// The visitors of one open family, each counted once for a scope and day (docs/protocol.md,
 /// section 5). Cloning is cheap.
@@ -43,9 +27,9 @@ impl Visitors {
     handle_methods!(0);
 
     /// Counts the visitor for `SCOPE/DAY` if this is the first visit to the scope on that day, and
-    /// returns whether it is. Of concurrent calls exactly one is the first: it returns
-    /// [`Counted`](Visited::Counted), even if a reply is lost on the way. The number reaches the
-    /// database exactly once.
+    /// returns [`Counted(1)`](Outcome::Counted) if it is and
+    /// [`CountedBefore(0)`](Outcome::CountedBefore) if not. Of concurrent calls exactly one is the
+    /// first, even if a reply is lost on the way. The number reaches the database exactly once.
     ///
     /// The caller chooses the day. A visitor is 1 to 255 bytes of any kind. Only Redis knows the
     /// visitors: if it loses its memory, visitors of the day count again.
@@ -60,21 +44,15 @@ impl Visitors {
         scope: &str,
         day: Day,
         visitor: impl AsRef<[u8]>,
-    ) -> Result<Visited> {
+    ) -> Result<Outcome> {
         let id = self.id(scope, day)?;
         self.family().check_visitor(visitor.as_ref())?;
-        match self
+        let result = self
             .0
             .writer
             .add(&visit::key(&id, visitor.as_ref()), 1, self.0.timeout, true)
-            .await?
-        {
-            PairResult::First => Ok(Visited::Counted),
-            PairResult::Again => Ok(Visited::CountedBefore),
-            PairResult::OutOfRange(_) => Ok(Visited::OutOfRange),
-            PairResult::Full => Ok(Visited::Full),
-            other => Err(other.corrupt(self.family(), &id)),
-        }
+            .await?;
+        Outcome::of(result, false, self.family(), &id)
     }
 
     /// Returns the exact number of visitors of the scope on that day.

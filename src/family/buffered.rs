@@ -94,7 +94,7 @@ impl BufferedFamilyBuilder {
     }
 
     /// Limits the distinct ids that wait in one partition's buffer. Beyond it, a hit on a further
-    /// id returns [`Added::Full`](crate::Added::Full). Defaults to 1,000,000.
+    /// id returns [`Outcome::Full`](crate::Outcome::Full). Defaults to 1,000,000.
     pub fn max_pending(mut self, ids: u64) -> Self {
         self.family.max_pending = ids;
         self

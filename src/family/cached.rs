@@ -98,7 +98,7 @@ impl CachedFamilyBuilder {
     common_settings!();
 
     /// Keeps the values in a table of the application. [`Table::upsert`] creates missing rows,
-    /// [`Table::update`] refuses their increments ([`Changed::NoRow`](crate::Changed::NoRow)).
+    /// [`Table::update`] refuses their increments ([`Outcome::NoRow`](crate::Outcome::NoRow)).
     /// Defaults to counterfoil's own table.
     pub fn table(mut self, table: Table) -> Self {
         self.family.table = Some(table);

@@ -17,47 +17,6 @@ use crate::scripts::partition::{Counted, PairResult, Part, Partition, expect_ok,
 use crate::store::{BatchId, Incarnation, Nonce};
 use crate::testing::ablation::{self, Guard};
 
-/// The outcome of adding one delta.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-#[must_use = "a hit that was refused is not counted"]
-pub enum Added {
-    /// The delta is counted and will reach the database. `pending` is the id's current sum in the
-    /// partition's buffer, this delta included.
-    Counted {
-        /// The sum of the deltas that are not yet on their way to the database.
-        pending: i64,
-    },
-    /// Not counted: the sum would leave the signed 64-bit range.
-    OutOfRange,
-    /// Not counted: the partition holds as many ids as the family's `max_pending` allows, and this
-    /// one is new.
-    Full,
-}
-
-/// The outcome of an add that counts once per request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-#[must_use = "a hit that was refused is not counted"]
-pub enum AddedOnce {
-    /// Counted now, with the pending value that [`add`](crate::BufferedCounters::add) returns.
-    Counted {
-        /// The sum of the deltas that are not yet on their way to the database.
-        pending: i64,
-    },
-    /// Counted before; this call did nothing. Either an earlier call for the request counted it, or
-    /// an earlier arrival of this one whose reply was lost.
-    CountedBefore {
-        /// The current pending value.
-        pending: i64,
-    },
-    /// Refused now, or when the request first arrived: the sum would leave the signed 64-bit range.
-    OutOfRange,
-    /// Refused now, or when the request first arrived: the partition held as many ids as the
-    /// family's `max_pending` allows, and this one was new.
-    Full,
-}
-
 /// The reply of `buffered_rotate`.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RotateReply {
@@ -145,18 +104,6 @@ pub struct Lease<'a> {
     pub owner: &'a str,
     /// The duration of the lease.
     pub time: Duration,
-}
-
-impl PairResult {
-    /// Returns the result as a caller of a buffered family receives it.
-    pub(crate) fn added(self, family: &Family, id: &str) -> Result<Added> {
-        match self {
-            PairResult::Counted(pending) => Ok(Added::Counted { pending }),
-            PairResult::OutOfRange(_) => Ok(Added::OutOfRange),
-            PairResult::Full => Ok(Added::Full),
-            other => Err(other.corrupt(family, id)),
-        }
-    }
 }
 
 impl Partition {

@@ -21,7 +21,7 @@ use crate::store::{
 /// too small. A delta that MySQL would keep as a reject is logged as a warning.
 ///
 /// ```no_run
-/// use counterfoil::{Changed, Counterfoil, Family, KeyType, MemoryStore, Primary, Table};
+/// use counterfoil::{Counterfoil, Family, KeyType, MemoryStore, Outcome, Primary, Table};
 ///
 /// # async fn test() -> counterfoil::Result<()> {
 /// let store = MemoryStore::new();
@@ -30,7 +30,7 @@ use crate::store::{
 /// let votes = counterfoil.open(Family::cached("forum", "votes").table(items).build()?).await?;
 ///
 /// store.set(votes.family(), "4711", 0); // in place of INSERT INTO item
-/// assert_eq!(votes.incr("4711", 1).await?, Changed::Counted { value: 1 });
+/// assert_eq!(votes.incr("4711", 1).await?, Outcome::Counted(1));
 /// counterfoil.drain().await?;
 /// assert_eq!(votes.stored(&["4711"]).await?, [Some(1)]);
 /// # Ok(()) }

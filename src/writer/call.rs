@@ -12,7 +12,7 @@ use crate::writer::terms::Until;
 /// One call, from its first hit to its reply.
 #[derive(Debug, Default)]
 pub struct Call {
-    outcome: OnceLock<Outcome>,
+    outcome: OnceLock<CallOutcome>,
     /// The wakers of waiting callers, woken when the call ends, and now and then if it takes long.
     waiting: Mutex<Vec<Waker>>,
 }
@@ -35,7 +35,7 @@ pub struct Sending {
 
 /// The outcome of a call.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum CallOutcome {
     /// Executed, with the outcome of each pair that it carried; after a repeat, with the state at
     /// that time.
     Counted {
@@ -50,12 +50,12 @@ pub enum Outcome {
 }
 
 impl Call {
-    pub fn outcome(&self) -> Option<&Outcome> {
+    pub fn outcome(&self) -> Option<&CallOutcome> {
         self.outcome.get()
     }
 
     /// Sets the outcome, unless it is already set, and wakes all waiting callers.
-    pub fn end(&self, outcome: Outcome) {
+    pub fn end(&self, outcome: CallOutcome) {
         let _ = self.outcome.set(outcome);
         let waiting = std::mem::take(&mut *self.waiting());
         waiting.into_iter().for_each(Waker::wake);
@@ -86,12 +86,14 @@ impl Call {
     /// Returns the outcome of a hit; `None` if the hit must be tried alone.
     pub fn own(&self, position: Position) -> Result<Option<PairResult>> {
         match self.outcome() {
-            Some(Outcome::Counted {
+            Some(CallOutcome::Counted {
                 group,
                 results,
                 repeated,
             }) => Ok(group.own(position, results, *repeated)),
-            Some(Outcome::NotExecuted(error) | Outcome::Failed(error)) => Err(error.again()),
+            Some(CallOutcome::NotExecuted(error) | CallOutcome::Failed(error)) => {
+                Err(error.again())
+            }
             None => Err(Error::corrupt("a call has no outcome")),
         }
     }

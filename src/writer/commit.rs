@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use tokio::time::Instant;
 
 use crate::error::{ErrorKind, Result};
-use crate::writer::call::{Call, Outcome};
+use crate::writer::call::{Call, CallOutcome};
 use crate::writer::driver::{Driver, Leader};
 use crate::writer::group::Group;
 use crate::writer::queue::{Joined, Member, Queue, Turn};
@@ -59,8 +59,8 @@ impl Queue {
             let mut waker = None;
             poll_fn(|cx| self.poll_end(cx, &call, &mut waker, until.deadline)).await?;
             match call.outcome() {
-                Some(Outcome::NotExecuted(_)) if Instant::now() < until.begin => {}
-                Some(Outcome::NotExecuted(error) | Outcome::Failed(error)) => {
+                Some(CallOutcome::NotExecuted(_)) if Instant::now() < until.begin => {}
+                Some(CallOutcome::NotExecuted(error) | CallOutcome::Failed(error)) => {
                     return Err(error.again());
                 }
                 _ => return Ok((call, positions)),

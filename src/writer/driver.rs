@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::writer::call::{Outcome, Sending};
+use crate::writer::call::{CallOutcome, Sending};
 use crate::writer::queue::{Queue, Start};
 use crate::writer::terms::SLOW;
 
@@ -107,7 +107,7 @@ async fn drive(queue: &Arc<Queue>, sending: &mut Sending) {
         let mut made = pin!(async {
             sending.make(queue).await;
             match call.outcome() {
-                Some(Outcome::NotExecuted(refusal)) => {
+                Some(CallOutcome::NotExecuted(refusal)) => {
                     sleep(queue.refused(&call, refusal.again())).await
                 }
                 _ => queue.accepted(),

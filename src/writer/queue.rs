@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::fence::{Caller, Home, Names};
 use crate::scripts::partition::Partition;
-use crate::writer::call::{Call, Outcome, Sending};
+use crate::writer::call::{Call, CallOutcome, Sending};
 use crate::writer::group::Group;
 use crate::writer::opened::{Opened, SHUT_DOWN, Work};
 use crate::writer::terms::{SLOW, Terms, Until};
@@ -359,7 +359,7 @@ impl Queue {
         // a call of unknown outcome may still arrive, and a caller has one call in flight
         if matches!(
             ended.call.outcome(),
-            Some(Outcome::Counted { .. } | Outcome::NotExecuted(_))
+            Some(CallOutcome::Counted { .. } | CallOutcome::NotExecuted(_))
         ) {
             state.idle.push(ended.caller);
         }
@@ -459,7 +459,7 @@ impl Queue {
                     "not counted: Redis has not replied to earlier calls",
                 )
             };
-            call.end(Outcome::NotExecuted(
+            call.end(CallOutcome::NotExecuted(
                 state.refusal.as_ref().map_or_else(silence, Error::again),
             ));
             self.room.notify_waiters();

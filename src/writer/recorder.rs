@@ -53,10 +53,10 @@ pub enum Recorded {
     Counted,
     /// Redis counted the others and refused this many. The log has a line for each refused id.
     Refused {
-        /// Hits refused because the buffer is [full](crate::Added::Full).
+        /// Hits refused because the buffer is [full](crate::Outcome::Full).
         full: u64,
         /// Hits refused because the sum would leave the [signed 64-bit
-        /// range](crate::Added::OutOfRange).
+        /// range](crate::Outcome::OutOfRange).
         out_of_range: u64,
     },
 }

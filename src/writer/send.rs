@@ -10,7 +10,7 @@ use crate::metrics;
 use crate::scripts::bundle;
 use crate::scripts::fence::Fence;
 use crate::scripts::partition::{Counted, PairResult, Part, Partition};
-use crate::writer::call::{Outcome, Sending};
+use crate::writer::call::{CallOutcome, Sending};
 use crate::writer::group::{Group, Share};
 use crate::writer::opened::Announced;
 use crate::writer::queue::Queue;
@@ -32,21 +32,21 @@ impl Sending {
             let wait = pause.next();
             if !self.in_doubt {
                 break if may_pass(&error) {
-                    Outcome::NotExecuted(
+                    CallOutcome::NotExecuted(
                         queue
                             .error(ErrorKind::Redis, "not counted")
                             .with_source(error),
                     )
                 } else {
-                    Outcome::Failed(error)
+                    CallOutcome::Failed(error)
                 };
             }
             if bundle::may_be_half_done(&error) {
-                break Outcome::Failed(unknown("may be partly counted", error));
+                break CallOutcome::Failed(unknown("may be partly counted", error));
             }
             let is_late = Instant::now() + wait >= self.until.deadline;
             if !may_pass(&error) || is_late || bundle::crosses_slots(&error) {
-                break Outcome::Failed(unknown("a reply was lost", error));
+                break CallOutcome::Failed(unknown("a reply was lost", error));
             }
             tracing::debug!(family = %queue.family(), %error, "a reply was lost, repeating the call");
             metrics::retried("add");
@@ -56,7 +56,7 @@ impl Sending {
     }
 
     /// Sends the call once. Until a reply settles it, the call may have been executed.
-    async fn attempt(&mut self, queue: &Queue) -> Result<Outcome> {
+    async fn attempt(&mut self, queue: &Queue) -> Result<CallOutcome> {
         let shares = self.group.by_partition();
         let home = queue.home(shares[0].partition);
         let epoch = match &self.epoch {
@@ -77,18 +77,18 @@ impl Sending {
                     queue.work.announce(Announced::Due(family, shares[place].partition));
                 }
                 let results = in_group_order(&self.group, &shares, results);
-                Ok(Outcome::Counted { group: Box::new(std::mem::take(&mut self.group)), results, repeated })
+                Ok(CallOutcome::Counted { group: Box::new(std::mem::take(&mut self.group)), results, repeated })
             }
             Ok(Counted::Expired) => {
                 home.forget(epoch);
                 // only over a connection that never resends was this definitely the only arrival
                 Ok(if was_in_doubt || !queue.redis.sends_once() {
-                    Outcome::Failed(queue.error(ErrorKind::OutcomeUnknown, "Redis has forgotten the epoch of the call"))
+                    CallOutcome::Failed(queue.error(ErrorKind::OutcomeUnknown, "Redis has forgotten the epoch of the call"))
                 } else {
-                    Outcome::NotExecuted(queue.error(ErrorKind::Redis, "not counted: the epoch of the call has expired"))
+                    CallOutcome::NotExecuted(queue.error(ErrorKind::Redis, "not counted: the epoch of the call has expired"))
                 })
             }
-            Ok(Counted::Passed) => Ok(Outcome::Failed(queue.error(
+            Ok(Counted::Passed) => Ok(CallOutcome::Failed(queue.error(
                 ErrorKind::OutcomeUnknown,
                 "Redis has executed a later call with this caller's name: two processes may share it, for example after a fork",
             ))),
@@ -108,9 +108,9 @@ impl Sending {
             self.end(
                 queue,
                 if self.in_doubt {
-                    Outcome::Failed(queue.error(ErrorKind::OutcomeUnknown, "no reply in time"))
+                    CallOutcome::Failed(queue.error(ErrorKind::OutcomeUnknown, "no reply in time"))
                 } else {
-                    Outcome::NotExecuted(
+                    CallOutcome::NotExecuted(
                         queue.error(ErrorKind::Redis, "not counted: no reply in time"),
                     )
                 },
@@ -119,15 +119,15 @@ impl Sending {
     }
 
     /// Notifies all waiting callers of the outcome, and records it in the metrics.
-    fn end(&self, queue: &Queue, outcome: Outcome) {
+    fn end(&self, queue: &Queue, outcome: CallOutcome) {
         match &outcome {
-            Outcome::Counted { group, results, .. } => {
+            CallOutcome::Counted { group, results, .. } => {
                 let settled = group
                     .settled_hits(results)
                     .map(|(hits, result)| (hits, Some(result)));
                 queue.opened.measure(settled);
             }
-            Outcome::Failed(error) if error.outcome_unknown() => {
+            CallOutcome::Failed(error) if error.outcome_unknown() => {
                 queue.opened.measure([(self.group.hits(), None)])
             }
             _ => {}

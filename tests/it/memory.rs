@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use counterfoil::{Changed, Durability, ErrorKind, Family, KeyType, Registered, Store, Table};
+use counterfoil::{Durability, ErrorKind, Family, KeyType, Outcome, Registered, Store, Table};
 
 use crate::mysql::buffered::{applied, batch, complete, keeps_the_contract};
 use crate::support::kinds::{KINDS, OfKind};
@@ -52,20 +52,14 @@ async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
         .build()
         .unwrap();
     let votes = counterfoil.open(votes).await.unwrap();
-    assert_eq!(votes.incr("7", 1).await.unwrap(), Changed::NoRow);
+    assert_eq!(votes.incr("7", 1).await.unwrap(), Outcome::NoRow);
     store.set(votes.family(), "7", 40);
-    assert_eq!(
-        votes.incr("7", 1).await.unwrap(),
-        Changed::Counted { value: 41 }
-    );
+    assert_eq!(votes.incr("7", 1).await.unwrap(), Outcome::Counted(41));
     counterfoil.drain().await.unwrap();
     assert_eq!(votes.stored(&["7", "8"]).await.unwrap(), [Some(41), None]);
     // the store keeps another program's write
     store.set(votes.family(), "7", 100);
-    assert_eq!(
-        votes.incr("7", 1).await.unwrap(),
-        Changed::Counted { value: 42 }
-    );
+    assert_eq!(votes.incr("7", 1).await.unwrap(), Outcome::Counted(42));
     counterfoil.drain().await.unwrap();
     assert_eq!(votes.get("7").await.unwrap(), 101);
 

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use counterfoil::admin::Script;
 use counterfoil::test_hooks::{Counted, Fence, Partition};
-use counterfoil::{AddedOnce, ErrorKind, Family};
+use counterfoil::{ErrorKind, Family, Outcome};
 
 use crate::support::{Pair, eventually, family, unix};
 
@@ -183,15 +183,12 @@ async fn a_request_that_names_its_epoch_never_counts_twice() {
     let (family, partition) = (views.family(), partition(&pair, views.family()).await);
     let epoch = views.request_epoch("order-17", "page").await.unwrap();
     let once = async || views.add_once_since(&epoch, "order-17", "page", 1).await;
-    assert_eq!(once().await.unwrap(), AddedOnce::Counted { pending: 1 });
-    assert_eq!(
-        once().await.unwrap(),
-        AddedOnce::CountedBefore { pending: 1 }
-    );
+    assert_eq!(once().await.unwrap(), Outcome::Counted(1));
+    assert_eq!(once().await.unwrap(), Outcome::CountedBefore(1));
     pass_epochs(&partition, family, 1).await;
     assert_eq!(
         once().await.unwrap(),
-        AddedOnce::CountedBefore { pending: 1 },
+        Outcome::CountedBefore(1),
         "an epoch later"
     );
     pass_epochs(&partition, family, 3).await;
@@ -201,6 +198,6 @@ async fn a_request_that_names_its_epoch_never_counts_twice() {
     // without the epoch, it is a new request
     assert_eq!(
         views.add_once("order-17", "page", 1).await.unwrap(),
-        AddedOnce::Counted { pending: 2 }
+        Outcome::Counted(2)
     );
 }

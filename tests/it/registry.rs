@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use crate::support::{Pair, counted, day, eventually, family, pause};
 use counterfoil::{
     CachedFamily, Counterfoil, Counting, Durability, ErrorKind, Family, KeyType, MysqlStore,
-    Precision, SeriesFamily, Table, Visited,
+    Outcome, Precision, SeriesFamily, Table,
 };
 
 const MOMENT: Duration = Duration::from_millis(20);
@@ -394,16 +394,16 @@ async fn other_kinds_change_their_partitions_under_another_name() {
         assert_eq!(
             visited,
             if number < 30 {
-                Visited::CountedBefore
+                Outcome::CountedBefore(0)
             } else {
-                Visited::Counted
+                Outcome::Counted(1)
             }
         );
         let visited = visitors
             .first_visit("1", day("2014-09-21"), format!("visitor {number}"))
             .await
             .unwrap();
-        assert_eq!(visited, Visited::Counted);
+        assert_eq!(visited, Outcome::Counted(1));
     }
     pair.counterfoil.drain_all().await.unwrap();
     for (sum, expected) in [

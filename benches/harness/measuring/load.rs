@@ -31,7 +31,7 @@ impl Side for Acked {
     async fn hit(&mut self, id: &str) {
         let added = self.0.add(id, 1).await.unwrap();
         assert!(
-            matches!(added, counterfoil::Added::Counted { .. }),
+            matches!(added, counterfoil::Outcome::Counted { .. }),
             "{id} was not counted: {added:?}"
         );
     }

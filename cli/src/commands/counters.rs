@@ -3,14 +3,10 @@
 use std::io::{self, Write};
 use std::time::SystemTime;
 
-use counterfoil::{
-    Added, AddedOnce, AnyCounters, Changed, ChangedOnce, Counterfoil, Day, Precision, SeriesAdded,
-    VisitorCount,
-};
+use counterfoil::{AnyCounters, Day, Outcome, Precision, VisitorCount};
 use serde::Serialize;
 
 use super::{Context, connect};
-use crate::config::PairConfig;
 use crate::exit::{Exit, Failure};
 use crate::output::moment;
 
@@ -188,11 +184,11 @@ fn scope_and_day<'i>(family: &str, id: &'i str) -> Result<(&'i str, Day), Failur
     })
 }
 
-/// The outcome of a change.
+/// A change as it is printed.
 #[derive(Serialize)]
-struct Outcome {
-    family: String,
-    id: String,
+struct Change<'a> {
+    family: &'a str,
+    id: &'a str,
     delta: i64,
     outcome: &'static str,
     /// The counter's current value: a refused change leaves it as it was.
@@ -209,104 +205,86 @@ pub async fn add(
 ) -> Result<Exit, Failure> {
     let pair = context.pair_of(family)?;
     let connected = connect(pair).await?;
-    let (outcome, value) = { count(context, pair, &connected, family, id, delta, request).await? };
-    let outcome = Outcome {
-        family: family.to_owned(),
-        id: id.to_owned(),
+    let counters = context.open(pair, &connected, family).await?;
+    let outcome = count(&counters, family, id, delta, request).await?;
+    let value = match (&counters, outcome) {
+        // others may have counted since: the exact value is more useful than what is pending
+        (AnyCounters::Buffered(counters), Outcome::Counted(_) | Outcome::CountedBefore(_)) => {
+            Some(counters.get(id).await?)
+        }
+        (AnyCounters::Cached(_), Outcome::Counted(value) | Outcome::CountedBefore(value)) => {
+            Some(value)
+        }
+        (_, Outcome::OutOfRange(value)) => value,
+        _ => None,
+    };
+    let (word, refusal) = match outcome {
+        Outcome::Counted(_) => ("counted", None),
+        Outcome::CountedBefore(_) => ("counted_before", None),
+        Outcome::OutOfRange(_) => (
+            "out_of_range",
+            Some("the result would leave the family's bounds or the 64-bit range"),
+        ),
+        Outcome::Full => (
+            "full",
+            Some(
+                "the family has the maximum of pending ids: is a daemon running, and is MySQL reachable?",
+            ),
+        ),
+        _ => (
+            "no_row",
+            Some("it has no row, and only the application inserts rows"),
+        ),
+    };
+    let change = Change {
+        family,
+        id,
         delta,
-        outcome,
+        outcome: word,
         value,
     };
-    let why = match outcome.outcome {
-        "counted" | "counted_before" => {
-            context
-                .output
-                .print(&outcome, |Outcome { outcome, value, .. }| {
-                    let before = if *outcome == "counted_before" {
-                        "was counted before"
-                    } else {
-                        "counted"
-                    };
-                    vec![value.map_or_else(
-                        || before.to_owned(),
-                        |value| format!("{before}: {id} is {value}"),
-                    )]
-                })?;
-            return Ok(Exit::Ok);
-        }
-        "out_of_range" => "it would lead out of the family's bounds, or of 64 bits",
-        "full" => {
-            "as many ids are pending as the family may have: is a daemon running, and MySQL there?"
-        }
-        _ => "there is no row for it, and rows are the application's to make",
+    let Some(refusal) = refusal else {
+        let done = word.replace("counted_before", "was counted before");
+        context.output.print(&change, |_| {
+            vec![value.map_or_else(|| done.clone(), |value| format!("{done}: {id} is {value}"))]
+        })?;
+        return Ok(Exit::Ok);
     };
     if context.output.json {
-        context.output.print(&outcome, |_| Vec::new())?;
+        context.output.print(&change, |_| Vec::new())?;
     }
-    let is = outcome
-        .value
+    let is = value
         .map(|value| format!("; it is {value}"))
         .unwrap_or_default();
     Err(Failure::warning(format!(
-        "{family}: {id:?} was not counted: {why}{is}"
+        "{family}: {id:?} was not counted: {refusal}{is}"
     )))
 }
 
 async fn count(
-    context: &Context,
-    pair: &PairConfig,
-    counterfoil: &Counterfoil,
+    counters: &AnyCounters,
     family: &str,
     id: &str,
     delta: i64,
     request: Option<&str>,
-) -> Result<(&'static str, Option<i64>), Failure> {
+) -> Result<Outcome, Failure> {
     let refused = |what: &str| Err(Failure::usage(format!("{family}: {what}")));
-    Ok(
-        match (context.open(pair, counterfoil, family).await?, request) {
-            (AnyCounters::Buffered(counters), None) => match counters.add(id, delta).await? {
-                Added::Counted { .. } => ("counted", Some(counters.get(id).await?)),
-                Added::OutOfRange => ("out_of_range", None),
-                _ => ("full", None),
-            },
-            (AnyCounters::Buffered(counters), Some(request)) => {
-                match counters.add_once(request, id, delta).await? {
-                    AddedOnce::Counted { .. } => ("counted", Some(counters.get(id).await?)),
-                    AddedOnce::CountedBefore { .. } => {
-                        ("counted_before", Some(counters.get(id).await?))
-                    }
-                    AddedOnce::OutOfRange => ("out_of_range", None),
-                    _ => ("full", None),
-                }
-            }
-            (AnyCounters::Cached(counters), None) => match counters.incr(id, delta).await? {
-                Changed::Counted { value } => ("counted", Some(value)),
-                Changed::OutOfRange { value } => ("out_of_range", Some(value)),
-                _ => ("no_row", None),
-            },
-            (AnyCounters::Cached(counters), Some(request)) => {
-                match counters.incr_once(request, id, delta).await? {
-                    ChangedOnce::Counted { value } => ("counted", Some(value)),
-                    ChangedOnce::CountedBefore { value } => ("counted_before", Some(value)),
-                    ChangedOnce::OutOfRange { value } => ("out_of_range", Some(value)),
-                    _ => ("no_row", None),
-                }
-            }
-            (AnyCounters::Series(_), Some(_)) => return refused("a series takes no --request"),
-            (AnyCounters::Series(series), None) => match u64::try_from(delta) {
-                Ok(number) if number > 0 => match series.add(id, number).await? {
-                    SeriesAdded::Counted => ("counted", None),
-                    _ => ("out_of_range", None),
-                },
-                _ => return refused("a series only goes up: the delta has to be more than 0"),
-            },
-            _ => {
-                return refused(
-                    "it counts visitors, and here is none: the application counts them",
-                );
-            }
+    Ok(match (counters, request) {
+        (AnyCounters::Buffered(counters), None) => counters.add(id, delta).await?,
+        (AnyCounters::Buffered(counters), Some(request)) => {
+            counters.add_once(request, id, delta).await?
+        }
+        (AnyCounters::Cached(counters), None) => counters.incr(id, delta).await?,
+        (AnyCounters::Cached(counters), Some(request)) => {
+            counters.incr_once(request, id, delta).await?
+        }
+        (AnyCounters::Series(_), Some(_)) => return refused("a series takes no --request"),
+        (AnyCounters::Series(series), None) => match u64::try_from(delta) {
+            Ok(number) if number > 0 => series.add(id, number).await?,
+            _ => return refused("a series only goes up: the delta has to be more than 0"),
         },
-    )
+        _ => return refused("it counts visitors, which only the application can do"),
+    })
 }
 
 /// The number of counters in a read.

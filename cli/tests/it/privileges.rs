@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use counterfoil::{
-    Changed, Counterfoil, Day, Family, KeyType, MemoryStore, MysqlStore, Precision, Table,
+    Counterfoil, Day, Family, KeyType, MemoryStore, MysqlStore, Outcome, Precision, Table,
 };
 use serde_json::Value;
 use testkit::{Certificates, MysqlServer, RedisOptions, RedisServer};
 
-use crate::support::{Outcome, Site, eventually};
+use crate::support::{Output, Site, eventually};
 
 const FAMILIES: &str = r#"
 [[family]]
@@ -96,7 +96,7 @@ impl Secured {
         }
     }
 
-    async fn run(&self, args: &[&str]) -> Outcome {
+    async fn run(&self, args: &[&str]) -> Output {
         self.site.run_with(args, &PASSWORDS).await
     }
 
@@ -273,8 +273,5 @@ async fn count(site: &Site) {
         .durability(now)
         .save_after(Duration::from_millis(50));
     let votes = all.open(votes.build().unwrap()).await.unwrap();
-    assert_eq!(
-        votes.incr("1", 2).await.unwrap(),
-        Changed::Counted { value: 2 }
-    );
+    assert_eq!(votes.incr("1", 2).await.unwrap(), Outcome::Counted(2));
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use counterfoil::{Changed, Counterfoil, Durability, Family, KeyType, MysqlStore, Primary, Table};
+use counterfoil::{Counterfoil, Durability, Family, KeyType, MysqlStore, Outcome, Primary, Table};
 
 use crate::client::get;
 use crate::support::{Daemon, Site, eventually};
@@ -48,7 +48,7 @@ impl Counted {
             let _ = self.views.add("page", 1).await.unwrap();
             assert!(matches!(
                 self.votes.incr("1", 1).await.unwrap(),
-                Changed::Counted { .. }
+                Outcome::Counted(_)
             ));
         }
     }

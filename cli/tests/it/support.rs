@@ -28,7 +28,7 @@ pub struct Site {
 
 /// The output and the exit code of a command.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct Output {
     pub code: i32,
     pub out: String,
     pub err: String,
@@ -123,12 +123,12 @@ impl Site {
     }
 
     /// Runs a command of the program to its end.
-    pub async fn run(&self, args: &[&str]) -> Outcome {
+    pub async fn run(&self, args: &[&str]) -> Output {
         self.run_with(args, &[]).await
     }
 
     /// Runs a command with more variables in the environment.
-    pub async fn run_with(&self, args: &[&str], environment: &[(&str, &str)]) -> Outcome {
+    pub async fn run_with(&self, args: &[&str], environment: &[(&str, &str)]) -> Output {
         let mut command = self.command();
         command.args(args).envs(environment.iter().copied());
         let ended = timeout(Duration::from_secs(60), command.output()).await;
@@ -136,7 +136,7 @@ impl Site {
             .unwrap_or_else(|_| panic!("{args:?} did not end"))
             .expect("it runs");
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
-        Outcome {
+        Output {
             code: ended.status.code().unwrap_or(-1),
             out: text(ended.stdout),
             err: text(ended.stderr),

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use counterfoil::{Added, BufferedCounters};
+use counterfoil::{BufferedCounters, Outcome};
 use futures_util::future::try_join_all;
 use sqlx::MySqlPool;
 use tokio::time::sleep;
@@ -126,7 +126,7 @@ impl Writer {
         self.scribe.counts(user, times)?;
         for _ in 0..times {
             match self.saves.add(&user.to_string(), 1).await {
-                Ok(Added::Counted { .. }) => {}
+                Ok(Outcome::Counted(_)) => {}
                 Ok(refused) => return Err(format!("a count was refused: {refused:?}").into()),
                 Err(_) => return self.scribe.counted(user, 0, began.elapsed()),
             }

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use counterfoil::Changed;
+use counterfoil::Outcome;
 
 use super::ballot::Ballot;
 use super::item;
@@ -38,7 +38,7 @@ pub async fn run(args: Args) -> Result<()> {
             .surely(async || votes.incr(&item.to_string(), 1).await)
             .await?
         {
-            Some(Changed::Counted { value }) => {
+            Some(Outcome::Counted(value)) => {
                 tally.hits = 1;
                 scribe.value(item, value)?;
             }

@@ -7,7 +7,7 @@ use crate::support::{Pair, day, epoch, eventually, family};
 use counterfoil::admin::Severity;
 use counterfoil::test_hooks::{Counted, Cut, Fence, Lease, Partition, RotateReply};
 use counterfoil::{
-    Added, Counterfoil, Durability, Error, ErrorKind, Family, KeyType, MysqlStore, Table, Visited,
+    Counterfoil, Durability, Error, ErrorKind, Family, KeyType, MysqlStore, Outcome, Table,
 };
 use futures_util::{StreamExt, TryStreamExt};
 use testkit::RedisOptions;
@@ -24,11 +24,11 @@ async fn a_hit_is_seen_at_once_and_stored_soon() {
         .unwrap();
     assert_eq!(
         views.add("product/1", 1).await.unwrap(),
-        Added::Counted { pending: 1 }
+        Outcome::Counted(1)
     );
     assert_eq!(
         views.add("product/1", 2).await.unwrap(),
-        Added::Counted { pending: 3 }
+        Outcome::Counted(3)
     );
     assert_eq!(views.get("product/1").await.unwrap(), 3);
     assert_eq!(views.pending(&["product/1"]).await.unwrap(), [3]);
@@ -187,29 +187,21 @@ async fn a_hit_that_cannot_be_counted_is_refused_alone() {
         .unwrap();
     assert_eq!(
         small.add("a", i64::MAX).await.unwrap(),
-        Added::Counted { pending: i64::MAX }
+        Outcome::Counted(i64::MAX)
     );
-    assert_eq!(small.add("a", 1).await.unwrap(), Added::OutOfRange);
+    assert_eq!(small.add("a", 1).await.unwrap(), Outcome::OutOfRange(None));
     assert_eq!(
         small.add("b", i64::MIN).await.unwrap(),
-        Added::Counted { pending: i64::MIN }
+        Outcome::Counted(i64::MIN)
     );
-    assert_eq!(small.add("c", 1).await.unwrap(), Added::Full);
+    assert_eq!(small.add("c", 1).await.unwrap(), Outcome::Full);
     assert_eq!(
         small.add("a", -1).await.unwrap(),
-        Added::Counted {
-            pending: i64::MAX - 1
-        }
+        Outcome::Counted(i64::MAX - 1)
     );
     pair.counterfoil.drain().await.unwrap();
-    assert_eq!(
-        small.add("c", 1).await.unwrap(),
-        Added::Counted { pending: 1 }
-    );
-    assert_eq!(
-        small.add("a", 2).await.unwrap(),
-        Added::Counted { pending: 2 }
-    );
+    assert_eq!(small.add("c", 1).await.unwrap(), Outcome::Counted(1));
+    assert_eq!(small.add("a", 2).await.unwrap(), Outcome::Counted(2));
     let error = small.get("a").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Range, "{error}");
     assert_eq!(small.get_many(&["b", "c"]).await.unwrap(), [i64::MIN, 1]);
@@ -259,7 +251,7 @@ async fn however_many_tasks_count_redis_remembers_few_callers() {
         .unwrap();
     let callers = (0..200).map(|_| views.add("page", 1));
     for added in futures_util::future::join_all(callers).await {
-        assert!(matches!(added.unwrap(), Added::Counted { .. }));
+        assert!(matches!(added.unwrap(), Outcome::Counted(_)));
     }
     assert_eq!(views.get("page").await.unwrap(), 200);
     let mut redis = pair.redis.manager().await;
@@ -716,7 +708,7 @@ async fn check_tells_who_is_counted_again_without_persistence() {
             .first_visit("shop", day("2014-09-20"), "visitor")
             .await
             .unwrap(),
-        Visited::Counted
+        Outcome::Counted(1)
     );
     pair.counterfoil.drain().await.unwrap();
     pair.redis.kill();
@@ -730,7 +722,7 @@ async fn check_tells_who_is_counted_again_without_persistence() {
             break told;
         }
     };
-    assert_eq!(told, Visited::Counted);
+    assert_eq!(told, Outcome::Counted(1));
     assert_eq!(
         visitors.get("shop", day("2014-09-20")).await.unwrap(),
         2,
@@ -1030,10 +1022,7 @@ async fn a_redis_that_cannot_be_written_counts_nothing() {
         .await
         .unwrap();
     assert_eq!(views.get("page").await.unwrap(), 1);
-    assert_eq!(
-        views.add("page", 1).await.unwrap(),
-        Added::Counted { pending: 2 }
-    );
+    assert_eq!(views.add("page", 1).await.unwrap(), Outcome::Counted(2));
 }
 
 /// A client in another language counted for an id that is not text, and for one that no row can

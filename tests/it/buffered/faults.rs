@@ -90,7 +90,7 @@ impl Load {
                     {
                         Ok(added) => {
                             assert!(
-                                matches!(added, counterfoil::Added::Counted { .. }),
+                                matches!(added, counterfoil::Outcome::Counted { .. }),
                                 "{added:?}"
                             );
                             acknowledged += 1;

@@ -26,8 +26,8 @@ use crate::support::state::State;
 use crate::support::{self, Pair, Plain, day};
 use counterfoil::test_hooks::{Counted, Guard, LastCut, last_cuts};
 use counterfoil::{
-    BufferedCounters, Counterfoil, Durability, Family, LedgerRow, Mark, MemoryStore, Registered,
-    Result, Store, Visited,
+    BufferedCounters, Counterfoil, Durability, Family, LedgerRow, Mark, MemoryStore, Outcome,
+    Registered, Result, Store,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestError;
@@ -511,7 +511,7 @@ async fn no_kind_counts_twice() {
                     .first_visit("page", day("2014-09-20"), &number.to_string())
                     .await
                     .unwrap();
-                assert_eq!(visited, Visited::Counted);
+                assert_eq!(visited, Outcome::Counted(1));
             }
             others => others.hit().await.unwrap(),
         };

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::support::{Pair, Plain, eventually};
 use counterfoil::{
-    CachedCounters, CachedFamilyBuilder, Changed, Counterfoil, Durability, ErrorKind, Family,
-    KeyType, MysqlStore, Table,
+    CachedCounters, CachedFamilyBuilder, Counterfoil, Durability, ErrorKind, Family, KeyType,
+    MysqlStore, Outcome, Table,
 };
 use futures_util::future::{join_all, try_join_all};
 
@@ -52,7 +52,7 @@ async fn calls(pair: &Pair) -> u64 {
         .map_or(0, |calls| calls.parse().expect("a number"))
 }
 
-fn value(changed: Changed) -> i64 {
+fn value(changed: Outcome) -> i64 {
     changed.counted().unwrap_or_else(|| panic!("{changed:?}"))
 }
 
@@ -80,12 +80,12 @@ async fn bounds_refuse_and_return_the_value() {
     let stock = open(&plain, family("stock").min(0).max(10)).await;
     assert_eq!(
         stock.incr("a", -1).await.unwrap(),
-        Changed::OutOfRange { value: 0 }
+        Outcome::OutOfRange(Some(0))
     );
     assert_eq!(value(stock.set("a", 3).await.unwrap()), 3);
     assert_eq!(
         stock.set("a", 11).await.unwrap(),
-        Changed::OutOfRange { value: 3 }
+        Outcome::OutOfRange(Some(3))
     );
     // more in total than there are: the ones that fit are counted
     let buys = (0..8).map(|_| stock.incr("a", -1));
@@ -99,7 +99,7 @@ async fn bounds_refuse_and_return_the_value() {
     assert!(
         sold.iter()
             .filter(|changed| changed.counted().is_none())
-            .all(|changed| *changed == Changed::OutOfRange { value: 0 })
+            .all(|changed| *changed == Outcome::OutOfRange(Some(0)))
     );
 }
 
@@ -165,7 +165,7 @@ async fn the_application_s_own_column_is_counted_up() {
     let votes = items(&pair, family("votes")).await;
     assert_eq!(value(votes.incr("1", 5).await.unwrap()), 5);
     assert_eq!(value(votes.incr("2", 1).await.unwrap()), 1);
-    assert_eq!(votes.incr("4", 1).await.unwrap(), Changed::NoRow);
+    assert_eq!(votes.incr("4", 1).await.unwrap(), Outcome::NoRow);
     assert_eq!(
         votes.get_many(&["1", "2", "3", "4"]).await.unwrap(),
         [5, 1, 0, 0]
@@ -321,12 +321,12 @@ async fn both_ends_of_i64_are_reached_and_not_passed() {
         assert_eq!(value(values.set(id, end).await.unwrap()), end);
         assert_eq!(
             values.incr(id, beyond).await.unwrap(),
-            Changed::OutOfRange { value: end }
+            Outcome::OutOfRange(Some(end))
         );
         // the difference does not fit in the row's delta
         assert_eq!(
             values.set(id, -2 * beyond).await.unwrap(),
-            Changed::OutOfRange { value: end }
+            Outcome::OutOfRange(Some(end))
         );
         assert_eq!(value(values.incr(id, -beyond).await.unwrap()), end - beyond);
         assert_eq!(value(values.incr(id, beyond).await.unwrap()), end);
@@ -335,7 +335,7 @@ async fn both_ends_of_i64_are_reached_and_not_passed() {
         assert_eq!(values.get(id).await.unwrap(), end);
         assert_eq!(
             values.incr(id, beyond).await.unwrap(),
-            Changed::OutOfRange { value: end }
+            Outcome::OutOfRange(Some(end))
         );
     }
 }

@@ -8,8 +8,8 @@ use crate::support::between::{Between, Wrapped};
 use crate::support::{Pair, eventually, pause};
 use counterfoil::admin::Retried;
 use counterfoil::{
-    CachedCounters, CachedFamilyBuilder, Changed, Counterfoil, Durability, ErrorKind, Family,
-    KeyType, MemoryStore, MysqlStore, Registered, Store, Table,
+    CachedCounters, CachedFamilyBuilder, Counterfoil, Durability, ErrorKind, Family, KeyType,
+    MemoryStore, MysqlStore, Outcome, Registered, Store, Table,
 };
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 
@@ -34,7 +34,7 @@ async fn votes(pair: &Pair, table: Table) -> Cached {
         .expect("opened")
 }
 
-fn value(changed: Changed) -> i64 {
+fn value(changed: Outcome) -> i64 {
     changed.counted().unwrap_or_else(|| panic!("{changed:?}"))
 }
 
@@ -42,7 +42,7 @@ fn value(changed: Changed) -> i64 {
 async fn touch(votes: &Cached, id: &str) {
     assert!(matches!(
         votes.incr(id, 0).await.unwrap(),
-        Changed::Counted { .. }
+        Outcome::Counted(_)
     ));
 }
 
@@ -150,7 +150,7 @@ async fn a_row_deleted_under_us_goes_to_the_rejects_and_counts_once_it_is_there_
             .await,
         1
     );
-    assert_eq!(votes.incr("1", 1).await.unwrap(), Changed::NoRow);
+    assert_eq!(votes.incr("1", 1).await.unwrap(), Outcome::NoRow);
     assert_eq!(votes.get("1").await.unwrap(), 0);
     pair.sql("INSERT INTO item (id, vote_count) VALUES (1, 100)")
         .await;
@@ -195,7 +195,7 @@ async fn a_counter_in_use_whose_row_is_gone_shows_what_waits() {
     let mut deltas: Vec<_> = rejects.iter().map(|reject| reject.delta).collect();
     deltas.sort_unstable();
     assert_eq!(deltas, [3, 5]);
-    assert_eq!(votes.incr("1", 1).await.unwrap(), Changed::NoRow);
+    assert_eq!(votes.incr("1", 1).await.unwrap(), Outcome::NoRow);
 }
 
 #[tokio::test]

@@ -9,8 +9,8 @@ use crate::support::hits::{Hit, Hits, Reckoning};
 use crate::support::{database, day, eventually, family};
 use counterfoil::admin::{Backlog, Script};
 use counterfoil::{
-    AddedOnce, BufferedCounters, Counterfoil, Durability, Error, Family, MysqlStore, Precision,
-    Series, SeriesAdded, Slice, Visited, cluster_settings,
+    BufferedCounters, Counterfoil, Durability, Error, Family, MysqlStore, Outcome, Precision,
+    Series, Slice, cluster_settings,
 };
 use redis::aio::ConnectionLike;
 use redis::cluster::ClusterClient;
@@ -177,9 +177,9 @@ async fn a_request_counts_once_whoever_makes_it_again() {
         for number in 0..20 {
             let (request, id) = (format!("job/{number}"), format!("page/{number}"));
             let first = there.add_once(&request, &id, 1).await.unwrap();
-            assert_eq!(first, AddedOnce::Counted { pending: 1 }, "{request}");
+            assert_eq!(first, Outcome::Counted(1), "{request}");
             let again = here.add_once(&request, &id, 1).await.unwrap();
-            assert_eq!(again, AddedOnce::CountedBefore { pending: 1 }, "{request}");
+            assert_eq!(again, Outcome::CountedBefore(1), "{request}");
             assert_eq!(here.get(&id).await.unwrap(), 1);
         }
     }
@@ -495,7 +495,7 @@ async fn a_window_outlives_its_primary_but_for_what_the_replica_did_not_have() {
                 let added = series
                     .add(&name, 1)
                     .await
-                    .map(|added| assert_eq!(added, SeriesAdded::Counted));
+                    .map(|added| assert_eq!(added, Outcome::Counted(1)));
                 hits.push((
                     name,
                     asked,
@@ -607,10 +607,10 @@ async fn series_activity_and_visitors_go_along() {
                 assert!(
                     added
                         .into_iter()
-                        .all(|added| added.unwrap() == SeriesAdded::Counted)
+                        .all(|added| added.unwrap() == Outcome::Counted(1))
                 );
                 touched.unwrap();
-                firsts += u64::from(first.unwrap() == Visited::Counted);
+                firsts += u64::from(first.unwrap() == Outcome::Counted(1));
                 been.insert((scope, number));
                 turns += 1;
                 pause(1).await;

@@ -9,7 +9,7 @@ use crate::support::{Pair, eventually, family};
 use counterfoil::admin::{Finding, Severity};
 use counterfoil::test_hooks::{Cut, FetchReply, Partition, RotateReply};
 use counterfoil::{
-    Added, BufferedCounters, Connection, Counterfoil, ErrorKind, Family, MysqlStore, Primary,
+    BufferedCounters, Connection, Counterfoil, ErrorKind, Family, MysqlStore, Outcome, Primary,
     cluster_settings,
 };
 use futures_util::future::join_all;
@@ -48,7 +48,7 @@ async fn count_until_counted(counters: &BufferedCounters, id: &str) -> (Duration
     let started = Instant::now();
     loop {
         match counters.add(id, 1).await {
-            Ok(Added::Counted { .. }) => return (started.elapsed(), 1),
+            Ok(Outcome::Counted(_)) => return (started.elapsed(), 1),
             Ok(other) => panic!("{other:?}"),
             Err(error) => {
                 eprintln!("{:?}: {error:?}", started.elapsed());
@@ -89,7 +89,7 @@ async fn a_client_may_resend() {
         for number in 0..20 {
             assert_eq!(
                 views.add(&format!("page/{number}"), 1).await.unwrap(),
-                Added::Counted { pending: 1 }
+                Outcome::Counted(1)
             );
         }
         counterfoil.drain().await.unwrap();
@@ -113,7 +113,7 @@ async fn a_cluster_is_found_out() {
         .map(|number| (format!("page/{number}"), 1))
         .collect();
     for added in views.add_many(hits.clone()).await {
-        assert_eq!(added.unwrap(), Added::Counted { pending: 1 });
+        assert_eq!(added.unwrap(), Outcome::Counted(1));
     }
     counterfoil.drain().await.unwrap();
     assert_eq!(pair.number(OWN).await, 100);
@@ -133,10 +133,7 @@ async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
         .map(|number| (format!("page/{number}"), 1))
         .collect();
     // from here on the epoch is known
-    assert_eq!(
-        views.add("page", 1).await.unwrap(),
-        Added::Counted { pending: 1 }
-    );
+    assert_eq!(views.add("page", 1).await.unwrap(), Outcome::Counted(1));
     let mut redis = pair.redis.manager().await;
     let mut executed = async || {
         let mut ask = redis::pipe();
@@ -174,7 +171,7 @@ async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
     })
     .await;
     for added in views.add_many(hits.clone()).await {
-        assert_eq!(added.unwrap(), Added::Counted { pending: 2 });
+        assert_eq!(added.unwrap(), Outcome::Counted(2));
     }
 }
 
@@ -230,10 +227,7 @@ async fn the_builder_creates_tables_only_where_it_is_told_to() {
     );
     let counterfoil = builder().create_tables(true).connect().await.unwrap();
     let counters = counterfoil.open(views()).await.unwrap();
-    assert_eq!(
-        counters.add("a", 1).await.unwrap(),
-        Added::Counted { pending: 1 }
-    );
+    assert_eq!(counters.add("a", 1).await.unwrap(), Outcome::Counted(1));
     bare.open(views()).await.unwrap();
 
     for (half, missing) in [

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::support::{Pair, day, eventually, family, times};
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
-    Added, CachedCounters, Counting, Durability, Family, MysqlStore, Precision, Series, Visited,
+    CachedCounters, Counting, Durability, Family, MysqlStore, Outcome, Precision, Series,
     VisitorCount, Visitors,
 };
 use redis::aio::ConnectionManager;
@@ -67,7 +67,7 @@ impl Frail {
     async fn add(&self, counters: &Counters) -> i64 {
         let before = self.exact.get("page").await.unwrap();
         let added = counters.add("page", 1).await.unwrap();
-        assert!(matches!(added, Added::Counted { .. }), "{added:?}");
+        assert!(matches!(added, Outcome::Counted(_)), "{added:?}");
         self.exact.get("page").await.unwrap() - before
     }
 
@@ -180,15 +180,12 @@ async fn a_client_that_resends_counts_once_wherever_its_call_is_cut() {
     for (_, cut) in DIRECTIONS {
         let cuts = cut_after_each(1, &proxy, cut, async |arm| {
             assert!(
-                matches!(
-                    counters.add("page", 0).await.unwrap(),
-                    Added::Counted { .. }
-                ),
+                matches!(counters.add("page", 0).await.unwrap(), Outcome::Counted(_)),
                 "there is a connection"
             );
             arm();
             let added = counters.add("page", 1).await.unwrap();
-            assert!(matches!(added, Added::Counted { .. }), "{added:?}");
+            assert!(matches!(added, Outcome::Counted(_)), "{added:?}");
             hits += 1;
             let pending = counters.pending(&["page"]).await.unwrap();
             assert_eq!(pending, [hits], "after a cut");
@@ -449,7 +446,7 @@ async fn a_visitor_is_told_once_to_be_new_wherever_the_call_is_cut() {
                 .first_visit("site", day("2014-09-20"), visitors.to_be_bytes())
                 .await
                 .unwrap(),
-            Visited::Counted
+            Outcome::Counted(1)
         );
         assert_eq!(
             kinds
@@ -457,7 +454,7 @@ async fn a_visitor_is_told_once_to_be_new_wherever_the_call_is_cut() {
                 .first_visit("site", day("2014-09-20"), visitors.to_be_bytes())
                 .await
                 .unwrap(),
-            Visited::CountedBefore
+            Outcome::CountedBefore(0)
         );
         visitors += 1;
         assert_eq!(
@@ -570,7 +567,7 @@ async fn without_the_fence_hits_double_and_visitors_are_not_told() {
                     .first_visit("site", day("2014-09-20"), visitor)
                     .await
                     .unwrap()
-                    != Visited::Counted,
+                    != Outcome::Counted(1),
             );
         },
     )

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::hits::{Hits, Outcome, Reckoning};
+use crate::support::hits::{HitOutcome, Hits, Reckoning};
 use crate::support::{Pair, eventually, family};
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{Counterfoil, MysqlStore};
@@ -83,7 +83,7 @@ async fn vanishes(held: Held) {
     );
     let again = hits
         .iter()
-        .filter(|hit| hit.asked > healed && hit.outcome == Outcome::Acknowledged)
+        .filter(|hit| hit.asked > healed && hit.outcome == HitOutcome::Acknowledged)
         .count();
     assert!(again > 100, "{again} hits after the network had healed");
     reconciler.shutdown().await.unwrap();
@@ -182,7 +182,7 @@ impl Refusal {
         reckoning.is_exact();
         assert_eq!(reckoning.unknown, 0);
         let reasons = hits.iter().filter_map(|hit| match &hit.outcome {
-            Outcome::Refused(why) => Some(why),
+            HitOutcome::Refused(why) => Some(why),
             _ => None,
         });
         let reasons: Vec<_> = reasons.collect();
@@ -193,7 +193,7 @@ impl Refusal {
         // the last hits were counted again
         assert_eq!(
             hits.iter().max_by_key(|hit| hit.asked).unwrap().outcome,
-            Outcome::Acknowledged
+            HitOutcome::Acknowledged
         );
     }
 }

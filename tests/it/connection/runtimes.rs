@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::{Plain, counted, family};
-use counterfoil::{Added, Counterfoil, MemoryStore, MysqlStore, Primary};
+use counterfoil::{Counterfoil, MemoryStore, MysqlStore, Outcome, Primary};
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
@@ -53,7 +53,7 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
                         for add in adds {
                             let added = add.await.unwrap();
                             assert!(
-                                matches!(added, Ok(Added::Counted { .. })),
+                                matches!(added, Ok(Outcome::Counted(_))),
                                 "{thread}, {round}: {added:?}"
                             );
                         }
@@ -135,7 +135,7 @@ fn a_search_ends_with_its_runtime() {
     redis.resume();
     assert!(matches!(
         home.block_on(views.add("page", 1)),
-        Ok(Added::Counted { .. })
+        Ok(Outcome::Counted(_))
     ));
 }
 

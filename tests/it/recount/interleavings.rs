@@ -5,7 +5,7 @@
 
 use counterfoil::test_hooks::{Before, Difference, Guard, Page, Recounting, Run, take_out};
 use counterfoil::{
-    BufferedCounters, CachedCounters, Changed, Durability, Family, KeyType, Recounted, Source,
+    BufferedCounters, CachedCounters, Durability, Family, KeyType, Outcome, Recounted, Source,
     Table,
 };
 use proptest::prelude::*;
@@ -247,7 +247,7 @@ impl World {
                 }
                 Counters::Cached(saves) => {
                     let changed = saves.incr(&id(user), times).await.unwrap();
-                    assert!(matches!(changed, Changed::Counted { .. }), "{changed:?}");
+                    assert!(matches!(changed, Outcome::Counted(_)), "{changed:?}");
                 }
             }
         }

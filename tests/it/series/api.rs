@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::support::{Pair, Plain, pause, times, unix};
 use counterfoil::{
-    Durability, ErrorKind, Family, KeyType, Precision, Recorded, Series, SeriesAdded,
+    Durability, ErrorKind, Family, KeyType, Outcome, Precision, Recorded, Series,
     SeriesFamilyBuilder, Slice, Table,
 };
 use futures_util::TryStreamExt;
@@ -74,10 +74,10 @@ async fn callers_share_calls_and_none_is_lost() {
     let added = try_join_all((0..2_000).map(|hit| hits.add(&names[hit % 50], 1)))
         .await
         .unwrap();
-    assert_eq!(added, [SeriesAdded::Counted; 2_000]);
+    assert_eq!(added, [Outcome::Counted(1); 2_000]);
     let many: Vec<_> = names.iter().map(|name| (name, 3)).collect();
     for done in hits.add_many(many).await {
-        assert_eq!(done.unwrap(), SeriesAdded::Counted);
+        assert_eq!(done.unwrap(), Outcome::Counted(3));
     }
     (0..100).for_each(|hit| hits.record(&names[hit % 50], 2).unwrap());
     assert_eq!(hits.flush().await.unwrap(), Recorded::Counted);
@@ -296,13 +296,14 @@ async fn a_slice_holds_an_i64_and_no_more() {
     .await;
     let half = i64::MAX as u64 / 2;
     let adds = try_join_all([hits.add("a", half), hits.add("a", half), hits.add("a", 1)]);
-    assert_eq!(adds.await.unwrap(), [SeriesAdded::Counted; 3]);
-    assert_eq!(hits.add("a", 1).await.unwrap(), SeriesAdded::OutOfRange);
+    let values = [half as i64, half as i64, 1];
+    assert_eq!(adds.await.unwrap(), values.map(Outcome::Counted));
+    assert_eq!(hits.add("a", 1).await.unwrap(), Outcome::OutOfRange(None));
     // other hits in the same call are counted
     let (full, other) = futures_util::future::join(hits.add("a", 7), hits.add("b", 7)).await;
     assert_eq!(
         (full.unwrap(), other.unwrap()),
-        (SeriesAdded::OutOfRange, SeriesAdded::Counted)
+        (Outcome::OutOfRange(None), Outcome::Counted(7))
     );
     assert_eq!(sum(&hits.get("a", Precision::Day).await.unwrap()), i64::MAX);
     assert_eq!(sum(&hits.get("b", Precision::Day).await.unwrap()), 7);

@@ -10,7 +10,7 @@ use crate::support::tally::{Tally, now_ms};
 use crate::support::{Pair, Plain, pause, times, trouble, unix};
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
-    Counterfoil, Counting, Durability, Family, MysqlStore, Precision, Series, SeriesAdded,
+    Counterfoil, Counting, Durability, Family, MysqlStore, Outcome, Precision, Series,
     SeriesFamilyBuilder, Slice,
 };
 use rand::random_range;
@@ -54,7 +54,7 @@ impl Load {
                     let began = tally.begin();
                     match hits.add(name, 1).await {
                         Ok(added) => {
-                            assert_eq!(added, SeriesAdded::Counted);
+                            assert_eq!(added, Outcome::Counted(1));
                             tally.end(began, true)
                         }
                         Err(error) if error.is_retryable() => tally.end(began, false),

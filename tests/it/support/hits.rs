@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use counterfoil::{Added, BufferedCounters};
+use counterfoil::{BufferedCounters, Outcome};
 use sqlx::MySqlPool;
 use tokio::task::JoinSet;
 
@@ -24,13 +24,13 @@ pub struct Hit {
     pub id: String,
     pub asked: Instant,
     pub told: Instant,
-    pub outcome: Outcome,
+    pub outcome: HitOutcome,
     /// The result of a later exact read, if there was one and it succeeded.
     pub read: Option<i64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum HitOutcome {
     Acknowledged,
     /// Definitely not counted, with the reason.
     Refused(String),
@@ -53,12 +53,14 @@ impl Hits {
                     let asked = Instant::now();
                     let outcome = match counters.add(&id, 1).await {
                         Ok(added) => {
-                            assert!(matches!(added, Added::Counted { .. }), "{added:?}");
-                            Outcome::Acknowledged
+                            assert!(matches!(added, Outcome::Counted(_)), "{added:?}");
+                            HitOutcome::Acknowledged
                         }
                         // the caller never repeats a hit, not even one of unknown outcome
-                        Err(error) if error.is_retryable() => Outcome::Refused(error.to_string()),
-                        Err(error) if error.outcome_unknown() => Outcome::Unknown,
+                        Err(error) if error.is_retryable() => {
+                            HitOutcome::Refused(error.to_string())
+                        }
+                        Err(error) if error.outcome_unknown() => HitOutcome::Unknown,
                         Err(error) => panic!("{error}"),
                     };
                     hits.push(Hit {
@@ -140,19 +142,19 @@ impl Reckoning {
         for hit in hits {
             let value = stored.get(&hit.id).copied().unwrap_or(0);
             match &hit.outcome {
-                Outcome::Acknowledged => reckoning.acknowledged += 1,
-                Outcome::Unknown => reckoning.unknown += 1,
-                Outcome::Refused(_) => reckoning.refused += 1,
+                HitOutcome::Acknowledged => reckoning.acknowledged += 1,
+                HitOutcome::Unknown => reckoning.unknown += 1,
+                HitOutcome::Refused(_) => reckoning.refused += 1,
             }
             reckoning.read += usize::from(hit.read.is_some());
-            if hit.outcome == Outcome::Acknowledged && hit.read.is_some_and(|read| read != 1) {
+            if hit.outcome == HitOutcome::Acknowledged && hit.read.is_some_and(|read| read != 1) {
                 reckoning.misread.push(hit.clone());
             }
             match &hit.outcome {
                 _ if value > 1 => reckoning.doubled.push(hit.clone()),
-                Outcome::Acknowledged if value == 0 => reckoning.lost.push(hit.clone()),
-                Outcome::Unknown if value == 1 => reckoning.unknown_counted += 1,
-                Outcome::Refused(_) if value == 1 => reckoning.refused_counted.push(hit.clone()),
+                HitOutcome::Acknowledged if value == 0 => reckoning.lost.push(hit.clone()),
+                HitOutcome::Unknown if value == 1 => reckoning.unknown_counted += 1,
+                HitOutcome::Refused(_) if value == 1 => reckoning.refused_counted.push(hit.clone()),
                 _ => {}
             }
         }

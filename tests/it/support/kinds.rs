@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use counterfoil::{
     Activity, ActivityFamily, BufferedCounters, BufferedFamily, CachedCounters, CachedFamily,
-    Changed, Counterfoil, Counting, Durability, Error, ErrorKind, Family, Precision, Result,
-    Series, SeriesAdded, SeriesFamily, Visited, Visitors, VisitorsFamily,
+    Counterfoil, Counting, Durability, Error, ErrorKind, Family, Outcome, Precision, Result,
+    Series, SeriesFamily, Visitors, VisitorsFamily,
 };
 
 use crate::support::{day, times};
@@ -109,10 +109,10 @@ impl OfKind {
         match self {
             OfKind::Buffered(views) => views.add("page", 1).await.map(drop),
             OfKind::Cached(votes) => votes.incr("item", 1).await.map(|changed| {
-                assert!(matches!(changed, Changed::Counted { .. }), "{changed:?}");
+                assert!(matches!(changed, Outcome::Counted(_)), "{changed:?}");
             }),
             OfKind::Series(hits) => match hits.add("page", 1).await? {
-                SeriesAdded::Counted => Ok(()),
+                Outcome::Counted(_) => Ok(()),
                 refused => Err(Error::new(ErrorKind::Range, format!("{refused:?}"))),
             },
             OfKind::Activity(online) => online.touch("page", "visitor").await,
@@ -120,7 +120,7 @@ impl OfKind {
                 .first_visit("page", day("2014-09-20"), "visitor")
                 .await?
             {
-                Visited::Counted | Visited::CountedBefore => Ok(()),
+                Outcome::Counted(1) | Outcome::CountedBefore(0) => Ok(()),
                 refused => Err(Error::new(ErrorKind::Busy, format!("{refused:?}"))),
             },
         }

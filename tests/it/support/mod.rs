@@ -17,8 +17,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use counterfoil::test_hooks::Partition;
 use counterfoil::{
-    Added, BufferedCounters, BufferedFamilyBuilder, Counterfoil, Day, Durability, Family,
-    MemoryStore, MysqlStore, Result,
+    BufferedCounters, BufferedFamilyBuilder, Counterfoil, Day, Durability, Family, MemoryStore,
+    MysqlStore, Outcome, Result,
 };
 use metrics_util::debugging::{DebugValue, Snapshotter};
 use sqlx::MySqlPool;
@@ -111,9 +111,9 @@ impl Plain {
 pub type PlainCounters = BufferedCounters;
 
 /// Returns the pending value of a hit that was counted.
-pub fn counted(added: Added) -> i64 {
+pub fn counted(added: Outcome) -> i64 {
     match added {
-        Added::Counted { pending } => pending,
+        Outcome::Counted(pending) => pending,
         refused => panic!("{refused:?}"),
     }
 }

@@ -4,7 +4,7 @@
 use std::time::{Duration, SystemTime};
 
 use crate::support::{Pair, day};
-use counterfoil::{Day, Durability, ErrorKind, Family, KeyType, Table, Visited};
+use counterfoil::{Day, Durability, ErrorKind, Family, KeyType, Outcome, Table};
 use futures_util::future::join_all;
 
 #[tokio::test]
@@ -27,7 +27,7 @@ async fn a_visitor_of_a_day_counts_once() {
     let firsts = join_all(visits)
         .await
         .into_iter()
-        .filter(|told| *told.as_ref().unwrap() == Visited::Counted)
+        .filter(|told| *told.as_ref().unwrap() == Outcome::Counted(1))
         .count();
     assert_eq!(firsts, 250);
     assert_eq!(
@@ -35,7 +35,7 @@ async fn a_visitor_of_a_day_counts_once() {
             .first_visit("12345", day("2014-09-21"), 0u32.to_be_bytes())
             .await
             .unwrap(),
-        Visited::Counted
+        Outcome::Counted(1)
     );
     assert_eq!(daily.get("12345", day("2014-09-20")).await.unwrap(), 250);
     pair.counterfoil.drain().await.unwrap();
@@ -44,7 +44,7 @@ async fn a_visitor_of_a_day_counts_once() {
             .first_visit("12345", day("2014-09-20"), 0u32.to_be_bytes())
             .await
             .unwrap(),
-        Visited::CountedBefore
+        Outcome::CountedBefore(0)
     );
     assert_eq!(
         pair.number("SELECT CAST(count AS SIGNED) FROM visitors WHERE day = '2014-09-20'")
@@ -101,7 +101,7 @@ async fn a_scope_and_a_day_are_one_counter_and_no_other_pair_is() {
     for (visitors, scope) in [(&own, "7/8"), (&own, "7"), (&tabled, "7")] {
         assert_eq!(
             visitors.first_visit(scope, day, "a").await.unwrap(),
-            Visited::Counted
+            Outcome::Counted(1)
         );
         assert_eq!(visitors.get_many([(scope, day)]).await.unwrap(), [1]);
     }
@@ -142,13 +142,13 @@ async fn a_visit_that_is_refused_says_why() {
             .first_visit("shop", day("2014-09-20"), "visitor")
             .await
             .unwrap(),
-        Visited::OutOfRange
+        Outcome::OutOfRange(None)
     );
     assert_eq!(
         daily
             .first_visit("shop", day("2014-09-21"), "visitor")
             .await
             .unwrap(),
-        Visited::Counted
+        Outcome::Counted(1)
     );
 }

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::{Plain, PlainCounters, counted, family, ids_of, pause};
-use counterfoil::{Added, Error, ErrorKind, Result};
+use counterfoil::{Error, ErrorKind, Outcome, Result};
 use futures_util::future::join_all;
 use rand::RngExt;
 use testkit::RedisOptions;
@@ -443,7 +443,7 @@ impl Ticks {
 /// Returns the errors of callers that time out, after a check of the time.
 async fn after(
     timeout_after: Duration,
-    adds: Vec<impl Future<Output = Result<Added>>>,
+    adds: Vec<impl Future<Output = Result<Outcome>>>,
 ) -> Vec<Error> {
     let (began, ticks) = (Instant::now(), Ticks::begin());
     let told = timeout(timeout_after + LONG, join_all(adds))

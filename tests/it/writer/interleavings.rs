@@ -24,7 +24,7 @@ use crate::support::interleaving::workers::{WORKERS, Work, Workers};
 use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, failed};
 use counterfoil::test_hooks::Guard;
 use counterfoil::{
-    Added, BufferedCounters, Counterfoil, Family, MemoryStore, Registered, Result, Store,
+    BufferedCounters, Counterfoil, Family, MemoryStore, Outcome, Registered, Result, Store,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestError;
@@ -213,7 +213,7 @@ struct Caller {
     token: usize,
     /// The number of cuts plus memory losses at the caller's start.
     came: u64,
-    future: Pin<Box<dyn Future<Output = Result<Added>>>>,
+    future: Pin<Box<dyn Future<Output = Result<Outcome>>>>,
 }
 
 struct World<'s> {
@@ -311,7 +311,7 @@ impl<'s> World<'s> {
         let now = self.losses_and_cuts();
         let increment = &mut self.tokens[token];
         match told {
-            Ok(Added::Counted { pending }) => {
+            Ok(Outcome::Counted(pending)) => {
                 increment.state = match increment.state {
                     State::Forgotten => State::Forgotten,
                     _ => State::Acknowledged,

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::support::{Plain, counted, family, ids_of, pause};
-use counterfoil::{Added, Result};
+use counterfoil::{Outcome, Result};
 use futures_util::future::join_all;
 
-fn values(told: Vec<Result<Added>>) -> Vec<i64> {
+fn values(told: Vec<Result<Outcome>>) -> Vec<i64> {
     told.into_iter().map(|own| counted(own.unwrap())).collect()
 }
 
@@ -170,20 +170,28 @@ async fn what_is_refused_is_refused_alone() {
         .into_iter()
         .map(Result::unwrap)
         .collect();
-    let counted = |pending| Added::Counted { pending };
+    let counted = |pending| Outcome::Counted(pending);
     // a: the sum of both increases is refused; when they are sent alone, the decrease has made room
     assert_eq!(
         [told[0], told[3], told[7]],
-        [counted(i64::MAX), Added::OutOfRange, counted(i64::MAX - 2)]
+        [
+            counted(i64::MAX),
+            Outcome::OutOfRange(None),
+            counted(i64::MAX - 2)
+        ]
     );
     // b: the decreases come after the increase, and are sent again alone
     assert_eq!(
         [told[1], told[5], told[8]],
-        [counted(i64::MIN), Added::OutOfRange, counted(i64::MIN + 1)]
+        [
+            counted(i64::MIN),
+            Outcome::OutOfRange(None),
+            counted(i64::MIN + 1)
+        ]
     );
     assert_eq!(
         [told[2], told[6], told[4]],
-        [counted(1), counted(3), Added::Full]
+        [counted(1), counted(3), Outcome::Full]
     );
     assert_eq!(
         small.pending(&["a", "b", "c", "d"]).await.unwrap(),

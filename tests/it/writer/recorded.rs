@@ -335,7 +335,10 @@ async fn a_recorded_sum_that_fits_is_counted_beside_one_that_does_not() {
     pause(30).await;
     plain.redis.resume();
     for add in adds {
-        assert_eq!(add.await.unwrap().unwrap(), counterfoil::Added::OutOfRange);
+        assert_eq!(
+            add.await.unwrap().unwrap(),
+            counterfoil::Outcome::OutOfRange(None)
+        );
     }
     is_counted(&views, "top", i64::MAX).await;
     assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
@@ -382,7 +385,7 @@ async fn the_metrics_say_what_became_of_the_hits() {
     let told: Vec<_> = all.await.unwrap().into_iter().map(Result::unwrap).collect();
     let refused = told
         .iter()
-        .filter(|added| **added == counterfoil::Added::OutOfRange)
+        .filter(|added| **added == counterfoil::Outcome::OutOfRange(None))
         .count();
     assert_eq!(refused, 2, "{told:?}");
     let seen = look(&snapshotter);

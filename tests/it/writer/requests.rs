@@ -9,9 +9,9 @@ use crate::support::between::{Gate, Wrapped};
 use crate::support::{Plain, PlainCounters, epoch, family, pause};
 use counterfoil::test_hooks::{Guard, Partition, take_out};
 use counterfoil::{
-    AddedOnce, BufferedCounters, BufferedFamilyBuilder, CachedCounters, CachedFamily,
-    CachedFamilyBuilder, ChangedOnce, Counterfoil, Durability, ErrorKind, Family, KeyType,
-    MemoryStore, Result, Store, Table,
+    BufferedCounters, BufferedFamilyBuilder, CachedCounters, CachedFamily, CachedFamilyBuilder,
+    Counterfoil, Durability, ErrorKind, Family, KeyType, MemoryStore, Outcome, Result, Store,
+    Table,
 };
 use futures_util::future::join_all;
 use rand::random_range;
@@ -67,8 +67,8 @@ async fn turn_epoch(plain: &Plain, family: &Family) {
     assert_ne!(epoch(&home, family).await.unwrap(), before, "{began_at}");
 }
 
-const BEFORE: fn(i64) -> AddedOnce = |pending| AddedOnce::CountedBefore { pending };
-const NOW: fn(i64) -> AddedOnce = |pending| AddedOnce::Counted { pending };
+const BEFORE: fn(i64) -> Outcome = Outcome::CountedBefore;
+const NOW: fn(i64) -> Outcome = Outcome::Counted;
 
 #[tokio::test]
 async fn a_request_counts_once_whichever_process_makes_it_again() {
@@ -92,11 +92,11 @@ async fn a_request_counts_once_whichever_process_makes_it_again() {
             join_all((0..32).map(|number| both[number % 2].add_once("job/2", "page", 1))).await;
         let now = at_once
             .iter()
-            .filter(|added| matches!(added, Ok(AddedOnce::Counted { .. })))
+            .filter(|added| matches!(added, Ok(Outcome::Counted(_))))
             .count();
         let before = at_once
             .iter()
-            .filter(|added| matches!(added, Ok(AddedOnce::CountedBefore { .. })))
+            .filter(|added| matches!(added, Ok(Outcome::CountedBefore(_))))
             .count();
         assert_eq!((now, before), (1, 31), "{at_once:?}");
         assert_eq!(here.get("page").await.unwrap(), 7);
@@ -120,17 +120,17 @@ async fn a_refusal_is_remembered_too() {
     for _ in 0..2 {
         assert_eq!(
             views.add_once("2", "page", 1).await.unwrap(),
-            AddedOnce::OutOfRange
+            Outcome::OutOfRange(None)
         );
         assert_eq!(
             views.add_once("3", "start", 1).await.unwrap(),
-            AddedOnce::Full
+            Outcome::Full
         );
     }
     plain.counterfoil.drain().await.unwrap();
     assert_eq!(
         views.add_once("3", "start", 1).await.unwrap(),
-        AddedOnce::Full
+        Outcome::Full
     );
     assert_eq!(views.add_once("4", "start", 1).await.unwrap(), NOW(1));
     for request in ["", &"x".repeat(65)] {
@@ -160,8 +160,8 @@ async fn again_after(kind: &str, turns: usize) -> [(bool, i64); 3] {
                 .await
                 .unwrap()
             {
-                ChangedOnce::Counted { value } => (true, value),
-                ChangedOnce::CountedBefore { value } => (false, value),
+                Outcome::Counted(value) => (true, value),
+                Outcome::CountedBefore(value) => (false, value),
                 refused => panic!("{refused:?}"),
             }
         } else {
@@ -173,8 +173,8 @@ async fn again_after(kind: &str, turns: usize) -> [(bool, i64); 3] {
                 .await
                 .unwrap()
             {
-                AddedOnce::Counted { pending } => (true, pending),
-                AddedOnce::CountedBefore { pending } => (false, pending),
+                Outcome::Counted(pending) => (true, pending),
+                Outcome::CountedBefore(pending) => (false, pending),
                 refused => panic!("{refused:?}"),
             }
         }
@@ -364,8 +364,8 @@ async fn a_pair_that_is_shut_down_takes_no_request() {
     );
 }
 
-const CHANGED: fn(i64) -> ChangedOnce = |value| ChangedOnce::Counted { value };
-const CHANGED_BEFORE: fn(i64) -> ChangedOnce = |value| ChangedOnce::CountedBefore { value };
+const CHANGED: fn(i64) -> Outcome = Outcome::Counted;
+const CHANGED_BEFORE: fn(i64) -> Outcome = Outcome::CountedBefore;
 
 #[tokio::test]
 async fn a_change_counts_once_and_everybody_is_told_its_value() {
@@ -402,12 +402,12 @@ async fn a_change_counts_once_and_everybody_is_told_its_value() {
     // a refusal is remembered with its value at that time
     assert_eq!(
         here.incr_once("job/3", "item", 5).await.unwrap(),
-        ChangedOnce::OutOfRange { value: 9 }
+        Outcome::OutOfRange(Some(9))
     );
     let _ = here.incr("item", -4).await.unwrap();
     assert_eq!(
         there.incr_once("job/3", "item", 5).await.unwrap(),
-        ChangedOnce::OutOfRange { value: 9 }
+        Outcome::OutOfRange(Some(9))
     );
     assert_eq!(there.get_many(&["item", "other"]).await.unwrap(), [5, 1]);
     for request in ["", &"x".repeat(65)] {
@@ -474,7 +474,7 @@ async fn a_change_without_a_row_is_not_remembered() {
     for _ in 0..2 {
         assert_eq!(
             votes.incr_once("job", "1", 1).await.unwrap(),
-            ChangedOnce::NoRow
+            Outcome::NoRow
         );
     }
     plain.store.set(votes.family(), "1", 40);
@@ -491,7 +491,7 @@ async fn a_change_without_a_row_is_not_remembered() {
 async fn while_epochs_turn(
     turns: usize,
     other: Option<usize>,
-) -> (Result<ChangedOnce>, Option<ChangedOnce>, i64) {
+) -> (Result<Outcome>, Option<Outcome>, i64) {
     let plain = Plain::new().await;
     let family = votes().build().unwrap();
     let store = plain.store.clone();
@@ -587,9 +587,7 @@ async fn a_change_counts_once_whoever_dies() {
                     // longer with each attempt: a busy machine may need more than any fixed time
                     let life = Duration::from_micros(random_range(100..6000) * attempt);
                     match tokio::time::timeout(life, votes.incr_once(&request, &id, 1)).await {
-                        Ok(Ok(
-                            ChangedOnce::Counted { value } | ChangedOnce::CountedBefore { value },
-                        )) => {
+                        Ok(Ok(Outcome::Counted(value) | Outcome::CountedBefore(value))) => {
                             values.push(value);
                             break;
                         }

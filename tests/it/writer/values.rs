@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::support::{Plain, PlainCounters, counted, family, ids_of, pause};
-use counterfoil::Added;
+use counterfoil::Outcome;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use tokio::task::JoinSet;
@@ -16,7 +16,7 @@ async fn callers(
     many: usize,
     each: usize,
     delta: impl Fn(usize, usize) -> (&'static str, i64),
-) -> Vec<(&'static str, i64, Added)> {
+) -> Vec<(&'static str, i64, Outcome)> {
     let mut tasks = JoinSet::new();
     for caller in 0..many {
         let hits: Vec<_> = (0..each).map(|hit| delta(caller, hit)).collect();
@@ -41,7 +41,7 @@ async fn together(
     plain: &Plain,
     counters: &PlainCounters,
     hits: &[(&'static str, i64)],
-) -> Vec<(&'static str, i64, Added)> {
+) -> Vec<(&'static str, i64, Outcome)> {
     plain.redis.pause();
     let mut tasks = JoinSet::new();
     for (id, delta) in hits.iter().copied() {
@@ -61,12 +61,12 @@ async fn together(
 
 /// Asserts that the counted increments, in some order, lead from 0 to the sum: as edges from the
 /// value before to the value after, they form one path.
-fn assert_running_sums(told: &[(&'static str, i64, Added)], id: &str, sum: i64) {
+fn assert_running_sums(told: &[(&'static str, i64, Outcome)], id: &str, sum: i64) {
     let mut balance: BTreeMap<i64, i64> = BTreeMap::from([(0, 1)]);
     *balance.entry(sum).or_default() -= 1;
     let mut next: HashMap<i64, Vec<i64>> = HashMap::new();
     for (_, delta, added) in told.iter().filter(|(of, ..)| *of == id) {
-        let Added::Counted { pending } = *added else {
+        let Outcome::Counted(pending) = *added else {
             continue;
         };
         let before = pending
@@ -225,13 +225,13 @@ async fn running_sums_hold_at_both_ends_of_the_range() {
     for (id, _) in starts {
         let mine = || told.iter().filter(|(of, ..)| *of == id);
         let sum: i128 = mine()
-            .filter(|(.., added)| *added != Added::OutOfRange)
+            .filter(|(.., added)| *added != Outcome::OutOfRange(None))
             .map(|(_, delta, _)| i128::from(*delta))
             .sum();
         assert_running_sums(&told, id, i64::try_from(sum).unwrap());
         assert_eq!(i128::from(stock.get(id).await.unwrap()), sum);
         let refused = mine()
-            .filter(|(.., added)| *added == Added::OutOfRange)
+            .filter(|(.., added)| *added == Outcome::OutOfRange(None))
             .count();
         assert!(
             (10..700).contains(&refused),
@@ -262,23 +262,21 @@ async fn of_a_refused_sum_those_who_fit_are_counted() {
             let mine = told.iter().filter(|(id, by, _)| *id == of && *by == delta);
             let mut values: Vec<_> = mine.map(|(.., added)| *added).collect();
             values.sort_by_key(|added| match added {
-                Added::Counted { pending } => (0, pending.abs_diff(start)),
+                Outcome::Counted(pending) => (0, pending.abs_diff(start)),
                 _ => (1, 0),
             });
             values
         };
-        assert_eq!(values(id, five), [Added::OutOfRange; 3]);
-        let fit = [1, 2, 3].map(|step| Added::Counted {
-            pending: start + step * one,
-        });
+        assert_eq!(values(id, five), [Outcome::OutOfRange(None); 3]);
+        let fit = [1, 2, 3].map(|step| Outcome::Counted(start + step * one));
         assert_eq!(
             values(id, one),
-            [&fit[..], &[Added::OutOfRange; 2]].concat()
+            [&fit[..], &[Outcome::OutOfRange(None); 2]].concat()
         );
         assert!(
             values("other", 1)
                 .iter()
-                .all(|added| matches!(added, Added::Counted { .. }))
+                .all(|added| matches!(added, Outcome::Counted(_)))
         );
     }
     assert_eq!(
@@ -308,18 +306,14 @@ async fn what_leaves_the_range_in_between_and_not_in_the_end() {
     .await;
     for (id, expected) in [("a", i64::MAX - 1), ("b", i64::MAX)] {
         assert_running_sums(
-            &[
-                &[("a", i64::MAX, Added::Counted { pending: i64::MAX })],
-                &told[..],
-            ]
-            .concat(),
+            &[&[("a", i64::MAX, Outcome::Counted(i64::MAX))], &told[..]].concat(),
             id,
             expected,
         );
     }
     let refused = |of: &str| {
         told.iter()
-            .filter(|(id, _, added)| *id == of && *added == Added::OutOfRange)
+            .filter(|(id, _, added)| *id == of && *added == Outcome::OutOfRange(None))
             .count()
     };
     assert_eq!(["a", "b", "c"].map(refused), [0, 1, 1]);
@@ -340,9 +334,9 @@ async fn full_is_said_to_those_whom_it_concerns() {
     .await;
     for (id, delta, added) in &told {
         match *id {
-            "a" => assert_eq!(*added, Added::Counted { pending: 2 }),
-            "b" => assert_eq!(*added, Added::Counted { pending: 0 }),
-            _ => assert_eq!(*added, Added::Full, "{id} {delta}"),
+            "a" => assert_eq!(*added, Outcome::Counted(2)),
+            "b" => assert_eq!(*added, Outcome::Counted(0)),
+            _ => assert_eq!(*added, Outcome::Full, "{id} {delta}"),
         }
     }
     assert_eq!(

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use counterfoil::{Added, Day, Durability, Family, Visited};
+use counterfoil::{Day, Durability, Family, Outcome};
 use serde_json::json;
 use tokio::process::Command;
 
@@ -89,7 +89,7 @@ async fn a_list_goes_on_over_pages_and_stops_where_nobody_reads_on() {
         .map(|number| format!("page/{number:04}"))
         .collect();
     for result in views.add_many(ids.iter().map(|id| (id, 2))).await {
-        assert_eq!(result.expect("counted"), Added::Counted { pending: 2 });
+        assert_eq!(result.expect("counted"), Outcome::Counted(2));
     }
     assert_eq!(
         site.printed(&["list", "shop/views", "--prefix", "none"])
@@ -218,9 +218,9 @@ async fn series_visitors_and_activity_are_read_as_what_they_are() {
     let visitors = writer.open(visitors).await.expect("opened");
     let day: Day = "2026-09-20".parse().expect("a day");
     for (visitor, expected) in [
-        ("a", Visited::Counted),
-        ("b", Visited::Counted),
-        ("a", Visited::CountedBefore),
+        ("a", Outcome::Counted(1)),
+        ("b", Outcome::Counted(1)),
+        ("a", Outcome::CountedBefore(0)),
     ] {
         assert_eq!(
             visitors
@@ -341,7 +341,7 @@ async fn drain_opens_what_was_found_of_a_pattern() {
     let views = site.writer().await.open(family).await.expect("opened");
     assert_eq!(
         views.add("a", 6).await.expect("counted"),
-        Added::Counted { pending: 6 }
+        Outcome::Counted(6)
     );
     site.printed(&["drain"]).await;
     assert_eq!(site.number("SELECT value FROM counterfoil_values").await, 6);

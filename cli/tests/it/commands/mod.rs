@@ -12,7 +12,7 @@ mod top;
 
 use serde_json::Value;
 
-use crate::support::{Outcome, Site};
+use crate::support::{Output, Site};
 
 /// A family of each kind.
 const FAMILIES: &str = r#"
@@ -53,7 +53,7 @@ impl Site {
     }
 
     /// Runs a command that ends with `code`, without a panic.
-    async fn ends_with(&self, code: i32, args: &[&str]) -> Outcome {
+    async fn ends_with(&self, code: i32, args: &[&str]) -> Output {
         let outcome = self.run(args).await;
         assert_eq!(outcome.code, code, "{args:?}: {outcome:#?}");
         assert!(!outcome.err.contains("panicked"), "{args:?}: {outcome:#?}");

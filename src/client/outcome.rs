@@ -1,0 +1,59 @@
+//! The outcome of counting, for handles of all kinds.
+
+use crate::error::Result;
+use crate::family::Family;
+use crate::scripts::partition::PairResult;
+
+/// The outcome of one hit, increment or visit. The method that counts documents what its values
+/// mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use = "a hit that was refused is not counted"]
+pub enum Outcome {
+    /// Counted by this call, and will reach the database.
+    Counted(i64),
+    /// Counted before, and not again: the request or the visitor is known. An earlier call counted
+    /// it, or an earlier attempt of this call whose reply was lost.
+    CountedBefore(i64),
+    /// Not counted: the result would leave the family's bounds or the signed 64-bit range. Cached
+    /// counters return their unchanged value.
+    OutOfRange(Option<i64>),
+    /// Not counted: the partition holds as many pending ids as the family's `max_pending` allows,
+    /// and this one is new.
+    Full,
+    /// Not counted: the id of a cached counter has no row, and only the application inserts rows
+    /// ([`Table::update`](crate::Table::update)).
+    NoRow,
+}
+
+impl Outcome {
+    /// Returns the value of a hit that this call counted, or `None`.
+    #[must_use]
+    pub fn counted(self) -> Option<i64> {
+        match self {
+            Outcome::Counted(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// Returns the outcome of a pair of a call. `repeated` is `true` if an earlier arrival of a
+    /// request decided it.
+    pub(crate) fn of(
+        result: PairResult,
+        repeated: bool,
+        family: &Family,
+        id: &str,
+    ) -> Result<Outcome> {
+        match result {
+            PairResult::Counted(value) if repeated => Ok(Outcome::CountedBefore(value)),
+            PairResult::Counted(value) => Ok(Outcome::Counted(value)),
+            PairResult::First => Ok(Outcome::Counted(1)),
+            PairResult::Again => Ok(Outcome::CountedBefore(0)),
+            PairResult::OutOfRange(value) => {
+                Ok(Outcome::OutOfRange(family.is_cached().then_some(value)))
+            }
+            PairResult::Full => Ok(Outcome::Full),
+            other => Err(other.corrupt(family, id)),
+        }
+    }
+}
