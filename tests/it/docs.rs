@@ -283,6 +283,34 @@ fn every_file_that_a_document_names_is_there() {
     assert!(checked >= 15, "{checked} files");
 }
 
+#[test]
+fn every_item_that_a_document_names_is_there() {
+    let sources: String = files("src", ".rs")
+        .into_iter()
+        .map(|path| fs::read_to_string(root().join(path)).unwrap())
+        .collect();
+    let words: BTreeSet<_> = sources
+        .split(|c: char| !c.is_alphanumeric() && c != '_')
+        .collect();
+    let (mut checked, mut wrong) = (0, Vec::new());
+    for (path, document) in documents() {
+        for code in document.code {
+            let item = code.split('(').next().unwrap();
+            let is_item = item.starts_with(char::is_uppercase) || item.starts_with("counterfoil::");
+            let is_foreign = item.contains(' ') || item.starts_with("CryptoProvider");
+            if !item.contains("::") || !is_item || is_foreign {
+                continue;
+            }
+            checked += 1;
+            if !item.split("::").all(|name| words.contains(name)) {
+                wrong.push(format!("{}: {item}", path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(checked > 50, "{checked} items");
+}
+
 /// Returns the cited sections of the protocol: `3.2` and `8` of "docs/protocol.md, sections 3.2 and
 /// 8".
 fn cited(text: &str) -> Vec<String> {
