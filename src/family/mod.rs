@@ -3,6 +3,7 @@
 
 pub mod calendar;
 pub mod day;
+pub mod ids;
 pub mod table;
 pub mod visit;
 

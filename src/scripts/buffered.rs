@@ -8,13 +8,13 @@ use redis::Value;
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
+use crate::family::ids::{BatchId, Incarnation, Nonce};
 use crate::scripts::bundle::{self, Reply, arg, made};
 use crate::scripts::fence::Fence;
 use crate::scripts::keys::Keys;
 #[cfg(feature = "test-hooks")]
 use crate::scripts::partition::Change;
 use crate::scripts::partition::{Counted, PairResult, Part, Partition, expect_ok, millis, salt};
-use crate::store::{BatchId, Incarnation, Nonce};
 use crate::testing::ablation::{self, Guard};
 
 /// The reply of `buffered_rotate`.

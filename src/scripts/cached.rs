@@ -7,6 +7,7 @@ use redis::Value;
 
 use crate::error::{Error, Result};
 use crate::family::Retention;
+use crate::family::ids::BatchId;
 use crate::scripts::buffered::id_args;
 use crate::scripts::bundle::{self, Reply, arg, made};
 use crate::scripts::fence::Fence;
@@ -15,7 +16,6 @@ use crate::scripts::partition::Change;
 use crate::scripts::partition::{
     Counted, PairResult, Part, Partition, Ticket, expect_ok, millis, salt,
 };
-use crate::store::BatchId;
 
 /// The lifetime of a ticket: time to read a row from the database and to seed its counter.
 pub const TICKET: Duration = Duration::from_secs(30);
