@@ -1,59 +1,62 @@
 //! The families of a pair, in the configuration and in the database.
 
-use counterfoil::{AnyCounters, Counterfoil, Error, ErrorKind, Registered, Result};
+use counterfoil::{AnyCounters, Day, Error, ErrorKind, Registered, Result, Store};
 
 use crate::config::FamilyConfig;
 
 /// Returns the configured families of one pair.
-pub fn described<'a>(
+pub fn of_pair<'a>(
     families: &'a [FamilyConfig],
     pair: &str,
 ) -> impl Iterator<Item = &'a FamilyConfig> {
     families.iter().filter(move |family| family.pair == pair)
 }
 
-/// Opens the family `name`, NAMESPACE/FAMILY: as configured, or else as the database has it.
-pub async fn open(
-    counterfoil: &Counterfoil,
-    families: &[FamilyConfig],
+/// Returns the configuration of NAMESPACE/FAMILY.
+pub fn configured<'a>(
+    families: &'a [FamilyConfig],
+    pair: &str,
     name: &str,
-) -> Result<AnyCounters> {
-    let expected = || {
-        Error::new(
-            ErrorKind::InvalidInput,
-            format!("{name:?} is not NAMESPACE/FAMILY"),
-        )
-    };
-    let (namespace, family) = name.split_once('/').ok_or_else(expected)?;
-    if let Some(described) = families
-        .iter()
-        .find(|described| described.describes(namespace, family))
-    {
-        return counterfoil.open(described.in_namespace(namespace)?).await;
-    }
-    let is_it = |registered: &Registered| {
-        registered.family.namespace() == namespace && registered.family.name() == family
-    };
-    let known = registered(counterfoil)
-        .await?
-        .into_iter()
-        .find(is_it)
-        .ok_or_else(|| {
-            let what = format!(
-                "there is no family {name}, neither in the configuration nor in the database"
-            );
-            Error::new(ErrorKind::InvalidInput, what)
-        })?;
-    counterfoil.open_registered(known)
+) -> Option<&'a FamilyConfig> {
+    let (namespace, family) = name.split_once('/')?;
+    of_pair(families, pair).find(|configured| configured.describes(namespace, family))
 }
 
 /// Returns the families in the database that this version understands.
-pub async fn registered(counterfoil: &Counterfoil) -> Result<Vec<Registered>> {
-    Ok(counterfoil
-        .store()
-        .families()
-        .await?
-        .into_iter()
-        .filter_map(Result::ok)
-        .collect())
+pub async fn registered(store: &dyn Store) -> Result<Vec<Registered>> {
+    let families = store.families().await?;
+    Ok(families.into_iter().filter_map(Result::ok).collect())
+}
+
+/// Returns the family NAMESPACE/FAMILY of the database.
+pub async fn find(store: &dyn Store, name: &str) -> Result<Option<Registered>> {
+    let mut families = registered(store).await?.into_iter();
+    Ok(families.find(|registered| registered.family.to_string() == name))
+}
+
+/// Returns the exact values of some ids in their order, or `None` for a kind without values. Ids of
+/// visitors are `SCOPE/DAY`.
+pub async fn values(counters: &AnyCounters, ids: &[String]) -> Result<Option<Vec<i64>>> {
+    let values = match counters {
+        AnyCounters::Buffered(counters) => counters.get_many(ids).await?,
+        AnyCounters::Cached(counters) => counters.get_many(ids).await?,
+        AnyCounters::Visitors(visitors) => {
+            let separator = counters.family().separator();
+            let days = ids.iter().map(|id| scope_and_day(id, separator));
+            let days = days.collect::<Result<Vec<_>>>()?;
+            visitors.get_many(days).await?
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(values))
+}
+
+fn scope_and_day(id: &str, separator: char) -> Result<(&str, Day)> {
+    let parsed = id
+        .rsplit_once(separator)
+        .and_then(|(scope, day)| Some((scope, day.parse().ok()?)));
+    parsed.ok_or_else(|| {
+        let message = format!("{id:?} is not SCOPE{separator}YYYY-MM-DD");
+        Error::new(ErrorKind::InvalidInput, message)
+    })
 }

@@ -8,9 +8,10 @@ mod daemon;
 mod exit;
 mod families;
 mod http;
-mod look;
+
 mod output;
 mod pair;
+mod poll;
 mod sampler;
 mod status;
 mod view;

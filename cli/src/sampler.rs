@@ -3,81 +3,88 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
-use crate::status::{FamilyStatus, now};
+use crate::daemon::metrics::count_hits;
+use crate::status::{FamilyStatus, unix_now};
 use crate::view::{FamilyView, Sample};
 
 /// The maximum number of samples of a family.
 const SAMPLES: usize = 90;
 
 /// The earlier samples of all families.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Sampler {
+    pair: String,
     families: HashMap<String, Past>,
 }
 
 #[derive(Debug)]
 struct Past {
     at: Instant,
-    counted: Option<u64>,
+    counted: u64,
     /// Empty while the family is idle.
     samples: VecDeque<Sample>,
 }
 
 impl Sampler {
+    pub fn new(pair: &str) -> Self {
+        Sampler {
+            pair: pair.to_owned(),
+            families: HashMap::new(),
+        }
+    }
+
     /// Adds a sample of each family, and returns rates and samples. Families that no longer exist
     /// are forgotten.
     pub fn sample(&mut self, families: Vec<FamilyStatus>) -> Vec<FamilyView> {
-        let (at, seconds) = (Instant::now(), now());
         let mut before = std::mem::take(&mut self.families);
-        let mut views = Vec::with_capacity(families.len());
-        for status in families {
+        let sample = |status: FamilyStatus| {
             let name = status.name();
-            let (rate, mut samples) = match before.remove(&name) {
-                Some(past) => (rate(&past, &status, at), past.samples),
-                None => (None, VecDeque::new()),
-            };
-            let is_idle = status.pending == 0 && rate.unwrap_or(0.0) == 0.0;
-            if !(is_idle && samples.is_empty()) {
-                let oldest_seconds = status.oldest_seconds.unwrap_or(0.0);
-                samples.push_back(Sample {
-                    at: seconds,
-                    rate,
-                    pending: status.pending,
-                    oldest_seconds,
-                });
-            }
-            if samples.len() > SAMPLES {
-                samples.pop_front();
-            }
-            if is_idle
-                && samples
-                    .iter()
-                    .all(|sample| sample.pending == 0 && sample.rate.unwrap_or(0.0) == 0.0)
-            {
-                samples.clear();
-            }
-            let history = samples.iter().copied().collect();
-            self.families.insert(
-                name,
-                Past {
-                    at,
-                    counted: status.counted,
-                    samples,
-                },
-            );
-            views.push(FamilyView {
-                status,
-                rate,
-                history,
-            });
-        }
-        views
+            let past = before.remove(&name);
+            let (view, past) = sampled(&self.pair, status, past);
+            self.families.insert(name, past);
+            view
+        };
+        families.into_iter().map(sample).collect()
     }
 }
 
-/// Returns the hits a second since `past`, or 0 if Redis has forgotten its count.
-fn rate(past: &Past, status: &FamilyStatus, at: Instant) -> Option<f64> {
-    let counted = status.counted?.saturating_sub(past.counted?);
-    let seconds = at.duration_since(past.at).as_secs_f64();
-    (seconds > 0.0).then(|| counted as f64 / seconds)
+/// Returns the state of a family with its rate and samples, and the same for the next sample.
+fn sampled(pair: &str, status: FamilyStatus, past: Option<Past>) -> (FamilyView, Past) {
+    let now = Instant::now();
+    let mut rate = None;
+    if let Some(counted) = status.counted {
+        let before = past.as_ref().map_or(0, |past| past.counted);
+        // a lower count means that Redis started again at 0
+        let new = counted.checked_sub(before).unwrap_or(counted);
+        count_hits(pair, &status.family, new);
+        rate = past
+            .as_ref()
+            .map(|past| now.duration_since(past.at).as_secs_f64())
+            .filter(|seconds| *seconds > 0.0)
+            .map(|seconds| new as f64 / seconds);
+    }
+    let mut samples = past.map_or_else(VecDeque::new, |past| past.samples);
+    samples.push_back(Sample {
+        at: unix_now(),
+        rate,
+        pending: status.pending,
+        oldest_seconds: status.oldest_seconds.unwrap_or(0.0),
+    });
+    if samples.len() > SAMPLES {
+        samples.pop_front();
+    }
+    if samples.iter().all(Sample::is_idle) {
+        samples = VecDeque::new();
+    }
+    let past = Past {
+        at: now,
+        counted: status.counted.unwrap_or(0),
+        samples: samples.clone(),
+    };
+    let view = FamilyView {
+        status,
+        rate,
+        history: samples.into(),
+    };
+    (view, past)
 }

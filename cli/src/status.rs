@@ -46,6 +46,17 @@ pub enum State {
     Broken,
 }
 
+impl State {
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Ok => "ok",
+            State::Rejects => "rejects",
+            State::Late => "late",
+            State::Broken => "broken",
+        }
+    }
+}
+
 impl FamilyStatus {
     /// Returns `NAMESPACE/FAMILY`.
     pub fn name(&self) -> String {
@@ -109,6 +120,6 @@ pub fn unix_seconds(time: SystemTime) -> u64 {
         .as_secs()
 }
 
-pub fn now() -> u64 {
+pub fn unix_now() -> u64 {
     unix_seconds(SystemTime::now())
 }

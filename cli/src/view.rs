@@ -1,10 +1,13 @@
 //! A snapshot of the daemon's state, from which the page, the API and the metrics are rendered.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use counterfoil::admin::{Drift, Finding, Reject, Severity};
 use serde::Serialize;
 
+#[cfg(test)]
+use crate::status::State;
 use crate::status::{FamilyStatus, unix_seconds};
 
 /// The state of all pairs at one moment.
@@ -14,6 +17,35 @@ pub struct View {
     pub at: u64,
     pub version: &'static str,
     pub pairs: Vec<Arc<PairView>>,
+}
+
+impl View {
+    /// Returns the items of all pairs, each with the name of its pair.
+    pub fn of_pairs<'v, T: 'v>(
+        &'v self,
+        items: fn(&'v PairView) -> &'v [T],
+    ) -> impl Iterator<Item = (&'v str, &'v T)> {
+        self.pairs
+            .iter()
+            .flat_map(move |pair| items(pair).iter().map(|item| (pair.name.as_str(), item)))
+    }
+
+    /// Returns the families whose name contains `text`, those in trouble first, then by name.
+    pub fn families(&self, text: &str) -> Vec<(&str, &FamilyView)> {
+        let mut families: Vec<_> = self
+            .of_pairs(|pair| &pair.families)
+            .filter(|(_, family)| family.matches(text))
+            .collect();
+        families.sort_by_key(|(pair, FamilyView { status, .. })| {
+            (
+                Reverse(status.state),
+                &status.namespace,
+                &status.family,
+                *pair,
+            )
+        });
+        families
+    }
 }
 
 /// One pair of servers, and its families.
@@ -63,6 +95,36 @@ pub struct FamilyView {
     pub history: Vec<Sample>,
 }
 
+impl FamilyView {
+    /// Returns whether `NAMESPACE/FAMILY` contains `text`.
+    pub fn matches(&self, text: &str) -> bool {
+        self.status.name().contains(text)
+    }
+
+    /// Creates an idle buffered family.
+    #[cfg(test)]
+    pub fn idle(namespace: &str, family: &str) -> Self {
+        let status = FamilyStatus {
+            namespace: namespace.to_owned(),
+            family: family.to_owned(),
+            kind: "buffered",
+            pending: 0,
+            oldest_seconds: None,
+            open: 0,
+            counted: Some(0),
+            last_saved: None,
+            rejects: 0,
+            state: State::Ok,
+            problem: None,
+        };
+        FamilyView {
+            status,
+            rate: None,
+            history: Vec::new(),
+        }
+    }
+}
+
 /// A family at one moment.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Sample {
@@ -71,6 +133,12 @@ pub struct Sample {
     pub rate: Option<f64>,
     pub pending: u64,
     pub oldest_seconds: f64,
+}
+
+impl Sample {
+    pub fn is_idle(&self) -> bool {
+        self.pending == 0 && self.rate.unwrap_or(0.0) == 0.0
+    }
 }
 
 #[derive(Clone, Debug, Serialize)]

@@ -20,7 +20,7 @@ struct Described {
 pub fn check(context: &Context) -> Result<Exit, Failure> {
     let described = context.pairs().map(|pair| Described {
         pair: pair.name.clone(),
-        families: context.described(pair).map(FamilyConfig::name).collect(),
+        families: context.families(pair).map(FamilyConfig::name).collect(),
     });
     context
         .output

@@ -3,13 +3,13 @@
 use std::io::{self, Write};
 use std::time::SystemTime;
 
-use counterfoil::{AnyCounters, Day, Outcome, Precision, VisitorCount};
+use counterfoil::{AnyCounters, Outcome, Precision, Slice, VisitorCount};
 use serde::Serialize;
 
 use super::{Context, connect};
 use crate::exit::{Exit, Failure};
+use crate::families;
 use crate::output::moment;
-
 use crate::status::unix_seconds;
 
 /// The values of the requested ids, in their order.
@@ -59,6 +59,31 @@ struct Page {
     visitors_are_estimated: bool,
 }
 
+impl OfKind {
+    fn lines(&self) -> Vec<String> {
+        match self {
+            OfKind::Values(values) => {
+                let lines = values
+                    .iter()
+                    .map(|one| format!("{}\t{}", one.id, one.value));
+                lines.collect()
+            }
+            OfKind::Series(series) => {
+                let lines = series.iter().flat_map(|Window { name, slices, .. }| {
+                    slices
+                        .iter()
+                        .map(move |slice| format!("{name}\t{}\t{}", moment(slice.at), slice.count))
+                });
+                lines.collect()
+            }
+            OfKind::Pages(pages) => {
+                let line = |one: &Page| format!("{}\t{}\t{}", one.page, one.views, one.visitors);
+                pages.iter().map(line).collect()
+            }
+        }
+    }
+}
+
 /// Prints exact values.
 pub async fn get(
     context: &Context,
@@ -68,41 +93,15 @@ pub async fn get(
 ) -> Result<Exit, Failure> {
     let pair = context.pair_of(family)?;
     let connected = connect(pair).await?;
-    let counters = {
-        read(
-            context.open_to_read(pair, &connected, family).await?,
-            ids,
-            precision,
-        )
-        .await?
+    let counters = context.open_to_read(pair, &connected, family).await?;
+    let values = Values {
+        family: family.to_owned(),
+        kind: counters.family().kind(),
+        values: read(counters, ids, precision).await?,
     };
     context
         .output
-        .print(&counters, |Values { values, .. }| match values {
-            OfKind::Values(values) => values
-                .iter()
-                .map(|Value { id, value }| format!("{id}\t{value}"))
-                .collect(),
-            OfKind::Series(series) => {
-                let lines = series.iter().flat_map(|Window { name, slices, .. }| {
-                    slices
-                        .iter()
-                        .map(move |slice| format!("{name}\t{}\t{}", moment(slice.at), slice.count))
-                });
-                lines.collect()
-            }
-            OfKind::Pages(pages) => pages
-                .iter()
-                .map(
-                    |Page {
-                         page,
-                         views,
-                         visitors,
-                         ..
-                     }| format!("{page}\t{views}\t{visitors}"),
-                )
-                .collect(),
-        })?;
+        .print(&values, |values| values.values.lines())?;
     Ok(Exit::Ok)
 }
 
@@ -110,40 +109,24 @@ async fn read(
     counters: AnyCounters,
     ids: &[String],
     precision: Precision,
-) -> Result<Values, Failure> {
-    let (family, kind) = (counters.family().to_string(), counters.family().kind());
-    let of_ids = |values: Vec<i64>| {
-        OfKind::Values(
-            ids.iter()
-                .cloned()
-                .zip(values)
-                .map(|(id, value)| Value { id, value })
-                .collect(),
-        )
-    };
-    let values = match counters {
-        AnyCounters::Buffered(counters) => of_ids(counters.get_many(ids).await?),
-        AnyCounters::Cached(counters) => of_ids(counters.get_many(ids).await?),
-        AnyCounters::Visitors(visitors) => {
-            let days = ids
-                .iter()
-                .map(|id| scope_and_day(&family, id))
-                .collect::<Result<Vec<_>, _>>()?;
-            of_ids(visitors.get_many(days).await?)
-        }
+) -> Result<OfKind, Failure> {
+    if let Some(values) = families::values(&counters, ids).await? {
+        let values = ids.iter().cloned().zip(values);
+        let values = values.map(|(id, value)| Value { id, value });
+        return Ok(OfKind::Values(values.collect()));
+    }
+    Ok(match counters {
         AnyCounters::Series(series) => {
             let windows = series.get_many(ids, precision).await?.into_iter().zip(ids);
+            let slice = |slice: &Slice| SliceOf {
+                start: unix_seconds(slice.start),
+                at: slice.start,
+                count: slice.count,
+            };
             let windows = windows.map(|(slices, name)| Window {
                 name: name.clone(),
                 precision: precision.to_string(),
-                slices: slices
-                    .iter()
-                    .map(|slice| SliceOf {
-                        start: unix_seconds(slice.start),
-                        at: slice.start,
-                        count: slice.count,
-                    })
-                    .collect(),
+                slices: slices.iter().map(slice).collect(),
             });
             OfKind::Series(windows.collect())
         }
@@ -160,27 +143,11 @@ async fn read(
             }
             OfKind::Pages(pages)
         }
-        _ => {
-            return Err(Failure::usage(format!(
-                "{family} is of a kind that this command does not know"
-            )));
+        other => {
+            let family = other.family();
+            let (kind, message) = (family.kind(), "is not supported by this command");
+            return Err(Failure::usage(format!("{family}: kind {kind} {message}")));
         }
-    };
-    Ok(Values {
-        family,
-        kind,
-        values,
-    })
-}
-
-fn scope_and_day<'i>(family: &str, id: &'i str) -> Result<(&'i str, Day), Failure> {
-    let parsed = id
-        .rsplit_once('/')
-        .and_then(|(scope, day)| Some((scope, day.parse().ok()?)));
-    parsed.ok_or_else(|| {
-        Failure::usage(format!(
-            "{family} counts visitors: {id:?} is not SCOPE/DAY, such as 12345/2026-09-20"
-        ))
     })
 }
 
@@ -206,9 +173,9 @@ pub async fn add(
     let pair = context.pair_of(family)?;
     let connected = connect(pair).await?;
     let counters = context.open(pair, &connected, family).await?;
-    let outcome = count(&counters, family, id, delta, request).await?;
+    let outcome = count(&counters, id, delta, request).await?;
     let value = match (&counters, outcome) {
-        // others may have counted since: the exact value is more useful than what is pending
+        // the reply to a buffered call has only the pending part
         (AnyCounters::Buffered(counters), Outcome::Counted(_) | Outcome::CountedBefore(_)) => {
             Some(counters.get(id).await?)
         }
@@ -227,9 +194,7 @@ pub async fn add(
         ),
         Outcome::Full => (
             "full",
-            Some(
-                "the family has the maximum of pending ids: is a daemon running, and is MySQL reachable?",
-            ),
+            Some("the maximum number of pending ids is reached. Check the daemon and MySQL"),
         ),
         _ => (
             "no_row",
@@ -253,9 +218,7 @@ pub async fn add(
     if context.output.json {
         context.output.print(&change, |_| Vec::new())?;
     }
-    let is = value
-        .map(|value| format!("; it is {value}"))
-        .unwrap_or_default();
+    let is = value.map_or_else(String::new, |value| format!("; it is {value}"));
     Err(Failure::warning(format!(
         "{family}: {id:?} was not counted: {refusal}{is}"
     )))
@@ -263,12 +226,11 @@ pub async fn add(
 
 async fn count(
     counters: &AnyCounters,
-    family: &str,
     id: &str,
     delta: i64,
     request: Option<&str>,
 ) -> Result<Outcome, Failure> {
-    let refused = |what: &str| Err(Failure::usage(format!("{family}: {what}")));
+    let refused = |what: &str| Err(Failure::usage(format!("{}: {what}", counters.family())));
     Ok(match (counters, request) {
         (AnyCounters::Buffered(counters), None) => counters.add(id, delta).await?,
         (AnyCounters::Buffered(counters), Some(request)) => {
@@ -278,12 +240,12 @@ async fn count(
         (AnyCounters::Cached(counters), Some(request)) => {
             counters.incr_once(request, id, delta).await?
         }
-        (AnyCounters::Series(_), Some(_)) => return refused("a series takes no --request"),
+        (AnyCounters::Series(_), Some(_)) => return refused("a series does not support --request"),
         (AnyCounters::Series(series), None) => match u64::try_from(delta) {
             Ok(number) if number > 0 => series.add(id, number).await?,
-            _ => return refused("a series only goes up: the delta has to be more than 0"),
+            _ => return refused("the delta of a series must be greater than 0"),
         },
-        _ => return refused("it counts visitors, which only the application can do"),
+        _ => return refused("visits and views cannot be added, only applications count them"),
     })
 }
 
@@ -300,11 +262,8 @@ pub async fn list(
 ) -> Result<Exit, Failure> {
     let pair = context.pair_of(family)?;
     let connected = connect(pair).await?;
-    let listed = {
-        let counters = context.open_to_read(pair, &connected, family).await?;
-        write_list(&counters, prefix, after, limit, context.output.json).await
-    };
-    match listed {
+    let counters = context.open_to_read(pair, &connected, family).await?;
+    match write_list(&counters, prefix, after, limit, context.output.json).await {
         Err(ListError::Failure(failure)) => Err(failure),
         // the reader closed the pipe, which is not an error
         Err(ListError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Ok),
@@ -400,7 +359,7 @@ async fn page(
         other => {
             let family = other.family();
             let what = format!(
-                "{family}: {} counters are not listed: `get` takes their ids",
+                "{family}: {} counters cannot be listed, use `get` with ids",
                 family.kind()
             );
             return Err(Failure::usage(what));

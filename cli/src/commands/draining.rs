@@ -1,9 +1,9 @@
 //! Waiting until everything is in MySQL.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use counterfoil::admin::Backlog;
-use counterfoil::{Counterfoil, Error, ErrorKind, Family, Registered};
+use counterfoil::{Counterfoil, Error, ErrorKind};
 use futures_util::future::join_all;
 use serde::Serialize;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout_at};
@@ -12,13 +12,12 @@ use super::{Context, connect};
 use crate::config::{FamilyConfig, PairConfig};
 use crate::daemon::discovery;
 use crate::exit::{Exit, Failure};
-use crate::families::registered;
+use crate::families;
 use crate::output::{count, short};
+use crate::poll::{TIMEOUT, with_timeout};
 
 /// The interval between progress messages.
-const TELL: Duration = Duration::from_secs(1);
-/// The time limit for reading what is left.
-const LOOK: Duration = Duration::from_secs(5);
+const INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Serialize)]
 struct Drained {
@@ -64,7 +63,7 @@ pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exi
         });
         let left: Vec<_> = left.chain(pair.problems.iter().cloned()).collect();
         format!(
-            "pair {}: not all is in MySQL: {}. It stays in Redis",
+            "pair {}: not everything is in MySQL: {}. The rest stays in Redis",
             pair.pair,
             left.join("; ")
         )
@@ -92,23 +91,23 @@ async fn drain_pair(
             counterfoil.drain().await
         }
     };
-    let telling = tell(&pair.name, counterfoil);
+    let progress = print_progress(&pair.name, counterfoil);
     let drained = timeout_at(end, async {
         tokio::select! {
             drained = draining => drained,
-            never = telling => never,
+            never = progress => never,
         }
     });
     let drained = drained.await;
     let (left, mut problems) = match drained {
         Ok(Ok(())) => (Vec::new(), Vec::new()),
-        _ => look(counterfoil).await,
+        _ => left(counterfoil).await,
     };
     if let Ok(Err(error)) = &drained {
         problems.push(error.to_string());
     }
     if drained.is_err() && left.is_empty() && problems.is_empty() {
-        problems.push("the time was over before it was certain".to_owned());
+        problems.push("the time limit was reached before the check ended".to_owned());
     }
     let drained = problems.is_empty() && left.is_empty();
     Ok(Drained {
@@ -125,51 +124,38 @@ async fn open_all(
     pair: &PairConfig,
     counterfoil: &Counterfoil,
 ) -> Result<(), Failure> {
-    let known = registered(counterfoil).await?;
-    let is_new = |namespace: &str, name: &str| {
-        let is_it = |known: &Registered| {
-            known.family.namespace() == namespace && known.family.name() == name
-        };
-        !known.iter().any(is_it)
-    };
-    let (patterns, single): (Vec<_>, Vec<_>) = context
-        .described(pair)
-        .partition(|family| family.is_pattern());
-    for described in single
-        .into_iter()
-        .filter(|family| is_new(&family.namespace, &family.family))
-    {
-        counterfoil.open(described.sample()?).await?;
+    let registered = families::registered(counterfoil.store()).await?;
+    let mut opened: BTreeSet<_> = registered
+        .iter()
+        .map(|registered| registered.family.to_string())
+        .collect();
+    for registered in registered {
+        counterfoil.open_registered(registered)?;
     }
-    if !patterns.is_empty() {
+    let names = context.families(pair).filter(|family| !family.is_pattern());
+    let mut names: BTreeSet<_> = names.map(FamilyConfig::name).collect();
+    if context.families(pair).any(FamilyConfig::is_pattern) {
         let found = discovery::families(counterfoil.redis()).await;
-        let found = found.map_err(|error| {
-            Error::new(ErrorKind::Redis, "no namespaces were looked for").with_source(error)
-        })?;
-        for (namespace, name) in found
-            .iter()
-            .filter(|(namespace, name)| is_new(namespace, name))
-        {
-            let describes = |described: &&&FamilyConfig| described.describes(namespace, name);
-            if let Some(described) = patterns.iter().find(describes) {
-                counterfoil.open(described.in_namespace(namespace)?).await?;
-            }
-        }
+        names.extend(found.map_err(|error| {
+            Error::new(ErrorKind::Redis, "search for namespaces failed").with_source(error)
+        })?);
     }
-    for known in known {
-        counterfoil.open_registered(known)?;
+    for name in names {
+        if context.configured(pair, &name).is_some() && opened.insert(name.clone()) {
+            context.open(pair, counterfoil, &name).await?;
+        }
     }
     Ok(())
 }
 
 /// Prints what is still pending, every second. Never returns.
-async fn tell<T>(pair: &str, counterfoil: &Counterfoil) -> T {
-    let mut ticks = interval_at(Instant::now() + TELL, TELL);
+async fn print_progress<T>(pair: &str, counterfoil: &Counterfoil) -> T {
+    let mut ticks = interval_at(Instant::now() + INTERVAL, INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let Ok(backlogs) = counterfoil.backlogs().await else {
-            eprintln!("pair {pair}: Redis does not reply");
+            eprintln!("pair {pair}: no reply from Redis");
             continue;
         };
         let pending = backlogs
@@ -199,30 +185,23 @@ async fn tell<T>(pair: &str, counterfoil: &Counterfoil) -> T {
     }
 }
 
-/// Returns what is left, and the problems.
-async fn look(counterfoil: &Counterfoil) -> (Vec<Left>, Vec<String>) {
-    let looked = timeout_at(Instant::now() + LOOK, counterfoil.backlogs()).await;
-    let backlogs = match looked {
-        Ok(Ok(backlogs)) => backlogs,
-        Ok(Err(error)) => return (Vec::new(), vec![error.to_string()]),
-        Err(_) => return (Vec::new(), vec!["Redis does not reply".to_owned()]),
+/// Returns the families with data left in Redis, and the problems.
+async fn left(counterfoil: &Counterfoil) -> (Vec<Left>, Vec<String>) {
+    let backlogs = match with_timeout(TIMEOUT, counterfoil.backlogs()).await {
+        Ok(backlogs) => backlogs,
+        Err(why) => return (Vec::new(), vec![format!("Redis: {why}")]),
     };
     let (mut left, mut problems) = (Vec::new(), Vec::new());
     for (family, backlog) in backlogs {
         match backlog {
-            Ok(backlog) if backlog.ids > 0 => left.push(left_of(&family, &backlog)),
+            Ok(backlog) if backlog.ids > 0 => left.push(Left {
+                family: family.to_string(),
+                pending: backlog.ids,
+                oldest_seconds: backlog.oldest.unwrap_or_default().as_secs_f64(),
+            }),
             Ok(_) => {}
             Err(error) => problems.push(format!("{family}: {error}")),
         }
     }
     (left, problems)
-}
-
-fn left_of(family: &Family, backlog: &Backlog) -> Left {
-    let oldest_seconds = backlog.oldest.unwrap_or_default().as_secs_f64();
-    Left {
-        family: family.to_string(),
-        pending: backlog.ids,
-        oldest_seconds,
-    }
 }

@@ -3,12 +3,12 @@
 mod configuration;
 mod counters;
 mod draining;
-mod families;
 mod privileges;
 mod recounts;
 mod rejects;
 mod scripts;
 mod servers;
+mod status;
 mod top;
 
 use std::path::Path;
@@ -18,10 +18,10 @@ use counterfoil::{AnyCounters, Counterfoil};
 use crate::arguments::{Arguments, Command, Scripts};
 use crate::config::{Config, FamilyConfig, PairConfig};
 use crate::exit::{Exit, Failure};
-use crate::families::{described, open};
-use crate::look::in_time;
+use crate::families;
 use crate::output::Output;
 use crate::pair;
+use crate::poll::{Poller, TIMEOUT, with_timeout};
 
 /// The context of most commands.
 pub struct Context {
@@ -39,7 +39,7 @@ impl Context {
             .filter(|named| config.pairs.iter().all(|pair| pair.name != **named))
         {
             return Err(Failure::usage(format!(
-                "there is no [pair.{named}] in the configuration"
+                "the configuration has no [pair.{named}]"
             )));
         }
         Ok(Context {
@@ -68,67 +68,83 @@ impl Context {
         }
     }
 
-    /// Returns the pair of a family, NAMESPACE/FAMILY: the named one, the one whose configuration
-    /// describes the family, or the only one.
+    /// Returns the pair of NAMESPACE/FAMILY: the named one, the one whose configuration has the
+    /// family, or the only one.
     pub fn pair_of(&self, family: &str) -> Result<&PairConfig, Failure> {
-        let (namespace, name) = family.split_once('/').ok_or_else(|| {
-            Failure::usage(format!(
+        if !family.contains('/') {
+            return Err(Failure::usage(format!(
                 "{family:?} is not NAMESPACE/FAMILY, such as shop/views"
-            ))
-        })?;
-        let describes = |pair: &&PairConfig| {
-            self.described(pair)
-                .any(|family| family.describes(namespace, name))
-        };
-        let mut pairs = self.pairs().filter(describes);
+            )));
+        }
+        let mut pairs = self
+            .pairs()
+            .filter(|pair| self.configured(pair, family).is_some());
         match (pairs.next(), pairs.next()) {
             (Some(pair), None) => Ok(pair),
             (Some(_), Some(_)) => Err(Failure::usage(format!(
-                "several pairs have a {family}: name one with --pair"
+                "several pairs have family {family}: name one with --pair"
             ))),
             (None, _) => self.pair(),
         }
     }
 
     /// Returns the configured families of `pair`.
-    pub fn described(&self, pair: &PairConfig) -> impl Iterator<Item = &FamilyConfig> {
-        described(&self.config.families, &pair.name)
+    pub fn families(&self, pair: &PairConfig) -> impl Iterator<Item = &FamilyConfig> {
+        families::of_pair(&self.config.families, &pair.name)
     }
 
-    /// Opens a family of `pair` to count in it.
+    /// Returns the configuration of NAMESPACE/FAMILY.
+    pub fn configured(&self, pair: &PairConfig, family: &str) -> Option<&FamilyConfig> {
+        families::configured(&self.config.families, &pair.name, family)
+    }
+
+    /// Opens a family of `pair` to count in it, as configured or else as in the database.
     pub async fn open(
         &self,
         pair: &PairConfig,
         counterfoil: &Counterfoil,
         family: &str,
     ) -> Result<AnyCounters, Failure> {
-        let described: Vec<_> = self.described(pair).cloned().collect();
-        Ok(open(counterfoil, &described, family).await?)
+        if let Some(configured) = self.configured(pair, family) {
+            let namespace = family.split('/').next().unwrap_or_default();
+            return Ok(counterfoil
+                .open(configured.in_namespace(namespace)?)
+                .await?);
+        }
+        match families::find(counterfoil.store(), family).await? {
+            Some(registered) => Ok(counterfoil.open_registered(registered)?),
+            None => Err(Failure::usage(format!(
+                "family {family} is neither in the configuration nor in the database"
+            ))),
+        }
     }
 
-    /// Opens a family of `pair` to read it, as the database has it or, if it is not there, as
-    /// configured.
+    /// Opens a family of `pair` to read it, as in the database or else as configured.
     pub async fn open_to_read(
         &self,
         pair: &PairConfig,
         counterfoil: &Counterfoil,
         family: &str,
     ) -> Result<AnyCounters, Failure> {
-        let known = crate::families::registered(counterfoil).await?;
-        match known
-            .into_iter()
-            .find(|known| known.family.to_string() == family)
-        {
-            Some(known) => Ok(counterfoil.open_registered(known)?),
+        match families::find(counterfoil.store(), family).await? {
+            Some(registered) => Ok(counterfoil.open_registered(registered)?),
             None => self.open(pair, counterfoil, family).await,
         }
+    }
+
+    /// Creates a poller for each pair.
+    pub fn pollers(&self) -> counterfoil::Result<Vec<Poller>> {
+        self.pairs()
+            .map(|pair| Poller::new(pair, &self.config.families))
+            .collect()
     }
 }
 
 /// Connects to a pair. The error names the pair.
 pub async fn connect(pair: &PairConfig) -> Result<Counterfoil, Failure> {
-    in_time(pair::connect(pair)).await.map_err(|why| {
-        let advice = "Is Redis there, and are its address and password right?";
+    let connected = with_timeout(TIMEOUT, pair::connect(pair)).await;
+    connected.map_err(|why| {
+        let advice = "Check that Redis is running, and its address and password";
         Failure::critical(format!("pair {}: {why}. {advice}", pair.name))
     })
 }
@@ -150,8 +166,8 @@ pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
         Command::Init { print: true } => servers::print_schema(output),
         Command::Init { print: false } => servers::init(&context()?).await,
         Command::Check => servers::check(&context()?).await,
-        Command::Status { late } => families::status(&context()?, late).await,
-        Command::Families => families::list(&context()?).await,
+        Command::Status { late } => status::status(&context()?, late).await,
+        Command::Families => status::list(&context()?).await,
         Command::Get {
             family,
             ids,
@@ -169,7 +185,7 @@ pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
             after,
             limit,
         } => counters::list(&context()?, &family, &prefix, after, limit).await,
-        Command::Pending => families::pending(&context()?).await,
+        Command::Pending => status::pending(&context()?).await,
         Command::Drain { timeout, all } => draining::drain(&context()?, timeout, all).await,
         Command::Rejects { command } => rejects::execute(&context()?, command).await,
         Command::Recount { family, report } => {

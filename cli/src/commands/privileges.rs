@@ -2,18 +2,19 @@
 
 use std::collections::BTreeSet;
 
+use counterfoil::Family;
 use counterfoil::admin::{Role, acl_rules};
 use counterfoil::redis::IntoConnectionInfo;
 use counterfoil::sqlx::mysql::MySqlConnectOptions;
-use counterfoil::{Family, Store};
 use serde::Serialize;
 
 use super::Context;
 use crate::arguments::{PrivilegesOf, RoleName};
 use crate::config::{FamilyConfig, PairConfig, RedisPlace};
 use crate::exit::{Exit, Failure};
-use crate::look::in_time;
+use crate::families::registered;
 use crate::pair;
+use crate::poll::{TIMEOUT, with_timeout};
 
 /// ACL rules for commands that the daemon needs or benefits from, in addition to the library's.
 const OF_DAEMON: [&str; 4] = ["+config|get", "+info", "+ping", "+role"];
@@ -25,22 +26,28 @@ struct Lines {
     lines: Vec<String>,
 }
 
+impl Lines {
+    fn new(pair: &PairConfig, of: &PrivilegesOf, lines: Vec<String>) -> Self {
+        Lines {
+            pair: pair.name.clone(),
+            user: of.user.clone(),
+            lines,
+        }
+    }
+}
+
 /// Prints the rules of an ACL.
 pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> {
     let mut all = Vec::new();
     for pair in context.pairs() {
-        let lines = rules(context, pair, of.role).await?;
-        all.push(Lines {
-            pair: pair.name.clone(),
-            user: of.user.clone(),
-            lines,
-        });
+        let rules = rules(context, pair, of.role).await?;
+        all.push(Lines::new(pair, of, rules));
     }
     context.output.print(&all, |all| {
         let lines = all.iter().flat_map(|Lines { pair, user, lines }| {
             let rule = format!("ACL SETUSER {user} reset on >PASSWORD {}", lines.join(" "));
             [
-                format!("# pair {pair}, with a password of your own; in a cluster on every node"),
+                format!("# pair {pair}: replace PASSWORD; in a cluster run it on every node"),
                 rule,
             ]
         });
@@ -89,23 +96,19 @@ async fn rules(
 pub async fn grants(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> {
     let mut all = Vec::new();
     for pair in context.pairs() {
-        let lines = statements(context, pair, of).await?;
-        all.push(Lines {
-            pair: pair.name.clone(),
-            user: of.user.clone(),
-            lines,
-        });
+        let statements = statements(context, pair, of).await?;
+        all.push(Lines::new(pair, of, statements));
     }
     context.output.print(&all, |all| {
-        let of_pair = |Lines { pair, lines, .. }: &Lines| {
-            let what = if lines.is_empty() {
-                "needs nothing in MySQL"
+        let lines = all.iter().flat_map(|Lines { pair, lines, .. }| {
+            let head = if lines.is_empty() {
+                format!("-- pair {pair}: needs no privileges in MySQL")
             } else {
-                "as a user who may grant"
+                format!("-- pair {pair}: run as a user with GRANT OPTION")
             };
-            [vec![format!("-- pair {pair}: {what}")], lines.clone()].concat()
-        };
-        all.iter().flat_map(of_pair).collect()
+            [vec![head], lines.clone()].concat()
+        });
+        lines.collect()
     })?;
     Ok(Exit::Ok)
 }
@@ -130,8 +133,8 @@ async fn statements(
     if let RoleName::Daemon = of.role {
         lines.extend(
             context
-                .described(pair)
-                .filter_map(|family| of_recount(family, schema, &of.user)),
+                .families(pair)
+                .filter_map(|family| recount_grant(family, schema, &of.user)),
         );
         if pair.create_tables {
             lines.push(format!(
@@ -145,10 +148,10 @@ async fn statements(
 }
 
 /// Returns the GRANT for the table that a recount reads.
-fn of_recount(family: &FamilyConfig, schema: &str, user: &str) -> Option<String> {
+fn recount_grant(family: &FamilyConfig, schema: &str, user: &str) -> Option<String> {
     let Some(table) = &family.recount.as_ref()?.table else {
         return Some(format!(
-            "-- {} is recounted by SQL of its own: grant SELECT on that",
+            "-- {} is recounted by its own SQL: grant SELECT on its tables",
             family.name()
         ));
     };
@@ -178,50 +181,31 @@ async fn families<'c>(
     context: &'c Context,
     pair: &PairConfig,
 ) -> Result<(Vec<Family>, Vec<&'c FamilyConfig>), Failure> {
-    let described = described_in(context, pair);
-    let (patterns, single): (Vec<_>, Vec<_>) = described
-        .into_iter()
+    let (patterns, single): (Vec<_>, Vec<_>) = context
+        .families(pair)
         .partition(|family| family.is_pattern());
     let mut families = Vec::new();
     for family in single {
         families.push(family.sample()?.family().clone());
     }
-    match in_time(pair::store(pair)?.families()).await {
-        Ok(known) => {
-            let known = known
-                .into_iter()
-                .filter_map(Result::ok)
-                .map(|known| known.family);
-            let is_new = |family: &Family| {
-                let is_it =
-                    |other: &FamilyConfig| other.describes(family.namespace(), family.name());
-                !context.described(pair).any(is_it)
-            };
-            families.extend(known.filter(is_new));
+    match with_timeout(TIMEOUT, registered(&pair::store(pair)?)).await {
+        Ok(registered) => {
+            let is_new = |family: &Family| context.configured(pair, &family.to_string()).is_none();
+            let registered = registered.into_iter().map(|registered| registered.family);
+            families.extend(registered.filter(is_new));
         }
         Err(why) => {
-            eprintln!(
-                "pair {}: only for the families of the configuration, since MySQL is away: {why}",
-                pair.name
-            );
+            let name = &pair.name;
+            eprintln!("pair {name}: MySQL is unavailable, so only configured families: {why}");
         }
     }
     if families.is_empty() && patterns.is_empty() {
         return Err(Failure::usage(format!(
-            "pair {}: there are no families, so nothing is needed",
+            "pair {}: no families, so no privileges are needed",
             pair.name
         )));
     }
     Ok((families, patterns))
-}
-
-fn described_in<'c>(context: &'c Context, pair: &PairConfig) -> Vec<&'c FamilyConfig> {
-    context
-        .config
-        .families
-        .iter()
-        .filter(|family| family.pair == pair.name)
-        .collect()
 }
 
 impl RoleName {

@@ -2,21 +2,22 @@
 
 use std::time::Duration;
 
-use counterfoil::admin::Drift;
-use counterfoil::{Counterfoil, Family, Mode, MysqlStore, Recounted, Store};
+use counterfoil::admin::{Drift, Overview};
+use counterfoil::{Counterfoil, Family, Mode, MysqlStore, Recounted};
 use serde::Serialize;
 use tokio::time::sleep;
 
 use super::{Context, connect};
-use crate::config::{FamilyConfig, PairConfig, Recount};
+use crate::config::{PairConfig, Recount};
 use crate::daemon::recounts::configured;
 use crate::exit::{Exit, Failure};
+use crate::families::find;
 use crate::output::{moment, table};
-use crate::pair::{self};
+use crate::pair;
 use crate::view::DriftView;
 
 /// The interval between progress messages.
-const TELL: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(1);
 /// The number of rows in a read.
 const PAGE: u64 = 1000;
 
@@ -37,20 +38,14 @@ struct Found {
 /// Recounts a family once.
 pub async fn recount(context: &Context, family: &str, report: bool) -> Result<Exit, Failure> {
     let pair = context.pair_of(family)?;
-    let describes = |described: &&FamilyConfig| {
-        family
-            .split_once('/')
-            .is_some_and(|(namespace, name)| described.describes(namespace, name))
-    };
-    let configured = context
-        .described(pair)
-        .find(describes)
-        .and_then(|described| described.recount.as_ref());
-    let mut recount = configured.cloned().ok_or_else(|| {
-        Failure::usage(format!(
-            "the configuration has no [family.recount] for {family}: where are its rows?"
-        ))
-    })?;
+    let configured = context.configured(pair, family);
+    let mut recount = configured
+        .and_then(|configured| configured.recount.clone())
+        .ok_or_else(|| {
+            Failure::usage(format!(
+                "the configuration has no [family.recount] for {family}"
+            ))
+        })?;
     if report {
         recount.mode = Mode::Report;
     }
@@ -81,7 +76,7 @@ pub async fn recount(context: &Context, family: &str, report: bool) -> Result<Ex
     context.output.print(&found, |found| {
         let mut lines = vec![format!(
             "run {run}: {checked} checked, {drifted} differ: {raised} raised, {lowered} lowered, \
-             {only_noted} only noted; {busy} moved too much to tell"
+             {only_noted} only noted; {busy} too busy to compare"
         )];
         lines.extend(rows(&found.drift));
         lines
@@ -103,31 +98,24 @@ async fn run(
     let counters = context.open(pair, counterfoil, family).await?;
     let recount = configured(counterfoil, &counters, recount);
     let recount =
-        recount.ok_or_else(|| Failure::usage(format!("{family}: its kind is not recounted")))?;
+        recount.ok_or_else(|| Failure::usage(format!("{family}: its kind cannot be recounted")))?;
     let store = counterfoil.mysql()?;
     let recounted = tokio::select! {
         recounted = Box::pin(recount.run_once()) => recounted?,
-        never = tell(store, family) => never,
+        never = print_progress(store, family) => never,
     };
     let drift = drift_of(store, counters.family(), recounted.run).await?;
     Ok((recounted, drift))
 }
 
 /// Prints the progress of the run, every second. Never returns.
-async fn tell<T>(store: &MysqlStore, family: &str) -> T {
+async fn print_progress<T>(store: &MysqlStore, family: &str) -> T {
     loop {
-        sleep(TELL).await;
-        let Ok(overview) = store.overview().await else {
+        sleep(INTERVAL).await;
+        let Ok(Some(overview)) = overview_of(store, family).await else {
             continue;
         };
-        let is_it = |namespace: &str, name: &str| family.split_once('/') == Some((namespace, name));
-        let of_family = overview
-            .into_iter()
-            .find(|one| is_it(&one.namespace, &one.family));
-        if let Some(run) = of_family
-            .and_then(|one| one.recount)
-            .filter(|run| run.finished.is_none())
-        {
+        if let Some(run) = overview.recount.filter(|run| run.finished.is_none()) {
             eprintln!(
                 "{family}: run {}: {} checked, {} differ",
                 run.run, run.checked, run.drifted
@@ -136,22 +124,31 @@ async fn tell<T>(store: &MysqlStore, family: &str) -> T {
     }
 }
 
+async fn overview_of(store: &MysqlStore, family: &str) -> counterfoil::Result<Option<Overview>> {
+    let mut overview = store.overview().await?.into_iter();
+    Ok(overview.find(|one| family.split_once('/') == Some((&one.namespace, &one.family))))
+}
+
 /// Prints the differences that a run found.
 pub async fn drift(context: &Context, family: &str, run: Option<u64>) -> Result<Exit, Failure> {
     let store = pair::store(context.pair_of(family)?)?;
-    let mut known = store.families().await?.into_iter().filter_map(Result::ok);
-    let known = known.find(|known| known.family.to_string() == family);
-    let known =
-        known.ok_or_else(|| Failure::usage(format!("the database has no family {family}")))?;
-    let run = match run {
-        Some(run) => run,
-        None => last_run(&store, &known.family).await?.ok_or_else(|| {
-            Failure::warning(format!(
-                "{family} was never recounted: `counterfoil recount {family}`"
-            ))
-        })?,
-    };
-    let found = views(family, run, &drift_of(&store, &known.family, run).await?);
+    let registered = find(&store, family).await?;
+    let registered =
+        registered.ok_or_else(|| Failure::usage(format!("the database has no family {family}")))?;
+    let overview = overview_of(&store, family).await?;
+    let last_run = overview
+        .and_then(|one| one.recount)
+        .map(|recount| recount.run);
+    let run = run.or(last_run).ok_or_else(|| {
+        Failure::warning(format!(
+            "{family} was never recounted: run `counterfoil recount {family}`"
+        ))
+    })?;
+    let found = views(
+        family,
+        run,
+        &drift_of(&store, &registered.family, run).await?,
+    );
     context.output.print(&found, |found| {
         if found.is_empty() {
             vec![format!(
@@ -162,16 +159,6 @@ pub async fn drift(context: &Context, family: &str, run: Option<u64>) -> Result<
         }
     })?;
     Ok(Exit::Ok)
-}
-
-async fn last_run(store: &MysqlStore, family: &Family) -> Result<Option<u64>, Failure> {
-    let overview = store.overview().await?;
-    let of_family = overview
-        .into_iter()
-        .find(|one| one.namespace == family.namespace() && one.family == family.name());
-    Ok(of_family
-        .and_then(|one| one.recount)
-        .map(|recount| recount.run))
 }
 
 async fn drift_of(store: &MysqlStore, family: &Family, run: u64) -> Result<Vec<Drift>, Failure> {

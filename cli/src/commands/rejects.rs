@@ -12,7 +12,7 @@ use crate::arguments::{Rejects, Which};
 use crate::exit::{Exit, Failure};
 use crate::families::registered;
 use crate::output::{count, moment, table};
-use crate::pair::{self};
+use crate::pair;
 use crate::view::RejectView;
 
 /// The number of rejects in a read.
@@ -36,8 +36,8 @@ struct Listed {
 async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exit, Failure> {
     let (mut listed, mut times) = (Vec::new(), Vec::new());
     for pair in context.pairs() {
-        let is_meant = |reject: &Reject| family.is_none_or(|family| name(reject) == family);
-        for reject in open_rejects(&pair::store(pair)?, limit, is_meant).await? {
+        let is_selected = |reject: &Reject| family.is_none_or(|family| name(reject) == family);
+        for reject in open_rejects(&pair::store(pair)?, limit, is_selected).await? {
             times.push(moment(reject.at));
             listed.push(Listed {
                 pair: pair.name.clone(),
@@ -47,7 +47,7 @@ async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exi
     }
     context.output.print(&listed, |listed| {
         if listed.is_empty() {
-            return vec!["there are no rejects".to_owned()];
+            return vec!["no rejects".to_owned()];
         }
         let row = |(Listed { pair, reject }, time): (&Listed, &String)| {
             let (number, delta) = (reject.number.to_string(), reject.delta.to_string());
@@ -75,18 +75,18 @@ async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exi
     Ok(Exit::Ok)
 }
 
-/// Returns the first `limit` open rejects that `is_meant` accepts, ascending.
+/// Returns the first `limit` open rejects that `is_selected` accepts, ascending.
 async fn open_rejects(
     store: &MysqlStore,
     limit: u64,
-    is_meant: impl Fn(&Reject) -> bool,
+    is_selected: impl Fn(&Reject) -> bool,
 ) -> Result<Vec<Reject>, Failure> {
     let (mut open, mut after) = (Vec::new(), 0);
     loop {
         let page = store.rejects(after, PAGE).await?;
         let is_last = (page.len() as u64) < PAGE;
         after = page.last().map_or(after, |reject| reject.number);
-        open.extend(page.into_iter().filter(|reject| is_meant(reject)));
+        open.extend(page.into_iter().filter(|reject| is_selected(reject)));
         if is_last || open.len() as u64 >= limit {
             open.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
             return Ok(open);
@@ -99,24 +99,24 @@ fn name(reject: &Reject) -> String {
 }
 
 /// Returns the open rejects that the command line names.
-async fn chosen(store: &MysqlStore, which: &Which) -> Result<Vec<Reject>, Failure> {
+async fn selected(store: &MysqlStore, which: &Which) -> Result<Vec<Reject>, Failure> {
     if !which.numbers.is_empty() {
         let mut numbers = which.numbers.clone();
         numbers.sort_unstable();
         numbers.dedup();
-        let mut chosen = Vec::new();
+        let mut selected = Vec::new();
         for number in numbers.into_iter().filter(|number| *number > 0) {
-            chosen.extend(reject(store, number).await?);
+            selected.extend(reject(store, number).await?);
         }
-        return Ok(chosen);
+        return Ok(selected);
     }
-    let is_meant = |reject: &Reject| {
+    let is_selected = |reject: &Reject| {
         which
             .family
             .as_ref()
             .is_none_or(|family| name(reject) == *family)
     };
-    open_rejects(store, u64::MAX, is_meant).await
+    open_rejects(store, u64::MAX, is_selected).await
 }
 
 /// Returns the reject with this number, if it is open.
@@ -130,7 +130,7 @@ async fn reject(store: &MysqlStore, number: u64) -> Result<Option<Reject>, Failu
 
 /// The outcome of a retry, by the rejects' numbers.
 #[derive(Default, Serialize)]
-struct Tried {
+struct Outcome {
     applied: Vec<u64>,
     /// Rejects that another process had applied or discarded.
     done_before: Vec<u64>,
@@ -153,18 +153,18 @@ struct Left {
 async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
     let pair = context.pair()?;
     let connected = connect(pair).await?;
-    let chosen = chosen(connected.mysql()?, which).await?;
-    let mut tried = apply(&connected, &chosen).await?;
-    tried.not_found = not_among(which, &chosen);
-    context.output.print(&tried, |tried| {
-        let mut lines = vec![format!("applied: {}", tried.applied.len())];
-        if !tried.done_before.is_empty() {
+    let selected = selected(connected.mysql()?, which).await?;
+    let mut outcome = apply(&connected, &selected).await?;
+    outcome.not_found = not_open(which, &selected);
+    context.output.print(&outcome, |outcome| {
+        let mut lines = vec![format!("applied: {}", outcome.applied.len())];
+        if !outcome.done_before.is_empty() {
             lines.push(format!(
-                "applied or discarded by somebody else meanwhile: {}",
-                tried.done_before.len()
+                "already applied or discarded: {}",
+                outcome.done_before.len()
             ));
         }
-        lines.extend(tried.refused.iter().map(
+        lines.extend(outcome.refused.iter().map(
             |RejectView {
                  number,
                  family,
@@ -173,7 +173,7 @@ async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
                  ..
              }| { format!("refused again: {number} of {family}, {id:?}: {reason}") },
         ));
-        lines.extend(tried.left.iter().map(
+        lines.extend(outcome.left.iter().map(
             |Left {
                  family,
                  numbers,
@@ -186,20 +186,21 @@ async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
             },
         ));
         lines.extend(
-            tried
+            outcome
                 .not_found
                 .iter()
-                .map(|number| format!("not among the open rejects: {number}")),
+                .map(|number| format!("not an open reject: {number}")),
         );
         lines
     })?;
-    let is_done = tried.refused.is_empty() && tried.left.is_empty() && tried.not_found.is_empty();
+    let is_done =
+        outcome.refused.is_empty() && outcome.left.is_empty() && outcome.not_found.is_empty();
     Ok(if is_done { Exit::Ok } else { Exit::Warning })
 }
 
 /// Retries each reject once, family by family.
-async fn apply(counterfoil: &Counterfoil, rejects: &[Reject]) -> Result<Tried, Failure> {
-    let known = registered(counterfoil).await?;
+async fn apply(counterfoil: &Counterfoil, rejects: &[Reject]) -> Result<Outcome, Failure> {
+    let known = registered(counterfoil.store()).await?;
     let families: BTreeMap<String, Family> = known
         .into_iter()
         .map(|known| (known.family.to_string(), known.family))
@@ -209,7 +210,7 @@ async fn apply(counterfoil: &Counterfoil, rejects: &[Reject]) -> Result<Tried, F
         numbers.entry(name(reject)).or_default().push(reject.number);
     }
     let store = counterfoil.mysql()?;
-    let mut tried = Tried::default();
+    let mut outcome = Outcome::default();
     for (name, numbers) in numbers {
         let results = match families.get(&name) {
             Some(family) => store
@@ -221,7 +222,7 @@ async fn apply(counterfoil: &Counterfoil, rejects: &[Reject]) -> Result<Tried, F
         let results = match results {
             Ok(results) => results,
             Err(why) => {
-                tried.left.push(Left {
+                outcome.left.push(Left {
                     family: name,
                     numbers,
                     why,
@@ -231,42 +232,42 @@ async fn apply(counterfoil: &Counterfoil, rejects: &[Reject]) -> Result<Tried, F
         };
         for (number, result) in numbers.into_iter().zip(results) {
             match result {
-                Retried::Applied => tried.applied.push(number),
-                Retried::Refused => tried
+                Retried::Applied => outcome.applied.push(number),
+                Retried::Refused => outcome
                     .refused
                     .extend(reject(store, number).await?.iter().map(RejectView::from)),
                 Retried::AppliedBefore | Retried::Discarded | Retried::NotFound => {
-                    tried.done_before.push(number)
+                    outcome.done_before.push(number)
                 }
             }
         }
     }
-    Ok(tried)
+    Ok(outcome)
 }
 
 /// Returns the named numbers that match no open reject.
-fn not_among(which: &Which, chosen: &[Reject]) -> Vec<u64> {
-    let is_there = |number: &u64| chosen.iter().any(|reject| reject.number == *number);
+fn not_open(which: &Which, selected: &[Reject]) -> Vec<u64> {
+    let is_open = |number: &u64| selected.iter().any(|reject| reject.number == *number);
     which
         .numbers
         .iter()
         .copied()
-        .filter(|number| !is_there(number))
+        .filter(|number| !is_open(number))
         .collect()
 }
 
 async fn discard(context: &Context, which: &Which) -> Result<Exit, Failure> {
     let store = pair::store(context.pair()?)?;
-    let chosen = chosen(&store, which).await?;
-    let numbers: Vec<_> = chosen.iter().map(|reject| reject.number).collect();
+    let selected = selected(&store, which).await?;
+    let numbers: Vec<_> = selected.iter().map(|reject| reject.number).collect();
     let discarded = store.discard_rejects(&numbers).await?;
-    let not_found = not_among(which, &chosen);
+    let not_found = not_open(which, &selected);
     context.output.print(
         &json!({ "discarded": discarded, "not_found": not_found }),
         |_| {
             let not_found = not_found
                 .iter()
-                .map(|number| format!("not among the open rejects: {number}"));
+                .map(|number| format!("not an open reject: {number}"));
             [format!("discarded: {}", discarded.len())]
                 .into_iter()
                 .chain(not_found)

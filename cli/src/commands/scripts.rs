@@ -11,8 +11,8 @@ use serde_json::json;
 
 use super::{Context, connect};
 use crate::exit::{Exit, Failure};
-use crate::look::in_time;
 use crate::output::{Output, table};
+use crate::poll::{TIMEOUT, with_timeout};
 
 #[derive(Serialize)]
 struct Entry {
@@ -34,14 +34,16 @@ fn entries() -> Vec<Entry> {
     entries
 }
 
+fn entry_table(entries: &[Entry]) -> Vec<String> {
+    let rows: Vec<_> = entries
+        .iter()
+        .map(|entry| vec![entry.name.to_owned(), entry.sha1.to_owned()])
+        .collect();
+    table(&["SCRIPT", "SHA-1"], &rows)
+}
+
 pub fn list(output: Output) -> Result<Exit, Failure> {
-    output.print(&entries(), |entries| {
-        let rows: Vec<_> = entries
-            .iter()
-            .map(|entry| vec![entry.name.to_owned(), entry.sha1.to_owned()])
-            .collect();
-        table(&["SCRIPT", "SHA-1"], &rows)
-    })?;
+    output.print(&entries(), |entries| entry_table(entries))?;
     Ok(Exit::Ok)
 }
 
@@ -54,7 +56,7 @@ pub fn export(output: Output, folder: &Path) -> Result<Exit, Failure> {
     };
     let scripts = folder.join("v1");
     fs::create_dir_all(&scripts).map_err(|error| {
-        Failure::warning(format!("{} was not made: {error}", scripts.display()))
+        Failure::warning(format!("{} was not created: {error}", scripts.display()))
     })?;
     for script in Script::all() {
         write(&scripts.join(format!("{}.lua", script.name)), script.source)?;
@@ -75,10 +77,14 @@ pub async fn load(context: &Context) -> Result<Exit, Failure> {
     let mut loaded = Vec::new();
     for pair in context.pairs() {
         let connected = connect(pair).await?;
-        let done = in_time(async { load_into(&connected).await }).await;
+        let done = with_timeout(TIMEOUT, load_into(&connected)).await;
         done.map_err(|why| {
-            let advice = "SCRIPT LOAD goes to every primary of a cluster, and needs the rule +script|load of an ACL";
-            Failure::critical(format!("pair {}: not all scripts were loaded: {why}. {advice}", pair.name))
+            let advice =
+                "SCRIPT LOAD needs every primary of a cluster, and the ACL rule +script|load";
+            Failure::critical(format!(
+                "pair {}: loading failed: {why}. {advice}",
+                pair.name
+            ))
         })?;
         loaded.push(&pair.name);
     }
@@ -86,11 +92,7 @@ pub async fn load(context: &Context) -> Result<Exit, Failure> {
         .output
         .print(&json!({ "pairs": loaded, "scripts": entries() }), |_| {
             let heads = loaded.iter().map(|pair| format!("pair {pair}: loaded"));
-            let rows: Vec<_> = entries()
-                .iter()
-                .map(|entry| vec![entry.name.to_owned(), entry.sha1.to_owned()])
-                .collect();
-            heads.chain(table(&["SCRIPT", "SHA-1"], &rows)).collect()
+            heads.chain(entry_table(&entries())).collect()
         })?;
     Ok(Exit::Ok)
 }
@@ -110,7 +112,7 @@ async fn load_into(counterfoil: &Counterfoil) -> counterfoil::Result<()> {
         if sha1 != script.sha1 {
             return Err(Error::new(
                 ErrorKind::Corrupt,
-                format!("{}: Redis calls it {sha1}", script.name),
+                format!("{}: Redis returned the SHA-1 {sha1}", script.name),
             ));
         }
     }

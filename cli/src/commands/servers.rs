@@ -2,20 +2,21 @@
 
 use counterfoil::redis::{RedisResult, cmd};
 use counterfoil::sqlx::{self, AssertSqlSafe, Error};
-use counterfoil::{Connection, Counterfoil, MysqlStore, Registered, Store};
+use counterfoil::{Connection, Counterfoil, Family, MysqlStore, Registered};
 use futures_util::future::join;
 use serde::Serialize;
 use serde_json::json;
 
 use super::Context;
-use super::families::differences;
 use super::privileges::quoted;
+use super::status::differences;
 use crate::config::{FamilyConfig, PairConfig};
 use crate::daemon::discovery;
 use crate::exit::{Exit, Failure};
-use crate::look::in_time;
+use crate::families;
 use crate::output::Output;
 use crate::pair;
+use crate::poll::{TIMEOUT, with_timeout};
 use crate::view::FindingView;
 
 /// Prints the SQL of counterfoil's own tables.
@@ -43,7 +44,7 @@ pub async fn init(context: &Context) -> Result<Exit, Failure> {
     }
     context.output.print(&json!({ "pairs": done }), |_| {
         done.iter()
-            .map(|pair| format!("pair {pair}: counterfoil's tables are there"))
+            .map(|pair| format!("pair {pair}: counterfoil's tables exist"))
             .collect()
     })?;
     Ok(Exit::Ok)
@@ -82,7 +83,7 @@ pub async fn check(context: &Context) -> Result<Exit, Failure> {
                 format!("pair {pair}: {severity}: {subject}: {message}. {advice}")
             };
             if findings.is_empty() {
-                vec![format!("pair {pair}: all is well")]
+                vec![format!("pair {pair}: no findings")]
             } else {
                 findings.iter().map(line).collect()
             }
@@ -92,91 +93,89 @@ pub async fn check(context: &Context) -> Result<Exit, Failure> {
     Ok(worst)
 }
 
+fn error(subject: impl Into<String>, message: String, advice: &str) -> FindingView {
+    FindingView {
+        severity: "error",
+        subject: subject.into(),
+        message,
+        advice: advice.to_owned(),
+    }
+}
+
 /// Returns the findings about a pair, the worst first.
 async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<FindingView>, Failure> {
     let store = pair::store(pair)?;
-    let (connected, known) = join(in_time(pair::connect(pair)), in_time(store.families())).await;
-    let known: Vec<_> = known
-        .unwrap_or_default()
-        .into_iter()
-        .filter_map(Result::ok)
-        .collect();
+    let (connected, registered) = join(
+        with_timeout(TIMEOUT, pair::connect(pair)),
+        with_timeout(TIMEOUT, families::registered(&store)),
+    )
+    .await;
+    let registered = registered.unwrap_or_default();
     // families that were never opened are checked as configured
-    let mut described = Vec::new();
+    let mut new = Vec::new();
     let mut findings: Vec<FindingView> = Vec::new();
-    for family in context.described(pair) {
-        let is_it =
-            |known: &&Registered| family.describes(known.family.namespace(), known.family.name());
-        let mut same = known.iter().filter(is_it).peekable();
-        if same.peek().is_none() {
-            described.push(family.sample()?.family().clone());
+    for configured in context.families(pair) {
+        let is_it = |family: &&Family| configured.describes(family.namespace(), family.name());
+        let families = registered.iter().map(|registered| &registered.family);
+        let mut families = families.filter(is_it).peekable();
+        if families.peek().is_none() {
+            new.push(configured.sample()?.family().clone());
         }
-        for known in same {
-            findings.extend(differences(family, &known.family)?.into_iter().map(|message| FindingView {
-                severity: "error",
-                subject: format!("family {}", known.family),
-                message,
-                advice: "Say what the database has, or change it there with Counterfoil::reconfigure.".to_owned(),
-            }));
+        for family in families {
+            let advice =
+                "Configure what the database has, or change it there with Counterfoil::reconfigure";
+            for message in differences(configured, family)? {
+                findings.push(error(format!("family {family}"), message, advice));
+            }
         }
     }
-    let has_patterns = context.described(pair).any(FamilyConfig::is_pattern);
-    findings.extend(of_recounts(context, pair).await?);
-    let of_redis = async {
+    findings.extend(unreadable_sources(context, pair).await?);
+    let redis = async {
         match &connected {
-            Ok(pair) => of_servers(pair, known, has_patterns).await,
-            Err(why) => Ok(vec![FindingView {
-                severity: "error",
-                subject: "redis".to_owned(),
-                message: format!("it cannot be asked: {why}"),
-                advice: "Is it there, and are its address and password right?".to_owned(),
-            }]),
+            Ok(counterfoil) => {
+                let has_patterns = context.families(pair).any(FamilyConfig::is_pattern);
+                check_servers(counterfoil, registered, has_patterns).await
+            }
+            Err(why) => {
+                let advice = "Check that Redis is running, and its address and password";
+                Ok(vec![error("redis", format!("unavailable: {why}"), advice)])
+            }
         }
     };
-    let (of_redis, of_described) = join(of_redis, store.check(&described)).await;
+    let (of_redis, of_new) = join(redis, store.check(&new)).await;
     findings.extend(of_redis?);
-    for finding in of_described.iter().map(FindingView::from) {
-        if !findings
-            .iter()
-            .any(|other| other.subject == finding.subject && other.message == finding.message)
-        {
+    for finding in of_new.iter().map(FindingView::from) {
+        let is_same = |other: &FindingView| {
+            other.subject == finding.subject && other.message == finding.message
+        };
+        if !findings.iter().any(is_same) {
             findings.push(finding);
         }
     }
-    findings.sort_by_key(|finding| {
-        ["error", "warning", "info"]
-            .iter()
-            .position(|severity| *severity == finding.severity)
-    });
+    let order = ["error", "warning", "info"];
+    findings.sort_by_key(|finding| order.iter().position(|one| *one == finding.severity));
     Ok(findings)
 }
 
-async fn of_servers(
+async fn check_servers(
     counterfoil: &Counterfoil,
-    known: Vec<Registered>,
+    registered: Vec<Registered>,
     has_patterns: bool,
 ) -> Result<Vec<FindingView>, Failure> {
-    for registered in known {
+    for registered in registered {
         counterfoil.open_registered(registered)?;
     }
-    let mut findings: Vec<_> = counterfoil
-        .check()
-        .await
-        .iter()
-        .map(FindingView::from)
-        .collect();
-    if has_patterns && let Err(error) = try_scan(counterfoil.redis()).await {
-        findings.push(FindingView {
-            severity: "error",
-            subject: "redis acl".to_owned(),
-            message: format!("namespaces cannot be looked for: {error}"),
-            advice: "Families with a * in their names need +scan".to_owned(),
-        });
+    let findings = counterfoil.check().await;
+    let mut findings: Vec<_> = findings.iter().map(FindingView::from).collect();
+    if has_patterns && let Err(why) = try_scan(counterfoil.redis()).await {
+        let message = format!("searching for namespaces failed: {why}");
+        let advice = "Families with a * in their names need +scan";
+        findings.push(error("redis acl", message, advice));
     }
     Ok(findings)
 }
 
-/// Scans one page of one node, to see whether the user may.
+/// Scans one page of one node, to check the permission.
 async fn try_scan(redis: &Connection) -> RedisResult<()> {
     let nodes = discovery::nodes(redis).await?;
     let Some(node) = nodes.first() else {
@@ -188,28 +187,26 @@ async fn try_scan(redis: &Connection) -> RedisResult<()> {
 }
 
 /// Checks that the configured recounts can read their tables.
-async fn of_recounts(context: &Context, pair: &PairConfig) -> Result<Vec<FindingView>, Failure> {
+async fn unreadable_sources(
+    context: &Context,
+    pair: &PairConfig,
+) -> Result<Vec<FindingView>, Failure> {
     let pool = pair::probe(pair)?;
     let mut findings = Vec::new();
-    for family in context.described(pair) {
-        let Some(table) = family
-            .recount
-            .as_ref()
-            .and_then(|recount| recount.table.as_ref())
-        else {
+    for family in context.families(pair) {
+        let recount = family.recount.as_ref();
+        let Some(table) = recount.and_then(|recount| recount.table.as_ref()) else {
             continue;
         };
         let names: Vec<_> = table.split('.').map(quoted).collect();
         let select = format!("SELECT 1 FROM {} LIMIT 0", names.join("."));
-        if let Err(Error::Database(error)) =
-            sqlx::raw_sql(AssertSqlSafe(select)).execute(&pool).await
-        {
-            findings.push(FindingView {
-                severity: "error",
-                subject: format!("recount of {}", family.name()),
-                message: format!("its rows in {table} cannot be read: {error}"),
-                advice: "`counterfoil grants daemon` prints what the user needs.".to_owned(),
-            });
+        let read = sqlx::raw_sql(AssertSqlSafe(select)).execute(&pool).await;
+        if let Err(Error::Database(why)) = read {
+            findings.push(error(
+                format!("recount of {}", family.name()),
+                format!("reading the rows of {table} failed: {why}"),
+                "`counterfoil grants daemon` prints the privileges that the user needs",
+            ));
         }
     }
     Ok(findings)

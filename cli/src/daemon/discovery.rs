@@ -57,8 +57,8 @@ pub async fn ask(redis: &Connection, node: &Node, command: Cmd) -> RedisResult<V
     }
 }
 
-/// Returns the namespaces and families with counts in Redis.
-pub async fn families(redis: &Connection) -> RedisResult<BTreeSet<(String, String)>> {
+/// Returns the families with counts in Redis, by NAMESPACE/FAMILY.
+pub async fn families(redis: &Connection) -> RedisResult<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for node in nodes(redis).await? {
         let mut cursor = "0".to_owned();
@@ -82,14 +82,12 @@ pub async fn families(redis: &Connection) -> RedisResult<BTreeSet<(String, Strin
     Ok(found)
 }
 
-/// Parses `cf1:{NAMESPACE/FAMILY/PARTITION}:calls`.
-fn family_of(key: &[u8]) -> Option<(String, String)> {
-    let tag = std::str::from_utf8(key)
+/// Returns NAMESPACE/FAMILY of the key `cf1:{NAMESPACE/FAMILY/PARTITION}:calls`.
+fn family_of(key: &[u8]) -> Option<String> {
+    let (family, _partition) = std::str::from_utf8(key)
         .ok()?
         .strip_prefix("cf1:{")?
-        .strip_suffix("}:calls")?;
-    let mut parts = tag.split('/');
-    let found = (parts.next()?.to_owned(), parts.next()?.to_owned());
-    parts.next().filter(|_| parts.next().is_none())?;
-    Some(found)
+        .strip_suffix("}:calls")?
+        .rsplit_once('/')?;
+    (family.matches('/').count() == 1).then(|| family.to_owned())
 }

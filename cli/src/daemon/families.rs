@@ -4,30 +4,28 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use counterfoil::{Counterfoil, Family, Recounted};
+use counterfoil::{AnyCounters, Counterfoil, Family, Recounted, Result};
 use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
 
 use super::discovery;
 use super::recounts::Recounts;
 use crate::config::FamilyConfig;
+use crate::families::{configured, of_pair};
 use crate::view::Refused;
 
 /// The maximum number of families that are opened concurrently.
-const OPENING: usize = 16;
+const MAX_OPENING: usize = 16;
 
-/// A family's namespace and its name.
-type Name = (String, String);
-
+/// Families by NAMESPACE/FAMILY.
 pub struct Families {
     pair: String,
     counterfoil: Counterfoil,
     /// The configured families of all pairs.
-    described: watch::Receiver<Arc<[FamilyConfig]>>,
-    /// The families that are open.
-    opened: BTreeSet<Name>,
-    /// The reasons why others were not opened.
-    refused: BTreeMap<Name, String>,
+    configured: watch::Receiver<Arc<[FamilyConfig]>>,
+    opened: BTreeSet<String>,
+    /// Families that were not opened, each with the reason.
+    refused: BTreeMap<String, String>,
     recounts: Recounts,
 }
 
@@ -35,36 +33,35 @@ impl Families {
     pub fn new(
         pair: String,
         counterfoil: Counterfoil,
-        described: watch::Receiver<Arc<[FamilyConfig]>>,
+        configured: watch::Receiver<Arc<[FamilyConfig]>>,
     ) -> Self {
-        let (opened, refused, recounts) = (BTreeSet::new(), BTreeMap::new(), Recounts::default());
         Families {
             pair,
             counterfoil,
-            described,
-            opened,
-            refused,
-            recounts,
+            configured,
+            opened: BTreeSet::new(),
+            refused: BTreeMap::new(),
+            recounts: Recounts::default(),
         }
     }
 
     /// Opens the configured families, except patterns.
-    pub async fn open_described(&mut self) {
-        self.open(self.described_names()).await;
+    pub async fn open_configured(&mut self) {
+        self.open(self.configured_names()).await;
     }
 
     /// Retries the configured families that are not open.
-    pub async fn open_missing(&mut self) {
-        let mut again = self.described_names();
-        again.retain(|name| !self.opened.contains(name));
-        again.extend(self.refused.keys().cloned());
-        self.open(again).await;
+    pub async fn retry_missing(&mut self) {
+        let mut missing = self.configured_names();
+        missing.retain(|name| !self.opened.contains(name));
+        missing.extend(self.refused.keys().cloned());
+        self.open(missing).await;
     }
 
     /// Searches Redis for namespaces of configured patterns, and opens the families found.
     pub async fn discover(&mut self) {
-        let described = self.described.borrow().clone();
-        if !of_pair(&described, &self.pair).any(FamilyConfig::is_pattern) {
+        let configured = self.configured.borrow().clone();
+        if !of_pair(&configured, &self.pair).any(FamilyConfig::is_pattern) {
             return;
         }
         match discovery::families(self.counterfoil.redis()).await {
@@ -73,7 +70,7 @@ impl Families {
                 self.open(new).await;
             }
             Err(error) => {
-                tracing::warn!(pair = self.pair, %error, "Redis was not searched for namespaces")
+                tracing::warn!(pair = self.pair, %error, "search for namespaces in Redis failed");
             }
         }
     }
@@ -82,10 +79,10 @@ impl Families {
     /// longer configured stays open until the daemon ends.
     pub async fn reload(&mut self) {
         self.recounts.stop().await;
-        let described = self.described.borrow().clone();
+        let families = self.configured.borrow().clone();
         self.refused
-            .retain(|name, _| describing(&described, &self.pair, name).is_some());
-        let mut names = self.described_names();
+            .retain(|name, _| configured(&families, &self.pair, name).is_some());
+        let mut names = self.configured_names();
         names.extend(self.opened.iter().cloned());
         self.open(names).await;
         self.discover().await;
@@ -97,20 +94,19 @@ impl Families {
     }
 
     pub fn has(&self, family: &Family) -> bool {
-        self.opened
-            .contains(&(family.namespace().to_owned(), family.name().to_owned()))
+        self.opened.contains(&family.to_string())
     }
 
     /// Returns the configured families that were not opened.
     pub fn refused(&self) -> Vec<Refused> {
-        let view = |((namespace, name), reason): (&Name, &String)| Refused {
-            family: format!("{namespace}/{name}"),
+        let refused = self.refused.iter().map(|(family, reason)| Refused {
+            family: family.clone(),
             reason: reason.clone(),
-        };
-        self.refused.iter().map(view).collect()
+        });
+        refused.collect()
     }
 
-    /// Returns the progress of the current or last recount of NAMESPACE/FAMILY.
+    /// Returns the progress of the family's current or last recount.
     pub fn recount(&self, family: &str) -> Option<Recounted> {
         self.recounts.progress(family)
     }
@@ -121,48 +117,45 @@ impl Families {
     }
 
     /// Returns the names of the configured families, except patterns.
-    fn described_names(&self) -> BTreeSet<Name> {
-        let described = self.described.borrow();
-        let single = of_pair(&described, &self.pair).filter(|family| !family.is_pattern());
-        single
-            .map(|family| (family.namespace.clone(), family.family.clone()))
-            .collect()
+    fn configured_names(&self) -> BTreeSet<String> {
+        let configured = self.configured.borrow();
+        let single = of_pair(&configured, &self.pair).filter(|family| !family.is_pattern());
+        single.map(FamilyConfig::name).collect()
     }
 
     /// Opens families by name, as configured.
-    async fn open(&mut self, names: impl IntoIterator<Item = Name>) {
-        let described = self.described.borrow().clone();
-        let with_config = |name| Some((describing(&described, &self.pair, &name)?.clone(), name));
+    async fn open(&mut self, names: impl IntoIterator<Item = String>) {
+        let families = self.configured.borrow().clone();
+        let with_config = |name: String| {
+            let config = configured(&families, &self.pair, &name)?;
+            Some((name, config.clone()))
+        };
         let names: Vec<_> = names.into_iter().filter_map(with_config).collect();
         let counterfoil = &self.counterfoil;
         let opened = stream::iter(names)
-            .map(async |(config, name)| {
-                let opened = match config.in_namespace(&name.0) {
-                    Ok(family) => counterfoil.open(family).await,
-                    Err(error) => Err(error),
-                };
+            .map(async |(name, config)| {
+                let opened = open(counterfoil, &name, &config).await;
                 (name, config, opened)
             })
-            .buffer_unordered(OPENING)
+            .buffer_unordered(MAX_OPENING)
             .collect::<Vec<_>>()
             .await;
         for (name, config, opened) in opened {
-            let begun = opened.and_then(|counters| {
-                if let Some(recount) = &config.recount {
-                    self.recounts.start(&self.counterfoil, &counters, recount)?;
-                }
-                Ok(())
+            let started = opened.and_then(|counters| match &config.recount {
+                Some(recount) => self.recounts.start(counterfoil, &counters, recount),
+                None => Ok(()),
             });
-            match begun {
+            match started {
                 Ok(()) => {
                     self.refused.remove(&name);
                     self.opened.insert(name);
                 }
                 Err(error) => {
-                    let reason = error.to_string();
-                    let family = format!("{}/{}", name.0, name.1);
-                    if self.refused.insert(name, reason.clone()).as_ref() != Some(&reason) {
-                        tracing::error!(pair = self.pair, family, error = reason, "not opened");
+                    let error = error.to_string();
+                    if self.refused.get(&name) != Some(&error) {
+                        let (pair, family) = (&self.pair, &name);
+                        tracing::error!(pair, family, error, "family was not opened");
+                        self.refused.insert(name, error);
                     }
                 }
             }
@@ -170,19 +163,9 @@ impl Families {
     }
 }
 
-/// Returns the configured families of a pair.
-fn of_pair<'a>(
-    described: &'a [FamilyConfig],
-    pair: &'a str,
-) -> impl Iterator<Item = &'a FamilyConfig> {
-    described.iter().filter(move |family| family.pair == pair)
-}
-
-/// Returns the configuration of a pair's family.
-fn describing<'a>(
-    described: &'a [FamilyConfig],
-    pair: &'a str,
-    name: &Name,
-) -> Option<&'a FamilyConfig> {
-    of_pair(described, pair).find(|family| family.describes(&name.0, &name.1))
+async fn open(counterfoil: &Counterfoil, name: &str, config: &FamilyConfig) -> Result<AnyCounters> {
+    let namespace = name
+        .split_once('/')
+        .map_or(name, |(namespace, _)| namespace);
+    counterfoil.open(config.in_namespace(namespace)?).await
 }

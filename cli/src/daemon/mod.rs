@@ -2,126 +2,109 @@
 
 pub mod discovery;
 mod families;
-pub mod live;
-mod log;
+pub mod metrics;
 pub mod recounts;
-mod rejects;
-mod samples;
+mod reject_log;
 mod servers;
+pub mod state;
 mod systemd;
 mod worker;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::net::TcpListener;
 use tokio::select;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{interval, timeout};
+use tokio::time::timeout;
+use tracing_subscriber::EnvFilter;
 
-use self::live::{Live, LivePair};
+use self::state::{DaemonState, PairState};
 use self::worker::Worker;
-use crate::config::{Config, FamilyConfig, HttpConfig};
+use crate::config::{Config, FamilyConfig, HttpConfig, LogFormat};
 use crate::exit::{Exit, Failure};
 use crate::http;
 
-/// The upper bounds of the histograms' buckets, in seconds.
-const BUCKETS: [f64; 12] = [
-    0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0, 600.0,
-];
-/// The interval at which the recorder aggregates measurements.
-const UPKEEP: Duration = Duration::from_secs(5);
+/// The default log filter, which `RUST_LOG` overrides. The daemon logs each state once, so this
+/// hides the library's messages about every attempt.
+const LOG_FILTER: &str = "info,counterfoil::reconciler=error,counterfoil::recount=error,counterfoil::writer=error,sqlx=error";
 
 /// Runs until a signal ends the daemon.
 pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
-    log::begin(config.log);
-    let prometheus = recorder()?;
+    start_log(config.log);
+    let prometheus = metrics::install()
+        .map_err(|error| Failure::warning(format!("metrics are unavailable: {error}")))?;
     let listener = match &config.http {
         Some(http) => Some((listen(http).await?, http.token.clone())),
         None => None,
     };
-    let live = Live {
-        pairs: config
-            .pairs
-            .iter()
-            .map(|pair| Arc::new(LivePair::new(&pair.name)))
+    let pairs = config.pairs.iter();
+    let state = DaemonState {
+        pairs: pairs
+            .map(|pair| Arc::new(PairState::new(&pair.name)))
             .collect(),
     };
     let (stop, stopping) = watch::channel(false);
-    let (families, described) = watch::channel::<Arc<[FamilyConfig]>>(config.families.into());
-    let mut workers = JoinSet::new();
-    for (config, live) in config.pairs.into_iter().zip(live.pairs.iter()) {
-        let (families, live, stop) = (described.clone(), live.clone(), stopping.clone());
-        workers.spawn(
-            Worker {
-                config,
-                families,
-                live,
-                stop,
-            }
-            .run(),
-        );
+    let (families, configured) = watch::channel::<Arc<[FamilyConfig]>>(config.families.into());
+    let mut tasks = JoinSet::new();
+    for (config, state) in config.pairs.into_iter().zip(state.pairs.iter()) {
+        let worker = Worker {
+            config,
+            families: configured.clone(),
+            state: state.clone(),
+            stop: stopping.clone(),
+        };
+        tasks.spawn(worker.run());
     }
     if let Some((listener, token)) = listener {
         tracing::info!(address = %listener.local_addr()?, "listening");
         let mut stop = stopping.clone();
         let stopped = async move { drop(stop.wait_for(|stop| *stop).await) };
-        workers.spawn(async move {
-            if let Err(error) = http::serve(listener, live, token, prometheus, stopped).await {
-                tracing::error!(%error, "HTTP ended");
-            }
-        });
+        tasks.spawn(http::serve(listener, state, token, prometheus, stopped));
     }
     let mut signals = Signals::new()?;
     systemd::ready();
     select! {
-        () = signals.until_told_to_end(path, &families) => {}
+        () = signals.until_stop(path, &families) => {}
         () = systemd::watchdog() => {}
     }
     systemd::stopping();
-    tracing::info!("told to end");
+    tracing::info!("shutting down");
     stop.send_replace(true);
     let ended = timeout(config.shutdown, async {
-        while workers.join_next().await.is_some() {}
+        while tasks.join_next().await.is_some() {}
     })
     .await;
     match ended {
-        Ok(()) => tracing::info!("ended"),
+        Ok(()) => tracing::info!("shut down"),
         // nothing is lost: unsaved data is still in Redis
         Err(_) => tracing::warn!(
-            "ended before what was held had reached MySQL: it waits in Redis for the next daemon"
+            "shut down before all hits reached MySQL: the next daemon saves the rest from Redis"
         ),
     }
     Ok(Exit::Ok)
 }
 
-/// Installs the recorder of the library's metrics, which the HTTP server shows.
-fn recorder() -> Result<PrometheusHandle, Failure> {
-    let builder = PrometheusBuilder::new()
-        .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &BUCKETS);
-    let prometheus = builder
-        .and_then(PrometheusBuilder::install_recorder)
-        .map_err(|error| Failure::warning(format!("nothing can be measured: {error}")))?;
-    counterfoil::metrics::describe();
-    let handle = prometheus.clone();
-    tokio::spawn(async move {
-        let mut ticks = interval(UPKEEP);
-        loop {
-            ticks.tick().await;
-            handle.run_upkeep();
-        }
-    });
-    Ok(prometheus)
+/// Starts to log on standard error.
+fn start_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
+    // a closed pipe must not end the daemon
+    let log = tracing_subscriber::fmt()
+        .log_internal_errors(false)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_env_filter(filter);
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
 }
 
 async fn listen(http: &HttpConfig) -> Result<TcpListener, Failure> {
     TcpListener::bind(http.listen).await.map_err(|error| {
-        let advice =
-            "several daemons may run on a machine, each with a `listen` of its own, or \"off\"";
+        let advice = "each daemon on a machine needs another `listen` address, or \"off\"";
         Failure::warning(format!("listen = \"{}\": {error}: {advice}", http.listen))
     })
 }
@@ -142,11 +125,7 @@ impl Signals {
     }
 
     /// Returns on SIGTERM and Ctrl-C. On SIGHUP it reloads the families.
-    async fn until_told_to_end(
-        &mut self,
-        path: &Path,
-        families: &watch::Sender<Arc<[FamilyConfig]>>,
-    ) {
+    async fn until_stop(&mut self, path: &Path, families: &watch::Sender<Arc<[FamilyConfig]>>) {
         loop {
             select! {
                 _ = self.terminate.recv() => return,
@@ -168,9 +147,9 @@ fn reload(path: &Path, families: &watch::Sender<Arc<[FamilyConfig]>>) {
             families.send_replace(config.families.into());
             tracing::info!(
                 families = number,
-                "the families were read again; other settings need a restart"
+                "reloaded the families; other settings need a restart"
             );
         }
-        Err(error) => tracing::error!(%error, "not reloaded: the daemon goes on with what it has"),
+        Err(error) => tracing::error!(%error, "reload failed, configuration unchanged"),
     }
 }

@@ -1,23 +1,24 @@
 //! The availability of a pair's two servers. Each change is logged once.
 
-use counterfoil::Connection;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use counterfoil::redis::{Value, cmd};
+use counterfoil::Connection;
+use counterfoil::redis::{InfoDict, Value, cmd};
 use counterfoil::sqlx::{self, MySqlPool};
 use futures_util::future::join;
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval};
 
-use super::live::LivePair;
-use crate::status::now;
+use super::state::PairState;
+use crate::poll::with_timeout;
+use crate::status::unix_now;
 use crate::view::ServerView;
 
 /// The interval between checks of the servers.
-const LOOK: Duration = Duration::from_secs(2);
+const INTERVAL: Duration = Duration::from_secs(2);
 /// The time limit of a server's reply.
-const REPLY: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A server and its last known state.
 #[derive(Debug)]
@@ -25,9 +26,16 @@ pub struct Server {
     pair: String,
     /// `redis` or `mysql`.
     name: &'static str,
-    /// `None` before the first check.
-    seen: Option<ServerView>,
-    changed: Instant,
+    view: ServerView,
+    /// The time of the last change, `None` before the first check.
+    changed: Option<Instant>,
+}
+
+/// A server's description of itself.
+pub struct Description {
+    /// The name and version.
+    version: String,
+    memory_bytes: Option<u64>,
 }
 
 impl Server {
@@ -35,124 +43,105 @@ impl Server {
         Server {
             pair: pair.to_owned(),
             name,
-            seen: None,
-            changed: Instant::now(),
+            view: ServerView::default(),
+            changed: None,
         }
     }
 
     /// Records the result of a check. A change is logged, with the number of waiting families.
-    pub fn found(&mut self, look: Result<Found, String>, families_waiting: usize) -> ServerView {
+    pub fn record(
+        &mut self,
+        result: Result<Description, String>,
+        families_waiting: usize,
+    ) -> ServerView {
         let (pair, server) = (self.pair.as_str(), self.name);
-        let was_up = self.seen.as_ref().map(|seen| seen.up);
-        let is_up = look.is_ok();
-        if was_up != Some(is_up) {
-            let seconds = self.changed.elapsed().as_secs();
-            match (&look, was_up) {
-                (Ok(Found { version, .. }), None) => tracing::info!(pair, server, version, "there"),
-                (Ok(Found { version, .. }), Some(_)) => {
+        let is_changed = self.changed.is_none() || self.view.up != result.is_ok();
+        if is_changed {
+            let before = self.changed.replace(Instant::now());
+            match (&result, before) {
+                (Ok(Description { version, .. }), None) => {
+                    tracing::info!(pair, server, version, "available");
+                }
+                (Ok(Description { version, .. }), Some(before)) => {
+                    let down_seconds = before.elapsed().as_secs();
                     tracing::info!(
                         pair,
                         server,
                         version,
-                        away_seconds = seconds,
+                        down_seconds,
                         families_waiting,
-                        "back"
+                        "available again"
                     );
                 }
-                (Err(why), _) => tracing::error!(pair, server, why, families_waiting, "away"),
+                (Err(why), _) => {
+                    tracing::error!(pair, server, why, families_waiting, "unavailable");
+                }
             }
-            self.changed = Instant::now();
+            self.view.since = unix_now();
         }
-        let since = self
-            .seen
-            .as_ref()
-            .filter(|_| was_up == Some(is_up))
-            .map_or_else(now, |seen| seen.since);
-        let before = self.seen.take().and_then(|seen| seen.version);
-        let view = match look {
-            Ok(Found {
-                version,
-                memory_bytes,
-            }) => ServerView {
-                up: true,
-                since,
-                version: Some(version),
-                memory_bytes,
-                why: None,
-            },
-            Err(why) => ServerView {
-                up: false,
-                since,
-                version: before,
-                memory_bytes: None,
-                why: Some(why),
-            },
-        };
-        self.seen = Some(view.clone());
-        view
+        self.view.up = result.is_ok();
+        match result {
+            Ok(description) => {
+                self.view.version = Some(description.version);
+                self.view.memory_bytes = description.memory_bytes;
+                self.view.why = None;
+            }
+            Err(why) => {
+                self.view.memory_bytes = None;
+                self.view.why = Some(why);
+            }
+        }
+        self.view.clone()
     }
 }
 
-/// Checks both servers periodically, publishes their state, and sets `both` if both are up.
+/// Checks both servers periodically, publishes their state, and sets `both_up` if both are up.
 pub async fn watch(
     (mut redis, mut mysql): (Server, Server),
-    (connection, probe): (Connection, MySqlPool),
-    live: Arc<LivePair>,
-    both: watch::Sender<bool>,
+    (connection, pool): (Connection, MySqlPool),
+    state: Arc<PairState>,
+    both_up: watch::Sender<bool>,
 ) {
-    let mut looks = interval(LOOK);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = interval(INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        looks.tick().await;
+        ticks.tick().await;
         // counted before the check: waiting hits are saved as soon as a server recovers
-        let waiting = live
-            .view
-            .borrow()
-            .families
-            .iter()
-            .filter(|family| family.status.pending > 0)
-            .count();
-        let (found_redis, found_mysql) =
-            join(look_at_redis(&connection), look_at_mysql(&probe)).await;
-        let views = (
-            redis.found(found_redis, waiting),
-            mysql.found(found_mysql, waiting),
+        let view = state.view.borrow().clone();
+        let waiting = view.families.iter();
+        let waiting = waiting.filter(|one| one.status.pending > 0).count();
+        let checks = join(
+            with_timeout(TIMEOUT, check_redis(&connection)),
+            with_timeout(TIMEOUT, check_mysql(&pool)),
         );
-        both.send_replace(views.0.up && views.1.up);
-        live.show(|view| (view.redis, view.mysql) = views);
+        let (of_redis, of_mysql) = checks.await;
+        let redis = redis.record(of_redis, waiting);
+        let mysql = mysql.record(of_mysql, waiting);
+        both_up.send_replace(redis.up && mysql.up);
+        state.update(|view| (view.redis, view.mysql) = (redis, mysql));
     }
 }
 
-/// A server's description of itself.
-pub struct Found {
-    /// The name and version.
-    version: String,
-    memory_bytes: Option<u64>,
-}
-
-async fn look_at_redis(redis: &Connection) -> Result<Found, String> {
-    let mut redis = redis.clone();
-    let info = timeout(REPLY, cmd("INFO").query_async::<Value>(&mut redis)).await;
-    let info = info
-        .map_err(|_| no_reply())?
+async fn check_redis(redis: &Connection) -> Result<Description, String> {
+    let info = cmd("INFO")
+        .query_async::<Value>(&mut redis.clone())
+        .await
         .map_err(|error| error.to_string())?;
-    let nodes = texts(&info);
-    let field = |node: &String, name: &str| {
-        node.lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
-            .map(str::to_owned)
-    };
-    let first = nodes.first().ok_or("INFO is not what a Redis replies")?;
-    let valkey = field(first, "valkey_version").map(|version| format!("Valkey {version}"));
-    let version =
-        valkey.or_else(|| field(first, "redis_version").map(|version| format!("Redis {version}")));
-    let version = version.ok_or("INFO has no version")?;
-    let memory = nodes
+    let nodes: Vec<_> = texts(&info)
         .iter()
-        .map(|node| field(node, "used_memory")?.trim().parse::<u64>().ok());
-    Ok(Found {
+        .map(|text| InfoDict::new(text))
+        .collect();
+    let first = nodes.first().ok_or("the reply to INFO is not a text")?;
+    let version = [("Valkey", "valkey_version"), ("Redis", "redis_version")]
+        .into_iter()
+        .find_map(|(name, field)| Some(format!("{name} {}", first.get::<String>(field)?)))
+        .ok_or("the reply to INFO has no version")?;
+    Ok(Description {
         version,
-        memory_bytes: memory.sum(),
+        memory_bytes: nodes
+            .iter()
+            .map(|node| node.get::<u64>("used_memory"))
+            .sum(),
     })
 }
 
@@ -167,22 +156,17 @@ fn texts(reply: &Value) -> Vec<String> {
     }
 }
 
-async fn look_at_mysql(pool: &MySqlPool) -> Result<Found, String> {
-    let asked = sqlx::query_scalar::<_, String>("SELECT VERSION()").fetch_one(pool);
-    let version = timeout(REPLY, asked)
+async fn check_mysql(pool: &MySqlPool) -> Result<Description, String> {
+    let version: String = sqlx::query_scalar("SELECT VERSION()")
+        .fetch_one(pool)
         .await
-        .map_err(|_| no_reply())?
         .map_err(|error| error.to_string())?;
     let version = match version.split_once("-MariaDB") {
         Some((number, _)) => format!("MariaDB {number}"),
         None => format!("MySQL {version}"),
     };
-    Ok(Found {
+    Ok(Description {
         version,
         memory_bytes: None,
     })
-}
-
-fn no_reply() -> String {
-    format!("no reply within {} s", REPLY.as_secs())
 }

@@ -7,23 +7,23 @@ use tokio::time::interval;
 
 /// Reports that the daemon listens and works on its pairs.
 pub fn ready() {
-    tell(&[NotifyState::Ready]);
+    notify(&[NotifyState::Ready]);
 }
 
 /// Reports that the daemon reloads its configuration. [`ready`] ends the reload.
 pub fn reloading() {
     if let Ok(now) = NotifyState::monotonic_usec_now() {
-        tell(&[NotifyState::Reloading, now]);
+        notify(&[NotifyState::Reloading, now]);
     }
 }
 
 pub fn stopping() {
-    tell(&[NotifyState::Stopping]);
+    notify(&[NotifyState::Stopping]);
 }
 
 /// Sets the status line in `systemctl status`.
 pub fn status(line: &str) {
-    tell(&[NotifyState::Status(line)]);
+    notify(&[NotifyState::Status(line)]);
 }
 
 /// Reports that the daemon is alive, twice as often as systemd requires. Never returns.
@@ -34,11 +34,11 @@ pub async fn watchdog() {
     let mut ticks = interval((limit / 2).max(Duration::from_millis(10)));
     loop {
         ticks.tick().await;
-        tell(&[NotifyState::Watchdog]);
+        notify(&[NotifyState::Watchdog]);
     }
 }
 
 /// Notifies systemd. Has no effect if systemd did not start the daemon.
-fn tell(states: &[NotifyState<'_>]) {
+fn notify(states: &[NotifyState<'_>]) {
     let _ = sd_notify::notify(states);
 }

@@ -13,14 +13,14 @@ use tokio::task::JoinHandle;
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 
 use super::families::Families;
-use super::live::LivePair;
-use super::rejects::Told;
-use super::samples;
+use super::reject_log::RejectLog;
 use super::servers::{self, Server};
+use super::state::PairState;
 use super::systemd;
 use crate::config::{FamilyConfig, PairConfig, Serve};
 use crate::pair;
-use crate::status;
+use crate::sampler::Sampler;
+use crate::status::{self, LATE};
 use crate::view::{DriftView, FindingView, RecountView, RejectView};
 
 /// The interval between reads of MySQL's overview.
@@ -29,18 +29,23 @@ const OVERVIEW: Duration = Duration::from_secs(5);
 /// `check`.
 const UPKEEP: Duration = Duration::from_secs(30);
 /// The pause after a server refused something, before the next attempt.
-const AGAIN: Duration = Duration::from_secs(2);
+const RETRY_PAUSE: Duration = Duration::from_secs(2);
 /// The maximum number of names in a line of the log.
-const NAMES: usize = 50;
+const MAX_NAMES: usize = 50;
 /// The maximum number of rejects, and of differences, to show.
-const SHOWN: u64 = 20;
+const MAX_SHOWN: u64 = 20;
+/// The pause between samples of the families.
+const SAMPLE_PAUSE: Duration = Duration::from_secs(2);
+/// The same for many families: a sample of 10,000 takes Redis about 100 ms.
+const SAMPLE_PAUSE_OF_MANY: Duration = Duration::from_secs(10);
+const MANY_FAMILIES: usize = 1_000;
 
 /// One pair of the daemon.
 pub struct Worker {
     pub config: PairConfig,
     /// The configured families of all pairs.
     pub families: watch::Receiver<Arc<[FamilyConfig]>>,
-    pub live: Arc<LivePair>,
+    pub state: Arc<PairState>,
     pub stop: watch::Receiver<bool>,
 }
 
@@ -54,7 +59,7 @@ impl Worker {
             connected = self.connect(&mut redis) => connected,
             _ = stopped => return,
         };
-        self.live.connected.send_replace(Some(connected.clone()));
+        self.state.connected.send_replace(Some(connected.clone()));
         self.work(connected, redis).await;
     }
 
@@ -64,15 +69,13 @@ impl Worker {
             match pair::connect(&self.config).await {
                 Ok(pair) => return pair,
                 Err(error) => {
-                    let view = redis.found(Err(error.to_string()), 0);
-                    self.live.show(|pair| pair.redis = view);
-                    systemd::status(&format!(
-                        "pair {} waits for Redis: {error}",
-                        self.config.name
-                    ));
+                    let view = redis.record(Err(error.to_string()), 0);
+                    self.state.update(|pair| pair.redis = view);
+                    let name = &self.config.name;
+                    systemd::status(&format!("pair {name}: waiting for Redis: {error}"));
                 }
             }
-            sleep(AGAIN).await;
+            sleep(RETRY_PAUSE).await;
         }
     }
 
@@ -81,15 +84,11 @@ impl Worker {
             return;
         };
         let servers = (redis, Server::new(&self.config.name, "mysql"));
-        let (found, both_up) = watch::channel(false);
-        let watching = servers::watch(
-            servers,
-            (counterfoil.redis().clone(), probe),
-            self.live.clone(),
-            found,
-        );
+        let connections = (counterfoil.redis().clone(), probe);
+        let (set_both_up, both_up) = watch::channel(false);
+        let watching = servers::watch(servers, connections, self.state.clone(), set_both_up);
         let (overview, known) = watch::channel(Vec::new());
-        let sampling = samples::watch(counterfoil.clone(), known, self.live.clone());
+        let sampling = sample(counterfoil.clone(), known, self.state.clone());
         let watching = [tokio::spawn(watching), tokio::spawn(sampling)];
         let families = Families::new(
             self.config.name.clone(),
@@ -103,7 +102,7 @@ impl Worker {
             both_up,
             reconciler: None,
             overview,
-            told: Told::default(),
+            reject_log: RejectLog::default(),
             drift_of: BTreeMap::new(),
         };
         pair.work().await;
@@ -121,14 +120,14 @@ struct Working<'w> {
     reconciler: Option<Reconciler>,
     /// The last overview from MySQL.
     overview: watch::Sender<Vec<Overview>>,
-    told: Told,
+    reject_log: RejectLog,
     /// The run, and its number of differences, at the last read of each family's drift.
     drift_of: BTreeMap<String, (u64, u64)>,
 }
 
 /// The next step of a worker.
 enum Next {
-    Begin,
+    Start,
     Overview,
     Upkeep,
     Discover,
@@ -142,24 +141,24 @@ impl Working<'_> {
         let mut families = self.worker.families.clone();
         let discover = self.worker.config.discover.max(Duration::from_millis(100));
         let (mut overviews, mut upkeep, mut discoveries) =
-            (every(OVERVIEW), every(UPKEEP), every(discover));
-        let (mut both_up, mut turned) = (self.both_up.clone(), self.both_up.clone());
+            (ticks(OVERVIEW), ticks(UPKEEP), ticks(discover));
+        let (mut both_up, mut up_changes) = (self.both_up.clone(), self.both_up.clone());
         loop {
-            let is_begun = self.reconciler.is_some();
+            let is_started = self.reconciler.is_some();
             // steps that need MySQL are skipped while a server is down
-            let works = is_begun && *both_up.borrow();
+            let is_working = is_started && *both_up.borrow();
             let next = select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => Next::Stop,
                 changed = families.changed() => if changed.is_ok() { Next::Reload } else { Next::Stop },
-                _ = both_up.wait_for(|up| *up), if !is_begun => Next::Begin,
-                changed = turned.changed(), if is_begun => if changed.is_ok() { continue } else { Next::Stop },
-                _ = overviews.tick(), if works => Next::Overview,
-                _ = upkeep.tick(), if works => Next::Upkeep,
-                _ = discoveries.tick(), if works => Next::Discover,
+                _ = both_up.wait_for(|up| *up), if !is_started => Next::Start,
+                changed = up_changes.changed(), if is_started => if changed.is_ok() { continue } else { Next::Stop },
+                _ = overviews.tick(), if is_working => Next::Overview,
+                _ = upkeep.tick(), if is_working => Next::Upkeep,
+                _ = discoveries.tick(), if is_working => Next::Discover,
             };
             match next {
-                Next::Begin => self.begin().await,
+                Next::Start => self.start().await,
                 Next::Overview => self.overview().await,
                 Next::Upkeep => self.upkeep().await,
                 Next::Discover => self.families.discover().await,
@@ -171,21 +170,21 @@ impl Working<'_> {
 
     /// Opens the families and starts the reconciler, which need both servers. Waits a moment after
     /// a failure.
-    async fn begin(&mut self) {
-        if let Err(error) = self.try_begin().await {
+    async fn start(&mut self) {
+        if let Err(error) = self.try_start().await {
             let pair = &self.worker.config.name;
-            tracing::error!(pair, %error, "not begun, which is tried again");
+            tracing::error!(pair, %error, "start failed, will retry");
             systemd::status(&format!("pair {pair}: {error}"));
-            sleep(AGAIN).await;
+            sleep(RETRY_PAUSE).await;
         }
     }
 
-    async fn try_begin(&mut self) -> Result<()> {
+    async fn try_start(&mut self) -> Result<()> {
         let config = &self.worker.config;
         if config.create_tables {
             self.counterfoil.mysql()?.create_tables().await?;
         }
-        self.families.open_described().await;
+        self.families.open_configured().await;
         let reconciler = self.counterfoil.reconciler();
         let reconciler = match &self.worker.config.serve {
             Serve::All => reconciler.all(),
@@ -196,8 +195,8 @@ impl Working<'_> {
         };
         self.reconciler = Some(reconciler.start().await?);
         let (pair, families) = (&self.worker.config.name, self.families.number());
-        tracing::info!(pair, families, "begun");
-        systemd::status(&format!("pair {pair}: works"));
+        tracing::info!(pair, families, "started");
+        systemd::status(&format!("pair {pair}: running"));
         Ok(())
     }
 
@@ -206,12 +205,13 @@ impl Working<'_> {
         let Ok(store) = self.counterfoil.mysql() else {
             return;
         };
-        let (Ok(overview), Ok(latest)) =
-            (store.overview().await, store.latest_rejects(SHOWN).await)
-        else {
+        let (Ok(overview), Ok(latest)) = (
+            store.overview().await,
+            store.latest_rejects(MAX_SHOWN).await,
+        ) else {
             return;
         };
-        self.told.tell(&self.worker.config.name, &latest);
+        self.reject_log.log(&self.worker.config.name, &latest);
         let mut recounts = Vec::new();
         for one in &overview {
             let Some(run) = &one.recount else { continue };
@@ -232,12 +232,12 @@ impl Working<'_> {
         }
         self.overview.send_replace(overview);
         let drift = self.drift(&recounts).await;
-        self.worker.live.show(|view| {
+        self.worker.state.update(|view| {
             view.rejects = latest.iter().map(RejectView::from).collect();
             view.recounts = recounts;
             view.drift.splice(0..0, drift);
             view.drift.sort_by_key(|drift| std::cmp::Reverse(drift.at));
-            view.drift.truncate(SHOWN as usize);
+            view.drift.truncate(MAX_SHOWN as usize);
         });
     }
 
@@ -257,15 +257,15 @@ impl Working<'_> {
             if self.drift_of.get(family) == Some(&(*run, *drifted)) {
                 continue;
             }
-            let Some(Registered { family: known, .. }) = self.worker.live.known(family) else {
+            let Some(Registered { family: known, .. }) = self.worker.state.known(family) else {
                 continue;
             };
-            let Ok(read) = store.drift(&known, *run, None, SHOWN).await else {
+            let Ok(read) = store.drift(&known, *run, None, MAX_SHOWN).await else {
                 continue;
             };
             self.drift_of.insert(family.clone(), (*run, *drifted));
             let shown: BTreeSet<_> = {
-                let view = self.worker.live.view.borrow();
+                let view = self.worker.state.view.borrow();
                 view.drift
                     .iter()
                     .filter(|one| one.family == *family && one.run == *run)
@@ -280,11 +280,11 @@ impl Working<'_> {
 
     /// Retries refused families, reads those of the database, and runs `check`.
     async fn upkeep(&mut self) {
-        self.families.open_missing().await;
-        let not_served = self.look_at_families().await;
+        self.families.retry_missing().await;
+        let not_served = self.read_families().await;
         let findings = self.counterfoil.check().await;
         let refused = self.families.refused();
-        self.worker.live.show(|view| {
+        self.worker.state.update(|view| {
             view.findings = findings.iter().map(FindingView::from).collect();
             view.refused = refused;
             if let Some(not_served) = not_served {
@@ -294,7 +294,7 @@ impl Working<'_> {
     }
 
     /// Reads the families that the database knows, and returns those that are not served.
-    async fn look_at_families(&self) -> Option<Vec<String>> {
+    async fn read_families(&self) -> Option<Vec<String>> {
         let found = self.counterfoil.store().families().await.ok()?;
         let (mut known, mut not_served) = (Vec::new(), Vec::new());
         for one in found {
@@ -308,11 +308,11 @@ impl Working<'_> {
                 Err(error) => not_served.push(error.to_string()),
             }
         }
-        let before = self.worker.live.view.borrow().not_served.clone();
+        let before = self.worker.state.view.borrow().not_served.clone();
         let new: Vec<_> = not_served
             .iter()
             .filter(|name| !before.contains(name))
-            .take(NAMES)
+            .take(MAX_NAMES)
             .cloned()
             .collect();
         if !new.is_empty() {
@@ -321,10 +321,10 @@ impl Working<'_> {
                 pair,
                 number,
                 new = new.join("; "),
-                "in the database, and not served"
+                "families in the database are not served"
             );
         }
-        self.worker.live.set_known(known);
+        self.worker.state.set_known(known);
         Some(not_served)
     }
 
@@ -354,13 +354,35 @@ impl Working<'_> {
         if let Some(reconciler) = self.reconciler.take()
             && let Err(error) = reconciler.shutdown().await
         {
-            tracing::error!(pair = self.worker.config.name, %error, "not ended as it should");
+            tracing::error!(pair = self.worker.config.name, %error, "shutdown of the reconciler failed");
         }
     }
 }
 
-fn every(time: Duration) -> Interval {
+fn ticks(time: Duration) -> Interval {
     let mut ticks = interval(time);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
+}
+
+/// Publishes the state of the families, with MySQL's last overview. It needs only Redis, and never
+/// returns.
+async fn sample(
+    counterfoil: Counterfoil,
+    overview: watch::Receiver<Vec<Overview>>,
+    state: Arc<PairState>,
+) {
+    let mut sampler = Sampler::new(&state.name);
+    loop {
+        let overview = overview.borrow().clone();
+        let mut pause = SAMPLE_PAUSE;
+        if let Ok(families) = status::of_families(&counterfoil, &overview, LATE).await {
+            if families.len() > MANY_FAMILIES {
+                pause = SAMPLE_PAUSE_OF_MANY;
+            }
+            let families = sampler.sample(families);
+            state.update(|view| view.families = families);
+        }
+        sleep(pause).await;
+    }
 }

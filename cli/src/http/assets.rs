@@ -1,7 +1,6 @@
 //! The files that pages load. They are part of the program, so that no other host learns about
 //! viewers.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use axum::Router;
@@ -15,60 +14,51 @@ use super::App;
 use super::problem::Problem;
 
 struct Asset {
-    kind: &'static str,
+    name: &'static str,
+    content_type: &'static str,
     text: &'static str,
     /// An address that changes with the content, so that browsers may cache it forever.
     address: String,
 }
 
-static ASSETS: LazyLock<BTreeMap<&'static str, Asset>> = LazyLock::new(|| {
-    let files = [
-        (
-            "page.css",
-            "text/css",
-            include_str!("../../assets/page.css"),
-        ),
-        (
-            "page.js",
-            "text/javascript",
-            include_str!("../../assets/page.js"),
-        ),
-        (
+impl Asset {
+    fn new(name: &'static str, content_type: &'static str, text: &'static str) -> Self {
+        let hash = Sha256::digest(text);
+        Asset {
+            name,
+            content_type,
+            text,
+            address: format!("/assets/{name}?{}", hex(&hash[..4])),
+        }
+    }
+}
+
+static ASSETS: LazyLock<[Asset; 4]> = LazyLock::new(|| {
+    let css = "text/css";
+    let javascript = "text/javascript";
+    [
+        Asset::new("page.css", css, include_str!("../../assets/page.css")),
+        Asset::new("page.js", javascript, include_str!("../../assets/page.js")),
+        Asset::new(
             "uPlot.min.css",
-            "text/css",
+            css,
             include_str!("../../assets/uplot/uPlot.min.css"),
         ),
-        (
+        Asset::new(
             "uPlot.iife.min.js",
-            "text/javascript",
+            javascript,
             include_str!("../../assets/uplot/uPlot.iife.min.js"),
         ),
-    ];
-    files
-        .map(|(name, kind, text)| {
-            (
-                name,
-                Asset {
-                    kind,
-                    text,
-                    address: address(name, text),
-                },
-            )
-        })
-        .into()
+    ]
 });
 
-fn address(name: &str, text: &str) -> String {
-    let hash = Sha256::digest(text);
-    format!(
-        "/assets/{name}?{:02x}{:02x}{:02x}{:02x}",
-        hash[0], hash[1], hash[2], hash[3]
-    )
+fn find(name: &str) -> Option<&'static Asset> {
+    ASSETS.iter().find(|asset| asset.name == name)
 }
 
 /// Returns the address of the file `name`.
-pub fn at(name: &str) -> &'static str {
-    ASSETS.get(name).map_or("", |asset| &asset.address)
+pub fn address(name: &str) -> &'static str {
+    find(name).map_or("", |asset| &asset.address)
 }
 
 pub fn routes() -> Router<Arc<App>> {
@@ -76,11 +66,16 @@ pub fn routes() -> Router<Arc<App>> {
 }
 
 async fn show(Path(name): Path<String>) -> Response {
-    match ASSETS.get(name.as_str()) {
-        Some(Asset { kind, text, .. }) => {
-            let kept = "private, max-age=31536000, immutable";
-            ([(CONTENT_TYPE, *kind), (CACHE_CONTROL, kept)], *text).into_response()
-        }
-        None => Problem::not_found(format!("there is no file {name:?}")).into_response(),
-    }
+    let Some(asset) = find(&name) else {
+        return Problem::not_found(format!("no file {name:?}")).into_response();
+    };
+    let headers = [
+        (CONTENT_TYPE, asset.content_type),
+        (CACHE_CONTROL, "private, max-age=31536000, immutable"),
+    ];
+    (headers, asset.text).into_response()
+}
+
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -10,85 +10,76 @@ use axum::http::header::RETRY_AFTER;
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream};
-use serde::Serialize;
+use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::App;
-use super::connections::stop_of;
-use super::page::overview::{Query, parts};
+use super::connections::stopped;
+use super::page::overview::{Selection, parts};
 use super::params::Params;
 use super::problem::Problem;
 
-const EVERY: Duration = Duration::from_secs(2);
+const INTERVAL: Duration = Duration::from_secs(2);
 
-/// A viewer, and the parts that it has received.
-struct Watcher {
+/// A page in a browser, and the parts that it has received.
+struct Subscriber {
     app: Arc<App>,
-    query: Query,
+    selection: Selection,
     ticks: Interval,
     sent: HashMap<&'static str, String>,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 /// Streams the parts of the page with the same parameters: first all of them, then those that
 /// changed.
-pub async fn show(State(app): State<Arc<App>>, params: Params) -> Result<Response, Problem> {
-    let query = Query::of(&params)?;
-    let Ok(place) = app.watchers.clone().try_acquire_owned() else {
-        let problem = Problem::unavailable("too many pages are kept up to date already");
-        return Ok(([(RETRY_AFTER, "30")], problem).into_response());
+pub async fn stream(State(app): State<Arc<App>>, Params(selection): Params<Selection>) -> Response {
+    let Ok(permit) = app.streams.clone().try_acquire_owned() else {
+        let problem = Problem::unavailable("too many event streams");
+        return ([(RETRY_AFTER, "30")], problem).into_response();
     };
-    let mut ticks = interval(EVERY);
+    let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let watcher = Watcher {
+    let subscriber = Subscriber {
         app,
-        query,
+        selection,
         ticks,
         sent: HashMap::new(),
-        _place: place,
+        _permit: permit,
     };
-    Ok(Sse::new(watcher.events()).into_response())
+    Sse::new(subscriber.events()).into_response()
 }
 
-impl Watcher {
+impl Subscriber {
     fn events(self) -> impl Stream<Item = Result<Event, Infallible>> {
         let stopping = self.app.stopping.clone();
         stream::unfold(
             (self, stopping),
-            |(mut watcher, mut is_stopping)| async move {
-                let goes_on = tokio::select! {
-                    () = stop_of(&mut is_stopping) => false,
-                    _ = watcher.ticks.tick() => true,
-                };
-                goes_on.then(|| (Ok(watcher.event()), (watcher, is_stopping)))
+            |(mut subscriber, mut stopping)| async move {
+                tokio::select! {
+                    () = stopped(&mut stopping) => None,
+                    _ = subscriber.ticks.tick() => {
+                        Some((Ok(subscriber.event()), (subscriber, stopping)))
+                    }
+                }
             },
         )
     }
 
     /// Returns the next event, even if nothing changed: it shows that the daemon is alive.
     fn event(&mut self) -> Event {
-        #[derive(Serialize)]
-        struct Sent<'a> {
-            at: u64,
-            parts: HashMap<&'static str, &'a str>,
-        }
-        let view = self.app.live.view();
-        let mut changed = Vec::new();
-        for (name, part) in parts(&view, &self.query) {
+        let view = self.app.daemon.view();
+        let mut changed = HashMap::new();
+        for (name, part) in parts(&view, &self.selection) {
             let part = part.into_string();
             if self.sent.get(name) != Some(&part) {
+                changed.insert(name, part.clone());
                 self.sent.insert(name, part);
-                changed.push(name);
             }
         }
-        let parts = changed
-            .into_iter()
-            .map(|name| (name, self.sent[name].as_str()))
-            .collect();
         // plain data, which always serializes
         Event::default()
-            .json_data(Sent { at: view.at, parts })
+            .json_data(json!({"at": view.at, "parts": changed}))
             .unwrap_or_default()
     }
 }

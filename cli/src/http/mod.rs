@@ -1,30 +1,24 @@
-//! The HTTP server: the state of health, metrics, a JSON API, and pages for people. It changes
-//! nothing.
+//! The HTTP server: health, metrics, a JSON API, and pages. It is read-only.
 
 mod api;
 mod assets;
 mod auth;
-mod chosen;
 mod connections;
-mod counters;
 mod events;
-mod guard;
-mod health;
-mod metrics;
+mod family;
+mod middleware;
 mod page;
 mod params;
 mod problem;
-mod rows;
-#[cfg(test)]
-mod testing;
-mod totals;
 
-use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::IntoResponse;
 use axum::routing::get;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
@@ -32,91 +26,107 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
 use self::auth::Keys;
 use self::problem::Problem;
-use self::totals::Totals;
-use crate::daemon::live::Live;
+use crate::daemon::metrics::set_gauges;
+use crate::daemon::state::DaemonState;
+use crate::view::View;
 
-/// The maximum number of requests that query the servers at a time. The reconciler shares these
-/// connections.
-const QUESTIONS: usize = 4;
-/// The maximum number of pages that are kept up to date at a time.
-const WATCHERS: usize = 64;
-/// The interval at which totals are updated, also without requests.
-const OBSERVED: Duration = Duration::from_secs(2);
+/// The maximum number of concurrent requests that query Redis and MySQL. The reconciler shares
+/// these connections.
+const MAX_QUERIES: usize = 4;
+/// The maximum number of concurrent event streams.
+const MAX_STREAMS: usize = 64;
 
 /// The state that all requests share.
 struct App {
-    live: Live,
+    daemon: DaemonState,
     prometheus: PrometheusHandle,
-    totals: Totals,
-    questions: Semaphore,
-    watchers: Arc<Semaphore>,
+    queries: Semaphore,
+    streams: Arc<Semaphore>,
     stopping: watch::Receiver<bool>,
 }
 
 impl App {
-    fn new(live: Live, prometheus: PrometheusHandle, stopping: watch::Receiver<bool>) -> Self {
-        App {
-            live,
-            prometheus,
-            totals: Totals::default(),
-            questions: Semaphore::new(QUESTIONS),
-            watchers: Arc::new(Semaphore::new(WATCHERS)),
-            stopping,
+    /// Returns the last known state of the pair `name`, or of all pairs.
+    fn view(&self, name: Option<&str>) -> Result<View, Problem> {
+        let mut view = self.daemon.view();
+        if name.is_some() {
+            view.pairs = vec![self.pair(name)?.view.borrow().clone()];
         }
+        Ok(view)
     }
 
     /// Waits for a permit to query the servers. Dropping the permit frees it.
-    async fn turn(&self) -> Result<SemaphorePermit<'_>, Problem> {
-        self.questions
+    async fn query_permit(&self) -> Result<SemaphorePermit<'_>, Problem> {
+        self.queries
             .acquire()
             .await
-            .map_err(|_| Problem::unavailable("the daemon ends"))
-    }
-
-    async fn observe(&self) {
-        let mut ticks = tokio::time::interval(OBSERVED);
-        loop {
-            ticks.tick().await;
-            self.totals.observe(&self.live);
-        }
+            .map_err(|_| Problem::unavailable("the daemon is shutting down"))
     }
 }
 
 /// Serves until `stop`, then lets open requests finish. If there is a `token`, requests without it
-/// see only the state of health.
+/// may only check health.
 pub async fn serve(
     listener: TcpListener,
-    live: Live,
+    daemon: DaemonState,
     token: Option<String>,
     prometheus: PrometheusHandle,
     stop: impl Future<Output = ()>,
-) -> io::Result<()> {
+) {
     let (stopping, is_stopping) = watch::channel(false);
-    let app = Arc::new(App::new(live, prometheus, is_stopping));
-    let router = router(app.clone(), token.as_deref().map(Keys::new));
-    tokio::select! {
-        () = connections::serve(listener, router, stop, stopping) => Ok(()),
-        () = app.observe() => Ok(()),
-    }
+    let app = App {
+        daemon,
+        prometheus,
+        queries: Semaphore::new(MAX_QUERIES),
+        streams: Arc::new(Semaphore::new(MAX_STREAMS)),
+        stopping: is_stopping,
+    };
+    let router = router(app, token.as_deref().map(Keys::new));
+    connections::serve(listener, router, stop, stopping).await;
 }
 
-fn router(app: Arc<App>, keys: Option<Keys>) -> Router {
+fn router(app: App, keys: Option<Keys>) -> Router {
     let timed = Router::new()
         .merge(api::routes())
         .merge(page::routes())
         .merge(assets::routes())
-        .route("/metrics", get(metrics::show))
-        .fallback(|| async { Problem::not_found("there is nothing at this path") })
-        .layer(from_fn(guard::in_time));
+        .route("/metrics", get(metrics))
+        .fallback(|| async { Problem::not_found("nothing at this path") })
+        .layer(from_fn(middleware::time_limit));
     let locked = timed
-        .route("/events", get(events::show))
+        .route("/events", get(events::stream))
         .layer(from_fn_with_state(keys.map(Arc::new), auth::require));
     let open = Router::new()
-        .route("/healthz", get(health::healthz))
-        .route("/readyz", get(health::readyz));
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz));
     locked
         .merge(open)
-        .layer(from_fn(guard::only_reads))
-        .layer(from_fn(guard::describe))
-        .with_state(app)
+        .layer(from_fn(middleware::read_only))
+        .layer(from_fn(middleware::set_headers))
+        .with_state(Arc::new(app))
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
+    set_gauges(&app.daemon.view());
+    let format = "text/plain; version=0.0.4; charset=utf-8";
+    ([(CONTENT_TYPE, format)], app.prometheus.render())
+}
+
+/// Returns 200 if every server is up, or 503 with a line for each that is not.
+async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, String) {
+    let mut unavailable = String::new();
+    for pair in &app.daemon.view().pairs {
+        for (name, server) in [("Redis", &pair.redis), ("MySQL", &pair.mysql)] {
+            if !server.up {
+                let why = server.why.as_deref().unwrap_or("not connected yet");
+                let why = why.replace('\n', " ");
+                unavailable += &format!("pair {}: {name} is unavailable: {why}\n", pair.name);
+            }
+        }
+    }
+    if unavailable.is_empty() {
+        (StatusCode::OK, "ready\n".to_owned())
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, unavailable)
+    }
 }

@@ -51,18 +51,33 @@ impl Problem {
 
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
-        let problem = |status| Problem::new(status, error.to_string());
-        match error.kind() {
-            ErrorKind::InvalidInput => problem(StatusCode::BAD_REQUEST),
-            ErrorKind::Mismatch => {
-                problem(StatusCode::CONFLICT).advise("compare the family's settings with what `counterfoil check` says")
-            }
-            ErrorKind::AccessDenied => problem(StatusCode::SERVICE_UNAVAILABLE)
-                .advise("give the daemon's users what `counterfoil acl daemon` and `counterfoil grants daemon` print"),
-            ErrorKind::Redis | ErrorKind::Store | ErrorKind::Busy | ErrorKind::Closed | ErrorKind::Unsafe => {
-                problem(StatusCode::SERVICE_UNAVAILABLE).advise("try again later; /readyz says which server is away")
-            }
-            _ => problem(StatusCode::INTERNAL_SERVER_ERROR).advise("see what `counterfoil check` says"),
+        let (status, advice) = match error.kind() {
+            ErrorKind::InvalidInput => (StatusCode::BAD_REQUEST, None),
+            ErrorKind::Mismatch => (
+                StatusCode::CONFLICT,
+                Some("run `counterfoil check` to compare the family's settings"),
+            ),
+            ErrorKind::AccessDenied => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                Some("grant what `counterfoil acl daemon` and `counterfoil grants daemon` print"),
+            ),
+            ErrorKind::Redis
+            | ErrorKind::Store
+            | ErrorKind::Busy
+            | ErrorKind::Closed
+            | ErrorKind::Unsafe => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                Some("retry later; see /readyz for the state of the servers"),
+            ),
+            _ => (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                Some("run `counterfoil check`"),
+            ),
+        };
+        Problem {
+            status,
+            error: error.to_string(),
+            what_to_do: advice,
         }
     }
 }

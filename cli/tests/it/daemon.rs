@@ -53,7 +53,7 @@ async fn it_brings_to_mysql_what_others_count() {
     eventually("the hits", async || site.number(ALL).await == 100).await;
     daemon.signal("TERM");
     let (status, log) = daemon.ended().await;
-    assert!(status.success() && log.contains("ended"), "{log}");
+    assert!(status.success() && log.contains("shut down"), "{log}");
 }
 
 #[tokio::test]
@@ -132,7 +132,7 @@ async fn it_waits_for_its_servers_and_tells_each_change_once() {
     site.configure_pair("create_tables = true", VIEWS);
     mysql.kill();
     let daemon = site.daemon().await;
-    daemon.logs(&["server=\"mysql\"", "away"]).await;
+    daemon.logs(&["server=\"mysql\"", "unavailable"]).await;
     let writer = site.writer().await;
     let views = writer.open(views().build().unwrap()).await.unwrap();
     let _ = views.add("page", 1).await.unwrap();
@@ -142,11 +142,11 @@ async fn it_waits_for_its_servers_and_tells_each_change_once() {
     })
     .await;
     daemon
-        .logs(&["server=\"mysql\"", "back", "away_seconds"])
+        .logs(&["server=\"mysql\"", "available again", "down_seconds"])
         .await;
     mysql.kill();
     daemon
-        .logs_times(2, &["server=\"mysql\"", "away", "why"])
+        .logs_times(2, &["server=\"mysql\"", "unavailable", "why"])
         .await;
     let _ = views.add("page", 1).await.unwrap();
     let waits = async || {
@@ -155,14 +155,14 @@ async fn it_waits_for_its_servers_and_tells_each_change_once() {
     eventually("the hit is seen to wait", waits).await;
     // longer than a check of a server that does not reply
     sleep(Duration::from_secs(6)).await;
-    assert_eq!(daemon.lines(&["away", "why"]), 2, "{}", daemon.log());
+    assert_eq!(daemon.lines(&["unavailable", "why"]), 2, "{}", daemon.log());
     mysql.start_again().await;
     eventually("the second hit", async || {
         is_there(&site).await && site.number(ALL).await == 2
     })
     .await;
     daemon
-        .logs(&["server=\"mysql\"", "back", "families_waiting=1"])
+        .logs(&["server=\"mysql\"", "available again", "families_waiting=1"])
         .await;
 }
 
@@ -219,7 +219,7 @@ async fn sighup_takes_up_new_families_and_a_wrong_file_changes_nothing() {
     let site = Site::new().await;
     site.configure_pair("serve = \"declared\"", "");
     let daemon = site.daemon().await;
-    daemon.logs(&["begun"]).await;
+    daemon.logs(&["started"]).await;
     let views = site
         .writer()
         .await
@@ -234,7 +234,7 @@ async fn sighup_takes_up_new_families_and_a_wrong_file_changes_nothing() {
     );
     daemon.signal("HUP");
     daemon
-        .logs(&["not reloaded", "counterfoil.toml:10", "bufered"])
+        .logs(&["reload failed", "counterfoil.toml:10", "bufered"])
         .await;
     assert_eq!(site.number(ALL).await, 0);
 
@@ -268,7 +268,7 @@ async fn daemons_that_disagree_about_a_family_are_told_and_count_exactly() {
     let site = Site::new().await;
     site.configure(VIEWS);
     let first = site.daemon().await;
-    first.logs(&["begun"]).await;
+    first.logs(&["started"]).await;
     site.configure(&format!("{VIEWS}partitions = 9"));
     let second = site.daemon().await;
     second
@@ -319,7 +319,7 @@ async fn several_pairs_are_served_by_one_daemon() {
         eventually("the hits", async || site.number(ALL).await == hits).await;
     }
     daemon
-        .logs(&["away", "pair=\"gone\"", "server=\"redis\""])
+        .logs(&["unavailable", "pair=\"gone\"", "server=\"redis\""])
         .await;
     let ready = get(&daemon, "/readyz").await;
     assert!(
@@ -435,7 +435,7 @@ async fn rejects_are_told_at_most_ten_a_minute() {
     let table = "table = { update = \"item\", keys = { id = \"unsigned\" }, value = \"n\" }";
     site.configure(&format!("{VIEWS}{table}"));
     let daemon = site.daemon().await;
-    daemon.logs(&["begun"]).await;
+    daemon.logs(&["started"]).await;
     // the first read skips older rejects
     sleep(Duration::from_secs(6)).await;
     let table = Table::update("item")
@@ -516,7 +516,7 @@ async fn what_a_server_refuses_is_told() {
     ));
     let daemon = site.daemon().await;
     daemon
-        .logs(&["server=\"mysql\"", "away", "Access denied"])
+        .logs(&["server=\"mysql\"", "unavailable", "Access denied"])
         .await;
     assert!(
         !daemon.log().contains("wrong@"),
@@ -536,5 +536,5 @@ async fn a_missing_table_is_named_and_created_by_init() {
     let outcome = site.run(&["init"]).await;
     assert_eq!(outcome.code, 0, "{outcome:?}");
     let daemon = site.daemon().await;
-    daemon.logs(&["begun", "families=1"]).await;
+    daemon.logs(&["started", "families=1"]).await;
 }

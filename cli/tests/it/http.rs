@@ -412,16 +412,20 @@ async fn what_is_wrong_is_told_with_its_name() {
     let daemon = daemon_of_kinds(&site).await;
     let ids = |number: usize| "&id=1".repeat(number);
     for (path, status, words) in [
-        ("/api/v1/values?id=1".to_owned(), 400, "parameter family"),
+        (
+            "/api/v1/values?id=1".to_owned(),
+            400,
+            "missing field `family`",
+        ),
         (
             "/api/v1/values?family=shop/views".to_owned(),
             400,
-            "parameter id",
+            "parameter id: expected 1 to 100 ids, not 0",
         ),
         (
             format!("/api/v1/values?family=shop/views{}", ids(101)),
             400,
-            "101 are more than 100",
+            "parameter id: expected 1 to 100 ids, not 101",
         ),
         (
             "/api/v1/values?family=shop/views&id=".to_owned() + &"x".repeat(300),
@@ -441,7 +445,7 @@ async fn what_is_wrong_is_told_with_its_name() {
         (
             "/api/v1/values?family=shop/views&id=%FF".to_owned(),
             400,
-            "not UTF-8",
+            "parameter id: the value is not UTF-8",
         ),
         (
             "/api/v1/values?family=shop/views&id=1&pair=other".to_owned(),
@@ -477,12 +481,12 @@ async fn what_is_wrong_is_told_with_its_name() {
         (
             "/api/v1/families?limit=1001".to_owned(),
             400,
-            "parameter limit",
+            "limit: 1001 is more than 1000",
         ),
         (
             "/api/v1/families?famly=x".to_owned(),
             400,
-            "parameter famly",
+            "unknown field `famly`",
         ),
         ("/api/v1/nothing".to_owned(), 404, "nothing"),
     ] {
@@ -494,7 +498,7 @@ async fn what_is_wrong_is_told_with_its_name() {
     site.redis.kill();
     eventually("Redis is missed", async || {
         let reply = get(&daemon, "/readyz").await;
-        reply.status == 503 && reply.body.contains("pair main: Redis is away: ")
+        reply.status == 503 && reply.body.contains("pair main: Redis is unavailable: ")
     })
     .await;
     assert_eq!(get(&daemon, "/healthz").await.status, 200);
@@ -524,7 +528,7 @@ async fn a_family_that_is_not_served_is_not_opened_either() {
     .await;
     let reply = get(&daemon, "/api/v1/values?family=shop/views&id=page").await;
     assert!(
-        reply.status == 404 && reply.body.contains("not served"),
+        reply.status == 404 && reply.body.contains("does not serve"),
         "{reply:?}"
     );
     assert_eq!(get(&daemon, "/api/v1/families").await.json()["total"], 0);
@@ -608,7 +612,7 @@ async fn who_has_not_the_token_sees_the_state_of_health_alone() {
         format!("Cookie: other=1; {cookie}\r\n"),
     ] {
         for reply in everything(&daemon, &headers).await {
-            let is_there = !reply.body.contains("there is nothing at this path");
+            let is_there = !reply.body.contains("nothing at this path");
             assert_eq!(
                 reply.status,
                 if is_there { 200 } else { 404 },

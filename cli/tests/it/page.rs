@@ -152,7 +152,10 @@ async fn pages_show_what_was_counted() {
         .await;
     browser.shows(PENDING, "1,235").await;
     browser
-        .shows("#families caption", "Families whose name has “views”: 1")
+        .shows(
+            "#families caption",
+            "Families whose name contains “views”: 1",
+        )
         .await;
     browser.shows("#servers tbody .state", "up").await;
     browser

@@ -149,7 +149,7 @@ async fn the_printed_privileges_are_enough_over_tls_and_each_is_needed() {
     }
 
     let daemon = site.daemon_with(|command| command.envs(PASSWORDS)).await;
-    daemon.logs(&["begun", "families=4"]).await;
+    daemon.logs(&["started", "families=4"]).await;
     count(site).await;
     let seen = "SELECT (SELECT n FROM views WHERE store = 1) * 10000 + (SELECT votes FROM item WHERE id = 1) * 1000 \
                 + (SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values)";

@@ -25,7 +25,7 @@ async fn memory_and_files_stay_as_they_are() {
     let site = Site::new().await;
     site.configure("[[family]]\nname = \"shop-*/views\"\nkind = \"buffered\"\nsync_hits = 1\nsync_time = \"50ms\"");
     let daemon = site.daemon().await;
-    daemon.logs(&["begun"]).await;
+    daemon.logs(&["started"]).await;
     let redis = Primary::connect(site.redis.url()).await.unwrap();
     let application = Counterfoil::new(redis, MysqlStore::new(site.pool.clone()));
     let mut families = Vec::new();

@@ -4,13 +4,12 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Cell, Paragraph, Row, Table as Rows};
+use ratatui::widgets::{self, Cell, Paragraph, Row};
 
-use super::feed::Shot;
-use super::keys::Table;
-use crate::commands::families::word;
-use crate::look::ServerStatus;
+use super::Snapshot;
+use super::table::Table;
 use crate::output::short;
+use crate::poll::ServerStatus;
 use crate::status::State;
 use crate::view::FamilyView;
 
@@ -19,7 +18,7 @@ const HEADS: [&str; 8] = [
 ];
 
 pub fn draw(frame: &mut Frame, table: &mut Table) {
-    let servers: Vec<_> = table.shots().iter().map(servers).collect();
+    let servers: Vec<_> = table.snapshots().iter().map(servers).collect();
     let height = u16::try_from(servers.len().max(1)).unwrap_or(u16::MAX);
     let [top, middle, bottom] = Layout::vertical([
         Constraint::Length(height),
@@ -27,7 +26,7 @@ pub fn draw(frame: &mut Frame, table: &mut Table) {
         Constraint::Length(1),
     ])
     .areas(frame.area());
-    let waiting = vec![Line::from("looking at the servers ...")];
+    let waiting = vec![Line::from("connecting ...")];
     frame.render_widget(
         Paragraph::new(if servers.is_empty() { waiting } else { servers }),
         top,
@@ -53,22 +52,22 @@ pub fn draw(frame: &mut Frame, table: &mut Table) {
         3..=6 => Cell::from(Line::from(*head).right_aligned()),
         _ => Cell::from(*head),
     });
-    let rows = Rows::new(rows, widths)
+    let rows = widgets::Table::new(rows, widths)
         .header(Row::new(heads).style(Style::new().add_modifier(Modifier::BOLD)))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
     frame.render_stateful_widget(rows, middle, &mut table.state);
     frame.render_widget(Paragraph::new(help(table, number)), bottom);
 }
 
-fn servers(shot: &Shot) -> Line<'_> {
+fn servers(snapshot: &Snapshot) -> Line<'_> {
     let server = |name: &'static str, status: &ServerStatus| match &status.why {
         None => Span::styled(format!("  {name} up"), Color::Green),
-        Some(why) => Span::styled(format!("  {name} away: {why}"), Color::Red),
+        Some(why) => Span::styled(format!("  {name} unavailable: {why}"), Color::Red),
     };
     Line::from(vec![
-        Span::raw(shot.pair.clone()),
-        server("redis", &shot.redis),
-        server("mysql", &shot.mysql),
+        Span::raw(snapshot.pair.clone()),
+        server("redis", &snapshot.redis),
+        server("mysql", &snapshot.mysql),
     ])
 }
 
@@ -88,7 +87,7 @@ fn row(pair: &str, family: &FamilyView) -> Row<'static> {
         right(status.pending.to_string()),
         right(status.oldest_seconds.map(short).unwrap_or_default()),
         right(status.rejects.to_string()),
-        Cell::from(word(status.state)).style(color),
+        Cell::from(status.state.name()).style(color),
     ])
 }
 
@@ -98,13 +97,13 @@ fn help(table: &Table, number: usize) -> String {
         false if table.filter.is_empty() => {
             format!(
                 "{number} families by {}   q quits, j k scroll, s sorts, / filters",
-                table.order.word()
+                table.order.name()
             )
         }
         false => format!(
             "{number} families with {:?} by {}   q quits, / filters",
             table.filter,
-            table.order.word()
+            table.order.name()
         ),
     }
 }
@@ -116,27 +115,14 @@ mod tests {
     use ratatui::crossterm::event::{KeyCode, KeyEvent};
 
     use super::*;
-    use crate::status::FamilyStatus;
 
     fn family(name: &str, pending: u64, state: State) -> FamilyView {
-        let status = FamilyStatus {
-            namespace: "shop".to_owned(),
-            family: name.to_owned(),
-            kind: "buffered",
-            pending,
-            oldest_seconds: (pending > 0).then_some(3.0),
-            open: 0,
-            counted: Some(pending),
-            last_saved: None,
-            rejects: 0,
-            state,
-            problem: None,
-        };
-        FamilyView {
-            status,
-            rate: Some(pending as f64 / 2.0),
-            history: Vec::new(),
-        }
+        let mut family = FamilyView::idle("shop", name);
+        family.status.pending = pending;
+        family.status.oldest_seconds = (pending > 0).then_some(3.0);
+        family.status.state = state;
+        family.rate = Some(pending as f64 / 2.0);
+        family
     }
 
     fn table() -> Table {
@@ -144,7 +130,7 @@ mod tests {
             up: true,
             why: None,
         };
-        let away = ServerStatus {
+        let down = ServerStatus {
             up: false,
             why: Some("no reply within 5 s".to_owned()),
         };
@@ -154,10 +140,10 @@ mod tests {
             family("c", 1, State::Late),
         ];
         let mut table = Table::default();
-        table.update(&[Shot {
+        table.update(&[Snapshot {
             pair: "main".to_owned(),
             redis: up,
-            mysql: away,
+            mysql: down,
             families,
         }]);
         table
@@ -200,7 +186,10 @@ mod tests {
     #[test]
     fn servers_rows_and_help_are_there() {
         let lines = lines(&mut table());
-        assert_eq!(lines[0], "main  redis up  mysql away: no reply within 5 s");
+        assert_eq!(
+            lines[0],
+            "main  redis up  mysql unavailable: no reply within 5 s"
+        );
         assert!(
             lines[1].starts_with("PAIR") && lines[1].ends_with("STATE"),
             "{lines:#?}"

@@ -1,10 +1,8 @@
 //! Pages for people. They are complete without JavaScript, and update themselves with it.
 
-mod counter;
+mod counters;
 mod format;
 pub mod overview;
-mod series;
-mod sparkline;
 mod tables;
 
 use std::sync::Arc;
@@ -22,9 +20,9 @@ use super::problem::Problem;
 
 pub fn routes() -> Router<Arc<App>> {
     Router::new()
-        .route("/", get(overview::show))
-        .route("/counter", get(counter::show))
-        .route("/series", get(series::show))
+        .route("/", get(overview::overview))
+        .route("/counter", get(counters::counter))
+        .route("/series", get(counters::series))
 }
 
 /// Renders a page around its content, with the styles and scripts of a chart if `with_chart` is
@@ -40,11 +38,11 @@ fn page(title: &str, with_chart: bool, content: &Markup) -> Html<String> {
                 title { (title) }
                 link rel="icon" href="data:,";
                 @if with_chart {
-                    link rel="stylesheet" href=(assets::at("uPlot.min.css"));
-                    script defer src=(assets::at("uPlot.iife.min.js")) {}
+                    link rel="stylesheet" href=(assets::address("uPlot.min.css"));
+                    script defer src=(assets::address("uPlot.iife.min.js")) {}
                 }
-                link rel="stylesheet" href=(assets::at("page.css"));
-                script defer src=(assets::at("page.js")) {}
+                link rel="stylesheet" href=(assets::address("page.css"));
+                script defer src=(assets::address("page.js")) {}
             }
             body {
                 a.skip href="#main" { "To the content" }
@@ -55,26 +53,36 @@ fn page(title: &str, with_chart: bool, content: &Markup) -> Html<String> {
     Html(page.into_string())
 }
 
-/// Renders a problem as a page of its own.
-fn problem_page(problem: Problem) -> Response {
-    let content = html! {
-        header { h1 { a href="/" { "Counterfoil" } } }
-        main id="main" { (told(&problem)) }
-    };
-    (problem.status, page("Counterfoil", false, &content)).into_response()
+/// A problem that takes the place of a page.
+pub struct ProblemPage(Problem);
+
+impl<E: Into<Problem>> From<E> for ProblemPage {
+    fn from(error: E) -> Self {
+        ProblemPage(error.into())
+    }
+}
+
+impl IntoResponse for ProblemPage {
+    fn into_response(self) -> Response {
+        let content = html! {
+            header { h1 { a href="/" { "Counterfoil" } } }
+            main id="main" { (problem(&self.0)) }
+        };
+        (self.0.status, page("Counterfoil", false, &content)).into_response()
+    }
 }
 
 /// Renders a problem within a page.
-fn told(problem: &Problem) -> Markup {
-    let status = if problem.status == StatusCode::BAD_REQUEST {
-        "Not understood"
-    } else {
-        "Not there"
+fn problem(problem: &Problem) -> Markup {
+    let status = match problem.status {
+        StatusCode::BAD_REQUEST => "Bad request",
+        StatusCode::NOT_FOUND => "Not found",
+        _ => "Error",
     };
     html! {
         p.problem role="alert" {
             strong { (status) ": " } (problem.error) "."
-            @if let Some(what) = problem.what_to_do { " What to do: " (what) "." }
+            @if let Some(advice) = problem.what_to_do { " What to do: " (advice) "." }
         }
     }
 }

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Html;
 use maud::{Markup, html};
+use serde::Deserialize;
 
-use super::{address, page, problem_page, tables};
+use super::{ProblemPage, address, page, tables};
 use crate::http::App;
 use crate::http::params::Params;
 use crate::http::problem::Problem;
-use crate::http::rows;
+use crate::output::count;
 use crate::status::State as FamilyState;
 use crate::view::View;
 
@@ -18,39 +19,32 @@ use crate::view::View;
 const ROWS: usize = 50;
 
 /// The selection of families to show.
-#[derive(Debug)]
-pub struct Query {
-    text: String,
+#[derive(Debug, Default, Deserialize)]
+pub struct Selection {
+    #[serde(default)]
+    family: String,
     /// The number of the page, from 1.
-    page: usize,
+    page: Option<usize>,
 }
 
-impl Query {
-    pub fn of(params: &Params) -> Result<Self, Problem> {
-        let page = params.number("page", 1, 1_000_000)?.max(1);
-        let text = params.first("family").unwrap_or_default().to_owned();
-        Ok(Query {
-            text,
-            page: usize::try_from(page).unwrap_or(usize::MAX),
-        })
-    }
-
-    fn at(&self, page: usize) -> String {
+impl Selection {
+    /// Returns the address of another page.
+    fn address(&self, page: usize) -> String {
         let page = if page == 1 {
             String::new()
         } else {
             page.to_string()
         };
-        address("/", &[("family", &self.text), ("page", &page)])
+        address("/", &[("family", &self.family), ("page", &page)])
     }
 }
 
-pub async fn show(State(app): State<Arc<App>>, params: Params) -> Response {
-    let query = match Query::of(&params) {
-        Ok(query) => query,
-        Err(problem) => return problem_page(problem),
-    };
-    let view = app.live.view();
+pub async fn overview(
+    State(app): State<Arc<App>>,
+    params: Result<Params<Selection>, Problem>,
+) -> Result<Html<String>, ProblemPage> {
+    let Params(selection) = params?;
+    let view = app.daemon.view();
     let content = html! {
         header {
             h1 { "Counterfoil" }
@@ -58,30 +52,30 @@ pub async fn show(State(app): State<Arc<App>>, params: Params) -> Response {
             // page.js fills both; the age is separate, so that screen readers do not announce it
             // every second
             p.connection { span id="connection" role="status" {} " " span id="age" {} }
-            noscript { p { "These figures are of " (super::format::time(view.at)) " UTC. Load the page again for newer ones." } }
+            noscript { p { "As of " (super::format::time(view.at)) " UTC. Reload the page to update it." } }
         }
         main id="main" data-live="/events" {
             form method="get" action="/" role="search" {
-                label { "Families whose name has " input type="search" name="family" value=(query.text); }
+                label { "Families whose name contains " input type="search" name="family" value=(selection.family); }
                 " " button { "Show" }
-                @if !query.text.is_empty() { " " a href="/" { "Show all" } }
+                @if !selection.family.is_empty() { " " a href="/" { "Show all" } }
             }
-            @for (name, part) in parts(&view, &query) {
+            @for (name, part) in parts(&view, &selection) {
                 // screen readers announce changes only of an element that existed before
                 div id={ "part-" (name) } role=[(name == "summary").then_some("status")] { (part) }
             }
         }
     };
-    page("Counterfoil", false, &content).into_response()
+    Ok(page("Counterfoil", false, &content))
 }
 
 /// Renders the parts of the page by name, in their order.
-pub fn parts(view: &View, query: &Query) -> [(&'static str, Markup); 8] {
+pub fn parts(view: &View, selection: &Selection) -> [(&'static str, Markup); 8] {
     [
         ("summary", summary(view)),
         ("servers", tables::servers(view)),
         ("findings", tables::findings(view)),
-        ("families", families(view, query)),
+        ("families", families(view, selection)),
         ("unserved", tables::unserved(view)),
         ("rejects", tables::rejects(view)),
         ("drift", tables::drift(view)),
@@ -102,11 +96,11 @@ fn summary(view: &View) -> Markup {
         .iter()
         .flat_map(|pair| [&pair.redis, &pair.mysql]);
     let refused = view.pairs.iter().map(|pair| pair.refused.len()).sum();
-    let wrong = [
+    let problems = [
         (
             servers.filter(|server| !server.up).count(),
-            "server is away",
-            "servers are away",
+            "server is unavailable",
+            "servers are unavailable",
         ),
         (
             with(FamilyState::Broken),
@@ -125,31 +119,31 @@ fn summary(view: &View) -> Markup {
         ),
         (refused, "family was refused", "families were refused"),
     ];
-    let wrong: Vec<_> = wrong
+    let problems: Vec<_> = problems
         .iter()
-        .filter(|(count, ..)| *count > 0)
-        .map(|(count, one, many)| format!("{count} {}", if *count == 1 { one } else { many }))
+        .filter(|(number, ..)| *number > 0)
+        .map(|(number, one, many)| count(*number as u64, one, many))
         .collect();
     html! {
-        p.summary.trouble[!wrong.is_empty()] {
-            @if wrong.is_empty() { "All is well: " (families().count()) " families are served." } @else { (wrong.join(", ")) "." }
+        p.summary.trouble[!problems.is_empty()] {
+            @if problems.is_empty() { "All is well: " (families().count()) " families are served." } @else { (problems.join(", ")) "." }
         }
     }
 }
 
-fn families(view: &View, query: &Query) -> Markup {
-    let rows = rows::of(view, &query.text);
+fn families(view: &View, selection: &Selection) -> Markup {
+    let rows = view.families(&selection.family);
     let pages = rows.len().div_ceil(ROWS).max(1);
-    let page = query.page.min(pages);
+    let page = selection.page.unwrap_or(1).clamp(1, pages);
     let first = (page - 1) * ROWS;
     let shown = &rows[first..rows.len().min(first + ROWS)];
     html! {
-        (tables::families(shown, rows.len(), &query.text))
+        (tables::families(shown, rows.len(), &selection.family))
         @if pages > 1 {
             nav aria-label="Pages of families" {
-                @if page > 1 { a id="previous" rel="prev" href=(query.at(page - 1)) { "Previous" } }
+                @if page > 1 { a id="previous" rel="prev" href=(selection.address(page - 1)) { "Previous" } }
                 " Page " (page) " of " (pages) " "
-                @if page < pages { a id="next" rel="next" href=(query.at(page + 1)) { "Next" } }
+                @if page < pages { a id="next" rel="next" href=(selection.address(page + 1)) { "Next" } }
             }
         }
     }
@@ -158,12 +152,11 @@ fn families(view: &View, query: &Query) -> Markup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::testing;
-    use crate::view::{PairView, Refused};
+    use crate::view::{FamilyView, PairView, Refused};
 
     fn view() -> View {
         let mut families: Vec<_> = (0..120)
-            .map(|number| testing::family("shop", &format!("f{number:03}")))
+            .map(|number| FamilyView::idle("shop", &format!("f{number:03}")))
             .collect();
         families[77].status.state = FamilyState::Late;
         families[77].status.pending = 1234;
@@ -185,8 +178,12 @@ mod tests {
         }
     }
 
-    fn part(view: &View, query: &Query, wanted: &str) -> String {
-        let (_, part) = parts(view, query)
+    fn part(view: &View, family: &str, page: usize, wanted: &str) -> String {
+        let selection = Selection {
+            family: family.to_owned(),
+            page: Some(page),
+        };
+        let (_, part) = parts(view, &selection)
             .into_iter()
             .find(|(name, _)| *name == wanted)
             .expect("a part");
@@ -195,11 +192,9 @@ mod tests {
 
     #[test]
     fn trouble_comes_first_and_the_rest_by_pages() {
-        let (view, query) = (view(), |page| Query {
-            text: String::new(),
-            page,
-        });
-        let first = part(&view, &query(1), "families");
+        let view = view();
+        let page = |page| part(&view, "", page, "families");
+        let first = page(1);
         let at = |name: &str| {
             first
                 .find(name)
@@ -209,38 +204,21 @@ mod tests {
             at("shop/f077") < at("shop/f000")
                 && first.contains("<data value=\"1234\">1,234</data>")
         );
-        assert!(
-            !first.contains("shop/f060")
-                && part(&view, &query(2), "families").contains("shop/f060")
-        );
+        assert!(!first.contains("shop/f060") && page(2).contains("shop/f060"));
         assert!(first.contains("href=\"/?page=2\"") && first.contains("Page 1 of 3"));
-        assert!(part(&view, &query(99), "families").contains("Page 3 of 3"));
-        let some = part(
-            &view,
-            &Query {
-                text: "f11".to_owned(),
-                page: 1,
-            },
-            "families",
-        );
+        assert!(page(99).contains("Page 3 of 3"));
+        let some = part(&view, "f11", 1, "families");
         assert!(some.contains("shop/f110") && !some.contains("shop/f077"));
     }
 
     #[test]
-    fn the_summary_names_what_is_wrong_and_text_is_escaped() {
-        let (view, query) = (
-            view(),
-            Query {
-                text: String::new(),
-                page: 1,
-            },
-        );
-        let summary = part(&view, &query, "summary");
+    fn the_summary_names_the_problems_and_text_is_escaped() {
+        let summary = part(&view(), "", 1, "summary");
         assert!(
-            summary.contains("1 server is away, 1 family is late, 1 family was refused."),
+            summary.contains("1 server is unavailable, 1 family is late, 1 family was refused."),
             "{summary}"
         );
-        let refused = part(&view, &query, "unserved");
+        let refused = part(&view(), "", 1, "unserved");
         assert!(
             refused.contains("shop/&lt;script&gt;")
                 && refused.contains("&quot;reason&quot; &amp; more"),

@@ -1,16 +1,19 @@
 //! The tables of the status page.
 
+use std::fmt::Write;
+
 use maud::{Markup, html};
 
 use super::address;
 use super::format::{duration, grouped, number, rate, time};
-use super::sparkline::sparkline;
-use crate::http::rows::Row;
-use crate::status::{FamilyStatus, State};
-use crate::view::{FamilyView, RecountView, ServerView, View};
+use crate::status::FamilyStatus;
+use crate::view::{
+    DriftView, FamilyView, FindingView, PairView, RecountView, Refused, RejectView, Sample,
+    ServerView, View,
+};
 
 /// The maximum number of names in the list of families that are not served.
-const NAMES: usize = 100;
+const MAX_NAMES: usize = 100;
 
 /// Renders a table that scrolls if it is too wide, also by keyboard.
 fn table(id: &str, caption: &str, heads: &[&str], rows: &Markup) -> Markup {
@@ -25,23 +28,32 @@ fn table(id: &str, caption: &str, heads: &[&str], rows: &Markup) -> Markup {
     }
 }
 
-fn word(state: State) -> &'static str {
-    match state {
-        State::Ok => "ok",
-        State::Rejects => "rejects",
-        State::Late => "late",
-        State::Broken => "broken",
+/// Renders a table of what the pairs have, each with the name of its pair, or nothing if no pair
+/// has any.
+fn optional_table<'v, T: 'v>(
+    view: &'v View,
+    (id, caption): (&str, &str),
+    heads: &[&str],
+    items: fn(&'v PairView) -> &'v [T],
+    row: impl Fn(&str, &T) -> Markup,
+) -> Markup {
+    let mut items = view.of_pairs(items).peekable();
+    if items.peek().is_none() {
+        return Markup::default();
     }
+    let rows = html! { @for (pair, item) in items { tr { (row(pair, item)) } } };
+    table(id, caption, heads, &rows)
 }
 
 pub fn servers(view: &View) -> Markup {
     let row = |pair: &str, name: &str, server: &ServerView| {
+        let state = if server.up { "up" } else { "unavailable" };
         html! {
             tr {
                 th scope="row" { (pair) ": " (name) }
-                td { span.state.(if server.up { "ok" } else { "away" }) { (if server.up { "up" } else { "away" }) } }
+                td { span.state.(if server.up { "ok" } else { "down" }) { (state) } }
                 td { @if server.since > 0 { (time(server.since)) } }
-                td { (server.version.as_deref().unwrap_or("not known")) }
+                td { (server.version.as_deref().unwrap_or("unknown")) }
                 td { (server.why.as_deref().unwrap_or_default()) }
             }
         }
@@ -49,43 +61,36 @@ pub fn servers(view: &View) -> Markup {
     let rows = html! {
         @for pair in &view.pairs { (row(&pair.name, "Redis", &pair.redis)) (row(&pair.name, "MySQL", &pair.mysql)) }
     };
-    table(
-        "servers",
-        "Servers",
-        &["Server", "State", "Since (UTC)", "Version", "Why"],
-        &rows,
-    )
+    let heads = ["Server", "State", "Since (UTC)", "Version", "Reason"];
+    table("servers", "Servers", &heads, &rows)
 }
 
 pub fn findings(view: &View) -> Markup {
-    let findings = view
-        .pairs
-        .iter()
-        .flat_map(|pair| pair.findings.iter().map(|finding| (&pair.name, finding)));
-    let rows = html! {
-        @for (pair, finding) in findings.clone() {
-            tr {
-                th scope="row" { (pair) ": " (finding.subject) }
-                td { span.state.(finding.severity) { (finding.severity) } }
-                td { (finding.message) }
-                td { (finding.advice) }
-            }
+    let caption = "Findings of check";
+    let heads = ["Subject", "Severity", "Finding", "Advice"];
+    let row = |pair: &str, finding: &FindingView| {
+        html! {
+            th scope="row" { (pair) ": " (finding.subject) }
+            td { span.state.(finding.severity) { (finding.severity) } }
+            td { (finding.message) }
+            td { (finding.advice) }
         }
     };
-    html! {
-        @if findings.count() > 0 {
-            (table("findings", "What check says", &["What", "Severity", "Finding", "What to do"], &rows))
-        }
-    }
+    optional_table(
+        view,
+        ("findings", caption),
+        &heads,
+        |pair| &pair.findings,
+        row,
+    )
 }
 
-pub fn families(rows: &[Row<'_>], total: usize, text: &str) -> Markup {
-    let caption = match text {
-        "" => format!("Families: {}", grouped(total as i128)),
-        text => format!(
-            "Families whose name has “{text}”: {}",
-            grouped(total as i128)
-        ),
+pub fn families(rows: &[(&str, &FamilyView)], total: usize, text: &str) -> Markup {
+    let total = grouped(total as i128);
+    let caption = if text.is_empty() {
+        format!("Families: {total}")
+    } else {
+        format!("Families whose name contains “{text}”: {total}")
     };
     let heads = [
         "Family",
@@ -96,33 +101,32 @@ pub fn families(rows: &[Row<'_>], total: usize, text: &str) -> Markup {
         "Oldest",
         "Open slices",
         "Rejects",
-        "Saved last (UTC)",
+        "Last saved (UTC)",
     ];
-    let rows = html! { @for (pair, family) in rows { (self::family(pair, family)) } };
+    let body = html! { @for (pair, family) in rows { (family_row(pair, family)) } };
     html! {
-        (table("families", &caption, &heads, &rows))
-        @if total == 0 { p { "There are none." } }
+        (table("families", &caption, &heads, &body))
+        @if rows.is_empty() { p { "No families." } }
     }
 }
 
-fn family(
-    pair: &str,
-    FamilyView {
+fn family_row(pair: &str, family: &FamilyView) -> Markup {
+    let FamilyView {
         status,
-        rate: now,
+        rate: current,
         history,
-    }: &FamilyView,
-) -> Markup {
-    let line = |value: fn(&crate::view::Sample) -> f64| sparkline(history.iter().map(value));
+    } = family;
+    let line = |value: fn(&Sample) -> f64| sparkline(history.iter().map(value));
+    let (name, state) = (status.name(), status.state.name());
     html! {
-        tr data-family=(status.name()) {
+        tr data-family=(name) {
             th scope="row" {
-                a id={ "family-" (pair) "-" (status.name()) } href=(counters(pair, status)) { (status.name()) }
+                a id={ "family-" (pair) "-" (name) } href=(counters_address(pair, status)) { (name) }
                 @if let Some(problem) = &status.problem { p.problem { (problem) } }
             }
-            td { span.state.(word(status.state)) { (word(status.state)) } }
+            td { span.state.(state) { (state) } }
             td { (status.kind) }
-            td.number { @if let Some(now) = now { (rate(*now)) } (line(|sample| sample.rate.unwrap_or(0.0))) }
+            td.number { @if let Some(current) = current { (rate(*current)) } (line(|sample| sample.rate.unwrap_or(0.0))) }
             td.number.pending { (number(status.pending)) (line(|sample| sample.pending as f64)) }
             td.number { @if let Some(oldest) = status.oldest_seconds { (duration(oldest)) } (line(|sample| sample.oldest_seconds)) }
             td.number { (number(status.open)) }
@@ -133,7 +137,7 @@ fn family(
 }
 
 /// Returns the address of the page for a family's counters.
-fn counters(pair: &str, status: &FamilyStatus) -> String {
+fn counters_address(pair: &str, status: &FamilyStatus) -> String {
     let path = if status.kind == "series" {
         "/series"
     } else {
@@ -143,67 +147,48 @@ fn counters(pair: &str, status: &FamilyStatus) -> String {
 }
 
 pub fn unserved(view: &View) -> Markup {
-    let refused = view
-        .pairs
-        .iter()
-        .flat_map(|pair| pair.refused.iter().map(|refused| (&pair.name, refused)));
-    let rows = html! {
-        @for (pair, refused) in refused.clone() {
-            tr { th scope="row" { (pair) ": " (refused.family) } td { (refused.reason) } }
-        }
+    let caption = ("refused", "Families that were refused");
+    let row = |pair: &str, refused: &Refused| {
+        html! { th scope="row" { (pair) ": " (refused.family) } td { (refused.reason) } }
     };
     html! {
-        @if refused.count() > 0 { (table("refused", "Families that were refused", &["Family", "Why"], &rows)) }
-        @for pair in view.pairs.iter().filter(|pair| !pair.not_served.is_empty()) {
-            details {
-                summary { (pair.name) ": " (number(pair.not_served.len() as i128)) " families in the database are not served here" }
-                ul { @for name in pair.not_served.iter().take(NAMES) { li { (name) } } }
-                @if pair.not_served.len() > NAMES { p { "And " (number((pair.not_served.len() - NAMES) as i128)) " more." } }
+        (optional_table(view, caption, &["Family", "Reason"], |pair| &pair.refused, row))
+        @for PairView { name, not_served, .. } in view.pairs.iter().map(|pair| &**pair) {
+            @if !not_served.is_empty() {
+                details {
+                    summary { (name) ": " (number(not_served.len() as i128)) " families in the database are not served here" }
+                    ul { @for name in not_served.iter().take(MAX_NAMES) { li { (name) } } }
+                    @if not_served.len() > MAX_NAMES { p { "And " (number((not_served.len() - MAX_NAMES) as i128)) " more." } }
+                }
             }
         }
     }
 }
 
 pub fn rejects(view: &View) -> Markup {
-    let rejects = view
-        .pairs
-        .iter()
-        .flat_map(|pair| pair.rejects.iter().map(|reject| (&pair.name, reject)));
-    let rows = html! {
-        @for (pair, reject) in rejects.clone() {
-            tr {
-                th scope="row" { (pair) ": " (number(reject.number)) }
-                td { (reject.family) }
-                td { (reject.id) }
-                td.number { (number(reject.delta)) }
-                td { (reject.reason) }
-                td { (time(reject.at)) }
-            }
+    let caption = "Recent rejects: changes that rows refused";
+    let heads = ["Number", "Family", "Id", "Delta", "Reason", "At (UTC)"];
+    let row = |pair: &str, reject: &RejectView| {
+        html! {
+            th scope="row" { (pair) ": " (number(reject.number)) }
+            td { (reject.family) }
+            td { (reject.id) }
+            td.number { (number(reject.delta)) }
+            td { (reject.reason) }
+            td { (time(reject.at)) }
         }
     };
-    let heads = ["Number", "Family", "Id", "Delta", "Why", "At (UTC)"];
-    html! { @if rejects.count() > 0 { (table("rejects", "Recent rejects: what rows refused", &heads, &rows)) } }
+    optional_table(
+        view,
+        ("rejects", caption),
+        &heads,
+        |pair| &pair.rejects,
+        row,
+    )
 }
 
 pub fn drift(view: &View) -> Markup {
-    let drift = view
-        .pairs
-        .iter()
-        .flat_map(|pair| pair.drift.iter().map(|drift| (&pair.name, drift)));
-    let rows = html! {
-        @for (pair, drift) in drift.clone() {
-            tr {
-                th scope="row" { (pair) ": " (drift.family) ", " (drift.id) }
-                td.number { (number(drift.run)) }
-                td.number { (number(drift.before)) }
-                td.number { (number(drift.rows)) }
-                td.number { (number(drift.after)) }
-                td.number { (number(drift.delta)) }
-                td { (drift.note) }
-                td { (time(drift.at)) }
-            }
-        }
-    };
+    let caption = "Recent drift: counters that differed from their rows";
     let heads = [
         "Counter",
         "Run",
@@ -214,26 +199,22 @@ pub fn drift(view: &View) -> Markup {
         "Note",
         "At (UTC)",
     ];
-    html! { @if drift.count() > 0 { (table("drift", "Recent drift: counters that differed from their rows", &heads, &rows)) } }
+    let row = |pair: &str, drift: &DriftView| {
+        html! {
+            th scope="row" { (pair) ": " (drift.family) ", " (drift.id) }
+            td.number { (number(drift.run)) }
+            td.number { (number(drift.before)) }
+            td.number { (number(drift.rows)) }
+            td.number { (number(drift.after)) }
+            td.number { (number(drift.delta)) }
+            td { (drift.note) }
+            td { (time(drift.at)) }
+        }
+    };
+    optional_table(view, ("drift", caption), &heads, |pair| &pair.drift, row)
 }
 
 pub fn recounts(view: &View) -> Markup {
-    let recounts = view
-        .pairs
-        .iter()
-        .flat_map(|pair| pair.recounts.iter().map(|recount| (&pair.name, recount)));
-    let rows = html! {
-        @for (pair, recount) in recounts.clone() {
-            tr {
-                th scope="row" { (pair) ": " (recount.family) }
-                td.number { (number(recount.run)) }
-                td { (progress(recount)) }
-                td.number { (number(recount.checked)) }
-                td.number { (number(recount.drifted)) }
-                td { (time(recount.started)) }
-            }
-        }
-    };
     let heads = [
         "Family",
         "Run",
@@ -242,7 +223,23 @@ pub fn recounts(view: &View) -> Markup {
         "Drifted",
         "Started (UTC)",
     ];
-    html! { @if recounts.count() > 0 { (table("recounts", "Recounts", &heads, &rows)) } }
+    let row = |pair: &str, recount: &RecountView| {
+        html! {
+            th scope="row" { (pair) ": " (recount.family) }
+            td.number { (number(recount.run)) }
+            td { (progress(recount)) }
+            td.number { (number(recount.checked)) }
+            td.number { (number(recount.drifted)) }
+            td { (time(recount.started)) }
+        }
+    };
+    optional_table(
+        view,
+        ("recounts", "Recounts"),
+        &heads,
+        |pair| &pair.recounts,
+        row,
+    )
 }
 
 fn progress(recount: &RecountView) -> Markup {
@@ -251,9 +248,48 @@ fn progress(recount: &RecountView) -> Markup {
             (Some(finished), _) => { "ended " (time(finished)) }
             (None, Some(about)) if about > 0 => {
                 progress max=(about) value=(recount.checked.min(about)) aria-label={ "Recount of " (recount.family) } {}
-                " " ((recount.checked.min(about) * 100).checked_div(about).unwrap_or(0)) " %"
+                " " (recount.checked.min(about) * 100 / about) " %"
             }
-            (None, _) => { "under way" }
+            (None, _) => { "running" }
         }
+    }
+}
+
+const WIDTH: f64 = 90.0;
+const HEIGHT: f64 = 16.0;
+
+/// Draws a chart as small as a word, from 0 up, or nothing if all values are 0. The number beside
+/// it shows the current value.
+fn sparkline(values: impl ExactSizeIterator<Item = f64> + Clone) -> Markup {
+    let max = values.clone().fold(0.0, f64::max);
+    if max <= 0.0 {
+        return Markup::default();
+    }
+    let last = values.len().saturating_sub(1).max(1) as f64;
+    let mut points = String::new();
+    for (at, value) in values.enumerate() {
+        let (x, y) = (
+            WIDTH * at as f64 / last,
+            (HEIGHT - 1.0) * (1.0 - value / max) + 0.5,
+        );
+        let _ = write!(points, "{x:.0},{y:.1} ");
+    }
+    html! {
+        svg.sparkline viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) width=(WIDTH) height=(HEIGHT) aria-hidden="true" focusable="false" {
+            polyline points=(points.trim_end()) fill="none" stroke="currentColor" {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_goes_through_its_values() {
+        let line = sparkline([0.0, 5.0, 10.0].into_iter()).into_string();
+        assert!(line.contains("points=\"0,15.5 45,8.0 90,0.5\""), "{line}");
+        assert_eq!(sparkline([0.0, 0.0].into_iter()).into_string(), "");
+        assert_eq!(sparkline(std::iter::empty()).into_string(), "");
     }
 }

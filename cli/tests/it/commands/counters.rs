@@ -173,9 +173,7 @@ async fn cached_counters_keep_their_bounds_and_rows() {
     let no_row = site.ends_with(1, &["add", "forum/votes", "8"]).await;
     assert_eq!(no_row.out, "");
     assert!(
-        no_row
-            .err
-            .contains("\"8\" was not counted: there is no row for it"),
+        no_row.err.contains("\"8\" was not counted: it has no row"),
         "{no_row:?}"
     );
     assert_eq!(
@@ -186,7 +184,7 @@ async fn cached_counters_keep_their_bounds_and_rows() {
     site.printed(&["add", "shop/votes", "x", "3"]).await;
     let below = site.ends_with(1, &["add", "shop/votes", "x", "-4"]).await;
     assert!(
-        below.err.contains("out of the family's bounds") && below.err.contains("it is 3"),
+        below.err.contains("outside the family's bounds") && below.err.contains("it is 3"),
         "{below:?}"
     );
     assert_eq!(below.err.lines().count(), 1, "{below:?}");
@@ -200,7 +198,7 @@ async fn cached_counters_keep_their_bounds_and_rows() {
         site.ends_with(3, &["list", "shop/votes"])
             .await
             .err
-            .contains("not listed")
+            .contains("cannot be listed")
     );
     site.printed(&["drain"]).await;
     assert_eq!(site.number("SELECT votes FROM item").await, 43);
@@ -248,7 +246,10 @@ async fn series_visitors_and_activity_are_read_as_what_they_are() {
         "12/5/2026-09-20\t2\n"
     );
     let wrong = site.ends_with(3, &["get", "shop/daily", "12"]).await;
-    assert!(wrong.err.contains("\"12\" is not SCOPE/DAY"), "{wrong:?}");
+    assert!(
+        wrong.err.contains("\"12\" is not SCOPE/YYYY-MM-DD"),
+        "{wrong:?}"
+    );
     assert_eq!(
         site.printed(&["get", "shop/readers", "/home", "/none"])
             .await,
@@ -303,19 +304,25 @@ async fn series_visitors_and_activity_are_read_as_what_they_are() {
             &["get", "shop/downloads", "iso", "--precision", "soon"],
             "soon",
         ),
-        (&["add", "shop/downloads", "iso", "0"], "more than 0"),
+        (&["add", "shop/downloads", "iso", "0"], "greater than 0"),
         (
             &["add", "shop/downloads", "iso", "--request", "r"],
-            "takes no --request",
+            "does not support --request",
         ),
         (
             &["add", "shop/daily", "12/2026-09-20"],
-            "it counts visitors",
+            "only applications count them",
         ),
-        (&["add", "shop/readers", "/home"], "it counts visitors"),
-        (&["list", "shop/readers"], "not listed"),
+        (
+            &["add", "shop/readers", "/home"],
+            "only applications count them",
+        ),
+        (&["list", "shop/readers"], "cannot be listed"),
         (&["get", "views", "a"], "not NAMESPACE/FAMILY"),
-        (&["get", "shop/none", "a"], "there is no family shop/none"),
+        (
+            &["get", "shop/none", "a"],
+            "family shop/none is neither in the configuration nor in the database",
+        ),
         (&["get", "shop/views", ""], "id"),
         (&["get", "shop/views"], "<IDS>"),
         (&["add", "shop/views", "a", "many"], "many"),
@@ -362,7 +369,7 @@ async fn drain_that_is_not_done_in_time_names_what_is_left() {
     );
     assert!(
         late.err
-            .contains("not all is in MySQL: shop/slow: 1 id, the oldest"),
+            .contains("not everything is in MySQL: shop/slow: 1 id, the oldest"),
         "{late:?}"
     );
     let late = site.json(1, &["drain", "--timeout", "100ms"]).await;

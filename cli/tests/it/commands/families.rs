@@ -11,7 +11,7 @@ async fn status_says_how_each_family_stands_and_ends_as_the_worst() {
     site.configure(FAMILIES);
     let nothing = site.printed(&["status"]).await;
     assert!(
-        nothing.contains("shop/views is in the configuration, and was never opened"),
+        nothing.contains("shop/views is configured, but was never opened"),
         "{nothing}"
     );
     assert_eq!(
@@ -146,7 +146,7 @@ async fn init_makes_the_tables_and_check_misses_them_before() {
     for _ in 0..2 {
         assert_eq!(
             site.printed(&["init"]).await,
-            "pair main: counterfoil's tables are there\n"
+            "pair main: counterfoil's tables exist\n"
         );
     }
     assert_eq!(site.json(0, &["init"]).await, json!({ "pairs": ["main"] }));
@@ -200,7 +200,7 @@ async fn a_family_of_several_pairs_is_found_in_the_pair_that_describes_it() {
     assert!(
         several
             .err
-            .contains("several pairs have a e/f: name one with --pair"),
+            .contains("several pairs have family e/f: name one with --pair"),
         "{several:?}"
     );
     site.printed(&["add", "e/f", "x", "--pair", "two"]).await;

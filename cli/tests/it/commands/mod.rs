@@ -1,6 +1,5 @@
 //! Each command, for people and as JSON, with its exit codes.
 
-mod away;
 mod cluster;
 mod counters;
 mod families;
@@ -9,6 +8,7 @@ mod privileges;
 mod recounts;
 mod rejects;
 mod top;
+mod unavailable;
 
 use serde_json::Value;
 

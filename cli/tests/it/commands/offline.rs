@@ -94,7 +94,10 @@ async fn scripts_are_listed_exported_and_loaded() {
     }
     fs::write(site.folder().join("file"), "").expect("written");
     let refused = site.ends_with(1, &["scripts", "export", "file"]).await;
-    assert!(refused.err.contains("file/v1 was not made"), "{refused:?}");
+    assert!(
+        refused.err.contains("file/v1 was not created"),
+        "{refused:?}"
+    );
 
     let loaded = site.printed(&["scripts", "load"]).await;
     assert!(

@@ -99,7 +99,7 @@ async fn who_has_what_is_printed_can_do_everything() {
         "{grants}"
     );
     assert!(
-        grants.contains("-- forum/saves is recounted by SQL of its own"),
+        grants.contains("-- forum/saves is recounted by its own SQL"),
         "{grants}"
     );
     site.sql(&grants).await;
@@ -145,7 +145,7 @@ async fn grants_are_printed_without_mysql() {
     assert!(
         grants
             .err
-            .contains("only for the families of the configuration, since MySQL is away"),
+            .contains("MySQL is unavailable, so only configured families"),
         "{grants:?}"
     );
     assert!(
@@ -156,5 +156,5 @@ async fn grants_are_printed_without_mysql() {
     );
     site.configure("[[family]]\nname = \"shop/views\"\nkind = \"buffered\"\n");
     let nothing = site.printed(&["grants", "writer"]).await;
-    assert_eq!(nothing, "-- pair main: needs nothing in MySQL\n");
+    assert_eq!(nothing, "-- pair main: needs no privileges in MySQL\n");
 }

@@ -99,10 +99,7 @@ async fn rejects_are_listed_retried_and_discarded() {
         site.json(1, &["rejects", "discard", &number("4")]).await["discarded"],
         json!([])
     );
-    assert_eq!(
-        site.printed(&["rejects", "list"]).await,
-        "there are no rejects\n"
-    );
+    assert_eq!(site.printed(&["rejects", "list"]).await, "no rejects\n");
     assert_eq!(
         site.number("SELECT CAST(SUM(sold) AS SIGNED) FROM item")
             .await,

@@ -9,20 +9,20 @@ use serde::Serialize;
 use super::Context;
 use crate::config::{FamilyConfig, PairConfig};
 use crate::exit::{Exit, Failure};
-use crate::look::{Look, PairStatus, in_time};
 use crate::output::{short, table};
 use crate::pair;
-use crate::status::{FamilyStatus, LATE, State, now};
+use crate::poll::{PairStatus, TIMEOUT, with_timeout};
+use crate::status::{FamilyStatus, LATE, State, unix_now};
 
 /// Prints a line for each family. The worst state decides the exit code.
 pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> {
-    let pairs = look(context, late).await?;
+    let pairs = poll(context, late).await?;
     context.output.print(&pairs, |pairs| {
-        let at = now();
+        let now = unix_now();
         let row = |pair: &PairStatus, family: &FamilyStatus| {
             let saved = family
                 .last_saved
-                .map(|saved| format!("{} ago", short(at.saturating_sub(saved) as f64)));
+                .map(|saved| format!("{} ago", short(now.saturating_sub(saved) as f64)));
             [
                 pair.pair.clone(),
                 family.name(),
@@ -31,7 +31,7 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
                 family.oldest_seconds.map(short).unwrap_or_default(),
                 saved.unwrap_or_default(),
                 family.rejects.to_string(),
-                word(family.state).to_owned(),
+                family.state.name().to_owned(),
             ]
         };
         let heads = [
@@ -65,7 +65,7 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
 
 /// Prints what waits in Redis for MySQL.
 pub async fn pending(context: &Context) -> Result<Exit, Failure> {
-    let mut pairs = look(context, LATE).await?;
+    let mut pairs = poll(context, LATE).await?;
     for pair in &mut pairs {
         pair.families.retain(|family| {
             family.pending > 0 || family.open > 0 || family.state == State::Broken
@@ -95,7 +95,7 @@ pub async fn pending(context: &Context) -> Result<Exit, Failure> {
             false if pairs.iter().all(is_up) => vec!["nothing is pending".to_owned()],
             false => Vec::new(),
         };
-        lines.extend(pairs.iter().flat_map(servers_away));
+        lines.extend(pairs.iter().flat_map(unavailable));
         lines
     })?;
     Ok(if pairs.iter().all(is_up) {
@@ -105,12 +105,12 @@ pub async fn pending(context: &Context) -> Result<Exit, Failure> {
     })
 }
 
-async fn look(context: &Context, late: Duration) -> Result<Vec<PairStatus>, Failure> {
-    let looks = context
-        .pairs()
-        .map(|pair| Look::new(pair, &context.config.families));
-    let mut looks = looks.collect::<counterfoil::Result<Vec<_>>>()?;
-    Ok(join_all(looks.iter_mut().map(|look| look.now(late, Duration::ZERO))).await)
+async fn poll(context: &Context, late: Duration) -> Result<Vec<PairStatus>, Failure> {
+    let mut pollers = context.pollers()?;
+    let polls = pollers
+        .iter_mut()
+        .map(|poller| poller.poll(late, Duration::ZERO));
+    Ok(join_all(polls).await)
 }
 
 /// Formats one table of all pairs, with a column for the pair if there are several.
@@ -132,12 +132,12 @@ fn is_up(pair: &PairStatus) -> bool {
     pair.redis.up && pair.mysql.up
 }
 
-fn servers_away(pair: &PairStatus) -> Vec<String> {
-    let away = [("redis", &pair.redis), ("mysql", &pair.mysql)].map(|(name, server)| {
+fn unavailable(pair: &PairStatus) -> Vec<String> {
+    let servers = [("redis", &pair.redis), ("mysql", &pair.mysql)].map(|(name, server)| {
         let why = server.why.as_ref()?;
-        Some(format!("pair {}: {name} is away: {why}", pair.pair))
+        Some(format!("pair {}: {name} is unavailable: {why}", pair.pair))
     });
-    away.into_iter().flatten().collect()
+    servers.into_iter().flatten().collect()
 }
 
 /// Returns the remarks below the table.
@@ -148,25 +148,16 @@ fn remarks(pair: &PairStatus) -> Vec<String> {
     };
     let never = pair.never_opened.iter().map(|family| {
         format!(
-            "pair {}: {family} is in the configuration, and was never opened",
+            "pair {}: {family} is configured, but was never opened",
             pair.pair
         )
     });
-    let mut remarks = servers_away(pair);
+    let mut remarks = unavailable(pair);
     remarks.extend(pair.families.iter().filter_map(problem).chain(never));
     if remarks.is_empty() && pair.families.is_empty() {
-        remarks.push(format!("pair {}: no family was ever opened", pair.pair));
+        remarks.push(format!("pair {}: no family was opened yet", pair.pair));
     }
     remarks
-}
-
-pub fn word(state: State) -> &'static str {
-    match state {
-        State::Ok => "ok",
-        State::Rejects => "rejects",
-        State::Late => "late",
-        State::Broken => "broken",
-    }
 }
 
 #[derive(Serialize)]
@@ -231,7 +222,7 @@ pub async fn list(context: &Context) -> Result<Exit, Failure> {
             pair.families.iter().map(row).collect()
         });
         if lines.is_empty() {
-            lines.push("there are no families".to_owned());
+            lines.push("no families".to_owned());
         }
         for pair in pairs {
             let differs = pair.families.iter().flat_map(|family| {
@@ -255,41 +246,35 @@ pub async fn list(context: &Context) -> Result<Exit, Failure> {
 
 async fn families_of(context: &Context, pair: &PairConfig) -> Result<PairFamilies, Failure> {
     let store = pair::store(pair)?;
-    let found = in_time(store.families()).await;
-    let found = found
-        .map_err(|why| Failure::critical(format!("pair {}: mysql is away: {why}", pair.name)))?;
-    let (mut known, mut unknown) = (Vec::new(), Vec::new());
-    for one in found {
-        match one {
-            Ok(registered) => known.push(registered),
+    let found = with_timeout(TIMEOUT, store.families())
+        .await
+        .map_err(|why| {
+            Failure::critical(format!("pair {}: mysql is unavailable: {why}", pair.name))
+        })?;
+    let (mut registered, mut unknown) = (Vec::new(), Vec::new());
+    for family in found {
+        match family {
+            Ok(Registered { family, .. }) => registered.push(family),
             Err(error) => unknown.push(error.to_string()),
         }
     }
     let mut families = Vec::new();
-    for Registered { family, .. } in &known {
-        let is_it =
-            |described: &&FamilyConfig| described.describes(family.namespace(), family.name());
-        let described = context.described(pair).find(is_it);
-        let differs = match described {
-            Some(described) => differences(described, family)?,
-            None => Vec::new(),
-        };
+    for family in &registered {
+        let name = family.to_string();
+        let configured = context.configured(pair, &name);
         families.push(Entry {
             opened: true,
-            described: described.map(FamilyConfig::name),
-            differs,
-            ..Entry::new(family.to_string(), family)
+            described: configured.map(FamilyConfig::name),
+            differs: configured.map_or(Ok(Vec::new()), |it| differences(it, family))?,
+            ..Entry::new(name, family)
         });
     }
-    for described in context.described(pair) {
-        let is_it =
-            |known: &Registered| described.describes(known.family.namespace(), known.family.name());
-        if !known.iter().any(is_it) {
-            let sample = described.sample()?;
-            let entry = Entry::new(described.name(), sample.family());
+    for configured in context.families(pair) {
+        let is_it = |family: &Family| configured.describes(family.namespace(), family.name());
+        if !registered.iter().any(is_it) {
             families.push(Entry {
-                described: Some(described.name()),
-                ..entry
+                described: Some(configured.name()),
+                ..Entry::new(configured.name(), configured.sample()?.family())
             });
         }
     }
@@ -323,17 +308,18 @@ impl Entry {
 }
 
 /// Returns the settings in which the database differs from the configuration.
-pub fn differences(described: &FamilyConfig, known: &Family) -> Result<Vec<String>, Failure> {
-    let described = described.in_namespace(known.namespace())?;
-    let pairs = described
-        .family()
-        .identity()
-        .into_iter()
-        .zip(known.identity());
-    let differs = pairs.filter(|(here, there)| here != there);
+pub fn differences(
+    configured: &FamilyConfig,
+    registered: &Family,
+) -> counterfoil::Result<Vec<String>> {
+    let configured = configured.in_namespace(registered.namespace())?;
+    let settings = configured.family().identity().into_iter();
+    let differs = settings
+        .zip(registered.identity())
+        .filter(|(here, there)| here != there);
     Ok(differs
-        .map(|((what, here), (_, there))| {
-            format!("{what} is {here} here, and {there} in the database")
+        .map(|((name, here), (_, there))| {
+            format!("{name} is {here} here, and {there} in the database")
         })
         .collect())
 }

@@ -14,7 +14,7 @@ async fn a_redis_that_is_gone_or_silent_is_named() {
     site.redis.pause();
     let silent = site.ends_with(2, &["status"]).await;
     assert!(
-        silent.out.contains("pair main: redis is away: "),
+        silent.out.contains("pair main: redis is unavailable: "),
         "{silent:?}"
     );
     site.redis.kill();
@@ -28,7 +28,7 @@ async fn a_redis_that_is_gone_or_silent_is_named() {
         site.ends_with(2, &["check"])
             .await
             .out
-            .contains("error: redis: it cannot be asked")
+            .contains("error: redis: unavailable")
     );
     for args in [
         &["get", "shop/views", "a"][..],
@@ -58,7 +58,10 @@ async fn a_mysql_that_is_gone_is_named() {
     site.printed(&["add", "shop/views", "a"]).await;
     mysql.kill();
     let gone = site.ends_with(2, &["status"]).await;
-    assert!(gone.out.contains("pair main: mysql is away: "), "{gone:?}");
+    assert!(
+        gone.out.contains("pair main: mysql is unavailable: "),
+        "{gone:?}"
+    );
     let commands = [
         &["families"][..],
         &["get", "shop/views", "a"],

@@ -6,10 +6,11 @@ use std::sync::{Arc, PoisonError, RwLock};
 use counterfoil::{Counterfoil, Registered};
 use tokio::sync::watch;
 
+use crate::status::unix_now;
 use crate::view::{PairView, View};
 
 /// One pair of the running daemon.
-pub struct LivePair {
+pub struct PairState {
     pub name: String,
     /// `None` until the first connection to Redis.
     pub connected: watch::Sender<Option<Counterfoil>>,
@@ -20,17 +21,17 @@ pub struct LivePair {
 
 /// All pairs of the daemon.
 #[derive(Clone)]
-pub struct Live {
-    pub pairs: Arc<[Arc<LivePair>]>,
+pub struct DaemonState {
+    pub pairs: Arc<[Arc<PairState>]>,
 }
 
-impl LivePair {
+impl PairState {
     pub fn new(name: &str) -> Self {
         let view = PairView {
             name: name.to_owned(),
             ..PairView::default()
         };
-        LivePair {
+        PairState {
             name: name.to_owned(),
             connected: watch::Sender::new(None),
             view: watch::Sender::new(Arc::new(view)),
@@ -39,13 +40,8 @@ impl LivePair {
     }
 
     /// Changes the published view of the pair.
-    pub fn show(&self, change: impl FnOnce(&mut PairView)) {
+    pub fn update(&self, change: impl FnOnce(&mut PairView)) {
         self.view.send_modify(|view| change(Arc::make_mut(view)));
-    }
-
-    /// Returns the connections, once they exist.
-    pub fn pair(&self) -> Option<Counterfoil> {
-        self.connected.borrow().clone()
     }
 
     /// Returns the family NAMESPACE/FAMILY as last read from the database.
@@ -65,11 +61,11 @@ impl LivePair {
     }
 }
 
-impl Live {
+impl DaemonState {
     /// Returns the last known state of all pairs.
     pub fn view(&self) -> View {
         View {
-            at: crate::status::now(),
+            at: unix_now(),
             version: env!("CARGO_PKG_VERSION"),
             pairs: self
                 .pairs
@@ -80,7 +76,7 @@ impl Live {
     }
 
     /// Returns the pair `name`, or the only one.
-    pub fn pair(&self, name: Option<&str>) -> Option<&Arc<LivePair>> {
+    pub fn pair(&self, name: Option<&str>) -> Option<&Arc<PairState>> {
         match name {
             Some(name) => self.pairs.iter().find(|pair| pair.name == name),
             None => self.pairs.first().filter(|_| self.pairs.len() == 1),

@@ -16,42 +16,41 @@ use axum::response::{IntoResponse, Response};
 use super::problem::Problem;
 
 /// The time limit of a reply, except for events.
-pub const WITHIN: Duration = Duration::from_secs(10);
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// The content security policy: this server alone serves files, and pages contain no inline scripts
 /// or styles.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
      form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-/// Refuses requests that would change something, and requests with a body.
-pub async fn only_reads(request: Request, next: Next) -> Response {
+/// Refuses methods other than GET and HEAD, and requests with a body.
+pub async fn read_only(request: Request, next: Next) -> Response {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         let problem = Problem::new(
             StatusCode::METHOD_NOT_ALLOWED,
-            "only GET and HEAD: nothing can be changed over HTTP",
+            "only GET and HEAD are allowed",
         );
         return ([(ALLOW, "GET, HEAD"), (CONNECTION, "close")], problem).into_response();
     }
     if !request.body().is_end_stream() {
-        let problem = Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "requests have no body here");
+        let problem = Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "no request body is allowed");
         return ([(CONNECTION, "close")], problem).into_response();
     }
     next.run(request).await
 }
 
 /// Ends requests that take too long.
-pub async fn in_time(request: Request, next: Next) -> Response {
-    let late = || {
-        Problem::unavailable(format!("no reply within {WITHIN:?}"))
-            .advise("see at /readyz which server is away")
-    };
-    tokio::time::timeout(WITHIN, next.run(request))
-        .await
-        .unwrap_or_else(|_| late().into_response())
+pub async fn time_limit(request: Request, next: Next) -> Response {
+    let reply = tokio::time::timeout(TIME_LIMIT, next.run(request)).await;
+    reply.unwrap_or_else(|_| {
+        Problem::unavailable(format!("no reply within {TIME_LIMIT:?}"))
+            .advise("see /readyz for the state of the servers")
+            .into_response()
+    })
 }
 
 /// Sets headers that forbid foreign code in pages and, by default, caching.
-pub async fn describe(request: Request, next: Next) -> Response {
+pub async fn set_headers(request: Request, next: Next) -> Response {
     let mut reply = next.run(request).await;
     let headers = reply.headers_mut();
     headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));

@@ -6,13 +6,13 @@ use std::ops::ControlFlow;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::widgets::TableState;
 
-use super::feed::Shot;
+use super::Snapshot;
 use crate::view::FamilyView;
 
 /// The rows of the screen.
 #[derive(Debug, Default)]
 pub struct Table {
-    shots: Vec<Shot>,
+    snapshots: Vec<Snapshot>,
     pub order: Order,
     pub filter: String,
     /// True while the user types the filter.
@@ -33,7 +33,7 @@ pub enum Order {
 }
 
 impl Order {
-    pub fn word(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Order::State => "state",
             Order::Rate => "hits/s",
@@ -71,23 +71,24 @@ impl Order {
 }
 
 impl Table {
-    pub fn update(&mut self, shots: &[Shot]) {
-        self.shots = shots.to_vec();
+    pub fn update(&mut self, snapshots: &[Snapshot]) {
+        self.snapshots = snapshots.to_vec();
         let last = self.rows().len().saturating_sub(1);
         self.state
             .select(Some(self.state.selected().unwrap_or(0).min(last)));
     }
 
-    pub fn shots(&self) -> &[Shot] {
-        &self.shots
+    pub fn snapshots(&self) -> &[Snapshot] {
+        &self.snapshots
     }
 
     /// Returns the families that match the filter, sorted, each with its pair.
     pub fn rows(&self) -> Vec<(&str, &FamilyView)> {
-        let all = self.shots.iter().flat_map(|shot| {
-            shot.families
+        let all = self.snapshots.iter().flat_map(|snapshot| {
+            snapshot
+                .families
                 .iter()
-                .map(|family| (shot.pair.as_str(), family))
+                .map(|family| (snapshot.pair.as_str(), family))
         });
         let mut rows: Vec<_> = all
             .filter(|(_, family)| family.status.name().contains(&self.filter))

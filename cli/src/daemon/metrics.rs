@@ -1,0 +1,358 @@
+//! The daemon's metrics, in one recorder with those of the library.
+
+use std::collections::HashMap;
+use std::ops::Add;
+use std::time::Duration;
+
+use metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use tokio::time::interval;
+
+use crate::status::State;
+use crate::view::{PairView, View};
+
+const BUILD_INFO: &str = "counterfoil_build_info";
+const SERVER_UP: &str = "counterfoil_server_up";
+const REDIS_MEMORY: &str = "counterfoil_redis_memory_bytes";
+const FAMILIES: &str = "counterfoil_families";
+const REFUSED: &str = "counterfoil_families_refused";
+const NOT_SERVED: &str = "counterfoil_families_not_served";
+const FINDINGS: &str = "counterfoil_findings";
+const COUNTED: &str = "counterfoil_counted_hits_total";
+const UNSAVED_IDS: &str = "counterfoil_unsaved_ids";
+const UNSAVED_OLDEST: &str = "counterfoil_unsaved_oldest_seconds";
+const OPEN_SLICES: &str = "counterfoil_open_slices";
+const OPEN_REJECTS: &str = "counterfoil_open_rejects";
+const LATE: &str = "counterfoil_families_late";
+const LAST_SAVED: &str = "counterfoil_last_saved_timestamp_seconds";
+const RECOUNT_DRIFTED: &str = "counterfoil_last_recount_drifted";
+const SINCE_RECOUNT: &str = "counterfoil_since_recount_seconds";
+
+/// The upper bounds of the histograms' buckets, in seconds.
+const BUCKETS: [f64; 12] = [
+    0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0, 600.0,
+];
+/// The interval at which the recorder aggregates measurements.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// Installs the recorder, and returns the handle that renders its metrics.
+pub fn install() -> Result<PrometheusHandle, BuildError> {
+    let prometheus = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &BUCKETS)?
+        .install_recorder()?;
+    counterfoil::metrics::describe();
+    describe();
+    let handle = prometheus.clone();
+    tokio::spawn(async move {
+        let mut ticks = interval(UPKEEP);
+        loop {
+            ticks.tick().await;
+            handle.run_upkeep();
+        }
+    });
+    Ok(prometheus)
+}
+
+fn describe() {
+    describe_gauge!(BUILD_INFO, "the version of the daemon");
+    describe_gauge!(SERVER_UP, "1 while the server replies to the daemon");
+    describe_gauge!(
+        REDIS_MEMORY,
+        Unit::Bytes,
+        "memory allocated by Redis, or by all nodes of its cluster"
+    );
+    describe_gauge!(FAMILIES, "families that the daemon serves");
+    describe_gauge!(REFUSED, "configured families that were not opened");
+    describe_gauge!(
+        NOT_SERVED,
+        "families in the database that the daemon does not serve"
+    );
+    describe_gauge!(FINDINGS, "findings of check, by severity");
+    describe_counter!(COUNTED, "hits that Redis has counted from all clients");
+    describe_gauge!(UNSAVED_IDS, "distinct ids that wait in Redis for MySQL");
+    describe_gauge!(
+        UNSAVED_OLDEST,
+        Unit::Seconds,
+        "age of the oldest hit that waits in Redis for MySQL, 0 if none waits"
+    );
+    describe_gauge!(OPEN_SLICES, "kept slices that have not ended");
+    describe_gauge!(OPEN_REJECTS, "rejects neither applied nor discarded");
+    describe_gauge!(LATE, "families that are late or broken");
+    describe_gauge!(
+        LAST_SAVED,
+        Unit::Seconds,
+        "time at which a part of a batch last reached MySQL, in Unix seconds"
+    );
+    describe_gauge!(
+        RECOUNT_DRIFTED,
+        "counters that differed from their rows in the last recount"
+    );
+    describe_gauge!(
+        SINCE_RECOUNT,
+        Unit::Seconds,
+        "time since the end of the last recount"
+    );
+}
+
+/// Adds the hits that Redis has counted in a family since the last call.
+pub fn count_hits(pair: &str, family: &str, hits: u64) {
+    counter!(COUNTED, "pair" => pair.to_owned(), "family" => family.to_owned()).increment(hits);
+}
+
+/// Sets the gauges to the current state of the pairs.
+pub fn set_gauges(view: &View) {
+    gauge!(BUILD_INFO, "version" => view.version).set(1);
+    for pair in &view.pairs {
+        set_pair_gauges(pair);
+        for ((name, family), value) in family_gauges(pair, view.at) {
+            let labels = [("pair", pair.name.clone()), ("family", family.to_owned())];
+            gauge!(name, &labels).set(value);
+        }
+    }
+}
+
+fn set_pair_gauges(pair: &PairView) {
+    for (server, state) in [("redis", &pair.redis), ("mysql", &pair.mysql)] {
+        gauge!(SERVER_UP, "pair" => pair.name.clone(), "server" => server).set(u8::from(state.up));
+    }
+    let memory = pair.redis.memory_bytes;
+    let gauges = [
+        (REDIS_MEMORY, memory.map_or(f64::NAN, |bytes| bytes as f64)),
+        (FAMILIES, pair.families.len() as f64),
+        (REFUSED, pair.refused.len() as f64),
+        (NOT_SERVED, pair.not_served.len() as f64),
+    ];
+    for (name, value) in gauges {
+        gauge!(name, "pair" => pair.name.clone()).set(value);
+    }
+    for severity in ["error", "warning", "info"] {
+        let findings = pair.findings.iter();
+        let number = findings.filter(|finding| finding.severity == severity);
+        gauge!(FINDINGS, "pair" => pair.name.clone(), "severity" => severity)
+            .set(number.count() as f64);
+    }
+}
+
+/// Returns the gauges by name and family. Families of the same name in several namespaces share
+/// one: numbers are added, and of times the largest is taken.
+fn family_gauges(pair: &PairView, now: u64) -> HashMap<(&'static str, &str), f64> {
+    let mut gauges = HashMap::new();
+    let mut merge = |name, family, value: f64, merge: fn(f64, f64) -> f64| {
+        gauges
+            .entry((name, family))
+            .and_modify(|merged| *merged = merge(*merged, value))
+            .or_insert(value);
+    };
+    for status in pair.families.iter().map(|family| &family.status) {
+        let family = status.family.as_str();
+        let is_late = matches!(status.state, State::Late | State::Broken);
+        merge(UNSAVED_IDS, family, status.pending as f64, f64::add);
+        merge(OPEN_SLICES, family, status.open as f64, f64::add);
+        merge(OPEN_REJECTS, family, status.rejects as f64, f64::add);
+        merge(LATE, family, f64::from(u8::from(is_late)), f64::add);
+        let oldest = status.oldest_seconds.unwrap_or(0.0);
+        merge(UNSAVED_OLDEST, family, oldest, f64::max);
+        if let Some(saved) = status.last_saved {
+            merge(LAST_SAVED, family, saved as f64, f64::max);
+        }
+    }
+    for recount in &pair.recounts {
+        let family = &recount.family;
+        let family = family.rsplit_once('/').map_or(&**family, |(_, name)| name);
+        merge(RECOUNT_DRIFTED, family, recount.drifted as f64, f64::add);
+        if let Some(finished) = recount.finished {
+            let age = now.saturating_sub(finished);
+            merge(SINCE_RECOUNT, family, age as f64, f64::max);
+        }
+    }
+    gauges
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use prometheus_parse::{Scrape, Value};
+
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::sampler::Sampler;
+    use crate::view::{FamilyView, RecountView};
+
+    /// Returns the text of the metrics that `record` records.
+    fn rendered(record: impl FnOnce()) -> String {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        metrics::with_local_recorder(&recorder, || {
+            describe();
+            record();
+        });
+        recorder.handle().render()
+    }
+
+    fn scrape(text: &str) -> Scrape {
+        Scrape::parse(text.lines().map(|line| Ok(line.to_owned()))).expect("the text format")
+    }
+
+    /// Returns the only sample of `name` with these labels.
+    fn value(scrape: &Scrape, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let labels: HashMap<_, _> = labels.iter().copied().collect();
+        let has_these = |sample: &&prometheus_parse::Sample| {
+            sample.metric == name
+                && sample.labels.len() == labels.len()
+                && labels
+                    .iter()
+                    .all(|(label, value)| sample.labels.get(label) == Some(value))
+        };
+        let found: Vec<_> = scrape.samples.iter().filter(has_these).collect();
+        match found.as_slice() {
+            [
+                prometheus_parse::Sample {
+                    value: Value::Gauge(value) | Value::Counter(value),
+                    ..
+                },
+            ] => *value,
+            other => panic!("{name} {labels:?}: {other:?}"),
+        }
+    }
+
+    fn view() -> View {
+        let mut families = [
+            FamilyView::idle("shop-1", "views"),
+            FamilyView::idle("shop-2", "views"),
+        ];
+        for (family, (pending, oldest)) in families.iter_mut().zip([(3, 2.5), (4, 150.0)]) {
+            family.status.pending = pending;
+            family.status.oldest_seconds = Some(oldest);
+        }
+        families[1].status.state = State::Late;
+        families[1].status.rejects = 2;
+        let recount = |family: &str, drifted, finished| RecountView {
+            family: family.to_owned(),
+            run: 1,
+            checked: 10,
+            drifted,
+            about: None,
+            started: 900,
+            finished,
+        };
+        let mut pair = PairView {
+            name: "main".to_owned(),
+            families: families.into(),
+            ..PairView::default()
+        };
+        pair.redis.up = true;
+        pair.recounts = vec![
+            recount("shop-1/views", 1, Some(950)),
+            recount("shop-2/views", 2, Some(970)),
+        ];
+        View {
+            at: 1000,
+            version: "1.2.3",
+            pairs: vec![Arc::new(pair)],
+        }
+    }
+
+    #[test]
+    fn the_families_of_one_name_are_joined() {
+        let scrape = scrape(&rendered(|| {
+            count_hits("main", "views", 12_345_678_901);
+            set_gauges(&view());
+        }));
+        let of_family = |name| value(&scrape, name, &[("pair", "main"), ("family", "views")]);
+        assert_eq!(of_family("counterfoil_unsaved_ids"), 7.0);
+        assert_eq!(of_family("counterfoil_unsaved_oldest_seconds"), 150.0);
+        assert_eq!(of_family("counterfoil_open_rejects"), 2.0);
+        assert_eq!(of_family("counterfoil_families_late"), 1.0);
+        assert_eq!(
+            of_family("counterfoil_counted_hits_total"),
+            12_345_678_901.0
+        );
+        assert_eq!(of_family("counterfoil_last_recount_drifted"), 3.0);
+        assert_eq!(of_family("counterfoil_since_recount_seconds"), 50.0);
+        let up = |server| {
+            value(
+                &scrape,
+                "counterfoil_server_up",
+                &[("pair", "main"), ("server", server)],
+            )
+        };
+        assert_eq!((up("redis"), up("mysql")), (1.0, 0.0));
+        assert_eq!(
+            value(&scrape, "counterfoil_build_info", &[("version", "1.2.3")]),
+            1.0
+        );
+    }
+
+    #[test]
+    fn a_redis_that_forgot_its_counts_does_not_lower_the_total() {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let mut sampler = Sampler::new("main");
+        for (first, second, total) in [
+            (5, 0, 5.0),
+            (7, 10, 17.0),
+            (7, 10, 17.0),
+            (2, 11, 20.0),
+            (3, 11, 21.0),
+        ] {
+            let families = [("shop-1", first), ("shop-2", second)];
+            let families = families.map(|(namespace, counted)| {
+                let mut family = FamilyView::idle(namespace, "views").status;
+                family.counted = Some(counted);
+                family
+            });
+            metrics::with_local_recorder(&recorder, || sampler.sample(families.into()));
+            let scrape = scrape(&recorder.handle().render());
+            let labels = [("pair", "main"), ("family", "views")];
+            assert_eq!(value(&scrape, COUNTED, &labels), total);
+        }
+    }
+
+    /// Returns metrics of every name.
+    fn every_metric() -> String {
+        rendered(|| {
+            count_hits("main", "views", 1);
+            set_gauges(&view());
+        })
+    }
+
+    #[test]
+    fn no_name_is_one_of_the_library() {
+        let library = include_str!("../../../src/metrics.rs");
+        for line in every_metric()
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE "))
+        {
+            let name = line.split(' ').next().expect("a name");
+            assert!(
+                !library.contains(&format!("\"{name}\"")),
+                "{name} is the library's"
+            );
+        }
+    }
+
+    #[test]
+    fn the_dashboard_shows_existing_metrics() {
+        let dashboard = include_str!("../../grafana/counterfoil.json");
+        let _: serde_json::Value = serde_json::from_str(dashboard).expect("JSON");
+        let measured = every_metric() + include_str!("../../../src/metrics.rs");
+        let mut seen = 0;
+        for (at, _) in dashboard.match_indices("counterfoil_") {
+            let end = dashboard[at..]
+                .find(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+                .expect("an end")
+                + at;
+            let name = &dashboard[at..end];
+            let series = ["_bucket", "_sum", "_count"]
+                .iter()
+                .find_map(|part| name.strip_suffix(part))
+                .unwrap_or(name);
+            let is_measured = [format!("\"{series}\""), format!("# TYPE {series} ")]
+                .iter()
+                .any(|text| measured.contains(text));
+            assert!(is_measured, "{name} is not measured");
+            seen += 1;
+        }
+        assert!(seen > 10, "{seen} metrics in the dashboard");
+    }
+}

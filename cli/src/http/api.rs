@@ -1,0 +1,333 @@
+//! The JSON API, as docs/http-api.md describes it.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::extract::State;
+use axum::routing::get;
+use axum::{Json, Router};
+use counterfoil::{Precision, VisitorCount};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::App;
+use super::params::Params;
+use super::problem::Problem;
+use crate::status::{FamilyStatus, unix_seconds};
+use crate::view::{
+    DriftView, FamilyView, FindingView, PairView, RecountView, Refused, RejectView, ServerView,
+};
+
+/// The maximum number of ids in a request.
+const MAX_IDS: usize = 100;
+/// The default number of rows in a reply.
+const DEFAULT_LIMIT: u16 = 100;
+const MAX_LIMIT: u16 = 1000;
+
+pub fn routes() -> Router<Arc<App>> {
+    let routes = Router::new()
+        .route("/state", get(state))
+        .route("/families", get(families))
+        .route("/values", get(values))
+        .route("/series", get(series))
+        .route("/series-names", get(series_names))
+        .route("/activity", get(activity))
+        .route("/rejects", get(rejects))
+        .route("/drift", get(drift));
+    Router::new().nest("/api/v1", routes)
+}
+
+type Reply = Result<Json<Value>, Problem>;
+
+/// The maximum number of rows in a reply.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(try_from = "u16")]
+struct Limit(u16);
+
+impl TryFrom<u16> for Limit {
+    type Error = String;
+
+    fn try_from(limit: u16) -> Result<Self, String> {
+        if limit > MAX_LIMIT {
+            return Err(format!("{limit} is more than {MAX_LIMIT}"));
+        }
+        Ok(Limit(limit))
+    }
+}
+
+impl Default for Limit {
+    fn default() -> Self {
+        Limit(DEFAULT_LIMIT)
+    }
+}
+
+impl Limit {
+    /// Returns `after` for the next page, or `None` after the last page.
+    fn next<T, N>(self, page: &[T], name: impl Fn(&T) -> N) -> Option<N> {
+        let last = page.last()?;
+        (page.len() == usize::from(self.0)).then(|| name(last))
+    }
+}
+
+/// The families that a request selects.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Selection {
+    pair: Option<String>,
+    #[serde(default)]
+    family: String,
+    offset: Option<usize>,
+    limit: Option<Limit>,
+}
+
+impl Selection {
+    fn page<T>(&self, all: impl IntoIterator<Item = T>) -> Vec<T> {
+        let limit = self.limit.unwrap_or_default().0;
+        let all = all.into_iter().skip(self.offset.unwrap_or(0));
+        all.take(limit.into()).collect()
+    }
+}
+
+/// A pair with some of its families.
+#[derive(Serialize)]
+struct PairPage<'a> {
+    name: &'a str,
+    redis: &'a ServerView,
+    mysql: &'a ServerView,
+    families_total: usize,
+    families: Vec<&'a FamilyView>,
+    refused: Vec<&'a Refused>,
+    not_served_total: usize,
+    not_served: Vec<&'a String>,
+    findings: &'a [FindingView],
+    rejects: &'a [RejectView],
+    drift: &'a [DriftView],
+    recounts: Vec<&'a RecountView>,
+}
+
+impl<'a> PairPage<'a> {
+    fn new(pair: &'a PairView, selection: &Selection) -> Self {
+        let matches = |name: &str| name.contains(&selection.family);
+        let families = || {
+            pair.families
+                .iter()
+                .filter(|one| one.matches(&selection.family))
+        };
+        let not_served = || pair.not_served.iter().filter(|name| matches(name));
+        let refused = pair.refused.iter().filter(|one| matches(&one.family));
+        let recounts = pair.recounts.iter().filter(|one| matches(&one.family));
+        PairPage {
+            name: &pair.name,
+            redis: &pair.redis,
+            mysql: &pair.mysql,
+            families_total: families().count(),
+            families: selection.page(families()),
+            refused: selection.page(refused),
+            not_served_total: not_served().count(),
+            not_served: selection.page(not_served()),
+            findings: &pair.findings,
+            rejects: &pair.rejects,
+            drift: &pair.drift,
+            recounts: selection.page(recounts),
+        }
+    }
+}
+
+/// Returns the whole state, with some families of each pair.
+async fn state(State(app): State<Arc<App>>, Params(selection): Params<Selection>) -> Reply {
+    let view = app.view(selection.pair.as_deref())?;
+    let pairs = view
+        .pairs
+        .iter()
+        .map(|pair| PairPage::new(pair, &selection));
+    let pairs: Vec<_> = pairs.collect();
+    Ok(Json(
+        json!({"at": view.at, "version": view.version, "pairs": pairs}),
+    ))
+}
+
+/// Returns the families of all pairs without their history, those in trouble first.
+async fn families(State(app): State<Arc<App>>, Params(selection): Params<Selection>) -> Reply {
+    #[derive(Serialize)]
+    struct Family<'a> {
+        pair: &'a str,
+        #[serde(flatten)]
+        status: &'a FamilyStatus,
+        rate: Option<f64>,
+    }
+    let view = app.view(selection.pair.as_deref())?;
+    let families = view.families(&selection.family);
+    let total = families.len();
+    let families = families.into_iter().map(|(pair, family)| Family {
+        pair,
+        status: &family.status,
+        rate: family.rate,
+    });
+    Ok(Json(
+        json!({"total": total, "families": selection.page(families)}),
+    ))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ValuesParams {
+    pair: Option<String>,
+    family: String,
+    #[serde(default)]
+    id: Vec<String>,
+}
+
+async fn values(State(app): State<Arc<App>>, Params(params): Params<ValuesParams>) -> Reply {
+    let ids = &params.id;
+    if ids.is_empty() || ids.len() > MAX_IDS {
+        let message = format!("expected 1 to {MAX_IDS} ids, not {}", ids.len());
+        return Err(Problem::parameter("id", message));
+    }
+    let family = app.family(params.pair.as_deref(), &params.family).await?;
+    let _permit = app.query_permit().await?;
+    let values = family.values(ids).await?;
+    let values = ids.iter().zip(values);
+    let values = values.map(|(id, value)| json!({"id": id, "value": value}));
+    let values: Vec<_> = values.collect();
+    Ok(Json(json!({"family": family.name, "values": values})))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SeriesParams {
+    pair: Option<String>,
+    family: String,
+    name: String,
+    precision: String,
+    from: Option<u32>,
+    to: Option<u32>,
+}
+
+async fn series(State(app): State<Arc<App>>, Params(params): Params<SeriesParams>) -> Reply {
+    let time = |seconds: u32| UNIX_EPOCH + Duration::from_secs(seconds.into());
+    let range = match (params.from, params.to) {
+        (None, None) => None,
+        (Some(from), to) => Some(time(from)..to.map_or_else(SystemTime::now, time)),
+        (None, Some(_)) => return Err(Problem::parameter("from", "required with `to`")),
+    };
+    let precision = precision(&params.precision)?;
+    let family = app.family(params.pair.as_deref(), &params.family).await?;
+    let _permit = app.query_permit().await?;
+    let slices = family.slices(&params.name, precision, range).await?;
+    let slices = slices.iter().map(|slice| {
+        let start = unix_seconds(slice.start);
+        json!({"start": start, "count": slice.count})
+    });
+    Ok(Json(json!({
+        "family": family.name,
+        "name": params.name,
+        "precision": params.precision,
+        "slices": slices.collect::<Vec<_>>(),
+    })))
+}
+
+pub fn precision(text: &str) -> Result<Precision, Problem> {
+    text.parse()
+        .map_err(|error| Problem::parameter("precision", error))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NamesParams {
+    pair: Option<String>,
+    family: String,
+    #[serde(default)]
+    prefix: String,
+    after: Option<String>,
+    limit: Option<Limit>,
+}
+
+async fn series_names(State(app): State<Arc<App>>, Params(params): Params<NamesParams>) -> Reply {
+    let limit = params.limit.unwrap_or_default();
+    let family = app.family(params.pair.as_deref(), &params.family).await?;
+    let _permit = app.query_permit().await?;
+    let after = params.after.as_deref();
+    let names = family.names(&params.prefix, after, limit.0.into()).await?;
+    let next = limit.next(&names, String::clone);
+    Ok(Json(json!({"names": names, "next": next})))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ActivityParams {
+    pair: Option<String>,
+    family: String,
+    page: String,
+}
+
+async fn activity(State(app): State<Arc<App>>, Params(params): Params<ActivityParams>) -> Reply {
+    let family = app.family(params.pair.as_deref(), &params.family).await?;
+    let _permit = app.query_permit().await?;
+    let now = family.activity(&params.page).await?;
+    let standard_error = match now.visitors {
+        VisitorCount::Estimated { standard_error, .. } => Some(standard_error),
+        _ => None,
+    };
+    Ok(Json(json!({
+        "family": family.name,
+        "page": params.page,
+        "views": now.views,
+        "visitors": now.visitors.count(),
+        "standard_error": standard_error,
+    })))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RejectsParams {
+    pair: Option<String>,
+    after: Option<u64>,
+    limit: Option<Limit>,
+}
+
+async fn rejects(State(app): State<Arc<App>>, Params(params): Params<RejectsParams>) -> Reply {
+    let limit = params.limit.unwrap_or_default();
+    let counterfoil = app.connected(app.pair(params.pair.as_deref())?)?;
+    let _permit = app.query_permit().await?;
+    let after = params.after.unwrap_or(0);
+    let rejects = counterfoil.mysql()?.rejects(after, limit.0.into()).await?;
+    let next = limit.next(&rejects, |reject| reject.number);
+    let rejects: Vec<_> = rejects.iter().map(RejectView::from).collect();
+    Ok(Json(json!({"rejects": rejects, "next": next})))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DriftParams {
+    pair: Option<String>,
+    family: String,
+    run: Option<u64>,
+    after: Option<String>,
+    limit: Option<Limit>,
+}
+
+async fn drift(State(app): State<Arc<App>>, Params(params): Params<DriftParams>) -> Reply {
+    let limit = params.limit.unwrap_or_default();
+    let family = app.family(params.pair.as_deref(), &params.family).await?;
+    let last_run = || {
+        let view = family.pair.view.borrow();
+        let mut recounts = view.recounts.iter();
+        Some(recounts.find(|one| one.family == family.name)?.run)
+    };
+    let run = params.run.or_else(last_run).ok_or_else(|| {
+        Problem::not_found(format!("no recount of family {} is known", family.name))
+    })?;
+    let _permit = app.query_permit().await?;
+    let (store, after) = (family.counterfoil.mysql()?, params.after.as_deref());
+    let drift = store
+        .drift(&family.registered.family, run, after, limit.0.into())
+        .await?;
+    let next = limit.next(&drift, |drift| drift.id.clone());
+    let drift = drift
+        .iter()
+        .map(|drift| DriftView::new(&family.name, run, drift));
+    let drift: Vec<_> = drift.collect();
+    Ok(Json(
+        json!({"family": family.name, "run": run, "drift": drift, "next": next}),
+    ))
+}

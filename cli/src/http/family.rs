@@ -1,0 +1,139 @@
+//! The pair and the family that a request names, and exact reads of its counters.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use counterfoil::{AnyCounters, Counterfoil, Error, ErrorKind, Now, Precision, Registered, Slice};
+
+use super::App;
+use super::problem::Problem;
+use crate::daemon::state::PairState;
+use crate::families;
+
+/// A family that the daemon serves, with the connections to read it.
+pub struct ServedFamily {
+    pub name: String,
+    pub pair: Arc<PairState>,
+    pub counterfoil: Counterfoil,
+    pub registered: Registered,
+}
+
+impl App {
+    /// Returns the pair `name`, or the only one.
+    pub fn pair(&self, name: Option<&str>) -> Result<&Arc<PairState>, Problem> {
+        self.daemon.pair(name).ok_or_else(|| match name {
+            Some(name) => Problem::not_found(format!("no pair {name:?}")),
+            None => Problem::parameter("pair", "required, because there are several pairs"),
+        })
+    }
+
+    pub fn connected(&self, pair: &PairState) -> Result<Counterfoil, Problem> {
+        let connected = pair.connected.borrow().clone();
+        connected.ok_or_else(|| {
+            Problem::unavailable(format!("pair {}: not connected to Redis yet", pair.name))
+                .advise("see /readyz for the state of the servers")
+        })
+    }
+
+    /// Returns the family `name` of a pair. A family that is not served stays closed, because
+    /// opening it would start to serve it.
+    pub async fn family(&self, pair: Option<&str>, name: &str) -> Result<ServedFamily, Problem> {
+        let pair = self.pair(pair)?;
+        let counterfoil = self.connected(pair)?;
+        let view = pair.view.borrow().clone();
+        if view.not_served.iter().any(|other| other == name) {
+            let problem = Problem::not_found(format!("this daemon does not serve family {name}"));
+            return Err(problem.advise("use `counterfoil get`, or add it to `serve`"));
+        }
+        let mut registered = pair.known(name);
+        // opened after the daemon last read the database's families
+        if registered.is_none() && view.families.iter().any(|one| one.status.name() == name) {
+            let _permit = self.query_permit().await?;
+            registered = families::find(counterfoil.store(), name).await?;
+        }
+        let registered = registered.ok_or_else(|| {
+            if view.mysql.up {
+                Problem::not_found(format!("no family {name:?}"))
+                    .advise("see /api/v1/families for all families")
+            } else {
+                Problem::unavailable(format!(
+                    "MySQL is unavailable, and without it family {name:?} is unknown"
+                ))
+            }
+        })?;
+        Ok(ServedFamily {
+            name: name.to_owned(),
+            pair: pair.clone(),
+            counterfoil,
+            registered,
+        })
+    }
+}
+
+impl ServedFamily {
+    pub fn kind(&self) -> &'static str {
+        self.registered.family.kind()
+    }
+
+    fn counters(&self) -> Result<AnyCounters, Error> {
+        self.counterfoil.open_registered(self.registered.clone())
+    }
+
+    fn wrong_kind(&self, expected: &str) -> Problem {
+        let (name, kind) = (&self.name, self.kind());
+        Problem::parameter(
+            "family",
+            format!("{name} has the kind {kind}, not {expected}"),
+        )
+    }
+
+    /// Returns exact values in the order of the ids. For visitors, ids are `SCOPE/DAY`.
+    pub async fn values(&self, ids: &[String]) -> Result<Vec<i64>, Problem> {
+        match families::values(&self.counters()?, ids).await {
+            Ok(Some(values)) => Ok(values),
+            Ok(None) => Err(self.wrong_kind("buffered, cached or visitors")),
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                Err(Problem::parameter("id", error))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Returns the slices of a series within a range, or within the whole window.
+    pub async fn slices(
+        &self,
+        name: &str,
+        precision: Precision,
+        range: Option<Range<SystemTime>>,
+    ) -> Result<Vec<Slice>, Problem> {
+        match (self.counters()?, range) {
+            (AnyCounters::Series(series), Some(range)) => {
+                Ok(series.get_range(name, precision, range).await?)
+            }
+            (AnyCounters::Series(series), None) => Ok(series.get(name, precision).await?),
+            _ => Err(self.wrong_kind("series")),
+        }
+    }
+
+    /// Returns the names of a series' counters.
+    pub async fn names(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<String>, Problem> {
+        match self.counters()? {
+            AnyCounters::Series(series) => Ok(series.names(prefix, after, limit).await?),
+            _ => Err(self.wrong_kind("series")),
+        }
+    }
+
+    /// Returns the views and visitors of a page within its window.
+    pub async fn activity(&self, page: &str) -> Result<Now, Problem> {
+        match self.counters()? {
+            AnyCounters::Activity(activity) => Ok(activity.now(page).await?),
+            _ => Err(self.wrong_kind("activity")),
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Reads the state of a pair, its servers and its families, without writing anything.
+
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+use counterfoil::admin::Overview;
+use counterfoil::redis::cmd;
+use counterfoil::{Counterfoil, Error, ErrorKind, MysqlStore, Registered};
+use futures_util::future::join;
+use serde::Serialize;
+use tokio::time::timeout;
+
+use crate::config::{FamilyConfig, PairConfig};
+use crate::families;
+use crate::pair;
+use crate::status::{self, FamilyStatus};
+
+/// The time limit of a server's reply.
+pub const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Reads a pair's state, once or periodically.
+pub struct Poller {
+    config: PairConfig,
+    configured: Vec<FamilyConfig>,
+    store: MysqlStore,
+    /// `None` until the first connection to Redis.
+    connected: Option<Counterfoil>,
+    stored: Option<Stored>,
+}
+
+/// The last data from MySQL.
+struct Stored {
+    at: Instant,
+    families: Vec<Registered>,
+    overview: Vec<Overview>,
+}
+
+/// The state of a pair.
+#[derive(Clone, Debug, Serialize)]
+pub struct PairStatus {
+    pub pair: String,
+    pub redis: ServerStatus,
+    pub mysql: ServerStatus,
+    pub families: Vec<FamilyStatus>,
+    /// Configured families that are not in MySQL yet.
+    pub never_opened: Vec<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct ServerStatus {
+    pub up: bool,
+    /// The reason, if it is unavailable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+impl<T> From<&Result<T, String>> for ServerStatus {
+    fn from(reply: &Result<T, String>) -> Self {
+        ServerStatus {
+            up: reply.is_ok(),
+            why: reply.as_ref().err().cloned(),
+        }
+    }
+}
+
+impl Poller {
+    /// Creates the poller of a pair, with its own of the configured `families`.
+    pub fn new(config: &PairConfig, families: &[FamilyConfig]) -> counterfoil::Result<Self> {
+        Ok(Poller {
+            config: config.clone(),
+            configured: families::of_pair(families, &config.name).cloned().collect(),
+            store: pair::store(config)?,
+            connected: None,
+            stored: None,
+        })
+    }
+
+    /// Returns the name of the pair.
+    pub fn pair(&self) -> &str {
+        &self.config.name
+    }
+
+    /// Returns the current state. Data from MySQL is read again once it is older than `mysql_age`.
+    pub async fn poll(&mut self, late: Duration, mysql_age: Duration) -> PairStatus {
+        let stored = self.stored.as_ref();
+        let is_fresh = stored.is_some_and(|stored| stored.at.elapsed() < mysql_age);
+        let read = async {
+            if is_fresh {
+                return Ok(None);
+            }
+            with_timeout(TIMEOUT, Stored::read(&self.store))
+                .await
+                .map(Some)
+        };
+        let connect = async {
+            match &self.connected {
+                Some(connected) => Ok(connected.clone()),
+                None => with_timeout(TIMEOUT, pair::connect(&self.config)).await,
+            }
+        };
+        let (read, connected) = join(read, connect).await;
+        let mysql = ServerStatus::from(&read);
+        if let Ok(Some(stored)) = read {
+            self.stored = Some(stored);
+        }
+        let families = match connected {
+            Ok(connected) => {
+                let connected = self.connected.insert(connected);
+                let families = read_families(connected, self.stored.as_ref(), late);
+                with_timeout(TIMEOUT, families).await
+            }
+            Err(why) => Err(why),
+        };
+        PairStatus {
+            pair: self.config.name.clone(),
+            redis: ServerStatus::from(&families),
+            mysql,
+            families: families.unwrap_or_default(),
+            never_opened: self.never_opened(),
+        }
+    }
+
+    fn never_opened(&self) -> Vec<String> {
+        let Some(Stored { families, .. }) = &self.stored else {
+            return Vec::new();
+        };
+        let is_new = |configured: &&FamilyConfig| {
+            let mut families = families.iter().map(|registered| &registered.family);
+            !families.any(|family| configured.describes(family.namespace(), family.name()))
+        };
+        let new = self.configured.iter().filter(is_new);
+        new.map(FamilyConfig::name).collect()
+    }
+}
+
+impl Stored {
+    async fn read(store: &MysqlStore) -> counterfoil::Result<Self> {
+        Ok(Stored {
+            at: Instant::now(),
+            families: families::registered(store).await?,
+            overview: store.overview().await?,
+        })
+    }
+}
+
+async fn read_families(
+    counterfoil: &Counterfoil,
+    stored: Option<&Stored>,
+    late: Duration,
+) -> counterfoil::Result<Vec<FamilyStatus>> {
+    let families = stored.map_or(&[][..], |stored| &stored.families);
+    for registered in families {
+        counterfoil.open_registered(registered.clone())?;
+    }
+    if families.is_empty() {
+        // without families, only this detects an unavailable Redis
+        let ping = cmd("PING")
+            .query_async::<()>(&mut counterfoil.redis().clone())
+            .await;
+        ping.map_err(|error| {
+            Error::new(ErrorKind::Redis, "Redis did not reply").with_source(error)
+        })?;
+    }
+    let overview = stored.map_or(&[][..], |stored| &stored.overview);
+    status::of_families(counterfoil, overview, late).await
+}
+
+/// Returns a server's reply, or the reason why there is none within the time limit.
+pub async fn with_timeout<T, E: Display>(
+    limit: Duration,
+    reply: impl Future<Output = Result<T, E>>,
+) -> Result<T, String> {
+    match timeout(limit, reply).await {
+        Ok(reply) => reply.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no reply within {} s", limit.as_secs())),
+    }
+}
