@@ -190,7 +190,7 @@ pub async fn add(
         Outcome::CountedBefore(_) => ("counted_before", None),
         Outcome::OutOfRange(_) => (
             "out_of_range",
-            Some("the result would leave the family's bounds or the 64-bit range"),
+            Some("the result is outside the family's bounds or the 64-bit range"),
         ),
         Outcome::Full => (
             "full",

@@ -416,7 +416,7 @@ async fn systemd_is_told() {
         .await;
     };
     hears("READY=1").await;
-    hears("STATUS=pair main: works").await;
+    hears("STATUS=pair main: running").await;
     hears("WATCHDOG=1").await;
     hears("WATCHDOG=1").await;
     daemon.signal("HUP");
