@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt;
+use std::sync::Arc;
 
 /// Shorthand for a result with counterfoil's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -42,10 +43,14 @@ pub enum ErrorKind {
 }
 
 /// An error of counterfoil: opaque, with query methods.
+///
+/// `{}` prints the error's own message, and `{:#}` also its sources, each once. So does `{:#}` of
+/// anyhow.
+#[derive(Clone)]
 pub struct Error {
     kind: ErrorKind,
     message: Cow<'static, str>,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
 impl Error {
@@ -62,7 +67,14 @@ impl Error {
     /// Sets the source of the error.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        self.source = Some(source.into());
+        let source: Arc<dyn StdError + Send + Sync> = Arc::from(source.into());
+        let text = source.to_string();
+        let repeats = |cause: &dyn StdError| text.contains(&cause.to_string());
+        self.source = Some(if source.source().is_some_and(repeats) {
+            Arc::new(WithoutSource(source))
+        } else {
+            source
+        });
         self
     }
 
@@ -86,9 +98,13 @@ impl Error {
         self.kind == ErrorKind::OutcomeUnknown
     }
 
-    /// Copies the error for another caller, with its sources in the message.
-    pub(crate) fn again(&self) -> Self {
-        Error::new(self.kind, self.to_string())
+    /// Returns the source if it is an error of the redis crate.
+    pub(crate) fn redis_error(&self) -> Option<&redis::RedisError> {
+        let source = self.source.as_deref()?;
+        let inner = source
+            .downcast_ref::<WithoutSource>()
+            .map_or(source, |outer| &*outer.0);
+        inner.downcast_ref()
     }
 
     pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
@@ -103,25 +119,82 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
-        match &self.source {
-            Some(source) => write!(f, ": {source}"),
-            None => Ok(()),
+        let mut source = self.source();
+        while let Some(cause) = source.filter(|_| f.alternate()) {
+            write!(f, ": {cause}")?;
+            source = cause.source();
         }
+        Ok(())
     }
 }
 
-/// Prints the kind, then the text of [`Display`](fmt::Display): for a `main` that returns the
-/// error.
+/// Prints the kind, then the text of `{:#}`: for a `main` that returns the error.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {self}", self.kind)
+        write!(f, "{:?}: {self:#}", self.kind)
     }
 }
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.source
-            .as_ref()
-            .map(|source| &**source as &(dyn StdError + 'static))
+            .as_deref()
+            .map(|source| source as &(dyn StdError + 'static))
+    }
+}
+
+/// An error whose text includes that of its source, as is usual in redis and sqlx. It hides the
+/// source, so that a chain prints each message once.
+#[derive(Debug)]
+struct WithoutSource(Arc<dyn StdError + Send + Sync>);
+
+impl fmt::Display for WithoutSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl StdError for WithoutSource {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_message_is_printed_once() {
+        let refused = || std::io::Error::other("connection refused");
+        let lost = Error::new(ErrorKind::Store, "nothing was saved")
+            .with_source(sqlx::Error::Io(refused()));
+        let unknown = Error::new(ErrorKind::OutcomeUnknown, "a reply was lost").with_source(
+            Error::new(ErrorKind::Redis, "not executed")
+                .with_source(redis::RedisError::from(refused())),
+        );
+        assert!(unknown.redis_error().is_none());
+        for error in [lost, unknown] {
+            let mut chain = vec![error.to_string()];
+            let mut source = error.source();
+            while let Some(cause) = source {
+                chain.push(cause.to_string());
+                source = cause.source();
+            }
+            assert_eq!(chain.join(": "), format!("{error:#}"));
+            assert_eq!(chain[0], error.message);
+            let printed = format!("{error:#}");
+            assert_eq!(
+                printed.matches("connection refused").count(),
+                1,
+                "{printed}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_waiter_receives_the_sources() {
+        let error = Error::new(ErrorKind::Redis, "not counted").with_source(
+            redis::RedisError::from(std::io::Error::other("connection refused")),
+        );
+        let copy = error.clone();
+        assert!(copy.redis_error().is_some());
+        assert_eq!(format!("{copy:#}"), format!("{error:#}"));
     }
 }

@@ -34,7 +34,7 @@ impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Self {
         Failure {
             exit: Exit::Usage,
-            message: error.to_string(),
+            message: format!("{error:#}"),
         }
     }
 }
@@ -60,7 +60,7 @@ impl From<counterfoil::Error> for Failure {
         };
         Failure {
             exit,
-            message: format!("{error}{advice}"),
+            message: format!("{error:#}{advice}"),
         }
     }
 }
@@ -69,7 +69,7 @@ impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         Failure {
             exit: Exit::Warning,
-            message: error.to_string(),
+            message: format!("{error:#}"),
         }
     }
 }

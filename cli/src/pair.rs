@@ -143,7 +143,7 @@ fn certificates(config: &PairConfig) -> Result<Option<TlsCertificates>> {
             Error::new(
                 ErrorKind::InvalidInput,
                 format!(
-                    "pair {:?}: {} was not read: {error}",
+                    "pair {:?}: {} was not read: {error:#}",
                     config.name,
                     file.display()
                 ),
@@ -169,6 +169,6 @@ fn certificates(config: &PairConfig) -> Result<Option<TlsCertificates>> {
 fn wrong(config: &PairConfig, setting: &str, error: impl std::error::Error) -> Error {
     Error::new(
         ErrorKind::InvalidInput,
-        format!("pair {:?}: {setting}: {error}", config.name),
+        format!("pair {:?}: {setting}: {error:#}", config.name),
     )
 }

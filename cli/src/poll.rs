@@ -171,7 +171,7 @@ pub async fn with_timeout<T, E: Display>(
     reply: impl Future<Output = Result<T, E>>,
 ) -> Result<T, String> {
     match timeout(limit, reply).await {
-        Ok(reply) => reply.map_err(|error| error.to_string()),
+        Ok(reply) => reply.map_err(|error| format!("{error:#}")),
         Err(_) => Err(format!("no reply within {} s", limit.as_secs())),
     }
 }

@@ -162,7 +162,7 @@ pub async fn findings(redis: &Connection, families: &[Family]) -> Vec<Finding> {
         .filter(|error| error.kind() == ErrorKind::AccessDenied);
     let advice = "Add it with ACL SETUSER: a script that is refused in its middle leaves half of what it does.";
     refusals
-        .map(|error| Finding::new(Severity::Error, "redis acl", error.to_string(), advice))
+        .map(|error| Finding::new(Severity::Error, "redis acl", format!("{error:#}"), advice))
         .collect()
 }
 
@@ -234,7 +234,9 @@ const OWN_COMMANDS: [&str; 4] = ["EXISTS", "HGET", "HSCAN", "INFO"];
 /// Returns the ACL rule that a user needs to send this command, or the error if it has another
 /// cause.
 fn lacks(family: &Family, command: &str, error: Error) -> Result<String> {
-    let refusal = bundle::below(&error).filter(|below| below.code() == Some("NOPERM"));
+    let refusal = error
+        .redis_error()
+        .filter(|below| below.code() == Some("NOPERM"));
     match refusal.and_then(|below| below.detail()) {
         Some(text) if text.contains(&format!("'{command}'")) => Ok(format!("+{command}")),
         Some(_) => Ok(key_pattern(family)),

@@ -116,7 +116,7 @@ impl MysqlStore {
                 Err(error) => findings.push(Finding::new(
                     Severity::Error,
                     format!("mysql table {name}"),
-                    error.to_string(),
+                    format!("{error:#}"),
                     "Change the table, or the family's description of it",
                 )),
             }
@@ -176,11 +176,11 @@ impl MysqlStore {
     }
 }
 
-fn unreachable(error: &impl ToString) -> Finding {
+fn unreachable(error: &impl std::fmt::Display) -> Finding {
     Finding::new(
         Severity::Error,
         "mysql",
-        error.to_string(),
+        format!("{error:#}"),
         "Make the database reachable for this user",
     )
 }

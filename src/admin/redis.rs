@@ -59,7 +59,7 @@ pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Fin
             return vec![Finding::new(
                 Severity::Error,
                 "redis",
-                error.to_string(),
+                format!("{error:#}"),
                 advice,
             )];
         }

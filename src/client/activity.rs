@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use futures_util::future::try_join_all;
@@ -142,7 +143,7 @@ impl Activity {
         match &self.recent {
             Some(recent) => {
                 let now = recent.try_get_with_by_ref(page, self.ask(page)).await;
-                now.map_err(|error| error.again())
+                now.map_err(Arc::unwrap_or_clone)
             }
             None => self.ask(page).await,
         }

@@ -137,7 +137,7 @@ impl Counterfoil {
                 Error::new(ErrorKind::Store, "the database did not reply").with_source(elapsed)
             }
         };
-        tracing::warn!(%family, %error, "opened without the database, which will register the family when it has recovered");
+        tracing::warn!(%family, error = %format_args!("{error:#}"), "opened without the database, which will register the family when it has recovered");
         Ok(None)
     }
 
@@ -208,7 +208,7 @@ fn unless_refused(taken: Result<()>) -> Result<bool> {
             Err(error)
         }
         Err(error) => {
-            tracing::warn!(%error, "opened the family, but its settings are not in Redis yet");
+            tracing::warn!(error = %format_args!("{error:#}"), "opened the family, but its settings are not in Redis yet");
             Ok(false)
         }
     }

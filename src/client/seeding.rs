@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use futures_util::future::{BoxFuture, FutureExt, Shared};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::metrics;
 use crate::scripts::partition::Ticket;
 use crate::writer::opened::Opened;
@@ -28,7 +28,7 @@ pub struct Seeding {
 pub struct Read {
     seeding: Arc<Seeding>,
     key: ReadKey,
-    row: Shared<BoxFuture<'static, Result<Option<i64>, Arc<Error>>>>,
+    row: Shared<BoxFuture<'static, Result<Option<i64>>>>,
 }
 
 impl Seeding {
@@ -48,8 +48,8 @@ impl Seeding {
         metrics::seeded(&opened.label, 1);
         let (pair, opened, id) = (pair.clone(), opened.clone(), id.to_owned());
         let row = async move {
-            let family = opened.registered(&*pair.store).await.map_err(Arc::new)?;
-            let rows = pair.store.rows(family, &[&id]).await.map_err(Arc::new)?;
+            let family = opened.registered(&*pair.store).await?;
+            let rows = pair.store.rows(family, &[&id]).await?;
             Ok(rows.first().copied().flatten())
         };
         let read = Arc::new(Read {
@@ -69,7 +69,7 @@ impl Seeding {
 impl Read {
     /// Returns the row's value, or `None` without a row.
     pub async fn row(&self) -> Result<Option<i64>> {
-        self.row.clone().await.map_err(|error| error.again())
+        self.row.clone().await
     }
 }
 

@@ -37,7 +37,7 @@ pub async fn wait_out(error: Error, pause: &mut Backoff) -> Result<()> {
     if !error.is_retryable() {
         return Err(error);
     }
-    tracing::warn!(%error, "failed, will retry");
+    tracing::warn!(error = %format_args!("{error:#}"), "failed, will retry");
     sleep(pause.next()).await;
     Ok(())
 }

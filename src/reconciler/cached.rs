@@ -72,7 +72,7 @@ impl Flusher {
                     left.extend([second, first]);
                 }
                 Err(error) if error.kind() == ErrorKind::Range => {
-                    tracing::warn!(family = %family.family, %error, "a row's value is out of range, its cached counter is dropped from Redis");
+                    tracing::warn!(family = %family.family, error = %format_args!("{error:#}"), "a row's value is out of range, its cached counter is dropped from Redis");
                 }
                 Err(error) => return Err(error),
             }

@@ -375,11 +375,11 @@ impl Flusher {
                     self.apply_whole(batches, left.clone(), &mut ends, stop)
                         .await
                 } else {
-                    Err(error.again())
+                    Err(error.clone())
                 };
                 if let Err(error) = applied {
                     left.into_iter().for_each(|place| {
-                        _ = ends[place].get_or_insert_with(|| Err(error.again()))
+                        _ = ends[place].get_or_insert_with(|| Err(error.clone()))
                     });
                 }
             }
@@ -446,7 +446,7 @@ impl Flusher {
                 }
                 Err(error) if error.is_retryable() => {
                     let error = retried("apply", error);
-                    tracing::warn!(%error, batches = batches.len(), "applying batches failed, will retry");
+                    tracing::warn!(error = %format_args!("{error:#}"), batches = batches.len(), "applying batches failed, will retry");
                     grace = Duration::ZERO;
                     if !pause_unless_stopped(stop, pause.next()).await {
                         return Err(error);

@@ -103,7 +103,7 @@ impl Registry {
                 }
                 Ok(Registered { family, .. }) if shared.is_in_use(&family) => {}
                 Ok(Registered { family, .. }) => unserved.push(family.to_string()),
-                Err(error) => unserved.push(error.to_string()),
+                Err(error) => unserved.push(format!("{error:#}")),
             }
         }
         unserved.retain(|what| self.told.insert(what.clone()));
@@ -124,7 +124,7 @@ impl Registry {
     /// Logs a failed search, unless the reconciler serves opened families only.
     fn not_found(&self, error: &Error) {
         if self.scope != Scope::Opened {
-            tracing::warn!(%error, "searching the database for families failed, will retry");
+            tracing::warn!(error = %format_args!("{error:#}"), "searching the database for families failed, will retry");
         }
     }
 }

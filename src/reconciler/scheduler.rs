@@ -261,7 +261,9 @@ impl Scheduler {
         for taken in self.registry.take_in(&self.shared, found) {
             match taken {
                 Ok(number) => self.look_at(Announced::Family(number), Duration::ZERO),
-                Err(error) => tracing::error!(%error, "a family is not served"),
+                Err(error) => {
+                    tracing::error!(error = %format_args!("{error:#}"), "a family is not served")
+                }
             }
         }
     }
@@ -352,7 +354,7 @@ impl Scheduler {
             Ok(Finished::Kept(number, strays)) => self.kept(number, strays),
             Ok(Finished::Listed(found)) => self.listed(found),
             Err(error) => {
-                tracing::error!(%error, "a task of the reconciler ended early, will retry");
+                tracing::error!(error = %format_args!("{error:#}"), "a task of the reconciler ended early, will retry");
                 if self.watching == Some(id) {
                     self.watch
                         .end(Err(Error::corrupt("a check of Redis ended early")));
@@ -468,7 +470,7 @@ impl Scheduler {
             }),
             Err(error) => {
                 let family = self.called(Announced::Family(number));
-                tracing::warn!(family, %error, "maintenance of the family failed, will retry");
+                tracing::warn!(family, error = %format_args!("{error:#}"), "maintenance of the family failed, will retry");
                 self.kept.remove(&number);
             }
         }
@@ -490,11 +492,11 @@ impl Scheduler {
     /// Returns the pause after this failure, and logs it.
     fn pause(&mut self, what: Announced, error: &Error) -> Duration {
         if !error.is_retryable() {
-            tracing::error!(what = self.called(what), %error, "permanent failure, needs an operator");
+            tracing::error!(what = self.called(what), error = %format_args!("{error:#}"), "permanent failure, needs an operator");
             return MEND;
         }
         let pause = self.failures.entry(what).or_default().next();
-        tracing::warn!(what = self.called(what), %error, ?pause, "failed, will retry");
+        tracing::warn!(what = self.called(what), error = %format_args!("{error:#}"), ?pause, "failed, will retry");
         metrics::retried("reconcile");
         pause
     }

@@ -86,7 +86,9 @@ impl ServerWatch {
                     ..known
                 }
             }
-            Err(error) => tracing::debug!(%error, "checking the Redis servers failed"),
+            Err(error) => {
+                tracing::debug!(error = %format_args!("{error:#}"), "checking the Redis servers failed")
+            }
         }
         self.next_look = Instant::now() + LOOK;
     }
@@ -155,7 +157,7 @@ async fn configure(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]
     for registered in families.iter().filter_map(|opened| opened.registered.get()) {
         if let Err(error) = upkeep::begin_epochs(redis, &shared.topology, &registered.family).await
         {
-            tracing::debug!(family = %registered.family, %error, "configuring a family again failed");
+            tracing::debug!(family = %registered.family, error = %format_args!("{error:#}"), "configuring a family again failed");
         }
     }
 }

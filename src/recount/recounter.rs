@@ -75,7 +75,7 @@ async fn run(
             Ok(Next::Begin) => (first + at_random(longer)).saturating_sub(began.elapsed()),
             Ok(Next::Look) => LOOK.min(first),
             Err(error) => {
-                tracing::error!(family = recounting.family(), %error, "a recount failed");
+                tracing::error!(family = recounting.family(), error = %format_args!("{error:#}"), "a recount failed");
                 LOOK.min(first)
             }
         };

@@ -612,7 +612,7 @@ impl Recounting {
                     Ok([Deleted::InFlight]) => left.push(id),
                     Ok(_) => {}
                     Err(error) => {
-                        tracing::debug!(family = %self.handle.family(), id, %error, "dropping a counter from Redis failed")
+                        tracing::debug!(family = %self.handle.family(), id, error = %format_args!("{error:#}"), "dropping a counter from Redis failed")
                     }
                 }
             }
@@ -669,7 +669,7 @@ impl Recounting {
         loop {
             match step().await {
                 Err(error) if error.is_retryable() && Instant::now() < until => {
-                    tracing::warn!(family = %self.handle.family(), %error, "a step of the recount failed, will retry");
+                    tracing::warn!(family = %self.handle.family(), error = %format_args!("{error:#}"), "a step of the recount failed, will retry");
                     sleep(pause.next()).await;
                 }
                 result => return result,

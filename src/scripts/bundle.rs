@@ -168,7 +168,7 @@ pub async fn repeat_safe(
 ) -> Result<Reply> {
     call(redis, name, keys, args)
         .await
-        .map_err(|error| match (error.kind(), below(&error)) {
+        .map_err(|error| match (error.kind(), error.redis_error()) {
             (ErrorKind::OutcomeUnknown, Some(refusal)) if refusal::is_denied(refusal) => {
                 not_executed(refusal.clone())
             }
@@ -292,20 +292,17 @@ pub async fn call_none(redis: &Connection, key: &str) -> Result<()> {
 
 /// Returns whether a call was refused because its keys lie in several slots of a cluster.
 pub fn crosses_slots(error: &Error) -> bool {
-    below(error)
+    error
+        .redis_error()
         .is_some_and(|error| error.kind() == redis::ErrorKind::Server(ServerErrorKind::CrossSlot))
 }
 
 /// Returns whether a call was refused by a reply that does not prove that nothing was done. Redis
 /// would reply to a repeat that the call was executed before, although a part of it may be missing.
 pub fn may_be_half_done(error: &Error) -> bool {
-    below(error)
+    error
+        .redis_error()
         .is_some_and(|error| error.code().is_some() && !refusal::tells_that_nothing_was_done(error))
-}
-
-/// Returns the underlying error of Redis or its client.
-pub fn below(error: &Error) -> Option<&RedisError> {
-    std::error::Error::source(error)?.downcast_ref()
 }
 
 /// Runs a plain reading command. It may be executed any number of times and on any node.

@@ -92,7 +92,7 @@ impl Call {
                 repeated,
             }) => Ok(group.own(position, results, *repeated)),
             Some(CallOutcome::NotExecuted(error) | CallOutcome::Failed(error)) => {
-                Err(error.again())
+                Err(error.clone())
             }
             None => Err(Error::corrupt("a call has no outcome")),
         }

@@ -61,7 +61,7 @@ impl Queue {
             match call.outcome() {
                 Some(CallOutcome::NotExecuted(_)) if Instant::now() < until.begin => {}
                 Some(CallOutcome::NotExecuted(error) | CallOutcome::Failed(error)) => {
-                    return Err(error.again());
+                    return Err(error.clone());
                 }
                 _ => return Ok((call, positions)),
             }

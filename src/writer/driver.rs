@@ -108,7 +108,7 @@ async fn drive(queue: &Arc<Queue>, sending: &mut Sending) {
             sending.make(queue).await;
             match call.outcome() {
                 Some(CallOutcome::NotExecuted(refusal)) => {
-                    sleep(queue.refused(&call, refusal.again())).await
+                    sleep(queue.refused(&call, refusal.clone())).await
                 }
                 _ => queue.accepted(),
             }

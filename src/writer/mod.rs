@@ -225,7 +225,7 @@ impl Writer {
             Err(error) if mixed && error.is_retryable() && !self.queue.spans_partitions() => {
                 return Box::pin(self.add_all(&some().copied().collect::<Vec<_>>(), terms)).await;
             }
-            Err(error) => return indexes.iter().map(|_| Err(error.again())).collect(),
+            Err(error) => return indexes.iter().map(|_| Err(error.clone())).collect(),
         };
         let mut results = Vec::with_capacity(indexes.len());
         for (position, hit) in positions.into_iter().zip(some()) {

@@ -460,7 +460,7 @@ impl Queue {
                 )
             };
             call.end(CallOutcome::NotExecuted(
-                state.refusal.as_ref().map_or_else(silence, Error::again),
+                state.refusal.as_ref().map_or_else(silence, Error::clone),
             ));
             self.room.notify_waiters();
         }

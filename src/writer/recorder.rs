@@ -203,7 +203,7 @@ impl Recorder {
         if let Err(error) = &sent
             && !error.is_retryable()
         {
-            *lock(&self.lost) = Some(error.again());
+            *lock(&self.lost) = Some(error.clone());
         }
         sent
     }
@@ -320,7 +320,7 @@ impl RecordSender {
             sleep(pause).await;
             let started = Instant::now();
             if let Err(error) = recorder.send(&writer).await {
-                tracing::warn!(%error, "sending recorded hits failed");
+                tracing::warn!(error = %format_args!("{error:#}"), "sending recorded hits failed");
             }
             // under load it pauses half of the time, so that each send carries more
             pause = PAUSE.max(started.elapsed());

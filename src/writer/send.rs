@@ -48,7 +48,7 @@ impl Sending {
             if !may_pass(&error) || is_late || bundle::crosses_slots(&error) {
                 break CallOutcome::Failed(unknown("a reply was lost", error));
             }
-            tracing::debug!(family = %queue.family(), %error, "a reply was lost, repeating the call");
+            tracing::debug!(family = %queue.family(), error = %format_args!("{error:#}"), "a reply was lost, repeating the call");
             metrics::retried("add");
             sleep(wait).await;
         };

@@ -304,7 +304,7 @@ async fn durability_and_bounds_change_at_any_time_and_nothing_else_does() {
     ] {
         let error = pair.counterfoil.reconfigure(wrong).await.unwrap_err();
         assert!(
-            error.kind() == ErrorKind::InvalidInput && error.to_string().contains(what),
+            error.kind() == ErrorKind::InvalidInput && format!("{error:#}").contains(what),
             "{error}"
         );
     }

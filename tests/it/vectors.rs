@@ -826,7 +826,7 @@ fn check_refused(run: &mut Run, script: &str, keys: &[String], args: &[&str]) {
     let error = run.send(script, keys, args).unwrap_err();
     // Redis 6.2 has the code in the text, as "-OOM"
     assert!(
-        error.code() == Some("OOM") || error.to_string().contains("OOM"),
+        error.code() == Some("OOM") || format!("{error:#}").contains("OOM"),
         "{script} {args:?}: {error}"
     );
     equal(script, &run.contents(), &before).unwrap();

@@ -104,7 +104,7 @@ async fn drain_pair(
         _ => left(counterfoil).await,
     };
     if let Ok(Err(error)) = &drained {
-        problems.push(error.to_string());
+        problems.push(format!("{error:#}"));
     }
     if drained.is_err() && left.is_empty() && problems.is_empty() {
         problems.push("the time limit was reached before the check ended".to_owned());
@@ -200,7 +200,7 @@ async fn left(counterfoil: &Counterfoil) -> (Vec<Left>, Vec<String>) {
                 oldest_seconds: backlog.oldest.unwrap_or_default().as_secs_f64(),
             }),
             Ok(_) => {}
-            Err(error) => problems.push(format!("{family}: {error}")),
+            Err(error) => problems.push(format!("{family}: {error:#}")),
         }
     }
     (left, problems)

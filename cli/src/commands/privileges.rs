@@ -121,7 +121,7 @@ async fn statements(
     let options: MySqlConnectOptions = pair
         .mysql
         .parse()
-        .map_err(|error| Failure::usage(format!("pair {}: mysql: {error}", pair.name)))?;
+        .map_err(|error| Failure::usage(format!("pair {}: mysql: {error:#}", pair.name)))?;
     let schema = options
         .get_database()
         .ok_or_else(|| Failure::usage(format!("pair {}: mysql names no database", pair.name)))?;

@@ -216,7 +216,7 @@ async fn apply(counterfoil: &Counterfoil, rejects: &[Reject]) -> Result<Outcome,
             Some(family) => store
                 .retry_rejects(family, &numbers)
                 .await
-                .map_err(|error| error.to_string()),
+                .map_err(|error| format!("{error:#}")),
             None => Err("this version does not know the family".to_owned()),
         };
         let results = match results {

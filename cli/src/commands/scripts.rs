@@ -51,12 +51,12 @@ pub fn list(output: Output) -> Result<Exit, Failure> {
 pub fn export(output: Output, folder: &Path) -> Result<Exit, Failure> {
     let write = |path: &Path, text: &str| {
         fs::write(path, text).map_err(|error| {
-            Failure::warning(format!("{} was not written: {error}", path.display()))
+            Failure::warning(format!("{} was not written: {error:#}", path.display()))
         })
     };
     let scripts = folder.join("v1");
     fs::create_dir_all(&scripts).map_err(|error| {
-        Failure::warning(format!("{} was not created: {error}", scripts.display()))
+        Failure::warning(format!("{} was not created: {error:#}", scripts.display()))
     })?;
     for script in Script::all() {
         write(&scripts.join(format!("{}.lua", script.name)), script.source)?;

@@ -255,7 +255,7 @@ async fn families_of(context: &Context, pair: &PairConfig) -> Result<PairFamilie
     for family in found {
         match family {
             Ok(Registered { family, .. }) => registered.push(family),
-            Err(error) => unknown.push(error.to_string()),
+            Err(error) => unknown.push(format!("{error:#}")),
         }
     }
     let mut families = Vec::new();

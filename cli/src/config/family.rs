@@ -468,7 +468,7 @@ impl FamilyEntry {
         };
         // the error's message names the setting
         config.sample().map_err(|error| {
-            let message = error.to_string();
+            let message = format!("{error:#}");
             let place = entry
                 .place(|name| message.contains(name))
                 .map_or(name_at.clone(), |(_, at)| at);

@@ -114,7 +114,7 @@ impl Config {
         let unread = |error| ConfigError {
             path: path.to_owned(),
             line: None,
-            message: format!("not read: {error}. {ADVICE}"),
+            message: format!("not read: {error:#}. {ADVICE}"),
         };
         let text = std::fs::read_to_string(path).map_err(unread)?;
         Config::parse(&text, &Secrets::of_process(path)).map_err(|Wrong { message, at }| {

@@ -137,7 +137,7 @@ impl PairEntry {
             let at = self.redis.as_ref().map_or(at.clone(), Spanned::span);
             return Err(Wrong::new(
                 &at,
-                format!("pair {name:?}: redis is no URL of a Redis: {error}"),
+                format!("pair {name:?}: redis is no URL of a Redis: {error:#}"),
             ));
         }
         if let Err(error) = self
@@ -145,7 +145,7 @@ impl PairEntry {
             .get_ref()
             .parse::<counterfoil::sqlx::mysql::MySqlConnectOptions>()
         {
-            let what = format!("pair {name:?}: mysql is no URL of a database: {error}");
+            let what = format!("pair {name:?}: mysql is no URL of a database: {error:#}");
             return Err(Wrong::new(&self.mysql.span(), what));
         }
         let connections = match &self.connections {

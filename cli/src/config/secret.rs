@@ -75,6 +75,6 @@ impl Secrets {
 /// Reads a file without the final line break.
 fn read(file: &Path) -> Result<String, String> {
     let text = fs::read_to_string(file)
-        .map_err(|error| format!("the secret {} was not read: {error}", file.display()))?;
+        .map_err(|error| format!("the secret {} was not read: {error:#}", file.display()))?;
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }

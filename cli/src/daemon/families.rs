@@ -70,7 +70,7 @@ impl Families {
                 self.open(new).await;
             }
             Err(error) => {
-                tracing::warn!(pair = self.pair, %error, "search for namespaces in Redis failed");
+                tracing::warn!(pair = self.pair, error = %format_args!("{error:#}"), "search for namespaces in Redis failed");
             }
         }
     }
@@ -151,7 +151,7 @@ impl Families {
                     self.opened.insert(name);
                 }
                 Err(error) => {
-                    let error = error.to_string();
+                    let error = format!("{error:#}");
                     if self.refused.get(&name) != Some(&error) {
                         let (pair, family) = (&self.pair, &name);
                         tracing::error!(pair, family, error, "family was not opened");

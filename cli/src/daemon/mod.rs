@@ -35,7 +35,7 @@ const LOG_FILTER: &str = "info,counterfoil::reconciler=error,counterfoil::recoun
 pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     start_log(config.log);
     let prometheus = metrics::install()
-        .map_err(|error| Failure::warning(format!("metrics are unavailable: {error}")))?;
+        .map_err(|error| Failure::warning(format!("metrics are unavailable: {error:#}")))?;
     let listener = match &config.http {
         Some(http) => Some((listen(http).await?, http.token.clone())),
         None => None,
@@ -105,7 +105,7 @@ fn start_log(format: LogFormat) {
 async fn listen(http: &HttpConfig) -> Result<TcpListener, Failure> {
     TcpListener::bind(http.listen).await.map_err(|error| {
         let advice = "each daemon on a machine needs another `listen` address, or \"off\"";
-        Failure::warning(format!("listen = \"{}\": {error}: {advice}", http.listen))
+        Failure::warning(format!("listen = \"{}\": {error:#}: {advice}", http.listen))
     })
 }
 
@@ -150,6 +150,8 @@ fn reload(path: &Path, families: &watch::Sender<Arc<[FamilyConfig]>>) {
                 "reloaded the families; other settings need a restart"
             );
         }
-        Err(error) => tracing::error!(%error, "reload failed, configuration unchanged"),
+        Err(error) => {
+            tracing::error!(error = %format_args!("{error:#}"), "reload failed, configuration unchanged")
+        }
     }
 }

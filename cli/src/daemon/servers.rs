@@ -126,7 +126,7 @@ async fn check_redis(redis: &Connection) -> Result<Description, String> {
     let info = cmd("INFO")
         .query_async::<Value>(&mut redis.clone())
         .await
-        .map_err(|error| error.to_string())?;
+        .map_err(|error| format!("{error:#}"))?;
     let nodes: Vec<_> = texts(&info)
         .iter()
         .map(|text| InfoDict::new(text))
@@ -160,7 +160,7 @@ async fn check_mysql(pool: &MySqlPool) -> Result<Description, String> {
     let version: String = sqlx::query_scalar("SELECT VERSION()")
         .fetch_one(pool)
         .await
-        .map_err(|error| error.to_string())?;
+        .map_err(|error| format!("{error:#}"))?;
     let version = match version.split_once("-MariaDB") {
         Some((number, _)) => format!("MariaDB {number}"),
         None => format!("MySQL {version}"),

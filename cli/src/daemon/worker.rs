@@ -69,10 +69,10 @@ impl Worker {
             match pair::connect(&self.config).await {
                 Ok(pair) => return pair,
                 Err(error) => {
-                    let view = redis.record(Err(error.to_string()), 0);
+                    let view = redis.record(Err(format!("{error:#}")), 0);
                     self.state.update(|pair| pair.redis = view);
                     let name = &self.config.name;
-                    systemd::status(&format!("pair {name}: waiting for Redis: {error}"));
+                    systemd::status(&format!("pair {name}: waiting for Redis: {error:#}"));
                 }
             }
             sleep(RETRY_PAUSE).await;
@@ -173,8 +173,8 @@ impl Working<'_> {
     async fn start(&mut self) {
         if let Err(error) = self.try_start().await {
             let pair = &self.worker.config.name;
-            tracing::error!(pair, %error, "start failed, will retry");
-            systemd::status(&format!("pair {pair}: {error}"));
+            tracing::error!(pair, error = %format_args!("{error:#}"), "start failed, will retry");
+            systemd::status(&format!("pair {pair}: {error:#}"));
             sleep(RETRY_PAUSE).await;
         }
     }
@@ -305,7 +305,7 @@ impl Working<'_> {
                     }
                     known.push(registered);
                 }
-                Err(error) => not_served.push(error.to_string()),
+                Err(error) => not_served.push(format!("{error:#}")),
             }
         }
         let before = self.worker.state.view.borrow().not_served.clone();
@@ -354,7 +354,7 @@ impl Working<'_> {
         if let Some(reconciler) = self.reconciler.take()
             && let Err(error) = reconciler.shutdown().await
         {
-            tracing::error!(pair = self.worker.config.name, %error, "shutdown of the reconciler failed");
+            tracing::error!(pair = self.worker.config.name, error = %format_args!("{error:#}"), "shutdown of the reconciler failed");
         }
     }
 }

@@ -58,7 +58,7 @@ async fn accept(listener: &TcpListener) -> TcpStream {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => return stream,
-            Err(error) => tracing::warn!(%error, "accept failed"),
+            Err(error) => tracing::warn!(error = %format_args!("{error:#}"), "accept failed"),
         }
         sleep(ACCEPT_PAUSE).await;
     }
@@ -88,6 +88,6 @@ async fn serve_connection(stream: TcpStream, router: Router, mut stopping: watch
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(%error, "connection failed");
+        tracing::debug!(error = %format_args!("{error:#}"), "connection failed");
     }
 }

@@ -76,7 +76,7 @@ impl From<Error> for Problem {
         };
         Problem {
             status,
-            error: error.to_string(),
+            error: format!("{error:#}"),
             what_to_do: advice,
         }
     }

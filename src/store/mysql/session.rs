@@ -38,7 +38,7 @@ pub(super) async fn fetch(
         meter.sent(1);
         match query().fetch_all(&mut *idle).await {
             Err(error) if fault::is_lost(&error) => {
-                tracing::debug!(%error, "an idle connection was dead");
+                tracing::debug!(error = %format_args!("{error:#}"), "an idle connection was dead");
                 idle.close_on_drop();
             }
             result => return result,

@@ -33,7 +33,7 @@ pub(super) async fn transact<W: UnitOfWork>(
     loop {
         match once(mysql, work).await {
             Err(error) if is_conflict(&error) && attempt < ATTEMPTS => {
-                tracing::debug!(attempt, %error, "a transaction conflicts with another one and starts again");
+                tracing::debug!(attempt, error = %format_args!("{error:#}"), "a transaction conflicts with another one and starts again");
                 tokio::time::sleep(pause(attempt)).await;
                 attempt += 1;
             }

@@ -146,7 +146,7 @@ async fn a_wrong_touch_is_refused_by_name() {
     ] {
         let error = online.touch(page, visitor).await.expect_err("refused");
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
-        assert!(error.to_string().contains(what), "{error}");
+        assert!(format!("{error:#}").contains(what), "{error}");
     }
     assert!(
         online
@@ -164,7 +164,7 @@ async fn a_wrong_touch_is_refused_by_name() {
         .await;
     let error = narrower.expect_err("another width");
     assert!(
-        error.kind() == ErrorKind::Mismatch && error.to_string().contains("2 stripes"),
+        error.kind() == ErrorKind::Mismatch && format!("{error:#}").contains("2 stripes"),
         "{error}"
     );
 }

@@ -812,8 +812,8 @@ impl Play {
             &FENCE,
             &[String::new(), "1".into(), self.now.to_string()],
         )?;
-        let words: Vec<String> =
-            redis::from_redis_value(got).map_err(|error| TestCaseError::fail(error.to_string()))?;
+        let words: Vec<String> = redis::from_redis_value(got)
+            .map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
         let [status, name, ..] = &words[..] else {
             return Err(TestCaseError::fail(words.join(" ")));
         };

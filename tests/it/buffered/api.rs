@@ -145,7 +145,7 @@ async fn bad_input_is_refused_by_name_and_nothing_is_written() {
     let refused = |error: Error, word: &str| {
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
         assert!(!error.is_retryable() && !error.outcome_unknown());
-        assert!(error.to_string().contains(word), "{error}");
+        assert!(format!("{error:#}").contains(word), "{error}");
     };
     refused(own.add("", 1).await.unwrap_err(), "0 bytes");
     refused(own.add(&"x".repeat(256), 1).await.unwrap_err(), "256 bytes");
@@ -537,7 +537,7 @@ async fn another_configuration_is_refused_by_name() {
         let error = counterfoil.open(other.build().unwrap()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
         assert!(
-            error.to_string().contains(word) && error.to_string().contains("test/views"),
+            format!("{error:#}").contains(word) && format!("{error:#}").contains("test/views"),
             "{error}"
         );
     }
@@ -606,7 +606,7 @@ async fn an_evicting_redis_is_refused_unless_forced() {
         .unwrap();
     let error = pair.counterfoil.reconciler().start().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsafe);
-    assert!(error.to_string().contains("allkeys-lru"), "{error}");
+    assert!(format!("{error:#}").contains("allkeys-lru"), "{error}");
     let reconciler = pair
         .counterfoil
         .reconciler()
@@ -778,7 +778,7 @@ async fn an_error_says_where_it_looked() {
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Redis);
     assert!(
-        error.to_string().contains("/nonexistent/redis.sock"),
+        format!("{error:#}").contains("/nonexistent/redis.sock"),
         "{error}"
     );
     let nowhere = "mysql://root:secret@localhost/x?socket=/nonexistent/mysql.sock";
@@ -787,10 +787,10 @@ async fn an_error_says_where_it_looked() {
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Store);
     assert!(
-        error.to_string().contains("/nonexistent/mysql.sock"),
+        format!("{error:#}").contains("/nonexistent/mysql.sock"),
         "{error}"
     );
-    assert!(!error.to_string().contains("secret"), "{error}");
+    assert!(!format!("{error:#}").contains("secret"), "{error}");
     let error = Counterfoil::connect("http://localhost", nowhere)
         .await
         .unwrap_err();
@@ -1152,7 +1152,7 @@ async fn a_key_of_another_type_is_named() {
     ] {
         assert_eq!(error.kind(), ErrorKind::Corrupt);
         assert!(
-            error.to_string().contains("cf1:{test/views/0}:meta"),
+            format!("{error:#}").contains("cf1:{test/views/0}:meta"),
             "{error}"
         );
     }

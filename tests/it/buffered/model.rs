@@ -1029,7 +1029,7 @@ impl Play {
             }
             let (status, cursor, page, size): (String, String, BTreeMap<String, i64>, usize) =
                 redis::from_redis_value(got)
-                    .map_err(|error| TestCaseError::fail(error.to_string()))?;
+                    .map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
             prop_assert_eq!((&*status, size), ("OK", partition.batch.len()));
             content.extend(page);
             args[4] = cursor;

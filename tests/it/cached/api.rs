@@ -125,7 +125,7 @@ async fn a_process_with_other_bounds_is_refused() {
     ] {
         let error = opened(other).await.expect_err("other bounds");
         assert!(
-            error.kind() == ErrorKind::Mismatch && error.to_string().contains("min 0, max 10"),
+            error.kind() == ErrorKind::Mismatch && format!("{error:#}").contains("min 0, max 10"),
             "{error}"
         );
     }

@@ -243,7 +243,7 @@ async fn the_builder_creates_tables_only_where_it_is_told_to() {
     ] {
         let error = half.connect().await.unwrap_err();
         assert!(
-            error.kind() == ErrorKind::InvalidInput && error.to_string().contains(missing),
+            error.kind() == ErrorKind::InvalidInput && format!("{error:#}").contains(missing),
             "{error}"
         );
     }
@@ -717,7 +717,7 @@ async fn a_replica_is_not_connected_to() {
     let (_first, second) = two().await;
     let error = Primary::connect(second.tcp_url()).await.unwrap_err();
     assert!(
-        error.kind() == ErrorKind::Redis && error.to_string().contains("replica"),
+        error.kind() == ErrorKind::Redis && format!("{error:#}").contains("replica"),
         "{error}"
     );
 }

@@ -86,7 +86,7 @@ async fn a_policy_is_refused_where_it_throws_away_what_counts() {
             assert_eq!(opened.is_ok(), is_safe, "{kind} on {policy}");
             if let Err(error) = opened {
                 assert_eq!(error.kind(), ErrorKind::Unsafe, "{kind} on {policy}");
-                assert!(error.to_string().contains(policy), "{error}");
+                assert!(format!("{error:#}").contains(policy), "{error}");
             }
             // set while the application runs
             set("noeviction").await;

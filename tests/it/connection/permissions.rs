@@ -155,7 +155,7 @@ async fn opening_and_looking_name_each_rule_that_is_missing() {
             );
             let names = |text: &str| text.split_whitespace().any(|word| word == missing);
             assert!(
-                names(&error.to_string()),
+                names(&format!("{error:#}")),
                 "{kind} without {missing}: {error}"
             );
             // revoked while the application runs
@@ -350,7 +350,7 @@ async fn a_cluster_needs_one_rule_more() {
     }
     let fresh = Counterfoil::new(connection, MemoryStore::new());
     let error = refused(OfKind::open(&fresh, "visitors").await);
-    assert!(error.to_string().contains("lacks +pexpire "), "{error}");
+    assert!(format!("{error:#}").contains("lacks +pexpire "), "{error}");
 }
 
 #[tokio::test]

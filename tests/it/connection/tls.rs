@@ -56,7 +56,7 @@ async fn refusal(redis: impl IntoConnectionInfo, mysql: String) -> (ErrorKind, S
         "{:?}: {error}",
         started.elapsed()
     );
-    (error.kind(), error.to_string())
+    (error.kind(), format!("{error:#}"))
 }
 
 /// Returns the URL of the server under a name without a certificate.

@@ -108,7 +108,7 @@ impl Db {
             .await
             .expect_err("refused");
         assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
-        error.to_string()
+        format!("{error:#}")
     }
 }
 
@@ -1227,7 +1227,7 @@ async fn an_unsigned_column_goes_down_but_not_below_zero() {
         .await
         .expect_err("too big");
     assert!(
-        error.kind() == ErrorKind::Range && error.to_string().contains("\"1\""),
+        error.kind() == ErrorKind::Range && format!("{error:#}").contains("\"1\""),
         "{error}"
     );
     assert_eq!(
@@ -1508,7 +1508,7 @@ async fn a_database_without_tables_is_refused_with_what_to_do() {
         "create_tables(true)",
         "MysqlStore::schema()",
     ] {
-        assert!(error.to_string().contains(word), "{error}");
+        assert!(format!("{error:#}").contains(word), "{error}");
     }
     store.create_tables().await.expect("created");
     store
@@ -1534,7 +1534,8 @@ async fn tables_that_are_there_need_no_privilege_to_create() {
     let error = store.create_tables().await.expect_err("may not create");
     assert_eq!(error.kind(), ErrorKind::Mismatch);
     assert!(
-        error.to_string().contains("counterfoil_rejects") && error.to_string().contains("CREATE"),
+        format!("{error:#}").contains("counterfoil_rejects")
+            && format!("{error:#}").contains("CREATE"),
         "{error}"
     );
 }

@@ -74,7 +74,8 @@ async fn a_value_beyond_i64_is_out_of_range() {
     for ids in [&["1"][..], &["1", "2"]] {
         let error = db.store.rows(&big, ids).await.expect_err("refused");
         assert!(
-            error.kind() == ErrorKind::Range && error.to_string().contains("9223372036854775808"),
+            error.kind() == ErrorKind::Range
+                && format!("{error:#}").contains("9223372036854775808"),
             "{error}"
         );
     }
@@ -101,7 +102,7 @@ async fn a_database_that_takes_no_writes_seeds_nothing() {
     for ids in [&["a"][..], &["a", "b"]] {
         let error = store.rows(&family, ids).await.expect_err("refused");
         assert!(
-            error.kind() == ErrorKind::Unsafe && error.to_string().contains("takes no writes"),
+            error.kind() == ErrorKind::Unsafe && format!("{error:#}").contains("takes no writes"),
             "{error}"
         );
     }

@@ -195,7 +195,7 @@ async fn a_char_column_keeps_apart_what_it_takes() {
         );
         let error = family.family.check_id("7/a ").expect_err("no such id");
         assert!(
-            error.kind() == ErrorKind::InvalidInput && error.to_string().contains("column id"),
+            error.kind() == ErrorKind::InvalidInput && format!("{error:#}").contains("column id"),
             "{error}"
         );
 

@@ -126,7 +126,7 @@ impl Work {
 
     fn note<T>(&mut self, result: counterfoil::Result<T>) -> Option<T> {
         result
-            .map_err(|error| self.failures.push(error.to_string()))
+            .map_err(|error| self.failures.push(format!("{error:#}")))
             .ok()
     }
 
@@ -289,7 +289,8 @@ async fn try_each(
     work(store(db)).await.expect("the privileges are enough");
     for granted in grants.iter().flat_map(|grant| Granted::of(grant)) {
         granted.revoke(db).await;
-        let error = work(store(db)).await.expect_err(granted.table).to_string();
+        let error = work(store(db)).await.expect_err(granted.table);
+        let error = format!("{error:#}");
         let is_hidden = error.contains("does not exist") || error.contains("doesn't exist");
         assert!(
             error.contains(granted.name()) && (is_hidden || error.contains(granted.privilege)),

@@ -289,9 +289,12 @@ async fn a_retry_and_a_discard_share_no_reject() {
         discarded
     };
     let backwards: Vec<_> = numbers.iter().rev().copied().collect();
+    // from where no retry has been yet
+    let (first, second) = numbers.split_at(MANY / 2);
+    let from_the_middle = [second, first].concat();
     let (one, two, three, four) = tokio::join!(
         retry(&numbers),
-        discard(&numbers),
+        discard(&from_the_middle),
         discard(&backwards),
         retry(&backwards)
     );

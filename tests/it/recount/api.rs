@@ -507,7 +507,7 @@ async fn what_is_missing_or_not_allowed_is_named() {
     for (result, named) in wrong {
         let error = result.unwrap_err();
         assert!(
-            error.kind() == ErrorKind::InvalidInput && error.to_string().contains(named),
+            error.kind() == ErrorKind::InvalidInput && format!("{error:#}").contains(named),
             "{named}: {error}"
         );
     }
@@ -516,7 +516,7 @@ async fn what_is_missing_or_not_allowed_is_named() {
         .within(WITHIN)
         .start()
         .unwrap_err();
-    assert!(error.to_string().contains("every()"), "{error}");
+    assert!(format!("{error:#}").contains("every()"), "{error}");
     let backwards = recount()
         .source(table())
         .within(WITHIN)

@@ -83,7 +83,7 @@ async fn what_a_source_must_not_return_is_an_error_before_anything_is_corrected(
             .within(WITHIN);
         let error = recount.run_once().await.unwrap_err();
         assert!(
-            error.kind() == ErrorKind::InvalidInput && error.to_string().contains(named),
+            error.kind() == ErrorKind::InvalidInput && format!("{error:#}").contains(named),
             "{text}: {error:?}"
         );
         assert_eq!(saves.get("1").await.unwrap(), 3, "{text}");
@@ -104,7 +104,7 @@ async fn what_a_source_must_not_return_is_an_error_before_anything_is_corrected(
             .await
             .unwrap_err();
         assert!(
-            error.kind() == ErrorKind::InvalidInput && error.to_string().contains(named),
+            error.kind() == ErrorKind::InvalidInput && format!("{error:#}").contains(named),
             "{error:?}"
         );
     }

@@ -246,7 +246,7 @@ async fn a_wrong_call_is_refused_by_name_and_nothing_is_counted() {
     let refused = async |what: &str, result: counterfoil::Result<()>| {
         let error = result.expect_err(what);
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
-        assert!(error.to_string().contains(what), "{error}");
+        assert!(format!("{error:#}").contains(what), "{error}");
     };
     refused("0 bytes", hits.add("", 1).await.map(drop)).await;
     refused("201 bytes", hits.add(&"n".repeat(201), 1).await.map(drop)).await;

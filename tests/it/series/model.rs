@@ -777,7 +777,8 @@ impl Model for Play {
                 match self.reference.read(&ids) {
                     Some(expected) => prop_assert_eq!(got?, expected),
                     None => {
-                        prop_assert!(got.is_err_and(|error| error.to_string().contains("BADSTATE")))
+                        let got = got.map_err(|error| format!("{error:#}"));
+                        prop_assert!(got.is_err_and(|error| error.contains("BADSTATE")))
                     }
                 }
             }
@@ -820,8 +821,8 @@ impl Play {
             &FENCE,
             &["series".into(), "1".into(), self.now.to_string()],
         )?;
-        let words: Vec<String> =
-            redis::from_redis_value(got).map_err(|error| TestCaseError::fail(error.to_string()))?;
+        let words: Vec<String> = redis::from_redis_value(got)
+            .map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
         let [status, name, ..] = &words[..] else {
             return Err(TestCaseError::fail(words.join(" ")));
         };

@@ -58,7 +58,7 @@ impl Hits {
                         }
                         // the caller never repeats a hit, not even one of unknown outcome
                         Err(error) if error.is_retryable() => {
-                            HitOutcome::Refused(error.to_string())
+                            HitOutcome::Refused(format!("{error:#}"))
                         }
                         Err(error) if error.outcome_unknown() => HitOutcome::Unknown,
                         Err(error) => panic!("{error}"),

@@ -63,7 +63,7 @@ async fn a_visitor_of_a_day_counts_once() {
         .first_visit("no number", day("2014-09-20"), "a")
         .await
         .expect_err("no such shop");
-    assert!(error.to_string().contains("no number"), "{error}");
+    assert!(format!("{error:#}").contains("no number"), "{error}");
     let midnight = SystemTime::UNIX_EPOCH + Duration::from_secs(1_411_171_200);
     assert_eq!(
         daily
@@ -111,7 +111,7 @@ async fn a_scope_and_a_day_are_one_counter_and_no_other_pair_is() {
         .await
         .expect_err("taken for another one");
     assert!(
-        error.kind() == ErrorKind::InvalidInput && error.to_string().contains("'/'"),
+        error.kind() == ErrorKind::InvalidInput && format!("{error:#}").contains("'/'"),
         "{error}"
     );
     assert_eq!(

@@ -74,7 +74,7 @@ async fn a_bad_id_is_refused_alone() {
     let told = views.add_many(ids.map(|id| (id, 1))).await;
     let told: Vec<_> = told
         .into_iter()
-        .map(|own| own.map(counted).map_err(|error| error.to_string()))
+        .map(|own| own.map(counted).map_err(|error| format!("{error:#}")))
         .collect();
     assert_eq!([&told[0], &told[2], &told[4]], [&Ok(1), &Ok(1), &Ok(2)]);
     assert!(

@@ -551,7 +551,7 @@ async fn a_change_that_is_overtaken_by_epochs_counts_once() {
             );
             let error = first.unwrap_err();
             assert!(
-                error.outcome_unknown() && error.to_string().contains("forgotten"),
+                error.outcome_unknown() && format!("{error:#}").contains("forgotten"),
                 "{error}"
             );
         }
