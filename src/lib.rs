@@ -11,9 +11,9 @@ mod error;
 mod family;
 pub mod metrics;
 mod reconciler;
-mod recount;
+pub mod recount;
 mod scripts;
-mod store;
+pub mod store;
 mod testing;
 mod writer;
 
@@ -26,7 +26,7 @@ pub use client::cached::CachedCounters;
 pub use client::connect::cluster_settings;
 pub use client::counterfoil::Counterfoil;
 pub use client::exact::Shown;
-pub use client::open::{OpenFamily, Recountable};
+pub use client::open::OpenFamily;
 pub use client::outcome::Outcome;
 pub use client::series::{Series, Slice};
 pub use client::shutdown::Remaining;
@@ -45,16 +45,9 @@ pub use family::{
     SeriesFamilyBuilder, VisitorsFamily, VisitorsFamilyBuilder,
 };
 pub use reconciler::lifecycle::{Reconciler, ReconcilerBuilder};
-pub use recount::builder::RecountBuilder;
-pub use recount::plan::{Mode, RecountIds};
-pub use recount::recounter::Recounter;
-pub use recount::run::Recounted;
+pub use store::Store;
 pub use store::memory::MemoryStore;
-pub use store::mysql::{MysqlStore, Source};
-pub use store::{
-    Applied, Batch, BatchId, Incarnation, LedgerRow, Mark, Nonce, Progress, ReadFrom, Registered,
-    Snapshot, Store,
-};
+pub use store::mysql::MysqlStore;
 pub use writer::Recorded;
 
 /// The version of the redis crate whose connections [`Counterfoil::new`] takes.

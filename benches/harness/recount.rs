@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use counterfoil::{Mode, Source};
+use counterfoil::recount::{Mode, Source};
 use redis::aio::MultiplexedConnection;
 use sqlx::{AssertSqlSafe, MySqlPool};
 

@@ -1,6 +1,7 @@
 //! The families of a pair, in the configuration and in the database.
 
-use counterfoil::{AnyCounters, Day, Error, ErrorKind, Registered, Result, Store};
+use counterfoil::store::Registered;
+use counterfoil::{AnyCounters, Day, Error, ErrorKind, Result, Store};
 
 use crate::config::FamilyConfig;
 

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use counterfoil::admin::Overview;
 use counterfoil::redis::cmd;
-use counterfoil::{Counterfoil, Error, ErrorKind, MysqlStore, Registered};
+use counterfoil::store::Registered;
+use counterfoil::{Counterfoil, Error, ErrorKind, MysqlStore};
 use futures_util::future::join;
 use serde::Serialize;
 use tokio::time::timeout;

@@ -5,7 +5,7 @@ use super::{
     VisitorsFamily,
 };
 
-/// A family of any kind. [`From`] converts the [`Family`] that [`Registered`](crate::Registered)
+/// A family of any kind. [`From`] converts the [`Family`] that [`Registered`](crate::store::Registered)
 /// holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -1,8 +1,15 @@
 //! The recount: compares counters with the rows that they count, and adds proven differences while
 //! counting continues (docs/protocol.md, section 9).
 
-pub mod builder;
-pub mod plan;
-pub mod recounter;
-pub mod run;
-pub mod verdict;
+pub(crate) mod builder;
+pub(crate) mod plan;
+pub(crate) mod recounter;
+pub(crate) mod run;
+pub(crate) mod verdict;
+
+pub use self::builder::RecountBuilder;
+pub use self::plan::{Mode, RecountIds};
+pub use self::recounter::Recounter;
+pub use self::run::Recounted;
+pub use crate::client::open::Recountable;
+pub use crate::store::mysql::Source;

@@ -15,7 +15,7 @@ use crate::store::mysql::Begun;
 /// The pause after a failure, and the interval at which the run of another process is checked.
 const LOOK: Duration = Duration::from_secs(30);
 
-/// A recount that [runs](crate::RecountBuilder::start). Dropping this handle stops it.
+/// A recount that [runs](crate::recount::RecountBuilder::start). Dropping this handle stops it.
 #[derive(Debug)]
 #[must_use = "a recount stops when its handle is dropped"]
 pub struct Recounter {

@@ -1,8 +1,8 @@
-//! The database behind the counters: its interface and its types.
+//! The database behind the counters: the trait for databases other than MySQL, and its types.
 
 pub(crate) mod ledger;
-pub mod memory;
-pub mod mysql;
+pub(crate) mod memory;
+pub(crate) mod mysql;
 
 use std::fmt;
 use std::sync::Arc;
@@ -118,7 +118,7 @@ pub struct Snapshot {
     pub ledger: Vec<Mark>,
 }
 
-/// A database that keeps values and a ledger: [`MysqlStore`](crate::MysqlStore), or your own.
+/// A database that keeps values and a ledger: [`MysqlStore`], or your own.
 ///
 /// [`apply`](Store::apply) makes the counters exact: it changes ledger and values in **one**
 /// transaction, and adds no delta that the ledger already contains (docs/protocol.md, section 3).

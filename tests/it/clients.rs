@@ -10,9 +10,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use counterfoil::{
-    Batch, BatchId, Family, Incarnation, MysqlStore, Nonce, Progress, Registered, Store,
-};
+use counterfoil::store::{Batch, BatchId, Incarnation, Nonce, Progress, Registered};
+use counterfoil::{Family, MysqlStore, Store};
 use redis::{Connection, FromRedisValue};
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
 use testkit::{MysqlServer, RedisOptions, RedisServer};

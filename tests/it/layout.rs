@@ -151,3 +151,20 @@ fn no_two_files_import_each_other() {
     }
     assert!(uses.is_empty(), "circles among {uses:#?}");
 }
+
+#[test]
+fn the_crate_root_has_few_names() {
+    let root = include_str!("../../src/lib.rs");
+    let uses = root.split("\npub use ").skip(1);
+    let names: usize = uses
+        .map(|used| used.split(';').next().unwrap())
+        .map(|used| match used.split_once('{') {
+            Some((_, names)) => names
+                .split(',')
+                .filter(|name| name.contains(char::is_alphabetic))
+                .count(),
+            None => 1,
+        })
+        .sum();
+    assert!((30..=50).contains(&names), "{names}");
+}

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use counterfoil::{Durability, ErrorKind, Family, KeyType, Outcome, Registered, Store, Table};
+use counterfoil::store::Registered;
+use counterfoil::{Durability, ErrorKind, Family, KeyType, Outcome, Store, Table};
 
 use crate::mysql::buffered::{applied, batch, complete, keeps_the_contract};
 use crate::support::kinds::{KINDS, OfKind};

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use counterfoil::admin::{Drift, Overview};
-use counterfoil::{Counterfoil, Family, Mode, MysqlStore, Recounted};
+use counterfoil::recount::{Mode, Recounted};
+use counterfoil::{Counterfoil, Family, MysqlStore};
 use serde::Serialize;
 use tokio::time::sleep;
 

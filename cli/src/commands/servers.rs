@@ -2,7 +2,8 @@
 
 use counterfoil::redis::{RedisResult, cmd};
 use counterfoil::sqlx::{self, AssertSqlSafe, Error};
-use counterfoil::{Connection, Counterfoil, Family, MysqlStore, Registered};
+use counterfoil::store::Registered;
+use counterfoil::{Connection, Counterfoil, Family, MysqlStore};
 use futures_util::future::join;
 use serde::Serialize;
 use serde_json::json;

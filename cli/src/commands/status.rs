@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use counterfoil::{Family, Registered, Store};
+use counterfoil::store::Registered;
+use counterfoil::{Family, Store};
 use futures_util::future::join_all;
 use serde::Serialize;
 

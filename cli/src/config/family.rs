@@ -3,10 +3,8 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use counterfoil::{
-    AnyFamily, Counting, Durability, Error, Family, KeyType, Mode, Precision, RecountIds, Source,
-    Table,
-};
+use counterfoil::recount::{Mode, RecountIds, Source};
+use counterfoil::{AnyFamily, Counting, Durability, Error, Family, KeyType, Precision, Table};
 use indexmap::IndexMap;
 use serde::Deserialize;
 use toml::Spanned;

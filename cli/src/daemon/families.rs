@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use counterfoil::{AnyCounters, Counterfoil, Family, Recounted, Result};
+use counterfoil::recount::Recounted;
+use counterfoil::{AnyCounters, Counterfoil, Family, Result};
 use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
 

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use counterfoil::{AnyCounters, Counterfoil, RecountBuilder, Recounted, Recounter, Result};
+use counterfoil::recount::{RecountBuilder, Recounted, Recounter};
+use counterfoil::{AnyCounters, Counterfoil, Result};
 use futures_util::future::join_all;
 
 use crate::config::Recount;

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use counterfoil::{Counterfoil, Registered};
+use counterfoil::Counterfoil;
+use counterfoil::store::Registered;
 use tokio::sync::watch;
 
 use crate::status::unix_now;

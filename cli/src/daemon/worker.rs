@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use counterfoil::admin::Overview;
-use counterfoil::{Counterfoil, Reconciler, Registered, Result};
+use counterfoil::store::Registered;
+use counterfoil::{Counterfoil, Reconciler, Result};
 use tokio::select;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;

@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use counterfoil::{AnyCounters, Counterfoil, Error, ErrorKind, Now, Precision, Registered, Slice};
+use counterfoil::store::Registered;
+use counterfoil::{AnyCounters, Counterfoil, Error, ErrorKind, Now, Precision, Slice};
 
 use super::App;
 use super::problem::Problem;

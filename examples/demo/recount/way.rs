@@ -4,7 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use counterfoil::{BufferedCounters, ErrorKind, RecountBuilder, RecountIds, Source};
+use counterfoil::recount::{RecountBuilder, RecountIds, Source};
+use counterfoil::{BufferedCounters, ErrorKind};
 use redis::aio::ConnectionManager;
 use sqlx::{Connection, MySqlConnection, MySqlPool};
 use tokio::time::sleep;

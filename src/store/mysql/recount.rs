@@ -84,7 +84,7 @@ pub struct Drift {
 
 impl MysqlStore {
     /// Returns up to `limit` counters that a run of the family found different from their rows,
-    /// ascending by id, after `after`. `run` is the number from [`Recounted`](crate::Recounted).
+    /// ascending by id, after `after`. `run` is the number from [`Recounted`](crate::recount::Recounted).
     /// The records stay until an operator deletes them from `counterfoil_drift`.
     ///
     /// # Errors

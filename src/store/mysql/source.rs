@@ -32,7 +32,7 @@ use crate::store::Registered;
 /// A row must be committed before it is counted. An id that the source does not return has no rows.
 ///
 /// ```
-/// use counterfoil::Source;
+/// use counterfoil::recount::Source;
 /// // ids are bound for the one (?), as the types of the family's key columns say
 /// let saves = Source::sql("SELECT user_id, COUNT(*) FROM saves WHERE user_id IN (?) GROUP BY user_id");
 /// // the same, which can also list the ids that have rows

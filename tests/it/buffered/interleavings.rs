@@ -26,10 +26,9 @@ use crate::support::interleaving::writer::{Key, Writer, turn_epoch};
 use crate::support::interleaving::{
     Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate,
 };
+use counterfoil::store::Registered;
 use counterfoil::test_hooks::{Change, Counted, Guard, PairResult, Part, Partition};
-use counterfoil::{
-    BufferedCounters, Counterfoil, Durability, Family, MemoryStore, Registered, Store,
-};
+use counterfoil::{BufferedCounters, Counterfoil, Durability, Family, MemoryStore, Store};
 use proptest::option;
 use proptest::prelude::*;
 use testkit::RedisServer;

@@ -24,10 +24,10 @@ use crate::support::interleaving::{Checked, Crashes, Fate, PARTITIONS, failed};
 use crate::support::kinds::{KINDS, OfKind, family};
 use crate::support::state::State;
 use crate::support::{self, Pair, Plain, day};
+use counterfoil::store::{LedgerRow, Mark, Registered};
 use counterfoil::test_hooks::{Counted, Guard, LastCut, last_cuts};
 use counterfoil::{
-    BufferedCounters, Counterfoil, Durability, Family, LedgerRow, Mark, MemoryStore, Outcome,
-    Registered, Result, Store,
+    BufferedCounters, Counterfoil, Durability, Family, MemoryStore, Outcome, Result, Store,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestError;

@@ -7,9 +7,10 @@ use std::time::Duration;
 use crate::support::between::{Between, Wrapped};
 use crate::support::{Pair, eventually, pause};
 use counterfoil::admin::Retried;
+use counterfoil::store::Registered;
 use counterfoil::{
     CachedCounters, CachedFamilyBuilder, Counterfoil, Durability, ErrorKind, Family, KeyType,
-    MemoryStore, MysqlStore, Outcome, Registered, Store, Table,
+    MemoryStore, MysqlStore, Outcome, Store, Table,
 };
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 

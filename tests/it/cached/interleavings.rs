@@ -27,13 +27,11 @@ use crate::support::interleaving::{
 };
 use crate::support::state::State;
 use crate::support::{epoch, unix};
+use counterfoil::store::{Batch, BatchId, Incarnation, LedgerRow, Nonce, Registered};
 use counterfoil::test_hooks::{
     Change, Counted, Dropped, Guard, LastCut, PairResult, Retention, Seed, Ticket, retention,
 };
-use counterfoil::{
-    Batch, BatchId, CachedFamily, Counterfoil, Family, Incarnation, LedgerRow, MemoryStore, Nonce,
-    Registered, Store,
-};
+use counterfoil::{CachedFamily, Counterfoil, Family, MemoryStore, Store};
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestError};
 use redis::{FromRedisValue, Pipeline, pipe};

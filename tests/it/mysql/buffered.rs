@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use counterfoil::admin::{Reject, Severity};
+use counterfoil::store::{
+    Applied, Batch, BatchId, Incarnation, LedgerRow, Mark, Nonce, Progress, ReadFrom, Registered,
+};
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
-    Applied, Batch, BatchId, BufferedFamilyBuilder, Durability, ErrorKind, Family, Incarnation,
-    KeyType, LedgerRow, Mark, MysqlStore, Nonce, Progress, ReadFrom, Registered, Result, Store,
-    Table,
+    BufferedFamilyBuilder, Durability, ErrorKind, Family, KeyType, MysqlStore, Result, Store, Table,
 };
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions, MySqlRow};
 use sqlx::{AssertSqlSafe, MySqlPool, Row};

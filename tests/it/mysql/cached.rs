@@ -1,6 +1,7 @@
 //! The rows that cached counters are seeded from, read from a real server.
 
-use counterfoil::{ErrorKind, Family, KeyType, MysqlStore, Registered, Store, Table};
+use counterfoil::store::Registered;
+use counterfoil::{ErrorKind, Family, KeyType, MysqlStore, Store, Table};
 use sqlx::Row;
 use sqlx::mysql::MySqlPoolOptions;
 use testkit::MysqlServer;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use counterfoil::admin::Severity;
-use counterfoil::{ErrorKind, Family, KeyType, MysqlStore, ReadFrom, Registered, Store, Table};
+use counterfoil::store::{ReadFrom, Registered};
+use counterfoil::{ErrorKind, Family, KeyType, MysqlStore, Store, Table};
 use sqlx::mysql::MySqlPoolOptions;
 
 use super::buffered::{Db, I1, applied, batch, pages, rows_read};

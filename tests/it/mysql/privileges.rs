@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use counterfoil::admin::{Retried, Role, Severity, grants};
-use counterfoil::{Family, KeyType, MysqlStore, ReadFrom, Registered, Store, Table};
+use counterfoil::store::{ReadFrom, Registered};
+use counterfoil::{Family, KeyType, MysqlStore, Store, Table};
 use sqlx::mysql::MySqlPoolOptions;
 
 use super::buffered::{Db, I1, applied, batch, complete};

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use counterfoil::admin::Retried;
-use counterfoil::{ErrorKind, Family, KeyType, MysqlStore, Registered, Store, Table};
+use counterfoil::store::Registered;
+use counterfoil::{ErrorKind, Family, KeyType, MysqlStore, Store, Table};
 use futures_util::future::join_all;
 
 use super::buffered::{Db, applied, batch};

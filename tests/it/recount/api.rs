@@ -6,9 +6,9 @@ use std::time::{Duration, UNIX_EPOCH};
 use counterfoil::metrics::{
     RECOUNT_BUSY, RECOUNT_CHECKED, RECOUNT_CORRECTED, RECOUNT_DRIFTED, RECOUNT_FINISHED,
 };
+use counterfoil::recount::{Mode, RecountIds, Recounted, Source};
 use counterfoil::{
-    BufferedCounters, BufferedFamily, CachedCounters, Durability, ErrorKind, Family, KeyType, Mode,
-    RecountIds, Recounted, Source, Table,
+    BufferedCounters, BufferedFamily, CachedCounters, Durability, ErrorKind, Family, KeyType, Table,
 };
 use metrics_util::debugging::DebuggingRecorder;
 

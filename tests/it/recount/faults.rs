@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use counterfoil::{BufferedCounters, ErrorKind, KeyType, Source, Table};
+use counterfoil::recount::Source;
+use counterfoil::{BufferedCounters, ErrorKind, KeyType, Table};
 use testkit::{MysqlServer, RedisOptions};
 
 use crate::support::{Pair, eventually, family, pause};
@@ -324,7 +325,7 @@ async fn a_correction_that_the_database_refuses_is_noted() {
         .source(source)
         .within(WITHIN);
     let done = recount
-        .ids(counterfoil::RecountIds::Both)
+        .ids(counterfoil::recount::RecountIds::Both)
         .run_once()
         .await
         .unwrap();

@@ -3,11 +3,9 @@
 //! leaves the range that its rows explain, and a quiet run ends the drift. Without one of the
 //! guards it does leave it.
 
+use counterfoil::recount::{Recounted, Source};
 use counterfoil::test_hooks::{Before, Difference, Guard, Page, Recounting, Run, take_out};
-use counterfoil::{
-    BufferedCounters, CachedCounters, Durability, Family, KeyType, Outcome, Recounted, Source,
-    Table,
-};
+use counterfoil::{BufferedCounters, CachedCounters, Durability, Family, KeyType, Outcome, Table};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::time::Duration;

@@ -25,10 +25,9 @@ use crate::support::interleaving::{
     Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate,
 };
 use crate::support::times;
+use counterfoil::store::Registered;
 use counterfoil::test_hooks::{Counted, Guard, PairResult, ServerClock, windows};
-use counterfoil::{
-    Counterfoil, Durability, Family, Precision, Registered, SeriesFamily, Slice, Store,
-};
+use counterfoil::{Counterfoil, Durability, Family, Precision, SeriesFamily, Slice, Store};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 

@@ -7,9 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use counterfoil::{
-    Applied, Batch, Family, Incarnation, LedgerRow, ReadFrom, Registered, Result, Snapshot, Store,
-};
+use counterfoil::store::{Applied, Batch, Incarnation, LedgerRow, ReadFrom, Registered, Snapshot};
+use counterfoil::{Family, Result, Store};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 

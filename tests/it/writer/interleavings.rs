@@ -22,10 +22,9 @@ use crate::support::interleaving::stage::{Gone, Stage};
 use crate::support::interleaving::token::{delta, digit, fault};
 use crate::support::interleaving::workers::{WORKERS, Work, Workers};
 use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, failed};
+use counterfoil::store::Registered;
 use counterfoil::test_hooks::Guard;
-use counterfoil::{
-    BufferedCounters, Counterfoil, Family, MemoryStore, Outcome, Registered, Result, Store,
-};
+use counterfoil::{BufferedCounters, Counterfoil, Family, MemoryStore, Outcome, Result, Store};
 use proptest::prelude::*;
 use proptest::test_runner::TestError;
 use redis::aio::ConnectionLike;

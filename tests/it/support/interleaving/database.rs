@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use counterfoil::store::{Batch, Progress, ReadFrom};
 use counterfoil::test_hooks::{LastCut, Pending};
-use counterfoil::{Batch, MysqlStore, Progress, ReadFrom, Result, Store};
+use counterfoil::{MysqlStore, Result, Store};
 use proptest::test_runner::TestCaseError;
 use sqlx::MySqlPool;
 use testkit::MysqlServer;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ops::RangeFrom;
 use std::sync::Arc;
 
-use counterfoil::Registered;
+use counterfoil::store::Registered;
 use counterfoil::test_hooks::{Dropped, LastCut, Partition};
 use proptest::test_runner::TestCaseError;
 use redis::Cmd;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use counterfoil::store::{Batch, BatchId, Progress};
 use counterfoil::test_hooks::{Cut, CutBatch, Dropped, FetchReply, LastCut, RotateReply};
-use counterfoil::{Batch, BatchId, Durability, Progress, Store};
+use counterfoil::{Durability, Store};
 use proptest::prelude::Strategy;
 use proptest::test_runner::TestCaseError;
 
