@@ -25,7 +25,7 @@ pub fn grants(families: &[Family], role: Role, schema: &str, user: &str) -> Vec<
         .filter(|family| role != Role::Writer || family.is_cached())
         .collect();
     let own: Vec<_> = match role {
-        Role::Reconciler => schema::tables().map(|(name, _)| name).collect(),
+        Role::Reconciler => schema::tables().map(|table| table.name).collect(),
         Role::Writer if concerned.is_empty() => Vec::new(),
         Role::Writer => vec!["counterfoil_families"],
         Role::Reader => vec!["counterfoil_families", "counterfoil_ledger"],

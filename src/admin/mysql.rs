@@ -7,8 +7,8 @@ use sqlx::{AssertSqlSafe, Row};
 
 use crate::admin::{Finding, Severity};
 use crate::family::{Family, Kind};
-use crate::store::mysql::target::Target;
-use crate::store::mysql::whole::detached;
+use crate::store::mysql::session::detached;
+use crate::store::mysql::statement::{quoted, table_name};
 use crate::store::mysql::{MysqlStore, fault, schema};
 
 /// The minimum of `max_allowed_packet`. A statement of the largest batch has about 5 MB.
@@ -36,7 +36,7 @@ impl MysqlStore {
             Err(error) => return vec![unreachable(&error)],
         };
         let mut findings = server.findings();
-        if self.primary.options().get_max_connections() < 2 {
+        if self.primary.pool.options().get_max_connections() < 2 {
             findings.push(Finding::new(
                 Severity::Warning,
                 "mysql pool",
@@ -52,14 +52,14 @@ impl MysqlStore {
                 "Nothing is wrong: a read that finds it behind goes to the primary",
             ));
         }
-        match schema::missing(&self.primary, &self.meter).await {
+        match schema::missing(&self.primary).await {
             Ok(missing) if missing.is_empty() => {
                 findings.extend(self.table_findings(families).await)
             }
             Ok(missing) => findings.push(Finding::new(
                 Severity::Error,
                 "mysql tables",
-                format!("not there: {}", missing.join(", ")),
+                format!("missing: {}", missing.join(", ")),
                 schema::ADVICE,
             )),
             Err(error) => findings.push(unreachable(&error)),
@@ -68,17 +68,14 @@ impl MysqlStore {
     }
 
     async fn server(&self) -> Result<Server, sqlx::Error> {
-        self.meter.sent(2);
-        let version = sqlx::query("SELECT VERSION()")
-            .fetch_one(&self.primary)
-            .await?
-            .try_get::<String, _>(0)?;
+        let version = || sqlx::query("SELECT VERSION()");
+        let version: String = self.primary.fetch_one(version).await?.try_get(0)?;
         // by name, since not every server has every setting
         const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', 'autocommit', \
              'innodb_flush_log_at_trx_commit', 'max_allowed_packet', 'log_bin', 'binlog_format', \
              'transaction_isolation', 'tx_isolation')";
         let setting = |row: &MySqlRow| Ok((row.try_get(0)?, row.try_get(1)?));
-        let rows = sqlx::query(SETTINGS).fetch_all(&self.primary).await?;
+        let rows = self.primary.fetch(|| sqlx::query(SETTINGS)).await?;
         let settings = rows
             .iter()
             .map(setting)
@@ -94,8 +91,15 @@ impl MysqlStore {
     /// privileges.
     async fn table_findings(&self, families: &[Family]) -> Vec<Finding> {
         let mut findings = Vec::new();
-        for probe in own_probes() {
-            findings.extend(self.probe(probe).await);
+        for table in schema::tables() {
+            // the table of values is probed like any family's table
+            let privileges = match table.name {
+                "counterfoil_values" => &PRIVILEGES[..1],
+                _ => &PRIVILEGES[..],
+            };
+            let columns = table.columns.iter().map(|column| quoted(column)).collect();
+            let name = table_name(table.name);
+            findings.extend(self.probe(&name, columns, privileges).await);
         }
         let mut seen = HashSet::new();
         for family in families {
@@ -108,9 +112,9 @@ impl MysqlStore {
             }
             match self.target(family).await {
                 Ok(target) => {
-                    for probe in probes(&target) {
-                        findings.extend(self.probe(probe).await);
-                    }
+                    let privileges = &PRIVILEGES[..if target.inserts { 3 } else { 2 }];
+                    let probed = self.probe(&target.name, target.columns(), privileges);
+                    findings.extend(probed.await);
                     findings.extend(self.never_recounted(family).await);
                 }
                 Err(error) => findings.push(Finding::new(
@@ -133,11 +137,17 @@ impl MysqlStore {
             .table
             .as_ref()
             .filter(|_| matches!(family.kind, Kind::Buffered(_) | Kind::Cached(_)))?;
-        self.meter.sent(1);
-        let runs = sqlx::query_scalar::<_, i64>(RUNS)
-            .bind(family.namespace.as_bytes())
-            .bind(family.name.as_bytes());
-        (runs.fetch_one(&self.primary).await.ok()? == 0).then(|| {
+        let runs = || {
+            let query = sqlx::query(RUNS).bind(family.namespace.as_bytes());
+            query.bind(family.name.as_bytes())
+        };
+        let runs = self
+            .primary
+            .fetch_one(runs)
+            .await
+            .ok()?
+            .try_get::<i64, _>(0);
+        (runs.ok()? == 0).then(|| {
             Finding::new(
                 Severity::Info,
                 format!("recount of {family}"),
@@ -147,34 +157,42 @@ impl MysqlStore {
         })
     }
 
-    /// Runs a statement that needs the privilege and concerns no row.
-    async fn probe(&self, probe: Probe) -> Option<Finding> {
-        self.meter.sent(1);
-        let error = sqlx::query(AssertSqlSafe(probe.text))
-            .fetch_all(&self.primary)
-            .await
-            .err()?;
-        let subject = format!("mysql table {}", probe.table);
-        let message = fault::message(&error);
-        Some(if fault::is_denied(&error) {
-            let missing = format!("this user has no {} privilege: {message}", probe.privilege);
-            Finding::new(
-                Severity::Error,
-                subject,
-                missing,
-                format!("GRANT {} on it", probe.privilege),
-            )
-        } else {
-            let what = format!("a harmless {} fails: {message}", probe.privilege);
-            Finding::new(
-                Severity::Error,
-                subject,
-                what,
-                "Make the table writable for this user",
-            )
-        })
+    /// Runs a statement for each of the first privileges that needs it and concerns no row.
+    async fn probe(&self, name: &str, columns: Vec<String>, privileges: &[&str]) -> Vec<Finding> {
+        // the last column of a family's table is the value; all key columns are read-only
+        let value = columns.last().map_or("", String::as_str);
+        let (nulls, columns_of) = (vec!["NULL"; columns.len()].join(", "), columns.join(", "));
+        let texts = [
+            format!("SELECT {columns_of} FROM {name} WHERE FALSE"),
+            format!("UPDATE {name} SET {value} = {value} WHERE FALSE"),
+            format!("INSERT INTO {name} ({columns_of}) SELECT {nulls} FROM DUAL WHERE FALSE"),
+        ];
+        let mut findings = Vec::new();
+        for (privilege, text) in privileges.iter().zip(texts) {
+            let probe = || sqlx::query(AssertSqlSafe(text.clone())).persistent(false);
+            let Err(error) = self.primary.fetch(probe).await else {
+                continue;
+            };
+            let message = fault::message(&error);
+            let (what, advice) = match fault::is_denied(&error) {
+                true => (
+                    format!("this user has no {privilege} privilege: {message}"),
+                    format!("GRANT {privilege} on it"),
+                ),
+                false => (
+                    format!("a harmless {privilege} fails: {message}"),
+                    "Make the table writable for this user".to_owned(),
+                ),
+            };
+            let subject = format!("mysql table {}", name.replace('`', ""));
+            findings.push(Finding::new(Severity::Error, subject, what, advice));
+        }
+        findings
     }
 }
+
+/// The privileges on a table that counterfoil may need, in the order of the probes.
+const PRIVILEGES: [&str; 3] = ["SELECT", "UPDATE", "INSERT"];
 
 fn unreachable(error: &impl std::fmt::Display) -> Finding {
     Finding::new(
@@ -183,141 +201,6 @@ fn unreachable(error: &impl std::fmt::Display) -> Finding {
         format!("{error:#}"),
         "Make the database reachable for this user",
     )
-}
-
-/// A statement that needs a privilege.
-struct Probe {
-    table: String,
-    privilege: &'static str,
-    text: String,
-}
-
-/// Returns probes of the privileges on counterfoil's own tables. The table of values is probed like
-/// any family's table.
-fn own_probes() -> impl Iterator<Item = Probe> {
-    const PROBES: [(&str, &str, &str); 16] = [
-        (
-            "counterfoil_families",
-            "SELECT",
-            "SELECT number FROM counterfoil_families WHERE FALSE",
-        ),
-        (
-            "counterfoil_families",
-            "INSERT",
-            "INSERT INTO counterfoil_families (namespace, name, kind, partitions, wide, durability, target, shape, settings) \
-             SELECT '', '', '', 0, '', '', '', '', '' FROM DUAL WHERE FALSE",
-        ),
-        (
-            "counterfoil_families",
-            "UPDATE",
-            "UPDATE counterfoil_families SET settings = settings WHERE FALSE",
-        ),
-        (
-            "counterfoil_ledger",
-            "SELECT",
-            "SELECT seq FROM counterfoil_ledger WHERE FALSE",
-        ),
-        (
-            "counterfoil_ledger",
-            "INSERT",
-            "INSERT INTO counterfoil_ledger (family, partition_no, incarnation, seq, nonce, position, applied_at) \
-             SELECT 0, 0, 0, 0, 0, NULL, CURRENT_TIMESTAMP FROM DUAL WHERE FALSE",
-        ),
-        (
-            "counterfoil_ledger",
-            "UPDATE",
-            "UPDATE counterfoil_ledger SET seq = seq, nonce = nonce, position = position, applied_at = applied_at \
-             WHERE FALSE",
-        ),
-        (
-            "counterfoil_rejects",
-            "SELECT",
-            "SELECT number FROM counterfoil_rejects WHERE FALSE",
-        ),
-        (
-            "counterfoil_rejects",
-            "INSERT",
-            "INSERT INTO counterfoil_rejects (family, partition_no, incarnation, seq, id, delta, reason) \
-             SELECT 0, 0, 0, 0, '', 0, '' FROM DUAL WHERE FALSE",
-        ),
-        (
-            "counterfoil_rejects",
-            "UPDATE",
-            "UPDATE counterfoil_rejects SET number = number WHERE FALSE",
-        ),
-        (
-            "counterfoil_values",
-            "SELECT",
-            "SELECT value FROM counterfoil_values WHERE FALSE",
-        ),
-        (
-            "counterfoil_recounts",
-            "SELECT",
-            "SELECT run FROM counterfoil_recounts WHERE FALSE",
-        ),
-        (
-            "counterfoil_recounts",
-            "INSERT",
-            "INSERT INTO counterfoil_recounts (family, run, holder) SELECT 0, 0, 0 FROM DUAL WHERE FALSE",
-        ),
-        (
-            "counterfoil_recounts",
-            "UPDATE",
-            "UPDATE counterfoil_recounts SET holder = holder WHERE FALSE",
-        ),
-        (
-            "counterfoil_drift",
-            "SELECT",
-            "SELECT delta FROM counterfoil_drift WHERE FALSE",
-        ),
-        (
-            "counterfoil_drift",
-            "INSERT",
-            "INSERT INTO counterfoil_drift (family, run, id, value_before, row_count, value_after, delta, note) \
-             SELECT 0, 0, '', 0, 0, 0, 0, '' FROM DUAL WHERE FALSE",
-        ),
-        (
-            "counterfoil_drift",
-            "UPDATE",
-            "UPDATE counterfoil_drift SET delta = delta WHERE FALSE",
-        ),
-    ];
-    PROBES.into_iter().map(|(table, privilege, text)| Probe {
-        table: table.to_owned(),
-        privilege,
-        text: text.to_owned(),
-    })
-}
-
-/// Returns probes of the privileges on a family's table.
-fn probes(target: &Target) -> Vec<Probe> {
-    let name = &target.name;
-    let value = format!("`{}`", target.value);
-    let columns = target.columns().collect::<Vec<_>>().join(", ");
-    let nothing = "FROM DUAL WHERE FALSE";
-    let nulls = vec!["NULL"; target.columns().count()].join(", ");
-    let mut probes = vec![
-        (
-            "SELECT",
-            format!("SELECT {columns} FROM {name} WHERE FALSE"),
-        ),
-        (
-            "UPDATE",
-            format!("UPDATE {name} SET {value} = {value} WHERE FALSE"),
-        ),
-    ];
-    if target.inserts {
-        probes.push((
-            "INSERT",
-            format!("INSERT INTO {name} ({columns}) SELECT {nulls} {nothing}"),
-        ));
-    }
-    let probe = |(privilege, text)| Probe {
-        table: name.replace('`', ""),
-        privilege,
-        text,
-    };
-    probes.into_iter().map(probe).collect()
 }
 
 impl Server {

@@ -3,25 +3,84 @@
 
 use std::cmp::Reverse;
 
-use sqlx::Arguments;
-use sqlx::mysql::MySqlArguments;
+use sqlx::Row;
+use sqlx::mysql::MySqlRow;
 
-use super::halves::{CHUNK, Halves};
-use super::json::JsonRows;
-use super::parts::Segment;
-use super::positions;
-use super::rejects::{Origin, Rejected};
+use super::fault;
+use super::json::{self, JsonRows};
 use super::session::Transaction;
-use super::statement::BULK;
-use super::target::Target;
+use super::target::{self, BULK, Segment, Target};
+use crate::store::{Batch, Registered};
 
-/// A delta with the row that it goes to.
-pub(super) struct Delta<'b> {
-    pub(super) key: Vec<Segment<'b>>,
-    /// The batch that it came in.
+/// The maximum number of rows in a statement. With ids of 255 bytes it then has about 5 MB.
+const CHUNK: usize = 10_000;
+
+/// The reason for refusing an id that a client in another language wrote.
+pub(super) const NOT_UTF8: &str = "the id is not UTF-8";
+
+/// The batch that a delta came in. Together with the id it identifies a reject, so that each is
+/// kept once.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Origin {
+    pub(super) family: u64,
+    pub(super) partition: u32,
+    pub(super) incarnation: u64,
+    pub(super) seq: u64,
+}
+
+impl Origin {
+    pub(super) fn batch(batch: &Batch) -> Self {
+        Origin {
+            family: batch.family.number,
+            partition: batch.partition,
+            incarnation: batch.id.incarnation.0,
+            seq: batch.id.seq,
+        }
+    }
+}
+
+/// A delta that is refused, with the reason.
+pub(super) struct Rejected<'b> {
     pub(super) origin: Origin,
     pub(super) id: &'b [u8],
     pub(super) delta: i64,
+    pub(super) reason: String,
+}
+
+/// A delta with the row that it goes to.
+pub(super) struct Delta<'b> {
+    key: Vec<Segment<'b>>,
+    /// The batch that it came in.
+    origin: Origin,
+    id: &'b [u8],
+    delta: i64,
+}
+
+impl<'b> Delta<'b> {
+    /// Finds the row of an id, which a client in another language may have written.
+    pub(super) fn new(
+        family: &Registered,
+        origin: Origin,
+        id: &'b [u8],
+        delta: i64,
+    ) -> Result<Self, Rejected<'b>> {
+        let segments = std::str::from_utf8(id)
+            .map_err(|_| NOT_UTF8.to_owned())
+            .and_then(|id| target::segments(family, id));
+        let segments = segments.map_err(|reason| Rejected {
+            origin,
+            id,
+            delta,
+            reason,
+        })?;
+        let key = target::family_segment(family).into_iter().chain(segments);
+        Ok(Delta {
+            key: key.collect(),
+            origin,
+            id,
+            delta,
+        })
+    }
 }
 
 /// The addition to a row: the sum of several deltas if the row's counter came in several batches.
@@ -47,57 +106,11 @@ enum Way {
     Update,
 }
 
-impl Way {
-    /// Returns the way to add `sum`. An unsigned column refuses the INSERT of a negative number,
-    /// even if the row exists and the sum would fit, so that is an update.
-    fn of(target: &Target, sum: i64) -> Self {
-        if target.inserts && !(target.unsigned && sum < 0) {
-            Way::Upsert
-        } else {
-            Way::Find
-        }
-    }
-
-    async fn write(
-        self,
-        transaction: &mut Transaction,
-        target: &Target,
-        rows: &[RowDelta<'_, '_>],
-    ) -> Result<(), sqlx::Error> {
-        let query = match (self, &target.bulk_upsert) {
-            (Way::Upsert, Some(bulk)) if rows.len() == BULK => {
-                let mut arguments = MySqlArguments::default();
-                for row in rows {
-                    row.key()
-                        .try_for_each(|segment| segment.add_to(&mut arguments))?;
-                    arguments.add(row.sum).map_err(sqlx::Error::Encode)?;
-                }
-                bulk.query_with(arguments)
-            }
-            (Way::Upsert, _) => target.upsert.query().bind(json(rows)),
-            (Way::Find | Way::Update, _) => target.update.query().bind(json(rows)),
-        };
-        let changed = transaction.execute(query).await?;
-        // an upsert counts 1 for an inserted row and 2 for an updated one, so the number of rows
-        // cannot be checked
-        match self {
-            Way::Upsert => Ok(()),
-            Way::Find | Way::Update => positions::all(rows.len(), changed),
-        }
-    }
-}
-
-/// Returns the sums and keys as a statement receives them.
-fn json(rows: &[RowDelta<'_, '_>]) -> String {
-    let mut json = JsonRows::default();
-    for row in rows {
-        row.write_key(json.row().number(row.sum));
-    }
-    json.finish()
-}
-
 /// Adds the deltas to their rows, appends those that the database refused, and returns how many
 /// were added.
+///
+/// If a statement fails because of one of its rows, InnoDB undoes it. It is then bisected, down to
+/// the single row: among 10,000 rows, one bad row costs about 28 more statements.
 pub(super) async fn add<'b>(
     transaction: &mut Transaction,
     target: &Target,
@@ -113,53 +126,51 @@ pub(super) async fn add<'b>(
     let mut steps = plan(target, &deltas);
     while let Some(step) = steps.pop() {
         let refused = if step.way == Way::Find {
-            let (there, missing) = step.find(transaction, target).await?;
+            let (found, missing) = step.find(transaction, target).await?;
             steps.push(Bulk {
                 way: Way::Update,
-                rows: there,
+                rows: found,
             });
+            let reason = if target.inserts {
+                format!("no such row, and {} takes no number below 0", target.value)
+            } else {
+                "no such row".to_owned()
+            };
             missing
                 .into_iter()
-                .map(|row| (row, absent(target)))
+                .map(|row| (row, reason.clone()))
                 .collect()
         } else {
-            let refused = step.write(transaction, target).await?;
-            added += count(&step.rows) - count(refused.iter().map(|(row, _)| row));
-            refused
+            match (step.write(transaction, target).await, &step.rows[..]) {
+                (Ok(()), rows) => {
+                    added += rows.iter().map(|row| row.deltas.len() as u64).sum::<u64>();
+                    vec![]
+                }
+                (Err(error), _) if !fault::blames_row(&error) => return Err(error),
+                (Err(error), &[row]) => vec![(row, fault::message(&error))],
+                (Err(_), rows) => {
+                    let (first, second) = rows.split_at(rows.len() / 2);
+                    steps.extend([second, first].map(|rows| Bulk {
+                        way: step.way,
+                        rows: rows.to_vec(),
+                    }));
+                    vec![]
+                }
+            }
         };
         for (row, reason) in refused {
             match row.deltas {
-                [
-                    Delta {
-                        origin, id, delta, ..
-                    },
-                ] => {
-                    rejected.push(Rejected {
-                        origin: *origin,
-                        id,
-                        delta: *delta,
-                        reason,
-                    });
-                }
+                [one] => rejected.push(Rejected {
+                    origin: one.origin,
+                    id: one.id,
+                    delta: one.delta,
+                    reason,
+                }),
                 several => steps.extend(one_by_one(target, several)),
             }
         }
     }
     Ok(added)
-}
-
-/// Returns the number of deltas of the rows.
-fn count<'r>(rows: impl IntoIterator<Item = &'r RowDelta<'r, 'r>>) -> u64 {
-    rows.into_iter().map(|row| row.deltas.len() as u64).sum()
-}
-
-/// Returns the reason for refusing a row that does not exist.
-fn absent(target: &Target) -> String {
-    if target.inserts {
-        format!("no such row, and {} takes no number below 0", target.value)
-    } else {
-        "no such row".to_owned()
-    }
 }
 
 /// Returns the statements to run, the first one last.
@@ -175,15 +186,8 @@ fn plan<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Bulk<'d, 'b>> {
             Err(_) => steps.extend(one_by_one(target, deltas)),
         }
     }
-    let upserts_of = if target.bulk_upsert.is_some() {
-        BULK
-    } else {
-        CHUNK
-    };
-    for (way, rows, size) in [
-        (Way::Find, finds, CHUNK),
-        (Way::Upsert, upserts, upserts_of),
-    ] {
+    let bulk = target.bulk_upsert.as_ref().map_or(CHUNK, |_| BULK);
+    for (way, rows, size) in [(Way::Find, finds, CHUNK), (Way::Upsert, upserts, bulk)] {
         steps.extend(rows.chunks(size).rev().map(|rows| Bulk {
             way,
             rows: rows.to_vec(),
@@ -194,17 +198,26 @@ fn plan<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Bulk<'d, 'b>> {
 
 /// Returns a statement for each delta, the first one last.
 fn one_by_one<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Bulk<'d, 'b>> {
-    let single = |delta: &'d Delta<'b>| {
-        let row = RowDelta {
+    let single = |delta: &'d Delta<'b>| Bulk {
+        way: Way::of(target, delta.delta),
+        rows: vec![RowDelta {
             deltas: std::slice::from_ref(delta),
             sum: delta.delta,
-        };
-        Bulk {
-            way: Way::of(target, row.sum),
-            rows: vec![row],
-        }
+        }],
     };
     deltas.iter().rev().map(single).collect()
+}
+
+impl Way {
+    /// Returns the way to add `sum`. An unsigned column refuses the INSERT of a negative number,
+    /// even if the row exists and the sum would fit, so that is an update.
+    fn of(target: &Target, sum: i64) -> Self {
+        if target.inserts && !(target.unsigned && sum < 0) {
+            Way::Upsert
+        } else {
+            Way::Find
+        }
+    }
 }
 
 impl<'d, 'b> Bulk<'d, 'b> {
@@ -217,44 +230,59 @@ impl<'d, 'b> Bulk<'d, 'b> {
     ) -> Result<(Vec<RowDelta<'d, 'b>>, Vec<RowDelta<'d, 'b>>), sqlx::Error> {
         let mut json = JsonRows::default();
         for row in &self.rows {
-            row.write_key(json.row());
+            let cells = json.row();
+            row.key().for_each(|segment| segment.write(cells));
         }
         let found = transaction
             .fetch(target.lock.query().bind(json.finish()))
             .await?;
-        let mut there = positions::flags(&found, self.rows.len())?.into_iter();
+        let is_found = |row: &MySqlRow| Ok(row.try_get::<i64, _>(1)? == 1);
+        let mut found = json::by_position(&found, self.rows.len(), is_found)?.into_iter();
         Ok(self
             .rows
             .into_iter()
-            .partition(|_| there.next() == Some(true)))
+            .partition(|_| found.next() == Some(true)))
     }
 
-    /// Returns the rows that the database refused, with its messages.
     async fn write(
         &self,
         transaction: &mut Transaction,
         target: &Target,
-    ) -> Result<Vec<(RowDelta<'d, 'b>, String)>, sqlx::Error> {
-        let mut halves = Halves::of(&self.rows);
-        while let Some(rows) = halves.next() {
-            let result = self.way.write(transaction, target, rows).await;
-            halves.made(rows, result)?;
+    ) -> Result<(), sqlx::Error> {
+        let rows = &self.rows;
+        let query = match (self.way, &target.bulk_upsert) {
+            (Way::Upsert, Some(bulk)) if rows.len() == BULK => {
+                rows.iter().fold(bulk.query(), |query, row| {
+                    let query = row.key().fold(query, |query, segment| segment.bind(query));
+                    query.bind(row.sum)
+                })
+            }
+            (way, _) => {
+                let mut json = JsonRows::default();
+                for row in rows {
+                    let cells = json.row().number(row.sum);
+                    row.key().for_each(|segment| segment.write(cells));
+                }
+                let text = match way {
+                    Way::Upsert => &target.upsert,
+                    Way::Find | Way::Update => &target.update,
+                };
+                text.query().bind(json.finish())
+            }
+        };
+        let changed = transaction.execute(query).await?;
+        // an upsert counts 1 for an inserted row and 2 for an updated one, so the number of rows
+        // cannot be checked
+        match self.way {
+            Way::Upsert => Ok(()),
+            Way::Find | Way::Update => json::check_all(rows.len(), changed),
         }
-        Ok(halves
-            .refused()
-            .into_iter()
-            .map(|(row, reason)| (*row, reason))
-            .collect())
     }
 }
 
-impl RowDelta<'_, '_> {
-    fn write_key(&self, cells: &mut JsonRows) {
-        self.key().for_each(|segment| segment.write(cells));
-    }
-
+impl<'d, 'b> RowDelta<'d, 'b> {
     /// Returns the key, which all deltas of a row share.
-    fn key(&self) -> impl Iterator<Item = &Segment<'_>> {
+    fn key(&self) -> impl Iterator<Item = &'d Segment<'b>> + use<'d, 'b> {
         self.deltas.iter().take(1).flat_map(|delta| &delta.key)
     }
 }

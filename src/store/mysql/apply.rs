@@ -6,12 +6,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::MysqlStore;
-use super::add::{self, Delta};
+use super::add::{self, Delta, Origin, Rejected};
 use super::ledger;
-use super::rejects::{self, Origin, Rejected};
-use super::session::Transaction;
-use super::target::{self, Target};
-use super::transact::{UnitOfWork, transact};
+use super::rejects;
+use super::session::{Transaction, UnitOfWork};
+use super::target::Target;
 use crate::error::Result;
 use crate::store::ledger::{Advance, Step, Unguarded};
 use crate::store::{Applied, Batch};
@@ -38,21 +37,19 @@ pub(super) async fn apply(
             vacant.insert(mysql.target(&family.family).await?);
         }
     }
-    let is_shared = batches
-        .iter()
-        .any(|batch| batch.family.family.table.is_some());
-    let max_rows = max_rows.unwrap_or(if is_shared { MAX_ROWS_SHARED } else { MAX_ROWS });
-    transact(
-        mysql,
-        "batches were not written",
-        &Apply {
-            batches,
-            targets,
-            max_rows,
-            unguarded,
-        },
-    )
-    .await
+    let mut families = batches.iter().map(|batch| &batch.family.family);
+    let is_shared = families.any(|family| family.table.is_some());
+    let default = if is_shared { MAX_ROWS_SHARED } else { MAX_ROWS };
+    let apply = Apply {
+        batches,
+        targets,
+        max_rows: max_rows.unwrap_or(default),
+        unguarded,
+    };
+    mysql
+        .primary
+        .transact("batches were not written", &apply)
+        .await
 }
 
 struct Apply<'b> {
@@ -76,18 +73,13 @@ impl UnitOfWork for Apply<'_> {
             rows += add::add(transaction, target, deltas, &mut rejected).await?;
         }
         rejects::write(transaction, &rejected).await?;
-        let progress = steps.iter().map(|step| step.progress).collect();
         let applied = Applied {
-            progress,
+            progress: steps.iter().map(|step| step.progress).collect(),
             rows,
             rejected: rejected.len() as u64,
         };
-        if steps
-            .iter()
-            .map(|step| step.deltas.len() as u64)
-            .sum::<u64>()
-            == applied.rows + applied.rejected
-        {
+        let taken: usize = steps.iter().map(|step| step.deltas.len()).sum();
+        if taken as u64 == applied.rows + applied.rejected {
             Ok(applied)
         } else {
             Err(sqlx::Error::Protocol(format!(
@@ -105,33 +97,18 @@ fn by_target<'b, 't>(
     rejected: &mut Vec<Rejected<'b>>,
 ) -> BTreeMap<&'t str, (&'t Target, Vec<Delta<'b>>)> {
     let mut groups = BTreeMap::new();
-    for &Step {
-        batch,
-        deltas: taken,
-        ..
-    } in steps
-    {
-        let Some(target) = targets.get(&batch.family.number) else {
+    for step in steps {
+        let Some(target) = targets.get(&step.batch.family.number) else {
             continue;
         };
         let (_, deltas) = groups
             .entry(target.label.as_str())
             .or_insert_with(|| (&**target, Vec::new()));
-        let origin = Origin::batch(batch);
-        for (id, delta) in taken {
-            match target::key(&batch.family, id) {
-                Ok(key) => deltas.push(Delta {
-                    key,
-                    origin,
-                    id,
-                    delta: *delta,
-                }),
-                Err(reason) => rejected.push(Rejected {
-                    origin,
-                    id,
-                    delta: *delta,
-                    reason,
-                }),
+        let origin = Origin::batch(step.batch);
+        for (id, delta) in step.deltas {
+            match Delta::new(&step.batch.family, origin, id, *delta) {
+                Ok(delta) => deltas.push(delta),
+                Err(refused) => rejected.push(refused),
             }
         }
     }

@@ -1,4 +1,5 @@
-//! The rows for a statement: one JSON text for any number of rows, unfolded by `JSON_TABLE`.
+//! The rows for a statement: one JSON text for any number of rows, unfolded by `JSON_TABLE`; and
+//! the replies, one row for each by its position.
 //!
 //! The statement's own text is the same for any number of rows, so it stays prepared. Text is sent
 //! as hexadecimal digits: the JSON is plain ASCII, so no character set of a connection, a database
@@ -6,13 +7,34 @@
 
 use std::fmt::{Display, Write};
 
-/// The clause of every column of a `JSON_TABLE`: a value that does not fit fails the statement. The
-/// default, NULL, would lose the value silently.
-pub(super) const OR_ERROR: &str = "ERROR ON EMPTY ERROR ON ERROR";
+use sqlx::Row;
+use sqlx::mysql::MySqlRow;
 
-/// Returns the definition of the column of a `JSON_TABLE` at `index` of its row.
-pub(super) fn column(name: &str, kind: &str, index: usize) -> String {
-    format!("{name} {kind} PATH '$[{index}]' {OR_ERROR}")
+/// The name of the JSON rows in a statement. No table of the application has this name.
+pub(super) const INPUT: &str = "counterfoil_input";
+
+/// Returns the rows that a statement receives, named [`INPUT`], with `pos` from 1 and these columns
+/// (name and type).
+///
+/// A value that does not fit fails the statement: the default, NULL, would lose it silently. MariaDB
+/// reads a row again for each column, up to that column, so use few columns, long ones last.
+pub(super) fn table<N: Display>(columns: impl IntoIterator<Item = (N, &'static str)>) -> String {
+    let columns: String = columns
+        .into_iter()
+        .enumerate()
+        .map(|(index, (name, kind))| {
+            format!(", {name} {kind} PATH '$[{index}]' ERROR ON EMPTY ERROR ON ERROR")
+        })
+        .collect();
+    format!("JSON_TABLE(?, '$[*]' COLUMNS(pos FOR ORDINALITY{columns})) AS {INPUT}")
+}
+
+/// Returns [`table`] as a derived table, for locking reads: MySQL refuses to lock a JSON_TABLE
+/// (error 3569).
+pub(super) fn derived_table<N: Display>(
+    columns: impl IntoIterator<Item = (N, &'static str)>,
+) -> String {
+    format!("(SELECT * FROM {}) AS {INPUT}", table(columns))
 }
 
 /// An array of arrays under construction.
@@ -46,6 +68,7 @@ impl JsonRows {
     pub(super) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
         const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
         self.cell();
+        self.0.reserve(bytes.len() * 2 + 4);
         self.0.push('"');
         for byte in bytes {
             self.0.push(DIGITS[usize::from(byte >> 4)].into());
@@ -68,20 +91,47 @@ impl JsonRows {
     }
 }
 
-/// Reads hexadecimal digits, as [`JsonRows::bytes`] and the server's `HEX` write them. Returns
-/// `None` for other text.
-pub(super) fn unhex(digits: &str) -> Option<Vec<u8>> {
-    let digit = |digit: &u8| {
-        char::from(*digit)
-            .to_digit(16)
-            .and_then(|digit| u8::try_from(digit).ok())
-    };
-    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
-    let bytes = pairs
-        .iter()
-        .map(|[high, low]| Some(digit(high)? << 4 | digit(low)?))
-        .collect();
-    if rest.is_empty() { bytes } else { None }
+/// Applies `take` to the reply for each given row. Each row of the reply begins with its position.
+///
+/// Such a statement returns a row for every row that it received, found or not. So a truncated
+/// reply (by `sql_select_limit`, by a proxy) is an error, and is not mistaken for missing rows.
+pub(super) fn by_position<T>(
+    rows: &[MySqlRow],
+    given: usize,
+    take: impl Fn(&MySqlRow) -> Result<T, sqlx::Error>,
+) -> Result<Vec<T>, sqlx::Error> {
+    let mut found: Vec<_> = std::iter::repeat_with(|| None).take(given).collect();
+    for row in rows {
+        *at(&mut found, row.try_get(0)?)? = Some(take(row)?);
+    }
+    let found: Option<_> = found.into_iter().collect();
+    found.ok_or_else(|| unexpected(given, rows.len() as u64))
+}
+
+/// Returns the item at a position from 1.
+pub(super) fn at<T>(items: &mut [T], position: u64) -> Result<&mut T, sqlx::Error> {
+    let given = items.len();
+    let index = usize::try_from(position)
+        .ok()
+        .and_then(|position| position.checked_sub(1));
+    index
+        .and_then(|index| items.get_mut(index))
+        .ok_or_else(|| unexpected(given, position))
+}
+
+/// Returns an error unless a statement concerned every row that it received.
+pub(super) fn check_all(given: usize, rows: u64) -> Result<(), sqlx::Error> {
+    if rows == given as u64 {
+        Ok(())
+    } else {
+        Err(unexpected(given, rows))
+    }
+}
+
+fn unexpected(given: usize, rows: u64) -> sqlx::Error {
+    sqlx::Error::Protocol(format!(
+        "the database returned {rows} rows instead of {given}"
+    ))
 }
 
 #[cfg(test)]
@@ -98,12 +148,5 @@ mod tests {
             rows.finish(),
             r#"[[18446744073709551615,"6100C3A9"],[-9223372036854775808,"2014-09-20",""]]"#
         );
-    }
-
-    #[test]
-    fn hexadecimal_digits_are_read_back() {
-        assert_eq!(unhex("6100C3a9").as_deref(), Some("a\0é".as_bytes()));
-        assert_eq!(unhex("").as_deref(), Some(&b""[..]));
-        assert_eq!(["6", "6g", "+1", "-"].map(unhex), [None, None, None, None]);
     }
 }

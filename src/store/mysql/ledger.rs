@@ -2,56 +2,43 @@
 //! (docs/protocol.md, section 3).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlPool, Row};
 
-use super::json::{self, JsonRows};
-use super::positions;
-use super::session::{self, Meter, Transaction};
+use super::json::{self, INPUT, JsonRows};
+use super::session::{Database, Transaction};
+use super::statement::Text;
 use crate::store::ledger::LedgerKey;
 use crate::store::{Batch, Incarnation, LedgerRow, Mark, Nonce};
 
 /// The maximum number of rows in a statement.
 const CHUNK: usize = 10_000;
 
-/// A [`Mark`] as one column of the ledger `l`: `SEQ NONCE POSITION`, two decimal numbers and
-/// hexadecimal digits, or `-` if the batch is complete. NULL if the row does not exist.
-macro_rules! mark {
-    () => {
-        "CONCAT(l.seq, ' ', l.nonce, ' ', COALESCE(HEX(l.position), '-'))"
-    };
-}
+/// A [`Mark`] as columns of the ledger `l`, NULL if the row does not exist.
+pub(super) const MARK: &str = "l.seq, l.nonce, l.position";
 
-pub(super) const MARK: &str = mark!();
+const KEY: [(&str, &str); 3] = [
+    ("family", "INT UNSIGNED"),
+    ("partition_no", "INT UNSIGNED"),
+    ("incarnation", "BIGINT UNSIGNED"),
+];
 
-/// Ledger rows in a statement's JSON; the name of the table follows.
-macro_rules! given {
-    ($($columns:literal)?) => {
-        concat!(
-            "JSON_TABLE(?, '$[*]' COLUMNS(pos FOR ORDINALITY, \
-             family INT UNSIGNED PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR, \
-             partition_no INT UNSIGNED PATH '$[1]' ERROR ON EMPTY ERROR ON ERROR, \
-             incarnation BIGINT UNSIGNED PATH '$[2]' ERROR ON EMPTY ERROR ON ERROR",
-            $($columns,)?
-            "))"
-        )
-    };
-    (marks) => {
-        given!(
-            ", seq BIGINT UNSIGNED PATH '$[3]' ERROR ON EMPTY ERROR ON ERROR, \
-             nonce BIGINT UNSIGNED PATH '$[4]' ERROR ON EMPTY ERROR ON ERROR, \
-             position VARCHAR(510) PATH '$[5]' ERROR ON EMPTY ERROR ON ERROR"
-        )
-    };
-}
+/// A mark in a statement's JSON; the position in hexadecimal digits, or `-` if there is none.
+const GIVEN_MARK: [(&str, &str); 3] = [
+    ("seq", "BIGINT UNSIGNED"),
+    ("nonce", "BIGINT UNSIGNED"),
+    ("position", "VARCHAR(510)"),
+];
 
-/// The condition that the row `l` of the ledger is the one given as `j`.
-macro_rules! matches {
-    () => {
-        "l.family = j.family AND l.partition_no = j.partition_no AND l.incarnation = j.incarnation"
-    };
+/// The ledger, looked up by the given rows.
+fn by_given() -> String {
+    let matches = KEY.map(|(column, _)| format!("l.{column} = {INPUT}.{column}"));
+    format!(
+        "counterfoil_ledger AS l FORCE INDEX (PRIMARY) ON {}",
+        matches.join(" AND ")
+    )
 }
 
 /// Locks the ledger rows of the batches, in the order of the primary key, and returns those that
@@ -60,31 +47,23 @@ pub(super) async fn lock(
     transaction: &mut Transaction,
     batches: &[Arc<Batch>],
 ) -> Result<BTreeMap<LedgerKey, Mark>, sqlx::Error> {
-    // the derived table is for MySQL, which refuses to lock a JSON_TABLE (error 3569)
-    const LOCK: &str = concat!(
-        "SELECT CAST(j.pos AS UNSIGNED), ",
-        mark!(),
-        " FROM (SELECT * FROM ",
-        given!(),
-        " AS given) AS j LEFT JOIN counterfoil_ledger AS l FORCE INDEX (PRIMARY) ON ",
-        matches!(),
-        " FOR UPDATE",
-    );
+    static LOCK: LazyLock<Text> = LazyLock::new(|| {
+        Text::new(format!(
+            "SELECT CAST({INPUT}.pos AS UNSIGNED), {MARK} FROM {} LEFT JOIN {} FOR UPDATE",
+            json::derived_table(KEY),
+            by_given()
+        ))
+    });
     let keys: BTreeSet<_> = batches.iter().map(|batch| batch.ledger_key()).collect();
     let keys: Vec<_> = keys.into_iter().collect();
     let mut rows = BTreeMap::new();
     for keys in keys.chunks(CHUNK) {
         let mut json = JsonRows::default();
         keys.iter().for_each(|key| write_key(json.row(), key));
-        let found = transaction
-            .fetch(sqlx::query(LOCK).bind(json.finish()))
-            .await?;
-        let marks = positions::by_position(&found, keys.len(), |row| mark(row, 1))?;
-        rows.extend(
-            keys.iter()
-                .zip(marks)
-                .filter_map(|(key, mark)| Some((*key, mark?))),
-        );
+        let found = transaction.fetch(LOCK.query().bind(json.finish())).await?;
+        let marks = json::by_position(&found, keys.len(), |row| mark(row, 1))?;
+        let marks = keys.iter().zip(marks);
+        rows.extend(marks.filter_map(|(key, mark)| Some((*key, mark?))));
     }
     Ok(rows)
 }
@@ -96,34 +75,37 @@ pub(super) async fn write(
     known: &BTreeMap<LedgerKey, Mark>,
     marks: &BTreeMap<LedgerKey, Mark>,
 ) -> Result<(), sqlx::Error> {
-    const UPDATE: &str = concat!(
-        "UPDATE ",
-        given!(marks),
-        " AS j STRAIGHT_JOIN counterfoil_ledger AS l FORCE INDEX (PRIMARY) ON ",
-        matches!(),
-        " SET l.seq = j.seq, l.nonce = j.nonce, l.position = UNHEX(NULLIF(j.position, '-')), \
-         l.applied_at = CURRENT_TIMESTAMP",
-    );
-    const INSERT: &str = concat!(
-        "INSERT INTO counterfoil_ledger (family, partition_no, incarnation, seq, nonce, position, applied_at) \
-         SELECT j.family, j.partition_no, j.incarnation, j.seq, j.nonce, UNHEX(NULLIF(j.position, '-')), \
-         CURRENT_TIMESTAMP FROM ",
-        given!(marks),
-        " AS j",
-    );
+    static UPDATE: LazyLock<Text> = LazyLock::new(|| {
+        Text::new(format!(
+            "UPDATE {} STRAIGHT_JOIN {} SET l.seq = {INPUT}.seq, l.nonce = {INPUT}.nonce, \
+             l.position = UNHEX(NULLIF({INPUT}.position, '-')), l.applied_at = CURRENT_TIMESTAMP",
+            json::table(KEY.into_iter().chain(GIVEN_MARK)),
+            by_given()
+        ))
+    });
+    static INSERT: LazyLock<Text> = LazyLock::new(|| {
+        Text::new(format!(
+            "INSERT INTO counterfoil_ledger (family, partition_no, incarnation, seq, nonce, position, applied_at) \
+             SELECT family, partition_no, incarnation, seq, nonce, UNHEX(NULLIF(position, '-')), CURRENT_TIMESTAMP \
+             FROM {}",
+            json::table(KEY.into_iter().chain(GIVEN_MARK))
+        ))
+    });
     let (updates, inserts): (Vec<_>, Vec<_>) =
         marks.iter().partition(|(key, _)| known.contains_key(key));
-    for (text, rows) in [(UPDATE, updates), (INSERT, inserts)] {
+    for (text, rows) in [(&UPDATE, updates), (&INSERT, inserts)] {
         for rows in rows.chunks(CHUNK) {
             let mut json = JsonRows::default();
-            rows.iter()
-                .for_each(|(key, mark)| write_row(json.row(), key, mark));
-            positions::all(
-                rows.len(),
-                transaction
-                    .execute(sqlx::query(text).bind(json.finish()))
-                    .await?,
-            )?;
+            for (key, mark) in rows {
+                write_key(json.row(), key);
+                json.number(mark.seq).number(mark.nonce.0);
+                match &mark.position {
+                    Some(id) => json.bytes(id),
+                    None => json.plain("-"),
+                };
+            }
+            let written = transaction.execute(text.query().bind(json.finish()));
+            json::check_all(rows.len(), written.await?)?;
         }
     }
     Ok(())
@@ -131,101 +113,45 @@ pub(super) async fn write(
 
 /// Returns the rows of these families.
 pub(super) async fn read(
-    pool: &MySqlPool,
-    meter: &Meter,
+    database: &Database,
     families: &[u64],
 ) -> Result<Vec<LedgerRow>, sqlx::Error> {
-    const READ: &str = concat!(
-        "SELECT l.family, l.partition_no, l.incarnation, ",
-        mark!(),
-        " FROM JSON_TABLE(?, '$[*]' COLUMNS(family INT UNSIGNED PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR)) AS j \
-         STRAIGHT_JOIN counterfoil_ledger AS l ON l.family = j.family",
-    );
+    static READ: LazyLock<Text> = LazyLock::new(|| {
+        Text::new(format!(
+            "SELECT l.family, l.partition_no, l.incarnation, {MARK} FROM {} \
+             STRAIGHT_JOIN counterfoil_ledger AS l ON l.family = {INPUT}.family",
+            json::table([KEY[0]])
+        ))
+    });
     let families: BTreeSet<_> = families.iter().collect();
-    let families: Vec<_> = families.into_iter().collect();
-    let mut found = Vec::new();
-    for families in families.chunks(CHUNK) {
-        let mut json = JsonRows::default();
-        for family in families {
-            json.row().number(family);
-        }
-        let json = json.finish();
-        for row in session::fetch(pool, meter, || sqlx::query(READ).bind(json.clone())).await? {
-            found.push(LedgerRow {
-                family: row.try_get(0)?,
-                partition: row.try_get(1)?,
-                incarnation: Incarnation(row.try_get(2)?),
-                mark: mark(&row, 3)?.unwrap_or_default(),
-            });
-        }
+    let mut json = JsonRows::default();
+    for family in families {
+        json.row().number(family);
     }
-    Ok(found)
+    let json = json.finish();
+    let row = |row: &MySqlRow| {
+        Ok(LedgerRow {
+            family: row.try_get(0)?,
+            partition: row.try_get(1)?,
+            incarnation: Incarnation(row.try_get(2)?),
+            mark: mark(row, 3)?.unwrap_or_default(),
+        })
+    };
+    database.fetch_each(|| READ.query().bind(&json), row).await
 }
 
 fn write_key(row: &mut JsonRows, (family, partition, incarnation): &LedgerKey) {
     row.number(family).number(partition).number(incarnation.0);
 }
 
-fn write_row(row: &mut JsonRows, key: &LedgerKey, mark: &Mark) {
-    write_key(row, key);
-    row.number(mark.seq).number(mark.nonce.0);
-    match &mark.position {
-        Some(id) => row.bytes(id),
-        None => row.plain("-"),
-    };
-}
-
-/// Reads a column of [`MARK`].
+/// Reads the columns of [`MARK`], of which `index` is the first.
 pub(super) fn mark(row: &MySqlRow, index: usize) -> Result<Option<Mark>, sqlx::Error> {
-    row.try_get::<Option<String>, _>(index)?
-        .map(|text| parse(&text))
-        .transpose()
-}
-
-/// Reads the text of [`MARK`].
-pub(super) fn parse(text: &str) -> Result<Mark, sqlx::Error> {
-    let mark = || {
-        let (seq, rest) = text.split_once(' ')?;
-        let (nonce, position) = rest.split_once(' ')?;
-        let position = if position == "-" {
-            None
-        } else {
-            Some(json::unhex(position)?)
-        };
-        Some(Mark {
-            seq: seq.parse().ok()?,
-            nonce: Nonce(nonce.parse().ok()?),
-            position,
-        })
+    let Some(seq) = row.try_get(index)? else {
+        return Ok(None);
     };
-    mark().ok_or_else(|| sqlx::Error::Protocol(format!("unexpected mark in the ledger: {text:?}")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mark_is_read_from_its_column() {
-        let mark = |position| Mark {
-            seq: 7,
-            nonce: Nonce(u64::MAX),
-            position,
-        };
-        assert_eq!(
-            parse("7 18446744073709551615 -").expect("a mark"),
-            mark(None)
-        );
-        assert_eq!(
-            parse("7 18446744073709551615 00FF61").expect("a mark"),
-            mark(Some(b"\x00\xFFa".to_vec()))
-        );
-        assert_eq!(
-            parse("7 18446744073709551615 ").expect("a mark"),
-            mark(Some(Vec::new()))
-        );
-        for wrong in ["", "7", "7 8", "7 8 9", "7 8 XX", "-7 8 -"] {
-            assert!(parse(wrong).is_err(), "{wrong:?}");
-        }
-    }
+    Ok(Some(Mark {
+        seq,
+        nonce: Nonce(row.try_get(index + 1)?),
+        position: row.try_get(index + 2)?,
+    }))
 }

@@ -2,30 +2,21 @@
 
 mod add;
 mod apply;
-mod discard;
 mod families;
 pub(crate) mod fault;
-mod halves;
 mod json;
 mod ledger;
 mod list;
+mod lookup;
 mod overview;
-mod parts;
-mod point;
-mod positions;
 mod recount;
 mod rejects;
-mod retry;
-mod rows;
 pub(crate) mod schema;
 pub(crate) mod session;
 mod shape;
-mod snapshot;
 mod source;
 pub(crate) mod statement;
 pub(crate) mod target;
-mod transact;
-pub(crate) mod whole;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -36,20 +27,15 @@ use async_trait::async_trait;
 use sqlx::MySqlPool;
 
 use self::fault::store;
+pub(crate) use self::list::IdPage;
 pub use self::overview::{Overview, RecountRun};
-use self::point::Point;
-pub use self::recount::Drift;
-pub use self::recount::Run;
 pub(crate) use self::recount::{Begun, Cursor, Drifted};
-pub use self::rejects::Reject;
-pub use self::retry::Retried;
-use self::session::Meter;
+pub use self::recount::{Drift, Run};
+pub use self::rejects::{Reject, Retried};
+use self::session::{Database, Meter, detached, in_place};
 use self::shape::Shape;
-use self::snapshot::SnapshotRead;
-pub(crate) use self::source::IdPage;
 pub use self::source::Source;
 use self::target::Target;
-use self::whole::{detached, in_place};
 use crate::error::Result;
 use crate::family::Family;
 use crate::family::table::Table;
@@ -75,9 +61,8 @@ use crate::store::{Applied, Batch, Incarnation, LedgerRow, ReadFrom, Registered,
 /// ```
 #[derive(Clone)]
 pub struct MysqlStore {
-    pub(crate) primary: MySqlPool,
-    pub(crate) replica: Option<MySqlPool>,
-    pub(crate) meter: Meter,
+    pub(crate) primary: Database,
+    pub(crate) replica: Option<Database>,
     /// The targets by description; `None` is counterfoil's own table.
     targets: Arc<RwLock<HashMap<Option<Table>, Arc<Target>>>>,
     own: Arc<OwnTables>,
@@ -97,9 +82,11 @@ impl MysqlStore {
     /// written to.
     pub fn new(pool: MySqlPool) -> Self {
         MysqlStore {
-            primary: pool,
+            primary: Database {
+                pool,
+                meter: Meter::default(),
+            },
             replica: None,
-            meter: Meter::default(),
             targets: Arc::default(),
             own: Arc::default(),
         }
@@ -109,7 +96,7 @@ impl MysqlStore {
     /// behind the first one.
     #[must_use]
     pub fn with_replica(mut self, pool: MySqlPool) -> Self {
-        self.replica = Some(pool);
+        self.replica = Some(self.on(Some(&pool)));
         self
     }
 
@@ -127,8 +114,8 @@ impl MysqlStore {
     /// lacks the privilege, naming the table. Tables that were created before it remain: the
     /// database commits each immediately.
     pub async fn create_tables(&self) -> Result<()> {
-        let mysql = self.clone();
-        detached(async move { schema::create(&mysql.primary, &mysql.meter).await }).await
+        let database = self.primary.clone();
+        detached(async move { schema::create(&database).await }).await
     }
 
     /// Creates missing tables before the first query for families.
@@ -144,87 +131,27 @@ impl MysqlStore {
     async fn ensure_tables(&self) -> Result<()> {
         if !self.own.are_there.load(Ordering::Relaxed) {
             if self.own.creates {
-                schema::create(&self.primary, &self.meter).await?;
+                schema::create(&self.primary).await?;
             } else {
-                schema::require(&self.primary, &self.meter).await?;
+                schema::require(&self.primary).await?;
             }
             self.own.are_there.store(true, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    /// Returns up to `limit` rejects with numbers above `after` (0 for the first page), ascending,
-    /// except those that were [applied](Self::retry_rejects) or [discarded](Self::discard_rejects)
-    /// since.
-    ///
-    /// The database assigns a number before the transaction commits, so a lower number may appear
-    /// shortly after a higher one.
-    ///
-    /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
-    pub async fn rejects(&self, after: u64, limit: u64) -> Result<Vec<Reject>> {
-        let mysql = self.clone();
-        detached(async move {
-            mysql.meter.sent(1);
-            rejects::read(&mysql.primary, after, limit)
-                .await
-                .map_err(store("rejects were not read"))
-        })
-        .await
-    }
-
-    /// Returns the latest `limit` of these rejects, the newest first.
-    ///
-    /// # Errors
-    /// See [`rejects`](Self::rejects).
-    pub async fn latest_rejects(&self, limit: u64) -> Result<Vec<Reject>> {
-        let mysql = self.clone();
-        detached(async move {
-            mysql.meter.sent(1);
-            rejects::latest(&mysql.primary, limit)
-                .await
-                .map_err(store("rejects were not read"))
-        })
-        .await
-    }
-
-    /// Adds rejects of a family, given by their numbers, to their rows once the cause is fixed, and
-    /// returns the outcome of each, in the order of the numbers. The rejects stay in their table,
-    /// marked as applied. A delta that is refused again stays a reject with the new reason.
-    ///
-    /// Each counts once, however often it is retried: row and reject are written in one
-    /// transaction, for up to 10,000 rejects. A cached counter that is in Redis shows the delta
-    /// once its row is read again: with its next sync or seed.
-    ///
-    /// # Errors
-    /// [`Store`](crate::ErrorKind::Store): the last transaction was not kept, or its outcome is
-    /// unknown. Call again: nothing counts twice. [`Mismatch`](crate::ErrorKind::Mismatch) if the
-    /// family or its table is registered differently.
-    pub async fn retry_rejects(&self, family: &Family, numbers: &[u64]) -> Result<Vec<Retried>> {
-        let (mysql, family, numbers) = (self.clone(), family.clone(), numbers.to_vec());
-        detached(async move { retry::retry(&mysql, family, &numbers).await }).await
-    }
-
-    /// Discards the open rejects among these numbers, of any family. Each is marked as done without
-    /// being added, and its reason, cut at 1024 characters, begins with `discarded: `. Returns the
-    /// numbers of the discarded ones, ascending. The others do not exist, or were applied or
-    /// discarded before.
-    ///
-    /// If this and [`retry_rejects`](Self::retry_rejects) run at the same time, one of them takes
-    /// each reject.
-    ///
-    /// # Errors
-    /// [`Store`](crate::ErrorKind::Store): up to 10,000 rejects share a transaction. The last
-    /// transaction was not kept, or its outcome is unknown. Call again.
-    pub async fn discard_rejects(&self, numbers: &[u64]) -> Result<Vec<u64>> {
-        let (mysql, numbers) = (self.clone(), numbers.to_vec());
-        detached(async move { discard::discard(&mysql, &numbers).await }).await
-    }
-
     /// Returns the number of statements that this store and its clones have sent, as the server
     /// counts them.
     pub fn statements(&self) -> u64 {
-        self.meter.total()
+        self.primary.meter.total()
+    }
+
+    /// Returns the server behind another pool, by default the primary.
+    fn on(&self, pool: Option<&MySqlPool>) -> Database {
+        Database {
+            pool: pool.unwrap_or(&self.primary.pool).clone(),
+            meter: self.primary.meter.clone(),
+        }
     }
 
     /// Returns the table of the family's values. Its definition is read once.
@@ -239,10 +166,9 @@ impl MysqlStore {
             return Ok(target);
         }
         let target = Arc::new(match &family.table {
-            Some(table) => Target::new(
-                table,
-                &Shape::learn(&self.primary, &self.meter, table).await?,
-            ),
+            Some(table) => {
+                Target::of_application(table, &Shape::learn(&self.primary, table).await?)
+            }
             None => Target::own(),
         });
         let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
@@ -267,9 +193,9 @@ impl Store for MysqlStore {
             mysql.ensure_tables().await?;
             mysql.target(&family).await?;
             if family.is_cached() {
-                rows::refuse_replica(&mysql.primary, &mysql.meter, &family).await?;
+                lookup::refuse_replica(&mysql.primary, &family).await?;
             }
-            families::register(&mysql.primary, &mysql.meter, &family).await
+            families::register(&mysql.primary.pool, &mysql.primary.meter, &family).await
         })
         .await
     }
@@ -280,7 +206,7 @@ impl Store for MysqlStore {
             if mysql.own.creates {
                 mysql.ensure_tables().await?;
             }
-            families::list(&mysql.primary, &mysql.meter).await
+            families::list(&mysql.primary.pool, &mysql.primary.meter).await
         })
         .await
     }
@@ -288,7 +214,7 @@ impl Store for MysqlStore {
     async fn reconfigure(&self, before: &Family, after: &Family) -> Result<()> {
         let (mysql, before, after) = (self.clone(), before.clone(), after.clone());
         detached(async move {
-            families::reconfigure(&mysql.primary, &mysql.meter, &before, &after).await
+            families::reconfigure(&mysql.primary.pool, &mysql.primary.meter, &before, &after).await
         })
         .await
     }
@@ -301,9 +227,9 @@ impl Store for MysqlStore {
     }
 
     async fn ledger(&self, families: &[u64]) -> Result<Vec<LedgerRow>> {
-        let (mysql, families) = (self.clone(), families.to_vec());
+        let (database, families) = (self.primary.clone(), families.to_vec());
         detached(async move {
-            ledger::read(&mysql.primary, &mysql.meter, &families)
+            ledger::read(&database, &families)
                 .await
                 .map_err(store("the ledger was not read"))
         })
@@ -322,18 +248,12 @@ impl Store for MysqlStore {
         let ids: Vec<_> = ids.iter().map(|&id| id.to_owned()).collect();
         in_place(async move {
             let target = mysql.target(&family.family).await?;
-            let pool = match from {
+            let database = match from {
                 ReadFrom::Nearest => mysql.replica.as_ref().unwrap_or(&mysql.primary),
                 ReadFrom::Primary => &mysql.primary,
             };
-            match Point::new(&target, &family, &ids, &ledger) {
-                Some(point) => point.send(pool, &mysql.meter).await,
-                None => {
-                    SnapshotRead::new(target, family, ids, &ledger)
-                        .send(pool, &mysql.meter)
-                        .await
-                }
-            }
+            let (snapshot, _) = lookup::read(database, &target, &family, &ids, &ledger).await?;
+            Ok(snapshot)
         })
         .await
     }
@@ -351,7 +271,6 @@ impl Store for MysqlStore {
             let target = mysql.target(&family.family).await?;
             list::list(
                 &mysql.primary,
-                &mysql.meter,
                 &target,
                 &family,
                 &prefix,
@@ -368,7 +287,10 @@ impl Store for MysqlStore {
         let ids: Vec<_> = ids.iter().map(|&id| id.to_owned()).collect();
         in_place(async move {
             let target = mysql.target(&family.family).await?;
-            rows::read(&mysql.primary, &mysql.meter, &target, &family, &ids).await
+            let (snapshot, read_only) =
+                lookup::read(&mysql.primary, &target, &family, &ids, &[]).await?;
+            lookup::check_writable(&read_only, &family.family)?;
+            Ok(snapshot.values)
         })
         .await
     }

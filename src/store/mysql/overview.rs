@@ -1,14 +1,15 @@
 //! All families at a glance, for operators: one statement per table, for any number of families.
 
 use std::collections::HashMap;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
 use super::MysqlStore;
 use super::fault::store;
-use super::whole::detached;
+use super::rejects::{text, time};
+use super::session::detached;
 use crate::error::Result;
 
 /// The state of a family in the database. Times are by the database's clock.
@@ -75,8 +76,7 @@ impl MysqlStore {
              CAST(UNIX_TIMESTAMP(r.finished_at) * 1000 AS UNSIGNED) \
              FROM (SELECT family, MAX(run) AS run FROM counterfoil_recounts GROUP BY family) AS latest \
              STRAIGHT_JOIN counterfoil_recounts AS r ON r.family = latest.family AND r.run = latest.run";
-        self.meter.sent(1);
-        let families = sqlx::query(FAMILIES).fetch_all(&self.primary).await?;
+        let families = self.primary.fetch(|| sqlx::query(FAMILIES)).await?;
         let mut saved = self
             .by_family(SAVED, |row| row.try_get(1).map(time))
             .await?;
@@ -86,13 +86,9 @@ impl MysqlStore {
         let mut recounts = self.by_family(RECOUNTS, recount).await?;
         let overview = |row: &MySqlRow| {
             let number: u64 = row.try_get(0)?;
-            let text = |index| {
-                row.try_get(index)
-                    .map(|bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned())
-            };
             Ok(Overview {
-                namespace: text(1)?,
-                family: text(2)?,
+                namespace: text(row, 1)?,
+                family: text(row, 2)?,
                 last_saved: saved.remove(&number),
                 rejects: rejects.remove(&number).unwrap_or(0),
                 recount: recounts.remove(&number),
@@ -107,8 +103,7 @@ impl MysqlStore {
         statement: &'static str,
         read: impl Fn(&MySqlRow) -> Result<T, sqlx::Error>,
     ) -> Result<HashMap<u64, T>, sqlx::Error> {
-        self.meter.sent(1);
-        let rows = sqlx::query(statement).fetch_all(&self.primary).await?;
+        let rows = self.primary.fetch(|| sqlx::query(statement)).await?;
         rows.iter()
             .map(|row| Ok((row.try_get(0)?, read(row)?)))
             .collect()
@@ -124,9 +119,4 @@ fn recount(row: &MySqlRow) -> Result<RecountRun, sqlx::Error> {
         touched: time(row.try_get(5)?),
         finished: row.try_get::<Option<u64>, _>(6)?.map(time),
     })
-}
-
-/// Converts milliseconds of Unix time.
-fn time(ms: u64) -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_millis(ms)
 }

@@ -1,24 +1,24 @@
 //! The runs of recounts and their corrections. One transaction contains a correction, its record
 //! and its run's row (docs/protocol.md, section 9).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::sync::LazyLock;
 use std::time::{Duration, SystemTime};
 
-use sqlx::Row;
 use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, Row};
 
 use super::MysqlStore;
-use super::add::{self, Delta};
+use super::add::{self, Delta, Origin};
 use super::fault::store;
-use super::json::JsonRows;
-use super::rejects::{self, Origin};
-use super::session::Transaction;
-use super::target;
-use super::transact::{UnitOfWork, transact};
-use super::whole::detached;
+use super::json::{self, INPUT, JsonRows};
+use super::rejects::{self, text, time};
+use super::session::{Transaction, UnitOfWork, detached};
+use super::statement::{Statement, Text, schema_and_name};
+use super::target::Target;
 use crate::error::Result;
 use crate::family::Family;
-use crate::store::{Incarnation, Registered, Store};
+use crate::store::{Registered, Store};
 
 /// A run of a recount that this process works on.
 #[derive(Clone, Debug)]
@@ -107,20 +107,12 @@ impl MysqlStore {
         );
         detached(async move {
             let number = mysql.register(&family).await?;
-            mysql.meter.sent(1);
-            let query = sqlx::query(READ)
-                .bind(number)
-                .bind(run)
-                .bind(after.as_bytes())
-                .bind(limit);
-            let rows = query
-                .fetch_all(&mysql.primary)
-                .await
-                .map_err(store("drift was not read"))?;
-            rows.iter()
-                .map(drift)
-                .collect::<Result<_, _>>()
-                .map_err(store("drift was not read"))
+            let query = || {
+                let query = sqlx::query(READ).bind(number).bind(run);
+                query.bind(after.as_bytes()).bind(limit)
+            };
+            let drift = mysql.primary.fetch_each(query, drift);
+            drift.await.map_err(store("drift was not read"))
         })
         .await
     }
@@ -141,53 +133,71 @@ impl MysqlStore {
             lease,
             every,
         };
-        detached(async move { transact(&mysql, "a recount was not begun", &begin).await }).await
+        detached(async move {
+            mysql
+                .primary
+                .transact("a recount was not begun", &begin)
+                .await
+        })
+        .await
     }
 
     /// Records the run's progress. Returns `false` if the run is over for this holder.
     pub(crate) async fn note_recount(&self, family: &Registered, run: &Run) -> Result<bool> {
-        const NOTE: &str = "UPDATE counterfoil_recounts SET from_source = ?, last_id = ?, checked = ?, drifted = ?, \
-             touched_at = CURRENT_TIMESTAMP(3) WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL";
-        let query = sqlx::query(NOTE)
-            .bind(run.at.from_source)
-            .bind(run.at.after.as_ref().map(|id| id.as_bytes().to_vec()));
-        let query = query.bind(run.checked).bind(run.drifted);
-        self.touch(query.bind(family.number).bind(run.number).bind(run.holder))
-            .await
+        self.touch(family, run, run.holder, "NULL").await
     }
 
     /// Finishes the run, so that the next one may begin.
     pub(crate) async fn finish_recount(&self, family: &Registered, run: &Run) -> Result<bool> {
-        const FINISH: &str = "UPDATE counterfoil_recounts SET checked = ?, drifted = ?, holder = 0, \
-             touched_at = CURRENT_TIMESTAMP(3), finished_at = CURRENT_TIMESTAMP(3) \
-             WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL";
-        let query = sqlx::query(FINISH).bind(run.checked).bind(run.drifted);
-        self.touch(query.bind(family.number).bind(run.number).bind(run.holder))
-            .await
+        self.touch(family, run, 0, "CURRENT_TIMESTAMP(3)").await
+    }
+
+    async fn touch(
+        &self,
+        family: &Registered,
+        run: &Run,
+        holder: u64,
+        finished_at: &'static str,
+    ) -> Result<bool> {
+        let set = format!(
+            "from_source = ?, last_id = ?, checked = ?, drifted = ?, holder = ?, \
+             touched_at = CURRENT_TIMESTAMP(3), finished_at = {finished_at}"
+        );
+        let bind = |query: Statement| {
+            query
+                .bind(run.at.from_source)
+                .bind(run.at.after.as_ref().map(|id| id.as_bytes().to_vec()))
+                .bind(run.checked)
+                .bind(run.drifted)
+                .bind(holder)
+        };
+        self.set(family, run, &set, bind).await
     }
 
     /// Leaves the run, so that another process may continue it at once.
     pub(crate) async fn leave_recount(&self, family: &Registered, run: &Run) -> Result<bool> {
-        const LEAVE: &str = "UPDATE counterfoil_recounts SET holder = 0 WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL";
-        self.touch(
-            sqlx::query(LEAVE)
-                .bind(family.number)
-                .bind(run.number)
-                .bind(run.holder),
-        )
-        .await
+        self.set(family, run, "holder = 0", |query| query).await
     }
 
-    async fn touch(&self, query: super::statement::Statement) -> Result<bool> {
-        let mysql = self.clone();
+    /// Updates the run's row unless the run is over for this holder. Returns `false` then.
+    async fn set(
+        &self,
+        family: &Registered,
+        run: &Run,
+        set: &str,
+        bind: impl Fn(Statement) -> Statement,
+    ) -> Result<bool> {
+        let text = format!(
+            "UPDATE counterfoil_recounts SET {set} \
+             WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL"
+        );
+        let query = bind(sqlx::query(AssertSqlSafe(text)));
+        let query = query.bind(family.number).bind(run.number).bind(run.holder);
+        let database = self.primary.clone();
         detached(async move {
-            mysql.meter.sent(1);
-            let done = query
-                .execute(&mysql.primary)
-                .await
-                .map_err(store("a recount's run was not written"))?;
+            let updated = database.execute(query).await;
             // sqlx asks the server for rows found
-            Ok(done.rows_affected() == 1)
+            Ok(updated.map_err(store("a recount's run was not written"))? == 1)
         })
         .await
     }
@@ -218,14 +228,9 @@ impl MysqlStore {
     pub(crate) async fn recounted_ago(&self, family: &Registered) -> Result<Option<Duration>> {
         const AGE: &str = "SELECT CAST(GREATEST(TIMESTAMPDIFF(MICROSECOND, MAX(finished_at), CURRENT_TIMESTAMP(3)), 0) \
              AS UNSIGNED) FROM counterfoil_recounts WHERE family = ?";
-        self.meter.sent(1);
-        let age: Result<Option<u64>, _> = sqlx::query_scalar(AGE)
-            .bind(family.number)
-            .fetch_one(&self.primary)
-            .await;
-        Ok(age
-            .map_err(store("recounts were not read"))?
-            .map(Duration::from_micros))
+        let query = || sqlx::query(AGE).bind(family.number);
+        let age: Option<u64> = self.number(query, "recounts were not read").await?;
+        Ok(age.map(Duration::from_micros))
     }
 
     /// Returns the approximate number of the family's counters.
@@ -233,24 +238,26 @@ impl MysqlStore {
         const OWN: &str =
             "SELECT CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_values WHERE family = ?";
         const TABLE: &str = "SELECT CAST(COALESCE(MAX(TABLE_ROWS), 0) AS UNSIGNED) FROM information_schema.TABLES \
-             WHERE TABLE_NAME = ? AND TABLE_SCHEMA = COALESCE(?, DATABASE())";
-        self.meter.sent(1);
-        let query = match &family.family.table {
-            None => sqlx::query_scalar(OWN).bind(family.number),
+             WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
+        let query = || match &family.family.table {
+            None => sqlx::query(OWN).bind(family.number),
             Some(table) => {
-                let (schema, name) = table
-                    .name
-                    .split_once('.')
-                    .map_or((None, &*table.name), |(s, n)| (Some(s), n));
-                sqlx::query_scalar(TABLE)
-                    .bind(name.to_owned())
-                    .bind(schema.map(str::to_owned))
+                let (schema, name) = schema_and_name(&table.name);
+                sqlx::query(TABLE).bind(schema).bind(name)
             }
         };
-        query
-            .fetch_one(&self.primary)
-            .await
-            .map_err(store("counters were not counted"))
+        let number = self.number(query, "counters were not counted").await?;
+        Ok(number.unwrap_or(0))
+    }
+
+    /// Returns the one number that a query finds.
+    async fn number(
+        &self,
+        query: impl Fn() -> Statement,
+        failed: &'static str,
+    ) -> Result<Option<u64>> {
+        let number = async { self.primary.fetch_one(query).await?.try_get(0) };
+        number.await.map_err(store(failed))
     }
 
     /// Corrects the drifted counters and records them, each id once per run. Does nothing and
@@ -273,7 +280,10 @@ impl MysqlStore {
                 drifted: &drifted,
                 trusting,
             };
-            transact(&mysql, "counters were not corrected", &correct).await
+            mysql
+                .primary
+                .transact("counters were not corrected", &correct)
+                .await
         })
         .await
     }
@@ -281,13 +291,13 @@ impl MysqlStore {
 
 fn drift(row: &MySqlRow) -> Result<Drift, sqlx::Error> {
     Ok(Drift {
-        id: String::from_utf8_lossy(row.try_get(0)?).into_owned(),
+        id: text(row, 0)?,
         before: row.try_get(1)?,
         rows: row.try_get(2)?,
         after: row.try_get(3)?,
         delta: row.try_get(4)?,
         note: row.try_get(5)?,
-        at: SystemTime::UNIX_EPOCH + Duration::from_millis(row.try_get(6)?),
+        at: time(row.try_get(6)?),
     })
 }
 
@@ -371,7 +381,7 @@ impl UnitOfWork for Begin {
 }
 
 struct Correct<'c> {
-    target: &'c target::Target,
+    target: &'c Target,
     family: &'c Registered,
     /// The run's number and holder.
     run: (u64, u64),
@@ -400,48 +410,35 @@ impl UnitOfWork for Correct<'_> {
         let origin = Origin {
             family: self.family.number,
             partition: 0,
-            incarnation: Incarnation(holder).0,
+            incarnation: holder,
             seq: run,
         };
-        let mut deltas = Vec::new();
-        let mut refused = Vec::new();
+        let (mut deltas, mut rejected) = (Vec::new(), Vec::new());
         for one in open
             .iter()
             .filter(|one| one.only_noted.is_none() && one.delta != 0)
         {
-            match target::segments(self.family, &one.id) {
-                Ok(key) => deltas.push(Delta {
-                    key,
-                    origin,
-                    id: one.id.as_bytes(),
-                    delta: one.delta,
-                }),
-                Err(reason) => refused.push((one.id.as_bytes(), reason)),
+            match Delta::new(self.family, origin, one.id.as_bytes(), one.delta) {
+                Ok(delta) => deltas.push(delta),
+                Err(refused) => rejected.push(refused),
             }
         }
-        let mut rejected = Vec::new();
         add::add(transaction, self.target, deltas, &mut rejected).await?;
-        refused.extend(
-            rejected
-                .into_iter()
-                .map(|rejected| (rejected.id, rejected.reason)),
-        );
+        let refused: HashMap<_, _> = rejected
+            .iter()
+            .map(|rejected| (rejected.id, rejected.reason.as_str()))
+            .collect();
         let mut noted = Vec::with_capacity(open.len());
         let mut json = JsonRows::default();
         for one in open {
-            let reason = refused
-                .iter()
-                .find(|(id, _)| *id == one.id.as_bytes())
-                .map(|(_, reason)| reason.as_str());
+            let reason = refused.get(one.id.as_bytes()).copied();
             let note = one.only_noted.or(reason);
             let delta = if note.is_some() { 0 } else { one.delta };
-            let cells = json
-                .row()
+            json.row()
                 .number(one.before)
                 .number(one.rows)
                 .number(one.after)
-                .number(delta);
-            cells
+                .number(delta)
                 .bytes(one.id.as_bytes())
                 .bytes(rejects::short(note.unwrap_or_default()).as_bytes());
             noted.push(Drifted {
@@ -469,41 +466,45 @@ impl Correct<'_> {
 
     /// Returns the ids that the run has already recorded.
     async fn done(&self, transaction: &mut Transaction) -> Result<HashSet<Vec<u8>>, sqlx::Error> {
-        const DONE: &str = "SELECT d.id FROM JSON_TABLE(?, '$[*]' COLUMNS(\
-             id VARCHAR(510) PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR)) AS j \
-             STRAIGHT_JOIN counterfoil_drift AS d ON d.family = ? AND d.run = ? AND d.id = UNHEX(j.id)";
+        static DONE: LazyLock<Text> = LazyLock::new(|| {
+            Text::new(format!(
+                "SELECT d.id FROM {} STRAIGHT_JOIN counterfoil_drift AS d \
+                 ON d.family = ? AND d.run = ? AND d.id = UNHEX({INPUT}.id)",
+                json::table([("id", "VARCHAR(510)")])
+            ))
+        });
         let mut json = JsonRows::default();
         for one in self.drifted {
             json.row().bytes(one.id.as_bytes());
         }
-        let query = sqlx::query(DONE)
-            .bind(json.finish())
-            .bind(self.family.number)
-            .bind(self.run.0);
-        transaction
-            .fetch(query)
-            .await?
-            .iter()
-            .map(|row| row.try_get(0))
-            .collect()
+        let query = DONE.query().bind(json.finish());
+        let query = query.bind(self.family.number).bind(self.run.0);
+        let rows = transaction.fetch(query).await?;
+        rows.iter().map(|row| row.try_get(0)).collect()
     }
 
     async fn note(&self, transaction: &mut Transaction, json: JsonRows) -> Result<(), sqlx::Error> {
-        const NOTE: &str = "INSERT INTO counterfoil_drift \
-             (family, run, id, value_before, row_count, value_after, delta, note) \
-             SELECT ?, ?, UNHEX(j.id), j.value_before, j.row_count, j.value_after, j.delta, \
-             CONVERT(UNHEX(j.note) USING utf8mb4) FROM JSON_TABLE(?, '$[*]' COLUMNS(\
-             value_before BIGINT PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR, \
-             row_count BIGINT PATH '$[1]' ERROR ON EMPTY ERROR ON ERROR, \
-             value_after BIGINT PATH '$[2]' ERROR ON EMPTY ERROR ON ERROR, \
-             delta BIGINT PATH '$[3]' ERROR ON EMPTY ERROR ON ERROR, \
-             id VARCHAR(510) PATH '$[4]' ERROR ON EMPTY ERROR ON ERROR, \
-             note VARCHAR(8192) PATH '$[5]' ERROR ON EMPTY ERROR ON ERROR)) AS j \
-             ON DUPLICATE KEY UPDATE counterfoil_drift.delta = counterfoil_drift.delta + j.delta";
-        let query = sqlx::query(NOTE)
-            .bind(self.family.number)
-            .bind(self.run.0)
-            .bind(json.finish());
-        transaction.execute(query).await.map(drop)
+        static NOTE: LazyLock<Text> = LazyLock::new(|| {
+            let columns = [
+                ("value_before", "BIGINT"),
+                ("row_count", "BIGINT"),
+                ("value_after", "BIGINT"),
+                ("delta", "BIGINT"),
+                ("id", "VARCHAR(510)"),
+                rejects::GIVEN_REASON,
+            ];
+            Text::new(format!(
+                "INSERT INTO counterfoil_drift (family, run, id, value_before, row_count, value_after, delta, note) \
+                 SELECT ?, ?, UNHEX(id), value_before, row_count, value_after, delta, {} FROM {} \
+                 ON DUPLICATE KEY UPDATE counterfoil_drift.delta = counterfoil_drift.delta + {INPUT}.delta",
+                rejects::REASON,
+                json::table(columns)
+            ))
+        });
+        let query = NOTE.query().bind(self.family.number).bind(self.run.0);
+        transaction
+            .execute(query.bind(json.finish()))
+            .await
+            .map(drop)
     }
 }

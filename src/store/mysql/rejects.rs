@@ -1,15 +1,23 @@
 //! Deltas that the database refused: kept with their batch and the reason, so that they never block
-//! the others (docs/protocol.md, section 1, promise 5).
+//! the others (docs/protocol.md, section 1, promise 5), until they are retried or discarded.
 
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime};
 
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlPool, Row};
+use sqlx::{AssertSqlSafe, Row};
 
-use super::json::JsonRows;
-use super::session::Transaction;
+use super::MysqlStore;
+use super::add::{self, Delta, NOT_UTF8, Origin, Rejected};
+use super::fault::store;
+use super::json::{self, INPUT, JsonRows};
+use super::session::{Transaction, UnitOfWork, detached};
+use super::statement::Text;
+use super::target::Target;
+use crate::error::Result;
 use crate::family::Family;
-use crate::store::{Batch, Incarnation};
+use crate::store::{Incarnation, Registered, Store};
 
 /// A delta that the database refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,92 +45,74 @@ pub struct Reject {
     pub at: SystemTime,
 }
 
-/// The batch that a delta came in. Together with the id it identifies a reject, so that each is
-/// kept once.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Origin {
-    pub(super) family: u64,
-    pub(super) partition: u32,
-    pub(super) incarnation: u64,
-    pub(super) seq: u64,
-}
-
-impl Origin {
-    pub(super) fn batch(batch: &Batch) -> Self {
-        let Batch {
-            family,
-            partition,
-            id,
-            ..
-        } = batch;
-        Origin {
-            family: family.number,
-            partition: *partition,
-            incarnation: id.incarnation.0,
-            seq: id.seq,
-        }
-    }
-}
-
-/// A delta about to become a [`Reject`].
-pub(super) struct Rejected<'b> {
-    pub(super) origin: Origin,
-    pub(super) id: &'b [u8],
-    pub(super) delta: i64,
-    pub(super) reason: String,
+/// The outcome of a retried reject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retried {
+    /// Its delta was added to its row, and it is no longer among the
+    /// [rejects](MysqlStore::rejects).
+    Applied,
+    /// An earlier call applied it. This call did nothing.
+    AppliedBefore,
+    /// The database refused it again. It stays a reject with the new reason.
+    Refused,
+    /// It was [discarded](MysqlStore::discard_rejects). This call did nothing.
+    Discarded,
+    /// The family has no reject of this number.
+    NotFound,
 }
 
 /// The maximum number of rejects that a transaction locks.
-pub(super) const MOST: usize = 10_000;
+const MOST: usize = 10_000;
 
 /// The maximum number of rows in a statement. A reason may have some thousand bytes.
 const CHUNK: usize = 500;
 
 /// The beginning of the reason of a discarded reject.
-pub(super) const DISCARDED: &str = "discarded: ";
-
-/// The reason for an id that a client in another language wrote.
-pub(super) const NOT_UTF8: &str = "the id is not UTF-8";
+const DISCARDED: &str = "discarded: ";
 
 const ID_BYTES: usize = 255;
 const REASON_CHARS: usize = 1024;
+
+/// The JSON column of a reason of up to [`REASON_CHARS`], and its value.
+pub(super) const GIVEN_REASON: (&str, &str) = ("reason", "VARCHAR(8192)");
+pub(super) const REASON: &str = "CONVERT(UNHEX(reason) USING utf8mb4)";
 
 /// Inserts the rejects, except those that exist.
 pub(super) async fn write(
     transaction: &mut Transaction,
     rejected: &[Rejected<'_>],
 ) -> Result<(), sqlx::Error> {
-    const WRITE: &str = "INSERT INTO counterfoil_rejects (family, partition_no, incarnation, seq, id, delta, reason) \
-         SELECT j.family, j.partition_no, j.incarnation, j.seq, UNHEX(j.id), j.delta, \
-         CONVERT(UNHEX(j.reason) USING utf8mb4) FROM JSON_TABLE(?, '$[*]' COLUMNS(\
-         family INT UNSIGNED PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR, \
-         partition_no INT UNSIGNED PATH '$[1]' ERROR ON EMPTY ERROR ON ERROR, \
-         incarnation BIGINT UNSIGNED PATH '$[2]' ERROR ON EMPTY ERROR ON ERROR, \
-         seq BIGINT UNSIGNED PATH '$[3]' ERROR ON EMPTY ERROR ON ERROR, \
-         id VARCHAR(510) PATH '$[4]' ERROR ON EMPTY ERROR ON ERROR, \
-         delta BIGINT PATH '$[5]' ERROR ON EMPTY ERROR ON ERROR, \
-         reason VARCHAR(8192) PATH '$[6]' ERROR ON EMPTY ERROR ON ERROR)) AS j \
-         ON DUPLICATE KEY UPDATE number = number";
+    static WRITE: LazyLock<Text> = LazyLock::new(|| {
+        let columns = [
+            ("family", "INT UNSIGNED"),
+            ("partition_no", "INT UNSIGNED"),
+            ("incarnation", "BIGINT UNSIGNED"),
+            ("seq", "BIGINT UNSIGNED"),
+            ("delta", "BIGINT"),
+            ("id", "VARCHAR(510)"),
+            GIVEN_REASON,
+        ];
+        Text::new(format!(
+            "INSERT INTO counterfoil_rejects (family, partition_no, incarnation, seq, id, delta, reason) \
+             SELECT family, partition_no, incarnation, seq, UNHEX(id), delta, {REASON} FROM {} \
+             ON DUPLICATE KEY UPDATE number = number",
+            json::table(columns)
+        ))
+    });
     for chunk in rejected.chunks(CHUNK) {
         let mut rows = JsonRows::default();
-        for Rejected {
-            origin,
-            id,
-            delta,
-            reason,
-        } in chunk
-        {
-            let row = rows.row();
-            row.number(origin.family)
-                .number(origin.partition)
-                .number(origin.incarnation)
-                .number(origin.seq);
-            row.bytes(fitting(id));
-            row.number(delta);
-            row.bytes(short(reason).as_bytes());
+        for one in chunk {
+            rows.row()
+                .number(one.origin.family)
+                .number(one.origin.partition)
+                .number(one.origin.incarnation)
+                .number(one.origin.seq)
+                .number(one.delta)
+                .bytes(fitting(one.id))
+                .bytes(short(&one.reason).as_bytes());
         }
         transaction
-            .execute(sqlx::query(WRITE).bind(rows.finish()))
+            .execute(WRITE.query().bind(rows.finish()))
             .await?;
     }
     Ok(())
@@ -133,13 +123,6 @@ pub(super) fn short(reason: &str) -> String {
     reason.chars().take(REASON_CHARS).collect()
 }
 
-/// Returns `true` if the id may have been cut, so that it could be another counter's: it was too
-/// long, or not UTF-8.
-pub(super) fn is_cut(family: &Family, kept: &[u8], reason: &str) -> bool {
-    let was_too_long = || reason.starts_with(&format!("{family}: id "));
-    reason == NOT_UTF8 || kept.len() > ID_BYTES - 4 && was_too_long()
-}
-
 /// Cuts the id to its column, between two letters.
 fn fitting(id: &[u8]) -> &[u8] {
     match std::str::from_utf8(id) {
@@ -148,109 +131,292 @@ fn fitting(id: &[u8]) -> &[u8] {
     }
 }
 
-/// Returns the numbers, each once, in the order in which all transactions lock rejects.
-pub(super) fn in_order(numbers: &[u64]) -> Vec<u64> {
-    let mut sorted = numbers.to_vec();
-    sorted.sort_unstable();
-    sorted.dedup();
-    sorted
+/// The resolution of rejects: of any family they are discarded, of one family they are retried.
+struct Resolve<'r> {
+    retry: Option<(&'r Registered, Arc<Target>)>,
+    numbers: &'r [u64],
 }
 
-/// The decision about a locked reject.
-pub(super) struct Decision<'d> {
-    pub(super) number: u64,
-    /// `true` if the reject is neither listed nor applied again.
-    pub(super) is_done: bool,
-    pub(super) reason: &'d str,
+/// A reject as it is kept.
+struct KeptReject {
+    number: u64,
+    origin: Origin,
+    id: Vec<u8>,
+    delta: i64,
+    reason: String,
+    is_done: bool,
 }
 
-/// Writes the decisions to their rejects.
-pub(super) async fn decide(
-    transaction: &mut Transaction,
-    decisions: impl IntoIterator<Item = Decision<'_>>,
-) -> Result<(), sqlx::Error> {
-    const DECIDE: &str = "UPDATE JSON_TABLE(?, '$[*]' COLUMNS(\
-         number BIGINT UNSIGNED PATH '$[0]' ERROR ON EMPTY ERROR ON ERROR, \
-         done INT PATH '$[1]' ERROR ON EMPTY ERROR ON ERROR, \
-         reason VARCHAR(8192) PATH '$[2]' ERROR ON EMPTY ERROR ON ERROR)) AS j \
-         STRAIGHT_JOIN counterfoil_rejects AS r ON r.number = j.number \
-         SET r.applied_at = IF(j.done = 1, CURRENT_TIMESTAMP(3), NULL), \
-         r.reason = CONVERT(UNHEX(j.reason) USING utf8mb4)";
-    let mut rows = JsonRows::default();
-    for Decision {
-        number,
-        is_done,
-        reason,
-    } in decisions
-    {
-        rows.row()
-            .number(number)
-            .number(u8::from(is_done))
-            .bytes(short(reason).as_bytes());
+impl UnitOfWork for Resolve<'_> {
+    type Output = Vec<(u64, (bool, Retried))>;
+
+    async fn run(&self, transaction: &mut Transaction) -> Result<Self::Output, sqlx::Error> {
+        let kept = self.lock(transaction).await?;
+        let refused = match &self.retry {
+            Some((family, target)) => retry(transaction, family, target, &kept).await?,
+            None => HashMap::new(),
+        };
+        let (mut resolved, mut rows) = (Vec::with_capacity(kept.len()), JsonRows::default());
+        for reject in &kept {
+            let again = refused.get(&(reject.origin, &*reject.id));
+            let outcome = match (reject.is_done, again, &self.retry) {
+                (true, ..) if reject.reason.starts_with(DISCARDED) => Retried::Discarded,
+                (true, ..) => Retried::AppliedBefore,
+                (false, Some(_), _) => Retried::Refused,
+                (false, None, Some(_)) => Retried::Applied,
+                (false, None, None) => Retried::Discarded,
+            };
+            if !reject.is_done {
+                let reason = match (again, &self.retry) {
+                    (Some(reason), _) => reason.clone(),
+                    (None, Some(_)) => reject.reason.clone(),
+                    (None, None) => format!("{DISCARDED}{}", reject.reason),
+                };
+                rows.row()
+                    .number(reject.number)
+                    .number(u8::from(again.is_none()))
+                    .bytes(short(&reason).as_bytes());
+            }
+            resolved.push((reject.number, (!reject.is_done, outcome)));
+        }
+        transaction
+            .execute(RESOLVE.query().bind(rows.finish()))
+            .await?;
+        Ok(resolved)
     }
-    transaction
-        .execute(sqlx::query(DECIDE).bind(rows.finish()))
-        .await
-        .map(drop)
 }
 
-/// A query for the open rejects.
-macro_rules! open_rejects {
-    ($and:literal) => {
-        concat!(
-            "SELECT r.number, f.namespace, f.name, r.id, r.delta, r.partition_no, r.incarnation, r.seq, \
-             r.reason, CAST(UNIX_TIMESTAMP(r.rejected_at) * 1000 AS UNSIGNED) \
+static RESOLVE: LazyLock<Text> = LazyLock::new(|| {
+    let columns = [("number", "BIGINT UNSIGNED"), ("done", "INT"), GIVEN_REASON];
+    Text::new(format!(
+        "UPDATE {} STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (PRIMARY) ON r.number = {INPUT}.number \
+         SET r.applied_at = IF({INPUT}.done = 1, CURRENT_TIMESTAMP(3), NULL), \
+         r.reason = CONVERT(UNHEX({INPUT}.reason) USING utf8mb4)",
+        json::table(columns)
+    ))
+});
+
+impl Resolve<'_> {
+    /// Locks the rejects and returns their content. If two calls resolve the same reject, the second
+    /// one waits and finds it marked.
+    async fn lock(&self, transaction: &mut Transaction) -> Result<Vec<KeptReject>, sqlx::Error> {
+        static LOCK: LazyLock<Text> = LazyLock::new(|| {
+            Text::new(format!(
+                "SELECT r.number, r.family, r.partition_no, r.incarnation, r.seq, r.id, r.delta, r.reason, \
+                 CAST(r.applied_at IS NOT NULL AS SIGNED) FROM {} \
+                 STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (PRIMARY) ON r.number = {INPUT}.number FOR UPDATE",
+                json::derived_table([("number", "BIGINT UNSIGNED")])
+            ))
+        });
+        let mut numbers = JsonRows::default();
+        for number in self.numbers {
+            numbers.row().number(number);
+        }
+        let rows = transaction
+            .fetch(LOCK.query().bind(numbers.finish()))
+            .await?;
+        let kept: Vec<_> = rows.iter().map(kept).collect::<Result<_, _>>()?;
+        let family = self.retry.as_ref().map(|(family, _)| family.number);
+        let is_ours = |kept: &KeptReject| family.is_none_or(|family| kept.origin.family == family);
+        Ok(kept.into_iter().filter(is_ours).collect())
+    }
+}
+
+/// Adds the deltas of the open rejects, and returns the reasons of those that are refused again.
+async fn retry<'k>(
+    transaction: &mut Transaction,
+    family: &Registered,
+    target: &Target,
+    kept: &'k [KeptReject],
+) -> Result<HashMap<(Origin, &'k [u8]), String>, sqlx::Error> {
+    let (mut deltas, mut rejected) = (Vec::new(), Vec::new());
+    for reject in kept.iter().filter(|reject| !reject.is_done) {
+        let (origin, id, delta) = (reject.origin, &*reject.id, reject.delta);
+        // an id that was cut could be another counter's
+        let was_too_long = || {
+            reject
+                .reason
+                .starts_with(&format!("{}: id ", family.family))
+        };
+        let is_cut = reject.reason == NOT_UTF8 || id.len() > ID_BYTES - 4 && was_too_long();
+        let found = match is_cut {
+            true => Err(Rejected {
+                origin,
+                id,
+                delta,
+                reason: reject.reason.clone(),
+            }),
+            false => Delta::new(family, origin, id, delta),
+        };
+        match found {
+            Ok(delta) => deltas.push(delta),
+            Err(refused) => rejected.push(refused),
+        }
+    }
+    add::add(transaction, target, deltas, &mut rejected).await?;
+    Ok(rejected
+        .into_iter()
+        .map(|one| ((one.origin, one.id), one.reason))
+        .collect())
+}
+
+fn kept(row: &MySqlRow) -> Result<KeptReject, sqlx::Error> {
+    Ok(KeptReject {
+        number: row.try_get(0)?,
+        origin: Origin {
+            family: row.try_get(1)?,
+            partition: row.try_get(2)?,
+            incarnation: row.try_get(3)?,
+            seq: row.try_get(4)?,
+        },
+        id: row.try_get(5)?,
+        delta: row.try_get(6)?,
+        reason: row.try_get(7)?,
+        is_done: row.try_get::<i64, _>(8)? == 1,
+    })
+}
+
+impl MysqlStore {
+    /// Returns up to `limit` rejects with numbers above `after` (0 for the first page), ascending,
+    /// except those that were [applied](Self::retry_rejects) or [discarded](Self::discard_rejects)
+    /// since.
+    ///
+    /// The database assigns a number before the transaction commits, so a lower number may appear
+    /// shortly after a higher one.
+    ///
+    /// # Errors
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
+    pub async fn rejects(&self, after: u64, limit: u64) -> Result<Vec<Reject>> {
+        self.open_rejects("ORDER BY r.number", after, limit).await
+    }
+
+    /// Returns the latest `limit` of these rejects, the newest first.
+    ///
+    /// # Errors
+    /// See [`rejects`](Self::rejects).
+    pub async fn latest_rejects(&self, limit: u64) -> Result<Vec<Reject>> {
+        self.open_rejects("ORDER BY r.number DESC", 0, limit).await
+    }
+
+    async fn open_rejects(&self, order: &str, after: u64, limit: u64) -> Result<Vec<Reject>> {
+        let text = format!(
+            "SELECT r.number, f.namespace, f.name, r.id, r.delta, r.partition_no, r.incarnation, r.seq, r.reason, \
+             CAST(UNIX_TIMESTAMP(r.rejected_at) * 1000 AS UNSIGNED) \
              FROM counterfoil_rejects AS r JOIN counterfoil_families AS f ON f.number = r.family \
-             WHERE r.applied_at IS NULL ",
-            $and
-        )
-    };
-}
+             WHERE r.applied_at IS NULL AND r.number > ? {order} LIMIT ?"
+        );
+        let database = self.primary.clone();
+        detached(async move {
+            let query = || {
+                sqlx::query(AssertSqlSafe(text.clone()))
+                    .bind(after)
+                    .bind(limit)
+            };
+            let rejects = database.fetch_each(query, reject);
+            rejects.await.map_err(store("rejects were not read"))
+        })
+        .await
+    }
 
-/// Returns up to `limit` open rejects with numbers above `after`, ascending.
-pub(super) async fn read(
-    pool: &MySqlPool,
-    after: u64,
-    limit: u64,
-) -> Result<Vec<Reject>, sqlx::Error> {
-    const READ: &str = open_rejects!("AND r.number > ? ORDER BY r.number LIMIT ?");
-    sqlx::query(READ)
-        .bind(after)
-        .bind(limit)
-        .fetch_all(pool)
-        .await?
-        .iter()
-        .map(reject)
-        .collect()
-}
+    /// Adds rejects of a family, given by their numbers, to their rows once the cause is fixed, and
+    /// returns the outcome of each, in the order of the numbers. The rejects stay in their table,
+    /// marked as applied. A delta that is refused again stays a reject with the new reason.
+    ///
+    /// Each counts once, however often it is retried: row and reject are written in one
+    /// transaction, for up to 10,000 rejects. A cached counter that is in Redis shows the delta
+    /// once its row is read again: with its next sync or seed.
+    ///
+    /// # Errors
+    /// [`Store`](crate::ErrorKind::Store): the last transaction was not kept, or its outcome is
+    /// unknown. Call again: nothing counts twice. [`Mismatch`](crate::ErrorKind::Mismatch) if the
+    /// family or its table is registered differently.
+    pub async fn retry_rejects(&self, family: &Family, numbers: &[u64]) -> Result<Vec<Retried>> {
+        let (mysql, family, numbers) = (self.clone(), family.clone(), numbers.to_vec());
+        detached(async move {
+            let number = mysql.register(&family).await?;
+            let family = Registered { family, number };
+            let retried = mysql.resolve(Some(&family), &numbers).await?;
+            let outcome = |number| {
+                retried
+                    .get(number)
+                    .map_or(Retried::NotFound, |found| found.1)
+            };
+            Ok(numbers.iter().map(outcome).collect())
+        })
+        .await
+    }
 
-/// Returns the latest `limit` open rejects, descending.
-pub(super) async fn latest(pool: &MySqlPool, limit: u64) -> Result<Vec<Reject>, sqlx::Error> {
-    const LATEST: &str = open_rejects!("ORDER BY r.number DESC LIMIT ?");
-    sqlx::query(LATEST)
-        .bind(limit)
-        .fetch_all(pool)
-        .await?
-        .iter()
-        .map(reject)
-        .collect()
+    /// Discards the open rejects among these numbers, of any family. Each is marked as done without
+    /// being added, and its reason, cut at 1024 characters, begins with `discarded: `. Returns the
+    /// numbers of the discarded ones, ascending. The others do not exist, or were applied or
+    /// discarded before.
+    ///
+    /// If this and [`retry_rejects`](Self::retry_rejects) run at the same time, one of them takes
+    /// each reject.
+    ///
+    /// # Errors
+    /// [`Store`](crate::ErrorKind::Store): up to 10,000 rejects share a transaction. The last
+    /// transaction was not kept, or its outcome is unknown. Call again.
+    pub async fn discard_rejects(&self, numbers: &[u64]) -> Result<Vec<u64>> {
+        let (mysql, numbers) = (self.clone(), numbers.to_vec());
+        detached(async move {
+            let mut resolved = mysql.resolve(None, &numbers).await?;
+            resolved.retain(|_, (was_open, _)| *was_open);
+            Ok(resolved.into_keys().collect())
+        })
+        .await
+    }
+
+    /// Retries rejects of a family, or discards rejects. Returns whether each was open, and its
+    /// outcome. All transactions lock rejects in the order of their numbers.
+    async fn resolve(
+        &self,
+        retry: Option<&Registered>,
+        numbers: &[u64],
+    ) -> Result<BTreeMap<u64, (bool, Retried)>> {
+        let retry = match retry {
+            Some(family) => Some((family, self.target(&family.family).await?)),
+            None => None,
+        };
+        let numbers: BTreeSet<_> = numbers.iter().copied().collect();
+        let numbers: Vec<_> = numbers.into_iter().collect();
+        let mut resolved = BTreeMap::new();
+        for numbers in numbers.chunks(MOST) {
+            let work = Resolve {
+                retry: retry.clone(),
+                numbers,
+            };
+            let failed = match retry {
+                Some(_) => "rejects were not applied",
+                None => "rejects were not discarded",
+            };
+            resolved.extend(self.primary.transact(failed, &work).await?);
+        }
+        Ok(resolved)
+    }
 }
 
 fn reject(row: &MySqlRow) -> Result<Reject, sqlx::Error> {
-    let text = |index| {
-        row.try_get::<Vec<u8>, usize>(index)
-            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-    };
     Ok(Reject {
         number: row.try_get(0)?,
-        namespace: text(1)?,
-        family: text(2)?,
-        id: text(3)?,
+        namespace: text(row, 1)?,
+        family: text(row, 2)?,
+        id: text(row, 3)?,
         delta: row.try_get(4)?,
         partition: row.try_get(5)?,
         incarnation: Incarnation(row.try_get(6)?),
         seq: row.try_get(7)?,
         reason: row.try_get(8)?,
-        at: SystemTime::UNIX_EPOCH + Duration::from_millis(row.try_get(9)?),
+        at: time(row.try_get(9)?),
     })
+}
+
+/// Reads a column of text that is stored as bytes.
+pub(super) fn text(row: &MySqlRow, index: usize) -> Result<String, sqlx::Error> {
+    Ok(String::from_utf8_lossy(row.try_get(index)?).into_owned())
+}
+
+/// Converts milliseconds of Unix time.
+pub(super) fn time(ms: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_millis(ms)
 }

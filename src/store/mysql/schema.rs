@@ -1,11 +1,9 @@
 //! Counterfoil's own tables: their creation, and the check that none is missing.
 
-use std::collections::HashSet;
-
-use sqlx::MySqlPool;
+use sqlx::Row;
 
 use super::fault;
-use super::session::Meter;
+use super::session::Database;
 use crate::error::{Error, ErrorKind, Result};
 
 pub(super) const SCHEMA: &str = include_str!("schema.sql");
@@ -14,48 +12,65 @@ pub(super) const SCHEMA: &str = include_str!("schema.sql");
 pub(crate) const ADVICE: &str = "Connect by Counterfoil::builder() with create_tables(true), call MysqlStore::create_tables(), \
      or run the SQL of MysqlStore::schema()";
 
-const UNREAD: &str = "the database was not asked for counterfoil's tables";
+const UNREAD: &str = "the list of counterfoil's tables was not read";
 
-/// Returns the name of each table with the statement that creates it.
-pub(crate) fn tables() -> impl Iterator<Item = (&'static str, &'static str)> {
+/// One of counterfoil's own tables.
+pub(crate) struct OwnTable {
+    pub(crate) name: &'static str,
+    /// Its columns, as in [`SCHEMA`].
+    pub(crate) columns: Vec<&'static str>,
+    /// The statement that creates it.
+    create: &'static str,
+}
+
+/// Returns counterfoil's tables, which [`SCHEMA`] describes.
+pub(crate) fn tables() -> impl Iterator<Item = OwnTable> {
     SCHEMA.split_terminator(';').filter_map(|create| {
         let (_, definition) = create.split_once("CREATE TABLE IF NOT EXISTS ")?;
-        Some((definition.split(' ').next()?, create))
+        let (name, columns) = definition.split_once(" (\n")?;
+        let columns = columns
+            .lines()
+            .filter_map(|line| line.split_whitespace().next());
+        // the names of columns are in lower case, and the words of SQL are not
+        let is_column = |word: &&str| word.starts_with(|c: char| c.is_ascii_lowercase());
+        Some(OwnTable {
+            name,
+            columns: columns.filter(is_column).collect(),
+            create,
+        })
     })
 }
 
 /// Returns the names of the tables that do not exist, or that this user may not see.
-pub(crate) async fn missing(
-    pool: &MySqlPool,
-    meter: &Meter,
-) -> Result<Vec<&'static str>, sqlx::Error> {
+pub(crate) async fn missing(database: &Database) -> Result<Vec<&'static str>> {
     const PRESENT: &str = "SELECT CAST(TABLE_NAME AS CHAR) FROM information_schema.TABLES \
          WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME LIKE 'counterfoil%'";
-    meter.sent(1);
-    let present: Vec<String> = sqlx::query_scalar(PRESENT).fetch_all(pool).await?;
-    let present: HashSet<_> = present.iter().map(String::as_str).collect();
-    Ok(tables()
-        .map(|(name, _)| name)
-        .filter(|name| !present.contains(name))
+    let present = database.fetch_each(|| sqlx::query(PRESENT), |row| row.try_get::<String, _>(0));
+    let present = present.await.map_err(fault::store(UNREAD))?;
+    let names = tables().map(|table| table.name);
+    Ok(names
+        .filter(|name| !present.iter().any(|present| present == name))
         .collect())
 }
 
 /// Creates the tables that are missing. If none is, the user does not need the privilege to create.
-pub(super) async fn create(pool: &MySqlPool, meter: &Meter) -> Result<()> {
-    let missing = missing(pool, meter).await.map_err(fault::store(UNREAD))?;
-    for (name, create) in tables().filter(|(name, _)| missing.contains(name)) {
-        meter.sent(1);
-        let created = sqlx::raw_sql(create).execute(pool).await;
+pub(super) async fn create(database: &Database) -> Result<()> {
+    let missing = missing(database).await?;
+    for table in tables().filter(|table| missing.contains(&table.name)) {
+        let created = database
+            .execute(sqlx::query(table.create).persistent(false))
+            .await;
         created.map_err(fault::store(format!(
-            "{name} is missing in the database and was not created"
+            "{} is missing in the database and was not created",
+            table.name
         )))?;
     }
     Ok(())
 }
 
 /// Refuses a database that lacks any of the tables.
-pub(super) async fn require(pool: &MySqlPool, meter: &Meter) -> Result<()> {
-    let missing = missing(pool, meter).await.map_err(fault::store(UNREAD))?;
+pub(super) async fn require(database: &Database) -> Result<()> {
+    let missing = missing(database).await?;
     if missing.is_empty() {
         return Ok(());
     }
@@ -72,12 +87,11 @@ mod tests {
 
     #[test]
     fn every_statement_creates_a_table() {
-        let names = tables()
-            .map(|(name, _)| name)
-            .collect::<Vec<_>>()
-            .join(", ");
+        let names: Vec<_> = tables().map(|table| table.name).collect();
         let own = "counterfoil_families, counterfoil_values, counterfoil_ledger, counterfoil_rejects, \
              counterfoil_recounts, counterfoil_drift";
-        assert_eq!(names, own);
+        assert_eq!(names.join(", "), own);
+        let values = tables().find(|table| table.name == "counterfoil_values");
+        assert_eq!(values.expect("there").columns, ["family", "id", "value"]);
     }
 }

@@ -1,16 +1,22 @@
-//! A transaction on a connection that belongs to the application's pool, whatever state its session
-//! is in.
+//! Statements and transactions on the application's own pool, whatever state its sessions are in.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
 
-use sqlx::mysql::{MySqlArguments, MySqlQueryResult, MySqlRow};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use sqlx::mysql::MySqlRow;
 use sqlx::pool::PoolConnection;
-use sqlx::query::Query;
 use sqlx::{Connection, MySql, MySqlPool};
+use tokio::runtime::Handle;
 
-use super::fault;
+use super::fault::{self, store};
 use super::statement::Statement;
+use crate::error::{Error, ErrorKind, Result};
 
 /// The counter of sent statements.
 #[derive(Clone, Default)]
@@ -26,50 +32,124 @@ impl Meter {
     }
 }
 
-/// Runs a SELECT outside of a transaction. It uses an idle connection without the ping of
-/// [`MySqlPool::acquire`]. If the connection turns out to be dead, it repeats the SELECT on a
-/// tested one.
-pub(super) async fn fetch(
-    pool: &MySqlPool,
-    meter: &Meter,
-    query: impl Fn() -> Statement,
-) -> Result<Vec<MySqlRow>, sqlx::Error> {
-    if let Some(mut idle) = pool.try_acquire() {
-        meter.sent(1);
-        match query().fetch_all(&mut *idle).await {
-            Err(error) if fault::is_lost(&error) => {
-                tracing::debug!(error = %format_args!("{error:#}"), "an idle connection was dead");
-                idle.close_on_drop();
+/// The connections to one server.
+#[derive(Clone)]
+pub(crate) struct Database {
+    pub(crate) pool: MySqlPool,
+    pub(crate) meter: Meter,
+}
+
+impl Database {
+    /// Runs a SELECT outside of a transaction. It uses an idle connection without the ping of
+    /// [`MySqlPool::acquire`]. If the connection turns out to be dead, it repeats the SELECT on a
+    /// tested one.
+    pub(crate) async fn fetch(
+        &self,
+        query: impl Fn() -> Statement,
+    ) -> Result<Vec<MySqlRow>, sqlx::Error> {
+        if let Some(mut idle) = self.pool.try_acquire() {
+            self.meter.sent(1);
+            match query().fetch_all(&mut *idle).await {
+                Err(error) if fault::is_lost(&error) => {
+                    tracing::debug!(error = %format_args!("{error:#}"), "an idle connection was dead");
+                    idle.close_on_drop();
+                }
+                result => return result,
             }
-            result => return result,
+        }
+        let mut connection = self.tested().await?;
+        self.meter.sent(1);
+        query().fetch_all(&mut *connection).await
+    }
+
+    /// Runs such a SELECT and reads each row of its reply.
+    pub(crate) async fn fetch_each<T>(
+        &self,
+        query: impl Fn() -> Statement,
+        read: impl Fn(&MySqlRow) -> Result<T, sqlx::Error>,
+    ) -> Result<Vec<T>, sqlx::Error> {
+        self.fetch(query).await?.iter().map(read).collect()
+    }
+
+    /// Runs such a SELECT that always finds one row.
+    pub(crate) async fn fetch_one(
+        &self,
+        query: impl Fn() -> Statement,
+    ) -> Result<MySqlRow, sqlx::Error> {
+        self.fetch(query)
+            .await?
+            .pop()
+            .ok_or(sqlx::Error::RowNotFound)
+    }
+
+    /// Runs a statement in a transaction of its own and returns the number of rows that it found.
+    pub(super) async fn execute(&self, query: Statement) -> Result<u64, sqlx::Error> {
+        self.meter.sent(1);
+        Ok(query.execute(&self.pool).await?.rows_affected())
+    }
+
+    /// Returns a connection that was alive a moment ago.
+    async fn tested(&self) -> Result<PoolConnection<MySql>, sqlx::Error> {
+        loop {
+            let mut connection = self.pool.acquire().await?;
+            if self.pool.options().get_test_before_acquire() || connection.ping().await.is_ok() {
+                return Ok(connection);
+            }
+            connection.close_on_drop();
         }
     }
-    let mut connection = tried(pool).await?;
-    meter.sent(1);
-    query().fetch_all(&mut *connection).await
-}
 
-/// Runs such a SELECT that always finds one row.
-pub(super) async fn fetch_one(
-    pool: &MySqlPool,
-    meter: &Meter,
-    query: impl Fn() -> Statement,
-) -> Result<MySqlRow, sqlx::Error> {
-    fetch(pool, meter, query)
-        .await?
-        .pop()
-        .ok_or(sqlx::Error::RowNotFound)
-}
-
-/// Returns a connection that was alive a moment ago.
-async fn tried(pool: &MySqlPool) -> Result<PoolConnection<MySql>, sqlx::Error> {
-    loop {
-        let mut connection = pool.acquire().await?;
-        if pool.options().get_test_before_acquire() || connection.ping().await.is_ok() {
-            return Ok(connection);
+    /// Does the work and commits it. Repeats it if it conflicts with another transaction. `failed`
+    /// names the failure in the error message.
+    pub(super) async fn transact<W: UnitOfWork>(
+        &self,
+        failed: &'static str,
+        work: &W,
+    ) -> Result<W::Output> {
+        let mut attempt = 1;
+        loop {
+            match self.transact_once(work).await {
+                Err(error) if fault::is_conflict(&error) && attempt < ATTEMPTS => {
+                    tracing::debug!(attempt, error = %format_args!("{error:#}"), "retrying a transaction that conflicts with another one");
+                    // random, so that the same two transactions do not conflict again
+                    let random = getrandom::u32().unwrap_or(0) % 20_000;
+                    tokio::time::sleep(Duration::from_micros((attempt * random).into())).await;
+                    attempt += 1;
+                }
+                result => return result.map_err(store(failed)),
+            }
         }
-        connection.close_on_drop();
     }
+
+    async fn transact_once<W: UnitOfWork>(&self, work: &W) -> Result<W::Output, sqlx::Error> {
+        let mut transaction = Transaction {
+            connection: self.tested().await?,
+            meter: self.meter.clone(),
+            ended: false,
+        };
+        transaction.packet(BEGIN, 3).await?;
+        let done = work.run(&mut transaction).await;
+        // after an error it is unknown whether the transaction was committed
+        let end = if done.is_ok() { COMMIT } else { ROLLBACK };
+        let ended = transaction.packet(end, 2).await;
+        transaction.ended = ended.is_ok();
+        done.and_then(|done| ended.map(|()| done))
+    }
+}
+
+/// The maximum number of attempts of a transaction that conflicts with others.
+const ATTEMPTS: u32 = 5;
+
+/// The work within a transaction.
+pub(super) trait UnitOfWork: Sync {
+    /// The result of the work.
+    type Output: Send;
+
+    /// Does the work. An error rolls all of it back.
+    fn run(
+        &self,
+        transaction: &mut Transaction,
+    ) -> impl Future<Output = Result<Self::Output, sqlx::Error>> + Send;
 }
 
 /// The begin of a transaction, in one packet and so in one round trip:
@@ -95,9 +175,8 @@ const COMMIT: &str = "COMMIT; \
 const ROLLBACK: &str = "ROLLBACK; \
      SET SESSION sql_mode = @counterfoil_sql_mode, SESSION sql_safe_updates = @counterfoil_safe_updates";
 
-/// An open transaction. If it is dropped without [`commit`](Self::commit) or
-/// [`rollback`](Self::rollback), or after either failed, its connection is closed: the server rolls
-/// back, and no half-way session returns to the pool.
+/// An open transaction. If it is dropped before it ended, or if its end failed, its connection is
+/// closed: the server rolls back, and no session with changed settings returns to the pool.
 pub(super) struct Transaction {
     connection: PoolConnection<MySql>,
     meter: Meter,
@@ -105,49 +184,16 @@ pub(super) struct Transaction {
 }
 
 impl Transaction {
-    pub(super) async fn begin(pool: &MySqlPool, meter: &Meter) -> Result<Self, sqlx::Error> {
-        let connection = tried(pool).await?;
-        let mut transaction = Transaction {
-            connection,
-            meter: meter.clone(),
-            ended: false,
-        };
-        transaction.packet(BEGIN, 3).await?;
-        Ok(transaction)
-    }
-
     /// Runs a statement and returns the number of rows that it found, unchanged ones too, as sqlx
     /// requests it.
-    pub(super) async fn execute(
-        &mut self,
-        query: Query<'_, MySql, MySqlArguments>,
-    ) -> Result<u64, sqlx::Error> {
+    pub(super) async fn execute(&mut self, query: Statement) -> Result<u64, sqlx::Error> {
         self.meter.sent(1);
-        query
-            .execute(&mut *self.connection)
-            .await
-            .map(|result: MySqlQueryResult| result.rows_affected())
+        Ok(query.execute(&mut *self.connection).await?.rows_affected())
     }
 
-    pub(super) async fn fetch(
-        &mut self,
-        query: Query<'_, MySql, MySqlArguments>,
-    ) -> Result<Vec<MySqlRow>, sqlx::Error> {
+    pub(super) async fn fetch(&mut self, query: Statement) -> Result<Vec<MySqlRow>, sqlx::Error> {
         self.meter.sent(1);
         query.fetch_all(&mut *self.connection).await
-    }
-
-    /// Commits the transaction. After an error it is unknown whether it was committed.
-    pub(super) async fn commit(mut self) -> Result<(), sqlx::Error> {
-        self.packet(COMMIT, 2).await?;
-        self.ended = true;
-        Ok(())
-    }
-
-    /// Rolls the transaction back. If this fails, the connection is closed, which rolls back as
-    /// well.
-    pub(super) async fn rollback(mut self) {
-        self.ended = self.packet(ROLLBACK, 2).await.is_ok();
     }
 
     async fn packet(&mut self, text: &'static str, statements: u64) -> Result<(), sqlx::Error> {
@@ -163,6 +209,52 @@ impl Drop for Transaction {
     fn drop(&mut self) {
         if !self.ended {
             self.connection.close_on_drop();
+        }
+    }
+}
+
+/// Runs the work in its own task, since a query that is dropped half-way breaks its connection. It
+/// continues while the caller does not poll it, so a busy caller does not leave a transaction open.
+/// Boxed, since an application's futures nest around it and rustc's recursion limit is 128.
+pub(crate) fn detached<T: Send + 'static>(
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> BoxFuture<'static, Result<T>> {
+    let lost = |error| {
+        Error::new(ErrorKind::Store, "the task of a database call ended early").with_source(error)
+    };
+    async move { tokio::spawn(work).await.map_err(lost)? }.boxed()
+}
+
+/// Runs the work in the caller's own task until the caller is dropped, which saves a read two task
+/// switches.
+pub(super) fn in_place<T: Send + 'static>(
+    work: impl Future<Output = T> + Send + 'static,
+) -> InPlace<T> {
+    InPlace(Some(work.boxed()))
+}
+
+pub(super) struct InPlace<T: Send + 'static>(Option<BoxFuture<'static, T>>);
+
+impl<T: Send + 'static> Future for InPlace<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        // taken while it is polled: after a panic nothing is left to do
+        let Some(mut work) = self.0.take() else {
+            return Poll::Pending;
+        };
+        let polled = work.as_mut().poll(context);
+        if polled.is_pending() {
+            self.0 = Some(work);
+        }
+        polled
+    }
+}
+
+impl<T: Send + 'static> Drop for InPlace<T> {
+    fn drop(&mut self) {
+        if let (Some(work), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
+            runtime.spawn(work);
         }
     }
 }

@@ -3,17 +3,19 @@
 
 use std::collections::BTreeMap;
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{MySqlPool, Row};
 
 use super::fault::store;
-use super::session::Meter;
-use super::statement::{self, quoted};
+use super::session::Database;
+use super::statement::{quoted, schema_and_name, table_name};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::table::{KeyType, Missing, Table};
 
 /// The properties of a table that the statements need beyond its description.
 pub(super) struct Shape {
+    /// The primary or unique key of exactly the key columns.
+    pub(super) index: String,
     /// The storage of each key column.
     pub(super) keys: Vec<Storage>,
     /// `true` if the value column refuses negative numbers.
@@ -70,6 +72,7 @@ impl Shape {
     /// Returns the shape of counterfoil's own table.
     pub(super) fn own() -> Self {
         Shape {
+            index: "PRIMARY".to_owned(),
             keys: vec![Storage::Plain, Storage::Bytes],
             unsigned: false,
             nullable: false,
@@ -77,10 +80,10 @@ impl Shape {
     }
 
     /// Reads the table's definition and checks that it matches the description.
-    pub(super) async fn learn(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<Self> {
-        check_engine(pool, meter, table).await?;
-        let columns = columns(pool, meter, table).await?;
-        let uniques = uniques(pool, meter, table).await?;
+    pub(super) async fn learn(database: &Database, table: &Table) -> Result<Self> {
+        check_engine(database, table).await?;
+        let columns = columns(database, table).await?;
+        let uniques = uniques(database, table).await?;
 
         let keys = table
             .keys
@@ -89,12 +92,13 @@ impl Shape {
         let keys = keys.collect::<Result<_>>()?;
         let value = find(table, &columns, &table.value)?;
         check_value(table, value)?;
-        check_unique_key(table, &uniques)?;
+        let index = unique_key(table, &uniques)?;
         if table.missing == Missing::Insert {
             check_inserts(table, &columns)?;
             check_other_uniques(table, &columns, &uniques)?;
         }
         Ok(Shape {
+            index,
             keys,
             unsigned: value.unsigned,
             nullable: value.nullable,
@@ -106,10 +110,10 @@ fn refuse(table: &Table, what: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Mismatch, format!("table {}: {what}", table.name))
 }
 
-async fn check_engine(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<()> {
+async fn check_engine(database: &Database, table: &Table) -> Result<()> {
     let text = "SELECT CAST(TABLE_TYPE AS CHAR), CAST(ENGINE AS CHAR) FROM information_schema.TABLES \
                 WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
-    let rows = describe(pool, meter, table, text).await?;
+    let rows = describe(database, table, text).await?;
     let Some(row) = rows.first() else {
         let advice = match table.missing {
             Missing::Insert => format!(". This would do: {}", creation(table)),
@@ -152,14 +156,14 @@ fn creation(table: &Table) -> String {
         .map(|key| format!("{} {} NOT NULL, ", quoted(&key.name), kind(key.kind)))
         .collect();
     let keys: Vec<_> = table.keys.iter().map(|key| quoted(&key.name)).collect();
-    let (name, value) = (statement::table_name(&table.name), quoted(&table.value));
+    let (name, value) = (table_name(&table.name), quoted(&table.value));
     format!(
         "CREATE TABLE {name} ({columns}{value} BIGINT NOT NULL, PRIMARY KEY ({}))",
         keys.join(", ")
     )
 }
 
-async fn columns(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<Vec<Column>> {
+async fn columns(database: &Database, table: &Table) -> Result<Vec<Column>> {
     let text = "SELECT CAST(COLUMN_NAME AS CHAR), CAST(DATA_TYPE AS CHAR), CAST(COLUMN_TYPE AS CHAR), \
                 CAST(IS_NULLABLE AS CHAR), CAST(COALESCE(COLUMN_DEFAULT <> 'NULL', 0) AS SIGNED), \
                 CAST(COALESCE(COLLATION_NAME, '') AS CHAR), CAST(EXTRA AS CHAR), \
@@ -185,19 +189,19 @@ async fn columns(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<Vec<C
             generated: extra.contains("VIRTUAL GENERATED") || extra.contains("STORED GENERATED"),
         })
     };
-    describe(pool, meter, table, text)
+    describe(database, table, text)
         .await?
         .iter()
         .map(column)
         .collect()
 }
 
-async fn uniques(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<Vec<Unique>> {
+async fn uniques(database: &Database, table: &Table) -> Result<Vec<Unique>> {
     let text = "SELECT CAST(INDEX_NAME AS CHAR), CAST(COLUMN_NAME AS CHAR), CAST(SUB_PART IS NOT NULL AS SIGNED) \
                 FROM information_schema.STATISTICS \
                 WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ? AND NON_UNIQUE = 0";
     let mut uniques = BTreeMap::<String, Vec<Option<String>>>::new();
-    for row in describe(pool, meter, table, text).await? {
+    for row in describe(database, table, text).await? {
         let (name, column, cut): (String, Option<String>, i64) =
             (get(&row, 0)?, get(&row, 1)?, get(&row, 2)?);
         let column = column
@@ -212,31 +216,21 @@ async fn uniques(pool: &MySqlPool, meter: &Meter, table: &Table) -> Result<Vec<U
     Ok(uniques.into_iter().map(sorted).collect())
 }
 
-async fn describe(
-    pool: &MySqlPool,
-    meter: &Meter,
-    table: &Table,
-    text: &'static str,
-) -> Result<Vec<MySqlRow>> {
-    let (schema, name) = match table.name.split_once('.') {
-        Some((schema, name)) => (Some(schema), name),
-        None => (None, table.name.as_str()),
-    };
-    meter.sent(1);
-    sqlx::query(text)
-        .bind(schema)
-        .bind(name)
-        .fetch_all(pool)
-        .await
-        .map_err(store("cannot read a table's definition"))
+async fn describe(database: &Database, table: &Table, text: &'static str) -> Result<Vec<MySqlRow>> {
+    let (schema, name) = schema_and_name(&table.name);
+    let rows = database
+        .fetch(|| sqlx::query(text).bind(schema).bind(name))
+        .await;
+    rows.map_err(store(UNREAD))
 }
+
+const UNREAD: &str = "a table's definition was not read";
 
 fn get<'r, T>(row: &'r MySqlRow, index: usize) -> Result<T>
 where
     T: sqlx::Decode<'r, sqlx::MySql> + sqlx::Type<sqlx::MySql>,
 {
-    row.try_get(index)
-        .map_err(store("cannot read a table's definition"))
+    row.try_get(index).map_err(store(UNREAD))
 }
 
 fn find<'c>(table: &Table, columns: &'c [Column], name: &str) -> Result<&'c Column> {
@@ -341,10 +335,13 @@ fn key_names(table: &Table) -> Vec<Option<String>> {
     names
 }
 
-fn check_unique_key(table: &Table, uniques: &[Unique]) -> Result<()> {
+/// Returns the name of the unique key of exactly the key columns, the primary key if there are
+/// several.
+fn unique_key(table: &Table, uniques: &[Unique]) -> Result<String> {
     let keys = key_names(table);
-    if uniques.iter().any(|unique| unique.columns == keys) {
-        return Ok(());
+    let exact = uniques.iter().filter(|unique| unique.columns == keys);
+    if let Some(unique) = exact.min_by_key(|unique| unique.name != "PRIMARY") {
+        return Ok(unique.name.clone());
     }
     let names: Vec<_> = table.keys.iter().map(|key| key.name.as_str()).collect();
     Err(refuse(

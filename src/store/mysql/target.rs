@@ -1,79 +1,62 @@
 //! A table for values, counterfoil's own or the application's, and the statements on it.
 //!
-//! Each statement takes its rows as one JSON text, so that its own text is constant and stays
-//! prepared. `JSON_TABLE` always drives the join, and the table is looked up by its unique key, row
-//! by row.
+//! A statement on many rows takes them as [JSON](super::json). The JSON always drives the join, and
+//! the table is looked up by its unique key, row by row: a scan would wait for the locks of
+//! unrelated transactions.
 
-use super::json;
+use super::json::{self, INPUT, JsonRows};
 use super::ledger;
-use super::parts::{INPUT, Parts, Segment, StoredKey};
-use super::rejects;
-use super::shape::Shape;
-use super::statement::{READ_ONLY, Text, bulk_insert, quoted, text};
+use super::shape::{Shape, Storage};
+use super::statement::{Statement, Text, quoted, table_name};
 use crate::family::table::{KeyType, Missing, Table};
 use crate::store::Registered;
 
-/// A table with its properties and statements.
+/// The exact number of rows of [`Target::bulk_upsert`]. A statement for every number of rows would
+/// not stay prepared.
+pub(super) const BULK: usize = 2_500;
+
+/// A table with its properties and statements, which call it `t`.
 pub(crate) struct Target {
     /// [`Table::describe`], which is unique for a table.
     pub(super) label: String,
+    /// The table's name, quoted.
+    pub(crate) name: String,
+    /// The value column.
+    pub(crate) value: String,
+    /// The value as decimal digits, since BIGINT UNSIGNED does not decode into i64.
+    pub(super) digits: String,
     /// `true` if a delta without a row inserts one.
     pub(crate) inserts: bool,
     /// `true` if the value column refuses negative numbers.
     pub(super) unsigned: bool,
-    /// The value column, for messages.
-    pub(crate) value: String,
-    pub(super) upsert: Text,
-    /// An upsert of [`BULK`](super::statement::BULK) rows, with their keys and deltas as
-    /// parameters.
-    pub(super) bulk_upsert: Option<Text>,
-    pub(super) lock: Text,
-    pub(super) update: Text,
-    /// Takes keys, and the ledger's (partition, incarnation) and family.
-    pub(super) read: Text,
-    /// Takes one row's key, and the ledger's family, partition and incarnation. Always returns one
-    /// row.
-    pub(super) point: Text,
-    /// Takes keys. Returns a row for each, with the digits where there is a row, and the server's
-    /// `read_only`.
-    pub(super) rows: Text,
-    /// Takes one row's key. Always returns one row of digits and `read_only`.
-    pub(super) row: Text,
-    /// The table's name, quoted.
-    pub(crate) name: String,
-    /// The value as decimal digits.
-    pub(super) digits: String,
+    /// The key columns. The first one of counterfoil's own table is the family.
     pub(super) keys: Vec<StoredKey>,
+    is_own: bool,
+    /// Takes rows of a delta and a key.
+    pub(super) upsert: Text,
+    /// An upsert of [`BULK`] rows of a key and a delta, all as parameters, which costs the server
+    /// less than JSON. It reads a new row's value as `VALUES(column)`, which a trigger could have
+    /// changed, so it is for counterfoil's own table only.
+    pub(super) bulk_upsert: Option<Text>,
+    /// Takes keys, and returns for each whether it has a row, which is then locked.
+    pub(super) lock: Text,
+    /// Takes rows of a delta and a key.
+    pub(super) update: Text,
+    /// Reads values alone.
+    pub(super) values: Lookup,
+    /// Reads values and the ledger.
+    pub(super) snapshot: Lookup,
 }
 
-/// Returns the segments of a batch's id, or the reason why it matches no row.
-pub(super) fn key<'id>(family: &Registered, id: &'id [u8]) -> Result<Vec<Segment<'id>>, String> {
-    segments(
-        family,
-        std::str::from_utf8(id).map_err(|_| rejects::NOT_UTF8.to_owned())?,
-    )
-}
-
-/// Returns the id's segments for the key columns of the family's table, or the reason why it
-/// matches no row.
-pub(super) fn segments<'id>(
-    family: &Registered,
-    id: &'id str,
-) -> Result<Vec<Segment<'id>>, String> {
-    family
-        .family
-        .check_id(id)
-        .map_err(|wrong| wrong.to_string())?;
-    let Some(table) = &family.family.table else {
-        return Ok(vec![
-            Segment::Number(family.number.into()),
-            Segment::Text(id),
-        ]);
-    };
-    let parts = table.split(id)?.into_iter().zip(&table.keys);
-    Ok(parts
-        .map(|(part, key)| Segment::new(key.kind, part))
-        .collect())
+/// The statements of a lookup.
+pub(super) struct Lookup {
+    /// Takes one row's key; and the ledger's family, partition and incarnation. Always returns one
+    /// row of digits, `read_only` and mark.
+    pub(super) one: Text,
+    /// Takes ids, and the family if the table is counterfoil's own; and ledger rows (partition,
+    /// incarnation) and their family. Returns 0, position, digits; 1, position, NULL, mark; and one
+    /// row of 2, 0, `read_only`.
+    pub(super) many: Text,
 }
 
 impl Target {
@@ -83,87 +66,296 @@ impl Target {
             .key("family", KeyType::Unsigned)
             .key("id", KeyType::Text)
             .value("value");
-        let bulk = bulk_insert(
-            "counterfoil_values",
-            &["family", "id", "value"],
-            "value = value + VALUES(value)",
+        let rows = vec!["(?, ?, ?)"; BULK].join(", ");
+        let bulk = format!(
+            "INSERT INTO counterfoil_values (family, id, value) VALUES {rows} \
+             ON DUPLICATE KEY UPDATE value = value + VALUES(value)"
         );
         Target {
-            bulk_upsert: Some(bulk),
-            ..Target::new(&table, &Shape::own())
+            bulk_upsert: Some(Text::new(bulk)),
+            ..Target::new(&table, &Shape::own(), true)
         }
     }
 
-    pub(super) fn new(table: &Table, shape: &Shape) -> Self {
-        let parts = Parts::new(table, shape);
-        let Parts { name, value, .. } = &parts;
-        let (columns, given, matches) = (parts.key_columns(), parts.given(), parts.matches());
-        let (ids, deltas) = (parts.source(false), parts.source(true));
+    pub(super) fn of_application(table: &Table, shape: &Shape) -> Self {
+        Target::new(table, shape, false)
+    }
+
+    fn new(table: &Table, shape: &Shape, is_own: bool) -> Self {
+        let (name, value) = (table_name(&table.name), quoted(&table.value));
+        let keys: Vec<_> = table.keys.iter().zip(&shape.keys).collect();
+        let keys: Vec<_> = keys
+            .into_iter()
+            .map(|(key, storage)| StoredKey {
+                column: quoted(&key.name),
+                kind: key.kind,
+                storage: storage.clone(),
+            })
+            .collect();
+        let t = format!("{name} AS t FORCE INDEX ({})", quoted(&shape.index));
+        let first = keys.first().map_or("", |key| key.column.as_str());
+        // NULL plus a delta would be NULL, and the delta would be lost
+        let current = |table: &str| match shape.nullable {
+            true => format!("COALESCE({table}.{value}, 0)"),
+            false => format!("{table}.{value}"),
+        };
+        let digits = format!("CAST({} AS CHAR)", current("t"));
+        let found = match shape.nullable {
+            true => format!("CASE WHEN t.{first} IS NOT NULL THEN {digits} END"),
+            false => digits.clone(),
+        };
+        let delta = [("delta".to_owned(), "BIGINT")];
+        let deltas = json::table(delta.into_iter().chain(columns(&keys)));
+        let given = join(&keys, ", ", |index, key| key.given(index));
+        let columns_of = join(&keys, ", ", |_, key| key.column.clone());
+        let matches = matches(&keys);
+        // the ids of a read have one family
+        let (family, ids) = match is_own {
+            true => ("t.family = ? AND ", &keys[1..]),
+            false => ("", &keys[..]),
+        };
+        let by_id = format!("{family}{}", self::matches(ids));
+        let ledger = [
+            ("partition_no", "INT UNSIGNED"),
+            ("incarnation", "BIGINT UNSIGNED"),
+        ];
+        // a plain NULL would make an unsigned column of a UNION a decimal one
+        let none = "CAST(NULL AS UNSIGNED)";
+        let (mark, read_only) = (ledger::MARK, "CAST(@@GLOBAL.read_only AS CHAR)");
+        // names the columns, since the reply would otherwise contain whole expressions as names
+        let one = format!("{found} AS digits, {read_only} AS read_only");
+        let equal = join(&keys, " AND ", |_, key| key.compared("="));
+        let point = format!("FROM (SELECT 1) AS one LEFT JOIN {t} ON {equal}");
+        let many = format!(
+            "SELECT 0, CAST({INPUT}.pos AS UNSIGNED), {found} AS text, {none} AS seq, {none} AS nonce, NULL AS position \
+             FROM {} LEFT JOIN {t} ON {by_id}",
+            json::table(columns(ids))
+        );
+        let trailer =
+            format!("UNION ALL SELECT 2, CAST(0 AS UNSIGNED), {read_only}, {none}, {none}, NULL");
 
         Target {
             label: table.describe(),
             inserts: table.missing == Missing::Insert,
             unsigned: shape.unsigned,
             value: table.value.clone(),
-            upsert: text(format!(
-                "INSERT INTO {name} ({columns}, {value}) SELECT {given}, {INPUT}.delta FROM {deltas} \
+            is_own,
+            upsert: Text::new(format!(
+                "INSERT INTO {name} ({columns_of}, {value}) SELECT {given}, {INPUT}.delta FROM {deltas} \
                  ON DUPLICATE KEY UPDATE {name}.{value} = {} + {INPUT}.delta",
-                parts.current(name)
+                current(&name)
             )),
             bulk_upsert: None,
-            // the derived table is for MySQL, which refuses to lock a JSON_TABLE (error 3569)
-            lock: text(format!(
-                "SELECT CAST({INPUT}.pos AS UNSIGNED), {} FROM (SELECT * FROM {ids}) AS {INPUT} \
-                 LEFT JOIN {name} AS t ON {matches} FOR UPDATE",
-                parts.there()
+            lock: Text::new(format!(
+                "SELECT CAST({INPUT}.pos AS UNSIGNED), t.{first} IS NOT NULL FROM {} LEFT JOIN {t} ON {matches} FOR UPDATE",
+                json::derived_table(columns(&keys)),
             )),
-            update: text(format!(
-                "UPDATE {deltas} STRAIGHT_JOIN {name} AS t ON {matches} SET t.{value} = {} + {INPUT}.delta",
-                parts.current("t")
+            update: Text::new(format!(
+                "UPDATE {deltas} STRAIGHT_JOIN {t} ON {matches} SET t.{value} = {} + {INPUT}.delta",
+                current("t")
             )),
-            // as digits, since BIGINT UNSIGNED does not decode into i64
-            read: text(format!(
-                "SELECT 0, CAST({INPUT}.pos AS UNSIGNED), CAST(t.{value} AS CHAR) \
-                 FROM {ids} LEFT JOIN {name} AS t ON {matches} \
-                 UNION ALL SELECT 1, CAST({INPUT}.pos AS UNSIGNED), {} \
-                 FROM JSON_TABLE(?, '$[*]' COLUMNS(pos FOR ORDINALITY, {}, {})) AS {INPUT} \
-                 LEFT JOIN counterfoil_ledger AS l \
-                 ON l.family = ? AND l.partition_no = {INPUT}.partition_no AND l.incarnation = {INPUT}.incarnation",
-                ledger::MARK,
-                json::column("partition_no", "INT UNSIGNED", 0),
-                json::column("incarnation", "BIGINT UNSIGNED", 1),
-            )),
-            // names the columns, since the reply would otherwise contain the whole expressions as
-            // names
-            point: text(format!(
-                "SELECT (SELECT CAST(t.{value} AS CHAR) FROM {name} AS t WHERE {}) AS digits, \
-                 (SELECT {} FROM counterfoil_ledger AS l \
-                 WHERE l.family = ? AND l.partition_no = ? AND l.incarnation = ?) AS mark",
-                parts.equals_parameters(),
-                ledger::MARK,
-            )),
-            rows: text(format!(
-                "SELECT CAST({INPUT}.pos AS UNSIGNED), CASE WHEN {} THEN {} END AS digits, {READ_ONLY} \
-                 FROM {ids} LEFT JOIN {name} AS t ON {matches}",
-                parts.there(),
-                parts.digits(),
-            )),
-            row: text(format!(
-                "SELECT (SELECT {} FROM {name} AS t WHERE {}) AS digits, {READ_ONLY}",
-                parts.digits(),
-                parts.equals_parameters(),
-            )),
-            digits: parts.digits(),
-            name: parts.name,
-            keys: parts.keys,
+            values: Lookup {
+                one: Text::new(format!("SELECT {one} {point}")),
+                many: Text::new(format!("{many} {trailer}")),
+            },
+            // one statement, so one snapshot of InnoDB, except with READ UNCOMMITTED
+            snapshot: Lookup {
+                one: Text::new(format!(
+                    "SELECT {one}, {mark} {point} LEFT JOIN counterfoil_ledger AS l FORCE INDEX (PRIMARY) \
+                     ON l.family = ? AND l.partition_no = ? AND l.incarnation = ?"
+                )),
+                many: Text::new(format!(
+                    "{many} UNION ALL SELECT 1, CAST({INPUT}.pos AS UNSIGNED), NULL, {mark} FROM {} \
+                     LEFT JOIN counterfoil_ledger AS l FORCE INDEX (PRIMARY) ON l.family = ? \
+                     AND l.partition_no = {INPUT}.partition_no AND l.incarnation = {INPUT}.incarnation {trailer}",
+                    json::table(ledger),
+                )),
+            },
+            digits,
+            name,
+            keys,
         }
     }
 
     /// Returns the key columns and the value column, quoted.
-    pub(crate) fn columns(&self) -> impl Iterator<Item = String> {
-        self.keys
-            .iter()
-            .map(|key| key.column.clone())
-            .chain([quoted(&self.value)])
+    pub(crate) fn columns(&self) -> Vec<String> {
+        let keys = self.keys.iter().map(|key| key.column.clone());
+        keys.chain([quoted(&self.value)]).collect()
+    }
+
+    /// Returns the key columns that an id spells.
+    pub(super) fn id_keys(&self) -> &[StoredKey] {
+        &self.keys[usize::from(self.is_own)..]
+    }
+}
+
+/// Returns the JSON columns of keys.
+fn columns(keys: &[StoredKey]) -> impl Iterator<Item = (String, &'static str)> {
+    let columns = keys.iter().enumerate();
+    columns.map(|(index, key)| (format!("k{index}"), key.json_type()))
+}
+
+/// Returns the condition that a row is the given one.
+fn matches(keys: &[StoredKey]) -> String {
+    join(keys, " AND ", |index, key| {
+        format!("t.{} = {}", key.column, key.given(index))
+    })
+}
+
+fn join(keys: &[StoredKey], between: &str, each: impl Fn(usize, &StoredKey) -> String) -> String {
+    let keys = keys.iter().enumerate();
+    keys.map(|(index, key)| each(index, key))
+        .collect::<Vec<_>>()
+        .join(between)
+}
+
+/// The part of an id for one key column. It sorts like the column, so that all transactions lock
+/// rows in one order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Segment<'id> {
+    Number(i128),
+    /// ASCII without quotes and backslashes: a day or a UUID.
+    Plain(&'id str),
+    Text(&'id str),
+}
+
+impl<'id> Segment<'id> {
+    pub(super) fn new(kind: KeyType, text: &'id str) -> Self {
+        match kind {
+            // split() passes nothing but numbers
+            KeyType::Unsigned | KeyType::Signed => {
+                text.parse().map_or(Segment::Text(text), Segment::Number)
+            }
+            KeyType::Date | KeyType::Uuid => Segment::Plain(text),
+            KeyType::Text | KeyType::Char => Segment::Text(text),
+        }
+    }
+
+    pub(super) fn write(&self, row: &mut JsonRows) {
+        match self {
+            Segment::Number(number) => row.number(number),
+            Segment::Plain(text) => row.plain(text),
+            Segment::Text(text) => row.bytes(text.as_bytes()),
+        };
+    }
+
+    /// Binds the segment as a parameter of [`StoredKey::compared`].
+    pub(super) fn bind(self, query: Statement) -> Statement {
+        match self {
+            Segment::Number(number) => match i64::try_from(number) {
+                Ok(number) => query.bind(number),
+                Err(_) => query.bind(u64::try_from(number).unwrap_or(u64::MAX)),
+            },
+            Segment::Plain(text) => query.bind(text),
+            Segment::Text(text) => query.bind(text.as_bytes()),
+        }
+    }
+}
+
+/// Returns the id's segments, one for each of [`Target::id_keys`], or the reason why it matches no
+/// row.
+pub(super) fn segments<'id>(
+    family: &Registered,
+    id: &'id str,
+) -> Result<Vec<Segment<'id>>, String> {
+    let family = &family.family;
+    family.check_id(id).map_err(|wrong| wrong.to_string())?;
+    let Some(table) = &family.table else {
+        return Ok(vec![Segment::Text(id)]);
+    };
+    let parts = table.split(id)?.into_iter().zip(&table.keys);
+    Ok(parts
+        .map(|(part, key)| Segment::new(key.kind, part))
+        .collect())
+}
+
+/// Returns the first segment of a row's key if the row is in counterfoil's own table.
+pub(super) fn family_segment(family: &Registered) -> Option<Segment<'static>> {
+    let is_own = family.family.table.is_none();
+    is_own.then_some(Segment::Number(family.number.into()))
+}
+
+/// A key column.
+pub(super) struct StoredKey {
+    /// The quoted name of the column.
+    pub(super) column: String,
+    pub(super) kind: KeyType,
+    pub(super) storage: Storage,
+}
+
+impl StoredKey {
+    /// Returns the type of the column in `JSON_TABLE`.
+    fn json_type(&self) -> &'static str {
+        match self.kind {
+            KeyType::Unsigned => "BIGINT UNSIGNED",
+            KeyType::Signed => "BIGINT",
+            KeyType::Date => "DATE",
+            // 255 bytes as hexadecimal digits
+            KeyType::Text | KeyType::Char => "VARCHAR(510)",
+            KeyType::Uuid => "VARCHAR(36)",
+        }
+    }
+
+    /// Returns the value from the JSON in the form that the column takes.
+    fn given(&self, index: usize) -> String {
+        let json = format!("{INPUT}.k{index}");
+        match self.kind {
+            KeyType::Text | KeyType::Char => self.stored(&format!("UNHEX({json})")),
+            _ => self.stored(&json),
+        }
+    }
+
+    /// Returns the condition that compares the column with a parameter.
+    pub(super) fn compared(&self, operator: &str) -> String {
+        let parameter = match self.kind {
+            KeyType::Date => "CAST(? AS DATE)",
+            _ => "?",
+        };
+        format!("t.{} {operator} {}", self.column, self.stored(parameter))
+    }
+
+    /// Returns the value in the form that is compared with the column, so that the index is used.
+    fn stored(&self, value: &str) -> String {
+        match &self.storage {
+            Storage::Plain | Storage::Bytes => value.to_owned(),
+            Storage::Characters { charset, collation } => {
+                format!("CONVERT({value} USING {charset}) COLLATE {collation}")
+            }
+            Storage::UuidBytes => format!("UNHEX(REPLACE({value}, '-', ''))"),
+            Storage::Uuid => format!("CAST({value} AS UUID)"),
+        }
+    }
+
+    /// Returns the column as spelt in an id, in bytes.
+    pub(super) fn bytes(&self) -> String {
+        let column = format!("t.{}", self.column);
+        match (self.kind, &self.storage) {
+            // bare, so that a range of the column is a range of the index
+            (KeyType::Text, Storage::Bytes) => column,
+            (KeyType::Text, _) => format!("CAST({column} AS BINARY)"),
+            // some sessions have CHAR padded with spaces
+            (KeyType::Char, _) | (KeyType::Uuid, Storage::Characters { .. }) => {
+                format!("CAST(CONVERT(RTRIM({column}) USING utf8mb4) AS BINARY)")
+            }
+            _ => self.bytes_of(&column),
+        }
+    }
+
+    /// Returns an application's column with such values as spelt in an id, in bytes.
+    pub(super) fn bytes_of(&self, column: &str) -> String {
+        match (self.kind, &self.storage) {
+            // + 0 removes the leading zeros of a ZEROFILL column
+            (KeyType::Unsigned | KeyType::Signed, _) => {
+                format!("CAST(CAST({column} + 0 AS CHAR) AS BINARY)")
+            }
+            (_, Storage::UuidBytes) => {
+                let groups = [(1, 4), (5, 2), (7, 2), (9, 2), (11, 6)];
+                let groups =
+                    groups.map(|(from, bytes)| format!("HEX(SUBSTR({column}, {from}, {bytes}))"));
+                let text = groups.join(", ");
+                format!("CAST(LOWER(CONCAT_WS('-', {text})) AS BINARY)")
+            }
+            _ => format!("CAST(CAST({column} AS CHAR) AS BINARY)"),
+        }
     }
 }

@@ -2201,7 +2201,7 @@ async fn what_is_wrong_with_the_database_is_found() {
     assert_found(
         &findings(&db.store, &[]).await,
         Severity::Error,
-        &["not there", "counterfoil_ledger"],
+        &["missing", "counterfoil_ledger"],
     );
     // root can still write, so the other tests are not affected
     db.run("SET GLOBAL read_only = 1").await;

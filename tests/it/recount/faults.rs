@@ -61,11 +61,11 @@ async fn what_a_source_must_not_return_is_an_error_before_anything_is_corrected(
         ),
         (
             "SELECT user_id, 1 FROM saves WHERE user_id IN (?)".to_owned(),
-            "came twice",
+            "was returned twice",
         ),
         (
             "SELECT user_id + 1, 1 FROM saves WHERE user_id IN (?) GROUP BY 1".to_owned(),
-            "was not asked for",
+            "was not requested",
         ),
         (
             "SELECT NULL, 1 FROM saves WHERE user_id IN (?) LIMIT 1".to_owned(),
@@ -73,9 +73,9 @@ async fn what_a_source_must_not_return_is_an_error_before_anything_is_corrected(
         ),
         (counts("NULL"), "NULL"),
         (counts("-1"), "below 0"),
-        (counts("2.5"), "no whole number"),
-        (counts("'many'"), "no whole number"),
-        (counts("9223372036854775808"), "no whole number"),
+        (counts("2.5"), "not a 64-bit integer"),
+        (counts("'many'"), "not a 64-bit integer"),
+        (counts("9223372036854775808"), "not a 64-bit integer"),
     ] {
         let recount = pair
             .counterfoil
@@ -93,7 +93,7 @@ async fn what_a_source_must_not_return_is_an_error_before_anything_is_corrected(
         Source::function(move |_| async move { Ok(HashMap::from([(id.to_owned(), count)])) })
     };
     for (source, named) in [
-        (wrong("2", 1), "was not asked for"),
+        (wrong("2", 1), "was not requested"),
         (wrong("1", -1), "below 0"),
     ] {
         let error = pair

@@ -1,0 +1,156 @@
+//! Values and ledger as of one moment (docs/protocol.md, section 3.7), and the values that seed
+//! cached counters (section 4).
+
+use sqlx::Row;
+
+use super::fault::store;
+use super::json::{self, JsonRows};
+use super::ledger;
+use super::session::Database;
+use super::target::{self, Segment, Target};
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::Family;
+use crate::store::{Incarnation, Mark, Registered, Snapshot};
+
+/// Reads values and marks as of one moment, and the server's `read_only`. Does not read the ledger
+/// if no row of it is requested: a user that only seeds counters may lack the privilege.
+pub(super) async fn read(
+    database: &Database,
+    target: &Target,
+    family: &Registered,
+    ids: &[String],
+    ledger: &[(u32, Incarnation)],
+) -> Result<(Snapshot, String)> {
+    // an id that matches no row is left out of the query
+    let key = |(index, id)| Some((index, target::segments(family, id).ok()?));
+    let ids_by_index = ids.iter().map(String::as_str).enumerate();
+    let (indexes, keys): (Vec<_>, Vec<_>) = ids_by_index.filter_map(key).unzip();
+    let read = async {
+        match (&keys[..], ledger) {
+            ([key], [] | [_]) => one(database, target, family, key, ledger.first()).await,
+            _ => many(database, target, family, &keys, ledger).await,
+        }
+    };
+    let (digits, marks, read_only) = read.await.map_err(store("values were not read"))?;
+    let mut values = vec![None; ids.len()];
+    for (index, digits) in indexes.into_iter().zip(digits) {
+        let value = digits.map(|digits| value(family, &ids[index], &digits));
+        values[index] = value.transpose()?;
+    }
+    let snapshot = Snapshot {
+        values,
+        ledger: marks,
+    };
+    Ok((snapshot, read_only))
+}
+
+/// The digits of the values, the marks, and the server's `read_only`.
+type Found = (Vec<Option<String>>, Vec<Mark>, String);
+
+/// Looks one id up, the most common read, without the cost of JSON.
+async fn one(
+    database: &Database,
+    target: &Target,
+    family: &Registered,
+    key: &[Segment<'_>],
+    ledger: Option<&(u32, Incarnation)>,
+) -> Result<Found, sqlx::Error> {
+    let query = || {
+        let lookup = ledger.map_or(&target.values, |_| &target.snapshot);
+        let key = target::family_segment(family)
+            .into_iter()
+            .chain(key.iter().copied());
+        let query = key.fold(lookup.one.query(), |query, segment| segment.bind(query));
+        match ledger {
+            None => query,
+            Some((partition, incarnation)) => query
+                .bind(family.number)
+                .bind(partition)
+                .bind(incarnation.0),
+        }
+    };
+    let row = database.fetch_one(query).await?;
+    let mark = ledger.map(|_| ledger::mark(&row, 2)).transpose()?;
+    let marks = mark.map(Option::unwrap_or_default).into_iter().collect();
+    Ok((vec![row.try_get(0)?], marks, row.try_get(1)?))
+}
+
+async fn many(
+    database: &Database,
+    target: &Target,
+    family: &Registered,
+    keys: &[Vec<Segment<'_>>],
+    ledger: &[(u32, Incarnation)],
+) -> Result<Found, sqlx::Error> {
+    let (mut ids, mut rows) = (JsonRows::default(), JsonRows::default());
+    for key in keys {
+        let row = ids.row();
+        key.iter().for_each(|segment| segment.write(row));
+    }
+    for (partition, incarnation) in ledger {
+        rows.row().number(partition).number(incarnation.0);
+    }
+    let (ids, rows) = (ids.finish(), rows.finish());
+    let query = || {
+        let lookup = match ledger {
+            [] => &target.values,
+            _ => &target.snapshot,
+        };
+        let of_family = target::family_segment(family).into_iter();
+        let query = lookup.many.query().bind(&ids);
+        let query = of_family.fold(query, |query, segment| segment.bind(query));
+        match ledger {
+            [] => query,
+            _ => query.bind(&rows).bind(family.number),
+        }
+    };
+    let rows = database.fetch(query).await?;
+    // an incomplete reply must not pass for missing rows
+    json::check_all(keys.len() + ledger.len() + 1, rows.len() as u64)?;
+    let (mut digits, mut marks) = (vec![None; keys.len()], vec![Mark::default(); ledger.len()]);
+    let mut read_only = String::new();
+    for row in &rows {
+        let position = row.try_get(1)?;
+        match row.try_get::<i64, _>(0)? {
+            0 => *json::at(&mut digits, position)? = row.try_get(2)?,
+            1 => *json::at(&mut marks, position)? = ledger::mark(row, 3)?.unwrap_or_default(),
+            _ => read_only = row.try_get(2)?,
+        }
+    }
+    Ok((digits, marks, read_only))
+}
+
+/// Reads a value from its digits. Only an unsigned column can hold one that is not a valid i64.
+pub(super) fn value(family: &Registered, id: &str, digits: &str) -> Result<i64> {
+    let outside = |_| {
+        Error::new(
+            ErrorKind::Range,
+            format!("{}: the value of {id:?} is {digits}", family.family),
+        )
+    };
+    digits.parse().map_err(outside)
+}
+
+/// Refuses a server that accepts no writes, before a family of cached counters is opened.
+pub(super) async fn refuse_replica(database: &Database, family: &Family) -> Result<()> {
+    let query = || sqlx::query("SELECT CAST(@@GLOBAL.read_only AS CHAR)");
+    let read_only = async { database.fetch_one(query).await?.try_get(0) };
+    let read_only: String = read_only.await.map_err(store("read_only was not read"))?;
+    check_writable(&read_only, family)
+}
+
+/// Refuses a server that accepts no writes. It may be a replica, whose rows may be older than
+/// batches applied before. MySQL's `super_read_only` sets `read_only` too.
+pub(super) fn check_writable(read_only: &str, family: &Family) -> Result<()> {
+    // a number on most servers, a word on others
+    match read_only {
+        "0" | "OFF" => Ok(()),
+        setting => Err(Error::new(
+            ErrorKind::Unsafe,
+            format!(
+                "{family}: the database that counters are seeded from takes no writes (read_only is {setting}), as a \
+                 replica does; give MysqlStore::new a pool on the primary"
+            ),
+        )),
+    }
+}
