@@ -1,32 +1,32 @@
-// Keeps a page up to date. Everything is there without it.
+// Keeps a page up to date. The page is complete without it.
 'use strict';
 
-const STALE_MS = 8_000; // no news for so long: the connection is lost, even if nobody says so
-const AGAIN_MS = 3_000;
+const STALE_MS = 8_000; // without a message for this long, the connection is lost
+const RETRY_MS = 3_000;
 const CHART_MS = 2_000;
 const loaded = Date.now();
 
 const connection = document.getElementById('connection');
 const age = document.getElementById('age');
-let heard; // when there was news last; the page itself is as new as its load
+let received; // the time of the last message
 
-/** Says whether there is news, and how old the page is otherwise. */
-function tell() {
-  const since = Date.now() - (heard ?? loaded);
+/** Shows the state of the connection, and the age of the page if it is lost. */
+function showConnection() {
+  const since = Date.now() - (received ?? loaded);
   const lost = since > STALE_MS;
-  const text = lost ? 'The daemon does not answer.' : heard ? 'Live.' : 'Connecting…';
+  const text = lost ? 'The daemon does not respond.' : received ? 'Live.' : 'Connecting…';
   if (connection.textContent !== text) connection.textContent = text;
-  age.textContent = lost ? `These figures are ${Math.round(since / 1000)} s old.` : '';
+  age.textContent = lost ? `Last update ${Math.round(since / 1000)} s ago.` : '';
   connection.parentElement.classList.toggle('lost', lost);
 }
 
-/** Whether somebody marks text there, which is not to vanish under them. */
-function isMarked(part) {
-  const marked = getSelection();
-  return !marked.isCollapsed && part.contains(marked.anchorNode);
+/** Returns whether the user has selected text in the part, which an update would deselect. */
+function isSelected(part) {
+  const selection = getSelection();
+  return !selection.isCollapsed && part.contains(selection.anchorNode);
 }
 
-/** Puts new content into a part, and leaves focus and scrolling where they were. */
+/** Replaces the content of a part, and keeps focus and scroll position. */
 function replace(part, content) {
   const focused = part.contains(document.activeElement) ? document.activeElement.id : '';
   const scrolled = part.querySelector('.scroll')?.scrollLeft;
@@ -37,30 +37,30 @@ function replace(part, content) {
   if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
 }
 
-/** The parts of the status page, as the daemon sends them. */
+/** Updates the parts of the status page with the events of the daemon. */
 function watch(path) {
   const waiting = new Map();
   const listen = () => {
     const events = new EventSource(path + location.search);
     events.onmessage = ({ data }) => {
-      heard = Date.now();
+      received = Date.now();
       Object.entries(JSON.parse(data).parts).forEach(([name, content]) => waiting.set(name, content));
       for (const [name, content] of waiting) {
         const part = document.getElementById(`part-${name}`);
-        if (isMarked(part)) continue;
+        if (isSelected(part)) continue;
         replace(part, content);
         waiting.delete(name);
       }
     };
     events.onerror = () => {
-      // Where the daemon refused, the browser does not come again by itself.
-      if (events.readyState === EventSource.CLOSED) setTimeout(listen, AGAIN_MS);
+      // After an error status the browser does not reconnect.
+      if (events.readyState === EventSource.CLOSED) setTimeout(listen, RETRY_MS);
     };
   };
   listen();
 }
 
-/** The slices of a counter as a chart. */
+/** Draws the slices of a counter as a chart. */
 function draw(box) {
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const wholeSteps = Array.from({ length: 12 }, (_, zeros) => [1, 2, 5].map((step) => step * 10 ** zeros)).flat();
@@ -82,7 +82,7 @@ function draw(box) {
     if (!reply?.ok) return;
     const { slices } = await reply.json();
     const data = [slices.map(({ start }) => start), slices.map(({ count }) => count)];
-    heard = Date.now();
+    received = Date.now();
     if (chart) chart.setData(data); else build(data);
   };
   addEventListener('resize', () => chart?.setSize(size()));
@@ -96,6 +96,6 @@ const box = document.getElementById('chart');
 if (live) watch(live.dataset.live);
 if (box) draw(box);
 if (connection) {
-  tell();
-  setInterval(tell, 1000);
+  showConnection();
+  setInterval(showConnection, 1000);
 }

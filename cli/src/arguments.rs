@@ -9,8 +9,8 @@ use counterfoil::Precision;
 
 /// Brings counters from Redis to MySQL exactly once, shows them, and offers tools for operators.
 ///
-/// Exit codes: 0 all is well, 1 something is late, was refused or failed, 2 a server is unavailable
-/// or an error was found, 3 the command line or the configuration is wrong.
+/// Exit codes: 0 success, 1 something is late, was refused or failed, 2 a server is unavailable or
+/// an error was found, 3 the command line or the configuration is invalid.
 #[derive(Debug, Parser)]
 #[command(name = "counterfoil", version, max_term_width = 100)]
 pub struct Arguments {
@@ -47,11 +47,11 @@ pub enum Command {
     ExampleConfig,
     /// Creates counterfoil's own tables, or adds missing parts
     Init {
-        /// Prints the SQL instead
+        /// Prints the SQL instead of running it
         #[arg(long)]
         print: bool,
     },
-    /// Checks both servers, and recommends changes. Exits with 1 for warnings and 2 for errors
+    /// Checks both servers, and recommends changes. Exits with 1 for warnings, and with 2 for errors
     Check,
     /// Prints a line for each family, for people and monitoring. Exits with 1 if something is late
     /// or was refused, with 2 if a server is unavailable
@@ -121,7 +121,7 @@ pub enum Command {
     Recount {
         /// NAMESPACE/FAMILY
         family: String,
-        /// Only notes the differences
+        /// Reports differences without correcting them
         #[arg(long)]
         report: bool,
     },
@@ -135,12 +135,12 @@ pub enum Command {
     },
     /// Shows a table of all families that stays up to date
     Top,
-    /// Prints the least privileges in Redis, as an ACL rule to paste
+    /// Prints the least privileges in Redis as an ACL rule
     Acl {
         #[command(flatten)]
         of: PrivilegesOf,
     },
-    /// Prints the least privileges in MySQL, as GRANTs to paste
+    /// Prints the least privileges in MySQL as GRANT statements
     Grants {
         #[command(flatten)]
         of: PrivilegesOf,
@@ -169,7 +169,7 @@ pub enum Rejects {
         #[command(flatten)]
         which: Which,
     },
-    /// Discards rejects, so that they are never applied
+    /// Discards rejects: they are never applied
     Discard {
         #[command(flatten)]
         which: Which,
@@ -201,11 +201,11 @@ pub struct PrivilegesOf {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum RoleName {
-    /// Counts with the Lua scripts, in any language
+    /// Counts by the Lua scripts, in any language
     Writer,
     /// Runs the daemon, or applications with the Rust crate
     Daemon,
-    /// Reads with the Lua scripts what others counted
+    /// Reads counters by the Lua scripts
     Reader,
 }
 

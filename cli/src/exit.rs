@@ -1,5 +1,6 @@
 //! The exit codes of commands, as monitoring plugins expect them.
 
+use std::io;
 use std::process::{ExitCode, Termination};
 
 use counterfoil::ErrorKind;
@@ -13,7 +14,7 @@ pub enum Exit {
     Warning = 1,
     /// A server is unavailable, or an error was found.
     Critical = 2,
-    /// The command line or the configuration is wrong.
+    /// The command line or the configuration is invalid.
     Usage = 3,
 }
 
@@ -32,10 +33,7 @@ pub struct Failure {
 
 impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Self {
-        Failure {
-            exit: Exit::Usage,
-            message: format!("{error:#}"),
-        }
+        Failure::usage(error.to_string())
     }
 }
 
@@ -43,56 +41,55 @@ impl From<counterfoil::Error> for Failure {
     fn from(error: counterfoil::Error) -> Self {
         let (exit, advice) = match error.kind() {
             ErrorKind::InvalidInput => (Exit::Usage, ""),
-            ErrorKind::Redis => (Exit::Critical, ". Is Redis there, and its address right?"),
+            ErrorKind::Redis => (
+                Exit::Critical,
+                ". Check that Redis is running, and its address",
+            ),
             ErrorKind::Store => (
                 Exit::Critical,
-                ". Is MySQL there, and its address and user right?",
+                ". Check that MySQL is running, and its address and user",
             ),
             ErrorKind::AccessDenied => (
                 Exit::Critical,
-                ". `counterfoil acl daemon` prints what its user needs",
+                ". `counterfoil acl daemon` prints the rules that the user needs",
             ),
             ErrorKind::OutcomeUnknown => (
                 Exit::Warning,
-                ". It was counted once or not at all, and nobody can tell: read the counter before you repeat it",
+                ". It was counted once or not at all: read the counter before you repeat it",
             ),
             _ => (Exit::Warning, ""),
         };
-        Failure {
-            exit,
-            message: format!("{error:#}{advice}"),
-        }
+        Failure::new(exit, format!("{error:#}{advice}"))
     }
 }
 
-impl From<std::io::Error> for Failure {
-    fn from(error: std::io::Error) -> Self {
-        Failure {
-            exit: Exit::Warning,
-            message: format!("{error:#}"),
+/// Ends the command quietly if the reader of its output closed the pipe.
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return Failure::new(Exit::Ok, "");
         }
+        Failure::warning(error.to_string())
     }
 }
 
 impl Failure {
-    pub fn usage(message: impl Into<String>) -> Self {
+    fn new(exit: Exit, message: impl Into<String>) -> Self {
         Failure {
-            exit: Exit::Usage,
+            exit,
             message: message.into(),
         }
+    }
+
+    pub fn usage(message: impl Into<String>) -> Self {
+        Failure::new(Exit::Usage, message)
     }
 
     pub fn critical(message: impl Into<String>) -> Self {
-        Failure {
-            exit: Exit::Critical,
-            message: message.into(),
-        }
+        Failure::new(Exit::Critical, message)
     }
 
     pub fn warning(message: impl Into<String>) -> Self {
-        Failure {
-            exit: Exit::Warning,
-            message: message.into(),
-        }
+        Failure::new(Exit::Warning, message)
     }
 }

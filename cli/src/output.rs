@@ -1,7 +1,6 @@
 //! The output of commands: for people, or as JSON.
 
 use std::io::{self, BufWriter, ErrorKind, Write};
-use std::time::SystemTime;
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -48,28 +47,40 @@ impl Output {
     }
 }
 
-/// Formats rows in aligned columns, with numbers to the right.
-pub fn table(heads: &[&str], rows: &[Vec<String>]) -> Vec<String> {
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells
-            .chain([heads[column].chars().count()])
-            .max()
-            .unwrap_or(0)
+/// Formats rows in aligned columns, with numbers to the right. Without rows there are no lines.
+pub fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> Vec<String> {
+    columns(&heads, rows.iter().map(|row| &row[..]))
+}
+
+/// Formats rows that begin with the name of a pair, which is omitted if there is only one pair.
+pub fn pair_table<const N: usize>(
+    pairs: usize,
+    heads: [&str; N],
+    rows: &[[String; N]],
+) -> Vec<String> {
+    let first = usize::from(pairs == 1);
+    columns(&heads[first..], rows.iter().map(|row| &row[first..]))
+}
+
+fn columns<'r>(heads: &[&str], rows: impl Iterator<Item = &'r [String]> + Clone) -> Vec<String> {
+    if rows.clone().next().is_none() {
+        return Vec::new();
+    }
+    let is_number =
+        |cell: &str| cell.is_empty() || cell.starts_with(|c: char| c.is_ascii_digit() || c == '-');
+    let column = |(column, head): (usize, &&str)| {
+        let cells = || rows.clone().map(move |row| row[column].as_str());
+        let width = cells()
+            .chain([*head])
+            .map(|cell| cell.chars().count())
+            .max();
+        let is_right = cells().all(is_number) && !cells().all(str::is_empty);
+        (width.unwrap_or(0), is_right)
     };
-    let is_number = |column: usize| {
-        let is_number = |cell: &String| {
-            cell.is_empty() || cell.starts_with(|c: char| c.is_ascii_digit() || c == '-')
-        };
-        rows.iter().all(|row| is_number(&row[column]))
-            && !rows.iter().all(|row| row[column].is_empty())
-    };
-    let columns: Vec<_> = (0..heads.len())
-        .map(|column| (width(column), is_number(column)))
-        .collect();
-    let line = |cells: Vec<&str>| {
-        let cells = cells.iter().zip(&columns).map(|(cell, &(width, right))| {
-            if right {
+    let columns: Vec<_> = heads.iter().enumerate().map(column).collect();
+    let line = |cells: &mut dyn Iterator<Item = &str>| {
+        let cells = cells.zip(&columns).map(|(cell, &(width, is_right))| {
+            if is_right {
                 format!("{cell:>width$}")
             } else {
                 format!("{cell:<width$}")
@@ -77,14 +88,9 @@ pub fn table(heads: &[&str], rows: &[Vec<String>]) -> Vec<String> {
         });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
-    let head = line(heads.to_vec());
-    [head]
-        .into_iter()
-        .chain(
-            rows.iter()
-                .map(|row| line(row.iter().map(String::as_str).collect())),
-        )
-        .collect()
+    let head = line(&mut heads.iter().copied());
+    let rows = rows.map(|row| line(&mut row.iter().map(String::as_str)));
+    [head].into_iter().chain(rows).collect()
 }
 
 /// Formats a time as 3s, 2m, 5h or 4d.
@@ -97,9 +103,11 @@ pub fn short(seconds: f64) -> String {
     }
 }
 
-/// Formats a moment as `2026-11-22T12:00:00Z`.
-pub fn moment(time: SystemTime) -> String {
-    Timestamp::try_from(time).map_or_else(|_| "?".to_owned(), |time| time.to_string())
+/// Formats a time as `2026-11-22T12:00:00Z`.
+pub fn moment(unix_seconds: u64) -> String {
+    let seconds = i64::try_from(unix_seconds).unwrap_or(i64::MAX);
+    let time = Timestamp::from_second(seconds);
+    time.unwrap_or(Timestamp::MAX).to_string()
 }
 
 /// Formats a number with its noun: `1 family`, `2 families`.
@@ -118,11 +126,10 @@ mod tests {
     }
 
     #[test]
-    fn numbers_stand_to_the_right() {
-        let rows =
-            [["a", "7", ""], ["long", "100", "x"]].map(|row| row.map(str::to_owned).to_vec());
+    fn numbers_are_aligned_to_the_right() {
+        let rows = [["a", "7", ""], ["long", "100", "x"]].map(|row| row.map(str::to_owned));
         assert_eq!(
-            table(&["NAME", "N", "WHY"], &rows),
+            table(["NAME", "N", "WHY"], &rows),
             ["NAME    N  WHY", "a       7", "long  100  x"]
         );
     }

@@ -1,5 +1,6 @@
 //! The connections of a pair.
 
+use std::fmt::Display;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,7 +22,7 @@ use counterfoil::{
 use crate::config::{PairConfig, RedisPlace};
 
 /// The time limit for acquiring a connection to MySQL.
-const ACQUIRE: Duration = Duration::from_secs(5);
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Connects to Redis. The first use of MySQL connects to it.
 pub async fn connect(config: &PairConfig) -> Result<Counterfoil> {
@@ -37,33 +38,30 @@ pub async fn connect(config: &PairConfig) -> Result<Counterfoil> {
 
 /// Returns the store alone. Its first use connects to MySQL.
 pub fn store(config: &PairConfig) -> Result<MysqlStore> {
-    let pool = MySqlPoolOptions::new()
-        .max_connections(config.connections)
-        .acquire_timeout(ACQUIRE);
-    Ok(MysqlStore::new(pool.connect_lazy_with(mysql(config)?)))
+    Ok(MysqlStore::new(pool(config, config.connections)?))
 }
 
 /// Returns a separate connection, to check that MySQL is up.
 pub fn probe(config: &PairConfig) -> Result<MySqlPool> {
-    let pool = MySqlPoolOptions::new()
-        .max_connections(1)
-        .acquire_timeout(ACQUIRE);
-    Ok(pool.connect_lazy_with(mysql(config)?))
+    pool(config, 1)
 }
 
-fn mysql(config: &PairConfig) -> Result<MySqlConnectOptions> {
-    let options: MySqlConnectOptions = config
+fn pool(config: &PairConfig, max_connections: u32) -> Result<MySqlPool> {
+    let mut options: MySqlConnectOptions = config
         .mysql
         .parse()
-        .map_err(|error| wrong(config, "mysql", error))?;
-    Ok(match &config.mysql_password {
-        Some(password) => options.password(password),
-        None => options,
-    })
+        .map_err(|error| invalid_setting(config, "mysql", error))?;
+    if let Some(password) = &config.mysql_password {
+        options = options.password(password);
+    }
+    Ok(MySqlPoolOptions::new()
+        .max_connections(max_connections)
+        .acquire_timeout(ACQUIRE_TIMEOUT)
+        .connect_lazy_with(options))
 }
 
 fn single(config: &PairConfig, url: &str) -> Result<ConnectionInfo> {
-    let invalid = |error| wrong(config, "redis", error);
+    let invalid = |error| invalid_setting(config, "redis", error);
     let mut info = url.into_connection_info().map_err(invalid)?;
     if let Some(password) = &config.redis_password {
         let settings = info.redis_settings().clone().set_password(password);
@@ -79,7 +77,7 @@ fn single(config: &PairConfig, url: &str) -> Result<ConnectionInfo> {
 }
 
 async fn sentinel(config: &PairConfig, sentinels: &[String], primary: &str) -> Result<Primary> {
-    let invalid = |error: RedisError| wrong(config, "sentinel", error);
+    let invalid = |error: RedisError| invalid_setting(config, "sentinel", error);
     let urls = sentinels
         .iter()
         .map(|url| url.as_str().into_connection_info());
@@ -90,9 +88,10 @@ async fn sentinel(config: &PairConfig, sentinels: &[String], primary: &str) -> R
     let primary = primary.into_connection_info().map_err(invalid)?;
     let (ConnectionAddr::Tcp(name, _) | ConnectionAddr::TcpTls { host: name, .. }) = primary.addr()
     else {
-        return Err(Error::new(
-            ErrorKind::InvalidInput,
-            format!("pair {:?}: redis names no primary", config.name),
+        return Err(invalid_setting(
+            config,
+            "redis",
+            "expected the name of a primary",
         ));
     };
     let mut builder = sentinel_settings(
@@ -125,30 +124,17 @@ async fn cluster(config: &PairConfig, nodes: &[String]) -> Result<ClusterConnect
     }
     let client = builder
         .build()
-        .map_err(|error| wrong(config, "cluster", error))?;
-    let connected = client.get_async_connection().await;
-    connected.map_err(|error| {
-        Error::new(
-            ErrorKind::Redis,
-            format!("no cluster at {}", nodes.join(", ")),
-        )
-        .with_source(error)
+        .map_err(|error| invalid_setting(config, "cluster", error))?;
+    client.get_async_connection().await.map_err(|error| {
+        let message = format!("connecting to the cluster at {} failed", nodes.join(", "));
+        Error::new(ErrorKind::Redis, message).with_source(error)
     })
 }
 
 /// Reads the certificates of the configuration, which add to the system's.
 fn certificates(config: &PairConfig) -> Result<Option<TlsCertificates>> {
     let read = |file: &PathBuf| {
-        fs::read(file).map_err(|error| {
-            Error::new(
-                ErrorKind::InvalidInput,
-                format!(
-                    "pair {:?}: {} was not read: {error:#}",
-                    config.name,
-                    file.display()
-                ),
-            )
-        })
+        fs::read(file).map_err(|error| invalid_setting(config, file.display(), error))
     };
     let tls = &config.redis_tls;
     if tls.authority.is_none() && tls.client.is_none() {
@@ -166,7 +152,7 @@ fn certificates(config: &PairConfig) -> Result<Option<TlsCertificates>> {
     }))
 }
 
-fn wrong(config: &PairConfig, setting: &str, error: impl std::error::Error) -> Error {
+fn invalid_setting(config: &PairConfig, setting: impl Display, error: impl Display) -> Error {
     Error::new(
         ErrorKind::InvalidInput,
         format!("pair {:?}: {setting}: {error:#}", config.name),

@@ -35,7 +35,7 @@ pub fn check(context: &Context) -> Result<Exit, Failure> {
             pairs
                 .iter()
                 .map(line)
-                .chain(["the configuration is right".to_owned()])
+                .chain(["the configuration is valid".to_owned()])
                 .collect()
         })?;
     Ok(Exit::Ok)

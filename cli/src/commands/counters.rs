@@ -1,10 +1,10 @@
 //! Reading and changing counters of any kind.
 
 use std::io::{self, Write};
-use std::time::SystemTime;
 
 use counterfoil::{AnyCounters, Outcome, Precision, Slice, VisitorCount};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::{Context, connect};
 use crate::exit::{Exit, Failure};
@@ -12,76 +12,12 @@ use crate::families;
 use crate::output::moment;
 use crate::status::unix_seconds;
 
-/// The values of the requested ids, in their order.
-#[derive(Serialize)]
-struct Values {
-    family: String,
-    kind: &'static str,
-    #[serde(flatten)]
-    values: OfKind,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "lowercase")]
-enum OfKind {
-    Values(Vec<Value>),
-    Series(Vec<Window>),
-    Pages(Vec<Page>),
-}
-
-#[derive(Serialize)]
-struct Value {
-    id: String,
-    value: i64,
-}
-
-#[derive(Serialize)]
-struct Window {
-    name: String,
-    precision: String,
-    slices: Vec<SliceOf>,
-}
-
-#[derive(Serialize)]
-struct SliceOf {
-    /// The start in Unix seconds.
-    start: u64,
-    #[serde(skip)]
-    at: SystemTime,
-    count: i64,
-}
-
-#[derive(Serialize)]
-struct Page {
-    page: String,
-    views: u64,
-    visitors: u64,
-    visitors_are_estimated: bool,
-}
-
-impl OfKind {
-    fn lines(&self) -> Vec<String> {
-        match self {
-            OfKind::Values(values) => {
-                let lines = values
-                    .iter()
-                    .map(|one| format!("{}\t{}", one.id, one.value));
-                lines.collect()
-            }
-            OfKind::Series(series) => {
-                let lines = series.iter().flat_map(|Window { name, slices, .. }| {
-                    slices
-                        .iter()
-                        .map(move |slice| format!("{name}\t{}\t{}", moment(slice.at), slice.count))
-                });
-                lines.collect()
-            }
-            OfKind::Pages(pages) => {
-                let line = |one: &Page| format!("{}\t{}\t{}", one.page, one.views, one.visitors);
-                pages.iter().map(line).collect()
-            }
-        }
-    }
+/// The requested counters in their order, as JSON and as lines of text.
+struct Counters {
+    /// The name of the list in JSON.
+    name: &'static str,
+    json: Vec<Value>,
+    lines: Vec<String>,
 }
 
 /// Prints exact values.
@@ -94,14 +30,10 @@ pub async fn get(
     let pair = context.pair_of(family)?;
     let connected = connect(pair).await?;
     let counters = context.open_to_read(pair, &connected, family).await?;
-    let values = Values {
-        family: family.to_owned(),
-        kind: counters.family().kind(),
-        values: read(counters, ids, precision).await?,
-    };
-    context
-        .output
-        .print(&values, |values| values.values.lines())?;
+    let kind = counters.family().kind();
+    let Counters { name, json, lines } = read(counters, ids, precision).await?;
+    let values = json!({"family": family, "kind": kind, name: json});
+    context.output.print(&values, |_| lines)?;
     Ok(Exit::Ok)
 }
 
@@ -109,57 +41,53 @@ async fn read(
     counters: AnyCounters,
     ids: &[String],
     precision: Precision,
-) -> Result<OfKind, Failure> {
-    if let Some(values) = families::values(&counters, ids).await? {
-        let values = ids.iter().cloned().zip(values);
-        let values = values.map(|(id, value)| Value { id, value });
-        return Ok(OfKind::Values(values.collect()));
-    }
-    Ok(match counters {
-        AnyCounters::Series(series) => {
-            let windows = series.get_many(ids, precision).await?.into_iter().zip(ids);
-            let slice = |slice: &Slice| SliceOf {
-                start: unix_seconds(slice.start),
-                at: slice.start,
-                count: slice.count,
-            };
-            let windows = windows.map(|(slices, name)| Window {
-                name: name.clone(),
-                precision: precision.to_string(),
-                slices: slices.iter().map(slice).collect(),
-            });
-            OfKind::Series(windows.collect())
+) -> Result<Counters, Failure> {
+    let (mut json, mut lines) = (Vec::with_capacity(ids.len()), Vec::new());
+    let values = families::values(&counters, ids).await?;
+    let name = match (counters, values) {
+        (_, Some(values)) => {
+            for (id, value) in ids.iter().zip(values) {
+                json.push(json!({"id": id, "value": value}));
+                lines.push(format!("{id}\t{value}"));
+            }
+            "values"
         }
-        AnyCounters::Activity(activity) => {
-            let mut pages = Vec::with_capacity(ids.len());
+        (AnyCounters::Series(series), None) => {
+            for (name, slices) in ids.iter().zip(series.get_many(ids, precision).await?) {
+                let mut list = Vec::with_capacity(slices.len());
+                for Slice { start, count, .. } in slices {
+                    let start = unix_seconds(start);
+                    list.push(json!({"start": start, "count": count}));
+                    lines.push(format!("{name}\t{}\t{count}", moment(start)));
+                }
+                let precision = precision.to_string();
+                json.push(json!({"name": name, "precision": precision, "slices": list}));
+            }
+            "series"
+        }
+        (AnyCounters::Activity(activity), None) => {
             for page in ids {
                 let now = activity.now(page).await?;
-                pages.push(Page {
-                    page: page.clone(),
-                    views: now.views,
-                    visitors: now.visitors.count(),
-                    visitors_are_estimated: !matches!(now.visitors, VisitorCount::Exact(_)),
-                });
+                let (views, visitors) = (now.views, now.visitors.count());
+                json.push(json!({
+                    "page": page,
+                    "views": views,
+                    "visitors": visitors,
+                    "visitors_are_estimated": !matches!(now.visitors, VisitorCount::Exact(_)),
+                }));
+                lines.push(format!("{page}\t{views}\t{visitors}"));
             }
-            OfKind::Pages(pages)
+            "pages"
         }
-        other => {
+        (other, None) => {
             let family = other.family();
-            let (kind, message) = (family.kind(), "is not supported by this command");
-            return Err(Failure::usage(format!("{family}: kind {kind} {message}")));
+            return Err(Failure::usage(format!(
+                "{family}: kind {} is not supported by this command",
+                family.kind()
+            )));
         }
-    })
-}
-
-/// A change as it is printed.
-#[derive(Serialize)]
-struct Change<'a> {
-    family: &'a str,
-    id: &'a str,
-    delta: i64,
-    outcome: &'static str,
-    /// The counter's current value: a refused change leaves it as it was.
-    value: Option<i64>,
+    };
+    Ok(Counters { name, json, lines })
 }
 
 /// Adds to a counter.
@@ -201,13 +129,14 @@ pub async fn add(
             Some("it has no row, and only the application inserts rows"),
         ),
     };
-    let change = Change {
-        family,
-        id,
-        delta,
-        outcome: word,
-        value,
-    };
+    // a refused change leaves the value as it was
+    let change = json!({
+        "family": family,
+        "id": id,
+        "delta": delta,
+        "outcome": word,
+        "value": value,
+    });
     let Some(refusal) = refusal else {
         let done = word.replace("counted_before", "was counted before");
         context.output.print(&change, |_| {
@@ -263,30 +192,8 @@ pub async fn list(
     let pair = context.pair_of(family)?;
     let connected = connect(pair).await?;
     let counters = context.open_to_read(pair, &connected, family).await?;
-    match write_list(&counters, prefix, after, limit, context.output.json).await {
-        Err(ListError::Failure(failure)) => Err(failure),
-        // the reader closed the pipe, which is not an error
-        Err(ListError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Ok),
-        Err(ListError::Output(error)) => Err(error.into()),
-        Ok(()) => Ok(Exit::Ok),
-    }
-}
-
-enum ListError {
-    Output(io::Error),
-    Failure(Failure),
-}
-
-impl From<io::Error> for ListError {
-    fn from(error: io::Error) -> Self {
-        ListError::Output(error)
-    }
-}
-
-impl From<Failure> for ListError {
-    fn from(failure: Failure) -> Self {
-        ListError::Failure(failure)
-    }
+    write_list(&counters, prefix, after, limit, context.output.json).await?;
+    Ok(Exit::Ok)
 }
 
 async fn write_list(
@@ -295,7 +202,7 @@ async fn write_list(
     mut after: Option<String>,
     limit: usize,
     json: bool,
-) -> Result<(), ListError> {
+) -> Result<(), Failure> {
     let mut left = limit;
     let mut is_first = true;
     loop {

@@ -122,9 +122,9 @@ async fn statements(
         .mysql
         .parse()
         .map_err(|error| Failure::usage(format!("pair {}: mysql: {error:#}", pair.name)))?;
-    let schema = options
-        .get_database()
-        .ok_or_else(|| Failure::usage(format!("pair {}: mysql names no database", pair.name)))?;
+    let schema = options.get_database().ok_or_else(|| {
+        Failure::usage(format!("pair {}: the mysql URL has no database", pair.name))
+    })?;
     let (mut all, patterns) = families(context, pair).await?;
     for pattern in patterns {
         all.push(pattern.sample()?.family().clone());

@@ -5,7 +5,7 @@ use std::time::Duration;
 use counterfoil::admin::{Drift, Overview};
 use counterfoil::recount::{Mode, Recounted};
 use counterfoil::{Counterfoil, Family, MysqlStore};
-use serde::Serialize;
+use serde_json::json;
 use tokio::time::sleep;
 
 use super::{Context, connect};
@@ -21,20 +21,6 @@ use crate::view::DriftView;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The number of rows in a read.
 const PAGE: u64 = 1000;
-
-#[derive(Serialize)]
-struct Found {
-    family: String,
-    run: u64,
-    checked: u64,
-    drifted: u64,
-    raised: u64,
-    lowered: u64,
-    only_noted: u64,
-    /// Counters that changed too often to be compared.
-    busy: u64,
-    drift: Vec<DriftView>,
-}
 
 /// Recounts a family once.
 pub async fn recount(context: &Context, family: &str, report: bool) -> Result<Exit, Failure> {
@@ -62,24 +48,24 @@ pub async fn recount(context: &Context, family: &str, report: bool) -> Result<Ex
         busy,
         ..
     } = recounted;
-    let found = views(family, run, &drift);
-    let found = Found {
-        family: family.to_owned(),
-        run,
-        checked,
-        drifted,
-        raised,
-        lowered,
-        only_noted,
-        busy,
-        drift: found,
-    };
-    context.output.print(&found, |found| {
+    let drift = views(family, run, &drift);
+    let found = json!({
+        "family": family,
+        "run": run,
+        "checked": checked,
+        "drifted": drifted,
+        "raised": raised,
+        "lowered": lowered,
+        "only_noted": only_noted,
+        "busy": busy,
+        "drift": drift,
+    });
+    context.output.print(&found, |_| {
         let mut lines = vec![format!(
             "run {run}: {checked} checked, {drifted} differ: {raised} raised, {lowered} lowered, \
              {only_noted} only noted; {busy} too busy to compare"
         )];
-        lines.extend(rows(&found.drift));
+        lines.extend(rows(&drift));
         lines
     })?;
     Ok(if only_noted > 0 {
@@ -184,23 +170,17 @@ fn views(family: &str, run: u64, drift: &[Drift]) -> Vec<DriftView> {
 
 fn rows(drift: &[DriftView]) -> Vec<String> {
     let row = |drift: &DriftView| {
-        let numbers =
-            [drift.before, drift.rows, drift.after, drift.delta].map(|number| number.to_string());
-        let at = moment(std::time::UNIX_EPOCH + Duration::from_secs(drift.at));
         [
-            vec![format!("{:?}", drift.id)],
-            numbers.to_vec(),
-            vec![at, drift.note.clone()],
+            format!("{:?}", drift.id),
+            drift.before.to_string(),
+            drift.rows.to_string(),
+            drift.after.to_string(),
+            drift.delta.to_string(),
+            moment(drift.at),
+            drift.note.clone(),
         ]
-        .concat()
     };
-    if drift.is_empty() {
-        Vec::new()
-    } else {
-        let rows: Vec<_> = drift.iter().map(row).collect();
-        table(
-            &["ID", "BEFORE", "ROWS", "AFTER", "ADDED", "AT", "NOTE"],
-            &rows,
-        )
-    }
+    let heads = ["ID", "BEFORE", "ROWS", "AFTER", "ADDED", "AT", "NOTE"];
+    let rows: Vec<_> = drift.iter().map(row).collect();
+    table(heads, &rows)
 }

@@ -1,9 +1,9 @@
 //! Rejects: changes that rows refused, to list, retry or discard.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use counterfoil::admin::{Reject, Retried};
-use counterfoil::{Counterfoil, Family, MysqlStore};
+use counterfoil::{Counterfoil, MysqlStore};
 use serde::Serialize;
 use serde_json::json;
 
@@ -34,59 +34,49 @@ struct Listed {
 }
 
 async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exit, Failure> {
-    let (mut listed, mut times) = (Vec::new(), Vec::new());
+    let mut listed = Vec::new();
     for pair in context.pairs() {
-        let is_selected = |reject: &Reject| family.is_none_or(|family| name(reject) == family);
-        for reject in open_rejects(&pair::store(pair)?, limit, is_selected).await? {
-            times.push(moment(reject.at));
-            listed.push(Listed {
-                pair: pair.name.clone(),
-                reject: RejectView::from(&reject),
-            });
-        }
+        let rejects = open_rejects(&pair::store(pair)?, limit, family).await?;
+        listed.extend(rejects.iter().map(|reject| Listed {
+            pair: pair.name.clone(),
+            reject: RejectView::from(reject),
+        }));
     }
     context.output.print(&listed, |listed| {
         if listed.is_empty() {
             return vec!["no rejects".to_owned()];
         }
-        let row = |(Listed { pair, reject }, time): (&Listed, &String)| {
-            let (number, delta) = (reject.number.to_string(), reject.delta.to_string());
-            let RejectView {
-                family, id, reason, ..
-            } = reject;
+        let row = |Listed { pair, reject }: &Listed| {
             [
-                pair,
-                &number,
-                family,
-                &format!("{id:?}"),
-                &delta,
-                time,
-                reason,
+                pair.clone(),
+                reject.number.to_string(),
+                reject.family.clone(),
+                format!("{:?}", reject.id),
+                reject.delta.to_string(),
+                moment(reject.at),
+                reject.reason.clone(),
             ]
-            .map(String::clone)
-            .to_vec()
         };
-        let rows: Vec<_> = listed.iter().zip(&times).map(row).collect();
-        table(
-            &["PAIR", "NUMBER", "FAMILY", "ID", "DELTA", "SINCE", "REASON"],
-            &rows,
-        )
+        let heads = ["PAIR", "NUMBER", "FAMILY", "ID", "DELTA", "SINCE", "REASON"];
+        let rows: Vec<_> = listed.iter().map(row).collect();
+        table(heads, &rows)
     })?;
     Ok(Exit::Ok)
 }
 
-/// Returns the first `limit` open rejects that `is_selected` accepts, ascending.
+/// Returns the first `limit` open rejects of a family, or of all families, ascending.
 async fn open_rejects(
     store: &MysqlStore,
     limit: u64,
-    is_selected: impl Fn(&Reject) -> bool,
+    family: Option<&str>,
 ) -> Result<Vec<Reject>, Failure> {
     let (mut open, mut after) = (Vec::new(), 0);
     loop {
-        let page = store.rejects(after, PAGE).await?;
+        let mut page = store.rejects(after, PAGE).await?;
         let is_last = (page.len() as u64) < PAGE;
         after = page.last().map_or(after, |reject| reject.number);
-        open.extend(page.into_iter().filter(|reject| is_selected(reject)));
+        page.retain(|reject| family.is_none_or(|family| name(reject) == family));
+        open.append(&mut page);
         if is_last || open.len() as u64 >= limit {
             open.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
             return Ok(open);
@@ -98,34 +88,27 @@ fn name(reject: &Reject) -> String {
     format!("{}/{}", reject.namespace, reject.family)
 }
 
-/// Returns the open rejects that the command line names.
-async fn selected(store: &MysqlStore, which: &Which) -> Result<Vec<Reject>, Failure> {
-    if !which.numbers.is_empty() {
-        let mut numbers = which.numbers.clone();
-        numbers.sort_unstable();
-        numbers.dedup();
-        let mut selected = Vec::new();
-        for number in numbers.into_iter().filter(|number| *number > 0) {
-            selected.extend(reject(store, number).await?);
-        }
-        return Ok(selected);
+/// Returns the open rejects that the command line names, and the numbers that match none.
+async fn select(store: &MysqlStore, which: &Which) -> Result<(Vec<Reject>, Vec<u64>), Failure> {
+    if which.numbers.is_empty() {
+        let rejects = open_rejects(store, u64::MAX, which.family.as_deref()).await?;
+        return Ok((rejects, Vec::new()));
     }
-    let is_selected = |reject: &Reject| {
-        which
-            .family
-            .as_ref()
-            .is_none_or(|family| name(reject) == *family)
-    };
-    open_rejects(store, u64::MAX, is_selected).await
+    let (mut selected, mut not_found) = (Vec::new(), Vec::new());
+    for number in BTreeSet::from_iter(which.numbers.iter().copied()) {
+        match open_reject(store, number).await? {
+            Some(reject) => selected.push(reject),
+            None => not_found.push(number),
+        }
+    }
+    Ok((selected, not_found))
 }
 
 /// Returns the reject with this number, if it is open.
-async fn reject(store: &MysqlStore, number: u64) -> Result<Option<Reject>, Failure> {
+async fn open_reject(store: &MysqlStore, number: u64) -> Result<Option<Reject>, Failure> {
     let found = store.rejects(number.saturating_sub(1), 1).await?;
-    Ok(found
-        .into_iter()
-        .next()
-        .filter(|reject| reject.number == number))
+    let mut found = found.into_iter();
+    Ok(found.find(|reject| reject.number == number))
 }
 
 /// The outcome of a retry, by the rejects' numbers.
@@ -137,7 +120,7 @@ struct Outcome {
     /// Rejects that were refused again, with the new reasons.
     refused: Vec<RejectView>,
     /// Rejects that cannot be applied, because this version does not know their family or its table
-    /// is not as described.
+    /// differs from its description.
     left: Vec<Left>,
     /// Numbers that match no open reject.
     not_found: Vec<u64>,
@@ -153,44 +136,31 @@ struct Left {
 async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
     let pair = context.pair()?;
     let connected = connect(pair).await?;
-    let selected = selected(connected.mysql()?, which).await?;
-    let mut outcome = apply(&connected, &selected).await?;
-    outcome.not_found = not_open(which, &selected);
+    let (selected, not_found) = select(connected.mysql()?, which).await?;
+    let outcome = Outcome {
+        not_found,
+        ..apply(&connected, &selected).await?
+    };
     context.output.print(&outcome, |outcome| {
         let mut lines = vec![format!("applied: {}", outcome.applied.len())];
         if !outcome.done_before.is_empty() {
+            let number = outcome.done_before.len();
+            lines.push(format!("already applied or discarded: {number}"));
+        }
+        for reject in &outcome.refused {
             lines.push(format!(
-                "already applied or discarded: {}",
-                outcome.done_before.len()
+                "refused again: {} of {}, {:?}: {}",
+                reject.number, reject.family, reject.id, reject.reason
             ));
         }
-        lines.extend(outcome.refused.iter().map(
-            |RejectView {
-                 number,
-                 family,
-                 id,
-                 reason,
-                 ..
-             }| { format!("refused again: {number} of {family}, {id:?}: {reason}") },
-        ));
-        lines.extend(outcome.left.iter().map(
-            |Left {
-                 family,
-                 numbers,
-                 why,
-             }| {
-                format!(
-                    "not applied: {} of {family}: {why}",
-                    count(numbers.len() as u64, "reject", "rejects")
-                )
-            },
-        ));
-        lines.extend(
-            outcome
-                .not_found
-                .iter()
-                .map(|number| format!("not an open reject: {number}")),
-        );
+        for left in &outcome.left {
+            let rejects = count(left.numbers.len() as u64, "reject", "rejects");
+            lines.push(format!(
+                "not applied: {rejects} of {}: {}",
+                left.family, left.why
+            ));
+        }
+        lines.extend(outcome.not_found.iter().map(not_open));
         lines
     })?;
     let is_done =
@@ -198,13 +168,13 @@ async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
     Ok(if is_done { Exit::Ok } else { Exit::Warning })
 }
 
+fn not_open(number: &u64) -> String {
+    format!("not an open reject: {number}")
+}
+
 /// Retries each reject once, family by family.
 async fn apply(counterfoil: &Counterfoil, rejects: &[Reject]) -> Result<Outcome, Failure> {
-    let known = registered(counterfoil.store()).await?;
-    let families: BTreeMap<String, Family> = known
-        .into_iter()
-        .map(|known| (known.family.to_string(), known.family))
-        .collect();
+    let registered = registered(counterfoil.store()).await?;
     let mut numbers: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for reject in rejects {
         numbers.entry(name(reject)).or_default().push(reject.number);
@@ -212,15 +182,16 @@ async fn apply(counterfoil: &Counterfoil, rejects: &[Reject]) -> Result<Outcome,
     let store = counterfoil.mysql()?;
     let mut outcome = Outcome::default();
     for (name, numbers) in numbers {
-        let results = match families.get(&name) {
+        let mut families = registered.iter().map(|registered| &registered.family);
+        let retried = match families.find(|family| family.to_string() == name) {
             Some(family) => store
                 .retry_rejects(family, &numbers)
                 .await
                 .map_err(|error| format!("{error:#}")),
             None => Err("this version does not know the family".to_owned()),
         };
-        let results = match results {
-            Ok(results) => results,
+        let retried = match retried {
+            Ok(retried) => retried,
             Err(why) => {
                 outcome.left.push(Left {
                     family: name,
@@ -230,14 +201,15 @@ async fn apply(counterfoil: &Counterfoil, rejects: &[Reject]) -> Result<Outcome,
                 continue;
             }
         };
-        for (number, result) in numbers.into_iter().zip(results) {
-            match result {
+        for (number, retried) in numbers.into_iter().zip(retried) {
+            match retried {
                 Retried::Applied => outcome.applied.push(number),
-                Retried::Refused => outcome
-                    .refused
-                    .extend(reject(store, number).await?.iter().map(RejectView::from)),
+                Retried::Refused => {
+                    let reject = open_reject(store, number).await?;
+                    outcome.refused.extend(reject.iter().map(RejectView::from));
+                }
                 Retried::AppliedBefore | Retried::Discarded | Retried::NotFound => {
-                    outcome.done_before.push(number)
+                    outcome.done_before.push(number);
                 }
             }
         }
@@ -245,35 +217,17 @@ async fn apply(counterfoil: &Counterfoil, rejects: &[Reject]) -> Result<Outcome,
     Ok(outcome)
 }
 
-/// Returns the named numbers that match no open reject.
-fn not_open(which: &Which, selected: &[Reject]) -> Vec<u64> {
-    let is_open = |number: &u64| selected.iter().any(|reject| reject.number == *number);
-    which
-        .numbers
-        .iter()
-        .copied()
-        .filter(|number| !is_open(number))
-        .collect()
-}
-
 async fn discard(context: &Context, which: &Which) -> Result<Exit, Failure> {
     let store = pair::store(context.pair()?)?;
-    let selected = selected(&store, which).await?;
+    let (selected, not_found) = select(&store, which).await?;
     let numbers: Vec<_> = selected.iter().map(|reject| reject.number).collect();
     let discarded = store.discard_rejects(&numbers).await?;
-    let not_found = not_open(which, &selected);
-    context.output.print(
-        &json!({ "discarded": discarded, "not_found": not_found }),
-        |_| {
-            let not_found = not_found
-                .iter()
-                .map(|number| format!("not an open reject: {number}"));
-            [format!("discarded: {}", discarded.len())]
-                .into_iter()
-                .chain(not_found)
-                .collect()
-        },
-    )?;
+    let result = json!({ "discarded": discarded, "not_found": not_found });
+    context.output.print(&result, |_| {
+        let mut lines = vec![format!("discarded: {}", discarded.len())];
+        lines.extend(not_found.iter().map(not_open));
+        lines
+    })?;
     Ok(if not_found.is_empty() {
         Exit::Ok
     } else {

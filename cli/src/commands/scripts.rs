@@ -35,11 +35,9 @@ fn entries() -> Vec<Entry> {
 }
 
 fn entry_table(entries: &[Entry]) -> Vec<String> {
-    let rows: Vec<_> = entries
-        .iter()
-        .map(|entry| vec![entry.name.to_owned(), entry.sha1.to_owned()])
-        .collect();
-    table(&["SCRIPT", "SHA-1"], &rows)
+    let row = |entry: &Entry| [entry.name, entry.sha1].map(str::to_owned);
+    let rows: Vec<_> = entries.iter().map(row).collect();
+    table(["SCRIPT", "SHA-1"], &rows)
 }
 
 pub fn list(output: Output) -> Result<Exit, Failure> {

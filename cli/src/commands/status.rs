@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::Context;
 use crate::config::{FamilyConfig, PairConfig};
 use crate::exit::{Exit, Failure};
-use crate::output::{short, table};
+use crate::output::{pair_table, short};
 use crate::pair;
 use crate::poll::{PairStatus, TIMEOUT, with_timeout};
 use crate::status::{FamilyStatus, LATE, State, unix_now};
@@ -20,48 +20,34 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
     let pairs = poll(context, late).await?;
     context.output.print(&pairs, |pairs| {
         let now = unix_now();
-        let row = |pair: &PairStatus, family: &FamilyStatus| {
-            let saved = family
-                .last_saved
-                .map(|saved| format!("{} ago", short(now.saturating_sub(saved) as f64)));
+        let age = |saved: u64| format!("{} ago", short(now.saturating_sub(saved) as f64));
+        let rows = rows(pairs, |pair, family| {
             [
                 pair.pair.clone(),
                 family.name(),
                 family.kind.to_owned(),
                 family.pending.to_string(),
                 family.oldest_seconds.map(short).unwrap_or_default(),
-                saved.unwrap_or_default(),
+                family.last_saved.map(age).unwrap_or_default(),
                 family.rejects.to_string(),
                 family.state.name().to_owned(),
             ]
-        };
+        });
         let heads = [
             "PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "SAVED", "REJECTS", "STATE",
         ];
-        let mut lines = lines_of(pairs, &heads, |pair| {
-            pair.families
-                .iter()
-                .map(|family| row(pair, family))
-                .collect()
-        });
+        let mut lines = pair_table(pairs.len(), heads, &rows);
         lines.extend(pairs.iter().flat_map(remarks));
         lines
     })?;
-    let server = pairs.iter().map(|pair| {
-        if is_up(pair) {
-            Exit::Ok
-        } else {
-            Exit::Critical
-        }
-    });
-    let family = pairs
-        .iter()
-        .flat_map(|pair| &pair.families)
-        .map(|family| match family.state {
-            State::Ok => Exit::Ok,
-            State::Rejects | State::Late | State::Broken => Exit::Warning,
-        });
-    Ok(server.chain(family).max().unwrap_or(Exit::Ok))
+    let mut families = pairs.iter().flat_map(|pair| &pair.families);
+    Ok(if !pairs.iter().all(is_up) {
+        Exit::Critical
+    } else if families.any(|family| family.state != State::Ok) {
+        Exit::Warning
+    } else {
+        Exit::Ok
+    })
 }
 
 /// Prints what waits in Redis for MySQL.
@@ -72,38 +58,38 @@ pub async fn pending(context: &Context) -> Result<Exit, Failure> {
             family.pending > 0 || family.open > 0 || family.state == State::Broken
         });
     }
+    let are_up = pairs.iter().all(is_up);
     context.output.print(&pairs, |pairs| {
-        let row = |pair: &PairStatus, family: &FamilyStatus| {
-            let oldest = family.oldest_seconds.map(short).unwrap_or_default();
-            let (pending, open) = (family.pending.to_string(), family.open.to_string());
+        let rows = rows(pairs, |pair, family| {
             [
                 pair.pair.clone(),
                 family.name(),
                 family.kind.to_owned(),
-                pending,
-                oldest,
-                open,
+                family.pending.to_string(),
+                family.oldest_seconds.map(short).unwrap_or_default(),
+                family.open.to_string(),
             ]
-        };
+        });
         let heads = ["PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "OPEN SLICES"];
-        let mut lines = match pairs.iter().any(|pair| !pair.families.is_empty()) {
-            true => lines_of(pairs, &heads, |pair| {
-                pair.families
-                    .iter()
-                    .map(|family| row(pair, family))
-                    .collect()
-            }),
-            false if pairs.iter().all(is_up) => vec!["nothing is pending".to_owned()],
-            false => Vec::new(),
-        };
+        let mut lines = pair_table(pairs.len(), heads, &rows);
+        if rows.is_empty() && are_up {
+            lines.push("nothing is pending".to_owned());
+        }
         lines.extend(pairs.iter().flat_map(unavailable));
         lines
     })?;
-    Ok(if pairs.iter().all(is_up) {
-        Exit::Ok
-    } else {
-        Exit::Critical
-    })
+    Ok(if are_up { Exit::Ok } else { Exit::Critical })
+}
+
+fn rows<const N: usize>(
+    pairs: &[PairStatus],
+    row: impl Fn(&PairStatus, &FamilyStatus) -> [String; N],
+) -> Vec<[String; N]> {
+    let mut rows = Vec::new();
+    for pair in pairs {
+        rows.extend(pair.families.iter().map(|family| row(pair, family)));
+    }
+    rows
 }
 
 async fn poll(context: &Context, late: Duration) -> Result<Vec<PairStatus>, Failure> {
@@ -112,21 +98,6 @@ async fn poll(context: &Context, late: Duration) -> Result<Vec<PairStatus>, Fail
         .iter_mut()
         .map(|poller| poller.poll(late, Duration::ZERO));
     Ok(join_all(polls).await)
-}
-
-/// Formats one table of all pairs, with a column for the pair if there are several.
-fn lines_of<T, const N: usize>(
-    pairs: &[T],
-    heads: &[&str; N],
-    rows: impl Fn(&T) -> Vec<[String; N]>,
-) -> Vec<String> {
-    let rows: Vec<_> = pairs.iter().flat_map(rows).collect();
-    if rows.is_empty() {
-        return Vec::new();
-    }
-    let first = usize::from(pairs.len() == 1);
-    let rows: Vec<_> = rows.iter().map(|row| row[first..].to_vec()).collect();
-    table(&heads[first..], &rows)
 }
 
 fn is_up(pair: &PairStatus) -> bool {
@@ -143,20 +114,20 @@ fn unavailable(pair: &PairStatus) -> Vec<String> {
 
 /// Returns the remarks below the table.
 fn remarks(pair: &PairStatus) -> Vec<String> {
-    let problem = |family: &FamilyStatus| {
-        let problem = family.problem.as_ref()?;
-        Some(format!("pair {}: {}: {problem}", pair.pair, family.name()))
-    };
-    let never = pair.never_opened.iter().map(|family| {
-        format!(
-            "pair {}: {family} is configured, but was never opened",
-            pair.pair
-        )
-    });
     let mut remarks = unavailable(pair);
-    remarks.extend(pair.families.iter().filter_map(problem).chain(never));
+    let name = &pair.pair;
+    for family in &pair.families {
+        if let Some(problem) = &family.problem {
+            remarks.push(format!("pair {name}: {}: {problem}", family.name()));
+        }
+    }
+    for family in &pair.never_opened {
+        remarks.push(format!(
+            "pair {name}: {family} is configured, but was never opened"
+        ));
+    }
     if remarks.is_empty() && pair.families.is_empty() {
-        remarks.push(format!("pair {}: no family was opened yet", pair.pair));
+        remarks.push(format!("pair {name}: no family was opened yet"));
     }
     remarks
 }
@@ -191,12 +162,32 @@ pub async fn list(context: &Context) -> Result<Exit, Failure> {
     for pair in context.pairs() {
         pairs.push(families_of(context, pair).await?);
     }
-    let differ = pairs
-        .iter()
-        .flat_map(|pair| &pair.families)
-        .filter(|family| !family.differs.is_empty())
-        .count();
     context.output.print(&pairs, |pairs| {
+        let (mut rows, mut remarks) = (Vec::new(), Vec::new());
+        for PairFamilies {
+            pair,
+            families,
+            unknown,
+        } in pairs
+        {
+            for family in families {
+                let name = &family.family;
+                rows.push([
+                    pair.clone(),
+                    name.clone(),
+                    family.kind.clone().unwrap_or_default(),
+                    family.partitions.to_string(),
+                    family.durability.clone().unwrap_or_default(),
+                    family.table.clone().unwrap_or_default(),
+                    if family.opened { "yes" } else { "never opened" }.to_owned(),
+                    family.described.clone().unwrap_or_else(|| "no".to_owned()),
+                ]);
+                let differs = family.differs.iter();
+                remarks.extend(differs.map(|differs| format!("pair {pair}: {name}: {differs}")));
+            }
+            let unknown = unknown.iter();
+            remarks.extend(unknown.map(|unknown| format!("pair {pair}: {unknown}")));
+        }
         let heads = [
             "PAIR",
             "FAMILY",
@@ -207,42 +198,19 @@ pub async fn list(context: &Context) -> Result<Exit, Failure> {
             "IN DATABASE",
             "IN FILE",
         ];
-        let mut lines = lines_of(pairs, &heads, |pair| {
-            let row = |family: &Entry| {
-                [
-                    pair.pair.clone(),
-                    family.family.clone(),
-                    family.kind.clone().unwrap_or_default(),
-                    family.partitions.to_string(),
-                    family.durability.clone().unwrap_or_default(),
-                    family.table.clone().unwrap_or_default(),
-                    if family.opened { "yes" } else { "never opened" }.to_owned(),
-                    family.described.clone().unwrap_or_else(|| "no".to_owned()),
-                ]
-            };
-            pair.families.iter().map(row).collect()
-        });
+        let mut lines = pair_table(pairs.len(), heads, &rows);
         if lines.is_empty() {
             lines.push("no families".to_owned());
         }
-        for pair in pairs {
-            let differs = pair.families.iter().flat_map(|family| {
-                family
-                    .differs
-                    .iter()
-                    .map(|differs| format!("pair {}: {}: {differs}", pair.pair, family.family))
-            });
-            lines.extend(
-                differs.chain(
-                    pair.unknown
-                        .iter()
-                        .map(|unknown| format!("pair {}: {unknown}", pair.pair)),
-                ),
-            );
-        }
+        lines.extend(remarks);
         lines
     })?;
-    Ok(if differ > 0 { Exit::Warning } else { Exit::Ok })
+    let mut families = pairs.iter().flat_map(|pair| &pair.families);
+    Ok(if families.any(|family| !family.differs.is_empty()) {
+        Exit::Warning
+    } else {
+        Exit::Ok
+    })
 }
 
 async fn families_of(context: &Context, pair: &PairConfig) -> Result<PairFamilies, Failure> {
@@ -288,19 +256,17 @@ async fn families_of(context: &Context, pair: &PairConfig) -> Result<PairFamilie
 
 impl Entry {
     fn new(name: String, family: &Family) -> Self {
-        let of = |what: &str| {
-            family
-                .identity()
-                .into_iter()
-                .find(|(name, _)| *name == what)
-                .map(|(_, value)| value)
+        let identity = family.identity();
+        let setting = |wanted: &str| {
+            let found = identity.iter().find(|(name, _)| *name == wanted);
+            found.map(|(_, value)| value.clone())
         };
         Entry {
             family: name,
-            kind: of("kind"),
+            kind: setting("kind"),
             partitions: family.partitions(),
-            durability: of("durability"),
-            table: of("table"),
+            durability: setting("durability"),
+            table: setting("table"),
             opened: false,
             described: None,
             differs: Vec::new(),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Add;
 use std::time::Duration;
 
-use metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
+use metrics::{counter, describe_counter, describe_gauge, gauge};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::time::interval;
 
@@ -58,7 +58,6 @@ fn describe() {
     describe_gauge!(SERVER_UP, "1 while the server replies to the daemon");
     describe_gauge!(
         REDIS_MEMORY,
-        Unit::Bytes,
         "memory allocated by Redis, or by all nodes of its cluster"
     );
     describe_gauge!(FAMILIES, "families that the daemon serves");
@@ -72,7 +71,6 @@ fn describe() {
     describe_gauge!(UNSAVED_IDS, "distinct ids that wait in Redis for MySQL");
     describe_gauge!(
         UNSAVED_OLDEST,
-        Unit::Seconds,
         "age of the oldest hit that waits in Redis for MySQL, 0 if none waits"
     );
     describe_gauge!(OPEN_SLICES, "kept slices that have not ended");
@@ -80,18 +78,13 @@ fn describe() {
     describe_gauge!(LATE, "families that are late or broken");
     describe_gauge!(
         LAST_SAVED,
-        Unit::Seconds,
         "time at which a part of a batch last reached MySQL, in Unix seconds"
     );
     describe_gauge!(
         RECOUNT_DRIFTED,
         "counters that differed from their rows in the last recount"
     );
-    describe_gauge!(
-        SINCE_RECOUNT,
-        Unit::Seconds,
-        "time since the end of the last recount"
-    );
+    describe_gauge!(SINCE_RECOUNT, "time since the end of the last recount");
 }
 
 /// Adds the hits that Redis has counted in a family since the last call.

@@ -39,7 +39,7 @@ impl Recounts {
     pub async fn stop(&mut self) {
         for stopped in join_all(self.0.drain().map(|(_, recounter)| recounter.shutdown())).await {
             if let Err(error) = stopped {
-                tracing::warn!(error = %format_args!("{error:#}"), "a recount did not end");
+                tracing::warn!(error = %format_args!("{error:#}"), "stopping a recount failed");
             }
         }
     }

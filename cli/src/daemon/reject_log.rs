@@ -55,7 +55,7 @@ impl RejectLog {
                 id = reject.id,
                 delta = reject.delta,
                 reason = reject.reason,
-                "refused by its row"
+                "a row refused a change"
             );
         }
     }

@@ -1,7 +1,7 @@
 //! The state that the daemon's tasks share with its HTTP server.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use counterfoil::Counterfoil;
 use counterfoil::store::Registered;
@@ -17,7 +17,7 @@ pub struct PairState {
     pub connected: watch::Sender<Option<Counterfoil>>,
     pub view: watch::Sender<Arc<PairView>>,
     /// The families that the database knows, by NAMESPACE/FAMILY.
-    known: RwLock<HashMap<String, Registered>>,
+    known: watch::Sender<HashMap<String, Registered>>,
 }
 
 /// All pairs of the daemon.
@@ -36,7 +36,7 @@ impl PairState {
             name: name.to_owned(),
             connected: watch::Sender::new(None),
             view: watch::Sender::new(Arc::new(view)),
-            known: RwLock::default(),
+            known: watch::Sender::default(),
         }
     }
 
@@ -47,18 +47,14 @@ impl PairState {
 
     /// Returns the family NAMESPACE/FAMILY as last read from the database.
     pub fn known(&self, name: &str) -> Option<Registered> {
-        self.known
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(name)
-            .cloned()
+        self.known.borrow().get(name).cloned()
     }
 
     pub fn set_known(&self, families: impl IntoIterator<Item = Registered>) {
         let named = families
             .into_iter()
             .map(|registered| (registered.family.to_string(), registered));
-        *self.known.write().unwrap_or_else(PoisonError::into_inner) = named.collect();
+        self.known.send_replace(named.collect());
     }
 }
 

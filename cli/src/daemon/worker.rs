@@ -1,7 +1,8 @@
 //! The worker of one pair: it waits for the servers, opens the families, brings everything to
 //! MySQL, and publishes the state.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,7 +38,7 @@ const MAX_NAMES: usize = 50;
 const MAX_SHOWN: u64 = 20;
 /// The pause between samples of the families.
 const SAMPLE_PAUSE: Duration = Duration::from_secs(2);
-/// The same for many families: a sample of 10,000 takes Redis about 100 ms.
+/// The pause if there are many families: a sample of 10,000 takes Redis about 100 ms.
 const SAMPLE_PAUSE_OF_MANY: Duration = Duration::from_secs(10);
 const MANY_FAMILIES: usize = 1_000;
 
@@ -51,7 +52,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Works until `stop` is set, then finishes what it holds.
+    /// Works until `stop` is set, then saves what it holds.
     pub async fn run(mut self) {
         let mut stop = self.stop.clone();
         let stopped = async move { stop.wait_for(|stop| *stop).await.map(drop) };
@@ -236,47 +237,35 @@ impl Working<'_> {
         self.worker.state.update(|view| {
             view.rejects = latest.iter().map(RejectView::from).collect();
             view.recounts = recounts;
-            view.drift.splice(0..0, drift);
-            view.drift.sort_by_key(|drift| std::cmp::Reverse(drift.at));
-            view.drift.truncate(MAX_SHOWN as usize);
+            view.drift = drift;
         });
     }
 
-    /// Returns the differences of the latest runs that were not read before.
+    /// Returns the latest differences, with those that current runs found since the last call.
     async fn drift(&mut self, recounts: &[RecountView]) -> Vec<DriftView> {
-        let Ok(store) = self.counterfoil.mysql() else {
-            return Vec::new();
-        };
-        let mut found = Vec::new();
-        for RecountView {
-            family,
-            run,
-            drifted,
-            ..
-        } in recounts.iter().filter(|recount| recount.drifted > 0)
-        {
-            if self.drift_of.get(family) == Some(&(*run, *drifted)) {
+        let mut all = self.worker.state.view.borrow().drift.clone();
+        for recount in recounts {
+            let (family, run) = (&recount.family, recount.run);
+            let seen = (run, recount.drifted);
+            if recount.drifted == 0 || self.drift_of.get(family) == Some(&seen) {
                 continue;
             }
             let Some(Registered { family: known, .. }) = self.worker.state.known(family) else {
                 continue;
             };
-            let Ok(read) = store.drift(&known, *run, None, MAX_SHOWN).await else {
+            let Ok(store) = self.counterfoil.mysql() else {
                 continue;
             };
-            self.drift_of.insert(family.clone(), (*run, *drifted));
-            let shown: BTreeSet<_> = {
-                let view = self.worker.state.view.borrow();
-                view.drift
-                    .iter()
-                    .filter(|one| one.family == *family && one.run == *run)
-                    .map(|one| one.id.clone())
-                    .collect()
+            let Ok(drift) = store.drift(&known, run, None, MAX_SHOWN).await else {
+                continue;
             };
-            let new = read.iter().filter(|drift| !shown.contains(&drift.id));
-            found.extend(new.map(|drift| DriftView::new(family, *run, drift)));
+            self.drift_of.insert(family.clone(), seen);
+            all.retain(|one| one.family != *family || one.run != run);
+            all.extend(drift.iter().map(|drift| DriftView::new(family, run, drift)));
         }
-        found
+        all.sort_by_key(|drift| Reverse(drift.at));
+        all.truncate(MAX_SHOWN as usize);
+        all
     }
 
     /// Retries refused families, reads those of the database, and runs `check`.
@@ -349,7 +338,7 @@ impl Working<'_> {
         self.upkeep().await;
     }
 
-    /// Stops the recounts and the reconciler, which finishes what it holds.
+    /// Stops the recounts and the reconciler, which saves what it holds.
     async fn finish(&mut self) {
         self.families.stop().await;
         if let Some(reconciler) = self.reconciler.take()

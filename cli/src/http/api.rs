@@ -14,9 +14,7 @@ use super::App;
 use super::params::Params;
 use super::problem::Problem;
 use crate::status::{FamilyStatus, unix_seconds};
-use crate::view::{
-    DriftView, FamilyView, FindingView, PairView, RecountView, Refused, RejectView, ServerView,
-};
+use crate::view::{DriftView, PairView, RejectView};
 
 /// The maximum number of ids in a request.
 const MAX_IDS: usize = 100;
@@ -88,58 +86,33 @@ impl Selection {
     }
 }
 
-/// A pair with some of its families.
-#[derive(Serialize)]
-struct PairPage<'a> {
-    name: &'a str,
-    redis: &'a ServerView,
-    mysql: &'a ServerView,
-    families_total: usize,
-    families: Vec<&'a FamilyView>,
-    refused: Vec<&'a Refused>,
-    not_served_total: usize,
-    not_served: Vec<&'a String>,
-    findings: &'a [FindingView],
-    rejects: &'a [RejectView],
-    drift: &'a [DriftView],
-    recounts: Vec<&'a RecountView>,
-}
-
-impl<'a> PairPage<'a> {
-    fn new(pair: &'a PairView, selection: &Selection) -> Self {
-        let matches = |name: &str| name.contains(&selection.family);
-        let families = || {
-            pair.families
-                .iter()
-                .filter(|one| one.matches(&selection.family))
-        };
-        let not_served = || pair.not_served.iter().filter(|name| matches(name));
-        let refused = pair.refused.iter().filter(|one| matches(&one.family));
-        let recounts = pair.recounts.iter().filter(|one| matches(&one.family));
-        PairPage {
-            name: &pair.name,
-            redis: &pair.redis,
-            mysql: &pair.mysql,
-            families_total: families().count(),
-            families: selection.page(families()),
-            refused: selection.page(refused),
-            not_served_total: not_served().count(),
-            not_served: selection.page(not_served()),
-            findings: &pair.findings,
-            rejects: &pair.rejects,
-            drift: &pair.drift,
-            recounts: selection.page(recounts),
-        }
-    }
+/// Returns a pair with some of its families.
+fn pair_page(pair: &PairView, selection: &Selection) -> Value {
+    let text = &selection.family;
+    let families = || pair.families.iter().filter(|family| family.matches(text));
+    let not_served = || pair.not_served.iter().filter(|name| name.contains(text));
+    let refused = pair.refused.iter();
+    let recounts = pair.recounts.iter();
+    json!({
+        "name": pair.name,
+        "redis": pair.redis,
+        "mysql": pair.mysql,
+        "families_total": families().count(),
+        "families": selection.page(families()),
+        "refused": selection.page(refused.filter(|one| one.family.contains(text))),
+        "not_served_total": not_served().count(),
+        "not_served": selection.page(not_served()),
+        "findings": pair.findings,
+        "rejects": pair.rejects,
+        "drift": pair.drift,
+        "recounts": selection.page(recounts.filter(|one| one.family.contains(text))),
+    })
 }
 
 /// Returns the whole state, with some families of each pair.
 async fn state(State(app): State<Arc<App>>, Params(selection): Params<Selection>) -> Reply {
     let view = app.view(selection.pair.as_deref())?;
-    let pairs = view
-        .pairs
-        .iter()
-        .map(|pair| PairPage::new(pair, &selection));
+    let pairs = view.pairs.iter().map(|pair| pair_page(pair, &selection));
     let pairs: Vec<_> = pairs.collect();
     Ok(Json(
         json!({"at": view.at, "version": view.version, "pairs": pairs}),
@@ -184,7 +157,6 @@ async fn values(State(app): State<Arc<App>>, Params(params): Params<ValuesParams
         return Err(Problem::parameter("id", message));
     }
     let family = app.family(params.pair.as_deref(), &params.family).await?;
-    let _permit = app.query_permit().await?;
     let values = family.values(ids).await?;
     let values = ids.iter().zip(values);
     let values = values.map(|(id, value)| json!({"id": id, "value": value}));
@@ -212,7 +184,6 @@ async fn series(State(app): State<Arc<App>>, Params(params): Params<SeriesParams
     };
     let precision = precision(&params.precision)?;
     let family = app.family(params.pair.as_deref(), &params.family).await?;
-    let _permit = app.query_permit().await?;
     let slices = family.slices(&params.name, precision, range).await?;
     let slices = slices.iter().map(|slice| {
         let start = unix_seconds(slice.start);
@@ -245,7 +216,6 @@ struct NamesParams {
 async fn series_names(State(app): State<Arc<App>>, Params(params): Params<NamesParams>) -> Reply {
     let limit = params.limit.unwrap_or_default();
     let family = app.family(params.pair.as_deref(), &params.family).await?;
-    let _permit = app.query_permit().await?;
     let after = params.after.as_deref();
     let names = family.names(&params.prefix, after, limit.0.into()).await?;
     let next = limit.next(&names, String::clone);
@@ -262,7 +232,6 @@ struct ActivityParams {
 
 async fn activity(State(app): State<Arc<App>>, Params(params): Params<ActivityParams>) -> Reply {
     let family = app.family(params.pair.as_deref(), &params.family).await?;
-    let _permit = app.query_permit().await?;
     let now = family.activity(&params.page).await?;
     let standard_error = match now.visitors {
         VisitorCount::Estimated { standard_error, .. } => Some(standard_error),
@@ -317,7 +286,6 @@ async fn drift(State(app): State<Arc<App>>, Params(params): Params<DriftParams>)
     let run = params.run.or_else(last_run).ok_or_else(|| {
         Problem::not_found(format!("no recount of family {} is known", family.name))
     })?;
-    let _permit = app.query_permit().await?;
     let (store, after) = (family.counterfoil.mysql()?, params.after.as_deref());
     let drift = store
         .drift(&family.registered.family, run, after, limit.0.into())

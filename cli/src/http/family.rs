@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use counterfoil::store::Registered;
 use counterfoil::{AnyCounters, Counterfoil, Error, ErrorKind, Now, Precision, Slice};
+use tokio::sync::SemaphorePermit;
 
 use super::App;
 use super::problem::Problem;
@@ -13,11 +14,14 @@ use crate::daemon::state::PairState;
 use crate::families;
 
 /// A family that the daemon serves, with the connections to read it.
-pub struct ServedFamily {
+///
+/// It holds a permit to query the servers.
+pub struct ServedFamily<'a> {
     pub name: String,
     pub pair: Arc<PairState>,
     pub counterfoil: Counterfoil,
     pub registered: Registered,
+    _permit: SemaphorePermit<'a>,
 }
 
 impl App {
@@ -39,7 +43,11 @@ impl App {
 
     /// Returns the family `name` of a pair. A family that is not served stays closed, because
     /// opening it would start to serve it.
-    pub async fn family(&self, pair: Option<&str>, name: &str) -> Result<ServedFamily, Problem> {
+    pub async fn family(
+        &self,
+        pair: Option<&str>,
+        name: &str,
+    ) -> Result<ServedFamily<'_>, Problem> {
         let pair = self.pair(pair)?;
         let counterfoil = self.connected(pair)?;
         let view = pair.view.borrow().clone();
@@ -47,10 +55,10 @@ impl App {
             let problem = Problem::not_found(format!("this daemon does not serve family {name}"));
             return Err(problem.advise("use `counterfoil get`, or add it to `serve`"));
         }
+        let permit = self.query_permit().await?;
         let mut registered = pair.known(name);
         // opened after the daemon last read the database's families
         if registered.is_none() && view.families.iter().any(|one| one.status.name() == name) {
-            let _permit = self.query_permit().await?;
             registered = families::find(counterfoil.store(), name).await?;
         }
         let registered = registered.ok_or_else(|| {
@@ -68,11 +76,12 @@ impl App {
             pair: pair.clone(),
             counterfoil,
             registered,
+            _permit: permit,
         })
     }
 }
 
-impl ServedFamily {
+impl ServedFamily<'_> {
     pub fn kind(&self) -> &'static str {
         self.registered.family.kind()
     }

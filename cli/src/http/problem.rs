@@ -29,7 +29,7 @@ impl Problem {
     pub fn parameter(name: &str, wrong: impl std::fmt::Display) -> Self {
         Problem::new(
             StatusCode::BAD_REQUEST,
-            format!("parameter {name}: {wrong}"),
+            format!("parameter {name}: {wrong:#}"),
         )
     }
 

@@ -456,9 +456,9 @@ async fn rejects_are_told_at_most_ten_a_minute() {
             == 15
     })
     .await;
-    daemon.logs(&["refused by its row", "shop/views"]).await;
+    daemon.logs(&["a row refused a change", "shop/views"]).await;
     assert_eq!(
-        daemon.lines(&["refused by its row"]),
+        daemon.lines(&["a row refused a change"]),
         10,
         "{}",
         daemon.log()

@@ -172,7 +172,7 @@ async fn pages_show_what_was_counted() {
     daemon.signal("KILL");
     daemon.ended().await;
     browser
-        .shows("#connection", "The daemon does not answer.")
+        .shows("#connection", "The daemon does not respond.")
         .await;
     drop(browser.orders);
     assert!(browser.process.wait().await.unwrap().success());

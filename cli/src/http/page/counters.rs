@@ -24,7 +24,7 @@ const MAX_NAMES: usize = 100;
 
 /// Renders a page about a family, with a form whose fields are `fields`.
 fn family_page(
-    family: &ServedFamily,
+    family: &ServedFamily<'_>,
     path: &str,
     fields: &Markup,
     result: &Markup,
@@ -59,7 +59,7 @@ pub async fn counter(
     let Params(params) = params?;
     let family = app.family(params.pair.as_deref(), &params.family).await?;
     let (id, mut status) = (params.id.unwrap_or_default(), StatusCode::OK);
-    let result = match exact_value(&app, &family, &id).await {
+    let result = match exact_value(&family, &id).await {
         Ok(value) => value,
         Err(error) => {
             status = error.status;
@@ -81,11 +81,10 @@ pub async fn counter(
 
 /// Renders the exact value or, for activity, the views and visitors within the window. Without an
 /// id it renders nothing.
-async fn exact_value(app: &App, family: &ServedFamily, id: &str) -> Result<Markup, Problem> {
+async fn exact_value(family: &ServedFamily<'_>, id: &str) -> Result<Markup, Problem> {
     if id.is_empty() {
         return Ok(Markup::default());
     }
-    let _permit = app.query_permit().await?;
     let value = if family.kind() == "activity" {
         let now = family.activity(id).await?;
         let visitors = number(now.visitors.count());
@@ -117,7 +116,6 @@ pub async fn series(
     let name = &params.name;
     let chosen = params.precision.as_ref().or(precisions.first());
     let chosen = chosen.map_or("", String::as_str);
-    let permit = app.query_permit().await?;
     let names = family.names("", None, MAX_NAMES).await?;
     let result = if name.is_empty() {
         Markup::default()
@@ -125,7 +123,6 @@ pub async fn series(
         let slices = family.slices(name, precision(chosen)?, None).await?;
         slices_of(&family, name, chosen, &slices)
     };
-    drop(permit);
     let fields = html! {
         label { "Name " input name="name" list="names" required value=(name); }
         datalist id="names" { @for name in names { option value=(name) {} } }
@@ -145,7 +142,7 @@ pub async fn series(
     ))
 }
 
-fn slices_of(family: &ServedFamily, name: &str, precision: &str, slices: &[Slice]) -> Markup {
+fn slices_of(family: &ServedFamily<'_>, name: &str, precision: &str, slices: &[Slice]) -> Markup {
     let source = [
         ("pair", family.pair.name.as_str()),
         ("family", &family.name),

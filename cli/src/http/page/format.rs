@@ -2,6 +2,8 @@
 
 use maud::{Markup, html};
 
+use crate::output::moment;
+
 /// Renders 1,234,567, with the plain number as an attribute for programs.
 pub fn number(number: impl Into<i128>) -> Markup {
     let number = number.into();
@@ -43,10 +45,7 @@ pub fn duration(seconds: f64) -> String {
 
 /// Renders a time in UTC.
 pub fn time(unix_seconds: u64) -> Markup {
-    let seconds = i64::try_from(unix_seconds).unwrap_or(i64::MAX);
-    let time = jiff::Timestamp::from_second(seconds)
-        .unwrap_or(jiff::Timestamp::MAX)
-        .to_string();
+    let time = moment(unix_seconds);
     html! { time datetime=(time) { (time.trim_end_matches('Z').replace('T', " ")) } }
 }
 

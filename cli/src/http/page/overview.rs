@@ -85,38 +85,25 @@ pub fn parts(view: &View, selection: &Selection) -> [(&'static str, Markup); 8] 
 
 /// Renders the problems in a sentence.
 fn summary(view: &View) -> Markup {
-    let families = || view.pairs.iter().flat_map(|pair| &pair.families);
+    let families: Vec<_> = view.of_pairs(|pair| &pair.families).collect();
     let with = |state| {
-        families()
-            .filter(|family| family.status.state == state)
+        let families = families.iter();
+        families
+            .filter(|(_, family)| family.status.state == state)
             .count()
     };
-    let servers = view
-        .pairs
-        .iter()
-        .flat_map(|pair| [&pair.redis, &pair.mysql]);
-    let refused = view.pairs.iter().map(|pair| pair.refused.len()).sum();
+    let (mut down, mut refused) = (0, 0);
+    for pair in &view.pairs {
+        down += usize::from(!pair.redis.up) + usize::from(!pair.mysql.up);
+        refused += pair.refused.len();
+    }
+    let (broken, late) = (with(FamilyState::Broken), with(FamilyState::Late));
+    let rejects = with(FamilyState::Rejects);
     let problems = [
-        (
-            servers.filter(|server| !server.up).count(),
-            "server is unavailable",
-            "servers are unavailable",
-        ),
-        (
-            with(FamilyState::Broken),
-            "family is broken",
-            "families are broken",
-        ),
-        (
-            with(FamilyState::Late),
-            "family is late",
-            "families are late",
-        ),
-        (
-            with(FamilyState::Rejects),
-            "family has rejects",
-            "families have rejects",
-        ),
+        (down, "server is unavailable", "servers are unavailable"),
+        (broken, "family is broken", "families are broken"),
+        (late, "family is late", "families are late"),
+        (rejects, "family has rejects", "families have rejects"),
         (refused, "family was refused", "families were refused"),
     ];
     let problems: Vec<_> = problems
@@ -126,7 +113,7 @@ fn summary(view: &View) -> Markup {
         .collect();
     html! {
         p.summary.trouble[!problems.is_empty()] {
-            @if problems.is_empty() { "All is well: " (families().count()) " families are served." } @else { (problems.join(", ")) "." }
+            @if problems.is_empty() { "All is well: " (families.len()) " families are served." } @else { (problems.join(", ")) "." }
         }
     }
 }

@@ -15,7 +15,7 @@ async fn the_configuration_is_checked_without_servers() {
     let right = site.printed(&["check-config"]).await;
     assert!(
         right.starts_with("pair main: shop/views, ")
-            && right.ends_with("the configuration is right\n"),
+            && right.ends_with("the configuration is valid\n"),
         "{right}"
     );
     let families = json!([
