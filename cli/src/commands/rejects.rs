@@ -95,7 +95,8 @@ async fn select(store: &MysqlStore, which: &Which) -> Result<(Vec<Reject>, Vec<u
         return Ok((rejects, Vec::new()));
     }
     let (mut selected, mut not_found) = (Vec::new(), Vec::new());
-    for number in BTreeSet::from_iter(which.numbers.iter().copied()) {
+    let numbers: BTreeSet<_> = which.numbers.iter().copied().collect();
+    for number in numbers {
         match open_reject(store, number).await? {
             Some(reject) => selected.push(reject),
             None => not_found.push(number),

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::App;
+use super::family::connected;
 use super::params::Params;
 use super::problem::Problem;
 use crate::status::{FamilyStatus, unix_seconds};
@@ -256,7 +257,7 @@ struct RejectsParams {
 
 async fn rejects(State(app): State<Arc<App>>, Params(params): Params<RejectsParams>) -> Reply {
     let limit = params.limit.unwrap_or_default();
-    let counterfoil = app.connected(app.pair(params.pair.as_deref())?)?;
+    let counterfoil = connected(app.pair(params.pair.as_deref())?)?;
     let _permit = app.query_permit().await?;
     let after = params.after.unwrap_or(0);
     let rejects = counterfoil.mysql()?.rejects(after, limit.0.into()).await?;

@@ -24,20 +24,21 @@ pub struct ServedFamily<'a> {
     _permit: SemaphorePermit<'a>,
 }
 
+/// Returns the connections of a pair.
+pub fn connected(pair: &PairState) -> Result<Counterfoil, Problem> {
+    let connected = pair.connected.borrow().clone();
+    connected.ok_or_else(|| {
+        Problem::unavailable(format!("pair {}: not connected to Redis yet", pair.name))
+            .advise("see /readyz for the state of the servers")
+    })
+}
+
 impl App {
     /// Returns the pair `name`, or the only one.
     pub fn pair(&self, name: Option<&str>) -> Result<&Arc<PairState>, Problem> {
         self.daemon.pair(name).ok_or_else(|| match name {
             Some(name) => Problem::not_found(format!("no pair {name:?}")),
             None => Problem::parameter("pair", "required, because there are several pairs"),
-        })
-    }
-
-    pub fn connected(&self, pair: &PairState) -> Result<Counterfoil, Problem> {
-        let connected = pair.connected.borrow().clone();
-        connected.ok_or_else(|| {
-            Problem::unavailable(format!("pair {}: not connected to Redis yet", pair.name))
-                .advise("see /readyz for the state of the servers")
         })
     }
 
@@ -49,7 +50,7 @@ impl App {
         name: &str,
     ) -> Result<ServedFamily<'_>, Problem> {
         let pair = self.pair(pair)?;
-        let counterfoil = self.connected(pair)?;
+        let counterfoil = connected(pair)?;
         let view = pair.view.borrow().clone();
         if view.not_served.iter().any(|other| other == name) {
             let problem = Problem::not_found(format!("this daemon does not serve family {name}"));
