@@ -10,6 +10,7 @@ mod connection;
 mod error;
 mod family;
 pub mod metrics;
+mod process;
 mod reconciler;
 pub mod recount;
 mod scripts;

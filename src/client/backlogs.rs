@@ -9,9 +9,9 @@ use crate::client::counterfoil::Counterfoil;
 use crate::error::{ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
+use crate::process::shared::Shared;
 use crate::scripts::bundle;
 use crate::scripts::keys::Keys;
-use crate::writer::shared::Shared;
 
 /// The size and number of the calls to Redis.
 #[derive(Clone, Copy)]
@@ -100,19 +100,19 @@ impl Shared {
     /// Returns the backlog of each of these families.
     async fn backlogs(&self, families: &[Family]) -> Result<Vec<Backlog>> {
         if !self.topology.is_cluster() {
-            match self.look(families, NODE).await {
+            match self.read(families, NODE).await {
                 Err(error) if bundle::crosses_slots(&error) => self.topology.found_cluster(),
                 looked => return looked,
             }
         }
-        self.look(families, CLUSTER).await
+        self.read(families, CLUSTER).await
     }
 
-    async fn look(&self, families: &[Family], pace: Pace) -> Result<Vec<Backlog>> {
+    async fn read(&self, families: &[Family], pace: Pace) -> Result<Vec<Backlog>> {
         let all: Vec<_> = families
             .iter()
             .enumerate()
-            .flat_map(|(place, family)| partitions_of(place, family))
+            .flat_map(|(index, family)| partitions_of(index, family))
             .collect();
         let mut backlogs = vec![Backlog::default(); families.len()];
         for some in all.chunks(pace.partitions * pace.calls) {
@@ -121,8 +121,8 @@ impl Shared {
                 backlog::of_partitions(&self.redis, keys)
             });
             let found = try_join_all(calls).await?.into_iter().flatten();
-            for ((place, _), more) in some.iter().zip(found) {
-                backlogs[*place] = backlogs[*place].join(more);
+            for ((index, _), more) in some.iter().zip(found) {
+                backlogs[*index] = backlogs[*index].join(more);
             }
         }
         Ok(backlogs)
@@ -130,6 +130,6 @@ impl Shared {
 }
 
 /// Returns the partitions of the family, each with the family's index.
-fn partitions_of(place: usize, family: &Family) -> impl Iterator<Item = (usize, Keys)> {
-    (0..family.partitions()).map(move |number| (place, Keys::new(family, number)))
+fn partitions_of(index: usize, family: &Family) -> impl Iterator<Item = (usize, Keys)> {
+    (0..family.partitions()).map(move |number| (index, Keys::new(family, number)))
 }

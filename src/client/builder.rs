@@ -127,7 +127,7 @@ impl CounterfoilBuilder {
         let redis = self.redis.ok_or_else(|| not_given("redis"))?;
         let mysql = self.mysql.ok_or_else(|| not_given("mysql"))?;
         let redis = match redis {
-            Redis::At(place) => Primary::connect(place.map_err(primary::invalid)?).await?,
+            Redis::At(address) => Primary::connect(address.map_err(primary::invalid)?).await?,
             Redis::Connected(connection) => connection,
         };
         let (store, is_there) = match (mysql, self.start_without_mysql) {

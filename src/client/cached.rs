@@ -204,9 +204,9 @@ impl CachedCounters {
 
     async fn get_once(&self, ids: &[&str], deadline: Instant) -> Result<Vec<i64>> {
         let mut values = vec![0; ids.len()];
-        let mut left: Vec<_> = (0..ids.len()).map(|place| (place, None)).collect();
+        let mut left: Vec<_> = (0..ids.len()).map(|index| (index, None)).collect();
         for _ in 0..ATTEMPTS {
-            let missing = self.look(ids, &left, &mut values).await?;
+            let missing = self.read_values(ids, &left, &mut values).await?;
             let rows = self
                 .handle
                 .stored_by(deadline, self.rows(ids, &missing))
@@ -215,8 +215,8 @@ impl CachedCounters {
             let seeds = missing
                 .into_iter()
                 .zip(rows)
-                .filter_map(|((place, ticket), row)| {
-                    row.map(|value| (place, Some(Seed { ticket, value })))
+                .filter_map(|((index, ticket), row)| {
+                    row.map(|value| (index, Some(Seed { ticket, value })))
                 });
             left = seeds.collect();
             if left.is_empty() {
@@ -300,7 +300,7 @@ impl CachedCounters {
 
     /// Reads the ids at the given indexes, after seeding those that have a seed. Writes their
     /// values at these indexes, and returns the missing ones with their tickets.
-    async fn look(
+    async fn read_values(
         &self,
         ids: &[&str],
         left: &[(usize, Option<Seed>)],
@@ -309,10 +309,10 @@ impl CachedCounters {
         let chunks = self.by_partition(ids, left.iter().copied());
         let reads = chunks.iter().map(|(number, some)| async move {
             let partition = self.handle.partition(*number);
-            let names: Vec<_> = some.iter().map(|(place, _)| ids[*place]).collect();
+            let names: Vec<_> = some.iter().map(|(index, _)| ids[*index]).collect();
             let seeds: Vec<_> = some
                 .iter()
-                .filter_map(|(place, seed)| Some((ids[*place].as_bytes(), (*seed)?)))
+                .filter_map(|(index, seed)| Some((ids[*index].as_bytes(), (*seed)?)))
                 .collect();
             // both are sent together, the seeds first: a counter whose seed failed is missing again
             join(
@@ -324,18 +324,18 @@ impl CachedCounters {
         });
         let mut missing = Vec::new();
         for ((_, some), results) in chunks.iter().zip(try_join_all(reads).await?) {
-            for ((place, _), result) in some.iter().zip(results) {
+            for ((index, _), result) in some.iter().zip(results) {
                 match result {
-                    PairResult::Counted(value) => values[*place] = value,
-                    PairResult::Missing(ticket) => missing.push((*place, ticket)),
+                    PairResult::Counted(value) => values[*index] = value,
+                    PairResult::Missing(ticket) => missing.push((*index, ticket)),
                     PairResult::OutOfRange(_) => {
-                        let (family, id) = (self.family(), ids[*place]);
+                        let (family, id) = (self.family(), ids[*index]);
                         let what = format!(
                             "{family}: the value of {id:?} with what is pending is not a valid i64"
                         );
                         return Err(Error::new(ErrorKind::Range, what));
                     }
-                    other => return Err(other.corrupt(self.family(), ids[*place])),
+                    other => return Err(other.corrupt(self.family(), ids[*index])),
                 }
             }
         }
@@ -350,11 +350,11 @@ impl CachedCounters {
         items: impl Iterator<Item = (usize, T)>,
     ) -> Vec<(u32, Vec<(usize, T)>)> {
         let mut partitions: BTreeMap<u32, Vec<(usize, T)>> = BTreeMap::new();
-        for (place, item) in items {
+        for (index, item) in items {
             partitions
-                .entry(self.family().partition_of(ids[place]))
+                .entry(self.family().partition_of(ids[index]))
                 .or_default()
-                .push((place, item));
+                .push((index, item));
         }
         let chunks = |(number, all): (u32, Vec<(usize, T)>)| {
             let chunks: Vec<_> = all
@@ -371,17 +371,17 @@ impl CachedCounters {
     async fn rows(&self, ids: &[&str], missing: &[(usize, Ticket)]) -> Result<Vec<Option<i64>>> {
         match missing {
             [] => Ok(Vec::new()),
-            [(place, ticket)] => {
+            [(index, ticket)] => {
                 let read = self.seeding.read(
                     &self.handle.shared,
                     &self.handle.opened,
-                    ids[*place],
+                    ids[*index],
                     *ticket,
                 );
                 Ok(vec![read.row().await?])
             }
             _ => {
-                let ids: Vec<_> = missing.iter().map(|(place, _)| ids[*place]).collect();
+                let ids: Vec<_> = missing.iter().map(|(index, _)| ids[*index]).collect();
                 metrics::seeded(&self.handle.opened.label, ids.len());
                 self.handle
                     .shared

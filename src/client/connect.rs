@@ -113,7 +113,9 @@ pub(crate) async fn connect_mysql_or_later(url: &str) -> Result<(MysqlStore, boo
     let options = options(url)?;
     let missing = match timeout(LATER, MySqlConnection::connect_with(&options)).await {
         Ok(Ok(_)) => return Ok((lazy(options), true)),
-        Ok(Err(error)) if is_away(&error, &options) => no_database(&options).with_source(error),
+        Ok(Err(error)) if is_unreachable(&error, &options) => {
+            no_database(&options).with_source(error)
+        }
         Ok(Err(error)) => return Err(no_database(&options).with_source(error)),
         Err(elapsed) => no_database(&options).with_source(elapsed),
     };
@@ -124,7 +126,7 @@ pub(crate) async fn connect_mysql_or_later(url: &str) -> Result<(MysqlStore, boo
 /// Returns whether the database is unreachable, or accepts no connections at present: SQLSTATE
 /// class 08 is a server that is full, starting or stopping. Missing or invalid certificates are I/O
 /// errors as well, but permanent ones.
-fn is_away(error: &sqlx::Error, options: &MySqlConnectOptions) -> bool {
+fn is_unreachable(error: &sqlx::Error, options: &MySqlConnectOptions) -> bool {
     use std::io::ErrorKind::{InvalidData, InvalidInput, NotFound, PermissionDenied};
     match error {
         sqlx::Error::Io(error) if error.kind() == NotFound => options.get_socket().is_some(),
@@ -137,13 +139,13 @@ fn is_away(error: &sqlx::Error, options: &MySqlConnectOptions) -> bool {
 }
 
 fn no_database(options: &MySqlConnectOptions) -> Error {
-    let place = match options.get_socket() {
+    let address = match options.get_socket() {
         Some(socket) => socket.display().to_string(),
         None => format!("{}:{}", options.get_host(), options.get_port()),
     };
     Error::new(
         ErrorKind::Store,
-        format!("the database at {place} is unreachable"),
+        format!("the database at {address} is unreachable"),
     )
 }
 

@@ -11,12 +11,12 @@ use crate::client::open::OpenFamily;
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
+use crate::process::shared::Shared;
 use crate::reconciler::flush::Flusher;
 use crate::reconciler::lifecycle::ReconcilerBuilder;
 use crate::reconciler::upkeep;
 use crate::store::Store;
 use crate::store::mysql::MysqlStore;
-use crate::writer::shared::Shared;
 
 /// The time limit for registering a family when it is opened.
 const REGISTERING: Duration = Duration::from_secs(3);

@@ -29,14 +29,14 @@ pub struct Shown {
 /// The ids that one call to one partition reads, as indexes into the requested ids.
 struct PartitionRead {
     partition: u32,
-    places: Vec<usize>,
+    indexes: Vec<usize>,
 }
 
 impl PartitionRead {
     /// Adds the pending deltas of its ids to their sums.
     fn add_to(&self, sums: &mut [i128], ids: &[&str], pending: &Pending, verdict: &Verdict) {
-        for (&place, &deltas) in self.places.iter().zip(&pending.deltas) {
-            sums[place] += beyond(ids[place], deltas, verdict);
+        for (&index, &deltas) in self.indexes.iter().zip(&pending.deltas) {
+            sums[index] += beyond(ids[index], deltas, verdict);
         }
     }
 }
@@ -253,10 +253,10 @@ impl Handle {
                 }
             };
             let mark_of = |(group, pending): (&PartitionRead, &Pending)| {
-                let place = |incarnation| marks.binary_search(&(group.partition, incarnation)).ok();
-                let place = pending.last.incarnation.and_then(place);
-                place
-                    .and_then(|place| snapshot.ledger.get(place).cloned())
+                let index = |incarnation| marks.binary_search(&(group.partition, incarnation)).ok();
+                let index = pending.last.incarnation.and_then(index);
+                index
+                    .and_then(|index| snapshot.ledger.get(index).cloned())
                     .unwrap_or_default()
             };
             let ledger: Vec<Mark> = groups.iter().zip(&pending).map(mark_of).collect();
@@ -313,7 +313,7 @@ impl Handle {
         let looks = doubtful.map(|((group, pending), _)| async move {
             let now = self
                 .partition(group.partition)
-                .read(&[ids[group.places[0]]])
+                .read(&[ids[group.indexes[0]]])
                 .await?;
             Ok::<_, Error>(now.last.incarnation != pending.last.incarnation)
         });
@@ -322,7 +322,7 @@ impl Handle {
 
     async fn read_groups(&self, groups: &[PartitionRead], ids: &[&str]) -> Result<Vec<Pending>> {
         let reads = groups.iter().map(|group| async move {
-            let members: Vec<_> = group.places.iter().map(|&place| ids[place]).collect();
+            let members: Vec<_> = group.indexes.iter().map(|&index| ids[index]).collect();
             let partition = self.partition(group.partition);
             if self.family().keeps_slices() {
                 partition.read_with_slices(&members).await
@@ -336,21 +336,21 @@ impl Handle {
     /// Groups the ids by the partitions to read: the id's own, or all of a wide family.
     fn groups(&self, ids: &[&str]) -> Vec<PartitionRead> {
         let family = self.family();
-        let mut places: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for (place, id) in ids.iter().enumerate() {
+        let mut indexes: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for (index, id) in ids.iter().enumerate() {
             let partitions = family.partitions_of_row(id);
-            partitions.for_each(|partition| places.entry(partition).or_default().push(place));
+            partitions.for_each(|partition| indexes.entry(partition).or_default().push(index));
         }
-        let group = |(partition, places): (u32, Vec<usize>)| {
-            let chunks: Vec<_> = places
+        let group = |(partition, indexes): (u32, Vec<usize>)| {
+            let chunks: Vec<_> = indexes
                 .chunks(Partition::READ_IDS)
                 .map(<[usize]>::to_vec)
                 .collect();
             chunks
                 .into_iter()
-                .map(move |places| PartitionRead { partition, places })
+                .map(move |indexes| PartitionRead { partition, indexes })
         };
-        places.into_iter().flat_map(group).collect()
+        indexes.into_iter().flat_map(group).collect()
     }
 
     fn in_range(&self, ids: &[&str], sums: Vec<i128>) -> Result<Vec<i64>> {

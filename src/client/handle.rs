@@ -9,11 +9,11 @@ use crate::admin::backlog::Backlog;
 use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
+use crate::process::family::Opened;
+use crate::process::shared::{InUse, Shared};
 use crate::scripts::partition::{PairResult, Partition};
 use crate::store::Registered;
 use crate::writer::Writer;
-use crate::writer::opened::Opened;
-use crate::writer::shared::{InUse, Shared};
 
 /// The extra time of a whole read after its deadline. The wait for the database ends at the
 /// deadline, and its error is more specific than that of the whole read.

@@ -41,15 +41,15 @@ impl Counterfoil {
         self.refuse_pending(&known).await?;
         // from here on nothing is counted: Redis refuses the old callers, and the database the new
         // ones
-        self.tell_redis(&known, family).await?;
+        self.configure_redis(&known, family).await?;
         if let Err(pending) = self.refuse_pending(&known).await {
-            self.tell_redis(family, &known).await?;
+            self.configure_redis(family, &known).await?;
             return Err(pending);
         }
         self.drop_bases(&known).await?;
         self.shared.store.reconfigure(&known, family).await?;
         // a reconciler with the old number may have restored it before the database had the new one
-        self.tell_redis(&known, family).await
+        self.configure_redis(&known, family).await
     }
 
     /// Returns the family as it is registered.
@@ -108,7 +108,7 @@ impl Counterfoil {
     }
 
     /// Writes the family's settings to the homes of its calls, and to its former homes.
-    async fn tell_redis(&self, before: &Family, family: &Family) -> Result<()> {
+    async fn configure_redis(&self, before: &Family, family: &Family) -> Result<()> {
         upkeep::configure(&self.shared.redis, &self.shared.topology, family).await?;
         let beyond: Vec<_> = (family.partitions()..before.partitions()).collect();
         for some in beyond.chunks(CALLS) {

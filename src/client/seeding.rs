@@ -9,9 +9,9 @@ use futures_util::future::{BoxFuture, FutureExt, Shared};
 
 use crate::error::Result;
 use crate::metrics;
+use crate::process::family::Opened;
+use crate::process::shared;
 use crate::scripts::partition::Ticket;
-use crate::writer::opened::Opened;
-use crate::writer::shared::Shared as Pair;
 
 type ReadKey = (Box<str>, Ticket);
 
@@ -35,7 +35,7 @@ impl Seeding {
     /// Returns the read that another caller holds, or a new one.
     pub fn read(
         self: &Arc<Self>,
-        pair: &Arc<Pair>,
+        shared: &Arc<shared::Shared>,
         opened: &Arc<Opened>,
         id: &str,
         ticket: Ticket,
@@ -46,10 +46,10 @@ impl Seeding {
             return read;
         }
         metrics::seeded(&opened.label, 1);
-        let (pair, opened, id) = (pair.clone(), opened.clone(), id.to_owned());
+        let (shared, opened, id) = (shared.clone(), opened.clone(), id.to_owned());
         let row = async move {
-            let family = opened.registered(&*pair.store).await?;
-            let rows = pair.store.rows(family, &[&id]).await?;
+            let family = opened.registered(&*shared.store).await?;
+            let rows = shared.store.rows(family, &[&id]).await?;
             Ok(rows.first().copied().flatten())
         };
         let read = Arc::new(Read {

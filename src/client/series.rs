@@ -160,20 +160,20 @@ impl Series {
     ) -> Result<Vec<Vec<(i64, i64)>>> {
         let window = self.window(precision)?;
         names.iter().try_for_each(|name| self.check_name(name))?;
-        let mut places: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for (place, name) in names.iter().enumerate() {
-            places
+        let mut indexes: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for (index, name) in names.iter().enumerate() {
+            indexes
                 .entry(self.family().partition_of(name))
                 .or_default()
-                .push(place);
+                .push(index);
         }
-        let chunks = places.iter().flat_map(|(number, places)| {
-            places
+        let chunks = indexes.iter().flat_map(|(number, indexes)| {
+            indexes
                 .chunks(Partition::WINDOWS)
                 .map(|some| (*number, some))
         });
         let reads = chunks.map(|(number, some)| {
-            let some_names: Vec<_> = some.iter().map(|place| names[*place]).collect();
+            let some_names: Vec<_> = some.iter().map(|index| names[*index]).collect();
             let partition = self.handle.partition(number);
             async move {
                 Ok::<_, Error>((
@@ -190,8 +190,8 @@ impl Series {
                 .windows
                 .calendar
                 .window(precision, window.slices, seconds(now))?;
-            for (place, counts) in some.iter().zip(counts) {
-                series[*place] = filled(&starts, counts);
+            for (index, counts) in some.iter().zip(counts) {
+                series[*index] = filled(&starts, counts);
             }
         }
         Ok(series)
@@ -379,8 +379,8 @@ fn slice((start, count): (i64, i64)) -> Slice {
 fn filled(starts: &[i64], counts: Vec<(i64, i64)>) -> Vec<(i64, i64)> {
     let mut slices: Vec<_> = starts.iter().map(|&start| (start, 0)).collect();
     for (start, count) in counts {
-        if let Ok(place) = starts.binary_search(&start) {
-            slices[place].1 = count;
+        if let Ok(index) = starts.binary_search(&start) {
+            slices[index].1 = count;
         }
     }
     slices

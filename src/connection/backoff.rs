@@ -25,10 +25,10 @@ impl Default for Backoff {
 
 impl Backoff {
     pub fn next(&mut self) -> Duration {
-        let whole = self.0;
-        self.0 = (whole * 2).min(Duration::from_secs(1));
+        let pause = self.0;
+        self.0 = (pause * 2).min(Duration::from_secs(1));
         let share = getrandom::u32().unwrap_or(0) % 1000;
-        whole / 2 + whole / 2 * share / 1000
+        pause / 2 + pause / 2 * share / 1000
     }
 }
 

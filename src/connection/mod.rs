@@ -15,7 +15,7 @@ use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, ServerErrorKind
 use tokio::time::timeout;
 
 use crate::connection::primary::Primary;
-use crate::connection::refusal::{is_demoted, tells_that_nothing_was_done};
+use crate::connection::refusal::{is_demoted, proves_not_executed};
 
 /// The time limit for a reply, for connections that would wait longer or forever.
 const REPLY: Duration = Duration::from_secs(5);
@@ -134,9 +134,7 @@ impl Connection {
         match (&reply, &mut redis.0) {
             (Err(error), Link::Manager(manager)) if is_demoted(error) => leave(manager).await,
             #[cfg(feature = "cluster")]
-            (Err(error), Link::Cluster(cluster)) if error.is_timeout() => {
-                look_around(cluster).await
-            }
+            (Err(error), Link::Cluster(cluster)) if error.is_timeout() => check_all(cluster).await,
             _ => {}
         }
         reply
@@ -149,7 +147,7 @@ impl Connection {
     /// that connects before it sends can know that it did not send.
     pub(crate) fn definitely_not_executed(&self, error: &RedisError) -> bool {
         let crosses_slots = error.kind() == redis::ErrorKind::Server(ServerErrorKind::CrossSlot);
-        let is_proof = tells_that_nothing_was_done(error) && (self.sends_once() || crosses_slots);
+        let is_proof = proves_not_executed(error) && (self.sends_once() || crosses_slots);
         is_proof || matches!(self.0, Link::Manager(_)) && error.is_connection_refusal()
     }
 
@@ -264,7 +262,7 @@ async fn leave(redis: &mut ConnectionManager) {
 /// only when a connection breaks or a node replies MOVED, and stays with a silent node that the
 /// cluster has replaced.
 #[cfg(feature = "cluster")]
-async fn look_around(redis: &mut ClusterConnection) {
+async fn check_all(redis: &mut ClusterConnection) {
     use std::sync::{Mutex, PoisonError};
     use tokio::time::Instant;
 

@@ -49,7 +49,7 @@ const SEARCH: Duration = Duration::from_secs(5);
 pub struct Primary(Arc<Inner>);
 
 struct Inner {
-    place: String,
+    address: String,
     source: Source,
     /// The connection, or the search for it, shared by all callers.
     current: Mutex<Search>,
@@ -78,9 +78,9 @@ impl Primary {
             .into_connection_info()
             .map_err(invalid)?
             .set_tcp_settings(tcp_settings());
-        let place = info.addr().to_string();
+        let address = info.addr().to_string();
         Self::found(
-            place,
+            address,
             Source::Address(Box::new(Client::open(info).map_err(invalid)?)),
         )
         .await
@@ -104,9 +104,9 @@ impl Primary {
             .map(|url| url.into_connection_info())
             .collect();
         let client = sentinel_client(&sentinels.map_err(invalid)?, &primary).map_err(invalid)?;
-        let place = format!("sentinel's {}", service(&primary)?);
+        let address = format!("sentinel's {}", service(&primary)?);
         Self::found(
-            place,
+            address,
             Source::Sentinel(Arc::new(tokio::sync::Mutex::new(client))),
         )
         .await
@@ -128,17 +128,17 @@ impl Primary {
         .await
     }
 
-    async fn found(place: String, source: Source) -> Result<Self> {
+    async fn found(address: String, source: Source) -> Result<Self> {
         let current = Mutex::new(source.clone().search());
         let primary = Primary(Arc::new(Inner {
-            place,
+            address,
             source,
             current,
         }));
         let search = primary.search();
         match search.await {
             Ok(_) => Ok(primary),
-            Err(error) => Err(unreachable(&primary.0.place, error)),
+            Err(error) => Err(unreachable(&primary.0.address, error)),
         }
     }
 
@@ -170,7 +170,7 @@ impl Primary {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if current.ptr_eq(failed) {
-            tracing::debug!(redis = self.0.place, "reconnecting");
+            tracing::debug!(redis = self.0.address, "reconnecting");
             *current = self.0.source.clone().search();
         }
     }
@@ -277,7 +277,7 @@ impl ConnectionLike for Primary {
 
 impl fmt::Debug for Primary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Primary").field(&self.0.place).finish()
+        f.debug_tuple("Primary").field(&self.0.address).finish()
     }
 }
 
@@ -356,14 +356,17 @@ fn service(primary: &ConnectionInfo) -> Result<String> {
 }
 
 /// Returns the error for a Redis that cannot be used.
-pub(crate) fn unreachable(place: &str, error: RedisError) -> Error {
+pub(crate) fn unreachable(address: &str, error: RedisError) -> Error {
     let failure = if refusal::is_denied(&error) {
         Error::new(
             ErrorKind::AccessDenied,
-            format!("Redis at {place} rejected the credentials"),
+            format!("Redis at {address} rejected the credentials"),
         )
     } else {
-        Error::new(ErrorKind::Redis, format!("Redis at {place} is unreachable"))
+        Error::new(
+            ErrorKind::Redis,
+            format!("Redis at {address} is unreachable"),
+        )
     };
     failure.with_source(error)
 }

@@ -30,7 +30,7 @@ const NOTHING_DONE: [&str; 16] = [
 /// Returns whether the error is a reply whose code proves that this arrival did nothing. Redis 6.2
 /// puts the code of a command within a script into the text, as in "ERR Error running script ...
 /// -OOM ...".
-pub fn tells_that_nothing_was_done(error: &RedisError) -> bool {
+pub fn proves_not_executed(error: &RedisError) -> bool {
     let within = |text: &str| {
         text.starts_with("Error running script")
             && NOTHING_DONE

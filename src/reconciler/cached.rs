@@ -10,11 +10,11 @@ use tokio::time::Instant;
 use crate::error::{ErrorKind, Result};
 use crate::family::Retention;
 use crate::metrics;
+use crate::process::family::Opened;
 use crate::reconciler::flush::{CALLS, Flusher, Held, Pass};
 use crate::scripts::cached::Deleted;
 use crate::scripts::partition::Partition;
 use crate::store::{Batch, Registered};
-use crate::writer::opened::Opened;
 
 /// The number of rows of a cached family in one read-back, and of counters that one call marks as
 /// saved.

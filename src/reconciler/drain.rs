@@ -7,8 +7,8 @@ use tokio::sync::watch;
 
 use crate::connection::backoff::{Backoff, wait_out};
 use crate::error::{Error, Result};
+use crate::process::family::Opened;
 use crate::reconciler::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
-use crate::writer::opened::Opened;
 
 impl Flusher {
     /// Brings everything in Redis to the database. A failing partition or family does not block

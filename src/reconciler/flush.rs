@@ -14,14 +14,14 @@ use crate::connection::Connection;
 use crate::connection::backoff::{Backoff, GRACE, pause_unless_stopped, unless_stopped};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
+use crate::process::family::Opened;
+use crate::process::shared::Shared;
 use crate::reconciler::set_back;
 use crate::scripts::buffered::{Cut, CutBatch, FetchReply, LastCut, Lease, RotateReply};
 use crate::scripts::bundle;
 use crate::scripts::partition::{Partition, random};
 use crate::store::{Applied, Batch, Progress, Registered};
 use crate::testing::ablation::{self, Guard};
-use crate::writer::opened::Opened;
-use crate::writer::shared::Shared;
 
 /// A partition: the number of its family, and its own number.
 pub type PartitionId = (u64, u32);
@@ -355,31 +355,31 @@ impl Flusher {
         stop: &watch::Receiver<bool>,
     ) -> Vec<Result<Progress>> {
         let mut families: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
-        for (place, batch) in batches.iter().enumerate() {
-            families.entry(batch.family.number).or_default().push(place);
+        for (index, batch) in batches.iter().enumerate() {
+            families.entry(batch.family.number).or_default().push(index);
         }
         let mut ends: Vec<_> = std::iter::repeat_with(|| None)
             .take(batches.len())
             .collect();
         if let Err(error) = self
-            .apply_whole(batches, (0..batches.len()).collect(), &mut ends, stop)
+            .apply_all_parts(batches, (0..batches.len()).collect(), &mut ends, stop)
             .await
         {
             let concerns_one = families.len() > 1 && error.kind() != ErrorKind::Store;
-            for places in families.into_values() {
-                let left: Vec<_> = places
+            for indexes in families.into_values() {
+                let left: Vec<_> = indexes
                     .into_iter()
-                    .filter(|&place| ends[place].is_none())
+                    .filter(|&index| ends[index].is_none())
                     .collect();
                 let applied = if concerns_one {
-                    self.apply_whole(batches, left.clone(), &mut ends, stop)
+                    self.apply_all_parts(batches, left.clone(), &mut ends, stop)
                         .await
                 } else {
                     Err(error.clone())
                 };
                 if let Err(error) = applied {
-                    left.into_iter().for_each(|place| {
-                        _ = ends[place].get_or_insert_with(|| Err(error.clone()))
+                    left.into_iter().for_each(|index| {
+                        _ = ends[index].get_or_insert_with(|| Err(error.clone()))
                     });
                 }
             }
@@ -391,32 +391,35 @@ impl Flusher {
     }
 
     /// Applies the batches at these indexes part by part, until each is complete.
-    async fn apply_whole(
+    async fn apply_all_parts(
         &self,
         batches: &[Arc<Batch>],
-        mut places: Vec<usize>,
+        mut indexes: Vec<usize>,
         ends: &mut [Option<Result<Progress>>],
         stop: &watch::Receiver<bool>,
     ) -> Result<()> {
         let mut stopped = None;
-        while !places.is_empty() {
-            let some: Vec<_> = places.iter().map(|&place| batches[place].clone()).collect();
+        while !indexes.is_empty() {
+            let some: Vec<_> = indexes
+                .iter()
+                .map(|&index| batches[index].clone())
+                .collect();
             let applied = self.apply_repeated(&some, stop).await?;
             record(&applied);
             let mut left = Vec::new();
-            for (place, progress) in places.into_iter().zip(applied.progress) {
+            for (index, progress) in indexes.into_iter().zip(applied.progress) {
                 match progress {
                     Progress::Partial { left: ids } => {
-                        tracing::debug!(family = %batches[place].family.family, ids, "applied a part of a batch");
-                        left.push(place);
+                        tracing::debug!(family = %batches[index].family.family, ids, "applied a part of a batch");
+                        left.push(index);
                     }
-                    end => ends[place] = Some(Ok(end)),
+                    end => ends[index] = Some(Ok(end)),
                 }
             }
-            places = left;
+            indexes = left;
             if *stop.borrow()
                 && stopped.get_or_insert_with(Instant::now).elapsed() > GRACE
-                && !places.is_empty()
+                && !indexes.is_empty()
             {
                 return Err(Error::new(
                     ErrorKind::Store,

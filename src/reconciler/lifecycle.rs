@@ -10,9 +10,9 @@ use crate::admin;
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
+use crate::process::shared::Shared;
 use crate::reconciler::registry::Scope;
 use crate::reconciler::scheduler::{Scheduler, Steps};
-use crate::writer::shared::Shared;
 
 /// The builder of a [`Reconciler`], returned by
 /// [`Counterfoil::reconciler`](crate::Counterfoil::reconciler).
@@ -37,7 +37,7 @@ pub struct ReconcilerBuilder {
 ///
 /// ```compile_fail
 /// # #![deny(unused_must_use)]
-/// # async fn stops_at_once(counterfoil: counterfoil::Counterfoil) -> counterfoil::Result<()> {
+/// # async fn stops_immediately(counterfoil: counterfoil::Counterfoil) -> counterfoil::Result<()> {
 /// counterfoil.reconciler().start().await?; // a warning: nothing would reach the database
 /// # Ok(()) }
 /// ```

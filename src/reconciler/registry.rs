@@ -8,18 +8,18 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::process::shared::Shared;
 use crate::store::{Registered, Store};
-use crate::writer::shared::Shared;
 
 /// The interval of the search for families to serve.
-const LOOK: Duration = Duration::from_secs(10);
+const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 /// The interval of the search for families to name in the log only.
-const TELL: Duration = Duration::from_secs(60);
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
 /// The maximum number of names in one log event.
 const NAMES: usize = 50;
 
 /// The result of listing the families in the database.
-pub type Look = Result<Vec<Result<Registered>>>;
+pub type Listing = Result<Vec<Result<Registered>>>;
 
 /// The families that a reconciler serves beside those that its process opens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,43 +35,43 @@ pub enum Scope {
 #[derive(Debug)]
 pub struct Registry {
     scope: Scope,
-    next_look: Instant,
+    next_check: Instant,
     /// The families that it serves, by their numbers in the database.
     serves: HashMap<u64, Arc<Registered>>,
     /// The families and errors that were logged as not served.
-    told: HashSet<String>,
+    warned: HashSet<String>,
 }
 
 impl Registry {
     pub fn new(scope: Scope) -> Self {
         // the process gets time to open its own families
         let first = if scope == Scope::Opened {
-            LOOK
+            SEARCH_INTERVAL
         } else {
             Duration::ZERO
         };
         Registry {
             scope,
-            next_look: Instant::now() + first,
+            next_check: Instant::now() + first,
             serves: HashMap::new(),
-            told: HashSet::new(),
+            warned: HashSet::new(),
         }
     }
 
-    pub fn next_look(&self) -> Instant {
-        self.next_look
+    pub fn next_check(&self) -> Instant {
+        self.next_check
     }
 
     /// Returns true if a search is due, and schedules the next one.
-    pub fn begin_look(&mut self) -> bool {
+    pub fn begin_check(&mut self) -> bool {
         let now = Instant::now();
-        let due = self.next_look <= now;
+        let due = self.next_check <= now;
         if due {
-            self.next_look = now
+            self.next_check = now
                 + if self.scope == Scope::Opened {
-                    TELL
+                    WARN_INTERVAL
                 } else {
-                    LOOK
+                    SEARCH_INTERVAL
                 };
         }
         due
@@ -79,7 +79,7 @@ impl Registry {
 
     /// Serves the families in scope that are new or have changed settings. Returns their numbers in
     /// this process, and logs families that are not served.
-    pub fn take_in(&mut self, shared: &Shared, found: Look) -> Vec<Result<u64>> {
+    pub fn serve_found(&mut self, shared: &Shared, found: Listing) -> Vec<Result<u64>> {
         let found = match found {
             Ok(found) => found,
             Err(error) => {
@@ -87,7 +87,7 @@ impl Registry {
                 return Vec::new();
             }
         };
-        let (mut taken, mut unserved) = (Vec::new(), Vec::new());
+        let (mut served, mut unserved) = (Vec::new(), Vec::new());
         for one in found {
             match one {
                 Ok(registered) if self.scope.has(&registered) => {
@@ -98,7 +98,7 @@ impl Registry {
                     {
                         let registered = Arc::new(registered);
                         self.serves.insert(registered.number, registered.clone());
-                        taken.push(shared.serve(registered).map(|(opened, _)| opened.number));
+                        served.push(shared.serve(registered).map(|(opened, _)| opened.number));
                     }
                 }
                 Ok(Registered { family, .. }) if shared.is_in_use(&family) => {}
@@ -106,7 +106,7 @@ impl Registry {
                 Err(error) => unserved.push(format!("{error:#}")),
             }
         }
-        unserved.retain(|what| self.told.insert(what.clone()));
+        unserved.retain(|what| self.warned.insert(what.clone()));
         if !unserved.is_empty() {
             let (number, names) = (
                 unserved.len(),
@@ -118,7 +118,7 @@ impl Registry {
                 "registered families are not served by this reconciler"
             );
         }
-        taken
+        served
     }
 
     /// Logs a failed search, unless the reconciler serves opened families only.
@@ -153,7 +153,9 @@ impl Scope {
 }
 
 /// Lists the families in the database, for at most the interval of the search.
-pub async fn look(store: &dyn Store) -> Look {
+pub async fn list(store: &dyn Store) -> Listing {
     let late = |_| Err(Error::new(ErrorKind::Store, "the database did not reply"));
-    timeout(LOOK, store.families()).await.unwrap_or_else(late)
+    timeout(SEARCH_INTERVAL, store.families())
+        .await
+        .unwrap_or_else(late)
 }

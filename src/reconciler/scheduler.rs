@@ -12,11 +12,11 @@ use crate::connection::Connection;
 use crate::connection::backoff::{Backoff, unless_stopped};
 use crate::error::{Error, Result};
 use crate::metrics;
+use crate::process::shared::Shared;
+use crate::process::work::Announced;
 use crate::reconciler::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
-use crate::reconciler::registry::{self, Look, Registry, Scope};
+use crate::reconciler::registry::{self, Listing, Registry, Scope};
 use crate::reconciler::server_watch::ServerWatch;
-use crate::writer::opened::Announced;
-use crate::writer::shared::Shared;
 
 /// The longest interval between measurements of the oldest hit in flight.
 const MEASURE: Duration = Duration::from_secs(1);
@@ -46,7 +46,7 @@ enum Finished {
     Flushed(Vec<(PartitionId, Flushed)>),
     Watched(Result<ServerWatch>),
     Kept(u64, Result<Vec<PartitionId>>),
-    Listed(Look),
+    Listed(Listing),
 }
 
 /// The settings of flushes.
@@ -135,7 +135,7 @@ impl Scheduler {
         let shared = self.shared.clone();
         let mut stopping = self.stopping.clone();
         for opened in shared.opened() {
-            self.look_at(Announced::Family(opened.number), Duration::ZERO);
+            self.schedule_check(Announced::Family(opened.number), Duration::ZERO);
         }
         loop {
             self.start_listing();
@@ -146,7 +146,7 @@ impl Scheduler {
             let next = self.next_time();
             tokio::select! {
                 announced = shared.work.take() => {
-                    announced.into_iter().for_each(|what| self.look_at(what, Duration::ZERO));
+                    announced.into_iter().for_each(|what| self.schedule_check(what, Duration::ZERO));
                 }
                 Some(done) = self.tasks.join_next_with_id() => self.finished(done),
                 () = sleep_until(next) => {}
@@ -178,7 +178,7 @@ impl Scheduler {
     }
 
     /// Schedules a check, unless an earlier one is scheduled.
-    fn look_at(&mut self, what: Announced, after: Duration) {
+    fn schedule_check(&mut self, what: Announced, after: Duration) {
         let mut time = Instant::now() + after;
         if let Some(rested) = self.resting.get(&what) {
             time = time.max(*rested);
@@ -201,8 +201,8 @@ impl Scheduler {
             .first()
             .map(|(time, _)| *time)
             .into_iter()
-            .chain([self.registry.next_look()]);
-        let timed = timed.chain([self.watch.next_look()]).min();
+            .chain([self.registry.next_check()]);
+        let timed = timed.chain([self.watch.next_check()]).min();
         let timed = timed.filter(|_| !self.finishing);
         let gathered = if self.flushing.len() < FLUSHES {
             self.held.iter().map(Held::flush_at).min()
@@ -228,13 +228,13 @@ impl Scheduler {
     }
 
     fn start_listing(&mut self) {
-        if self.registry.begin_look() {
+        if self.registry.begin_check() {
             let (shared, stop) = (self.shared.clone(), self.stopping.clone());
-            let look = async move {
-                unless_stopped(&stop, Duration::ZERO, registry::look(&*shared.store)).await
+            let check = async move {
+                unless_stopped(&stop, Duration::ZERO, registry::list(&*shared.store)).await
             };
             self.tasks
-                .spawn(async move { Finished::Listed(look.await) });
+                .spawn(async move { Finished::Listed(check.await) });
         }
     }
 
@@ -242,25 +242,25 @@ impl Scheduler {
     fn start_watching(&mut self) {
         if let Some(watch) = self.watch.begin() {
             let (flusher, stop) = (self.flusher.clone(), self.stopping.clone());
-            let look = async move {
-                let look = watch.look(&flusher.shared, &flusher.redis);
-                unless_stopped(&stop, Duration::ZERO, look).await
+            let check = async move {
+                let checked = watch.check(&flusher.shared, &flusher.redis);
+                unless_stopped(&stop, Duration::ZERO, checked).await
             };
             // boxed to keep the other tasks small
             let task = self
                 .tasks
-                .spawn(async move { Finished::Watched(Box::pin(look).await) });
+                .spawn(async move { Finished::Watched(Box::pin(check).await) });
             self.watching = Some(task.id());
         }
     }
 
-    fn listed(&mut self, found: Look) {
+    fn listed(&mut self, found: Listing) {
         if self.finishing {
             return;
         }
-        for taken in self.registry.take_in(&self.shared, found) {
+        for taken in self.registry.serve_found(&self.shared, found) {
             match taken {
-                Ok(number) => self.look_at(Announced::Family(number), Duration::ZERO),
+                Ok(number) => self.schedule_check(Announced::Family(number), Duration::ZERO),
                 Err(error) => {
                     tracing::error!(error = %format_args!("{error:#}"), "a family is not served")
                 }
@@ -285,7 +285,7 @@ impl Scheduler {
                 }
             }
         }
-        self.start_looks(families);
+        self.start_checks(families);
         for some in due.chunks(ROTATE) {
             let (flusher, some) = (self.flusher.clone(), some.to_vec());
             let partitions = some.clone();
@@ -297,7 +297,7 @@ impl Scheduler {
     }
 
     /// Starts a search of these families for hits that other processes counted.
-    fn start_looks(&mut self, numbers: Vec<u64>) {
+    fn start_checks(&mut self, numbers: Vec<u64>) {
         let mut families = Vec::new();
         for number in numbers {
             let Some(opened) = self.shared.family(number) else {
@@ -373,15 +373,15 @@ impl Scheduler {
             Ok(found) => {
                 self.failures.remove(&what);
                 found.into_iter().for_each(|(number, partition)| {
-                    self.look_at(Announced::Due(number, partition), Duration::ZERO);
+                    self.schedule_check(Announced::Due(number, partition), Duration::ZERO);
                 });
                 if let Some(opened) = self.shared.family(number) {
-                    self.look_at(what, opened.family.sync_time / LOOKS);
+                    self.schedule_check(what, opened.family.sync_time / LOOKS);
                 }
             }
             Err(error) => {
                 let pause = self.pause(what, &error);
-                self.look_at(what, pause);
+                self.schedule_check(what, pause);
             }
         }
     }
@@ -428,8 +428,8 @@ impl Scheduler {
     fn free(&mut self, id: PartitionId, after: Duration) {
         self.busy.remove(&id);
         match self.again.remove(&id) {
-            true => self.look_at(Announced::Due(id.0, id.1), Duration::ZERO),
-            false if after < NEVER => self.look_at(Announced::Due(id.0, id.1), after),
+            true => self.schedule_check(Announced::Due(id.0, id.1), Duration::ZERO),
+            false if after < NEVER => self.schedule_check(Announced::Due(id.0, id.1), after),
             false => {}
         }
     }
@@ -440,7 +440,7 @@ impl Scheduler {
         self.again.remove(&id);
         let what = Announced::Due(id.0, id.1);
         self.resting.insert(what, Instant::now() + time);
-        self.look_at(what, time);
+        self.schedule_check(what, time);
     }
 
     fn keep_up(&mut self, number: u64) {
@@ -454,19 +454,19 @@ impl Scheduler {
         }
         self.kept.insert(number, (now, rounds + 1));
         let flusher = self.flusher.clone();
-        let look = rounds % STRAYS == 0;
+        let finds_strays = rounds % STRAYS == 0;
         let turns = self.upkeeps.clone();
         self.tasks.spawn(async move {
             let _turn = turns.acquire().await;
             // boxed, so that thousands of waiting tasks stay small
-            Finished::Kept(number, Box::pin(flusher.upkeep(number, look)).await)
+            Finished::Kept(number, Box::pin(flusher.upkeep(number, finds_strays)).await)
         });
     }
 
     fn kept(&mut self, number: u64, strays: Result<Vec<PartitionId>>) {
         match strays {
             Ok(strays) => strays.into_iter().for_each(|(number, partition)| {
-                self.look_at(Announced::Due(number, partition), Duration::ZERO);
+                self.schedule_check(Announced::Due(number, partition), Duration::ZERO);
             }),
             Err(error) => {
                 let family = self.called(Announced::Family(number));

@@ -11,12 +11,12 @@ use tokio::time::Instant;
 use crate::admin;
 use crate::connection::Connection;
 use crate::error::Result;
+use crate::process::family::Opened;
+use crate::process::shared::Shared;
 use crate::reconciler::set_back;
 use crate::reconciler::upkeep;
 use crate::scripts::bundle;
 use crate::scripts::keys::Keys;
-use crate::writer::opened::Opened;
-use crate::writer::shared::Shared;
 
 /// The interval of checks of Redis.
 const LOOK: Duration = Duration::from_secs(1);
@@ -35,7 +35,7 @@ type Servers = BTreeMap<String, String>;
 #[derive(Clone, Debug)]
 pub struct ServerWatch {
     servers: Option<Servers>,
-    next_look: Instant,
+    next_check: Instant,
     probe_at: Instant,
     /// True if a probe was requested after the last check began.
     asks_probe: bool,
@@ -48,15 +48,15 @@ impl ServerWatch {
         let now = Instant::now();
         ServerWatch {
             servers: None,
-            next_look: now,
+            next_check: now,
             probe_at: now,
             asks_probe: true,
             first: 0,
         }
     }
 
-    pub fn next_look(&self) -> Instant {
-        self.next_look
+    pub fn next_check(&self) -> Instant {
+        self.next_check
     }
 
     /// Requests a probe with the next check, since a family was opened.
@@ -68,18 +68,18 @@ impl ServerWatch {
     /// this one ended.
     pub fn begin(&mut self) -> Option<Self> {
         let now = Instant::now();
-        if self.next_look > now {
+        if self.next_check > now {
             return None;
         }
         if std::mem::take(&mut self.asks_probe) {
             self.probe_at = now;
         }
-        self.next_look = now + NOT_BEFORE_ITS_END;
+        self.next_check = now + NOT_BEFORE_ITS_END;
         Some(self.clone())
     }
 
-    pub fn end(&mut self, look: Result<Self>) {
-        match look {
+    pub fn end(&mut self, checked: Result<Self>) {
+        match checked {
             Ok(known) => {
                 *self = ServerWatch {
                     asks_probe: self.asks_probe,
@@ -90,11 +90,11 @@ impl ServerWatch {
                 tracing::debug!(error = %format_args!("{error:#}"), "checking the Redis servers failed")
             }
         }
-        self.next_look = Instant::now() + LOOK;
+        self.next_check = Instant::now() + LOOK;
     }
 
     /// Checks Redis, and returns the new state.
-    pub async fn look(mut self, shared: &Shared, redis: &Connection) -> Result<Self> {
+    pub async fn check(mut self, shared: &Shared, redis: &Connection) -> Result<Self> {
         let servers = admin::redis::run_ids(redis).await?;
         let families = shared.opened();
         let is_other = self.servers.as_ref().is_some_and(|known| *known != servers);

@@ -9,12 +9,12 @@ use futures_util::future::{join_all, try_join_all};
 use crate::connection::Connection;
 use crate::error::Result;
 use crate::metrics;
+use crate::process::family::Opened;
+use crate::process::shared::Shared;
 use crate::scripts::buffered::{LastCut, last_cuts};
 use crate::scripts::partition::Partition;
 use crate::store::{LedgerRow, Mark};
 use crate::testing::ablation::{self, Guard};
-use crate::writer::opened::Opened;
-use crate::writer::shared::Shared;
 
 /// The number of families whose ledger one statement reads.
 const FAMILIES: usize = 1_000;

@@ -8,10 +8,10 @@ use crate::connection::topology::Topology;
 use crate::error::{ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
+use crate::process::shared::Shared;
 use crate::reconciler::flush::{Flusher, PartitionId};
 use crate::scripts::bundle;
 use crate::scripts::partition::Partition;
-use crate::writer::shared::Shared;
 
 /// The number of concurrent calls to Redis.
 const CALLS: usize = 64;
@@ -117,7 +117,7 @@ fn used_keys(family: &Family, partition: &Partition) -> Vec<String> {
 impl Flusher {
     /// Performs the upkeep that a family needs once a minute. With `look` it returns the partitions
     /// beyond the family's number in which hits wait.
-    pub async fn upkeep(&self, number: u64, look: bool) -> Result<Vec<PartitionId>> {
+    pub async fn upkeep(&self, number: u64, finds_strays: bool) -> Result<Vec<PartitionId>> {
         let Some(opened) = self.shared.family(number) else {
             return Ok(Vec::new());
         };
@@ -133,7 +133,7 @@ impl Flusher {
             }
             begun => begun?,
         }
-        if !look {
+        if !finds_strays {
             return Ok(Vec::new());
         }
         let strays = strays(&self.redis, topology, family).await?;

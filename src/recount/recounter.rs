@@ -13,7 +13,7 @@ use crate::recount::run::{Recounted, Recounting};
 use crate::store::mysql::Begun;
 
 /// The pause after a failure, and the interval at which the run of another process is checked.
-const LOOK: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_secs(30);
 
 /// A recount that [runs](crate::recount::RecountBuilder::start). Dropping this handle stops it.
 #[derive(Debug)]
@@ -73,10 +73,10 @@ async fn run(
         let wait = match work(&recounting, begun, &stop).await {
             Ok(Next::After(time)) => time + at_random(longer),
             Ok(Next::Begin) => (first + at_random(longer)).saturating_sub(began.elapsed()),
-            Ok(Next::Look) => LOOK.min(first),
+            Ok(Next::Poll) => POLL_INTERVAL.min(first),
             Err(error) => {
                 tracing::error!(family = recounting.family(), error = %format_args!("{error:#}"), "a recount failed");
-                LOOK.min(first)
+                POLL_INTERVAL.min(first)
             }
         };
         tokio::select! {
@@ -94,7 +94,7 @@ enum Next {
     /// After this time.
     After(Duration),
     /// After the run of another process.
-    Look,
+    Poll,
 }
 
 async fn work(
@@ -108,9 +108,9 @@ async fn work(
             return Ok(Next::Begin);
         }
         Begun::Early(left) => Next::After(left),
-        Begun::Held => Next::Look,
+        Begun::Held => Next::Poll,
     };
-    recounting.tell_age().await?;
+    recounting.record_age().await?;
     Ok(next)
 }
 

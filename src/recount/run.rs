@@ -209,7 +209,7 @@ impl Recounting {
                 let done = *self.seen();
                 ::metrics::histogram!(metrics::RECOUNT_SECONDS, "family" => self.handle.opened.label.clone())
                     .record(started.elapsed());
-                self.tell_finished(Duration::ZERO);
+                self.record_finish(Duration::ZERO);
                 tracing::info!(family = %self.handle.family(), ?done, "recount finished");
                 Ok(Some(done))
             }
@@ -235,18 +235,18 @@ impl Recounting {
     }
 
     /// Records when the last full run ended, for the metric.
-    pub(crate) async fn tell_age(&self) -> Result<()> {
+    pub(crate) async fn record_age(&self) -> Result<()> {
         if let Some(ago) = self
             .store()
             .recounted_ago(self.handle.registered().await?)
             .await?
         {
-            self.tell_finished(ago);
+            self.record_finish(ago);
         }
         Ok(())
     }
 
-    fn tell_finished(&self, ago: Duration) {
+    fn record_finish(&self, ago: Duration) {
         let finished = std::time::SystemTime::now() - ago;
         let seconds = finished
             .duration_since(std::time::UNIX_EPOCH)

@@ -299,10 +299,10 @@ pub fn crosses_slots(error: &Error) -> bool {
 
 /// Returns whether a call was refused by a reply that does not prove that nothing was done. Redis
 /// would reply to a repeat that the call was executed before, although a part of it may be missing.
-pub fn may_be_half_done(error: &Error) -> bool {
+pub fn may_be_partly_executed(error: &Error) -> bool {
     error
         .redis_error()
-        .is_some_and(|error| error.code().is_some() && !refusal::tells_that_nothing_was_done(error))
+        .is_some_and(|error| error.code().is_some() && !refusal::proves_not_executed(error))
 }
 
 /// Runs a plain reading command. It may be executed any number of times and on any node.

@@ -6,8 +6,8 @@ use std::task::Waker;
 use crate::error::{Error, Result};
 use crate::scripts::fence::Caller;
 use crate::scripts::partition::PairResult;
+use crate::writer::deadline::Deadline;
 use crate::writer::group::{Group, Position};
-use crate::writer::terms::Until;
 
 /// One call, from its first hit to its reply.
 #[derive(Debug, Default)]
@@ -24,9 +24,9 @@ pub struct Sending {
     /// The hits that it carries, until it has ended.
     pub group: Group,
     pub caller: Caller,
-    pub until: Until,
+    pub deadline: Deadline,
     /// The slot where its hits gathered.
-    pub place: usize,
+    pub slot: usize,
     /// The epoch that every send of it names.
     pub epoch: Option<Arc<str>>,
     /// Set if a send of it may have been executed.
@@ -62,7 +62,7 @@ impl Call {
     }
 
     /// Wakes all waiting callers, so that they check the call.
-    pub fn remind(&self) {
+    pub fn wake(&self) {
         self.waiting().iter().for_each(Waker::wake_by_ref);
     }
 
@@ -100,13 +100,19 @@ impl Call {
 }
 
 impl Sending {
-    pub fn new(call: Arc<Call>, group: Group, caller: Caller, until: Until, place: usize) -> Self {
+    pub fn new(
+        call: Arc<Call>,
+        group: Group,
+        caller: Caller,
+        deadline: Deadline,
+        slot: usize,
+    ) -> Self {
         Sending {
             call,
             group,
             caller,
-            until,
-            place,
+            deadline,
+            slot,
             epoch: None,
             in_doubt: false,
         }

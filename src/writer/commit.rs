@@ -9,10 +9,10 @@ use tokio::time::Instant;
 
 use crate::error::{ErrorKind, Result};
 use crate::writer::call::{Call, CallOutcome};
+use crate::writer::deadline::{Deadline, LAST_MOMENT, WriteOptions};
 use crate::writer::driver::{Driver, Leader};
 use crate::writer::group::Group;
 use crate::writer::queue::{Joined, Member, Queue, Turn};
-use crate::writer::terms::{LAST_MOMENT, Terms, Until};
 
 impl Queue {
     /// Counts the hits that `push` adds to a group, and waits until Redis has done so. Returns the
@@ -22,10 +22,10 @@ impl Queue {
     pub async fn count<T>(
         self: &Arc<Self>,
         (partition, mixed): (u32, bool),
-        terms: Terms,
+        options: WriteOptions,
         mut push: impl FnMut(&mut Group) -> Option<T>,
     ) -> Result<(Arc<Call>, T)> {
-        let mut until = None;
+        let mut deadline = None;
         loop {
             if mixed && !self.spans_partitions() {
                 return Err(self.error(
@@ -36,14 +36,14 @@ impl Queue {
             let Member {
                 positions,
                 call,
-                until: own,
+                deadline: own,
                 turn,
-            } = match self.join(partition, terms, until, &mut push)? {
+            } = match self.join(partition, options, deadline, &mut push)? {
                 Joined::Member(member) => member,
-                Joined::Full(call) if terms.wait => {
-                    let until =
-                        until.get_or_insert_with(|| Until::new(Instant::now(), terms.timeout));
-                    Box::pin(self.wait_for_room(&call, until.deadline)).await?;
+                Joined::Full(call) if options.wait => {
+                    let deadline = deadline
+                        .get_or_insert_with(|| Deadline::new(Instant::now(), options.timeout));
+                    Box::pin(self.wait_for_room(&call, deadline.reply_by)).await?;
                     continue;
                 }
                 Joined::Full(_) => {
@@ -55,11 +55,11 @@ impl Queue {
                 Turn::Leads(sending) => Box::pin(Leader::lead(self, sending)).await,
                 Turn::Waits(driver) => Driver::spawn(self, driver),
             }
-            let until = *until.get_or_insert(own);
+            let deadline = *deadline.get_or_insert(own);
             let mut waker = None;
-            poll_fn(|cx| self.poll_end(cx, &call, &mut waker, until.deadline)).await?;
+            poll_fn(|cx| self.poll_end(cx, &call, &mut waker, deadline.reply_by)).await?;
             match call.outcome() {
-                Some(CallOutcome::NotExecuted(_)) if Instant::now() < until.begin => {}
+                Some(CallOutcome::NotExecuted(_)) if Instant::now() < deadline.start_by => {}
                 Some(CallOutcome::NotExecuted(error) | CallOutcome::Failed(error)) => {
                     return Err(error.clone());
                 }
@@ -76,19 +76,19 @@ impl Queue {
         cx: &mut Context<'_>,
         call: &Arc<Call>,
         waker: &mut Option<usize>,
-        deadline: Instant,
+        reply_by: Instant,
     ) -> Poll<Result<()>> {
         let is_woken = waker.is_some();
         if call.outcome().is_none() {
             call.listen(cx.waker(), waker);
             Driver::spawn(self, self.replace_driver());
-            if is_woken && Instant::now() >= deadline {
+            if is_woken && Instant::now() >= reply_by {
                 self.dismiss(call);
             }
         }
         match call.outcome() {
             Some(_) => Poll::Ready(Ok(())),
-            None if is_woken && Instant::now() >= deadline + LAST_MOMENT => Poll::Ready(Err(
+            None if is_woken && Instant::now() >= reply_by + LAST_MOMENT => Poll::Ready(Err(
                 self.error(ErrorKind::OutcomeUnknown, "Redis did not reply in time")
             )),
             None => Poll::Pending,

@@ -8,25 +8,25 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::writer::call::{CallOutcome, Sending};
+use crate::writer::deadline::SLOW;
 use crate::writer::queue::{Queue, Start};
-use crate::writer::terms::SLOW;
 
 /// A task that makes calls as long as hits wait.
 #[derive(Debug)]
 pub struct Driver {
     queue: Arc<Queue>,
     sending: Option<Box<Sending>>,
-    has_retired: bool,
+    has_exited: bool,
 }
 
 impl Driver {
     pub fn spawn(queue: &Arc<Queue>, starts: impl IntoIterator<Item = Start>) {
         for sending in starts {
-            let runtime = queue.hire();
+            let runtime = queue.register_driver();
             let driver = Driver {
                 queue: queue.clone(),
                 sending,
-                has_retired: false,
+                has_exited: false,
             };
             if let Some(runtime) = runtime {
                 runtime.spawn(driver.run());
@@ -35,7 +35,7 @@ impl Driver {
     }
 
     async fn run(mut self) {
-        while !self.has_retired {
+        while !self.has_exited {
             match &mut self.sending {
                 Some(sending) => {
                     drive(&self.queue, sending).await;
@@ -48,10 +48,10 @@ impl Driver {
                         .and_then(|ended| self.queue.finish(*ended));
                 }
                 None => {
-                    self.has_retired = self.queue.retire();
-                    if !self.has_retired {
+                    self.has_exited = self.queue.exit_driver();
+                    if !self.has_exited {
                         sleep(SLOW).await;
-                        Self::spawn(&self.queue, self.queue.look(None));
+                        Self::spawn(&self.queue, self.queue.check_slow(None));
                     }
                 }
             }
@@ -62,8 +62,8 @@ impl Driver {
 /// Hands over the call of a driver whose runtime has ended.
 impl Drop for Driver {
     fn drop(&mut self) {
-        if !self.has_retired {
-            self.queue.strand(self.sending.take());
+        if !self.has_exited {
+            self.queue.orphan(self.sending.take());
         }
     }
 }
@@ -102,7 +102,7 @@ impl Drop for Leader {
 /// Makes a call until its outcome is known or its deadline has passed. Checks the other calls if
 /// that takes long.
 async fn drive(queue: &Arc<Queue>, sending: &mut Sending) {
-    let (call, deadline) = (sending.call.clone(), sending.until.deadline);
+    let (call, reply_by) = (sending.call.clone(), sending.deadline.reply_by);
     {
         let mut made = pin!(async {
             sending.make(queue).await;
@@ -113,8 +113,8 @@ async fn drive(queue: &Arc<Queue>, sending: &mut Sending) {
                 _ => queue.accepted(),
             }
         });
-        while Instant::now() < deadline && timeout(SLOW, &mut made).await.is_err() {
-            Driver::spawn(queue, queue.look(Some(&call)));
+        while Instant::now() < reply_by && timeout(SLOW, &mut made).await.is_err() {
+            Driver::spawn(queue, queue.check_slow(Some(&call)));
         }
     }
     sending.give_up(queue);

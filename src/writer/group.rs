@@ -47,7 +47,7 @@ pub struct Position {
 
 /// The part of a group that goes to one partition.
 #[derive(Debug)]
-pub struct Share<'a> {
+pub struct PartitionGroup<'a> {
     pub partition: u32,
     pub hits: u64,
     /// The positions of its pairs in the group.
@@ -176,23 +176,23 @@ impl Group {
 
     /// Returns the pairs by partition, as a call carries them, each with its index in the results
     /// of the whole group.
-    pub fn by_partition(&self) -> Vec<Share<'_>> {
-        let mut shares: Vec<Share<'_>> = Vec::new();
+    pub fn by_partition(&self) -> Vec<PartitionGroup<'_>> {
+        let mut partition_groups: Vec<PartitionGroup<'_>> = Vec::new();
         let mut at = HashMap::<u32, usize>::new();
         for (index, (id, pair)) in self.all().enumerate() {
-            let share = *at.entry(pair.partition).or_insert_with(|| {
-                shares.push(Share {
+            let group = *at.entry(pair.partition).or_insert_with(|| {
+                partition_groups.push(PartitionGroup {
                     partition: pair.partition,
                     hits: 0,
                     indexes: Vec::new(),
                     pairs: Vec::new(),
                 });
-                shares.len() - 1
+                partition_groups.len() - 1
             });
-            let share = &mut shares[share];
-            share.hits += pair.hits;
-            share.indexes.push(index);
-            share.pairs.push((
+            let group = &mut partition_groups[group];
+            group.hits += pair.hits;
+            group.indexes.push(index);
+            group.pairs.push((
                 id,
                 if pair.sets {
                     Change::Set(pair.sum)
@@ -201,7 +201,7 @@ impl Group {
                 },
             ));
         }
-        shares
+        partition_groups
     }
 
     /// Returns the seeds of missing counters of this partition.
@@ -217,7 +217,7 @@ impl Group {
         results: &'a [PairResult],
     ) -> impl Iterator<Item = (u64, PairResult)> + 'a {
         let settled = |((_, pair), result): ((_, &Pair), &PairResult)| {
-            (pair.hits, *result, pair.comes_again(*result))
+            (pair.hits, *result, pair.is_retried_alone(*result))
         };
         self.all()
             .zip(results)
@@ -234,7 +234,7 @@ impl Group {
         results: &[PairResult],
         repeated: bool,
     ) -> Option<PairResult> {
-        let (place, pair) = match position.list {
+        let (index, pair) = match position.list {
             List::Ups => (position.index, &self.ups[position.index]),
             List::Downs => (self.ups.len() + position.index, &self.downs[position.index]),
             List::Alone => (
@@ -242,14 +242,14 @@ impl Group {
                 &self.alone[position.index].1,
             ),
         };
-        match results[place] {
+        match results[index] {
             // a repeat receives the current pending value, which includes other callers' later hits
             PairResult::Counted(sum) if !repeated => Some(PairResult::Counted(
                 sum.wrapping_sub(pair.sum).wrapping_add(position.so_far),
             )),
             // of several visits of one visitor, only the first is a first visit
             PairResult::First if position.so_far > 1 => Some(PairResult::Again),
-            refused if pair.comes_again(refused) => None,
+            refused if pair.is_retried_alone(refused) => None,
             same => Some(same),
         }
     }
@@ -265,7 +265,7 @@ impl Group {
 impl Pair {
     /// Returns whether the pair's hits are retried alone: one of them may fit where the sum does
     /// not.
-    fn comes_again(self, result: PairResult) -> bool {
+    fn is_retried_alone(self, result: PairResult) -> bool {
         self.callers > 1 && matches!(result, PairResult::OutOfRange(_))
     }
 }

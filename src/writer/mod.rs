@@ -4,15 +4,13 @@
 
 mod call;
 mod commit;
+mod deadline;
 mod driver;
 mod group;
-pub mod opened;
 mod queue;
 mod recorder;
 mod request;
 mod send;
-pub mod shared;
-mod terms;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,16 +30,17 @@ use crate::connection::Connection;
 use crate::connection::backoff::{Backoff, wait_out};
 use crate::connection::topology::Topology;
 use crate::error::{Error, Result};
+use crate::process::family::Opened;
+use crate::process::work::Work;
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::{Change, PairResult, random};
-use crate::writer::opened::{Opened, Work};
-use crate::writer::terms::Terms;
+use crate::writer::deadline::WriteOptions;
 
 /// The number of a wide family's partitions among which the least busy one is chosen.
 const CANDIDATES: u32 = 8;
 
 /// The interval at which calls in flight are checked while a shutdown waits for them.
-const LOOK: Duration = Duration::from_millis(5);
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The writer of one family, which counts its hits.
 #[derive(Debug)]
@@ -98,10 +97,10 @@ impl Writer {
         timeout: Duration,
         wait: bool,
     ) -> HitResult {
-        let terms = Terms {
+        let options = WriteOptions {
             timeout,
             wait,
-            taken: false,
+            accepted_before_close: false,
         };
         let partition = self.partition_for(id);
         let push = |group: &mut Group| {
@@ -115,7 +114,7 @@ impl Writer {
                 }
             })
         };
-        let (call, position) = self.queue.count((partition, false), terms, push).await?;
+        let (call, position) = self.queue.count((partition, false), options, push).await?;
         match (call.own(position)?, change) {
             (None, Change::Add(delta)) => {
                 Box::pin(self.add_alone(
@@ -125,7 +124,7 @@ impl Writer {
                         delta,
                         hits: 1,
                     },
-                    terms,
+                    options,
                 ))
                 .await
             }
@@ -136,7 +135,7 @@ impl Writer {
     }
 
     /// Counts a hit, or a sum of hits, that was refused as part of a larger sum.
-    async fn add_alone(&self, hit: &Hit<'_>, terms: Terms) -> HitResult {
+    async fn add_alone(&self, hit: &Hit<'_>, options: WriteOptions) -> HitResult {
         let Hit {
             partition,
             id,
@@ -152,9 +151,9 @@ impl Writer {
             .queue
             .count(
                 (partition, false),
-                Terms {
+                WriteOptions {
                     wait: true,
-                    ..terms
+                    ..options
                 },
                 push,
             )
@@ -174,32 +173,32 @@ impl Writer {
         });
         self.add_all(
             &all.collect::<Vec<_>>(),
-            Terms {
+            WriteOptions {
                 timeout,
                 wait: true,
-                taken: false,
+                accepted_before_close: false,
             },
         )
         .await
     }
 
-    async fn add_all(&self, hits: &[Hit<'_>], terms: Terms) -> Vec<HitResult> {
-        let mut shares: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+    async fn add_all(&self, hits: &[Hit<'_>], options: WriteOptions) -> Vec<HitResult> {
+        let mut groups: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         let spans = self.queue.spans_partitions();
         for (index, hit) in hits.iter().enumerate() {
-            shares
+            groups
                 .entry(if spans { 0 } else { hit.partition })
                 .or_default()
                 .push(index);
         }
-        let chunks: Vec<_> = shares
+        let chunks: Vec<_> = groups
             .values()
             .flat_map(|indexes| indexes.chunks(self.chunk()))
             .collect();
         let results = join_all(
             chunks
                 .iter()
-                .map(|indexes| self.add_some(indexes, hits, terms)),
+                .map(|indexes| self.add_some(indexes, hits, options)),
         )
         .await;
         let mut results: Vec<_> = chunks
@@ -211,7 +210,12 @@ impl Writer {
         results.into_iter().map(|(_, result)| result).collect()
     }
 
-    async fn add_some(&self, indexes: &[usize], hits: &[Hit<'_>], terms: Terms) -> Vec<HitResult> {
+    async fn add_some(
+        &self,
+        indexes: &[usize],
+        hits: &[Hit<'_>],
+        options: WriteOptions,
+    ) -> Vec<HitResult> {
         let some = || indexes.iter().map(|index| &hits[*index]);
         let push = |group: &mut Group| {
             let fits = self.queue.has_room_for(group, indexes.len());
@@ -220,10 +224,10 @@ impl Writer {
         };
         let partition = hits[indexes[0]].partition;
         let mixed = some().any(|hit| hit.partition != partition);
-        let (call, positions) = match self.queue.count((partition, mixed), terms, push).await {
+        let (call, positions) = match self.queue.count((partition, mixed), options, push).await {
             Ok(counted) => counted,
             Err(error) if mixed && error.is_retryable() && !self.queue.spans_partitions() => {
-                return Box::pin(self.add_all(&some().copied().collect::<Vec<_>>(), terms)).await;
+                return Box::pin(self.add_all(&some().copied().collect::<Vec<_>>(), options)).await;
             }
             Err(error) => return indexes.iter().map(|_| Err(error.clone())).collect(),
         };
@@ -231,7 +235,7 @@ impl Writer {
         for (position, hit) in positions.into_iter().zip(some()) {
             results.push(match call.own(position) {
                 Ok(Some(result)) => Ok(result),
-                Ok(None) => self.add_alone(hit, terms).await,
+                Ok(None) => self.add_alone(hit, options).await,
                 Err(error) => Err(error),
             });
         }
@@ -269,8 +273,8 @@ impl Writer {
             result = result.and(wait_out(error, &mut pause).await);
         }
         while !self.queue.is_idle() {
-            Driver::spawn(&self.queue, self.queue.look(None));
-            sleep(LOOK).await;
+            Driver::spawn(&self.queue, self.queue.check_slow(None));
+            sleep(IDLE_CHECK_INTERVAL).await;
         }
         result
     }

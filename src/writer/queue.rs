@@ -15,12 +15,13 @@ use crate::connection::backoff::Backoff;
 use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
+use crate::process::family::{Opened, SHUT_DOWN};
+use crate::process::work::Work;
 use crate::scripts::fence::{Caller, Home, Names};
 use crate::scripts::partition::Partition;
 use crate::writer::call::{Call, CallOutcome, Sending};
+use crate::writer::deadline::{Deadline, SLOW, WriteOptions};
 use crate::writer::group::Group;
-use crate::writer::opened::{Opened, SHUT_DOWN, Work};
-use crate::writer::terms::{SLOW, Terms, Until};
 
 /// The limit of calls in flight where each stays in one partition: low, so that each call carries
 /// more.
@@ -57,9 +58,9 @@ struct State {
     gathering: Vec<Gathering>,
     /// The entries of `gathering` that wait for their turn.
     ready: VecDeque<usize>,
-    under_way: Vec<UnderWay>,
+    in_flight: Vec<InFlight>,
     /// Calls whose driver exited with its runtime.
-    stranded: Vec<Sending>,
+    orphaned: Vec<Sending>,
     drivers: usize,
     /// The runtime of the drivers.
     runtime: Option<Handle>,
@@ -83,16 +84,16 @@ struct Gathering {
     /// The arrival of the first hit, or a later time check: a cheap estimate of the current time.
     at: Instant,
     /// The latest time limits of its callers.
-    until: Until,
+    deadline: Deadline,
 }
 
 /// A call in flight.
 #[derive(Debug)]
-struct UnderWay {
+struct InFlight {
     call: Arc<Call>,
-    place: usize,
+    slot: usize,
     since: Instant,
-    deadline: Instant,
+    reply_by: Instant,
     slow: bool,
     /// The last time check of the driver or leader that makes the call.
     seen: Instant,
@@ -111,7 +112,7 @@ pub enum Joined<T> {
 pub struct Member<T> {
     pub positions: T,
     pub call: Arc<Call>,
-    pub until: Until,
+    pub deadline: Deadline,
     pub turn: Turn,
 }
 
@@ -187,7 +188,7 @@ impl Queue {
                 .iter()
                 .all(|gathering| gathering.group.is_empty())
         };
-        state.alone == 0 && !state.under_way.iter().any(UnderWay::is_open) && none_gathers()
+        state.alone == 0 && !state.in_flight.iter().any(InFlight::is_open) && none_gathers()
     }
 
     /// Accepts a hit that goes in a call of its own. It is in flight until the returned guard is
@@ -212,7 +213,7 @@ impl Queue {
     }
 
     /// Returns the slot where hits of this partition gather.
-    fn place_of(&self, partition: u32) -> usize {
+    fn slot_of(&self, partition: u32) -> usize {
         if self.spans_partitions() {
             0
         } else {
@@ -224,7 +225,7 @@ impl Queue {
     pub fn waiting(&self, partition: u32) -> usize {
         self.state()
             .gathering
-            .get(self.place_of(partition))
+            .get(self.slot_of(partition))
             .map_or(0, |gathering| gathering.group.len())
     }
 
@@ -237,21 +238,21 @@ impl Queue {
     pub fn join<T>(
         &self,
         partition: u32,
-        terms: Terms,
-        until: Option<Until>,
+        options: WriteOptions,
+        deadline: Option<Deadline>,
         push: &mut impl FnMut(&mut Group) -> Option<T>,
     ) -> Result<Joined<T>> {
-        let place = self.place_of(partition);
+        let slot = self.slot_of(partition);
         let mut guard = self.state();
         // under the lock, so that a later check for idleness sees all accepted hits
-        if !terms.taken {
+        if !options.accepted_before_close {
             self.check_open()?;
         }
         let state = &mut *guard;
-        if state.gathering.len() <= place {
-            state.gathering.resize_with(place + 1, Gathering::new);
+        if state.gathering.len() <= slot {
+            state.gathering.resize_with(slot + 1, Gathering::new);
         }
-        let gathering = &mut state.gathering[place];
+        let gathering = &mut state.gathering[slot];
         let is_first = gathering.group.is_empty();
         if is_first {
             *gathering = Gathering {
@@ -263,42 +264,42 @@ impl Queue {
         let Some(positions) = push(&mut gathering.group) else {
             return Ok(Joined::Full(call));
         };
-        let until = until.unwrap_or_else(|| Until::new(gathering.at, terms.timeout));
-        gathering.until = gathering.until.or(until);
+        let deadline = deadline.unwrap_or_else(|| Deadline::new(gathering.at, options.timeout));
+        gathering.deadline = gathering.deadline.or(deadline);
         let turn = if is_first {
-            self.begin(state, place)
+            self.begin(state, slot)
         } else {
             Turn::Waits(None)
         };
         Ok(Joined::Member(Member {
             positions,
             call,
-            until,
+            deadline,
             turn,
         }))
     }
 
     /// Returns the turn of a call's first caller.
-    fn begin(&self, state: &mut State, place: usize) -> Turn {
-        if state.ready.is_empty() && self.may_start(state, place) {
-            return Turn::Leads(self.take_off(state, place));
+    fn begin(&self, state: &mut State, slot: usize) -> Turn {
+        if state.ready.is_empty() && self.may_start(state, slot) {
+            return Turn::Leads(self.dispatch(state, slot));
         }
-        state.ready.push_back(place);
+        state.ready.push_back(slot);
         let next = self.take_next(state);
         Turn::Waits((next.is_some() || state.drivers == 0).then_some(next))
     }
 
     fn take_next(&self, state: &mut State) -> Option<Box<Sending>> {
-        self.take_stranded(state).or_else(|| self.take_ready(state))
+        self.take_orphaned(state).or_else(|| self.take_ready(state))
     }
 
-    fn take_stranded(&self, state: &mut State) -> Option<Box<Sending>> {
+    fn take_orphaned(&self, state: &mut State) -> Option<Box<Sending>> {
         let at = state
-            .stranded
+            .orphaned
             .iter()
-            .position(|one| self.may_start(state, one.place))?;
-        let sending = Box::new(state.stranded.swap_remove(at));
-        state.under_way.push(UnderWay::new(&sending));
+            .position(|one| self.may_start(state, one.slot))?;
+        let sending = Box::new(state.orphaned.swap_remove(at));
+        state.in_flight.push(InFlight::new(&sending));
         Some(sending)
     }
 
@@ -307,21 +308,24 @@ impl Queue {
             let at = state
                 .ready
                 .iter()
-                .position(|place| self.may_start(state, *place))?;
-            let place = state.ready.remove(at)?;
-            if Instant::now() >= state.gathering[place].until.begin {
-                self.send_away(state, place);
-            } else if !state.gathering[place].group.is_empty() {
-                return Some(self.take_off(state, place));
+                .position(|slot| self.may_start(state, *slot))?;
+            let slot = state.ready.remove(at)?;
+            if Instant::now() >= state.gathering[slot].deadline.start_by {
+                self.fail_unsent(state, slot);
+            } else if !state.gathering[slot].group.is_empty() {
+                return Some(self.dispatch(state, slot));
             }
         }
     }
 
     /// Takes the gathered hits as a call in flight.
-    fn take_off(&self, state: &mut State, place: usize) -> Box<Sending> {
+    fn dispatch(&self, state: &mut State, slot: usize) -> Box<Sending> {
         let Gathering {
-            group, call, until, ..
-        } = &mut state.gathering[place];
+            group,
+            call,
+            deadline,
+            ..
+        } = &mut state.gathering[slot];
         let next = Group::with_capacity(group.len());
         let mut caller = state.idle.pop().unwrap_or_else(|| self.names.caller());
         caller.n += 1;
@@ -329,32 +333,32 @@ impl Queue {
             call.clone(),
             std::mem::replace(group, next),
             caller,
-            *until,
-            place,
+            *deadline,
+            slot,
         );
-        state.under_way.push(UnderWay::new(&sending));
+        state.in_flight.push(InFlight::new(&sending));
         self.room.notify_waiters();
         Box::new(sending)
     }
 
-    fn may_start(&self, state: &State, place: usize) -> bool {
+    fn may_start(&self, state: &State, slot: usize) -> bool {
         let (most, to_one) = if self.spans_partitions() {
             (NODE_CALLS, NODE_CALLS)
         } else {
             (PARTITION_CALLS, 1)
         };
-        let under_way = || state.under_way.iter().filter(|one| !one.lost);
-        let quick = under_way()
-            .filter(|one| !one.slow || one.place == place)
+        let in_flight = || state.in_flight.iter().filter(|one| !one.lost);
+        let quick = in_flight()
+            .filter(|one| !one.slow || one.slot == slot)
             .count();
-        quick < most && under_way().filter(|one| one.place == place).count() < to_one
+        quick < most && in_flight().filter(|one| one.slot == slot).count() < to_one
     }
 
     /// Removes a call that has ended. Returns the next call that may start.
     pub fn finish(&self, ended: Sending) -> Option<Box<Sending>> {
         let mut state = self.state();
         state
-            .under_way
+            .in_flight
             .retain(|one| !Arc::ptr_eq(&one.call, &ended.call));
         // a call of unknown outcome may still arrive, and a caller has one call in flight
         if matches!(
@@ -368,7 +372,7 @@ impl Queue {
 
     /// Registers one more driver. Returns its runtime: the family's or, once that has ended, the
     /// current one.
-    pub fn hire(&self) -> Option<Handle> {
+    pub fn register_driver(&self) -> Option<Handle> {
         let mut state = self.state();
         state.drivers += 1;
         state.runtime = state.runtime.take().or_else(|| Handle::try_current().ok());
@@ -377,30 +381,30 @@ impl Queue {
 
     /// Deregisters a driver without a call and returns `true`, or `false` for the last driver while
     /// hits wait.
-    pub fn retire(&self) -> bool {
+    pub fn exit_driver(&self) -> bool {
         let mut state = self.state();
-        let may_go = state.drivers > 1 || state.ready.is_empty() && state.stranded.is_empty();
-        state.drivers -= usize::from(may_go);
-        may_go
+        let may_exit = state.drivers > 1 || state.ready.is_empty() && state.orphaned.is_empty();
+        state.drivers -= usize::from(may_exit);
+        may_exit
     }
 
     /// Deregisters a driver that exits with its runtime, and wakes the waiting callers, which start
     /// another one.
-    pub fn strand(&self, sending: Option<Box<Sending>>) {
+    pub fn orphan(&self, sending: Option<Box<Sending>>) {
         let mut state = self.state();
         state.drivers -= 1;
         state.runtime = None;
         if let Some(sending) = sending {
             state
-                .under_way
+                .in_flight
                 .retain(|one| !Arc::ptr_eq(&one.call, &sending.call));
             if sending.call.outcome().is_none() {
-                state.stranded.push(*sending);
+                state.orphaned.push(*sending);
             }
         }
         self.lacks_driver.store(true, Ordering::Release);
-        state.stranded.iter().for_each(|one| one.call.remind());
-        state.remind_ready();
+        state.orphaned.iter().for_each(|one| one.call.wake());
+        state.wake_ready();
     }
 
     /// Returns the start of a driver that replaces one that exited with its runtime, if there is
@@ -422,7 +426,7 @@ impl Queue {
         state.refusal = Some(refusal);
         // others need not wait until this one is retried
         state
-            .under_way
+            .in_flight
             .iter_mut()
             .filter(|one| Arc::ptr_eq(&one.call, call))
             .for_each(|one| one.slow = true);
@@ -440,17 +444,17 @@ impl Queue {
     /// Ends a call of which nothing was sent, so that its callers retry.
     pub fn dismiss(&self, call: &Arc<Call>) {
         let mut state = self.state();
-        if let Some(place) = state
+        if let Some(slot) = state
             .gathering
             .iter()
             .position(|one| Arc::ptr_eq(&one.call, call))
         {
-            self.send_away(&mut state, place);
+            self.fail_unsent(&mut state, slot);
         }
     }
 
-    fn send_away(&self, state: &mut State, place: usize) {
-        let Gathering { group, call, .. } = &mut state.gathering[place];
+    fn fail_unsent(&self, state: &mut State, slot: usize) {
+        let Gathering { group, call, .. } = &mut state.gathering[slot];
         if !group.is_empty() {
             *group = Group::default();
             let silence = || {
@@ -464,11 +468,11 @@ impl Queue {
             ));
             self.room.notify_waiters();
         }
-        state.ready.retain(|ready| *ready != place);
+        state.ready.retain(|ready| *ready != slot);
     }
 
     /// Waits until nothing gathers for this call any more, at most until the deadline.
-    pub async fn wait_for_room(&self, full: &Arc<Call>, deadline: Instant) -> Result<()> {
+    pub async fn wait_for_room(&self, full: &Arc<Call>, reply_by: Instant) -> Result<()> {
         let late = || {
             self.error(
                 ErrorKind::Redis,
@@ -480,23 +484,23 @@ impl Queue {
         if !self.state().gathering.iter().any(is_full) {
             return Ok(());
         }
-        timeout_at(deadline, room).await.map_err(|_| late())
+        timeout_at(reply_by, room).await.map_err(|_| late())
     }
 
     /// Checks for slow calls, on behalf of the task that makes `own`. Wakes the callers of slow
     /// calls to check the time, and lets other partitions continue. Returns the drivers to start.
-    pub fn look(&self, own: Option<&Arc<Call>>) -> Vec<Start> {
+    pub fn check_slow(&self, own: Option<&Arc<Call>>) -> Vec<Start> {
         let mut guard = self.state();
         let state = &mut *guard;
         let now = Instant::now();
-        for one in &mut state.under_way {
+        for one in &mut state.in_flight {
             if own.is_some_and(|own| Arc::ptr_eq(own, &one.call)) {
                 one.seen = now;
             }
             one.lost = now - one.seen >= LOST;
             if now - one.since >= SLOW {
                 one.slow = true;
-                one.call.remind();
+                one.call.wake();
             }
         }
         let started = std::iter::from_fn(|| self.take_next(state))
@@ -505,8 +509,8 @@ impl Queue {
         state
             .ready
             .iter()
-            .for_each(|place| state.gathering[*place].at = now);
-        state.remind_ready();
+            .for_each(|slot| state.gathering[*slot].at = now);
+        state.wake_ready();
         started
     }
 
@@ -528,21 +532,21 @@ impl Drop for Alone<'_> {
 }
 
 impl State {
-    fn remind_ready(&self) {
+    fn wake_ready(&self) {
         self.ready
             .iter()
-            .for_each(|place| self.gathering[*place].call.remind());
+            .for_each(|slot| self.gathering[*slot].call.wake());
     }
 }
 
-impl UnderWay {
+impl InFlight {
     fn new(sending: &Sending) -> Self {
-        let (call, place, now) = (sending.call.clone(), sending.place, Instant::now());
-        UnderWay {
+        let (call, slot, now) = (sending.call.clone(), sending.slot, Instant::now());
+        InFlight {
             call,
-            place,
+            slot,
             since: now,
-            deadline: sending.until.deadline,
+            reply_by: sending.deadline.reply_by,
             slow: false,
             seen: now,
             lost: false,
@@ -551,7 +555,7 @@ impl UnderWay {
 
     /// Returns whether the call may still be executed, whatever its callers have received.
     fn is_open(&self) -> bool {
-        self.call.outcome().is_none() && (!self.lost || Instant::now() < self.deadline)
+        self.call.outcome().is_none() && (!self.lost || Instant::now() < self.reply_by)
     }
 }
 
@@ -562,7 +566,7 @@ impl Gathering {
             group: Group::default(),
             call: Arc::default(),
             at,
-            until: Until::new(at, Duration::ZERO),
+            deadline: Deadline::new(at, Duration::ZERO),
         }
     }
 }

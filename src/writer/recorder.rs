@@ -12,18 +12,18 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
 use crate::scripts::partition::PairResult;
+use crate::writer::deadline::WriteOptions;
 use crate::writer::queue::Queue;
-use crate::writer::terms::Terms;
 use crate::writer::{Hit, Writer};
 
 /// The time for which sums are kept before they are sent.
 const PAUSE: Duration = Duration::from_millis(5);
 /// The conditions of a send. Hits that were definitely not counted within the timeout are kept and
 /// sent again.
-const TERMS: Terms = Terms {
+const OPTIONS: WriteOptions = WriteOptions {
     timeout: Duration::from_secs(5),
     wait: true,
-    taken: true,
+    accepted_before_close: true,
 };
 /// The number of ids kept for a family, divided equally among its partitions.
 const IDS: usize = 131_072;
@@ -220,7 +220,7 @@ impl Recorder {
         }
         let family = writer.queue.family();
         let mut result = Ok(());
-        for (hit, own) in hits.iter().zip(writer.add_all(&hits, TERMS).await) {
+        for (hit, own) in hits.iter().zip(writer.add_all(&hits, OPTIONS).await) {
             let sum = Sum {
                 delta: hit.delta,
                 hits: hit.hits,

@@ -15,14 +15,14 @@ use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Kind};
 use crate::metrics;
+use crate::process::work::Announced;
 use crate::scripts::bundle;
 use crate::scripts::cached::Seed;
 use crate::scripts::fence::{Epochs, Fence};
 use crate::scripts::partition::{Change, Counted, PairResult, Part, Partition};
 use crate::writer::Writer;
-use crate::writer::opened::Announced;
+use crate::writer::deadline::Deadline;
 use crate::writer::send::may_pass;
-use crate::writer::terms::Until;
 
 /// A hit with a name given by the application.
 #[derive(Clone, Copy, Debug)]
@@ -152,8 +152,12 @@ impl Writer {
         timeout: Duration,
     ) -> Result<Settled> {
         let _under_way = self.queue.take_alone()?;
-        let until = Until::new(Instant::now(), timeout);
-        let done = timeout_at(until.deadline, self.repeat(request, seed, until, progress)).await;
+        let deadline = Deadline::new(Instant::now(), timeout);
+        let done = timeout_at(
+            deadline.reply_by,
+            self.repeat(request, seed, deadline, progress),
+        )
+        .await;
         let done =
             done.unwrap_or_else(|_| Err(self.queue.error(ErrorKind::Redis, "no reply in time")));
         let done = done.map_err(|error| match progress.doubt {
@@ -186,7 +190,7 @@ impl Writer {
         &self,
         request: Request<'_>,
         seed: Option<Seed>,
-        until: Until,
+        deadline: Deadline,
         progress: &mut Progress,
     ) -> Result<Settled> {
         let number = request.partition(self.queue.family());
@@ -210,9 +214,9 @@ impl Writer {
                 Err(error) => error,
             };
             let is_in_vain = progress.doubt.is_some()
-                && (bundle::may_be_half_done(&error) || bundle::crosses_slots(&error));
+                && (bundle::may_be_partly_executed(&error) || bundle::crosses_slots(&error));
             let wait = pause.next();
-            if is_in_vain || !may_pass(&error) || Instant::now() + wait >= until.begin {
+            if is_in_vain || !may_pass(&error) || Instant::now() + wait >= deadline.start_by {
                 return Err(error);
             }
             metrics::retried("add");

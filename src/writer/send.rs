@@ -7,12 +7,12 @@ use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::{Family, Kind, Remember};
 use crate::metrics;
+use crate::process::work::Announced;
 use crate::scripts::bundle;
 use crate::scripts::fence::Fence;
 use crate::scripts::partition::{Counted, PairResult, Part, Partition};
 use crate::writer::call::{CallOutcome, Sending};
-use crate::writer::group::{Group, Share};
-use crate::writer::opened::Announced;
+use crate::writer::group::{Group, PartitionGroup};
 use crate::writer::queue::Queue;
 
 impl Sending {
@@ -41,10 +41,10 @@ impl Sending {
                     CallOutcome::Failed(error)
                 };
             }
-            if bundle::may_be_half_done(&error) {
+            if bundle::may_be_partly_executed(&error) {
                 break CallOutcome::Failed(unknown("may be partly counted", error));
             }
-            let is_late = Instant::now() + wait >= self.until.deadline;
+            let is_late = Instant::now() + wait >= self.deadline.reply_by;
             if !may_pass(&error) || is_late || bundle::crosses_slots(&error) {
                 break CallOutcome::Failed(unknown("a reply was lost", error));
             }
@@ -57,8 +57,8 @@ impl Sending {
 
     /// Sends the call once. Until a reply settles it, the call may have been executed.
     async fn attempt(&mut self, queue: &Queue) -> Result<CallOutcome> {
-        let shares = self.group.by_partition();
-        let home = queue.home(shares[0].partition);
+        let partition_groups = self.group.by_partition();
+        let home = queue.home(partition_groups[0].partition);
         let epoch = match &self.epoch {
             Some(epoch) => epoch,
             None => self.epoch.insert(home.epochs(queue.family()).await?.now),
@@ -70,13 +70,13 @@ impl Sending {
             epoch,
         };
         let was_in_doubt = std::mem::replace(&mut self.in_doubt, true);
-        match count(queue, fence, &self.group, &shares).await {
+        match count(queue, fence, &self.group, &partition_groups).await {
             Ok(Counted::Executed { results, due, repeated }) => {
-                for place in due {
+                for index in due {
                     let family = queue.opened.number;
-                    queue.work.announce(Announced::Due(family, shares[place].partition));
+                    queue.work.announce(Announced::Due(family, partition_groups[index].partition));
                 }
-                let results = in_group_order(&self.group, &shares, results);
+                let results = in_group_order(&self.group, &partition_groups, results);
                 Ok(CallOutcome::Counted { group: Box::new(std::mem::take(&mut self.group)), results, repeated })
             }
             Ok(Counted::Expired) => {
@@ -146,20 +146,20 @@ async fn count(
     queue: &Queue,
     fence: Fence<'_>,
     group: &Group,
-    shares: &[Share<'_>],
+    partition_groups: &[PartitionGroup<'_>],
 ) -> Result<Counted> {
     let family: &Family = queue.family();
-    let partitions: Vec<Partition> = shares
+    let partitions: Vec<Partition> = partition_groups
         .iter()
-        .map(|share| queue.partition(share.partition))
+        .map(|partition_group| queue.partition(partition_group.partition))
         .collect();
-    let parts: Vec<_> = shares
+    let parts: Vec<_> = partition_groups
         .iter()
         .zip(&partitions)
-        .map(|(share, partition)| Part {
+        .map(|(partition_group, partition)| Part {
             partition,
-            hits: share.hits,
-            pairs: &share.pairs,
+            hits: partition_group.hits,
+            pairs: &partition_group.pairs,
         })
         .collect();
     let (one, clock) = (&partitions[0], &queue.opened.clock);
@@ -172,9 +172,10 @@ async fn count(
     match &family.kind {
         Kind::Buffered(_) => Partition::add_to(family, fence, &parts).await,
         Kind::Cached(retention) => {
-            let seeds = shares.iter().zip(&partitions);
-            let seeds =
-                seeds.map(|(share, partition)| (partition, group.seeds_of(share.partition)));
+            let seeds = partition_groups.iter().zip(&partitions);
+            let seeds = seeds.map(|(partition_group, partition)| {
+                (partition, group.seeds_of(partition_group.partition))
+            });
             let seeds: Vec<_> = seeds.filter(|(_, seeds)| !seeds.is_empty()).collect();
             let counted = Partition::incr_in(retention, fence, &seeds, &parts).await?;
             Ok(match counted {
@@ -204,14 +205,18 @@ async fn count(
 /// Puts the results of a call, which are ordered by partition, into the order of its group.
 fn in_group_order(
     group: &Group,
-    shares: &[Share<'_>],
+    partition_groups: &[PartitionGroup<'_>],
     results: Vec<PairResult>,
 ) -> Vec<PairResult> {
-    if shares.len() == 1 {
+    if partition_groups.len() == 1 {
         return results;
     }
     let mut ordered = vec![PairResult::Full; group.len()];
-    for (index, result) in shares.iter().flat_map(|share| &share.indexes).zip(results) {
+    for (index, result) in partition_groups
+        .iter()
+        .flat_map(|partition_group| &partition_group.indexes)
+        .zip(results)
+    {
         ordered[*index] = result;
     }
     ordered

@@ -13,7 +13,7 @@ const LAYERS: [&[&str]; 10] = [
     &["scripts"],
     &["store"],
     &["admin"],
-    &["writer"],
+    &["process", "writer"],
     &["reconciler"],
     &["client"],
     &["recount"],

@@ -12,11 +12,12 @@ use crate::connection::Connection;
 use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
+use crate::process::family::{Opened, SHUT_DOWN};
+use crate::process::work::{Announced, Work};
 use crate::scripts::partition::Partition;
 use crate::store::mysql::MysqlStore;
 use crate::store::{Registered, Store};
 use crate::writer::Writer;
-use crate::writer::opened::{Announced, Opened, SHUT_DOWN, Work};
 
 /// The state that the handles of one pair share.
 #[derive(Debug)]

@@ -6,22 +6,22 @@ use tokio::time::Instant;
 
 /// The conditions under which a hit is counted.
 #[derive(Clone, Copy)]
-pub struct Terms {
+pub struct WriteOptions {
     /// The time for which a failing call is repeated.
     pub timeout: Duration,
     /// Set to wait for room when many others wait.
     pub wait: bool,
     /// Set for hits accepted before the writer was closed.
-    pub taken: bool,
+    pub accepted_before_close: bool,
 }
 
 /// The time limits of a waiting caller.
 #[derive(Clone, Copy, Debug)]
-pub struct Until {
-    pub deadline: Instant,
+pub struct Deadline {
+    pub reply_by: Instant,
     /// The latest start of a call. A later one would only make the outcome of uncounted hits
     /// unknown.
-    pub begin: Instant,
+    pub start_by: Instant,
 }
 
 /// The duration after which a call no longer holds up other partitions, and its callers check the
@@ -31,20 +31,20 @@ pub const SLOW: Duration = Duration::from_millis(50);
 /// The time that a call needs to have some hope of a reply.
 pub const LAST_MOMENT: Duration = Duration::from_millis(50);
 
-impl Until {
+impl Deadline {
     pub fn new(from: Instant, timeout: Duration) -> Self {
-        let deadline = from + timeout;
-        Until {
-            deadline,
-            begin: deadline - timeout.min(LAST_MOMENT) / 2,
+        let reply_by = from + timeout;
+        Deadline {
+            reply_by,
+            start_by: reply_by - timeout.min(LAST_MOMENT) / 2,
         }
     }
 
     /// Returns the later of both limits.
-    pub fn or(self, other: Until) -> Self {
-        Until {
-            deadline: self.deadline.max(other.deadline),
-            begin: self.begin.max(other.begin),
+    pub fn or(self, other: Deadline) -> Self {
+        Deadline {
+            reply_by: self.reply_by.max(other.reply_by),
+            start_by: self.start_by.max(other.start_by),
         }
     }
 }

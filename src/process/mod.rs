@@ -1,0 +1,6 @@
+//! What this process has open: the connections of a pair, its families in use, and the work that
+//! writers announce to the reconciler.
+
+pub mod family;
+pub mod shared;
+pub mod work;

@@ -1,0 +1,51 @@
+//! The work that writers announce to the reconciler of their process.
+
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
+
+use tokio::sync::Notify;
+
+/// The work that writers announce to a reconciler of the same process.
+#[derive(Debug, Default)]
+pub struct Work {
+    announced: Mutex<HashSet<Announced>>,
+    notify: Notify,
+}
+
+/// One item of work for the reconciler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Announced {
+    /// A family was opened.
+    Family(u64),
+    /// A sync is due in this partition of a family.
+    Due(u64, u32),
+}
+
+impl Work {
+    pub fn announce(&self, announced: Announced) {
+        if self
+            .announced
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(announced)
+        {
+            self.notify.notify_one();
+        }
+    }
+
+    /// Waits for announcements, and takes all of them.
+    pub async fn take(&self) -> HashSet<Announced> {
+        loop {
+            let taken = std::mem::take(
+                &mut *self
+                    .announced
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
+            if !taken.is_empty() {
+                return taken;
+            }
+            self.notify.notified().await;
+        }
+    }
+}
