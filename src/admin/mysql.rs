@@ -54,7 +54,7 @@ impl MysqlStore {
         }
         match schema::missing(&self.primary).await {
             Ok(missing) if missing.is_empty() => {
-                findings.extend(self.table_findings(families).await)
+                findings.extend(self.table_findings(families).await);
             }
             Ok(missing) => findings.push(Finding::new(
                 Severity::Error,
@@ -174,15 +174,16 @@ impl MysqlStore {
                 continue;
             };
             let message = fault::message(&error);
-            let (what, advice) = match fault::is_denied(&error) {
-                true => (
+            let (what, advice) = if fault::is_denied(&error) {
+                (
                     format!("this user has no {privilege} privilege: {message}"),
                     format!("GRANT {privilege} on it"),
-                ),
-                false => (
+                )
+            } else {
+                (
                     format!("a harmless {privilege} fails: {message}"),
                     "Make the table writable for this user".to_owned(),
-                ),
+                )
             };
             let subject = format!("mysql table {}", name.replace('`', ""));
             findings.push(Finding::new(Severity::Error, subject, what, advice));

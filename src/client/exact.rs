@@ -230,7 +230,7 @@ impl Handle {
         let marks: BTreeSet<_> = groups.iter().zip(&pending).filter_map(mark).collect();
         let marks: Vec<_> = marks.into_iter().collect();
         marks.iter().for_each(|&(partition, incarnation)| {
-            self.opened.incarnations.seen(partition, incarnation)
+            self.opened.incarnations.seen(partition, incarnation);
         });
         // without an incarnation a replica's lag is not detectable
         let is_known = pending
@@ -245,12 +245,11 @@ impl Handle {
             &[ReadFrom::Primary]
         };
         for &copy in copies {
-            let snapshot = match guessed.take() {
-                Some(snapshot) => snapshot?,
-                None => {
-                    let read = self.shared.store.read(registered, ids, &marks, copy);
-                    self.stored_by(deadline, read).await?
-                }
+            let snapshot = if let Some(snapshot) = guessed.take() {
+                snapshot?
+            } else {
+                let read = self.shared.store.read(registered, ids, &marks, copy);
+                self.stored_by(deadline, read).await?
             };
             let mark_of = |(group, pending): (&PartitionRead, &Pending)| {
                 let index = |incarnation| marks.binary_search(&(group.partition, incarnation)).ok();

@@ -16,7 +16,7 @@ use crate::family::Family;
 const LOOK: Duration = Duration::from_millis(500);
 
 /// The maximum time limit: much longer than any shutdown, and still in the range of an [`Instant`].
-const LONGEST: Duration = Duration::from_secs(30 * 86_400);
+const LONGEST: Duration = Duration::from_hours(720);
 
 /// The hits of a family that a [`shutdown`](Counterfoil::shutdown) did not bring to the database in
 /// time.

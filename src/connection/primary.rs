@@ -101,7 +101,7 @@ impl Primary {
         let primary = url.into_connection_info().map_err(invalid)?;
         let sentinels: RedisResult<Vec<_>> = sentinels
             .into_iter()
-            .map(|url| url.into_connection_info())
+            .map(redis::IntoConnectionInfo::into_connection_info)
             .collect();
         let client = sentinel_client(&sentinels.map_err(invalid)?, &primary).map_err(invalid)?;
         let address = format!("sentinel's {}", service(&primary)?);
@@ -348,7 +348,7 @@ fn service(primary: &ConnectionInfo) -> Result<String> {
     use redis::ConnectionAddr;
 
     match primary.addr() {
-        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => Ok(host.to_string()),
+        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => Ok(host.clone()),
         _ => Err(Error::invalid(
             "the primary's URL has no service name for Sentinel",
         )),

@@ -85,7 +85,7 @@ impl Opened {
         for (hits, result) in hits {
             match result {
                 Some(PairResult::Counted(_) | PairResult::First | PairResult::Again) => {
-                    counted += hits
+                    counted += hits;
                 }
                 Some(PairResult::OutOfRange(_)) => range += hits,
                 Some(PairResult::Full) => full += hits,

@@ -379,7 +379,7 @@ impl Flusher {
                 };
                 if let Err(error) = applied {
                     left.into_iter().for_each(|index| {
-                        _ = ends[index].get_or_insert_with(|| Err(error.clone()))
+                        _ = ends[index].get_or_insert_with(|| Err(error.clone()));
                     });
                 }
             }

@@ -14,7 +14,7 @@ use crate::store::{Registered, Store};
 /// The interval of the search for families to serve.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 /// The interval of the search for families to name in the log only.
-const WARN_INTERVAL: Duration = Duration::from_secs(60);
+const WARN_INTERVAL: Duration = Duration::from_mins(1);
 /// The maximum number of names in one log event.
 const NAMES: usize = 50;
 

@@ -26,7 +26,7 @@ const ROTATE: usize = 256;
 /// this one.
 const LOOKS: u32 = 4;
 /// The interval of each family's upkeep.
-const UPKEEP: Duration = Duration::from_secs(60);
+const UPKEEP: Duration = Duration::from_mins(1);
 /// The interval, in rounds of upkeep, of the search for partitions that the family does not have.
 const STRAYS: u32 = 10;
 /// The number of concurrent upkeeps: a search names some hundred keys.
@@ -154,9 +154,9 @@ impl Scheduler {
                 asked = stopping.wait_for(|&stop| stop) => {
                     let held = self.held.len();
                     if asked.is_ok() {
-                        tracing::info!(held, "the reconciler was shut down")
+                        tracing::info!(held, "the reconciler was shut down");
                     } else {
-                        tracing::warn!(held, "the reconciler was dropped and stops")
+                        tracing::warn!(held, "the reconciler was dropped and stops");
                     }
                     break;
                 }
@@ -195,7 +195,7 @@ impl Scheduler {
     }
 
     fn next_time(&self) -> Instant {
-        let far = Instant::now() + Duration::from_secs(3600);
+        let far = Instant::now() + Duration::from_hours(1);
         let timed = self
             .times
             .first()
@@ -262,7 +262,7 @@ impl Scheduler {
             match taken {
                 Ok(number) => self.schedule_check(Announced::Family(number), Duration::ZERO),
                 Err(error) => {
-                    tracing::error!(error = %format_args!("{error:#}"), "a family is not served")
+                    tracing::error!(error = %format_args!("{error:#}"), "a family is not served");
                 }
             }
         }
@@ -348,7 +348,7 @@ impl Scheduler {
                 .into_iter()
                 .for_each(|(id, rotated)| self.rotated(id, rotated)),
             Ok(Finished::Flushed(all)) => {
-                all.into_iter().for_each(|(id, end)| self.flushed(id, end))
+                all.into_iter().for_each(|(id, end)| self.flushed(id, end));
             }
             Ok(Finished::Watched(look)) => self.watch.end(look),
             Ok(Finished::Kept(number, strays)) => self.kept(number, strays),

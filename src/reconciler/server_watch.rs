@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// The interval at which every partition is compared with the ledger, even without a sign of a
 /// set-back.
 const PROBE: Duration = Duration::from_secs(30);
-const NOT_BEFORE_ITS_END: Duration = Duration::from_secs(3600);
+const NOT_BEFORE_ITS_END: Duration = Duration::from_hours(1);
 /// The number of families in a check: on one server in one call, in a cluster with a call for each.
 const ON_A_SERVER: usize = 500;
 const IN_A_CLUSTER: usize = 16;
@@ -87,7 +87,7 @@ impl ServerWatch {
                 }
             }
             Err(error) => {
-                tracing::debug!(error = %format_args!("{error:#}"), "checking the Redis servers failed")
+                tracing::debug!(error = %format_args!("{error:#}"), "checking the Redis servers failed");
             }
         }
         self.next_check = Instant::now() + LOOK;

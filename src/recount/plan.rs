@@ -60,7 +60,7 @@ impl Default for Plan {
             ids_per_second: 3_000,
             pause: Duration::ZERO,
             timeout: Duration::from_secs(30),
-            lease: Duration::from_secs(60),
+            lease: Duration::from_mins(1),
         }
     }
 }

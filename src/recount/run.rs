@@ -34,7 +34,7 @@ const LEAVING: Duration = Duration::from_secs(2);
 const FORGET: usize = 10;
 const SAVING: Duration = Duration::from_millis(500);
 /// The time for which a step is retried while a server is unreachable.
-const AWAY: Duration = Duration::from_secs(60);
+const AWAY: Duration = Duration::from_mins(1);
 
 /// The result of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -346,7 +346,7 @@ impl Recounting {
     fn note(&self, run: &mut Run, done: Difference, tries: u32) -> Vec<String> {
         let label = &self.handle.opened.label;
         let count = |name: &'static str, many: u64| {
-            ::metrics::counter!(name, "family" => label.clone()).increment(many)
+            ::metrics::counter!(name, "family" => label.clone()).increment(many);
         };
         let mut seen = self.seen();
         let corrected = |direction: &'static str, is_so: &dyn Fn(i64) -> bool| {
@@ -612,7 +612,7 @@ impl Recounting {
                     Ok([Deleted::InFlight]) => left.push(id),
                     Ok(_) => {}
                     Err(error) => {
-                        tracing::debug!(family = %self.handle.family(), id, error = %format_args!("{error:#}"), "dropping a counter from Redis failed")
+                        tracing::debug!(family = %self.handle.family(), id, error = %format_args!("{error:#}"), "dropping a counter from Redis failed");
                     }
                 }
             }

@@ -133,9 +133,9 @@ impl Store for MemoryStore {
         for step in advance.steps {
             for (id, delta) in step.deltas {
                 if tables.add(&step.batch.family.family, id, *delta) {
-                    applied.rows += 1
+                    applied.rows += 1;
                 } else {
-                    applied.rejected += 1
+                    applied.rejected += 1;
                 }
             }
             applied.progress.push(step.progress);

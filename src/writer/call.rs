@@ -70,12 +70,11 @@ impl Call {
     /// the caller's waker.
     pub fn listen(&self, waker: &Waker, index: &mut Option<usize>) {
         let mut waiting = self.waiting();
-        match index.and_then(|index| waiting.get_mut(index)) {
-            Some(own) => own.clone_from(waker),
-            None => {
-                *index = Some(waiting.len());
-                waiting.push(waker.clone());
-            }
+        if let Some(own) = index.and_then(|index| waiting.get_mut(index)) {
+            own.clone_from(waker)
+        } else {
+            *index = Some(waiting.len());
+            waiting.push(waker.clone());
         }
     }
 

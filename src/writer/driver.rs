@@ -36,23 +36,20 @@ impl Driver {
 
     async fn run(mut self) {
         while !self.has_exited {
-            match &mut self.sending {
-                Some(sending) => {
-                    drive(&self.queue, sending).await;
-                    // the callers just notified add their next hits first, so that the next call
-                    // carries more
-                    yield_now().await;
-                    self.sending = self
-                        .sending
-                        .take()
-                        .and_then(|ended| self.queue.finish(*ended));
-                }
-                None => {
-                    self.has_exited = self.queue.exit_driver();
-                    if !self.has_exited {
-                        sleep(SLOW).await;
-                        Self::spawn(&self.queue, self.queue.check_slow(None));
-                    }
+            if let Some(sending) = &mut self.sending {
+                drive(&self.queue, sending).await;
+                // the callers just notified add their next hits first, so that the next call
+                // carries more
+                yield_now().await;
+                self.sending = self
+                    .sending
+                    .take()
+                    .and_then(|ended| self.queue.finish(*ended));
+            } else {
+                self.has_exited = self.queue.exit_driver();
+                if !self.has_exited {
+                    sleep(SLOW).await;
+                    Self::spawn(&self.queue, self.queue.check_slow(None));
                 }
             }
         }
@@ -108,7 +105,7 @@ async fn drive(queue: &Arc<Queue>, sending: &mut Sending) {
             sending.make(queue).await;
             match call.outcome() {
                 Some(CallOutcome::NotExecuted(refusal)) => {
-                    sleep(queue.refused(&call, refusal.clone())).await
+                    sleep(queue.refused(&call, refusal.clone())).await;
                 }
                 _ => queue.accepted(),
             }

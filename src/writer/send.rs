@@ -128,7 +128,7 @@ impl Sending {
                 queue.opened.measure(settled);
             }
             CallOutcome::Failed(error) if error.outcome_unknown() => {
-                queue.opened.measure([(self.group.hits(), None)])
+                queue.opened.measure([(self.group.hits(), None)]);
             }
             _ => {}
         }
