@@ -1,6 +1,6 @@
-//! The scheduler: when each partition and family is checked, and how much runs at a time.
+//! The scheduler: starts checks, rotations and flushes, and limits how much runs at a time.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use crate::process::shared::Shared;
 use crate::process::work::Announced;
 use crate::reconciler::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
 use crate::reconciler::registry::{self, Listing, Registry, Scope};
+use crate::reconciler::schedule::Schedule;
 use crate::reconciler::server_watch::ServerWatch;
 
 /// The longest interval between measurements of the oldest hit in flight.
@@ -24,7 +25,7 @@ const MEASURE: Duration = Duration::from_secs(1);
 const ROTATE: usize = 256;
 /// The number of checks within a family's sync time for hits of other processes, which cannot wake
 /// this one.
-const LOOKS: u32 = 4;
+const CHECKS: u32 = 4;
 /// The interval of each family's upkeep.
 const UPKEEP: Duration = Duration::from_mins(1);
 /// The interval, in rounds of upkeep, of the search for partitions that the family does not have.
@@ -62,12 +63,7 @@ pub struct Scheduler {
     shared: Arc<Shared>,
     stopping: watch::Receiver<bool>,
     finishing: bool,
-    /// The schedule, by time.
-    times: BTreeSet<(Instant, Announced)>,
-    /// The schedule, by partition or family.
-    planned: HashMap<Announced, Instant>,
-    /// The earliest time of the next check, after a pause.
-    resting: HashMap<Announced, Instant>,
+    schedule: Schedule,
     /// Partitions that are being rotated, held or flushed.
     busy: HashSet<PartitionId>,
     /// Busy partitions that became due in the meantime.
@@ -113,9 +109,7 @@ impl Scheduler {
             shared,
             stopping,
             finishing: false,
-            times: BTreeSet::new(),
-            planned: HashMap::new(),
-            resting: HashMap::new(),
+            schedule: Schedule::default(),
             busy: HashSet::new(),
             again: HashSet::new(),
             held: Vec::new(),
@@ -135,7 +129,8 @@ impl Scheduler {
         let shared = self.shared.clone();
         let mut stopping = self.stopping.clone();
         for opened in shared.opened() {
-            self.schedule_check(Announced::Family(opened.number), Duration::ZERO);
+            self.schedule
+                .check(Announced::Family(opened.number), Duration::ZERO);
         }
         loop {
             self.start_listing();
@@ -146,7 +141,7 @@ impl Scheduler {
             let next = self.next_time();
             tokio::select! {
                 announced = shared.work.take() => {
-                    announced.into_iter().for_each(|what| self.schedule_check(what, Duration::ZERO));
+                    announced.into_iter().for_each(|what| self.schedule.check(what, Duration::ZERO));
                 }
                 Some(done) = self.tasks.join_next_with_id() => self.finished(done),
                 () = sleep_until(next) => {}
@@ -177,32 +172,10 @@ impl Scheduler {
         }
     }
 
-    /// Schedules a check, unless an earlier one is scheduled.
-    fn schedule_check(&mut self, what: Announced, after: Duration) {
-        let mut time = Instant::now() + after;
-        if let Some(rested) = self.resting.get(&what) {
-            time = time.max(*rested);
-        }
-        match self.planned.insert(what, time) {
-            Some(earlier) if earlier <= time => {
-                self.planned.insert(what, earlier);
-                return;
-            }
-            Some(later) => self.times.remove(&(later, what)),
-            None => false,
-        };
-        self.times.insert((time, what));
-    }
-
     fn next_time(&self) -> Instant {
         let far = Instant::now() + Duration::from_hours(1);
-        let timed = self
-            .times
-            .first()
-            .map(|(time, _)| *time)
-            .into_iter()
-            .chain([self.registry.next_check()]);
-        let timed = timed.chain([self.watch.next_check()]).min();
+        let checks = [self.registry.next_check(), self.watch.next_check()];
+        let timed = self.schedule.next().into_iter().chain(checks).min();
         let timed = timed.filter(|_| !self.finishing);
         let gathered = if self.flushing.len() < FLUSHES {
             self.held.iter().map(Held::flush_at).min()
@@ -260,7 +233,9 @@ impl Scheduler {
         }
         for taken in self.registry.serve_found(&self.shared, found) {
             match taken {
-                Ok(number) => self.schedule_check(Announced::Family(number), Duration::ZERO),
+                Ok(number) => self
+                    .schedule
+                    .check(Announced::Family(number), Duration::ZERO),
                 Err(error) => {
                     tracing::error!(error = %format_args!("{error:#}"), "a family is not served");
                 }
@@ -271,10 +246,7 @@ impl Scheduler {
     fn start_what_is_due(&mut self) {
         let now = Instant::now();
         let (mut families, mut due) = (Vec::new(), Vec::new());
-        while let Some(&(time, what)) = self.times.first().filter(|(time, _)| *time <= now) {
-            self.times.remove(&(time, what));
-            self.planned.remove(&what);
-            self.resting.remove(&what);
+        while let Some(what) = self.schedule.pop_due(now) {
             match what {
                 Announced::Family(number) => families.push(number),
                 Announced::Due(number, partition) if self.busy.insert((number, partition)) => {
@@ -350,7 +322,7 @@ impl Scheduler {
             Ok(Finished::Flushed(all)) => {
                 all.into_iter().for_each(|(id, end)| self.flushed(id, end));
             }
-            Ok(Finished::Watched(look)) => self.watch.end(look),
+            Ok(Finished::Watched(checked)) => self.watch.end(checked),
             Ok(Finished::Kept(number, strays)) => self.kept(number, strays),
             Ok(Finished::Listed(found)) => self.listed(found),
             Err(error) => {
@@ -373,15 +345,16 @@ impl Scheduler {
             Ok(found) => {
                 self.failures.remove(&what);
                 found.into_iter().for_each(|(number, partition)| {
-                    self.schedule_check(Announced::Due(number, partition), Duration::ZERO);
+                    self.schedule
+                        .check(Announced::Due(number, partition), Duration::ZERO);
                 });
                 if let Some(opened) = self.shared.family(number) {
-                    self.schedule_check(what, opened.family.sync_time / LOOKS);
+                    self.schedule.check(what, opened.family.sync_time / CHECKS);
                 }
             }
             Err(error) => {
                 let pause = self.pause(what, &error);
-                self.schedule_check(what, pause);
+                self.schedule.check(what, pause);
             }
         }
     }
@@ -394,7 +367,7 @@ impl Scheduler {
                     .shared
                     .family(id.0)
                     .map_or(time, |opened| opened.family.sync_time);
-                self.free(id, time.min(sync_time / LOOKS));
+                self.free(id, time.min(sync_time / CHECKS));
             }
             Ok(Rotated::Leased(time)) => self.rest(id, time),
             Ok(Rotated::Nothing) => self.free(id, NEVER),
@@ -427,10 +400,13 @@ impl Scheduler {
     /// time at the latest.
     fn free(&mut self, id: PartitionId, after: Duration) {
         self.busy.remove(&id);
-        match self.again.remove(&id) {
-            true => self.schedule_check(Announced::Due(id.0, id.1), Duration::ZERO),
-            false if after < NEVER => self.schedule_check(Announced::Due(id.0, id.1), after),
-            false => {}
+        let after = if self.again.remove(&id) {
+            Duration::ZERO
+        } else {
+            after
+        };
+        if after < NEVER {
+            self.schedule.check(Announced::Due(id.0, id.1), after);
         }
     }
 
@@ -438,9 +414,8 @@ impl Scheduler {
     fn rest(&mut self, id: PartitionId, time: Duration) {
         self.busy.remove(&id);
         self.again.remove(&id);
-        let what = Announced::Due(id.0, id.1);
-        self.resting.insert(what, Instant::now() + time);
-        self.schedule_check(what, time);
+        self.schedule
+            .check_not_before(Announced::Due(id.0, id.1), time);
     }
 
     fn keep_up(&mut self, number: u64) {
@@ -466,7 +441,8 @@ impl Scheduler {
     fn kept(&mut self, number: u64, strays: Result<Vec<PartitionId>>) {
         match strays {
             Ok(strays) => strays.into_iter().for_each(|(number, partition)| {
-                self.schedule_check(Announced::Due(number, partition), Duration::ZERO);
+                self.schedule
+                    .check(Announced::Due(number, partition), Duration::ZERO);
             }),
             Err(error) => {
                 let family = self.called(Announced::Family(number));
