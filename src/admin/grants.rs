@@ -1,16 +1,11 @@
 //! The privileges that a user of the database needs, as statements for an administrator.
 
-use std::collections::BTreeSet;
-
 use indexmap::IndexMap;
 
 use crate::admin::Role;
 use crate::family::Family;
 use crate::store::mysql::schema;
 use crate::store::mysql::statement::{quoted, table_name};
-
-/// The privileges on a table that counterfoil may need, in the order in which they are granted.
-const PRIVILEGES: [&str; 3] = ["SELECT", "INSERT", "UPDATE"];
 
 /// Returns the statements that grant a user of that role the privileges for these families: one per
 /// table, each with `;` at its end. `schema` is the database with counterfoil's tables, which must
@@ -24,50 +19,38 @@ pub fn grants(families: &[Family], role: Role, schema: &str, user: &str) -> Vec<
         .iter()
         .filter(|family| role != Role::Writer || family.is_cached())
         .collect();
-    let own: Vec<_> = match role {
-        Role::Reconciler => schema::tables().map(|table| table.name).collect(),
-        Role::Writer if concerned.is_empty() => Vec::new(),
-        Role::Writer => vec!["counterfoil_families"],
-        Role::Reader => vec!["counterfoil_families", "counterfoil_ledger"],
+    let writes = role == Role::Reconciler;
+    let is_needed = |name: &&str| match role {
+        Role::Reconciler => true,
+        Role::Writer => *name == "counterfoil_families" && !concerned.is_empty(),
+        Role::Reader => ["counterfoil_families", "counterfoil_ledger"].contains(name),
     };
-    let own = own
-        .into_iter()
-        .map(|name| (name, role == Role::Reconciler, role == Role::Reconciler));
-    let of_families = concerned.into_iter().map(|family| {
-        let name = family
-            .table
-            .as_ref()
-            .map_or("counterfoil_values", |table| &table.name);
-        (
-            name,
-            role == Role::Reconciler && family.makes_rows(),
-            role == Role::Reconciler,
-        )
+    let own = schema::tables().map(|table| table.name);
+    let own = own.filter(is_needed).map(|name| (name, writes));
+    let of_families = concerned.iter().map(|family| {
+        let table = family.table.as_ref();
+        let name = table.map_or("counterfoil_values", |table| &table.name);
+        (name, writes && family.makes_rows())
     });
-    let mut tables: IndexMap<String, BTreeSet<&str>> = IndexMap::new();
-    for (name, inserts, updates) in own.chain(of_families) {
+    // the tables, and whether rows are inserted into them
+    let mut tables: IndexMap<String, bool> = IndexMap::new();
+    for (name, inserts) in own.chain(of_families) {
         let table = if name.contains('.') {
             table_name(name)
         } else {
             [quoted(schema), quoted(name)].join(".")
         };
-        let needed = PRIVILEGES
-            .into_iter()
-            .zip([true, inserts, updates])
-            .filter(|(_, is_needed)| *is_needed);
-        tables
-            .entry(table)
-            .or_default()
-            .extend(needed.map(|(privilege, _)| privilege));
+        *tables.entry(table).or_default() |= inserts;
     }
     let (name, host) = user.rsplit_once('@').unwrap_or((user, "%"));
     let account = [quoted(name), quoted(host)].join("@");
-    let grant = |(table, needed): (String, BTreeSet<&str>)| {
-        let needed: Vec<_> = PRIVILEGES
-            .into_iter()
-            .filter(|privilege| needed.contains(privilege))
-            .collect();
-        format!("GRANT {} ON {table} TO {account};", needed.join(", "))
+    let grant = |(table, inserts)| {
+        let privileges = match (writes, inserts) {
+            (false, _) => "SELECT",
+            (true, false) => "SELECT, UPDATE",
+            (true, true) => "SELECT, INSERT, UPDATE",
+        };
+        format!("GRANT {privileges} ON {table} TO {account};")
     };
     tables.into_iter().map(grant).collect()
 }

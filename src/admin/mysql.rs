@@ -14,13 +14,6 @@ use crate::store::mysql::{MysqlStore, fault, schema};
 /// The minimum of `max_allowed_packet`. A statement of the largest batch has about 5 MB.
 const PACKET: i64 = 8 * 1024 * 1024;
 
-/// The server's version and settings.
-struct Server {
-    version: String,
-    mariadb: bool,
-    settings: Vec<(String, String)>,
-}
-
 impl MysqlStore {
     /// Checks the database and the families' tables, and returns what an operator should know or
     /// change. It changes nothing and does not fail: an unreachable database is a finding as well.
@@ -31,11 +24,10 @@ impl MysqlStore {
     }
 
     async fn findings(&self, families: &[Family]) -> Vec<Finding> {
-        let server = match self.server().await {
-            Ok(server) => server,
+        let mut findings = match self.server_findings().await {
+            Ok(findings) => findings,
             Err(error) => return vec![unreachable(&error)],
         };
-        let mut findings = server.findings();
         if self.primary.pool.options().get_max_connections() < 2 {
             findings.push(Finding::new(
                 Severity::Warning,
@@ -67,24 +59,23 @@ impl MysqlStore {
         findings
     }
 
-    async fn server(&self) -> Result<Server, sqlx::Error> {
-        let version = || sqlx::query("SELECT VERSION()");
-        let version: String = self.primary.fetch_one(version).await?.try_get(0)?;
+    async fn server_findings(&self) -> Result<Vec<Finding>, sqlx::Error> {
         // by name, since not every server has every setting
-        const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', 'autocommit', \
+        const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('version', 'read_only', 'autocommit', \
              'innodb_flush_log_at_trx_commit', 'max_allowed_packet', 'log_bin', 'binlog_format', \
              'transaction_isolation', 'tx_isolation')";
         let setting = |row: &MySqlRow| Ok((row.try_get(0)?, row.try_get(1)?));
-        let rows = self.primary.fetch(|| sqlx::query(SETTINGS)).await?;
-        let settings = rows
+        let settings = self.primary.fetch_each(|| sqlx::query(SETTINGS), setting);
+        let settings: Vec<(String, String)> = settings.await?;
+        let has_binlog = settings
             .iter()
-            .map(setting)
-            .collect::<Result<_, sqlx::Error>>()?;
-        Ok(Server {
-            mariadb: version.contains("MariaDB"),
-            version,
-            settings,
-        })
+            .any(|(name, value)| name == "log_bin" && is_on(value));
+        let checked = settings
+            .iter()
+            .filter(|(name, _)| has_binlog || name != "binlog_format");
+        Ok(checked
+            .filter_map(|(name, value)| check_setting(&name.to_lowercase(), value))
+            .collect())
     }
 
     /// Checks the tables that the families write, each once: their definitions and this user's
@@ -204,139 +195,81 @@ fn unreachable(error: &impl std::fmt::Display) -> Finding {
     )
 }
 
-impl Server {
-    fn findings(&self) -> Vec<Finding> {
-        [
-            self.version(),
-            self.read_only(),
-            self.flush(),
-            self.packet(),
-            self.autocommit(),
-            self.isolation(),
-            self.binlog(),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
-    }
-
-    fn setting(&self, name: &str) -> Option<&str> {
-        self.settings
-            .iter()
-            .find(|(known, _)| known.eq_ignore_ascii_case(name))
-            .map(|(_, value)| value.as_str())
-    }
-
-    /// Checks the server's version. JSON_TABLE exists since MySQL 8.0.4 and MariaDB 10.6.
-    fn version(&self) -> Option<Finding> {
-        let oldest = if self.mariadb { [10, 6, 0] } else { [8, 0, 4] };
-        let mut numbers = self
-            .version
-            .split(|c: char| !c.is_ascii_digit())
-            .map(|number| number.parse().unwrap_or(0_u32));
-        let version = [(); 3].map(|()| numbers.next().unwrap_or(0));
-        (version < oldest).then(|| {
-            Finding::new(
-                Severity::Error,
-                "mysql version",
-                format!("{} is too old", self.version),
-                "Take MySQL 8.0.4, MariaDB 10.6, or later",
-            )
-        })
-    }
-
-    fn read_only(&self) -> Option<Finding> {
-        let on = ["super_read_only", "read_only"]
-            .into_iter()
-            .find(|name| self.is_on(name))?;
-        Some(Finding::new(
+/// Checks a setting of the server.
+fn check_setting(name: &str, value: &str) -> Option<Finding> {
+    let (severity, what, advice) = match name {
+        "version" if is_too_old(value) => (
             Severity::Error,
-            format!("mysql {on}"),
-            "the server takes no writes",
+            format!("{value} is too old"),
+            "Use MySQL 8.0.4, MariaDB 10.6, or later",
+        ),
+        "read_only" if !is_off(value) => (
+            Severity::Error,
+            "the server accepts no writes".to_owned(),
             "Give MysqlStore::new a pool on the primary",
-        ))
-    }
+        ),
+        "innodb_flush_log_at_trx_commit" if matches!(value, "0" | "2") => (
+            Severity::Warning,
+            format!(
+                "is {value}: a crash of the machine can revert commits whose batches Redis has released"
+            ),
+            "Set it to 1",
+        ),
+        "max_allowed_packet" if value.parse::<i64>().is_ok_and(|bytes| bytes < PACKET) => (
+            Severity::Error,
+            format!("is {value} bytes, a large batch would not fit"),
+            "Set it to at least 8388608",
+        ),
+        "autocommit" if is_off(value) => (
+            Severity::Error,
+            "is off: a read would open a transaction and return the same old values forever"
+                .to_owned(),
+            "Leave it on for this pool",
+        ),
+        "transaction_isolation" | "tx_isolation" if value == "READ-UNCOMMITTED" => (
+            Severity::Error,
+            "is READ UNCOMMITTED: a read would see half of a batch".to_owned(),
+            "Use another level for this pool",
+        ),
+        "binlog_format" if value == "STATEMENT" => (
+            Severity::Error,
+            "is STATEMENT: InnoDB then refuses the READ COMMITTED transactions that write batches"
+                .to_owned(),
+            "Set it to ROW or MIXED",
+        ),
+        _ => return None,
+    };
+    Some(Finding::new(
+        severity,
+        format!("mysql {name}"),
+        what,
+        advice,
+    ))
+}
 
-    fn flush(&self) -> Option<Finding> {
-        let value = self.setting("innodb_flush_log_at_trx_commit")?;
-        matches!(value, "0" | "2").then(|| {
-            Finding::new(
-                Severity::Warning,
-                "mysql innodb_flush_log_at_trx_commit",
-                format!("is {value}: a crash of the machine can take back commits whose batches Redis has released"),
-                "Set it to 1",
-            )
-        })
-    }
+/// Returns `true` for a server without JSON_TABLE: MySQL before 8.0.4, MariaDB before 10.6.
+fn is_too_old(version: &str) -> bool {
+    let mut numbers = version
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|number| number.parse().unwrap_or(0_u32));
+    let oldest = match version.contains("MariaDB") {
+        true => [10, 6, 0],
+        false => [8, 0, 4],
+    };
+    [(); 3].map(|()| numbers.next().unwrap_or(0)) < oldest
+}
 
-    fn packet(&self) -> Option<Finding> {
-        let bytes = self.setting("max_allowed_packet")?;
-        bytes
-            .parse::<i64>()
-            .is_ok_and(|bytes| bytes < PACKET)
-            .then(|| {
-                Finding::new(
-                    Severity::Error,
-                    "mysql max_allowed_packet",
-                    format!("is {bytes} bytes, a large batch would not fit"),
-                    format!("Set it to at least {PACKET}"),
-                )
-            })
-    }
+fn is_on(value: &str) -> bool {
+    matches!(value, "ON" | "1")
+}
 
-    fn autocommit(&self) -> Option<Finding> {
-        (!self.is_on("autocommit")).then(|| {
-            Finding::new(
-                Severity::Error,
-                "mysql autocommit",
-                "is off: a read would open a transaction and see the same old values for ever",
-                "Leave it on for this pool",
-            )
-        })
-    }
-
-    fn isolation(&self) -> Option<Finding> {
-        let level = self
-            .setting("transaction_isolation")
-            .or_else(|| self.setting("tx_isolation"))?;
-        (level == "READ-UNCOMMITTED").then(|| {
-            Finding::new(
-                Severity::Error,
-                "mysql transaction_isolation",
-                "is READ UNCOMMITTED: a read would see half of a batch",
-                "Take another level for this pool",
-            )
-        })
-    }
-
-    fn binlog(&self) -> Option<Finding> {
-        (self.is_on("log_bin") && self.setting("binlog_format") == Some("STATEMENT")).then(|| {
-            Finding::new(
-                Severity::Error,
-                "mysql binlog_format",
-                "is STATEMENT: InnoDB then refuses the READ COMMITTED transactions that batches are written in",
-                "Set it to ROW or MIXED",
-            )
-        })
-    }
-
-    fn is_on(&self, name: &str) -> bool {
-        self.setting(name)
-            .is_some_and(|value| value == "ON" || value == "1")
-    }
+fn is_off(value: &str) -> bool {
+    matches!(value, "OFF" | "0")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn server(version: &str) -> Server {
-        Server {
-            version: version.into(),
-            mariadb: version.contains("MariaDB"),
-            settings: Vec::new(),
-        }
-    }
 
     #[test]
     fn an_old_version_is_found() {
@@ -347,10 +280,16 @@ mod tests {
             "10.6.0-MariaDB",
             "11.8.9-MariaDB-4 from Debian",
         ] {
-            assert_eq!(server(version).version(), None, "{version}");
+            assert!(!is_too_old(version), "{version}");
         }
         for version in ["5.7.44-log", "8.0.3", "10.5.28-MariaDB", "5.5.68-MariaDB"] {
-            assert!(server(version).version().is_some(), "{version}");
+            assert!(is_too_old(version), "{version}");
         }
+    }
+
+    #[test]
+    fn the_smallest_packet_is_advised() {
+        let finding = check_setting("max_allowed_packet", "1024").expect("found");
+        assert!(finding.advice.ends_with(&PACKET.to_string()), "{finding:?}");
     }
 }

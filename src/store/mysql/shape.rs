@@ -48,16 +48,17 @@ const EXACT_COLLATIONS: [&str; 2] = ["utf8mb4_0900_bin", "utf8mb4_nopad_bin"];
 const EXACT_CHAR_COLLATIONS: [&str; 3] = ["utf8mb4_bin", "utf8mb4_0900_bin", "utf8mb4_nopad_bin"];
 
 struct Column {
+    /// In lower case, as MySQL compares names.
     name: String,
     /// `int`, `varchar` ...
     data_type: String,
-    unsigned: bool,
-    nullable: bool,
-    has_default: bool,
     charset: String,
     collation: String,
     /// The length in characters, or in bytes for a type without characters.
     length: i64,
+    unsigned: bool,
+    nullable: bool,
+    has_default: bool,
     auto_increment: bool,
     generated: bool,
 }
@@ -66,6 +67,13 @@ struct Unique {
     name: String,
     /// The columns in lower case, sorted; `None` for an expression or the prefix of a column.
     columns: Vec<Option<String>>,
+}
+
+/// A table as the database describes it.
+struct Definition<'t> {
+    table: &'t Table,
+    columns: Vec<Column>,
+    uniques: Vec<Unique>,
 }
 
 impl Shape {
@@ -81,63 +89,106 @@ impl Shape {
 
     /// Reads the table's definition and checks that it matches the description.
     pub(super) async fn learn(database: &Database, table: &Table) -> Result<Self> {
-        check_engine(database, table).await?;
-        let columns = columns(database, table).await?;
-        let uniques = uniques(database, table).await?;
-
-        let keys = table
-            .keys
-            .iter()
-            .map(|key| key_storage(table, find(table, &columns, &key.name)?, key.kind));
-        let keys = keys.collect::<Result<_>>()?;
-        let value = find(table, &columns, &table.value)?;
-        check_value(table, value)?;
-        let index = unique_key(table, &uniques)?;
-        if table.missing == Missing::Insert {
-            check_inserts(table, &columns)?;
-            check_other_uniques(table, &columns, &uniques)?;
-        }
-        Ok(Shape {
-            index,
-            keys,
-            unsigned: value.unsigned,
-            nullable: value.nullable,
-        })
+        let unread = "a table's definition was not read";
+        let kind = kind(database, table).await.map_err(store(unread))?;
+        let definition = Definition {
+            table,
+            columns: columns(database, table).await.map_err(store(unread))?,
+            uniques: uniques(database, table).await.map_err(store(unread))?,
+        };
+        let shape = check_kind(table, kind).and_then(|()| definition.shape());
+        let refused = |what| format!("table {}: {what}", table.name);
+        shape.map_err(|what| Error::new(ErrorKind::Mismatch, refused(what)))
     }
 }
 
-fn refuse(table: &Table, what: impl std::fmt::Display) -> Error {
-    Error::new(ErrorKind::Mismatch, format!("table {}: {what}", table.name))
+/// Runs a query for the definition of a table.
+async fn describe<T>(
+    database: &Database,
+    table: &Table,
+    select: &'static str,
+    read: impl Fn(&MySqlRow) -> Result<T, sqlx::Error>,
+) -> Result<Vec<T>, sqlx::Error> {
+    let (schema, name) = schema_and_name(&table.name);
+    let query = || sqlx::query(select).bind(schema).bind(name);
+    database.fetch_each(query, read).await
 }
 
-async fn check_engine(database: &Database, table: &Table) -> Result<()> {
-    let text = "SELECT CAST(TABLE_TYPE AS CHAR), CAST(ENGINE AS CHAR) FROM information_schema.TABLES \
-                WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
-    let rows = describe(database, table, text).await?;
-    let Some(row) = rows.first() else {
+/// Returns the type and the engine of the table if it exists.
+async fn kind(
+    database: &Database,
+    table: &Table,
+) -> Result<Option<(String, Option<String>)>, sqlx::Error> {
+    const KIND: &str = "SELECT CAST(TABLE_TYPE AS CHAR), CAST(ENGINE AS CHAR) FROM information_schema.TABLES \
+         WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
+    let kind = |row: &MySqlRow| Ok((row.try_get(0)?, row.try_get(1)?));
+    Ok(describe(database, table, KIND, kind).await?.pop())
+}
+
+async fn columns(database: &Database, table: &Table) -> Result<Vec<Column>, sqlx::Error> {
+    // without a default, MySQL has NULL, and MariaDB has the word NULL for a nullable column;
+    // DEFAULT_GENERATED is an ordinary column whose default is an expression
+    const COLUMNS: &str = "SELECT CAST(COLUMN_NAME AS CHAR), CAST(LOWER(DATA_TYPE) AS CHAR), \
+         CAST(COALESCE(CHARACTER_SET_NAME, '') AS CHAR), CAST(COALESCE(COLLATION_NAME, '') AS CHAR), \
+         CAST(COALESCE(CHARACTER_MAXIMUM_LENGTH, 0) AS SIGNED), LOWER(COLUMN_TYPE) LIKE '%unsigned%', \
+         IS_NULLABLE = 'YES', COALESCE(COLUMN_DEFAULT <> 'NULL', 0), LOWER(EXTRA) LIKE '%auto_increment%', \
+         LOWER(EXTRA) LIKE '%virtual generated%' OR LOWER(EXTRA) LIKE '%stored generated%' \
+         FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
+    let column = |row: &MySqlRow| {
+        let is = |index| row.try_get::<i64, usize>(index).map(|is| is != 0);
+        Ok(Column {
+            name: row.try_get::<String, _>(0)?.to_lowercase(),
+            data_type: row.try_get(1)?,
+            charset: row.try_get(2)?,
+            collation: row.try_get(3)?,
+            length: row.try_get(4)?,
+            unsigned: is(5)?,
+            nullable: is(6)?,
+            has_default: is(7)?,
+            auto_increment: is(8)?,
+            generated: is(9)?,
+        })
+    };
+    describe(database, table, COLUMNS, column).await
+}
+
+async fn uniques(database: &Database, table: &Table) -> Result<Vec<Unique>, sqlx::Error> {
+    const COLUMNS: &str = "SELECT CAST(INDEX_NAME AS CHAR), \
+         CAST(IF(SUB_PART IS NULL, COLUMN_NAME, NULL) AS CHAR) FROM information_schema.STATISTICS \
+         WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ? AND NON_UNIQUE = 0";
+    let column = |row: &MySqlRow| Ok((row.try_get(0)?, row.try_get::<Option<String>, _>(1)?));
+    let mut uniques = BTreeMap::<String, Vec<Option<String>>>::new();
+    for (name, column) in describe(database, table, COLUMNS, column).await? {
+        let column = column.map(|column| column.to_lowercase());
+        uniques.entry(name).or_default().push(column);
+    }
+    let sorted = |(name, mut columns): (String, Vec<_>)| {
+        columns.sort();
+        Unique { name, columns }
+    };
+    Ok(uniques.into_iter().map(sorted).collect())
+}
+
+fn check_kind(table: &Table, kind: Option<(String, Option<String>)>) -> Result<(), String> {
+    let Some((kind, engine)) = kind else {
         let advice = match table.missing {
-            Missing::Insert => format!(". This would do: {}", creation(table)),
+            Missing::Insert => format!(". To create it: {}", creation(table)),
             Missing::Reject => String::new(),
         };
-        return Err(refuse(
-            table,
-            format!("does not exist, or this user may not see it{advice}"),
+        return Err(format!(
+            "does not exist, or this user may not see it{advice}"
         ));
     };
-    let (kind, engine): (String, Option<String>) = (get(row, 0)?, get(row, 1)?);
     if kind != "BASE TABLE" {
-        return Err(refuse(table, format!("is a {kind}, not a plain table")));
+        return Err(format!("is a {kind}, not a plain table"));
     }
-    match engine {
-        Some(engine) if engine.eq_ignore_ascii_case("InnoDB") => Ok(()),
-        engine => Err(refuse(
-            table,
-            format!(
-                "its engine is {}, not InnoDB: rows could not be rolled back",
-                engine.as_deref().unwrap_or("unknown")
-            ),
-        )),
+    let engine = engine.unwrap_or_else(|| "unknown".to_owned());
+    if !engine.eq_ignore_ascii_case("InnoDB") {
+        return Err(format!(
+            "its engine is {engine}, not InnoDB: rows could not be rolled back"
+        ));
     }
+    Ok(())
 }
 
 /// Returns a statement that creates a table of this description.
@@ -163,263 +214,172 @@ fn creation(table: &Table) -> String {
     )
 }
 
-async fn columns(database: &Database, table: &Table) -> Result<Vec<Column>> {
-    let text = "SELECT CAST(COLUMN_NAME AS CHAR), CAST(DATA_TYPE AS CHAR), CAST(COLUMN_TYPE AS CHAR), \
-                CAST(IS_NULLABLE AS CHAR), CAST(COALESCE(COLUMN_DEFAULT <> 'NULL', 0) AS SIGNED), \
-                CAST(COALESCE(COLLATION_NAME, '') AS CHAR), CAST(EXTRA AS CHAR), \
-                CAST(COALESCE(CHARACTER_SET_NAME, '') AS CHAR), CAST(COALESCE(CHARACTER_MAXIMUM_LENGTH, 0) AS SIGNED) \
-                FROM information_schema.COLUMNS \
-                WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
-    // without a default, MySQL has NULL, and MariaDB has the word NULL for a nullable column
-    let column = |row: &MySqlRow| {
-        let (kind, nullable, extra): (String, String, String) =
-            (get(row, 2)?, get(row, 3)?, get(row, 6)?);
-        let extra = extra.to_ascii_uppercase();
-        Ok(Column {
-            name: get(row, 0)?,
-            data_type: get::<String>(row, 1)?.to_ascii_lowercase(),
-            unsigned: kind.to_ascii_lowercase().contains("unsigned"),
-            nullable: nullable == "YES",
-            has_default: get::<i64>(row, 4)? != 0,
-            charset: get(row, 7)?,
-            collation: get(row, 5)?,
-            length: get(row, 8)?,
-            auto_increment: extra.contains("AUTO_INCREMENT"),
-            // DEFAULT_GENERATED is an ordinary column whose default is an expression
-            generated: extra.contains("VIRTUAL GENERATED") || extra.contains("STORED GENERATED"),
-        })
-    };
-    describe(database, table, text)
-        .await?
-        .iter()
-        .map(column)
-        .collect()
-}
-
-async fn uniques(database: &Database, table: &Table) -> Result<Vec<Unique>> {
-    let text = "SELECT CAST(INDEX_NAME AS CHAR), CAST(COLUMN_NAME AS CHAR), CAST(SUB_PART IS NOT NULL AS SIGNED) \
-                FROM information_schema.STATISTICS \
-                WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ? AND NON_UNIQUE = 0";
-    let mut uniques = BTreeMap::<String, Vec<Option<String>>>::new();
-    for row in describe(database, table, text).await? {
-        let (name, column, cut): (String, Option<String>, i64) =
-            (get(&row, 0)?, get(&row, 1)?, get(&row, 2)?);
-        let column = column
-            .filter(|_| cut == 0)
-            .map(|column| column.to_lowercase());
-        uniques.entry(name).or_default().push(column);
-    }
-    let sorted = |(name, mut columns): (String, Vec<_>)| {
-        columns.sort();
-        Unique { name, columns }
-    };
-    Ok(uniques.into_iter().map(sorted).collect())
-}
-
-async fn describe(database: &Database, table: &Table, text: &'static str) -> Result<Vec<MySqlRow>> {
-    let (schema, name) = schema_and_name(&table.name);
-    let rows = database
-        .fetch(|| sqlx::query(text).bind(schema).bind(name))
-        .await;
-    rows.map_err(store(UNREAD))
-}
-
-const UNREAD: &str = "a table's definition was not read";
-
-fn get<'r, T>(row: &'r MySqlRow, index: usize) -> Result<T>
-where
-    T: sqlx::Decode<'r, sqlx::MySql> + sqlx::Type<sqlx::MySql>,
-{
-    row.try_get(index).map_err(store(UNREAD))
-}
-
-fn find<'c>(table: &Table, columns: &'c [Column], name: &str) -> Result<&'c Column> {
-    let same = |column: &&Column| column.name.to_lowercase() == name.to_lowercase();
-    columns
-        .iter()
-        .find(same)
-        .ok_or_else(|| refuse(table, format!("has no column {name}")))
-}
-
-fn is_integer(column: &Column) -> bool {
-    matches!(
-        column.data_type.as_str(),
-        "tinyint" | "smallint" | "mediumint" | "int" | "bigint"
-    )
-}
-
-fn key_storage(table: &Table, column: &Column, kind: KeyType) -> Result<Storage> {
-    let wrong = |needed: &str| {
-        let name = &column.name;
-        Err(refuse(
-            table,
-            format!(
-                "key column {name} is {}, needed for {kind:?} is {needed}",
-                column.data_type
-            ),
-        ))
-    };
-    let exact = |collations: &[&str], needed: &str| {
-        if collations.contains(&column.collation.as_str()) {
-            Ok(characters(column))
-        } else {
-            Err(refuse(
-                table,
-                format!(
-                    "key column {} has collation {}, under which different ids can be one row; needed is {needed}",
-                    column.name, column.collation
-                ),
-            ))
-        }
-    };
-    match (kind, column.data_type.as_str()) {
-        (KeyType::Unsigned, _) if is_integer(column) => Ok(Storage::Plain),
-        (KeyType::Unsigned, _) => wrong("an integer"),
-        (KeyType::Signed, _) if is_integer(column) && !column.unsigned => Ok(Storage::Plain),
-        (KeyType::Signed, _) => wrong("a signed integer"),
-        (KeyType::Date, "date") => Ok(Storage::Plain),
-        (KeyType::Date, _) => wrong("DATE"),
-        (KeyType::Text, "varbinary") => Ok(Storage::Bytes),
-        (KeyType::Text, "varchar") => exact(
-            &EXACT_COLLATIONS,
-            "VARBINARY, or collation utf8mb4_0900_bin (MySQL) or utf8mb4_nopad_bin (MariaDB)",
-        ),
-        // CHAR drops and BINARY adds trailing characters, whatever the collation
-        (KeyType::Text, "char") => wrong("VARBINARY or VARCHAR, or KeyType::Char"),
-        (KeyType::Text, _) => wrong("VARBINARY or VARCHAR"),
-        (KeyType::Char, "char") => exact(&EXACT_CHAR_COLLATIONS, "collation utf8mb4_bin"),
-        (KeyType::Char, _) => wrong("CHAR"),
-        (KeyType::Uuid, "uuid") => Ok(Storage::Uuid),
-        (KeyType::Uuid, "binary") if column.length == 16 => Ok(Storage::UuidBytes),
-        // no collation makes two UUIDs equal
-        (KeyType::Uuid, "char" | "varchar") if column.length >= 36 => Ok(characters(column)),
-        (KeyType::Uuid, _) => {
-            wrong("BINARY(16), UUID (MariaDB), or CHAR or VARCHAR of at least 36")
-        }
-    }
-}
-
-fn characters(column: &Column) -> Storage {
-    Storage::Characters {
-        charset: column.charset.clone(),
-        collation: column.collation.clone(),
-    }
-}
-
-fn check_value(table: &Table, value: &Column) -> Result<()> {
-    if !is_integer(value) {
-        return Err(refuse(
-            table,
-            format!(
+impl Definition<'_> {
+    /// Returns the table's shape, or the reason why counts could get lost in it.
+    fn shape(&self) -> Result<Shape, String> {
+        let keys = self.table.keys.iter();
+        let keys = keys.map(|key| self.column(&key.name)?.storage(key.kind));
+        let keys = keys.collect::<Result<_, _>>()?;
+        let value = self.column(&self.table.value)?;
+        if !value.is_integer() {
+            return Err(format!(
                 "value column {} is {}, not an integer",
                 value.name, value.data_type
-            ),
-        ));
-    }
-    if value.generated {
-        return Err(refuse(
-            table,
-            format!("value column {} is generated", value.name),
-        ));
-    }
-    Ok(())
-}
-
-fn key_names(table: &Table) -> Vec<Option<String>> {
-    let mut names: Vec<_> = table
-        .keys
-        .iter()
-        .map(|key| Some(key.name.to_lowercase()))
-        .collect();
-    names.sort();
-    names
-}
-
-/// Returns the name of the unique key of exactly the key columns, the primary key if there are
-/// several.
-fn unique_key(table: &Table, uniques: &[Unique]) -> Result<String> {
-    let keys = key_names(table);
-    let exact = uniques.iter().filter(|unique| unique.columns == keys);
-    if let Some(unique) = exact.min_by_key(|unique| unique.name != "PRIMARY") {
-        return Ok(unique.name.clone());
-    }
-    let names: Vec<_> = table.keys.iter().map(|key| key.name.as_str()).collect();
-    Err(refuse(
-        table,
-        format!(
-            "no primary or unique key is of exactly the key columns ({}), each in full",
-            names.join(", ")
-        ),
-    ))
-}
-
-/// Refuses a table on which every insert would fail.
-fn check_inserts(table: &Table, columns: &[Column]) -> Result<()> {
-    for column in columns {
-        let ours = |name: &str| name.to_lowercase() == column.name.to_lowercase();
-        let is_key = table.keys.iter().any(|key| ours(&key.name));
-        if is_key && column.generated {
-            return Err(refuse(
-                table,
-                format!(
-                    "key column {} is generated, no row could be inserted",
-                    column.name
-                ),
             ));
         }
-        let filled =
-            column.nullable || column.has_default || column.auto_increment || column.generated;
-        if !is_key && !ours(&table.value) && !filled {
-            return Err(refuse(
-                table,
-                format!(
-                    "column {} is NOT NULL without a default, no row could be inserted",
-                    column.name
-                ),
-            ));
+        if value.generated {
+            return Err(format!("value column {} is generated", value.name));
         }
-    }
-    Ok(())
-}
-
-/// Refuses a further unique key that an inserted row could violate: ON DUPLICATE KEY UPDATE would
-/// then count on the row with that key, which is another counter's.
-///
-/// A key is harmless if it includes all key columns (a row with that key also has our key), or a
-/// column that is NULL or newly numbered in an inserted row.
-fn check_other_uniques(table: &Table, columns: &[Column], uniques: &[Unique]) -> Result<()> {
-    let keys = key_names(table);
-    let named = |name: &String| {
-        table
-            .keys
-            .iter()
-            .map(|key| &key.name)
-            .chain([&table.value])
-            .any(|ours| ours.to_lowercase() == *name)
-    };
-    let never_clashes = |name: &Option<String>| {
-        let Some(name) = name.as_ref().filter(|name| !named(name)) else {
-            return false;
-        };
-        let column = columns
-            .iter()
-            .find(|column| column.name.to_lowercase() == *name);
-        column.is_some_and(|column| {
-            column.auto_increment || (column.nullable && !column.has_default && !column.generated)
+        let index = self.unique_key()?;
+        if self.table.missing == Missing::Insert {
+            self.check_inserts()?;
+            self.check_other_uniques()?;
+        }
+        Ok(Shape {
+            index,
+            keys,
+            unsigned: value.unsigned,
+            nullable: value.nullable,
         })
-    };
-    let harmless = |unique: &&Unique| {
-        keys.iter().all(|key| unique.columns.contains(key))
-            || unique.columns.iter().any(never_clashes)
-    };
-    match uniques.iter().find(|unique| !harmless(unique)) {
-        None => Ok(()),
-        Some(unique) => Err(refuse(
-            table,
+    }
+
+    fn column(&self, name: &str) -> Result<&Column, String> {
+        let lower = name.to_lowercase();
+        let column = self.columns.iter().find(|column| column.name == lower);
+        column.ok_or_else(|| format!("has no column {name}"))
+    }
+
+    /// Returns the names of the key columns, sorted.
+    fn keys(&self) -> Vec<Option<String>> {
+        let names = self.table.keys.iter().map(|key| key.name.to_lowercase());
+        let mut names: Vec<_> = names.map(Some).collect();
+        names.sort();
+        names
+    }
+
+    /// Returns the name of the unique key of exactly the key columns, the primary key if there are
+    /// several.
+    fn unique_key(&self) -> Result<String, String> {
+        let keys = self.keys();
+        let exact = self.uniques.iter().filter(|unique| unique.columns == keys);
+        let found = exact.min_by_key(|unique| unique.name != "PRIMARY");
+        found.map(|unique| unique.name.clone()).ok_or_else(|| {
+            let names: Vec<_> = self
+                .table
+                .keys
+                .iter()
+                .map(|key| key.name.as_str())
+                .collect();
             format!(
-                "an inserted row could run into unique key {}, and the delta would count on another row",
+                "no primary or unique key is of exactly the key columns ({}), each in full",
+                names.join(", ")
+            )
+        })
+    }
+
+    /// Refuses a table on which every insert would fail.
+    fn check_inserts(&self) -> Result<(), String> {
+        let (keys, value) = (self.keys(), self.table.value.to_lowercase());
+        for column in &self.columns {
+            let name = &column.name;
+            let is_key = keys.iter().flatten().any(|key| key == name);
+            if is_key && column.generated {
+                return Err(format!(
+                    "key column {name} is generated, no row could be inserted"
+                ));
+            }
+            let filled =
+                column.nullable || column.has_default || column.auto_increment || column.generated;
+            if !is_key && *name != value && !filled {
+                return Err(format!(
+                    "column {name} is NOT NULL without a default, no row could be inserted"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a further unique key that an inserted row could violate: ON DUPLICATE KEY UPDATE
+    /// would then count on the row with that key, which is another counter's.
+    ///
+    /// A key is harmless if it includes all key columns (a row with that key also has our key), or
+    /// a column that is NULL or newly numbered in an inserted row.
+    fn check_other_uniques(&self) -> Result<(), String> {
+        let (keys, value) = (self.keys(), Some(self.table.value.to_lowercase()));
+        let never_clashes = |name: &Option<String>| {
+            let is_written = *name == value || keys.contains(name);
+            let column = self.columns.iter().find(|column| {
+                Some(&column.name) == name.as_ref()
+                    && (column.auto_increment
+                        || (column.nullable && !column.has_default && !column.generated))
+            });
+            !is_written && column.is_some()
+        };
+        let is_harmless = |unique: &&Unique| {
+            keys.iter().all(|key| unique.columns.contains(key))
+                || unique.columns.iter().any(never_clashes)
+        };
+        match self.uniques.iter().find(|unique| !is_harmless(unique)) {
+            None => Ok(()),
+            Some(unique) => Err(format!(
+                "an inserted row could violate unique key {}, and the delta would count on another row",
                 unique.name
-            ),
-        )),
+            )),
+        }
+    }
+}
+
+impl Column {
+    fn is_integer(&self) -> bool {
+        matches!(
+            self.data_type.as_str(),
+            "tinyint" | "smallint" | "mediumint" | "int" | "bigint"
+        )
+    }
+
+    /// Returns the storage of keys of that type in the column, or the reason why they do not fit.
+    fn storage(&self, kind: KeyType) -> Result<Storage, String> {
+        let characters = || Storage::Characters {
+            charset: self.charset.clone(),
+            collation: self.collation.clone(),
+        };
+        let exact = |collations: &[&str], needed: &str| match &*self.collation {
+            collation if collations.contains(&collation) => Ok(characters()),
+            collation => Err(format!(
+                "key column {} has collation {collation}, under which different ids can be one row; needed is {needed}",
+                self.name
+            )),
+        };
+        let needed = match (kind, self.data_type.as_str()) {
+            (KeyType::Unsigned, _) if self.is_integer() => return Ok(Storage::Plain),
+            (KeyType::Unsigned, _) => "an integer",
+            (KeyType::Signed, _) if self.is_integer() && !self.unsigned => {
+                return Ok(Storage::Plain);
+            }
+            (KeyType::Signed, _) => "a signed integer",
+            (KeyType::Date, "date") => return Ok(Storage::Plain),
+            (KeyType::Date, _) => "DATE",
+            (KeyType::Text, "varbinary") => return Ok(Storage::Bytes),
+            (KeyType::Text, "varchar") => {
+                let needed = "VARBINARY, or collation utf8mb4_0900_bin (MySQL) or utf8mb4_nopad_bin (MariaDB)";
+                return exact(&EXACT_COLLATIONS, needed);
+            }
+            // CHAR drops and BINARY adds trailing characters, whatever the collation
+            (KeyType::Text, "char") => "VARBINARY or VARCHAR, or KeyType::Char",
+            (KeyType::Text, _) => "VARBINARY or VARCHAR",
+            (KeyType::Char, "char") => {
+                return exact(&EXACT_CHAR_COLLATIONS, "collation utf8mb4_bin");
+            }
+            (KeyType::Char, _) => "CHAR",
+            (KeyType::Uuid, "uuid") => return Ok(Storage::Uuid),
+            (KeyType::Uuid, "binary") if self.length == 16 => return Ok(Storage::UuidBytes),
+            // no collation makes two UUIDs equal
+            (KeyType::Uuid, "char" | "varchar") if self.length >= 36 => return Ok(characters()),
+            (KeyType::Uuid, _) => "BINARY(16), UUID (MariaDB), or CHAR or VARCHAR of at least 36",
+        };
+        Err(format!(
+            "key column {} is {}, needed for {kind:?} is {needed}",
+            self.name, self.data_type
+        ))
     }
 }
