@@ -2,6 +2,7 @@
 //! refuses.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
@@ -10,77 +11,48 @@ use super::fault;
 use super::json::{self, JsonRows};
 use super::session::Transaction;
 use super::target::{self, BULK, Segment, Target};
-use crate::store::{Batch, Registered};
+use crate::store::Registered;
 
 /// The maximum number of rows in a statement. With ids of 255 bytes it then has about 5 MB.
 const CHUNK: usize = 10_000;
 
 /// The reason for refusing an id that a client in another language wrote.
-pub(super) const NOT_UTF8: &str = "the id is not UTF-8";
-
-/// The batch that a delta came in. Together with the id it identifies a reject, so that each is
-/// kept once.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Origin {
-    pub(super) family: u64,
-    pub(super) partition: u32,
-    pub(super) incarnation: u64,
-    pub(super) seq: u64,
-}
-
-impl Origin {
-    pub(super) fn batch(batch: &Batch) -> Self {
-        Origin {
-            family: batch.family.number,
-            partition: batch.partition,
-            incarnation: batch.id.incarnation.0,
-            seq: batch.id.seq,
-        }
-    }
-}
-
-/// A delta that is refused, with the reason.
-pub(super) struct Rejected<'b> {
-    pub(super) origin: Origin,
-    pub(super) id: &'b [u8],
-    pub(super) delta: i64,
-    pub(super) reason: String,
-}
+pub const NOT_UTF8: &str = "the id is not UTF-8";
 
 /// A delta with the row that it goes to.
-pub(super) struct Delta<'b> {
+pub struct Delta<'b> {
+    /// The index of the delta in the caller's list.
+    index: usize,
     key: Vec<Segment<'b>>,
-    /// The batch that it came in.
-    origin: Origin,
-    id: &'b [u8],
     delta: i64,
 }
 
-impl<'b> Delta<'b> {
-    /// Finds the row of an id, which a client in another language may have written.
-    pub(super) fn new(
-        family: &Registered,
-        origin: Origin,
-        id: &'b [u8],
-        delta: i64,
-    ) -> Result<Self, Rejected<'b>> {
-        let segments = std::str::from_utf8(id)
-            .map_err(|_| NOT_UTF8.to_owned())
-            .and_then(|id| target::segments(family, id));
-        let segments = segments.map_err(|reason| Rejected {
-            origin,
-            id,
-            delta,
-            reason,
-        })?;
-        let key = target::family_segment(family).into_iter().chain(segments);
-        Ok(Delta {
-            key: key.collect(),
-            origin,
-            id,
-            delta,
-        })
+/// The refused deltas, each by its index in the caller's list and with the reason.
+pub type Refused = BTreeMap<usize, String>;
+
+/// Finds the rows of the ids, which clients in other languages may have written. Refuses an id that
+/// matches no row.
+pub fn deltas<'b>(
+    family: &Registered,
+    ids: impl IntoIterator<Item = (usize, &'b [u8], i64)>,
+    refused: &mut Refused,
+) -> Vec<Delta<'b>> {
+    let mut deltas = Vec::new();
+    for (index, id, delta) in ids {
+        let id = std::str::from_utf8(id).map_err(|_| NOT_UTF8.to_owned());
+        match id.and_then(|id| target::segments(family, id)) {
+            Ok(segments) => {
+                let key = target::family_segment(family).into_iter().chain(segments);
+                deltas.push(Delta {
+                    index,
+                    key: key.collect(),
+                    delta,
+                });
+            }
+            Err(reason) => drop(refused.insert(index, reason)),
+        }
     }
+    deltas
 }
 
 /// The addition to a row: the sum of several deltas if the row's counter came in several batches.
@@ -106,66 +78,60 @@ enum Way {
     Update,
 }
 
-/// Adds the deltas to their rows, appends those that the database refused, and returns how many
-/// were added.
+/// Adds the deltas to their rows, except those that the database refuses, and returns how many were
+/// added.
 ///
 /// If a statement fails because of one of its rows, InnoDB undoes it. It is then bisected, down to
 /// the single row: among 10,000 rows, one bad row costs about 28 more statements.
-pub(super) async fn add<'b>(
+pub async fn add(
     transaction: &mut Transaction,
     target: &Target,
-    mut deltas: Vec<Delta<'b>>,
-    rejected: &mut Vec<Rejected<'b>>,
+    mut deltas: Vec<Delta<'_>>,
+    refused: &mut Refused,
 ) -> Result<u64, sqlx::Error> {
     // in key order, so that all transactions lock rows in one order; if a row's deltas are added
     // one by one, the positive ones go first, since they may insert the row that the others need
     deltas.sort_by(|one, other| {
         (&one.key, Reverse(one.delta)).cmp(&(&other.key, Reverse(other.delta)))
     });
-    let mut added = 0;
-    let mut steps = plan(target, &deltas);
+    let (mut steps, mut added) = (plan(target, &deltas), 0);
     while let Some(step) = steps.pop() {
-        let refused = if step.way == Way::Find {
+        let (rows, reason) = if step.way == Way::Find {
             let (found, missing) = step.find(transaction, target).await?;
             steps.push(Bulk {
                 way: Way::Update,
                 rows: found,
             });
-            let reason = if target.inserts {
-                format!("no such row, and {} takes no number below 0", target.value)
-            } else {
-                "no such row".to_owned()
+            let reason = match target.inserts {
+                true => format!("no such row, and {} takes no number below 0", target.value),
+                false => "no such row".to_owned(),
             };
-            missing
-                .into_iter()
-                .map(|row| (row, reason.clone()))
-                .collect()
+            (missing, reason)
         } else {
-            match (step.write(transaction, target).await, &step.rows[..]) {
-                (Ok(()), rows) => {
-                    added += rows.iter().map(|row| row.deltas.len() as u64).sum::<u64>();
-                    vec![]
+            match step.write(transaction, target).await {
+                Ok(()) => {
+                    added += step
+                        .rows
+                        .iter()
+                        .map(|row| row.deltas.len() as u64)
+                        .sum::<u64>();
+                    continue;
                 }
-                (Err(error), _) if !fault::blames_row(&error) => return Err(error),
-                (Err(error), &[row]) => vec![(row, fault::message(&error))],
-                (Err(_), rows) => {
-                    let (first, second) = rows.split_at(rows.len() / 2);
+                Err(error) if !fault::blames_row(&error) => return Err(error),
+                Err(error) if step.rows.len() == 1 => (step.rows, fault::message(&error)),
+                Err(_) => {
+                    let (first, second) = step.rows.split_at(step.rows.len() / 2);
                     steps.extend([second, first].map(|rows| Bulk {
                         way: step.way,
                         rows: rows.to_vec(),
                     }));
-                    vec![]
+                    continue;
                 }
             }
         };
-        for (row, reason) in refused {
+        for row in rows {
             match row.deltas {
-                [one] => rejected.push(Rejected {
-                    origin: one.origin,
-                    id: one.id,
-                    delta: one.delta,
-                    reason,
-                }),
+                [one] => drop(refused.insert(one.index, reason.clone())),
                 several => steps.extend(one_by_one(target, several)),
             }
         }

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::MysqlStore;
-use super::add::{self, Delta, Origin, Rejected};
+use super::add::{self, Delta, Refused};
 use super::ledger;
-use super::rejects;
+use super::rejects::{self, Rejected};
 use super::session::{Transaction, UnitOfWork};
 use super::target::Target;
 use crate::error::Result;
@@ -25,7 +25,7 @@ const MAX_ROWS: u64 = 10_000;
 const MAX_ROWS_SHARED: u64 = 500;
 
 /// Adds the next ids of the batches.
-pub(super) async fn apply(
+pub async fn apply(
     mysql: &MysqlStore,
     batches: &[Arc<Batch>],
     max_rows: Option<u64>,
@@ -67,19 +67,31 @@ impl UnitOfWork for Apply<'_> {
         let Advance { steps, marks } =
             Advance::new(self.batches, &known, self.max_rows, self.unguarded);
         ledger::write(transaction, &known, &marks).await?;
-        let mut rejected = Vec::new();
-        let mut rows = 0;
-        for (target, deltas) in by_target(&steps, &self.targets, &mut rejected).into_values() {
-            rows += add::add(transaction, target, deltas, &mut rejected).await?;
+        let taken: Vec<_> = steps
+            .iter()
+            .flat_map(|step| step.deltas.iter().map(|delta| (step.batch, delta)))
+            .collect();
+        let (mut refused, mut rows) = (Refused::new(), 0);
+        for (target, deltas) in self.by_target(&steps, &mut refused).into_values() {
+            rows += add::add(transaction, target, deltas, &mut refused).await?;
         }
+        let rejected = refused.iter().filter_map(|(index, reason)| {
+            let (batch, (id, delta)) = taken.get(*index)?;
+            Some(Rejected {
+                batch,
+                id,
+                delta: *delta,
+                reason,
+            })
+        });
+        let rejected: Vec<_> = rejected.collect();
         rejects::write(transaction, &rejected).await?;
         let applied = Applied {
             progress: steps.iter().map(|step| step.progress).collect(),
             rows,
             rejected: rejected.len() as u64,
         };
-        let taken: usize = steps.iter().map(|step| step.deltas.len()).sum();
-        if taken as u64 == applied.rows + applied.rejected {
+        if taken.len() as u64 == applied.rows + applied.rejected {
             Ok(applied)
         } else {
             Err(sqlx::Error::Protocol(format!(
@@ -89,28 +101,25 @@ impl UnitOfWork for Apply<'_> {
     }
 }
 
-/// Groups the deltas by their table. All transactions write tables in this order. Ids that match no
-/// row are rejected.
-fn by_target<'b, 't>(
-    steps: &[Step<'b>],
-    targets: &'t Targets,
-    rejected: &mut Vec<Rejected<'b>>,
-) -> BTreeMap<&'t str, (&'t Target, Vec<Delta<'b>>)> {
-    let mut groups = BTreeMap::new();
-    for step in steps {
-        let Some(target) = targets.get(&step.batch.family.number) else {
-            continue;
-        };
-        let (_, deltas) = groups
-            .entry(target.label.as_str())
-            .or_insert_with(|| (&**target, Vec::new()));
-        let origin = Origin::batch(step.batch);
-        for (id, delta) in step.deltas {
-            match Delta::new(&step.batch.family, origin, id, *delta) {
-                Ok(delta) => deltas.push(delta),
-                Err(refused) => rejected.push(refused),
+impl Apply<'_> {
+    /// Groups the deltas by their table. All transactions write tables in this order.
+    fn by_target<'b>(
+        &self,
+        steps: &[Step<'b>],
+        refused: &mut Refused,
+    ) -> BTreeMap<&str, (&Target, Vec<Delta<'b>>)> {
+        let mut groups = BTreeMap::new();
+        let mut indexes = 0..;
+        for step in steps {
+            let ids = step.deltas.iter().zip(&mut indexes);
+            let ids = ids.map(|((id, delta), index)| (index, &**id, *delta));
+            if let Some(target) = self.targets.get(&step.batch.family.number) {
+                let (_, deltas) = groups
+                    .entry(target.label.as_str())
+                    .or_insert_with(|| (&**target, Vec::new()));
+                deltas.extend(add::deltas(&step.batch.family, ids, refused));
             }
         }
+        groups
     }
-    groups
 }

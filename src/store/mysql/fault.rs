@@ -7,7 +7,7 @@ use sqlx::mysql::MySqlDatabaseError;
 use crate::error::{Error, ErrorKind};
 
 /// Wraps an error of the database; `what` names the failure.
-pub(super) fn store(what: impl Into<Cow<'static, str>>) -> impl FnOnce(sqlx::Error) -> Error {
+pub fn store(what: impl Into<Cow<'static, str>>) -> impl FnOnce(sqlx::Error) -> Error {
     move |source| {
         let kind = if blames_table(&source) {
             ErrorKind::Mismatch
@@ -40,7 +40,7 @@ fn class(error: &sqlx::Error) -> Option<String> {
 /// or a lost connection, is not the fault of a row and fails the transaction. So does a column
 /// without a default (1364): it refuses every row, and holding the batches back until it is fixed
 /// loses none.
-pub(super) fn blames_row(error: &sqlx::Error) -> bool {
+pub fn blames_row(error: &sqlx::Error) -> bool {
     const BY_NUMBER: [u16; 9] = [
         1300, // invalid character string
         1366, // incorrect value for column
@@ -62,25 +62,25 @@ pub(super) fn blames_row(error: &sqlx::Error) -> bool {
 /// again from its start: 1213 (deadlock, also a failed certification of a cluster; already rolled
 /// back by the server), 1205 (lock wait timeout; still open), 1020 (MariaDB with
 /// `innodb_snapshot_isolation`), and 1062 for a ledger row that another transaction inserted first.
-pub(super) fn is_conflict(error: &sqlx::Error) -> bool {
+pub fn is_conflict(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1020 | 1062 | 1205 | 1213))
 }
 
 /// Returns `true` if a privilege is missing: 1142 (table), 1143 (column), 1044 (schema), 1227
 /// (global).
-pub(crate) fn is_denied(error: &sqlx::Error) -> bool {
+pub fn is_denied(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1044 | 1142 | 1143 | 1227))
 }
 
 /// Returns `true` if the connection is lost: mostly an idle one that the server closed, or an
 /// earlier server's. Some servers announce it: 1053 (shutdown), 1927 (killed), 4031 (idle for too
 /// long).
-pub(super) fn is_lost(error: &sqlx::Error) -> bool {
+pub fn is_lost(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::Io(_)) || matches!(number(error), Some(1053 | 1927 | 4031))
 }
 
 /// Returns the server's own message.
-pub(crate) fn message(error: &sqlx::Error) -> String {
+pub fn message(error: &sqlx::Error) -> String {
     error
         .as_database_error()
         .map_or_else(|| error.to_string(), |error| error.message().to_owned())

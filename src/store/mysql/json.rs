@@ -11,14 +11,14 @@ use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
 /// The name of the JSON rows in a statement. No table of the application has this name.
-pub(super) const INPUT: &str = "counterfoil_input";
+pub const INPUT: &str = "counterfoil_input";
 
 /// Returns the rows that a statement receives, named [`INPUT`], with `pos` from 1 and these columns
 /// (name and type).
 ///
 /// A value that does not fit fails the statement: the default, NULL, would lose it silently. MariaDB
 /// reads a row again for each column, up to that column, so use few columns, long ones last.
-pub(super) fn table<N: Display>(columns: impl IntoIterator<Item = (N, &'static str)>) -> String {
+pub fn table<N: Display>(columns: impl IntoIterator<Item = (N, &'static str)>) -> String {
     let columns: String = columns
         .into_iter()
         .enumerate()
@@ -31,26 +31,24 @@ pub(super) fn table<N: Display>(columns: impl IntoIterator<Item = (N, &'static s
 
 /// Returns [`table`] as a derived table, for locking reads: MySQL refuses to lock a JSON_TABLE
 /// (error 3569).
-pub(super) fn derived_table<N: Display>(
-    columns: impl IntoIterator<Item = (N, &'static str)>,
-) -> String {
+pub fn derived_table<N: Display>(columns: impl IntoIterator<Item = (N, &'static str)>) -> String {
     format!("(SELECT * FROM {}) AS {INPUT}", table(columns))
 }
 
 /// An array of arrays under construction.
 #[derive(Default)]
-pub(super) struct JsonRows(String);
+pub struct JsonRows(String);
 
 impl JsonRows {
     /// Starts the next row.
-    pub(super) fn row(&mut self) -> &mut Self {
+    pub fn row(&mut self) -> &mut Self {
         self.0
             .push_str(if self.0.is_empty() { "[[" } else { "],[" });
         self
     }
 
     /// Appends an integer.
-    pub(super) fn number(&mut self, number: impl Display) -> &mut Self {
+    pub fn number(&mut self, number: impl Display) -> &mut Self {
         self.cell();
         // writing to a String does not fail
         let _ = write!(self.0, "{number}");
@@ -58,14 +56,14 @@ impl JsonRows {
     }
 
     /// Appends ASCII without quotes and backslashes unchanged.
-    pub(super) fn plain(&mut self, text: &str) -> &mut Self {
+    pub fn plain(&mut self, text: &str) -> &mut Self {
         self.cell();
         let _ = write!(self.0, "\"{text}\"");
         self
     }
 
     /// Appends any bytes as hexadecimal digits. The statement decodes them by `UNHEX`.
-    pub(super) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+    pub fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
         const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
         self.cell();
         self.0.reserve(bytes.len() * 2 + 4);
@@ -79,7 +77,7 @@ impl JsonRows {
     }
 
     /// Returns the JSON text.
-    pub(super) fn finish(mut self) -> String {
+    pub fn finish(mut self) -> String {
         self.0.push_str(if self.0.is_empty() { "[]" } else { "]]" });
         self.0
     }
@@ -95,7 +93,7 @@ impl JsonRows {
 ///
 /// Such a statement returns a row for every row that it received, found or not. So a truncated
 /// reply (by `sql_select_limit`, by a proxy) is an error, and is not mistaken for missing rows.
-pub(super) fn by_position<T>(
+pub fn by_position<T>(
     rows: &[MySqlRow],
     given: usize,
     take: impl Fn(&MySqlRow) -> Result<T, sqlx::Error>,
@@ -109,7 +107,7 @@ pub(super) fn by_position<T>(
 }
 
 /// Returns the item at a position from 1.
-pub(super) fn at<T>(items: &mut [T], position: u64) -> Result<&mut T, sqlx::Error> {
+pub fn at<T>(items: &mut [T], position: u64) -> Result<&mut T, sqlx::Error> {
     let given = items.len();
     let index = usize::try_from(position)
         .ok()
@@ -120,7 +118,7 @@ pub(super) fn at<T>(items: &mut [T], position: u64) -> Result<&mut T, sqlx::Erro
 }
 
 /// Returns an error unless a statement concerned every row that it received.
-pub(super) fn check_all(given: usize, rows: u64) -> Result<(), sqlx::Error> {
+pub fn check_all(given: usize, rows: u64) -> Result<(), sqlx::Error> {
     if rows == given as u64 {
         Ok(())
     } else {

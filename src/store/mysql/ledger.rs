@@ -17,7 +17,7 @@ use crate::store::{Batch, Incarnation, LedgerRow, Mark, Nonce};
 const CHUNK: usize = 10_000;
 
 /// A [`Mark`] as columns of the ledger `l`, NULL if the row does not exist.
-pub(super) const MARK: &str = "l.seq, l.nonce, l.position";
+pub const MARK: &str = "l.seq, l.nonce, l.position";
 
 const KEY: [(&str, &str); 3] = [
     ("family", "INT UNSIGNED"),
@@ -43,7 +43,7 @@ fn by_given() -> String {
 
 /// Locks the ledger rows of the batches, in the order of the primary key, and returns those that
 /// exist.
-pub(super) async fn lock(
+pub async fn lock(
     transaction: &mut Transaction,
     batches: &[Arc<Batch>],
 ) -> Result<BTreeMap<LedgerKey, Mark>, sqlx::Error> {
@@ -70,7 +70,7 @@ pub(super) async fn lock(
 
 /// Writes the rows. Rows that are not `known` are inserted plainly: a duplicate key is a conflict
 /// with another transaction, after which this one starts again.
-pub(super) async fn write(
+pub async fn write(
     transaction: &mut Transaction,
     known: &BTreeMap<LedgerKey, Mark>,
     marks: &BTreeMap<LedgerKey, Mark>,
@@ -112,10 +112,7 @@ pub(super) async fn write(
 }
 
 /// Returns the rows of these families.
-pub(super) async fn read(
-    database: &Database,
-    families: &[u64],
-) -> Result<Vec<LedgerRow>, sqlx::Error> {
+pub async fn read(database: &Database, families: &[u64]) -> Result<Vec<LedgerRow>, sqlx::Error> {
     static READ: LazyLock<Text> = LazyLock::new(|| {
         Text::new(format!(
             "SELECT l.family, l.partition_no, l.incarnation, {MARK} FROM {} \
@@ -145,7 +142,7 @@ fn write_key(row: &mut JsonRows, (family, partition, incarnation): &LedgerKey) {
 }
 
 /// Reads the columns of [`MARK`], of which `index` is the first.
-pub(super) fn mark(row: &MySqlRow, index: usize) -> Result<Option<Mark>, sqlx::Error> {
+pub fn mark(row: &MySqlRow, index: usize) -> Result<Option<Mark>, sqlx::Error> {
     let Some(seq) = row.try_get(index)? else {
         return Ok(None);
     };

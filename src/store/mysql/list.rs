@@ -32,7 +32,7 @@ struct Range<'p> {
 /// column is left, the statement reads a range of the index, no further than the limit. Otherwise
 /// it builds the ids as text, filters and sorts them. That reads all rows with those leading
 /// columns, or the whole table if the prefix gives none.
-pub(super) async fn list(
+pub async fn list(
     database: &Database,
     target: &Target,
     family: &Registered,
@@ -183,7 +183,7 @@ pub(crate) struct IdPage {
 
 impl IdPage {
     /// Reads the ids of up to `limit` rows, and skips those that the family cannot have.
-    pub(super) fn new(family: &Registered, rows: &[MySqlRow], limit: usize) -> Result<Self> {
+    pub fn new(family: &Registered, rows: &[MySqlRow], limit: usize) -> Result<Self> {
         let ids: Result<Vec<_>, _> = rows.iter().map(|row| id(family, row)).collect();
         let ids = ids.map_err(store("ids were not listed"))?;
         let is_valid = |id: &String| family.family.check_id(id).is_ok();
@@ -202,7 +202,7 @@ impl IdPage {
 
 /// Returns the condition that a row comes after the given one, in the order of the columns. The
 /// first column alone bounds the range.
-pub(super) fn beyond(
+pub fn beyond(
     after: Option<&str>,
     columns: usize,
     compared: impl Fn(usize, &str) -> String,
@@ -220,7 +220,7 @@ pub(super) fn beyond(
 }
 
 /// Fetches the rows [beyond] an id. `bind` takes the index of the segment's column.
-pub(super) async fn page(
+pub async fn page(
     database: &Database,
     family: &Registered,
     text: &str,
@@ -244,7 +244,7 @@ pub(super) async fn page(
 }
 
 /// Returns the id that a row's first columns spell, or `None` if they are not text.
-pub(super) fn id(family: &Registered, row: &MySqlRow) -> Result<Option<String>, sqlx::Error> {
+pub fn id(family: &Registered, row: &MySqlRow) -> Result<Option<String>, sqlx::Error> {
     let table = family.family.table.as_ref();
     let mut segments = Vec::new();
     for index in 0..table.map_or(1, |table| table.keys.len()) {

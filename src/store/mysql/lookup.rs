@@ -14,7 +14,7 @@ use crate::store::{Incarnation, Mark, Registered, Snapshot};
 
 /// Reads values and marks as of one moment, and the server's `read_only`. Does not read the ledger
 /// if no row of it is requested: a user that only seeds counters may lack the privilege.
-pub(super) async fn read(
+pub async fn read(
     database: &Database,
     target: &Target,
     family: &Registered,
@@ -121,7 +121,7 @@ async fn many(
 }
 
 /// Reads a value from its digits. Only an unsigned column can hold one that is not a valid i64.
-pub(super) fn value(family: &Registered, id: &str, digits: &str) -> Result<i64> {
+pub fn value(family: &Registered, id: &str, digits: &str) -> Result<i64> {
     let outside = |_| {
         Error::new(
             ErrorKind::Range,
@@ -132,7 +132,7 @@ pub(super) fn value(family: &Registered, id: &str, digits: &str) -> Result<i64> 
 }
 
 /// Refuses a server that accepts no writes, before a family of cached counters is opened.
-pub(super) async fn refuse_replica(database: &Database, family: &Family) -> Result<()> {
+pub async fn refuse_replica(database: &Database, family: &Family) -> Result<()> {
     let query = || sqlx::query("SELECT CAST(@@GLOBAL.read_only AS CHAR)");
     let read_only = async { database.fetch_one(query).await?.try_get(0) };
     let read_only: String = read_only.await.map_err(store("read_only was not read"))?;
@@ -141,7 +141,7 @@ pub(super) async fn refuse_replica(database: &Database, family: &Family) -> Resu
 
 /// Refuses a server that accepts no writes. It may be a replica, whose rows may be older than
 /// batches applied before. MySQL's `super_read_only` sets `read_only` too.
-pub(super) fn check_writable(read_only: &str, family: &Family) -> Result<()> {
+pub fn check_writable(read_only: &str, family: &Family) -> Result<()> {
     // a number on most servers, a word on others
     match read_only {
         "0" | "OFF" => Ok(()),

@@ -1,7 +1,7 @@
 //! The runs of recounts and their corrections. One transaction contains a correction, its record
 //! and its run's row (docs/protocol.md, section 9).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::LazyLock;
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +9,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Row};
 
 use super::MysqlStore;
-use super::add::{self, Delta, Origin};
+use super::add::{self, Refused};
 use super::fault::store;
 use super::json::{self, INPUT, JsonRows};
 use super::rejects::{self, text, time};
@@ -393,7 +393,6 @@ impl UnitOfWork for Correct<'_> {
     type Output = Option<Vec<Drifted>>;
 
     async fn run(&self, transaction: &mut Transaction) -> Result<Self::Output, sqlx::Error> {
-        let (run, holder) = self.run;
         let mut done = HashSet::new();
         if !self.trusting {
             if !self.is_held(transaction).await? {
@@ -406,32 +405,16 @@ impl UnitOfWork for Correct<'_> {
             .iter()
             .filter(|one| !done.contains(one.id.as_bytes()))
             .collect();
-        // each drift gets its own origin, which means nothing beyond this transaction
-        let origin = Origin {
-            family: self.family.number,
-            partition: 0,
-            incarnation: holder,
-            seq: run,
-        };
-        let (mut deltas, mut rejected) = (Vec::new(), Vec::new());
-        for one in open
-            .iter()
-            .filter(|one| one.only_noted.is_none() && one.delta != 0)
-        {
-            match Delta::new(self.family, origin, one.id.as_bytes(), one.delta) {
-                Ok(delta) => deltas.push(delta),
-                Err(refused) => rejected.push(refused),
-            }
-        }
-        add::add(transaction, self.target, deltas, &mut rejected).await?;
-        let refused: HashMap<_, _> = rejected
-            .iter()
-            .map(|rejected| (rejected.id, rejected.reason.as_str()))
-            .collect();
+        let to_add = open.iter().enumerate();
+        let to_add = to_add.filter(|(_, one)| one.only_noted.is_none() && one.delta != 0);
+        let ids = to_add.map(|(index, one)| (index, one.id.as_bytes(), one.delta));
+        let mut refused = Refused::new();
+        let deltas = add::deltas(self.family, ids, &mut refused);
+        add::add(transaction, self.target, deltas, &mut refused).await?;
         let mut noted = Vec::with_capacity(open.len());
         let mut json = JsonRows::default();
-        for one in open {
-            let reason = refused.get(one.id.as_bytes()).copied();
+        for (index, one) in open.into_iter().enumerate() {
+            let reason = refused.get(&index).map(String::as_str);
             let note = one.only_noted.or(reason);
             let delta = if note.is_some() { 0 } else { one.delta };
             json.row()

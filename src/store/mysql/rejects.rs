@@ -1,7 +1,7 @@
 //! Deltas that the database refused: kept with their batch and the reason, so that they never block
 //! the others (docs/protocol.md, section 1, promise 5), until they are retried or discarded.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +9,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Row};
 
 use super::MysqlStore;
-use super::add::{self, Delta, NOT_UTF8, Origin, Rejected};
+use super::add::{self, NOT_UTF8, Refused};
 use super::fault::store;
 use super::json::{self, INPUT, JsonRows};
 use super::session::{Transaction, UnitOfWork, detached};
@@ -17,7 +17,7 @@ use super::statement::Text;
 use super::target::Target;
 use crate::error::Result;
 use crate::family::Family;
-use crate::store::{Incarnation, Registered, Store};
+use crate::store::{Batch, Incarnation, Registered, Store};
 
 /// A delta that the database refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +61,14 @@ pub enum Retried {
     NotFound,
 }
 
+/// A delta of a batch about to become a [`Reject`].
+pub struct Rejected<'b> {
+    pub batch: &'b Batch,
+    pub id: &'b [u8],
+    pub delta: i64,
+    pub reason: &'b str,
+}
+
 /// The maximum number of rejects that a transaction locks.
 const MOST: usize = 10_000;
 
@@ -74,11 +82,11 @@ const ID_BYTES: usize = 255;
 const REASON_CHARS: usize = 1024;
 
 /// The JSON column of a reason of up to [`REASON_CHARS`], and its value.
-pub(super) const GIVEN_REASON: (&str, &str) = ("reason", "VARCHAR(8192)");
-pub(super) const REASON: &str = "CONVERT(UNHEX(reason) USING utf8mb4)";
+pub const GIVEN_REASON: (&str, &str) = ("reason", "VARCHAR(8192)");
+pub const REASON: &str = "CONVERT(UNHEX(reason) USING utf8mb4)";
 
 /// Inserts the rejects, except those that exist.
-pub(super) async fn write(
+pub async fn write(
     transaction: &mut Transaction,
     rejected: &[Rejected<'_>],
 ) -> Result<(), sqlx::Error> {
@@ -103,13 +111,13 @@ pub(super) async fn write(
         let mut rows = JsonRows::default();
         for one in chunk {
             rows.row()
-                .number(one.origin.family)
-                .number(one.origin.partition)
-                .number(one.origin.incarnation)
-                .number(one.origin.seq)
+                .number(one.batch.family.number)
+                .number(one.batch.partition)
+                .number(one.batch.id.incarnation.0)
+                .number(one.batch.id.seq)
                 .number(one.delta)
                 .bytes(fitting(one.id))
-                .bytes(short(&one.reason).as_bytes());
+                .bytes(short(one.reason).as_bytes());
         }
         transaction
             .execute(WRITE.query().bind(rows.finish()))
@@ -119,7 +127,7 @@ pub(super) async fn write(
 }
 
 /// Cuts the reason to its column.
-pub(super) fn short(reason: &str) -> String {
+pub fn short(reason: &str) -> String {
     reason.chars().take(REASON_CHARS).collect()
 }
 
@@ -140,7 +148,7 @@ struct Resolve<'r> {
 /// A reject as it is kept.
 struct KeptReject {
     number: u64,
-    origin: Origin,
+    family: u64,
     id: Vec<u8>,
     delta: i64,
     reason: String,
@@ -154,24 +162,24 @@ impl UnitOfWork for Resolve<'_> {
         let kept = self.lock(transaction).await?;
         let refused = match &self.retry {
             Some((family, target)) => retry(transaction, family, target, &kept).await?,
-            None => HashMap::new(),
+            None => Refused::new(),
         };
         let (mut resolved, mut rows) = (Vec::with_capacity(kept.len()), JsonRows::default());
-        for reject in &kept {
-            let again = refused.get(&(reject.origin, &*reject.id));
-            let outcome = match (reject.is_done, again, &self.retry) {
-                (true, ..) if reject.reason.starts_with(DISCARDED) => Retried::Discarded,
-                (true, ..) => Retried::AppliedBefore,
-                (false, Some(_), _) => Retried::Refused,
-                (false, None, Some(_)) => Retried::Applied,
-                (false, None, None) => Retried::Discarded,
+        for (index, reject) in kept.iter().enumerate() {
+            let again = refused.get(&index);
+            let is_discarded = match reject.is_done {
+                true => reject.reason.starts_with(DISCARDED),
+                false => self.retry.is_none(),
+            };
+            let outcome = match again {
+                Some(_) => Retried::Refused,
+                None if is_discarded => Retried::Discarded,
+                None if reject.is_done => Retried::AppliedBefore,
+                None => Retried::Applied,
             };
             if !reject.is_done {
-                let reason = match (again, &self.retry) {
-                    (Some(reason), _) => reason.clone(),
-                    (None, Some(_)) => reject.reason.clone(),
-                    (None, None) => format!("{DISCARDED}{}", reject.reason),
-                };
+                let prefix = if is_discarded { DISCARDED } else { "" };
+                let reason = format!("{prefix}{}", again.unwrap_or(&reject.reason));
                 rows.row()
                     .number(reject.number)
                     .number(u8::from(again.is_none()))
@@ -202,7 +210,7 @@ impl Resolve<'_> {
     async fn lock(&self, transaction: &mut Transaction) -> Result<Vec<KeptReject>, sqlx::Error> {
         static LOCK: LazyLock<Text> = LazyLock::new(|| {
             Text::new(format!(
-                "SELECT r.number, r.family, r.partition_no, r.incarnation, r.seq, r.id, r.delta, r.reason, \
+                "SELECT r.number, r.family, r.id, r.delta, r.reason, \
                  CAST(r.applied_at IS NOT NULL AS SIGNED) FROM {} \
                  STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (PRIMARY) ON r.number = {INPUT}.number FOR UPDATE",
                 json::derived_table([("number", "BIGINT UNSIGNED")])
@@ -217,62 +225,50 @@ impl Resolve<'_> {
             .await?;
         let kept: Vec<_> = rows.iter().map(kept).collect::<Result<_, _>>()?;
         let family = self.retry.as_ref().map(|(family, _)| family.number);
-        let is_ours = |kept: &KeptReject| family.is_none_or(|family| kept.origin.family == family);
+        let is_ours = |kept: &KeptReject| family.is_none_or(|family| kept.family == family);
         Ok(kept.into_iter().filter(is_ours).collect())
     }
 }
 
-/// Adds the deltas of the open rejects, and returns the reasons of those that are refused again.
-async fn retry<'k>(
+/// Adds the deltas of the open rejects, and returns those that are refused again.
+async fn retry(
     transaction: &mut Transaction,
     family: &Registered,
     target: &Target,
-    kept: &'k [KeptReject],
-) -> Result<HashMap<(Origin, &'k [u8]), String>, sqlx::Error> {
-    let (mut deltas, mut rejected) = (Vec::new(), Vec::new());
-    for reject in kept.iter().filter(|reject| !reject.is_done) {
-        let (origin, id, delta) = (reject.origin, &*reject.id, reject.delta);
-        // an id that was cut could be another counter's
+    kept: &[KeptReject],
+) -> Result<Refused, sqlx::Error> {
+    // an id that was cut could be another counter's
+    let is_cut = |reject: &KeptReject| {
         let was_too_long = || {
             reject
                 .reason
                 .starts_with(&format!("{}: id ", family.family))
         };
-        let is_cut = reject.reason == NOT_UTF8 || id.len() > ID_BYTES - 4 && was_too_long();
-        let found = match is_cut {
-            true => Err(Rejected {
-                origin,
-                id,
-                delta,
-                reason: reject.reason.clone(),
-            }),
-            false => Delta::new(family, origin, id, delta),
-        };
-        match found {
-            Ok(delta) => deltas.push(delta),
-            Err(refused) => rejected.push(refused),
-        }
-    }
-    add::add(transaction, target, deltas, &mut rejected).await?;
-    Ok(rejected
-        .into_iter()
-        .map(|one| ((one.origin, one.id), one.reason))
-        .collect())
+        reject.reason == NOT_UTF8 || reject.id.len() > ID_BYTES - 4 && was_too_long()
+    };
+    let open = kept.iter().enumerate();
+    let (cut, open): (Vec<_>, Vec<_>) = open
+        .filter(|(_, reject)| !reject.is_done)
+        .partition(|(_, reject)| is_cut(reject));
+    let refused = cut.into_iter();
+    let mut refused = refused
+        .map(|(index, reject)| (index, reject.reason.clone()))
+        .collect();
+    let open = open.into_iter();
+    let ids = open.map(|(index, reject)| (index, &*reject.id, reject.delta));
+    let deltas = add::deltas(family, ids, &mut refused);
+    add::add(transaction, target, deltas, &mut refused).await?;
+    Ok(refused)
 }
 
 fn kept(row: &MySqlRow) -> Result<KeptReject, sqlx::Error> {
     Ok(KeptReject {
         number: row.try_get(0)?,
-        origin: Origin {
-            family: row.try_get(1)?,
-            partition: row.try_get(2)?,
-            incarnation: row.try_get(3)?,
-            seq: row.try_get(4)?,
-        },
-        id: row.try_get(5)?,
-        delta: row.try_get(6)?,
-        reason: row.try_get(7)?,
-        is_done: row.try_get::<i64, _>(8)? == 1,
+        family: row.try_get(1)?,
+        id: row.try_get(2)?,
+        delta: row.try_get(3)?,
+        reason: row.try_get(4)?,
+        is_done: row.try_get::<i64, _>(5)? == 1,
     })
 }
 
@@ -412,11 +408,11 @@ fn reject(row: &MySqlRow) -> Result<Reject, sqlx::Error> {
 }
 
 /// Reads a column of text that is stored as bytes.
-pub(super) fn text(row: &MySqlRow, index: usize) -> Result<String, sqlx::Error> {
+pub fn text(row: &MySqlRow, index: usize) -> Result<String, sqlx::Error> {
     Ok(String::from_utf8_lossy(row.try_get(index)?).into_owned())
 }
 
 /// Converts milliseconds of Unix time.
-pub(super) fn time(ms: u64) -> SystemTime {
+pub fn time(ms: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_millis(ms)
 }

@@ -6,25 +6,25 @@ use super::fault;
 use super::session::Database;
 use crate::error::{Error, ErrorKind, Result};
 
-pub(super) const SCHEMA: &str = include_str!("schema.sql");
+pub const SCHEMA: &str = include_str!("schema.sql");
 
 /// The advice for an operator whose database lacks tables.
-pub(crate) const ADVICE: &str = "Connect by Counterfoil::builder() with create_tables(true), call MysqlStore::create_tables(), \
+pub const ADVICE: &str = "Connect by Counterfoil::builder() with create_tables(true), call MysqlStore::create_tables(), \
      or run the SQL of MysqlStore::schema()";
 
 const UNREAD: &str = "the list of counterfoil's tables was not read";
 
 /// One of counterfoil's own tables.
-pub(crate) struct OwnTable {
-    pub(crate) name: &'static str,
+pub struct OwnTable {
+    pub name: &'static str,
     /// Its columns, as in [`SCHEMA`].
-    pub(crate) columns: Vec<&'static str>,
+    pub columns: Vec<&'static str>,
     /// The statement that creates it.
     create: &'static str,
 }
 
 /// Returns counterfoil's tables, which [`SCHEMA`] describes.
-pub(crate) fn tables() -> impl Iterator<Item = OwnTable> {
+pub fn tables() -> impl Iterator<Item = OwnTable> {
     SCHEMA.split_terminator(';').filter_map(|create| {
         let (_, definition) = create.split_once("CREATE TABLE IF NOT EXISTS ")?;
         let (name, columns) = definition.split_once(" (\n")?;
@@ -42,7 +42,7 @@ pub(crate) fn tables() -> impl Iterator<Item = OwnTable> {
 }
 
 /// Returns the names of the tables that do not exist, or that this user may not see.
-pub(crate) async fn missing(database: &Database) -> Result<Vec<&'static str>> {
+pub async fn missing(database: &Database) -> Result<Vec<&'static str>> {
     const PRESENT: &str = "SELECT CAST(TABLE_NAME AS CHAR) FROM information_schema.TABLES \
          WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME LIKE 'counterfoil%'";
     let present = database.fetch_each(|| sqlx::query(PRESENT), |row| row.try_get::<String, _>(0));
@@ -54,7 +54,7 @@ pub(crate) async fn missing(database: &Database) -> Result<Vec<&'static str>> {
 }
 
 /// Creates the tables that are missing. If none is, the user does not need the privilege to create.
-pub(super) async fn create(database: &Database) -> Result<()> {
+pub async fn create(database: &Database) -> Result<()> {
     let missing = missing(database).await?;
     for table in tables().filter(|table| missing.contains(&table.name)) {
         let created = database
@@ -69,7 +69,7 @@ pub(super) async fn create(database: &Database) -> Result<()> {
 }
 
 /// Refuses a database that lacks any of the tables.
-pub(super) async fn require(database: &Database) -> Result<()> {
+pub async fn require(database: &Database) -> Result<()> {
     let missing = missing(database).await?;
     if missing.is_empty() {
         return Ok(());

@@ -20,33 +20,30 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// The counter of sent statements.
 #[derive(Clone, Default)]
-pub(crate) struct Meter(Arc<AtomicU64>);
+pub struct Meter(Arc<AtomicU64>);
 
 impl Meter {
-    pub(crate) fn sent(&self, statements: u64) {
+    pub fn sent(&self, statements: u64) {
         self.0.fetch_add(statements, Ordering::Relaxed);
     }
 
-    pub(super) fn total(&self) -> u64 {
+    pub fn total(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
 /// The connections to one server.
 #[derive(Clone)]
-pub(crate) struct Database {
-    pub(crate) pool: MySqlPool,
-    pub(crate) meter: Meter,
+pub struct Database {
+    pub pool: MySqlPool,
+    pub meter: Meter,
 }
 
 impl Database {
     /// Runs a SELECT outside of a transaction. It uses an idle connection without the ping of
     /// [`MySqlPool::acquire`]. If the connection turns out to be dead, it repeats the SELECT on a
     /// tested one.
-    pub(crate) async fn fetch(
-        &self,
-        query: impl Fn() -> Statement,
-    ) -> Result<Vec<MySqlRow>, sqlx::Error> {
+    pub async fn fetch(&self, query: impl Fn() -> Statement) -> Result<Vec<MySqlRow>, sqlx::Error> {
         if let Some(mut idle) = self.pool.try_acquire() {
             self.meter.sent(1);
             match query().fetch_all(&mut *idle).await {
@@ -63,7 +60,7 @@ impl Database {
     }
 
     /// Runs such a SELECT and reads each row of its reply.
-    pub(crate) async fn fetch_each<T>(
+    pub async fn fetch_each<T>(
         &self,
         query: impl Fn() -> Statement,
         read: impl Fn(&MySqlRow) -> Result<T, sqlx::Error>,
@@ -72,10 +69,7 @@ impl Database {
     }
 
     /// Runs such a SELECT that always finds one row.
-    pub(crate) async fn fetch_one(
-        &self,
-        query: impl Fn() -> Statement,
-    ) -> Result<MySqlRow, sqlx::Error> {
+    pub async fn fetch_one(&self, query: impl Fn() -> Statement) -> Result<MySqlRow, sqlx::Error> {
         self.fetch(query)
             .await?
             .pop()
@@ -83,7 +77,7 @@ impl Database {
     }
 
     /// Runs a statement in a transaction of its own and returns the number of rows that it found.
-    pub(super) async fn execute(&self, query: Statement) -> Result<u64, sqlx::Error> {
+    pub async fn execute(&self, query: Statement) -> Result<u64, sqlx::Error> {
         self.meter.sent(1);
         Ok(query.execute(&self.pool).await?.rows_affected())
     }
@@ -101,7 +95,7 @@ impl Database {
 
     /// Does the work and commits it. Repeats it if it conflicts with another transaction. `failed`
     /// names the failure in the error message.
-    pub(super) async fn transact<W: UnitOfWork>(
+    pub async fn transact<W: UnitOfWork>(
         &self,
         failed: &'static str,
         work: &W,
@@ -141,7 +135,7 @@ impl Database {
 const ATTEMPTS: u32 = 5;
 
 /// The work within a transaction.
-pub(super) trait UnitOfWork: Sync {
+pub trait UnitOfWork: Sync {
     /// The result of the work.
     type Output: Send;
 
@@ -177,7 +171,7 @@ const ROLLBACK: &str = "ROLLBACK; \
 
 /// An open transaction. If it is dropped before it ended, or if its end failed, its connection is
 /// closed: the server rolls back, and no session with changed settings returns to the pool.
-pub(super) struct Transaction {
+pub struct Transaction {
     connection: PoolConnection<MySql>,
     meter: Meter,
     ended: bool,
@@ -186,12 +180,12 @@ pub(super) struct Transaction {
 impl Transaction {
     /// Runs a statement and returns the number of rows that it found, unchanged ones too, as sqlx
     /// requests it.
-    pub(super) async fn execute(&mut self, query: Statement) -> Result<u64, sqlx::Error> {
+    pub async fn execute(&mut self, query: Statement) -> Result<u64, sqlx::Error> {
         self.meter.sent(1);
         Ok(query.execute(&mut *self.connection).await?.rows_affected())
     }
 
-    pub(super) async fn fetch(&mut self, query: Statement) -> Result<Vec<MySqlRow>, sqlx::Error> {
+    pub async fn fetch(&mut self, query: Statement) -> Result<Vec<MySqlRow>, sqlx::Error> {
         self.meter.sent(1);
         query.fetch_all(&mut *self.connection).await
     }
@@ -216,7 +210,7 @@ impl Drop for Transaction {
 /// Runs the work in its own task, since a query that is dropped half-way breaks its connection. It
 /// continues while the caller does not poll it, so a busy caller does not leave a transaction open.
 /// Boxed, since an application's futures nest around it and rustc's recursion limit is 128.
-pub(crate) fn detached<T: Send + 'static>(
+pub fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> BoxFuture<'static, Result<T>> {
     let lost = |error| {
@@ -227,13 +221,11 @@ pub(crate) fn detached<T: Send + 'static>(
 
 /// Runs the work in the caller's own task until the caller is dropped, which saves a read two task
 /// switches.
-pub(super) fn in_place<T: Send + 'static>(
-    work: impl Future<Output = T> + Send + 'static,
-) -> InPlace<T> {
+pub fn in_place<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> InPlace<T> {
     InPlace(Some(work.boxed()))
 }
 
-pub(super) struct InPlace<T: Send + 'static>(Option<BoxFuture<'static, T>>);
+pub struct InPlace<T: Send + 'static>(Option<BoxFuture<'static, T>>);
 
 impl<T: Send + 'static> Future for InPlace<T> {
     type Output = T;

@@ -13,20 +13,20 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::table::{KeyType, Missing, Table};
 
 /// The properties of a table that the statements need beyond its description.
-pub(super) struct Shape {
+pub struct Shape {
     /// The primary or unique key of exactly the key columns.
-    pub(super) index: String,
+    pub index: String,
     /// The storage of each key column.
-    pub(super) keys: Vec<Storage>,
+    pub keys: Vec<Storage>,
     /// `true` if the value column refuses negative numbers.
-    pub(super) unsigned: bool,
+    pub unsigned: bool,
     /// `true` if the value column may be NULL, which counts as 0.
-    pub(super) nullable: bool,
+    pub nullable: bool,
 }
 
 /// The storage of a key column's values.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Storage {
+pub enum Storage {
     /// A number or a day.
     Plain,
     /// Text as VARBINARY.
@@ -78,7 +78,7 @@ struct Definition<'t> {
 
 impl Shape {
     /// Returns the shape of counterfoil's own table.
-    pub(super) fn own() -> Self {
+    pub fn own() -> Self {
         Shape {
             index: "PRIMARY".to_owned(),
             keys: vec![Storage::Plain, Storage::Bytes],
@@ -88,7 +88,7 @@ impl Shape {
     }
 
     /// Reads the table's definition and checks that it matches the description.
-    pub(super) async fn learn(database: &Database, table: &Table) -> Result<Self> {
+    pub async fn learn(database: &Database, table: &Table) -> Result<Self> {
         let unread = "a table's definition was not read";
         let kind = kind(database, table).await.map_err(store(unread))?;
         let definition = Definition {

@@ -13,55 +13,55 @@ use crate::store::Registered;
 
 /// The exact number of rows of [`Target::bulk_upsert`]. A statement for every number of rows would
 /// not stay prepared.
-pub(super) const BULK: usize = 2_500;
+pub const BULK: usize = 2_500;
 
 /// A table with its properties and statements, which call it `t`.
-pub(crate) struct Target {
+pub struct Target {
     /// [`Table::describe`], which is unique for a table.
-    pub(super) label: String,
+    pub label: String,
     /// The table's name, quoted.
-    pub(crate) name: String,
+    pub name: String,
     /// The value column.
-    pub(crate) value: String,
+    pub value: String,
     /// The value as decimal digits, since BIGINT UNSIGNED does not decode into i64.
-    pub(super) digits: String,
+    pub digits: String,
     /// `true` if a delta without a row inserts one.
-    pub(crate) inserts: bool,
+    pub inserts: bool,
     /// `true` if the value column refuses negative numbers.
-    pub(super) unsigned: bool,
+    pub unsigned: bool,
     /// The key columns. The first one of counterfoil's own table is the family.
-    pub(super) keys: Vec<StoredKey>,
+    pub keys: Vec<StoredKey>,
     is_own: bool,
     /// Takes rows of a delta and a key.
-    pub(super) upsert: Text,
+    pub upsert: Text,
     /// An upsert of [`BULK`] rows of a key and a delta, all as parameters, which costs the server
     /// less than JSON. It reads a new row's value as `VALUES(column)`, which a trigger could have
     /// changed, so it is for counterfoil's own table only.
-    pub(super) bulk_upsert: Option<Text>,
+    pub bulk_upsert: Option<Text>,
     /// Takes keys, and returns for each whether it has a row, which is then locked.
-    pub(super) lock: Text,
+    pub lock: Text,
     /// Takes rows of a delta and a key.
-    pub(super) update: Text,
+    pub update: Text,
     /// Reads values alone.
-    pub(super) values: Lookup,
+    pub values: Lookup,
     /// Reads values and the ledger.
-    pub(super) snapshot: Lookup,
+    pub snapshot: Lookup,
 }
 
 /// The statements of a lookup.
-pub(super) struct Lookup {
+pub struct Lookup {
     /// Takes one row's key; and the ledger's family, partition and incarnation. Always returns one
     /// row of digits, `read_only` and mark.
-    pub(super) one: Text,
+    pub one: Text,
     /// Takes ids, and the family if the table is counterfoil's own; and ledger rows (partition,
     /// incarnation) and their family. Returns 0, position, digits; 1, position, NULL, mark; and one
     /// row of 2, 0, `read_only`.
-    pub(super) many: Text,
+    pub many: Text,
 }
 
 impl Target {
     /// Returns counterfoil's own table, described like one of the application's.
-    pub(super) fn own() -> Self {
+    pub fn own() -> Self {
         let table = Table::upsert("counterfoil_values")
             .key("family", KeyType::Unsigned)
             .key("id", KeyType::Text)
@@ -77,7 +77,7 @@ impl Target {
         }
     }
 
-    pub(super) fn of_application(table: &Table, shape: &Shape) -> Self {
+    pub fn of_application(table: &Table, shape: &Shape) -> Self {
         Target::new(table, shape, false)
     }
 
@@ -178,13 +178,13 @@ impl Target {
     }
 
     /// Returns the key columns and the value column, quoted.
-    pub(crate) fn columns(&self) -> Vec<String> {
+    pub fn columns(&self) -> Vec<String> {
         let keys = self.keys.iter().map(|key| key.column.clone());
         keys.chain([quoted(&self.value)]).collect()
     }
 
     /// Returns the key columns that an id spells.
-    pub(super) fn id_keys(&self) -> &[StoredKey] {
+    pub fn id_keys(&self) -> &[StoredKey] {
         &self.keys[usize::from(self.is_own)..]
     }
 }
@@ -212,7 +212,7 @@ fn join(keys: &[StoredKey], between: &str, each: impl Fn(usize, &StoredKey) -> S
 /// The part of an id for one key column. It sorts like the column, so that all transactions lock
 /// rows in one order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Segment<'id> {
+pub enum Segment<'id> {
     Number(i128),
     /// ASCII without quotes and backslashes: a day or a UUID.
     Plain(&'id str),
@@ -220,7 +220,7 @@ pub(super) enum Segment<'id> {
 }
 
 impl<'id> Segment<'id> {
-    pub(super) fn new(kind: KeyType, text: &'id str) -> Self {
+    pub fn new(kind: KeyType, text: &'id str) -> Self {
         match kind {
             // split() passes nothing but numbers
             KeyType::Unsigned | KeyType::Signed => {
@@ -231,7 +231,7 @@ impl<'id> Segment<'id> {
         }
     }
 
-    pub(super) fn write(&self, row: &mut JsonRows) {
+    pub fn write(&self, row: &mut JsonRows) {
         match self {
             Segment::Number(number) => row.number(number),
             Segment::Plain(text) => row.plain(text),
@@ -240,7 +240,7 @@ impl<'id> Segment<'id> {
     }
 
     /// Binds the segment as a parameter of [`StoredKey::compared`].
-    pub(super) fn bind(self, query: Statement) -> Statement {
+    pub fn bind(self, query: Statement) -> Statement {
         match self {
             Segment::Number(number) => match i64::try_from(number) {
                 Ok(number) => query.bind(number),
@@ -254,10 +254,7 @@ impl<'id> Segment<'id> {
 
 /// Returns the id's segments, one for each of [`Target::id_keys`], or the reason why it matches no
 /// row.
-pub(super) fn segments<'id>(
-    family: &Registered,
-    id: &'id str,
-) -> Result<Vec<Segment<'id>>, String> {
+pub fn segments<'id>(family: &Registered, id: &'id str) -> Result<Vec<Segment<'id>>, String> {
     let family = &family.family;
     family.check_id(id).map_err(|wrong| wrong.to_string())?;
     let Some(table) = &family.table else {
@@ -270,17 +267,17 @@ pub(super) fn segments<'id>(
 }
 
 /// Returns the first segment of a row's key if the row is in counterfoil's own table.
-pub(super) fn family_segment(family: &Registered) -> Option<Segment<'static>> {
+pub fn family_segment(family: &Registered) -> Option<Segment<'static>> {
     let is_own = family.family.table.is_none();
     is_own.then_some(Segment::Number(family.number.into()))
 }
 
 /// A key column.
-pub(super) struct StoredKey {
+pub struct StoredKey {
     /// The quoted name of the column.
-    pub(super) column: String,
-    pub(super) kind: KeyType,
-    pub(super) storage: Storage,
+    pub column: String,
+    pub kind: KeyType,
+    pub storage: Storage,
 }
 
 impl StoredKey {
@@ -306,7 +303,7 @@ impl StoredKey {
     }
 
     /// Returns the condition that compares the column with a parameter.
-    pub(super) fn compared(&self, operator: &str) -> String {
+    pub fn compared(&self, operator: &str) -> String {
         let parameter = match self.kind {
             KeyType::Date => "CAST(? AS DATE)",
             _ => "?",
@@ -327,7 +324,7 @@ impl StoredKey {
     }
 
     /// Returns the column as spelt in an id, in bytes.
-    pub(super) fn bytes(&self) -> String {
+    pub fn bytes(&self) -> String {
         let column = format!("t.{}", self.column);
         match (self.kind, &self.storage) {
             // bare, so that a range of the column is a range of the index
@@ -342,7 +339,7 @@ impl StoredKey {
     }
 
     /// Returns an application's column with such values as spelt in an id, in bytes.
-    pub(super) fn bytes_of(&self, column: &str) -> String {
+    pub fn bytes_of(&self, column: &str) -> String {
         match (self.kind, &self.storage) {
             // + 0 removes the leading zeros of a ZEROFILL column
             (KeyType::Unsigned | KeyType::Signed, _) => {
