@@ -150,7 +150,7 @@ impl MysqlStore {
 
     /// Runs a statement for each of the first privileges that needs it and concerns no row.
     async fn probe(&self, name: &str, columns: Vec<String>, privileges: &[&str]) -> Vec<Finding> {
-        // the last column of a family's table is the value; all key columns are read-only
+        // the last column of a family's table is its value, the only one that counterfoil updates
         let value = columns.last().map_or("", String::as_str);
         let (nulls, columns_of) = (vec!["NULL"; columns.len()].join(", "), columns.join(", "));
         let texts = [
