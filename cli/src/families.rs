@@ -1,9 +1,10 @@
 //! The families of a pair, in the configuration and in the database.
 
+use counterfoil::recount::RecountBuilder;
 use counterfoil::store::Registered;
-use counterfoil::{AnyCounters, Day, Error, ErrorKind, Result, Store};
+use counterfoil::{AnyCounters, Counterfoil, Day, Error, ErrorKind, Result, Store};
 
-use crate::config::FamilyConfig;
+use crate::config::{FamilyConfig, Recount};
 
 /// Returns the configured families of one pair.
 pub fn of_pair<'a>(
@@ -21,6 +22,16 @@ pub fn configured<'a>(
 ) -> Option<&'a FamilyConfig> {
     let (namespace, family) = name.split_once('/')?;
     of_pair(families, pair).find(|configured| configured.describes(namespace, family))
+}
+
+/// Opens NAMESPACE/FAMILY as configured.
+pub async fn open(
+    counterfoil: &Counterfoil,
+    configured: &FamilyConfig,
+    name: &str,
+) -> Result<AnyCounters> {
+    let namespace = name.split('/').next().unwrap_or_default();
+    counterfoil.open(configured.in_namespace(namespace)?).await
 }
 
 /// Returns the families in the database that this version understands.
@@ -60,4 +71,29 @@ fn scope_and_day(id: &str, separator: char) -> Result<(&str, Day)> {
         let message = format!("{id:?} is not SCOPE{separator}YYYY-MM-DD");
         Error::new(ErrorKind::InvalidInput, message)
     })
+}
+
+/// Returns the recount as configured, or `None` for kinds without recounts.
+pub fn recount(
+    counterfoil: &Counterfoil,
+    counters: &AnyCounters,
+    config: &Recount,
+) -> Option<RecountBuilder> {
+    let mut builder = match counters {
+        AnyCounters::Buffered(counters) => counterfoil.recount(counters),
+        AnyCounters::Cached(counters) => counterfoil.recount(counters),
+        _ => return None,
+    }
+    .source(config.source.clone())
+    .within(config.within)
+    .mode(config.mode)
+    .ids(config.ids)
+    .rows_are_deleted(config.rows_are_deleted);
+    if let Some(difference) = config.at_most {
+        builder = builder.at_most(difference);
+    }
+    if let Some(ids) = config.ids_per_second {
+        builder = builder.ids_per_second(ids);
+    }
+    Some(builder)
 }

@@ -63,6 +63,11 @@ impl FamilyStatus {
         format!("{}/{}", self.namespace, self.family)
     }
 
+    /// Returns the key by which lists of families are sorted.
+    pub fn sort_key(&self) -> (&str, &str) {
+        (&self.namespace, &self.family)
+    }
+
     fn new(
         family: &Family,
         backlog: Result<Backlog>,

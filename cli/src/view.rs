@@ -37,12 +37,7 @@ impl View {
             .filter(|(_, family)| family.matches(text))
             .collect();
         families.sort_by_key(|(pair, FamilyView { status, .. })| {
-            (
-                Reverse(status.state),
-                &status.namespace,
-                &status.family,
-                *pair,
-            )
+            (Reverse(status.state), status.sort_key(), *pair)
         });
         families
     }

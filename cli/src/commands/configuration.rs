@@ -2,7 +2,7 @@
 
 use clap::CommandFactory;
 use clap_complete::Shell;
-use serde::Serialize;
+use serde_json::json;
 
 use super::Context;
 use crate::arguments::Arguments;
@@ -10,34 +10,21 @@ use crate::config::{EXAMPLE, FamilyConfig};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
-#[derive(Serialize)]
-struct Described {
-    pair: String,
-    families: Vec<String>,
-}
-
 /// Prints the pairs and their families. Reading the configuration was the check.
 pub fn check(context: &Context) -> Result<Exit, Failure> {
-    let described = context.pairs().map(|pair| Described {
-        pair: pair.name.clone(),
-        families: context.families(pair).map(FamilyConfig::name).collect(),
-    });
-    context
-        .output
-        .print(&described.collect::<Vec<_>>(), |pairs| {
-            let line = |Described { pair, families }: &Described| {
-                if families.is_empty() {
-                    format!("pair {pair}: no families")
-                } else {
-                    format!("pair {pair}: {}", families.join(", "))
-                }
-            };
-            pairs
-                .iter()
-                .map(line)
-                .chain(["the configuration is valid".to_owned()])
-                .collect()
-        })?;
+    let (mut json, mut lines) = (Vec::new(), Vec::new());
+    for pair in context.pairs() {
+        let name = &pair.name;
+        let families: Vec<_> = context.families(pair).map(FamilyConfig::name).collect();
+        lines.push(if families.is_empty() {
+            format!("pair {name}: no families")
+        } else {
+            format!("pair {name}: {}", families.join(", "))
+        });
+        json.push(json!({"pair": name, "families": families}));
+    }
+    lines.push("the configuration is valid".to_owned());
+    context.output.print(&json, |_| lines)?;
     Ok(Exit::Ok)
 }
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use counterfoil::{Counterfoil, Error, ErrorKind};
+use counterfoil::admin::Backlog;
+use counterfoil::{Counterfoil, Error, ErrorKind, Family};
 use futures_util::future::join_all;
 use serde::Serialize;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout_at};
@@ -101,7 +102,10 @@ async fn drain_pair(
     let drained = drained.await;
     let (left, mut problems) = match drained {
         Ok(Ok(())) => (Vec::new(), Vec::new()),
-        _ => left(counterfoil).await,
+        _ => match with_timeout(TIMEOUT, counterfoil.backlogs()).await {
+            Ok(backlogs) => pending(backlogs),
+            Err(why) => (Vec::new(), vec![format!("Redis: {why}")]),
+        },
     };
     if let Ok(Err(error)) = &drained {
         problems.push(format!("{error:#}"));
@@ -158,39 +162,22 @@ async fn print_progress<T>(pair: &str, counterfoil: &Counterfoil) -> T {
             eprintln!("pair {pair}: no reply from Redis");
             continue;
         };
-        let pending = backlogs
-            .iter()
-            .filter_map(|(_, backlog)| backlog.as_ref().ok())
-            .filter(|backlog| backlog.ids > 0);
-        let (ids, families, oldest) = pending.fold(
-            (0, 0, Duration::ZERO),
-            |(ids, families, oldest), backlog| {
-                (
-                    ids + backlog.ids,
-                    families + 1,
-                    oldest.max(backlog.oldest.unwrap_or_default()),
-                )
-            },
-        );
-        if ids > 0 {
-            let (ids, families) = (
-                count(ids, "id", "ids"),
-                count(families, "family", "families"),
-            );
+        let (left, _) = pending(backlogs);
+        if !left.is_empty() {
+            let ids = left.iter().map(|left| left.pending).sum();
+            let oldest = left.iter().map(|left| left.oldest_seconds);
             eprintln!(
-                "pair {pair}: {ids} of {families} pending, the oldest {}",
-                short(oldest.as_secs_f64())
+                "pair {pair}: {} of {} pending, the oldest {}",
+                count(ids, "id", "ids"),
+                count(left.len() as u64, "family", "families"),
+                short(oldest.fold(0.0, f64::max))
             );
         }
     }
 }
 
-/// Returns the families with data left in Redis, and the problems.
-async fn left(counterfoil: &Counterfoil) -> (Vec<Left>, Vec<String>) {
-    let backlogs = match with_timeout(TIMEOUT, counterfoil.backlogs()).await {
-        Ok(backlogs) => backlogs,
-        Err(why) => return (Vec::new(), vec![format!("Redis: {why}")]),
-    };
+/// Returns the families with data left in Redis, and the problems of others.
+fn pending(backlogs: Vec<(Family, counterfoil::Result<Backlog>)>) -> (Vec<Left>, Vec<String>) {
     let (mut left, mut problems) = (Vec::new(), Vec::new());
     for (family, backlog) in backlogs {
         match backlog {

@@ -106,10 +106,7 @@ impl Context {
         family: &str,
     ) -> Result<AnyCounters, Failure> {
         if let Some(configured) = self.configured(pair, family) {
-            let namespace = family.split('/').next().unwrap_or_default();
-            return Ok(counterfoil
-                .open(configured.in_namespace(namespace)?)
-                .await?);
+            return Ok(families::open(counterfoil, configured, family).await?);
         }
         match families::find(counterfoil.store(), family).await? {
             Some(registered) => Ok(counterfoil.open_registered(registered)?),

@@ -6,7 +6,7 @@ use counterfoil::Family;
 use counterfoil::admin::{Role, acl_rules};
 use counterfoil::redis::IntoConnectionInfo;
 use counterfoil::sqlx::mysql::MySqlConnectOptions;
-use serde::Serialize;
+use serde_json::json;
 
 use super::Context;
 use crate::arguments::{PrivilegesOf, RoleName};
@@ -19,40 +19,22 @@ use crate::poll::{TIMEOUT, with_timeout};
 /// ACL rules for commands that the daemon needs or benefits from, in addition to the library's.
 const OF_DAEMON: [&str; 4] = ["+config|get", "+info", "+ping", "+role"];
 
-#[derive(Serialize)]
-struct Lines {
-    pair: String,
-    user: String,
-    lines: Vec<String>,
-}
-
-impl Lines {
-    fn new(pair: &PairConfig, of: &PrivilegesOf, lines: Vec<String>) -> Self {
-        Lines {
-            pair: pair.name.clone(),
-            user: of.user.clone(),
-            lines,
-        }
-    }
-}
-
 /// Prints the rules of an ACL.
 pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> {
-    let mut all = Vec::new();
+    let (mut json, mut lines) = (Vec::new(), Vec::new());
     for pair in context.pairs() {
+        let (name, user) = (&pair.name, &of.user);
         let rules = rules(context, pair, of.role).await?;
-        all.push(Lines::new(pair, of, rules));
+        lines.push(format!(
+            "# pair {name}: replace PASSWORD; in a cluster run it on every node"
+        ));
+        lines.push(format!(
+            "ACL SETUSER {user} reset on >PASSWORD {}",
+            rules.join(" ")
+        ));
+        json.push(json!({"pair": name, "user": user, "lines": rules}));
     }
-    context.output.print(&all, |all| {
-        let lines = all.iter().flat_map(|Lines { pair, user, lines }| {
-            let rule = format!("ACL SETUSER {user} reset on >PASSWORD {}", lines.join(" "));
-            [
-                format!("# pair {pair}: replace PASSWORD; in a cluster run it on every node"),
-                rule,
-            ]
-        });
-        lines.collect()
-    })?;
+    context.output.print(&json, |_| lines)?;
     Ok(Exit::Ok)
 }
 
@@ -94,22 +76,19 @@ async fn rules(
 
 /// Prints the GRANTs.
 pub async fn grants(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> {
-    let mut all = Vec::new();
+    let (mut json, mut lines) = (Vec::new(), Vec::new());
     for pair in context.pairs() {
+        let name = &pair.name;
         let statements = statements(context, pair, of).await?;
-        all.push(Lines::new(pair, of, statements));
-    }
-    context.output.print(&all, |all| {
-        let lines = all.iter().flat_map(|Lines { pair, lines, .. }| {
-            let head = if lines.is_empty() {
-                format!("-- pair {pair}: needs no privileges in MySQL")
-            } else {
-                format!("-- pair {pair}: run as a user with GRANT OPTION")
-            };
-            [vec![head], lines.clone()].concat()
+        lines.push(if statements.is_empty() {
+            format!("-- pair {name}: needs no privileges in MySQL")
+        } else {
+            format!("-- pair {name}: run as a user with GRANT OPTION")
         });
-        lines.collect()
-    })?;
+        json.push(json!({"pair": name, "user": of.user, "lines": statements}));
+        lines.extend(statements);
+    }
+    context.output.print(&json, |_| lines)?;
     Ok(Exit::Ok)
 }
 

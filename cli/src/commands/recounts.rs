@@ -10,9 +10,8 @@ use tokio::time::sleep;
 
 use super::{Context, connect};
 use crate::config::{PairConfig, Recount};
-use crate::daemon::recounts::configured;
 use crate::exit::{Exit, Failure};
-use crate::families::find;
+use crate::families;
 use crate::output::{moment, table};
 use crate::pair;
 use crate::view::DriftView;
@@ -83,7 +82,7 @@ async fn run(
     recount: &Recount,
 ) -> Result<(Recounted, Vec<Drift>), Failure> {
     let counters = context.open(pair, counterfoil, family).await?;
-    let recount = configured(counterfoil, &counters, recount);
+    let recount = families::recount(counterfoil, &counters, recount);
     let recount =
         recount.ok_or_else(|| Failure::usage(format!("{family}: its kind cannot be recounted")))?;
     let store = counterfoil.mysql()?;
@@ -119,7 +118,7 @@ async fn overview_of(store: &MysqlStore, family: &str) -> counterfoil::Result<Op
 /// Prints the differences that a run found.
 pub async fn drift(context: &Context, family: &str, run: Option<u64>) -> Result<Exit, Failure> {
     let store = pair::store(context.pair_of(family)?)?;
-    let registered = find(&store, family).await?;
+    let registered = families::find(&store, family).await?;
     let registered =
         registered.ok_or_else(|| Failure::usage(format!("the database has no family {family}")))?;
     let overview = overview_of(&store, family).await?;

@@ -5,7 +5,6 @@ use counterfoil::sqlx::{self, AssertSqlSafe, Error};
 use counterfoil::store::Registered;
 use counterfoil::{Connection, Counterfoil, Family, MysqlStore};
 use futures_util::future::join;
-use serde::Serialize;
 use serde_json::json;
 
 use super::Context;
@@ -51,46 +50,30 @@ pub async fn init(context: &Context) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-#[derive(Serialize)]
-struct Checked {
-    pair: String,
-    findings: Vec<FindingView>,
-}
-
 /// Checks both servers of each pair.
 pub async fn check(context: &Context) -> Result<Exit, Failure> {
-    let (mut checked, mut worst) = (Vec::new(), Exit::Ok);
+    let (mut json, mut lines) = (Vec::new(), Vec::new());
+    let mut worst = Exit::Ok;
     for pair in context.pairs() {
+        let name = &pair.name;
         let findings = findings(context, pair).await?;
-        let exit = findings.iter().map(|finding| match finding.severity {
-            "error" => Exit::Critical,
-            "warning" => Exit::Warning,
-            _ => Exit::Ok,
-        });
-        worst = exit.fold(worst, Exit::max);
-        checked.push(Checked {
-            pair: pair.name.clone(),
-            findings,
-        });
+        if findings.is_empty() {
+            lines.push(format!("pair {name}: no findings"));
+        }
+        for finding in &findings {
+            worst = worst.max(match finding.severity {
+                "error" => Exit::Critical,
+                "warning" => Exit::Warning,
+                _ => Exit::Ok,
+            });
+            lines.push(format!(
+                "pair {name}: {}: {}: {}. {}",
+                finding.severity, finding.subject, finding.message, finding.advice
+            ));
+        }
+        json.push(json!({"pair": name, "findings": findings}));
     }
-    context.output.print(&checked, |checked| {
-        let lines = checked.iter().flat_map(|Checked { pair, findings }| {
-            let line = |FindingView {
-                            severity,
-                            subject,
-                            message,
-                            advice,
-                        }: &FindingView| {
-                format!("pair {pair}: {severity}: {subject}: {message}. {advice}")
-            };
-            if findings.is_empty() {
-                vec![format!("pair {pair}: no findings")]
-            } else {
-                findings.iter().map(line).collect()
-            }
-        });
-        lines.collect()
-    })?;
+    context.output.print(&json, |_| lines)?;
     Ok(worst)
 }
 

@@ -1,18 +1,18 @@
 //! The families of one pair. The daemon opens the configured ones, also in namespaces that it
 //! discovers, and recounts them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use counterfoil::recount::Recounted;
+use counterfoil::recount::{Recounted, Recounter};
 use counterfoil::{AnyCounters, Counterfoil, Family, Result};
+use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
 
 use super::discovery;
-use super::recounts::Recounts;
 use crate::config::FamilyConfig;
-use crate::families::{configured, of_pair};
+use crate::families::{self, configured, of_pair};
 use crate::view::Refused;
 
 /// The maximum number of families that are opened concurrently.
@@ -27,7 +27,7 @@ pub struct Families {
     opened: BTreeSet<String>,
     /// Families that were not opened, each with the reason.
     refused: BTreeMap<String, String>,
-    recounts: Recounts,
+    recounters: HashMap<String, Recounter>,
 }
 
 impl Families {
@@ -42,7 +42,7 @@ impl Families {
             configured,
             opened: BTreeSet::new(),
             refused: BTreeMap::new(),
-            recounts: Recounts::default(),
+            recounters: HashMap::new(),
         }
     }
 
@@ -79,7 +79,7 @@ impl Families {
     /// Opens families that are new or changed in a reloaded configuration. A family that is no
     /// longer configured stays open until the daemon ends.
     pub async fn reload(&mut self) {
-        self.recounts.stop().await;
+        self.stop().await;
         let families = self.configured.borrow().clone();
         self.refused
             .retain(|name, _| configured(&families, &self.pair, name).is_some());
@@ -109,12 +109,17 @@ impl Families {
 
     /// Returns the progress of the family's current or last recount.
     pub fn recount(&self, family: &str) -> Option<Recounted> {
-        self.recounts.progress(family)
+        self.recounters.get(family).map(Recounter::progress)
     }
 
-    /// Stops the recounts where they are.
+    /// Stops the recounts where they are. The next recounters resume them there.
     pub async fn stop(&mut self) {
-        self.recounts.stop().await;
+        let recounters = self.recounters.drain();
+        for stopped in join_all(recounters.map(|(_, recounter)| recounter.shutdown())).await {
+            if let Err(error) = stopped {
+                tracing::warn!(error = %format_args!("{error:#}"), "stopping a recount failed");
+            }
+        }
     }
 
     /// Returns the names of the configured families, except patterns.
@@ -135,19 +140,19 @@ impl Families {
         let counterfoil = &self.counterfoil;
         let opened = stream::iter(names)
             .map(async |(name, config)| {
-                let opened = open(counterfoil, &name, &config).await;
+                let opened = families::open(counterfoil, &config, &name).await;
                 (name, config, opened)
             })
             .buffer_unordered(MAX_OPENING)
             .collect::<Vec<_>>()
             .await;
         for (name, config, opened) in opened {
-            let started = opened.and_then(|counters| match &config.recount {
-                Some(recount) => self.recounts.start(counterfoil, &counters, recount),
-                None => Ok(()),
-            });
+            let started =
+                opened.and_then(|counters| start_recount(counterfoil, &counters, &config));
             match started {
-                Ok(()) => {
+                Ok(recounter) => {
+                    self.recounters
+                        .extend(recounter.map(|it| (name.clone(), it)));
                     self.refused.remove(&name);
                     self.opened.insert(name);
                 }
@@ -164,9 +169,17 @@ impl Families {
     }
 }
 
-async fn open(counterfoil: &Counterfoil, name: &str, config: &FamilyConfig) -> Result<AnyCounters> {
-    let namespace = name
-        .split_once('/')
-        .map_or(name, |(namespace, _)| namespace);
-    counterfoil.open(config.in_namespace(namespace)?).await
+/// Starts to recount a family periodically, if that is configured and possible for its kind.
+fn start_recount(
+    counterfoil: &Counterfoil,
+    counters: &AnyCounters,
+    config: &FamilyConfig,
+) -> Result<Option<Recounter>> {
+    let Some(recount) = &config.recount else {
+        return Ok(None);
+    };
+    let every = recount.every..=recount.every + recount.every / 4;
+    families::recount(counterfoil, counters, recount)
+        .map(|builder| builder.every(every).start())
+        .transpose()
 }

@@ -3,25 +3,25 @@
 pub mod discovery;
 mod families;
 pub mod metrics;
-pub mod recounts;
 mod reject_log;
 mod servers;
 pub mod state;
 mod systemd;
 mod worker;
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
 use tokio::select;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tracing_subscriber::EnvFilter;
 
-use self::state::{DaemonState, PairState};
+use self::state::{DaemonState, PairState, is_set};
 use self::worker::Worker;
 use crate::config::{Config, FamilyConfig, HttpConfig, LogFormat};
 use crate::exit::{Exit, Failure};
@@ -61,13 +61,11 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     if let Some((listener, token)) = listener {
         tracing::info!(address = %listener.local_addr()?, "listening");
         let mut stop = stopping.clone();
-        let stopped = async move { drop(stop.wait_for(|stop| *stop).await) };
+        let stopped = async move { is_set(&mut stop).await };
         tasks.spawn(http::serve(listener, state, token, prometheus, stopped));
     }
-    let mut signals = Signals::new()?;
-    systemd::ready();
     select! {
-        () = signals.until_stop(path, &families) => {}
+        ended = until_stop(path, &families) => ended?,
         () = systemd::watchdog() => {}
     }
     systemd::stopping();
@@ -109,32 +107,21 @@ async fn listen(http: &HttpConfig) -> Result<TcpListener, Failure> {
     })
 }
 
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hang_up: Signal,
-}
-
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        Ok(Signals {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hang_up: signal(SignalKind::hangup())?,
-        })
-    }
-
-    /// Returns on SIGTERM and Ctrl-C. On SIGHUP it reloads the families.
-    async fn until_stop(&mut self, path: &Path, families: &watch::Sender<Arc<[FamilyConfig]>>) {
-        loop {
-            select! {
-                _ = self.terminate.recv() => return,
-                _ = self.interrupt.recv() => return,
-                _ = self.hang_up.recv() => {
-                    systemd::reloading();
-                    reload(path, families);
-                    systemd::ready();
-                }
+/// Reports to systemd that the daemon is ready, and returns on SIGTERM and Ctrl-C. On SIGHUP it
+/// reloads the families.
+async fn until_stop(path: &Path, families: &watch::Sender<Arc<[FamilyConfig]>>) -> io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    systemd::ready();
+    loop {
+        select! {
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+            _ = hang_up.recv() => {
+                systemd::reloading();
+                reload(path, families);
+                systemd::ready();
             }
         }
     }

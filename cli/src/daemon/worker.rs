@@ -17,7 +17,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 use super::families::Families;
 use super::reject_log::RejectLog;
 use super::servers::{self, Server};
-use super::state::PairState;
+use super::state::{PairState, is_set};
 use super::systemd;
 use crate::config::{FamilyConfig, PairConfig, Serve};
 use crate::pair;
@@ -55,11 +55,10 @@ impl Worker {
     /// Works until `stop` is set, then saves what it holds.
     pub async fn run(mut self) {
         let mut stop = self.stop.clone();
-        let stopped = async move { stop.wait_for(|stop| *stop).await.map(drop) };
         let mut redis = Server::new(&self.config.name, "redis");
         let connected = select! {
             connected = self.connect(&mut redis) => connected,
-            _ = stopped => return,
+            () = is_set(&mut stop) => return,
         };
         self.state.connected.send_replace(Some(connected.clone()));
         self.work(connected, redis).await;
@@ -97,7 +96,7 @@ impl Worker {
             counterfoil.clone(),
             self.families.clone(),
         );
-        let mut pair = Working {
+        let mut pair = ConnectedWorker {
             worker: self,
             counterfoil,
             families,
@@ -113,7 +112,7 @@ impl Worker {
 }
 
 /// A pair with a connection to Redis.
-struct Working<'w> {
+struct ConnectedWorker<'w> {
     worker: &'w mut Worker,
     counterfoil: Counterfoil,
     families: Families,
@@ -127,17 +126,7 @@ struct Working<'w> {
     drift_of: BTreeMap<String, (u64, u64)>,
 }
 
-/// The next step of a worker.
-enum Next {
-    Start,
-    Overview,
-    Upkeep,
-    Discover,
-    Reload,
-    Stop,
-}
-
-impl Working<'_> {
+impl ConnectedWorker<'_> {
     async fn work(&mut self) {
         let mut stop = self.worker.stop.clone();
         let mut families = self.worker.families.clone();
@@ -149,23 +138,15 @@ impl Working<'_> {
             let is_started = self.reconciler.is_some();
             // steps that need MySQL are skipped while a server is down
             let is_working = is_started && *both_up.borrow();
-            let next = select! {
+            select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop) => Next::Stop,
-                changed = families.changed() => if changed.is_ok() { Next::Reload } else { Next::Stop },
-                _ = both_up.wait_for(|up| *up), if !is_started => Next::Start,
-                changed = up_changes.changed(), if is_started => if changed.is_ok() { continue } else { Next::Stop },
-                _ = overviews.tick(), if is_working => Next::Overview,
-                _ = upkeep.tick(), if is_working => Next::Upkeep,
-                _ = discoveries.tick(), if is_working => Next::Discover,
-            };
-            match next {
-                Next::Start => self.start().await,
-                Next::Overview => self.overview().await,
-                Next::Upkeep => self.upkeep().await,
-                Next::Discover => self.families.discover().await,
-                Next::Reload => self.reload().await,
-                Next::Stop => return self.finish().await,
+                () = is_set(&mut stop) => return self.finish().await,
+                Ok(()) = families.changed() => self.reload().await,
+                () = is_set(&mut both_up), if !is_started => self.start().await,
+                Ok(()) = up_changes.changed(), if is_started => {}
+                _ = overviews.tick(), if is_working => self.overview().await,
+                _ = upkeep.tick(), if is_working => self.upkeep().await,
+                _ = discoveries.tick(), if is_working => self.families.discover().await,
             }
         }
     }

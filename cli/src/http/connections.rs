@@ -13,6 +13,8 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_io_timeout::TimeoutStream;
 
+use crate::daemon::state::is_set;
+
 /// The maximum number of connections. Further ones wait until one ends.
 const MAX_CONNECTIONS: usize = 512;
 /// The time limit for the head of each request on a connection.
@@ -64,11 +66,6 @@ async fn accept(listener: &TcpListener) -> TcpStream {
     }
 }
 
-/// Returns when the daemon ends.
-pub async fn stopped(stopping: &mut watch::Receiver<bool>) {
-    let _ = stopping.wait_for(|stopping| *stopping).await;
-}
-
 /// Serves the requests of a connection, one after the other.
 async fn serve_connection(stream: TcpStream, router: Router, mut stopping: watch::Receiver<bool>) {
     let mut stream = TimeoutStream::new(stream);
@@ -82,7 +79,7 @@ async fn serve_connection(stream: TcpStream, router: Router, mut stopping: watch
     let mut connection = pin!(http.serve_connection(TokioIo::new(Box::pin(stream)), service));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = stopped(&mut stopping) => {
+        () = is_set(&mut stopping) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }

@@ -15,10 +15,10 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::App;
-use super::connections::stopped;
 use super::page::overview::{Selection, parts};
 use super::params::Params;
 use super::problem::Problem;
+use crate::daemon::state::is_set;
 
 const INTERVAL: Duration = Duration::from_secs(2);
 
@@ -57,7 +57,7 @@ impl Subscriber {
             (self, stopping),
             |(mut subscriber, mut stopping)| async move {
                 tokio::select! {
-                    () = stopped(&mut stopping) => None,
+                    () = is_set(&mut stopping) => None,
                     _ = subscriber.ticks.tick() => {
                         Some((Ok(subscriber.event()), (subscriber, stopping)))
                     }

@@ -97,13 +97,13 @@ fn help(table: &Table, number: usize) -> String {
         false if table.filter.is_empty() => {
             format!(
                 "{number} families by {}   q quits, j k scroll, s sorts, / filters",
-                table.order.name()
+                table.order()
             )
         }
         false => format!(
             "{number} families with {:?} by {}   q quits, / filters",
             table.filter,
-            table.order.name()
+            table.order()
         ),
     }
 }
@@ -214,7 +214,7 @@ mod tests {
             ["c", "a", "b"],
         ] {
             press(&mut table, "s");
-            assert_eq!(names(&mut table), expected, "{:?}", table.order);
+            assert_eq!(names(&mut table), expected, "{}", table.order());
         }
     }
 

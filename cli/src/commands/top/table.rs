@@ -13,61 +13,29 @@ use crate::view::FamilyView;
 #[derive(Debug, Default)]
 pub struct Table {
     snapshots: Vec<Snapshot>,
-    pub order: Order,
+    /// An index of `ORDERS`.
+    order: usize,
     pub filter: String,
     /// True while the user types the filter.
     pub is_typing: bool,
     pub state: TableState,
 }
 
-/// The order of the rows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Order {
-    /// Trouble first.
-    #[default]
-    State,
-    Rate,
-    Pending,
-    Oldest,
-    Name,
-}
+type Compare = fn(&FamilyView, &FamilyView) -> Ordering;
 
-impl Order {
-    pub fn name(self) -> &'static str {
-        match self {
-            Order::State => "state",
-            Order::Rate => "hits/s",
-            Order::Pending => "pending",
-            Order::Oldest => "oldest",
-            Order::Name => "name",
-        }
-    }
+/// The orders of the rows, by name. Equal rows are sorted by the names of their families.
+const ORDERS: [(&str, Compare); 5] = [
+    ("state", |a, b| b.status.state.cmp(&a.status.state)),
+    ("hits/s", |a, b| descending(a.rate, b.rate)),
+    ("pending", |a, b| b.status.pending.cmp(&a.status.pending)),
+    ("oldest", |a, b| {
+        descending(a.status.oldest_seconds, b.status.oldest_seconds)
+    }),
+    ("name", |_, _| Ordering::Equal),
+];
 
-    fn next(self) -> Self {
-        match self {
-            Order::State => Order::Rate,
-            Order::Rate => Order::Pending,
-            Order::Pending => Order::Oldest,
-            Order::Oldest => Order::Name,
-            Order::Name => Order::State,
-        }
-    }
-
-    /// Compares in descending order, but names in ascending order.
-    fn compare(self, one: &FamilyView, other: &FamilyView) -> Ordering {
-        let number = |one: Option<f64>, other: Option<f64>| {
-            other.unwrap_or(-1.0).total_cmp(&one.unwrap_or(-1.0))
-        };
-        let (a, b) = (&one.status, &other.status);
-        let first = match self {
-            Order::State => b.state.cmp(&a.state),
-            Order::Rate => number(one.rate, other.rate),
-            Order::Pending => b.pending.cmp(&a.pending),
-            Order::Oldest => number(a.oldest_seconds, b.oldest_seconds),
-            Order::Name => Ordering::Equal,
-        };
-        first.then_with(|| (&a.namespace, &a.family).cmp(&(&b.namespace, &b.family)))
-    }
+fn descending(a: Option<f64>, b: Option<f64>) -> Ordering {
+    b.unwrap_or(-1.0).total_cmp(&a.unwrap_or(-1.0))
 }
 
 impl Table {
@@ -76,6 +44,11 @@ impl Table {
         let last = self.rows().len().saturating_sub(1);
         self.state
             .select(Some(self.state.selected().unwrap_or(0).min(last)));
+    }
+
+    /// Returns the name of the order.
+    pub fn order(&self) -> &'static str {
+        ORDERS[self.order].0
     }
 
     pub fn snapshots(&self) -> &[Snapshot] {
@@ -93,7 +66,11 @@ impl Table {
         let mut rows: Vec<_> = all
             .filter(|(_, family)| family.status.name().contains(&self.filter))
             .collect();
-        rows.sort_by(|(_, one), (_, other)| self.order.compare(one, other));
+        let (_, compare) = ORDERS[self.order];
+        rows.sort_by(|(_, a), (_, b)| {
+            let by_name = || a.status.sort_key().cmp(&b.status.sort_key());
+            compare(a, b).then_with(by_name)
+        });
         rows
     }
 
@@ -115,7 +92,7 @@ impl Table {
             (true, KeyCode::Char(letter)) => self.filter.push(letter),
             (false, KeyCode::Char('q') | KeyCode::Esc) => return ControlFlow::Break(()),
             (false, KeyCode::Char('/')) => self.is_typing = true,
-            (false, KeyCode::Char('s')) => self.order = self.order.next(),
+            (false, KeyCode::Char('s')) => self.order = (self.order + 1) % ORDERS.len(),
             (_, KeyCode::Down) | (false, KeyCode::Char('j')) => self.move_by(1),
             (_, KeyCode::Up) | (false, KeyCode::Char('k')) => self.move_by(-1),
             (_, KeyCode::PageDown) => self.move_by(10),
