@@ -1,108 +1,153 @@
 -- activity_touch_hll, revision 1
--- Counts views of pages and notes who was there, in HyperLogLogs, which take little memory and err a little.
+-- Counts views of pages and notes who was there, in HyperLogLogs: little memory, a small error.
 --
 -- KEYS
---   1 calls                         hash  of the caller's home partition: caller -> "N", its last call; =now, =before
---   2 calls_before                  hash  the same of the epoch before
---   3 open                          hash  kept id -> count of a minute that is not over yet
---   4 schedule                      zset  kept id -> ms: when its minute is over; every id in open is on it
---   5 views:STRIPE:PAGE...          hash  layer -> views in it
+--   1 calls         hash      of the caller's home partition: caller -> "N", its last call
+--   2 calls_before  hash      the same of the epoch before
+--   3 open          hash      kept id -> count of a minute that is not over
+--   4 schedule      zset      kept id -> ms: when its minute is over; every id in open is on it
+--   5 views:STRIPE:PAGE...     hash  layer -> views in it
 --   6 layer:LAYER:STRIPE:PAGE...    hll   visitors of the layer
---   7 minute:MINUTE:STRIPE:PAGE...  hll   visitors of its minute, only where keep is 1; then the keys of the next place
+--   7 minute:MINUTE:STRIPE:PAGE...  hll   visitors of the minute, with keep; then the next place
 -- ARGV
---   1 caller        string    random, not beginning with "="; it has one call in flight; "" gives up the fence
+--   1 caller        string    random, no "=" in front; one call in flight; "" gives up the fence
 --   2 n             integer   number of the call, higher than the caller's last, 1 to 2^53
---   3 epoch         string    as family_epoch told it
+--   3 epoch         string    as family_epoch returned it
 --   4 now_ms        integer   "" for the server's clock; anything else is for tests
---   5 layer_ms      integer   how long a layer lasts, 1 to 3600000; a layer's number is floor(now / layer_ms)
---   6 layers        integer   how many layers the window has, the current one included, 1 to 1000
---   7 keep          flag      1: minutes are kept in the database, as views/MINUTE/PAGE and visitors/MINUTE/PAGE by
---                             their start in Unix seconds; layer_ms divides 60000 then; 0: only the window counts
---   8 layer         integer   the layer that the caller believes to be the current one: the one of the keys
+--   5 layer_ms      integer   of a layer, 1 to 3600000; its number is floor(now / layer_ms)
+--   6 layers        integer   of the window, the current one included, 1 to 1000
+--   7 keep          flag      1: minutes are kept as views/MINUTE/PAGE and visitors/MINUTE/PAGE, by
+--                             start in Unix seconds; layer_ms divides 60000 then; 0: window only
+--   8 layer         integer   the current layer as the caller believes, and as the keys say
 --   9 places        integer   how many places follow; a place is one stripe of one page
---   10 page, views, count, visitor...  places  page: 1 to 200 bytes; views: 1 or more; count: of the visitors that
---                             follow, 1 or more; visitor: bytes of any kind; 1000 visitors in all at most
+--   10 page, views, count, visitor...  places  page: 1 to 200 bytes; views: 1 or more; count: of
+--                             its visitors, 1 or more; visitor: any bytes; 1000 in all at most
 -- REPLIES
---   {"OK"}                    counted
---   {"DUP"}                   this call was executed before, nothing done now
---   {"PASSED"}                the caller has made a later call: nothing done now, and not known what was done before
---   {"EXPIRED"}               the epoch is not known (any more): nothing done now, and not known what was done before
---   {"OUTSIDE", now_ms}       by this time, a string, the layer is another one; nothing done: call with its keys
+--   {"OK"}  counted
+--   {"DUP"}  this call was executed before, nothing done now
+--   {"PASSED"}  the caller made a later call: nothing done now, the outcome is unknown
+--   {"EXPIRED"}  unknown epoch: nothing done now, the outcome of earlier arrivals is unknown
+--   {"OUTSIDE", now_ms}  the layer is another one at this time; nothing done: call with its keys
 -- ERRORS
---   BADARG                    the arguments do not fit the keys, or an id is too long; nothing done
---   BADSTATE                  open holds a value that is not a count; nothing done
+--   BADARG  the arguments do not fit the keys, or an id is too long; nothing done
+--   BADSTATE  open holds a value that is not a count; nothing done
 -- REPEAT  safe with a caller, from any process
 -- SINCE   0.1.0
 
-local own_kind, caller, n, epoch, places = 'activity', ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[9]) or 0
-local keep = ARGV[7] == '1'
-local call, pcall, each, at, given, kept, opened = redis.call, redis.pcall, keep and 3 or 2, 10, {}, {}, {}
-local fit = places >= 1 and places % 1 == 0 and #KEYS == 4 + each * places and #ARGV <= 1009 + 3 * places
-for k = 5, fit and #KEYS or 0, each do
+local call, pcall, KEYS, ARGV = redis.call, redis.pcall, KEYS, ARGV
+local own_kind, caller, n, epoch = 'activity', ARGV[1], ARGV[2], ARGV[3]
+local keeps, places = ARGV[7] == '1', tonumber(ARGV[9]) or 0
+-- each place has its own number of keys, and its arguments from given[k] on, k being its first key
+local each, given, at = keeps and 3 or 2, {}, 10
+local fits = places >= 1 and #KEYS == 4 + each * places and #ARGV <= 1009 + 3 * places
+for k = 5, fits and #KEYS or 0, each do
   local count = tonumber(ARGV[at + 2]) or 0
-  fit, given[k], at = fit and count >= 1 and ARGV[at] ~= '' and #ARGV[at] <= 200, at, at + 3 + count
+  fits = fits and count >= 1 and ARGV[at] ~= '' and #ARGV[at] <= 200
+  given[k], at = at, at + 3 + count
 end
-fit = fit and at == #ARGV + 1
-if not fit then return redis.error_reply('BADARG expected for each place its keys, page, views, count and visitors') end
--- the fence, word for word the same in each counting script: a call counts once, however often it arrives
+if not fits or places % 1 ~= 0 or at ~= #ARGV + 1 then
+  return redis.error_reply('BADARG expected for each place keys, page, views, count and visitors')
+end
+-- the fence, word for word the same in each counting script: a repeated call does not count again
 local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '9007199254740992')
 if caller ~= '' and (caller:byte() == 61 or not is_number) then
-  return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller that does not begin with =')
+  return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller without = in front')
 end
-local now, kind, last, max_pending = unpack(redis.call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending'))
-if kind and kind ~= own_kind then return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind) end
-if caller ~= '' and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before') then return { 'EXPIRED' } end
-last = last or epoch ~= now and redis.call('HGET', KEYS[2], caller)
-local last_n = last and (tonumber(last) or tonumber(last:match('^%d+')))
+local state = redis.call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending')
+local now, kind, last, max_pending = unpack(state)
+if kind and kind ~= own_kind then
+  return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind)
+end
+if epoch ~= now then
+  local before = redis.call('HGET', KEYS[1], '=before')
+  if caller ~= '' and epoch ~= before then return { 'EXPIRED' } end -- guard: AnyEpoch
+  last = last or redis.call('HGET', KEYS[2], caller) -- guard: OneMemory
+end
+local last_n
+if last then last_n = tonumber(last) or tonumber(last:match('^%d+')) end -- guard: NoMemory
 if last_n and n - last_n < 0 then return { 'PASSED' } end
 if last_n and n - last_n == 0 then return { 'DUP' } end
-local layer_ms, layers, layer, time = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[8]), call('TIME')
+
+local layer_ms, layers, layer = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[8])
+local time = call('TIME')
 local now_ms = tonumber(ARGV[4]) or time[1] * 1000 + math.floor(time[2] / 1000)
-if math.floor(now_ms / layer_ms) ~= layer then return { 'OUTSIDE', string.format('%.0f', now_ms) } end
-local ttl, gone, minute = (layers + 1) * layer_ms, layer - layers, math.floor(layer * layer_ms / 60000) * 60
-for k = 5, keep and #KEYS or 0, 3 do
-  call('PFCOUNT', KEYS[k + 2]) -- as each read here: another type ends the script, and nothing is written
-  kept[k], kept[k + 1] = 'views/' .. minute .. '/' .. ARGV[given[k]], 'visitors/' .. minute .. '/' .. ARGV[given[k]]
-  for _, count in ipairs(call('HMGET', KEYS[3], kept[k], kept[k + 1])) do
-    if count and (#count > 16 or count:find('%D')) then return redis.error_reply('BADSTATE open holds no count') end
+local outside = math.floor(now_ms / layer_ms) ~= layer and string.format('%.0f', now_ms)
+if outside then return { 'OUTSIDE', outside } end -- guard: Outside
+local minute = math.floor(layer * layer_ms / 60000) * 60
+local gone = layer - layers + 1 -- the window's first layer,
+gone = gone - 1 -- guard: Trim, and the one before it
+local ttl = layer_ms
+ttl = ttl + layers * layer_ms -- guard: Expiry
+local kept_views, kept_visitors = {}, {}
+for k = 5, keeps and #KEYS or 0, 3 do
+  call('PFCOUNT', KEYS[k + 2]) -- as each read here: another type ends the script before it writes
+  kept_views[k] = 'views/' .. minute .. '/' .. ARGV[given[k]]
+  kept_visitors[k] = 'visitors/' .. minute .. '/' .. ARGV[given[k]]
+  for _, count in ipairs(call('HMGET', KEYS[3], kept_views[k], kept_visitors[k])) do
+    local is_count = not count or #count <= 16 and not count:find('%D')
+    if not is_count then return redis.error_reply('BADSTATE open holds no count') end
   end
 end
-if keep then call('ZCARD', KEYS[4]) end
--- what is refused is refused here, all by the first write or taken back; a log is looked at when its layer begins
-for k = 5, #KEYS, each do
-  local views, try_call = ARGV[given[k] + 1], k == 5 and call or pcall
-  local sum = try_call('HINCRBY', KEYS[k], ARGV[8], views)
-  opened[k] = type(sum) == 'table' and sum or sum == tonumber(views) and pcall('PFCOUNT', KEYS[k + 1])
-  if type(opened[k]) == 'table' then
-    for j = 5, opened[k] == sum and k - 1 or k, each do
-      if call('HINCRBY', KEYS[j], ARGV[8], '-' .. ARGV[given[j] + 1]) == 0 then call('HDEL', KEYS[j], ARGV[8]) end
+if keeps then call('ZCARD', KEYS[4]) end
+
+local function take_back(last_key)
+  for k = 5, last_key, each do
+    local views = KEYS[k]
+    if call('HINCRBY', views, ARGV[8], '-' .. ARGV[given[k] + 1]) == 0 then
+      call('HDEL', views, ARGV[8])
     end
-    return opened[k]
   end
 end
-if caller ~= '' then redis.call('HSET', KEYS[1], caller, n) end
-local function count_kept(id, more)
+-- what is refused is refused here, all by the first write, or taken back
+local opens = {}
+for k = 5, #KEYS, each do
+  local hits, try_call = ARGV[given[k] + 1], k == 5 and call or pcall
+  local sum = try_call('HINCRBY', KEYS[k], ARGV[8], hits)
+  if type(sum) == 'table' then
+    take_back(k - 1)
+    return sum
+  end
+  opens[k] = sum == tonumber(hits)
+  local log = opens[k] and pcall('PFCOUNT', KEYS[k + 1])
+  if type(log) == 'table' then
+    take_back(k)
+    return log
+  end
+end
+if caller ~= '' then call('HSET', KEYS[1], caller, n) end
+
+local function add_kept(id, more)
   if more <= 0 or call('HINCRBY', KEYS[3], id, more) ~= more then return end
   call('ZADD', KEYS[4], (minute + 60) * 1000, id)
-  local longer = call('HLEN', KEYS[3]) == 64 and (' '):rep(256) -- a table, as in buffered_add
-  if longer and call('HSET', KEYS[3], longer, '0') then call('HDEL', KEYS[3], longer) end
+  if call('HLEN', KEYS[3]) ~= 64 then return end
+  call('HSET', KEYS[3], '', (' '):rep(256)) -- lua/README.md, "Small hashes"
+  call('HDEL', KEYS[3], '')
 end
 for k = 5, #KEYS, each do
-  local from, to = given[k] + 3, given[k] + 2 + ARGV[given[k] + 2]
-  call('PFADD', KEYS[k + 1], unpack(ARGV, from, to))
-  if keep then
-    local seen = call('PFCOUNT', KEYS[k + 2])
-    count_kept(kept[k], tonumber(ARGV[from - 2]))
-    if call('PFADD', KEYS[k + 2], unpack(ARGV, from, to)) == 1 then
-      call('PEXPIRE', KEYS[k + 2], 180000)
-      count_kept(kept[k + 1], call('PFCOUNT', KEYS[k + 2]) - seen)
+  local views, log, seen = KEYS[k], KEYS[k + 1], KEYS[k + 2]
+  local first = given[k] + 3
+  local final = first + ARGV[first - 1] - 1
+  call('PFADD', log, unpack(ARGV, first, final))
+  if keeps then
+    local before = call('PFCOUNT', seen)
+    add_kept(kept_views[k], tonumber(ARGV[first - 2]))
+    if call('PFADD', seen, unpack(ARGV, first, final)) == 1 then
+      call('PEXPIRE', seen, 180000)
+      add_kept(kept_visitors[k], call('PFCOUNT', seen) - before)
     end
   end
-  if opened[k] then
-    local fields = call('HKEYS', KEYS[k])
-    for _, field in ipairs(fields) do if (tonumber(field) or layer) <= gone then call('HDEL', KEYS[k], field) end end
-    if #fields == 64 and call('HSET', KEYS[k], (' '):rep(256), '0') then call('HDEL', KEYS[k], (' '):rep(256)) end
-    for j = k, k + 1 do if call('PTTL', KEYS[j]) < ttl then call('PEXPIRE', KEYS[j], ttl) end end
+  if opens[k] then
+    local fields = call('HKEYS', views)
+    for _, field in ipairs(fields) do
+      if (tonumber(field) or layer) <= gone then call('HDEL', views, field) end
+    end
+    if #fields == 64 then -- likewise
+      call('HSET', views, '', (' '):rep(256))
+      call('HDEL', views, '')
+    end
+    for j = k, k + 1 do
+      if call('PTTL', KEYS[j]) < ttl then call('PEXPIRE', KEYS[j], ttl) end
+    end
   end
 end
 return { 'OK' }

@@ -3,7 +3,8 @@
 --
 -- KEYS
 --   1 batch         hash      id -> delta
---   2 meta          hash      incarnation, seq, nonce, batch_first_at, batch_hits, lease_owner, lease_until
+--   2 meta          hash      incarnation, seq, nonce, batch_first_at, batch_hits, lease_owner,
+--                             lease_until
 -- ARGV
 --   1 incarnation   hex16     with seq and nonce, the batch's id as buffered_rotate returned it
 --   2 seq           integer   counts up from 1 within the incarnation
@@ -21,9 +22,10 @@ if #KEYS ~= 2 or #ARGV ~= 3 then
   return redis.error_reply('BADARG expected batch and meta, incarnation, seq and nonce')
 end
 
-local cut, state = redis.call('HLEN', batch), redis.call('HMGET', meta, 'incarnation', 'seq', 'nonce')
-local is_current = state[1] == ARGV[1] and state[2] == ARGV[2] and state[3] == ARGV[3]
-if cut == 0 or not is_current then return { 'STALE' } end
+local cut = redis.call('HLEN', batch)
+local state = redis.call('HMGET', meta, 'incarnation', 'seq', 'nonce')
+if cut == 0 or state[1] ~= ARGV[1] or state[2] ~= ARGV[2] then return { 'STALE' } end
+if state[3] ~= ARGV[3] then return { 'STALE' } end -- guard: Release
 
 -- UNLINK frees a large hash in the background; DEL would block the server
 redis.call('UNLINK', batch)

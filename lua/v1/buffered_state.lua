@@ -2,11 +2,12 @@
 -- Reads which batch each partition cut last, to be compared with a ledger that was read before.
 --
 -- KEYS
---   1 meta          hash      incarnation, seq, nonce; then the meta of the next partition, up to 1000
+--   1 meta          hash      incarnation, seq, nonce; then the meta of the next partition, up to
+--                             1000
 -- ARGV
 -- REPLIES
---   {"OK", incarnation, seq, nonce, ...}  three strings a partition: "" where it was neither configured nor counted in;
---                             "0" and "" where nothing was ever cut
+--   {"OK", incarnation, seq, nonce, ...}  three strings a partition: "" where it was neither
+--                             configured nor counted in; "0" and "" where nothing was ever cut
 -- ERRORS
 --   BADARG                    no key, too many of them, or an argument
 -- REPEAT  safe: it only reads

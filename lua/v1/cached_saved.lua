@@ -1,22 +1,26 @@
 -- cached_saved, revision 1
--- Marks counters of a batch as saved, if it is still the partition's batch: their base is the row, and they leave it.
+-- Marks counters of the current batch as saved: their base is the row, and they leave the batch.
 --
 -- KEYS
---   1 base          hash      id -> "DUE_MS ROW", as cached_seed stores it, or "DUE_MS ticket HEX16" before that
+--   1 base          hash      id -> "DUE_MS ROW", as cached_seed stores it, or "DUE_MS ticket
+--                             HEX16" before that
 --   2 buffer        hash      id -> pending delta
 --   3 batch         hash      id -> delta
---   4 meta          hash      incarnation, seq, nonce, batch_first_at, batch_hits, lease_owner, lease_until
+--   4 meta          hash      incarnation, seq, nonce, batch_first_at, batch_hits, lease_owner,
+--                             lease_until
 -- ARGV
---   1 incarnation   hex16     with seq and nonce, the batch's id as buffered_rotate returned it; it is complete in the
---                             database
+--   1 incarnation   hex16     with seq and nonce, the batch's id as buffered_rotate returned it; it
+--                             is complete in the database
 --   2 seq           integer   counts up from 1 within the incarnation
 --   3 nonce         hex16     new with every cut
---   4 retain_ms     integer   a counter with nothing pending may be deleted so long after it was seeded or saved
+--   4 retain_ms     integer   a counter with nothing pending may be deleted so long after it was
+--                             seeded or saved
 --   5 now_ms        integer   "" for the server's clock; anything else is for tests
---   6 id, value     pairs     id: of the batch; value: what the primary's row holds, read after the batch was complete,
---                             or "-" for a missing row; 1 to 1000
+--   6 id, value     pairs     id: of the batch; value: what the primary's row holds, read after the
+--                             batch was complete, or "-" for a missing row; 1 to 1000
 -- REPLIES
---   {"OK", left}              saved; so many ids are left in the batch, 0 where it is gone, and the lease with it
+--   {"OK", left}              saved; so many ids are left in the batch, 0 where it is gone, and the
+--                             lease with it
 --   {"STALE"}                 that batch is not there (any more); nothing done
 -- ERRORS
 --   BADARG                    an argument is missing or wrong; nothing done
@@ -30,17 +34,21 @@ for i = 6, fit and #ARGV or 0, 2 do
   fit = fit and (ARGV[i + 1] == '-' or ARGV[i + 1]:find('^%-?%d+$'))
 end
 if not fit then
-  return redis.error_reply('BADARG expected 4 keys, incarnation, seq, nonce, retain_ms, now_ms, and 1 to 1000 pairs')
+  return redis.error_reply('BADARG expected 4 keys, incarnation, seq, nonce, retain_ms, now_ms, '
+    .. 'and 1 to 1000 pairs')
 end
 
-local cut, state = redis.call('HLEN', batch), redis.call('HMGET', meta, 'incarnation', 'seq', 'nonce')
+local cut = redis.call('HLEN', batch)
+local state = redis.call('HMGET', meta, 'incarnation', 'seq', 'nonce')
 local is_current = state[1] == ARGV[1] and state[2] == ARGV[2] and state[3] == ARGV[3]
-if cut == 0 or not is_current then return { 'STALE' } end
+if cut == 0 then return { 'STALE' } end
+if not is_current then return { 'STALE' } end -- guard: Unchanged
 
 local time = redis.call('TIME')
 local now_ms = tonumber(ARGV[5]) or time[1] * 1000 + math.floor(time[2] / 1000)
 local due = string.format('%013.0f ', now_ms + ARGV[4])
-local bases, waits = redis.call('HMGET', base_key, unpack(ids)), redis.call('HMGET', buffer, unpack(ids))
+local bases = redis.call('HMGET', base_key, unpack(ids))
+local waits = redis.call('HMGET', buffer, unpack(ids))
 local unsaved = redis.call('HMGET', batch, unpack(ids))
 
 local saved, gone = {}, {}
@@ -54,11 +62,14 @@ for i, id in ipairs(ids) do
   end
 end
 
--- deletes nothing: where memory is full a script may continue once it has written, and draining must work there
+-- deletes nothing: after a write a script may continue where memory is full, and draining must
+-- work there
 redis.call('HDEL', meta, '')
 if saved[1] then redis.call('HSET', base_key, unpack(saved)) end
 if gone[1] then redis.call('HDEL', base_key, unpack(gone)) end
 redis.call('HDEL', batch, unpack(ids))
 local left = redis.call('HLEN', batch)
-if left == 0 then redis.call('HDEL', meta, 'batch_first_at', 'batch_hits', 'lease_owner', 'lease_until') end
+if left == 0 then
+  redis.call('HDEL', meta, 'batch_first_at', 'batch_hits', 'lease_owner', 'lease_until')
+end
 return { 'OK', left }

@@ -2,12 +2,14 @@
 -- Reads windows.
 --
 -- KEYS
---   1 series:LABEL:NAME...  hash  slice's start in Unix seconds -> count; one window or more, up to 100
+--   1 series:LABEL:NAME...  hash  slice's start in Unix seconds -> count; one window or more, up to
+--                                 100
 -- ARGV
 --   1 now_ms        integer   "" for the server's clock; anything else is for tests
 -- REPLIES
---   {"OK", now_ms, text...}   the server's time, a string; for each window "start count start count ..." as it lies
---                             there, in no order, "" if it is empty; slices that left the window may be among them
+--   {"OK", now_ms, text...}   the server's time, a string; for each window "start count start count
+--                             ..." as it lies there, in no order, "" if it is empty; slices that
+--                             left the window may be among them
 -- ERRORS
 --   BADARG                    no key, too many of them, or not one argument
 -- REPEAT  safe: it only reads

@@ -10,15 +10,18 @@
 --   3 limit         integer   how many names are looked at, 1 to 1000
 --   4 now_ms        integer   "" for the server's clock; anything else is for tests
 -- REPLIES
---   {"OK", after, name...}    a page, without those that are idle by now; after is "" with the last one
+--   {"OK", after, name...}    a page, without those that are idle by now; after is "" with the last
+--                             one
 -- ERRORS
 --   BADARG                    a key or an argument is missing, or wrong
 -- REPEAT  safe: it only reads
 -- SINCE   0.1.0
 
 local prefix, after, limit = ARGV[1], ARGV[2], tonumber(ARGV[3]) or 0
-if #KEYS ~= 2 or #ARGV ~= 4 or limit < 1 or limit > 1000 or (after ~= '' and after:sub(1, #prefix) ~= prefix) then
-  return redis.error_reply('BADARG expected names and idle; a prefix, "" or such a name, 1 to 1000, and now_ms')
+local fits = #KEYS == 2 and #ARGV == 4 and limit >= 1 and limit <= 1000
+if not fits or after ~= '' and after:sub(1, #prefix) ~= prefix then
+  return redis.error_reply('BADARG expected names and idle; a prefix, "" or such a name, '
+    .. '1 to 1000, and now_ms')
 end
 local time = redis.call('TIME')
 local now = tonumber(ARGV[4]) or time[1] * 1000 + math.floor(time[2] / 1000)

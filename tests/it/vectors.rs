@@ -490,12 +490,12 @@ async fn a_script_that_lost_its_fence_fails() {
     let guards = [
         ("n - last_n == 0", "false", "dup"),
         ("n - last_n < 0", "false", "caller-used-twice"),
+        ("epoch ~= before", "false", "expired"),
         (
-            "epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before')",
-            "false",
-            "expired",
+            "last = last or redis.call('HGET', KEYS[2], caller)",
+            "last = nil",
+            "epoch-before-dup",
         ),
-        ("or epoch ~= now and", "or false and", "epoch-before-dup"),
         (
             "n <= '9007199254740992'",
             "true",
@@ -569,7 +569,7 @@ async fn a_script_that_lost_a_guard_fails() {
         ),
         (
             "buffered_add",
-            "max + (longer and 1 or 0)",
+            "grows and max + 1 or max",
             "max",
             "buffered_add/list-becomes-a-table-when-full",
         ),
@@ -617,14 +617,14 @@ async fn a_script_that_lost_a_guard_fails() {
         ),
         (
             "buffered_release",
-            "state[2] == ARGV[2]",
-            "true",
+            "state[2] ~= ARGV[2]",
+            "false",
             "buffered_release/stale-earlier-seq",
         ),
         (
             "buffered_release",
-            "state[3] == ARGV[3]",
-            "true",
+            "state[3] ~= ARGV[3]",
+            "false",
             "buffered_release/stale-other-nonce",
         ),
         (
@@ -651,7 +651,12 @@ async fn a_script_that_lost_a_guard_fails() {
             "",
             "cached_incr/bad-state",
         ),
-        ("cached_incr", "sum >= low)", "true)", "cached_incr/min"),
+        (
+            "cached_incr",
+            "is_lowered and after < low",
+            "false",
+            "cached_incr/min",
+        ),
         (
             "cached_incr",
             "math.abs(value) < 2^53 then",
@@ -660,8 +665,8 @@ async fn a_script_that_lost_a_guard_fails() {
         ),
         (
             "cached_seed",
-            "row == 'ticket ' .. ticket",
-            "row",
+            "row ~= 'ticket ' .. ticket",
+            "not row",
             "cached_seed/with-another-ticket",
         ),
         (
@@ -702,8 +707,8 @@ async fn a_script_that_lost_a_guard_fails() {
         ),
         (
             "cached_delete",
-            "elseif cut[i + 1] then",
-            "elseif false then",
+            "if cut[i + 1] then",
+            "if false then",
             "cached_delete/due",
         ),
         (
@@ -732,14 +737,14 @@ async fn a_script_that_lost_a_guard_fails() {
         ),
         (
             "activity_now_hll",
-            "(tonumber(fields[i]) or gone) > gone",
+            "number and number > gone",
             "true",
             "activity_now_hll/quiet",
         ),
         (
             "series_add",
-            "start - slices * length",
-            "start",
+            "slice.gone - length",
+            "slice.gone",
             "series_add/trimmed",
         ),
         (
@@ -750,14 +755,14 @@ async fn a_script_that_lost_a_guard_fails() {
         ),
         (
             "visitors_first",
-            "known[i - first + 1] ~= 1 and",
+            "known[arg - first + 1] == 1 or",
             "",
             "visitors_first/was-there",
         ),
         (
             "visitors_first",
-            "pending >= max and 'FULL'",
-            "false",
+            "pending >= max then",
+            "false then",
             "visitors_first/full",
         ),
     ];

@@ -1081,7 +1081,7 @@ async fn scripts_do_what_the_reference_does() {
 async fn a_change_to_a_script_is_noticed() {
     notices::<Play>(&[
         ("buffered_add", "kind and kind ~= own_kind", "false"),
-        ("buffered_add", "earlier == 0", "earlier < 0"),
+        ("buffered_add", "before == 0", "before < 0"),
         (
             "buffered_add",
             "call('HSETNX', meta, 'incarnation'",
@@ -1098,7 +1098,7 @@ async fn a_change_to_a_script_is_noticed() {
             "and call('HEXISTS', buffer, id) == 0",
             "and true",
         ),
-        ("buffered_add", "max + (longer and 1 or 0)", "max"),
+        ("buffered_add", "grows and max + 1 or max", "max"),
         ("buffered_add", "at - (k + 1) / 2", "at - 2"),
         (
             "buffered_rotate",
@@ -1114,8 +1114,12 @@ async fn a_change_to_a_script_is_noticed() {
         ("buffered_fetch", "settled = 0", "settled = settle_ms"),
         ("buffered_fetch", "state[1] == ARGV[1] and ", ""),
         ("buffered_fetch", " and state[3] == ARGV[3]", ""),
-        ("buffered_release", " and state[2] == ARGV[2]", ""),
-        ("buffered_release", " and state[3] == ARGV[3]", ""),
+        ("buffered_release", " or state[2] ~= ARGV[2]", ""),
+        (
+            "buffered_release",
+            "if state[3] ~= ARGV[3] then",
+            "if false then",
+        ),
         ("buffered_release", "'batch_first_at', ", ""),
         ("buffered_reset", "state[1] == ARGV[1] and ", ""),
         ("buffered_reset", " and (state[2] or '0') == ARGV[2]", ""),
